@@ -1,0 +1,25 @@
+"""The root of the project's error tree.
+
+A CareError is something the caller can understand and mend: its message is one line that says what is wrong
+and what to do next. Everything else that is raised is a defect.
+"""
+
+
+class CareError(Exception):
+    """Any failure whose message is meant for a person."""
+
+
+class BadEncoder(CareError):
+    """An encoder folder that is incomplete, altered or does not describe itself correctly."""
+
+
+class SpaceMismatch(CareError):
+    """Two artefacts whose embeddings live in different spaces were about to meet."""
+
+
+class ParityError(CareError):
+    """An exported graph does not compute what the torch encoder computes."""
+
+
+class BadData(CareError):
+    """A training or evaluation file that cannot be read as what it should be."""

@@ -1,0 +1,95 @@
+"""An encoder folder as a function from tokens to unit vectors, by ONNX Runtime. No torch.
+
+The graph holds transformer, pooling, truncation and norm, so there is nothing left to compute here but batches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import onnxruntime as ort
+from numpy.typing import NDArray
+
+from models.errors import BadEncoder
+from models.spec import TOKENIZER_FILE, EncoderSpec, Side, Variant, verify_file
+from models.tokenizer import Tokenizer, Tokens, pad
+
+Vectors = NDArray[np.float32]
+
+CPU_PREFERENCE = (Variant.INT8, Variant.FP32)
+GPU_PREFERENCE = (Variant.FP16, Variant.FP32)
+# Padding is at most a third of a batch of bulk texts, which are sorted by length first; 4,096 tokens keep two
+# cores busy without holding more than a few megabytes of activations.
+BULK_TOKENS = 4096
+
+
+class OnnxEncoder:
+    """Encodes token batches; safe to call from several threads."""
+
+    def __init__(
+        self, spec: EncoderSpec, variant: Variant, tokenizer: Tokenizer, session: ort.InferenceSession
+    ) -> None:
+        self.spec = spec
+        self.variant = variant
+        self.fingerprint = spec.fingerprint(variant.filename)
+        self.tokenizer = tokenizer
+        self._session = session
+        self._inputs = {node.name for node in session.get_inputs()}
+
+    @classmethod
+    def load(cls, folder: Path, variant: Variant | None = None, *, device: str = "cpu", threads: int = 0) -> OnnxEncoder:
+        """Opens and verifies an encoder folder; picks the fastest variant for the device unless told."""
+        spec = EncoderSpec.load(folder)
+        chosen = variant or _first_present(folder, GPU_PREFERENCE if device == "cuda" else CPU_PREFERENCE)
+        graph = verify_file(folder, chosen.filename, spec)
+        tokenizer = Tokenizer.load(verify_file(folder, TOKENIZER_FILE, spec), spec.max_length)
+        options = ort.SessionOptions()
+        options.intra_op_num_threads = threads
+        options.log_severity_level = 3
+        providers = ["CUDAExecutionProvider"] if device == "cuda" else ["CPUExecutionProvider"]
+        encoder = cls(spec, chosen, tokenizer, ort.InferenceSession(str(graph), options, providers=providers))
+        width = encoder.encode_tokens([tokenizer("")]).shape[1]
+        if width != spec.dim:
+            raise BadEncoder(f"{folder}: {chosen.filename} gives {width} dimensions, encoder.json says {spec.dim}")
+        return encoder
+
+    def tokenize(self, texts: Sequence[str], side: Side) -> list[Tokens]:
+        instruction = self.spec.instruction(side)
+        return self.tokenizer.batch([instruction + text for text in texts] if instruction else texts)
+
+    def encode_tokens(self, batch: Sequence[Tokens]) -> Vectors:
+        """Unit vectors (texts, dim) of one batch, in the order given."""
+        ids, mask = pad(batch)
+        feeds = {"input_ids": ids, "attention_mask": mask}
+        (vectors,) = self._session.run(["embedding"], {name: feeds[name] for name in self._inputs})
+        return np.asarray(vectors, dtype=np.float32)
+
+    def encode(self, texts: Sequence[str], side: Side) -> Vectors:
+        """Unit vectors (texts, dim) of any number of texts, in bulk batches."""
+        tokens = self.tokenize(texts, side)
+        vectors = np.empty((len(tokens), self.spec.dim), dtype=np.float32)
+        for rows in bulk_batches([len(t) for t in tokens], BULK_TOKENS):
+            vectors[rows] = self.encode_tokens([tokens[row] for row in rows])
+        return vectors
+
+
+def bulk_batches(lengths: Sequence[int], budget: int) -> Iterator[list[int]]:
+    """Rows in batches of at most `budget` padded tokens, longest first, so that a batch holds like lengths."""
+    batch: list[int] = []
+    for row in np.argsort(lengths, kind="stable")[::-1].tolist():
+        if batch and lengths[batch[0]] * (len(batch) + 1) > budget:
+            yield batch
+            batch = []
+        batch.append(row)
+    if batch:
+        yield batch
+
+
+def _first_present(folder: Path, preference: Sequence[Variant]) -> Variant:
+    for variant in preference:
+        if (folder / variant.filename).is_file():
+            return variant
+    names = " or ".join(variant.filename for variant in preference)
+    raise BadEncoder(f"{folder}: no ONNX graph ({names}); care export makes one")

@@ -1,0 +1,125 @@
+"""`encoder.json`: everything about an encoder that is not a weight.
+
+The file travels with the weights, so that whoever opens the folder knows how to use it and a mismatch is
+refused at opening time. Knows nothing of torch, ONNX or FAISS.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from models.errors import BadEncoder
+
+SPEC_FILE = "encoder.json"
+TOKENIZER_FILE = "tokenizer.json"
+
+
+class Pooling(StrEnum):
+    """Which hidden states become the embedding."""
+
+    CLS = "cls"
+    EOS = "eos"
+    MEAN = "mean"
+
+
+class Side(StrEnum):
+    """What a text is to the search: a question, or something to be found."""
+
+    QUERY = "query"
+    DOCUMENT = "document"
+
+
+class Variant(StrEnum):
+    """The ONNX graphs an encoder folder may hold, by the numbers they compute in."""
+
+    FP32 = "fp32"
+    FP16 = "fp16"
+    INT8 = "int8"
+
+    @property
+    def filename(self) -> str:
+        return "model.onnx" if self is Variant.FP32 else f"model.{self.value}.onnx"
+
+
+class Parity(BaseModel):
+    """How close an exported graph came to the torch encoder on the check texts."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    cosine: float
+    top10_overlap: float
+    texts: int
+
+
+class EncoderSpec(BaseModel):
+    """The content of `encoder.json`."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    architecture: str
+    sides: Annotated[tuple[Side, ...], Field(min_length=1)]
+    pooling: Pooling
+    native_dim: Annotated[int, Field(gt=0)]
+    dim: Annotated[int, Field(gt=0)]
+    max_length: Annotated[int, Field(gt=2)]
+    query_instruction: str = ""
+    document_instruction: str = ""
+    normalize: bool = True
+    space: Annotated[str, Field(min_length=1)]
+    checksums: dict[str, str] = {}
+    parity: dict[Variant, Parity] = {}
+
+    @model_validator(mode="after")
+    def _dim_fits(self) -> EncoderSpec:
+        if self.dim > self.native_dim:
+            raise ValueError(f"dim {self.dim} is larger than native_dim {self.native_dim}")
+        return self
+
+    def instruction(self, side: Side) -> str:
+        return self.query_instruction if side is Side.QUERY else self.document_instruction
+
+    def fingerprint(self, weights: str) -> str:
+        """Names the function text → embedding computed with the weights file `weights` of this folder."""
+        facts = self.model_dump(mode="json", exclude={"parity", "sides", "checksums"})
+        facts["files"] = [self.checksums.get(weights), self.checksums.get(TOKENIZER_FILE)]
+        return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
+
+    def save(self, folder: Path) -> None:
+        text = json.dumps(self.model_dump(mode="json"), ensure_ascii=False, indent=2) + "\n"
+        (folder / SPEC_FILE).write_text(text, encoding="utf-8")
+
+    @classmethod
+    def load(cls, folder: Path) -> EncoderSpec:
+        path = folder / SPEC_FILE
+        if not path.is_file():
+            raise BadEncoder(f"{folder} is not an encoder folder: {SPEC_FILE} is missing (care export writes one)")
+        try:
+            return cls.model_validate_json(path.read_bytes())
+        except ValidationError as error:
+            first = error.errors()[0]
+            field = ".".join(str(part) for part in first["loc"]) or "the file"
+            raise BadEncoder(f"{path}: {field}: {first['msg']}") from error
+
+
+def sha256_of(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def verify_file(folder: Path, name: str, spec: EncoderSpec) -> Path:
+    """The path of a file of the encoder folder, after its checksum was compared with `encoder.json`."""
+    path = folder / name
+    if not path.is_file():
+        raise BadEncoder(f"{folder}: {name} is missing")
+    expected = spec.checksums.get(name)
+    if expected is None:
+        raise BadEncoder(f"{folder}: {SPEC_FILE} has no checksum for {name}")
+    if sha256_of(path) != expected:
+        raise BadEncoder(f"{folder}: {name} was altered: its checksum differs from {SPEC_FILE}")
+    return path

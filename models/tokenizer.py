@@ -1,0 +1,64 @@
+"""Text to token ids, by the Rust `tokenizers` library alone. Knows nothing of the encoder that reads the ids."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from tokenizers import Tokenizer as RustTokenizer
+
+Ids = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Tokens:
+    """The ids of one text, special tokens included, and whether the text was cut to fit."""
+
+    ids: list[int]
+    truncated: bool
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+
+class Tokenizer:
+    """Tokenises single texts and batches, cut at `max_length` tokens."""
+
+    def __init__(self, backend: RustTokenizer, max_length: int) -> None:
+        backend.no_padding()
+        backend.enable_truncation(max_length)
+        self._backend = backend
+        self.max_length = max_length
+
+    @classmethod
+    def load(cls, path: Path, max_length: int) -> Tokenizer:
+        return cls(RustTokenizer.from_file(str(path)), max_length)
+
+    def __call__(self, text: str) -> Tokens:
+        encoding = self._backend.encode(text)
+        return Tokens(encoding.ids, bool(encoding.overflowing))
+
+    def batch(self, texts: Sequence[str]) -> list[Tokens]:
+        return [Tokens(e.ids, bool(e.overflowing)) for e in self._backend.encode_batch_fast(list(texts))]
+
+    def offsets(self, text: str) -> list[tuple[int, int]]:
+        """Character spans of the tokens of the whole text, without special tokens and without a cut."""
+        self._backend.no_truncation()
+        try:
+            return list(self._backend.encode(text, add_special_tokens=False).offsets)
+        finally:
+            self._backend.enable_truncation(self.max_length)
+
+
+def pad(batch: Sequence[Tokens], pad_id: int = 0) -> tuple[Ids, Ids]:
+    """Ids and attention mask, both (texts, longest), padded on the right."""
+    longest = max(len(tokens) for tokens in batch)
+    ids = np.full((len(batch), longest), pad_id, dtype=np.int64)
+    mask = np.zeros((len(batch), longest), dtype=np.int64)
+    for row, tokens in enumerate(batch):
+        ids[row, : len(tokens)] = tokens.ids
+        mask[row, : len(tokens)] = 1
+    return ids, mask
