@@ -39,7 +39,9 @@ class OnnxEncoder:
         self._inputs = {node.name for node in session.get_inputs()}
 
     @classmethod
-    def load(cls, folder: Path, variant: Variant | None = None, *, device: str = "cpu", threads: int = 0) -> OnnxEncoder:
+    def load(
+        cls, folder: Path, variant: Variant | None = None, *, device: str = "cpu", threads: int = 0
+    ) -> OnnxEncoder:
         """Opens and verifies an encoder folder; picks the fastest variant for the device unless told."""
         spec = EncoderSpec.load(folder)
         chosen = variant or _first_present(folder, GPU_PREFERENCE if device == "cuda" else CPU_PREFERENCE)
