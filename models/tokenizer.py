@@ -37,6 +37,10 @@ class Tokenizer:
     def load(cls, path: Path, max_length: int) -> Tokenizer:
         return cls(RustTokenizer.from_file(str(path)), max_length)
 
+    @classmethod
+    def from_json(cls, content: str, max_length: int) -> Tokenizer:
+        return cls(RustTokenizer.from_str(content), max_length)
+
     def __call__(self, text: str) -> Tokens:
         encoding = self._backend.encode(text)
         return Tokens(encoding.ids, bool(encoding.overflowing))

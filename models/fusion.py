@@ -1,0 +1,65 @@
+"""Two rankings of the same rows, by embeddings and by words, made into one. Pure functions of scores.
+
+Score fusion is the default: reciprocal rank forgets by how much the first hit won, which costs up to 15 points of
+nDCG@10 where one side is much better than the other (docs/benchmarks.md).
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+import numpy as np
+from numpy.typing import NDArray
+
+from models.lexical import Ranking
+
+RECIPROCAL_OFFSET = 60.0
+CANDIDATES = 100
+"""How many rows of each ranking enter a fusion."""
+DEFAULT_WEIGHT = 0.5
+
+
+class Fusion(StrEnum):
+    """How the two rankings of a hybrid search become one."""
+
+    SCORES = "scores"
+    RECIPROCAL = "reciprocal"
+
+
+def fuse(dense: Ranking, lexical: Ranking, fusion: Fusion, weight: float | None = None) -> Ranking:
+    """One ranking of the union of both; `weight` is the dense side's share in score fusion."""
+    if fusion is Fusion.RECIPROCAL:
+        return fuse_reciprocal(dense, lexical)
+    return fuse_scores(dense, lexical, DEFAULT_WEIGHT if weight is None else weight)
+
+
+def fuse_scores(dense: Ranking, lexical: Ranking, weight: float) -> Ranking:
+    """weight · dense + (1 - weight) · lexical, dense stretched to 0 … 1, lexical divided by its best."""
+    return _sum((dense[0], weight * _stretch(dense[1])), (lexical[0], (1 - weight) * _to_best(lexical[1])))
+
+
+def fuse_reciprocal(dense: Ranking, lexical: Ranking) -> Ranking:
+    """Sum of 1 / (60 + rank) over both rankings."""
+    return _sum((dense[0], _reciprocal(len(dense[0]))), (lexical[0], _reciprocal(len(lexical[0]))))
+
+
+def _stretch(scores: NDArray[np.float32]) -> NDArray[np.float32]:
+    if not len(scores):
+        return scores
+    low, high = scores.min(), scores.max()
+    return (scores - low) / (high - low) if high > low else np.ones_like(scores)
+
+
+def _to_best(scores: NDArray[np.float32]) -> NDArray[np.float32]:
+    return scores / scores.max() if len(scores) else scores
+
+
+def _reciprocal(count: int) -> NDArray[np.float32]:
+    return (1.0 / (RECIPROCAL_OFFSET + np.arange(1, count + 1))).astype(np.float32)
+
+
+def _sum(first: Ranking, second: Ranking) -> Ranking:
+    rows, inverse = np.unique(np.concatenate([first[0], second[0]]), return_inverse=True)
+    scores = np.bincount(inverse, weights=np.concatenate([first[1], second[1]]), minlength=len(rows))
+    order = np.lexsort((rows, -scores))
+    return rows[order].astype(np.int64), scores[order].astype(np.float32)

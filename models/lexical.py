@@ -1,0 +1,120 @@
+"""BM25 over texts, for Chinese and for words between spaces, kept by tantivy in a memory-mapped folder.
+
+Chinese runs are cut into single characters and overlapping bigrams: on held-out medical pairs that ranks better than
+dictionary segmentation (docs/adr/0003-lexical.md), needs no dictionary and cuts unseen drug names like any other.
+Knows rows and texts; nothing of documents, passages or embeddings.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
+
+import numpy as np
+import tantivy
+from numpy.typing import NDArray
+
+from models.errors import CareError
+
+Ranking = tuple[NDArray[np.int64], NDArray[np.float32]]
+"""Rows and their scores, best first; equal scores by row."""
+
+_TEXT, _ROW, _ANALYSED = "text", "row", "analysed"
+# A Chinese run, or a word of letters and digits of any other script (decimal points stay inside numbers).
+_RUN = re.compile(r"[\u3400-\u9fff\uf900-\ufaff]+|\d+(?:\.\d+)+|[^\W_\u3400-\u9fff\uf900-\ufaff]+")
+_WRITER_BYTES = 256_000_000
+# Up to this many allowed rows are given to tantivy as a set; more are filtered from a longer list of hits.
+_SMALL_FILTER = 20_000
+
+
+def terms(text: str) -> list[str]:
+    """The index terms of a text or query, in order, repeats kept."""
+    found: list[str] = []
+    for run in _RUN.findall(unicodedata.normalize("NFKC", text).lower()):
+        if "\u3400" <= run[0] <= "\u9fff" or "\uf900" <= run[0] <= "\ufaff":
+            found.extend(run)
+            found.extend(run[i : i + 2] for i in range(len(run) - 1))
+        else:
+            found.append(run)
+    return found
+
+
+class LexicalIndex:
+    """Read-only BM25 index; safe to search from several threads and processes."""
+
+    def __init__(self, index: tantivy.Index) -> None:
+        self._schema = index.schema
+        self._searcher = index.searcher()
+
+    @classmethod
+    def build(cls, texts: Iterable[str], folder: Path | None = None) -> LexicalIndex:
+        """Indexes texts, row 0 first, into an empty folder, or in memory without one."""
+        schema = (
+            tantivy.SchemaBuilder()
+            .add_text_field(_TEXT, tokenizer_name=_ANALYSED, index_option="freq")
+            .add_integer_field(_ROW, indexed=True, fast=True)
+            .build()
+        )
+        if folder is not None:
+            folder.mkdir(parents=True, exist_ok=True)
+        index = tantivy.Index(schema, path=str(folder) if folder is not None else None, reuse=False)
+        analyser = tantivy.TextAnalyzerBuilder(tantivy.Tokenizer.whitespace()).build()
+        index.register_tokenizer(_ANALYSED, analyser)
+        # One thread keeps rows in order and the build repeatable.
+        writer = index.writer(_WRITER_BYTES, 1)
+        for row, text in enumerate(texts):
+            writer.add_document(tantivy.Document(text=" ".join(terms(text)), row=row))
+        writer.commit()
+        writer.wait_merging_threads()
+        index.reload()
+        return cls(index)
+
+    @classmethod
+    def load(cls, folder: Path) -> LexicalIndex:
+        try:
+            index = tantivy.Index.open(str(folder))
+        except ValueError as error:
+            raise CareError(f"{folder}: not a lexical index: {error}") from error
+        index.config_reader("manual")
+        return cls(index)
+
+    def __len__(self) -> int:
+        return int(self._searcher.num_docs)
+
+    def search(self, query: str, k: int, allowed: NDArray[np.bool_] | None = None) -> Ranking:
+        """The k best rows that share a term with the query; `allowed` is a boolean array over all rows."""
+        wanted = Counter(terms(query))
+        permitted = None if allowed is None else np.flatnonzero(allowed)
+        if not wanted or not len(self) or (permitted is not None and not len(permitted)):
+            return np.empty(0, np.int64), np.empty(0, np.float32)
+        should = [(tantivy.Occur.Should, self._term(term, count)) for term, count in wanted.items()]
+        if permitted is None or allowed is None:
+            return self._hits(tantivy.Query.boolean_query(should), k)
+        if len(permitted) <= _SMALL_FILTER:
+            rows = tantivy.Query.term_set_query(self._schema, _ROW, permitted.tolist())
+            clauses = [*should, (tantivy.Occur.Must, tantivy.Query.const_score_query(rows, 0.0))]
+            return self._hits(tantivy.Query.boolean_query(clauses, minimum_number_should_match=1), k)
+        return self._filtered(tantivy.Query.boolean_query(should), k, allowed, len(permitted))
+
+    def _filtered(self, query: tantivy.Query, k: int, allowed: NDArray[np.bool_], permitted: int) -> Ranking:
+        limit = min(len(self), 2 * k * len(self) // permitted)
+        while True:
+            rows, scores = self._hits(query, limit)
+            keep = allowed[rows]
+            if len(rows) < limit or limit == len(self) or np.count_nonzero(keep) >= k:
+                return rows[keep][:k], scores[keep][:k]
+            limit = min(len(self), 4 * limit)
+
+    def _term(self, term: str, count: int) -> tantivy.Query:
+        query = tantivy.Query.term_query(self._schema, _TEXT, term, index_option="freq")
+        return query if count == 1 else tantivy.Query.boost_query(query, float(count))
+
+    def _hits(self, query: tantivy.Query, limit: int) -> Ranking:
+        hits = self._searcher.search(query, limit, count=False).hits
+        scores = np.array([score for score, _ in hits], dtype=np.float32)
+        rows = np.array(self._searcher.fast_field_values(_ROW, [address for _, address in hits]), dtype=np.int64)
+        order = np.lexsort((rows, -scores))
+        return rows[order], scores[order]

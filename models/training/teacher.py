@@ -1,0 +1,65 @@
+"""The teacher's opinion of a batch: the start encoder's cosines, mixed with BM25 over token bigrams.
+
+The start alone teaches not to forget; BM25 adds what the start lacks, matching of rare words. Both are computed on
+the training device: token bigrams are hashed into buckets, so that BM25 of a whole batch is one matrix product.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from models.training.data import TokenTable
+
+BUCKETS = 1 << 17
+K1, B = 1.2, 0.75
+
+
+def bigram_counts(ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """How often each text holds each bucket of neighbouring tokens, (texts, BUCKETS).
+
+    The first and the last token of a text are markers, not text: bigrams with either do not count.
+    """
+    buckets = (ids[:, :-1] * 1_000_003 + ids[:, 1:]) % BUCKETS
+    inner = mask.clone()
+    inner[:, 0] = 0
+    inner[torch.arange(len(ids), device=ids.device), mask.sum(1) - 1] = 0
+    counts = torch.zeros(len(ids), BUCKETS, device=ids.device)
+    return counts.scatter_add_(1, buckets, (inner[:, :-1] * inner[:, 1:]).float())
+
+
+class LexicalTeacher:
+    """BM25 of queries against the documents of one batch."""
+
+    def __init__(self, idf: torch.Tensor, mean_length: float) -> None:
+        self._idf = idf
+        self._mean_length = mean_length
+
+    @classmethod
+    def fit(cls, documents: TokenTable, sample: int = 20_000, seed: int = 0) -> LexicalTeacher:
+        """Document frequencies from a sample of the training documents."""
+        generator = torch.Generator().manual_seed(seed)
+        rows = torch.randperm(len(documents), generator=generator)[:sample].to(documents.starts.device)
+        frequency = torch.zeros(BUCKETS, device=rows.device)
+        lengths = 0.0
+        for part in rows.split(256):
+            counts = bigram_counts(*documents.padded(part))
+            frequency += (counts > 0).sum(0)
+            lengths += float(counts.sum())
+        total = len(rows)
+        return cls(torch.log1p((total - frequency + 0.5) / (frequency + 0.5)), max(1.0, lengths / total))
+
+    def scores(
+        self, queries: tuple[torch.Tensor, torch.Tensor], documents: tuple[torch.Tensor, torch.Tensor]
+    ) -> torch.Tensor:
+        """(queries, documents), each row divided by its best."""
+        counts = bigram_counts(*documents)
+        length = counts.sum(1, keepdim=True)
+        weights = self._idf * counts * (K1 + 1) / (counts + K1 * (1 - B + B * length / self._mean_length))
+        scores = bigram_counts(*queries) @ weights.T
+        return scores / scores.amax(1, keepdim=True).clamp_min(1e-6)
+
+
+def stretch(scores: torch.Tensor) -> torch.Tensor:
+    """Each row stretched to 0 … 1, as score fusion does at search time."""
+    low, high = scores.amin(1, keepdim=True), scores.amax(1, keepdim=True)
+    return (scores - low) / (high - low).clamp_min(1e-6)
