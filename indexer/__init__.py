@@ -1,0 +1,1 @@
+"""Corpus in, snapshot out: the offline half of the search."""

@@ -1,0 +1,13 @@
+"""What can go wrong between a corpus and a snapshot."""
+
+from __future__ import annotations
+
+from models.errors import CareError
+
+
+class BadCorpus(CareError):
+    """A corpus that cannot be read, is empty, or has rows that nobody asked to skip."""
+
+
+class BadBuild(CareError):
+    """Build options that contradict each other or the encoder, or embeddings that are not unit vectors."""

@@ -1,0 +1,109 @@
+"""Cuts documents into passages that fit the encoder, preferring the ends of sentences.
+
+The encoder reads title + newline + passage, so every passage of a document carries its title, and the title's tokens
+count. Spans are characters of the document's text. Knows the tokenizer; nothing of files or vectors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from indexer.errors import BadBuild
+from indexer.store.passages import Span
+from models.tokenizer import Tokenizer
+
+SENTENCE_ENDS = frozenset("。！？；!?;\n")
+# How far back from the budget's end a sentence end is looked for, as a share of the budget.
+SEARCH_BACK = 0.25
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """Tokens that the encoder reads of one passage, all included, and tokens that neighbours share."""
+
+    tokens: int
+    overlap: int
+
+    def __post_init__(self) -> None:
+        if self.overlap < 0 or self.overlap * 4 > self.tokens:
+            raise BadBuild(
+                f"an overlap of {self.overlap} tokens does not go with passages of {self.tokens}: at most a quarter"
+            )
+
+
+class Cutter:
+    """Cuts by one tokenizer and one budget; `instruction` is what the encoder reads before every document."""
+
+    def __init__(self, tokenizer: Tokenizer, instruction: str, budget: Budget) -> None:
+        if budget.tokens > tokenizer.max_length:
+            raise BadBuild(f"passages of {budget.tokens} tokens: the encoder reads at most {tokenizer.max_length}")
+        self._tokenizer = tokenizer
+        self._instruction = instruction
+        self._budget = budget
+        # The title may take half of what is left beside the tokens that are always there.
+        fixed = len(tokenizer(instruction))
+        self._special_tokens = len(tokenizer(""))
+        self._title_tokens = (budget.tokens - fixed) // 2
+        if self._title_tokens < 1 or budget.overlap >= self._title_tokens:
+            raise BadBuild(f"passages of {budget.tokens} tokens leave no room beside {fixed} fixed ones: allow more")
+
+    def cut(self, titles: Sequence[str], texts: Sequence[str]) -> list[list[Span]]:
+        """The passages of each document, in order: at least one; together they cover the text."""
+        whole = [self._instruction + self.compose(title, text) for title, text in zip(titles, texts, strict=True)]
+        spans = []
+        for title, text, tokens in zip(titles, texts, self._tokenizer.batch(whole), strict=True):
+            fits = not tokens.truncated and len(tokens) <= self._budget.tokens
+            spans.append([(0, len(text))] if fits else self._cut_long(title, text))
+        return spans
+
+    def compose(self, title: str, passage: str) -> str:
+        """What the encoder reads of a passage (its instruction apart); a very long title is cut."""
+        if not title:
+            return passage
+        offsets = self._tokenizer.offsets(title)
+        if len(offsets) > self._title_tokens:
+            title = title[: offsets[self._title_tokens][0]]
+        return f"{title}\n{passage}"
+
+    def _cut_long(self, title: str, text: str) -> list[Span]:
+        offsets = self._tokenizer.offsets(text)
+        room = self._budget.tokens - self._count(title, "")
+        spans: list[Span] = []
+        first = 0
+        while True:
+            start = offsets[first][0] if spans else 0
+            last = min(first + room, len(offsets))
+            if last < len(offsets):
+                ends = range(last, last - int(room * SEARCH_BACK), -1)
+                last = next((token for token in ends if _ends_sentence(text, offsets, token)), last)
+            end = self._end(text, offsets, last)
+            # Tokens of a piece can outnumber those of the same stretch of the whole (a word cut in two); shrink.
+            while last > first + 1 and (excess := self._count(title, text[start:end]) - self._budget.tokens) > 0:
+                last = max(first + 1, last - excess)
+                end = self._end(text, offsets, last)
+            spans.append((start, end))
+            if last >= len(offsets):
+                return spans
+            # The next passage begins with a sentence if one begins in the earlier half of the overlap.
+            earliest = max(first + 1, last - self._budget.overlap)
+            begins = range(earliest, last - self._budget.overlap // 2)
+            first = next((token for token in begins if _ends_sentence(text, offsets, token)), earliest)
+
+    def _count(self, title: str, passage: str) -> int:
+        """Tokens that the encoder would read if it cut nothing, special ones included."""
+        text = self._instruction + self.compose(title, passage)
+        return len(self._tokenizer.offsets(text)) + self._special_tokens
+
+    @staticmethod
+    def _end(text: str, offsets: Sequence[Span], last: int) -> int:
+        """Where a passage ends that stops before token `last`: what lies between two tokens goes with the first."""
+        return offsets[last][0] if last < len(offsets) else len(text)
+
+
+def _ends_sentence(text: str, offsets: Sequence[Span], token: int) -> bool:
+    """Whether a sentence ends right before this token."""
+    end = offsets[token - 1][1]
+    final, gap = text[end - 1], text[end : offsets[token][0]]
+    # A full stop ends a sentence only before a space: 3.5 is a number.
+    return final in SENTENCE_ENDS or "\n" in gap or (final == "." and gap != "")

@@ -1,0 +1,74 @@
+"""What is done to finished versions: publish, list, roll back, verify. Each returns a value to print."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+
+from indexer.store.collection import Collection
+from indexer.store.errors import BadCollection, BadSnapshot
+from indexer.store.manifest import Manifest
+from indexer.store.snapshot import Snapshot
+
+
+@dataclass(frozen=True, slots=True)
+class VersionInfo:
+    """One version as a list shows it. Where the manifest is unreadable, `problem` says why and the rest is None."""
+
+    version: str
+    current: bool
+    created: datetime | None
+    documents: int | None
+    passages: int | None
+    size_bytes: int | None
+    problem: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """The pointer went from one version (None: there was none) to another."""
+
+    before: str | None
+    after: str
+
+
+def publish(collection: Collection, version: str | None = None, *, force: bool = False) -> Move:
+    """Serves a version, the newest unless named."""
+    before = collection.current()
+    after = version or _newest(collection)
+    collection.publish(after, force=force)
+    return Move(before, after)
+
+
+def rollback(collection: Collection, version: str | None = None) -> Move:
+    """Serves the version published before the current one, or the one named."""
+    before = collection.current()
+    return Move(before, collection.rollback(version))
+
+
+def list_versions(collection: Collection) -> list[VersionInfo]:
+    """Every version, oldest first."""
+    current = collection.current()
+    return [_info(collection, version, version == current) for version in collection.versions()]
+
+
+def verify(collection: Collection, version: str | None = None) -> Manifest:
+    """Opens a version (the served one unless named) with every checksum; raises BadSnapshot with the reason."""
+    chosen = version or collection.current() or _newest(collection)
+    return Snapshot.open(collection.folder(chosen)).manifest
+
+
+def _newest(collection: Collection) -> str:
+    versions = collection.versions()
+    if not versions:
+        raise BadCollection(f"{collection.root} has no version; care index build makes one")
+    return versions[-1]
+
+
+def _info(collection: Collection, version: str, current: bool) -> VersionInfo:
+    try:
+        manifest = Manifest.read(collection.folder(version))
+    except BadSnapshot as error:
+        return VersionInfo(version, current, None, None, None, None, str(error))
+    counts = manifest.counts
+    return VersionInfo(version, current, manifest.created, counts.documents, counts.passages, manifest.size_bytes)

@@ -1,0 +1,192 @@
+"""Raw rows out of corpus files: JSON lines, CSV and Parquet, the first two also gzipped.
+
+A row is a mapping of column names to values, or the reason why it is none. Knows nothing of documents: what a
+column means is `corpus`'s affair.
+"""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+import json
+import sys
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO, cast
+
+import orjson
+
+from indexer.errors import BadCorpus
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One row of a file; `line` counts from 1 (Parquet: the row's number). `columns` is None if `reason` says why."""
+
+    file: str
+    line: int
+    columns: Mapping[str, object] | None
+    source: bytes | None = None
+    reason: str = ""
+
+    @property
+    def place(self) -> str:
+        return f"{self.file}:{self.line}"
+
+    @property
+    def raw(self) -> str:
+        """What stood in the file, as text that fits into JSON."""
+        if self.source is not None:
+            return self.source.decode("utf-8", errors="backslashreplace")
+        text = json.dumps(self.columns, ensure_ascii=False, default=str)
+        return text.encode("utf-8", errors="backslashreplace").decode()
+
+
+def find_files(paths: Iterable[Path]) -> list[Path]:
+    """The corpus files among files and folders, in a fixed order.
+
+    A folder stands for every readable file under it, but one that has a file named corpus (BEIR's layout, where
+    queries lie beside it) stands for that file alone.
+    """
+    files: list[Path] = []
+    for path in paths:
+        if path.is_file():
+            files.append(path)
+        elif path.is_dir():
+            files += _files_of_folder(path)
+        else:
+            raise BadCorpus(f"{path} does not exist; give a corpus file or a folder of them")
+    return files
+
+
+def read_rows(path: Path) -> Iterator[Row]:
+    """Every row of one file; a file that cannot be read at all raises BadCorpus."""
+    reader = _READERS.get(_suffix(path))
+    if reader is None:
+        raise BadCorpus(f"{path} is of no known kind; corpus files end in {', '.join(_READERS)} (also .gz)")
+    try:
+        yield from reader(path)
+    except (OSError, EOFError, zlib.error) as error:
+        raise BadCorpus(f"{path} cannot be read to its end ({error}); fetch it again") from error
+
+
+def _files_of_folder(folder: Path) -> list[Path]:
+    files = sorted(path for path in folder.rglob("*") if path.is_file() and _suffix(path) in _READERS)
+    visible = [path for path in files if not any(part.startswith(".") for part in path.relative_to(folder).parts)]
+    named = [path for path in visible if path.parent == folder and path.name.split(".")[0] == "corpus"]
+    if not visible:
+        raise BadCorpus(f"{folder} holds no corpus file ({', '.join(_READERS)}, also .gz)")
+    return named or visible
+
+
+def _suffix(path: Path) -> str:
+    name = path.name.removesuffix(".gz")
+    return Path(name).suffix.lower()
+
+
+def _open(path: Path) -> BinaryIO:
+    return cast(BinaryIO, gzip.open(path, "rb")) if path.suffix == ".gz" else path.open("rb")
+
+
+def _read_json_lines(path: Path) -> Iterator[Row]:
+    with _open(path) as file:
+        for number, line in enumerate(file, start=1):
+            source = line.removeprefix(b"\xef\xbb\xbf").rstrip(b"\r\n") if number == 1 else line.rstrip(b"\r\n")
+            if source.strip():
+                yield _json_row(str(path), number, source)
+
+
+def _json_row(file: str, number: int, source: bytes) -> Row:
+    try:
+        text = source.decode("utf-8")
+    except UnicodeDecodeError as error:
+        return Row(file, number, None, source, f"not UTF-8 (byte {error.start + 1})")
+    try:
+        columns = orjson.loads(text)
+    except orjson.JSONDecodeError as error:
+        return Row(file, number, None, source, f"not JSON ({error.msg}, column {error.colno})")
+    if not isinstance(columns, dict):
+        return Row(file, number, None, source, "not a JSON object")
+    return Row(file, number, columns, source)
+
+
+def _read_csv(path: Path) -> Iterator[Row]:
+    csv.field_size_limit(sys.maxsize)  # the default refuses a text of 128 KiB, and there is no other way to say so
+    with _open(path) as binary, io.TextIOWrapper(binary, "utf-8-sig", errors="surrogateescape", newline="") as file:
+        lines = _Remembered(file)
+        reader = csv.reader(lines, strict=True)
+        header = next(reader, [])
+        if len(set(header)) < len(header):
+            raise BadCorpus(f"{path}: its first line names a column twice; give each column a name of its own")
+        while True:
+            first_line = reader.line_num + 1
+            lines.forget()
+            try:
+                values = next(reader)
+            except StopIteration:
+                return
+            except csv.Error as error:
+                reason = f"not CSV ({error}; the record takes {reader.line_num - first_line + 1} lines)"
+                yield Row(str(path), first_line, None, lines.source(), reason)
+                continue
+            if values:
+                yield _csv_row(str(path), first_line, lines.source(), header, values)
+
+
+class _Remembered:
+    """Passes lines on and keeps those of the record at hand, so that a bad one can be set aside as it stood."""
+
+    def __init__(self, lines: Iterable[str]) -> None:
+        self._lines = iter(lines)
+        self._kept: list[str] = []
+
+    def __iter__(self) -> Iterator[str]:
+        return self
+
+    def __next__(self) -> str:
+        line = next(self._lines)
+        self._kept.append(line)
+        return line
+
+    def forget(self) -> None:
+        self._kept.clear()
+
+    def source(self) -> bytes:
+        return "".join(self._kept).encode("utf-8", errors="surrogateescape").rstrip(b"\r\n")
+
+
+def _csv_row(file: str, number: int, source: bytes, header: list[str], values: list[str]) -> Row:
+    if len(values) != len(header):
+        return Row(file, number, None, source, f"{len(values)} columns, the first line names {len(header)}")
+    try:
+        source.decode("utf-8")
+    except UnicodeDecodeError as error:
+        return Row(file, number, None, source, f"not UTF-8 (byte {error.start + 1})")
+    # An empty cell is the only way that CSV has to say that there is no value.
+    return Row(file, number, {name: value or None for name, value in zip(header, values, strict=True)}, source)
+
+
+def _read_parquet(path: Path) -> Iterator[Row]:
+    from pyarrow import ArrowException  # pyarrow takes a fifth of a second to load, and few corpora need it
+    from pyarrow.parquet import ParquetFile
+
+    try:
+        number = 0
+        for batch in ParquetFile(path).iter_batches():
+            for columns in batch.to_pylist():
+                number += 1
+                yield Row(str(path), number, columns)
+    except ArrowException as error:
+        raise BadCorpus(f"{path} is not readable Parquet ({error})") from error
+
+
+_READERS: dict[str, Callable[[Path], Iterator[Row]]] = {
+    ".jsonl": _read_json_lines,
+    ".ndjson": _read_json_lines,
+    ".json": _read_json_lines,
+    ".csv": _read_csv,
+    ".parquet": _read_parquet,
+}

@@ -1,0 +1,30 @@
+"""The snapshot on disk and the collection of its versions: reader and writer. No torch.
+
+The service needs no more of the indexer than this package; the file format is in docs/index-format.md.
+"""
+
+from indexer.store.collection import Collection, new_version
+from indexer.store.documents import StoredDocument
+from indexer.store.errors import BadCollection, BadFilter, BadSnapshot
+from indexer.store.filters import AnyOf, Equal, Filter, Range
+from indexer.store.manifest import Manifest
+from indexer.store.snapshot import Snapshot
+from indexer.store.vectors import IndexKind
+from indexer.store.writer import SnapshotWriter
+
+__all__ = [
+    "AnyOf",
+    "BadCollection",
+    "BadFilter",
+    "BadSnapshot",
+    "Collection",
+    "Equal",
+    "Filter",
+    "IndexKind",
+    "Manifest",
+    "Range",
+    "Snapshot",
+    "SnapshotWriter",
+    "StoredDocument",
+    "new_version",
+]

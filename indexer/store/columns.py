@@ -1,0 +1,143 @@
+"""One metadata field over all documents, as a column that answers a condition with a boolean array.
+
+A number column is float64 (NaN: missing). A keyword column is codes into a sorted vocabulary, so that a range of
+texts is a range of codes; where documents have lists, the codes of document `row` are
+`codes[starts[row]:starts[row + 1]]`. A missing value matches nothing.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from indexer.store.arrays import Array, Blob, load_array
+from indexer.store.errors import BadFilter
+from indexer.store.filters import AnyOf, Equal, Filter, FilterValue, Range
+
+Mask = NDArray[np.bool_]
+
+
+class NumberColumn:
+    """`values` (documents,) float64."""
+
+    def __init__(self, values: Array) -> None:
+        self._values = values
+
+    @classmethod
+    def open(cls, folder: Path, name: str, documents: int) -> NumberColumn:
+        return cls(load_array(folder / f"{name}.values.npy", "<f8", (documents,)))
+
+    def match(self, condition: Filter) -> Mask:
+        if isinstance(condition, Equal):
+            matching = self._values == self._number(condition.field, condition.value)
+        elif isinstance(condition, AnyOf):
+            matching = np.isin(self._values, [self._number(condition.field, value) for value in condition.values])
+        else:
+            matching = self._between(condition)
+        return np.asarray(matching, dtype=np.bool_)
+
+    def _between(self, condition: Range) -> Mask:
+        matching = ~np.isnan(self._values)
+        for bound, compare in (
+            (condition.gte, np.greater_equal),
+            (condition.gt, np.greater),
+            (condition.lte, np.less_equal),
+            (condition.lt, np.less),
+        ):
+            if bound is not None:
+                matching &= compare(self._values, self._number(condition.field, bound))
+        return matching
+
+    @staticmethod
+    def _number(field: str, value: FilterValue) -> float:
+        """The value as a number; digits in a text will do, because a URL has nothing else."""
+        try:
+            if isinstance(value, bool):
+                raise ValueError
+            return float(value)
+        except ValueError:
+            raise BadFilter(field, f"filter on {field}: {value!r} is not a number, and {field} holds numbers") from None
+
+
+class KeywordColumn:
+    """`codes` int32 into the sorted `vocabulary`, −1 where missing.
+
+    `starts` is None, or int64 (documents + 1,) where documents have lists; then a missing value is an empty list.
+    """
+
+    def __init__(self, vocabulary: Blob, codes: Array, starts: Array | None) -> None:
+        self._vocabulary = vocabulary
+        self._codes = codes
+        self._starts = starts
+
+    @classmethod
+    def open(cls, folder: Path, name: str, documents: int, *, lists: bool) -> KeywordColumn:
+        starts = load_array(folder / f"{name}.starts.npy", "<i8", (documents + 1,)) if lists else None
+        length = documents if starts is None else int(starts[-1])
+        codes = load_array(folder / f"{name}.codes.npy", "<i4", (length,))
+        return cls(Blob.open(folder, f"{name}.vocabulary"), codes, starts)
+
+    def __len__(self) -> int:
+        """How many distinct values there are."""
+        return len(self._vocabulary)
+
+    def match(self, condition: Filter) -> Mask:
+        if isinstance(condition, Range):
+            low, high = self._code_range(condition)
+            return self._documents((self._codes >= low) & (self._codes < high))
+        values = (condition.value,) if isinstance(condition, Equal) else condition.values
+        codes = self._codes_of(condition.field, values)
+        return self._documents(np.isin(self._codes, codes))
+
+    def counts(self) -> dict[str, int]:
+        """How many documents have each value, the most frequent first."""
+        present = self._codes[self._codes >= 0]
+        counts = np.bincount(present, minlength=len(self)).tolist()
+        values = [self._vocabulary[code].decode() for code in range(len(self))]
+        return dict(sorted(zip(values, counts, strict=True), key=lambda pair: (-pair[1], pair[0])))
+
+    def _codes_of(self, field: str, values: Sequence[FilterValue]) -> list[int]:
+        found = []
+        for value in values:
+            wanted = _text(field, value)
+            code = bisect_left(self._vocabulary, wanted)
+            if code < len(self) and self._vocabulary[code] == wanted:
+                found.append(code)
+        return found
+
+    def _code_range(self, condition: Range) -> tuple[int, int]:
+        low, high = 0, len(self)
+        field = condition.field
+        if condition.gte is not None:
+            low = max(low, bisect_left(self._vocabulary, _text(field, condition.gte)))
+        if condition.gt is not None:
+            low = max(low, bisect_right(self._vocabulary, _text(field, condition.gt)))
+        if condition.lte is not None:
+            high = min(high, bisect_right(self._vocabulary, _text(field, condition.lte)))
+        if condition.lt is not None:
+            high = min(high, bisect_left(self._vocabulary, _text(field, condition.lt)))
+        return low, high
+
+    def _documents(self, matching: Mask) -> Mask:
+        """From a mask over codes to a mask over documents."""
+        if self._starts is None:
+            return matching
+        mask = np.zeros(len(self._starts) - 1, dtype=np.bool_)
+        mask[np.searchsorted(self._starts, np.flatnonzero(matching), side="right") - 1] = True
+        return mask
+
+
+Column = NumberColumn | KeywordColumn
+
+
+def _text(field: str, value: FilterValue) -> bytes:
+    """The value as the vocabulary spells it: UTF-8, whose byte order is that of the code points."""
+    if isinstance(value, bool):
+        return b"true" if value else b"false"
+    if isinstance(value, str):
+        return value.encode("utf-8", errors="surrogatepass")  # a lone surrogate equals no stored text
+    raise BadFilter(field, f"filter on {field}: {value!r} is not a text, and {field} holds texts")

@@ -1,0 +1,154 @@
+"""`manifest.json`: what a snapshot is, how it came to be, and the checksum of every file, itself included.
+
+It is written last, so a folder without one is a build that did not finish. Knows nothing of the files' insides.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from datetime import datetime
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationError
+
+from indexer.store.errors import BadSnapshot
+from indexer.store.vectors import IndexKind
+from models.errors import SpaceMismatch
+from models.spec import EncoderSpec, Variant, sha256_of
+
+MANIFEST_FILE = "manifest.json"
+FORMAT = 1
+
+Count = Annotated[int, Field(ge=0)]
+Positive = Annotated[int, Field(gt=0)]
+
+
+class _Value(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class DocumentEncoder(_Value):
+    """The encoder that read the documents: which function, in which numbers."""
+
+    fingerprint: str
+    variant: Variant
+
+
+class Counts(_Value):
+    documents: Positive
+    passages: Positive
+    rejects: Count
+
+
+class Built(_Value):
+    """How the snapshot was made: enough to make it again from the same corpus."""
+
+    index: IndexKind
+    index_parameters: dict[str, int]
+    passage_tokens: Positive
+    passage_overlap: Count
+    care_version: str
+    created: AwareDatetime
+
+
+class FileEntry(_Value):
+    size: Count
+    sha256: str
+
+
+class Facts(_Value):
+    """Everything that the maker of a snapshot knows before its files are counted."""
+
+    version: Annotated[str, Field(min_length=1)]
+    space: Annotated[str, Field(min_length=1)]
+    encoder: DocumentEncoder
+    dim: Positive
+    counts: Counts
+    built: Built
+
+
+class Manifest(Facts):
+    """The content of `manifest.json`, less its own checksum."""
+
+    format: int = FORMAT
+    metric: str = "inner_product"
+    files: dict[str, FileEntry]
+
+    @property
+    def created(self) -> datetime:
+        return self.built.created
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(entry.size for entry in self.files.values())
+
+    def require_encoder(self, spec: EncoderSpec) -> None:
+        """Refuses an encoder whose embeddings cannot be compared with this snapshot's."""
+        if spec.space != self.space:
+            raise SpaceMismatch(
+                f"the encoder's space is {spec.space}, snapshot {self.version} was built in {self.space}: "
+                "serve it with the encoder of that space, or build the collection again"
+            )
+        if spec.dim != self.dim:
+            raise SpaceMismatch(f"the encoder gives {spec.dim} dimensions, snapshot {self.version} has {self.dim}")
+
+    def write(self, folder: Path) -> None:
+        fields = self.model_dump(mode="json")
+        text = json.dumps(fields | {"checksum": _checksum(fields)}, ensure_ascii=False, indent=2) + "\n"
+        with (folder / MANIFEST_FILE).open("w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+
+    @classmethod
+    def read(cls, folder: Path) -> Manifest:
+        """Parses and checks the manifest alone; `verify_files` looks at the rest."""
+        path = folder / MANIFEST_FILE
+        if not path.is_file():
+            raise BadSnapshot(f"{folder} has no {MANIFEST_FILE}: its build did not finish; build it again")
+        try:
+            fields = json.loads(path.read_bytes())
+            if fields["format"] > FORMAT:
+                newer = f"{folder} has format {fields['format']}, this program reads up to {FORMAT}"
+                raise BadSnapshot(f"{newer}: upgrade care-search")
+            checksum = fields.pop("checksum")
+            manifest = cls.model_validate(fields)
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            reason = error.errors()[0]["msg"] if isinstance(error, ValidationError) else str(error)
+            raise BadSnapshot(f"{path} is damaged ({reason}); roll back or build again") from error
+        if checksum != _checksum(fields):
+            raise BadSnapshot(f"{path} was altered: its own checksum differs; roll back or build again")
+        return manifest
+
+
+def list_files(folder: Path) -> dict[str, FileEntry]:
+    """Size and checksum of every file under the folder, by its path with forward slashes.
+
+    Lock files are left out: they are empty, and readers of the lexical index make them anew.
+    """
+    paths = sorted(path for path in folder.rglob("*") if path.is_file() and path.suffix != ".lock")
+    return {
+        path.relative_to(folder).as_posix(): FileEntry(size=path.stat().st_size, sha256=sha256_of(path))
+        for path in paths
+    }
+
+
+def verify_files(folder: Path, manifest: Manifest, *, checksums: bool) -> None:
+    """Refuses the folder unless every file is there, has its size and (with `checksums`) its very bytes."""
+    for name, entry in manifest.files.items():
+        path = folder / name
+        if not path.is_file():
+            raise BadSnapshot(f"{folder}: {name} is missing; roll back or build again")
+        size = path.stat().st_size
+        if size != entry.size:
+            raise BadSnapshot(f"{folder}: {name} has {size} bytes instead of {entry.size}; roll back or build again")
+        if checksums and sha256_of(path) != entry.sha256:
+            raise BadSnapshot(f"{folder}: {name} was altered: its checksum differs; roll back or build again")
+
+
+def _checksum(fields: dict[str, Any]) -> str:
+    canonical = json.dumps(fields, ensure_ascii=False, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(canonical.encode()).hexdigest()

@@ -1,0 +1,70 @@
+"""A snapshot opened for reading: everything that a search needs, verified, mapped and immutable."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from indexer.store.arrays import Array
+from indexer.store.documents import Documents
+from indexer.store.errors import BadSnapshot
+from indexer.store.manifest import Manifest, verify_files
+from indexer.store.metadata import MetadataIndex
+from indexer.store.passages import Passages, load_hashes
+from indexer.store.vectors import VectorIndex
+from models.errors import CareError
+from models.lexical import LexicalIndex
+
+LEXICAL_FOLDER = "lexical"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Snapshot:
+    """One version of a collection. Threads may share it; the maps close when the last reference goes."""
+
+    folder: Path
+    manifest: Manifest
+    documents: Documents
+    passages: Passages
+    hashes: Array
+    metadata: MetadataIndex
+    vectors: VectorIndex
+    lexical: LexicalIndex
+
+    @property
+    def version(self) -> str:
+        return self.manifest.version
+
+    @classmethod
+    def open(cls, folder: Path, *, verify: bool = True) -> Snapshot:
+        """Opens a snapshot or raises BadSnapshot with the reason.
+
+        Names, sizes and shapes are always checked against the manifest; `verify=False` leaves out reading every
+        byte for its checksum, for a folder that was verified when it was published.
+        """
+        manifest = Manifest.read(folder)
+        verify_files(folder, manifest, checksums=verify)
+        counts = manifest.counts
+        passages = Passages.open(folder, counts.passages)
+        if int(passages.documents[-1]) != counts.documents - 1:
+            raise BadSnapshot(f"{folder}: the passages do not belong to {counts.documents} documents; build it again")
+        return cls(
+            folder=folder,
+            manifest=manifest,
+            documents=Documents.open(folder, counts.documents),
+            passages=passages,
+            hashes=load_hashes(folder, counts.passages),
+            metadata=MetadataIndex.open(folder, counts.documents),
+            vectors=VectorIndex.open(folder, manifest.built.index, counts.passages, manifest.dim),
+            lexical=_open_lexical(folder / LEXICAL_FOLDER, counts.passages),
+        )
+
+
+def _open_lexical(folder: Path, passages: int) -> LexicalIndex:
+    try:
+        index = LexicalIndex.load(folder)
+    except (OSError, ValueError, CareError) as error:
+        raise BadSnapshot(f"{folder} is not a readable lexical index ({error}); build the snapshot again") from error
+    if len(index) != passages:
+        raise BadSnapshot(f"{folder} has {len(index)} rows instead of {passages}; build the snapshot again")
+    return index

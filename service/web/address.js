@@ -1,0 +1,69 @@
+// What is being asked, and its two written forms: the address of the page and the request to the service.
+//
+// The address keeps the question behind "#": a fragment can be shared and bookmarked, but a browser never sends it,
+// so a medical question does not reach the access log of any server or proxy on the way.
+
+export const MODES = ["hybrid", "dense", "lexical"];
+export const TOP_K = [5, 10, 20, 50];
+export const DATE_FIELD = "updated";
+
+/**
+ * @typedef {{query: string, mode: string, topK: number, filters: Object<string, string[]>, from: string, to: string}}
+ *   Question  `from` and `to` are the first and the last day of DATE_FIELD, "" where open
+ */
+
+/** @returns {Question} what a fragment asks; whatever it says wrongly becomes the default */
+export function readAddress(fragment) {
+  const said = new URLSearchParams(fragment.replace(/^#/, ""));
+  const topK = Number(said.get("top_k"));
+  const filters = Object.create(null); // a field may have any name, "constructor" too
+  for (const filter of said.getAll("filter")) {
+    const colon = filter.indexOf(":");
+    if (colon > 0) (filters[filter.slice(0, colon)] ??= []).push(filter.slice(colon + 1));
+  }
+  return {
+    query: (said.get("q") ?? "").trim(),
+    mode: MODES.includes(said.get("mode")) ? said.get("mode") : MODES[0],
+    topK: TOP_K.includes(topK) ? topK : 10,
+    filters,
+    from: dayOrNothing(said.get("from")),
+    to: dayOrNothing(said.get("to")),
+  };
+}
+
+/** @returns {string} the fragment, "#" included; "" where nothing is asked */
+export function writeAddress({ query, mode, topK, filters, from, to }) {
+  if (!query) return "";
+  const said = new URLSearchParams({ q: query, mode, top_k: String(topK) });
+  for (const [field, values] of Object.entries(filters)) {
+    for (const value of values) said.append("filter", `${field}:${value}`);
+  }
+  if (from) said.set("from", from);
+  if (to) said.set("to", to);
+  return `#${said}`;
+}
+
+/** @returns {object} the body of POST /v1/search */
+export function searchBody({ query, mode, topK, filters, from, to }) {
+  const asked = Object.entries(filters).map(([field, values]) => ({ field, in: values }));
+  if (from || to) {
+    asked.push({ field: DATE_FIELD, ...(from && { gte: from }), ...(to && { lt: dayAfter(to) }) });
+  }
+  return { query, mode, top_k: topK, fields: ["title", "snippet", "metadata"], filters: asked };
+}
+
+/** How many separate conditions narrow the question. */
+export function countFilters({ filters, from, to }) {
+  return Object.values(filters).flat().length + (from || to ? 1 : 0);
+}
+
+function dayOrNothing(text) {
+  return /^\d{4}-\d{2}-\d{2}$/.test(text ?? "") && !Number.isNaN(Date.parse(text)) ? text : "";
+}
+
+// The last day belongs to the range, also where the field holds times of that day.
+function dayAfter(day) {
+  const date = new Date(`${day}T00:00:00Z`);
+  date.setUTCDate(date.getUTCDate() + 1);
+  return date.toISOString().slice(0, 10);
+}

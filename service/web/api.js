@@ -1,0 +1,39 @@
+// Speaks to the service. Every failure becomes one ServiceError; an abandoned request rejects with AbortError.
+
+export class ServiceError extends Error {
+  /** @param {string | null} message the service's own words, null where it was not the service that answered */
+  constructor(message, { status = 0, requestId = null } = {}) {
+    super(message ?? "");
+    this.status = status;
+    this.requestId = requestId;
+  }
+}
+
+export function search(body, signal) {
+  const headers = { "Content-Type": "application/json" };
+  return ask("/v1/search", { method: "POST", headers, body: JSON.stringify(body), signal });
+}
+
+export function getDocument(id) {
+  return ask(`/v1/documents/${encodeURIComponent(id)}`);
+}
+
+export function getCollection() {
+  return ask("/v1/collection");
+}
+
+async function ask(path, options = {}) {
+  let response, body;
+  try {
+    response = await fetch(path, options);
+    body = await response.json();
+  } catch (error) {
+    if (options.signal?.aborted) throw error;
+    throw new ServiceError(null, { status: response?.status });
+  }
+  if (!response.ok) {
+    const { message = null, request_id: requestId = response.headers.get("x-request-id") } = body?.error ?? {};
+    throw new ServiceError(message, { status: response.status, requestId });
+  }
+  return body;
+}

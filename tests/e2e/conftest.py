@@ -1,0 +1,49 @@
+"""The example corpus, indexed and served by the real service, in a real Chromium."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from selenium.webdriver import Chrome
+
+from indexer.build import build
+from indexer.store.collection import Collection
+from models.onnx_encoder import OnnxEncoder
+from tests.e2e.browser import Page, start_chromium
+from tests.e2e.server import ENCODER, REPOSITORY, Server
+
+
+@pytest.fixture(scope="session")
+def example_collection(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A collection folder with one published snapshot of the example corpus."""
+    collection = Collection(tmp_path_factory.mktemp("e2e") / "collection")
+    summary = build([REPOSITORY / "examples" / "corpus.jsonl"], OnnxEncoder.load(ENCODER), collection)
+    collection.publish(summary.version)
+    return collection.root
+
+
+@pytest.fixture(scope="session")
+def server(example_collection: Path) -> Iterator[Server]:
+    running = Server(example_collection)
+    running.start()
+    yield running
+    running.stop()
+
+
+@pytest.fixture(scope="session")
+def chrome(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chrome]:
+    """A Chromium that speaks Chinese."""
+    browser = start_chromium(tmp_path_factory.mktemp("profile"), "zh-CN")
+    yield browser
+    browser.quit()
+
+
+@pytest.fixture
+def page(chrome: Chrome, server: Server) -> Iterator[Page]:
+    """The page, with nothing remembered; afterwards the browser must not have complained."""
+    yield Page(chrome, server.url)
+    complaints = Page(chrome, server.url).console_errors()
+    chrome.execute_script("localStorage.clear()")
+    assert complaints == []

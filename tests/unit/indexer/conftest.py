@@ -1,0 +1,35 @@
+"""The bundled encoder and one small snapshot, each made once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from indexer.store import Snapshot
+from models.onnx_encoder import OnnxEncoder
+from models.tokenizer import Tokenizer
+from tests.unit.indexer.support import write_snapshot
+
+
+@pytest.fixture(scope="session")
+def encoder() -> OnnxEncoder:
+    return OnnxEncoder.load(Path("models/pretrained/care-small-zh"), threads=1)
+
+
+@pytest.fixture(scope="session")
+def tokenizer(encoder: OnnxEncoder) -> Tokenizer:
+    return encoder.tokenizer
+
+
+@pytest.fixture(scope="session")
+def snapshot_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished snapshot of four documents; copy it before changing it."""
+    folder = tmp_path_factory.mktemp("snapshot") / "v1"
+    write_snapshot(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def snapshot(snapshot_folder: Path) -> Snapshot:
+    return Snapshot.open(snapshot_folder)

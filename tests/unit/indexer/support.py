@@ -1,0 +1,105 @@
+"""Small snapshots and corpora for the tests of the indexer."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from indexer.store import Collection, IndexKind, SnapshotWriter, new_version
+from indexer.store.documents import Value
+from indexer.store.manifest import Built, Counts, DocumentEncoder, Facts, Manifest
+from models.spec import Variant
+
+DIM = 16
+
+
+@dataclass
+class Entry:
+    """A document of a test and the passages that it is cut into; None: one passage."""
+
+    id: str
+    text: str
+    title: str = ""
+    metadata: Mapping[str, Value] = field(default_factory=dict)
+    spans: Sequence[tuple[int, int]] | None = None
+
+
+ENTRIES = [
+    Entry("drug-1", "阿司匹林抑制血小板聚集。", "阿司匹林", {"kind": "drug", "year": 2020, "tags": ["血液", "心脏"]}),
+    Entry("drug-2", "Metformin lowers glucose.", "Metformin", {"kind": "drug", "year": 2022.5, "otc": False}),
+    Entry("disease-1", "高血压是心脏病的危险因素。", "高血压", {"kind": "disease", "tags": "心脏", "otc": None}),
+    Entry("test-1", "血常规检查。白细胞升高提示感染。", "血常规", {"updated": "2025-03-01"}, [(0, 6), (6, 16)]),
+]
+
+
+def unit_vectors(count: int, dim: int = DIM, seed: int = 0, clusters: int = 0) -> NDArray[np.float16]:
+    """Random directions, around `clusters` centres if there are any, as embeddings are."""
+    generator = np.random.default_rng(seed)
+    vectors = generator.standard_normal((count, dim))
+    if clusters:
+        vectors = 0.5 * vectors + generator.standard_normal((clusters, dim))[generator.integers(clusters, size=count)]
+    return (vectors / np.linalg.norm(vectors, axis=1, keepdims=True)).astype("<f2")
+
+
+def write_snapshot(
+    folder: Path,
+    entries: Sequence[Entry] = ENTRIES,
+    *,
+    version: str = "v1",
+    kind: IndexKind = IndexKind.FLAT,
+    space: str = "test-space",
+    dim: int = DIM,
+) -> Manifest:
+    """A whole snapshot of the entries, with random vectors in the place of embeddings."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with SnapshotWriter(folder) as writer:
+        for entry in entries:
+            writer.add(entry.id, entry.title, entry.text, entry.metadata, entry.spans or [(0, len(entry.text))])
+        documents, passages = writer.close_documents()
+        vectors = writer.create_vectors(len(passages), dim)
+        vectors[:] = unit_vectors(len(passages), dim)
+        writer.write_hashes(np.zeros((len(passages), 16), dtype=np.uint8))
+        writer.write_index(vectors, kind)
+        writer.write_lexical(
+            "\n".join([documents.get(row).title, documents.get(row).text]) for row in passages.documents.tolist()
+        )
+        return writer.finish(facts(version, kind, space, dim, len(documents), len(passages)))
+
+
+def facts(version: str, kind: IndexKind, space: str, dim: int, documents: int, passages: int) -> Facts:
+    return Facts(
+        version=version,
+        space=space,
+        encoder=DocumentEncoder(fingerprint="0" * 16, variant=Variant.INT8),
+        dim=dim,
+        counts=Counts(documents=documents, passages=passages, rejects=0),
+        built=Built(
+            index=kind,
+            index_parameters={},
+            passage_tokens=512,
+            passage_overlap=64,
+            care_version="0",
+            created=datetime(2026, 1, 1, tzinfo=UTC),
+        ),
+    )
+
+
+def add_version(collection: Collection, moment: datetime, *, space: str = "test-space", dim: int = DIM) -> str:
+    """A finished version of the collection, unpublished."""
+    version = new_version(moment)
+    with collection.building(version) as folder:
+        write_snapshot(folder, version=version, space=space, dim=dim)
+    return version
+
+
+def write_lines(path: Path, *rows: object) -> Path:
+    """A JSON-lines file; a row that is bytes is written as it is."""
+    lines = [row if isinstance(row, bytes) else json.dumps(row, ensure_ascii=False).encode() for row in rows]
+    path.write_bytes(b"".join(line + b"\n" for line in lines))
+    return path

@@ -1,0 +1,181 @@
+"""Versions, the pointer, and what may not be published."""
+
+from __future__ import annotations
+
+import os
+import threading
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from indexer.publish import Move, list_versions, publish, rollback, verify
+from indexer.store import BadCollection, BadSnapshot, Collection, new_version
+from tests.unit.indexer.support import add_version
+
+START = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+@pytest.fixture
+def collection(tmp_path: Path) -> Collection:
+    return Collection(tmp_path / "collection")
+
+
+def add(collection: Collection, day: int, **changes: object) -> str:
+    return add_version(collection, START + timedelta(days=day), **changes)  # type: ignore[arg-type]
+
+
+def damage(collection: Collection, version: str) -> None:
+    with (collection.folder(version) / "vectors.npy").open("r+b") as file:
+        file.seek(-1, os.SEEK_END)
+        file.write(b"\xff")
+
+
+def test_nothing_yet(collection: Collection) -> None:
+    assert collection.current() is None
+    assert collection.versions() == []
+    assert list_versions(collection) == []
+    with pytest.raises(BadCollection, match="care index build makes one"):
+        publish(collection)
+    with pytest.raises(BadCollection, match="no version older"):
+        rollback(collection)
+
+
+def test_version_names_sort_by_time_and_differ() -> None:
+    assert new_version(START).startswith("20260101T000000Z-")
+    assert new_version(START) != new_version(START)
+    assert new_version(START) < new_version(START + timedelta(seconds=1))
+
+
+def test_publish_list_and_roll_back(collection: Collection) -> None:
+    first, second = add(collection, 1), add(collection, 2)
+    assert collection.versions() == [first, second]
+    assert publish(collection, first) == Move(None, first)
+    assert publish(collection) == Move(first, second)
+    listed = list_versions(collection)
+    assert [(info.version, info.current, info.documents, info.passages) for info in listed] == [
+        (first, False, 4, 5),
+        (second, True, 4, 5),
+    ]
+    assert all(info.size_bytes and info.created and not info.problem for info in listed)
+    assert rollback(collection) == Move(second, first)
+    assert collection.current() == first
+    with pytest.raises(BadCollection, match="no version older"):
+        rollback(collection)
+    assert rollback(collection, second) == Move(first, second)
+
+
+def test_rollback_passes_over_versions_that_were_never_published(collection: Collection) -> None:
+    first = add(collection, 1)
+    publish(collection)
+    add(collection, 2)
+    third = add(collection, 3)
+    publish(collection, third)
+    assert rollback(collection).after == first
+
+
+def test_rollback_to_a_damaged_version_leaves_the_pointer(collection: Collection) -> None:
+    first, second = add(collection, 1), add(collection, 2)
+    publish(collection, first)
+    publish(collection, second)
+    damage(collection, first)
+    with pytest.raises(BadSnapshot, match="altered"):
+        rollback(collection)
+    assert collection.current() == second
+
+
+def test_damaged_version_is_not_published(collection: Collection) -> None:
+    first, second = add(collection, 1), add(collection, 2)
+    publish(collection, first)
+    damage(collection, second)
+    with pytest.raises(BadSnapshot, match=r"vectors\.npy was altered"):
+        publish(collection, second, force=True)
+    assert collection.current() == first
+    with pytest.raises(BadSnapshot, match=r"vectors\.npy was altered"):
+        verify(collection, second)
+    assert verify(collection).version == first
+
+
+def test_list_shows_what_is_wrong_with_a_version(collection: Collection) -> None:
+    version = add(collection, 1)
+    (collection.folder(version) / "manifest.json").unlink()
+    (info,) = list_versions(collection)
+    assert info.problem is not None
+    assert "build did not finish" in info.problem
+    assert info.documents is None
+
+
+@pytest.mark.parametrize("change", [{"space": "elsewhere"}, {"dim": 8}])
+def test_change_of_space_needs_force(collection: Collection, change: dict[str, object]) -> None:
+    first, second = add(collection, 1), add(collection, 2, **change)
+    publish(collection, first)
+    with pytest.raises(BadCollection, match="--force"):
+        publish(collection, second)
+    assert collection.current() == first
+    publish(collection, second, force=True)
+    assert rollback(collection).after == first
+
+
+def test_folder_under_another_name_is_refused(collection: Collection) -> None:
+    version = add(collection, 1)
+    collection.folder(version).rename(collection.root / "versions" / "renamed")
+    with pytest.raises(BadSnapshot, match=f"says it is version {version}"):
+        publish(collection, "renamed")
+
+
+@pytest.mark.parametrize("name", ["nope", "", "../versions", ".building-x"])
+def test_unknown_version_is_refused(collection: Collection, name: str) -> None:
+    version = add(collection, 1)
+    with pytest.raises(BadCollection, match=f"no version .*it has {version}"):
+        collection.folder(name)
+
+
+def test_failed_build_leaves_nothing(collection: Collection) -> None:
+    def build() -> None:
+        with collection.building("v") as folder:
+            (folder / "documents.bin").write_bytes(b"half")
+            raise RuntimeError("disk full")
+
+    with pytest.raises(RuntimeError, match="disk full"):
+        build()
+    assert list((collection.root / "versions").iterdir()) == []
+
+
+def test_killed_build_is_no_version(collection: Collection) -> None:
+    version = add(collection, 1)
+    (collection.root / "versions" / ".building-later").mkdir()
+    assert collection.versions() == [version]
+
+
+def test_failed_swap_keeps_the_old_pointer(collection: Collection, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second = add(collection, 1), add(collection, 2)
+    publish(collection, first)
+
+    def fail(*paths: Path) -> None:
+        raise OSError("no space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "replace", fail)
+        with pytest.raises(OSError, match="no space"):
+            publish(collection, second)
+    assert collection.current() == first
+
+
+def test_readers_see_one_version_or_the_other(collection: Collection) -> None:
+    """A reader that polls the pointer while it moves never finds it empty, half-written or away."""
+    versions = [add(collection, day) for day in (1, 2)]
+    publish(collection, versions[0])
+    seen, done = set(), threading.Event()
+
+    def poll() -> None:
+        while not done.is_set():
+            seen.add(collection.current())
+
+    reader = threading.Thread(target=poll)
+    reader.start()
+    for turn in range(20):
+        publish(collection, versions[turn % 2])
+    done.set()
+    reader.join()
+    assert seen <= set(versions)
+    assert [path.name for path in collection.root.iterdir() if path.name.startswith(".")] == []

@@ -1,0 +1,235 @@
+"""Readers of every format, and every rule about bad rows."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from datetime import date, datetime
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from indexer.corpus import Document, FieldMap, read_corpus
+from indexer.errors import BadCorpus
+from indexer.rejects import Rejects
+from tests.unit.indexer.support import write_lines
+
+GOOD = {"_id": "a", "title": "标题", "text": "正文", "metadata": {"kind": "drug"}}
+
+
+def read(*paths: Path, fields: FieldMap | None = None) -> list[Document]:
+    return list(read_corpus(paths, fields or FieldMap(), Rejects(None)))
+
+
+def read_skipping(path: Path, rejects_file: Path, fields: FieldMap | None = None) -> tuple[list[Document], list[dict]]:
+    with Rejects(rejects_file) as rejects:
+        documents = list(read_corpus([path], fields or FieldMap(), rejects))
+    lines = [json.loads(line) for line in rejects_file.read_bytes().splitlines()] if rejects_file.exists() else []
+    assert len(lines) == rejects.count
+    return documents, lines
+
+
+def test_json_lines_give_documents_with_their_place(tmp_path: Path) -> None:
+    path = write_lines(tmp_path / "c.jsonl", GOOD, b"", {"_id": 7, "text": "untitled"})
+    assert read(path) == [
+        Document("a", "标题", "正文", {"kind": "drug"}, f"{path}:1"),
+        Document("7", "", "untitled", {}, f"{path}:3"),
+    ]
+
+
+def test_byte_order_mark_is_no_part_of_the_first_row(tmp_path: Path) -> None:
+    path = tmp_path / "c.jsonl"
+    path.write_bytes(b"\xef\xbb\xbf" + json.dumps(GOOD).encode())
+    assert read(path)[0].id == "a"
+
+
+def test_gzip_is_read_like_the_file_inside(tmp_path: Path) -> None:
+    path = tmp_path / "c.jsonl.gz"
+    path.write_bytes(gzip.compress(json.dumps(GOOD).encode()))
+    assert read(path)[0].text == "正文"
+
+
+def test_truncated_gzip_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "c.jsonl.gz"
+    path.write_bytes(gzip.compress(json.dumps(GOOD).encode() * 1000)[:-20])
+    with pytest.raises(BadCorpus, match=r"c\.jsonl\.gz cannot be read to its end"):
+        read(path)
+
+
+def test_csv_with_mapped_fields(tmp_path: Path) -> None:
+    path = tmp_path / "c.csv"
+    path.write_text('doc_id,body,year,dept\n1,"two\nlines",2020,内科\n2,text,,\n', encoding="utf-8")
+    fields = FieldMap(id="doc_id", text="body", metadata_fields=("year", "dept"), number_fields=("year",))
+    assert read(path, fields=fields) == [
+        Document("1", "", "two\nlines", {"year": 2020.0, "dept": "内科"}, f"{path}:2"),
+        Document("2", "", "text", {"year": None, "dept": None}, f"{path}:4"),
+    ]
+
+
+def test_csv_metadata_column_is_a_json_object(tmp_path: Path) -> None:
+    path = tmp_path / "c.csv"
+    path.write_text('_id,text,metadata\n1,t,"{""kind"": ""drug""}"\n', encoding="utf-8")
+    assert read(path)[0].metadata == {"kind": "drug"}
+
+
+def test_csv_takes_texts_beyond_the_library_default(tmp_path: Path) -> None:
+    path = tmp_path / "c.csv"
+    path.write_text(f"_id,text\n1,{'长' * 200_000}\n", encoding="utf-8")
+    assert len(read(path)[0].text) == 200_000
+
+
+def test_csv_rows_that_do_not_fit(tmp_path: Path) -> None:
+    path = tmp_path / "c.csv"
+    path.write_bytes(b'_id,text\n1,a,b\n2,\xff\n3,good\n4,"x"y\n5,"never closed\n6,lost\n')
+    documents, rejects = read_skipping(path, tmp_path / "rejects.jsonl")
+    assert [d.id for d in documents] == ["3"]
+    assert [(r["line"], r["raw"]) for r in rejects] == [
+        (2, "1,a,b"),
+        (3, "2,\\xff"),
+        (5, '4,"x"y'),
+        (6, '5,"never closed\n6,lost'),
+    ]
+    assert "3 columns, the first line names 2" in rejects[0]["reason"]
+    assert "not UTF-8" in rejects[1]["reason"]
+    assert "the record takes 2 lines" in rejects[3]["reason"]
+
+
+def test_csv_with_a_column_twice_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "c.csv"
+    path.write_text("_id,text,text\n1,a,b\n", encoding="utf-8")
+    with pytest.raises(BadCorpus, match="names a column twice"):
+        read(path)
+
+
+def test_parquet_with_structs_dates_and_missing_numbers(tmp_path: Path) -> None:
+    path = tmp_path / "c.parquet"
+    rows = [
+        {"_id": 1, "text": "a", "metadata": {"tags": ["x", "y"]}, "day": date(2025, 1, 2), "score": float("nan")},
+        {"_id": 2, "text": "b", "metadata": None, "day": None, "score": 0.5},
+    ]
+    pq.write_table(pa.Table.from_pylist(rows), path)
+    documents = read(path, fields=FieldMap(metadata_fields=("day", "score")))
+    assert [d.metadata for d in documents] == [
+        {"tags": ["x", "y"], "day": "2025-01-02", "score": None},
+        {"day": None, "score": 0.5},
+    ]
+    assert documents[1].place == f"{path}:2"
+
+
+def test_parquet_timestamps_sort_as_texts(tmp_path: Path) -> None:
+    path = tmp_path / "c.parquet"
+    pq.write_table(pa.Table.from_pylist([{"_id": "1", "text": "a", "at": datetime(2025, 1, 2, 3, 4)}]), path)
+    assert read(path, fields=FieldMap(metadata_fields=("at",)))[0].metadata == {"at": "2025-01-02T03:04:00"}
+
+
+def test_damaged_parquet_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "c.parquet"
+    path.write_bytes(b"PAR1 not really")
+    with pytest.raises(BadCorpus, match="not readable Parquet"):
+        read(path)
+
+
+def test_folder_and_several_files_are_read_in_order(tmp_path: Path) -> None:
+    write_lines(tmp_path / "b.jsonl", {"_id": "2", "text": "t"})
+    write_lines(tmp_path / "a.jsonl", {"_id": "1", "text": "t"})
+    write_lines(tmp_path / ".hidden.jsonl", {"_id": "0", "text": "t"})
+    (tmp_path / "README.md").write_text("no corpus")
+    other = write_lines(tmp_path / "c.ndjson", {"_id": "3", "text": "t"}).rename(tmp_path.parent / "c.ndjson")
+    assert [d.id for d in read(other, tmp_path)] == ["3", "1", "2"]
+
+
+def test_beir_folder_gives_its_corpus_and_not_its_queries(tmp_path: Path) -> None:
+    write_lines(tmp_path / "corpus.jsonl", GOOD)
+    write_lines(tmp_path / "queries.jsonl", {"_id": "q", "text": "a question"})
+    assert [d.id for d in read(tmp_path)] == ["a"]
+
+
+BAD_ROWS = [
+    (b'{"_id": "x", ', "not JSON"),
+    (b'{"_id": "x", "text": NaN}', "not JSON"),
+    (b'["x", "text"]', "not a JSON object"),
+    (b'{"_id": "x", "text": "\xff\xfe"}', r"not UTF-8 \(byte 23\)"),
+    (rb'{"_id": "x", "text": "\ud800"}', "not JSON"),
+    ({"text": "t"}, "no id in field _id"),
+    ({"_id": "", "text": "t"}, "no id in field _id"),
+    ({"_id": None, "text": "t"}, "no id in field _id"),
+    ({"_id": 1.5, "text": "t"}, "neither text nor a whole number"),
+    ({"_id": True, "text": "t"}, "neither text nor a whole number"),
+    ({"_id": "x"}, "no text in field text"),
+    ({"_id": "x", "text": " \n"}, "no text in field text"),
+    ({"_id": "x", "text": 5}, "the text in field text is not text"),
+    ({"_id": "x", "text": "t", "title": ["t"]}, "the title in field title is not text"),
+    ({"_id": "a", "text": "again"}, r"repeated id 'a', first at .*c\.jsonl:1"),
+    ({"_id": "x", "text": "t", "metadata": [1]}, "metadata is not an object"),
+    ({"_id": "x", "text": "t", "metadata": "{"}, "not a JSON object"),
+    ({"_id": "x", "text": "t", "metadata": {"k": {"deep": 1}}}, "metadata field k is neither text"),
+    ({"_id": "x", "text": "t", "metadata": {"k": [1, 2]}}, "metadata field k is neither text"),
+    ({"_id": "x", "text": "t", "metadata": {"kind": 3}}, r"kind is a number here and text at .*c\.jsonl:1"),
+]
+
+
+@pytest.mark.parametrize(("row", "reason"), BAD_ROWS)
+def test_bad_row_stops_the_build_with_its_place(tmp_path: Path, row: object, reason: str) -> None:
+    path = write_lines(tmp_path / "c.jsonl", GOOD, row)
+    with pytest.raises(BadCorpus, match=rf"1 bad rows: .*c\.jsonl:2: .*{reason}.*--skip-bad"):
+        read(path)
+
+
+@pytest.mark.parametrize(("row", "reason"), BAD_ROWS)
+def test_bad_row_is_set_aside_and_the_rest_is_read(tmp_path: Path, row: object, reason: str) -> None:
+    path = write_lines(tmp_path / "c.jsonl", GOOD, row, {"_id": "z", "text": "last"})
+    documents, rejects = read_skipping(path, tmp_path / "deep" / "rejects.jsonl")
+    assert [d.id for d in documents] == ["a", "z"]
+    assert [(r["file"], r["line"]) for r in rejects] == [(str(path), 2)]
+    raw = row.decode("utf-8", errors="backslashreplace") if isinstance(row, bytes) else row
+    assert (rejects[0]["raw"] if isinstance(row, bytes) else json.loads(rejects[0]["raw"])) == raw
+
+
+def test_error_lists_the_first_few_and_the_count(tmp_path: Path) -> None:
+    path = write_lines(tmp_path / "c.jsonl", *[{"_id": str(i)} for i in range(9)], GOOD)
+    with pytest.raises(BadCorpus, match=r"^9 bad rows: .*c\.jsonl:5: .*; and 4 more\. ") as caught:
+        read(path)
+    assert "c.jsonl:6" not in str(caught.value)
+
+
+def test_a_rejected_row_does_not_claim_its_id(tmp_path: Path) -> None:
+    path = write_lines(tmp_path / "c.jsonl", {"_id": "x"}, {"_id": "x", "text": "t"})
+    documents, rejects = read_skipping(path, tmp_path / "rejects.jsonl")
+    assert [d.text for d in documents] == ["t"]
+    assert len(rejects) == 1
+
+
+@pytest.mark.parametrize("content", [b"", b"\n\n"])
+def test_empty_corpus_is_refused(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "c.jsonl"
+    path.write_bytes(content)
+    with pytest.raises(BadCorpus, match="empty corpus cannot be searched"):
+        read(path)
+
+
+def test_corpus_of_bad_rows_only_is_refused_even_when_skipping(tmp_path: Path) -> None:
+    with pytest.raises(BadCorpus, match=r"no documents \(1 bad rows\)"):
+        read_skipping(write_lines(tmp_path / "c.jsonl", b"{"), tmp_path / "rejects.jsonl")
+
+
+def test_mapped_field_that_no_row_has_is_refused(tmp_path: Path) -> None:
+    path = write_lines(tmp_path / "c.jsonl", GOOD)
+    with pytest.raises(BadCorpus, match="no row has a field named departmnt"):
+        read(path, fields=FieldMap(metadata_fields=("departmnt",)))
+
+
+def test_paths_that_are_no_corpus_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("x")
+    with pytest.raises(BadCorpus, match="does not exist"):
+        read(tmp_path / "nowhere.jsonl")
+    with pytest.raises(BadCorpus, match="of no known kind"):
+        read(tmp_path / "notes.txt")
+    with pytest.raises(BadCorpus, match="holds no corpus file"):
+        read(tmp_path)
+
+
+def test_no_rejects_file_is_made_without_rejects(tmp_path: Path) -> None:
+    read_skipping(write_lines(tmp_path / "c.jsonl", GOOD), tmp_path / "rejects.jsonl")
+    assert not (tmp_path / "rejects.jsonl").exists()

@@ -1,0 +1,122 @@
+"""Filters: each condition on each kind of field, missing values, and what cannot be answered."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from indexer.store import AnyOf, BadFilter, BadSnapshot, Equal, Filter, Range, Snapshot
+from indexer.store.documents import Metadata
+from indexer.store.metadata import FACET_VALUES, MetadataIndex, MetadataWriter
+
+
+def index(folder: Path, rows: list[Metadata]) -> MetadataIndex:
+    writer = MetadataWriter(folder)
+    for row in rows:
+        writer.add(row)
+    writer.close()
+    return MetadataIndex.open(folder, len(rows))
+
+
+ROWS: list[Metadata] = [
+    {"kind": "drug", "year": 2020, "tags": ["心", "血"], "updated": "2025-01-31"},
+    {"kind": "test", "year": 2021.5, "tags": "血", "updated": "2025-02-01", "rx": True},
+    {"kind": "drug", "year": -1, "tags": [], "updated": None, "rx": False},
+    {},
+    {"kind": "Drug", "tags": ["肺"], "updated": "2026-01-01"},
+]
+
+
+@pytest.mark.parametrize(
+    ("filters", "rows"),
+    [
+        ([], [0, 1, 2, 3, 4]),
+        ([Equal("kind", "drug")], [0, 2]),
+        ([Equal("kind", "nothing")], []),
+        ([Equal("year", 2020)], [0]),
+        ([Equal("year", "2021.5")], [1]),
+        ([Equal("tags", "血")], [0, 1]),
+        ([Equal("rx", True)], [1]),
+        ([Equal("rx", "false")], [2]),
+        ([AnyOf("kind", ("test", "Drug", "nothing"))], [1, 4]),
+        ([AnyOf("kind", ())], []),
+        ([AnyOf("year", (-1, "2020"))], [0, 2]),
+        ([AnyOf("tags", ("肺", "心"))], [0, 4]),
+        ([Range("updated", gte="2025-02-01")], [1, 4]),
+        ([Range("updated", gt="2025-02-01")], [4]),
+        ([Range("updated", lte="2025-02-01")], [0, 1]),
+        ([Range("updated", lt="2025-02-01")], [0]),
+        ([Range("updated", gte="2025-01-01", lt="2026-01-01")], [0, 1]),
+        ([Range("updated", gte="2027", lt="2024")], []),
+        ([Range("year", gt=-1)], [0, 1]),
+        ([Range("year", gte=-1, lt=2021)], [0, 2]),
+        ([Range("year", lte="2020")], [0, 2]),
+        ([Range("tags", gte="心", lte="肺")], [0, 4]),
+        ([Equal("kind", "drug"), Range("year", gt=0)], [0]),
+    ],
+)
+def test_select(tmp_path: Path, filters: list[Filter], rows: list[int]) -> None:
+    assert np.flatnonzero(index(tmp_path, ROWS).select(filters)).tolist() == rows
+
+
+@settings(deadline=None)
+@given(
+    values=st.lists(st.none() | st.text("aäb文𠀀", max_size=3), min_size=1, max_size=30),
+    low=st.text("aäb文𠀀", max_size=3),
+    high=st.text("aäb文𠀀", max_size=3),
+)
+def test_text_ranges_are_those_of_code_points(
+    tmp_path_factory: pytest.TempPathFactory, values: list[str | None], low: str, high: str
+) -> None:
+    values.append("a")  # a field that no document has is not a field
+    metadata = index(tmp_path_factory.mktemp("metadata"), [{"f": value} for value in values])
+    expected = [value is not None and low <= value < high for value in values]
+    assert metadata.select([Range("f", gte=low, lt=high)]).tolist() == expected
+
+
+@pytest.mark.parametrize(
+    ("condition", "message"),
+    [
+        (Equal("color", "red"), "no such field; it has kind, rx, tags, updated, year"),
+        (Range("kind"), "at least one of gte"),
+        (Equal("year", "new"), "'new' is not a number"),
+        (Range("year", gte=True), "True is not a number"),
+        (Equal("kind", 3), "3 is not a text"),
+        (Range("tags", lt=1.5), "1.5 is not a text"),
+    ],
+)
+def test_filter_that_cannot_be_answered_names_its_field(tmp_path: Path, condition: Filter, message: str) -> None:
+    with pytest.raises(BadFilter, match=message) as caught:
+        index(tmp_path, ROWS).select([condition])
+    assert caught.value.field == condition.field
+
+
+def test_documents_without_metadata(tmp_path: Path) -> None:
+    metadata = index(tmp_path, [{}, {}])
+    assert metadata.fields == []
+    assert metadata.select([]).all()
+    assert metadata.facets() == {}
+
+
+def test_facets_count_documents_of_fields_with_few_values(tmp_path: Path) -> None:
+    rows: list[Metadata] = [{"url": f"u{i}", "kind": "ab"[i % 3 == 0], "n": i} for i in range(FACET_VALUES + 1)]
+    rows[0] = {**rows[0], "tags": ["x", "y", "x"]}
+    rows[1] = {**rows[1], "tags": "x"}
+    assert index(tmp_path, rows).facets() == {"kind": {"a": 34, "b": 17}, "tags": {"x": 2, "y": 1}}
+
+
+def test_snapshot_answers_filters_over_its_documents(snapshot: Snapshot) -> None:
+    mask = snapshot.metadata.select([Equal("tags", "心脏")])
+    assert [snapshot.documents.get(row).id for row in np.flatnonzero(mask)] == ["drug-1", "disease-1"]
+    assert snapshot.metadata.facets()["kind"] == {"drug": 2, "disease": 1}
+
+
+def test_unreadable_field_list_is_refused(tmp_path: Path) -> None:
+    index(tmp_path, ROWS)
+    (tmp_path / "metadata.json").write_text('[{"name": "kind", "kind": "colour"}]')
+    with pytest.raises(BadSnapshot, match=r"metadata\.json is unreadable"):
+        MetadataIndex.open(tmp_path, len(ROWS))

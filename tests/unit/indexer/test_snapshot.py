@@ -1,0 +1,194 @@
+"""A snapshot opens whole or not at all."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from indexer.store import BadSnapshot, Equal, IndexKind, Manifest, Snapshot
+from indexer.store.arrays import load_array, save_array
+from models.errors import SpaceMismatch
+from models.spec import EncoderSpec
+from tests.unit.indexer.support import DIM, ENTRIES, write_snapshot
+
+# One pattern a file, for the names that the lexical library makes up.
+FILES = [
+    "manifest.json",
+    "documents.bin",
+    "documents.offsets.npy",
+    "ids.hashes.npy",
+    "ids.rows.npy",
+    "passages.documents.npy",
+    "passages.spans.npy",
+    "hashes.npy",
+    "vectors.npy",
+    "index.faiss",
+    "metadata.json",
+    *(
+        f"metadata.{i}.{part}"
+        for i in (0, 1, 2, 3)
+        for part in ("codes.npy", "vocabulary.bin", "vocabulary.offsets.npy")
+    ),
+    "metadata.2.starts.npy",
+    "metadata.4.values.npy",
+    "lexical/meta.json",
+    "lexical/.managed.json",
+    *(f"lexical/*.{part}" for part in ("fast", "fieldnorm", "idx", "pos", "store", "term")),
+]
+
+
+@pytest.fixture
+def folder(snapshot_folder: Path, tmp_path: Path) -> Path:
+    """A copy to be damaged."""
+    return Path(shutil.copytree(snapshot_folder, tmp_path / "v1"))
+
+
+def find(folder: Path, pattern: str) -> Path:
+    (path,) = folder.glob(pattern)
+    return path
+
+
+def test_opens_with_everything_in_place(snapshot: Snapshot) -> None:
+    assert snapshot.version == "v1"
+    assert (len(snapshot.documents), len(snapshot.passages), len(snapshot.lexical)) == (4, 5, 5)
+    assert snapshot.passages.documents.tolist() == [0, 1, 2, 3, 3]
+    assert [snapshot.passages.span(row) for row in (3, 4)] == [(0, 6), (6, 16)]
+    assert snapshot.hashes.shape == (5, 16)
+    assert snapshot.vectors.search(np.ones((2, DIM), dtype=np.float32), 3)[1].shape == (2, 3)
+    assert snapshot.lexical.search("白细胞", 5)[0].tolist() == [3, 4]
+
+
+def test_the_list_of_files_is_complete(snapshot_folder: Path) -> None:
+    manifest = Manifest.read(snapshot_folder)
+    assert {find(snapshot_folder, pattern).relative_to(snapshot_folder).as_posix() for pattern in FILES} == {
+        *manifest.files,
+        "manifest.json",
+    }
+    assert manifest.size_bytes == sum((snapshot_folder / name).stat().st_size for name in manifest.files)
+
+
+@pytest.mark.parametrize("pattern", FILES)
+def test_truncated_file_is_refused(folder: Path, pattern: str) -> None:
+    path = find(folder, pattern)
+    path.write_bytes(path.read_bytes()[:-1] if pattern != "manifest.json" else path.read_bytes()[:-3])
+    for verify in (True, False):
+        with pytest.raises(BadSnapshot, match=path.name):
+            Snapshot.open(folder, verify=verify)
+
+
+@pytest.mark.parametrize("pattern", FILES)
+def test_altered_file_is_refused(folder: Path, pattern: str) -> None:
+    path = find(folder, pattern)
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(BadSnapshot, match=path.name):
+        Snapshot.open(folder)
+
+
+@pytest.mark.parametrize("pattern", FILES)
+def test_missing_file_is_refused(folder: Path, pattern: str) -> None:
+    path = find(folder, pattern)
+    path.unlink()
+    with pytest.raises(BadSnapshot, match=path.name):
+        Snapshot.open(folder, verify=False)
+
+
+def test_half_written_folder_says_so(folder: Path) -> None:
+    (folder / "manifest.json").unlink()
+    with pytest.raises(BadSnapshot, match="its build did not finish"):
+        Snapshot.open(folder)
+
+
+def test_newer_format_asks_for_an_upgrade(folder: Path) -> None:
+    fields = json.loads((folder / "manifest.json").read_text())
+    (folder / "manifest.json").write_text(json.dumps(fields | {"format": 2, "colour": "unheard of"}))
+    with pytest.raises(BadSnapshot, match="has format 2, this program reads up to 1: upgrade"):
+        Snapshot.open(folder)
+
+
+@pytest.mark.parametrize("content", ["[]", "{}", '{"format": "1"}', '{"format": 1, "checksum": "x"}', "\x00"])
+def test_manifest_that_is_none_is_refused(folder: Path, content: str) -> None:
+    (folder / "manifest.json").write_text(content)
+    with pytest.raises(BadSnapshot, match=r"manifest\.json is damaged"):
+        Snapshot.open(folder)
+
+
+def test_manifest_edited_by_hand_is_refused(folder: Path) -> None:
+    path = folder / "manifest.json"
+    path.write_text(path.read_text().replace("test-space", "evil-space"))
+    with pytest.raises(BadSnapshot, match="its own checksum differs"):
+        Snapshot.open(folder)
+
+
+@pytest.mark.parametrize(
+    ("name", "counts"),
+    [("passages", {"documents": 4, "passages": 6}), ("documents", {"documents": 3, "passages": 5})],
+)
+def test_counts_that_disagree_with_the_files_are_refused(folder: Path, name: str, counts: dict[str, int]) -> None:
+    manifest = Manifest.read(folder)
+    wrong = manifest.counts.model_copy(update=counts)
+    manifest.model_copy(update={"counts": wrong}).write(folder)
+    with pytest.raises(BadSnapshot, match=name):
+        Snapshot.open(folder)
+
+
+def test_lexical_index_of_another_size_is_refused(folder: Path, tmp_path: Path) -> None:
+    write_snapshot(tmp_path / "other", ENTRIES[:2])
+    shutil.rmtree(folder / "lexical")
+    shutil.copytree(tmp_path / "other" / "lexical", folder / "lexical")
+    manifest = Manifest.read(folder)
+    others = Manifest.read(tmp_path / "other").files
+    files = {name: entry for name, entry in manifest.files.items() if not name.startswith("lexical/")}
+    files |= {name: entry for name, entry in others.items() if name.startswith("lexical/")}
+    manifest.model_copy(update={"files": files}).write(folder)
+    with pytest.raises(BadSnapshot, match="lexical has 2 rows instead of 5"):
+        Snapshot.open(folder)
+
+
+def test_files_of_the_lexical_library_have_the_mode_of_the_others(snapshot_folder: Path) -> None:
+    modes = {path.stat().st_mode for path in snapshot_folder.rglob("*") if path.is_file()}
+    assert len(modes) == 1
+
+
+def test_hnsw_snapshot_opens(tmp_path: Path) -> None:
+    write_snapshot(tmp_path / "v1", kind=IndexKind.HNSW)
+    assert Snapshot.open(tmp_path / "v1").vectors.kind is IndexKind.HNSW
+
+
+def test_open_snapshot_outlives_its_folder(folder: Path) -> None:
+    """A request that began on a version ends on it, even if somebody removes the version meanwhile."""
+    snapshot = Snapshot.open(folder)
+    shutil.rmtree(folder)
+    assert snapshot.documents.get(0).id == "drug-1"
+    assert snapshot.lexical.search("白细胞", 5)[0].tolist() == [3, 4]
+    assert (snapshot.vectors.search(np.ones((1, DIM), dtype=np.float32), 5)[1] >= 0).all()
+    assert snapshot.metadata.select([Equal("kind", "drug")]).tolist() == [True, True, False, False]
+
+
+def test_encoder_of_another_space_or_dimension_is_refused(snapshot: Snapshot) -> None:
+    def spec(space: str, dim: int) -> EncoderSpec:
+        return EncoderSpec.model_validate(
+            {"architecture": "bert", "sides": ["query"], "pooling": "cls", "native_dim": 64, "dim": dim}
+            | {"max_length": 512, "space": space}
+        )
+
+    snapshot.manifest.require_encoder(spec("test-space", DIM))
+    with pytest.raises(SpaceMismatch, match="the encoder's space is other, snapshot v1 was built in test-space"):
+        snapshot.manifest.require_encoder(spec("other", DIM))
+    with pytest.raises(SpaceMismatch, match=f"gives 64 dimensions, snapshot v1 has {DIM}"):
+        snapshot.manifest.require_encoder(spec("test-space", 64))
+
+
+def test_arrays_are_little_endian_and_never_pickled(tmp_path: Path) -> None:
+    save_array(tmp_path / "a.npy", np.asarray([1, 2], dtype=">i4"), "<i4")
+    assert load_array(tmp_path / "a.npy", "<i4", (2,)).tolist() == [1, 2]
+    np.save(tmp_path / "o.npy", np.asarray([{}], dtype=object), allow_pickle=True)
+    with pytest.raises(BadSnapshot, match="not a readable array"):
+        load_array(tmp_path / "o.npy", "<i4", (1,))
+    with pytest.raises(BadSnapshot, match=r"holds <i4 \(2,\), expected <i8"):
+        load_array(tmp_path / "a.npy", "<i8", (None,))

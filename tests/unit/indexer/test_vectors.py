@@ -1,0 +1,171 @@
+"""Vector search: exact where it says so, close where it does not, and never outside the filter."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import faiss
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from indexer.store import BadSnapshot, IndexKind
+from indexer.store.vectors import EXACT_ROWS, VectorIndex, build_index
+from tests.unit.indexer.support import unit_vectors
+
+ROWS, DIM = 6000, 32
+KINDS = list(IndexKind)
+
+
+def write(folder: Path, vectors: NDArray[np.float16], kind: IndexKind) -> VectorIndex:
+    np.save(folder / "vectors.npy", vectors)
+    build_index(vectors, kind, folder / "index.faiss")
+    return VectorIndex.open(folder, kind, *vectors.shape)
+
+
+@pytest.fixture(scope="module")
+def vectors() -> NDArray[np.float16]:
+    return unit_vectors(ROWS, DIM, clusters=60)
+
+
+@pytest.fixture(scope="module")
+def indexes(vectors: NDArray[np.float16], tmp_path_factory: pytest.TempPathFactory) -> dict[IndexKind, VectorIndex]:
+    return {kind: write(tmp_path_factory.mktemp(kind), vectors, kind) for kind in KINDS}
+
+
+@pytest.fixture(scope="module")
+def queries(vectors: NDArray[np.float16]) -> NDArray[np.float32]:
+    noisy = vectors[::120].astype(np.float32) + 0.05 * unit_vectors(50, DIM, seed=1).astype(np.float32)
+    return noisy / np.linalg.norm(noisy, axis=1, keepdims=True)
+
+
+def exact(
+    vectors: NDArray[np.float16], queries: NDArray[np.float32], k: int, allowed: NDArray[np.bool_] | None = None
+) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+    scores = queries @ vectors.astype(np.float32).T
+    if allowed is not None:
+        scores[:, ~allowed] = -np.inf
+    rows = np.argsort(-scores, axis=1)[:, :k]
+    return np.take_along_axis(scores, rows, axis=1), rows
+
+
+def recall(found: NDArray[np.int64], expected: NDArray[np.int64]) -> float:
+    return float(np.mean([len(set(f) & set(e)) / len(e) for f, e in zip(found, expected, strict=True)]))
+
+
+def test_flat_is_numpy_exact(
+    indexes: dict[IndexKind, VectorIndex], vectors: NDArray[np.float16], queries: NDArray[np.float32]
+) -> None:
+    scores, rows = indexes[IndexKind.FLAT].search(queries, 20)
+    expected_scores, expected_rows = exact(vectors, queries, 20)
+    np.testing.assert_allclose(scores, expected_scores, atol=1e-6)
+    assert recall(rows, expected_rows) > 0.999  # two rows of equal score may change places
+
+
+def test_hnsw_finds_nearly_all_on_clustered_vectors(
+    indexes: dict[IndexKind, VectorIndex], vectors: NDArray[np.float16], queries: NDArray[np.float32]
+) -> None:
+    scores, rows = indexes[IndexKind.HNSW].search(queries, 10)
+    assert recall(rows, exact(vectors, queries, 10)[1]) > 0.98
+    assert (np.diff(scores, axis=1) <= 0).all()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("share", [0.5, 0.2, 0.01])
+def test_filter_is_honoured_without_losing_recall(
+    indexes: dict[IndexKind, VectorIndex],
+    vectors: NDArray[np.float16],
+    queries: NDArray[np.float32],
+    kind: IndexKind,
+    share: float,
+) -> None:
+    allowed = np.random.default_rng(2).random(ROWS) < share
+    assert (np.count_nonzero(allowed) <= EXACT_ROWS) == (share == 0.01)
+    scores, rows = indexes[kind].search(queries, 10, allowed)
+    assert allowed[rows].all()
+    expected_scores, expected_rows = exact(vectors, queries, 10, allowed)
+    assert recall(rows, expected_rows) > 0.98
+    if kind is IndexKind.FLAT:
+        np.testing.assert_allclose(scores, expected_scores, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("count", [0, 3])
+def test_fewer_rows_than_asked_for_are_marked(
+    indexes: dict[IndexKind, VectorIndex], queries: NDArray[np.float32], kind: IndexKind, count: int
+) -> None:
+    allowed = np.zeros(ROWS, dtype=np.bool_)
+    allowed[100 : 100 + count] = True
+    scores, rows = indexes[kind].search(queries[:2], 5, allowed)
+    assert rows.shape == scores.shape == (2, 5)
+    assert set(rows[0, :count]) == set(range(100, 100 + count))
+    assert (rows[:, count:] == -1).all()
+    assert np.isneginf(scores[:, count:]).all()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_more_than_there_is(tmp_path: Path, kind: IndexKind) -> None:
+    vectors = unit_vectors(3)
+    index = write(tmp_path, vectors, kind)
+    scores, rows = index.search(vectors[:1].astype(np.float32), 10)
+    assert sorted(rows[0, :3]) == [0, 1, 2]
+    assert rows[0, 0] == 0
+    assert (rows[0, 3:] == -1).all()
+    assert np.isneginf(scores[0, 3:]).all()
+
+
+def test_hnsw_looks_at_least_as_far_as_k(indexes: dict[IndexKind, VectorIndex], queries: NDArray[np.float32]) -> None:
+    _, rows = indexes[IndexKind.HNSW].search(queries, 200, ef_search=1)
+    assert (rows >= 0).all()
+
+
+def test_scores_agree_between_index_and_stored_vectors(
+    indexes: dict[IndexKind, VectorIndex], queries: NDArray[np.float32]
+) -> None:
+    """The index holds the rounded vectors, so a filtered answer scores like an unfiltered one."""
+    scores, rows = indexes[IndexKind.HNSW].search(queries, 5)
+    allowed = np.zeros(ROWS, dtype=np.bool_)
+    allowed[rows[0]] = True
+    exact_scores, exact_rows = indexes[IndexKind.HNSW].search(queries[:1], 5, allowed)
+    np.testing.assert_array_equal(exact_rows[0], rows[0])
+    np.testing.assert_allclose(exact_scores[0], scores[0], atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_threads_share_an_index_without_meeting(
+    indexes: dict[IndexKind, VectorIndex], queries: NDArray[np.float32], kind: IndexKind
+) -> None:
+    """Each thread has its own filter and depth: nothing of one search may leak into another."""
+    masks = [np.random.default_rng(seed).random(ROWS) < 0.4 for seed in range(8)]
+    alone = [indexes[kind].search(queries, 10, mask, ef_search=64 + i)[1] for i, mask in enumerate(masks)]
+    with ThreadPoolExecutor(4) as pool:
+        calls = [
+            pool.submit(indexes[kind].search, queries, 10, mask, ef_search=64 + i)
+            for _ in range(3)
+            for i, mask in enumerate(masks)
+        ]
+    for call, expected in zip(calls, alone * 3, strict=True):
+        np.testing.assert_array_equal(call.result()[1], expected)
+
+
+def test_index_is_mapped_so_that_processes_share_it(tmp_path: Path) -> None:
+    index = write(tmp_path, unit_vectors(100), IndexKind.HNSW)
+    maps = Path("/proc/self/maps").read_text()
+    assert str(tmp_path / "index.faiss") in maps
+    assert str(tmp_path / "vectors.npy") in maps
+    assert len(index.values) == 100
+
+
+def test_index_of_another_kind_or_size_is_refused(tmp_path: Path) -> None:
+    write(tmp_path, unit_vectors(10), IndexKind.FLAT)
+    with pytest.raises(BadSnapshot, match="holds IndexFlatIP 10 × 16, expected hnsw 10 × 16"):
+        VectorIndex.open(tmp_path, IndexKind.HNSW, 10, 16)
+    faiss.write_index(faiss.IndexFlatIP(16), str(tmp_path / "index.faiss"))
+    with pytest.raises(BadSnapshot, match="0 × 16, expected flat 10 × 16"):
+        VectorIndex.open(tmp_path, IndexKind.FLAT, 10, 16)
+    (tmp_path / "index.faiss").write_bytes(b"not an index")
+    with pytest.raises(BadSnapshot, match="not a readable FAISS index"):
+        VectorIndex.open(tmp_path, IndexKind.FLAT, 10, 16)
+    with pytest.raises(BadSnapshot, match=r"vectors\.npy holds <f2 \(10, 16\), expected <f2 \(11, 16\)"):
+        VectorIndex.open(tmp_path, IndexKind.FLAT, 11, 16)
