@@ -16,7 +16,9 @@ from models.lexical import Ranking
 RECIPROCAL_OFFSET = 60.0
 CANDIDATES = 100
 """How many rows of each ranking enter a fusion."""
-DEFAULT_WEIGHT = 0.5
+# Fitted to development queries (docs/experiments.md): the dense side is trusted the more, the further its first hits
+# stand out from its tenth and its last, measured against a perfect match, and the less BM25's best hit stands out.
+INTERCEPT, DENSE_TENTH, DENSE_LAST, LEXICAL_SECOND, LEXICAL_TENTH = -3.1, 1.5, 1.9, 1.4, 1.7
 
 
 class Fusion(StrEnum):
@@ -27,10 +29,25 @@ class Fusion(StrEnum):
 
 
 def fuse(dense: Ranking, lexical: Ranking, fusion: Fusion, weight: float | None = None) -> Ranking:
-    """One ranking of the union of both; `weight` is the dense side's share in score fusion."""
+    """One ranking of the union of both; `weight` is the dense side's share in score fusion, by query if None."""
     if fusion is Fusion.RECIPROCAL:
         return fuse_reciprocal(dense, lexical)
-    return fuse_scores(dense, lexical, DEFAULT_WEIGHT if weight is None else weight)
+    return fuse_scores(dense, lexical, query_weight(dense[1], lexical[1]) if weight is None else weight)
+
+
+def query_weight(dense: NDArray[np.float32], lexical: NDArray[np.float32]) -> float:
+    """The dense side's share for one query, from how its two lists of scores (best first) look."""
+    if not len(dense) or not len(lexical):
+        return 0.5
+    tenth, last = dense[min(9, len(dense) - 1)], dense[-1]
+    shape = (
+        INTERCEPT
+        + DENSE_TENTH * (dense[0] - tenth) / (1 - tenth + 1e-3)
+        + DENSE_LAST * (dense[0] - last) / (1 - last + 1e-3)
+        + LEXICAL_SECOND * (lexical[1] / lexical[0] if len(lexical) > 1 else 0.0)
+        + LEXICAL_TENTH * (lexical[9] / lexical[0] if len(lexical) > 9 else 0.0)
+    )
+    return float(1 / (1 + np.exp(-shape)))
 
 
 def fuse_scores(dense: Ranking, lexical: Ranking, weight: float) -> Ranking:

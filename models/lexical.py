@@ -8,6 +8,7 @@ Knows rows and texts; nothing of documents, passages or embeddings.
 from __future__ import annotations
 
 import re
+import tempfile
 import unicodedata
 from collections import Counter
 from collections.abc import Iterable
@@ -25,6 +26,12 @@ Ranking = tuple[NDArray[np.int64], NDArray[np.float32]]
 _TEXT, _ROW, _ANALYSED = "text", "row", "analysed"
 # A Chinese run, or a word of letters and digits of any other script (decimal points stay inside numbers).
 _RUN = re.compile(r"[\u3400-\u9fff\uf900-\ufaff]+|\d+(?:\.\d+)+|[^\W_\u3400-\u9fff\uf900-\ufaff]+")
+# What makes a sentence a question is rare in answers, so BM25 would weigh it most; it says nothing of the topic.
+_QUESTION = re.compile(
+    "请问|想问一下|想知道|为什么|为何|什么|怎么样|怎么办|怎么|怎样|咋|如何|哪些|哪个|哪种|哪里|多少|是否|是不是|能不能|可不可以|"
+    "有没有|要不要|需不需要|[吗呢么吧啊]|"
+    r"\b(?:what|which|how|why|when|where|who|is|are|do|does|did|can|should|could|the|an?)\b"
+)
 _WRITER_BYTES = 256_000_000
 # Up to this many allowed rows are given to tantivy as a set; more are filtered from a longer list of hits.
 _SMALL_FILTER = 20_000
@@ -40,6 +47,12 @@ def terms(text: str) -> list[str]:
         else:
             found.append(run)
     return found
+
+
+def query_terms(query: str) -> list[str]:
+    """The terms of a query less its question words, unless there is nothing else."""
+    folded = unicodedata.normalize("NFKC", query).lower()
+    return terms(_QUESTION.sub(" ", folded)) or terms(folded)
 
 
 class LexicalIndex:
@@ -74,19 +87,26 @@ class LexicalIndex:
 
     @classmethod
     def load(cls, folder: Path) -> LexicalIndex:
-        try:
-            index = tantivy.Index.open(str(folder))
-        except ValueError as error:
-            raise CareError(f"{folder}: not a lexical index: {error}") from error
-        index.config_reader("manual")
-        return cls(index)
+        """Opens a folder that `build` wrote; it may be read-only."""
+        # tantivy takes a lock file beside the index even to read it; a folder of links takes the lock elsewhere. Once
+        # open, the files are mapped and the links are needed no more.
+        with tempfile.TemporaryDirectory(prefix="care-lexical-") as links:
+            for file in folder.iterdir():
+                if file.suffix != ".lock":
+                    Path(links, file.name).symlink_to(file.resolve())
+            try:
+                index = tantivy.Index.open(links)
+            except ValueError as error:
+                raise CareError(f"{folder}: not a lexical index: {error}") from error
+            index.config_reader("manual")
+            return cls(index)
 
     def __len__(self) -> int:
         return int(self._searcher.num_docs)
 
     def search(self, query: str, k: int, allowed: NDArray[np.bool_] | None = None) -> Ranking:
         """The k best rows that share a term with the query; `allowed` is a boolean array over all rows."""
-        wanted = Counter(terms(query))
+        wanted = Counter(query_terms(query))
         permitted = None if allowed is None else np.flatnonzero(allowed)
         if not wanted or not len(self) or (permitted is not None and not len(permitted)):
             return np.empty(0, np.int64), np.empty(0, np.float32)

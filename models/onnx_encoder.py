@@ -5,8 +5,12 @@ The graph holds transformer, pooling, truncation and norm, so there is nothing l
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+
+# Queries are medical: nothing about them may leave the machine. ONNX Runtime reads this when it is imported.
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 import numpy as np
 import onnxruntime as ort
@@ -50,6 +54,8 @@ class OnnxEncoder:
         options = ort.SessionOptions()
         options.intra_op_num_threads = threads
         options.log_severity_level = 3
+        # Idle threads that spin take the cores from search, from HTTP and from other encoders.
+        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         providers = ["CUDAExecutionProvider"] if device == "cuda" else ["CPUExecutionProvider"]
         encoder = cls(spec, chosen, tokenizer, ort.InferenceSession(str(graph), options, providers=providers))
         width = encoder.encode_tokens([tokenizer("")]).shape[1]

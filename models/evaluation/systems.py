@@ -5,8 +5,8 @@ A system ranks a corpus for a list of queries; the fusion and the lexical index 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Callable, Sequence
+from typing import Generic, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +14,8 @@ from numpy.typing import NDArray
 from models.fusion import CANDIDATES, Fusion, fuse
 from models.lexical import LexicalIndex, Ranking
 from models.spec import Side
+
+Made = TypeVar("Made")
 
 
 class Encoder(Protocol):
@@ -28,35 +30,48 @@ class System(Protocol):
     def rank(self, documents: Sequence[str], queries: Sequence[str]) -> list[Ranking]: ...
 
 
+class _Last(Generic[Made]):
+    """Calls a function and keeps its last result: sets share a corpus, and systems share each other's rankings."""
+
+    def __init__(self, make: Callable[..., Made]) -> None:
+        self._make = make
+        self._last: tuple[tuple[Sequence[str], ...], Made] | None = None
+
+    def __call__(self, *lists: Sequence[str]) -> Made:
+        if self._last is None or any(a is not b for a, b in zip(self._last[0], lists, strict=True)):
+            self._last = (lists, self._make(*lists))
+        return self._last[1]
+
+
 class Dense:
     """Exact search by the cosine of embeddings."""
 
     def __init__(self, encoder: Encoder) -> None:
         self._encoder = encoder
-        self._corpus: tuple[Sequence[str], NDArray[np.float32]] | None = None
+        self._vectors = _Last(lambda documents: encoder.encode(documents, Side.DOCUMENT))
+        self._rankings = _Last(self._rank)
 
     def rank(self, documents: Sequence[str], queries: Sequence[str]) -> list[Ranking]:
-        vectors = self._encode_corpus(documents)
-        scores = self._encoder.encode(queries, Side.QUERY) @ vectors.T
-        return [top(row, CANDIDATES) for row in scores]
+        return self._rankings(queries, documents)
 
-    def _encode_corpus(self, documents: Sequence[str]) -> NDArray[np.float32]:
-        # Sets that share a corpus come one after the other; it is encoded once.
-        if self._corpus is None or self._corpus[0] is not documents:
-            self._corpus = (documents, self._encoder.encode(documents, Side.DOCUMENT))
-        return self._corpus[1]
+    def _rank(self, queries: Sequence[str], documents: Sequence[str]) -> list[Ranking]:
+        scores = self._encoder.encode(queries, Side.QUERY) @ self._vectors(documents).T
+        return [top(row, CANDIDATES) for row in scores]
 
 
 class Lexical:
     """BM25."""
 
     def __init__(self) -> None:
-        self._corpus: tuple[Sequence[str], LexicalIndex] | None = None
+        self._index = _Last(LexicalIndex.build)
+        self._rankings = _Last(self._rank)
 
     def rank(self, documents: Sequence[str], queries: Sequence[str]) -> list[Ranking]:
-        if self._corpus is None or self._corpus[0] is not documents:
-            self._corpus = (documents, LexicalIndex.build(documents))
-        return [self._corpus[1].search(query, CANDIDATES) for query in queries]
+        return self._rankings(queries, documents)
+
+    def _rank(self, queries: Sequence[str], documents: Sequence[str]) -> list[Ranking]:
+        index = self._index(documents)
+        return [index.search(query, CANDIDATES) for query in queries]
 
 
 class Hybrid:

@@ -1,0 +1,84 @@
+# The only entry point: `make help` lists what there is. Environments are made on first use and kept.
+SHELL := bash
+PYTHON ?= python3
+SERVE := .venv/bin
+DEV := .venv-dev/bin
+PORT ?= 8000
+HOST ?= http://127.0.0.1:$(PORT)
+PIP := -m pip install --quiet --disable-pip-version-check
+.DEFAULT_GOAL := help
+.PHONY: help run test check unit format bench loadtest eval install install-train optimum lock clean
+
+help: ## this list
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
+
+run: install ## serve the example corpus at http://127.0.0.1:8000 (PORT=… for another)
+	@$(SERVE)/care demo --port $(PORT)
+
+test: .venv-dev/installed .venv-optimum/installed browser check unit ## everything: linters, types, architecture, all tests
+
+check: .venv-dev/installed ## linters, types, import rules
+	$(DEV)/ruff check .
+	$(DEV)/ruff format --check .
+	$(DEV)/mypy
+	$(DEV)/lint-imports
+
+unit: .venv-dev/installed ## the tests alone (ARGS='tests/unit -k batcher')
+	$(DEV)/pytest $(ARGS)
+
+format: .venv-dev/installed ## let ruff lay out the code
+	$(DEV)/ruff check --fix .
+	$(DEV)/ruff format .
+
+bench: .venv-dev/installed ## speed of /v1/search beside the bare framework
+	$(DEV)/python -m loadtest.bench $(ARGS)
+
+loadtest: .venv-dev/installed ## Locust against a running service (HOST=…), then the limits of loadtest/slo.py
+	mkdir -p var/loadtest
+	$(DEV)/locust -f loadtest/locustfile.py --headless --only-summary --exit-code-on-error 0 -u 16 -r 16 -t 20s \
+	  --host $(HOST) --csv var/loadtest/run
+	$(DEV)/python -m loadtest.slo var/loadtest/run_stats.csv $(or $(ARGS),--p95-ms 250 --p99-ms 500)
+
+eval: install ## judge the bundled encoder on the example corpus (DATA=… for another folder)
+	$(SERVE)/care eval $(or $(DATA),examples) $(ARGS)
+
+install: .venv/installed ## the serving environment (.venv, no torch)
+
+install-train: .venv-dev/installed ## the environment with torch (.venv-dev): .venv-dev/bin/care train …
+
+optimum: .venv-optimum/installed ## the environment in which Optimum exports (.venv-optimum)
+
+.venv/installed: requirements/serve.lock pyproject.toml
+	@echo "Installing the serving environment into .venv …"
+	@$(PYTHON) -m venv .venv
+	@$(SERVE)/python $(PIP) --require-hashes --no-deps -r requirements/serve.lock
+	@$(SERVE)/python $(PIP) --no-deps --editable .
+	@touch $@
+
+# torch comes first and alone: an index that offers a CPU build gives that one, and nothing after it asks again.
+.venv-dev/installed: requirements/dev.lock pyproject.toml
+	@echo "Installing the development environment into .venv-dev …"
+	@$(PYTHON) -m venv .venv-dev
+	@$(DEV)/python $(PIP) torch==2.13.0
+	@$(DEV)/python $(PIP) --require-hashes --no-deps -r requirements/dev.lock
+	@$(DEV)/python $(PIP) --no-deps --editable .
+	@touch $@
+
+.venv-optimum/installed: requirements/optimum.lock
+	@echo "Installing the Optimum environment into .venv-optimum …"
+	@$(PYTHON) -m venv .venv-optimum
+	@.venv-optimum/bin/python $(PIP) torch==2.13.0
+	@.venv-optimum/bin/python $(PIP) --require-hashes --no-deps -r requirements/optimum.lock
+	@touch $@
+
+.PHONY: browser
+browser:
+	@command -v chromium >/dev/null && command -v chromedriver >/dev/null || \
+	  { echo "Installing Chromium for the page's tests …"; apt-get update -qq && \
+	    DEBIAN_FRONTEND=noninteractive apt-get install -qq -y chromium chromium-driver >/dev/null; }
+
+lock: ## pin every dependency anew (needs uv)
+	requirements/compile.sh
+
+clean: ## remove environments, snapshots and caches
+	rm -rf .venv .venv-dev .venv-optimum var .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

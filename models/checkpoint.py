@@ -1,0 +1,172 @@
+"""A transformers folder as a hub publishes it: which backbone it holds, how to pool it, how to tokenise for it.
+
+Reads the JSON files only. Knows nothing of weights, torch or ONNX. Never runs code that came with a checkpoint.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer as RustTokenizer
+from tokenizers.processors import Sequence as ProcessorSequence
+from tokenizers.processors import TemplateProcessing
+from transformers import AutoConfig, AutoTokenizer, PretrainedConfig
+
+from models.errors import BadEncoder
+from models.spec import SPEC_FILE, TOKENIZER_FILE, EncoderSpec, Pooling, Side
+
+CONFIG_FILE = "config.json"
+DEFAULT_MAX_LENGTH = 512
+# Causal models see the whole text only at its last token, so there is nothing to ask.
+DECODERS = frozenset({"qwen2", "qwen3", "llama", "mistral"})
+# Their position table starts after the padding id.
+ROBERTA_LIKE = frozenset({"roberta", "xlm-roberta", "camembert", "xlm-roberta-xl"})
+SENTENCE_POOLING = {"cls": Pooling.CLS, "cls_token": Pooling.CLS, "mean": Pooling.MEAN, "mean_tokens": Pooling.MEAN,
+                    "lasttoken": Pooling.EOS}  # fmt: skip
+SENTENCE_MODULES = ("Transformer", "Pooling", "Normalize")
+
+
+def read_config(folder: Path) -> PretrainedConfig:
+    """The backbone's configuration, as a class that transformers has natively."""
+    values = _read_json(folder / CONFIG_FILE)
+    if values is None:
+        raise BadEncoder(f"{folder}: {CONFIG_FILE} is missing; give a folder with transformers weights")
+    model_type = values.get("model_type")
+    if model_type == "new":
+        values = gte_values(values)
+        model_type = "gte"
+    values.pop("auto_map", None)
+    try:
+        config = AutoConfig.for_model(str(model_type), **{k: v for k, v in values.items() if k != "model_type"})
+    except ValueError as error:
+        raise BadEncoder(f"{folder}: transformers has no native class for model_type {model_type!r}") from error
+    if hasattr(config, "use_cache"):
+        config.use_cache = False
+    return config
+
+
+def gte_values(values: dict[str, Any]) -> dict[str, Any]:
+    """The configuration of a checkpoint of the remote class `NewModel`, for transformers' own `GteModel`.
+
+    The remote class scales its rotary frequencies by NTK: with factor f the base grows to theta · f and every
+    frequency is divided by f ** (2 / head_dim). Linear scaling of the grown base is the same function.
+    """
+    unsupported = {"layer_norm_type": "layer_norm", "position_embedding_type": "rope", "logn_attention_scale": False,
+                   "pack_qkv": True}  # fmt: skip
+    for key, needed in unsupported.items():
+        if values.get(key, needed) != needed:
+            raise BadEncoder(f"{CONFIG_FILE}: {key} {values[key]!r} is not supported by GteModel, only {needed!r}")
+    theta = float(values.get("rope_theta", 10000.0))
+    rope: dict[str, Any] = {"rope_type": "default", "rope_theta": theta}
+    scaling = values.get("rope_scaling")
+    if scaling is not None:
+        kind = scaling.get("type", scaling.get("rope_type"))
+        if kind != "ntk" or scaling.get("mixed_b") is not None:
+            raise BadEncoder(f"{CONFIG_FILE}: rope_scaling {scaling!r} is not supported, only ntk without mixed_b")
+        factor = float(scaling["factor"])
+        head_dim = values["hidden_size"] // values["num_attention_heads"]
+        rope = {"rope_type": "linear", "rope_theta": theta * factor, "factor": factor ** (2 / head_dim)}
+    dropped = {"architectures", "auto_map", "rope_theta", "rope_scaling", "torch_dtype", "dtype", *unsupported,
+               "logn_attention_clip1", "unpad_inputs", "use_memory_efficient_attention"}  # fmt: skip
+    kept = {key: value for key, value in values.items() if key not in dropped}
+    return kept | {"model_type": "gte", "rope_parameters": rope}
+
+
+def infer_spec(
+    folder: Path,
+    *,
+    space: str,
+    pooling: Pooling | None = None,
+    dim: int | None = None,
+    max_length: int | None = None,
+    sides: Sequence[Side] = (Side.QUERY, Side.DOCUMENT),
+) -> EncoderSpec:
+    """The spec of a transformers folder: what is not given is read from its own and sentence-transformers' files."""
+    config = read_config(folder)
+    prompts = (_read_json(folder / "config_sentence_transformers.json") or {}).get("prompts") or {}
+    return EncoderSpec(
+        architecture=config.model_type,
+        sides=tuple(sides),
+        pooling=pooling or _pooling(folder, config),
+        native_dim=config.hidden_size,
+        dim=dim or config.hidden_size,
+        max_length=max_length or _max_length(folder, config),
+        query_instruction=prompts.get("query") or "",
+        document_instruction=prompts.get("document") or prompts.get("passage") or "",
+        space=space,
+    )
+
+
+def read_tokenizer(folder: Path, pooling: Pooling, config: PretrainedConfig) -> str:
+    """The text of a `tokenizer.json` for the folder; for EOS pooling it is one that ends each text with EOS."""
+    path = folder / TOKENIZER_FILE
+    # tokenizer_config.json may overrule tokenizer.json (lower-casing, for one), and only transformers knows how.
+    overruled = (folder / "tokenizer_config.json").is_file() and not (folder / SPEC_FILE).is_file()
+    if path.is_file() and not overruled:
+        backend = RustTokenizer.from_file(str(path))
+    else:
+        try:
+            backend = AutoTokenizer.from_pretrained(folder, local_files_only=True).backend_tokenizer
+        except (OSError, ValueError, AttributeError) as error:
+            raise BadEncoder(f"{folder}: no tokenizer that transformers can read ({TOKENIZER_FILE})") from error
+    backend.no_padding()
+    backend.no_truncation()
+    if pooling is Pooling.EOS and not backend.encode("").ids:
+        _append_eos(backend, config, folder)
+    return str(backend.to_str())
+
+
+def _append_eos(backend: RustTokenizer, config: PretrainedConfig, folder: Path) -> None:
+    eos = config.eos_token_id[0] if isinstance(config.eos_token_id, list) else config.eos_token_id
+    token = None if eos is None else backend.id_to_token(eos)
+    if token is None:
+        raise BadEncoder(f"{folder}: EOS pooling needs eos_token_id in {CONFIG_FILE}")
+    ending = TemplateProcessing(single=f"$A {token}", special_tokens=[(token, eos)])
+    before = backend.post_processor
+    backend.post_processor = ending if before is None else ProcessorSequence([before, ending])
+
+
+def _pooling(folder: Path, config: PretrainedConfig) -> Pooling:
+    for module in _read_json(folder / "modules.json") or []:
+        if module["type"].rsplit(".", 1)[-1] not in SENTENCE_MODULES:
+            raise BadEncoder(f"{folder}: modules.json has {module['type']}, which an encoder here cannot hold")
+    stated = _read_json(folder / "1_Pooling" / CONFIG_FILE)
+    if stated is None:
+        if config.model_type in DECODERS:
+            return Pooling.EOS
+        raise BadEncoder(f"{folder} does not say how it is pooled (1_Pooling/{CONFIG_FILE}); give pooling cls or mean")
+    modes = [name.removeprefix("pooling_mode_") for name, on in stated.items() if "pooling_mode_" in name and on]
+    modes = modes or [str(stated.get("pooling_mode"))]
+    if len(modes) != 1 or modes[0] not in SENTENCE_POOLING:
+        raise BadEncoder(f"{folder}: pooling {' + '.join(modes)} is not supported, only cls, mean or lasttoken")
+    return SENTENCE_POOLING[modes[0]]
+
+
+def check_length(folder: Path, config: PretrainedConfig, max_length: int) -> None:
+    """Refuses more tokens than the backbone has positions."""
+    if max_length > _positions(config):
+        raise BadEncoder(
+            f"{folder}: max_length {max_length} is more than the backbone's {_positions(config)} positions"
+        )
+
+
+def _positions(config: PretrainedConfig) -> int:
+    positions: int = config.max_position_embeddings
+    return positions - config.pad_token_id - 1 if config.model_type in ROBERTA_LIKE else positions
+
+
+def _max_length(folder: Path, config: PretrainedConfig) -> int:
+    stated: int | None = (_read_json(folder / "sentence_bert_config.json") or {}).get("max_seq_length")
+    return min(_positions(config), DEFAULT_MAX_LENGTH, stated or DEFAULT_MAX_LENGTH)
+
+
+def _read_json(path: Path) -> Any:  # noqa: ANN401 - JSON is what it is
+    if not path.is_file():
+        return None
+    try:
+        return json.loads(path.read_bytes())
+    except json.JSONDecodeError as error:
+        raise BadEncoder(f"{path} is not JSON: {error}") from error

@@ -1,0 +1,1 @@
+"""From a trained encoder to the ONNX graphs that are served: one backbone graph, one head, three variants."""

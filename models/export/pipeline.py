@@ -1,0 +1,209 @@
+"""From a source folder to an encoder folder with its ONNX graphs: export, variants, parity, and one move at the end.
+
+backbone graph (Optimum | torch | given) ── head ──────────────→ model.onnx
+               ├── fusions, fp16 (Optimum | ONNX Runtime) ─ head → model.fp16.onnx
+               └── head ── smoothing, int8 (Optimum | ONNX Runtime) → model.int8.onnx
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+
+import onnx
+from onnx import ModelProto
+
+from models.export import fp16, int8, optimum_route, torch_route
+from models.export.check_texts import CHECK_TEXTS
+from models.export.errors import ExportError
+from models.export.head import append_head
+from models.export.parity import FLOORS, Floor, Vectors, check_parity
+from models.export.source import Source, open_source
+from models.spec import SPEC_FILE, TOKENIZER_FILE, EncoderSpec, Parity, Pooling, Variant, sha256_of
+
+GRAPH = "model.onnx"
+# Files of a target that an export replaces; anything else there (a model card) stays.
+OWNED = ("*.onnx", "*.json", "*.safetensors", "*.bin")
+
+
+class Backend(StrEnum):
+    """Who exports: Optimum where its environment is there and it takes the architecture, else torch; or as told."""
+
+    AUTO = "auto"
+    TORCH = "torch"
+    OPTIMUM = "optimum"
+
+
+@dataclass(frozen=True, slots=True)
+class Graph:
+    """One exported graph: how large, how close to its reference, and who made it."""
+
+    variant: Variant
+    size_bytes: int
+    parity: Parity
+    made_by: str
+
+
+@dataclass(frozen=True, slots=True)
+class ExportReport:
+    """What was written where."""
+
+    folder: Path
+    spec: EncoderSpec
+    graphs: tuple[Graph, ...]
+
+
+def export(
+    source: Path,
+    target: Path,
+    *,
+    space: str | None = None,
+    pooling: Pooling | None = None,
+    dim: int | None = None,
+    max_length: int | None = None,
+    variants: Sequence[Variant] = tuple(Variant),
+    backend: Backend = Backend.AUTO,
+    optimum_python: Path | None = None,
+    floors: Mapping[Variant, Floor] = FLOORS,
+) -> ExportReport:
+    """Writes `target` whole or not at all; raises ParityError when a graph stays below its floor."""
+    _check_target(source, target)
+    variants = tuple(dict.fromkeys(variants))
+    opened = open_source(source, {"space": space, "pooling": pooling, "dim": dim, "max_length": max_length})
+    maker = _Maker(opened, _choose(backend, opened, optimum_python))
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with _beside(target) as work:
+        staged = work / "encoder"
+        staged.mkdir()
+        (staged / TOKENIZER_FILE).write_text(opened.tokenizer_json, encoding="utf-8")
+        made_by = {variant: maker.make(variant, staged / variant.filename, work) for variant in variants}
+        spec = _checked(staged, opened.spec, opened.reference(CHECK_TEXTS), variants, floors)
+        graphs = tuple(
+            Graph(variant, (staged / variant.filename).stat().st_size, spec.parity[variant], made_by[variant])
+            for variant in variants
+        )
+        _replace(staged, target, work)
+    return ExportReport(target, spec, graphs)
+
+
+def _choose(backend: Backend, source: Source, given: Path | None) -> Path | None:
+    """The Optimum interpreter to use, or None for torch and ONNX Runtime."""
+    if backend is Backend.TORCH:
+        return None
+    taken = source.config.model_type in optimum_route.EXPORTS
+    python = optimum_route.find_python(given)
+    if backend is Backend.OPTIMUM and not taken:
+        raise ExportError(f"Optimum does not take {source.config.model_type}: use backend torch")
+    if backend is Backend.OPTIMUM and python is None:
+        raise ExportError(f"there is no Optimum environment: {optimum_route.HOW_TO}")
+    return python if taken else None
+
+
+class _Maker:
+    """Makes the graphs of one source; the backbone is exported once, when the first graph needs it."""
+
+    def __init__(self, source: Source, optimum: Path | None) -> None:
+        self._source = source
+        self._optimum = optimum
+
+    def make(self, variant: Variant, path: Path, work: Path) -> str:
+        """Writes one graph and says who made it."""
+        backbone, exporter = self._backbone(work)
+        model, by = self._fuse(backbone, work) if variant is Variant.FP16 else (onnx.load(backbone), exporter)
+        append_head(model, self._source.spec)
+        if variant is Variant.INT8:
+            by = self._quantize(model, path, work)
+        else:
+            onnx.save(model, path)
+        return exporter if by == exporter else f"{exporter}, {by}"
+
+    def _backbone(self, work: Path) -> tuple[Path, str]:
+        origin = self._source.origin
+        if isinstance(origin, Path):
+            return origin, "given"
+        graph = work / "backbone" / GRAPH
+        if self._optimum is None:
+            if not graph.is_file():
+                graph.parent.mkdir()
+                torch_route.export_backbone(origin.backbone, graph)
+            return graph, "torch"
+        if not graph.is_file():
+            optimum_route.write_backbone(origin.backbone, work / "weights")
+            optimum_route.run_worker(self._optimum, "export", work / "weights", graph.parent)
+        return graph, "optimum"
+
+    def _fuse(self, backbone: Path, work: Path) -> tuple[ModelProto, str]:
+        if self._optimum is None or self._source.config.model_type not in optimum_route.OPTIMIZES:
+            return fp16.fuse(backbone, self._source.config), "onnxruntime"
+        folder = self._folder(work / "to-fuse")
+        shutil.copyfile(backbone, folder / GRAPH)
+        optimum_route.run_worker(self._optimum, "optimize", folder, work / "fused")
+        return onnx.load(work / "fused" / GRAPH), "optimum"
+
+    def _quantize(self, whole: ModelProto, path: Path, work: Path) -> str:
+        source = self._source
+        folder = self._folder(work / "to-quantize")
+        samples = int8.calibration_samples(source.tokenizer(), source.config.vocab_size)
+        int8.prepare(whole, samples)
+        onnx.save(whole, folder / GRAPH)
+        if self._optimum is None:
+            int8.quantize(folder / GRAPH, path)
+            return "onnxruntime"
+        optimum_route.run_worker(self._optimum, "quantize", folder, work / "quantized")
+        shutil.move(work / "quantized" / GRAPH, path)
+        return "optimum"
+
+    def _folder(self, folder: Path) -> Path:
+        folder.mkdir()
+        optimum_route.write_graph_config(self._source.config, folder)
+        return folder
+
+
+def _checked(
+    folder: Path, spec: EncoderSpec, reference: Vectors, variants: Sequence[Variant], floors: Mapping[Variant, Floor]
+) -> EncoderSpec:
+    """Writes `encoder.json` with checksums, measures each graph, and writes it again with what was measured."""
+    names = (TOKENIZER_FILE, *(variant.filename for variant in variants))
+    spec = spec.model_copy(update={"checksums": {name: sha256_of(folder / name) for name in names}})
+    spec.save(folder)
+    parity = {variant: check_parity(folder, variant, reference, floors[variant]) for variant in variants}
+    spec = spec.model_copy(update={"parity": parity})
+    spec.save(folder)
+    return spec
+
+
+def _check_target(source: Path, target: Path) -> None:
+    if target.resolve() == source.resolve():
+        raise ExportError(f"{target} is the source itself: give another target")
+    if target.exists() and not (target.is_dir() and ((target / SPEC_FILE).is_file() or not any(target.iterdir()))):
+        raise ExportError(f"{target} is there and is not an encoder folder: give another target")
+
+
+@contextmanager
+def _beside(target: Path) -> Iterator[Path]:
+    """A working folder on the target's file system, gone afterwards whatever happens."""
+    work = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
+    try:
+        yield work
+    finally:
+        shutil.rmtree(work)
+
+
+def _replace(staged: Path, target: Path, work: Path) -> None:
+    """Puts the staged folder in the target's place by renames; files that no export owns come along."""
+    if target.exists():
+        for path in target.iterdir():
+            if path.is_file() and not any(path.match(pattern) for pattern in OWNED):
+                shutil.copy2(path, staged / path.name)
+        target.rename(work / "replaced")
+    try:
+        staged.rename(target)
+    except OSError:
+        if (work / "replaced").exists():
+            (work / "replaced").rename(target)
+        raise

@@ -1,0 +1,135 @@
+"""An encoder in torch: backbone, pooling, truncation, norm. What training changes and export turns into a graph.
+
+Texts are padded on the right. Knows nothing of losses, ONNX or search.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from pathlib import Path
+from pickle import UnpicklingError
+from typing import cast
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.nn import functional
+from transformers import AutoModel, PretrainedConfig, PreTrainedModel
+from transformers.models.auto.modeling_auto import MODEL_MAPPING
+
+from models.checkpoint import CONFIG_FILE, check_length, read_config, read_tokenizer
+from models.errors import BadEncoder
+from models.spec import SPEC_FILE, TOKENIZER_FILE, EncoderSpec, Pooling, Side, sha256_of, verify_file
+from models.tokenizer import Tokenizer, pad
+
+Vectors = NDArray[np.float32]
+
+WEIGHTS = ("*.safetensors", "*.safetensors.index.json")
+
+
+class TorchEncoder(nn.Module):
+    """A function from token ids to unit vectors that can be trained."""
+
+    def __init__(self, backbone: PreTrainedModel, spec: EncoderSpec, tokenizer_json: str) -> None:
+        super().__init__()
+        self.backbone = backbone
+        self.spec = spec
+        self.tokenizer_json = tokenizer_json
+        self.tokenizer = Tokenizer.from_json(tokenizer_json, spec.max_length)
+
+    @classmethod
+    def load(cls, folder: Path, spec: EncoderSpec | None = None, *, dtype: torch.dtype = torch.float32) -> TorchEncoder:
+        """Opens an encoder folder, or a transformers folder of which `spec` says how it is used; in eval mode.
+
+        An encoder folder is verified against its checksums, and no weight may be left over; of a transformers
+        folder, heads that the encoder does not use are left aside. No weight may be missing from either.
+        """
+        own = EncoderSpec.load(folder) if (folder / SPEC_FILE).is_file() else None
+        spec = spec or own
+        if spec is None:
+            raise BadEncoder(f"{folder} has no {SPEC_FILE}: say how the encoder is used (models.checkpoint.infer_spec)")
+        if own is not None:
+            _verify(folder, own)
+        config = read_config(folder)
+        if config.hidden_size != spec.native_dim:
+            raise BadEncoder(f"{folder}: hidden_size is {config.hidden_size}, the spec says {spec.native_dim}")
+        check_length(folder, config, spec.max_length)
+        backbone = _load_backbone(folder, config, dtype, strict=own is not None)
+        return cls(backbone, spec, read_tokenizer(folder, spec.pooling, config)).eval()
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        """Unit vectors (texts, dim) in float32 of ids and mask (texts, tokens)."""
+        output = self.backbone(input_ids=input_ids, attention_mask=attention_mask)
+        return embed(output.last_hidden_state, attention_mask, self.spec)
+
+    @torch.inference_mode()
+    def encode(self, texts: Sequence[str], side: Side, batch_size: int = 64) -> Vectors:
+        """Unit vectors (texts, dim) in the order given, in batches of like lengths."""
+        instruction = self.spec.instruction(side)
+        tokens = self.tokenizer.batch([instruction + text for text in texts])
+        order = sorted(range(len(tokens)), key=lambda row: len(tokens[row]), reverse=True)
+        vectors = np.empty((len(tokens), self.spec.dim), dtype=np.float32)
+        device = next(self.parameters()).device
+        for start in range(0, len(order), batch_size):
+            rows = order[start : start + batch_size]
+            ids, mask = (torch.from_numpy(array).to(device) for array in pad([tokens[row] for row in rows]))
+            vectors[rows] = self(ids, mask).cpu().numpy()
+        return vectors
+
+    def save(self, folder: Path) -> None:
+        """Writes an encoder folder that `load` opens again; `encoder.json`, with the checksums, comes last."""
+        folder.mkdir(parents=True, exist_ok=True)
+        self.backbone.save_pretrained(folder, save_original_format=False)
+        (folder / TOKENIZER_FILE).write_text(self.tokenizer_json, encoding="utf-8")
+        names = sorted({path.name for pattern in WEIGHTS for path in folder.glob(pattern)})
+        checksums = {name: sha256_of(folder / name) for name in (CONFIG_FILE, TOKENIZER_FILE, *names)}
+        self.spec.model_copy(update={"checksums": checksums, "parity": {}}).save(folder)
+
+
+def embed(hidden: Tensor, mask: Tensor, spec: EncoderSpec) -> Tensor:
+    """Embeddings (texts, dim) of hidden states (texts, tokens, native_dim): pooled, cut to dim, then normalised."""
+    vectors = pool(hidden, mask, spec.pooling).float()[:, : spec.dim]
+    return functional.normalize(vectors, dim=-1) if spec.normalize else vectors
+
+
+def pool(hidden: Tensor, mask: Tensor, pooling: Pooling) -> Tensor:
+    """One vector (texts, native_dim) a text; masked positions never count, on whichever side they are for EOS."""
+    if pooling is Pooling.CLS:
+        return hidden[:, 0]
+    if pooling is Pooling.EOS:
+        last = (mask * torch.arange(mask.shape[1], device=mask.device)).argmax(dim=1)
+        return hidden[torch.arange(len(hidden), device=hidden.device), last]
+    weights = mask.unsqueeze(-1).float()
+    return (hidden.float() * weights).sum(dim=1) / weights.sum(dim=1).clamp(min=1.0)
+
+
+def _load_backbone(folder: Path, config: PretrainedConfig, dtype: torch.dtype, *, strict: bool) -> PreTrainedModel:
+    options = {"config": config, "dtype": dtype, "local_files_only": True, "output_loading_info": True}
+    # A pooler that no one trained would be made up at random, and reported as missing.
+    native = cast(type[PreTrainedModel], MODEL_MAPPING[type(config)])
+    if "add_pooling_layer" in inspect.signature(native).parameters:
+        options["add_pooling_layer"] = False
+    backbone: PreTrainedModel
+    try:
+        backbone, report = AutoModel.from_pretrained(folder, weights_only=True, **options)
+    except OSError as error:
+        raise BadEncoder(f"{folder}: no weights (model.safetensors or pytorch_model.bin)") from error
+    except UnpicklingError as error:
+        raise BadEncoder(f"{folder}: pytorch_model.bin holds more than weights and was not read") from error
+    wrong = set(report["missing_keys"]) | {str(key) for key in report["mismatched_keys"]}
+    if strict:
+        wrong |= set(report["unexpected_keys"])
+    if wrong:
+        some = ", ".join(sorted(wrong)[:3])
+        raise BadEncoder(f"{folder}: {len(wrong)} weights do not fit {config.model_type} ({some}…)")
+    return backbone
+
+
+def _verify(folder: Path, spec: EncoderSpec) -> None:
+    weights = [path.name for pattern in WEIGHTS for path in folder.glob(pattern)]
+    if not weights:
+        raise BadEncoder(f"{folder}: no safetensors weights: it can be served, not trained or exported")
+    for name in (CONFIG_FILE, TOKENIZER_FILE, *weights):
+        verify_file(folder, name, spec)

@@ -1,0 +1,107 @@
+"""Development sets out of training files, so that choices are made without looking at an evaluation set.
+
+  python -m models.training.holdout TRAIN_FOLDER OUT
+
+For each group of sources, OUT/<group>/ is a retrieval set in BEIR's shape: some queries and their passages among
+others of the same sources; a `cloze` set asks one sentence for the passage it was cut out of. OUT/pairs.jsonl keeps
+every other pair for training. The same files always give the same split.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from models.training.data import Pair, read_pairs
+
+GROUPS: dict[str, tuple[str, ...]] = {
+    "chip-cdn": ("chip-cdn",),
+    "consult": ("toyhom", "huatuo-llama"),
+    "tcm": ("tcm",),
+    "chinaxiv": ("chinaxiv-abstract", "chinaxiv-section"),
+    "smile": ("smile",),
+    "medquad": ("medquad",),
+    "queries": ("kuake-qtr", "cmedir", "covid-pairs"),
+}
+CLOZE_GROUPS = ("tcm", "chinaxiv")
+QUERIES = 300
+DOCUMENTS = 7000
+_SENTENCE = re.compile(r"(?<=[。！？])")
+
+
+def order(text: str) -> bytes:
+    """A shuffle that depends on nothing but the text."""
+    return hashlib.blake2b(text.encode(), digest_size=8).digest()
+
+
+def hold_out(pairs: Sequence[Pair], out: Path) -> None:
+    """Writes the development sets and the remaining pairs."""
+    held: set[str] = set()
+    for group, sources in GROUPS.items():
+        own = [pair for pair in pairs if pair.source in sources]
+        if own:
+            held |= _write_pairs_set(out / group, own)
+        if own and group in CLOZE_GROUPS:
+            held |= _write_cloze_set(out / f"cloze-{group}", own)
+    with (out / "pairs.jsonl").open("w", encoding="utf-8") as file:
+        for pair in pairs:
+            if pair.query not in held:
+                row = {"query": pair.query, "pos": pair.positives, "neg": pair.negatives, "source": pair.source}
+                print(json.dumps(row, ensure_ascii=False), file=file)
+
+
+def _write_pairs_set(folder: Path, pairs: Sequence[Pair]) -> set[str]:
+    answers: dict[str, set[str]] = {}
+    for pair in pairs:
+        answers.setdefault(pair.query, set()).update(pair.positives)
+    chosen = sorted(answers, key=order)[:QUERIES]
+    relevant = {text for query in chosen for text in answers[query]}
+    others = sorted({text for texts in answers.values() for text in texts} - relevant, key=order)
+    documents = [*sorted(relevant, key=order), *others][: max(DOCUMENTS, len(relevant))]
+    _write_set(folder, documents, [(query, answers[query]) for query in chosen])
+    return set(chosen)
+
+
+def _write_cloze_set(folder: Path, pairs: Sequence[Pair]) -> set[str]:
+    documents: list[str] = []
+    questions: list[tuple[str, set[str]]] = []
+    used: set[str] = set()
+    for pair in sorted(pairs, key=lambda pair: order(pair.positives[0]))[:DOCUMENTS]:
+        passage = pair.positives[0]
+        sentences = [part for part in _SENTENCE.split(passage) if len(part) >= 12]
+        if len(sentences) >= 4 and len(questions) < QUERIES:
+            sentence = min(sentences, key=order)
+            passage = passage.replace(sentence, "")
+            questions.append((sentence, {passage}))
+            used.add(pair.query)
+        documents.append(passage)
+    _write_set(folder, list(dict.fromkeys(documents)), questions)
+    return used
+
+
+def _write_set(folder: Path, documents: Sequence[str], questions: Iterable[tuple[str, set[str]]]) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    ids = {text: f"d{row}" for row, text in enumerate(documents)}
+    with (folder / "corpus.jsonl").open("w", encoding="utf-8") as file:
+        for text, name in ids.items():
+            print(json.dumps({"_id": name, "text": text}, ensure_ascii=False), file=file)
+    with (folder / "queries.jsonl").open("w", encoding="utf-8") as queries, (folder / "qrels.tsv").open("w") as qrels:
+        print("query-id\tcorpus-id\tscore", file=qrels)
+        for row, (query, answers) in enumerate(questions):
+            print(json.dumps({"_id": f"q{row}", "text": query}, ensure_ascii=False), file=queries)
+            for text in sorted(answers, key=order):
+                print(f"q{row}\t{ids[text]}\t1", file=qrels)
+
+
+def main() -> None:
+    source, out = Path(sys.argv[1]), Path(sys.argv[2])
+    out.mkdir(parents=True, exist_ok=True)
+    hold_out([pair for path in sorted(source.glob("*.jsonl*")) for pair in read_pairs(path)], out)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""The HTTP routes. Each one validates, calls the core and writes bytes."""

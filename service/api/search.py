@@ -1,0 +1,98 @@
+"""GET and POST /v1/search: plain ASGI, because this is the route whose microseconds count."""
+
+from __future__ import annotations
+
+from typing import Any
+from urllib.parse import parse_qsl
+
+from pydantic import ValidationError
+from starlette.types import Receive, Scope, Send
+
+from service.errors import InvalidRequest, invalid_request
+from service.http import WhileConnected, read_body, send_bytes
+from service.middleware import QUERIES
+from service.runtime import Runtime
+from service.schemas import SearchRequest
+
+PATH = "/v1/search"
+METHODS = ["GET", "POST"]
+# Names in a query string that are not those of the body, and those that may repeat.
+FROM_QUERY_STRING = {"q": "query", "filter": "filters"}
+LISTS = ("query", "fields", "filters")
+OPERATORS = ("eq", "in", "gte", "gt", "lte", "lt")
+MAX_PARAMETERS = 1000
+
+
+class SearchRoute:
+    """An ASGI endpoint; the runtime is found on the app when a request comes."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        runtime: Runtime = scope["app"].state.runtime
+        settings = runtime.settings
+        body = await read_body(scope, receive, settings.max_body_bytes)
+        request = parse_body(body) if scope["method"] == "POST" else parse_query_string(scope["query_string"])
+        if settings.log_queries:
+            scope[QUERIES] = request.queries
+        serving = runtime.servings.current()
+        async with WhileConnected(receive):
+            answer = await runtime.searcher.search(serving, request)
+        await send_bytes(send, answer.body, headers=[(b"server-timing", answer.timings.as_server_timing())])
+
+
+def parse_body(body: bytes) -> SearchRequest:
+    """A JSON body; what is wrong is said with the field's name."""
+    try:
+        return SearchRequest.model_validate_json(body, strict=True)
+    except ValidationError as error:
+        if not _is_utf8(body):
+            raise InvalidRequest("query", "the body is not UTF-8") from None
+        raise invalid_request(error) from None
+
+
+def parse_query_string(raw: bytes) -> SearchRequest:
+    """`q=…&top_k=…&mode=…&fields=title,text&filter=kind:eq:drug&filter=updated:gte:2025-01-01`."""
+    try:
+        pairs = parse_qsl(raw.decode("ascii"), keep_blank_values=True, errors="strict", max_num_fields=MAX_PARAMETERS)
+    except UnicodeDecodeError:
+        raise InvalidRequest("query", "the query string is not UTF-8") from None
+    except ValueError:
+        raise InvalidRequest("query", f"the query string has more than {MAX_PARAMETERS} parameters") from None
+    fields: dict[str, Any] = {}
+    for name, value in pairs:
+        field = FROM_QUERY_STRING.get(name, name)
+        if name in FROM_QUERY_STRING.values():
+            raise InvalidRequest(name, "not a parameter of the query string; it has q and filter")
+        if field in LISTS:
+            fields.setdefault(field, []).extend(_parse_item(field, value))
+        elif field in fields:
+            raise InvalidRequest(field, "given more than once")
+        else:
+            fields[field] = value
+    queries = fields.get("query", [])
+    try:
+        return SearchRequest.model_validate(fields | ({"query": queries[0]} if len(queries) == 1 else {}))
+    except ValidationError as error:
+        raise invalid_request(error) from None
+
+
+def _parse_item(field: str, value: str) -> list[Any]:
+    if field == "filters":
+        return [_parse_filter(value)]
+    return value.split(",") if field == "fields" else [value]
+
+
+def _parse_filter(text: str) -> dict[str, Any]:
+    """`field:operator:value`; the values of `in` are separated by commas."""
+    name, _, rest = text.partition(":")
+    operator, colon, value = rest.partition(":")
+    if operator not in OPERATORS or not colon:
+        raise InvalidRequest("filters", f"must read field:operator:value with an operator of {', '.join(OPERATORS)}")
+    return {"field": name, operator: value.split(",") if operator == "in" else value}
+
+
+def _is_utf8(raw: bytes) -> bool:
+    try:
+        raw.decode("utf-8")
+    except UnicodeDecodeError:
+        return False
+    return True

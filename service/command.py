@@ -1,0 +1,39 @@
+"""Serve the published snapshot of a collection over HTTP.
+
+Every setting is an environment variable (docs/settings.md); the flags here are the ones needed most by hand.
+"""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser, Namespace
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from service.errors import BadSettings
+from service.run import serve
+from service.settings import ENV_PREFIX, Settings
+
+FLAGS = ("collection", "encoder", "host", "port")
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    parser.add_argument("--collection", type=Path, help="collection folder (CARE_COLLECTION)")
+    parser.add_argument("--encoder", type=Path, help="query encoder folder (CARE_ENCODER)")
+    parser.add_argument("--host", help="address to listen on (CARE_HOST)")
+    parser.add_argument("--port", type=int, help="port to listen on (CARE_PORT)")
+
+
+def run(arguments: Namespace) -> None:
+    serve(read_settings(arguments))
+
+
+def read_settings(arguments: Namespace) -> Settings:
+    """The environment's settings; a flag overrules."""
+    given = {name: getattr(arguments, name) for name in FLAGS if getattr(arguments, name) is not None}
+    try:
+        return Settings(**given)
+    except ValidationError as error:
+        first = error.errors()[0]
+        name = "_".join(str(part) for part in first["loc"]).upper()
+        raise BadSettings(f"{ENV_PREFIX}{name}: {first['msg']} (docs/settings.md)") from error

@@ -1,0 +1,133 @@
+"""The service's errors, and the one table from an error to what a client sees of it.
+
+The message of an error in the table is written for the client; of any other exception the client learns nothing but
+the request id. Knows nothing of routes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+from pydantic import ValidationError
+
+from indexer.store import BadCollection, BadFilter, BadSnapshot
+from models.errors import BadEncoder, CareError, SpaceMismatch
+
+RETRY_AFTER_SECONDS = 1
+
+
+class InvalidRequest(CareError):
+    """A request that cannot be answered as it stands; `field` is the part of it that is wrong."""
+
+    def __init__(self, field: str, message: str) -> None:
+        super().__init__(f"{field}: {message}")
+        self.field = field
+
+
+class BodyTooLarge(CareError):
+    """A request body beyond the limit."""
+
+
+class NotFound(CareError):
+    """A path or a document that is not there."""
+
+
+class MethodNotAllowed(CareError):
+    """A path that exists, asked in a way that it does not take."""
+
+
+class Forbidden(CareError):
+    """An administrator's route, and the client did not show that it may use it."""
+
+
+class Overloaded(CareError):
+    """The queue is full: the query was refused so that the accepted ones keep their latency."""
+
+
+class NotReady(CareError):
+    """There is nothing to answer from, or queries do not get through."""
+
+
+class ShuttingDown(CareError):
+    """The process is ending and takes no more queries."""
+
+
+class EngineFailed(CareError):
+    """The engine raised on the batch that held this query."""
+
+
+class BadSettings(CareError):
+    """A setting of the environment that cannot be used."""
+
+
+class PortTaken(CareError):
+    """The address to listen on is not to be had."""
+
+
+STATUS_AND_CODE: Mapping[type[CareError], tuple[int, str]] = {
+    InvalidRequest: (422, "invalid_request"),
+    BadFilter: (422, "invalid_request"),
+    BodyTooLarge: (413, "body_too_large"),
+    NotFound: (404, "not_found"),
+    MethodNotAllowed: (405, "method_not_allowed"),
+    Forbidden: (403, "forbidden"),
+    Overloaded: (429, "overloaded"),
+    NotReady: (503, "not_ready"),
+    ShuttingDown: (503, "shutting_down"),
+    EngineFailed: (503, "engine_failed"),
+    BadCollection: (409, "bad_collection"),
+    BadSnapshot: (409, "bad_snapshot"),
+    BadEncoder: (409, "bad_encoder"),
+    SpaceMismatch: (409, "space_mismatch"),
+}
+INTERNAL = (500, "internal")
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorAnswer:
+    """An error as HTTP: status, further headers, and the body's facts."""
+
+    status: int
+    code: str
+    message: str
+    field: str | None = None
+    headers: tuple[tuple[str, str], ...] = ()
+
+    def header_pairs(self) -> list[tuple[bytes, bytes]]:
+        return [(name.lower().encode(), value.encode()) for name, value in self.headers]
+
+    def body(self, request_id: str) -> bytes:
+        facts: dict[str, Any] = {"code": self.code, "message": self.message}
+        if self.field is not None:
+            facts["field"] = self.field
+        return orjson.dumps({"error": facts | {"request_id": request_id}})
+
+
+def answer_for(error: Exception) -> ErrorAnswer:
+    """What a client sees of an exception."""
+    for kind in type(error).__mro__:
+        if kind in STATUS_AND_CODE:
+            status, code = STATUS_AND_CODE[kind]
+            name = "filters" if isinstance(error, BadFilter) else getattr(error, "field", None)
+            retry = (("Retry-After", str(RETRY_AFTER_SECONDS)),) if status in (429, 503) else ()
+            return ErrorAnswer(status, code, str(error), name, retry)
+    return ErrorAnswer(*INTERNAL, "something went wrong here; the log has the reason under this request_id")
+
+
+def invalid_request(error: ValidationError) -> InvalidRequest:
+    """The first thing that pydantic found wrong, in one line that names the request's field."""
+    errors = error.errors(include_url=False, include_context=False, include_input=False)
+    place, said = errors[0]["loc"], errors[0]["msg"]
+    if not place:
+        return InvalidRequest("body", said)
+    # Where a field may be of several types, the type that got furthest is the one that was meant.
+    for other in errors[1:]:
+        if other["loc"][0] == place[0] and len(other["loc"]) > len(place):
+            place, said = other["loc"], other["msg"]
+    # Of a location such as ("query", "list[str]", 3), names of union members mean nothing to a client.
+    inner = "".join(f"[{part}]" for part in place[1:] if isinstance(part, int))
+    message = said.removeprefix("Value error, ")
+    return InvalidRequest(str(place[0]), f"{inner} {message}".strip())

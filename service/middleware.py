@@ -1,0 +1,103 @@
+"""Around every request: its id, its metrics, its line in the access log, and the answer to any exception.
+
+Pure ASGI, so that it costs microseconds and sees the real end of an answer.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import secrets
+from collections.abc import Collection
+from time import perf_counter, time
+
+import orjson
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from service.errors import answer_for
+from service.http import ClientLeft, send_bytes
+from service.metrics import Metrics
+
+logger = logging.getLogger(__name__)
+access_logger = logging.getLogger("service.access")
+
+REQUEST_ID = "care.request_id"
+QUERIES = "care.queries"
+SANE_ID = re.compile(rb"[A-Za-z0-9._:-]{1,64}")
+# What proxies write for a client that closed the connection before its answer.
+CLIENT_CLOSED = 499
+UNMATCHED = "unmatched"
+
+
+class RequestFrame:
+    """The outermost layer that belongs to the service."""
+
+    def __init__(self, app: ASGIApp, metrics: Metrics, paths: Collection[str], *, access_log: bool) -> None:
+        """`paths` are those of the routes that are not FastAPI's, which says in the scope which one it took."""
+        self._app = app
+        self._metrics = metrics
+        self._paths = paths
+        self._access_log = access_log
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        began = perf_counter()
+        request_id = scope[REQUEST_ID] = _request_id(scope)
+        status = 0
+
+        async def send_with_id(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                message["headers"] = [*message["headers"], (b"x-request-id", request_id.encode())]
+            await send(message)
+
+        try:
+            await self._app(scope, receive, send_with_id)
+        except ClientLeft:
+            pass  # nobody is there to be answered
+        except Exception as error:
+            if status:
+                raise  # half an answer is out already: the server has to cut the connection
+            answer = answer_for(error)
+            if answer.status == 500:
+                logger.exception("request %s failed", request_id)
+            await send_bytes(send_with_id, answer.body(request_id), answer.status, answer.header_pairs())
+        finally:
+            self._account(scope, request_id, status or CLIENT_CLOSED, perf_counter() - began)
+
+    def _account(self, scope: Scope, request_id: str, status: int, seconds: float) -> None:
+        route = self._route(scope)
+        self._metrics.request(route, status, seconds)
+        if self._access_log:
+            line = {
+                "time": round(time(), 3),
+                "request_id": request_id,
+                "method": scope["method"],
+                "route": route,
+                "status": status,
+                "milliseconds": round(seconds * 1000, 3),
+            }
+            if QUERIES in scope:
+                line["queries"] = scope[QUERIES]
+            access_logger.info(orjson.dumps(line).decode())
+
+    def _route(self, scope: Scope) -> str:
+        """The template of the route: a path would be a label per document, and may hold what nobody should log."""
+        if (route := scope.get("route")) is not None:
+            return str(route.path)
+        path: str = scope["path"]
+        for candidate in (path, "/" + path[1:].partition("/")[0]):
+            if candidate in self._paths:
+                return candidate
+        return UNMATCHED
+
+
+def _request_id(scope: Scope) -> str:
+    """The client's id where it is short and plain: it goes into headers and logs."""
+    for name, value in scope["headers"]:
+        if name == b"x-request-id" and SANE_ID.fullmatch(value):
+            return str(value, "ascii")
+    return secrets.token_hex(8)

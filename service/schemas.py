@@ -1,0 +1,206 @@
+"""The shapes of requests and answers. Requests are parsed by these models; answers are described by them in /docs,
+while their bytes are put together from what the snapshot stores."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated, Any, Self
+
+from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictStr, StringConstraints, model_validator
+
+from indexer.store import AnyOf, Equal, Filter, Range
+from models.fusion import Fusion
+from service.engine.protocol import Mode
+
+# Beyond 2**53 a whole number is compared as the float that the store keeps.
+EXACT_INTEGER = 2**53
+MAX_FILTERS = 32
+MAX_FILTER_VALUES = 1000
+
+WholeNumber = Annotated[int, Field(strict=True, ge=-EXACT_INTEGER, le=EXACT_INTEGER)]
+Number = Annotated[float, Field(strict=True, allow_inf_nan=False)]
+FilterText = Annotated[StrictStr, StringConstraints(max_length=1000)]
+Value = FilterText | StrictBool | WholeNumber | Number
+
+
+class Part(StrEnum):
+    """What a hit may show beside its id and score."""
+
+    TITLE = "title"
+    SNIPPET = "snippet"
+    METADATA = "metadata"
+    TEXT = "text"
+
+
+DEFAULT_PARTS = (Part.TITLE, Part.SNIPPET, Part.METADATA)
+
+
+class FilterClause(BaseModel):
+    """A condition on one metadata field: `eq`, or `in`, or bounds (`gte`, `gt`, `lte`, `lt`)."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", validate_by_name=True, validate_by_alias=True)
+
+    field: Annotated[str, StringConstraints(min_length=1, max_length=200)]
+    eq: Value | None = None
+    any_of: Annotated[tuple[Value, ...], Field(min_length=1, max_length=MAX_FILTER_VALUES)] | None = Field(
+        default=None, alias="in"
+    )
+    gte: Value | None = None
+    gt: Value | None = None
+    lte: Value | None = None
+    lt: Value | None = None
+
+    @model_validator(mode="after")
+    def _one_kind(self) -> Self:
+        bounds = any(bound is not None for bound in (self.gte, self.gt, self.lte, self.lt))
+        if (self.eq is not None) + (self.any_of is not None) + bounds != 1:
+            raise ValueError("give exactly one of: eq, in, or bounds (gte, gt, lte, lt)")
+        return self
+
+    def to_filter(self) -> Filter:
+        if self.eq is not None:
+            return Equal(self.field, _plain(self.eq))
+        if self.any_of is not None:
+            return AnyOf(self.field, tuple(_plain(value) for value in self.any_of))
+        bounds = {name: getattr(self, name) for name in ("gte", "gt", "lte", "lt")}
+        return Range(self.field, **{name: None if bound is None else _plain(bound) for name, bound in bounds.items()})
+
+
+def _plain(value: str | bool | int | float) -> str | int | float:
+    """True and false as the texts that the store spells them as: in Python True equals 1, and filters are compared."""
+    return str(value).lower() if isinstance(value, bool) else value
+
+
+class SearchRequest(BaseModel):
+    """One query or several, and how to answer them."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    query: str | list[str] = Field(description="A text, or a list of texts that are answered in their order.")
+    top_k: int = Field(default=10, description="How many documents per query.")
+    mode: Mode | None = Field(default=None, description="Which scores rank; the service's default where left out.")
+    fields: tuple[Part, ...] = Field(default=DEFAULT_PARTS, description="What a hit shows beside id and score.")
+    filters: Annotated[tuple[FilterClause, ...], Field(max_length=MAX_FILTERS)] = Field(
+        default=(), description="Conditions on metadata; a document must satisfy all."
+    )
+    fusion: Fusion = Field(default=Fusion.SCORES, description="How hybrid mode makes one ranking of two.")
+    weight: Annotated[float, Field(ge=0, le=1)] | None = Field(
+        default=None, description="Share of the dense score in fusion by scores; a tuned default where left out."
+    )
+
+    @property
+    def queries(self) -> list[str]:
+        return [self.query] if isinstance(self.query, str) else self.query
+
+
+class Hit(BaseModel):
+    """A document that was found."""
+
+    id: str
+    score: float
+    title: str | None = None
+    metadata: dict[str, Any] | None = None
+    snippet: str | None = Field(default=None, description="The passage around the words of the query that it holds.")
+    highlights: list[tuple[int, int]] | None = Field(default=None, description="Characters of the snippet that match.")
+    text: str | None = None
+
+
+class Result(BaseModel):
+    """The ranking of one query."""
+
+    hits: list[Hit]
+    truncated: bool = Field(description="Whether the query was longer than the encoder reads, and was cut.")
+
+
+class StageTimings(BaseModel):
+    """Milliseconds per stage; `queue` includes the way to the engine and back."""
+
+    tokenize: float
+    queue: float
+    encode: float
+    search: float
+    fetch: float
+    total: float
+
+
+class SearchAnswer(BaseModel):
+    """One result per query, in the order asked, all from one snapshot."""
+
+    results: list[Result]
+    snapshot: str
+    timings_ms: StageTimings
+
+
+class DocumentAnswer(BaseModel):
+    """A whole document."""
+
+    id: str
+    title: str
+    metadata: dict[str, Any]
+    text: str
+    snapshot: str
+
+
+class EncoderFacts(BaseModel):
+    """The encoder that reads the queries."""
+
+    architecture: str
+    dim: int
+    max_length: int
+    space: str
+    variant: str
+    fingerprint: str
+
+
+class CollectionAnswer(BaseModel):
+    """What is served: enough for a page to offer filters."""
+
+    snapshot: str
+    created: str
+    documents: int
+    passages: int
+    encoder: EncoderFacts
+    modes: list[Mode]
+    default_mode: Mode
+    max_top_k: int
+    max_queries: int
+    fields: list[str] = Field(description="Metadata fields that a filter may name.")
+    facets: dict[str, dict[str, int]] = Field(description="Documents per value, for fields of few values.")
+
+
+class SwapAnswer(BaseModel):
+    """What is served after an administrator's request, and whether that is new."""
+
+    snapshot: str
+    changed: bool
+
+
+class VersionsAnswer(BaseModel):
+    """The versions of the collection, oldest first."""
+
+    versions: list[str]
+    current: str | None = Field(description="The version that the pointer names.")
+    serving: str | None = Field(description="The version that this process answers from.")
+    failed: str | None = Field(default=None, description="Why the pointer's version is not served, where it is not.")
+
+
+class StatusAnswer(BaseModel):
+    """A word on the state of the process."""
+
+    status: str
+    snapshot: str | None = None
+
+
+class ErrorFacts(BaseModel):
+    """What went wrong, for a program (`code`) and for a person (`message`)."""
+
+    code: str
+    message: str
+    field: str | None = None
+    request_id: str
+
+
+class ErrorAnswer(BaseModel):
+    """The body of every answer that is not a success."""
+
+    error: ErrorFacts

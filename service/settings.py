@@ -1,0 +1,80 @@
+"""Every knob of a deployment, read from the environment (`CARE_…`). Facts about artefacts are not settings."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field, SecretStr, model_validator
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from service.engine.protocol import Mode
+
+ENV_PREFIX = "CARE_"
+
+
+class Settings(BaseSettings):
+    """The settings of one service process; `docs/settings.md` lists them all."""
+
+    # An empty variable means "not set": a compose file can pass every variable through.
+    model_config = SettingsConfigDict(env_prefix=ENV_PREFIX, env_ignore_empty=True, frozen=True, extra="forbid")
+
+    collection: Path = Field(
+        default=Path("var/collection"), description="Collection folder: its published snapshot is served."
+    )
+    encoder: Path = Field(
+        default=Path("models/pretrained/care-small-zh"), description="Encoder folder that reads the queries."
+    )
+    host: str = Field(default="127.0.0.1", description="Address to listen on.")
+    port: int = Field(default=8000, ge=0, le=65535, description="Port to listen on; 0 takes a free one.")
+    threads: int = Field(default=0, ge=0, description="Threads of one encoding or search; 0 means one per core.")
+
+    default_mode: Mode = Field(
+        default=Mode.HYBRID, description="Mode of a request that names none: dense, lexical or hybrid."
+    )
+    max_top_k: int = Field(default=100, ge=1, le=1000, description="Largest top_k that a request may ask for.")
+    max_queries: int = Field(default=256, ge=1, description="Most queries in one request.")
+    max_body_bytes: int = Field(
+        default=2 * 1024 * 1024, ge=1024, description="Largest request body in bytes (413 beyond it)."
+    )
+
+    batch_queries: int = Field(default=32, ge=1, description="Most queries that the engine runs in one batch.")
+    batch_tokens: int = Field(default=4096, ge=1, description="Most tokens in one batch, padding included.")
+    queue_limit: int = Field(default=1024, ge=1, description="Queries that may wait for the engine (429 beyond it).")
+
+    lru_mb: int = Field(
+        default=0, ge=0, description="Megabytes of results kept in the process; 0 turns this cache off."
+    )
+    redis_url: str | None = Field(
+        default=None, description="Redis that workers share results through; unset turns it off."
+    )
+    redis_timeout_ms: int = Field(
+        default=20, ge=1, description="Longest wait for Redis before a request goes on without it."
+    )
+    redis_ttl_seconds: int = Field(default=86_400, ge=1, description="How long Redis keeps a result.")
+
+    reload_seconds: float = Field(
+        default=2.0, ge=0, description="Seconds between looks at the pointer; 0 turns them off."
+    )
+    verify: bool = Field(
+        default=True, description="Compare every file of a snapshot with its checksum when it is opened."
+    )
+    probe_timeout_ms: int = Field(
+        default=5000, ge=1, description="Longest wait for the query behind /readyz and a swap."
+    )
+    shutdown_seconds: int = Field(default=30, ge=1, description="Longest wait for accepted requests at shutdown.")
+    admin_token: SecretStr | None = Field(
+        default=None, description="Bearer token of /admin; unset admits clients of the same machine only."
+    )
+
+    log_level: Literal["debug", "info", "warning", "error"] = Field(
+        default="warning", description="Least level that is logged."
+    )
+    access_log: bool = Field(default=False, description="Write one JSON line per request to standard output.")
+    log_queries: bool = Field(default=False, description="Put the queries into the access log. They are medical: off.")
+
+    @model_validator(mode="after")
+    def _a_request_fits_the_queue(self) -> Settings:
+        if self.max_queries > self.queue_limit:
+            raise ValueError(f"max_queries {self.max_queries} is larger than queue_limit {self.queue_limit}")
+        return self

@@ -1,0 +1,116 @@
+"""Which serving new requests get, and how it changes while they are answered.
+
+The pointer of the collection is looked at every few seconds; an administrator may ask at once. A new serving takes
+over only after a real query went through it; one that cannot be opened changes nothing but a log line and a metric.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+
+from indexer.store import Collection
+from models.errors import CareError
+from models.onnx_encoder import OnnxEncoder
+from service.errors import NotReady
+from service.metrics import Metrics
+from service.serving import Serving, is_same_function, load_query_encoder
+from service.settings import Settings
+
+logger = logging.getLogger(__name__)
+
+Probe = Callable[[Serving], Awaitable[None]]
+
+
+class Servings:
+    """Holds the current serving and replaces it. One change at a time."""
+
+    def __init__(self, settings: Settings, metrics: Metrics, encoder: OnnxEncoder, probe: Probe) -> None:
+        self.collection = Collection(settings.collection)
+        self._settings = settings
+        self._metrics = metrics
+        self._encoder = encoder
+        self._probe = probe
+        self._current: Serving | None = None
+        self._refused: tuple[str, str] | None = None
+        self._changing = asyncio.Lock()
+
+    @property
+    def serving(self) -> str | None:
+        """The version that requests are answered from."""
+        return None if self._current is None else self._current.version
+
+    def refusal_of(self, version: str | None) -> str | None:
+        """Why a version is not served, None where it was not refused."""
+        return self._refused[1] if self._refused and self._refused[0] == version else None
+
+    def current(self) -> Serving:
+        if self._current is None:
+            reason = self._refused[1] if self._refused else "none is published; care index build makes one"
+            raise NotReady(f"no snapshot is served: {reason}")
+        return self._current
+
+    async def reload(self) -> bool:
+        """Serves what the pointer names now; False where that is served already."""
+        async with self._changing:
+            version = await asyncio.to_thread(self.collection.current)
+            if version is None:
+                raise NotReady("no snapshot is published; care index build makes one")
+            if version == self.serving and await asyncio.to_thread(self._encoder_is_current):
+                return False
+            await self._swap_to(version)
+            return True
+
+    async def rollback(self, version: str | None) -> bool:
+        """Moves the pointer to an older version and serves it; a version that cannot be served is undone."""
+        async with self._changing:
+            before = await asyncio.to_thread(self.collection.current)
+            target = await asyncio.to_thread(self.collection.rollback, version)
+            if target == self.serving:
+                return False
+            try:
+                await self._swap_to(target)
+            except Exception:
+                if before is not None:
+                    await asyncio.to_thread(self.collection.rollback, before)
+                raise
+            return True
+
+    async def follow_pointer(self, seconds: float) -> None:
+        """Looks every so many seconds until cancelled. A version that was refused is not tried again by itself."""
+        while True:
+            await asyncio.sleep(seconds)
+            try:
+                version = await asyncio.to_thread(self.collection.current)
+                if version not in (None, self.serving) and self.refusal_of(version) is None:
+                    await self.reload()
+            except CareError:
+                pass  # said in the log by the swap, and shown by /admin/versions
+            except Exception:
+                logger.exception("looking at the pointer of %s failed", self.collection.root)
+
+    async def _swap_to(self, version: str) -> None:
+        try:
+            serving = await asyncio.to_thread(self._open, version)
+            await self._probe(serving)
+        except Exception as error:
+            reason = str(error) if isinstance(error, CareError) else "it failed unexpectedly; the log says how"
+            self._refused = (version, reason)
+            self._metrics.failed_swap()
+            logger.error("snapshot %s is refused, %s stays in service: %s", version, self.serving, reason)
+            raise
+        self._refused = None
+        self._current, self._encoder = serving, serving.encoder
+        self._metrics.swap(version, len(serving.snapshot.documents))
+        logger.info("snapshot %s is in service", version)
+
+    def _open(self, version: str) -> Serving:
+        folder = self.collection.folder(version)
+        encoder = self._encoder
+        if not self._encoder_is_current():
+            encoder = load_query_encoder(self._settings.encoder, self._settings.threads)
+        return Serving.open(folder, encoder, verify=self._settings.verify)
+
+    def _encoder_is_current(self) -> bool:
+        return is_same_function(self._settings.encoder, self._encoder)

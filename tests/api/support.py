@@ -1,0 +1,122 @@
+"""Real collections and running apps for the tests of the service."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shutil
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+from fastapi import FastAPI
+
+from indexer.build import BuildOptions, build
+from indexer.store import Collection
+from models.onnx_encoder import OnnxEncoder
+from service.app import create_app
+from service.settings import Settings
+
+ENCODER = Path("models/pretrained/care-small-zh")
+LONG = "头痛可由感冒、疲劳或睡眠不足引起，休息和补水常能缓解。" * 12
+ENTRIES: list[dict[str, Any]] = [
+    {
+        "id": "1",
+        "title": "高血压用药",
+        "text": "氨氯地平是治疗高血压的常用药，每日一次。",
+        "kind": "drug",
+        "year": 2024,
+    },
+    {
+        "id": "2",
+        "title": "糖尿病饮食",
+        "text": "糖尿病人应当控制主食，少吃甜食，监测血糖。",
+        "kind": "disease",
+        "year": 2025,
+    },
+    {
+        "id": "3",
+        "title": "发热处理",
+        "text": "发热超过38.5度可以服用布洛芬或对乙酰氨基酚。",
+        "kind": "drug",
+        "year": 2023,
+    },
+    {
+        "id": "4",
+        "title": "心肺复苏",
+        "text": "胸外按压每分钟100到120次，深度5到6厘米。",
+        "kind": "first-aid",
+        "year": 2025,
+    },
+    {
+        "id": "5",
+        "title": "骨折固定",
+        "text": "怀疑骨折时不要移动患肢，用夹板固定后就医。",
+        "kind": "first-aid",
+        "year": 2022,
+    },
+    {"id": "6", "title": "头痛", "text": LONG, "kind": "disease", "year": 2021},
+    {
+        "id": "7",
+        "title": "Asthma",
+        "text": "Asthma causes wheezing; an inhaler relieves the attack.",
+        "kind": "disease",
+        "year": 2020,
+    },
+    {"id": "8", "title": "血常规", "text": "血常规检查白细胞、红细胞和血小板的数量。", "kind": "test", "year": 2024},
+]
+
+
+@dataclass(frozen=True)
+class Built:
+    """A collection with two versions of the same entries; every id begins with its version's letter."""
+
+    root: Path
+    versions: Mapping[str, str]
+
+    @property
+    def letters(self) -> dict[str, str]:
+        return {version: letter for letter, version in self.versions.items()}
+
+
+def build_collection(root: Path, encoder: OnnxEncoder, letters: str = "ab") -> Built:
+    """Builds a version per letter and publishes the first."""
+    collection = Collection(root)
+    versions = {}
+    for letter in letters:
+        corpus = root.parent / f"{root.name}-{letter}.jsonl"
+        corpus.write_text("".join(f"{_line(letter, entry)}\n" for entry in ENTRIES), encoding="utf-8")
+        versions[letter] = build([corpus], encoder, collection, BuildOptions(passage_tokens=64, overlap=16)).version
+    collection.publish(versions[letters[0]])
+    return Built(root, versions)
+
+
+def copy_collection(built: Built, root: Path) -> Built:
+    """A collection of the test's own, to publish and to break."""
+    shutil.copytree(built.root, root)
+    return Built(root, built.versions)
+
+
+def make_settings(built: Built, **values: object) -> Settings:
+    return Settings(collection=built.root, encoder=ENCODER, **values)  # type: ignore[arg-type]
+
+
+@contextlib.asynccontextmanager
+async def running(settings: Settings) -> AsyncIterator[httpx.AsyncClient]:
+    """A client of the app, which is started and stopped as a server would."""
+    app = create_app(settings)
+    async with app.router.lifespan_context(app), client_of(app) as client:
+        yield client
+
+
+def client_of(app: FastAPI, address: str = "127.0.0.1") -> httpx.AsyncClient:
+    transport = httpx.ASGITransport(app=app, client=(address, 1234))
+    return httpx.AsyncClient(transport=transport, base_url="http://care")
+
+
+def _line(letter: str, entry: dict[str, Any]) -> str:
+    metadata = {"kind": entry["kind"], "year": entry["year"]}
+    fields = {"_id": f"{letter}-{entry['id']}", "title": entry["title"], "text": entry["text"], "metadata": metadata}
+    return json.dumps(fields, ensure_ascii=False)

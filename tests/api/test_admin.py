@@ -1,0 +1,192 @@
+"""Changing what is served: reload, rollback, versions; what is refused, and that the old one stays."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import json
+import shutil
+import weakref
+from pathlib import Path
+
+import httpx
+import pytest
+
+from indexer.store import Collection
+from models.errors import SpaceMismatch
+from models.onnx_encoder import OnnxEncoder
+from models.spec import EncoderSpec
+from service.app import create_app
+from tests.api.support import ENCODER, Built, build_collection, client_of, copy_collection, make_settings, running
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+def own(built: Built, tmp_path: Path) -> Built:
+    return copy_collection(built, tmp_path / "collection")
+
+
+async def served(client: httpx.AsyncClient) -> str:
+    return (await client.get("/v1/search?q=高血压")).json()["snapshot"]
+
+
+async def test_reload_serves_what_was_published(own: Built) -> None:
+    async with running(make_settings(own, threads=1, reload_seconds=0)) as client:
+        assert await served(client) == own.versions["a"]
+        unchanged = await client.post("/admin/reload")
+        assert unchanged.json() == {"snapshot": own.versions["a"], "changed": False}
+        Collection(own.root).publish(own.versions["b"])
+        assert await served(client) == own.versions["a"]
+        changed = await client.post("/admin/reload")
+        assert changed.json() == {"snapshot": own.versions["b"], "changed": True}
+        assert await served(client) == own.versions["b"]
+        assert (await client.get("/v1/documents/a-1")).status_code == 404
+        assert f'version="{own.versions["b"]}"' in (await client.get("/metrics")).text
+
+
+async def test_the_poller_follows_the_pointer(own: Built) -> None:
+    async with running(make_settings(own, threads=1, reload_seconds=0.01)) as client:
+        Collection(own.root).publish(own.versions["b"])
+        async with asyncio.timeout(20):
+            while await served(client) != own.versions["b"]:
+                await asyncio.sleep(0.01)
+
+
+async def test_the_poller_finds_the_first_snapshot(own: Built) -> None:
+    (own.root / "CURRENT").unlink()
+    async with running(make_settings(own, threads=1, reload_seconds=0.01)) as client:
+        assert (await client.get("/readyz")).status_code == 503
+        Collection(own.root).publish(own.versions["a"])
+        async with asyncio.timeout(20):
+            while (await client.get("/readyz")).status_code != 200:
+                await asyncio.sleep(0.01)
+
+
+async def test_rollback_moves_the_pointer_and_serves(own: Built) -> None:
+    Collection(own.root).publish(own.versions["b"])
+    async with running(make_settings(own, threads=1, reload_seconds=0)) as client:
+        response = await client.post("/admin/rollback", params={"version": own.versions["a"]})
+        assert response.json() == {"snapshot": own.versions["a"], "changed": True}
+        assert Collection(own.root).current() == own.versions["a"]
+        assert await served(client) == own.versions["a"]
+
+
+@pytest.mark.parametrize("version", ["nothing", "../../etc", ""])
+async def test_a_version_that_does_not_exist_is_refused(own: Built, version: str) -> None:
+    (own.root / "PUBLISHED").write_text(f"{own.versions['a']}\n")
+    async with running(make_settings(own, threads=1, reload_seconds=0)) as client:
+        response = await client.post("/admin/rollback", params={"version": version})
+        assert response.status_code == 409
+        assert response.json()["error"]["code"] == "bad_collection"
+        assert await served(client) == own.versions["a"]
+
+
+async def test_versions_lists_all_and_says_which_is_served(own: Built) -> None:
+    async with running(make_settings(own, threads=1, reload_seconds=0)) as client:
+        Collection(own.root).publish(own.versions["b"])
+        answer = (await client.get("/admin/versions")).json()
+        assert answer == {
+            "versions": sorted(own.versions.values()),
+            "current": own.versions["b"],
+            "serving": own.versions["a"],
+            "failed": None,
+        }
+
+
+async def test_a_damaged_snapshot_is_refused_and_the_old_one_stays(own: Built) -> None:
+    async with running(make_settings(own, threads=1, reload_seconds=0.01)) as client:
+        folder = own.root / "versions" / own.versions["b"]
+        damaged = folder / "documents.bin"
+        damaged.write_bytes(damaged.read_bytes()[:-1])
+        (own.root / "CURRENT").write_text(own.versions["b"])
+        async with asyncio.timeout(20):
+            while (await client.get("/admin/versions")).json()["failed"] is None:
+                await asyncio.sleep(0.01)
+        assert await served(client) == own.versions["a"]
+        assert (await client.get("/readyz")).status_code == 200
+        response = await client.post("/admin/reload")
+        assert response.status_code == 409
+        assert response.json()["error"]["code"] == "bad_snapshot"
+        assert "documents.bin" in response.json()["error"]["message"]
+        # Once by the poller, which does not try again, and once by hand.
+        await asyncio.sleep(0.1)
+        assert "care_failed_swaps_total 2.0" in (await client.get("/metrics")).text
+
+
+async def test_a_snapshot_of_another_space_is_refused_and_a_rollback_to_it_undone(
+    own: Built, encoder: OnnxEncoder, tmp_path: Path
+) -> None:
+    elsewhere = encoder.spec.model_copy(update={"space": "another"})
+    stranger = OnnxEncoder(elsewhere, encoder.variant, encoder.tokenizer, encoder._session)
+    foreign = build_collection(tmp_path / "foreign", stranger, "x").versions["x"]
+    shutil.copytree(tmp_path / "foreign" / "versions" / foreign, own.root / "versions" / foreign)
+    async with running(make_settings(own, threads=1, reload_seconds=0)) as client:
+        response = await client.post("/admin/rollback", params={"version": foreign})
+        assert response.status_code == 409
+        assert response.json()["error"]["code"] == "space_mismatch"
+        assert "another" in response.json()["error"]["message"]
+        assert Collection(own.root).current() == own.versions["a"]
+        assert await served(client) == own.versions["a"]
+    (own.root / "CURRENT").write_text(foreign)
+    with pytest.raises(SpaceMismatch):
+        async with running(make_settings(own, threads=1)):
+            pass
+
+
+async def test_a_new_encoder_in_the_folder_comes_with_the_next_reload(own: Built, tmp_path: Path) -> None:
+    folder = tmp_path / "encoder"
+    shutil.copytree(ENCODER, folder)
+    settings = make_settings(own, threads=1, reload_seconds=0).model_copy(update={"encoder": folder})
+    async with running(settings) as client:
+        before = (await client.get("/v1/collection")).json()["encoder"]
+        spec = EncoderSpec.load(folder)
+        spec.model_copy(update={"max_length": 32}).save(folder)
+        assert (await client.get("/v1/collection")).json()["encoder"] == before
+        assert (await client.post("/admin/reload")).json()["changed"] is True
+        after = (await client.get("/v1/collection")).json()["encoder"]
+        assert after["max_length"] == 32
+        assert after["fingerprint"] != before["fingerprint"]
+
+
+async def test_the_replaced_snapshot_is_let_go(own: Built) -> None:
+    app = create_app(make_settings(own, threads=1, reload_seconds=0))
+    async with app.router.lifespan_context(app), client_of(app) as client:
+        old = weakref.ref(app.state.runtime.servings.current())
+        await served(client)
+        Collection(own.root).publish(own.versions["b"])
+        await client.post("/admin/reload")
+        await served(client)
+        gc.collect()
+        assert old() is None
+
+
+async def test_without_a_token_only_this_machine_is_admitted(built: Built) -> None:
+    app = create_app(make_settings(built, threads=1, reload_seconds=0))
+    async with app.router.lifespan_context(app):
+        async with client_of(app, "203.0.113.7") as far:
+            response = await far.get("/admin/versions")
+            assert response.status_code == 403
+            assert response.json()["error"]["code"] == "forbidden"
+            assert (await far.post("/admin/reload")).status_code == 403
+        for address in ("127.0.0.1", "::1"):
+            async with client_of(app, address) as near:
+                assert (await near.get("/admin/versions")).status_code == 200
+
+
+async def test_without_a_token_a_page_of_another_site_is_refused(client: httpx.AsyncClient) -> None:
+    refused = await client.post("/admin/reload", headers={"Origin": "https://evil.example"})
+    assert refused.status_code == 403
+    assert (await client.post("/admin/reload", headers={"Origin": "http://care"})).status_code == 200
+
+
+async def test_with_a_token_the_token_decides(built: Built) -> None:
+    app = create_app(make_settings(built, threads=1, reload_seconds=0, admin_token="s3cret"))
+    async with app.router.lifespan_context(app), client_of(app, "203.0.113.7") as client:
+        assert (await client.get("/admin/versions")).status_code == 403
+        for wrong in ("Bearer wrong", "s3cret", "Bearer ", "Bearer s3cret\u00e9"):
+            response = await client.get("/admin/versions", headers={"Authorization": wrong.encode("latin-1")})  # type: ignore[dict-item]
+            assert response.status_code == 403
+        right = await client.get("/admin/versions", headers={"Authorization": "Bearer s3cret"})
+        assert right.status_code == 200
+        assert "s3cret" not in json.dumps(right.json())

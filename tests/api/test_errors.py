@@ -1,0 +1,167 @@
+"""What a client gets for a bad request: a status, and a body that names what is wrong. The shape is pinned here."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import httpx
+import pytest
+
+from service.app import create_app
+from tests.api.support import Built, client_of, make_settings
+
+pytestmark = pytest.mark.anyio
+
+
+def check(response: httpx.Response, status: int, code: str, field: str | None = None) -> str:
+    """Checks the error's shape; returns its message."""
+    assert response.status_code == status, response.text
+    assert response.headers["content-type"] == "application/json"
+    error = response.json()["error"]
+    assert list(response.json()) == ["error"]
+    assert set(error) == {"code", "message", "request_id"} | ({"field"} if field else set())
+    assert error["code"] == code
+    assert error.get("field") == field
+    assert error["request_id"] == response.headers["x-request-id"]
+    assert "\n" not in error["message"]
+    return error["message"]
+
+
+@pytest.mark.parametrize(
+    ("body", "field"),
+    [
+        ({}, "query"),
+        ({"query": ""}, "query"),
+        ({"query": " \t\n\u3000"}, "query"),
+        ({"query": []}, "query"),
+        ({"query": ["好", ""]}, "query"),
+        ({"query": ["好", 3]}, "query"),
+        ({"query": 3}, "query"),
+        ({"query": None}, "query"),
+        ({"query": ["好"] * 17}, "query"),
+        ({"query": "好", "top_k": 0}, "top_k"),
+        ({"query": "好", "top_k": 101}, "top_k"),
+        ({"query": "好", "top_k": -1}, "top_k"),
+        ({"query": "好", "top_k": 10**30}, "top_k"),
+        ({"query": "好", "top_k": "10"}, "top_k"),
+        ({"query": "好", "top_k": 2.5}, "top_k"),
+        ({"query": "好", "top_k": True}, "top_k"),
+        ({"query": "好", "mode": "best"}, "mode"),
+        ({"query": "好", "fusion": "sum"}, "fusion"),
+        ({"query": "好", "weight": 1.5}, "weight"),
+        ({"query": "好", "fields": ["secret"]}, "fields"),
+        ({"query": "好", "colour": "red"}, "colour"),
+        ({"query": "好", "filters": [{"field": "colour", "eq": "red"}]}, "filters"),
+        ({"query": "好", "filters": [{"field": "kind"}]}, "filters"),
+        ({"query": "好", "filters": [{"field": "kind", "eq": "a", "in": ["b"]}]}, "filters"),
+        ({"query": "好", "filters": [{"field": "kind", "in": []}]}, "filters"),
+        ({"query": "好", "filters": [{"field": "kind", "like": "a"}]}, "filters"),
+        ({"query": "好", "filters": [{"field": "year", "eq": "tomorrow"}]}, "filters"),
+        ({"query": "好", "filters": [{"field": "year", "gte": True}]}, "filters"),
+        ({"query": "好", "filters": [{"field": "year", "gte": 10**400}]}, "filters"),
+        ({"query": "好", "filters": [{"field": "kind", "eq": 1}]}, "filters"),
+        ({"query": "好", "filters": "kind"}, "filters"),
+    ],
+)
+async def test_a_wrong_field_is_named(client: httpx.AsyncClient, body: dict[str, Any], field: str) -> None:
+    message = check(await client.post("/v1/search", json=body), 422, "invalid_request", field)
+    assert message.startswith((f"{field}: ", "filter on "))
+
+
+@pytest.mark.parametrize(
+    ("body", "field"),
+    [
+        (b"", "body"),
+        (b"not json", "body"),
+        (b"[]", "body"),
+        (b'"query"', "body"),
+        (b'{"query": "a"', "body"),
+        ('{"query": "高血压"}'.encode("gb18030"), "query"),
+        (b'{"query": "\xff\xfe"}', "query"),
+        (b'{"query": "\\ud800"}', "body"),
+        (b'{"query": "a", "weight": NaN}', "weight"),
+    ],
+)
+async def test_a_body_that_cannot_be_read_is_refused(client: httpx.AsyncClient, body: bytes, field: str) -> None:
+    check(await client.post("/v1/search", content=body), 422, "invalid_request", field)
+
+
+@pytest.mark.parametrize(
+    ("query_string", "field"),
+    [
+        ("", "query"),
+        ("q=", "query"),
+        ("q=%20", "query"),
+        ("q=%ff%fe", "query"),
+        ("q=%B8%DF", "query"),
+        ("query=a", "query"),
+        ("q=a&top_k=0", "top_k"),
+        ("q=a&top_k=ten", "top_k"),
+        ("q=a&top_k=1&top_k=2", "top_k"),
+        ("q=a&mode=best", "mode"),
+        ("q=a&colour=red", "colour"),
+        ("q=a&filter=kind", "filters"),
+        ("q=a&filter=kind:like:x", "filters"),
+        ("q=a&filter=colour:eq:red", "filters"),
+        ("q=a&fields=secret", "fields"),
+        ("q=a" + "&q=a" * 1000, "query"),
+    ],
+)
+async def test_a_wrong_query_string_is_named(client: httpx.AsyncClient, query_string: str, field: str) -> None:
+    check(await client.get(f"/v1/search?{query_string}"), 422, "invalid_request", field)
+
+
+async def test_unknown_paths_and_methods_have_the_same_shape(client: httpx.AsyncClient) -> None:
+    check(await client.get("/v2/search"), 404, "not_found")
+    check(await client.get("/static/nothing.js"), 404, "not_found")
+    check(await client.get("/v1/documents/nobody"), 404, "not_found")
+    refused = await client.delete("/v1/search")
+    check(refused, 405, "method_not_allowed")
+    assert set(refused.headers["allow"].split(", ")) == {"GET", "HEAD", "POST"}
+    check(await client.get("/admin/reload"), 405, "method_not_allowed")
+
+
+async def test_a_body_beyond_the_limit_is_refused_with_and_without_a_length(client: httpx.AsyncClient) -> None:
+    check(await client.post("/v1/search", content=b"x" * (2 * 1024 * 1024 + 1)), 413, "body_too_large")
+
+    async def chunks() -> AsyncIterator[bytes]:
+        for _ in range(33):
+            yield b"x" * 65536
+
+    check(await client.post("/v1/search", content=chunks()), 413, "body_too_large")
+
+
+async def test_a_sane_request_id_is_kept_and_any_other_replaced(client: httpx.AsyncClient) -> None:
+    kept = await client.get("/livez", headers={"X-Request-Id": "order-66.a_b:c"})
+    assert kept.headers["x-request-id"] == "order-66.a_b:c"
+    for strange in ("a b", "x" * 65, "<b>", ""):
+        response = await client.get("/v2", headers={"X-Request-Id": strange})
+        made = response.headers["x-request-id"]
+        assert made != strange
+        assert response.json()["error"]["request_id"] == made
+
+
+class Broken:
+    """A searcher with a defect that talks too much."""
+
+    async def search(self, serving: object, request: object) -> None:
+        raise RuntimeError("secret: patient 4711 asked about …")
+
+
+@pytest.fixture
+def broken(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("service.search.Searcher.search", Broken.search)
+
+
+@pytest.mark.usefixtures("broken")
+async def test_nothing_of_an_unknown_exception_reaches_the_client(
+    built: Built, caplog: pytest.LogCaptureFixture
+) -> None:
+    app = create_app(make_settings(built, threads=1, reload_seconds=0))
+    async with app.router.lifespan_context(app), client_of(app) as client:
+        response = await client.post("/v1/search", json={"query": "a"}, headers={"X-Request-Id": "r-1"})
+        message = check(response, 500, "internal")
+        assert "4711" not in message
+        assert any("r-1" in record.getMessage() for record in caplog.records)
+        assert 'care_requests_total{route="/v1/search",status="500"} 1.0' in (await client.get("/metrics")).text

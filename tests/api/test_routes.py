@@ -1,0 +1,156 @@
+"""The routes beside search: documents, collection, health, docs, page."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import httpx
+import pytest
+
+from service.settings import Settings
+from tests.api.support import ENCODER, ENTRIES, Built, copy_collection, make_settings, running
+
+pytestmark = pytest.mark.anyio
+
+
+async def test_a_document_comes_back_whole(client: httpx.AsyncClient, built: Built) -> None:
+    response = await client.get("/v1/documents/a-6")
+    assert response.json() == {
+        "id": "a-6",
+        "title": "头痛",
+        "metadata": {"kind": "disease", "year": 2021},
+        "text": ENTRIES[5]["text"],
+        "snapshot": built.versions["a"],
+    }
+
+
+async def test_an_id_may_look_like_a_path(client: httpx.AsyncClient) -> None:
+    for strange in ("a/b", "..%2f..%2fetc", "%00", "%ff", "a-6%20"):
+        assert (await client.get(f"/v1/documents/{strange}")).json()["error"]["code"] == "not_found"
+
+
+async def test_the_collection_says_what_filters_may_ask(client: httpx.AsyncClient, built: Built) -> None:
+    collection = (await client.get("/v1/collection")).json()
+    assert collection["snapshot"] == built.versions["a"]
+    assert collection["documents"] == len(ENTRIES)
+    assert collection["passages"] > len(ENTRIES)
+    assert collection["facets"]["kind"] == {"disease": 3, "drug": 2, "first-aid": 2, "test": 1}
+    assert collection["fields"] == ["kind", "year"]
+    assert collection["modes"] == ["dense", "lexical", "hybrid"]
+    assert collection["encoder"]["dim"] == 512
+    assert collection["max_queries"] == 16
+
+
+async def test_alive_and_ready_are_different_questions(client: httpx.AsyncClient, built: Built) -> None:
+    assert (await client.get("/livez")).json()["status"] == "alive"
+    ready = await client.get("/readyz")
+    assert ready.json() == {"status": "ready", "snapshot": built.versions["a"]}
+
+
+async def test_without_a_snapshot_the_service_lives_but_is_not_ready(tmp_path: Path) -> None:
+    settings = Settings(collection=tmp_path / "empty", encoder=ENCODER, threads=1, reload_seconds=0)
+    async with running(settings) as client:
+        assert (await client.get("/livez")).status_code == 200
+        for path in ("/readyz", "/v1/collection", "/v1/documents/x", "/v1/search?q=a"):
+            response = await client.get(path)
+            assert response.status_code == 503
+            assert response.json()["error"]["code"] == "not_ready"
+            assert "care index build" in response.json()["error"]["message"]
+            assert response.headers["retry-after"] == "1"
+
+
+async def test_a_service_whose_queries_do_not_get_through_is_not_ready(
+    built: Built, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(*arguments: object) -> None:
+        raise RuntimeError("the device is gone")
+
+    async with running(make_settings(copy_collection(built, tmp_path / "c"), threads=1)) as client:
+        assert (await client.get("/readyz")).status_code == 200
+        monkeypatch.setattr("service.engine.inprocess.InProcessEngine.run", broken)
+        response = await client.get("/readyz")
+        assert response.status_code == 503
+        assert response.json()["error"]["code"] == "engine_failed"
+        assert (await client.get("/livez")).status_code == 200
+        monkeypatch.undo()
+        assert (await client.get("/readyz")).status_code == 200
+    assert "the device is gone" in caplog.text
+
+
+async def test_docs_describe_search_fully_and_offline(client: httpx.AsyncClient) -> None:
+    page = await client.get("/docs")
+    assert "swagger" in page.text
+    assert "://" not in page.text.replace("http://www.w3.org", "")
+    schema = (await client.get("/openapi.json")).json()
+    search = schema["paths"]["/v1/search"]
+    body = search["post"]["requestBody"]["content"]["application/json"]
+    assert body["schema"] == {"$ref": "#/components/schemas/SearchRequest"}
+    assert set(body["examples"]) == {"one query", "several queries", "filters"}
+    assert {parameter["name"] for parameter in search["get"]["parameters"]} == {
+        "q",
+        "top_k",
+        "mode",
+        "fields",
+        "filter",
+        "fusion",
+        "weight",
+    }
+    assert schema["components"]["schemas"]["SearchRequest"]["properties"]["top_k"]["maximum"] == 100
+    assert {"200", "413", "422", "429", "503"} <= set(search["post"]["responses"])
+    for path in ("/v1/documents/{id}", "/v1/collection", "/admin/reload", "/livez", "/readyz", "/metrics"):
+        assert path in schema["paths"]
+    assert _dangling(schema) == []
+
+
+async def test_the_examples_of_the_docs_are_requests_that_work(client: httpx.AsyncClient) -> None:
+    schema = (await client.get("/openapi.json")).json()
+    examples = schema["paths"]["/v1/search"]["post"]["requestBody"]["content"]["application/json"]["examples"]
+    for name, example in examples.items():
+        response = await client.post("/v1/search", json=example["value"])
+        # The test's collection has no departments and no dates; the example corpus has.
+        assert response.status_code == (422 if name == "filters" else 200), response.text
+
+
+async def test_the_page_and_its_files_are_served(client: httpx.AsyncClient) -> None:
+    page = await client.get("/")
+    assert page.headers["content-type"] == "text/html; charset=utf-8"
+    script = await client.get("/static/app.js")
+    assert "javascript" in script.headers["content-type"]
+
+
+async def test_metrics_count_by_template_and_name_the_snapshot(client: httpx.AsyncClient, built: Built) -> None:
+    await client.get("/v1/documents/a-1")
+    await client.post("/v1/search", json={"query": ["高血压", "发热"]})
+    await client.get("/static/app.js")
+    await client.get("/wp-login.php")
+    text = (await client.get("/metrics")).text
+    routes = {
+        line.split('route="')[1].split('"')[0] for line in text.splitlines() if line.startswith("care_requests_total")
+    }
+    assert {"/v1/search", "/v1/documents/{id:path}", "/static", "unmatched"} <= routes
+    assert not any("wp-login" in route or "a-1" in route for route in routes)
+    assert f'care_snapshot_info{{version="{built.versions["a"]}"}} 1.0' in text
+    assert f"care_snapshot_documents {len(ENTRIES)}.0" in text
+    for name in ("care_batch_size_count", "care_queue_length 0.0", "care_queries_total", "care_swaps_total 1.0"):
+        assert name in text
+    for stage in ("tokenize", "queue", "encode", "search", "fetch", "total"):
+        assert f'care_stage_seconds_count{{stage="{stage}"}}' in text
+
+
+def _dangling(schema: dict) -> list[str]:
+    """References of an OpenAPI document that lead nowhere."""
+    known = {f"#/components/schemas/{name}" for name in schema["components"]["schemas"]}
+    found: list[str] = []
+
+    def walk(node: object) -> None:
+        if isinstance(node, dict):
+            if "$ref" in node:
+                found.append(node["$ref"])
+            for value in node.values():
+                walk(value)
+        elif isinstance(node, list):
+            for value in node:
+                walk(value)
+
+    walk(schema)
+    return sorted(set(found) - known)

@@ -1,0 +1,137 @@
+"""The in-process engine on real indexes, against rankings worked out the slow and obvious way."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from indexer.build import BuildOptions, build
+from indexer.store import Collection, Equal, IndexKind
+from models.fusion import Fusion, fuse
+from models.onnx_encoder import OnnxEncoder
+from models.spec import Side
+from service.engine.inprocess import InProcessEngine
+from service.engine.protocol import Job, Mode, Options
+from service.serving import Serving
+from tests.api.support import ENCODER
+
+TOPICS = ["高血压", "糖尿病", "发热", "骨折", "哮喘", "头痛", "贫血", "胃炎"]
+QUERIES = ["高血压 头痛", "糖尿病人发热", "哮喘", "骨折以后贫血", "胃炎"]
+
+
+@pytest.fixture(scope="module")
+def encoder() -> OnnxEncoder:
+    return OnnxEncoder.load(ENCODER, threads=1)
+
+
+@pytest.fixture(scope="module", params=[IndexKind.FLAT, IndexKind.HNSW])
+def serving(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, encoder: OnnxEncoder) -> Serving:
+    """40 documents of very different lengths, so that a few hold most of the passages."""
+    root: Path = tmp_path_factory.mktemp("engine")
+    lines = []
+    for number in range(40):
+        topic = TOPICS[number % len(TOPICS)]
+        text = f"第{number}条：{topic}的处理与注意事项，{TOPICS[(number * 3) % len(TOPICS)]}也要留心。" * (
+            1 + (number % 10) ** 2 // 8
+        )
+        lines.append({"_id": f"d{number}", "title": topic, "text": text, "metadata": {"half": "ab"[number % 2]}})
+    (root / "corpus.jsonl").write_text(
+        "\n".join(json.dumps(line, ensure_ascii=False) for line in lines), encoding="utf-8"
+    )
+    collection = Collection(root / "collection")
+    options = BuildOptions(passage_tokens=40, overlap=8, index=request.param)
+    summary = build([root / "corpus.jsonl"], encoder, collection, options)
+    assert summary.counts.passages > 2 * summary.counts.documents
+    return Serving.open(summary.folder, encoder)
+
+
+def make_job(serving: Serving, query: str, **options: object) -> Job:
+    chosen = Options(**{"mode": Mode.DENSE, "top_k": 10} | options)  # type: ignore[arg-type]
+    (tokens,) = serving.encoder.tokenize([query], Side.QUERY)
+    return Job(query, chosen, None if chosen.mode is Mode.LEXICAL else tokens)
+
+
+def dense_by_hand(serving: Serving, vector: np.ndarray, half: str | None = None) -> dict[int, float]:
+    """The best score of every document, from every vector of the snapshot."""
+    best: dict[int, float] = {}
+    scores = serving.snapshot.vectors.values.astype(np.float32) @ vector
+    for row, document in enumerate(serving.snapshot.passages.documents.tolist()):
+        if half is None or serving.snapshot.documents.get(document).metadata["half"] == half:
+            best[document] = max(best.get(document, -2.0), float(scores[row]))
+    return best
+
+
+def ranked(best: dict[int, float]) -> list[int]:
+    return sorted(best, key=lambda document: (-best[document], document))
+
+
+@pytest.mark.parametrize("top_k", [1, 5, 40])
+@pytest.mark.parametrize("half", [None, "a"])
+def test_dense_ranks_documents_by_their_best_passage(serving: Serving, top_k: int, half: str | None) -> None:
+    filters = () if half is None else (Equal("half", half),)
+    batch = [make_job(serving, query, top_k=top_k, filters=filters) for query in QUERIES]
+    found, times = InProcessEngine().run(serving, batch)
+    vectors = serving.encoder.encode_tokens([job.tokens for job in batch if job.tokens])
+    for vector, one in zip(vectors, found, strict=True):
+        best = dense_by_hand(serving, vector, half)
+        expected = sorted(best.values(), reverse=True)[:top_k]
+        assert len(set(one.documents.tolist())) == len(one.documents) == len(expected)
+        np.testing.assert_allclose(one.scores, expected, atol=1e-5)
+        np.testing.assert_allclose([best[document] for document in one.documents.tolist()], one.scores, atol=1e-5)
+        owners = serving.snapshot.passages.documents[one.passages]
+        assert owners.tolist() == one.documents.tolist()
+    assert times.encode_seconds > 0
+    assert times.search_seconds > 0
+
+
+@pytest.mark.parametrize("top_k", [1, 10, 40])
+def test_lexical_ranks_documents_by_their_best_passage(serving: Serving, top_k: int) -> None:
+    everything = len(serving.snapshot.passages)
+    for query in QUERIES:
+        rows, scores = serving.snapshot.lexical.search(query, everything)
+        best: dict[int, float] = {}
+        for row, score in zip(rows.tolist(), scores.tolist(), strict=True):
+            best.setdefault(int(serving.snapshot.passages.documents[row]), score)
+        ((found,), times) = InProcessEngine().run(serving, [make_job(serving, query, mode=Mode.LEXICAL, top_k=top_k)])
+        np.testing.assert_allclose(found.scores, sorted(best.values(), reverse=True)[:top_k], rtol=1e-6)
+        np.testing.assert_allclose([best[document] for document in found.documents.tolist()], found.scores, rtol=1e-6)
+        assert times.encode_seconds < times.search_seconds
+
+
+@pytest.mark.parametrize("fusion", list(Fusion))
+def test_hybrid_fuses_documents_not_passages(serving: Serving, fusion: Fusion) -> None:
+    for query in QUERIES:
+        hybrid = make_job(serving, query, mode=Mode.HYBRID, fusion=fusion, weight=0.4)
+        ((found,), _) = InProcessEngine().run(serving, [hybrid])
+        sides = []
+        for mode in (Mode.DENSE, Mode.LEXICAL):
+            ((side,), _) = InProcessEngine().run(serving, [make_job(serving, query, mode=mode, top_k=100)])
+            sides.append((side.documents, side.scores))
+        documents, scores = fuse(sides[0], sides[1], fusion, 0.4)
+        assert found.documents.tolist() == documents[:10].tolist()
+        np.testing.assert_allclose(found.scores, scores[:10], atol=1e-6)
+        assert serving.snapshot.passages.documents[found.passages].tolist() == found.documents.tolist()
+
+
+def test_a_mixed_batch_answers_each_query_in_its_own_way(serving: Serving) -> None:
+    batch = [
+        make_job(serving, QUERIES[0], mode=Mode.LEXICAL, top_k=3),
+        make_job(serving, QUERIES[1], mode=Mode.DENSE, top_k=7),
+        make_job(serving, QUERIES[2], mode=Mode.HYBRID, top_k=2, filters=(Equal("half", "b"),)),
+        make_job(serving, QUERIES[3], mode=Mode.DENSE, top_k=1, filters=(Equal("half", "b"),)),
+        make_job(serving, QUERIES[4], mode=Mode.DENSE, filters=(Equal("half", "neither"),)),
+    ]
+    found, _ = InProcessEngine(threads=1).run(serving, batch)
+    assert [len(one.documents) for one in found] == [3, 7, 2, 1, 0]
+    for one in found[2:4]:
+        for document in one.documents.tolist():
+            assert serving.snapshot.documents.get(document).metadata["half"] == "b"
+
+
+def test_a_lexical_batch_never_touches_the_encoder(serving: Serving) -> None:
+    blind = Serving(serving.snapshot, None, serving.facets, serving.allowed)  # type: ignore[arg-type]
+    found, _ = InProcessEngine().run(blind, [make_job(serving, QUERIES[0], mode=Mode.LEXICAL)])
+    assert len(found[0].documents)

@@ -1,0 +1,189 @@
+"""The service as a real process on a real socket: its one line, odd clients, and an end that loses nothing."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import contextlib
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from models.onnx_encoder import OnnxEncoder
+from service.errors import PortTaken
+from service.run import serve
+from service.settings import Settings
+from tests.api.support import ENCODER, Built, build_collection, copy_collection
+
+SERVE = "from service.run import serve; from service.settings import Settings; serve(Settings())"
+READY = re.compile(r"CARE Search is ready at (http://127\.0\.0\.1:(\d+)) \(8 documents, snapshot (\S+)\)\n")
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
+    root: Path = tmp_path_factory.mktemp("process") / "collection"
+    return build_collection(root, OnnxEncoder.load(ENCODER, threads=1))
+
+
+@contextlib.contextmanager
+def serving(built: Built, **environment: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """A server process and its address."""
+    own = {"CARE_COLLECTION": str(built.root), "CARE_ENCODER": str(ENCODER), "CARE_PORT": "0", "CARE_THREADS": "1"}
+    process = subprocess.Popen(
+        [sys.executable, "-c", SERVE],
+        env=os.environ | {"PYTHONPATH": "."} | own | environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        match = READY.fullmatch(line)
+        assert match, line + (process.stderr.read() if process.stderr and process.poll() is not None else "")
+        yield process, match[1]
+    finally:
+        if process.poll() is None:
+            process.kill()
+        process.communicate()
+
+
+@pytest.fixture(scope="module")
+def address(built: Built) -> Iterator[str]:
+    with serving(built) as (_, address):
+        yield address
+
+
+def exchange(address: str, request: bytes) -> tuple[int, bytes]:
+    """Status and body of one raw request."""
+    host, _, port = address.removeprefix("http://").partition(":")
+    with socket.create_connection((host, int(port)), timeout=20) as connection:
+        connection.sendall(request)
+        received = b""
+        while chunk := connection.recv(65536):
+            received += chunk
+    head, _, body = received.partition(b"\r\n\r\n")
+    return int(head.split()[1]), body
+
+
+def test_a_url_as_it_is_typed_is_understood(address: str) -> None:
+    line = "GET /v1/search?q=高血压吃什么药&top_k=2 HTTP/1.1\r\nHost: care\r\nConnection: close\r\n\r\n"
+    status, body = exchange(address, line.encode())
+    assert status == 200
+    assert json.loads(body)["results"][0]["hits"][0]["id"] == "a-1"
+
+
+def test_a_url_in_another_encoding_gets_422_that_names_the_query(address: str) -> None:
+    line = "GET /v1/search?q=高血压 HTTP/1.1\r\nHost: care\r\nConnection: close\r\n\r\n"
+    status, body = exchange(address, line.encode("gb18030"))
+    assert status == 422
+    assert json.loads(body)["error"]["field"] == "query"
+
+
+def test_a_body_that_looks_like_a_request_is_left_alone(address: str) -> None:
+    host, _, port = address.removeprefix("http://").partition(":")
+    body = json.dumps({"query": "GET 高血压\r\n"}, ensure_ascii=False).encode()
+    head = b"POST /v1/search HTTP/1.1\r\nHost: care\r\nConnection: close\r\nContent-Length: %d\r\n\r\n" % len(body)
+    begin = body.index(b"GET ")
+    with socket.create_connection((host, int(port)), timeout=20) as connection:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        connection.sendall(head + body[:begin])
+        with httpx.Client(base_url=address) as other:  # an exchange in between, so that the pieces arrive apart
+            assert other.get("/livez").status_code == 200
+        connection.sendall(body[begin:])
+        received = b""
+        while chunk := connection.recv(65536):
+            received += chunk
+    assert b" 200 OK" in received.splitlines()[0]
+
+
+def test_a_body_too_large_is_refused_on_the_wire(address: str) -> None:
+    head = b"POST /v1/search HTTP/1.1\r\nHost: care\r\nConnection: close\r\nContent-Length: 99999999\r\n\r\n"
+    status, body = exchange(address, head)
+    assert status == 413
+    assert json.loads(body)["error"]["code"] == "body_too_large"
+
+
+def test_a_client_that_leaves_is_counted_and_harms_nobody(address: str) -> None:
+    host, _, port = address.removeprefix("http://").partition(":")
+    body = json.dumps({"query": [f"头痛{number}" * 30 for number in range(200)]}).encode()
+    request = b"POST /v1/search HTTP/1.1\r\nHost: care\r\nContent-Length: %d\r\n\r\n" % len(body) + body
+    with httpx.Client(base_url=address, timeout=60) as client:
+        for _ in range(3):
+            with socket.create_connection((host, int(port))) as connection:
+                connection.sendall(request)
+                client.get("/livez")  # by the time of this answer, the request is in the server's hands
+        assert client.get("/v1/search", params={"q": "高血压"}).status_code == 200
+        assert 'care_requests_total{route="/v1/search",status="499"} 3.0' in client.get("/metrics").text
+
+
+def test_terminating_finishes_the_accepted_requests(built: Built) -> None:
+    with contextlib.ExitStack() as stack:
+        process, address = stack.enter_context(serving(built))
+        clients = [stack.enter_context(httpx.Client(base_url=address, timeout=60)) for _ in range(4)]
+        pool = stack.enter_context(concurrent.futures.ThreadPoolExecutor(4))
+        bodies = [{"query": [f"{number} 头痛{text}" * 20 for text in range(100)]} for number in range(4)]
+        answers = [
+            pool.submit(client.post, "/v1/search", json=body) for client, body in zip(clients, bodies, strict=True)
+        ]
+        with httpx.Client(base_url=address) as watch:
+            while queue_length(watch.get("/metrics").text) < 300:  # by now all four have been accepted
+                pass
+        process.send_signal(signal.SIGTERM)
+        assert [answer.result().status_code for answer in answers] == [200] * 4
+        assert all(len(answer.result().json()["results"]) == 100 for answer in answers)
+        rest, errors = process.communicate(timeout=30)
+        assert (process.returncode, rest, errors) == (0, "", "")
+
+
+def queue_length(metrics: str) -> float:
+    return float(re.findall(r"^care_queue_length (\S+)$", metrics, re.MULTILINE)[0])
+
+
+def test_interrupting_ends_quietly_too(built: Built) -> None:
+    with serving(built) as (process, _):
+        process.send_signal(signal.SIGINT)
+        assert process.communicate(timeout=30) == ("", "")
+        assert process.returncode == 0
+
+
+def test_a_taken_port_is_said_in_one_line(address: str, built: Built) -> None:
+    settings = Settings(collection=built.root, encoder=ENCODER, port=int(address.rpartition(":")[2]))
+    with pytest.raises(PortTaken, match="CARE_PORT"):
+        serve(settings)
+
+
+def test_a_damaged_snapshot_ends_the_start_with_its_reason(built: Built, tmp_path: Path) -> None:
+    own = copy_collection(built, tmp_path / "collection")
+    (own.root / "versions" / own.versions["a"] / "documents.bin").write_bytes(b"")
+    environment = os.environ | {"PYTHONPATH": ".", "CARE_COLLECTION": str(own.root), "CARE_PORT": "0"}
+    done = subprocess.run([sys.executable, "-c", SERVE], env=environment, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1
+    assert "BadSnapshot" in done.stderr.splitlines()[-1]
+    assert "documents.bin" in done.stderr.splitlines()[-1]
+
+
+def test_access_log_lines_are_json_on_standard_output(built: Built) -> None:
+    with serving(built, CARE_ACCESS_LOG="true") as (process, address):
+        httpx.get(f"{address}/v1/search", params={"q": "私密"})
+        process.send_signal(signal.SIGTERM)
+        written, errors = process.communicate(timeout=30)
+    (line,) = written.splitlines()
+    assert json.loads(line)["route"] == "/v1/search"
+    assert "私密" not in written + errors
+
+
+def test_importing_the_app_loads_no_torch() -> None:
+    code = "import sys, service.app, service.run; print(sorted({'torch', 'transformers'} & set(sys.modules)))"
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=os.environ | {"PYTHONPATH": "."}, capture_output=True, text=True
+    )
+    assert done.stdout.strip() == "[]", done.stderr

@@ -1,0 +1,74 @@
+"""Twenty swaps between two snapshots under constant load: no failed request, no answer that mixes versions."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import httpx
+import pytest
+
+from indexer.store import Collection
+from models.onnx_encoder import OnnxEncoder
+from tests.api.support import ENCODER, Built, build_collection, make_settings, running
+
+SWAPS = 20
+CLIENTS = 8
+BODIES = [
+    {"query": "高血压吃什么药"},
+    {"query": ["发热", "骨折", "头痛", "asthma"], "mode": "dense", "fields": ["title"]},
+    {"query": "血糖", "mode": "lexical"},
+    {"query": ["头痛"] * 12, "mode": "hybrid", "top_k": 5, "fields": ["text"]},
+    {"query": "心肺复苏", "filters": [{"field": "kind", "eq": "first-aid"}]},
+]
+
+
+@pytest.fixture(scope="module")
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
+    root: Path = tmp_path_factory.mktemp("swap") / "collection"
+    return build_collection(root, OnnxEncoder.load(ENCODER, threads=1))
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("lru_mb", [0, 1])
+async def test_swaps_under_load_lose_and_mix_nothing(built: Built, lru_mb: int) -> None:
+    Collection(built.root).publish(built.versions["a"])
+    answers: list[httpx.Response] = []
+    stopped = asyncio.Event()
+
+    async def ask(client: httpx.AsyncClient, number: int) -> None:
+        turn = number
+        while not stopped.is_set():
+            answers.append(await client.post("/v1/search", json=BODIES[turn % len(BODIES)]))
+            turn += 1
+            await asyncio.sleep(0)  # an answer from the cache suspends nowhere, and others want to run
+
+    async with running(make_settings(built, threads=1, reload_seconds=0, lru_mb=lru_mb)) as client:
+        crowd = [asyncio.create_task(ask(client, number)) for number in range(CLIENTS)]
+        for swap in range(SWAPS):
+            version = built.versions["ba"[swap % 2]]
+            await asyncio.to_thread(Collection(built.root).publish, version)
+            response = await client.post("/admin/reload")
+            assert response.json() == {"snapshot": version, "changed": True}
+            seen = len(answers)
+            while len(answers) < seen + 2 * CLIENTS:
+                await asyncio.sleep(0)
+        stopped.set()
+        await asyncio.gather(*crowd)
+        assert f"care_swaps_total {SWAPS + 1}.0" in (await client.get("/metrics")).text
+
+    assert [answer.status_code for answer in answers] == [200] * len(answers)
+    served = set()
+    for answer in answers:
+        body = answer.json()
+        letter = built.letters[body["snapshot"]]
+        served.add(letter)
+        ids = [hit["id"] for result in body["results"] for hit in result["hits"]]
+        assert ids
+        assert all(found.startswith(f"{letter}-") for found in ids)
+    assert served == {"a", "b"}

@@ -1,0 +1,166 @@
+"""The Dockerfile, read: what would break or weaken an image without anybody noticing before it runs."""
+
+from __future__ import annotations
+
+import ast
+import http.server
+import json
+import os
+import subprocess
+import sys
+import threading
+import tomllib
+from collections.abc import Iterator
+from importlib.metadata import packages_distributions
+from pathlib import Path
+
+import pytest
+
+from indexer.command import COLLECTION, ENCODER
+from service.settings import ENV_PREFIX, Settings
+from tests.unit.deploy.support import (
+    REPOSITORY,
+    copied_sources,
+    dockerfile,
+    instructions,
+    is_ignored,
+    locked,
+    normalise,
+    parse_care,
+)
+
+TARGETS = ("serve", "gpu")
+TRAINING = ("torch", "transformers", "safetensors", "onnx", "onnxscript", "optimum", "triton")
+
+
+@pytest.mark.parametrize("source", sorted(set(copied_sources())))
+def test_what_is_copied_exists_and_reaches_the_builder(source: str) -> None:
+    assert (REPOSITORY / source).exists()
+    assert not is_ignored(source)
+
+
+@pytest.mark.parametrize(
+    "path", [".git/config", "var/collection/CURRENT", ".venv/bin/python", "tests/conftest.py", "service/__pycache__/x"]
+)
+def test_the_builder_gets_nothing_else(path: str) -> None:
+    assert is_ignored(path)
+
+
+def test_what_is_copied_from_a_stage_is_of_a_stage_above() -> None:
+    seen: list[str] = []
+    for one in dockerfile():
+        if one.name == "FROM":
+            seen.append(one.stage)
+        elif "--from=" in one.rest:
+            assert one.rest.split("--from=")[1].split()[0] in seen[:-1]
+
+
+def test_a_plain_build_makes_the_service_for_cpus() -> None:
+    assert dockerfile()[-1].stage == "serve"
+    # One base for both: the environment is copied with its link to the interpreter.
+    bases = {rest.split(" AS ")[0] for stage in ("environment", "serve") for rest in instructions(stage, "FROM")}
+    assert bases == {"python:3.11-slim"}
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_the_user_is_fixed_and_not_root(target: str) -> None:
+    (user,) = instructions(target, "USER")
+    uid, gid = user.split(":")
+    assert min(int(uid), int(gid)) >= 1000
+    made = " ".join(instructions(target, "RUN"))
+    assert f"--uid {uid} --gid {gid}" in made
+    assert f"install -d -o {uid} -g {gid} /app/{COLLECTION}" in made
+    after = dockerfile()[[(one.stage, one.name) for one in dockerfile()].index((target, "USER")) :]
+    assert not {"RUN", "COPY", "ADD"} & {one.name for one in after if one.stage == target}
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_the_default_paths_of_the_commands_hold_in_the_image(target: str) -> None:
+    assert instructions(target, "WORKDIR") == ["/app"]
+    assert instructions(target, "VOLUME") == [f"/app/{COLLECTION}"]
+    assert f"{ENCODER.parent} {ENCODER.parent}" in instructions(target, "COPY")
+    fields = Settings.model_fields
+    assert (fields["collection"].default, fields["encoder"].default) == (COLLECTION, ENCODER)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_the_image_serves_on_the_port_that_it_exposes(target: str) -> None:
+    (given,) = instructions(target, "ENV")
+    care = {name: value for name, _, value in (pair.partition("=") for pair in given.split()) if name[:5] == ENV_PREFIX}
+    settings = Settings.model_validate({name.removeprefix(ENV_PREFIX).lower(): value for name, value in care.items()})
+    assert settings.host == "0.0.0.0"
+    assert instructions(target, "EXPOSE") == [str(settings.port)]
+    command = json.loads(instructions(target, "ENTRYPOINT")[0]) + json.loads(instructions(target, "CMD")[0])
+    assert command[0] == "care"
+    parse_care(command[1:])
+
+
+def test_the_runtime_of_the_encoder_sends_nothing_home() -> None:
+    crontab = (REPOSITORY / "deploy/crontab").read_text()
+    assert "ORT_DISABLE_TELEMETRY=1\n" in crontab
+    for target in TARGETS:
+        assert "ORT_DISABLE_TELEMETRY=1" in instructions(target, "ENV")[0].split()
+
+
+@pytest.fixture
+def live_port() -> Iterator[int]:
+    """A server that is alive and knows nothing else."""
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200 if self.path == "/livez" else 404)
+            self.end_headers()
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield server.server_port
+        server.shutdown()
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_the_health_check_sees_life_and_death(target: str, live_port: int) -> None:
+    command = json.loads(instructions(target, "HEALTHCHECK")[0].partition("CMD ")[2])
+    assert command[0] == "python"
+    for port, alive in ((live_port, True), (1, False)):
+        # A proxy that a container inherits must not stand between it and itself.
+        environment = os.environ | {"CARE_PORT": str(port), "http_proxy": "http://127.0.0.1:1"}
+        done = subprocess.run([sys.executable, *command[1:]], env=environment, capture_output=True)
+        assert (done.returncode == 0) is alive
+
+
+def test_nothing_that_trains_or_compiles_is_installed() -> None:
+    assert not locked().keys() & set(TRAINING)
+    assert not any(name.startswith("nvidia-") for name in locked())
+    assert not any("apt-get" in rest or "pip" in rest for rest in instructions("serve", "RUN"))
+
+
+def test_everything_is_installed_from_the_lock_by_hash() -> None:
+    install = next(rest for rest in instructions("environment", "RUN") if "-r " in rest)
+    assert {"--require-hashes", "--only-binary"} <= set(install.split())
+    assert all("--hash=sha256:" in entry and "==" in entry for entry in locked().values())
+
+
+def test_the_lock_has_what_the_project_names() -> None:
+    project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
+    wanted = [*project["dependencies"], *project["optional-dependencies"]["cpu"]]
+    assert {normalise(entry.split(">")[0]) for entry in wanted} <= locked().keys()
+
+
+def test_the_lock_has_what_the_service_and_the_indexer_import() -> None:
+    files = [path for room in ("service", "indexer") for path in (REPOSITORY / room).rglob("*.py")]
+    modules = {name.partition(".")[0] for path in files for name in _imports(path)}
+    foreign = modules - {"models", "indexer", "service"} - set(sys.stdlib_module_names)
+    sources = packages_distributions()
+    names = {module: {normalise(source) for source in sources.get(module, [module])} for module in foreign}
+    assert {module for module in foreign if not names[module] & locked().keys()} == set()
+
+
+def _imports(path: Path) -> Iterator[str]:
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield node.module

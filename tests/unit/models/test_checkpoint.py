@@ -1,0 +1,167 @@
+"""Folders as a hub has them: what is inferred, what is converted, what is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from models.checkpoint import gte_values, infer_spec, read_config, read_tokenizer
+from models.errors import BadEncoder
+from models.export.check_texts import CHECK_TEXTS
+from models.spec import Pooling, Side
+from models.tokenizer import Tokenizer
+from models.torch_encoder import TorchEncoder
+from tests.support.tiny_models import CLS, MAX_LENGTH, SEP, tiny_spec, tiny_tokenizer, write_checkpoint
+from tests.support.tiny_models import write_new_checkpoint as write_new
+
+
+def write_json(path: Path, values: Any) -> None:  # noqa: ANN401
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(values), encoding="utf-8")
+
+
+def test_a_checkpoint_of_the_remote_gte_class_loads_natively(tmp_path: Path) -> None:
+    native = write_new(tmp_path)
+    loaded = TorchEncoder.load(tmp_path, tiny_spec("gte"))
+    assert type(loaded.backbone).__name__ == "GteModel"
+    texts = CHECK_TEXTS[:20]
+    np.testing.assert_allclose(loaded.encode(texts, Side.QUERY), native.encode(texts, Side.QUERY), atol=1e-6)
+    loaded.save(tmp_path / "saved")
+    again = TorchEncoder.load(tmp_path / "saved")
+    np.testing.assert_array_equal(again.encode(texts, Side.QUERY), loaded.encode(texts, Side.QUERY))
+
+
+def test_its_rotary_frequencies_are_those_of_ntk_scaling(tmp_path: Path) -> None:
+    write_new(tmp_path)
+    loaded = TorchEncoder.load(tmp_path, tiny_spec("gte"))
+    theta, factor, head_dim = 300.0, 8.0, 16
+    powers = torch.arange(0, head_dim, 2) / head_dim
+    expected = 1 / (theta * factor) ** powers / factor ** (2 / head_dim)
+    torch.testing.assert_close(loaded.backbone.rotary_emb.inv_freq, expected)
+
+
+def test_published_gte_multilingual_base_scaling() -> None:
+    values = {"hidden_size": 768, "num_attention_heads": 12, "rope_theta": 20000, "model_type": "new"}
+    converted = gte_values(values | {"rope_scaling": {"type": "ntk", "factor": 8.0}})
+    expected = {"rope_type": "linear", "rope_theta": 160000.0, "factor": 8 ** (2 / 64)}
+    assert converted["rope_parameters"] == expected
+    assert gte_values(values)["rope_parameters"] == {"rope_type": "default", "rope_theta": 20000.0}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"position_embedding_type": "absolute"},
+        {"layer_norm_type": "rms_norm"},
+        {"logn_attention_scale": True},
+        {"rope_scaling": {"type": "dynamic", "factor": 2.0}},
+        {"rope_scaling": {"type": "ntk", "factor": 2.0, "mixed_b": 0.6}},
+    ],
+)
+def test_what_gtemodel_cannot_compute_is_refused(change: dict[str, Any]) -> None:
+    with pytest.raises(BadEncoder, match="not supported"):
+        gte_values({"hidden_size": 64, "num_attention_heads": 4, "rope_theta": 300, **change})
+
+
+def test_an_architecture_without_a_native_class_is_refused(tmp_path: Path) -> None:
+    write_json(tmp_path / "config.json", {"model_type": "home_made", "auto_map": {"AutoModel": "x.Y"}})
+    with pytest.raises(BadEncoder, match="home_made"):
+        read_config(tmp_path)
+    with pytest.raises(BadEncoder, match="missing"):
+        read_config(tmp_path / "nowhere")
+
+
+def test_sentence_transformers_files_are_honoured(tmp_path: Path) -> None:
+    write_checkpoint(tmp_path, "bert")
+    modules = [{"type": f"sentence_transformers.models.{name}"} for name in ("Transformer", "Pooling", "Normalize")]
+    write_json(tmp_path / "modules.json", modules)
+    pooling = {"word_embedding_dimension": 64, "pooling_mode_cls_token": False, "pooling_mode_mean_tokens": True}
+    write_json(tmp_path / "1_Pooling" / "config.json", pooling)
+    write_json(tmp_path / "sentence_bert_config.json", {"max_seq_length": 24})
+    write_json(tmp_path / "config_sentence_transformers.json", {"prompts": {"query": "query: ", "document": ""}})
+    spec = infer_spec(tmp_path, space="s")
+    assert (spec.pooling, spec.max_length, spec.dim) == (Pooling.MEAN, 24, 64)
+    assert (spec.query_instruction, spec.document_instruction) == ("query: ", "")
+    given = infer_spec(tmp_path, space="s", pooling=Pooling.CLS, dim=32, max_length=40)
+    assert (given.pooling, given.dim, given.max_length) == (Pooling.CLS, 32, 40)
+
+
+@pytest.mark.parametrize(
+    ("stated", "pooling"),
+    [
+        ({"pooling_mode_cls_token": True}, Pooling.CLS),
+        ({"pooling_mode_lasttoken": True, "pooling_mode_mean_tokens": False}, Pooling.EOS),
+        ({"pooling_mode": "mean"}, Pooling.MEAN),
+    ],
+)
+def test_pooling_modes(stated: dict[str, Any], pooling: Pooling, tmp_path: Path) -> None:
+    write_checkpoint(tmp_path, "bert")
+    write_json(tmp_path / "1_Pooling" / "config.json", stated)
+    assert infer_spec(tmp_path, space="s").pooling is pooling
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "complaint"),
+    [
+        ("1_Pooling/config.json", {"pooling_mode_max_tokens": True}, "max_tokens"),
+        ("1_Pooling/config.json", {"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": True}, "cls_token"),
+        ("modules.json", [{"type": "sentence_transformers.models.Dense"}], "Dense"),
+    ],
+)
+def test_what_an_encoder_cannot_hold_is_refused(name: str, values: Any, complaint: str, tmp_path: Path) -> None:  # noqa: ANN401
+    write_checkpoint(tmp_path, "bert")
+    write_json(tmp_path / name, values)
+    with pytest.raises(BadEncoder, match=complaint):
+        infer_spec(tmp_path, space="s")
+
+
+def test_pooling_is_never_guessed_for_a_bert_and_is_eos_for_a_decoder(tmp_path: Path) -> None:
+    write_checkpoint(tmp_path / "bert", "bert")
+    with pytest.raises(BadEncoder, match="pooling"):
+        infer_spec(tmp_path / "bert", space="s")
+    write_checkpoint(tmp_path / "qwen3", "qwen3")
+    assert infer_spec(tmp_path / "qwen3", space="s").pooling is Pooling.EOS
+
+
+def test_no_more_tokens_than_positions(tmp_path: Path) -> None:
+    write_checkpoint(tmp_path, "xlm-roberta")
+    assert infer_spec(tmp_path, space="s", pooling=Pooling.CLS).max_length == MAX_LENGTH
+    longer = infer_spec(tmp_path, space="s", pooling=Pooling.CLS, max_length=MAX_LENGTH + 1)
+    with pytest.raises(BadEncoder, match=f"more than the backbone's {MAX_LENGTH} positions"):
+        TorchEncoder.load(tmp_path, longer)
+
+
+def test_eos_pooling_gets_a_tokenizer_that_ends_with_eos(tmp_path: Path) -> None:
+    write_checkpoint(tmp_path, "qwen3", bare=True)
+    tokenizer = Tokenizer.from_json(read_tokenizer(tmp_path, Pooling.EOS, read_config(tmp_path)), 8)
+    assert tokenizer("").ids == [SEP]
+    assert tokenizer("感冒").ids[-1] == SEP
+    long = tokenizer("感冒" * 20)
+    assert (len(long), long.ids[-1], long.truncated) == (8, SEP, True)
+
+
+def test_a_tokenizer_with_special_tokens_is_left_alone(tmp_path: Path) -> None:
+    write_checkpoint(tmp_path, "qwen3")
+    content = read_tokenizer(tmp_path, Pooling.EOS, read_config(tmp_path))
+    assert Tokenizer.from_json(content, 8)("").ids == [CLS, SEP]
+    assert json.loads(content) == json.loads(tiny_tokenizer().to_str())
+
+
+def test_tokenizer_config_overrules_tokenizer_json(tmp_path: Path) -> None:
+    write_checkpoint(tmp_path, "bert")
+    values = json.loads((tmp_path / "tokenizer.json").read_text())
+    values["normalizer"] = None
+    values["model"] = {"type": "WordPiece", "unk_token": "[UNK]", "continuing_subword_prefix": "##",
+                       "max_input_chars_per_word": 100, "vocab": values["model"]["vocab"] | {"##e": 900}}  # fmt: skip
+    write_json(tmp_path / "tokenizer.json", values)
+    config = read_config(tmp_path)
+    cased = Tokenizer.from_json(read_tokenizer(tmp_path, Pooling.CLS, config), 8)
+    write_json(tmp_path / "tokenizer_config.json", {"tokenizer_class": "BertTokenizer", "do_lower_case": True})
+    lowered = Tokenizer.from_json(read_tokenizer(tmp_path, Pooling.CLS, config), 8)
+    assert cased("H").ids != cased("h").ids
+    assert lowered("H").ids == lowered("h").ids

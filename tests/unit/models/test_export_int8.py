@@ -1,0 +1,120 @@
+"""Smoothing and row-wise tables: the same function in float, a closer one in int8."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pytest
+import torch
+from onnx import ModelProto, TensorProto, helper, numpy_helper
+
+from models.export import int8
+from models.export.check_texts import CALIBRATION_TEXTS, CHECK_TEXTS
+from models.export.head import append_head
+from models.export.torch_route import export_backbone
+from models.tokenizer import Tokens, pad
+from tests.support.tiny_models import tiny_encoder
+
+BATCH = tiny_encoder("bert").tokenizer.batch(CHECK_TEXTS)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> ModelProto:
+    """A tiny BERT with one channel far louder than the rest, as trained transformers have."""
+    encoder = tiny_encoder("bert")
+    with torch.no_grad():
+        for layer in encoder.backbone.encoder.layer:
+            layer.attention.output.LayerNorm.weight[5] *= 15
+            layer.intermediate.dense.weight[:, 5] /= 15
+    path = tmp_path_factory.mktemp("whole") / "backbone.onnx"
+    export_backbone(encoder.backbone, path)
+    model = onnx.load(path)
+    append_head(model, encoder.spec)
+    return model
+
+
+def prepared(model: ModelProto, batch: list[Tokens]) -> ModelProto:
+    copy = ModelProto()
+    copy.CopyFrom(model)
+    int8.prepare(copy, batch)
+    return copy
+
+
+def vectors(model: ModelProto | Path, batch: list[Tokens] = BATCH) -> np.ndarray:
+    content = str(model) if isinstance(model, Path) else model.SerializeToString()
+    session = ort.InferenceSession(content, providers=["CPUExecutionProvider"])
+    ids, mask = pad(batch)
+    (found,) = session.run(None, {"input_ids": ids, "attention_mask": mask})
+    return np.asarray(found)
+
+
+def cosine(model: ModelProto | Path, reference: ModelProto) -> float:
+    return float(np.sum(vectors(model) * vectors(reference), axis=1).mean())
+
+
+def quantized(model: ModelProto, folder: Path) -> Path:
+    onnx.save(model, folder / "float.onnx")
+    int8.quantize(folder / "float.onnx", folder / "int8.onnx")
+    return folder / "int8.onnx"
+
+
+def samples() -> list[Tokens]:
+    encoder = tiny_encoder("bert")
+    return int8.calibration_samples(encoder.tokenizer, encoder.backbone.config.vocab_size)
+
+
+def test_calibration_reads_texts_and_random_tokens_within_the_encoder_s_length() -> None:
+    tokenizer = tiny_encoder("bert").tokenizer
+    drawn = samples()
+    assert len(drawn) == len(CALIBRATION_TEXTS) + int8.RANDOM_SAMPLES
+    assert all(2 < len(tokens) <= tokenizer.max_length for tokens in drawn)
+    assert all((tokens.ids[0], tokens.ids[-1]) == (2, 3) for tokens in drawn)
+    assert drawn == samples()
+    assert not set(CALIBRATION_TEXTS) & set(CHECK_TEXTS)
+
+
+def test_smoothing_is_the_same_function_in_float(whole: ModelProto) -> None:
+    ready = prepared(whole, samples())
+    assert any(node.name.endswith("/smoothed") for node in ready.graph.node)
+    assert cosine(ready, whole) > 0.9999  # the embedding tables alone are rounded
+
+
+def test_smoothing_brings_int8_closer(whole: ModelProto, tmp_path: Path) -> None:
+    plain = 1 - cosine(quantized(whole, tmp_path), whole)
+    smoothed = 1 - cosine(quantized(prepared(whole, samples()), tmp_path), whole)
+    assert smoothed < plain / 3
+
+
+def test_every_weight_becomes_int8(whole: ModelProto, tmp_path: Path) -> None:
+    path = quantized(prepared(whole, samples()), tmp_path)
+    floats = [t for t in onnx.load(path).graph.initializer if t.data_type == TensorProto.FLOAT and len(t.dims) == 2]
+    assert all(tensor.dims[1] == 1 or tensor.dims[0] < int8.SMALLEST_TABLE for tensor in floats)
+    assert path.stat().st_size < 0.5 * whole.ByteSize()
+
+
+def test_a_weight_that_two_products_share_is_left_alone() -> None:
+    weight = np.random.default_rng(0).normal(size=(8, 8)).astype(np.float32)
+    table = np.random.default_rng(1).normal(size=(300, 8)).astype(np.float32)
+    nodes = [
+        helper.make_node("Gather", ["table", "input_ids"], ["a"]),
+        helper.make_node("MatMul", ["a", "weight"], ["b"], name="first"),
+        helper.make_node("MatMul", ["b", "weight"], ["c"], name="second"),
+        helper.make_node("Unsqueeze", ["attention_mask", "axis"], ["wide"]),
+        helper.make_node("Cast", ["wide"], ["mask"], to=TensorProto.FLOAT),
+        helper.make_node("Mul", ["c", "mask"], ["embedding"]),
+    ]
+    inputs = [helper.make_tensor_value_info(n, TensorProto.INT64, ["b", "s"]) for n in ("input_ids", "attention_mask")]
+    outputs = [helper.make_tensor_value_info("embedding", TensorProto.FLOAT, None)]
+    constants = {"table": table, "weight": weight, "axis": np.array([2])}
+    tensors = [numpy_helper.from_array(value, name) for name, value in constants.items()]
+    graph = helper.make_graph(nodes, "shared", inputs, outputs, tensors)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
+    batch = [Tokens([1, 2, 299], truncated=False)]
+    ready = prepared(model, batch)
+    assert "table" not in {tensor.name for tensor in ready.graph.initializer}
+    np.testing.assert_allclose(vectors(ready, batch), vectors(model, batch), atol=0.2)
+    kept = next(tensor for tensor in ready.graph.initializer if tensor.name == "weight")
+    np.testing.assert_array_equal(numpy_helper.to_array(kept), weight)

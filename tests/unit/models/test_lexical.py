@@ -1,0 +1,79 @@
+import numpy as np
+import pytest
+
+from models import lexical
+from models.errors import CareError
+from models.lexical import LexicalIndex, terms
+
+TEXTS = ["高血压吃什么药", "糖尿病的饮食", "血压计的使用", "Drugs for hypertension", "高血压与糖尿病"]
+
+
+def test_chinese_becomes_characters_and_bigrams_and_words_stay_whole() -> None:
+    assert terms("血压高 Amlodipine") == ["血", "压", "高", "血压", "压高", "amlodipine"]
+
+
+def test_full_width_and_case_are_folded_and_decimals_stay_together() -> None:
+    assert terms("ＡＢＣ 2.5mg") == ["abc", "2.5", "mg"]
+
+
+def test_only_rows_that_share_a_term_are_found_best_first() -> None:
+    rows, scores = LexicalIndex.build(TEXTS).search("高血压", 10)
+    assert rows.tolist()[:2] == [0, 4] or rows.tolist()[:2] == [4, 0]
+    assert set(rows.tolist()) == {0, 2, 4}
+    assert (np.diff(scores) <= 0).all()
+
+
+def test_equal_scores_are_ordered_by_row() -> None:
+    rows, _ = LexicalIndex.build(["感冒", "发烧", "感冒", "感冒"]).search("感冒", 10)
+    assert rows.tolist() == [0, 2, 3]
+
+
+def test_a_query_without_terms_finds_nothing() -> None:
+    rows, scores = LexicalIndex.build(TEXTS).search("？！…", 5)
+    assert len(rows) == len(scores) == 0
+
+
+@pytest.mark.parametrize("as_a_set", [0, 1000])
+def test_a_filter_gives_the_best_allowed_rows(monkeypatch: pytest.MonkeyPatch, as_a_set: int) -> None:
+    monkeypatch.setattr(lexical, "_SMALL_FILTER", as_a_set)
+    index = LexicalIndex.build([f"高血压 第{row}种药" for row in range(50)])
+    allowed = np.zeros(50, dtype=bool)
+    allowed[[3, 7, 41]] = True
+    rows, _ = index.search("高血压药", 10, allowed)
+    assert sorted(rows.tolist()) == [3, 7, 41]
+    assert len(index.search("高血压药", 2, allowed)[0]) == 2
+
+
+def test_a_filter_that_allows_nothing_finds_nothing() -> None:
+    assert len(LexicalIndex.build(TEXTS).search("高血压", 5, np.zeros(len(TEXTS), dtype=bool))[0]) == 0
+
+
+def test_an_index_on_disk_answers_as_the_one_in_memory(tmp_path) -> None:
+    built = LexicalIndex.build(TEXTS, tmp_path / "lexical")
+    loaded = LexicalIndex.load(tmp_path / "lexical")
+    for query in ("高血压", "糖尿病饮食", "hypertension"):
+        for ours, theirs in zip(built.search(query, 5), loaded.search(query, 5), strict=True):
+            np.testing.assert_array_equal(ours, theirs)
+
+
+def test_a_folder_without_an_index_is_refused(tmp_path) -> None:
+    with pytest.raises(CareError, match="not a lexical index"):
+        LexicalIndex.load(tmp_path)
+
+
+def test_scores_are_bm25() -> None:
+    """Against the formula, with document lengths that tantivy's one-byte norms keep exactly."""
+    texts = ["发热 咳嗽", "发热 发热 头痛", "腹泻 呕吐"]
+    counts = [terms(text) for text in texts]
+    mean = np.mean([len(own) for own in counts])
+    expected = []
+    for own in counts[:2]:
+        score = 0.0
+        for term in terms("发热"):
+            frequency = own.count(term)
+            idf = np.log(1 + (3 - 2 + 0.5) / (2 + 0.5))
+            score += idf * frequency * 2.2 / (frequency + 1.2 * (0.25 + 0.75 * len(own) / mean))
+        expected.append(score)
+    rows, scores = LexicalIndex.build(texts).search("发热", 3)
+    np.testing.assert_allclose(scores, sorted(expected, reverse=True), rtol=1e-5)
+    assert rows.tolist() == list(np.argsort(expected)[::-1])

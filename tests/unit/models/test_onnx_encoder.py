@@ -1,0 +1,77 @@
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from models.errors import BadEncoder
+from models.onnx_encoder import OnnxEncoder, bulk_batches
+from models.spec import EncoderSpec, Side, Variant
+
+BUNDLED = Path("models/pretrained/care-small-zh")
+TEXTS = ["高血压吃什么药", "What lowers blood pressure?", "糖" * 700, "", "布洛芬"]
+
+
+@pytest.fixture(scope="module")
+def encoder() -> OnnxEncoder:
+    return OnnxEncoder.load(BUNDLED, threads=1)
+
+
+def test_vectors_are_of_unit_length_and_of_the_stated_width(encoder: OnnxEncoder) -> None:
+    vectors = encoder.encode(TEXTS, Side.QUERY)
+    assert vectors.shape == (len(TEXTS), encoder.spec.dim)
+    assert vectors.dtype == np.float32
+    np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), 1, atol=1e-5)
+
+
+def test_company_in_a_batch_hardly_changes_a_vector(encoder: OnnxEncoder) -> None:
+    """Not at all in fp32; in int8 the scale of an activation is the whole batch's."""
+    alone = np.concatenate([encoder.encode([text], Side.QUERY) for text in TEXTS])
+    together = encoder.encode(TEXTS, Side.QUERY)
+    assert (alone * together).sum(axis=1).min() > 0.98
+
+
+def test_related_texts_are_closer_than_unrelated_ones(encoder: OnnxEncoder) -> None:
+    query, near, far = encoder.encode(["血压高怎么办", "高血压的治疗", "骨折后的固定"], Side.QUERY)
+    assert query @ near > query @ far
+
+
+def test_an_instruction_changes_the_tokens(encoder: OnnxEncoder) -> None:
+    told = OnnxEncoder(
+        encoder.spec.model_copy(update={"query_instruction": "检索："}), encoder.variant, encoder.tokenizer,
+        encoder._session,
+    )  # fmt: skip
+    assert told.tokenize(["发热"], Side.QUERY) == encoder.tokenize(["检索：发热"], Side.QUERY)
+    assert told.tokenize(["发热"], Side.DOCUMENT) == encoder.tokenize(["发热"], Side.DOCUMENT)
+
+
+def test_an_altered_graph_is_refused(tmp_path: Path) -> None:
+    folder = shutil.copytree(BUNDLED, tmp_path / "encoder")
+    with (folder / Variant.INT8.filename).open("r+b") as file:
+        file.seek(1000)
+        file.write(b"\x00\x01\x02")
+    with pytest.raises(BadEncoder, match="altered"):
+        OnnxEncoder.load(folder)
+
+
+def test_a_graph_of_another_width_is_refused(tmp_path: Path) -> None:
+    folder = shutil.copytree(BUNDLED, tmp_path / "encoder")
+    EncoderSpec.load(folder).model_copy(update={"dim": 100}).save(folder)
+    with pytest.raises(BadEncoder, match="512 dimensions, encoder.json says 100"):
+        OnnxEncoder.load(folder)
+
+
+def test_a_folder_without_a_graph_says_how_to_get_one(tmp_path: Path) -> None:
+    EncoderSpec.load(BUNDLED).save(tmp_path)
+    with pytest.raises(BadEncoder, match="care export"):
+        OnnxEncoder.load(tmp_path)
+
+
+@given(st.lists(st.integers(1, 512), max_size=200), st.integers(1, 4096))
+def test_bulk_batches_hold_every_row_once_within_the_budget(lengths: list[int], budget: int) -> None:
+    batches = list(bulk_batches(lengths, budget))
+    assert sorted(row for batch in batches for row in batch) == list(range(len(lengths)))
+    for batch in batches:
+        assert len(batch) == 1 or max(lengths[row] for row in batch) * len(batch) <= budget

@@ -1,0 +1,63 @@
+import json
+
+import pytest
+
+from models.errors import BadEncoder
+from models.spec import SPEC_FILE, EncoderSpec, Pooling, Side, sha256_of, verify_file
+
+
+def a_spec(**changes: object) -> EncoderSpec:
+    facts = {"architecture": "bert", "sides": ["query"], "pooling": "cls", "native_dim": 8, "dim": 4, "max_length": 16,
+             "space": "test"}  # fmt: skip
+    return EncoderSpec.model_validate(facts | changes)
+
+
+def test_a_spec_survives_the_disk(tmp_path) -> None:
+    spec = a_spec(query_instruction="找：", checksums={"a": "b"})
+    spec.save(tmp_path)
+    assert EncoderSpec.load(tmp_path) == spec
+    assert "找：" in (tmp_path / SPEC_FILE).read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [({"dim": 9}, "dim 9 is larger"), ({"pooling": "max"}, "pooling"), ({"colour": "red"}, "colour"), ({"space": ""}, "space")],
+)
+def test_a_wrong_spec_is_refused_by_name(tmp_path, changes: dict[str, object], named: str) -> None:
+    facts = a_spec().model_dump(mode="json") | changes
+    (tmp_path / SPEC_FILE).write_text(json.dumps(facts))
+    with pytest.raises(BadEncoder, match=named):
+        EncoderSpec.load(tmp_path)
+
+
+def test_a_folder_without_a_spec_is_no_encoder(tmp_path) -> None:
+    with pytest.raises(BadEncoder, match="encoder.json is missing"):
+        EncoderSpec.load(tmp_path)
+
+
+def test_the_fingerprint_follows_whatever_changes_a_vector() -> None:
+    base = a_spec(checksums={"model.onnx": "1", "tokenizer.json": "2"})
+    prints = {
+        base.fingerprint("model.onnx"),
+        base.model_copy(update={"dim": 3}).fingerprint("model.onnx"),
+        base.model_copy(update={"query_instruction": "x"}).fingerprint("model.onnx"),
+        base.model_copy(update={"pooling": Pooling.MEAN}).fingerprint("model.onnx"),
+        base.model_copy(update={"checksums": {"model.onnx": "9", "tokenizer.json": "2"}}).fingerprint("model.onnx"),
+        base.model_copy(update={"checksums": {"model.onnx": "1", "tokenizer.json": "9"}}).fingerprint("model.onnx"),
+    }
+    assert len(prints) == 6
+    assert base.model_copy(update={"sides": (Side.DOCUMENT,)}).fingerprint("model.onnx") in prints
+
+
+def test_an_altered_or_missing_file_is_refused(tmp_path) -> None:
+    (tmp_path / "weights").write_bytes(b"right")
+    spec = a_spec(checksums={"weights": sha256_of(tmp_path / "weights"), "gone": "0"})
+    assert verify_file(tmp_path, "weights", spec) == tmp_path / "weights"
+    (tmp_path / "weights").write_bytes(b"wrong")
+    with pytest.raises(BadEncoder, match="weights was altered"):
+        verify_file(tmp_path, "weights", spec)
+    with pytest.raises(BadEncoder, match="gone is missing"):
+        verify_file(tmp_path, "gone", spec)
+    (tmp_path / "unknown").write_bytes(b"")
+    with pytest.raises(BadEncoder, match="no checksum for unknown"):
+        verify_file(tmp_path, "unknown", spec)

@@ -1,0 +1,47 @@
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from models.tokenizer import Tokenizer, Tokens, pad
+
+BUNDLED = Path("models/pretrained/care-small-zh/tokenizer.json")
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    return Tokenizer.load(BUNDLED, 16)
+
+
+def test_a_short_text_is_whole_and_a_long_one_is_cut_and_says_so(tokenizer: Tokenizer) -> None:
+    short, long = tokenizer("高血压"), tokenizer("高血压" * 20)
+    assert (len(short), short.truncated) == (5, False)
+    assert (len(long), long.truncated) == (16, True)
+    assert long.ids[0] == short.ids[0]
+    assert long.ids[-1] == short.ids[-1]
+
+
+def test_a_text_that_fits_exactly_was_not_cut(tokenizer: Tokenizer) -> None:
+    assert tokenizer("药" * 14) == Tokens(tokenizer("药" * 14).ids, truncated=False)
+    assert tokenizer("药" * 15).truncated
+
+
+def test_a_batch_gives_what_single_texts_give(tokenizer: Tokenizer) -> None:
+    texts = ["糖尿病", "", "阿司匹林 100mg", "头痛" * 30]
+    assert tokenizer.batch(texts) == [tokenizer(text) for text in texts]
+
+
+def test_latin_letters_are_folded_to_lower_case(tokenizer: Tokenizer) -> None:
+    assert tokenizer("Aspirin").ids == tokenizer("aspirin").ids
+
+
+def test_offsets_cover_the_whole_text_and_leave_the_cut_in_place(tokenizer: Tokenizer) -> None:
+    text = "头痛" * 30
+    assert tokenizer.offsets(text) == [(i, i + 1) for i in range(60)]
+    assert len(tokenizer(text)) == 16
+
+
+def test_padding_is_on_the_right_and_masked() -> None:
+    ids, mask = pad([Tokens([5, 6, 7], False), Tokens([8], False)], pad_id=9)
+    np.testing.assert_array_equal(ids, [[5, 6, 7], [8, 9, 9]])
+    np.testing.assert_array_equal(mask, [[1, 1, 1], [1, 0, 0]])

@@ -1,0 +1,271 @@
+"""The batcher's promises: order, one serving per batch, limits, cancellation, failure, overload, shutdown."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import logging
+import threading
+import weakref
+from collections.abc import AsyncIterator
+
+import pytest
+
+from service.engine.batcher import Batcher, Limits, Outcome
+from service.errors import EngineFailed, Overloaded, ShuttingDown
+from tests.unit.service.support import FakeEngine, job, jobs, score_of, serving
+
+pytestmark = pytest.mark.anyio
+
+ROOMY = Limits(batch_queries=8, batch_tokens=1000, queue=100)
+
+
+@contextlib.asynccontextmanager
+async def started(engine: FakeEngine, limits: Limits = ROOMY) -> AsyncIterator[Batcher]:
+    batcher = Batcher(engine, limits)
+    batcher.start()
+    try:
+        yield batcher
+    finally:
+        engine.release()
+        await batcher.close()
+
+
+async def busy(engine: FakeEngine, batcher: Batcher, one: object = None) -> asyncio.Future[Outcome]:
+    """Puts one query into the engine and keeps it there, so that what follows has to wait."""
+    engine.hold()
+    (future,) = batcher.submit(one or serving("busy"), jobs("held"))  # type: ignore[arg-type]
+    await asyncio.to_thread(engine.wait_until_entered)
+    return future
+
+
+def scores(outcomes: list[Outcome]) -> list[float]:
+    return [float(outcome.found.scores[0]) for outcome in outcomes]
+
+
+async def test_a_lone_query_is_answered() -> None:
+    async with started(FakeEngine()) as batcher:
+        (future,) = batcher.submit(serving(), jobs("a"))
+        outcome = await future
+        assert scores([outcome]) == [score_of("a")]
+        assert outcome.times.search_seconds == 0.002
+
+
+async def test_what_waits_becomes_one_batch_in_the_order_of_arrival() -> None:
+    engine, one = FakeEngine(), serving()
+    async with started(engine) as batcher:
+        held = await busy(engine, batcher, one)
+        futures = batcher.submit(one, jobs("a", "b")) + batcher.submit(one, jobs("c"))
+        assert len(batcher) == 3
+        engine.release()
+        assert scores(await asyncio.gather(*futures)) == [score_of(query) for query in "abc"]
+        await held
+    assert engine.queries == [["held"], ["a", "b", "c"]]
+
+
+async def test_a_batch_ends_at_the_limit_of_queries() -> None:
+    engine, one = FakeEngine(), serving()
+    async with started(engine, Limits(2, 1000, 100)) as batcher:
+        await busy(engine, batcher, one)
+        futures = batcher.submit(one, jobs(*"abcde"))
+        engine.release()
+        await asyncio.gather(*futures)
+    assert engine.queries[1:] == [["a", "b"], ["c", "d"], ["e"]]
+
+
+async def test_a_batch_ends_where_its_padding_would_exceed_the_budget() -> None:
+    engine, one = FakeEngine(), serving()
+    async with started(engine, Limits(8, 12, 100)) as batcher:
+        await busy(engine, batcher, one)
+        futures = batcher.submit(
+            one, [job("a", 2), job("b", 4), job("c", 4), job("d", 5), job("huge", 50), job("e", 1)]
+        )
+        engine.release()
+        await asyncio.gather(*futures)
+    # 3 × 4 fill the budget, 2 × 5 + … do not fit with a giant, and a giant goes alone rather than never.
+    assert engine.queries[1:] == [["a", "b", "c"], ["d"], ["huge"], ["e"]]
+
+
+async def test_two_servings_never_share_a_batch() -> None:
+    engine, old, new = FakeEngine(), serving("old"), serving("new")
+    async with started(engine) as batcher:
+        await busy(engine, batcher)
+        futures = (
+            batcher.submit(old, jobs("a", "b")) + batcher.submit(new, jobs("a", "c")) + batcher.submit(old, jobs("d"))
+        )
+        engine.release()
+        await asyncio.gather(*futures)
+    assert engine.batches[1:] == [(old, ["a", "b"]), (new, ["a", "c"]), (old, ["d"])]
+
+
+async def test_equal_queries_in_flight_are_computed_once() -> None:
+    engine, one = FakeEngine(), serving()
+    async with started(engine) as batcher:
+        held = await busy(engine, batcher, one)
+        joined = batcher.submit(one, jobs("held", "a", "a")) + batcher.submit(one, jobs("a"))
+        engine.release()
+        outcomes = await asyncio.gather(held, *joined)
+        assert scores(outcomes) == [score_of(query) for query in ("held", "held", "a", "a", "a")]
+        await asyncio.gather(*batcher.submit(one, jobs("a")))
+    assert engine.queries == [["held"], ["a"], ["a"]]
+
+
+async def test_a_query_whose_client_left_is_not_computed() -> None:
+    engine, one = FakeEngine(), serving()
+    async with started(engine) as batcher:
+        await busy(engine, batcher, one)
+        left, stays = batcher.submit(one, jobs("left", "stays"))
+        left.cancel()
+        engine.release()
+        await stays
+    assert engine.queries == [["held"], ["stays"]]
+
+
+async def test_a_shared_query_is_computed_while_one_of_its_clients_is_there() -> None:
+    engine, one = FakeEngine(), serving()
+    async with started(engine) as batcher:
+        await busy(engine, batcher, one)
+        (first,), (second,) = batcher.submit(one, jobs("a")), batcher.submit(one, jobs("a"))
+        first.cancel()
+        engine.release()
+        assert scores([await second]) == [score_of("a")]
+
+
+async def test_a_query_asked_again_after_its_client_left_is_answered() -> None:
+    engine, one = FakeEngine(), serving()
+    async with started(engine) as batcher:
+        await busy(engine, batcher, one)
+        (first,) = batcher.submit(one, jobs("a"))
+        first.cancel()
+        (again,) = batcher.submit(one, jobs("a"))
+        engine.release()
+        assert scores([await again]) == [score_of("a")]
+
+
+async def test_leaving_while_the_engine_works_harms_nobody() -> None:
+    engine, one = FakeEngine(), serving()
+    async with started(engine) as batcher:
+        held = await busy(engine, batcher, one)
+        held.cancel()
+        engine.release()
+        assert scores(await asyncio.gather(*batcher.submit(one, jobs("next")))) == [score_of("next")]
+
+
+async def test_a_failed_batch_reaches_every_waiter_and_the_batcher_survives(caplog: pytest.LogCaptureFixture) -> None:
+    engine, one = FakeEngine(), serving()
+    engine.poison = {"b"}
+    async with started(engine) as batcher:
+        await busy(engine, batcher, one)
+        futures = batcher.submit(one, jobs("a", "b", "b"))
+        engine.release()
+        errors = await asyncio.gather(*futures, return_exceptions=True)
+        assert [type(error) for error in errors] == [EngineFailed] * 3
+        assert len({id(error) for error in errors}) == 3
+        assert all("fell over" not in str(error) for error in errors)
+        assert scores(await asyncio.gather(*batcher.submit(one, jobs("a")))) == [score_of("a")]
+    assert "the device fell over" in caplog.text
+
+
+async def test_an_engine_that_forgets_an_answer_fails_the_batch() -> None:
+    engine = FakeEngine()
+    engine.short = True
+    async with started(engine) as batcher:
+        errors = await asyncio.gather(*batcher.submit(serving(), jobs("a", "b")), return_exceptions=True)
+        assert [type(error) for error in errors] == [EngineFailed] * 2
+
+
+async def test_a_full_queue_refuses_a_request_as_a_whole() -> None:
+    engine, one = FakeEngine(), serving()
+    async with started(engine, Limits(8, 1000, queue=3)) as batcher:
+        await busy(engine, batcher, one)
+        accepted = batcher.submit(one, jobs("a", "b"))
+        with pytest.raises(Overloaded):
+            batcher.submit(one, jobs("c", "d"))
+        assert len(batcher) == 2
+        accepted += batcher.submit(one, jobs("e"))
+        with pytest.raises(Overloaded):
+            batcher.submit(one, jobs("f"))
+        engine.release()
+        assert scores(await asyncio.gather(*accepted)) == [score_of(query) for query in "abe"]
+    assert engine.queries[1:] == [["a", "b", "e"]]
+
+
+async def test_joining_a_query_in_flight_needs_no_place_in_the_queue() -> None:
+    engine, one = FakeEngine(), serving()
+    async with started(engine, Limits(8, 1000, queue=1)) as batcher:
+        await busy(engine, batcher, one)
+        futures = batcher.submit(one, jobs("a")) + batcher.submit(one, jobs("a", "held"))
+        engine.release()
+        assert len(await asyncio.gather(*futures)) == 3
+
+
+async def test_clients_that_left_make_room_in_a_full_queue() -> None:
+    engine, one = FakeEngine(), serving()
+    async with started(engine, Limits(8, 1000, queue=2)) as batcher:
+        await busy(engine, batcher, one)
+        for future in batcher.submit(one, jobs("a", "b")):
+            future.cancel()
+        futures = batcher.submit(one, jobs("c", "d"))
+        engine.release()
+        await asyncio.gather(*futures)
+    assert engine.queries == [["held"], ["c", "d"]]
+
+
+async def test_a_probe_gets_through_a_full_queue() -> None:
+    engine, one = FakeEngine(), serving()
+    async with started(engine, Limits(8, 1000, queue=1)) as batcher:
+        await busy(engine, batcher, one)
+        batcher.submit(one, jobs("a"))
+        (probe,) = batcher.submit(one, jobs("probe"), probe=True)
+        engine.release()
+        assert scores([await probe]) == [score_of("probe")]
+
+
+async def test_closing_answers_what_was_accepted_and_refuses_the_rest() -> None:
+    engine, one = FakeEngine(), serving()
+    threads = set(threading.enumerate())
+    async with started(engine, Limits(2, 1000, 100)) as batcher:
+        held = await busy(engine, batcher, one)
+        waiting = batcher.submit(one, jobs(*"abcde"))
+        closing = asyncio.create_task(batcher.close())
+        await asyncio.sleep(0)
+        with pytest.raises(ShuttingDown):
+            batcher.submit(one, jobs("late"))
+        engine.release()
+        await closing
+        assert all(future.done() for future in [held, *waiting])
+        assert scores([future.result() for future in waiting]) == [score_of(query) for query in "abcde"]
+    assert not any(thread.name == "care-engine" for thread in set(threading.enumerate()) - threads)
+
+
+async def test_an_engine_that_hangs_cannot_hold_up_the_shutdown() -> None:
+    engine, one = FakeEngine(), serving()
+    async with started(engine) as batcher:
+        held = await busy(engine, batcher, one)
+        (waiting,) = batcher.submit(one, jobs("a"))
+        await batcher.close(timeout_seconds=0.05)
+        for future in (held, waiting):
+            assert isinstance(future.exception(), ShuttingDown)
+
+
+async def test_closing_twice_or_while_idle_is_fine() -> None:
+    async with started(FakeEngine()) as batcher:
+        await batcher.close()
+        await batcher.close()
+
+
+@pytest.mark.parametrize("poison", [set(), {"a"}])
+async def test_an_idle_batcher_keeps_no_serving_alive(poison: set[str], caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.CRITICAL)  # a record of the failure, which pytest keeps, would hold its frames
+    engine = FakeEngine()
+    engine.poison = poison
+    async with started(engine) as batcher:
+        one = serving()
+        watch = weakref.ref(one)
+        await asyncio.gather(*batcher.submit(one, jobs("a")), return_exceptions=True)
+        engine.batches.clear()
+        del one
+        await asyncio.gather(*batcher.submit(serving("other"), jobs("b")))
+        gc.collect()
+        assert watch() is None

@@ -1,0 +1,65 @@
+"""One table from error to HTTP; nothing outside of it says more than that something went wrong."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from pydantic import ValidationError
+
+from indexer.store import BadFilter
+from models.errors import CareError
+from service import errors
+from service.errors import INTERNAL, STATUS_AND_CODE, InvalidRequest, answer_for, invalid_request
+from service.schemas import SearchRequest
+
+
+def test_every_error_that_a_request_can_meet_is_in_the_table() -> None:
+    own = {
+        value
+        for value in vars(errors).values()
+        if isinstance(value, type) and issubclass(value, CareError) and value.__module__ == errors.__name__
+    }
+    at_startup = {errors.BadSettings, errors.PortTaken}  # raised before there is anyone to answer
+    assert own - set(STATUS_AND_CODE) == at_startup
+
+
+@pytest.mark.parametrize("kind", list(STATUS_AND_CODE))
+def test_the_table_gives_status_code_and_message(kind: type[CareError]) -> None:
+    error = kind("field", "the reason") if kind in (InvalidRequest, BadFilter) else kind("the reason")
+    answer = answer_for(error)
+    assert (answer.status, answer.code) == STATUS_AND_CODE[kind]
+    assert "the reason" in answer.message
+    assert (b"retry-after" in dict(answer.header_pairs())) == (answer.status in (429, 503))
+
+
+@pytest.mark.parametrize("error", [RuntimeError("secret"), CareError("secret"), errors.PortTaken("secret")])
+def test_what_is_not_in_the_table_says_nothing(error: Exception) -> None:
+    answer = answer_for(error)
+    assert (answer.status, answer.code) == INTERNAL
+    assert b"secret" not in answer.body("id")
+
+
+def test_the_body_holds_field_and_request_id() -> None:
+    body = json.loads(answer_for(InvalidRequest("top_k", "too large")).body("r1"))
+    expected = {"code": "invalid_request", "message": "top_k: too large", "field": "top_k", "request_id": "r1"}
+    assert body == {"error": expected}
+
+
+def test_a_filter_that_the_store_refuses_is_the_field_filters() -> None:
+    assert answer_for(BadFilter("colour", "no such field")).field == "filters"
+
+
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        ('{"query": ["a", 1]}', "query: [1] Input should be a valid string"),
+        ('{"query": "a", "filters": [{"field": "x"}]}', "filters: [0] give exactly one of"),
+        ('{"query": "a", "more": 1}', "more: Extra inputs are not permitted"),
+        ("{", "body: Invalid JSON"),
+    ],
+)
+def test_a_validation_error_becomes_one_line(body: str, expected: str) -> None:
+    with pytest.raises(ValidationError) as caught:
+        SearchRequest.model_validate_json(body)
+    assert expected in str(invalid_request(caught.value))

@@ -1,0 +1,47 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+from pydantic import ValidationError
+
+from indexer.store import AnyOf, Equal, Filter, Range
+from service.schemas import FilterClause
+
+
+@pytest.mark.parametrize(
+    ("clause", "expected"),
+    [
+        ({"field": "kind", "eq": "drug"}, Equal("kind", "drug")),
+        ({"field": "year", "eq": 2024}, Equal("year", 2024)),
+        ({"field": "open", "eq": True}, Equal("open", "true")),
+        ({"field": "open", "eq": False}, Equal("open", "false")),
+        ({"field": "kind", "in": ["a", 1, False]}, AnyOf("kind", ("a", 1, "false"))),
+        ({"field": "year", "gte": 2020, "lt": 2021.5}, Range("year", gte=2020, lt=2021.5)),
+        ({"field": "updated", "gt": "2025"}, Range("updated", gt="2025")),
+    ],
+)
+def test_a_clause_becomes_the_stores_filter(clause: dict, expected: Filter) -> None:
+    found = FilterClause.model_validate_json(json.dumps(clause), strict=True).to_filter()
+    assert found == expected
+    assert type(getattr(found, "value", None)) is type(getattr(expected, "value", None))
+
+
+@pytest.mark.parametrize(
+    "clause",
+    [
+        {"field": "kind"},
+        {"field": "", "eq": "a"},
+        {"field": "kind", "eq": None},
+        {"field": "kind", "eq": ["a"]},
+        {"field": "kind", "eq": "a", "gte": "b"},
+        {"field": "kind", "in": ["a"], "eq": "a"},
+        {"field": "kind", "in": "a"},
+        {"field": "kind", "in": ["a"] * 1001},
+        {"field": "kind", "eq": "a" * 1001},
+        {"field": "year", "eq": 10**400},
+    ],
+)
+def test_a_clause_that_means_nothing_is_refused(clause: dict) -> None:
+    with pytest.raises(ValidationError):
+        FilterClause.model_validate_json(json.dumps(clause), strict=True)

@@ -1,0 +1,53 @@
+"""Every setting has a default that works, a description, and a line in docs/settings.md."""
+
+from __future__ import annotations
+
+from enum import Enum
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+
+from service.engine.protocol import Mode
+from service.settings import ENV_PREFIX, Settings
+
+DOCS = Path("docs/settings.md")
+
+
+@pytest.mark.parametrize("name", list(Settings.model_fields))
+def test_every_setting_is_described_and_documented(name: str) -> None:
+    field = Settings.model_fields[name]
+    default = field.default.value if isinstance(field.default, Enum) else field.default
+    shown = "unset" if default is None else str(default).lower() if isinstance(default, bool) else str(default)
+    assert field.description
+    row = f"| `{ENV_PREFIX}{name.upper()}` | {shown} | {field.description} |"
+    assert row in DOCS.read_text(encoding="utf-8").splitlines()
+
+
+def test_the_documentation_names_no_setting_that_does_not_exist() -> None:
+    rows = [line for line in DOCS.read_text(encoding="utf-8").splitlines() if line.startswith(f"| `{ENV_PREFIX}")]
+    assert len(rows) == len(Settings.model_fields)
+
+
+def test_settings_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CARE_PORT", "9000")
+    monkeypatch.setenv("CARE_DEFAULT_MODE", "dense")
+    monkeypatch.setenv("CARE_REDIS_URL", "")
+    monkeypatch.setenv("CARE_ADMIN_TOKEN", "very secret")
+    settings = Settings()
+    assert (settings.port, settings.default_mode, settings.redis_url) == (9000, Mode.DENSE, None)
+    assert "very secret" not in repr(settings)
+
+
+@pytest.mark.parametrize("values", [{"port": 70000}, {"max_queries": 2000}, {"max_top_k": 0}, {"default_mode": "best"}])
+def test_settings_that_cannot_work_are_refused(values: dict[str, object]) -> None:
+    with pytest.raises(ValidationError):
+        Settings(**values)  # type: ignore[arg-type]
+
+
+def test_what_could_expose_queries_is_off() -> None:
+    settings = Settings()
+    assert not settings.log_queries
+    assert settings.redis_url is None
+    assert settings.lru_mb == 0
+    assert settings.host == "127.0.0.1"

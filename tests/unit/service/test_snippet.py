@@ -1,0 +1,95 @@
+"""Snippets: the window with the most of the query in it, and marks that are exactly where the words are."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from service.snippet import ELLIPSIS, LONGEST_WORD, WINDOW, make_snippet, marked_terms
+
+
+def marks(text: str, query: str) -> list[str]:
+    snippet = make_snippet(text, (0, len(text)), marked_terms(query))
+    return [snippet.text[start:end] for start, end in snippet.highlights]
+
+
+@pytest.mark.parametrize(
+    ("text", "query", "expected"),
+    [
+        ("氨氯地平治疗高血压。", "高血压", ["高血压"]),
+        ("血压高，也就是高血压", "高血压吃什么药", ["血压", "高血压"]),
+        ("Aspirin in the morning", "IN ASPIRIN", ["Aspirin", "in"]),
+        ("aspirin", "in", []),
+        ("用ＣＴ检查", "ct", ["ＣＴ"]),
+        ("维生素Ｃ²", "c2", ["Ｃ²"]),
+        ("İstanbul 高血压", "高血压", ["高血压"]),
+        ("38.5度", "38.5", ["38.5"]),
+        ("药", "药", ["药"]),
+        ("药物", "吃药", []),
+        ("没有相同的词", "asthma", []),
+        ("高血压", "", []),
+        ("高高高高", "高高", ["高高高高"]),
+    ],
+)
+def test_marks_are_the_words_of_the_query(text: str, query: str, expected: list[str]) -> None:
+    assert marks(text, query) == expected
+
+
+def test_a_short_passage_is_shown_whole() -> None:
+    assert make_snippet("短。", (0, 2), []).text == "短。"
+
+
+def test_a_long_passage_is_cut_around_the_matches() -> None:
+    text = "无关文字。" * 60 + "阿司匹林可以预防血栓。" + "其他内容。" * 60
+    snippet = make_snippet(text, (0, len(text)), marked_terms("阿司匹林 血栓"))
+    assert snippet.text.startswith(ELLIPSIS)
+    assert snippet.text.endswith(ELLIPSIS)
+    assert [snippet.text[start:end] for start, end in snippet.highlights] == ["阿司匹林", "血栓"]
+    assert len(snippet.text) <= WINDOW + 2
+
+
+def test_more_different_terms_win_over_one_term_many_times() -> None:
+    text = "血栓" * 20 + "。" * 200 + "阿司匹林预防血栓" + "。" * 200
+    snippet = make_snippet(text, (0, len(text)), marked_terms("阿司匹林 血栓"))
+    assert "阿司匹林预防血栓" in snippet.text
+
+
+def test_words_are_not_cut_in_two() -> None:
+    text = "pneumonia " * 30 + "aspirin " + "pneumonia " * 30
+    snippet = make_snippet(text, (0, len(text)), ["aspirin"])
+    assert set(snippet.text.strip(ELLIPSIS).split()) == {"pneumonia", "aspirin"}
+
+
+def test_a_passage_inside_a_document_shows_that_it_is_a_part() -> None:
+    text = "前文。，中间的话，后文。"
+    snippet = make_snippet(text, (3, 9), marked_terms("中间"))
+    assert snippet.text == "…中间的话，…"
+    assert snippet.highlights == [(1, 3)]
+
+
+texts = st.text(alphabet="高血压药ab İ²Ａ，。\n", max_size=400)
+
+
+@given(
+    text=texts,
+    query=st.text(alphabet="高血压药abi a", max_size=30),
+    start=st.integers(0, 400),
+    length=st.integers(0, 400),
+)
+def test_marks_are_always_inside_the_snippet_sorted_and_apart(text: str, query: str, start: int, length: int) -> None:
+    span = (min(start, len(text)), min(start + length, len(text)))
+    snippet = make_snippet(text, span, marked_terms(query))
+    shown = snippet.text.removeprefix(ELLIPSIS).removesuffix(ELLIPSIS)
+    assert shown in text[slice(*span)]
+    assert len(shown) <= WINDOW + LONGEST_WORD
+    end_before = -1
+    for begin, end in snippet.highlights:
+        assert end_before < begin < end <= len(snippet.text)
+        assert ELLIPSIS not in snippet.text[begin:end]
+        end_before = end
+
+
+def test_a_term_longer_than_the_window_is_no_term() -> None:
+    text = "a" * 300 + " b " + "a" * 300
+    assert make_snippet(text, (0, len(text)), marked_terms("a" * 300)).highlights == []
