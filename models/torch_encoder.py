@@ -19,7 +19,7 @@ from torch.nn import functional
 from transformers import AutoModel, PretrainedConfig, PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_MAPPING
 
-from models.checkpoint import CONFIG_FILE, check_length, read_config, read_tokenizer
+from models.transformers_folder import CONFIG_FILE, check_length, read_config, read_tokenizer
 from models.errors import BadEncoder
 from models.spec import SPEC_FILE, TOKENIZER_FILE, EncoderSpec, Pooling, Side, sha256_of, verify_file
 from models.tokenizer import Tokenizer, pad
@@ -49,7 +49,7 @@ class TorchEncoder(nn.Module):
         own = EncoderSpec.load(folder) if (folder / SPEC_FILE).is_file() else None
         spec = spec or own
         if spec is None:
-            raise BadEncoder(f"{folder} has no {SPEC_FILE}: say how the encoder is used (models.checkpoint.infer_spec)")
+            raise BadEncoder(f"{folder} has no {SPEC_FILE}: say how the encoder is used (models.transformers_folder.infer_spec)")
         if own is not None:
             _verify(folder, own)
         config = read_config(folder)

@@ -14,7 +14,7 @@ from typing import Any
 
 from transformers import PretrainedConfig, PreTrainedModel
 
-from models.checkpoint import CONFIG_FILE
+from models.transformers_folder import CONFIG_FILE
 from models.export.errors import ExportError
 
 PYTHON_VARIABLE = "CARE_OPTIMUM_PYTHON"

@@ -16,7 +16,7 @@ import torch
 from pydantic import ValidationError
 from transformers import PretrainedConfig
 
-from models.checkpoint import check_length, infer_spec, read_config, read_tokenizer
+from models.transformers_folder import check_length, infer_spec, read_config, read_tokenizer
 from models.export.errors import ExportError
 from models.export.head import HIDDEN_NAMES, IDS, MASK, POSITIONS, TYPES
 from models.export.parity import Vectors

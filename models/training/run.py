@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
-from models.checkpoint import infer_spec
+from models.transformers_folder import infer_spec
 from models.errors import CareError
 from models.spec import SPEC_FILE, EncoderSpec
 from models.tokenizer import Tokenizer

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from models.checkpoint import gte_values, infer_spec, read_config, read_tokenizer
+from models.transformers_folder import gte_values, infer_spec, read_config, read_tokenizer
 from models.errors import BadEncoder
 from models.export.check_texts import CHECK_TEXTS
 from models.spec import Pooling, Side
