@@ -1,8 +1,8 @@
 """Snapshots of a corpus: build one, publish it, list them, go back to an earlier one, verify one.
 
-  care index build examples/corpus.jsonl --publish
-  care index list
-  care index rollback
+care index build examples/corpus.jsonl --publish
+care index list
+care index rollback
 """
 
 from __future__ import annotations

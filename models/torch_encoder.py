@@ -18,11 +18,12 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers import AutoModel, PretrainedConfig, PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_MAPPING
+from transformers.utils import logging as transformers_logging
 
-from models.transformers_folder import CONFIG_FILE, check_length, read_config, read_tokenizer
 from models.errors import BadEncoder
 from models.spec import SPEC_FILE, TOKENIZER_FILE, EncoderSpec, Pooling, Side, sha256_of, verify_file
 from models.tokenizer import Tokenizer, pad
+from models.transformers_folder import CONFIG_FILE, check_length, read_config, read_tokenizer
 
 Vectors = NDArray[np.float32]
 
@@ -46,10 +47,14 @@ class TorchEncoder(nn.Module):
         An encoder folder is verified against its checksums, and no weight may be left over; of a transformers
         folder, heads that the encoder does not use are left aside. No weight may be missing from either.
         """
+        transformers_logging.disable_progress_bar()
+        transformers_logging.set_verbosity_error()  # weights that do not fit are our own error below
         own = EncoderSpec.load(folder) if (folder / SPEC_FILE).is_file() else None
         spec = spec or own
         if spec is None:
-            raise BadEncoder(f"{folder} has no {SPEC_FILE}: say how the encoder is used (models.transformers_folder.infer_spec)")
+            raise BadEncoder(
+                f"{folder} has no {SPEC_FILE}: say how the encoder is used (models.transformers_folder.infer_spec)"
+            )
         if own is not None:
             _verify(folder, own)
         config = read_config(folder)

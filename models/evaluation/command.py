@@ -1,7 +1,7 @@
 """Judge encoders, BM25 and their hybrid on every set below a folder, and print one table.
 
-  care eval examples
-  care eval DATA --encoder models/pretrained/care-small-zh --encoder /path/to/another --json figures.json
+care eval examples
+care eval DATA --encoder models/pretrained/care-small-zh --encoder /path/to/another --json figures.json
 """
 
 from __future__ import annotations

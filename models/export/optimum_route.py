@@ -14,8 +14,8 @@ from typing import Any
 
 from transformers import PretrainedConfig, PreTrainedModel
 
-from models.transformers_folder import CONFIG_FILE
 from models.export.errors import ExportError
+from models.transformers_folder import CONFIG_FILE
 
 PYTHON_VARIABLE = "CARE_OPTIMUM_PYTHON"
 DEFAULT_PYTHON = Path(__file__).parents[2] / ".venv-optimum" / "bin" / "python"

@@ -16,13 +16,13 @@ import torch
 from pydantic import ValidationError
 from transformers import PretrainedConfig
 
-from models.transformers_folder import check_length, infer_spec, read_config, read_tokenizer
 from models.export.errors import ExportError
 from models.export.head import HIDDEN_NAMES, IDS, MASK, POSITIONS, TYPES
 from models.export.parity import Vectors
 from models.spec import SPEC_FILE, EncoderSpec
 from models.tokenizer import Tokenizer, pad
 from models.torch_encoder import TorchEncoder, embed
+from models.transformers_folder import check_length, infer_spec, read_config, read_tokenizer
 
 WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
 GRAPHS = ("model.onnx", "onnx/model.onnx")

@@ -94,7 +94,5 @@ def split(rows: Rows, embeddings: Embeddings, leaf: int, generator: np.random.Ge
     order = np.argsort(along, kind="stable")
     half = len(rows) // 2
     return [
-        group
-        for part in (order[:half], order[half:])
-        for group in split(rows[part], embeddings[part], leaf, generator)
+        group for part in (order[:half], order[half:]) for group in split(rows[part], embeddings[part], leaf, generator)
     ]

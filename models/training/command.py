@@ -1,6 +1,6 @@
 """Train an encoder by a recipe. The same call goes on where a stopped run left off.
 
-  care train models/training/recipes/care-small-zh.toml --out var/runs/care-small-zh
+care train models/training/recipes/care-small-zh.toml --out var/runs/care-small-zh
 """
 
 from __future__ import annotations

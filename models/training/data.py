@@ -122,9 +122,7 @@ class PairTable:
     sources: dict[str, Rows]
 
     @classmethod
-    def build(
-        cls, files: Sequence[Path], tokenizers: tuple[Tokenizer, Tokenizer], device: torch.device
-    ) -> PairTable:
+    def build(cls, files: Sequence[Path], tokenizers: tuple[Tokenizer, Tokenizer], device: torch.device) -> PairTable:
         """Reads the files; `tokenizers` cut queries and documents at their own lengths."""
         document_rows: dict[str, int] = {}
         queries: list[str] = []

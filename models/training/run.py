@@ -16,7 +16,6 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
-from models.transformers_folder import infer_spec
 from models.errors import CareError
 from models.spec import SPEC_FILE, EncoderSpec
 from models.tokenizer import Tokenizer
@@ -27,6 +26,7 @@ from models.training.data import Padded, PairTable, TokenTable
 from models.training.loss import distillation, info_nce, not_negatives
 from models.training.recipe import Recipe
 from models.training.teacher import LexicalTeacher, stretch
+from models.transformers_folder import infer_spec
 
 LOG_EVERY = 10
 
@@ -134,9 +134,9 @@ def _step(run: Run, step: int) -> dict[str, float]:
     norm = torch.nn.utils.clip_grad_norm_(run.student.parameters(), recipe.optimiser.clip)
     run.optimiser.step()
     return {
-        "loss": float(loss),
-        "info_nce": float(contrast),
-        "distil": float(distil),
+        "loss": float(loss.detach()),
+        "info_nce": float(contrast.detach()),
+        "distil": float(distil.detach()),
         "gradient_norm": float(norm),
     }
 
@@ -178,7 +178,7 @@ def _embeddings(encoder: TorchEncoder, documents: TokenTable) -> Embeddings:
     """The start's vectors of all training documents (documents, dim), batches of like lengths."""
     order = torch.argsort(documents.lengths)
     vectors = np.empty((len(order), encoder.spec.dim), dtype=np.float32)
-    for rows in tqdm(order.split(512), desc="embed documents", unit="batch", disable=None):
+    for rows in tqdm(torch.split(order, 512), desc="embed documents", unit="batch", disable=None):
         with _autocast(rows.device):
             vectors[rows.cpu().numpy()] = encoder(*documents.padded(rows)).float().cpu().numpy()
     return vectors

@@ -41,7 +41,7 @@ class LexicalTeacher:
         rows = torch.randperm(len(documents), generator=generator)[:sample].to(documents.starts.device)
         frequency = torch.zeros(BUCKETS, device=rows.device)
         lengths = 0.0
-        for part in rows.split(256):
+        for part in torch.split(rows, 256):
             counts = bigram_counts(*documents.padded(part))
             frequency += (counts > 0).sum(0)
             lengths += float(counts.sum())

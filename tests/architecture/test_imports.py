@@ -6,7 +6,9 @@ import pytest
 HEAVY = ("torch", "transformers", "onnx", "optimum", "safetensors")
 
 
-@pytest.mark.parametrize("module", ["service.app", "service.command", "indexer.command", "models.evaluation.command", "cli"])
+@pytest.mark.parametrize(
+    "module", ["service.app", "service.command", "indexer.command", "models.evaluation.command", "cli"]
+)
 def test_serving_indexing_and_judging_load_no_training_library(module: str) -> None:
     code = f"import {module}, sys; print([name for name in {HEAVY} if name in sys.modules])"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout

@@ -24,7 +24,9 @@ class TableEncoder:
         return np.array([VECTORS[text] for text in texts], dtype=np.float32)
 
 
-SET = RetrievalSet("pets", ["d1", "d2"], ["猫", "狗"], ["q1", "q2"], ["小猫", "小狗"], {"q1": {"d1": 1}, "q2": {"d1": 1}})
+SET = RetrievalSet(
+    "pets", ["d1", "d2"], ["猫", "狗"], ["q1", "q2"], ["小猫", "小狗"], {"q1": {"d1": 1}, "q2": {"d1": 1}}
+)
 
 
 def test_dense_retrieval_is_judged_by_the_cosine() -> None:
@@ -53,7 +55,9 @@ def test_top_breaks_ties_by_row() -> None:
 
 
 def test_the_table_has_a_row_a_set_and_a_column_a_system() -> None:
-    text = table([Figure("s1", "nDCG@10", "A", 50.0), Figure("s1", "nDCG@10", "B", 60.0), Figure("s2", "MAP@10", "B", 1.0)])
+    text = table(
+        [Figure("s1", "nDCG@10", "A", 50.0), Figure("s1", "nDCG@10", "B", 60.0), Figure("s2", "MAP@10", "B", 1.0)]
+    )
     assert text.splitlines()[0] == "| set | metric | A | B |"
     assert text.splitlines()[2:] == ["| s1 | nDCG@10 | 50.00 | 60.00 |", "| s2 | MAP@10 |  | 1.00 |"]
 

@@ -40,7 +40,11 @@ def test_sets_may_share_the_corpus_of_the_folder_above(tmp_path: Path) -> None:
         ("qrels.tsv", "h\nq9\td1\t1\n", r"qrels.tsv:2: query 'q9' is not in queries.jsonl"),
         ("qrels.tsv", "h\nq1 d1 1\n", r"qrels.tsv:2: not 'query-id"),
         ("qrels.tsv", "", r"qrels.tsv: no judgements"),
-        ("queries.jsonl", '{"_id": "q1", "text": "问"}\n{"_id": "q2", "text": "x"}\n', "query 'q2' .* has no judgement"),
+        (
+            "queries.jsonl",
+            '{"_id": "q1", "text": "问"}\n{"_id": "q2", "text": "x"}\n',
+            "query 'q2' .* has no judgement",
+        ),
         ("queries.jsonl", "{broken\n", r"queries.jsonl:1: not JSON"),
         ("queries.jsonl", '{"_id": "q1"}\n', r"queries.jsonl:1: lacks text"),
         ("corpus.jsonl", "", r"corpus.jsonl: the corpus is empty"),

@@ -1,9 +1,11 @@
+from pathlib import Path
+
 import numpy as np
 import pytest
 
 from models import lexical
 from models.errors import CareError
-from models.lexical import LexicalIndex, terms
+from models.lexical import LexicalIndex, query_terms, terms
 
 TEXTS = ["高血压吃什么药", "糖尿病的饮食", "血压计的使用", "Drugs for hypertension", "高血压与糖尿病"]
 
@@ -14,6 +16,21 @@ def test_chinese_becomes_characters_and_bigrams_and_words_stay_whole() -> None:
 
 def test_full_width_and_case_are_folded_and_decimals_stay_together() -> None:
     assert terms("ＡＢＣ 2.5mg") == ["abc", "2.5", "mg"]
+
+
+def test_question_words_are_no_terms_of_a_query_unless_there_is_nothing_else() -> None:
+    assert query_terms("高血压吃什么药") == [*terms("高血压吃"), *terms("药")]
+    assert query_terms("What is Aspirin?") == ["aspirin"]
+    assert query_terms("什么") == terms("什么")
+
+
+def test_a_read_only_folder_can_be_opened_and_is_left_as_it_was(tmp_path: Path) -> None:
+    LexicalIndex.build(TEXTS, tmp_path / "lexical")
+    for lock in (tmp_path / "lexical").glob("*.lock"):
+        lock.unlink()
+    before = sorted(path.name for path in (tmp_path / "lexical").iterdir())
+    assert LexicalIndex.load(tmp_path / "lexical").search("糖尿病", 1)[0].tolist() in ([1], [4])
+    assert sorted(path.name for path in (tmp_path / "lexical").iterdir()) == before
 
 
 def test_only_rows_that_share_a_term_are_found_best_first() -> None:
@@ -48,7 +65,7 @@ def test_a_filter_that_allows_nothing_finds_nothing() -> None:
     assert len(LexicalIndex.build(TEXTS).search("高血压", 5, np.zeros(len(TEXTS), dtype=bool))[0]) == 0
 
 
-def test_an_index_on_disk_answers_as_the_one_in_memory(tmp_path) -> None:
+def test_an_index_on_disk_answers_as_the_one_in_memory(tmp_path: Path) -> None:
     built = LexicalIndex.build(TEXTS, tmp_path / "lexical")
     loaded = LexicalIndex.load(tmp_path / "lexical")
     for query in ("高血压", "糖尿病饮食", "hypertension"):
@@ -56,7 +73,7 @@ def test_an_index_on_disk_answers_as_the_one_in_memory(tmp_path) -> None:
             np.testing.assert_array_equal(ours, theirs)
 
 
-def test_a_folder_without_an_index_is_refused(tmp_path) -> None:
+def test_a_folder_without_an_index_is_refused(tmp_path: Path) -> None:
     with pytest.raises(CareError, match="not a lexical index"):
         LexicalIndex.load(tmp_path)
 

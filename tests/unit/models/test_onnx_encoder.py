@@ -59,7 +59,7 @@ def test_an_altered_graph_is_refused(tmp_path: Path) -> None:
 def test_a_graph_of_another_width_is_refused(tmp_path: Path) -> None:
     folder = shutil.copytree(BUNDLED, tmp_path / "encoder")
     EncoderSpec.load(folder).model_copy(update={"dim": 100}).save(folder)
-    with pytest.raises(BadEncoder, match="512 dimensions, encoder.json says 100"):
+    with pytest.raises(BadEncoder, match="512 dimensions"):
         OnnxEncoder.load(folder)
 
 

@@ -1,4 +1,5 @@
 import json
+from pathlib import Path
 
 import pytest
 
@@ -12,7 +13,7 @@ def a_spec(**changes: object) -> EncoderSpec:
     return EncoderSpec.model_validate(facts | changes)
 
 
-def test_a_spec_survives_the_disk(tmp_path) -> None:
+def test_a_spec_survives_the_disk(tmp_path: Path) -> None:
     spec = a_spec(query_instruction="找：", checksums={"a": "b"})
     spec.save(tmp_path)
     assert EncoderSpec.load(tmp_path) == spec
@@ -21,17 +22,22 @@ def test_a_spec_survives_the_disk(tmp_path) -> None:
 
 @pytest.mark.parametrize(
     ("changes", "named"),
-    [({"dim": 9}, "dim 9 is larger"), ({"pooling": "max"}, "pooling"), ({"colour": "red"}, "colour"), ({"space": ""}, "space")],
+    [
+        ({"dim": 9}, "dim 9 is larger"),
+        ({"pooling": "max"}, "pooling"),
+        ({"colour": "red"}, "colour"),
+        ({"space": ""}, "space"),
+    ],
 )
-def test_a_wrong_spec_is_refused_by_name(tmp_path, changes: dict[str, object], named: str) -> None:
+def test_a_wrong_spec_is_refused_by_name(tmp_path: Path, changes: dict[str, object], named: str) -> None:
     facts = a_spec().model_dump(mode="json") | changes
     (tmp_path / SPEC_FILE).write_text(json.dumps(facts))
     with pytest.raises(BadEncoder, match=named):
         EncoderSpec.load(tmp_path)
 
 
-def test_a_folder_without_a_spec_is_no_encoder(tmp_path) -> None:
-    with pytest.raises(BadEncoder, match="encoder.json is missing"):
+def test_a_folder_without_a_spec_is_no_encoder(tmp_path: Path) -> None:
+    with pytest.raises(BadEncoder, match="is missing"):
         EncoderSpec.load(tmp_path)
 
 
@@ -49,7 +55,7 @@ def test_the_fingerprint_follows_whatever_changes_a_vector() -> None:
     assert base.model_copy(update={"sides": (Side.DOCUMENT,)}).fingerprint("model.onnx") in prints
 
 
-def test_an_altered_or_missing_file_is_refused(tmp_path) -> None:
+def test_an_altered_or_missing_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "weights").write_bytes(b"right")
     spec = a_spec(checksums={"weights": sha256_of(tmp_path / "weights"), "gone": "0"})
     assert verify_file(tmp_path, "weights", spec) == tmp_path / "weights"

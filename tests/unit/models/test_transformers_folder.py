@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 import torch
 
-from models.transformers_folder import gte_values, infer_spec, read_config, read_tokenizer
 from models.errors import BadEncoder
 from models.export.check_texts import CHECK_TEXTS
 from models.spec import Pooling, Side
 from models.tokenizer import Tokenizer
 from models.torch_encoder import TorchEncoder
+from models.transformers_folder import gte_values, infer_spec, read_config, read_tokenizer
 from tests.support.tiny_models import CLS, MAX_LENGTH, SEP, tiny_spec, tiny_tokenizer, write_checkpoint
 from tests.support.tiny_models import write_new_checkpoint as write_new
 

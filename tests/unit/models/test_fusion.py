@@ -1,0 +1,59 @@
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from models.fusion import Fusion, fuse, fuse_reciprocal, fuse_scores, query_weight
+from models.lexical import Ranking
+
+
+def ranking(*pairs: tuple[int, float]) -> Ranking:
+    return np.array([row for row, _ in pairs], np.int64), np.array([score for _, score in pairs], np.float32)
+
+
+NOTHING = ranking()
+
+
+def test_scores_are_stretched_weighted_and_added() -> None:
+    rows, scores = fuse_scores(ranking((1, 0.9), (2, 0.7), (3, 0.5)), ranking((3, 8.0), (4, 4.0)), 0.6)
+    assert rows.tolist() == [1, 3, 2, 4]
+    np.testing.assert_allclose(scores, [0.6, 0.4, 0.3, 0.2], rtol=1e-6)
+
+
+def test_reciprocal_ranks_are_added() -> None:
+    rows, scores = fuse_reciprocal(ranking((1, 0.9), (2, 0.7)), ranking((2, 8.0)))
+    assert rows.tolist() == [2, 1]
+    np.testing.assert_allclose(scores, [1 / 62 + 1 / 61, 1 / 61], rtol=1e-6)
+
+
+@pytest.mark.parametrize("fusion", list(Fusion))
+def test_one_side_alone_keeps_its_order(fusion: Fusion) -> None:
+    only = ranking((5, 0.9), (3, 0.8), (4, 0.1))
+    assert fuse(only, NOTHING, fusion)[0].tolist() == [5, 3, 4]
+    assert fuse(NOTHING, only, fusion)[0].tolist() == [5, 3, 4]
+    assert len(fuse(NOTHING, NOTHING, fusion)[0]) == 0
+
+
+def test_equal_scores_are_ordered_by_row() -> None:
+    assert fuse_scores(ranking((9, 0.5), (2, 0.5)), NOTHING, 0.5)[0].tolist() == [2, 9]
+
+
+def test_the_weight_of_a_query_follows_the_side_that_stands_out() -> None:
+    flat, steep = np.linspace(0.60, 0.58, 100, dtype=np.float32), np.linspace(0.95, 0.3, 100, dtype=np.float32)
+    tied, clear = np.full(100, 9.0, np.float32), np.array([9.0] + [1.0] * 99, np.float32)
+    assert query_weight(steep, tied) > query_weight(flat, tied) > query_weight(flat, clear)
+    assert query_weight(steep, tied) > query_weight(steep, clear)
+
+
+def test_a_given_weight_is_obeyed() -> None:
+    dense, lexical = ranking((1, 0.9), (2, 0.1)), ranking((2, 9.0), (1, 1.0))
+    assert fuse(dense, lexical, Fusion.SCORES, 1.0)[0].tolist() == [1, 2]
+    assert fuse(dense, lexical, Fusion.SCORES, 0.0)[0].tolist() == [2, 1]
+
+
+scores_of = st.lists(st.floats(0.0625, 0.9375, width=32), min_size=1, max_size=120).map(lambda s: sorted(s, reverse=True))
+
+
+@given(scores_of, scores_of)
+def test_a_weight_is_always_between_nothing_and_all(dense: list[float], lexical: list[float]) -> None:
+    assert 0 < query_weight(np.array(dense, np.float32), np.array(lexical, np.float32)) < 1
