@@ -7,7 +7,7 @@ PORT ?= 8000
 HOST ?= http://127.0.0.1:$(PORT)
 PIP := -m pip install --quiet --disable-pip-version-check
 .DEFAULT_GOAL := help
-.PHONY: help run test check unit format bench loadtest eval install install-train optimum lock clean
+.PHONY: help run test check unit format bench swaps loadtest eval install install-train optimum lock clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -32,6 +32,9 @@ format: .venv-dev/installed ## let ruff lay out the code
 
 bench: .venv-dev/installed ## speed of /v1/search beside the bare framework
 	$(DEV)/python -m loadtest.bench $(ARGS)
+
+swaps: .venv-dev/installed ## 20 swaps between two snapshots under load: nothing fails, nothing is mixed
+	$(DEV)/python -m loadtest.swaps $(ARGS)
 
 loadtest: .venv-dev/installed ## Locust against a running service (HOST=…), then the limits of loadtest/slo.py
 	mkdir -p var/loadtest

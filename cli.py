@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
+import threading
 from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
+from typing import NoReturn
 
 from models.errors import CareError
 
@@ -25,39 +28,70 @@ TRAIN_EXTRA = {"torch", "transformers", "onnx", "safetensors", "onnxscript"}
 
 def main(arguments: Sequence[str] | None = None) -> int:
     given = list(sys.argv[1:] if arguments is None else arguments)
-    parser = argparse.ArgumentParser(prog="care", description=_overview(), formatter_class=_Plain)
+    if threading.current_thread() is threading.main_thread():
+        # What a stopped build has half written is cleared away, as it is after Ctrl-C.
+        signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+    parser = _Parser(prog="care", description=_overview(), formatter_class=_Plain)
     parser.add_argument("command", choices=COMMANDS, metavar="COMMAND", help="one of the above")
     name = parser.parse_args(given[:1]).command
     try:
         return _demo(given[1:]) if name == "demo" else _run(name, given[1:])
     except CareError as error:
-        print(f"care {name}: {error}", file=sys.stderr)
-        return 1
+        return _fail(name, str(error))
+    except OSError as error:
+        # A disk that is full, a folder that may not be written: the caller's to mend, and the system says what it is.
+        where = f"{error.filename}: " if error.filename else ""
+        return _fail(name, f"{where}{error.strerror or error}; give a path that can be read and written")
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] not in TRAIN_EXTRA:
             raise
-        print(f"care {name}: needs {error.name}, which the train extra brings (make install-train)", file=sys.stderr)
-        return 1
+        return _fail(name, f"needs {error.name}, which the train extra brings (make install-train)")
     except KeyboardInterrupt:
         return 130
 
 
+def _fail(name: str, message: str) -> int:
+    """One line, whatever line breaks a library put into its message."""
+    print(f"care {name}: {' '.join(message.split())}", file=sys.stderr)
+    return 1
+
+
 def _run(name: str, given: list[str]) -> int:
     room = import_module(COMMANDS[name][0])
-    parser = argparse.ArgumentParser(prog=f"care {name}", description=room.__doc__, formatter_class=_Plain)
+    parser = _Parser(prog=f"care {name}", description=room.__doc__, formatter_class=_Plain)
     room.add_arguments(parser)
     room.run(parser.parse_args(given))
     return 0
 
 
 def _demo(given: list[str]) -> int:
-    parser = argparse.ArgumentParser(prog="care demo", description=COMMANDS["demo"][1])
-    parser.add_argument("--port", default="8000", help="port to listen on (%(default)s)")
-    port = parser.parse_args(given).port
-    if not Path(DEMO_COLLECTION, "CURRENT").is_file():
+    parser = _Parser(prog="care demo", description=COMMANDS["demo"][1])
+    parser.add_argument("--port", type=int, default=8000, help="port to listen on (%(default)s)")
+    port = str(parser.parse_args(given).port)
+    if not _demo_is_built():
         print("Building the snapshot of the example corpus (once) …", flush=True)
-        _run("index", ["build", DEMO_CORPUS, "--collection", DEMO_COLLECTION, "--publish"])
+        _run("index", ["build", DEMO_CORPUS, "--collection", DEMO_COLLECTION])
+        # By force: the demo's encoder and collection change together.
+        _run("index", ["publish", "--force", "--collection", DEMO_COLLECTION])
     return _run("serve", ["--collection", DEMO_COLLECTION, "--port", port])
+
+
+def _demo_is_built() -> bool:
+    """Whether there is a snapshot that the bundled encoder made; a newer encoder has the corpus read again."""
+    if not Path(DEMO_COLLECTION, "CURRENT").is_file():
+        return False
+    from indexer.command import ENCODER
+    from indexer.publish import is_encoded_by
+    from indexer.store import Collection
+
+    return is_encoded_by(Collection(Path(DEMO_COLLECTION)), ENCODER)
+
+
+class _Parser(argparse.ArgumentParser):
+    """Says what is wrong with the arguments in one line; sub-parsers are of this class too."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(1, f"{self.prog}: {' '.join(message.split())}; {self.prog} --help says more\n")
 
 
 class _Plain(argparse.RawDescriptionHelpFormatter):

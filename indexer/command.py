@@ -7,7 +7,7 @@ care index rollback
 
 from __future__ import annotations
 
-from argparse import ArgumentParser, Namespace
+from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from pathlib import Path
 
 from indexer.build import BuildOptions, build
@@ -34,10 +34,10 @@ def add_arguments(parser: ArgumentParser) -> None:
                         help="a column that is named otherwise: id=, title=, text= or metadata=")  # fmt: skip
     making.add_argument("--metadata-field", action="append", default=[], help="a further column that is metadata")
     making.add_argument("--number-field", action="append", default=[], help="metadata to read as numbers (CSV)")
-    making.add_argument("--passage-tokens", type=int, help="tokens of a passage (default: what the encoder reads)")
+    making.add_argument("--passage-tokens", type=_positive, help="tokens of a passage (default: all the encoder reads)")
     making.add_argument("--overlap", type=int, default=64, help="tokens that neighbours share (%(default)s)")
     making.add_argument("--skip-bad", action="store_true", help="set bad rows aside in a file instead of stopping")
-    making.add_argument("--threads", type=int, help="threads of encoder and index build (default: all cores)")
+    making.add_argument("--threads", type=_positive, help="threads of encoder and index build (default: all cores)")
     making.add_argument("--publish", action="store_true", help="serve the new version at once")
     publishing = actions.add_parser("publish", help="serve a version: the newest, or the one named")
     publishing.add_argument("version", nargs="?")
@@ -65,8 +65,11 @@ def run(arguments: Namespace) -> None:
             manifest = verify(collection, arguments.version)
             print(f"{manifest.version} is sound: {manifest.counts.documents} documents, {len(manifest.files)} files")
         case "list":
-            for info in list_versions(collection):
+            versions = list_versions(collection)
+            for info in versions:
                 print(_line(info))
+            if not versions:
+                print(f"{collection.root} has no version; care index build makes one")
 
 
 def _build(arguments: Namespace, collection: Collection) -> None:
@@ -99,6 +102,12 @@ def field_map(fields: list[str], metadata_fields: list[str], number_fields: list
             raise BadBuild(f"--field {text}: write one of {', '.join(f'{name}=NAME' for name in MAPPED)}")
         names[field] = column
     return FieldMap(**names, metadata_fields=tuple(metadata_fields), number_fields=tuple(number_fields))
+
+
+def _positive(text: str) -> int:
+    if not text.isdecimal() or int(text) == 0:
+        raise ArgumentTypeError(f"{text!r} is not a whole number above 0")
+    return int(text)
 
 
 def _line(info: VersionInfo) -> str:

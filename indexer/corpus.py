@@ -79,7 +79,8 @@ def read_corpus(paths: Sequence[Path], fields: FieldMap, rejects: Rejects) -> It
     rejects.refuse()
     names = ", ".join(str(path) for path in paths)
     if not count:
-        raise BadCorpus(f"{names}: no documents ({rejects.count} bad rows); an empty corpus cannot be searched")
+        where = f", set aside in {rejects.path}" if rejects.count else ""
+        raise BadCorpus(f"{names}: no documents ({rejects.count} bad rows{where}); an empty corpus cannot be searched")
     if missing:
         raise BadCorpus(f"{names}: no row has a field named {', '.join(sorted(missing))}; correct the mapping")
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import datetime
+from pathlib import Path
 
 from indexer.store.collection import Collection
 from indexer.store.errors import BadCollection, BadSnapshot
 from indexer.store.manifest import Manifest
 from indexer.store.snapshot import Snapshot
+from models.spec import EncoderSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +58,18 @@ def verify(collection: Collection, version: str | None = None) -> Manifest:
     """Opens a version (the served one unless named) with every checksum; raises BadSnapshot with the reason."""
     chosen = version or collection.current() or _newest(collection)
     return Snapshot.open(collection.folder(chosen)).manifest
+
+
+def is_encoded_by(collection: Collection, encoder: Path) -> bool:
+    """Whether the served version was made by this encoder as it is now; False too where nothing sound is served."""
+    try:
+        current = collection.current()
+        made_by = Manifest.read(collection.folder(current)).encoder if current else None
+    except (BadCollection, BadSnapshot):
+        return False
+    return made_by is not None and made_by.fingerprint == EncoderSpec.load(encoder).fingerprint(
+        made_by.variant.filename
+    )
 
 
 def _newest(collection: Collection) -> str:

@@ -118,7 +118,10 @@ def _read_csv(path: Path) -> Iterator[Row]:
     with _open(path) as binary, io.TextIOWrapper(binary, "utf-8-sig", errors="surrogateescape", newline="") as file:
         lines = _Remembered(file)
         reader = csv.reader(lines, strict=True)
-        header = next(reader, [])
+        try:
+            header = next(reader, [])
+        except csv.Error as error:
+            raise BadCorpus(f"{path}: its first line, the columns, is not CSV ({error}); mend it") from error
         if len(set(header)) < len(header):
             raise BadCorpus(f"{path}: its first line names a column twice; give each column a name of its own")
         while True:
@@ -180,7 +183,7 @@ def _read_parquet(path: Path) -> Iterator[Row]:
                 number += 1
                 yield Row(str(path), number, columns)
     except ArrowException as error:
-        raise BadCorpus(f"{path} is not readable Parquet ({error})") from error
+        raise BadCorpus(f"{path} is not readable Parquet ({error}); fetch or write it again") from error
 
 
 _READERS: dict[str, Callable[[Path], Iterator[Row]]] = {

@@ -27,12 +27,18 @@ POLL_SECONDS = 0.1
 FORCED = {"CARE_LRU_MB": "0", "CARE_REDIS_URL": "", "CARE_ACCESS_LOG": "false"}
 
 
-def build_example(collection: Path) -> None:
-    """Builds and publishes the snapshot of the example corpus, as a user would."""
-    command = [sys.executable, "cli.py", "index", "build", CORPUS, "--collection", str(collection), "--publish"]
+def build_example(collection: Path, corpus: str | Path = CORPUS) -> None:
+    """Builds and publishes the snapshot of the example corpus, or of another, as a user would."""
+    care_index("build", str(corpus), "--collection", str(collection), "--publish")
+
+
+def care_index(*arguments: str) -> str:
+    """Runs `care index …` and gives what it printed."""
+    command = [sys.executable, "cli.py", "index", *arguments]
     done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True)
     if done.returncode != 0:
-        raise BenchError(f"the example snapshot was not built: {_last_line(done.stderr)}")
+        raise BenchError(f"care index {arguments[0]} failed: {_last_line(done.stderr)}")
+    return done.stdout
 
 
 @contextlib.contextmanager

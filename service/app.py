@@ -13,6 +13,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import FileResponse
 from starlette.routing import Route
 from starlette.staticfiles import StaticFiles
+from starlette.types import Receive, Scope, Send
 
 from models.errors import CareError
 from service.api import admin, collection, health, search
@@ -51,7 +52,7 @@ def create_app(settings: Settings) -> FastAPI:
     app.include_router(admin.router)
     app.include_router(health.router)
     app.add_route(PAGE, _index, include_in_schema=False)
-    app.mount(STATIC, StaticFiles(directory=WEB_FOLDER), name="static")
+    app.mount(STATIC, _WholeFiles(directory=WEB_FOLDER), name="static")
     app.openapi = describe(app, settings.max_top_k)  # type: ignore[method-assign]
     return app
 
@@ -63,8 +64,20 @@ def _version() -> str:
         return "unknown"
 
 
+class _WholeFiles(StaticFiles):
+    """Files are sent whole: they are small, and the framework answers a bad Range in a shape of its own."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await super().__call__(_without_range(scope), receive, send)
+
+
 async def _index(request: Request) -> Response:
+    request.scope["headers"] = _without_range(request.scope)["headers"]
     return FileResponse(WEB_FOLDER / "index.html")
+
+
+def _without_range(scope: Scope) -> Scope:
+    return {**scope, "headers": [(name, value) for name, value in scope["headers"] if name != b"range"]}
 
 
 async def _answer_http_exception(request: Request, error: Exception) -> Response:

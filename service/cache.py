@@ -31,6 +31,8 @@ REDIS_CONNECTIONS = 32
 FAILURES_TO_OPEN = 3
 OPEN_SECONDS = 5.0
 MAX_WRITES = 64
+# What an entry takes beside its value: its key, two objects' heads and its place in the table.
+ENTRY_BYTES = 250
 
 
 def key_of(*facts: object) -> bytes:
@@ -39,7 +41,7 @@ def key_of(*facts: object) -> bytes:
 
 
 class ProcessCache:
-    """The least recently used values go first once their bytes exceed the limit."""
+    """The least recently used values go first once they take more than the limit."""
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
@@ -53,12 +55,14 @@ class ProcessCache:
         return value
 
     def put(self, key: bytes, value: bytes) -> None:
-        if len(value) > self._max_bytes:
+        if len(value) + ENTRY_BYTES > self._max_bytes:
             return
-        self._bytes += len(value) - len(self._values.pop(key, b""))
+        if (known := self._values.pop(key, None)) is not None:
+            self._bytes -= len(known) + ENTRY_BYTES
         self._values[key] = value
+        self._bytes += len(value) + ENTRY_BYTES
         while self._bytes > self._max_bytes:
-            self._bytes -= len(self._values.popitem(last=False)[1])
+            self._bytes -= len(self._values.popitem(last=False)[1]) + ENTRY_BYTES
 
 
 class Breaker:

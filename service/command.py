@@ -5,6 +5,8 @@ Every setting is an environment variable (docs/settings.md); the flags here are 
 
 from __future__ import annotations
 
+import difflib
+import os
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
@@ -29,11 +31,18 @@ def run(arguments: Namespace) -> None:
 
 
 def read_settings(arguments: Namespace) -> Settings:
-    """The environment's settings; a flag overrules."""
+    """The environment's settings; a flag overrules. Refuses a variable that no setting reads: it is a slip."""
+    known = [f"{ENV_PREFIX}{name}".upper() for name in Settings.model_fields]
+    for variable in os.environ:
+        if variable.upper().startswith(ENV_PREFIX) and variable.upper() not in known:
+            near = difflib.get_close_matches(variable.upper(), known, 1)
+            hint = f"; did you mean {near[0]}?" if near else ""
+            raise BadSettings(f"{variable}: there is no such setting{hint} (docs/settings.md)")
     given = {name: getattr(arguments, name) for name in FLAGS if getattr(arguments, name) is not None}
     try:
         return Settings(**given)
     except ValidationError as error:
         first = error.errors()[0]
-        name = "_".join(str(part) for part in first["loc"]).upper()
-        raise BadSettings(f"{ENV_PREFIX}{name}: {first['msg']} (docs/settings.md)") from error
+        names = [f"{ENV_PREFIX}{part}: ".upper() for part in first["loc"][:1]]
+        said = first["msg"].removeprefix("Value error, ")
+        raise BadSettings(f"{''.join(names)}{said} (docs/settings.md)") from error

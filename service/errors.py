@@ -35,6 +35,10 @@ class NotFound(CareError):
     """A path or a document that is not there."""
 
 
+class MalformedHttp(CareError):
+    """Bytes on the connection that are no HTTP request."""
+
+
 class MethodNotAllowed(CareError):
     """A path that exists, asked in a way that it does not take."""
 
@@ -68,6 +72,7 @@ class PortTaken(CareError):
 
 
 STATUS_AND_CODE: Mapping[type[CareError], tuple[int, str]] = {
+    MalformedHttp: (400, "malformed_http"),
     InvalidRequest: (422, "invalid_request"),
     BadFilter: (422, "invalid_request"),
     BodyTooLarge: (413, "body_too_large"),
@@ -129,5 +134,5 @@ def invalid_request(error: ValidationError) -> InvalidRequest:
             place, said = other["loc"], other["msg"]
     # Of a location such as ("query", "list[str]", 3), names of union members mean nothing to a client.
     inner = "".join(f"[{part}]" for part in place[1:] if isinstance(part, int))
-    message = said.removeprefix("Value error, ")
+    message = said.removeprefix("Value error, ").replace("Tuple", "List")
     return InvalidRequest(str(place[0]), f"{inner} {message}".strip())

@@ -79,7 +79,8 @@ def _bind(host: str, port: int) -> socket.socket:
         listener.bind((host, port))
     except OSError as error:
         listener.close()
-        raise PortTaken(f"cannot listen on {host}:{port} ({error.strerror}); choose another CARE_PORT") from error
+        reason = f"cannot listen on {host}:{port} ({error.strerror})"
+        raise PortTaken(f"{reason}; choose another CARE_HOST or CARE_PORT") from error
     return listener
 
 

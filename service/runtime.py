@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
@@ -16,8 +15,6 @@ from service.search import Searcher
 from service.serving import load_query_encoder
 from service.settings import Settings
 from service.swap import Servings
-
-logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,10 +39,7 @@ async def run_parts(settings: Settings, metrics: Metrics) -> AsyncIterator[Runti
     metrics.watch_queue(batcher.__len__)
     batcher.start()
     try:
-        if servings.collection.current() is None:
-            logger.warning("%s has no published snapshot yet; waiting for one", settings.collection)
-        else:
-            await servings.reload()
+        await servings.start()
         async with _following(servings, settings.reload_seconds):
             yield Runtime(settings, metrics, searcher, servings)
     finally:

@@ -6,6 +6,7 @@ validate → cache → tokenise → batcher → fetch → bytes, each stage time
 from __future__ import annotations
 
 import asyncio
+import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
 from time import perf_counter
@@ -142,7 +143,7 @@ class Searcher:
         if not 1 <= len(queries) <= most:
             raise InvalidRequest("query", f"must hold between 1 and {most} texts, got {len(queries)}")
         for number, query in enumerate(queries, start=1):
-            if not query or query.isspace():
+            if _is_blank(query):
                 which = "" if isinstance(request.query, str) else f"text {number} of the list "
                 raise InvalidRequest("query", f"{which}must not be empty")
         if not 1 <= request.top_k <= self._settings.max_top_k:
@@ -153,6 +154,11 @@ class Searcher:
         filters = tuple(clause.to_filter() for clause in request.filters)
         mode = request.mode or self._settings.default_mode
         return Options(mode, request.top_k, filters, request.fusion, request.weight)
+
+
+def _is_blank(text: str) -> bool:
+    """Whether there is nothing to see in a text: spaces, control characters and invisible marks at most."""
+    return all(character.isspace() or unicodedata.category(character) in ("Cc", "Cf") for character in text)
 
 
 async def _check_filters(serving: Serving, filters: tuple[Filter, ...]) -> None:

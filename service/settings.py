@@ -5,12 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
-from pydantic import Field, SecretStr, model_validator
+from pydantic import Field, SecretStr, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from service.engine.protocol import Mode
 
 ENV_PREFIX = "CARE_"
+REDIS_SCHEMES = ("redis://", "rediss://", "unix://")
 
 
 class Settings(BaseSettings):
@@ -73,8 +74,15 @@ class Settings(BaseSettings):
     access_log: bool = Field(default=False, description="Write one JSON line per request to standard output.")
     log_queries: bool = Field(default=False, description="Put the queries into the access log. They are medical: off.")
 
+    @field_validator("redis_url")
+    @classmethod
+    def _is_redis(cls, url: str | None) -> str | None:
+        if url is not None and not url.startswith(REDIS_SCHEMES):
+            raise ValueError(f"must begin with {', '.join(REDIS_SCHEMES)}")
+        return url
+
     @model_validator(mode="after")
     def _a_request_fits_the_queue(self) -> Settings:
         if self.max_queries > self.queue_limit:
-            raise ValueError(f"max_queries {self.max_queries} is larger than queue_limit {self.queue_limit}")
+            raise ValueError(f"MAX_QUERIES {self.max_queries} is larger than QUEUE_LIMIT {self.queue_limit}")
         return self

@@ -10,14 +10,28 @@ import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from models.lexical import terms
+from models.lexical import query_terms
 
+# Characters of a snippet. A line of Latin letters says about half of what a line of Chinese says.
 WINDOW = 120
+LATIN_WINDOW = 240
+# More terms than any question has: a page of text sent as a query must not hold up the event loop.
+MAX_TERMS = 64
 # A cut inside a word moves by at most this many characters to the word's end.
 LONGEST_WORD = 20
 ELLIPSIS = "…"
 # Characters that end something: a snippet that was cut out of a text does not begin with them.
 NO_BEGINNING = frozenset("，。、；：！？）】》”’,.;:!?) \t\n\u3000")
+# Where something begins that can be read by itself: after the end of a sentence, or else of a clause. A full stop
+# ends a sentence only before a space: 3.5 is a number.
+_SENTENCE = re.compile(r"[。！？\n]+[”’）」』\s]*|[.!?][\"')]*\s+")
+_CLAUSE = re.compile(r"[；，：;,:]\s*")
+_ONE_LINE = str.maketrans("\n\r\t", "   ")
+# Words that carry a sentence and no topic. A pair of Chinese characters that holds one of these stands for no word.
+_PARTICLES = frozenset("的了是与或也很就")
+_SMALL_WORDS = frozenset(
+    ["to", "of", "in", "on", "for", "and", "or", "with", "my", "it", "be", "at", "by", "from", "as"]
+)
 
 Range = tuple[int, int]
 Match = tuple[int, int, str]
@@ -47,22 +61,33 @@ _OTHER_SHAPES = re.compile("[²³¹\u2070-\u209f\u2460-\u24ff\uf900-\ufaff\uff10
 
 
 def marked_terms(query: str) -> list[str]:
-    """What to mark for a query: its terms without single characters, which would mark half of a Chinese text."""
-    distinct = [term for term in dict.fromkeys(terms(query)) if len(term) <= WINDOW]
-    return [term for term in distinct if len(term) > 1] or distinct
+    """What to mark for a query: its terms but for question words and particles.
+
+    Single characters are left out too, unless there is nothing else: they would mark half of a Chinese text.
+    """
+    distinct = [term for term in dict.fromkeys(query_terms(query)) if len(term) <= WINDOW]
+    telling = [term for term in distinct if len(term) > 1 and term not in _SMALL_WORDS]
+    return ([term for term in telling if not _PARTICLES.intersection(term)] or telling or distinct)[:MAX_TERMS]
 
 
 def make_snippet(text: str, span: Range, wanted: Sequence[str]) -> Snippet:
-    """At most about WINDOW characters of the passage `span` of a text, around as many different terms as fit."""
+    """About as many characters of the passage `span` of a text as a window takes, around its densest matches."""
     passage = text[slice(*span)]
     matches = _find(_fold(passage), wanted)
-    start, end = (0, len(passage)) if len(passage) <= WINDOW else _window(passage, matches)
+    # In UTF-8 a Chinese character takes three bytes, a Latin letter one.
+    width = LATIN_WINDOW if len(passage.encode()) < 1.5 * len(passage) else WINDOW
+    begins_sentence = span[0] == 0 or _SENTENCE.fullmatch(text[span[0] - 1 : span[0]]) is not None
+    start, end = (0, len(passage))
+    if len(passage) > width:
+        start, end = _window(passage, matches, width, begins_sentence=begins_sentence)
     while start < end and passage[start] in NO_BEGINNING:
         start += 1
+    while start < end and passage[end - 1].isspace():
+        end -= 1
     before = ELLIPSIS if span[0] + start > 0 else ""
-    after = ELLIPSIS if span[0] + end < len(text) else ""
+    after = ELLIPSIS if span[1] < len(text) or passage[end:].strip() else ""
     inside = [(a, b) for a, b, _ in matches if a >= start and b <= end]
-    return Snippet(before + passage[start:end] + after, _merge(inside, len(before) - start))
+    return Snippet(before + passage[start:end].translate(_ONE_LINE) + after, _merge(inside, len(before) - start))
 
 
 def _fold(text: str) -> str:
@@ -94,22 +119,45 @@ def _is_word(text: str, start: int, end: int) -> bool:
     return not (before.isascii() and before.isalnum()) and not (after.isascii() and after.isalnum())
 
 
-def _window(text: str, matches: Sequence[Match]) -> Range:
-    """The range of WINDOW characters with the most different terms, then the most matches, then the first."""
-    if not matches:
-        return 0, _end_of_word(text, WINDOW)
-    first, end = _densest(matches)
-    start = max(0, min(first - (WINDOW - (end - first)) // 2, len(text) - WINDOW))
-    return _start_of_word(text, start, first), max(end, _end_of_word(text, start + WINDOW))
+def _window(text: str, matches: Sequence[Match], width: int, *, begins_sentence: bool) -> Range:
+    """The range of `width` characters with the most different terms, then the most matches, then the first.
+
+    It begins with a sentence or a clause where one begins near enough, and ends with one on the same terms.
+    """
+    first, last = _densest(matches, width) if matches else (0, 0)
+    centred = max(0, min(first - (width - (last - first)) // 2, len(text) - width))
+    # Anything earlier would push the last match out; without a match, anything later would hide too much.
+    earliest, latest = max(0, last - width - width // 6), first if matches else width // 3
+    beginnings = _beginnings(text, earliest, latest, begins_sentence=begins_sentence)
+    start = min(beginnings, key=lambda position: abs(position - centred), default=centred)
+    start = _start_of_word(text, start, max(first, start))
+    limit = min(len(text), max(last, start + width))
+    if limit == len(text):
+        return start, limit
+    ends = [found.end() for found in _SENTENCE.finditer(text, max(last - 1, start + width * 2 // 3), limit)]
+    return start, ends[-1] if ends else max(last, _end_of_word(text, limit))
 
 
-def _densest(matches: Sequence[Match]) -> Range:
+def _beginnings(text: str, earliest: int, latest: int, *, begins_sentence: bool) -> list[int]:
+    """Where sentences, or else clauses, begin between two positions, both included."""
+    for boundary in (_SENTENCE, _CLAUSE):
+        # A boundary lies before what it begins.
+        found = [match.end() for match in boundary.finditer(text, max(0, earliest - 1), latest)]
+        found = [position for position in found if position >= earliest]
+        if earliest == 0 and begins_sentence:
+            found.append(0)
+        if found:
+            return found
+    return []
+
+
+def _densest(matches: Sequence[Match], width: int) -> Range:
     """From where to where the matches of the best window reach. One pass, `last` running ahead of `first`."""
     best, chosen = (0, 0), (0, 0)
     count: dict[str, int] = {}
     last = 0
     for first, (start, _, term) in enumerate(matches):
-        while last < len(matches) and matches[last][1] <= start + WINDOW:
+        while last < len(matches) and matches[last][1] <= start + width:
             count[matches[last][2]] = count.get(matches[last][2], 0) + 1
             last += 1
         if (len(count), last - first) > best:

@@ -51,6 +51,14 @@ class Servings:
             raise NotReady(f"no snapshot is served: {reason}")
         return self._current
 
+    async def start(self) -> None:
+        """Serves what the pointer names, or raises: who starts the service says why it does not start."""
+        version = await asyncio.to_thread(self.collection.current)
+        if version is None:
+            logger.warning("%s has no published snapshot yet; waiting for one", self.collection.root)
+            return
+        self._put_in_service(await self._prepare(version))
+
     async def reload(self) -> bool:
         """Serves what the pointer names now; False where that is served already."""
         async with self._changing:
@@ -92,18 +100,25 @@ class Servings:
 
     async def _swap_to(self, version: str) -> None:
         try:
-            serving = await asyncio.to_thread(self._open, version)
-            await self._probe(serving)
+            serving = await self._prepare(version)
         except Exception as error:
             reason = str(error) if isinstance(error, CareError) else "it failed unexpectedly; the log says how"
             self._refused = (version, reason)
             self._metrics.failed_swap()
             logger.error("snapshot %s is refused, %s stays in service: %s", version, self.serving, reason)
             raise
+        self._put_in_service(serving)
+
+    async def _prepare(self, version: str) -> Serving:
+        serving = await asyncio.to_thread(self._open, version)
+        await self._probe(serving)
+        return serving
+
+    def _put_in_service(self, serving: Serving) -> None:
         self._refused = None
         self._current, self._encoder = serving, serving.encoder
-        self._metrics.swap(version, len(serving.snapshot.documents))
-        logger.info("snapshot %s is in service", version)
+        self._metrics.swap(serving.version, len(serving.snapshot.documents))
+        logger.info("snapshot %s is in service", serving.version)
 
     def _open(self, version: str) -> Serving:
         folder = self.collection.folder(version)

@@ -38,6 +38,8 @@ class Collection:
             return self._pointer.read_text(encoding="utf-8").strip() or None
         except FileNotFoundError:
             return None
+        except (OSError, UnicodeDecodeError) as error:
+            raise BadCollection(f"{self._pointer} is not readable ({error}); remove it, then publish") from error
 
     def versions(self) -> list[str]:
         """Every finished version, oldest first: the names begin with the time."""
@@ -90,8 +92,14 @@ class Collection:
 
     def _previous(self) -> str:
         current = self.current()
-        published = set(self._published.read_text(encoding="utf-8").split()) if current else set()
-        older = [version for version in self.versions() if version in published and version < (current or "")]
+        if current is None:
+            raise BadCollection(f"{self.root} has no published version; care index publish makes one")
+        try:
+            published = set(self._published.read_text(encoding="utf-8").split())
+        except (OSError, UnicodeDecodeError) as error:
+            reason = f"{self._published}, which lists what was published, is not readable ({error})"
+            raise BadCollection(f"{reason}; name the version to go back to") from error
+        older = [version for version in self.versions() if version in published and version < current]
         if not older:
             raise BadCollection(f"{self.root} has no version older than {current} that was published; name one")
         return older[-1]
@@ -100,7 +108,10 @@ class Collection:
         current = self.current()
         if current is None or current == new.version or current not in self.versions():
             return
-        old = Manifest.read(self.folder(current))
+        try:
+            old = Manifest.read(self.folder(current))
+        except BadSnapshot:  # a damaged snapshot must not keep a sound one from taking its place
+            return
         if (old.space, old.dim) != (new.space, new.dim):
             raise BadCollection(
                 f"{new.version} is in space {new.space} ({new.dim} dimensions), {current} in {old.space} ({old.dim}): "

@@ -80,8 +80,8 @@ class Batcher:
     def submit(self, serving: Serving, jobs: Sequence[Job], *, probe: bool = False) -> list[asyncio.Future[Outcome]]:
         """Queues all jobs or none; one future per job, in order.
 
-        A probe is taken even when the queue is full: the service's own question whether queries get through must
-        not be answered by how many clients ask.
+        A probe is taken even when the queue is full, and goes first: the service's own question whether queries get
+        through must not be answered by how many clients ask.
         """
         with self._changed:
             if self._closing:
@@ -90,7 +90,7 @@ class Batcher:
                 self._drop_abandoned()
                 if not self._has_room(serving, jobs):
                     raise Overloaded("too many queries are waiting; try again shortly")
-            futures = [self._enter(serving, job) for job in jobs]
+            futures = [self._enter(serving, job, first=probe) for job in jobs]
             self._changed.notify()
         return futures
 
@@ -108,12 +108,15 @@ class Batcher:
         for entry in left:
             _refuse(entry, ShuttingDown("the service shut down before this query was answered"))
 
-    def _enter(self, serving: Serving, job: Job) -> asyncio.Future[Outcome]:
+    def _enter(self, serving: Serving, job: Job, *, first: bool) -> asyncio.Future[Outcome]:
         entry = self._in_flight.get((serving, job))
         if entry is None:
             entry = _Entry(serving, job)
             self._in_flight[serving, job] = entry
-            self._queue.append(entry)
+            if first:
+                self._queue.appendleft(entry)
+            else:
+                self._queue.append(entry)
         future: asyncio.Future[Outcome] = self._loop.create_future()
         entry.waiters.append(future)
         return future
@@ -147,7 +150,8 @@ class Batcher:
             outcomes = [Outcome(one, times) for one in found]
             if len(outcomes) != len(batch):
                 raise RuntimeError(f"the engine gave {len(outcomes)} answers to {len(batch)} queries")
-        except Exception as error:
+        except BaseException as error:
+            # A panic of a Rust library (tokenizers, tantivy) is no Exception; it must not end the thread either.
             logger.exception("a batch of %d queries failed", len(batch))
             self._post(self._fail, batch, error)
         else:
@@ -197,13 +201,13 @@ class Batcher:
                 if not waiter.done():
                     waiter.set_result(outcome)
 
-    def _fail(self, batch: Sequence[_Entry], cause: Exception) -> None:
+    def _fail(self, batch: Sequence[_Entry], cause: BaseException) -> None:
         self._leave(batch)
         for entry in batch:
             _refuse(entry, EngineFailed("the search engine failed on this query; try again"), cause)
 
 
-def _refuse(entry: _Entry, error: Exception, cause: Exception | None = None) -> None:
+def _refuse(entry: _Entry, error: Exception, cause: BaseException | None = None) -> None:
     for waiter in entry.waiters:
         if not waiter.done():
             # One exception object per waiter: each raise writes its own traceback into it.

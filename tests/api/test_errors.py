@@ -112,6 +112,23 @@ async def test_a_wrong_query_string_is_named(client: httpx.AsyncClient, query_st
     check(await client.get(f"/v1/search?{query_string}"), 422, "invalid_request", field)
 
 
+@pytest.mark.parametrize("query", ["\u200b", "\x00", " \t\u3000\ufeff", "\x01\u200d"])
+async def test_a_query_with_nothing_to_see_is_empty(client: httpx.AsyncClient, query: str) -> None:
+    check(await client.post("/v1/search", json={"query": query}), 422, "invalid_request", "query")
+
+
+@pytest.mark.parametrize("path", ["/static/app.js", "/"])
+@pytest.mark.parametrize("asked", ["bytes=99999999-", "bytes=abc", "lines=1-2"])
+async def test_files_are_sent_whole(client: httpx.AsyncClient, path: str, asked: str) -> None:
+    whole = await client.get(path)
+    part = await client.get(path, headers={"Range": asked})
+    assert (part.status_code, part.content) == (200, whole.content)
+
+
+async def test_an_origin_that_is_no_address_is_refused(client: httpx.AsyncClient) -> None:
+    check(await client.post("/admin/reload", headers={"Origin": "http://[bad"}), 403, "forbidden")
+
+
 async def test_unknown_paths_and_methods_have_the_same_shape(client: httpx.AsyncClient) -> None:
     check(await client.get("/v2/search"), 404, "not_found")
     check(await client.get("/static/nothing.js"), 404, "not_found")

@@ -112,6 +112,38 @@ def test_a_body_too_large_is_refused_on_the_wire(address: str) -> None:
     assert json.loads(body)["error"]["code"] == "body_too_large"
 
 
+@pytest.mark.parametrize(
+    "request_bytes",
+    [
+        b"nonsense\r\n\r\n",
+        b"FOO / HTTP/1.1\r\nHost: care\r\n\r\n",
+        b"POST /v1/search HTTP/1.1\r\nHost: care\r\nContent-Length: -5\r\n\r\n",
+        b"POST /v1/search HTTP/1.1\r\nHost: care\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
+        b"GET /v1/search?q=" + b"a" * 100_000 + b" HTTP/1.1\r\nHost: care\r\n\r\n",
+        b"GET / HTTP/1.1\r\nX: " + b"a" * 300_000,
+    ],
+)
+def test_what_is_no_http_is_refused_in_the_shape_of_every_error(address: str, request_bytes: bytes) -> None:
+    status, body = exchange(address, request_bytes)
+    assert status == 400
+    facts = json.loads(body)["error"]
+    assert facts["code"] == "malformed_http"
+    assert facts["message"]
+    assert facts["request_id"]
+
+
+def test_requests_on_one_connection_count_their_headers_apart(address: str) -> None:
+    one = b"GET /livez HTTP/1.1\r\nHost: care\r\nX: " + b"a" * 50_000 + b"\r\n\r\n"
+    last = b"GET /livez HTTP/1.1\r\nHost: care\r\nConnection: close\r\n\r\n"
+    host, _, port = address.removeprefix("http://").partition(":")
+    with socket.create_connection((host, int(port)), timeout=20) as connection:
+        connection.sendall(one * 10 + last)
+        received = b""
+        while chunk := connection.recv(65536):
+            received += chunk
+    assert received.count(b"HTTP/1.1 200 OK") == 11
+
+
 def test_a_client_that_leaves_is_counted_and_harms_nobody(address: str) -> None:
     host, _, port = address.removeprefix("http://").partition(":")
     body = json.dumps({"query": [f"头痛{number}" * 30 for number in range(200)]}).encode()
@@ -169,6 +201,7 @@ def test_a_damaged_snapshot_ends_the_start_with_its_reason(built: Built, tmp_pat
     assert done.returncode == 1
     assert "BadSnapshot" in done.stderr.splitlines()[-1]
     assert "documents.bin" in done.stderr.splitlines()[-1]
+    assert "ERROR" not in done.stderr  # said once, by whoever started it
 
 
 def test_access_log_lines_are_json_on_standard_output(built: Built) -> None:

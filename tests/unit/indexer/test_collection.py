@@ -37,7 +37,7 @@ def test_nothing_yet(collection: Collection) -> None:
     assert list_versions(collection) == []
     with pytest.raises(BadCollection, match="care index build makes one"):
         publish(collection)
-    with pytest.raises(BadCollection, match="no version older"):
+    with pytest.raises(BadCollection, match="no published version"):
         rollback(collection)
 
 
@@ -114,6 +114,34 @@ def test_change_of_space_needs_force(collection: Collection, change: dict[str, o
     assert collection.current() == first
     publish(collection, second, force=True)
     assert rollback(collection).after == first
+
+
+def test_a_damaged_snapshot_does_not_keep_a_sound_one_out(collection: Collection) -> None:
+    first, second = add(collection, 1), add(collection, 2)
+    publish(collection, first)
+    (collection.folder(first) / "manifest.json").write_text("{", encoding="utf-8")
+    assert publish(collection, second).after == second
+
+
+def test_rolling_back_without_the_list_of_what_was_published_needs_a_name(collection: Collection) -> None:
+    first, second = add(collection, 1), add(collection, 2)
+    publish(collection, second)
+    (collection.root / "PUBLISHED").unlink()
+    with pytest.raises(BadCollection, match="name the version"):
+        rollback(collection)
+    assert rollback(collection, first).after == first
+
+
+@pytest.mark.parametrize("content", [b"\xff\xfe", None])
+def test_an_unreadable_pointer_is_said(collection: Collection, content: bytes | None) -> None:
+    pointer = collection.root / "CURRENT"
+    collection.root.mkdir(parents=True, exist_ok=True)
+    if content is None:
+        pointer.mkdir()
+    else:
+        pointer.write_bytes(content)
+    with pytest.raises(BadCollection, match="CURRENT is not readable"):
+        collection.current()
 
 
 def test_folder_under_another_name_is_refused(collection: Collection) -> None:

@@ -210,8 +210,14 @@ def test_empty_corpus_is_refused(tmp_path: Path, content: bytes) -> None:
 
 
 def test_corpus_of_bad_rows_only_is_refused_even_when_skipping(tmp_path: Path) -> None:
-    with pytest.raises(BadCorpus, match=r"no documents \(1 bad rows\)"):
+    with pytest.raises(BadCorpus, match=r"no documents \(1 bad rows, set aside in .*rejects\.jsonl\)"):
         read_skipping(write_lines(tmp_path / "c.jsonl", b"{"), tmp_path / "rejects.jsonl")
+
+
+def test_a_csv_whose_first_line_is_no_csv_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "c.csv").write_text('"_id"x,text\n1,a\n')
+    with pytest.raises(BadCorpus, match="its first line, the columns, is not CSV"):
+        read(tmp_path / "c.csv")
 
 
 def test_mapped_field_that_no_row_has_is_refused(tmp_path: Path) -> None:

@@ -51,7 +51,9 @@ def test_a_given_weight_is_obeyed() -> None:
     assert fuse(dense, lexical, Fusion.SCORES, 0.0)[0].tolist() == [2, 1]
 
 
-scores_of = st.lists(st.floats(0.0625, 0.9375, width=32), min_size=1, max_size=120).map(lambda s: sorted(s, reverse=True))
+scores_of = st.lists(st.floats(0.0625, 0.9375, width=32), min_size=1, max_size=120).map(
+    lambda s: sorted(s, reverse=True)
+)
 
 
 @given(scores_of, scores_of)

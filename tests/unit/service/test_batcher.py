@@ -222,6 +222,33 @@ async def test_a_probe_gets_through_a_full_queue() -> None:
         assert scores([await probe]) == [score_of("probe")]
 
 
+async def test_a_probe_does_not_wait_behind_the_crowd() -> None:
+    engine, one = FakeEngine(), serving()
+    async with started(engine, Limits(1, 1000, queue=10)) as batcher:
+        await busy(engine, batcher, one)
+        crowd = batcher.submit(one, jobs("a", "b"))
+        (probe,) = batcher.submit(serving("new"), jobs("probe"), probe=True)
+        engine.release()
+        await asyncio.gather(probe, *crowd)
+    assert engine.queries == [["held"], ["probe"], ["a"], ["b"]]
+
+
+class Panic(BaseException):
+    """What a Rust library raises when it panics: no Exception."""
+
+
+async def test_a_panic_reaches_the_waiters_and_the_thread_lives_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine, one = FakeEngine(), serving()
+    async with started(engine) as batcher:
+        with monkeypatch.context() as patched:
+            patched.setattr(engine, "run", lambda serving, batch: (_ for _ in ()).throw(Panic()))
+            (future,) = batcher.submit(one, jobs("a"))
+            with pytest.raises(EngineFailed):
+                await future
+        (future,) = batcher.submit(one, jobs("b"))
+        assert scores([await future]) == [score_of("b")]
+
+
 async def test_closing_answers_what_was_accepted_and_refuses_the_rest() -> None:
     engine, one = FakeEngine(), serving()
     threads = set(threading.enumerate())

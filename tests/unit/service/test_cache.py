@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from service.cache import FAILURES_TO_OPEN, OPEN_SECONDS, Breaker, Cache, ProcessCache, key_of
+from service.cache import ENTRY_BYTES, FAILURES_TO_OPEN, OPEN_SECONDS, Breaker, Cache, ProcessCache, key_of
 from service.engine.protocol import Mode, Options
 from service.metrics import Metrics
 
 
 def test_the_least_recently_used_value_goes_first() -> None:
-    cache = ProcessCache(max_bytes=10)
+    cache = ProcessCache(max_bytes=10 + 2 * ENTRY_BYTES)
     cache.put(b"a", b"1234")
     cache.put(b"b", b"1234")
     assert cache.get(b"a") == b"1234"
@@ -19,12 +19,19 @@ def test_the_least_recently_used_value_goes_first() -> None:
 
 
 def test_a_value_put_again_counts_once_and_a_giant_not_at_all() -> None:
-    cache = ProcessCache(max_bytes=10)
+    cache = ProcessCache(max_bytes=10 + 2 * ENTRY_BYTES)
     for _ in range(5):
         cache.put(b"a", b"12345")
     cache.put(b"b", b"12345")
-    cache.put(b"giant", b"x" * 11)
+    cache.put(b"giant", b"x" * (11 + ENTRY_BYTES))
     assert [cache.get(key) for key in (b"a", b"b", b"giant")] == [b"12345", b"12345", None]
+
+
+def test_small_values_count_with_what_they_take_beside() -> None:
+    cache = ProcessCache(max_bytes=10 * ENTRY_BYTES)
+    for number in range(100):
+        cache.put(b"%d" % number, b"")
+    assert sum(cache.get(b"%d" % number) is not None for number in range(100)) == 10
 
 
 def test_every_fact_is_part_of_the_key() -> None:

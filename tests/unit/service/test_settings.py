@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from enum import Enum
+from argparse import Namespace
 from pathlib import Path
 
 import pytest
 from pydantic import ValidationError
 
+from service.command import FLAGS, read_settings
 from service.engine.protocol import Mode
+from service.errors import BadSettings
 from service.settings import ENV_PREFIX, Settings
 
 DOCS = Path("docs/settings.md")
@@ -39,10 +42,30 @@ def test_settings_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> 
     assert "very secret" not in repr(settings)
 
 
-@pytest.mark.parametrize("values", [{"port": 70000}, {"max_queries": 2000}, {"max_top_k": 0}, {"default_mode": "best"}])
+@pytest.mark.parametrize(
+    "values",
+    [{"port": 70000}, {"max_queries": 2000}, {"max_top_k": 0}, {"default_mode": "best"}, {"redis_url": "http://x"}],
+)
 def test_settings_that_cannot_work_are_refused(values: dict[str, object]) -> None:
     with pytest.raises(ValidationError):
         Settings(**values)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "said"),
+    [
+        ("CARE_MAX_TOPK", "5", "CARE_MAX_TOPK: there is no such setting; did you mean CARE_MAX_TOP_K?"),
+        ("CARE_PORT", "http", "CARE_PORT: Input should be a valid integer"),
+        ("CARE_MAX_QUERIES", "5000", "MAX_QUERIES 5000 is larger than QUEUE_LIMIT 1024"),
+        ("CARE_REDIS_URL", "localhost", "CARE_REDIS_URL: must begin with redis://"),
+    ],
+)
+def test_a_wrong_variable_is_named(monkeypatch: pytest.MonkeyPatch, variable: str, value: str, said: str) -> None:
+    monkeypatch.setenv(variable, value)
+    with pytest.raises(BadSettings) as refused:
+        read_settings(Namespace(**dict.fromkeys(FLAGS)))
+    assert str(refused.value).startswith(said)
+    assert "docs/settings.md" in str(refused.value)
 
 
 def test_what_could_expose_queries_is_off() -> None:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from service.snippet import ELLIPSIS, LONGEST_WORD, WINDOW, make_snippet, marked_terms
+from service.snippet import ELLIPSIS, LATIN_WINDOW, LONGEST_WORD, MAX_TERMS, WINDOW, make_snippet, marked_terms
 
 
 def marks(text: str, query: str) -> list[str]:
@@ -19,7 +19,12 @@ def marks(text: str, query: str) -> list[str]:
     [
         ("氨氯地平治疗高血压。", "高血压", ["高血压"]),
         ("血压高，也就是高血压", "高血压吃什么药", ["血压", "高血压"]),
-        ("Aspirin in the morning", "IN ASPIRIN", ["Aspirin", "in"]),
+        ("Aspirin in the morning", "IN ASPIRIN", ["Aspirin"]),
+        ("Insulin is what lowers sugar", "what is insulin", ["Insulin"]),
+        ("什么都吃，怎么办？高血压吗", "高血压怎么办吗", ["高血压"]),
+        ("提高免疫力可降低高血压风险", "高血压", ["高血压"]),
+        ("这种病的人，糖尿病的饮食", "糖尿病的饮食", ["糖尿病", "饮食"]),
+        ("要怎么办", "怎么办", ["怎么办"]),
         ("aspirin", "in", []),
         ("用ＣＴ检查", "ct", ["ＣＴ"]),
         ("维生素Ｃ²", "c2", ["Ｃ²"]),
@@ -81,13 +86,50 @@ def test_marks_are_always_inside_the_snippet_sorted_and_apart(text: str, query: 
     span = (min(start, len(text)), min(start + length, len(text)))
     snippet = make_snippet(text, span, marked_terms(query))
     shown = snippet.text.removeprefix(ELLIPSIS).removesuffix(ELLIPSIS)
-    assert shown in text[slice(*span)]
-    assert len(shown) <= WINDOW + LONGEST_WORD
+    assert shown in text[slice(*span)].replace("\n", " ")
+    assert len(shown) <= LATIN_WINDOW * 7 // 6 + LONGEST_WORD
     end_before = -1
     for begin, end in snippet.highlights:
         assert end_before < begin < end <= len(snippet.text)
         assert ELLIPSIS not in snippet.text[begin:end]
         end_before = end
+
+
+def test_a_snippet_begins_with_a_sentence_where_one_is_near() -> None:
+    text = "很长的前文，" * 30 + "还有尾巴。\n\n何时就医：血压反复升高应到门诊。" + "后面的话，" * 40
+    snippet = make_snippet(text, (0, len(text)), marked_terms("血压"))
+    assert snippet.text.startswith(f"{ELLIPSIS}何时就医：血压")
+
+
+def test_a_snippet_begins_with_a_clause_where_no_sentence_is_near() -> None:
+    text = "一二三四五六七八九，" * 30 + "阿司匹林，" + "一二三四五六七八九，" * 30
+    snippet = make_snippet(text, (0, len(text)), marked_terms("阿司匹林"))
+    assert snippet.text.startswith(f"{ELLIPSIS}一二三四五六七八九，")
+
+
+def test_a_passage_that_begins_inside_a_sentence_is_shown_from_the_next_one() -> None:
+    text = "前面的话" * 10 + "的尾巴。第二句话从这里开始。" + "第三句话。" * 60
+    snippet = make_snippet(text, (30, len(text)), [])
+    assert snippet.text.startswith(f"{ELLIPSIS}第二句话从这里开始。")
+
+
+def test_a_snippet_is_one_line_and_ends_with_a_sentence_where_one_is_near() -> None:
+    text = "第一行\n第二行。\n" + "中间的一句话。" * 12 + "最后一句很长很长" * 40
+    snippet = make_snippet(text, (0, len(text)), marked_terms("第一行"))
+    assert snippet.text.startswith("第一行 第二行。 中间")
+    assert snippet.text.endswith(f"中间的一句话。{ELLIPSIS}")
+
+
+def test_an_english_snippet_is_longer() -> None:
+    text = "Some words about asthma that go on. " + "Others follow it here. " * 40
+    snippet = make_snippet(text, (0, len(text)), marked_terms("asthma"))
+    assert WINDOW < len(snippet.text) <= LATIN_WINDOW * 7 // 6 + 2
+    assert snippet.text.startswith("Some words")
+    assert snippet.text.endswith(f"it here.{ELLIPSIS}")
+
+
+def test_a_page_of_text_as_a_query_has_few_terms() -> None:
+    assert len(marked_terms("".join(map(chr, range(0x4E00, 0x5E00))))) == MAX_TERMS
 
 
 def test_a_term_longer_than_the_window_is_no_term() -> None:

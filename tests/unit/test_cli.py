@@ -1,0 +1,102 @@
+"""`care`: every failure is one line that says what to do next, and exit code 1."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import cli
+from indexer.publish import is_encoded_by
+from indexer.store import Collection
+from models.errors import CareError
+
+CORPUS = Path("examples/corpus.jsonl")
+
+
+@pytest.fixture(autouse=True)
+def keep_signals() -> Iterator[None]:
+    before = signal.getsignal(signal.SIGTERM)
+    yield
+    signal.signal(signal.SIGTERM, before)
+
+
+def failure(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    """The one line of a call that fails."""
+    try:
+        code = cli.main(arguments)
+    except SystemExit as end:
+        code = end.code  # type: ignore[assignment]
+    said = capsys.readouterr()
+    assert code == 1
+    assert said.out == ""
+    assert said.err.count("\n") == 1
+    return said.err.strip()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ((), "care: the following arguments are required: COMMAND; care --help says more"),
+        (("nonsense",), "care: argument COMMAND: invalid choice"),
+        (("index",), "care index: the following arguments are required"),
+        (("index", "build"), "care index build: the following arguments are required: corpus"),
+        (("index", "build", "x", "--threads", "-1"), "'-1' is not a whole number above 0"),
+        (("index", "build", "x", "--passage-tokens", "0"), "'0' is not a whole number above 0"),
+        (("demo", "--port", "abc"), "invalid int value: 'abc'"),
+    ],
+)
+def test_wrong_arguments_are_one_line(
+    arguments: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert said in failure(capsys, *arguments)
+
+
+def test_a_collection_that_cannot_be_written_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file").write_text("not a folder")
+    said = failure(capsys, "index", "build", str(CORPUS), "--collection", str(tmp_path / "file"))
+    assert str(tmp_path / "file") in said
+    assert "Not a directory" in said
+
+
+def test_a_message_of_several_lines_becomes_one(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def broken(name: str, given: list[str]) -> int:
+        raise CareError("first\n  second")
+
+    monkeypatch.setattr(cli, "_run", broken)
+    assert failure(capsys, "eval", "x") == "care eval: first second"
+
+
+def test_a_build_that_is_stopped_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stopped(name: str, given: list[str]) -> int:
+        with Collection(tmp_path).building("1"):
+            signal.raise_signal(signal.SIGTERM)
+        return 0
+
+    monkeypatch.setattr(cli, "_run", stopped)
+    with pytest.raises(SystemExit) as end:
+        cli.main(["index", "build"])
+    assert end.value.code == 128 + signal.SIGTERM
+    assert list((tmp_path / "versions").iterdir()) == []
+
+
+def test_the_demo_is_built_again_for_another_encoder(tmp_path: Path) -> None:
+    corpus, encoder = tmp_path / "corpus.jsonl", Path("models/pretrained/care-small-zh")
+    corpus.write_text(json.dumps({"_id": "1", "text": "高血压"}), encoding="utf-8")
+    collection = tmp_path / "collection"
+    assert not is_encoded_by(Collection(collection), encoder)
+    assert cli.main(["index", "build", str(corpus), "--collection", str(collection), "--publish"]) == 0
+    assert is_encoded_by(Collection(collection), encoder)
+    newer = tmp_path / "newer"
+    newer.mkdir()
+    spec = json.loads((encoder / "encoder.json").read_text(encoding="utf-8"))
+    spec["checksums"]["model.int8.onnx"] = "another"
+    (newer / "encoder.json").write_text(json.dumps(spec), encoding="utf-8")
+    assert not is_encoded_by(Collection(collection), newer)
+    Path(collection, "CURRENT").write_text("gone", encoding="utf-8")
+    assert not is_encoded_by(Collection(collection), encoder)
