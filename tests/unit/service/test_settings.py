@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from enum import Enum
 from argparse import Namespace
+from enum import Enum
 from pathlib import Path
 
 import pytest
