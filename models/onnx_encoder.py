@@ -57,7 +57,11 @@ class OnnxEncoder:
         # Idle threads that spin take the cores from search, from HTTP and from other encoders.
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         providers = ["CUDAExecutionProvider"] if device == "cuda" else ["CPUExecutionProvider"]
-        encoder = cls(spec, chosen, tokenizer, ort.InferenceSession(str(graph), options, providers=providers))
+        try:
+            session = ort.InferenceSession(str(graph), options, providers=providers)
+        except Exception as error:  # ONNX Runtime's own exceptions have no common class
+            raise BadEncoder(f"{graph}: ONNX Runtime cannot open it; export the encoder again") from error
+        encoder = cls(spec, chosen, tokenizer, session)
         width = encoder.encode_tokens([tokenizer("")]).shape[1]
         if width != spec.dim:
             raise BadEncoder(f"{folder}: {chosen.filename} gives {width} dimensions, encoder.json says {spec.dim}")

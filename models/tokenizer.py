@@ -10,6 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer as RustTokenizer
 
+from models.errors import BadEncoder
+
 Ids = NDArray[np.int64]
 
 
@@ -35,7 +37,10 @@ class Tokenizer:
 
     @classmethod
     def load(cls, path: Path, max_length: int) -> Tokenizer:
-        return cls(RustTokenizer.from_file(str(path)), max_length)
+        try:
+            return cls(RustTokenizer.from_file(str(path)), max_length)
+        except Exception as error:  # the library raises plain Exception
+            raise BadEncoder(f"{path}: not a tokenizer; export the encoder again") from error
 
     @classmethod
     def from_json(cls, content: str, max_length: int) -> Tokenizer:

@@ -47,8 +47,9 @@ class TorchEncoder(nn.Module):
         An encoder folder is verified against its checksums, and no weight may be left over; of a transformers
         folder, heads that the encoder does not use are left aside. No weight may be missing from either.
         """
-        transformers_logging.disable_progress_bar()
-        transformers_logging.set_verbosity_error()  # weights that do not fit are our own error below
+        transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+        # Weights that do not fit are our own error below.
+        transformers_logging.set_verbosity_error()  # type: ignore[no-untyped-call]
         own = EncoderSpec.load(folder) if (folder / SPEC_FILE).is_file() else None
         spec = spec or own
         if spec is None:

@@ -13,6 +13,7 @@ from argparse import ArgumentParser, Namespace
 from dataclasses import asdict
 from pathlib import Path
 
+from models.errors import CareError
 from models.evaluation.judge import Figure, judge_all, table
 from models.evaluation.systems import Dense, Encoder, Hybrid, Lexical, System
 from models.fusion import Fusion
@@ -32,6 +33,10 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(arguments: Namespace) -> None:
+    if arguments.weight is not None and not 0 <= arguments.weight <= 1:
+        raise CareError("--weight must be between 0 and 1")
+    if arguments.json and not arguments.json.parent.is_dir():
+        raise CareError(f"--json {arguments.json}: there is no folder {arguments.json.parent}")
     began = time.monotonic()
     encoders: dict[str, Encoder] = {}
     lexical = Lexical()

