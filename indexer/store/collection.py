@@ -127,6 +127,6 @@ class Collection:
 
 
 def new_version(now: datetime | None = None) -> str:
-    """A name that sorts by time and is its own even within one second."""
-    moment = (now or datetime.now(UTC)).strftime("%Y%m%dT%H%M%SZ")
-    return f"{moment}-{secrets.token_hex(4)}"
+    """A name that sorts by time, to the millisecond, and is its own even within one."""
+    moment = now or datetime.now(UTC)
+    return f"{moment:%Y%m%dT%H%M%S}{moment.microsecond // 1000:03d}Z-{secrets.token_hex(4)}"

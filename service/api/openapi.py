@@ -30,7 +30,7 @@ EXAMPLE_ANSWER = {
             "truncated": False,
         }
     ],
-    "snapshot": "20261115T041500Z-1a2b3c4d",
+    "snapshot": "20261115T041500123Z-1a2b3c4d",
     "timings_ms": {"tokenize": 0.05, "queue": 0.12, "encode": 1.9, "search": 0.4, "fetch": 0.1, "total": 2.6},
 }
 EXAMPLES = {

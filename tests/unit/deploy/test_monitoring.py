@@ -29,7 +29,7 @@ def exposed() -> dict[str, set[str]]:
     metrics.request(search.PATH, 200, 0.01)
     metrics.search(1, Timings())
     metrics.batch(1)
-    metrics.swap("20261115T041500Z-1a2b3c4d", 400)
+    metrics.swap("20261115T041500123Z-1a2b3c4d", 400)
     found: dict[str, set[str]] = {}
     for family in text_string_to_metric_families(metrics.expose().decode()):
         for sample in family.samples:

@@ -42,9 +42,9 @@ def test_nothing_yet(collection: Collection) -> None:
 
 
 def test_version_names_sort_by_time_and_differ() -> None:
-    assert new_version(START).startswith("20260101T000000Z-")
+    assert new_version(START).startswith("20260101T000000000Z-")
     assert new_version(START) != new_version(START)
-    assert new_version(START) < new_version(START + timedelta(seconds=1))
+    assert new_version(START) < new_version(START + timedelta(milliseconds=1))
 
 
 def test_publish_list_and_roll_back(collection: Collection) -> None:
