@@ -30,7 +30,7 @@ class Runtime:
 @contextlib.asynccontextmanager
 async def run_parts(settings: Settings, metrics: Metrics) -> AsyncIterator[Runtime]:
     """Opens encoder and snapshot, starts batcher and poller; at the end answers what was accepted, then stops them."""
-    encoder = await asyncio.to_thread(load_query_encoder, settings.encoder, settings.threads)
+    encoder = await asyncio.to_thread(load_query_encoder, settings.encoder, settings.encoder_threads)
     limits = Limits(settings.batch_queries, settings.batch_tokens, settings.queue_limit)
     batcher = Batcher(InProcessEngine(settings.threads), limits, metrics.batch)
     cache = Cache.from_settings(settings, metrics)

@@ -28,7 +28,10 @@ class Settings(BaseSettings):
     )
     host: str = Field(default="127.0.0.1", description="Address to listen on.")
     port: int = Field(default=8000, ge=0, le=65535, description="Port to listen on; 0 takes a free one.")
-    threads: int = Field(default=0, ge=0, description="Threads of one encoding or search; 0 means one per core.")
+    encoder_threads: int = Field(
+        default=1, ge=0, description="Threads of one encoding; 0 means one per core, which pays for large encoders."
+    )
+    threads: int = Field(default=0, ge=0, description="Threads of one large search; 0 means one per core.")
 
     default_mode: Mode = Field(
         default=Mode.HYBRID, description="Mode of a request that names none: dense, lexical or hybrid."

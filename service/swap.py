@@ -124,7 +124,7 @@ class Servings:
         folder = self.collection.folder(version)
         encoder = self._encoder
         if not self._encoder_is_current():
-            encoder = load_query_encoder(self._settings.encoder, self._settings.threads)
+            encoder = load_query_encoder(self._settings.encoder, self._settings.encoder_threads)
         return Serving.open(folder, encoder, verify=self._settings.verify)
 
     def _encoder_is_current(self) -> bool:
