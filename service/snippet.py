@@ -26,7 +26,6 @@ NO_BEGINNING = frozenset("，。、；：！？）】》”’,.;:!?) \t\n\u3000
 # ends a sentence only before a space: 3.5 is a number.
 _SENTENCE = re.compile(r"[。！？\n]+[”’）」』\s]*|[.!?][\"')]*\s+")
 _CLAUSE = re.compile(r"[；，：;,:]\s*")
-_ONE_LINE = str.maketrans("\n\r\t", "   ")
 # Words that carry a sentence and no topic. A pair of Chinese characters that holds one of these stands for no word.
 _PARTICLES = frozenset("的了是与或也很就")
 _SMALL_WORDS = frozenset(
@@ -87,7 +86,9 @@ def make_snippet(text: str, span: Range, wanted: Sequence[str]) -> Snippet:
     before = ELLIPSIS if span[0] + start > 0 else ""
     after = ELLIPSIS if span[1] < len(text) or passage[end:].strip() else ""
     inside = [(a, b) for a, b, _ in matches if a >= start and b <= end]
-    return Snippet(before + passage[start:end].translate(_ONE_LINE) + after, _merge(inside, len(before) - start))
+    # Three replaces take a tenth of what one translate takes.
+    shown = passage[start:end].replace("\n", " ").replace("\r", " ").replace("\t", " ")
+    return Snippet(before + shown + after, _merge(inside, len(before) - start))
 
 
 def _fold(text: str) -> str:
