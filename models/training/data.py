@@ -73,7 +73,7 @@ class TokenTable:
         flat: list[NDArray[np.int32]] = []
         lengths: list[int] = []
         chunk = 4096
-        # Four characters a token is the longest that a text can need; cutting first spares the tokenizer the rest.
+        # Few texts have more than four characters to a token; cutting first spares the tokenizer what nobody reads.
         longest = 4 * tokenizer.max_length
         for first in tqdm(range(0, len(texts), chunk), desc=f"tokenise {label}", unit="chunk", disable=None):
             for tokens in tokenizer.batch([text[:longest] for text in texts[first : first + chunk]]):
