@@ -8,7 +8,9 @@ Knows rows and texts; nothing of documents, passages or embeddings.
 from __future__ import annotations
 
 import re
+import shutil
 import tempfile
+import time
 import unicodedata
 from collections import Counter
 from collections.abc import Iterable
@@ -35,6 +37,7 @@ _QUESTION = re.compile(
 _WRITER_BYTES = 256_000_000
 # Up to this many allowed rows are given to tantivy as a set; more are filtered from a longer list of hits.
 _SMALL_FILTER = 20_000
+_REMOVALS = 100
 
 
 def terms(text: str) -> list[str]:
@@ -90,16 +93,19 @@ class LexicalIndex:
         """Opens a folder that `build` wrote; it may be read-only."""
         # tantivy takes a lock file beside the index even to read it; a folder of links takes the lock elsewhere. Once
         # open, the files are mapped and the links are needed no more.
-        with tempfile.TemporaryDirectory(prefix="care-lexical-") as links:
+        links = Path(tempfile.mkdtemp(prefix="care-lexical-"))
+        try:
             for file in folder.iterdir():
                 if file.suffix != ".lock":
-                    Path(links, file.name).symlink_to(file.resolve())
+                    (links / file.name).symlink_to(file.resolve())
             try:
-                index = tantivy.Index.open(links)
+                index = tantivy.Index.open(str(links))
             except ValueError as error:
                 raise CareError(f"{folder}: not a lexical index: {error}") from error
             index.config_reader("manual")
             return cls(index)
+        finally:
+            _remove(links)
 
     def __len__(self) -> int:
         return int(self._searcher.num_docs)
@@ -138,3 +144,16 @@ class LexicalIndex:
         rows = np.array(self._searcher.fast_field_values(_ROW, [address for _, address in hits]), dtype=np.int64)
         order = np.lexsort((rows, -scores))
         return rows[order], scores[order]
+
+
+def _remove(folder: Path) -> None:
+    """Removes a folder in which tantivy's watching thread may still be taking and leaving its lock."""
+    for _ in range(_REMOVALS):
+        try:
+            shutil.rmtree(folder)
+        except OSError:
+            time.sleep(0.01)
+        else:
+            return
+    # A left-over folder of links costs nothing; failing to open a sound index would.
+    shutil.rmtree(folder, ignore_errors=True)

@@ -48,8 +48,12 @@ async def test_swaps_under_load_lose_and_mix_nothing(built: Built, lru_mb: int) 
             turn += 1
             await asyncio.sleep(0.02)  # clients in this very process must leave the interpreter to the other threads
 
-    async with running(make_settings(built, threads=1, reload_seconds=0, lru_mb=lru_mb)) as client:
-        crowd = [asyncio.create_task(ask(client, number)) for number in range(CLIENTS)]
+    async with (
+        running(make_settings(built, threads=1, reload_seconds=0, lru_mb=lru_mb)) as client,
+        asyncio.TaskGroup() as crowd,  # ends the clients before their service, whatever fails
+    ):
+        for number in range(CLIENTS):
+            crowd.create_task(ask(client, number))
         for swap in range(SWAPS):
             version = built.versions["ba"[swap % 2]]
             await asyncio.to_thread(Collection(built.root).publish, version)
@@ -59,7 +63,6 @@ async def test_swaps_under_load_lose_and_mix_nothing(built: Built, lru_mb: int) 
             while len(answers) < seen + 2 * CLIENTS:
                 await asyncio.sleep(0.001)
         stopped.set()
-        await asyncio.gather(*crowd)
         assert f"care_swaps_total {SWAPS + 1}.0" in (await client.get("/metrics")).text
 
     assert [answer.status_code for answer in answers] == [200] * len(answers)

@@ -1,3 +1,5 @@
+import shutil
+import tempfile
 from pathlib import Path
 
 import numpy as np
@@ -31,6 +33,25 @@ def test_a_read_only_folder_can_be_opened_and_is_left_as_it_was(tmp_path: Path) 
     before = sorted(path.name for path in (tmp_path / "lexical").iterdir())
     assert LexicalIndex.load(tmp_path / "lexical").search("糖尿病", 1)[0].tolist() in ([1], [4])
     assert sorted(path.name for path in (tmp_path / "lexical").iterdir()) == before
+
+
+def test_a_lock_taken_while_the_links_are_removed_stops_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    LexicalIndex.build(["高血压", "糖尿病"], tmp_path / "index")
+    (tmp_path / "links").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "links"))
+    remove, refusals = shutil.rmtree, [OSError("Directory not empty"), FileNotFoundError("the lock went first")]
+
+    def contended(folder: Path, ignore_errors: bool = False) -> None:
+        if refusals:
+            raise refusals.pop()
+        remove(folder, ignore_errors)
+
+    monkeypatch.setattr(shutil, "rmtree", contended)
+    assert len(LexicalIndex.load(tmp_path / "index")) == 2
+    assert not refusals
+    assert not list((tmp_path / "links").iterdir())
 
 
 def test_only_rows_that_share_a_term_are_found_best_first() -> None:
