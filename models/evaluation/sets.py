@@ -9,11 +9,21 @@ import gzip
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
+from enum import StrEnum
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from models.errors import BadData
+
+class Kind(StrEnum):
+    """What a set asks of a system."""
+
+    RETRIEVAL = "retrieval"
+    LINKING = "linking"
+    RERANK = "rerank"
+    STS = "sts"
+
 
 Qrels = dict[str, dict[str, int]]
 """Grades of relevance by query id and document id."""
