@@ -3,11 +3,13 @@ SHELL := bash
 PYTHON ?= python3
 SERVE := .venv/bin
 DEV := .venv-dev/bin
+# A GPU machine may have its packages elsewhere; the dry run of docs/benchmarks.md works with ours.
+GPU_PYTHON ?= $(DEV)/python
 PORT ?= 8000
 HOST ?= http://127.0.0.1:$(PORT)
 PIP := -m pip install --quiet --disable-pip-version-check
 .DEFAULT_GOAL := help
-.PHONY: help run test check unit format bench swaps loadtest eval install install-train optimum lock clean
+.PHONY: help run test check unit format bench bench-peers bench-gpu overload kills swaps loadtest eval install install-train optimum lock clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -33,6 +35,19 @@ format: .venv-dev/installed ## let ruff lay out the code
 bench: .venv-dev/installed ## speed of /v1/search beside the bare framework
 	$(DEV)/python -m loadtest.bench $(ARGS)
 
+bench-peers: .venv-dev/installed .venv-peers-txtai/installed .venv-peers-infinity/installed ## ours beside txtai and Infinity + FAISS (DATA=…, WEIGHTS=…)
+	$(DEV)/python -m loadtest.peers --data $(or $(DATA),../shared/data/eval/cmirb) \
+	  --weights $(or $(WEIGHTS),../shared/weights/bge-small-zh-v1.5) $(ARGS)
+
+bench-gpu: ## searches a second on a machine with a graphics card (docs/benchmarks.md says what it needs)
+	$(GPU_PYTHON) -m loadtest.bench_gpu $(ARGS)
+
+overload: .venv-dev/installed ## ten times what the service can answer, for 30 s: who is refused, how quick are the others
+	$(DEV)/python -m loadtest.overload $(ARGS)
+
+kills: .venv-dev/installed ## engine, worker and Redis killed under load: what fails, for how long
+	$(DEV)/python -m loadtest.kills $(ARGS)
+
 swaps: .venv-dev/installed ## 20 swaps between two snapshots under load: nothing fails, nothing is mixed
 	$(DEV)/python -m loadtest.swaps $(ARGS)
 
@@ -42,8 +57,8 @@ loadtest: .venv-dev/installed ## Locust against a running service (HOST=…), th
 	  --host $(HOST) --csv var/loadtest/run
 	$(DEV)/python -m loadtest.slo var/loadtest/run_stats.csv $(or $(ARGS),--p95-ms 250 --p99-ms 500)
 
-eval: install ## judge the bundled encoder on the example corpus (DATA=… for another folder)
-	$(SERVE)/care eval $(or $(DATA),examples) $(ARGS)
+eval: .venv-dev/installed ## judge the bundled encoder on the example corpus (DATA=… for another folder)
+	$(DEV)/care eval $(or $(DATA),examples) $(ARGS)
 
 install: .venv/installed ## the serving environment (.venv, no torch)
 
@@ -74,6 +89,13 @@ optimum: .venv-optimum/installed ## the environment in which Optimum exports (.v
 	@.venv-optimum/bin/python $(PIP) --require-hashes --no-deps -r requirements/optimum.lock
 	@touch $@
 
+.venv-peers-%/installed: requirements/peers-%.lock
+	@echo "Installing $* into .venv-peers-$* …"
+	@$(PYTHON) -m venv .venv-peers-$*
+	@.venv-peers-$*/bin/python $(PIP) torch==2.13.0
+	@.venv-peers-$*/bin/python $(PIP) --require-hashes --no-deps -r requirements/peers-$*.lock
+	@touch $@
+
 .PHONY: browser
 browser:
 	@command -v chromium >/dev/null && command -v chromedriver >/dev/null || \
@@ -84,4 +106,4 @@ lock: ## pin every dependency anew (needs uv)
 	requirements/compile.sh
 
 clean: ## remove environments, snapshots and caches
-	rm -rf .venv .venv-dev .venv-optimum var .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf .venv .venv-dev .venv-optimum .venv-peers-* var .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import signal
 import sys
 import threading
@@ -16,11 +17,13 @@ from models.errors import CareError
 COMMANDS = {
     "demo": ("", "build the example corpus on the first call, then serve it: the quickest way to see a search"),
     "serve": ("service.command", "serve the published snapshot of a collection over HTTP"),
-    "index": ("indexer.command", "build, publish, list, roll back and verify snapshots of a corpus"),
+    "index": ("indexer.command", "build, check, publish, compare and roll back snapshots of a corpus"),
     "train": ("models.training.command", "train an encoder by a recipe (needs the train extra)"),
     "export": ("models.export.command", "turn a trained encoder into ONNX graphs (needs the train extra)"),
     "eval": ("models.evaluation.command", "judge encoders, BM25 and their hybrid on evaluation sets"),
 }
+PARTS = {("eval", "diff"): "models.evaluation.diff"}
+"""Second words that are commands of their own, where the first word takes other things, too."""
 DEMO_CORPUS = "examples/corpus.jsonl"
 DEMO_COLLECTION = "var/demo"
 TRAIN_EXTRA = {"torch", "transformers", "onnx", "safetensors", "onnxscript"}
@@ -37,10 +40,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         return _demo(given[1:]) if name == "demo" else _run(name, given[1:])
     except CareError as error:
-        return _fail(name, str(error))
+        _fail(name, str(error))
+        return error.exit_code
     except OSError as error:
         # A disk that is full, a folder that may not be written: the caller's to mend, and the system says what it is.
         where = f"{error.filename}: " if error.filename else ""
+        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            return _fail(name, f"{where}{error.strerror}; free some space, then run the same command again")
         return _fail(name, f"{where}{error.strerror or error}; give a path that can be read and written")
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] not in TRAIN_EXTRA:
@@ -57,7 +63,10 @@ def _fail(name: str, message: str) -> int:
 
 
 def _run(name: str, given: list[str]) -> int:
-    room = import_module(COMMANDS[name][0])
+    part = PARTS.get((name, given[0])) if given else None
+    if part is not None:
+        name, given = f"{name} {given[0]}", given[1:]
+    room = import_module(part or COMMANDS[name][0])
     parser = _Parser(prog=f"care {name}", description=room.__doc__, formatter_class=_Plain)
     room.add_arguments(parser)
     room.run(parser.parse_args(given))
@@ -80,7 +89,7 @@ def _demo_is_built() -> bool:
     """Whether there is a snapshot that the bundled encoder made; a newer encoder has the corpus read again."""
     if not Path(DEMO_COLLECTION, "CURRENT").is_file():
         return False
-    from indexer.command import ENCODER
+    from indexer.arguments import ENCODER
     from indexer.publish import is_encoded_by
     from indexer.store import Collection
 

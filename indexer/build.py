@@ -1,31 +1,42 @@
-"""Corpus in, snapshot out: read, cut, encode, index, write. Publishing is a decision of its own (`publish`)."""
+"""Corpus in, snapshot out: read, cut, encode what is new, index, check, write. Publishing is a decision of its own."""
 
 from __future__ import annotations
 
+import shutil
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import partial
 from importlib.metadata import PackageNotFoundError
 from importlib.metadata import version as installed_version
 from pathlib import Path
 
-from indexer.corpus import FieldMap, read_corpus
-from indexer.encode import chunked, encode_passages
+from tqdm import tqdm
+
+from indexer.corpus import Document, FieldMap, read_corpus
+from indexer.diff import Changes, changes_since_published
+from indexer.embed import embed
+from indexer.encode import Encoder, chunked, content_hashes
 from indexer.errors import BadBuild
 from indexer.passages import Budget, Cutter
+from indexer.recall import FLOOR, choose_depth, encode_queries, sample_queries
 from indexer.rejects import Rejects
+from indexer.reuse import Rows
 from indexer.store.collection import Collection, new_version
+from indexer.store.disk_dict import DiskDict
 from indexer.store.documents import Documents
-from indexer.store.manifest import Built, Counts, DocumentEncoder, Facts
-from indexer.store.passages import Passages
-from indexer.store.vectors import HNSW_EF_CONSTRUCTION, HNSW_LINKS, IndexKind, limit_threads
+from indexer.store.kinds import IndexKind
+from indexer.store.manifest import Built, Counts, DocumentEncoder, Facts, Recall
+from indexer.store.vectors import VectorIndex, limit_threads
 from indexer.store.writer import SnapshotWriter
-from models.onnx_encoder import OnnxEncoder
+from indexer.texts import passage_texts
 from models.spec import Side
 
 READ_CHUNK = 512
+# What a killed build may lose: on two cores about ten seconds of a small encoder's work.
+SHARD_TEXTS = 1024
 # Exact search over this many passages takes a few milliseconds on one core; beyond it the graph is worth its build.
 FLAT_PASSAGES = 20_000
 
@@ -39,17 +50,28 @@ class BuildOptions:
     passage_tokens: int | None = None
     overlap: int = 64
     index: IndexKind | None = None
+    recall_floor: float = FLOOR
+    shard_texts: int = SHARD_TEXTS
     threads: int | None = None
 
 
 @dataclass(frozen=True)
 class BuildSummary:
-    """What came of a build. `rejects_file` is where bad rows were set aside, None where there were none."""
+    """What came of a build.
+
+    `changes` are the documents that differ from the published version's; `encoded` is how many texts were read by the
+    encoder, `reused` how many passages got a vector that was known. `recall` is None where the index is exact,
+    `rejects_file` where bad rows were set aside, None where there were none.
+    """
 
     version: str
     folder: Path
     counts: Counts
+    changes: Changes
+    encoded: int
+    reused: int
     index: IndexKind
+    recall: Recall | None
     rejects_file: Path | None
     seconds: dict[str, float]
 
@@ -68,68 +90,105 @@ class _Stages:
 
 
 def build(
-    corpus: Sequence[Path], encoder: OnnxEncoder, collection: Collection, options: BuildOptions | None = None
+    corpus: Sequence[Path], encoder: Encoder, collection: Collection, options: BuildOptions | None = None
 ) -> BuildSummary:
-    """Builds the next version of the collection from corpus files or folders; publishes nothing."""
+    """Builds the next version of the collection from corpus files or folders; publishes nothing.
+
+    Raises Busy if another process builds there. Called again, it goes on with a build that was killed.
+    """
     options = options or BuildOptions()
-    spec = encoder.spec
-    if Side.DOCUMENT not in spec.sides:
-        raise BadBuild(f"the encoder of space {spec.space} reads queries only; index with its document encoder")
+    if Side.DOCUMENT not in encoder.spec.sides:
+        raise BadBuild(f"the encoder of space {encoder.spec.space} reads queries only; index with its document encoder")
     if options.threads is not None:
         limit_threads(options.threads)
-    budget = Budget(options.passage_tokens or spec.max_length, options.overlap)
-    cutter = Cutter(encoder.tokenizer, spec.document_instruction, budget)
-    version, created = new_version(), datetime.now(UTC)
-    rejects_file = collection.root / "rejects" / f"{version}.jsonl" if options.skip_bad else None
-    stages = _Stages()
+    with collection.sole_builder():
+        summary = _build_version(corpus, encoder, collection, options)
+        # Whatever was encoded is in the version now.
+        shutil.rmtree(collection.shards(encoder.fingerprint), ignore_errors=True)
+    return summary
+
+
+def _build_version(
+    corpus: Sequence[Path], encoder: Encoder, collection: Collection, options: BuildOptions
+) -> BuildSummary:
+    version, created, stages = new_version(), datetime.now(UTC), _Stages()
+    budget = Budget(options.passage_tokens or encoder.spec.max_length, options.overlap)
+    cutter = Cutter(encoder.tokenizer, encoder.spec.document_instruction, budget)
+    rejects = Rejects(collection.rejects / f"{version}.jsonl" if options.skip_bad else None)
     with collection.building(version) as folder, SnapshotWriter(folder) as writer:
-        with stages.timed("read"), Rejects(rejects_file) as rejects:
-            for documents in chunked(read_corpus(corpus, options.fields, rejects), READ_CHUNK):
-                spans = cutter.cut([d.title for d in documents], [d.text for d in documents])
-                for document, its_spans in zip(documents, spans, strict=True):
-                    writer.add(document.id, document.title, document.text, document.metadata, its_spans)
-        stored, passages = writer.close_documents()
+        with stages.timed("read"), rejects, closing(DiskDict(folder / "ids")) as ids:
+            _read(read_corpus(corpus, options.fields, rejects, ids), encoder, cutter, writer)
+            documents, passages, hashes = writer.close_documents()
+        texts = partial(passage_texts, documents, passages)
         with stages.timed("encode"):
-            vectors = writer.create_vectors(len(passages), spec.dim)
-            composed = (cutter.compose(title, text) for title, text in _texts(stored, passages))
-            writer.write_hashes(encode_passages(composed, encoder, vectors))
+            composed = partial(_compose, cutter, texts)
+            reuse, encoded = embed(hashes, composed, encoder, collection, options.shard_texts)
+            vectors = writer.write_vectors(reuse.vectors(), encoder.spec.dim)
         with stages.timed("index"):
             kind = options.index or (IndexKind.FLAT if len(passages) <= FLAT_PASSAGES else IndexKind.HNSW)
-            writer.write_index(vectors, kind)
+            parameters = writer.write_index(vectors, kind)
+            index = VectorIndex.open(folder, kind, *vectors.shape)
+            depth, recall = _check(index, encoder, documents, options.recall_floor)
         with stages.timed("lexical"):
-            writer.write_lexical(f"{title}\n{text}" for title, text in _texts(stored, passages))
+            every = tqdm(texts(range(len(passages))), "words", len(passages), unit=" passages", disable=None)
+            writer.write_lexical(f"{title}\n{text}" for title, text in every)
         with stages.timed("write"):
-            counts = Counts(documents=len(stored), passages=len(passages), rejects=rejects.count)
-            encoded_by = DocumentEncoder(fingerprint=encoder.fingerprint, variant=encoder.variant)
-            built = _built(kind, budget, created)
-            writer.finish(
-                Facts(version=version, space=spec.space, encoder=encoded_by, dim=spec.dim, counts=counts, built=built)
+            counts = Counts(documents=len(documents), passages=len(passages), rejects=rejects.count)
+            built = Built(
+                index=kind,
+                index_parameters=parameters,
+                search_depth=depth,
+                recall=recall,
+                passage_tokens=budget.tokens,
+                passage_overlap=budget.overlap,
+                care_version=_care_version(),
+                created=created,
             )
-    set_aside = rejects_file if rejects.count else None
-    return BuildSummary(version, collection.folder(version), counts, kind, set_aside, stages.seconds)
-
-
-def _texts(documents: Documents, passages: Passages) -> Iterator[tuple[str, str]]:
-    """Title and text of every passage, in row order; a document is parsed once for all its passages."""
-    at, title, text = -1, "", ""
-    for row, document_row in enumerate(passages.documents.tolist()):
-        if document_row != at:
-            document = documents.get(document_row)
-            at, title, text = document_row, document.title, document.text
-        start, end = passages.span(row)
-        yield title, text[start:end]
-
-
-def _built(kind: IndexKind, budget: Budget, created: datetime) -> Built:
-    hnsw = {"links": HNSW_LINKS, "ef_construction": HNSW_EF_CONSTRUCTION}
-    return Built(
+            writer.finish(_facts(version, encoder, counts, built))
+        changes = changes_since_published(collection, documents)
+    return BuildSummary(
+        version=version,
+        folder=collection.folder(version),
+        counts=counts,
+        changes=changes,
+        encoded=encoded,
+        reused=len(passages) - encoded,
         index=kind,
-        index_parameters=hnsw if kind is IndexKind.HNSW else {},
-        passage_tokens=budget.tokens,
-        passage_overlap=budget.overlap,
-        care_version=_care_version(),
-        created=created,
+        recall=recall,
+        rejects_file=rejects.path if rejects.count else None,
+        seconds=stages.seconds,
     )
+
+
+def _read(corpus: Iterable[Document], encoder: Encoder, cutter: Cutter, writer: SnapshotWriter) -> None:
+    """Cuts documents as they come and writes them with the content hashes of their passages."""
+    # disable=None: no bar where standard error is not a terminal.
+    with tqdm(desc="read", unit=" documents", disable=None) as bar:
+        for documents in chunked(corpus, READ_CHUNK):
+            cuts = cutter.cut([d.title for d in documents], [d.text for d in documents])
+            for document, spans in zip(documents, cuts, strict=True):
+                texts = [cutter.compose(document.title, document.text[start:end]) for start, end in spans]
+                hashes = content_hashes(texts, encoder)
+                writer.add(document.id, document.title, document.text, document.metadata, spans, hashes)
+            bar.update(len(documents))
+
+
+def _compose(cutter: Cutter, texts: Callable[[Rows], Iterator[tuple[str, str]]], rows: Rows) -> Iterator[str]:
+    """What the encoder reads of the passages in `rows`."""
+    return (cutter.compose(title, text) for title, text in texts(rows))
+
+
+def _check(index: VectorIndex, encoder: Encoder, documents: Documents, floor: float) -> tuple[int, Recall | None]:
+    """How far the index must be searched, and what it then finds; an exact one needs no check."""
+    if index.kind is IndexKind.FLAT:
+        return 0, None
+    return choose_depth(index, encode_queries(encoder, sample_queries(documents)), floor)
+
+
+def _facts(version: str, encoder: Encoder, counts: Counts, built: Built) -> Facts:
+    encoded_by = DocumentEncoder(fingerprint=encoder.fingerprint, variant=encoder.variant)
+    spec = encoder.spec
+    return Facts(version=version, space=spec.space, encoder=encoded_by, dim=spec.dim, counts=counts, built=built)
 
 
 def _care_version() -> str:

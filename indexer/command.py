@@ -1,44 +1,37 @@
-"""Snapshots of a corpus: build one, publish it, list them, go back to an earlier one, verify one.
+"""Snapshots of a corpus: build one, check it, publish it, compare two, go back to an earlier one.
 
-care index build examples/corpus.jsonl --publish
+care index build examples/corpus.jsonl --publish --keep 4
 care index list
 care index rollback
 """
 
 from __future__ import annotations
 
-from argparse import ArgumentParser, ArgumentTypeError, Namespace
+import os
+from argparse import ArgumentParser, Namespace
+from collections.abc import Iterator
 from pathlib import Path
 
-from indexer.build import BuildOptions, build
-from indexer.corpus import FieldMap
-from indexer.errors import BadBuild
-from indexer.publish import VersionInfo, list_versions, publish, rollback, verify
-from indexer.store import Collection, IndexKind
+from indexer import arguments as options
+from indexer.arguments import COLLECTION
+from indexer.diff import compare_answers, compare_documents
+from indexer.probe import load_queries
+from indexer.publish import VersionInfo, choose, list_versions, newest, prune, publish, rollback, verify
+from indexer.recall import encode_queries, sample_queries
+from indexer.reindex import reindex
+from indexer.store import Collection, Snapshot
+from indexer.store.documents import Documents
+from indexer.suggest import SAMPLE_ROWS, measure_kinds, propose
 from models.onnx_encoder import OnnxEncoder
-from models.spec import Variant
 
-ENCODER = Path("models/pretrained/care-small-zh")
-COLLECTION = Path("var/collection")
-MAPPED = ("id", "title", "text", "metadata")
+SHOWN = 10
+DIFF_QUERIES = 50
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    actions = parser.add_subparsers(dest="action", required=True, metavar="build|publish|list|rollback|verify")
-    making = actions.add_parser("build", help="read a corpus, encode it and write a new version")
-    making.add_argument("corpus", type=Path, nargs="+", help="JSON lines (.gz too), Parquet or CSV files, or a folder")
-    making.add_argument("--encoder", type=Path, default=ENCODER, help="document encoder folder (%(default)s)")
-    making.add_argument("--variant", type=Variant, choices=list(Variant), help="which graph of the encoder")
-    making.add_argument("--index", type=IndexKind, choices=list(IndexKind), help="flat or hnsw (default: by size)")
-    making.add_argument("--field", action="append", default=[], metavar="id=NAME",
-                        help="a column that is named otherwise: id=, title=, text= or metadata=")  # fmt: skip
-    making.add_argument("--metadata-field", action="append", default=[], help="a further column that is metadata")
-    making.add_argument("--number-field", action="append", default=[], help="metadata to read as numbers (CSV)")
-    making.add_argument("--passage-tokens", type=_positive, help="tokens of a passage (default: all the encoder reads)")
-    making.add_argument("--overlap", type=int, default=64, help="tokens that neighbours share (%(default)s)")
-    making.add_argument("--skip-bad", action="store_true", help="set bad rows aside in a file instead of stopping")
-    making.add_argument("--threads", type=_positive, help="threads of encoder and index build (default: all cores)")
-    making.add_argument("--publish", action="store_true", help="serve the new version at once")
+    names = "build|publish|list|rollback|verify|diff|suggest|prune"
+    actions = parser.add_subparsers(dest="action", required=True, metavar=names)
+    options.add_build(actions.add_parser("build", help="read a corpus, encode what is new and write a new version"))
     publishing = actions.add_parser("publish", help="serve a version: the newest, or the one named")
     publishing.add_argument("version", nargs="?")
     publishing.add_argument("--force", action="store_true", help="even if its space or dimension differs")
@@ -46,8 +39,11 @@ def add_arguments(parser: ArgumentParser) -> None:
     going_back.add_argument("version", nargs="?")
     checking = actions.add_parser("verify", help="open a version and compare every checksum")
     checking.add_argument("version", nargs="?")
-    listing = actions.add_parser("list", help="every version, oldest first")
-    for action in (making, publishing, going_back, checking, listing):
+    actions.add_parser("list", help="every version, oldest first")
+    options.add_diff(actions.add_parser("diff", help="what changed between two versions: documents and answers"))
+    options.add_suggest(actions.add_parser("suggest", help="which kind of index suits, by measuring on a sample"))
+    options.add_keep(actions.add_parser("prune", help="remove old versions, and what unfinished builds have encoded"))
+    for action in actions.choices.values():
         action.add_argument("--collection", type=Path, default=COLLECTION, help="collection folder (%(default)s)")
 
 
@@ -55,7 +51,8 @@ def run(arguments: Namespace) -> None:
     collection = Collection(arguments.collection)
     match arguments.action:
         case "build":
-            _build(arguments, collection)
+            how = options.build_options(arguments), options.release(arguments), options.report(arguments)
+            print(reindex(arguments.corpus, collection, options.encoders(arguments), *how))
         case "publish":
             print(f"published {publish(collection, arguments.version, force=arguments.force).after}")
         case "rollback":
@@ -63,51 +60,65 @@ def run(arguments: Namespace) -> None:
             print(f"rolled back from {move.before} to {move.after}")
         case "verify":
             manifest = verify(collection, arguments.version)
-            print(f"{manifest.version} is sound: {manifest.counts.documents} documents, {len(manifest.files)} files")
+            counts = f"{manifest.counts.documents} documents, {len(manifest.files)} files"
+            print(f"{manifest.version} is sound: {counts}, content {manifest.content[:16]}")
         case "list":
-            versions = list_versions(collection)
-            for info in versions:
-                print(_line(info))
-            if not versions:
-                print(f"{collection.root} has no version; care index build makes one")
+            lines = [_line(info) for info in list_versions(collection)]
+            print("\n".join(lines) or f"{collection.root} has no version; care index build makes one")
+        case "diff":
+            for line in _diff(arguments, collection):
+                print(line)
+        case "suggest":
+            for line in _suggest(arguments, collection):
+                print(line)
+        case "prune":
+            removed = prune(collection, arguments.keep, arguments.keep_days, unfinished=True)
+            print(f"removed {', '.join(removed) or 'no version'}")
 
 
-def _build(arguments: Namespace, collection: Collection) -> None:
-    options = BuildOptions(
-        fields=field_map(arguments.field, arguments.metadata_field, arguments.number_field),
-        skip_bad=arguments.skip_bad,
-        passage_tokens=arguments.passage_tokens,
-        overlap=arguments.overlap,
-        index=arguments.index,
-        threads=arguments.threads,
-    )
-    encoder = OnnxEncoder.load(arguments.encoder, arguments.variant, threads=arguments.threads or 0)
-    summary = build(arguments.corpus, encoder, collection, options)
-    seconds = ", ".join(f"{name} {value:.1f}" for name, value in summary.seconds.items())
-    counts = summary.counts
-    print(f"built {summary.version}: {counts.documents} documents, {counts.passages} passages, {summary.index} index")
-    print(f"seconds: {seconds}")
-    if summary.rejects_file:
-        print(f"{counts.rejects} bad rows were set aside in {summary.rejects_file}")
-    if arguments.publish:
-        print(f"published {publish(collection, summary.version).after}")
+def _diff(arguments: Namespace, collection: Collection) -> Iterator[str]:
+    old = Snapshot.open(collection.folder(choose(collection, arguments.old)), verify=False)
+    new = Snapshot.open(collection.folder(arguments.new or newest(collection)), verify=False)
+    diff = compare_documents(old.documents, new.documents)
+    yield f"{old.version} → {new.version}"
+    yield f"added: {_ids(new.documents, diff.added.tolist())}"
+    yield f"changed: {_ids(new.documents, diff.changed.tolist())}"
+    yield f"removed: {_ids(old.documents, diff.removed.tolist())}"
+    encoder = OnnxEncoder.load(arguments.query_encoder)
+    for snapshot in (old, new):
+        snapshot.manifest.require_encoder(encoder.spec)
+    queries = load_queries(arguments.queries) if arguments.queries else sample_queries(old.documents, DIFF_QUERIES)
+    answers = compare_answers(old, new, encoder, queries)
+    yield f"answers: {len(answers)} of {len(queries)} queries have another top 10"
+    for answer in answers[:SHOWN]:
+        moves = [f"{name} {', '.join(ids)}" for name, ids in (("came", answer.came), ("went", answer.went)) if ids]
+        yield f"  {answer.query}: {'; '.join(moves) or 'another order'}"
 
 
-def field_map(fields: list[str], metadata_fields: list[str], number_fields: list[str]) -> FieldMap:
-    """`id=doc_id` and the like as a FieldMap."""
-    names: dict[str, str] = {}
-    for text in fields:
-        field, separator, column = text.partition("=")
-        if not separator or not column or field not in MAPPED:
-            raise BadBuild(f"--field {text}: write one of {', '.join(f'{name}=NAME' for name in MAPPED)}")
-        names[field] = column
-    return FieldMap(**names, metadata_fields=tuple(metadata_fields), number_fields=tuple(number_fields))
+def _suggest(arguments: Namespace, collection: Collection) -> Iterator[str]:
+    snapshot = Snapshot.open(collection.folder(choose(collection, arguments.version)), verify=False)
+    encoder = OnnxEncoder.load(arguments.query_encoder)
+    snapshot.manifest.require_encoder(encoder.spec)
+    passages = arguments.passages or len(snapshot.passages)
+    machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    memory = arguments.memory_mb * 1_000_000 if arguments.memory_mb else machine
+    queries = encode_queries(encoder, sample_queries(snapshot.documents))
+    measured = measure_kinds(snapshot.vectors.values, queries, passages, arguments.recall_floor)
+    sample = min(len(snapshot.passages), SAMPLE_ROWS)
+    yield f"measured on {sample} passages of {snapshot.version}, expected at {passages}:"
+    yield "kind      recall@10  depth  ms here  ms expected  MB expected"
+    for one in measured:
+        recall = f"{one.recall:.3f}" if one.recall is not None else "too low"
+        times = f"{one.sample_ms:7.2f}  {one.expected_ms:11.2f}"
+        yield f"{one.kind:8}  {recall:>9}  {one.depth:5}  {times}  {one.expected_bytes / 1e6:11.0f}"
+    yield f"--index {propose(measured, memory).kind}"
 
 
-def _positive(text: str) -> int:
-    if not text.isdecimal() or int(text) == 0:
-        raise ArgumentTypeError(f"{text!r} is not a whole number above 0")
-    return int(text)
+def _ids(documents: Documents, rows: list[int]) -> str:
+    """How many, and the ids of the first few."""
+    named = ", ".join(documents.get(row).id for row in rows[:SHOWN])
+    more = ", …" if len(rows) > SHOWN else ""
+    return f"{len(rows)} documents" + (f" ({named}{more})" if rows else "")
 
 
 def _line(info: VersionInfo) -> str:

@@ -1,7 +1,7 @@
 """Documents out of corpus files, in a stream; every row that makes no good document is rejected with its reason.
 
-Field names are BEIR's (_id, title, text, metadata) unless a FieldMap says otherwise. Knows nothing of encoders or of
-the store's files.
+Field names are BEIR's (_id, title, text, metadata) unless a FieldMap says otherwise. A document has a text or a title.
+Knows nothing of encoders or of the snapshot's files.
 """
 
 from __future__ import annotations
@@ -17,10 +17,13 @@ import orjson
 from indexer.errors import BadCorpus
 from indexer.rejects import Rejects
 from indexer.sources import Row, find_files, read_rows
+from indexer.store.disk_dict import DiskDict
 from indexer.store.documents import Value
 
 TITLE = "title"
 METADATA = "metadata"
+# A place is one number for the dictionary of ids: the file's number above these bits, the line below.
+LINE_BITS = 40
 
 
 @dataclass(frozen=True)
@@ -38,9 +41,9 @@ class FieldMap:
     metadata_fields: tuple[str, ...] = ()
     number_fields: tuple[str, ...] = ()
 
-    def optional_names(self) -> set[str]:
-        """The columns that a row may lack but somebody asked for by name: one that no row has is a slip."""
-        return ({self.title, self.metadata} - {TITLE, METADATA}) | set(self.metadata_fields)
+    def expected_names(self) -> set[str]:
+        """The columns that a row may lack but not all rows: one that no row has is a slip in the mapping."""
+        return ({self.title, self.metadata} - {TITLE, METADATA}) | {self.text} | set(self.metadata_fields)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,13 +61,14 @@ class _BadRow(Exception):
     """Why a row makes no document."""
 
 
-def read_corpus(paths: Sequence[Path], fields: FieldMap, rejects: Rejects) -> Iterator[Document]:
+def read_corpus(paths: Sequence[Path], fields: FieldMap, rejects: Rejects, ids: DiskDict) -> Iterator[Document]:
     """Every good document of the files and folders, in order; the other rows go to `rejects`.
 
-    Raises BadCorpus at the end if there was no document at all, or if a column named in `fields` never occurred.
+    `ids` is an empty dictionary, in which ids are remembered. Raises BadCorpus at the end if there was no document at
+    all, or if a column named in `fields` never occurred.
     """
-    checker = _Checker(fields)
-    missing = fields.optional_names()
+    checker = _Checker(fields, ids)
+    missing = fields.expected_names()
     count = 0
     for path in find_files(paths):
         for row in read_rows(path):
@@ -82,15 +86,17 @@ def read_corpus(paths: Sequence[Path], fields: FieldMap, rejects: Rejects) -> It
         where = f", set aside in {rejects.path}" if rejects.count else ""
         raise BadCorpus(f"{names}: no documents ({rejects.count} bad rows{where}); an empty corpus cannot be searched")
     if missing:
-        raise BadCorpus(f"{names}: no row has a field named {', '.join(sorted(missing))}; correct the mapping")
+        wrong = ", ".join(sorted(missing))
+        raise BadCorpus(f"{names}: no row has a field named {wrong}; map another (--field text=NAME and the like)")
 
 
 class _Checker:
     """Turns rows into documents; remembers ids and field kinds, because those bind later rows."""
 
-    def __init__(self, fields: FieldMap) -> None:
+    def __init__(self, fields: FieldMap, ids: DiskDict) -> None:
         self._fields = fields
-        self._places: dict[str, str] = {}
+        self._ids = ids
+        self._files: dict[str, int] = {}
         self._kinds: dict[str, tuple[str, str]] = {}
 
     def check(self, row: Row) -> Document:
@@ -98,12 +104,15 @@ class _Checker:
             raise _BadRow(row.reason)
         document = Document(
             id=self._id(row.columns.get(self._fields.id)),
-            title=self._title(row.columns.get(self._fields.title)),
-            text=self._text(row.columns.get(self._fields.text)),
+            title=_as_text("title", self._fields.title, row.columns.get(self._fields.title)),
+            text=_as_text("text", self._fields.text, row.columns.get(self._fields.text)),
             metadata=self._metadata(row),
             place=row.place,
         )
-        self._places[document.id] = row.place
+        if not document.text.strip() and not document.title.strip():
+            nowhere = f"neither text in field {self._fields.text} nor a title in field {self._fields.title}"
+            raise _BadRow(f"{nowhere} (map others with --field text=NAME, title=NAME)")
+        self._remember(document.id, row)
         for name, value in document.metadata.items():
             if value is not None:
                 self._kinds.setdefault(name, (_kind(value), row.place))
@@ -116,21 +125,15 @@ class _Checker:
             raise _BadRow(f"no id in field {self._fields.id} (map another with --field id=NAME)")
         if not isinstance(value, str):
             raise _BadRow(f"the id in field {self._fields.id} is neither text nor a whole number")
-        if value in self._places:
-            raise _BadRow(f"repeated id {value!r}, first at {self._places[value]}")
         return value
 
-    def _title(self, value: object) -> str:
-        if value is not None and not isinstance(value, str):
-            raise _BadRow(f"the title in field {self._fields.title} is not text")
-        return value or ""
-
-    def _text(self, value: object) -> str:
-        if value is not None and not isinstance(value, str):
-            raise _BadRow(f"the text in field {self._fields.text} is not text")
-        if value is None or not value.strip():
-            raise _BadRow(f"no text in field {self._fields.text} (map another with --field text=NAME)")
-        return value
+    def _remember(self, document_id: str, row: Row) -> None:
+        """Last of all the checks: the id of a row that was rejected is free."""
+        file = self._files.setdefault(row.file, len(self._files))
+        first = self._ids.add(document_id, (file << LINE_BITS) + row.line)
+        if first is not None:
+            name = list(self._files)[first >> LINE_BITS]
+            raise _BadRow(f"repeated id {document_id!r}, first at {name}:{first & ((1 << LINE_BITS) - 1)}")
 
     def _metadata(self, row: Row) -> dict[str, Value]:
         columns = row.columns or {}
@@ -144,6 +147,12 @@ class _Checker:
                 raise _BadRow(f"metadata field {name} is {_kind(value)} here and {kind} at {place}")
             metadata[name] = value
         return metadata
+
+
+def _as_text(what: str, column: str, value: object) -> str:
+    if value is not None and not isinstance(value, str):
+        raise _BadRow(f"the {what} in field {column} is not text")
+    return value or ""
 
 
 def _as_object(column: str, value: object) -> dict[str, object]:

@@ -1,11 +1,16 @@
-"""Passages to unit vectors, chunk by chunk, with a progress bar. Knows nothing of where the texts come from."""
+"""Texts to unit vectors, shard by shard, each shard on the disk before the next begins.
+
+The encoder is anything with the few members of `Encoder`. Knows nothing of where the texts come from or what becomes
+of the vectors.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from hashlib import blake2b
 from itertools import islice
-from typing import TypeVar
+from pathlib import Path
+from typing import Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,39 +18,46 @@ from tqdm import tqdm
 
 from indexer.errors import BadBuild
 from indexer.store.passages import HASH_BYTES
-from models.onnx_encoder import BULK_TOKENS, OnnxEncoder, Vectors, bulk_batches
-from models.spec import Side
+from indexer.store.shards import Embeddings, write_shard
+from models.onnx_encoder import Vectors
+from models.spec import EncoderSpec, Side, Variant
+from models.tokenizer import Tokenizer
 
-# Sorting by length works within a chunk: large enough for batches of like lengths, small enough to hold in memory.
-CHUNK = 4096
 # The graph ends in the norm, so this allows for the arithmetic of int8 and fp16 graphs only.
 NORM_TOLERANCE = 1e-2
 
 Item = TypeVar("Item")
 
 
-def encode_passages(texts: Iterable[str], encoder: OnnxEncoder, vectors: NDArray[np.float16]) -> NDArray[np.uint8]:
-    """Fills `vectors` (passages, dim) with the embeddings of as many texts; returns their content hashes.
+class Encoder(Protocol):
+    """What the indexer asks of an encoder. Equal `fingerprint`, equal function from text to vector."""
 
-    Refuses an embedding that is not a finite unit vector.
+    @property
+    def spec(self) -> EncoderSpec: ...
+    @property
+    def variant(self) -> Variant: ...
+    @property
+    def fingerprint(self) -> str: ...
+    @property
+    def tokenizer(self) -> Tokenizer: ...
+    def encode(self, texts: Sequence[str], side: Side) -> Vectors: ...
+
+
+def encode_shards(texts: Iterable[str], count: int, encoder: Encoder, folder: Path, shard_texts: int) -> None:
+    """Encodes `count` texts, `shard_texts` to a shard, and writes the shards into the folder.
+
+    A vector depends a little on the texts beside it in an int8 encoder. Shards are cut from the front, all but the last
+    of one size, so a build that lost any of them cuts the rest as the first build did and gets the same vectors.
     """
-    hashes = np.empty((len(vectors), HASH_BYTES), dtype=np.uint8)
-    start = 0
     # disable=None: no bar where standard error is not a terminal.
-    with tqdm(total=len(vectors), desc="encode", unit=" passages", disable=None) as bar:
-        for chunk in chunked(texts, CHUNK):
-            tokens = encoder.tokenize(chunk, Side.DOCUMENT)
-            for rows in bulk_batches([len(t) for t in tokens], BULK_TOKENS):
-                vectors[[start + row for row in rows]] = _checked(encoder.encode_tokens([tokens[row] for row in rows]))
-                bar.update(len(rows))
-            hashes[start : start + len(chunk)] = content_hashes(chunk, encoder)
-            start += len(chunk)
-    if start != len(vectors):
-        raise ValueError(f"{start} texts for {len(vectors)} vectors")
-    return hashes
+    with tqdm(total=count, desc="encode", unit=" passages", disable=None) as bar:
+        for shard in chunked(texts, shard_texts):
+            vectors = _checked(encoder.encode(shard, Side.DOCUMENT))
+            write_shard(folder, Embeddings(content_hashes(shard, encoder), vectors.astype("<f2")))
+            bar.update(len(shard))
 
 
-def content_hashes(texts: Sequence[str], encoder: OnnxEncoder) -> NDArray[np.uint8]:
+def content_hashes(texts: Sequence[str], encoder: Encoder) -> NDArray[np.uint8]:
     """What names an embedding, (texts, 16): the encoder, its instruction and the text. Equal hash, equal vector."""
     prefix = f"{encoder.fingerprint}\n{encoder.spec.instruction(Side.DOCUMENT)}\n".encode()
     digests = [blake2b(prefix + text.encode(), digest_size=HASH_BYTES).digest() for text in texts]

@@ -11,3 +11,11 @@ class BadCorpus(CareError):
 
 class BadBuild(CareError):
     """Build options that contradict each other or the encoder, or embeddings that are not unit vectors."""
+
+
+class BadQueries(CareError):
+    """A file of queries or canaries that cannot be read as one."""
+
+
+class Blocked(CareError):
+    """A version that was built but may not be published."""

@@ -1,7 +1,8 @@
 """Cuts documents into passages that fit the encoder, preferring the ends of sentences.
 
 The encoder reads title + newline + passage, so every passage of a document carries its title, and the title's tokens
-count. Spans are characters of the document's text. Knows the tokenizer; nothing of files or vectors.
+count; where one of the two is missing, it reads the other alone. Spans are characters of the document's text. Knows
+the tokenizer; nothing of files or vectors.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ class Cutter:
         spans = []
         for title, text, tokens in zip(titles, texts, self._tokenizer.batch(whole), strict=True):
             fits = not tokens.truncated and len(tokens) <= self._budget.tokens
-            spans.append([(0, len(text))] if fits else self._cut_long(title, text))
+            spans.append([(0, len(text))] if fits or not text else self._cut_long(title, text))
         return spans
 
     def compose(self, title: str, passage: str) -> str:
@@ -64,7 +65,7 @@ class Cutter:
         offsets = self._tokenizer.offsets(title)
         if len(offsets) > self._title_tokens:
             title = title[: offsets[self._title_tokens][0]]
-        return f"{title}\n{passage}"
+        return f"{title}\n{passage}" if passage else title
 
     def _cut_long(self, title: str, text: str) -> list[Span]:
         offsets = self._tokenizer.offsets(text)

@@ -1,7 +1,8 @@
-"""What is done to finished versions: publish, list, roll back, verify. Each returns a value to print."""
+"""What is done to finished versions: publish, list, roll back, verify, prune. Each returns a value to print."""
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -37,7 +38,7 @@ class Move:
 def publish(collection: Collection, version: str | None = None, *, force: bool = False) -> Move:
     """Serves a version, the newest unless named."""
     before = collection.current()
-    after = version or _newest(collection)
+    after = version or newest(collection)
     collection.publish(after, force=force)
     return Move(before, after)
 
@@ -56,23 +57,47 @@ def list_versions(collection: Collection) -> list[VersionInfo]:
 
 def verify(collection: Collection, version: str | None = None) -> Manifest:
     """Opens a version (the served one unless named) with every checksum; raises BadSnapshot with the reason."""
-    chosen = version or collection.current() or _newest(collection)
-    return Snapshot.open(collection.folder(chosen)).manifest
+    return Snapshot.open(collection.folder(choose(collection, version))).manifest
+
+
+def prune(collection: Collection, keep: int | None, keep_days: float | None, *, unfinished: bool = False) -> list[str]:
+    """Removes versions that are neither among the `keep` newest nor younger than `keep_days`; returns their names.
+
+    The served version and the one before it stay in any case. With `unfinished`, what builds have encoded that never
+    came to an end goes too. Raises Busy while a build may be reading any of it.
+    """
+    if keep is None and keep_days is None:
+        raise BadCollection("nothing says what to keep: give --keep, --keep-days or both")
+    with collection.sole_builder():
+        if unfinished:
+            shutil.rmtree(collection.shards_root, ignore_errors=True)
+        return collection.prune(keep or 0, keep_days or 0.0)
+
+
+def served_manifest(collection: Collection) -> Manifest | None:
+    """The manifest of the served version; None where nothing is served that can be read."""
+    try:
+        current = collection.current()
+        return Manifest.read(collection.folder(current)) if current else None
+    except (BadCollection, BadSnapshot):
+        return None
 
 
 def is_encoded_by(collection: Collection, encoder: Path) -> bool:
     """Whether the served version was made by this encoder as it is now; False too where nothing sound is served."""
-    try:
-        current = collection.current()
-        made_by = Manifest.read(collection.folder(current)).encoder if current else None
-    except (BadCollection, BadSnapshot):
+    served = served_manifest(collection)
+    if served is None:
         return False
-    return made_by is not None and made_by.fingerprint == EncoderSpec.load(encoder).fingerprint(
-        made_by.variant.filename
-    )
+    return served.encoder.fingerprint == EncoderSpec.load(encoder).fingerprint(served.encoder.variant.filename)
 
 
-def _newest(collection: Collection) -> str:
+def choose(collection: Collection, version: str | None) -> str:
+    """The version named, or the served one, or the newest."""
+    return version or collection.current() or newest(collection)
+
+
+def newest(collection: Collection) -> str:
+    """The newest version, published or not."""
     versions = collection.versions()
     if not versions:
         raise BadCollection(f"{collection.root} has no version; care index build makes one")

@@ -13,15 +13,13 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from loadtest.errors import BadQueries
+
 PAGE_FILE = re.compile(r'(?:href|src)="(/static/[^"]+)"')
 
 
 class BadAnswer(Exception):
     """What is wrong with an answer, short enough to be counted by."""
-
-
-class BadQueries(Exception):
-    """A file of queries that cannot be used."""
 
 
 def read_queries(path: Path) -> list[str]:
@@ -30,9 +28,9 @@ def read_queries(path: Path) -> list[str]:
         lines = path.read_text(encoding="utf-8").splitlines()
         queries = [str(json.loads(line)["text"]) for line in lines if line.strip()]
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise BadQueries(f'{path}: lines of {{"text": …}} are needed ({type(error).__name__}: {error})') from error
+        raise BadQueries(f'{path}: give JSON lines like {{"text": "…"}} ({type(error).__name__}: {error})') from error
     if not queries:
-        raise BadQueries(f"{path} has no query")
+        raise BadQueries(f"{path} has no query; give JSON lines with a text each")
     return queries
 
 

@@ -12,7 +12,8 @@ from collections.abc import Sequence
 import uvicorn
 from fastapi import FastAPI, Response
 
-from loadtest.client import HOST, PATH
+from loadtest.client import PATH
+from loadtest.http1 import HOST
 
 READY = "/readyz"
 

@@ -13,6 +13,8 @@ How to read the output
 - Medians and p99 of latencies and stages are over all requests of all rounds. Latency is the client's, from writing
   the request to the last byte of the answer; stages are the service's own `timings_ms`. `queue` holds the wait for
   the batch before and the way to the engine's thread and back; with many connections it is most of `total`.
+- "Cache hit" is a second service with its process cache on, asked only what it answered before. Its first table
+  has the time inside the server, `total`, with the limit beside it.
 - The last table is for one connection: what each request took beyond its own encode + search + fetch. "Seen by the
   client" is the honest figure, for it has everything in it: client, loopback, framework, parsing, tokenising, threads.
   The bare framework's latency is the part that any service on this stack pays; "inside the server" is `total` less
@@ -32,15 +34,18 @@ import shlex
 import signal
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from statistics import median
 
 from loadtest import bench_facts
-from loadtest.bench_processes import FORCED, bare, build_example, get, service
-from loadtest.bench_report import BARE, Report, Scenario, as_json, as_markdown, make_report
-from loadtest.client import MAX_SECONDS, REPOSITORY, BenchError, Job, Measurement, measure
+from loadtest.answers import read_queries
+from loadtest.bench_processes import FORCED, bare, build_example, care_server, get, running
+from loadtest.bench_report import BARE, CACHED, Report, Scenario, as_json, as_markdown, make_report
+from loadtest.client import MAX_SECONDS, REPOSITORY, Job, Measurement, measure
+from loadtest.errors import BenchError
 
 QUERIES = REPOSITORY / "examples" / "queries.jsonl"
 ROUNDS = 5
@@ -50,6 +55,7 @@ WARM_UP_SECONDS = 1.0
 SCENARIOS = (
     Scenario("dense", 1),
     Scenario("lexical", 1),
+    Scenario(CACHED, 1),
     Scenario("hybrid", 1),
     Scenario(BARE, 1),
     Scenario("hybrid", 8),
@@ -58,55 +64,69 @@ SCENARIOS = (
     Scenario(BARE, 32),
 )
 TYPICAL = Scenario("hybrid", 1)
+CACHE = {"CARE_LRU_MB": "64"}
 
 
 class Bench:
-    """The rounds of one run; the service is at `service_url`."""
+    """The rounds of one run; the service is at `service_url`, the one that caches, if there is one, at `cached_url`."""
 
-    def __init__(self, service_url: str, queries: Sequence[str], seconds: float) -> None:
+    def __init__(self, service_url: str, queries: Sequence[str], seconds: float, cached_url: str | None = None) -> None:
+        self._urls = {CACHED: cached_url} if cached_url else {}
         self._service_url = service_url
         self._queries = queries
         self._seconds = seconds
         self._sent = 0
+        self.scenarios = [scenario for scenario in SCENARIOS if cached_url or scenario.mode != CACHED]
 
     def warm_up(self) -> int:
         """Asks the service in every way that will be measured; the size of a typical answer in bytes."""
         size = 0
-        for scenario in SCENARIOS:
-            if scenario.mode != BARE:
-                measured = self._measure(scenario, self._service_url, min(self._seconds, WARM_UP_SECONDS))
+        for scenario in self.scenarios:
+            if scenario.mode == CACHED:
+                self._fill_cache()
+            elif scenario.mode != BARE:
+                measured = self._measure(scenario, min(self._seconds, WARM_UP_SECONDS))
                 size = round(median(measured.body_bytes)) if scenario == TYPICAL else size
         return size
 
     def run(self, bare_url: str, rounds: int) -> dict[Scenario, list[Measurement]]:
         """Every scenario's measurements, in the order of the rounds."""
-        self._measure(Scenario(BARE, 1), bare_url, min(self._seconds, WARM_UP_SECONDS))
-        measured: dict[Scenario, list[Measurement]] = {scenario: [] for scenario in SCENARIOS}
+        self._urls[BARE] = bare_url
+        self._measure(Scenario(BARE, 1), min(self._seconds, WARM_UP_SECONDS))
+        measured: dict[Scenario, list[Measurement]] = {scenario: [] for scenario in self.scenarios}
         for number in range(rounds):
             _say(f"round {number + 1} of {rounds}")
-            for scenario in SCENARIOS if number % 2 == 0 else reversed(SCENARIOS):
-                url = bare_url if scenario.mode == BARE else self._service_url
-                measured[scenario].append(self._measure(scenario, url, self._seconds))
+            for scenario in self.scenarios if number % 2 == 0 else reversed(self.scenarios):
+                measured[scenario].append(self._measure(scenario, self._seconds))
         return measured
 
-    def _measure(self, scenario: Scenario, url: str, seconds: float) -> Measurement:
-        is_bare = scenario.mode == BARE
-        job = Job(
-            url=url,
-            queries=self._queries,
-            # The bare framework is sent what the service is sent.
-            mode=TYPICAL.mode if is_bare else scenario.mode,
-            connections=scenario.connections,
-            seconds=seconds,
-            first_number=self._sent,
-            timings=not is_bare,
-        )
-        measured = measure(job)
+    def _fill_cache(self) -> None:
+        """Every query once, however long it takes: what is measured later are hits only."""
+        whole = len(self._queries)
+        measured = measure(replace(self._job(Scenario(CACHED, 1), MAX_SECONDS), first_number=0, max_requests=whole))
+        if len(measured.latency_ms) < whole:
+            raise BenchError(f"the cache could not be filled: {measured.failures or 'too slow'}")
+
+    def _measure(self, scenario: Scenario, seconds: float) -> Measurement:
+        measured = measure(self._job(scenario, seconds))
         self._sent += measured.sent
         if not measured.latency_ms:
             reasons = ", ".join(measured.failures)
             raise BenchError(f"{scenario.mode}, {scenario.connections} connections: no good answer ({reasons})")
         return measured
+
+    def _job(self, scenario: Scenario, seconds: float) -> Job:
+        return Job(
+            url=self._urls.get(scenario.mode, self._service_url),
+            queries=self._queries,
+            # The bare framework is sent what the service is sent.
+            mode=TYPICAL.mode if scenario.mode in (BARE, CACHED) else scenario.mode,
+            connections=scenario.connections,
+            seconds=seconds,
+            first_number=self._sent,
+            timings=scenario.mode != BARE,
+            numbered=scenario.mode != CACHED,
+        )
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -150,8 +170,8 @@ def _bench(given: argparse.Namespace, command: str) -> Report:
     machine = bench_facts.machine()  # before the run is a part of the load
     with tempfile.TemporaryDirectory(prefix="care-bench-") as made, contextlib.ExitStack() as stack:
         folder = Path(made)
-        url = given.url or stack.enter_context(_own_service(given.collection, folder))
-        bench = Bench(url, queries, given.seconds)
+        url, cached_url = (given.url, None) if given.url else _own_services(given.collection, folder, stack)
+        bench = Bench(url, queries, given.seconds, cached_url)
         _say("warming up")
         size = bench.warm_up()
         measured = bench.run(stack.enter_context(bare(size, folder)), given.rounds)
@@ -169,23 +189,15 @@ def _bench(given: argparse.Namespace, command: str) -> Report:
         return make_report(facts, measured)
 
 
-@contextlib.contextmanager
-def _own_service(collection: Path | None, folder: Path) -> Iterator[str]:
+def _own_services(collection: Path | None, folder: Path, stack: contextlib.ExitStack) -> tuple[str, str]:
+    """The addresses of the service without caches and of the one with; both end with the stack."""
     if collection is None:
         _say("building the snapshot of the example corpus")
         collection = folder / "collection"
         build_example(collection)
-    with service(collection.resolve(), folder) as url:
-        yield url
-
-
-def read_queries(file: Path) -> list[str]:
-    """The texts of a file of JSON lines."""
-    try:
-        lines = file.read_text(encoding="utf-8").splitlines()
-        return [str(json.loads(line)["text"]) for line in lines if line.strip()]
-    except (OSError, ValueError, TypeError, KeyError) as error:
-        raise BenchError(f'{file}: give JSON lines like {{"text": "…"}} ({type(error).__name__}: {error})') from error
+    plain = stack.enter_context(running(care_server(collection.resolve()), folder))
+    caching = stack.enter_context(running(care_server(collection.resolve(), FORCED | CACHE), folder))
+    return plain.url, caching.url
 
 
 def _write_json(report: Report, file: Path) -> None:

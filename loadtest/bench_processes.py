@@ -1,6 +1,6 @@
-"""The two contestants as processes of their own: the real service on a snapshot, and the bare framework.
+"""Servers as processes of their own: the real service on a snapshot, the bare framework, or another by its command.
 
-Each is started by its command line on a free port, is ready when `/readyz` says so, and is ended by its own pid.
+Each is started by its command line on a free port, is ready when it says so over HTTP, and is ended by its own pid.
 Knows nothing of measurements.
 """
 
@@ -9,22 +9,53 @@ from __future__ import annotations
 import contextlib
 import http.client
 import os
+import signal
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from loadtest.bare import READY
-from loadtest.client import HOST, REPOSITORY, BenchError, port_of
+from loadtest.client import REPOSITORY
+from loadtest.errors import BenchError
+from loadtest.http1 import HOST, port_of
 
 CORPUS = "examples/corpus.jsonl"
-READY_SECONDS = 120.0
+READY_SECONDS = 300.0
 STOP_SECONDS = 40.0
 POLL_SECONDS = 0.1
 # Caches would answer instead of the service; the log would be timed with it.
 FORCED = {"CARE_LRU_MB": "0", "CARE_REDIS_URL": "", "CARE_ACCESS_LOG": "false"}
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """A server that can be started: its command, the port that it is told, and the path that answers 200 once it is
+    ready."""
+
+    name: str
+    command: Sequence[str]
+    port: int
+    environment: Mapping[str, str] = field(default_factory=dict)
+    ready: str = READY
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """A server that runs."""
+
+    url: str
+    process: subprocess.Popen[bytes]
+
+    def pause(self) -> None:
+        """Takes the processor from it, so that it costs nothing while another one is measured."""
+        self.process.send_signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        self.process.send_signal(signal.SIGCONT)
 
 
 def build_example(collection: Path, corpus: str | Path = CORPUS) -> None:
@@ -41,22 +72,27 @@ def care_index(*arguments: str) -> str:
     return done.stdout
 
 
+def care_server(collection: Path, settings: Mapping[str, str] = FORCED, *flags: str) -> Server:
+    """`care serve` on a published collection, caches off unless `settings` say otherwise."""
+    port = free_port()
+    environment = {"CARE_COLLECTION": str(collection), "CARE_HOST": HOST, "CARE_PORT": str(port), **settings}
+    return Server("service", [sys.executable, "cli.py", "serve", *flags], port, environment)
+
+
 @contextlib.contextmanager
 def service(collection: Path, folder: Path) -> Iterator[str]:
     """The service on a published collection, caches off; its address. `folder` takes what it logs."""
-    port = _free_port()
-    settings = {"CARE_COLLECTION": str(collection), "CARE_HOST": HOST, "CARE_PORT": str(port)} | FORCED
-    with _running("service", [sys.executable, "cli.py", "serve"], settings, port, folder) as url:
-        yield url
+    with running(care_server(collection), folder) as started:
+        yield started.url
 
 
 @contextlib.contextmanager
 def bare(size: int, folder: Path) -> Iterator[str]:
     """The bare framework answering `size` bytes; its address. `folder` takes what it logs."""
-    port = _free_port()
+    port = free_port()
     command = [sys.executable, "-m", "loadtest.bare", "--port", str(port), "--bytes", str(size)]
-    with _running("bare", command, {}, port, folder) as url:
-        yield url
+    with running(Server("bare", command, port), folder) as started:
+        yield started.url
 
 
 def get(url: str, path: str) -> tuple[int, bytes]:
@@ -68,17 +104,23 @@ def get(url: str, path: str) -> tuple[int, bytes]:
 
 
 @contextlib.contextmanager
-def _running(name: str, command: list[str], settings: Mapping[str, str], port: int, folder: Path) -> Iterator[str]:
-    url = f"http://{HOST}:{port}"
-    log = folder / f"{name}.log"
+def running(server: Server, folder: Path) -> Iterator[Started]:
+    """The server from its readiness to the end of the block; `folder` takes what it logs."""
+    log = folder / f"{server.name}.log"
     with log.open("wb") as written:
         process = subprocess.Popen(
-            command, cwd=REPOSITORY, env=os.environ | settings, stdout=written, stderr=subprocess.STDOUT
+            server.command,
+            cwd=REPOSITORY,
+            env={**os.environ, **server.environment},
+            stdout=written,
+            stderr=subprocess.STDOUT,
         )
+    started = Started(f"http://{HOST}:{server.port}", process)
     try:
-        _wait_ready(name, process, url, log)
-        yield url
+        _wait_ready(server, started, log)
+        yield started
     finally:
+        started.resume()  # a process that is paused does not hear that it should end
         process.terminate()
         try:
             process.wait(STOP_SECONDS)
@@ -87,18 +129,20 @@ def _running(name: str, command: list[str], settings: Mapping[str, str], port: i
             process.wait()
 
 
-def _wait_ready(name: str, process: subprocess.Popen[bytes], url: str, log: Path) -> None:
+def _wait_ready(server: Server, started: Started, log: Path) -> None:
     give_up = time.monotonic() + READY_SECONDS
-    while process.poll() is None and time.monotonic() < give_up:
+    while started.process.poll() is None and time.monotonic() < give_up:
         with contextlib.suppress(OSError, http.client.HTTPException):
-            if get(url, READY)[0] == 200:
+            if get(started.url, server.ready)[0] == 200:
                 return
         time.sleep(POLL_SECONDS)
-    what = f"ended with {process.returncode}" if process.poll() is not None else f"took {READY_SECONDS:.0f} s"
-    raise BenchError(f"the {name} process {what} before it was ready: {_last_line(log.read_text(errors='replace'))}")
+    ended = started.process.poll()
+    what = f"took {READY_SECONDS:.0f} s" if ended is None else f"ended with {ended}"
+    said = _last_line(log.read_text(errors="replace"))
+    raise BenchError(f"the {server.name} process {what} before it was ready: {said}")
 
 
-def _free_port() -> int:
+def free_port() -> int:
     with socket.socket() as probe:
         probe.bind((HOST, 0))
         port: int = probe.getsockname()[1]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -10,37 +9,23 @@ from statistics import median
 from typing import Any
 
 from loadtest.client import STAGES, Measurement
+from loadtest.tables import Quantiles, Spread, fact_lines, failures_text, heading, line, pooled
 
 BARE = "bare framework"
+CACHED = "cache hit"
 # The work itself; what a request takes beyond these is the service's own overhead.
 WORK = ("encode", "search", "fetch")
 OVERHEAD_LIMIT_MS = 1.0
+HIT_LIMIT_MS = 0.5
 DASH = "–"
 
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """Who is asked (a search mode of the service, or BARE) over how many connections."""
+    """Who is asked (a search mode of the service, what its cache holds, or BARE) over how many connections."""
 
     mode: str
     connections: int
-
-
-@dataclass(frozen=True, slots=True)
-class Spread:
-    """A figure of each round: the median and the extremes."""
-
-    median: float
-    lowest: float
-    highest: float
-
-
-@dataclass(frozen=True, slots=True)
-class Quantiles:
-    """Median and 99th percentile of all requests of all rounds."""
-
-    median: float
-    p99: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,17 +70,13 @@ class Report:
         return sum(sum(row.failures.values()) for row in self.rows)
 
 
-def percentile(values: Sequence[float], share: float) -> float:
-    """The smallest value that at least `share` of the values do not exceed (nearest rank)."""
-    return sorted(values)[max(0, math.ceil(share * len(values)) - 1)]
-
-
 def make_report(facts: Mapping[str, str], measured: Mapping[Scenario, Sequence[Measurement]]) -> Report:
     """`measured` has every scenario's rounds in their order; each mode at n connections meets BARE at n."""
     rows = [_row(scenario, rounds, measured) for scenario, rounds in measured.items()]
     alone = {scenario.mode: rounds for scenario, rounds in measured.items() if scenario.connections == 1}
     bare = alone.pop(BARE)
-    return Report(dict(facts), rows, [overhead(mode, rounds, bare) for mode, rounds in alone.items()])
+    overheads = [overhead(mode, rounds, bare) for mode, rounds in alone.items() if mode != CACHED]
+    return Report(dict(facts), rows, overheads)
 
 
 def overhead(mode: str, rounds: Iterable[Measurement], bare: Iterable[Measurement]) -> Overhead:
@@ -109,7 +90,7 @@ def overhead(mode: str, rounds: Iterable[Measurement], bare: Iterable[Measuremen
             at_client.append(latency - sum(work))
             at_server.append(total - sum(work))
     client_ms = median(at_client)
-    bare_ms = median(_pooled(measurement.latency_ms for measurement in bare))
+    bare_ms = median(pooled(measurement.latency_ms for measurement in bare))
     return Overhead(mode, client_ms, bare_ms, client_ms - bare_ms, median(at_server))
 
 
@@ -118,71 +99,80 @@ def as_json(report: Report) -> dict[str, Any]:
 
 
 def as_markdown(report: Report) -> str:
-    """Three tables and the facts, ready for docs/benchmarks.md."""
-    return "\n".join([*_facts(report), *_throughput(report.rows), *_stages(report.rows), *_overheads(report.overheads)])
+    """The facts and a table for each question, ready for docs/benchmarks.md."""
+    return "\n".join(
+        [
+            *fact_lines(report.facts),
+            *_throughput(report.rows),
+            *_stages(report.rows),
+            *_hits(report.rows),
+            *_overheads(report.overheads),
+        ]
+    )
 
 
 def _row(scenario: Scenario, rounds: Sequence[Measurement], measured: Mapping[Scenario, Sequence[Measurement]]) -> Row:
     speeds = [measurement.requests_per_second for measurement in rounds]
-    latencies = _pooled(measurement.latency_ms for measurement in rounds)
+    latencies = pooled(measurement.latency_ms for measurement in rounds)
     ratio, stages = None, {}
     if scenario.mode != BARE:
         bare = [measurement.requests_per_second for measurement in measured[Scenario(BARE, scenario.connections)]]
         # Round by round: the two ran side by side, so what the machine did meanwhile is in both.
-        ratio = _spread([own / other for own, other in zip(speeds, bare, strict=True)])
-        stages = {stage: _quantiles(_pooled(one.timings_ms[stage] for one in rounds)) for stage in STAGES}
+        ratio = Spread.of([own / other for own, other in zip(speeds, bare, strict=True)])
+        stages = {stage: Quantiles.of(pooled(one.timings_ms[stage] for one in rounds)) for stage in STAGES}
     failures: Counter[str] = Counter()
     for measurement in rounds:
         failures.update(measurement.failures)
-    return Row(scenario, len(latencies), _spread(speeds), ratio, _quantiles(latencies), stages, dict(failures))
-
-
-def _pooled(lists: Iterable[Sequence[float]]) -> list[float]:
-    return [value for values in lists for value in values]
-
-
-def _spread(values: Sequence[float]) -> Spread:
-    return Spread(median(values), min(values), max(values))
-
-
-def _quantiles(values: Sequence[float]) -> Quantiles:
-    return Quantiles(median(values), percentile(values, 0.99))
-
-
-def _facts(report: Report) -> Iterator[str]:
-    yield from (f"- {name}: {value}" for name, value in report.facts.items())
-    yield ""
+    return Row(scenario, len(latencies), Spread.of(speeds), ratio, Quantiles.of(latencies), stages, dict(failures))
 
 
 def _throughput(rows: Iterable[Row]) -> Iterator[str]:
-    yield from _heading(
+    yield from heading(
         "mode", "connections", "requests/s (spread)", "ratio to bare (spread)", "median ms", "p99 ms", "failures"
     )
     for row in rows:
-        ratio = DASH if row.ratio_to_bare is None else _spread_text(row.ratio_to_bare, ".3f")
-        yield _line(
+        ratio = DASH if row.ratio_to_bare is None else row.ratio_to_bare.text(".3f")
+        yield line(
             row.scenario.mode,
             str(row.scenario.connections),
-            _spread_text(row.requests_per_second, ".0f"),
+            row.requests_per_second.text(".0f"),
             ratio,
             f"{row.latency_ms.median:.2f}",
             f"{row.latency_ms.p99:.2f}",
-            _failures_text(row.failures),
+            failures_text(row.failures),
         )
     yield ""
 
 
 def _stages(rows: Iterable[Row]) -> Iterator[str]:
-    yield from _heading("median / p99 ms", "connections", *STAGES)
+    yield from heading("median / p99 ms", "connections", *STAGES)
     for row in rows:
         if row.stages_ms:
             cells = [f"{row.stages_ms[stage].median:.2f} / {row.stages_ms[stage].p99:.2f}" for stage in STAGES]
-            yield _line(row.scenario.mode, str(row.scenario.connections), *cells)
+            yield line(row.scenario.mode, str(row.scenario.connections), *cells)
+    yield ""
+
+
+def _hits(rows: Iterable[Row]) -> Iterator[str]:
+    cached = [row for row in rows if row.scenario.mode == CACHED]
+    if not cached:
+        return
+    below = f"below {HIT_LIMIT_MS} ms"
+    yield from heading(f"{CACHED}, median / p99 ms", "connections", "inside the server", below, "seen by the client")
+    for row in cached:
+        total, latency = row.stages_ms["total"], row.latency_ms
+        yield line(
+            "process LRU",
+            str(row.scenario.connections),
+            f"{total.median:.3f} / {total.p99:.3f}",
+            "yes" if total.p99 < HIT_LIMIT_MS else "no",
+            f"{latency.median:.3f} / {latency.p99:.3f}",
+        )
     yield ""
 
 
 def _overheads(overheads: Iterable[Overhead]) -> Iterator[str]:
-    yield from _heading(
+    yield from heading(
         "one connection, median ms beyond encode + search + fetch",
         "seen by the client",
         f"below {OVERHEAD_LIMIT_MS:.0f} ms",
@@ -193,22 +183,5 @@ def _overheads(overheads: Iterable[Overhead]) -> Iterator[str]:
     for one in overheads:
         met = "yes" if one.client_ms < OVERHEAD_LIMIT_MS else "no"
         figures = [f"{value:.3f}" for value in (one.client_ms, one.bare_ms, one.beyond_bare_ms, one.server_ms)]
-        yield _line(one.mode, figures[0], met, *figures[1:])
+        yield line(one.mode, figures[0], met, *figures[1:])
     yield ""
-
-
-def _heading(first: str, *others: str) -> Iterator[str]:
-    yield _line(first, *others)
-    yield "|---" + "|---:" * len(others) + "|"
-
-
-def _line(*cells: str) -> str:
-    return f"| {' | '.join(cells)} |"
-
-
-def _spread_text(spread: Spread, form: str) -> str:
-    return f"{spread.median:{form}} ({spread.lowest:{form}}–{spread.highest:{form}})"
-
-
-def _failures_text(failures: Mapping[str, int]) -> str:
-    return ", ".join(f"{number} × {reason}" for reason, number in failures.items()) or "0"

@@ -1,9 +1,9 @@
-"""A lean load generator for `POST /v1/search`, in a process of its own: `measure(job)` starts it and reads its result.
+"""A lean load generator for search requests, in a process of its own: `measure(job)` starts it and reads its result.
 
 Closed loop: every connection has exactly one request under way and sends the next when its answer is complete. HTTP/1.1
 with keep-alive, written straight to the socket, because a client library would cost more than the server that it
-measures. Bounded in connections, time and count, and it talks to 127.0.0.1 only. Knows the shape of a search request
-and of `timings_ms`; knows nothing of rankings, of rounds or of what its figures are compared with.
+measures. Bounded in connections, time and count, and it talks to 127.0.0.1 only. Knows the shape of a search request,
+ours and txtai's, and of `timings_ms`; knows nothing of rankings, of rounds or of what its figures are compared with.
 """
 
 from __future__ import annotations
@@ -11,21 +11,26 @@ from __future__ import annotations
 import asyncio
 import gc
 import json
-import re
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from enum import StrEnum
 from itertools import count
 from pathlib import Path
 from time import perf_counter
-from typing import cast
+from typing import Any, cast
+from urllib.parse import quote
 
 import uvloop
 
-HOST = "127.0.0.1"
+from loadtest.errors import BenchError
+from loadtest.http1 import HOST, Answer, BadAnswer, ResponseReader, port_of
+
 PATH = "/v1/search"
+# What a search gives unless it is asked for another number.
+TOP_K = 10
 STAGES = ("tokenize", "queue", "encode", "search", "fetch", "total")
 MAX_CONNECTIONS = 256
 MAX_SECONDS = 60.0
@@ -35,27 +40,22 @@ DRAIN_SECONDS = 10.0
 START_SECONDS = 30.0
 
 REPOSITORY = Path(__file__).parents[1]
-URL = re.compile(rf"http://{re.escape(HOST)}:(\d{{1,5}})/?", re.ASCII)
-STATUS = re.compile(rb"HTTP/1\.[01] (\d{3}) ")
-CONTENT_LENGTH = re.compile(rb"\r\ncontent-length:[ \t]*(\d+)[ \t]*\r\n", re.IGNORECASE)
-HEAD_LIMIT = 65_536
 TIMINGS = b'"timings_ms":'
 
 
-class BenchError(Exception):
-    """A measurement that cannot be made; the message is one line that says what to do next."""
+class Form(StrEnum):
+    """How a query is asked: `POST /v1/search` with JSON, or `GET /search?query=` as txtai's API wants it."""
 
-
-class BadAnswer(Exception):
-    """Bytes that are not an HTTP answer of a stated length."""
+    CARE = "care"
+    TXTAI = "txtai"
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
     """One measurement: who is asked, what, by how many connections and for how long.
 
-    Query number n is `queries[n % len(queries)]` with n after it, from `first_number` on, so that none repeats.
-    `timings` says that an answer without `timings_ms` is a failure.
+    Query number n is `queries[n % len(queries)]`, from `first_number` on; if `numbered`, with n after it, so that none
+    repeats. `timings` says that an answer without `timings_ms` is a failure.
     """
 
     url: str
@@ -66,6 +66,8 @@ class Job:
     first_number: int = 0
     max_requests: int = MAX_REQUESTS
     timings: bool = True
+    numbered: bool = True
+    form: Form = Form.CARE
 
     def __post_init__(self) -> None:
         port_of(self.url)
@@ -93,32 +95,25 @@ class Measurement:
         return len(self.latency_ms) / self.elapsed_seconds
 
 
-def port_of(url: str) -> int:
-    """The port of `http://127.0.0.1:PORT`; any other address is refused."""
-    match = URL.fullmatch(url)
-    if match is None:
-        raise BenchError(f"{url}: the load goes to http://{HOST}:PORT only; start the service on this machine")
-    return int(match[1])
-
-
 def measure(job: Job) -> Measurement:
     """Runs the job in a process of its own, so that neither the caller nor its memory slows the client down."""
-    limit_seconds = START_SECONDS + job.seconds + DRAIN_SECONDS
-    command = [sys.executable, "-m", "loadtest.client"]
+    return Measurement(**run_apart("loadtest.client", asdict(job), job.seconds))
+
+
+def run_apart(module: str, job: dict[str, Any], seconds: float) -> dict[str, Any]:
+    """What `python -m module` writes as JSON after reading the job as JSON; it works for so many seconds."""
+    limit_seconds = START_SECONDS + seconds + DRAIN_SECONDS
+    command = [sys.executable, "-m", module]
     try:
         done = subprocess.run(
-            command,
-            input=json.dumps(asdict(job)),
-            capture_output=True,
-            text=True,
-            cwd=REPOSITORY,
-            timeout=limit_seconds,
+            command, input=json.dumps(job), capture_output=True, text=True, cwd=REPOSITORY, timeout=limit_seconds
         )
     except subprocess.TimeoutExpired:
         raise BenchError(f"the client did not end within {limit_seconds:.0f} s; is the machine overloaded?") from None
     if done.returncode != 0:
         raise BenchError((done.stderr.strip() or "the client ended without a word").splitlines()[-1])
-    return Measurement(**json.loads(done.stdout))
+    measured: dict[str, Any] = json.loads(done.stdout)
+    return measured
 
 
 def drive(job: Job) -> Measurement:
@@ -127,54 +122,27 @@ def drive(job: Job) -> Measurement:
         return runner.run(_Run(job).run())
 
 
-class ResponseReader:
-    """The bytes of a connection to answers, however they are cut; one answer at a time."""
-
-    def __init__(self) -> None:
-        self._received = b""
-        self._status = 0
-        self._body_at = 0
-        self._end = 0
-
-    def feed(self, data: bytes) -> tuple[int, bytes] | None:
-        """Status and body once they are complete; raises BadAnswer where they cannot be."""
-        self._received = self._received + data if self._received else data
-        if not self._body_at and not self._read_head():
-            return None
-        missing = self._end - len(self._received)
-        if missing > 0:
-            return None
-        if missing < 0:
-            raise BadAnswer("bytes after the body")
-        answer = self._status, self._received[self._body_at :]
-        self._received = b""
-        self._body_at = 0
-        return answer
-
-    def _read_head(self) -> bool:
-        end = self._received.find(b"\r\n\r\n")
-        if end < 0:
-            if len(self._received) > HEAD_LIMIT:
-                raise BadAnswer("a head without end")
-            return False
-        status = STATUS.match(self._received)
-        length = CONTENT_LENGTH.search(self._received, 0, end + 2)
-        if status is None or length is None:
-            raise BadAnswer("no status line" if status is None else "no Content-Length")
-        self._status = int(status[1])
-        self._body_at = end + 4
-        self._end = self._body_at + int(length[1])
-        return True
-
-
 def write_requests(job: Job) -> Iterator[bytes]:
     """The requests as they go over the wire, without end; all that can be written beforehand is."""
+    return _get_requests(job) if job.form == Form.TXTAI else _post_requests(job)
+
+
+def _post_requests(job: Job) -> Iterator[bytes]:
     head = f"POST {PATH} HTTP/1.1\r\nHost: {HOST}\r\nContent-Type: application/json\r\nContent-Length: ".encode()
     beginnings = [b'{"query":' + json.dumps(query, ensure_ascii=False).encode()[:-1] for query in job.queries]
     rest = b'","mode":' + json.dumps(job.mode).encode() + b"}"
     for number in count(job.first_number):
-        body = b"%b %d%b" % (beginnings[number % len(beginnings)], number, rest)
+        suffix = b" %d" % number if job.numbered else b""
+        body = beginnings[number % len(beginnings)] + suffix + rest
         yield b"%b%d\r\n\r\n%b" % (head, len(body), body)
+
+
+def _get_requests(job: Job) -> Iterator[bytes]:
+    beginnings = [f"GET /search?limit={TOP_K}&query={quote(query, safe='')}".encode() for query in job.queries]
+    rest = f" HTTP/1.1\r\nHost: {HOST}\r\n\r\n".encode()
+    for number in count(job.first_number):
+        suffix = b"%%20%d" % number if job.numbered else b""
+        yield beginnings[number % len(beginnings)] + suffix + rest
 
 
 class _Run:
@@ -213,13 +181,14 @@ class _Run:
         self.sent += 1
         return next(self._requests)
 
-    def record(self, began: float, status: int, body: bytes) -> None:
+    def record(self, began: float, answer: Answer) -> None:
         """One answer, complete by now. Only what is needed later is kept; it is parsed when nothing is measured."""
         now = perf_counter()
-        if status != 200:
-            self.failures[f"status {status}"] += 1
+        if answer.status != 200:
+            self.failures[f"status {answer.status}"] += 1
             return
         self._last_answer = now
+        body = answer.body
         at = body.rfind(TIMINGS) if self._job.timings else -1
         self._answers.append((now - began, len(body), body[at + len(TIMINGS) : -1] if at >= 0 else b""))
 
@@ -276,7 +245,7 @@ class _Lane(asyncio.Protocol):
             self.end(f"bad answer: {error}")
             return
         if answer is not None:
-            self._run.record(self._sent_at, *answer)
+            self._run.record(self._sent_at, answer)
             self._sent_at = None
             self.send_next()
 
@@ -295,14 +264,19 @@ class _Lane(asyncio.Protocol):
 
 def main() -> int:
     """A job as JSON on standard input, its measurement as JSON on standard output."""
+    return answer_apart(lambda job: asdict(drive(Job(**job))))
+
+
+def answer_apart(run: Callable[[dict[str, Any]], dict[str, Any]]) -> int:
+    """The other end of `run_apart`."""
     # Nothing here makes cycles, and a collection in the middle would be counted as the server's latency.
     gc.disable()
     try:
-        measured = drive(Job(**json.load(sys.stdin)))
+        measured = run(json.load(sys.stdin))
     except BenchError as error:
         print(error, file=sys.stderr)
         return 1
-    json.dump(asdict(measured), sys.stdout)
+    json.dump(measured, sys.stdout)
     return 0
 
 

@@ -25,7 +25,6 @@ from locust.stats import CSV_STATS_INTERVAL_SEC
 
 from loadtest.answers import (
     BadAnswer,
-    BadQueries,
     check_collection,
     check_document,
     check_file,
@@ -33,6 +32,7 @@ from loadtest.answers import (
     check_search,
     read_queries,
 )
+from loadtest.errors import BadQueries
 
 T = TypeVar("T")
 

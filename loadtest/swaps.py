@@ -21,7 +21,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from loadtest.bench_processes import CORPUS, build_example, care_index, service
-from loadtest.client import HOST, REPOSITORY, port_of
+from loadtest.client import REPOSITORY
+from loadtest.http1 import HOST, port_of
 
 QUERIES = ("高血压吃什么药", "孩子发烧怎么办", "糖尿病饮食", "asthma inhaler", "骨折急救", "胃镜前准备")
 TIMEOUT_SECONDS = 30

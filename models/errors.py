@@ -6,7 +6,9 @@ and what to do next. Everything else that is raised is a defect.
 
 
 class CareError(Exception):
-    """Any failure whose message is meant for a person."""
+    """Any failure whose message is meant for a person; `exit_code` is how a command ends that met it."""
+
+    exit_code = 1
 
 
 class BadEncoder(CareError):

@@ -17,28 +17,24 @@ import onnxruntime as ort
 from numpy.typing import NDArray
 
 from models.errors import BadEncoder
-from models.spec import TOKENIZER_FILE, EncoderSpec, Side, Variant, verify_file
-from models.tokenizer import Tokenizer, Tokens, pad
+from models.reader import TextReader, best_variant, open_tokenizer
+from models.spec import EncoderSpec, Side, Variant, verify_file
+from models.tokenizer import Ids, Tokenizer, Tokens, pad
 
 Vectors = NDArray[np.float32]
 
-CPU_PREFERENCE = (Variant.INT8, Variant.FP32)
-GPU_PREFERENCE = (Variant.FP16, Variant.FP32)
 # Padding is at most a third of a batch of bulk texts, which are sorted by length first; 4,096 tokens keep two
 # cores busy without holding more than a few megabytes of activations.
 BULK_TOKENS = 4096
 
 
-class OnnxEncoder:
-    """Encodes token batches; safe to call from several threads."""
+class OnnxEncoder(TextReader):
+    """A reader that holds the weights too: encodes token batches; safe to call from several threads."""
 
     def __init__(
         self, spec: EncoderSpec, variant: Variant, tokenizer: Tokenizer, session: ort.InferenceSession
     ) -> None:
-        self.spec = spec
-        self.variant = variant
-        self.fingerprint = spec.fingerprint(variant.filename)
-        self.tokenizer = tokenizer
+        super().__init__(spec, variant, tokenizer)
         self._session = session
         self._inputs = {node.name for node in session.get_inputs()}
 
@@ -48,9 +44,9 @@ class OnnxEncoder:
     ) -> OnnxEncoder:
         """Opens and verifies an encoder folder; picks the fastest variant for the device unless told."""
         spec = EncoderSpec.load(folder)
-        chosen = variant or _first_present(folder, GPU_PREFERENCE if device == "cuda" else CPU_PREFERENCE)
+        chosen = variant or best_variant(folder, device)
         graph = verify_file(folder, chosen.filename, spec)
-        tokenizer = Tokenizer.load(verify_file(folder, TOKENIZER_FILE, spec), spec.max_length)
+        tokenizer = open_tokenizer(folder, spec)
         options = ort.SessionOptions()
         options.intra_op_num_threads = threads
         options.log_severity_level = 3
@@ -67,13 +63,12 @@ class OnnxEncoder:
             raise BadEncoder(f"{folder}: {chosen.filename} gives {width} dimensions, encoder.json says {spec.dim}")
         return encoder
 
-    def tokenize(self, texts: Sequence[str], side: Side) -> list[Tokens]:
-        instruction = self.spec.instruction(side)
-        return self.tokenizer.batch([instruction + text for text in texts] if instruction else texts)
-
     def encode_tokens(self, batch: Sequence[Tokens]) -> Vectors:
         """Unit vectors (texts, dim) of one batch, in the order given."""
-        ids, mask = pad(batch)
+        return self.encode_padded(*pad(batch))
+
+    def encode_padded(self, ids: Ids, mask: Ids) -> Vectors:
+        """Unit vectors (texts, dim) of ids and attention mask, both (texts, longest)."""
         feeds = {"input_ids": ids, "attention_mask": mask}
         (vectors,) = self._session.run(["embedding"], {name: feeds[name] for name in self._inputs})
         return np.asarray(vectors, dtype=np.float32)
@@ -97,11 +92,3 @@ def bulk_batches(lengths: Sequence[int], budget: int) -> Iterator[list[int]]:
         batch.append(row)
     if batch:
         yield batch
-
-
-def _first_present(folder: Path, preference: Sequence[Variant]) -> Variant:
-    for variant in preference:
-        if (folder / variant.filename).is_file():
-            return variant
-    names = " or ".join(variant.filename for variant in preference)
-    raise BadEncoder(f"{folder}: no ONNX graph ({names}); care export makes one")

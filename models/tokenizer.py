@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,7 @@ from tokenizers import Tokenizer as RustTokenizer
 from models.errors import BadEncoder
 
 Ids = NDArray[np.int64]
+FlatIds = NDArray[np.int32]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +48,10 @@ class Tokenizer:
     def from_json(cls, content: str, max_length: int) -> Tokenizer:
         return cls(RustTokenizer.from_str(content), max_length)
 
+    @property
+    def vocabulary_size(self) -> int:
+        return self._backend.get_vocab_size()
+
     def __call__(self, text: str) -> Tokens:
         encoding = self._backend.encode(text)
         return Tokens(encoding.ids, bool(encoding.overflowing))
@@ -55,11 +61,9 @@ class Tokenizer:
 
     def offsets(self, text: str) -> list[tuple[int, int]]:
         """Character spans of the tokens of the whole text, without special tokens and without a cut."""
-        self._backend.no_truncation()
-        try:
-            return list(self._backend.encode(text, add_special_tokens=False).offsets)
-        finally:
-            self._backend.enable_truncation(self.max_length)
+        encoding = self._backend.encode(text, add_special_tokens=False)
+        # What was cut off follows in pieces; to turn the cutting off meanwhile would turn it off for other threads.
+        return [span for piece in (encoding, *encoding.overflowing) for span in piece.offsets]
 
 
 def pad(batch: Sequence[Tokens], pad_id: int = 0) -> tuple[Ids, Ids]:
@@ -71,3 +75,18 @@ def pad(batch: Sequence[Tokens], pad_id: int = 0) -> tuple[Ids, Ids]:
         ids[row, : len(tokens)] = tokens.ids
         mask[row, : len(tokens)] = 1
     return ids, mask
+
+
+def flatten(batch: Sequence[Tokens]) -> tuple[FlatIds, FlatIds]:
+    """The ids of all texts in one run, and the length of each."""
+    lengths = np.fromiter((len(tokens) for tokens in batch), np.int32, len(batch))
+    ids = np.fromiter(chain.from_iterable(tokens.ids for tokens in batch), np.int32, int(lengths.sum()))
+    return ids, lengths
+
+
+def pad_flat(ids: FlatIds, lengths: FlatIds, pad_id: int = 0) -> tuple[Ids, Ids]:
+    """As `pad`, of texts that were flattened: a few array operations for any number of them."""
+    present = np.arange(int(lengths.max())) < lengths[:, None]
+    padded = np.full(present.shape, pad_id, np.int64)
+    padded[present] = ids
+    return padded, present.astype(np.int64)

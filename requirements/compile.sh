@@ -21,3 +21,4 @@ without_torch requirements/dev.lock pyproject.toml --extra dev
 grep -oE '^[a-z0-9-]+==[^ ]+' requirements/dev.lock | grep -v '^numpy' | sort -u > "$scratch/dev"
 compile --generate-hashes pyproject.toml --extra cpu -c "$scratch/dev" -o requirements/serve.lock
 without_torch requirements/optimum.lock requirements/optimum.in
+for peer in txtai infinity; do without_torch "requirements/peers-$peer.lock" "requirements/peers-$peer.in"; done

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import AsyncIterator
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -13,48 +14,75 @@ from starlette.exceptions import HTTPException
 from starlette.responses import FileResponse
 from starlette.routing import Route
 from starlette.staticfiles import StaticFiles
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from models.errors import CareError
-from service.api import admin, collection, health, search
+from service.api import admin, collection, health, search, texts
 from service.api.openapi import describe
 from service.errors import MethodNotAllowed, NotFound, answer_for
 from service.metrics import Metrics
 from service.middleware import REQUEST_ID, RequestFrame
-from service.runtime import run_parts
+from service.runtime import ALONE, Place, run_parts
 from service.settings import Settings
 
 WEB_FOLDER = Path(__file__).parent / "web"
 PAGE = "/"
 STATIC = "/static"
 TITLE = "CARE Search"
+# Spans and metrics of requests would carry their URLs, and URLs carry questions, to whoever collects them.
+NO_TELEMETRY = {"tracing": False, "metrics": False, "logs": False}
+# Routes that are not FastAPI's, which says in the scope which one it took.
+LEAN_PATHS = frozenset({search.PATH, texts.EMBEDDINGS, texts.RERANK, PAGE, STATIC})
 DESCRIPTION = 'Search by meaning and by words. Every error has one shape: `{"error": {"code", "message", …}}`.'
 
 
-def create_app(settings: Settings) -> FastAPI:
+def create_app(settings: Settings, place: Place = ALONE) -> FastAPI:
     """The service as an ASGI application; its lifespan opens and closes everything."""
     metrics = Metrics()
 
     @contextlib.asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        async with run_parts(settings, metrics) as runtime:
+        async with run_parts(settings, metrics, place) as runtime:
             app.state.runtime = runtime
             yield
 
-    app = FastAPIOffline(title=TITLE, version=_version(), description=DESCRIPTION, redoc_url=None, lifespan=lifespan)
-    paths = frozenset({search.PATH, PAGE, STATIC})
-    app.add_middleware(RequestFrame, metrics=metrics, paths=paths, access_log=settings.access_log)
+    app = FastAPIOffline(
+        title=TITLE,
+        version=_version(),
+        description=DESCRIPTION,
+        redoc_url=None,
+        lifespan=lifespan,
+        telemetry=NO_TELEMETRY,
+    )
+    frame = partial(RequestFrame, metrics=metrics, paths=LEAN_PATHS, access_log=settings.access_log)
+    app.add_middleware(frame)
     app.add_exception_handler(HTTPException, _answer_http_exception)
-    # First in the list, so that the hot route is matched first.
-    hot = Route(search.PATH, search.SearchRoute(), methods=search.METHODS, include_in_schema=False)
-    app.router.routes.insert(0, hot)
-    app.include_router(collection.router)
-    app.include_router(admin.router)
-    app.include_router(health.router)
+    search_route = search.SearchRoute()
+    app.router.routes += [
+        Route(search.PATH, search_route, methods=search.METHODS, include_in_schema=False),
+        Route(texts.EMBEDDINGS, texts.embeddings_route, methods=texts.METHODS, include_in_schema=False),
+        Route(texts.RERANK, texts.rerank_route, methods=texts.METHODS, include_in_schema=False),
+    ]
+    for room in (collection, texts, admin, health):
+        app.include_router(room.router)
     app.add_route(PAGE, _index, include_in_schema=False)
     app.mount(STATIC, _WholeFiles(directory=WEB_FOLDER), name="static")
-    app.openapi = describe(app, settings.max_top_k)  # type: ignore[method-assign]
+    app.openapi = describe(app, settings)  # type: ignore[method-assign]
+    layers = app.build_middleware_stack
+    app.build_middleware_stack = lambda: _HotPath(frame(search_route), layers())  # type: ignore[method-assign]
     return app
+
+
+class _HotPath:
+    """Leads searches past the layers of the framework, which take longer than a search in the cache."""
+
+    def __init__(self, hot: ASGIApp, rest: ASGIApp) -> None:
+        self._hot = hot
+        self._rest = rest
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        is_hot = scope["type"] == "http" and scope["path"] == search.PATH and scope["method"] in search.METHODS
+        await (self._hot if is_hot else self._rest)(scope, receive, send)
 
 
 def _version() -> str:

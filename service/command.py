@@ -13,10 +13,9 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from service.errors import BadSettings
-from service.run import serve
 from service.settings import ENV_PREFIX, Settings
 
-FLAGS = ("collection", "encoder", "host", "port")
+FLAGS = ("collection", "encoder", "host", "port", "workers", "device")
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -24,10 +23,24 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--encoder", type=Path, help="query encoder folder (CARE_ENCODER)")
     parser.add_argument("--host", help="address to listen on (CARE_HOST)")
     parser.add_argument("--port", type=int, help="port to listen on (CARE_PORT)")
+    parser.add_argument("--workers", type=int, help="HTTP processes (CARE_WORKERS)")
+    parser.add_argument("--device", help="cpu or cuda (CARE_DEVICE)")
 
 
 def run(arguments: Namespace) -> None:
     serve(read_settings(arguments))
+
+
+def serve(settings: Settings) -> None:
+    """One process, or a supervisor of several, which has no use for the parts that serve."""
+    if settings.workers > 1 or settings.has_engine_process:
+        from service.supervisor import supervise
+
+        supervise(settings)
+    else:
+        from service.run import serve as serve_alone
+
+        serve_alone(settings)
 
 
 def read_settings(arguments: Namespace) -> Settings:

@@ -6,6 +6,7 @@ the request id. Knows nothing of routes.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -39,6 +40,10 @@ class MalformedHttp(CareError):
     """Bytes on the connection that are no HTTP request."""
 
 
+class SlowRequest(CareError):
+    """A request whose bytes took too long to arrive."""
+
+
 class MethodNotAllowed(CareError):
     """A path that exists, asked in a way that it does not take."""
 
@@ -48,7 +53,16 @@ class Forbidden(CareError):
 
 
 class Overloaded(CareError):
-    """The queue is full: the query was refused so that the accepted ones keep their latency."""
+    """More waits than can be answered in time: refused, so that the accepted queries keep their latency."""
+
+    def __init__(self, message: str, expected_seconds: float = 0.0) -> None:
+        """`expected_seconds`: when the engine will have worked off what waits."""
+        super().__init__(message)
+        self.expected_seconds = expected_seconds
+
+
+class DeadlineExceeded(CareError):
+    """The request's own time limit passed before its answer was there."""
 
 
 class NotReady(CareError):
@@ -63,16 +77,29 @@ class EngineFailed(CareError):
     """The engine raised on the batch that held this query."""
 
 
+class EngineAway(CareError):
+    """The engine's process is not there: it died or hangs, and is being started again."""
+
+
 class BadSettings(CareError):
     """A setting of the environment that cannot be used."""
+
+
+class BadDevice(CareError):
+    """A device to compute on that is not there, or not usable."""
 
 
 class PortTaken(CareError):
     """The address to listen on is not to be had."""
 
 
+class StartFailed(CareError):
+    """A process of the service did not come up."""
+
+
 STATUS_AND_CODE: Mapping[type[CareError], tuple[int, str]] = {
     MalformedHttp: (400, "malformed_http"),
+    SlowRequest: (408, "slow_request"),
     InvalidRequest: (422, "invalid_request"),
     BadFilter: (422, "invalid_request"),
     BodyTooLarge: (413, "body_too_large"),
@@ -80,9 +107,11 @@ STATUS_AND_CODE: Mapping[type[CareError], tuple[int, str]] = {
     MethodNotAllowed: (405, "method_not_allowed"),
     Forbidden: (403, "forbidden"),
     Overloaded: (429, "overloaded"),
+    DeadlineExceeded: (504, "deadline_exceeded"),
     NotReady: (503, "not_ready"),
     ShuttingDown: (503, "shutting_down"),
     EngineFailed: (503, "engine_failed"),
+    EngineAway: (503, "engine_away"),
     BadCollection: (409, "bad_collection"),
     BadSnapshot: (409, "bad_snapshot"),
     BadEncoder: (409, "bad_encoder"),
@@ -117,7 +146,8 @@ def answer_for(error: Exception) -> ErrorAnswer:
         if kind in STATUS_AND_CODE:
             status, code = STATUS_AND_CODE[kind]
             name = "filters" if isinstance(error, BadFilter) else getattr(error, "field", None)
-            retry = (("Retry-After", str(RETRY_AFTER_SECONDS)),) if status in (429, 503) else ()
+            wait = max(RETRY_AFTER_SECONDS, math.ceil(getattr(error, "expected_seconds", 0)))
+            retry = (("Retry-After", str(wait)),) if status in (429, 503) else ()
             return ErrorAnswer(status, code, str(error), name, retry)
     return ErrorAnswer(*INTERNAL, "something went wrong here; the log has the reason under this request_id")
 

@@ -1,17 +1,21 @@
-"""The few pieces of HTTP that the lean routes need: read a body, notice that a client left, send bytes."""
+"""The few pieces of HTTP that the lean routes need: read a body, notice that a client left, send bytes or lines."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+import logging
+from collections.abc import AsyncIterator, Iterable
 from types import TracebackType
 from typing import Self
 
 from starlette.types import Message, Receive, Scope, Send
 
-from service.errors import BodyTooLarge
+from service.errors import INTERNAL, BodyTooLarge, answer_for
+
+logger = logging.getLogger(__name__)
 
 JSON = (b"content-type", b"application/json")
+LINES = (b"content-type", b"application/x-ndjson")
 
 
 class ClientLeft(Exception):
@@ -40,11 +44,13 @@ async def read_body(scope: Scope, receive: Receive, limit: int) -> bytes:
 class WhileConnected:
     """Cancels the block as soon as the client leaves, which then raises ClientLeft.
 
-    To be entered once the body was read: the next message of the connection can only be its end.
+    To be entered once the body was read: the next message of the connection can only be its end. A block that never
+    waits, such as one that finds its answer in the cache, is not watched, and costs nothing.
     """
 
     def __init__(self, receive: Receive) -> None:
         self._receive = receive
+        self._watch: asyncio.Future[Message] | None = None
         self._left = False
         self._over = False
 
@@ -52,18 +58,23 @@ class WhileConnected:
         task = asyncio.current_task()
         assert task is not None  # a coroutine that awaits runs in a task
         self._task = task
-        self._watch = asyncio.ensure_future(self._receive())
-        self._watch.add_done_callback(self._end)
+        self._first_wait = asyncio.get_running_loop().call_soon(self._begin)
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._over = True
-        self._watch.cancel()
+        self._first_wait.cancel()
+        if self._watch is not None:
+            self._watch.cancel()
         # As in asyncio.timeout: only the cancellation that was made here becomes another exception.
         if self._left and self._task.uncancel() == 0 and kind is asyncio.CancelledError:
             raise ClientLeft from error
+
+    def _begin(self) -> None:
+        self._watch = asyncio.ensure_future(self._receive())
+        self._watch.add_done_callback(self._end)
 
     def _end(self, watch: asyncio.Future[Message]) -> None:
         if not self._over:
@@ -76,3 +87,31 @@ async def send_bytes(send: Send, body: bytes, status: int = 200, headers: Iterab
     length = (b"content-length", str(len(body)).encode())
     await send({"type": "http.response.start", "status": status, "headers": [JSON, length, *headers]})
     await send({"type": "http.response.body", "body": body})
+
+
+def wants_lines(scope: Scope) -> bool:
+    """Whether the client asks for JSON lines: it names them, and does not name plain JSON beside them."""
+    for name, value in scope["headers"]:
+        if name == b"accept" and LINES[1] in value:
+            return JSON[1] not in value
+    return False
+
+
+async def send_lines(send: Send, lines: AsyncIterator[bytes], request_id: str) -> None:
+    """Sends lines as they come.
+
+    What fails before the first line is raised, and so an error like any other; what fails later, when the status is
+    out, is a line with the error, and the last one.
+    """
+    first = await anext(lines)
+    await send({"type": "http.response.start", "status": 200, "headers": [LINES]})
+    await send({"type": "http.response.body", "body": first, "more_body": True})
+    try:
+        async for line in lines:
+            await send({"type": "http.response.body", "body": line, "more_body": True})
+    except Exception as error:
+        answer = answer_for(error)
+        if answer.status == INTERNAL[0]:
+            logger.exception("request %s failed after its first line", request_id)
+        await send({"type": "http.response.body", "body": answer.body(request_id) + b"\n", "more_body": True})
+    await send({"type": "http.response.body", "body": b""})

@@ -16,10 +16,11 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from service.errors import answer_for
 from service.http import ClientLeft, send_bytes
+from service.logs import ACCESS_LOGGER
 from service.metrics import Metrics
 
 logger = logging.getLogger(__name__)
-access_logger = logging.getLogger("service.access")
+access_logger = logging.getLogger(ACCESS_LOGGER)
 
 REQUEST_ID = "care.request_id"
 QUERIES = "care.queries"

@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from service.cache import Cache
-from service.engine.batcher import Batcher, Limits
-from service.engine.inprocess import InProcessEngine
+from service.embed import Embedder
+from service.engine.homes import load_encoder, open_home
 from service.metrics import Metrics
 from service.search import Searcher
-from service.serving import load_query_encoder
+from service.serving import Serving
 from service.settings import Settings
-from service.swap import Servings
+from service.swap import Opening, Servings
+
+if TYPE_CHECKING:
+    from service.hyde import Hyde
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,27 +30,67 @@ class Runtime:
     settings: Settings
     metrics: Metrics
     searcher: Searcher
+    embedder: Embedder
     servings: Servings
 
 
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where this process stands among others.
+
+    `engine` is the socket of the process that computes, where this one does not. `tell_others` has the other workers
+    look at the pointer. `again`: this process takes the place of one that ended.
+    """
+
+    engine: Path | None = None
+    tell_others: Callable[[], None] = lambda: None
+    again: bool = False
+
+
+ALONE = Place()
+
+
 @contextlib.asynccontextmanager
-async def run_parts(settings: Settings, metrics: Metrics) -> AsyncIterator[Runtime]:
+async def run_parts(settings: Settings, metrics: Metrics, place: Place = ALONE) -> AsyncIterator[Runtime]:
     """Opens encoder and snapshot, starts batcher and poller; at the end answers what was accepted, then stops them."""
-    encoder = await asyncio.to_thread(load_query_encoder, settings.encoder, settings.encoder_threads)
-    limits = Limits(settings.batch_queries, settings.batch_tokens, settings.queue_limit)
-    batcher = Batcher(InProcessEngine(settings.threads), limits, metrics.batch)
+    load = partial(load_encoder, settings, place.engine)
+    encoder = await asyncio.to_thread(load)
+    batcher = open_home(settings, metrics, place.engine)
     cache = Cache.from_settings(settings, metrics)
-    searcher = Searcher(settings, batcher, cache, metrics)
-    servings = Servings(settings, metrics, encoder, searcher.probe)
+    embedder = Embedder(settings, batcher, cache)
+    hyde = _open_hyde(settings)
+    searcher = Searcher(settings, batcher, cache, metrics, embedder, hyde)
+
+    async def probe(serving: Serving) -> None:
+        await batcher.prepare(serving)
+        await searcher.probe(serving)
+
+    # With an engine process, that one reads every byte; the workers need not do it again.
+    verify = settings.verify and place.engine is None
+    opening = Opening(load, partial(Serving.open, verify=verify), probe)
+    servings = Servings(settings, metrics, encoder, opening, place.tell_others)
     metrics.watch_queue(batcher.__len__)
+    if place.again:
+        metrics.restart("worker")
     batcher.start()
     try:
         await servings.start()
         async with _following(servings, settings.reload_seconds):
-            yield Runtime(settings, metrics, searcher, servings)
+            yield Runtime(settings, metrics, searcher, embedder, servings)
     finally:
         await batcher.close(settings.shutdown_seconds)
         await cache.close()
+        if hyde is not None:
+            await hyde.close()
+
+
+def _open_hyde(settings: Settings) -> Hyde | None:
+    """The language model that imagines documents, where one is configured: only then is an HTTP client loaded."""
+    if settings.hyde_url is None:
+        return None
+    from service.hyde import Hyde
+
+    return Hyde.open(settings)
 
 
 @contextlib.asynccontextmanager

@@ -16,6 +16,11 @@ from service.engine.protocol import Mode
 EXACT_INTEGER = 2**53
 MAX_FILTERS = 32
 MAX_FILTER_VALUES = 1000
+MAX_PASSAGES = 20
+MAX_TIMEOUT_MS = 600_000
+MAX_HYDE_DOCUMENTS = 8
+DEFAULT_HYDE_DOCUMENTS = 3
+MAX_HYDE_QUERIES = 16
 
 WholeNumber = Annotated[int, Field(strict=True, ge=-EXACT_INTEGER, le=EXACT_INTEGER)]
 Number = Annotated[float, Field(strict=True, allow_inf_nan=False)]
@@ -71,6 +76,14 @@ def _plain(value: str | bool | int | float) -> str | int | float:
     return str(value).lower() if isinstance(value, bool) else value
 
 
+class HydeOptions(BaseModel):
+    """How many documents to imagine for a query."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    documents: Annotated[int, Field(ge=1, le=MAX_HYDE_DOCUMENTS)] = DEFAULT_HYDE_DOCUMENTS
+
+
 class SearchRequest(BaseModel):
     """One query or several, and how to answer them."""
 
@@ -87,10 +100,59 @@ class SearchRequest(BaseModel):
     weight: Annotated[float, Field(ge=0, le=1)] | None = Field(
         default=None, description="Share of the dense score in fusion by scores; a tuned default where left out."
     )
+    min_score: Annotated[float, Field(allow_inf_nan=False)] | None = Field(
+        default=None, description="Leaves out hits of a lower score."
+    )
+    passages: Annotated[int, Field(ge=0, le=MAX_PASSAGES)] = Field(
+        default=0, description="How many of its matching passages a hit shows at most."
+    )
+    explain: bool = Field(default=False, description="Whether a hit shows its rank and score on either side.")
+    hyde: bool | HydeOptions = Field(
+        default=False, description="Search with documents that a language model imagines, too; true means three."
+    )
+    timeout_ms: Annotated[int, Field(ge=1, le=MAX_TIMEOUT_MS)] | None = Field(
+        default=None, description="Longest wait for the answer (504 beyond it)."
+    )
+    bulk: bool = Field(
+        default=False, description="Whether other requests may go first; large requests always let them."
+    )
+    cache: bool = Field(default=True, description="Whether the answer may come from a cache.")
 
     @property
     def queries(self) -> list[str]:
         return [self.query] if isinstance(self.query, str) else self.query
+
+    @property
+    def hyde_documents(self) -> int:
+        """Documents to imagine per query; 0 for a plain search."""
+        if isinstance(self.hyde, HydeOptions):
+            return self.hyde.documents
+        return DEFAULT_HYDE_DOCUMENTS if self.hyde else 0
+
+
+class PassageHit(BaseModel):
+    """A passage of a document that was found."""
+
+    span: tuple[int, int] = Field(description="First and last-plus-one character in the document's text.")
+    score: float = Field(description="The passage's own, in the ranking of passages.")
+    snippet: str | None = None
+    highlights: list[tuple[int, int]] | None = None
+    text: str | None = None
+
+
+class Placing(BaseModel):
+    """Where a document stands in the ranking of one side."""
+
+    rank: int
+    score: float
+
+
+class Explanation(BaseModel):
+    """How a hit came to its score; null for a side that did not find it, or did not look."""
+
+    dense: Placing | None
+    lexical: Placing | None
+    weight: float | None = Field(description="The dense side's share in this query's fusion by scores.")
 
 
 class Hit(BaseModel):
@@ -103,6 +165,15 @@ class Hit(BaseModel):
     snippet: str | None = Field(default=None, description="The passage around the words of the query that it holds.")
     highlights: list[tuple[int, int]] | None = Field(default=None, description="Characters of the snippet that match.")
     text: str | None = None
+    passages: list[PassageHit] | None = None
+    explain: Explanation | None = None
+
+
+class HydeStatus(StrEnum):
+    """Whether imagined documents took part in a search, or it is a plain one because none came in time."""
+
+    USED = "used"
+    FAILED = "failed"
 
 
 class Result(BaseModel):
@@ -110,6 +181,7 @@ class Result(BaseModel):
 
     hits: list[Hit]
     truncated: bool = Field(description="Whether the query was longer than the encoder reads, and was cut.")
+    hyde: HydeStatus | None = None
 
 
 class StageTimings(BaseModel):
@@ -127,6 +199,13 @@ class SearchAnswer(BaseModel):
     """One result per query, in the order asked, all from one snapshot."""
 
     results: list[Result]
+    snapshot: str
+    timings_ms: StageTimings
+
+
+class StreamEnd(BaseModel):
+    """The last line of a streamed answer."""
+
     snapshot: str
     timings_ms: StageTimings
 

@@ -1,42 +1,40 @@
-"""The hot path: a parsed request to the bytes of its answer. Knows nothing of HTTP.
+"""The hot path: a parsed request to the bytes of its answer, whole or line by line. Knows nothing of HTTP.
 
-validate → cache → tokenise → batcher → fetch → bytes, each stage timed once.
+validate → cache → tokenise → engine → fetch → bytes, each stage timed once.
 """
 
 from __future__ import annotations
 
 import asyncio
-import unicodedata
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from dataclasses import dataclass
-from time import perf_counter
+from typing import TYPE_CHECKING
 
 import orjson
 
 from indexer.store import Filter
-from models.spec import Side
-from models.tokenizer import Tokens
-from service.cache import Cache, key_of
-from service.engine.batcher import Batcher, Outcome
-from service.engine.protocol import Job, Mode, Options
-from service.errors import InvalidRequest, NotReady
+from service.cache import Cache, Kind
+from service.embed import Embedder
+from service.engine.protocol import Dispatcher, Mode, Options
+from service.engine.queue import ONLINE_JOBS
+from service.errors import DeadlineExceeded, InvalidRequest, NotReady
+from service.line import Deadline, Line
 from service.metrics import Metrics
-from service.results import result_json
-from service.schemas import Part, SearchRequest
+from service.reading import is_blank
+from service.results import View
+from service.run_search import Run, Tools
+from service.schemas import MAX_HYDE_QUERIES, SearchRequest
 from service.serving import Serving
 from service.settings import Settings
-from service.snippet import marked_terms
 from service.timings import Timings
 
-# Longer queries are cut before they are tokenised: no language has so many characters to a token on average, and a
-# megabyte of text would hold up everyone else, in the tokenizer and in the lexical index.
-CHARACTERS_PER_TOKEN = 8
-# What the event loop does itself, because a thread would take longer: filter so many documents, tokenise so many
-# queries, write so many hits before it looks at other requests.
+if TYPE_CHECKING:  # loads an HTTP client that only those need who configured a model
+    from service.hyde import Hyde
+
+# Documents that the event loop filters itself, because a thread would take longer.
 LOOP_DOCUMENTS = 50_000
-LOOP_QUERIES = 8
-LOOP_HITS = 100
-PROBE = SearchRequest(query="ready", top_k=1, mode=Mode.HYBRID)
+PROBE = SearchRequest(query="ready", top_k=1, mode=Mode.HYBRID, cache=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,118 +45,104 @@ class Answer:
     timings: Timings
 
 
-@dataclass(frozen=True, slots=True)
-class _Query:
-    """One query as the engine gets it: cut where it is too long."""
-
-    text: str
-    tokens: Tokens | None
-    truncated: bool
-
-
 class Searcher:
     """Answers requests from the serving that it is given."""
 
-    def __init__(self, settings: Settings, batcher: Batcher, cache: Cache, metrics: Metrics) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        dispatcher: Dispatcher,
+        cache: Cache,
+        metrics: Metrics,
+        embedder: Embedder,
+        hyde: Hyde | None,
+    ) -> None:
+        """`hyde`: the language model that imagines documents, where one is configured."""
         self._settings = settings
-        self._batcher = batcher
-        self._cache = cache
+        self._dispatcher = dispatcher
         self._metrics = metrics
+        self._tools = Tools(settings, cache, metrics, embedder, hyde)
 
     async def search(self, serving: Serving, request: SearchRequest) -> Answer:
-        """The whole answer to a request; raises InvalidRequest, BadFilter, Overloaded, EngineFailed, ShuttingDown."""
-        began = perf_counter()
-        timings = Timings()
-        queries = self._check(request)
-        options = self._options(request)
-        parts = frozenset(request.fields)
-        if options.filters:
-            await _check_filters(serving, options.filters)
-        if not self._cache.enabled:
-            results = await self._compute(serving, queries, options, parts, timings)
-        else:
-            results = await self._compute_missing(serving, queries, options, parts, timings)
-        timings.total = perf_counter() - began
-        self._metrics.search(len(queries), timings)
-        head = b'{"results":[%b],"snapshot":%b,"timings_ms":%b}'
-        return Answer(head % (b",".join(results), orjson.dumps(serving.version), timings.as_json()), timings)
+        """The whole answer; raises InvalidRequest, BadFilter, DeadlineExceeded, and what the dispatcher raises."""
+        run = await self._begin(serving, request, self._settings.max_queries)
+        results = await run.results()
+        timings = run.end()
+        self._metrics.search(len(results), timings)
+        body = b'{"results":[%b],"snapshot":%b,"timings_ms":%b}'
+        return Answer(body % (b",".join(results), orjson.dumps(serving.version), timings.as_json()), timings)
+
+    async def stream(self, serving: Serving, request: SearchRequest) -> AsyncGenerator[bytes, None]:
+        """A line per query, in order, each as soon as it is there, and a last one; raises as `search` does."""
+        run = await self._begin(serving, request, self._settings.max_stream_queries)
+        async with aclosing(run.stream()) as results:
+            async for result in results:
+                yield result + b"\n"
+        timings = run.end()
+        self._metrics.search(len(request.queries), timings)
+        yield b'{"snapshot":%b,"timings_ms":%b}\n' % (orjson.dumps(serving.version), timings.as_json())
 
     async def probe(self, serving: Serving) -> None:
         """Sends a real query through encoder, both indexes and documents; raises NotReady where it is not answered."""
         timeout_ms = self._settings.probe_timeout_ms
+        line = Line(self._dispatcher, serving, Deadline(timeout_ms, timeout_ms), probe=True)
+        view = _view(PROBE)
+        run = Run(self._tools, serving, PROBE, self._options(PROBE, view), view, line)
         try:
             async with asyncio.timeout(timeout_ms / 1000):
-                (result,) = await self._compute(
-                    serving, PROBE.queries, self._options(PROBE), frozenset(PROBE.fields), Timings(), probe=True
-                )
-        except TimeoutError:
+                (result,) = await run.results()
+        except (TimeoutError, DeadlineExceeded):
             raise NotReady(f"a query did not get through within {timeout_ms} ms") from None
         if not orjson.loads(result)["hits"]:
             raise NotReady(f"a query found nothing in snapshot {serving.version}")
 
-    async def _compute_missing(
-        self, serving: Serving, queries: Sequence[str], options: Options, parts: frozenset[Part], timings: Timings
-    ) -> list[bytes]:
-        """Results from the cache where it has them, else computed and put there; query by query."""
-        names = (serving.version, serving.encoder.fingerprint, options, sorted(parts))
-        keys = [key_of(*names, query) for query in queries]
-        known = await self._cache.get(keys)
-        missing = [position for position, value in enumerate(known) if value is None]
-        if missing:
-            asked = [queries[position] for position in missing]
-            computed = await self._compute(serving, asked, options, parts, timings)
-            fresh = dict(zip((keys[position] for position in missing), computed, strict=True))
-            self._cache.put(fresh)
-            return [fresh[key] if value is None else value for key, value in zip(keys, known, strict=True)]
-        return [value for value in known if value is not None]
+    async def _begin(self, serving: Serving, request: SearchRequest, most: int) -> Run:
+        """The request under way, once everything that its shape cannot say was checked."""
+        deadline = Deadline(request.timeout_ms, self._settings.timeout_ms)
+        self._check(request, most)
+        bulk = request.bulk or len(request.queries) > ONLINE_JOBS
+        line = Line(self._dispatcher, serving, deadline, portion=self._settings.queue_limit, bulk=bulk)
+        view = _view(request)
+        options = self._options(request, view)
+        run = Run(self._tools, serving, request, options, view, line)
+        if options.filters:
+            await _check_filters(serving, options.filters)
+        if not request.cache:
+            self._tools.cache.bypass(Kind.RESULT, len(request.queries))
+        return run
 
-    async def _compute(
-        self,
-        serving: Serving,
-        texts: Sequence[str],
-        options: Options,
-        parts: frozenset[Part],
-        timings: Timings,
-        *,
-        probe: bool = False,
-    ) -> list[bytes]:
-        """One result per text, in order, through the engine."""
-        began = perf_counter()
-        queries = await _tokenize(serving, texts, options.mode)
-        submitted = perf_counter()
-        jobs = [Job(query.text, options, query.tokens) for query in queries]
-        futures = self._batcher.submit(serving, jobs, probe=probe)
-        outcomes = [await futures[0]] if len(futures) == 1 else await asyncio.gather(*futures)
-        answered = perf_counter()
-        timings.add_engine(answered - submitted, (outcome.times for outcome in outcomes))
-        results = await _fetch(serving, queries, outcomes, parts)
-        timings.tokenize = submitted - began
-        timings.fetch = perf_counter() - answered
-        return results
-
-    def _check(self, request: SearchRequest) -> list[str]:
-        """The queries, once everything that the request's shape cannot say was checked."""
+    def _check(self, request: SearchRequest, most: int) -> None:
         queries = request.queries
-        most = self._settings.max_queries
         if not 1 <= len(queries) <= most:
             raise InvalidRequest("query", f"must hold between 1 and {most} texts, got {len(queries)}")
         for number, query in enumerate(queries, start=1):
-            if _is_blank(query):
+            if is_blank(query):
                 which = "" if isinstance(request.query, str) else f"text {number} of the list "
                 raise InvalidRequest("query", f"{which}must not be empty")
         if not 1 <= request.top_k <= self._settings.max_top_k:
             raise InvalidRequest("top_k", f"must be between 1 and {self._settings.max_top_k}")
-        return queries
+        if request.hyde_documents:
+            self._check_hyde(request)
 
-    def _options(self, request: SearchRequest) -> Options:
+    def _check_hyde(self, request: SearchRequest) -> None:
+        if self._tools.hyde is None:
+            raise InvalidRequest("hyde", "no language model is configured; set CARE_HYDE_URL and CARE_HYDE_MODEL")
+        if self._mode(request) is Mode.LEXICAL:
+            raise InvalidRequest("hyde", "imagined documents have no part in mode lexical; use dense or hybrid")
+        if len(request.queries) > MAX_HYDE_QUERIES:
+            raise InvalidRequest("hyde", f"takes at most {MAX_HYDE_QUERIES} queries in one request")
+
+    def _options(self, request: SearchRequest, view: View) -> Options:
         filters = tuple(clause.to_filter() for clause in request.filters)
-        mode = request.mode or self._settings.default_mode
-        return Options(mode, request.top_k, filters, request.fusion, request.weight)
+        mode = self._mode(request)
+        return Options(mode, request.top_k, filters, request.fusion, request.weight, view.needs_evidence)
+
+    def _mode(self, request: SearchRequest) -> Mode:
+        return request.mode or self._settings.default_mode
 
 
-def _is_blank(text: str) -> bool:
-    """Whether there is nothing to see in a text: spaces, control characters and invisible marks at most."""
-    return all(character.isspace() or unicodedata.category(character) in ("Cc", "Cf") for character in text)
+def _view(request: SearchRequest) -> View:
+    return View(frozenset(request.fields), request.passages, request.explain, request.min_score)
 
 
 async def _check_filters(serving: Serving, filters: tuple[Filter, ...]) -> None:
@@ -167,33 +151,3 @@ async def _check_filters(serving: Serving, filters: tuple[Filter, ...]) -> None:
         serving.allowed(filters)
     else:
         await asyncio.to_thread(serving.allowed, filters)
-
-
-async def _tokenize(serving: Serving, texts: Sequence[str], mode: Mode) -> list[_Query]:
-    limit = serving.encoder.spec.max_length * CHARACTERS_PER_TOKEN
-    cut = [text[:limit] for text in texts]
-    tokens: Sequence[Tokens | None] = [None] * len(cut)
-    if mode is not Mode.LEXICAL:
-        if len(cut) <= LOOP_QUERIES:
-            tokens = serving.encoder.tokenize(cut, Side.QUERY)
-        else:
-            tokens = await asyncio.to_thread(serving.encoder.tokenize, cut, Side.QUERY)
-    return [
-        _Query(short, token, len(short) < len(text) or (token is not None and token.truncated))
-        for text, short, token in zip(texts, cut, tokens, strict=True)
-    ]
-
-
-async def _fetch(
-    serving: Serving, queries: Sequence[_Query], outcomes: Sequence[Outcome], parts: frozenset[Part]
-) -> list[bytes]:
-    results = []
-    written = 0
-    for query, outcome in zip(queries, outcomes, strict=True):
-        wanted = marked_terms(query.text) if Part.SNIPPET in parts else []
-        results.append(result_json(serving, outcome.found, parts, wanted, truncated=query.truncated))
-        written += len(outcome.found.documents)
-        if written > LOOP_HITS:
-            written = 0
-            await asyncio.sleep(0)
-    return results

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from indexer.store import Filter, Snapshot
 from models.errors import BadEncoder
-from models.onnx_encoder import OnnxEncoder
+from models.reader import TextReader
 from models.spec import EncoderSpec, Side
 
 Mask = NDArray[np.bool_]
@@ -32,7 +32,7 @@ class Serving:
     """
 
     snapshot: Snapshot
-    encoder: OnnxEncoder
+    encoder: TextReader
     facets: dict[str, dict[str, int]]
     allowed: Callable[[tuple[Filter, ...]], Mask]
 
@@ -41,7 +41,7 @@ class Serving:
         return self.snapshot.version
 
     @classmethod
-    def open(cls, folder: Path, encoder: OnnxEncoder, *, verify: bool = True) -> Serving:
+    def open(cls, folder: Path, encoder: TextReader, *, verify: bool = True) -> Serving:
         """Opens a snapshot for this encoder; refuses one that is damaged or lives in another space."""
         snapshot = Snapshot.open(folder, verify=verify)
         snapshot.manifest.require_encoder(encoder.spec)
@@ -53,13 +53,13 @@ class Serving:
         return cls(snapshot, encoder, snapshot.metadata.facets(), allowed)
 
 
-def load_query_encoder(folder: Path, threads: int) -> OnnxEncoder:
-    """Opens an encoder folder for reading queries."""
+def require_query_encoder(folder: Path) -> Path:
+    """The folder, refused where its encoder cannot read queries."""
     if Side.QUERY not in EncoderSpec.load(folder).sides:
         raise BadEncoder(f"{folder} is an encoder of documents; set CARE_ENCODER to the folder of the query encoder")
-    return OnnxEncoder.load(folder, threads=threads)
+    return folder
 
 
-def is_same_function(folder: Path, encoder: OnnxEncoder) -> bool:
+def is_same_function(folder: Path, encoder: TextReader) -> bool:
     """Whether the folder still holds what was loaded from it."""
     return EncoderSpec.load(folder).fingerprint(encoder.variant.filename) == encoder.fingerprint

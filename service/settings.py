@@ -26,6 +26,15 @@ class Settings(BaseSettings):
     encoder: Path = Field(
         default=Path("models/pretrained/care-small-zh"), description="Encoder folder that reads the queries."
     )
+    device: Literal["cpu", "cuda"] = Field(default="cpu", description="What encodes and searches: cpu or cuda.")
+    workers: int = Field(default=1, ge=1, le=256, description="HTTP processes that share the address and the snapshot.")
+    engine: Literal["auto", "process"] = Field(
+        default="auto",
+        description="auto: each worker computes by itself on cpu, one process for all on cuda; process: always one.",
+    )
+    watchdog_seconds: float = Field(
+        default=10.0, ge=0, description="The engine process is replaced once a query takes it so long; 0 never."
+    )
     host: str = Field(default="127.0.0.1", description="Address to listen on.")
     port: int = Field(default=8000, ge=0, le=65535, description="Port to listen on; 0 takes a free one.")
     encoder_threads: int = Field(
@@ -41,21 +50,53 @@ class Settings(BaseSettings):
     max_body_bytes: int = Field(
         default=2 * 1024 * 1024, ge=1024, description="Largest request body in bytes (413 beyond it)."
     )
+    max_stream_queries: int = Field(
+        default=10_000, ge=1, description="Most queries in one request whose answer is streamed."
+    )
+    max_texts: int = Field(default=2048, ge=1, description="Most texts in one request of /v1/embeddings or /v1/rerank.")
+    receive_seconds: float = Field(
+        default=30.0, gt=0, description="Longest time that a request may take to arrive (408 beyond it)."
+    )
+    keep_alive_seconds: int = Field(
+        default=75, ge=1, description="How long an idle connection is kept; longer than a proxy before it keeps one."
+    )
 
-    batch_queries: int = Field(default=32, ge=1, description="Most queries that the engine runs in one batch.")
-    batch_tokens: int = Field(default=4096, ge=1, description="Most tokens in one batch, padding included.")
+    hyde_url: str | None = Field(
+        default=None, description="OpenAI-compatible API, as http://host/v1, that imagines documents; unset: no HyDE."
+    )
+    hyde_model: str | None = Field(default=None, description="Model to ask there.")
+    hyde_key: SecretStr | None = Field(default=None, description="Key to ask with, where one is needed.")
+    hyde_timeout_ms: int = Field(
+        default=3000, ge=1, description="Longest wait for imagined documents before the search goes on without them."
+    )
+    hyde_max_tokens: int = Field(default=256, ge=1, description="Longest document to imagine, in the model's tokens.")
+
+    batch_queries: int | None = Field(
+        default=None, ge=1, description="Most queries that the engine runs in one batch; unset: 32 on cpu, 256 on cuda."
+    )
+    batch_tokens: int | None = Field(
+        default=None, ge=1, description="Most tokens in one batch, padding included; unset: 4096 on cpu, 32768 on cuda."
+    )
     queue_limit: int = Field(default=1024, ge=1, description="Queries that may wait for the engine (429 beyond it).")
+    max_wait_ms: int = Field(
+        default=100,
+        ge=1,
+        description="Longest time that a query may be expected to wait for its answer (429 beyond it).",
+    )
+    timeout_ms: int = Field(
+        default=10_000, ge=1, description="Longest wait for an answer where the request names none (504 beyond it)."
+    )
 
     lru_mb: int = Field(
-        default=0, ge=0, description="Megabytes of results kept in the process; 0 turns this cache off."
+        default=0, ge=0, description="Megabytes of results and embeddings kept in each process; 0: none."
     )
     redis_url: str | None = Field(
-        default=None, description="Redis that workers share results through; unset turns it off."
+        default=None, description="Redis that processes share results and embeddings through."
     )
     redis_timeout_ms: int = Field(
         default=20, ge=1, description="Longest wait for Redis before a request goes on without it."
     )
-    redis_ttl_seconds: int = Field(default=86_400, ge=1, description="How long Redis keeps a result.")
+    redis_ttl_seconds: int = Field(default=86_400, ge=1, description="How long Redis keeps a value.")
 
     reload_seconds: float = Field(
         default=2.0, ge=0, description="Seconds between looks at the pointer; 0 turns them off."
@@ -77,12 +118,30 @@ class Settings(BaseSettings):
     access_log: bool = Field(default=False, description="Write one JSON line per request to standard output.")
     log_queries: bool = Field(default=False, description="Put the queries into the access log. They are medical: off.")
 
+    @property
+    def has_engine_process(self) -> bool:
+        """Whether one process computes for all workers."""
+        return self.engine == "process" or self.device == "cuda"
+
     @field_validator("redis_url")
     @classmethod
     def _is_redis(cls, url: str | None) -> str | None:
         if url is not None and not url.startswith(REDIS_SCHEMES):
             raise ValueError(f"must begin with {', '.join(REDIS_SCHEMES)}")
         return url
+
+    @field_validator("hyde_url")
+    @classmethod
+    def _is_http(cls, url: str | None) -> str | None:
+        if url is not None and not url.startswith(("http://", "https://")):
+            raise ValueError("must begin with http:// or https://")
+        return url
+
+    @model_validator(mode="after")
+    def _hyde_has_a_model(self) -> Settings:
+        if self.hyde_url is not None and self.hyde_model is None:
+            raise ValueError("HYDE_URL is set without HYDE_MODEL")
+        return self
 
     @model_validator(mode="after")
     def _a_request_fits_the_queue(self) -> Settings:

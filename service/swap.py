@@ -9,29 +9,47 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
 
 from indexer.store import Collection
 from models.errors import CareError
-from models.onnx_encoder import OnnxEncoder
+from models.reader import TextReader
 from service.errors import NotReady
 from service.metrics import Metrics
-from service.serving import Serving, is_same_function, load_query_encoder
+from service.serving import Serving, is_same_function
 from service.settings import Settings
 
 logger = logging.getLogger(__name__)
 
-Probe = Callable[[Serving], Awaitable[None]]
+
+@dataclass(frozen=True, slots=True)
+class Opening:
+    """The steps to a serving: the encoder's folder once more, a snapshot for an encoder, a real query through both."""
+
+    load_encoder: Callable[[], TextReader]
+    open: Callable[[Path, TextReader], Serving]
+    probe: Callable[[Serving], Awaitable[None]]
 
 
 class Servings:
     """Holds the current serving and replaces it. One change at a time."""
 
-    def __init__(self, settings: Settings, metrics: Metrics, encoder: OnnxEncoder, probe: Probe) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        metrics: Metrics,
+        encoder: TextReader,
+        opening: Opening,
+        tell_others: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`tell_others` has other processes follow what an administrator did here."""
         self.collection = Collection(settings.collection)
         self._settings = settings
         self._metrics = metrics
         self._encoder = encoder
-        self._probe = probe
+        self._opening = opening
+        self._tell_others = tell_others
         self._current: Serving | None = None
         self._refused: tuple[str, str] | None = None
         self._changing = asyncio.Lock()
@@ -60,7 +78,12 @@ class Servings:
         self._put_in_service(await self._prepare(version))
 
     async def reload(self) -> bool:
-        """Serves what the pointer names now; False where that is served already."""
+        """Serves what the pointer names now, and has the other workers do so; False where that is served already."""
+        changed = await self._reload()
+        self._tell_others()
+        return changed
+
+    async def _reload(self) -> bool:
         async with self._changing:
             version = await asyncio.to_thread(self.collection.current)
             if version is None:
@@ -71,19 +94,29 @@ class Servings:
             return True
 
     async def rollback(self, version: str | None) -> bool:
-        """Moves the pointer to an older version and serves it; a version that cannot be served is undone."""
+        """Moves the pointer to an older version and serves it everywhere; one that cannot be served is undone."""
         async with self._changing:
             before = await asyncio.to_thread(self.collection.current)
             target = await asyncio.to_thread(self.collection.rollback, version)
-            if target == self.serving:
-                return False
+            changed = target != self.serving
             try:
-                await self._swap_to(target)
+                if changed:
+                    await self._swap_to(target)
             except Exception:
                 if before is not None:
                     await asyncio.to_thread(self.collection.rollback, before)
                 raise
-            return True
+        self._tell_others()
+        return changed
+
+    async def follow_now(self) -> None:
+        """Serves what the pointer names, because an administrator asked another process to."""
+        try:
+            await self._reload()
+        except CareError:
+            pass  # said in the log by the swap, and shown by /admin/versions
+        except Exception:
+            logger.exception("following the pointer of %s failed", self.collection.root)
 
     async def follow_pointer(self, seconds: float) -> None:
         """Looks every so many seconds until cancelled. A version that was refused is not tried again by itself."""
@@ -92,7 +125,7 @@ class Servings:
             try:
                 version = await asyncio.to_thread(self.collection.current)
                 if version not in (None, self.serving) and self.refusal_of(version) is None:
-                    await self.reload()
+                    await self._reload()
             except CareError:
                 pass  # said in the log by the swap, and shown by /admin/versions
             except Exception:
@@ -111,7 +144,7 @@ class Servings:
 
     async def _prepare(self, version: str) -> Serving:
         serving = await asyncio.to_thread(self._open, version)
-        await self._probe(serving)
+        await self._opening.probe(serving)
         return serving
 
     def _put_in_service(self, serving: Serving) -> None:
@@ -124,8 +157,8 @@ class Servings:
         folder = self.collection.folder(version)
         encoder = self._encoder
         if not self._encoder_is_current():
-            encoder = load_query_encoder(self._settings.encoder, self._settings.encoder_threads)
-        return Serving.open(folder, encoder, verify=self._settings.verify)
+            encoder = self._opening.load_encoder()
+        return self._opening.open(folder, encoder)
 
     def _encoder_is_current(self) -> bool:
         return is_same_function(self._settings.encoder, self._encoder)

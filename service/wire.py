@@ -1,28 +1,84 @@
-"""HTTP as it comes in: URLs as people type them, and bytes that are no HTTP at all.
+"""HTTP on the wire: URLs as people type them, bytes that are no HTTP at all, requests that never end, whole answers.
 
 A URL with Chinese characters in it, which `curl` sends as they are, is malformed by the letter, and the parser refuses
-it; browsers and libraries escape it first. What stays malformed is answered in the shape that every error has.
+it; browsers and libraries escape it first. What stays malformed, or takes too long to arrive, is answered in the shape
+that every error has, and its connection closed.
 """
 
 from __future__ import annotations
 
+import asyncio
 import secrets
+from http import HTTPStatus
+from typing import Any, cast
 from urllib.parse import quote
 
+import uvicorn
+from starlette.types import ASGIApp
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from service.errors import MalformedHttp, answer_for
+from models.errors import CareError
+from service.errors import MalformedHttp, SlowRequest, answer_for
+from service.settings import Settings
 
 PRINTABLE_ASCII = "".join(map(chr, range(0x20, 0x7F)))
 # The parser itself would collect a request line and headers without end.
 MAX_HEAD_BYTES = 256 * 1024
+# What a client that asked for it waits for before it sends its body.
+CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+
+
+class _Joined:
+    """A transport that keeps the head of an answer until the first bytes of its body come.
+
+    uvicorn writes them one after the other: two system calls, two packets, and a client woken up to read a head.
+    """
+
+    def __init__(self, transport: asyncio.Transport) -> None:
+        self._transport = transport
+        self._head = b""
+
+    def write(self, data: bytes) -> None:
+        if not self._head and data.startswith(b"HTTP/1.1 ") and data != CONTINUE:
+            self._head = data
+        else:
+            self._transport.write(self._head + data)
+            self._head = b""
+
+    def flush(self) -> None:
+        """For an answer without a body."""
+        if self._head:
+            self.write(b"")
+
+    def close(self) -> None:
+        self.flush()
+        self._transport.close()
+
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 (whatever else a transport has)
+        return getattr(self._transport, name)
 
 
 class TolerantProtocol(HttpToolsProtocol):
-    """uvicorn's protocol, with the bytes beyond ASCII in the URL of a GET escaped before they are parsed."""
+    """uvicorn's protocol, with the bytes beyond ASCII in the URL of a GET escaped before they are parsed.
 
+    A connection has `receive_seconds` from its opening to its first byte, and from the first byte of a request to its
+    last. Between requests uvicorn's own time-out of idle connections holds.
+    """
+
+    receive_seconds = 30.0
     _head_bytes = 0
     _in_head = True
+    _receiving = False
+    _patience: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        self._joined = _Joined(transport)
+        super().connection_made(cast(asyncio.Transport, self._joined))
+        self._wait_for_more()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_waiting()
+        super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
         self._head_bytes += len(data) if self._in_head else 0
@@ -33,9 +89,16 @@ class TolerantProtocol(HttpToolsProtocol):
         super().data_received(data)
         if self._in_head and self._head_bytes > MAX_HEAD_BYTES:
             self.send_400_response(f"the request line and headers are larger than {MAX_HEAD_BYTES} bytes")
+        # A request that came whole, as nearly all do, never sees a timer; empty lines are no request.
+        if not self._receiving and self._computing():
+            self._stop_waiting()
+        elif self._patience is None:
+            self._wait_for_more()
 
     def on_message_begin(self) -> None:
-        self._in_head = True
+        # What waited until now was the connection, or the rest of an earlier request.
+        self._stop_waiting()
+        self._in_head = self._receiving = True
         super().on_message_begin()
 
     def on_headers_complete(self) -> None:
@@ -43,19 +106,67 @@ class TolerantProtocol(HttpToolsProtocol):
         super().on_headers_complete()
 
     def on_message_complete(self) -> None:
-        self._in_head = True
+        self._in_head, self._receiving = True, False
         super().on_message_complete()
+
+    def on_response_complete(self) -> None:
+        self._joined.flush()
+        super().on_response_complete()
 
     def send_400_response(self, msg: str) -> None:
         """Answers what never became a request, and closes the connection."""
+        said = "this is not an HTTP request that can be read" if msg.startswith("Invalid HTTP") else msg
+        self._refuse(MalformedHttp(f"{said}; URLs are at most 64 KiB, POST takes more"))
+
+    def _wait_for_more(self) -> None:
+        self._patience = self.loop.call_later(self.receive_seconds, self._give_up)
+
+    def _stop_waiting(self) -> None:
+        if self._patience is not None:
+            self._patience.cancel()
+            self._patience = None
+
+    def _give_up(self) -> None:
+        self._patience = None
+        if self.flow.read_paused or (self._in_head and self._computing()):
+            self._wait_for_more()  # the service is busy with an earlier request, and that one is to be answered
+        elif self._receiving and (self._in_head or not self.cycle.response_started):
+            self._refuse(SlowRequest(f"the request did not arrive within {self.receive_seconds:g} s; send it faster"))
+        else:
+            self.transport.close()  # nothing was asked, or it was answered before it was sent to its end
+
+    def _computing(self) -> bool:
+        return self.cycle is not None and not self.cycle.response_complete
+
+    def _refuse(self, error: CareError) -> None:
+        """Answers by hand: there is no request, or not all of it, that the application could answer."""
         if self.transport.is_closing():
             return
         request_id = secrets.token_hex(8)
-        said = "this is not an HTTP request that can be read" if msg.startswith("Invalid HTTP") else msg
-        body = answer_for(MalformedHttp(f"{said}; URLs are at most 64 KiB, POST takes more")).body(request_id)
+        answer = answer_for(error)
+        body = answer.body(request_id)
         head = (
-            b"HTTP/1.1 400 Bad Request\r\ncontent-type: application/json\r\ncontent-length: %d\r\n"
-            b"x-request-id: %b\r\nconnection: close\r\n\r\n" % (len(body), request_id.encode())
+            b"HTTP/1.1 %d %b\r\ncontent-type: application/json\r\ncontent-length: %d\r\n"
+            b"x-request-id: %b\r\nconnection: close\r\n\r\n"
+            % (answer.status, HTTPStatus(answer.status).phrase.encode(), len(body), request_id.encode())
         )
         self.transport.write(head + body)
         self.transport.close()
+
+
+def http_config(app: ASGIApp, settings: Settings) -> uvicorn.Config:
+    """How an application is put on a socket; whoever runs it also runs its lifespan."""
+    # uvicorn makes the protocol's objects itself and knows no further arguments: the class carries the setting.
+    protocol = type("Protocol", (TolerantProtocol,), {"receive_seconds": settings.receive_seconds})
+    return uvicorn.Config(
+        app,
+        loop="uvloop",
+        http=protocol,
+        ws="none",
+        lifespan="off",
+        access_log=False,
+        log_config=None,
+        server_header=False,
+        timeout_keep_alive=settings.keep_alive_seconds,
+        timeout_graceful_shutdown=settings.shutdown_seconds,
+    )

@@ -7,9 +7,9 @@ from indexer.store.collection import Collection, new_version
 from indexer.store.documents import StoredDocument
 from indexer.store.errors import BadCollection, BadFilter, BadSnapshot
 from indexer.store.filters import AnyOf, Equal, Filter, Range
+from indexer.store.kinds import IndexKind
 from indexer.store.manifest import Manifest
 from indexer.store.snapshot import Snapshot
-from indexer.store.vectors import IndexKind
 from indexer.store.writer import SnapshotWriter
 
 __all__ = [

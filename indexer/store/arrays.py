@@ -1,26 +1,24 @@
-"""Arrays and runs of bytes on disk, memory-mapped. Knows nothing of what they mean.
+"""Arrays and runs of bytes on disk: streamed out, memory-mapped in. Knows nothing of what they mean.
 
-Everything is little-endian whatever machine writes it, and nothing is ever unpickled.
+Everything is little-endian whatever machine writes it, and nothing is ever unpickled. Nothing is written through a
+map: on a full disk a map ends the process with a signal, a write ends with an error that can be told.
 """
 
 from __future__ import annotations
 
 import mmap
-from array import array
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.lib.format import dtype_to_descr, write_array_header_1_0
+from numpy.typing import DTypeLike, NDArray
 
 from indexer.store.errors import BadSnapshot
 
 Array = NDArray[Any]
 
-
-def save_array(path: Path, values: Any, dtype: str) -> None:  # noqa: ANN401 - whatever numpy makes an array of
-    """Writes one .npy file; `dtype` names its byte order."""
-    np.save(path, np.asarray(values, dtype=dtype), allow_pickle=False)
+WRITE_BUFFER_BYTES = 1 << 20
 
 
 def load_array(path: Path, dtype: str, shape: tuple[int | None, ...]) -> Array:
@@ -40,25 +38,70 @@ def load_array(path: Path, dtype: str, shape: tuple[int | None, ...]) -> Array:
     return plain
 
 
-class BlobWriter:
-    """Appends runs of bytes to `<name>.bin`; close() writes where each begins to `<name>.offsets.npy`."""
+class ArrayWriter:
+    """Appends rows to one .npy file whose length is known at the end; holds nothing but a buffer of the file's."""
 
-    def __init__(self, folder: Path, name: str) -> None:
-        self._file = (folder / f"{name}.bin").open("wb")
-        self._offsets_path = folder / f"{name}.offsets.npy"
-        self._offsets = array("q", [0])
+    def __init__(self, path: Path, dtype: DTypeLike, row_shape: tuple[int, ...] = ()) -> None:
+        """`dtype` names its byte order."""
+        self._dtype = np.dtype(dtype)
+        self._row_shape = row_shape
+        self._row_bytes = self._dtype.itemsize * int(np.prod(row_shape, dtype=np.int64))
+        self._file = path.open("wb", buffering=WRITE_BUFFER_BYTES)
+        self._write_header(0)
+        self._data_start = self._file.tell()
+        self._bytes = 0
 
-    def append(self, run: bytes) -> None:
-        self._file.write(run)
-        self._offsets.append(self._offsets[-1] + len(run))
+    def __len__(self) -> int:
+        return self._bytes // self._row_bytes
+
+    def append(self, rows: Any) -> None:  # noqa: ANN401 - whatever numpy makes an array of
+        """`rows` (any number, *row_shape)."""
+        self._bytes += self._file.write(np.asarray(rows, dtype=self._dtype).tobytes())
 
     def release(self) -> None:
         """Closes the file without completing it; after close() it does nothing."""
         self._file.close()
 
+    def close(self) -> int:
+        """Completes the file; returns the number of rows."""
+        rows = len(self)
+        self._file.seek(0)
+        # numpy pads a header for any length of the first axis, so the final one takes the place of the first.
+        self._write_header(rows)
+        if self._file.tell() != self._data_start:
+            raise AssertionError("numpy wrote a header of another size")
+        self._file.close()
+        return rows
+
+    def _write_header(self, rows: int) -> None:
+        header = {"descr": dtype_to_descr(self._dtype), "fortran_order": False, "shape": (rows, *self._row_shape)}
+        write_array_header_1_0(self._file, header)
+
+
+class BlobWriter:
+    """Appends runs of bytes to `<name>.bin`, and where each begins to `<name>.offsets.npy`."""
+
+    def __init__(self, folder: Path, name: str) -> None:
+        self._file = (folder / f"{name}.bin").open("wb", buffering=WRITE_BUFFER_BYTES)
+        self._offsets = ArrayWriter(folder / f"{name}.offsets.npy", "<i8")
+        self._offsets.append([0])
+        self._end = 0
+
+    def append(self, *runs: bytes) -> None:
+        ends = []
+        for run in runs:
+            self._end += self._file.write(run)
+            ends.append(self._end)
+        self._offsets.append(ends)
+
+    def release(self) -> None:
+        """Closes the files without completing them; after close() it does nothing."""
+        self._file.close()
+        self._offsets.release()
+
     def close(self) -> None:
         self._file.close()
-        save_array(self._offsets_path, self._offsets, "<i8")
+        self._offsets.close()
 
 
 class Blob:

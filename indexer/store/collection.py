@@ -2,7 +2,7 @@
 
 `root/versions/<version>/` are snapshots, `root/CURRENT` names the served one, `root/PUBLISHED` lists every version
 that was ever served, so that a rollback cannot land on a build that nobody released. Every change is one atomic
-rename: a reader sees the old state or the new one.
+rename: a reader sees the old state or the new one. `root/shards/` keeps what an unfinished build has encoded.
 """
 
 from __future__ import annotations
@@ -12,15 +12,18 @@ import secrets
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from indexer.store.errors import BadCollection, BadSnapshot
+from indexer.store.lock import in_turn, sole_builder
 from indexer.store.manifest import Manifest
 from indexer.store.snapshot import Snapshot
 from indexer.store.writer import sync
 
 BUILDING = ".building-"
+REMOVING = ".removing-"
+VERSION_TIME = "%Y%m%dT%H%M%S"
 
 
 class Collection:
@@ -31,6 +34,8 @@ class Collection:
         self._versions = root / "versions"
         self._pointer = root / "CURRENT"
         self._published = root / "PUBLISHED"
+        self.rejects = root / "rejects"
+        self.shards_root = root / "shards"
 
     def current(self) -> str | None:
         """The version that is served, None where nothing was published yet."""
@@ -54,6 +59,20 @@ class Collection:
             raise BadCollection(f"{self.root} has no version {version}; it has {known}")
         return self._versions / version
 
+    def shards(self, fingerprint: str) -> Path:
+        """Where an unfinished build of this encoder keeps what it has encoded."""
+        return self.shards_root / fingerprint
+
+    @contextmanager
+    def sole_builder(self) -> Iterator[None]:
+        """Keeps other builds out, and clears away what one that was killed left half-written. Raises Busy."""
+        with sole_builder(self.root / "LOCK"):
+            self._versions.mkdir(exist_ok=True)
+            for path in self._versions.iterdir():
+                if path.name.startswith((BUILDING, REMOVING)):
+                    shutil.rmtree(path)
+            yield
+
     @contextmanager
     def building(self, version: str) -> Iterator[Path]:
         """A hidden folder to write a snapshot in: it becomes the version on success and goes away on failure."""
@@ -62,8 +81,10 @@ class Collection:
         try:
             yield hidden
             hidden.rename(self._versions / version)
-        except BaseException:
+        except BaseException as error:
             shutil.rmtree(hidden, ignore_errors=True)
+            if isinstance(error, OSError) and error.filename is None:
+                error.filename = str(self.root)  # a write that fails does not say where
             raise
         sync(self._versions)
 
@@ -73,36 +94,59 @@ class Collection:
         Refuses a change of space or dimension, which would break a service that runs with the present query
         encoder, unless `force`.
         """
-        snapshot = Snapshot.open(self.folder(version))
-        if snapshot.version != version:
-            raise BadSnapshot(f"{snapshot.folder} says it is version {snapshot.version}; restore the folder's name")
-        if not force:
-            self._require_same_space(snapshot.manifest)
-        with self._published.open("a", encoding="utf-8") as file:
-            file.write(f"{version}\n")
-            file.flush()
-            os.fsync(file.fileno())
-        self._point_to(version)
+        folder = self.folder(version)
+        with in_turn(self._versions):  # else a version could be pruned between its opening and its publication
+            snapshot = Snapshot.open(folder)
+            if snapshot.version != version:
+                raise BadSnapshot(f"{snapshot.folder} says it is version {snapshot.version}; restore the folder's name")
+            if not force:
+                self._require_same_space(snapshot.manifest)
+            with self._published.open("a", encoding="utf-8") as file:
+                file.write(f"{version}\n")
+                file.flush()
+                os.fsync(file.fileno())
+            self._point_to(version)
 
     def rollback(self, version: str | None = None) -> str:
         """Serves the version published before the current one, or the one named; returns its name."""
-        target = version or self._previous()
+        if version is None and self.current() is None:
+            raise BadCollection(f"{self.root} has no published version; care index publish makes one")
+        target = version or self.previous()
+        if target is None:
+            raise BadCollection(f"{self.root} has no version older than {self.current()} that was published; name one")
         self.publish(target, force=True)
         return target
 
-    def _previous(self) -> str:
+    def previous(self) -> str | None:
+        """The newest version older than the current one that was ever published: where a rollback goes."""
         current = self.current()
         if current is None:
-            raise BadCollection(f"{self.root} has no published version; care index publish makes one")
+            return None
         try:
             published = set(self._published.read_text(encoding="utf-8").split())
         except (OSError, UnicodeDecodeError) as error:
             reason = f"{self._published}, which lists what was published, is not readable ({error})"
             raise BadCollection(f"{reason}; name the version to go back to") from error
         older = [version for version in self.versions() if version in published and version < current]
-        if not older:
-            raise BadCollection(f"{self.root} has no version older than {current} that was published; name one")
-        return older[-1]
+        return older[-1] if older else None
+
+    def prune(self, keep: int, keep_days: float, now: datetime | None = None) -> list[str]:
+        """Removes every version that is neither among the `keep` newest nor younger than `keep_days`.
+
+        The current version and the one that a rollback would go to always stay. Returns what was removed.
+        """
+        # Names begin with the time, so they compare with a time.
+        oldest = f"{(now or datetime.now(UTC)) - timedelta(days=keep_days):{VERSION_TIME}}"
+        with in_turn(self._versions):
+            versions = self.versions()
+            kept = {*versions[max(0, len(versions) - keep) :], self.current(), self.previous()}
+            removed = [version for version in versions if version < oldest and version not in kept]
+            for version in removed:  # each at once, so that nobody sees half of one
+                (self._versions / version).rename(self._versions / f"{REMOVING}{version}")
+        for version in removed:
+            shutil.rmtree(self._versions / f"{REMOVING}{version}")
+            (self.rejects / f"{version}.jsonl").unlink(missing_ok=True)
+        return removed
 
     def _require_same_space(self, new: Manifest) -> None:
         current = self.current()
@@ -119,7 +163,7 @@ class Collection:
             )
 
     def _point_to(self, version: str) -> None:
-        temporary = self._pointer.with_name(f".CURRENT-{secrets.token_hex(4)}")
+        temporary = self._pointer.with_name(".CURRENT.new")
         temporary.write_text(f"{version}\n", encoding="utf-8")
         sync(temporary)
         os.replace(temporary, self._pointer)
@@ -129,4 +173,4 @@ class Collection:
 def new_version(now: datetime | None = None) -> str:
     """A name that sorts by time, to the millisecond, and is its own even within one."""
     moment = now or datetime.now(UTC)
-    return f"{moment:%Y%m%dT%H%M%S}{moment.microsecond // 1000:03d}Z-{secrets.token_hex(4)}"
+    return f"{moment:{VERSION_TIME}}{moment.microsecond // 1000:03d}Z-{secrets.token_hex(4)}"

@@ -1,13 +1,12 @@
 """The documents of a snapshot, kept as the JSON that an answer needs, so that a hit is two slices of a map.
 
 Files: `documents.bin` + `documents.offsets.npy` (two runs a document: the inside of its JSON object without text, and
-the JSON string of its text), `ids.hashes.npy` + `ids.rows.npy` (id → document row). Knows nothing of passages,
-vectors or filters.
+the JSON string of its text), `documents.digests.npy` (what tells whether a document changed), `ids.hashes.npy` +
+`ids.rows.npy` (id → document row). Knows nothing of passages, vectors or filters.
 """
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -17,10 +16,14 @@ from typing import Any
 import numpy as np
 import orjson
 
-from indexer.store.arrays import Array, Blob, BlobWriter, load_array, save_array
+from indexer.store.arrays import Array, ArrayWriter, Blob, BlobWriter, load_array
+from indexer.store.parts import part_bits, rows_of_part
 
 Value = str | bool | int | float | Sequence[str] | None
 Metadata = Mapping[str, Value]
+
+DIGESTS_FILE = "documents.digests.npy"
+DIGEST_BYTES = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,51 +55,75 @@ class StoredDocument:
 
 
 class DocumentsWriter:
-    """Streams documents to disk; keeps only offsets and id hashes in memory."""
+    """Streams documents to disk; keeps nothing of them in memory."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._blob = BlobWriter(folder, "documents")
-        self._hashes = array("Q")
+        self._digests = ArrayWriter(folder / DIGESTS_FILE, "|u1", (DIGEST_BYTES,))
+        self._unsorted = ArrayWriter(folder / "ids.unsorted.npy", "<u8")
 
     def add(self, document_id: str, title: str, text: str, metadata: Metadata) -> None:
         inside = orjson.dumps({"id": document_id, "title": title, "metadata": metadata})[1:-1]
-        self._blob.append(inside)
-        self._blob.append(orjson.dumps(text))
-        self._hashes.append(_hash(document_id))
+        text_json = orjson.dumps(text)
+        self._blob.append(inside, text_json)
+        self._digests.append(_digest(inside, text_json))
+        self._unsorted.append([_hash(document_id)])
 
     def release(self) -> None:
-        """Gives up the open file of a build that failed."""
+        """Gives up the open files of a build that failed."""
         self._blob.release()
+        self._digests.release()
+        self._unsorted.release()
 
     def close(self) -> int:
         """Completes the files; returns the number of documents."""
         self._blob.close()
-        hashes = np.asarray(self._hashes, dtype="<u8")
-        order = np.argsort(hashes, kind="stable")
-        save_array(self._folder / "ids.hashes.npy", hashes[order], "<u8")
-        save_array(self._folder / "ids.rows.npy", order, "<i4")
-        return len(hashes)
+        self._digests.close()
+        documents = self._unsorted.close()
+        unsorted = self._folder / "ids.unsorted.npy"
+        _write_sorted(self._folder, load_array(unsorted, "<u8", (documents,)))
+        unsorted.unlink()
+        return documents
+
+
+def _write_sorted(folder: Path, hashes: Array) -> None:
+    """`ids.hashes.npy`, ascending, and `ids.rows.npy`."""
+    sorted_hashes, rows = ArrayWriter(folder / "ids.hashes.npy", "<u8"), ArrayWriter(folder / "ids.rows.npy", "<i4")
+    bits = part_bits(len(hashes))
+    for part in range(1 << bits):
+        inside = rows_of_part(hashes, bits, part)
+        order = inside[np.argsort(hashes[inside], kind="stable")]
+        sorted_hashes.append(hashes[order])
+        rows.append(order)
+    sorted_hashes.close()
+    rows.close()
 
 
 class Documents:
-    """Documents by row and by id."""
+    """Documents by row and by id.
 
-    def __init__(self, blob: Blob, id_hashes: Array, id_rows: Array) -> None:
+    `id_hashes` uint64 ascending, and `id_rows` the document row of each: by these two versions are matched.
+    """
+
+    def __init__(self, blob: Blob, digests: Array | None, id_hashes: Array, id_rows: Array) -> None:
         self._blob = blob
-        self._id_hashes = id_hashes
-        self._id_rows = id_rows
+        self._digests = digests
+        self.id_hashes = id_hashes
+        self.id_rows = id_rows
 
     @classmethod
     def open(cls, folder: Path, count: int) -> Documents:
+        digests = folder / DIGESTS_FILE
         return cls(
             Blob.open(folder, "documents", 2 * count),
+            load_array(digests, "|u1", (count, DIGEST_BYTES)) if digests.exists() else None,  # format 1 has none
             load_array(folder / "ids.hashes.npy", "<u8", (count,)),
             load_array(folder / "ids.rows.npy", "<i4", (count,)),
         )
 
     def __len__(self) -> int:
-        return len(self._id_rows)
+        return len(self.id_rows)
 
     def get(self, row: int) -> StoredDocument:
         return StoredDocument(self._blob[2 * row], self._blob[2 * row + 1])
@@ -105,20 +132,31 @@ class Documents:
         """The JSON string of the document's text, quotes included."""
         return self._blob[2 * row + 1]
 
+    def digests(self, rows: Array) -> Array:
+        """(rows, 16) uint8: equal digest, equal document."""
+        if self._digests is not None:
+            return self._digests[rows]
+        found = [_digest(self._blob[2 * row], self._blob[2 * row + 1]) for row in rows.tolist()]
+        return np.array(found, dtype=np.uint8).reshape(-1, DIGEST_BYTES)
+
     def row_of(self, document_id: str) -> int | None:
         """The row of the document with this id; equal hashes are told apart by the id itself."""
         try:
             wanted = _hash(document_id)
         except UnicodeEncodeError:  # a lone surrogate is in no stored id
             return None
-        first = int(np.searchsorted(self._id_hashes, np.uint64(wanted)))
+        first = int(np.searchsorted(self.id_hashes, np.uint64(wanted)))
         for position in range(first, len(self)):
-            if int(self._id_hashes[position]) != wanted:
+            if int(self.id_hashes[position]) != wanted:
                 break
-            row = int(self._id_rows[position])
+            row = int(self.id_rows[position])
             if self.get(row).id == document_id:
                 return row
         return None
+
+
+def _digest(json: bytes, text_json: bytes) -> Array:
+    return np.frombuffer(blake2b(json + text_json, digest_size=DIGEST_BYTES).digest(), dtype=np.uint8)
 
 
 def _hash(document_id: str) -> int:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from models.errors import CareError
 
 
@@ -11,6 +13,23 @@ class BadSnapshot(CareError):
 
 class BadCollection(CareError):
     """A version that a collection does not have, or may not publish."""
+
+
+class Busy(CareError):
+    """Another process works on the collection; the same command succeeds when it has ended."""
+
+    exit_code = 75  # sysexits' EX_TEMPFAIL: try again later
+
+
+class BadIndex(CareError):
+    """A kind of index that does not go with the vectors."""
+
+
+class NotWritten(CareError):
+    """A library could not write its file, as a rule because the disk is full."""
+
+    def __init__(self, path: Path, reason: object) -> None:
+        super().__init__(f"{path} could not be written ({reason}); free some space, then run the same command again")
 
 
 class BadFilter(CareError):

@@ -15,15 +15,19 @@ from typing import Annotated, Any
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationError
 
 from indexer.store.errors import BadSnapshot
-from indexer.store.vectors import IndexKind
+from indexer.store.kinds import IndexKind
 from models.errors import SpaceMismatch
 from models.spec import EncoderSpec, Variant, sha256_of
 
 MANIFEST_FILE = "manifest.json"
-FORMAT = 1
+LEXICAL_FOLDER = "lexical"
+FORMAT = 2
+# The oldest format that is still read: collections of it go on being served until they are built again.
+OLDEST_FORMAT = 1
 
 Count = Annotated[int, Field(ge=0)]
 Positive = Annotated[int, Field(gt=0)]
+Share = Annotated[float, Field(ge=0, le=1)]
 
 
 class _Value(BaseModel):
@@ -43,11 +47,25 @@ class Counts(_Value):
     rejects: Count
 
 
+class Recall(_Value):
+    """The share of the exact ten best passages that the index found, over so many queries, and the least allowed."""
+
+    at_10: Share
+    queries: Positive
+    floor: Share
+
+
 class Built(_Value):
-    """How the snapshot was made: enough to make it again from the same corpus."""
+    """How the snapshot was made: enough to make it again from the same corpus.
+
+    `search_depth` is how far a search looks unless it is told, 0: the least of the index's kind. `recall` was not
+    measured where it is None: the index is exact, or of format 1.
+    """
 
     index: IndexKind
     index_parameters: dict[str, int]
+    search_depth: Count = 0
+    recall: Recall | None = None
     passage_tokens: Positive
     passage_overlap: Count
     care_version: str
@@ -85,6 +103,18 @@ class Manifest(Facts):
     def size_bytes(self) -> int:
         return sum(entry.size for entry in self.files.values())
 
+    @property
+    def content(self) -> str:
+        """Names what the snapshot holds, whenever it was made: builds of one corpus in one way have one content.
+
+        The lexical library gives its files random names, which two JSON files repeat; their other bytes count.
+        """
+        lexical = {name: entry for name, entry in self.files.items() if name.startswith(f"{LEXICAL_FOLDER}/")}
+        named = {name: entry.sha256 for name, entry in self.files.items() if name not in lexical}
+        unnamed = sorted((Path(name).suffix, e.sha256) for name, e in lexical.items() if not name.endswith(".json"))
+        facts = self.model_dump(mode="json", include={"space", "encoder", "dim", "counts", "format"})
+        return _checksum(facts | {"files": named, "lexical": unnamed})
+
     def require_encoder(self, spec: EncoderSpec) -> None:
         """Refuses an encoder whose embeddings cannot be compared with this snapshot's."""
         if spec.space != self.space:
@@ -111,7 +141,7 @@ class Manifest(Facts):
             raise BadSnapshot(f"{folder} has no {MANIFEST_FILE}: its build did not finish; build it again")
         try:
             fields = json.loads(path.read_bytes())
-            if fields["format"] > FORMAT:
+            if not OLDEST_FORMAT <= fields["format"] <= FORMAT:
                 newer = f"{folder} has format {fields['format']}, this program reads up to {FORMAT}"
                 raise BadSnapshot(f"{newer}: upgrade care-search")
             checksum = fields.pop("checksum")
@@ -138,15 +168,20 @@ def list_files(folder: Path) -> dict[str, FileEntry]:
 
 def verify_files(folder: Path, manifest: Manifest, *, checksums: bool) -> None:
     """Refuses the folder unless every file is there, has its size and (with `checksums`) its very bytes."""
-    for name, entry in manifest.files.items():
-        path = folder / name
-        if not path.is_file():
-            raise BadSnapshot(f"{folder}: {name} is missing; roll back or build again")
-        size = path.stat().st_size
-        if size != entry.size:
-            raise BadSnapshot(f"{folder}: {name} has {size} bytes instead of {entry.size}; roll back or build again")
-        if checksums and sha256_of(path) != entry.sha256:
-            raise BadSnapshot(f"{folder}: {name} was altered: its checksum differs; roll back or build again")
+    for name in manifest.files:
+        verify_file(folder, manifest, name, checksum=checksums)
+
+
+def verify_file(folder: Path, manifest: Manifest, name: str, *, checksum: bool) -> None:
+    """Raises BadSnapshot unless the file is what the manifest says."""
+    path, entry = folder / name, manifest.files[name]
+    if not path.is_file():
+        raise BadSnapshot(f"{folder}: {name} is missing; roll back or build again")
+    size = path.stat().st_size
+    if size != entry.size:
+        raise BadSnapshot(f"{folder}: {name} has {size} bytes instead of {entry.size}; roll back or build again")
+    if checksum and sha256_of(path) != entry.sha256:
+        raise BadSnapshot(f"{folder}: {name} was altered: its checksum differs; roll back or build again")
 
 
 def _checksum(fields: dict[str, Any]) -> str:

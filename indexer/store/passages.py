@@ -5,36 +5,42 @@ Files: `passages.documents.npy`, `passages.spans.npy`, `hashes.npy`. Knows neith
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Sequence
 from pathlib import Path
 
-import numpy as np
+from indexer.store.arrays import Array, ArrayWriter, load_array
 
-from indexer.store.arrays import Array, load_array, save_array
-
+HASHES_FILE = "hashes.npy"
 HASH_BYTES = 16
 Span = tuple[int, int]
 
 
 class PassagesWriter:
-    """Collects the passages of documents that come in row order: 12 bytes a passage in memory."""
+    """Streams the passages of documents that come in row order."""
 
     def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._documents = array("i")
-        self._spans = array("i")
+        self._documents = ArrayWriter(folder / "passages.documents.npy", "<i4")
+        self._spans = ArrayWriter(folder / "passages.spans.npy", "<i4", (2,))
+        self._hashes = ArrayWriter(folder / HASHES_FILE, "|u1", (HASH_BYTES,))
 
-    def add(self, document_row: int, spans: Sequence[Span]) -> None:
-        for span in spans:
-            self._documents.append(document_row)
-            self._spans.extend(span)
+    def add(self, document_row: int, spans: Sequence[Span], hashes: Array) -> None:
+        """`hashes` (spans, 16) uint8: what makes the next build able to reuse a vector."""
+        if len(spans) != len(hashes):
+            raise ValueError(f"{len(spans)} passages with {len(hashes)} hashes")
+        self._documents.append([document_row] * len(spans))
+        self._spans.append(spans)
+        self._hashes.append(hashes)
+
+    def release(self) -> None:
+        """Gives up the open files of a build that failed."""
+        for writer in (self._documents, self._spans, self._hashes):
+            writer.release()
 
     def close(self) -> int:
         """Completes the files; returns the number of passages."""
-        save_array(self._folder / "passages.documents.npy", self._documents, "<i4")
-        save_array(self._folder / "passages.spans.npy", np.asarray(self._spans).reshape(-1, 2), "<i4")
-        return len(self._documents)
+        self._spans.close()
+        self._hashes.close()
+        return self._documents.close()
 
 
 class Passages:
@@ -60,10 +66,6 @@ class Passages:
         return start, end
 
 
-def save_hashes(folder: Path, hashes: Array) -> None:
-    """`hashes` (passages, 16) uint8: what makes the next build able to reuse a vector."""
-    save_array(folder / "hashes.npy", hashes, "|u1")
-
-
 def load_hashes(folder: Path, count: int) -> Array:
-    return load_array(folder / "hashes.npy", "|u1", (count, HASH_BYTES))
+    """The content hash of each passage, (passages, 16) uint8."""
+    return load_array(folder / HASHES_FILE, "|u1", (count, HASH_BYTES))

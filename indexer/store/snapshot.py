@@ -8,14 +8,12 @@ from pathlib import Path
 from indexer.store.arrays import Array
 from indexer.store.documents import Documents
 from indexer.store.errors import BadSnapshot
-from indexer.store.manifest import Manifest, verify_files
+from indexer.store.manifest import LEXICAL_FOLDER, Manifest, verify_files
 from indexer.store.metadata import MetadataIndex
 from indexer.store.passages import Passages, load_hashes
 from indexer.store.vectors import VectorIndex
 from models.errors import CareError
 from models.lexical import LexicalIndex
-
-LEXICAL_FOLDER = "lexical"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -55,9 +53,14 @@ class Snapshot:
             passages=passages,
             hashes=load_hashes(folder, counts.passages),
             metadata=MetadataIndex.open(folder, counts.documents),
-            vectors=VectorIndex.open(folder, manifest.built.index, counts.passages, manifest.dim),
+            vectors=_open_vectors(folder, manifest),
             lexical=_open_lexical(folder / LEXICAL_FOLDER, counts.passages),
         )
+
+
+def _open_vectors(folder: Path, manifest: Manifest) -> VectorIndex:
+    built = manifest.built
+    return VectorIndex.open(folder, built.index, manifest.counts.passages, manifest.dim, built.search_depth)
 
 
 def _open_lexical(folder: Path, passages: int) -> LexicalIndex:

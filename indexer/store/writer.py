@@ -11,16 +11,14 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from types import TracebackType
 
-import numpy as np
-from numpy.typing import NDArray
-
-from indexer.store.arrays import Array
+from indexer.store.arrays import Array, ArrayWriter, load_array
 from indexer.store.documents import Documents, DocumentsWriter, Metadata
-from indexer.store.manifest import Facts, Manifest, list_files
-from indexer.store.metadata import MetadataWriter
-from indexer.store.passages import Passages, PassagesWriter, Span, save_hashes
-from indexer.store.snapshot import LEXICAL_FOLDER
-from indexer.store.vectors import INDEX_FILE, VECTORS_FILE, IndexKind, build_index
+from indexer.store.errors import NotWritten
+from indexer.store.kinds import INDEX_FILE, IndexKind, build_index
+from indexer.store.manifest import LEXICAL_FOLDER, Facts, Manifest, list_files
+from indexer.store.metadata_writer import MetadataWriter
+from indexer.store.passages import Passages, PassagesWriter, Span, load_hashes
+from indexer.store.vectors import VECTORS_FILE
 from models.lexical import LexicalIndex
 
 
@@ -40,37 +38,48 @@ class SnapshotWriter:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._documents.release()
+        for writer in (self._documents, self._metadata, self._passages):
+            writer.release()
 
-    def add(self, document_id: str, title: str, text: str, metadata: Metadata, spans: Sequence[Span]) -> None:
-        """The next document and the spans of its text that are its passages, at least one."""
+    def add(
+        self, document_id: str, title: str, text: str, metadata: Metadata, spans: Sequence[Span], hashes: Array
+    ) -> None:
+        """The next document, the spans of its text that are its passages, at least one, and their content hashes."""
         self._documents.add(document_id, title, text, metadata)
         self._metadata.add(metadata)
-        self._passages.add(self._count, spans)
+        self._passages.add(self._count, spans, hashes)
         self._count += 1
 
-    def close_documents(self) -> tuple[Documents, Passages]:
-        """Completes documents, metadata and passages on disk, and opens what was written."""
+    def close_documents(self) -> tuple[Documents, Passages, Array]:
+        """Completes documents, metadata and passages on disk; opens what was written, content hashes included."""
         documents = self._documents.close()
         self._metadata.close()
         passages = self._passages.close()
-        return Documents.open(self._folder, documents), Passages.open(self._folder, passages)
+        folder = self._folder
+        return Documents.open(folder, documents), Passages.open(folder, passages), load_hashes(folder, passages)
 
-    def create_vectors(self, passages: int, dim: int) -> NDArray[np.float16]:
-        """An array (passages, dim) on disk, to be filled."""
-        shape = (passages, dim)
-        return np.lib.format.open_memmap(self._folder / VECTORS_FILE, mode="w+", dtype="<f2", shape=shape)
+    def write_vectors(self, blocks: Iterable[Array], dim: int) -> Array:
+        """`blocks` of vectors (any number, dim) float16 in passage-row order; returns a map of them all."""
+        writer = ArrayWriter(self._folder / VECTORS_FILE, "<f2", (dim,))
+        try:
+            for block in blocks:
+                writer.append(block)
+            passages = writer.close()
+        finally:
+            writer.release()
+        return load_array(self._folder / VECTORS_FILE, "<f2", (passages, dim))
 
-    def write_hashes(self, hashes: Array) -> None:
-        """`hashes` (passages, 16) uint8."""
-        save_hashes(self._folder, hashes)
-
-    def write_index(self, vectors: NDArray[np.float16], kind: IndexKind) -> None:
-        build_index(vectors, kind, self._folder / INDEX_FILE)
+    def write_index(self, vectors: Array, kind: IndexKind) -> dict[str, int]:
+        """The index over the vectors that were written; returns the parameters that made it."""
+        return build_index(vectors, kind, self._folder / INDEX_FILE)
 
     def write_lexical(self, texts: Iterable[str]) -> None:
         """`texts` in passage-row order."""
-        LexicalIndex.build(texts, self._folder / LEXICAL_FOLDER)
+        folder = self._folder / LEXICAL_FOLDER
+        try:
+            LexicalIndex.build(texts, folder)
+        except ValueError as error:  # whatever goes wrong inside the library
+            raise NotWritten(folder, error) from error
 
     def finish(self, facts: Facts) -> Manifest:
         """Flushes every file to the disk, then writes the manifest: from here on the snapshot exists."""

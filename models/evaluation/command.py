@@ -1,59 +1,241 @@
-"""Judge encoders, BM25 and their hybrid on every set below a folder, and print one table.
+"""Judge encoders, pairs of them, BM25, hybrids or a running service on evaluation sets, and print the papers' table.
 
 care eval examples
-care eval DATA --encoder models/pretrained/care-small-zh --encoder /path/to/another --json figures.json
+care eval DATA --encoder models/pretrained/care-small-zh --encoder CHECKPOINT,pooling=mean --no-hybrid
+care eval cmirb bmretriever --data DATA --pair QUERY_ENCODER DOCUMENT_ENCODER --baseline BM25 --save run.json.gz
+care eval DATA --fusion scores reciprocal --weight 0.3 0.5 0.7
+care eval DATA/cmirb/cslrel --service http://127.0.0.1:8000
+care eval diff A.json.gz B.json.gz
+
+An encoder is a folder, with `,name=value` behind it where the folder does not say how it is used: pooling=cls|eos|mean
+and max_length for a transformers checkpoint, variant=fp32|fp16|int8 for ONNX graphs, dtype and device for torch. A
+service may be given ,mode=dense|lexical|hybrid.
 """
 
 from __future__ import annotations
 
 import json
+import os
+import platform
+import shlex
 import sys
 import time
-from argparse import ArgumentParser, Namespace
-from dataclasses import asdict
+from argparse import ArgumentParser, ArgumentTypeError, BooleanOptionalAction, Namespace
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, replace
+from datetime import UTC, datetime
+from importlib.util import find_spec
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
-from models.errors import CareError
-from models.evaluation.judge import Figure, judge_all, table
-from models.evaluation.systems import Dense, Encoder, Hybrid, Lexical, System
+from tqdm import tqdm
+
+from models.errors import BadData, CareError
+from models.evaluation import significance, studies
+from models.evaluation.benchmarks import loader
+from models.evaluation.benchmarks.spec import names as benchmark_names
+from models.evaluation.judge import Judgement, judge
+from models.evaluation.lineup import Lineup, Wanted
+from models.evaluation.reading import find_tasks
+from models.evaluation.report import tables
+from models.evaluation.results import Curve, Run, SetResult
+from models.evaluation.sets import RetrievalSet, Task
 from models.fusion import Fusion
-from models.onnx_encoder import OnnxEncoder
-from models.spec import Variant
 
-ENCODER = Path("models/pretrained/care-small-zh")
+ENCODER = "models/pretrained/care-small-zh"
+CACHE = Path("var/embeddings")
+NEEDED = ("ranx", "scipy", "httpx")
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    parser.add_argument("data", type=Path, help="folder with evaluation sets (BEIR folders, rerank/, sts/)")
-    parser.add_argument("--encoder", type=Path, action="append", help=f"encoder folder, repeatable ({ENCODER})")
-    parser.add_argument("--variant", type=Variant, choices=list(Variant), help="which graph (default: the CPU's best)")
-    parser.add_argument("--fusion", type=Fusion, choices=list(Fusion), default=Fusion.SCORES, help="(%(default)s)")
-    parser.add_argument("--weight", type=float, help="the dense side's share in score fusion (default: by query)")
-    parser.add_argument("--json", type=Path, help="also write the figures to this file")
+    parser.add_argument("sets", nargs="*", help="folders with evaluation sets, or names of benchmarks (--list)")
+    parser.add_argument("--data", type=Path, help="folder in which benchmarks look for their sets first")
+    parser.add_argument("--list", action="store_true", help="list the benchmarks and their sets, and stop")
+    parser.add_argument("--instructions", action="store_true", help="ask as the benchmark instructs, not the encoder")
+    systems = parser.add_argument_group("systems")
+    systems.add_argument("--encoder", action="append", metavar="FOLDER", help=f"repeatable ({ENCODER})")
+    systems.add_argument("--pair", action="append", nargs=2, metavar=("QUERY", "DOCUMENT"),
+                         help="a query encoder and a document encoder of one space, repeatable")  # fmt: skip
+    systems.add_argument("--service", action="append", default=[], metavar="URL", help="a running service, repeatable")
+    systems.add_argument("--bm25", action=BooleanOptionalAction, default=True, help="beside the others (%(default)s)")
+    systems.add_argument("--hybrid", action=BooleanOptionalAction, default=True,
+                         help="each encoder and pair fused with BM25 (%(default)s)")  # fmt: skip
+    systems.add_argument("--fusion", type=Fusion, choices=list(Fusion), nargs="+", default=[Fusion.SCORES],
+                         help="how hybrids are fused (scores)")  # fmt: skip
+    systems.add_argument("--weight", type=_share, nargs="+", default=[], metavar="SHARE",
+                         help="shares of the dense side to try in score fusion (default: chosen by query)")  # fmt: skip
+    systems.add_argument("--dims", type=_positive, nargs="+", default=[], help="judge the first dimensions alone, too")
+    systems.add_argument("--hyde", nargs=2, metavar=("URL", "MODEL"),
+                         help="HyDE with each encoder, by an OpenAI-compatible endpoint (http://…/v1)")  # fmt: skip
+    systems.add_argument("--hyde-documents", type=_positive, default=1, metavar="N", help="a query (%(default)s)")
+    output = parser.add_argument_group("what comes out")
+    output.add_argument("--baseline", metavar="SYSTEM", help="mark what differs from this system beyond chance")
+    output.add_argument("--speed", action="store_true", help="measure queries per second, one query at a time")
+    output.add_argument("--save", type=Path, metavar="RUN.json.gz", help="keep every query's result for care eval diff")
+    output.add_argument("--json", type=Path, metavar="FILE", help="also write the figures to this file")
+    output.add_argument("--html", type=Path, metavar="FOLDER", help="write a page with figures (measures speed, too)")
+    output.add_argument("--cache", type=Path, default=CACHE, help="where embeddings are kept (%(default)s)")
+    output.add_argument("--no-cache", action="store_true", help="keep nothing and use nothing that was kept")
 
 
 def run(arguments: Namespace) -> None:
-    if arguments.weight is not None and not 0 <= arguments.weight <= 1:
-        raise CareError("--weight must be between 0 and 1")
-    if arguments.json and not arguments.json.parent.is_dir():
-        raise CareError(f"--json {arguments.json}: there is no folder {arguments.json.parent}")
+    if arguments.list:
+        print(loader.listing(arguments.data))
+        return
+    _require_libraries([*NEEDED, "matplotlib"] if arguments.html is not None else NEEDED)
+    _check_outputs(arguments)
     began = time.monotonic()
-    encoders: dict[str, Encoder] = {}
-    lexical = Lexical()
-    systems: dict[str, System] = {"BM25": lexical}
-    for folder in arguments.encoder or [ENCODER]:
-        encoder = OnnxEncoder.load(folder, arguments.variant)
-        name = f"{folder.name} ({encoder.variant})"
-        dense = Dense(encoder)
-        encoders[name] = encoder
-        systems[name] = dense
-        systems[f"hybrid {folder.name}"] = Hybrid(dense, lexical, arguments.fusion, arguments.weight)
-    figures = judge_all(arguments.data, systems, encoders, _progress)
-    print(table(figures))
-    print(f"\n{time.monotonic() - began:.0f} s", file=sys.stderr)
-    if arguments.json:
-        arguments.json.write_text(json.dumps([asdict(figure) for figure in figures], indent=1), encoding="utf-8")
+    tasks, missing = _tasks(arguments)
+    with ExitStack() as stack, tqdm(unit=" characters", unit_scale=True, leave=False, disable=None) as bar:
+        folder = Path(stack.enter_context(TemporaryDirectory())) if arguments.no_cache else arguments.cache
+        lineup = Lineup(_wanted(arguments), folder, stack, bar.update)
+        names = [system.facts.name for system in lineup.systems]
+        if arguments.baseline is not None and arguments.baseline not in names:
+            raise CareError(f"--baseline {arguments.baseline}: not one of {', '.join(names)}")
+        bar.reset(total=lineup.outstanding(tasks))
+        speed = arguments.speed or arguments.html is not None
+        judgement = judge(tasks, lineup.systems, lambda of_set: bar.write(_line(of_set), sys.stderr), speed=speed)
+        curves = list(_curves(tasks, lineup)) if arguments.html is not None else []
+    found = Run(
+        made=datetime.now(UTC).isoformat(timespec="seconds"),
+        command=shlex.join(["care", *sys.argv[1:]]),
+        machine=_machine(),
+        seconds=time.monotonic() - began,
+        systems=[system.facts for system in lineup.systems],
+        results=judgement.results,
+        curves=curves,
+        missing=missing,
+    )
+    _publish(found, judgement, arguments)
 
 
-def _progress(figure: Figure) -> None:
-    print(f"{figure.set_name:12} {figure.metric:8} {figure.system:32} {figure.value:6.2f}", file=sys.stderr, flush=True)
+def _publish(found: Run, judgement: Judgement, arguments: Namespace) -> None:
+    if arguments.save is not None:
+        found.save(arguments.save)
+    marks = significance.compare(found, arguments.baseline) if arguments.baseline else {}
+    print(tables.text(found, marks))
+    for system, reasons in judgement.not_applicable.items():
+        for reason, names in reasons.items():
+            print(f"\n{system} has no figure for {', '.join(names)}: {reason}.")
+    if arguments.json is not None:
+        rows = [_row(result, marks) for result in found.results]
+        arguments.json.write_text(json.dumps(rows, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
+    if arguments.html is not None:
+        # matplotlib is slow to import.
+        from models.evaluation.report import page
+
+        page.write(found, arguments.html, marks)
+    print(f"\n{found.seconds:.0f} s", file=sys.stderr)
+
+
+def _tasks(arguments: Namespace) -> tuple[list[Task], dict[str, str]]:
+    """Every set that was asked for, read and checked, and those that are not there with how to get them."""
+    if not arguments.sets:
+        raise CareError("name a folder with evaluation sets, or a benchmark (care eval --list shows them)")
+    tasks: list[Task] = []
+    missing: dict[str, str] = {}
+    for name in arguments.sets:
+        if Path(name).is_dir():
+            tasks += find_tasks(Path(name))
+        elif name in benchmark_names():
+            found, lacking = loader.load(name, arguments.data, instructions=arguments.instructions)
+            tasks += found
+            missing |= lacking
+        else:
+            raise BadData(f"{name} is neither a folder nor a benchmark ({', '.join(benchmark_names())})")
+    if not tasks:
+        raise BadData("none of the sets is here: " + "; ".join(f"{name}: {how}" for name, how in missing.items()))
+    counts = Counter((task.benchmark, task.name) for task in tasks)
+    twice = next((" ".join(key) for key, count in counts.items() if count > 1), None)
+    if twice is not None:
+        raise BadData(f"two sets are called {twice}: judge each once, and in folders of different names")
+    return tasks, missing
+
+
+def _wanted(arguments: Namespace) -> Wanted:
+    encoders = arguments.encoder or []
+    if not (encoders or arguments.pair or arguments.service):
+        encoders = [ENCODER]
+    return Wanted(
+        encoders=encoders,
+        pairs=[(query, document) for query, document in arguments.pair or []],
+        services=arguments.service,
+        bm25=arguments.bm25,
+        hybrid=arguments.hybrid,
+        fusions=list(dict.fromkeys(arguments.fusion)),
+        weights=list(dict.fromkeys(arguments.weight)),
+        dims=list(dict.fromkeys(arguments.dims)),
+        hyde=tuple(arguments.hyde) if arguments.hyde else None,
+        hyde_documents=arguments.hyde_documents,
+    )
+
+
+def _curves(tasks: Sequence[Task], lineup: Lineup) -> Iterator[Curve]:
+    """What the page draws beside the results. Indexes are built once for a corpus: that is what takes time."""
+    for dense in lineup.dense:
+        name, indexed = dense.facts.name, None
+        for task in tasks:
+            if not isinstance(task.data, RetrievalSet):
+                continue
+            embeddings = dense.embeddings(task, task.data)
+            yield studies.dimension_sweep(task.data, name, *embeddings)
+            yield from studies.similarities(task.data, name, *embeddings)
+            if indexed is not task.data.documents:
+                yield from studies.index_speed(task.data, name, *embeddings)
+            indexed = task.data.documents
+
+
+def _require_libraries(names: Sequence[str]) -> None:
+    lacking = [name for name in names if find_spec(name) is None]
+    if lacking:
+        raise CareError(f"needs {', '.join(lacking)}: pip install 'care-search[eval]' (make eval has them)")
+
+
+def _check_outputs(arguments: Namespace) -> None:
+    """Refuses, before hours of work, a place where nothing can be written."""
+    for option in ("save", "json", "html"):
+        path: Path | None = getattr(arguments, option)
+        if path is not None and not path.parent.is_dir():
+            raise CareError(f"--{option} {path}: there is no folder {path.parent}")
+
+
+def _line(of_set: Sequence[SetResult]) -> str:
+    """What is said of a set when it is through."""
+    if not of_set:
+        return ""
+    figures = ", ".join(f"{result.system} {result.value:.2f}" for result in of_set)
+    return f"{of_set[0].set_name} {of_set[0].main_metric}: {figures}"
+
+
+def _row(result: SetResult, marks: significance.Marks) -> dict[str, object]:
+    row = {**asdict(replace(result, queries=[])), "value": result.value}
+    mark = marks.get((result.benchmark, result.set_name, result.system))
+    return {key: value for key, value in row.items() if key != "queries"} | ({"mark": asdict(mark)} if mark else {})
+
+
+def _machine() -> str:
+    """The processor in words, as far as the system tells."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        lines = []
+    model = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
+    return f"{platform.machine()}, {os.cpu_count()} cores" + (f", {model}" if model else "")
+
+
+def _positive(text: str) -> int:
+    if not text.isdecimal() or int(text) == 0:
+        raise ArgumentTypeError(f"{text!r} is not a whole number above 0")
+    return int(text)
+
+
+def _share(text: str) -> float:
+    try:
+        share = float(text)
+    except ValueError:
+        share = -1.0
+    if not 0 <= share <= 1:
+        raise ArgumentTypeError(f"{text!r} is not a number between 0 and 1")
+    return share

@@ -1,92 +1,131 @@
-"""Runs systems over evaluation sets and makes the table. Prints nothing itself."""
+"""Runs systems over tasks and puts what they answer into figures and, query by query, into results. Prints nothing."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from pathlib import Path
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
+from numpy.typing import NDArray
 
-from models.evaluation.metrics import average_precision, ndcg, pearson
-from models.evaluation.sets import PairSet, RerankSet, RetrievalSet, find_sets, load_pairs, load_rerank, load_retrieval
-from models.evaluation.systems import Encoder, System
-from models.spec import Side
+from models.evaluation.metrics import Values, correlations, mean_percent, ranked
+from models.evaluation.results import GOLD_SCORE, SIMILARITY, Hit, QueryResult, SetResult
+from models.evaluation.sets import METRICS, PairSet, RerankSet, RetrievalSet, Task
+from models.evaluation.systems import Answers, NotApplicable, System
+
+HITS, GOLD, TEXT_CHARACTERS = 10, 3, 120
+"""How many hits and known answers are kept of a query, and how much of their texts."""
+TIMED_QUERIES, WARM_UP_QUERIES = 50, 3
 
 
 @dataclass(frozen=True, slots=True)
-class Figure:
-    """One number of the table, in percent."""
+class Judgement:
+    """The results in the order of the tasks, and why a system has none for some sets: {system: {reason: sets}}."""
 
-    set_name: str
-    metric: str
-    system: str
-    value: float
+    results: list[SetResult] = field(default_factory=list)
+    not_applicable: dict[str, dict[str, list[str]]] = field(default_factory=dict)
 
 
-def judge_retrieval(data: RetrievalSet, system: System) -> float:
-    """Mean nDCG@10 in percent."""
-    rankings = system.rank(data.documents, data.queries)
-    values = [
-        ndcg(data.qrels[query], [data.document_ids[row] for row in rows[:10]])
-        for query, (rows, _) in zip(data.query_ids, rankings, strict=True)
+@dataclass(frozen=True, slots=True)
+class _Query:
+    """A query and what it is asked of, by row: the corpus, or its own candidates."""
+
+    id: str
+    text: str
+    ids: Sequence[str]
+    texts: Sequence[str]
+    grades: Mapping[int, int]
+
+    def hit(self, row: int) -> Hit:
+        return Hit(self.ids[row], self.texts[row][:TEXT_CHARACTERS], self.grades.get(row, 0))
+
+
+def judge(
+    tasks: Iterable[Task],
+    systems: Sequence[System],
+    report: Callable[[Sequence[SetResult]], object] = lambda results: None,
+    *,
+    speed: bool = False,
+) -> Judgement:
+    """Every task by every system; `report` is told the results of each set when it is through."""
+    judgement = Judgement()
+    for task in tasks:
+        of_set: list[SetResult] = []
+        for system in systems:
+            try:
+                of_set.append(judge_one(task, system, speed=speed))
+            except NotApplicable as reason:
+                reasons = judgement.not_applicable.setdefault(system.facts.name, {})
+                reasons.setdefault(str(reason), []).append(task.name)
+        judgement.results.extend(of_set)
+        report(of_set)
+    return judgement
+
+
+def judge_one(task: Task, system: System, *, speed: bool = False) -> SetResult:
+    """One task by one system; raises NotApplicable."""
+    metrics, queries = figures(task, system.answer(task))
+    rate = None
+    if speed and isinstance(task.data, RetrievalSet):
+        rate = queries_per_second(system.online(task, task.data), task.data.queries)
+    name = system.facts.name
+    return SetResult(task.benchmark, task.name, task.kind, name, task.main_metric, metrics, queries, rate)
+
+
+def figures(task: Task, answers: Answers) -> tuple[dict[str, float], list[QueryResult]]:
+    """The figures of a set in percent, and what lies behind them."""
+    if isinstance(task.data, PairSet):
+        assert isinstance(answers, np.ndarray)
+        return _of_pairs(task.data, answers)
+    assert isinstance(answers, list)
+    queries = list(_queries(task.data))
+    relevant = task.data.relevant if isinstance(task.data, RerankSet) else 1
+    rankings = [rows for rows, _ in answers]
+    values = ranked([query.grades for query in queries], rankings, METRICS[task.kind], relevant)
+    means = {name: mean_percent(of_queries) for name, of_queries in values.items()}
+    return means, [_result(query, rankings[place], values, place) for place, query in enumerate(queries)]
+
+
+def queries_per_second(answer: Callable[[str], object], queries: Sequence[str]) -> float:
+    """One query at a time, over queries spread through the set, by the wall clock; other work on the machine counts."""
+    step = max(1, len(queries) // TIMED_QUERIES)
+    sample = queries[::step][:TIMED_QUERIES]
+    for query in sample[:WARM_UP_QUERIES]:
+        answer(query)
+    began = time.perf_counter()
+    for query in sample:
+        answer(query)
+    return len(sample) / (time.perf_counter() - began)
+
+
+def _of_pairs(data: PairSet, cosines: NDArray[np.float32]) -> tuple[dict[str, float], list[QueryResult]]:
+    pairs = [
+        QueryResult(str(place), "\n".join(pair), {SIMILARITY: cosine, GOLD_SCORE: score})
+        for place, (pair, cosine, score) in enumerate(zip(data.pairs, cosines.tolist(), data.scores, strict=True), 1)
     ]
-    return 100 * float(np.mean(values))
+    return {name: 100 * value for name, value in correlations(cosines, data.scores).items()}, pairs
 
 
-def judge_rerank(data: RerankSet, encoder: Encoder) -> float:
-    """Mean average precision of the first ten in percent; grade 2 is relevant, order by cosine."""
-    values = []
-    for query, candidates in zip(data.queries, data.candidates, strict=True):
-        vectors = encoder.encode([text for text, _ in candidates], Side.DOCUMENT)
-        scores = vectors @ encoder.encode([query], Side.QUERY)[0]
-        order = np.argsort(-scores, kind="stable")
-        values.append(average_precision([candidates[row][1] >= 2 for row in order]))
-    return 100 * float(np.mean(values))
+def _queries(data: RetrievalSet | RerankSet) -> Iterator[_Query]:
+    if isinstance(data, RetrievalSet):
+        row_of = {id: row for row, id in enumerate(data.document_ids)}
+        for id, text in zip(data.query_ids, data.queries, strict=True):
+            grades = {row_of[document]: grade for document, grade in data.qrels[id].items()}
+            yield _Query(id, text, data.document_ids, data.documents, grades)
+        return
+    for number, (text, candidates) in enumerate(zip(data.queries, data.candidates, strict=True), start=1):
+        ids = [str(place) for place in range(1, len(candidates) + 1)]
+        grades = {place: grade for place, (_, grade) in enumerate(candidates)}
+        yield _Query(str(number), text, ids, [candidate for candidate, _ in candidates], grades)
 
 
-def judge_pairs(data: PairSet, encoder: Encoder) -> float:
-    """Pearson's correlation of cosine and given score, in percent."""
-    first = encoder.encode([a for a, _ in data.pairs], Side.QUERY)
-    second = encoder.encode([b for _, b in data.pairs], Side.QUERY)
-    return 100 * pearson((first * second).sum(1).tolist(), data.scores)
-
-
-def judge_all(
-    root: Path,
-    systems: Mapping[str, System],
-    encoders: Mapping[str, Encoder],
-    report: Callable[[Figure], None] = lambda figure: None,
-) -> list[Figure]:
-    """Every set below the folder: retrieval by each system, reranking and pairs by each encoder."""
-    retrieval, rerank, pairs = find_sets(root)
-    figures: list[Figure] = []
-
-    def add(figure: Figure) -> None:
-        figures.append(figure)
-        report(figure)
-
-    for folder in retrieval:
-        data = load_retrieval(folder)
-        for name, system in systems.items():
-            add(Figure(data.name, "nDCG@10", name, judge_retrieval(data, system)))
-    for path in rerank:
-        lists = load_rerank(path)
-        for name, encoder in encoders.items():
-            add(Figure(lists.name, "MAP@10", name, judge_rerank(lists, encoder)))
-    for path in pairs:
-        sentences = load_pairs(path)
-        for name, encoder in encoders.items():
-            add(Figure(sentences.name, "Pearson", name, judge_pairs(sentences, encoder)))
-    return figures
-
-
-def table(figures: list[Figure]) -> str:
-    """The figures as a Markdown table, a row a set, a column a system."""
-    systems = list(dict.fromkeys(figure.system for figure in figures))
-    values = {(f.set_name, f.metric, f.system): f.value for f in figures}
-    lines = [f"| set | metric | {' | '.join(systems)} |", "|---|---|" + "---:|" * len(systems)]
-    for name, metric in dict.fromkeys((f.set_name, f.metric) for f in figures):
-        cells = [f"{values[name, metric, s]:.2f}" if (name, metric, s) in values else "" for s in systems]
-        lines.append(f"| {name} | {metric} | {' | '.join(cells)} |")
-    return "\n".join(lines)
+def _result(query: _Query, rows: NDArray[np.int64], values: Mapping[str, Values], place: int) -> QueryResult:
+    answers = sorted((row for row, grade in query.grades.items() if grade > 0), key=lambda row: -query.grades[row])
+    return QueryResult(
+        id=query.id,
+        text=query.text,
+        metrics={name: float(of_queries[place]) for name, of_queries in values.items()},
+        hits=[query.hit(row) for row in rows[:HITS].tolist()],
+        gold=[query.hit(row) for row in answers[:GOLD]],
+    )

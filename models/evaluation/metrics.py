@@ -1,31 +1,101 @@
-"""Metrics of one ranking and of score lists, as pure functions."""
+"""Figures of rankings and of similarities, by ranx and scipy: this module only puts our values into their shapes.
+
+nDCG's gain is the grade itself. Recall is over all relevant documents, whether or not so many fit. Average precision
+is over the relevant ones that could have been found: at most k of them. An empty ranking scores 0.
+
+Both libraries take seconds to import, so they are imported where they are called.
+"""
 
 from __future__ import annotations
 
-import math
+import re
+import warnings
 from collections.abc import Mapping, Sequence
 
 import numpy as np
+from numpy.typing import NDArray
+
+Values = NDArray[np.float64]
+
+MAP = "MAP"
+_NAME = re.compile(r"(\w+)@(\d+)")
+_RANX = {"nDCG": "ndcg", "Recall": "recall", "MRR": "mrr", "Acc": "hit_rate", MAP: "map"}
+_NOTHING = -1.0
 
 
-def ndcg(grades: Mapping[str, int], ranking: Sequence[str], k: int = 10) -> float:
-    """Discounted cumulative gain of the first k (gain = grade, discount log2), as a share of the best possible."""
-    gain = sum(grades.get(document, 0) / math.log2(rank + 2) for rank, document in enumerate(ranking[:k]))
-    ideal = sorted((grade for grade in grades.values() if grade > 0), reverse=True)[:k]
-    best = sum(grade / math.log2(rank + 2) for rank, grade in enumerate(ideal))
-    return gain / best if best else 0.0
+def ranked(
+    grades: Sequence[Mapping[int, int]], rankings: Sequence[NDArray[np.int64]], names: Sequence[str], relevant: int = 1
+) -> dict[str, Values]:
+    """Each metric of each query, between 0 and 1: {name: (queries,)}.
+
+    `grades` and `rankings` speak of documents by row; a ranking is in its final order, best first. Documents from the
+    grade `relevant` on are relevant.
+    """
+    run = _array([[(row, -place) for place, row in enumerate(rows.tolist())] for rows in rankings])
+    best_first = [sorted(of_query.items(), key=lambda pair: -pair[1]) for of_query in grades]
+    found = _evaluate(best_first, run, [name for name in names if _parse(name)[0] != MAP], relevant)
+    for name in set(names) - set(found):
+        depth = _parse(name)[1]
+        findable = [_findable(*pair, depth, relevant) for pair in zip(best_first, rankings, strict=True)]
+        found |= _evaluate(findable, run, [name], relevant)
+    return {name: found[name] for name in names}
 
 
-def average_precision(relevant: Sequence[bool], k: int = 10) -> float:
-    """Average precision of the first k of a ranking, over the relevant ones that could have been there."""
-    found, total = 0, 0.0
-    for rank, hit in enumerate(relevant[:k], start=1):
-        if hit:
-            found += 1
-            total += found / rank
-    possible = min(k, sum(relevant))
-    return total / possible if possible else 0.0
+def mean_percent(values: Values) -> float:
+    return 100 * float(np.mean(values))
 
 
-def pearson(first: Sequence[float], second: Sequence[float]) -> float:
-    return float(np.corrcoef(np.asarray(first), np.asarray(second))[0, 1])
+def correlations(similarities: Sequence[float] | NDArray[np.float32], scores: Sequence[float]) -> dict[str, float]:
+    """Pearson's and Spearman's correlation, between -1 and 1; 0 where every similarity is the same."""
+    from scipy import stats  # type: ignore[import-untyped]
+
+    first, second = np.asarray(similarities, dtype=np.float64), np.asarray(scores, dtype=np.float64)
+    if np.ptp(first) == 0 or np.ptp(second) == 0:
+        return {"Pearson": 0.0, "Spearman": 0.0}
+    return {
+        "Pearson": float(stats.pearsonr(first, second).statistic),
+        "Spearman": float(stats.spearmanr(first, second).statistic),
+    }
+
+
+def _evaluate(
+    grades: Sequence[Sequence[tuple[int, int]]], run: Values, names: Sequence[str], relevant: int
+) -> dict[str, Values]:
+    if not names:
+        return {}
+    import ranx  # type: ignore[import-untyped]
+
+    asked = {name: f"{_RANX[_parse(name)[0]]}@{_parse(name)[1]}-l{relevant}" for name in names}
+    # Asked for one metric alone, ranx looks its result up under another name; the last one is never read.
+    with warnings.catch_warnings():
+        # numba compiles the metrics at the first call and remarks on casts of array sizes.
+        warnings.simplefilter("ignore")
+        values = ranx.evaluate(_array(grades), run, [*asked.values(), "hits@1"], return_mean=False)
+    return {name: values[theirs] for name, theirs in asked.items()}
+
+
+def _parse(name: str) -> tuple[str, int]:
+    match = _NAME.fullmatch(name)
+    if match is None or match[1] not in _RANX:
+        raise ValueError(f"no metric is called {name!r}")
+    return match[1], int(match[2])
+
+
+def _findable(
+    grades: list[tuple[int, int]], ranking: NDArray[np.int64], depth: int, relevant: int
+) -> list[tuple[int, int]]:
+    """The relevant documents, but at most `depth` of them: ranx divides by all, found or not."""
+    first = set(ranking[:depth].tolist())
+    wanted = [(row, grade) for row, grade in grades if grade >= relevant]
+    return sorted(wanted, key=lambda pair: pair[0] not in first)[:depth]
+
+
+def _array(lists: Sequence[Sequence[tuple[int, int]]]) -> Values:
+    """(queries, longest, 2) of rows and values; short lists end in a row that no document has, of grade 0."""
+    longest = max([1, *(len(pairs) for pairs in lists)])
+    array = np.zeros((len(lists), longest, 2))
+    array[:, :, 0] = _NOTHING
+    for place, pairs in enumerate(lists):
+        if pairs:
+            array[place, : len(pairs)] = pairs
+    return array

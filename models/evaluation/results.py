@@ -7,16 +7,21 @@ two runs can be compared query by query long after. Knows nothing of how the num
 from __future__ import annotations
 
 import gzip
-from dataclasses import asdict, dataclass, field
+import zlib
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import orjson
-from pydantic import TypeAdapter, ValidationError
+from pydantic import TypeAdapter
 
 from models.errors import BadData
 from models.evaluation.sets import Kind
 
 FORMAT = 1
+COMPRESSION = 6
+SIMILARITY, GOLD_SCORE = "similarity", "gold score"
+"""The two values that a sentence pair keeps in place of metrics: the system's cosine, and what people gave it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,17 +35,22 @@ class Hit:
 
 @dataclass(frozen=True, slots=True)
 class QueryResult:
-    """One query of one set by one system; metrics lie between 0 and 1."""
+    """One query of one set by one system; metrics lie between 0 and 1.
+
+    A sentence pair is kept as one too: its two texts on two lines, SIMILARITY and GOLD_SCORE, no hits.
+    """
 
     id: str
     text: str
     metrics: dict[str, float]
     hits: list[Hit] = field(default_factory=list)
+    gold: list[Hit] = field(default_factory=list)
+    """The first few documents that answer it, best grade first, found or not."""
 
 
 @dataclass(frozen=True, slots=True)
 class SetResult:
-    """One set by one system: figures in percent, and the queries behind them (none for sentence pairs)."""
+    """One set by one system: figures in percent, and the queries or sentence pairs behind them."""
 
     benchmark: str
     set_name: str
@@ -71,14 +81,17 @@ class SystemFacts:
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """A picture's data: points (x, y) of one named line, in one named study."""
+    """A picture's data: points (x, y) of one line, in one named study of one system on one set."""
 
     study: str
     set_name: str
+    system: str
     line: str
     x_label: str
     y_label: str
     points: list[tuple[float, float]]
+    labels: list[str] = field(default_factory=list)
+    """What to write beside each point; empty where the axes say enough."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +110,10 @@ class Run:
 
     def save(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(gzip.compress(orjson.dumps({"format": FORMAT, **asdict(self)}), mtime=0))
+        texts: dict[str, int] = {}
+        results = [_shelve(result, texts) for result in self.results]
+        values = {"format": FORMAT, **asdict(replace(self, results=[])), "results": results, "texts": list(texts)}
+        path.write_bytes(gzip.compress(orjson.dumps(values), COMPRESSION, mtime=0))
 
     @classmethod
     def load(cls, path: Path) -> Run:
@@ -106,6 +122,34 @@ class Run:
             values = orjson.loads(gzip.decompress(path.read_bytes()))
             if not isinstance(values, dict) or values.pop("format", None) != FORMAT:
                 raise BadData(f"{path}: not a run of this version; run care eval again")
+            texts = values.pop("texts")
+            values["results"] = [_unshelve(result, texts) for result in values["results"]]
             return TypeAdapter(cls).validate_python(values)
-        except (OSError, EOFError, ValueError, ValidationError) as error:
+        except (OSError, EOFError, ValueError, LookupError, TypeError, zlib.error) as error:
             raise BadData(f"{path}: not a run that care eval wrote ({error})") from error
+
+
+def _shelve(result: SetResult, texts: dict[str, int]) -> dict[str, Any]:
+    """A result as the file has it: every text is written once, as systems find the same documents."""
+
+    def place(text: str) -> int:
+        return texts.setdefault(text, len(texts))
+
+    queries = [
+        [query.id, place(query.text), query.metrics]
+        + [[(hit.id, place(hit.text), hit.grade) for hit in hits] for hits in (query.hits, query.gold)]
+        for query in result.queries
+    ]
+    return {**asdict(replace(result, queries=[])), "queries": queries}
+
+
+def _unshelve(result: dict[str, Any], texts: list[str]) -> dict[str, Any]:
+    queries = [
+        {"id": id, "text": texts[text], "metrics": metrics} | {"hits": _hits(hits, texts), "gold": _hits(gold, texts)}
+        for id, text, metrics, hits, gold in result["queries"]
+    ]
+    return {**result, "queries": queries}
+
+
+def _hits(shelved: list[Any], texts: list[str]) -> list[dict[str, Any]]:
+    return [{"id": id, "text": texts[text], "grade": grade} for id, text, grade in shelved]

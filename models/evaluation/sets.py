@@ -1,20 +1,15 @@
-"""Evaluation sets on disk: retrieval in BEIR's shape, reranking lists, sentence pairs.
+"""Evaluation sets as values, and the task that asks one of them of a system. Nothing is read here (see `reading`).
 
-A defect of the data is named with file and line. Knows nothing of encoders or metrics.
+Knows nothing of encoders or metrics beyond their names.
 """
 
 from __future__ import annotations
 
-import gzip
-import json
-from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
-from functools import lru_cache
-from pathlib import Path
-from typing import Any
 
-from models.errors import BadData
+from models.spec import Side
+
 
 class Kind(StrEnum):
     """What a set asks of a system."""
@@ -25,13 +20,21 @@ class Kind(StrEnum):
     STS = "sts"
 
 
+METRICS: dict[Kind, tuple[str, ...]] = {
+    Kind.RETRIEVAL: ("nDCG@10", "Recall@100", "MRR@10", "Acc@1", "Acc@5", "Acc@10"),
+    Kind.LINKING: ("MRR@5", "Recall@1", "Recall@5"),
+    Kind.RERANK: ("MAP@10", "MRR@10"),
+    Kind.STS: ("Pearson", "Spearman"),
+}
+"""What is measured for each kind; the first is the figure that the papers print."""
+
 Qrels = dict[str, dict[str, int]]
-"""Grades of relevance by query id and document id."""
+"""Grades of relevance by query id and document id; 1 and more are relevant."""
 
 
 @dataclass(frozen=True)
 class RetrievalSet:
-    """Queries, the corpus they are asked of, and which documents answer them."""
+    """Queries, the corpus they are asked of, and which documents answer them. Sets of one corpus share its lists."""
 
     name: str
     document_ids: list[str]
@@ -43,11 +46,12 @@ class RetrievalSet:
 
 @dataclass(frozen=True)
 class RerankSet:
-    """Lists of candidates with a grade each."""
+    """Lists of candidates (text, grade); from the grade `relevant` on, a candidate is relevant."""
 
     name: str
     queries: list[str]
     candidates: list[list[tuple[str, int]]]
+    relevant: int = 1
 
 
 @dataclass(frozen=True)
@@ -59,87 +63,43 @@ class PairSet:
     scores: list[float]
 
 
-def load_retrieval(folder: Path) -> RetrievalSet:
-    """A folder with queries.jsonl, qrels.tsv and corpus.jsonl(.gz), which may stand in the folder above."""
-    ids, documents = _corpus(_find_corpus(folder))
-    queries = {row["_id"]: row["text"] for row, _ in _rows(folder / "queries.jsonl", ("_id", "text"))}
-    qrels = _qrels(folder / "qrels.tsv", set(ids), set(queries))
-    for query in queries:
-        if query not in qrels:
-            raise BadData(f"{folder / 'qrels.tsv'}: query {query!r} of queries.jsonl has no judgement")
-    return RetrievalSet(folder.name, ids, documents, list(queries), list(queries.values()), qrels)
+@dataclass(frozen=True)
+class Task:
+    """One set as one benchmark asks it: the unit that `judge` hands to every system.
+
+    The set is a RetrievalSet for the kinds retrieval and linking, a RerankSet for rerank, a PairSet for sts. An
+    instruction of None leaves the encoder its own; a text, even an empty one, takes its place. `main_metric` is the
+    figure that the benchmark prints, one of METRICS[kind]. `hyde_prompt` asks a language model for a document that
+    would answer {query}; without one, the prompt is ours (`hyde`).
+    """
+
+    benchmark: str
+    data: RetrievalSet | RerankSet | PairSet
+    kind: Kind
+    main_metric: str
+    query_instruction: str | None = None
+    document_instruction: str | None = None
+    hyde_prompt: str | None = None
+
+    @property
+    def name(self) -> str:
+        return self.data.name
+
+    def instruction(self, side: Side) -> str | None:
+        return self.query_instruction if side is Side.QUERY else self.document_instruction
+
+    def texts(self) -> list[tuple[Side, list[str]]]:
+        """Everything that an encoder reads for this task; both sentences of a pair count as queries."""
+        match self.data:
+            case RetrievalSet():
+                return [(Side.QUERY, self.data.queries), (Side.DOCUMENT, self.data.documents)]
+            case RerankSet():
+                candidates = [text for of_query in self.data.candidates for text, _ in of_query]
+                return [(Side.QUERY, self.data.queries), (Side.DOCUMENT, candidates)]
+            case PairSet():
+                return [(Side.QUERY, [pair[place] for pair in self.data.pairs]) for place in (0, 1)]
 
 
-def find_sets(root: Path) -> tuple[list[Path], list[Path], list[Path]]:
-    """Retrieval folders, reranking files and pair files below a folder; folders named train are left out."""
-    retrieval = sorted(path.parent for path in root.rglob("qrels.tsv") if "train" not in path.parts)
-    rerank = sorted(root.rglob("rerank/*.jsonl"))
-    pairs = sorted(root.rglob("sts/*.jsonl"))
-    if not retrieval and not rerank and not pairs:
-        raise BadData(f"{root}: no evaluation set (a folder with qrels.tsv, rerank/*.jsonl or sts/*.jsonl)")
-    return retrieval, rerank, pairs
-
-
-def load_rerank(path: Path) -> RerankSet:
-    """Lines {query, candidates: [{text, grade}]}."""
-    rows = [row for row, _ in _rows(path, ("query", "candidates"))]
-    lists = [[(c["text"], int(c["grade"])) for c in row["candidates"]] for row in rows]
-    return RerankSet(path.stem, [row["query"] for row in rows], lists)
-
-
-def load_pairs(path: Path) -> PairSet:
-    """Lines {a, b, score}."""
-    rows = [row for row, _ in _rows(path, ("a", "b", "score"))]
-    return PairSet(path.stem, [(row["a"], row["b"]) for row in rows], [float(row["score"]) for row in rows])
-
-
-def _find_corpus(folder: Path) -> Path:
-    for place in (folder, folder.parent):
-        for name in ("corpus.jsonl", "corpus.jsonl.gz"):
-            if (place / name).is_file():
-                return place / name
-    raise BadData(f"{folder}: no corpus.jsonl or corpus.jsonl.gz, neither here nor in the folder above")
-
-
-@lru_cache(maxsize=1)
-def _corpus(path: Path) -> tuple[list[str], list[str]]:
-    """Ids and texts; kept, because sets that share a corpus are read one after the other."""
-    rows = [row for row, _ in _rows(path, ("_id", "text"))]
-    if not rows:
-        raise BadData(f"{path}: the corpus is empty")
-    texts = [f"{row['title']}\n{row['text']}" if row.get("title") else row["text"] for row in rows]
-    return [row["_id"] for row in rows], texts
-
-
-def _rows(path: Path, fields: tuple[str, ...]) -> Iterator[tuple[dict[str, Any], int]]:
-    if not path.is_file():
-        raise BadData(f"{path}: no such file")
-    opener: Any = gzip.open if path.suffix == ".gz" else open
-    with opener(path, "rt", encoding="utf-8") as file:
-        for number, line in enumerate(file, start=1):
-            try:
-                row = json.loads(line)
-            except json.JSONDecodeError as error:
-                raise BadData(f"{path}:{number}: not JSON: {error}") from error
-            missing = [field for field in fields if not isinstance(row, dict) or field not in row]
-            if missing:
-                raise BadData(f"{path}:{number}: lacks {', '.join(missing)}")
-            yield row, number
-
-
-def _qrels(path: Path, documents: set[str], queries: set[str]) -> Qrels:
-    qrels: Qrels = {}
-    lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
-    if not lines:
-        raise BadData(f"{path}: no judgements")
-    for number, line in enumerate(lines[1:], start=2):
-        parts = line.split("\t")
-        if len(parts) != 3 or not parts[2].lstrip("-").isdigit():
-            raise BadData(f"{path}:{number}: not 'query-id<TAB>corpus-id<TAB>score'")
-        query, document, grade = parts
-        if document not in documents:
-            raise BadData(f"{path}:{number}: document {document!r} is not in the corpus")
-        if query not in queries:
-            raise BadData(f"{path}:{number}: query {query!r} is not in queries.jsonl")
-        qrels.setdefault(query, {})[document] = int(grade)
-    return qrels
+def plain_task(benchmark: str, data: RetrievalSet | RerankSet | PairSet, kind: Kind) -> Task:
+    """A task by the kind's own main metric and without instructions."""
+    return Task(benchmark, data, kind, METRICS[kind][0])

@@ -8,7 +8,7 @@ from ipaddress import ip_address
 
 from fastapi import APIRouter, Depends, Request
 
-from service.api.common import ERRORS, runtime_of
+from service.api.common import errors, runtime_of
 from service.errors import Forbidden
 from service.schemas import SwapAnswer, VersionsAnswer
 
@@ -29,10 +29,10 @@ def require_admin(request: Request) -> None:
         raise Forbidden("send the admin token as Authorization: Bearer …")
 
 
-router = APIRouter(prefix="/admin", tags=["admin"], dependencies=[Depends(require_admin)], responses={403: ERRORS[403]})
+router = APIRouter(prefix="/admin", tags=["admin"], dependencies=[Depends(require_admin)], responses=errors(403))
 
 
-@router.post("/reload", responses={409: ERRORS[409], 503: ERRORS[503]})
+@router.post("/reload", responses=errors(409, 503))
 async def reload(request: Request) -> SwapAnswer:
     """Serve what the pointer names, at once instead of at the next look."""
     servings = runtime_of(request).servings
@@ -40,7 +40,7 @@ async def reload(request: Request) -> SwapAnswer:
     return SwapAnswer(snapshot=servings.current().version, changed=changed)
 
 
-@router.post("/rollback", responses={409: ERRORS[409]})
+@router.post("/rollback", responses=errors(409, 422, 503))
 async def rollback(request: Request, version: str | None = None) -> SwapAnswer:
     """Point to the version published before the current one, or to the one named, and serve it."""
     servings = runtime_of(request).servings

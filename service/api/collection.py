@@ -5,7 +5,7 @@ from __future__ import annotations
 import orjson
 from fastapi import APIRouter, Request, Response
 
-from service.api.common import ERRORS, runtime_of
+from service.api.common import errors, runtime_of
 from service.engine.protocol import Mode
 from service.errors import NotFound
 from service.schemas import CollectionAnswer, DocumentAnswer, EncoderFacts
@@ -13,7 +13,11 @@ from service.schemas import CollectionAnswer, DocumentAnswer, EncoderFacts
 router = APIRouter(prefix="/v1", tags=["search"])
 
 
-@router.get("/documents/{id:path}", response_model=None, responses={200: {"model": DocumentAnswer}, 404: ERRORS[404]})
+@router.get(
+    "/documents/{id:path}",
+    response_model=None,
+    responses={200: {"model": DocumentAnswer}, **errors(404, 422, 503)},
+)
 async def get_document(request: Request, id: str) -> Response:
     """The whole document with this id, from the snapshot that is served now."""
     serving = runtime_of(request).servings.current()
@@ -26,7 +30,7 @@ async def get_document(request: Request, id: str) -> Response:
     return Response(body, media_type="application/json")
 
 
-@router.get("/collection", responses={503: ERRORS[503]})
+@router.get("/collection", responses=errors(503))
 async def get_collection(request: Request) -> CollectionAnswer:
     """What is served: counts, the encoder, and the values that filters may ask for."""
     runtime = runtime_of(request)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+
 from fastapi import APIRouter, Request, Response
 from prometheus_client import CONTENT_TYPE_LATEST
 
-from service.api.common import ERRORS, runtime_of
+from service.api.common import errors, runtime_of
 from service.schemas import StatusAnswer
 
 router = APIRouter(tags=["health"])
@@ -17,7 +19,7 @@ async def livez() -> StatusAnswer:
     return StatusAnswer(status="alive")
 
 
-@router.get("/readyz", responses={503: ERRORS[503]})
+@router.get("/readyz", responses=errors(503))
 async def readyz(request: Request) -> StatusAnswer:
     """A real query just went through the snapshot that is served."""
     runtime = runtime_of(request)
@@ -28,5 +30,7 @@ async def readyz(request: Request) -> StatusAnswer:
 
 @router.get("/metrics", response_class=Response, responses={200: {"content": {"text/plain": {}}}})
 async def metrics(request: Request) -> Response:
-    """Prometheus metrics."""
-    return Response(runtime_of(request).metrics.expose(), media_type=CONTENT_TYPE_LATEST)
+    """Prometheus metrics, of all workers together."""
+    # In a thread: the numbers of many processes take a while to add up.
+    exposed = await asyncio.to_thread(runtime_of(request).metrics.expose)
+    return Response(exposed, media_type=CONTENT_TYPE_LATEST)

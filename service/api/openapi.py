@@ -1,56 +1,30 @@
-"""The OpenAPI document: FastAPI's own for its routes, and /v1/search, which it does not know, added from the models."""
+"""The OpenAPI document: FastAPI's own, with the lean routes, which it does not know, added from their models."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
+from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
-from service.api import search
+from service.api import search, texts
 from service.api.common import ERRORS
-from service.schemas import ErrorAnswer, SearchAnswer, SearchRequest
+from service.api.examples import EMBEDDINGS, RERANK, SEARCH, Examples
+from service.schemas import ErrorAnswer, Result, SearchAnswer, SearchRequest, StreamEnd
+from service.settings import Settings
+from service.text_schemas import EmbeddingsAnswer, EmbeddingsRequest, RerankAnswer, RerankRequest
 
 REFERENCE = "#/components/schemas/{model}"
-EXAMPLE_ANSWER = {
-    "results": [
-        {
-            "hits": [
-                {
-                    "score": 0.931207,
-                    "id": "drug-001",
-                    "title": "氨氯地平",
-                    "metadata": {"kind": "drug", "department": "心血管内科", "updated": "2025-06-01"},
-                    "snippet": "用于治疗高血压和心绞痛……",
-                    "highlights": [[4, 7]],
-                }
-            ],
-            "truncated": False,
-        }
-    ],
-    "snapshot": "20261115T041500123Z-1a2b3c4d",
-    "timings_ms": {"tokenize": 0.05, "queue": 0.12, "encode": 1.9, "search": 0.4, "fetch": 0.1, "total": 2.6},
-}
-EXAMPLES = {
-    "one query": {"query": "高血压吃什么药", "top_k": 5},
-    "several queries": {"query": ["发烧怎么办", "chest pain first aid"], "mode": "dense", "fields": ["title", "text"]},
-    "filters": {
-        "query": "感冒",
-        "filters": [
-            {"field": "kind", "eq": "drug"},
-            {"field": "department", "in": ["呼吸内科", "全科"]},
-            {"field": "updated", "gte": "2025-01-01", "lt": "2026-01-01"},
-        ],
-    },
-}
 # Parameters of the query string that are not the body's fields under the same name.
 QUERY_STRING: dict[str, dict[str, Any]] = {
     "q": {
         "description": "A query; repeat it for several.",
         "required": True,
-        "schema": {"type": "string"},
+        "schema": {"type": "string", "minLength": 1},
         "example": "高血压吃什么药",
     },
     "fields": {
@@ -63,49 +37,111 @@ QUERY_STRING: dict[str, dict[str, Any]] = {
         "example": ["kind:eq:drug"],
     },
 }
-SAME_AS_BODY = ("top_k", "mode", "fusion", "weight")
+NOT_IN_QUERY_STRING = ("query", "filters", "fields")
 
 
-def describe(app: FastAPI, max_top_k: int) -> Callable[[], dict[str, Any]]:
+@dataclass(frozen=True, slots=True)
+class _Route:
+    """A lean POST route, as /docs shows it."""
+
+    path: str
+    tag: str
+    summary: str
+    request: type[BaseModel]
+    answer: type[BaseModel]
+    examples: Examples
+    errors: Sequence[int] = (408, 413, 422, 429, 503, 504)
+
+
+ROUTES = (
+    _Route(search.PATH, "search", "Search", SearchRequest, SearchAnswer, SEARCH),
+    _Route(
+        texts.EMBEDDINGS, "texts", "Embeddings, as OpenAI's", EmbeddingsRequest, EmbeddingsAnswer, EMBEDDINGS,
+        (404, 408, 413, 422, 429, 503, 504),
+    ),
+    _Route(
+        texts.RERANK, "texts", "Rerank, as Cohere's and Jina's", RerankRequest, RerankAnswer, RERANK,
+        (404, 408, 413, 422, 429, 503, 504),
+    ),
+)  # fmt: skip
+
+
+def describe(app: FastAPI, settings: Settings) -> Callable[[], dict[str, Any]]:
     """What `app.openapi` is to be; made once, when /docs is first asked for."""
 
     def openapi() -> dict[str, Any]:
         if app.openapi_schema is None:
             schema = get_openapi(title=app.title, version=app.version, description=app.description, routes=app.routes)
-            _add_search(schema, max_top_k)
+            models = _models(settings)
+            schema.setdefault("components", {}).setdefault("schemas", {}).update(models)
+            lean: dict[str, Any] = {route.path: {"post": _post(route)} for route in ROUTES}
+            lean[search.PATH] = {"get": _search_from_url(models), **lean[search.PATH]}
+            _stream(lean[search.PATH])
+            schema["paths"] = lean | schema["paths"]
             app.openapi_schema = schema
         return app.openapi_schema
 
     return openapi
 
 
-def _add_search(schema: dict[str, Any], max_top_k: int) -> None:
-    _, definitions = models_json_schema(
-        [(SearchRequest, "validation"), (SearchAnswer, "serialization"), (ErrorAnswer, "serialization")],
-        ref_template=REFERENCE,
-    )
-    body_fields = definitions["$defs"]["SearchRequest"]["properties"]
-    body_fields["top_k"] |= {"minimum": 1, "maximum": max_top_k}
-    schema.setdefault("components", {}).setdefault("schemas", {}).update(definitions["$defs"])
-    examples = {name: {"value": value} for name, value in EXAMPLES.items()}
-    request = {"application/json": {"schema": _reference(SearchRequest), "examples": examples}}
-    get, post = _operation("Search, from a URL"), _operation("Search")
-    get["parameters"] = [{"name": name, "in": "query"} | facts for name, facts in QUERY_STRING.items()]
-    for name in SAME_AS_BODY:
-        field = dict(body_fields[name])
-        parameter = {"name": name, "in": "query", "description": field.pop("description"), "schema": field}
-        get["parameters"].append(parameter)
-    post["requestBody"] = {"required": True, "content": request}
-    schema["paths"] = {search.PATH: {"get": get, "post": post}} | schema["paths"]
+def _models(settings: Settings) -> dict[str, Any]:
+    """The schemas of the models, with the bounds that are settings."""
+    answers: list[type[BaseModel]] = [*(route.answer for route in ROUTES), ErrorAnswer, StreamEnd]
+    written: list[tuple[type[BaseModel], Any]] = [(route.request, "validation") for route in ROUTES]
+    written += [(model, "serialization") for model in answers]
+    _, definitions = models_json_schema(written, ref_template=REFERENCE)
+    models: dict[str, Any] = definitions["$defs"]
+    fields = models["SearchRequest"]["properties"]
+    fields["top_k"] |= {"minimum": 1, "maximum": settings.max_top_k}
+    _bound_texts(fields["query"], settings.max_stream_queries)
+    _bound_texts(models["EmbeddingsRequest"]["properties"]["input"], settings.max_texts)
+    models["RerankRequest"]["properties"]["query"] |= {"minLength": 1}
+    models["RerankRequest"]["properties"]["documents"] |= {"minItems": 1, "maxItems": settings.max_texts}
+    return models
 
 
-def _operation(summary: str) -> dict[str, Any]:
-    answer = {"application/json": {"schema": _reference(SearchAnswer), "example": EXAMPLE_ANSWER}}
-    responses: dict[str, Any] = {"200": {"description": "One result per query, in the order asked", "content": answer}}
-    for status in (413, 422, 429, 503):
+def _bound_texts(field: dict[str, Any], most: int) -> None:
+    """A text or a list of them: nothing empty, and not too many."""
+    for form in field["anyOf"]:
+        if form["type"] == "array":
+            form |= {"minItems": 1, "maxItems": most}
+            form["items"] |= {"minLength": 1}
+        else:
+            form |= {"minLength": 1}
+
+
+def _post(route: _Route) -> dict[str, Any]:
+    examples = {name: {"value": value} for name, value in route.examples.requests.items()}
+    body = {"application/json": {"schema": _reference(route.request), "examples": examples}}
+    return {**_operation(route), "requestBody": {"required": True, "content": body}}
+
+
+def _search_from_url(models: Mapping[str, Any]) -> dict[str, Any]:
+    parameters = [{"name": name, "in": "query"} | facts for name, facts in QUERY_STRING.items()]
+    for name, field in models["SearchRequest"]["properties"].items():
+        if name not in NOT_IN_QUERY_STRING:
+            schema = {key: value for key, value in field.items() if key != "description"}
+            if name == "hyde":
+                schema = {"type": "boolean", "default": False}
+            parameters.append({"name": name, "in": "query", "description": field["description"], "schema": schema})
+    return {**_operation(ROUTES[0]), "summary": "Search, from a URL", "parameters": parameters}
+
+
+def _operation(route: _Route) -> dict[str, Any]:
+    answer = {"application/json": {"schema": _reference(route.answer), "example": route.examples.answer}}
+    responses: dict[str, Any] = {"200": {"description": "The answer", "content": answer}}
+    for status in route.errors:
         content = {"application/json": {"schema": _reference(ErrorAnswer)}}
         responses[str(status)] = {"description": ERRORS[status]["description"], "content": content}
-    return {"tags": ["search"], "summary": summary, "responses": responses}
+    return {"tags": [route.tag], "summary": route.summary, "responses": responses}
+
+
+def _stream(operations: Mapping[str, dict[str, Any]]) -> None:
+    """Searches are answered in lines too, for who accepts them: a result each, then the end or an error."""
+    lines = [_reference(model) for model in (Result, StreamEnd, ErrorAnswer)]
+    for operation in operations.values():
+        content = operation["responses"]["200"]["content"]
+        content["application/x-ndjson"] = {"schema": {"anyOf": lines}}
 
 
 def _reference(model: type) -> dict[str, str]:

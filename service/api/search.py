@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from contextlib import aclosing
 from typing import Any
 from urllib.parse import parse_qsl
 
 from pydantic import ValidationError
 from starlette.types import Receive, Scope, Send
 
+from service.api.common import parse_body
 from service.errors import InvalidRequest, invalid_request
-from service.http import WhileConnected, read_body, send_bytes
-from service.middleware import QUERIES
+from service.http import WhileConnected, read_body, send_bytes, send_lines, wants_lines
+from service.middleware import QUERIES, REQUEST_ID
 from service.runtime import Runtime
 from service.schemas import SearchRequest
 
@@ -30,23 +32,20 @@ class SearchRoute:
         runtime: Runtime = scope["app"].state.runtime
         settings = runtime.settings
         body = await read_body(scope, receive, settings.max_body_bytes)
-        request = parse_body(body) if scope["method"] == "POST" else parse_query_string(scope["query_string"])
+        if scope["method"] == "POST":
+            request = parse_body(SearchRequest, body)
+        else:
+            request = parse_query_string(scope["query_string"])
         if settings.log_queries:
             scope[QUERIES] = request.queries
         serving = runtime.servings.current()
+        if wants_lines(scope):
+            async with WhileConnected(receive), aclosing(runtime.searcher.stream(serving, request)) as lines:
+                await send_lines(send, lines, scope[REQUEST_ID])
+            return
         async with WhileConnected(receive):
             answer = await runtime.searcher.search(serving, request)
         await send_bytes(send, answer.body, headers=[(b"server-timing", answer.timings.as_server_timing())])
-
-
-def parse_body(body: bytes) -> SearchRequest:
-    """A JSON body; what is wrong is said with the field's name."""
-    try:
-        return SearchRequest.model_validate_json(body, strict=True)
-    except ValidationError as error:
-        if not _is_utf8(body):
-            raise InvalidRequest("query", "the body is not UTF-8") from None
-        raise invalid_request(error) from None
 
 
 def parse_query_string(raw: bytes) -> SearchRequest:
@@ -88,11 +87,3 @@ def _parse_filter(text: str) -> dict[str, Any]:
     if operator not in OPERATORS or not colon:
         raise InvalidRequest("filters", f"must read field:operator:value with an operator of {', '.join(OPERATORS)}")
     return {"field": name, operator: value.split(",") if operator == "in" else value}
-
-
-def _is_utf8(raw: bytes) -> bool:
-    try:
-        raw.decode("utf-8")
-    except UnicodeDecodeError:
-        return False
-    return True

@@ -8,8 +8,8 @@ export const TOP_K = [5, 10, 20, 50];
 export const DATE_FIELD = "updated";
 
 /**
- * @typedef {{query: string, mode: string, topK: number, filters: Object<string, string[]>, from: string, to: string}}
- *   Question  `from` and `to` are the first and the last day of DATE_FIELD, "" where open
+ * @typedef {{query: string, mode: string, topK: number, filters: Object<string, string[]>, from: string, to: string,
+ *   explain: boolean}} Question  `from` and `to` are the first and the last day of DATE_FIELD, "" where open
  */
 
 /** @returns {Question} what a fragment asks; whatever it says wrongly becomes the default */
@@ -28,11 +28,12 @@ export function readAddress(fragment) {
     filters,
     from: dayOrNothing(said.get("from")),
     to: dayOrNothing(said.get("to")),
+    explain: said.get("explain") === "1",
   };
 }
 
 /** @returns {string} the fragment, "#" included; "" where nothing is asked */
-export function writeAddress({ query, mode, topK, filters, from, to }) {
+export function writeAddress({ query, mode, topK, filters, from, to, explain }) {
   if (!query) return "";
   const said = new URLSearchParams({ q: query, mode, top_k: String(topK) });
   for (const [field, values] of Object.entries(filters)) {
@@ -40,16 +41,18 @@ export function writeAddress({ query, mode, topK, filters, from, to }) {
   }
   if (from) said.set("from", from);
   if (to) said.set("to", to);
+  if (explain) said.set("explain", "1");
   return `#${said}`;
 }
 
 /** @returns {object} the body of POST /v1/search */
-export function searchBody({ query, mode, topK, filters, from, to }) {
+export function searchBody({ query, mode, topK, filters, from, to, explain }) {
   const asked = Object.entries(filters).map(([field, values]) => ({ field, in: values }));
   if (from || to) {
     asked.push({ field: DATE_FIELD, ...(from && { gte: from }), ...(to && { lt: dayAfter(to) }) });
   }
-  return { query, mode, top_k: topK, fields: ["title", "snippet", "metadata"], filters: asked };
+  const fields = ["title", "snippet", "metadata"];
+  return { query, mode, top_k: topK, fields, filters: asked, ...(explain && { explain }) };
 }
 
 /** How many separate conditions narrow the question. */

@@ -10,8 +10,8 @@ import { drawHits, drawNone, drawSkeletons, drawTimings, drawTrouble } from "./r
 const HINTS = { dense: "hintDense", lexical: "hintLexical", hybrid: "hintHybrid" };
 const EXAMPLES = 4;
 const page = Object.fromEntries(
-  ["answer", "examples", "facts", "filters", "fold", "fold-count", "hits", "language", "mode-hint", "modes", "none",
-    "notice", "panel", "query", "search", "skip", "snapshot", "summary", "timings", "top-k", "trouble"]
+  ["answer", "examples", "explain", "facts", "filters", "fold", "fold-count", "hits", "language", "mode-hint", "modes",
+    "none", "notice", "panel", "query", "search", "skip", "snapshot", "summary", "timings", "top-k", "trouble"]
     .map((id) => [id, document.getElementById(id)]));
 
 let question = readAddress(location.hash);
@@ -38,11 +38,12 @@ function restore() {
 
 /** Brings controls and answer in line with the question. */
 function present() {
-  const { query, mode, topK } = question;
+  const { query, mode, topK, explain } = question;
   document.title = query ? `${query} · CARE Search` : "CARE Search";
   document.body.dataset.view = query ? "answer" : "start";
   page.search.elements.mode.value = mode;
   page["top-k"].value = String(topK);
+  page.explain.checked = explain;
   say(page["mode-hint"], HINTS[mode]);
   const count = countFilters(question);
   page["fold-count"].hidden = count === 0;
@@ -123,6 +124,7 @@ function listen() {
   });
   page.modes.addEventListener("change", (event) => change({ mode: event.target.value }));
   page["top-k"].addEventListener("change", () => change({ topK: Number(page["top-k"].value) }));
+  page.explain.addEventListener("change", () => change({ explain: page.explain.checked }));
   page.language.addEventListener("click", switchLanguage);
   page.skip.addEventListener("click", () => page.answer.focus());
   page.fold.addEventListener("click", () => {

@@ -30,7 +30,7 @@ function hitItem(hit, rank, best) {
     snippet.append(piece.marked ? make("mark", "", piece.text) : piece.text);
   }
   const item = make("li", "hit", make("span", "rank", String(rank)), title, scoreOf(hit.score, best),
-    make("div", "body", snippet, ...fullText(hit, rank, snippet)));
+    make("div", "body", snippet, ...(hit.explain ? [ranksOf(hit.explain)] : []), ...fullText(hit, rank, snippet)));
   item.dataset.id = hit.id;
   return item;
 }
@@ -42,6 +42,18 @@ function scoreOf(score, best) {
   const figure = make("data", "", score.toFixed(3));
   figure.value = String(score);
   return make("div", "score", say(make("span", "unseen"), "score"), figure, make("span", "gauge", fill));
+}
+
+/** How a hit came to its score: its place by meaning and by words, and how much meaning counted. */
+function ranksOf({ dense, lexical, weight }) {
+  const list = make("dl", "ranks");
+  for (const [name, placing] of [["modeDense", dense], ["modeLexical", lexical]]) {
+    const said = make("dd");
+    list.append(make("div", "", say(make("dt"), name),
+      placing ? say(said, "placing", placing.rank, placing.score) : say(said, "noPlacing")));
+  }
+  if (weight !== null) list.append(make("div", "", say(make("dt"), "weight"), make("dd", "", weight.toFixed(2))));
+  return list;
 }
 
 /** The line under a snippet: tags, the button that opens the full text, and the place where it opens. */

@@ -40,6 +40,10 @@ export const strings = {
     moreOptions: (count) => `全部 ${zhNumber.format(count)} 项`,
     fewerOptions: "收起",
     topK: "显示条数",
+    explain: "显示名次",
+    placing: (rank, score) => `第 ${zhNumber.format(rank)} 名（${score.toFixed(3)}）`,
+    noPlacing: "—",
+    weight: "语义占比",
 
     results: "检索结果",
     searching: "正在检索",
@@ -124,6 +128,10 @@ export const strings = {
     moreOptions: (count) => `All ${enNumber.format(count)}`,
     fewerOptions: "Show fewer",
     topK: "Show",
+    explain: "Show ranks",
+    placing: (rank, score) => `no. ${enNumber.format(rank)} (${score.toFixed(3)})`,
+    noPlacing: "—",
+    weight: "Share of meaning",
 
     results: "Results",
     searching: "Searching",

@@ -7,6 +7,8 @@ import httpx
 import pytest
 
 from models.onnx_encoder import OnnxEncoder
+from service.engine.inprocess import InProcessEngine
+from tests.api.gate import Gate
 from tests.api.support import ENCODER, Built, build_collection, make_settings, running
 
 
@@ -31,3 +33,11 @@ async def client(built: Built) -> AsyncIterator[httpx.AsyncClient]:
     """One app for all tests that change nothing."""
     async with running(make_settings(built, threads=1, reload_seconds=0, max_queries=16)) as client:
         yield client
+
+
+@pytest.fixture
+def gate(monkeypatch: pytest.MonkeyPatch) -> Gate:
+    """Every engine of the test runs behind this gate, which is open."""
+    gate = Gate()
+    monkeypatch.setattr(InProcessEngine, "run", lambda *arguments: gate.run(*arguments))
+    return gate

@@ -100,7 +100,9 @@ def copy_collection(built: Built, root: Path) -> Built:
 
 
 def make_settings(built: Built, **values: object) -> Settings:
-    return Settings(collection=built.root, encoder=ENCODER, **values)  # type: ignore[arg-type]
+    """With patience for a busy machine, where a test is not about patience."""
+    patient = {"timeout_ms": 60_000, "max_wait_ms": 60_000}
+    return Settings(collection=built.root, encoder=ENCODER, **(patient | values))  # type: ignore[arg-type]
 
 
 @contextlib.asynccontextmanager

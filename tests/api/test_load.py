@@ -5,58 +5,19 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import threading
-from collections.abc import Sequence
 
 import httpx
 import pytest
 
 from service.app import create_app
-from service.engine.inprocess import InProcessEngine
-from service.engine.protocol import BatchTimes, Found, Job
-from service.serving import Serving
+from tests.api.gate import Gate, hold
 from tests.api.support import Built, client_of, make_settings, running
 
 pytestmark = pytest.mark.anyio
 
-REAL_RUN = InProcessEngine.run
-
-
-class Gate:
-    """The real engine behind a gate, counting what goes through."""
-
-    def __init__(self) -> None:
-        self.queries: list[str] = []
-        self.entered = threading.Semaphore(0)
-        self.open = threading.Event()
-        self.open.set()
-
-    def run(self, engine: InProcessEngine, serving: Serving, batch: Sequence[Job]) -> tuple[list[Found], BatchTimes]:
-        self.queries += [job.query for job in batch]
-        self.entered.release()
-        assert self.open.wait(20)
-        return REAL_RUN(engine, serving, batch)
-
-
-@pytest.fixture
-def gate(monkeypatch: pytest.MonkeyPatch) -> Gate:
-    gate = Gate()
-    monkeypatch.setattr(InProcessEngine, "run", lambda *arguments: gate.run(*arguments))
-    return gate
-
 
 async def post(client: httpx.AsyncClient, **body: object) -> httpx.Response:
     return await client.post("/v1/search", json=body)
-
-
-async def hold(gate: Gate, client: httpx.AsyncClient) -> asyncio.Task[httpx.Response]:
-    """A request that stays in the engine until the gate opens."""
-    while gate.entered.acquire(blocking=False):
-        pass
-    gate.open.clear()
-    task = asyncio.create_task(post(client, query="held"))
-    await asyncio.to_thread(gate.entered.acquire)
-    return task
 
 
 async def test_overload_is_refused_at_once_and_the_accepted_are_answered(built: Built, gate: Gate) -> None:
@@ -101,8 +62,8 @@ async def test_the_process_cache_answers_query_by_query(built: Built, gate: Gate
         await post(client, query="骨折", fields=["title"])
         metrics = (await client.get("/metrics")).text
     assert [query for query in gate.queries if query != "ready"] == ["高血压", "发热", "骨折", "骨折"]
-    assert 'care_cache_total{layer="process",outcome="hit"} 3.0' in metrics
-    assert 'care_cache_total{layer="process",outcome="miss"} 4.0' in metrics
+    assert 'care_cache_total{kind="result",layer="process",outcome="hit"} 3.0' in metrics
+    assert 'care_cache_total{kind="result",layer="process",outcome="miss"} 4.0' in metrics
 
 
 async def test_readiness_is_never_answered_from_the_cache(built: Built, gate: Gate) -> None:

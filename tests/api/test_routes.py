@@ -77,7 +77,7 @@ async def test_a_service_whose_queries_do_not_get_through_is_not_ready(
     assert "the device is gone" in caplog.text
 
 
-async def test_docs_describe_search_fully_and_offline(client: httpx.AsyncClient) -> None:
+async def test_docs_describe_the_lean_routes_fully_and_offline(client: httpx.AsyncClient) -> None:
     page = await client.get("/docs")
     assert "swagger" in page.text
     assert "://" not in page.text.replace("http://www.w3.org", "")
@@ -85,28 +85,26 @@ async def test_docs_describe_search_fully_and_offline(client: httpx.AsyncClient)
     search = schema["paths"]["/v1/search"]
     body = search["post"]["requestBody"]["content"]["application/json"]
     assert body["schema"] == {"$ref": "#/components/schemas/SearchRequest"}
-    assert set(body["examples"]) == {"one query", "several queries", "filters"}
-    assert {parameter["name"] for parameter in search["get"]["parameters"]} == {
-        "q",
-        "top_k",
-        "mode",
-        "fields",
-        "filter",
-        "fusion",
-        "weight",
-    }
+    in_body = set(schema["components"]["schemas"]["SearchRequest"]["properties"])
+    in_url = {parameter["name"] for parameter in search["get"]["parameters"]}
+    assert in_url - in_body == {"q", "filter"}
+    assert in_body - in_url == {"query", "filters"}
     assert schema["components"]["schemas"]["SearchRequest"]["properties"]["top_k"]["maximum"] == 100
-    assert {"200", "413", "422", "429", "503"} <= set(search["post"]["responses"])
+    assert {"200", "408", "413", "422", "429", "503", "504"} == set(search["post"]["responses"])
+    assert set(search["post"]["responses"]["200"]["content"]) == {"application/json", "application/x-ndjson"}
+    for path in ("/v1/embeddings", "/v1/rerank"):
+        assert {"404", "422", "429"} < set(schema["paths"][path]["post"]["responses"])
     for path in ("/v1/documents/{id}", "/v1/collection", "/admin/reload", "/livez", "/readyz", "/metrics"):
         assert path in schema["paths"]
     assert _dangling(schema) == []
 
 
-async def test_the_examples_of_the_docs_are_requests_that_work(client: httpx.AsyncClient) -> None:
+@pytest.mark.parametrize("path", ["/v1/search", "/v1/embeddings", "/v1/rerank"])
+async def test_the_examples_of_the_docs_are_requests_that_work(client: httpx.AsyncClient, path: str) -> None:
     schema = (await client.get("/openapi.json")).json()
-    examples = schema["paths"]["/v1/search"]["post"]["requestBody"]["content"]["application/json"]["examples"]
+    examples = schema["paths"][path]["post"]["requestBody"]["content"]["application/json"]["examples"]
     for name, example in examples.items():
-        response = await client.post("/v1/search", json=example["value"])
+        response = await client.post(path, json=example["value"])
         # The test's collection has no departments and no dates; the example corpus has.
         assert response.status_code == (422 if name == "filters" else 200), response.text
 

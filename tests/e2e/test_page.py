@@ -127,6 +127,23 @@ def test_days_are_a_range_that_holds_its_last_day(page: Page) -> None:
     assert all(day in hit for hit in shown)
 
 
+def test_ranks_are_shown_on_request(page: Page) -> None:
+    page.open_query("高血压")
+    assert not page.all(".ranks")
+    page.press("#explain")
+    page.until(lambda: page.all(".ranks"))
+    assert page.asked()[-1]["explain"] is True
+    assert "explain=1" in page.chrome.current_url
+    assert page.texts(".hit:first-child .ranks dt") == ["语义", "关键词", "语义占比"]
+    meaning, words, share = page.texts(".hit:first-child .ranks dd")
+    assert meaning.startswith("第 ")
+    assert words.startswith("第 ")
+    assert 0 <= float(share) <= 1
+    page.press("#modes label:has([value=dense])")
+    page.until(lambda: page.texts(".hit:first-child .ranks dt") == ["语义", "关键词"])
+    assert page.texts(".hit:first-child .ranks dd")[1] == "—"
+
+
 def test_top_k_is_how_many_hits_there_are(page: Page) -> None:
     page.open_query(QUERY)
     page.press("#top-k option:first-child")

@@ -13,7 +13,8 @@ import pytest
 
 from loadtest.bench import SCENARIOS
 from loadtest.bench_processes import bare, get, service
-from loadtest.client import PATH, STAGES, BenchError, Job, measure
+from loadtest.client import PATH, STAGES, Job, measure
+from loadtest.errors import BenchError
 
 
 def call(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -32,13 +33,14 @@ def test_a_quick_run_has_every_line_and_no_failure(tmp_path: Path) -> None:
     assert [overhead["mode"] for overhead in written["overheads"]] == ["dense", "lexical", "hybrid"]
     assert written["facts"]["collection"].startswith("400 documents")
     assert "CARE_LRU_MB=0" in written["facts"]["settings"]
-    facts, throughput, stages, overheads = (block.splitlines() for block in done.stdout.strip().split("\n\n"))
+    facts, throughput, stages, hits, overheads = (block.splitlines() for block in done.stdout.strip().split("\n\n"))
     assert [line.split(":")[0] for line in facts[:4]] == ["- command", "- commit", "- date", "- machine"]
     assert [tuple(line.strip("| ").split(" | ")[:2]) for line in throughput[2:]] == [(m, str(n)) for m, n in scenarios]
     assert all(line.endswith("| 0 |") for line in throughput[2:])
     own = [(mode, str(connections)) for mode, connections in scenarios if mode != "bare framework"]
     assert [tuple(line.strip("| ").split(" | ")[:2]) for line in stages[2:]] == own
     assert stages[0].strip("| ").split(" | ")[2:] == list(STAGES)
+    assert [line.split(" | ")[0] for line in hits[2:]] == ["| process LRU"]
     assert [line.split(" | ")[0] for line in overheads[2:]] == ["| dense", "| lexical", "| hybrid"]
 
 

@@ -1,7 +1,6 @@
 """The `care` command as a person calls it: whole stages, and errors in one line."""
 
 import json
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -75,14 +74,3 @@ def test_a_bad_setting_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     failed = care("serve")
     assert failed.returncode == 1
     assert "CARE_QUEUE_LIMIT" in failed.stderr
-
-
-def test_the_example_corpus_is_searched_well(tmp_path: Path) -> None:
-    """The smoke evaluation: what README promises of the bundled encoder."""
-    shutil.copytree("examples", tmp_path / "examples")
-    judged = care("eval", tmp_path / "examples", "--json", tmp_path / "figures.json")
-    assert judged.returncode == 0, judged.stderr
-    figures = {row["system"]: row["value"] for row in json.loads((tmp_path / "figures.json").read_text())}
-    dense = figures["care-small-zh (int8)"]
-    assert dense >= 75
-    assert figures["hybrid care-small-zh"] >= max(dense, figures["BM25"]) - 2

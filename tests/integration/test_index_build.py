@@ -56,12 +56,13 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.fixture(scope="module", params=list(IndexKind))
+@pytest.fixture(scope="module", params=[IndexKind.FLAT, IndexKind.HNSW])
 def built(
     request: pytest.FixtureRequest, corpus: Path, encoder: OnnxEncoder, tmp_path_factory: pytest.TempPathFactory
 ) -> BuildSummary:
     collection = Collection(tmp_path_factory.mktemp("collection"))
-    return build([corpus], encoder, collection, BuildOptions(index=request.param, passage_tokens=128, overlap=16))
+    options = BuildOptions(index=request.param, passage_tokens=128, overlap=16, threads=1)
+    return build([corpus], encoder, collection, options)
 
 
 @pytest.fixture(scope="module")
@@ -90,6 +91,9 @@ def test_summary_and_manifest_agree(built: BuildSummary, snapshot: Snapshot, enc
     )
     assert list(built.seconds) == ["read", "encode", "index", "lexical", "write"]
     assert built.rejects_file is None
+    assert built.reused == built.counts.passages - built.encoded  # a text that repeats itself has passages alike
+    assert (built.recall is None) == (built.index is IndexKind.FLAT)
+    assert manifest.built.recall == built.recall
     manifest.require_encoder(encoder.spec)
 
 
@@ -156,7 +160,7 @@ def test_bad_rows_are_set_aside_and_counted(tmp_path: Path, encoder: OnnxEncoder
     assert summary.rejects_file is not None
     reasons = [json.loads(line)["reason"] for line in summary.rejects_file.read_text(encoding="utf-8").splitlines()]
     assert reasons[0].startswith("repeated id '1'")
-    assert reasons[1].startswith("no text")
+    assert reasons[1].startswith("neither text")
     publish(collection)
     assert collection.current() == summary.version
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +15,7 @@ from models.fusion import Fusion, fuse
 from models.onnx_encoder import OnnxEncoder
 from models.spec import Side
 from service.engine.inprocess import InProcessEngine
-from service.engine.protocol import Job, Mode, Options
+from service.engine.protocol import EncodeJob, Found, Job, Mode, Options, SearchJob
 from service.serving import Serving
 from tests.api.support import ENCODER
 
@@ -48,10 +49,14 @@ def serving(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     return Serving.open(summary.folder, encoder)
 
 
-def make_job(serving: Serving, query: str, **options: object) -> Job:
+def make_job(serving: Serving, query: str, **options: object) -> SearchJob:
     chosen = Options(**{"mode": Mode.DENSE, "top_k": 10} | options)  # type: ignore[arg-type]
     (tokens,) = serving.encoder.tokenize([query], Side.QUERY)
-    return Job(query, chosen, None if chosen.mode is Mode.LEXICAL else tokens)
+    return SearchJob(query, chosen, None if chosen.mode is Mode.LEXICAL else tokens)
+
+
+def run(serving: Serving, batch: list[Job], threads: int = 0) -> list[Found]:
+    return [outcome.found for outcome in InProcessEngine(threads).run(serving, batch)]
 
 
 def dense_by_hand(serving: Serving, vector: np.ndarray, half: str | None = None) -> dict[int, float]:
@@ -73,9 +78,9 @@ def ranked(best: dict[int, float]) -> list[int]:
 def test_dense_ranks_documents_by_their_best_passage(serving: Serving, top_k: int, half: str | None) -> None:
     filters = () if half is None else (Equal("half", half),)
     batch = [make_job(serving, query, top_k=top_k, filters=filters) for query in QUERIES]
-    found, times = InProcessEngine().run(serving, batch)
+    outcomes = InProcessEngine().run(serving, batch)
     vectors = serving.encoder.encode_tokens([job.tokens for job in batch if job.tokens])
-    for vector, one in zip(vectors, found, strict=True):
+    for vector, one in zip(vectors, (outcome.found for outcome in outcomes), strict=True):
         best = dense_by_hand(serving, vector, half)
         expected = sorted(best.values(), reverse=True)[:top_k]
         assert len(set(one.documents.tolist())) == len(one.documents) == len(expected)
@@ -83,8 +88,8 @@ def test_dense_ranks_documents_by_their_best_passage(serving: Serving, top_k: in
         np.testing.assert_allclose([best[document] for document in one.documents.tolist()], one.scores, atol=1e-5)
         owners = serving.snapshot.passages.documents[one.passages]
         assert owners.tolist() == one.documents.tolist()
-    assert times.encode_seconds > 0
-    assert times.search_seconds > 0
+    assert outcomes[0].times.encode_seconds > 0
+    assert outcomes[0].times.search_seconds > 0
 
 
 @pytest.mark.parametrize("top_k", [1, 10, 40])
@@ -95,20 +100,19 @@ def test_lexical_ranks_documents_by_their_best_passage(serving: Serving, top_k: 
         best: dict[int, float] = {}
         for row, score in zip(rows.tolist(), scores.tolist(), strict=True):
             best.setdefault(int(serving.snapshot.passages.documents[row]), score)
-        ((found,), times) = InProcessEngine().run(serving, [make_job(serving, query, mode=Mode.LEXICAL, top_k=top_k)])
+        (found,) = run(serving, [make_job(serving, query, mode=Mode.LEXICAL, top_k=top_k)])
         np.testing.assert_allclose(found.scores, sorted(best.values(), reverse=True)[:top_k], rtol=1e-6)
         np.testing.assert_allclose([best[document] for document in found.documents.tolist()], found.scores, rtol=1e-6)
-        assert times.encode_seconds < times.search_seconds
 
 
 @pytest.mark.parametrize("fusion", list(Fusion))
 def test_hybrid_fuses_documents_not_passages(serving: Serving, fusion: Fusion) -> None:
     for query in QUERIES:
         hybrid = make_job(serving, query, mode=Mode.HYBRID, fusion=fusion, weight=0.4)
-        ((found,), _) = InProcessEngine().run(serving, [hybrid])
+        (found,) = run(serving, [hybrid])
         sides = []
         for mode in (Mode.DENSE, Mode.LEXICAL):
-            ((side,), _) = InProcessEngine().run(serving, [make_job(serving, query, mode=mode, top_k=100)])
+            (side,) = run(serving, [make_job(serving, query, mode=mode, top_k=100)])
             sides.append((side.documents, side.scores))
         documents, scores = fuse(sides[0], sides[1], fusion, 0.4)
         assert found.documents.tolist() == documents[:10].tolist()
@@ -124,7 +128,7 @@ def test_a_mixed_batch_answers_each_query_in_its_own_way(serving: Serving) -> No
         make_job(serving, QUERIES[3], mode=Mode.DENSE, top_k=1, filters=(Equal("half", "b"),)),
         make_job(serving, QUERIES[4], mode=Mode.DENSE, filters=(Equal("half", "neither"),)),
     ]
-    found, _ = InProcessEngine(threads=1).run(serving, batch)
+    found = run(serving, batch, threads=1)
     assert [len(one.documents) for one in found] == [3, 7, 2, 1, 0]
     for one in found[2:4]:
         for document in one.documents.tolist():
@@ -133,5 +137,42 @@ def test_a_mixed_batch_answers_each_query_in_its_own_way(serving: Serving) -> No
 
 def test_a_lexical_batch_never_touches_the_encoder(serving: Serving) -> None:
     blind = Serving(serving.snapshot, None, serving.facets, serving.allowed)  # type: ignore[arg-type]
-    found, _ = InProcessEngine().run(blind, [make_job(serving, QUERIES[0], mode=Mode.LEXICAL)])
+    found = run(blind, [make_job(serving, QUERIES[0], mode=Mode.LEXICAL)])
     assert len(found[0].documents)
+
+
+def test_a_text_to_encode_gets_its_embedding_and_no_ranking(serving: Serving) -> None:
+    texts = [EncodeJob(text, side, *serving.encoder.tokenize([text], side)) for text in QUERIES for side in Side]
+    searched = make_job(serving, QUERIES[0])
+    *encoded, ranked_one = InProcessEngine().run(serving, [*texts, searched])
+    for job, outcome in zip(texts, encoded, strict=True):
+        assert outcome.vector is not None
+        np.testing.assert_allclose(outcome.vector, serving.encoder.encode([job.text], job.side)[0], atol=0.02)
+        assert not len(outcome.found.documents)
+    assert len(ranked_one.found.documents)
+    assert ranked_one.vector is None
+
+
+@pytest.mark.parametrize("mode", [Mode.DENSE, Mode.HYBRID])
+def test_a_ready_embedding_ranks_as_the_tokens_that_gave_it(serving: Serving, mode: Mode) -> None:
+    for query in QUERIES:
+        asked = replace(make_job(serving, query, mode=mode), keep_vector=True)
+        (first,) = InProcessEngine().run(serving, [asked])
+        assert first.vector is not None
+        ready = SearchJob(query, asked.options, vector=first.vector.tobytes())
+        (again,) = run(serving, [ready])
+        assert again.documents.tolist() == first.found.documents.tolist()
+        np.testing.assert_allclose(again.scores, first.found.scores, atol=1e-6)
+
+
+def test_a_ready_embedding_needs_not_be_that_of_the_words(serving: Serving) -> None:
+    other = serving.encoder.encode([QUERIES[1]], Side.QUERY)[0]
+    options = Options(Mode.DENSE, 5)
+    (found,) = run(serving, [SearchJob(QUERIES[0], options, vector=other.tobytes())])
+    (expected,) = run(serving, [make_job(serving, QUERIES[1], top_k=5)])
+    assert found.documents.tolist() == expected.documents.tolist()
+
+
+def test_a_job_with_neither_tokens_nor_embedding_is_refused(serving: Serving) -> None:
+    with pytest.raises(ValueError, match="neither"):
+        run(serving, [SearchJob("骨折", Options(Mode.DENSE, 5))])

@@ -167,7 +167,7 @@ def clients_that_left(client: httpx.Client) -> float:
 
 def test_terminating_finishes_the_accepted_requests(built: Built) -> None:
     with contextlib.ExitStack() as stack:
-        process, address = stack.enter_context(serving(built))
+        process, address = stack.enter_context(serving(built, CARE_TIMEOUT_MS="120000"))
         clients = [stack.enter_context(httpx.Client(base_url=address, timeout=60)) for _ in range(4)]
         pool = stack.enter_context(concurrent.futures.ThreadPoolExecutor(4))
         bodies = [{"query": [f"{number} 头痛{text}" * 20 for text in range(100)]} for number in range(4)]

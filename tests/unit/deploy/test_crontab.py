@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import re
 import shlex
@@ -11,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from indexer.command import COLLECTION
+from indexer.arguments import COLLECTION
+from indexer.store.errors import Busy
 from tests.unit.deploy.support import REPOSITORY, parse_care
 
 LINES = [line for line in (REPOSITORY / "deploy/crontab").read_text().splitlines() if not line.startswith("#")]
@@ -53,22 +53,16 @@ def test_a_success_is_silent_and_logged(home: Path) -> None:
     done = run_line(home, 0)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
     log = (home / "var/reindex.log").read_text()
-    assert "care index build corpus.jsonl --publish\n" in log
+    assert "care index build corpus.jsonl --publish --keep 4\n" in log
     assert log.endswith(" ended with 0\n")
 
 
-def test_a_failure_says_one_line_and_passes_its_code_on(home: Path) -> None:
-    done = run_line(home, 1)
-    assert (done.returncode, done.stderr) == (1, "")
-    assert done.stdout == f"care: the re-index ended with 1, see {home}/var/reindex.log\n"
-    assert (home / "var/reindex.log").read_text().endswith(" ended with 1\n")
-
-
-def test_a_second_run_does_not_start_beside_the_first(home: Path) -> None:
-    with (home / "var/reindex.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        assert run_line(home, 0).returncode == 75
-    assert "care index" not in (home / "var/reindex.log").read_text()
+@pytest.mark.parametrize("code", [1, Busy.exit_code])
+def test_a_failure_says_one_line_and_passes_its_code_on(home: Path, code: int) -> None:
+    done = run_line(home, code)
+    assert (done.returncode, done.stderr) == (code, "")
+    assert done.stdout == f"care: the re-index ended with {code}, see {home}/var/reindex.log\n"
+    assert (home / "var/reindex.log").read_text().endswith(f" ended with {code}\n")
 
 
 def test_a_missing_folder_is_said(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from indexer.command import COLLECTION, ENCODER
+from indexer.arguments import COLLECTION, ENCODER
 from service.settings import ENV_PREFIX, Settings
 from tests.unit.deploy.support import (
     REPOSITORY,

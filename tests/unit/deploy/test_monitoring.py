@@ -10,11 +10,13 @@ import pytest
 from fastapi.routing import APIRoute
 from prometheus_client.parser import text_string_to_metric_families
 
+from indexer.report import write_metrics
 from service.api import health, search
 from service.metrics import Metrics
 from service.settings import Settings
 from service.timings import Timings
 from tests.unit.deploy.support import REPOSITORY, compose, load_yaml, parse_care
+from tests.unit.indexer.support import RUN
 
 SCRAPES: list[dict[str, Any]] = load_yaml("deploy/prometheus.yml")["scrape_configs"]
 RULES: list[dict[str, Any]] = load_yaml("deploy/alerts.yml")["groups"][0]["rules"]
@@ -23,15 +25,17 @@ SELECTOR = re.compile(r"\b(care_\w+)(?:\{([^}]*)\})?")
 
 
 @pytest.fixture(scope="module")
-def exposed() -> dict[str, set[str]]:
-    """The names of the samples that a service exposes after a little of everything, and their labels."""
+def exposed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, set[str]]:
+    """The names of the samples that a service exposes after a little of everything, and a run of the indexer writes."""
     metrics = Metrics()
     metrics.request(search.PATH, 200, 0.01)
     metrics.search(1, Timings())
-    metrics.batch(1)
+    metrics.batch(1, 0.001, 0)
     metrics.swap("20261115T041500123Z-1a2b3c4d", 400)
+    metrics.restart("worker")
+    write_metrics(run_file := tmp_path_factory.mktemp("metrics") / "care.prom", RUN, 0.0, 0.0)
     found: dict[str, set[str]] = {}
-    for family in text_string_to_metric_families(metrics.expose().decode()):
+    for family in text_string_to_metric_families(metrics.expose().decode() + run_file.read_text()):
         for sample in family.samples:
             found.setdefault(sample.name, set()).update(sample.labels)
     return found

@@ -1,34 +1,121 @@
-import math
+"""The figures are the library's; here they are held against values worked out by hand."""
 
+import math
+import warnings
+
+import numpy as np
 import pytest
 
-from models.evaluation.metrics import average_precision, ndcg, pearson
+from models.evaluation.metrics import correlations, ranked
+from models.evaluation.sets import METRICS, Kind
+
+DISCOUNT = [1 / math.log2(rank + 1) for rank in range(1, 101)]
 
 
-def test_ndcg_of_a_hand_computed_ranking() -> None:
-    grades = {"a": 2, "b": 1, "c": 1}
-    gain = 1 / math.log2(2) + 2 / math.log2(4)
-    best = 2 / math.log2(2) + 1 / math.log2(3) + 1 / math.log2(4)
-    assert ndcg(grades, ["b", "x", "a"]) == pytest.approx(gain / best)
+def one(grades: dict[int, int], ranking: list[int], name: str, relevant: int = 1) -> float:
+    """One metric of one ranking."""
+    return float(ranked([grades], [np.array(ranking, dtype=np.int64)], [name], relevant)[name][0])
 
 
-def test_ndcg_is_one_for_the_ideal_order_and_zero_for_none() -> None:
-    assert ndcg({"a": 2, "b": 1}, ["a", "b", "x"]) == 1
-    assert ndcg({"a": 1}, ["x", "y"]) == 0
-    assert ndcg({"a": 0}, ["a"]) == 0
+def test_every_metric_of_a_hand_computed_ranking() -> None:
+    # Documents 3 (grade 2) and 5 and 8 (grade 1); found: 5 first, 3 third, 8 not at all.
+    found = ranked([{3: 2, 5: 1, 8: 1, 9: 0}], [np.array([5, 9, 3, 7])], METRICS[Kind.RETRIEVAL])
+    ideal = 2 * DISCOUNT[0] + DISCOUNT[1] + DISCOUNT[2]
+    assert {name: values[0] for name, values in found.items()} == pytest.approx(
+        {
+            "nDCG@10": (DISCOUNT[0] + 2 * DISCOUNT[2]) / ideal,
+            "Recall@100": 2 / 3,
+            "MRR@10": 1.0,
+            "Acc@1": 1.0,
+            "Acc@5": 1.0,
+            "Acc@10": 1.0,
+        }
+    )
 
 
-def test_ndcg_looks_no_further_than_k() -> None:
-    assert ndcg({"a": 1}, [*"0123456789", "a"]) == 0
-    assert ndcg({str(i): 1 for i in range(20)}, [str(i) for i in range(10)]) == pytest.approx(1)
+def test_the_gain_of_a_grade_is_the_grade() -> None:
+    assert one({1: 3, 2: 1}, [2, 1], "nDCG@10") == pytest.approx((1 + 3 * DISCOUNT[1]) / (3 + DISCOUNT[1]))
 
 
-def test_average_precision_by_hand() -> None:
-    assert average_precision([True, False, True, False]) == pytest.approx((1 + 2 / 3) / 2)
-    assert average_precision([False, False]) == 0
-    assert average_precision([False] * 10 + [True]) == 0
+def test_documents_of_grade_zero_or_below_count_for_nothing() -> None:
+    grades = {1: 1, 2: 0, 3: -1}
+    assert one(grades, [2, 3, 1], "nDCG@10") == pytest.approx(DISCOUNT[2])
+    assert one(grades, [2, 3, 1], "MRR@10") == pytest.approx(1 / 3)
+    assert one(grades, [2, 3], "Recall@100") == 0
 
 
-def test_pearson_by_hand() -> None:
-    assert pearson([1, 2, 3], [2, 4, 6]) == pytest.approx(1)
-    assert pearson([1, 2, 3], [3, 1, 2]) == pytest.approx(-0.5)
+def test_nothing_counts_beyond_the_depth() -> None:
+    ranking = [*range(10, 20), 1]
+    for name in ("nDCG@10", "MRR@10", "Acc@10", "MAP@10"):
+        assert one({1: 1}, ranking, name) == 0, name
+    assert one({1: 1}, ranking, "Recall@100") == 1
+    assert one({1: 1}, [0, 1], "Acc@1") == 0
+    assert one({1: 1}, [0, 0, 0, 0, 1], "Acc@5") == 1
+
+
+def test_recall_is_over_all_relevant_documents() -> None:
+    many = dict.fromkeys(range(200), 1)
+    assert one(many, list(range(100)), "Recall@100") == pytest.approx(0.5)
+    assert one({0: 1}, list(range(5)), "Recall@100") == 1
+    assert one({0: 1, 1: 1, 2: 1, 3: 1}, [3, 9], "Recall@1") == pytest.approx(0.25)
+
+
+def test_average_precision_is_over_what_could_be_found() -> None:
+    assert one({0: 2, 1: 2}, [0, 7, 1], "MAP@10") == pytest.approx((1 + 2 / 3) / 2)
+    assert one({0: 2, 1: 2}, [0], "MAP@10") == pytest.approx(1 / 2)
+    twelve = dict.fromkeys(range(12), 2)
+    assert one(twelve, list(range(10)), "MAP@10") == pytest.approx(1)
+    assert one(twelve, [90, *range(9)], "MAP@10") == pytest.approx(sum(n / (n + 1) for n in range(1, 10)) / 10)
+
+
+def test_the_lowest_relevant_grade_is_given() -> None:
+    grades = {0: 1, 1: 2}
+    assert one(grades, [0, 1], "MAP@10", relevant=2) == pytest.approx(1 / 2)
+    assert one(grades, [0, 1], "MRR@10", relevant=2) == pytest.approx(1 / 2)
+    assert one({0: 1}, [0], "MAP@10", relevant=2) == 0
+
+
+def test_an_empty_ranking_scores_nothing_and_spoils_nothing() -> None:
+    found = ranked([{0: 1}, {4: 1}], [np.array([], dtype=np.int64), np.array([4])], METRICS[Kind.RETRIEVAL])
+    assert all(values.tolist() == [0, 1] for values in found.values())
+    assert one({0: 1}, [], "MAP@10") == 0
+
+
+def test_row_zero_is_a_document_like_any_other() -> None:
+    found = ranked([{0: 1}, {7: 1, 8: 1}], [np.array([5, 0]), np.array([0, 7])], ["MRR@5", "Recall@5"])
+    assert found["MRR@5"].tolist() == [0.5, 0.5]
+    assert found["Recall@5"].tolist() == [1, 0.5]
+
+
+def test_the_metrics_are_those_of_the_library() -> None:
+    """Random rankings, through our arrays and as the library's users give them."""
+    import ranx
+
+    generator = np.random.default_rng(7)
+    rankings = [generator.permutation(60)[:40] for _ in range(30)]
+    grades = [{int(row): int(generator.integers(0, 3)) for row in generator.permutation(60)[:8]} for _ in rankings]
+    run = {str(n): {str(row): 100.0 - place for place, row in enumerate(rows)} for n, rows in enumerate(rankings)}
+    qrels = {str(n): {str(row): grade for row, grade in of_query.items()} for n, of_query in enumerate(grades)}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        theirs = ranx.evaluate(qrels, run, ["ndcg@10", "mrr@10"], return_mean=False)
+    ours = ranked(grades, rankings, ["nDCG@10", "MRR@10"])
+    assert ours["nDCG@10"].tolist() == pytest.approx(theirs["ndcg@10"].tolist())
+    assert ours["MRR@10"].tolist() == pytest.approx(theirs["mrr@10"].tolist())
+
+
+def test_correlations_by_hand() -> None:
+    assert correlations([1, 2, 3], [2, 4, 6]) == pytest.approx({"Pearson": 1, "Spearman": 1})
+    assert correlations([1, 2, 3], [3, 1, 2]) == pytest.approx({"Pearson": -0.5, "Spearman": -0.5})
+    # Ranks forget by how much: the last value is far off, and the order is right.
+    assert correlations([1, 2, 3, 4], [1, 2, 3, 100])["Spearman"] == pytest.approx(1)
+    assert correlations([1, 2, 3, 4], [1, 2, 3, 100])["Pearson"] < 0.9
+
+
+def test_similarities_that_are_all_alike_say_nothing() -> None:
+    assert correlations([0.5, 0.5, 0.5], [1, 2, 3]) == {"Pearson": 0, "Spearman": 0}
+
+
+def test_an_unknown_metric_is_refused() -> None:
+    with pytest.raises(ValueError, match="no metric is called 'F1@3'"):
+        one({0: 1}, [0], "F1@3")

@@ -7,9 +7,16 @@ from pathlib import Path
 import pytest
 
 from indexer.store import Snapshot
+from indexer.store.vectors import limit_threads
 from models.onnx_encoder import OnnxEncoder
 from models.tokenizer import Tokenizer
 from tests.unit.indexer.support import write_snapshot
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_thread() -> None:
+    """FAISS's threads wait for each other by spinning, which on a busy machine takes longer than the work."""
+    limit_threads(1)
 
 
 @pytest.fixture(scope="session")

@@ -11,9 +11,13 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from indexer.build import BuildSummary
+from indexer.diff import Changes
+from indexer.report import Outcome
 from indexer.store import Collection, IndexKind, SnapshotWriter, new_version
 from indexer.store.documents import Value
-from indexer.store.manifest import Built, Counts, DocumentEncoder, Facts, Manifest
+from indexer.store.manifest import Built, Counts, DocumentEncoder, Facts, Manifest, Recall
+from indexer.store.passages import HASH_BYTES
 from models.spec import Variant
 
 DIM = 16
@@ -38,6 +42,21 @@ ENTRIES = [
 ]
 
 
+_SUMMARY = BuildSummary(
+    version="20261115T041500123Z-1a2b3c4d",
+    folder=Path("versions/20261115T041500123Z-1a2b3c4d"),
+    counts=Counts(documents=400, passages=426, rejects=3),
+    changes=Changes(added=12, changed=5, removed=2),
+    encoded=20,
+    reused=406,
+    index=IndexKind.HNSW,
+    recall=Recall(at_10=0.9984, queries=200, floor=0.95),
+    rejects_file=Path("rejects/x.jsonl"),
+    seconds={"read": 0.25, "encode": 11.0},
+)
+RUN = Outcome("built it", 12.3, _SUMMARY)
+
+
 def unit_vectors(count: int, dim: int = DIM, seed: int = 0, clusters: int = 0) -> NDArray[np.float16]:
     """Random directions, around `clusters` centres if there are any, as embeddings are."""
     generator = np.random.default_rng(seed)
@@ -60,11 +79,11 @@ def write_snapshot(
     folder.mkdir(parents=True, exist_ok=True)
     with SnapshotWriter(folder) as writer:
         for entry in entries:
-            writer.add(entry.id, entry.title, entry.text, entry.metadata, entry.spans or [(0, len(entry.text))])
-        documents, passages = writer.close_documents()
-        vectors = writer.create_vectors(len(passages), dim)
-        vectors[:] = unit_vectors(len(passages), dim)
-        writer.write_hashes(np.zeros((len(passages), 16), dtype=np.uint8))
+            spans = entry.spans or [(0, len(entry.text))]
+            hashes = np.zeros((len(spans), HASH_BYTES), dtype=np.uint8)
+            writer.add(entry.id, entry.title, entry.text, entry.metadata, spans, hashes)
+        documents, passages, _ = writer.close_documents()
+        vectors = writer.write_vectors([unit_vectors(len(passages), dim)], dim)
         writer.write_index(vectors, kind)
         writer.write_lexical(
             "\n".join([documents.get(row).title, documents.get(row).text]) for row in passages.documents.tolist()
@@ -82,6 +101,8 @@ def facts(version: str, kind: IndexKind, space: str, dim: int, documents: int, p
         built=Built(
             index=kind,
             index_parameters={},
+            search_depth=0,
+            recall=None,
             passage_tokens=512,
             passage_overlap=64,
             care_version="0",

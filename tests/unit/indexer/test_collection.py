@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import threading
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 
-from indexer.publish import Move, list_versions, publish, rollback, verify
-from indexer.store import BadCollection, BadSnapshot, Collection, new_version
+from indexer.publish import Move, list_versions, prune, publish, rollback, verify
+from indexer.store import BadCollection, BadSnapshot, Collection, Snapshot, new_version
+from indexer.store.errors import Busy
 from tests.unit.indexer.support import add_version
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
@@ -173,6 +176,100 @@ def test_killed_build_is_no_version(collection: Collection) -> None:
     version = add(collection, 1)
     (collection.root / "versions" / ".building-later").mkdir()
     assert collection.versions() == [version]
+
+
+def test_a_second_builder_is_told_who_the_first_is(collection: Collection) -> None:
+    code = (
+        "import sys; from pathlib import Path; from indexer.store import Collection\n"
+        "with Collection(Path(sys.argv[1])).sole_builder():\n"
+        "    print('in', flush=True); sys.stdin.read()"
+    )
+    command = [sys.executable, "-c", code, str(collection.root)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
+        try:
+            assert other.stdout is not None
+            assert other.stdout.readline() == "in\n"
+            with pytest.raises(Busy, match=f"process {other.pid} is at work on {collection.root}") as busy:
+                prune(collection, keep=1, keep_days=None)
+            assert busy.value.exit_code == 75
+        finally:
+            other.kill()
+    with collection.sole_builder():  # the system lets go of the lock of a process that was killed
+        assert (collection.root / "LOCK").read_text() == f"{os.getpid()}\n"
+
+
+def test_a_builder_clears_away_what_a_dead_one_left(collection: Collection) -> None:
+    version = add(collection, 1)
+    for name in (".building-x", ".removing-y"):
+        (collection.root / "versions" / name).mkdir()
+        (collection.root / "versions" / name / "half").write_text("")
+    with collection.sole_builder():
+        assert [path.name for path in (collection.root / "versions").iterdir()] == [version]
+
+
+NOW = START + timedelta(days=100)
+
+
+def test_prune_keeps_by_count_and_by_age(collection: Collection) -> None:
+    versions = [add(collection, day) for day in (1, 50, 97, 98, 99)]
+    (collection.root / "rejects").mkdir()
+    for version in versions:
+        (collection.root / "rejects" / f"{version}.jsonl").write_text("")
+    assert collection.prune(keep=2, keep_days=20, now=NOW) == versions[:2]
+    assert collection.prune(keep=2, keep_days=0, now=NOW) == versions[2:3]
+    assert collection.prune(keep=2, keep_days=0, now=NOW) == []
+    assert collection.versions() == versions[3:]
+    assert [path.stem for path in sorted((collection.root / "rejects").iterdir())] == versions[3:]
+    assert collection.prune(keep=0, keep_days=1.5, now=NOW) == versions[3:4]
+
+
+def test_prune_never_takes_the_served_version_nor_the_one_to_go_back_to(collection: Collection) -> None:
+    versions = [add(collection, day) for day in range(1, 7)]
+    for version in (versions[1], versions[3]):
+        collection.publish(version)
+    assert collection.prune(keep=1, keep_days=0, now=NOW) == [versions[0], versions[2], versions[4]]
+    assert rollback(collection).after == versions[1]
+    assert collection.prune(keep=0, keep_days=0, now=NOW) == [versions[3], versions[5]]
+    assert collection.versions() == [versions[1]]
+
+
+def test_prune_wants_to_know_what_to_keep(collection: Collection) -> None:
+    with pytest.raises(BadCollection, match="give --keep, --keep-days or both"):
+        prune(collection, None, None)
+
+
+def test_prune_by_hand_drops_unfinished_work(collection: Collection) -> None:
+    add(collection, 1)
+    shard = collection.shards("fingerprint") / "shard.npy"
+    shard.parent.mkdir(parents=True)
+    shard.write_bytes(b"")
+    prune(collection, keep=5, keep_days=None)
+    assert shard.exists()
+    prune(collection, keep=5, keep_days=None, unfinished=True)
+    assert not shard.exists()
+
+
+def test_a_version_is_not_pruned_while_it_is_being_published(
+    collection: Collection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The one who prunes waits, then sees that the version is served."""
+    first, second = add(collection, 1), add(collection, 2)
+    opened, pruned = threading.Event(), threading.Thread(target=collection.prune, args=(0, 0, NOW))
+    open_snapshot = Snapshot.open
+
+    def open_slowly(folder: Path) -> Snapshot:
+        pruned.start()
+        opened.set()
+        pruned.join(0.2)  # time to do harm, if it did not wait
+        return open_snapshot(folder)
+
+    monkeypatch.setattr(Snapshot, "open", open_slowly)
+    collection.publish(first)
+    pruned.join()
+    assert opened.is_set()
+    assert collection.versions() == [first]
+    assert collection.current() == first
+    assert second not in collection.versions()
 
 
 def test_failed_swap_keeps_the_old_pointer(collection: Collection, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import gzip
 import json
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from datetime import date, datetime
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -14,18 +17,26 @@ import pytest
 from indexer.corpus import Document, FieldMap, read_corpus
 from indexer.errors import BadCorpus
 from indexer.rejects import Rejects
+from indexer.store.disk_dict import DiskDict
 from tests.unit.indexer.support import write_lines
 
 GOOD = {"_id": "a", "title": "标题", "text": "正文", "metadata": {"kind": "drug"}}
 
 
+@contextmanager
+def no_ids() -> Iterator[DiskDict]:
+    with TemporaryDirectory() as folder, closing(DiskDict(Path(folder, "ids"))) as ids:
+        yield ids
+
+
 def read(*paths: Path, fields: FieldMap | None = None) -> list[Document]:
-    return list(read_corpus(paths, fields or FieldMap(), Rejects(None)))
+    with no_ids() as ids:
+        return list(read_corpus(paths, fields or FieldMap(), Rejects(None), ids))
 
 
 def read_skipping(path: Path, rejects_file: Path, fields: FieldMap | None = None) -> tuple[list[Document], list[dict]]:
-    with Rejects(rejects_file) as rejects:
-        documents = list(read_corpus([path], fields or FieldMap(), rejects))
+    with Rejects(rejects_file) as rejects, no_ids() as ids:
+        documents = list(read_corpus([path], fields or FieldMap(), rejects, ids))
     lines = [json.loads(line) for line in rejects_file.read_bytes().splitlines()] if rejects_file.exists() else []
     assert len(lines) == rejects.count
     return documents, lines
@@ -157,8 +168,8 @@ BAD_ROWS = [
     ({"_id": None, "text": "t"}, "no id in field _id"),
     ({"_id": 1.5, "text": "t"}, "neither text nor a whole number"),
     ({"_id": True, "text": "t"}, "neither text nor a whole number"),
-    ({"_id": "x"}, "no text in field text"),
-    ({"_id": "x", "text": " \n"}, "no text in field text"),
+    ({"_id": "x"}, "neither text in field text nor a title in field title"),
+    ({"_id": "x", "title": "", "text": " \n"}, "neither text in field text nor a title in field title"),
     ({"_id": "x", "text": 5}, "the text in field text is not text"),
     ({"_id": "x", "text": "t", "title": ["t"]}, "the title in field title is not text"),
     ({"_id": "a", "text": "again"}, r"repeated id 'a', first at .*c\.jsonl:1"),
@@ -218,6 +229,35 @@ def test_a_csv_whose_first_line_is_no_csv_is_refused(tmp_path: Path) -> None:
     (tmp_path / "c.csv").write_text('"_id"x,text\n1,a\n')
     with pytest.raises(BadCorpus, match="its first line, the columns, is not CSV"):
         read(tmp_path / "c.csv")
+
+
+def test_a_title_is_document_enough(tmp_path: Path) -> None:
+    rows = [{"_id": "1", "title": "头痛", "text": ""}, {"_id": "2", "title": "发热", "text": None}, GOOD]
+    assert [(d.title, d.text) for d in read(write_lines(tmp_path / "c.jsonl", *rows))] == [
+        ("头痛", ""),
+        ("发热", ""),
+        ("标题", "正文"),
+    ]
+
+
+def test_a_text_column_that_no_row_has_is_a_slip_even_where_titles_would_do(tmp_path: Path) -> None:
+    path = write_lines(tmp_path / "c.jsonl", {"_id": "1", "title": "头痛", "body": "头痛可由感冒引起。"})
+    with pytest.raises(BadCorpus, match=r"no row has a field named text; map another \(--field text=NAME"):
+        read(path)
+    assert read(path, fields=FieldMap(text="body"))[0].text == "头痛可由感冒引起。"
+
+
+def test_a_file_named_twice_repeats_every_id(tmp_path: Path) -> None:
+    path = write_lines(tmp_path / "c.jsonl", GOOD)
+    with pytest.raises(BadCorpus, match=rf"repeated id 'a', first at {path}:1"):
+        read(path, path)
+
+
+def test_a_repeated_id_is_traced_to_the_file_where_it_first_stood(tmp_path: Path) -> None:
+    paths = [write_lines(tmp_path / f"{name}.jsonl", GOOD | {"_id": name}) for name in "pqr"]
+    paths.append(write_lines(tmp_path / "s.jsonl", b"", GOOD | {"_id": "q"}))
+    with pytest.raises(BadCorpus, match=rf"s\.jsonl:2: repeated id 'q', first at {paths[1]}:1"):
+        read(*paths)
 
 
 def test_mapped_field_that_no_row_has_is_refused(tmp_path: Path) -> None:

@@ -1,57 +1,77 @@
-"""Encoding in chunks gives what encoding at once gives, and refuses what is no embedding."""
+"""Encoding in shards gives what encoding at once gives, and refuses what is no embedding."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-from indexer import encode
-from indexer.encode import chunked, content_hashes, encode_passages
+from indexer.encode import chunked, content_hashes, encode_shards
 from indexer.errors import BadBuild
+from indexer.store.shards import Embeddings, read_shards
 from models.onnx_encoder import OnnxEncoder, Vectors
 from models.spec import Side
+from tests.support.fast_encoder import DIM, FastEncoder
 
 TEXTS = ["高血压", "糖尿病患者的饮食建议", "fever", "心电图检查的适应证和注意事项" * 3, "a"]
 
 
-class Scaled:
+class Scaled(FastEncoder):
     """An encoder whose vectors are not of unit length."""
 
-    def __init__(self, encoder: OnnxEncoder, factor: float) -> None:
-        self.spec, self.fingerprint, self.tokenize = encoder.spec, encoder.fingerprint, encoder.tokenize
-        self._encoder, self._factor = encoder, factor
+    def __init__(self, factor: float) -> None:
+        super().__init__()
+        self._factor = factor
 
-    def encode_tokens(self, batch: list) -> Vectors:
-        return self._encoder.encode_tokens(batch) * np.float32(self._factor)
-
-
-def test_rows_keep_the_order_of_the_texts(encoder: OnnxEncoder, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(encode, "CHUNK", 2)
-    vectors = np.zeros((len(TEXTS), encoder.spec.dim), dtype=np.float16)
-    hashes = encode_passages(iter(TEXTS), encoder, vectors)
-    alone = np.concatenate([encoder.encode([text], Side.DOCUMENT) for text in TEXTS])
-    assert (np.sum(vectors.astype(np.float32) * alone, axis=1) > 0.99).all()  # int8 scales differ between batches
-    np.testing.assert_array_equal(hashes, content_hashes(TEXTS, encoder))
+    def encode(self, texts: Sequence[str], side: Side) -> Vectors:
+        return super().encode(texts, side) * np.float32(self._factor)
 
 
-def test_progress_bar_is_quiet_without_a_terminal(encoder: OnnxEncoder, capsys: pytest.CaptureFixture[str]) -> None:
-    encode_passages(["a"], encoder, np.zeros((1, encoder.spec.dim), dtype=np.float16))
+def found(shards: Sequence[Embeddings]) -> dict[bytes, np.ndarray]:
+    return {h.tobytes(): v for shard in shards for h, v in zip(shard.hashes, shard.vectors, strict=True)}
+
+
+def test_every_text_is_found_by_its_hash(encoder: OnnxEncoder, tmp_path: Path) -> None:
+    encode_shards(iter(TEXTS), len(TEXTS), encoder, tmp_path, 2)
+    shards = list(read_shards(tmp_path, encoder.spec.dim))
+    assert sorted(len(shard.hashes) for shard in shards) == [1, 2, 2]
+    stored = found(shards)
+    for text, content_hash in zip(TEXTS, content_hashes(TEXTS, encoder), strict=True):
+        alone = encoder.encode([text], Side.DOCUMENT)[0]
+        assert float(stored[content_hash.tobytes()] @ alone) > 0.99  # int8 scales differ between batches
+
+
+def test_a_shard_is_on_the_disk_before_the_next_text_is_read(tmp_path: Path) -> None:
+    counts = []
+
+    def texts() -> list[str]:
+        for text in TEXTS:
+            counts.append(len(list(tmp_path.glob("*.npy"))))
+            yield text
+
+    encode_shards(texts(), len(TEXTS), FastEncoder(), tmp_path, 2)
+    assert counts == [0, 0, 1, 1, 2]
+
+
+def test_progress_bar_is_quiet_without_a_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    encode_shards(["a"], 1, FastEncoder(), tmp_path, 10)
     assert capsys.readouterr().err == ""
 
 
 @pytest.mark.parametrize("factor", [2.0, 0.0, float("nan"), float("inf")])
-def test_vectors_that_are_not_of_unit_length_are_refused(encoder: OnnxEncoder, factor: float) -> None:
-    vectors = np.zeros((len(TEXTS), encoder.spec.dim), dtype=np.float16)
+def test_vectors_that_are_not_of_unit_length_are_refused(tmp_path: Path, factor: float) -> None:
     with pytest.raises(BadBuild, match="not 1"), np.errstate(all="ignore"):
-        encode_passages(TEXTS, Scaled(encoder, factor), vectors)  # type: ignore[arg-type]
+        encode_shards(TEXTS, len(TEXTS), Scaled(factor), tmp_path, 10)
+    assert list(read_shards(tmp_path, DIM)) == []
 
 
-def test_content_hash_depends_on_text_and_encoder(encoder: OnnxEncoder) -> None:
-    first, same, other = content_hashes(["a", "a", "b"], encoder)
+def test_content_hash_depends_on_text_encoder_and_instruction() -> None:
+    first, same, other = content_hashes(["a", "a", "b"], FastEncoder())
     assert first.tobytes() == same.tobytes() != other.tobytes()
-    foreign = Scaled(encoder, 1.0)
-    foreign.fingerprint = "another"
-    assert content_hashes(["a"], foreign).tobytes() != first.tobytes()  # type: ignore[arg-type]
+    assert content_hashes(["a"], FastEncoder("another")).tobytes() != first.tobytes()
+    assert content_hashes(["a"], FastEncoder(instruction="为检索表示：")).tobytes() != first.tobytes()
 
 
 def test_chunked_keeps_every_item() -> None:

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from indexer.store import AnyOf, BadFilter, BadSnapshot, Equal, Filter, Range, Snapshot
 from indexer.store.documents import Metadata
-from indexer.store.metadata import FACET_VALUES, MetadataIndex, MetadataWriter
+from indexer.store.metadata import FACET_VALUES, MetadataIndex
+from indexer.store.metadata_writer import MetadataWriter
 
 
 def index(folder: Path, rows: list[Metadata]) -> MetadataIndex:

@@ -2,31 +2,33 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
 from pathlib import Path
 
+import faiss
 import numpy as np
 import pytest
 
 from indexer.store import BadSnapshot, Equal, IndexKind, Manifest, Snapshot
-from indexer.store.arrays import load_array, save_array
+from indexer.store.manifest import MANIFEST_FILE, list_files
 from models.errors import SpaceMismatch
 from models.spec import EncoderSpec
-from tests.unit.indexer.support import DIM, ENTRIES, write_snapshot
+from tests.unit.indexer.support import DIM, ENTRIES, Entry, write_snapshot
 
 # One pattern a file, for the names that the lexical library makes up.
 FILES = [
     "manifest.json",
     "documents.bin",
     "documents.offsets.npy",
+    "documents.digests.npy",
     "ids.hashes.npy",
     "ids.rows.npy",
     "passages.documents.npy",
     "passages.spans.npy",
     "hashes.npy",
     "vectors.npy",
-    "index.faiss",
     "metadata.json",
     *(
         f"metadata.{i}.{part}"
@@ -106,12 +108,41 @@ def test_half_written_folder_says_so(folder: Path) -> None:
 
 def test_newer_format_asks_for_an_upgrade(folder: Path) -> None:
     fields = json.loads((folder / "manifest.json").read_text())
-    (folder / "manifest.json").write_text(json.dumps(fields | {"format": 2, "colour": "unheard of"}))
-    with pytest.raises(BadSnapshot, match="has format 2, this program reads up to 1: upgrade"):
+    (folder / "manifest.json").write_text(json.dumps(fields | {"format": 3, "colour": "unheard of"}))
+    with pytest.raises(BadSnapshot, match="has format 3, this program reads up to 2: upgrade"):
         Snapshot.open(folder)
 
 
-@pytest.mark.parametrize("content", ["[]", "{}", '{"format": "1"}', '{"format": 1, "checksum": "x"}', "\x00"])
+def as_format_1(folder: Path) -> None:
+    """What the program wrote before: no digests, the vectors a second time in index.faiss, fewer facts."""
+    (folder / "documents.digests.npy").unlink()
+    manifest = Manifest.read(folder)
+    vectors = np.load(folder / "vectors.npy").astype(np.float32)
+    metric = faiss.METRIC_INNER_PRODUCT
+    index = faiss.IndexHNSWFlat(DIM, 32, metric) if manifest.built.index is IndexKind.HNSW else faiss.IndexFlatIP(DIM)
+    index.add(vectors)
+    faiss.write_index(index, str(folder / "index.faiss"))
+    fields = manifest.model_dump(mode="json") | {"format": 1}
+    fields["files"] = {name: entry.model_dump() for name, entry in list_files(folder).items() if name != MANIFEST_FILE}
+    del fields["built"]["search_depth"], fields["built"]["recall"]
+    canonical = json.dumps(fields, ensure_ascii=False, sort_keys=True, separators=(",", ":"))
+    checksum = hashlib.sha256(canonical.encode()).hexdigest()
+    (folder / MANIFEST_FILE).write_text(json.dumps(fields | {"checksum": checksum}), encoding="utf-8")
+
+
+@pytest.mark.parametrize("kind", [IndexKind.FLAT, IndexKind.HNSW])
+def test_format_1_is_still_read(tmp_path: Path, kind: IndexKind) -> None:
+    write_snapshot(tmp_path / "new", kind=kind)
+    shutil.copytree(tmp_path / "new", tmp_path / "old")
+    as_format_1(tmp_path / "old")
+    old, new = Snapshot.open(tmp_path / "old"), Snapshot.open(tmp_path / "new")
+    queries = np.ones((2, DIM), dtype=np.float32)
+    np.testing.assert_array_equal(old.vectors.search(queries, 3)[1], new.vectors.search(queries, 3)[1])
+    rows = np.arange(len(ENTRIES))
+    np.testing.assert_array_equal(old.documents.digests(rows), new.documents.digests(rows))
+
+
+@pytest.mark.parametrize("content", ["[]", "{}", '{"format": "1"}', '{"format": 2, "checksum": "x"}', "\x00"])
 def test_manifest_that_is_none_is_refused(folder: Path, content: str) -> None:
     (folder / "manifest.json").write_text(content)
     with pytest.raises(BadSnapshot, match=r"manifest\.json is damaged"):
@@ -155,9 +186,24 @@ def test_files_of_the_lexical_library_have_the_mode_of_the_others(snapshot_folde
     assert len(modes) == 1
 
 
-def test_hnsw_snapshot_opens(tmp_path: Path) -> None:
+def test_hnsw_snapshot_opens_and_its_graph_is_checked(tmp_path: Path) -> None:
     write_snapshot(tmp_path / "v1", kind=IndexKind.HNSW)
     assert Snapshot.open(tmp_path / "v1").vectors.kind is IndexKind.HNSW
+    graph = tmp_path / "v1" / "index.faiss"
+    graph.write_bytes(graph.read_bytes()[:-1])
+    with pytest.raises(BadSnapshot, match=r"index\.faiss"):
+        Snapshot.open(tmp_path / "v1", verify=False)
+
+
+def test_content_is_the_same_whenever_it_was_made(tmp_path: Path) -> None:
+    first = write_snapshot(tmp_path / "v1")
+    again = write_snapshot(tmp_path / "v2", version="v2")
+    assert first.files != again.files  # the lexical library makes up names
+    assert first.content == again.content
+    assert write_snapshot(tmp_path / "v3", ENTRIES[:3]).content != first.content
+    other = ENTRIES[3]
+    relabelled = Entry(other.id, other.text, other.title, {"updated": "2025-03-02"}, other.spans)
+    assert write_snapshot(tmp_path / "v4", [*ENTRIES[:3], relabelled]).content != first.content
 
 
 def test_open_snapshot_outlives_its_folder(folder: Path) -> None:
@@ -182,13 +228,3 @@ def test_encoder_of_another_space_or_dimension_is_refused(snapshot: Snapshot) ->
         snapshot.manifest.require_encoder(spec("other", DIM))
     with pytest.raises(SpaceMismatch, match=f"gives 64 dimensions, snapshot v1 has {DIM}"):
         snapshot.manifest.require_encoder(spec("test-space", 64))
-
-
-def test_arrays_are_little_endian_and_never_pickled(tmp_path: Path) -> None:
-    save_array(tmp_path / "a.npy", np.asarray([1, 2], dtype=">i4"), "<i4")
-    assert load_array(tmp_path / "a.npy", "<i4", (2,)).tolist() == [1, 2]
-    np.save(tmp_path / "o.npy", np.asarray([{}], dtype=object), allow_pickle=True)
-    with pytest.raises(BadSnapshot, match="not a readable array"):
-        load_array(tmp_path / "o.npy", "<i4", (1,))
-    with pytest.raises(BadSnapshot, match=r"holds <i4 \(2,\), expected <i8"):
-        load_array(tmp_path / "a.npy", "<i8", (None,))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -11,11 +12,16 @@ import pytest
 from numpy.typing import NDArray
 
 from indexer.store import BadSnapshot, IndexKind
-from indexer.store.vectors import EXACT_ROWS, VectorIndex, build_index
+from indexer.store.errors import BadIndex
+from indexer.store.kinds import build_index, exact_index, list_count, open_index
+from indexer.store.vectors import EXACT_ROWS, VectorIndex
 from tests.unit.indexer.support import unit_vectors
 
 ROWS, DIM = 6000, 32
 KINDS = list(IndexKind)
+APPROXIMATE = [kind for kind in KINDS if kind is not IndexKind.FLAT]
+# What a handful of vectors can be put into.
+ANY_SIZE = [IndexKind.FLAT, IndexKind.HNSW]
 
 
 def write(folder: Path, vectors: NDArray[np.float16], kind: IndexKind) -> VectorIndex:
@@ -63,12 +69,41 @@ def test_flat_is_numpy_exact(
     assert recall(rows, expected_rows) > 0.999  # two rows of equal score may change places
 
 
-def test_hnsw_finds_nearly_all_on_clustered_vectors(
-    indexes: dict[IndexKind, VectorIndex], vectors: NDArray[np.float16], queries: NDArray[np.float32]
+@pytest.mark.parametrize("kind", APPROXIMATE)
+def test_nearly_all_is_found_on_clustered_vectors(
+    indexes: dict[IndexKind, VectorIndex], vectors: NDArray[np.float16], queries: NDArray[np.float32], kind: IndexKind
 ) -> None:
-    scores, rows = indexes[IndexKind.HNSW].search(queries, 10)
+    scores, rows = indexes[kind].search(queries, 10)
     assert recall(rows, exact(vectors, queries, 10)[1]) > 0.98
     assert (np.diff(scores, axis=1) <= 0).all()
+
+
+@pytest.mark.parametrize("kind", APPROXIMATE)
+def test_a_score_is_the_exact_product_however_its_row_was_found(
+    indexes: dict[IndexKind, VectorIndex], vectors: NDArray[np.float16], queries: NDArray[np.float32], kind: IndexKind
+) -> None:
+    scores, rows = indexes[kind].search(queries, 10)
+    products = np.einsum("qd,qkd->qk", queries, vectors.astype(np.float32)[rows])
+    np.testing.assert_allclose(scores, products, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", APPROXIMATE)
+def test_depth_buys_recall(
+    indexes: dict[IndexKind, VectorIndex], vectors: NDArray[np.float16], queries: NDArray[np.float32], kind: IndexKind
+) -> None:
+    expected = exact(vectors, queries, 10)[1]
+    shallow, deep = (recall(indexes[kind].search(queries, 10, depth=depth)[1], expected) for depth in (1, 512))
+    assert deep > 0.99
+    assert not kind.has_lists or shallow < 0.9  # of a graph at least k nodes are looked at, which may be enough
+
+
+@pytest.mark.parametrize("rows", [1, 999, 1000, 10**6])
+@pytest.mark.parametrize("kind", KINDS)
+def test_depths_ascend_and_stay_below_the_lists(kind: IndexKind, rows: int) -> None:
+    depths = kind.depths(rows)
+    assert depths == sorted(set(depths))
+    assert kind is IndexKind.FLAT or depths[0] > 0
+    assert not kind.has_lists or depths[-1] <= list_count(rows)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -104,7 +139,7 @@ def test_fewer_rows_than_asked_for_are_marked(
     assert np.isneginf(scores[:, count:]).all()
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ANY_SIZE)
 def test_more_than_there_is(tmp_path: Path, kind: IndexKind) -> None:
     vectors = unit_vectors(3)
     index = write(tmp_path, vectors, kind)
@@ -116,20 +151,8 @@ def test_more_than_there_is(tmp_path: Path, kind: IndexKind) -> None:
 
 
 def test_hnsw_looks_at_least_as_far_as_k(indexes: dict[IndexKind, VectorIndex], queries: NDArray[np.float32]) -> None:
-    _, rows = indexes[IndexKind.HNSW].search(queries, 200, ef_search=1)
+    _, rows = indexes[IndexKind.HNSW].search(queries, 200, depth=1)
     assert (rows >= 0).all()
-
-
-def test_scores_agree_between_index_and_stored_vectors(
-    indexes: dict[IndexKind, VectorIndex], queries: NDArray[np.float32]
-) -> None:
-    """The index holds the rounded vectors, so a filtered answer scores like an unfiltered one."""
-    scores, rows = indexes[IndexKind.HNSW].search(queries, 5)
-    allowed = np.zeros(ROWS, dtype=np.bool_)
-    allowed[rows[0]] = True
-    exact_scores, exact_rows = indexes[IndexKind.HNSW].search(queries[:1], 5, allowed)
-    np.testing.assert_array_equal(exact_rows[0], rows[0])
-    np.testing.assert_allclose(exact_scores[0], scores[0], atol=1e-6)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -138,10 +161,10 @@ def test_threads_share_an_index_without_meeting(
 ) -> None:
     """Each thread has its own filter and depth: nothing of one search may leak into another."""
     masks = [np.random.default_rng(seed).random(ROWS) < 0.4 for seed in range(8)]
-    alone = [indexes[kind].search(queries, 10, mask, ef_search=64 + i)[1] for i, mask in enumerate(masks)]
+    alone = [indexes[kind].search(queries, 10, mask, depth=64 + i)[1] for i, mask in enumerate(masks)]
     with ThreadPoolExecutor(4) as pool:
         calls = [
-            pool.submit(indexes[kind].search, queries, 10, mask, ef_search=64 + i)
+            pool.submit(indexes[kind].search, queries, 10, mask, depth=64 + i)
             for _ in range(3)
             for i, mask in enumerate(masks)
         ]
@@ -157,15 +180,61 @@ def test_index_is_mapped_so_that_processes_share_it(tmp_path: Path) -> None:
     assert len(index.values) == 100
 
 
+def test_vectors_out_of_order_are_not_searched_in_place() -> None:
+    with pytest.raises(ValueError, match="row by row"):
+        exact_index(unit_vectors(10)[::-1])
+
+
+def test_vectors_are_kept_once(tmp_path: Path) -> None:
+    """The graph's file has the links alone, and a flat index has no file."""
+    (tmp_path / "flat").mkdir()
+    vectors = unit_vectors(2000, 256)
+    write(tmp_path, vectors, IndexKind.HNSW)
+    assert (tmp_path / "index.faiss").stat().st_size < vectors.nbytes
+    write(tmp_path / "flat", vectors, IndexKind.FLAT)
+    assert [path.name for path in (tmp_path / "flat").iterdir()] == ["vectors.npy"]
+
+
+def test_an_index_holds_on_to_what_it_reads(tmp_path: Path) -> None:
+    """FAISS reads the vectors where they lie; nobody else may have to keep them."""
+    for kind in ANY_SIZE:
+        build_index(unit_vectors(500), kind, tmp_path / "index.faiss")
+        index = open_index(tmp_path / "index.faiss", kind, exact_index(unit_vectors(500)))
+        gc.collect()
+        _, rows = index.search(unit_vectors(500)[:3].astype(np.float32), 1)
+        assert rows[:, 0].tolist() == [0, 1, 2]
+
+
+@pytest.mark.parametrize("kind", [IndexKind.IVF_PQ, IndexKind.RABITQ])
+def test_the_same_vectors_give_the_same_lists(tmp_path: Path, vectors: NDArray[np.float16], kind: IndexKind) -> None:
+    for name in ("one", "two"):
+        build_index(vectors, kind, tmp_path / name)
+    assert (tmp_path / "one").read_bytes() == (tmp_path / "two").read_bytes()
+
+
+@pytest.mark.parametrize("kind", [IndexKind.IVF_PQ, IndexKind.RABITQ])
+def test_too_few_vectors_for_lists_are_refused(tmp_path: Path, kind: IndexKind) -> None:
+    with pytest.raises(BadIndex, match="needs 1000 passages, there are 999; choose flat"):
+        build_index(unit_vectors(999), kind, tmp_path / "index.faiss")
+
+
+@pytest.mark.parametrize("dim", [4, 18, 30])
+def test_lists_of_codes_take_any_dimension(tmp_path: Path, dim: int) -> None:
+    vectors = unit_vectors(1500, dim, clusters=20)
+    index = write(tmp_path, vectors, IndexKind.IVF_PQ)
+    assert recall(index.search(vectors[:20].astype(np.float32), 1)[1], np.arange(20).reshape(-1, 1)) > 0.9
+
+
 def test_index_of_another_kind_or_size_is_refused(tmp_path: Path) -> None:
-    write(tmp_path, unit_vectors(10), IndexKind.FLAT)
-    with pytest.raises(BadSnapshot, match="holds IndexFlatIP 10 × 16, expected hnsw 10 × 16"):
-        VectorIndex.open(tmp_path, IndexKind.HNSW, 10, 16)
-    faiss.write_index(faiss.IndexFlatIP(16), str(tmp_path / "index.faiss"))
-    with pytest.raises(BadSnapshot, match="0 × 16, expected flat 10 × 16"):
-        VectorIndex.open(tmp_path, IndexKind.FLAT, 10, 16)
-    (tmp_path / "index.faiss").write_bytes(b"not an index")
-    with pytest.raises(BadSnapshot, match="not a readable FAISS index"):
-        VectorIndex.open(tmp_path, IndexKind.FLAT, 10, 16)
+    write(tmp_path, unit_vectors(10), IndexKind.HNSW)
     with pytest.raises(BadSnapshot, match=r"vectors\.npy holds <f2 \(10, 16\), expected <f2 \(11, 16\)"):
         VectorIndex.open(tmp_path, IndexKind.FLAT, 11, 16)
+    faiss.write_index(faiss.IndexFlatIP(16), str(tmp_path / "index.faiss"))
+    with pytest.raises(BadSnapshot, match="holds IndexFlatIP 0 × 16, expected hnsw 10 × 16"):
+        VectorIndex.open(tmp_path, IndexKind.HNSW, 10, 16)
+    build_index(unit_vectors(9), IndexKind.HNSW, tmp_path / "index.faiss")
+    with pytest.raises(BadSnapshot, match="9 × 16, expected hnsw 10 × 16"):
+        VectorIndex.open(tmp_path, IndexKind.HNSW, 10, 16)
+    (tmp_path / "index.faiss").write_bytes(b"not an index")
+    with pytest.raises(BadSnapshot, match="not a readable FAISS index"):
+        VectorIndex.open(tmp_path, IndexKind.HNSW, 10, 16)

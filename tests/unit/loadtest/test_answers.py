@@ -10,7 +10,6 @@ import pytest
 
 from loadtest.answers import (
     BadAnswer,
-    BadQueries,
     check_collection,
     check_document,
     check_file,
@@ -18,6 +17,7 @@ from loadtest.answers import (
     check_search,
     read_queries,
 )
+from loadtest.errors import BadQueries
 
 REPOSITORY = Path(__file__).parents[3]
 ONE = {"query": "发烧", "top_k": 2}

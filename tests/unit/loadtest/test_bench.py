@@ -9,12 +9,15 @@ from pathlib import Path
 import pytest
 
 from loadtest import bench, bench_facts
-from loadtest.bench import SCENARIOS, Bench, main, read_queries
-from loadtest.bench_report import BARE, Report, Scenario, make_report
-from loadtest.client import BenchError, Job, Measurement
+from loadtest.answers import read_queries
+from loadtest.bench import SCENARIOS, Bench, main
+from loadtest.bench_report import BARE, CACHED, Report, Scenario, make_report
+from loadtest.client import Job, Measurement
+from loadtest.errors import BenchError
 
 SERVICE = "http://127.0.0.1:8001"
 BARE_URL = "http://127.0.0.1:8002"
+CACHED_URL = "http://127.0.0.1:8003"
 
 
 @pytest.fixture
@@ -31,9 +34,10 @@ def jobs(monkeypatch: pytest.MonkeyPatch) -> list[Job]:
 
 
 def test_rounds_alternate_and_neighbours_stay_neighbours(jobs: list[Job]) -> None:
-    measured = Bench(SERVICE, ["头痛"], 0.5).run(BARE_URL, rounds=2)
-    asked = [("bare" if job.url == BARE_URL else job.mode, job.connections) for job in jobs[1:]]
-    first = [("bare" if scenario.mode == BARE else scenario.mode, scenario.connections) for scenario in SCENARIOS]
+    measured = Bench(SERVICE, ["头痛"], 0.5, CACHED_URL).run(BARE_URL, rounds=2)
+    names = {BARE_URL: BARE, CACHED_URL: CACHED}
+    asked = [(names.get(job.url, job.mode), job.connections) for job in jobs[1:]]
+    first = [(scenario.mode, scenario.connections) for scenario in SCENARIOS]
     assert asked == first + first[::-1]
     assert {scenario: len(rounds) for scenario, rounds in measured.items()} == dict.fromkeys(SCENARIOS, 2)
     for at, scenario in enumerate(SCENARIOS):
@@ -60,6 +64,24 @@ def test_the_warm_up_asks_the_service_in_every_way_and_learns_the_size(jobs: lis
     assert {job.seconds for job in jobs} == {1.0}
     asked = [(job.mode, job.connections) for job in jobs]
     assert asked == [("dense", 1), ("lexical", 1), ("hybrid", 1), ("hybrid", 8), ("hybrid", 32)]
+
+
+def test_the_cache_is_asked_every_query_before_it_is_measured_and_nothing_else_later(jobs: list[Job]) -> None:
+    queries = [f"头痛 {number}" for number in range(10)]
+    run = Bench(SERVICE, queries, 0.5, CACHED_URL)
+    with pytest.raises(BenchError, match="the cache could not be filled"):  # one answer is all that the record gives
+        run.warm_up()
+    (filling,) = [job for job in jobs if job.url == CACHED_URL]
+    assert (filling.first_number, filling.max_requests, filling.numbered, filling.connections) == (0, 10, False, 1)
+    run.run(BARE_URL, rounds=1)
+    hits = [job for job in jobs if job.url == CACHED_URL][1:]
+    assert [(job.mode, job.numbered, job.timings) for job in hits] == [("hybrid", False, True)]
+
+
+def test_without_a_caching_service_its_line_is_left_out(jobs: list[Job]) -> None:
+    measured = Bench(SERVICE, ["头痛"], 0.5).run(BARE_URL, rounds=1)
+    assert CACHED not in {scenario.mode for scenario in measured}
+    assert all(job.numbered for job in jobs)
 
 
 def test_a_scenario_without_a_good_answer_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,90 +2,21 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import json
-import re
 import socket
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from urllib.parse import parse_qs, urlsplit
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from loadtest import client
-from loadtest.client import BadAnswer, BenchError, Job, Measurement, ResponseReader, drive, measure, write_requests
-
-TIMINGS = {"tokenize": 0.5, "queue": 0.25, "encode": 2.0, "search": 0.75, "fetch": 0.125, "total": 4.0}
-BODY = json.dumps({"results": [{"hits": []}], "snapshot": "v", "timings_ms": TIMINGS}, separators=(",", ":")).encode()
-
-Respond = Callable[[int], list[bytes]]
-
-
-def answer(body: bytes = BODY, status: str = "200 OK") -> bytes:
-    return f"HTTP/1.1 {status}\r\nserver: test\r\ncontent-length: {len(body)}\r\n\r\n".encode() + body
-
-
-class TinyServer:
-    """Answers request number n with the pieces of `respond(n)`; an empty list leaves the client waiting, a piece that
-    is empty closes the connection."""
-
-    def __init__(self, respond: Respond) -> None:
-        self._respond = respond
-        self._numbers = itertools.count()
-        self.connections = 0
-        self.bodies: list[dict[str, str]] = []
-        self._listener = socket.create_server(("127.0.0.1", 0), backlog=64)
-        self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
-        self._threads = [threading.Thread(target=self._accept)]
-
-    def start(self) -> None:
-        self._threads[0].start()
-
-    def stop(self) -> None:
-        self._listener.shutdown(socket.SHUT_RDWR)
-        self._listener.close()
-        for thread in self._threads:
-            thread.join()
-
-    def _accept(self) -> None:
-        while True:
-            try:
-                connection, _ = self._listener.accept()
-            except OSError:
-                return
-            self.connections += 1
-            thread = threading.Thread(target=self._serve, args=(connection,))
-            self._threads.append(thread)
-            thread.start()
-
-    def _serve(self, connection: socket.socket) -> None:
-        with connection, contextlib.suppress(ConnectionError):
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            received = b""
-            while data := connection.recv(65536):
-                received += data
-                head, end, body = received.partition(b"\r\n\r\n")
-                if not end or len(body) < int(re.findall(rb"Content-Length: (\d+)", head)[0]):
-                    continue
-                assert head.startswith(b"POST /v1/search HTTP/1.1\r\n")
-                received = b""
-                self.bodies.append(json.loads(body))
-                for piece in self._respond(next(self._numbers)):
-                    if not piece:
-                        return
-                    connection.sendall(piece)
-
-
-@contextlib.contextmanager
-def running(respond: Respond) -> Iterator[TinyServer]:
-    server = TinyServer(respond)
-    server.start()
-    try:
-        yield server
-    finally:
-        server.stop()
+from loadtest.client import Form, Job, Measurement, drive, measure, write_requests
+from loadtest.errors import BenchError
+from loadtest.http1 import BadAnswer, ResponseReader
+from tests.unit.loadtest.tiny_server import BODY, TIMINGS, answer, running
 
 
 def job(url: str, *, connections: int = 1, seconds: float = 30, max_requests: int = 20, timings: bool = True) -> Job:
@@ -100,7 +31,8 @@ def test_an_answer_is_the_same_however_it_is_cut(data: st.DataObject) -> None:
         raw = answer(body, "404 Not Found")
         cuts = sorted(data.draw(st.sets(st.integers(1, len(raw) - 1))))
         pieces = [raw[begin:end] for begin, end in itertools.pairwise([0, *cuts, len(raw)])]
-        assert [reader.feed(piece) for piece in pieces] == [None] * len(cuts) + [(404, body)]
+        head = raw[: len(raw) - len(body)]
+        assert [reader.feed(piece) for piece in pieces] == [None] * len(cuts) + [(404, head, body)]
 
 
 @pytest.mark.parametrize(
@@ -129,10 +61,34 @@ def test_requests_cycle_through_the_queries_and_never_repeat() -> None:
     assert bodies == [{"query": query, "mode": "dense"} for query in queries]
 
 
+def test_queries_that_are_not_numbered_come_again_as_they_are() -> None:
+    asked = Job("http://127.0.0.1:1", ["头痛", "fever"], "dense", 1, 1, numbered=False)
+    bodies = [request.partition(b"\r\n\r\n")[2] for request in itertools.islice(write_requests(asked), 3)]
+    assert [json.loads(body)["query"] for body in bodies] == ["头痛", "fever", "头痛"]
+
+
+def test_txtai_is_asked_by_its_own_route() -> None:
+    with running(lambda number: [answer(b"[]")]) as server:
+        queries = ["头痛 & 发热?", "fever"]
+        measured = drive(
+            Job(server.url, queries, "dense", 1, 30, first_number=7, max_requests=2, timings=False, form=Form.TXTAI)
+        )
+    assert (len(measured.latency_ms), measured.failures) == (2, {})
+    paths = [urlsplit(line.split(" ")[1]) for line in server.lines]
+    assert {(path.path, line.split(" ")[0]) for path, line in zip(paths, server.lines, strict=True)} == {
+        ("/search", "GET")
+    }
+    assert [parse_qs(path.query) for path in paths] == [
+        {"limit": ["10"], "query": ["fever 7"]},
+        {"limit": ["10"], "query": ["头痛 & 发热? 8"]},
+    ]
+
+
 def test_connections_are_kept_and_the_count_is_kept_to() -> None:
     with running(lambda number: [answer()]) as server:
         measured = drive(job(server.url, connections=3, max_requests=30))
     assert server.connections == 3
+    assert set(server.lines) == {"POST /v1/search HTTP/1.1"}
     assert measured.sent == len(server.bodies) == len(measured.latency_ms) == 30
     assert {body["query"] for body in server.bodies} == {f"{('头痛', 'fever')[n % 2]} {n}" for n in range(30)}
     assert measured.failures == {}

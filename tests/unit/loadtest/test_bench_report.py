@@ -6,8 +6,9 @@ import json
 
 import pytest
 
-from loadtest.bench_report import BARE, Quantiles, Scenario, Spread, as_json, as_markdown, make_report, percentile
+from loadtest.bench_report import BARE, CACHED, Scenario, as_json, as_markdown, make_report
 from loadtest.client import STAGES, Measurement
+from loadtest.tables import Quantiles, Spread, percentile
 
 
 def measurement(
@@ -108,6 +109,15 @@ def test_the_markdown_has_the_facts_and_three_tables() -> None:
 def test_an_overhead_of_a_millisecond_is_said_to_be_too_much() -> None:
     slow = MEASURED | {Scenario("hybrid", 1): [measurement([3.6], 1, [FIRST])] * 3}
     assert "| hybrid | 1.000 | no |" in as_markdown(make_report({}, slow))
+
+
+@pytest.mark.parametrize(("total", "verdict"), [(0.125, "yes"), (0.75, "no")])
+def test_cache_hits_have_a_table_of_their_own_and_no_overhead(total: float, verdict: str) -> None:
+    hit = stages(0.0, 0.0, 0.0, 0.0, 0.0, total)
+    cached = {Scenario(CACHED, 1): [measurement([1.0], 1.0, [hit])] * 3}
+    report = make_report({}, MEASURED | cached)
+    assert [overhead.mode for overhead in report.overheads] == ["hybrid"]
+    assert f"| process LRU | 1 | {total:.3f} / {total:.3f} | {verdict} | 1.000 / 1.000 |" in as_markdown(report)
 
 
 def test_the_json_has_every_figure() -> None:

@@ -1,3 +1,4 @@
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -39,6 +40,15 @@ def test_offsets_cover_the_whole_text_and_leave_the_cut_in_place(tokenizer: Toke
     text = "头痛" * 30
     assert tokenizer.offsets(text) == [(i, i + 1) for i in range(60)]
     assert len(tokenizer(text)) == 16
+
+
+def test_threads_may_count_and_cut_at_once(tokenizer: Tokenizer) -> None:
+    text = "头痛" * 30
+    with ThreadPoolExecutor(4) as pool:
+        spans = [pool.submit(tokenizer.offsets, text) for _ in range(200)]
+        cuts = [pool.submit(tokenizer, text) for _ in range(200)]
+    assert {len(one.result()) for one in spans} == {60}
+    assert {len(one.result()) for one in cuts} == {16}
 
 
 def test_padding_is_on_the_right_and_masked() -> None:

@@ -9,7 +9,7 @@ from typing import Any, cast
 import numpy as np
 
 from models.tokenizer import Tokens
-from service.engine.protocol import BatchTimes, Found, Job, Mode, Options
+from service.engine.protocol import BatchTimes, EncodeJob, Found, Job, Mode, Options, Outcome, SearchJob
 from service.serving import Serving
 
 WAIT_SECONDS = 10.0
@@ -21,11 +21,11 @@ def serving(name: str = "one") -> Serving:
     return Serving(*[cast(Any, name)] * 4)
 
 
-def job(query: str, tokens: int = 1) -> Job:
-    return Job(query, DENSE, Tokens(list(range(tokens)), truncated=False))
+def job(query: str, tokens: int = 1) -> SearchJob:
+    return SearchJob(query, DENSE, Tokens(list(range(tokens)), truncated=False))
 
 
-def jobs(*queries: str) -> list[Job]:
+def jobs(*queries: str) -> list[SearchJob]:
     return [job(query) for query in queries]
 
 
@@ -59,15 +59,21 @@ class FakeEngine:
     def wait_until_entered(self) -> None:
         assert self.entered.acquire(timeout=WAIT_SECONDS)
 
-    def run(self, serving: Serving, batch: Sequence[Job]) -> tuple[list[Found], BatchTimes]:
-        self.batches.append((serving, [job.query for job in batch]))
+    def run(self, serving: Serving, batch: Sequence[Job]) -> list[Outcome]:
+        queries = [job.query for job in batch if isinstance(job, SearchJob)]
+        self.batches.append((serving, queries))
         self.lengths.append(max(len(job.tokens or ()) for job in batch))
         self.entered.release()
         assert self._open.wait(WAIT_SECONDS)
-        if self.poison & {job.query for job in batch}:
+        if self.poison & set(queries):
             raise RuntimeError("the device fell over")
-        found = [
-            Found(np.zeros(1, np.int64), np.zeros(1, np.int64), np.array([score_of(job.query)], np.float32))
-            for job in batch
-        ]
-        return found[: -1 if self.short else None], BatchTimes(0.001, 0.002)
+        times = BatchTimes(0.001, 0.002)
+        outcomes = [_answer(job, times) for job in batch]
+        return outcomes[: -1 if self.short else None]
+
+
+def _answer(job: Job, times: BatchTimes) -> Outcome:
+    nothing = np.zeros(1, np.int64)
+    if isinstance(job, EncodeJob):
+        return Outcome(Found(nothing[:0], nothing[:0], np.empty(0, np.float32)), times, np.ones(2, np.float32))
+    return Outcome(Found(nothing, nothing, np.array([score_of(job.query)], np.float32)), times)

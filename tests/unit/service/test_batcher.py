@@ -12,9 +12,14 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from service.engine.batcher import Batcher, Limits, Outcome
-from service.errors import EngineFailed, Overloaded, ShuttingDown
-from tests.unit.service.support import FakeEngine, job, jobs, score_of, serving
+from models.spec import Side
+from models.tokenizer import Tokens
+from service.engine.batcher import Batcher
+from service.engine.lanes import LEAST_SLICE
+from service.engine.protocol import EncodeJob, Outcome
+from service.engine.queue import Limits
+from service.errors import DeadlineExceeded, EngineFailed, Overloaded, ShuttingDown
+from tests.unit.service.support import WAIT_SECONDS, FakeEngine, job, jobs, score_of, serving
 
 pytestmark = pytest.mark.anyio
 
@@ -231,6 +236,68 @@ async def test_a_probe_does_not_wait_behind_the_crowd() -> None:
         engine.release()
         await asyncio.gather(probe, *crowd)
     assert engine.queries == [["held"], ["probe"], ["a"], ["b"]]
+
+
+async def test_a_single_query_waits_for_one_slice_of_a_thousand_at_most() -> None:
+    engine, one = FakeEngine(), serving()
+    async with started(engine, Limits(32, 1000, queue=2000)) as batcher:
+        await busy(engine, batcher, one)
+        crowd = batcher.submit(one, jobs(*(f"bulk{number}" for number in range(1000))))
+        (single,) = batcher.submit(one, jobs("single"))
+        engine.release()
+        await asyncio.gather(single, *crowd)
+    assert engine.queries[1][0] == "single"
+    assert len(engine.queries[1]) <= LEAST_SLICE
+    assert sum(map(len, engine.queries)) == 1002
+
+
+async def test_a_query_whose_time_is_up_is_answered_without_work() -> None:
+    engine, one = FakeEngine(), serving()
+    async with started(engine) as batcher:
+        held = await busy(engine, batcher, one)
+        (late,) = batcher.submit(one, jobs("late"), timeout_seconds=0.0)
+        (patient,) = batcher.submit(one, jobs("patient"), timeout_seconds=60.0)
+        with pytest.raises(DeadlineExceeded):
+            await asyncio.wait_for(late, WAIT_SECONDS)
+        engine.release()
+        await asyncio.gather(held, patient)
+    assert engine.queries == [["held"], ["patient"]]
+
+
+async def test_a_query_in_an_engine_that_hangs_is_answered_when_its_time_is_up() -> None:
+    engine = FakeEngine()
+    async with started(engine) as batcher:
+        engine.hold()
+        (future,) = batcher.submit(serving(), jobs("a"), timeout_seconds=0.01)
+        with pytest.raises(DeadlineExceeded):
+            await asyncio.wait_for(future, WAIT_SECONDS)
+
+
+async def test_texts_to_encode_share_batches_with_searches() -> None:
+    engine, one = FakeEngine(), serving()
+    async with started(engine) as batcher:
+        held = await busy(engine, batcher, one)
+        text = EncodeJob("text", Side.DOCUMENT, Tokens([1, 2, 3], truncated=False))
+        (encoded, twin), (searched,) = batcher.submit(one, [text, text]), batcher.submit(one, jobs("a"))
+        engine.release()
+        await asyncio.gather(held, searched)
+        assert (await encoded).vector is (await twin).vector is not None
+    assert engine.lengths == [1, 3]
+
+
+async def test_every_batch_is_told_of_with_what_waits_behind_it() -> None:
+    engine, one = FakeEngine(), serving()
+    told: list[tuple[int, bool, int]] = []
+    batcher = Batcher(
+        engine, Limits(2, 1000, 100), lambda size, seconds, waiting: told.append((size, seconds > 0, waiting))
+    )
+    batcher.start()
+    held = await busy(engine, batcher, one)
+    futures = batcher.submit(one, jobs(*"abc"))
+    engine.release()
+    await asyncio.gather(held, *futures)
+    await batcher.close()
+    assert told == [(1, True, 3), (2, True, 1), (1, True, 0)]
 
 
 class Panic(BaseException):

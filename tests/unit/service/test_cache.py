@@ -1,12 +1,28 @@
-"""The process cache and the breaker alone; Redis has its own tests against a real server."""
+"""The process layer, the breaker and the two layers as one; Redis has its own tests against a real server."""
 
 from __future__ import annotations
 
+import logging
+from types import SimpleNamespace
+
+import numpy as np
 import pytest
 
-from service.cache import ENTRY_BYTES, FAILURES_TO_OPEN, OPEN_SECONDS, Breaker, Cache, ProcessCache, key_of
-from service.engine.protocol import Mode, Options
+from models.tokenizer import Tokens
+from service.cache import Cache, EmbeddingCache, Kind
+from service.cache.breaker import FAILURES_TO_OPEN, OPEN_SECONDS, Breaker
+from service.cache.process import ENTRY_BYTES, ProcessCache
 from service.metrics import Metrics
+
+ENCODER = SimpleNamespace(fingerprint="encoder")
+
+
+def tokens(*ids: int) -> Tokens:
+    return Tokens(list(ids), truncated=False)
+
+
+def both_kinds(max_bytes: int = 100_000) -> dict[Kind, ProcessCache]:
+    return {kind: ProcessCache(max_bytes) for kind in Kind}
 
 
 def test_the_least_recently_used_value_goes_first() -> None:
@@ -34,44 +50,92 @@ def test_small_values_count_with_what_they_take_beside() -> None:
     assert sum(cache.get(b"%d" % number) is not None for number in range(100)) == 10
 
 
-def test_every_fact_is_part_of_the_key() -> None:
-    facts = [
-        ("v1", "e1", Options(Mode.DENSE, 10), ["title"], "q"),
-        ("v2", "e1", Options(Mode.DENSE, 10), ["title"], "q"),
-        ("v1", "e2", Options(Mode.DENSE, 10), ["title"], "q"),
-        ("v1", "e1", Options(Mode.HYBRID, 10), ["title"], "q"),
-        ("v1", "e1", Options(Mode.DENSE, 11), ["title"], "q"),
-        ("v1", "e1", Options(Mode.DENSE, 10, weight=0.5), ["title"], "q"),
-        ("v1", "e1", Options(Mode.DENSE, 10), [], "q"),
-        ("v1", "e1", Options(Mode.DENSE, 10), ["title"], "Q"),
-        ("v1", "e1", Options(Mode.DENSE, 10), ["title", "q"], ""),
-    ]
-    assert len({key_of(*fact) for fact in facts}) == len(facts)
-    assert all(key_of(*fact) != b"q" and len(key_of(*fact)) == 16 for fact in facts)
-
-
-def test_the_breaker_opens_after_failures_in_a_row_and_lets_one_try() -> None:
+def test_the_breaker_opens_after_failures_in_a_row_and_lets_one_try(caplog: pytest.LogCaptureFixture) -> None:
     now = 100.0
-    breaker = Breaker(clock=lambda: now)
+    breaker = Breaker("the test", clock=lambda: now)
     for _ in range(FAILURES_TO_OPEN - 1):
-        breaker.record(success=False)
-    breaker.record(success=True)
+        breaker.failed("once")
+    breaker.succeeded()
     for _ in range(FAILURES_TO_OPEN):
         assert breaker.allows()
-        breaker.record(success=False)
+        breaker.failed("TimeoutError")
+    assert not breaker.allows()
+    now += OPEN_SECONDS
+    assert [breaker.allows() for _ in range(50)] == [True] + [False] * 49
+    breaker.failed("TimeoutError")
     assert not breaker.allows()
     now += OPEN_SECONDS
     assert breaker.allows()
-    assert not breaker.allows()
-    breaker.record(success=True)
+    breaker.succeeded()
+    assert all(breaker.allows() for _ in range(50))
+    assert [record.getMessage() for record in caplog.records] == [
+        "the test failed 3 times in a row (TimeoutError); going on without it",
+        "the test works again",
+    ]
+
+
+def test_an_attempt_that_nobody_ends_does_not_keep_the_breaker_open_for_ever() -> None:
+    now = 0.0
+    breaker = Breaker("the test", clock=lambda: now)
+    for _ in range(FAILURES_TO_OPEN):
+        breaker.failed("away")
+    now = OPEN_SECONDS
+    assert breaker.allows()
+    now = 2 * OPEN_SECONDS
     assert breaker.allows()
 
 
+def test_a_lone_failure_is_not_worth_a_line(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG)
+    breaker = Breaker("the test")
+    breaker.failed("once")
+    breaker.succeeded()
+    assert caplog.records == []
+
+
 @pytest.mark.anyio
-async def test_the_process_layer_answers_query_by_query() -> None:
+async def test_the_process_layer_answers_key_by_key_and_kind_by_kind() -> None:
     metrics = Metrics()
-    cache = Cache(ProcessCache(1000), None, metrics)
-    cache.put({b"a": b"1", b"c": b"3"})
-    assert await cache.get([b"a", b"b", b"c"]) == [b"1", None, b"3"]
-    assert b'care_cache_total{layer="process",outcome="hit"} 2.0' in metrics.expose()
-    assert b'care_cache_total{layer="process",outcome="miss"} 1.0' in metrics.expose()
+    cache = Cache(both_kinds(), None, metrics)
+    cache.put(Kind.RESULT, {b"a": b"1", b"c": b"3"})
+    assert await cache.get(Kind.RESULT, [b"a", b"b", b"c"]) == [b"1", None, b"3"]
+    assert await cache.get(Kind.EMBEDDING, [b"a"]) == [None]
+    cache.bypass(Kind.RESULT, 4)
+    exposed = metrics.expose().decode()
+    for kind, outcome, count in (
+        ("result", "hit", 2),
+        ("result", "miss", 1),
+        ("result", "bypass", 4),
+        ("embedding", "miss", 1),
+        ("embedding", "hit", 0),
+    ):
+        assert f'care_cache_total{{kind="{kind}",layer="process",outcome="{outcome}"}} {count}.0' in exposed
+    assert 'care_cache_total{kind="result",layer="redis",outcome="bypass"} 0.0' in exposed
+
+
+@pytest.mark.anyio
+async def test_results_that_fill_their_memory_leave_the_embeddings_alone() -> None:
+    cache = Cache(both_kinds(max_bytes=10 * ENTRY_BYTES), None, Metrics())
+    cache.put(Kind.EMBEDDING, {b"text": b"vector"})
+    cache.put(Kind.RESULT, {b"%d" % number: b"" for number in range(100)})
+    assert await cache.get(Kind.EMBEDDING, [b"text"]) == [b"vector"]
+
+
+@pytest.mark.anyio
+async def test_an_embedding_comes_back_to_the_bit_and_only_for_its_encoder_and_tokens() -> None:
+    embeddings = EmbeddingCache(Cache(both_kinds(), None, Metrics()))
+    vectors = np.random.default_rng(1).standard_normal((2, 16)).astype(np.float32)
+    embeddings.put(ENCODER, [tokens(1, 2), tokens(3)], list(vectors))
+    last, unknown, first = await embeddings.get(ENCODER, [tokens(3), tokens(1), tokens(1, 2)])
+    assert unknown is None
+    assert np.array_equal([first, last], vectors)
+    assert await embeddings.get(SimpleNamespace(fingerprint="other"), [tokens(3)]) == [None]
+
+
+@pytest.mark.anyio
+async def test_without_layers_nothing_is_kept() -> None:
+    cache = Cache({}, None, Metrics())
+    embeddings = EmbeddingCache(cache)
+    embeddings.put(ENCODER, [tokens(1)], [np.zeros(4, np.float32)])
+    assert not cache.enabled
+    assert await embeddings.get(ENCODER, [tokens(1)]) == [None]

@@ -20,7 +20,8 @@ def test_every_error_that_a_request_can_meet_is_in_the_table() -> None:
         for value in vars(errors).values()
         if isinstance(value, type) and issubclass(value, CareError) and value.__module__ == errors.__name__
     }
-    at_startup = {errors.BadSettings, errors.PortTaken}  # raised before there is anyone to answer
+    # Raised before there is anyone to answer.
+    at_startup = {errors.BadDevice, errors.BadSettings, errors.PortTaken, errors.StartFailed}
     assert own - set(STATUS_AND_CODE) == at_startup
 
 

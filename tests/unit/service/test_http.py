@@ -1,14 +1,16 @@
-"""Reading bodies and noticing that a client left."""
+"""Reading bodies, noticing that a client left, and answering in lines."""
 
 from __future__ import annotations
 
 import asyncio
+import json
+from collections.abc import AsyncIterator
 
 import pytest
 from starlette.types import Message
 
-from service.errors import BodyTooLarge
-from service.http import ClientLeft, WhileConnected, read_body
+from service.errors import BodyTooLarge, Overloaded
+from service.http import ClientLeft, WhileConnected, read_body, send_lines, wants_lines
 
 pytestmark = pytest.mark.anyio
 
@@ -103,3 +105,74 @@ async def test_an_error_of_the_work_comes_through() -> None:
     with pytest.raises(ValueError, match="mine"):
         async with WhileConnected(connection.receive):
             raise ValueError("mine")
+
+
+async def test_a_block_that_never_waits_is_not_watched() -> None:
+    async def receive() -> Message:
+        raise AssertionError("nobody may ask")
+
+    async with WhileConnected(receive):
+        pass
+    await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize(
+    ("headers", "wanted"),
+    [
+        ([], False),
+        ([(b"accept", b"*/*")], False),
+        ([(b"accept", b"application/x-ndjson")], True),
+        ([(b"host", b"care"), (b"accept", b"text/event-stream, application/x-ndjson")], True),
+        ([(b"accept", b"application/x-ndjson, application/json")], False),
+    ],
+)
+def test_lines_are_for_who_accepts_nothing_else(headers: list[tuple[bytes, bytes]], wanted: bool) -> None:
+    assert wants_lines({"headers": headers}) == wanted
+
+
+async def sent(lines: AsyncIterator[bytes]) -> list[Message]:
+    messages: list[Message] = []
+
+    async def send(message: Message) -> None:
+        messages.append(message)
+
+    await send_lines(send, lines, "r1")
+    return messages
+
+
+async def test_lines_are_sent_one_by_one() -> None:
+    async def lines() -> AsyncIterator[bytes]:
+        yield b"1\n"
+        yield b"2\n"
+
+    start, *bodies = await sent(lines())
+    assert (start["status"], start["headers"]) == (200, [(b"content-type", b"application/x-ndjson")])
+    assert [body["body"] for body in bodies] == [b"1\n", b"2\n", b""]
+    assert [body.get("more_body", False) for body in bodies] == [True, True, False]
+
+
+async def test_what_fails_before_the_first_line_is_raised() -> None:
+    async def lines() -> AsyncIterator[bytes]:
+        raise Overloaded("full")
+        yield b""
+
+    with pytest.raises(Overloaded):
+        await sent(lines())
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "logged"), [(Overloaded("full"), "overloaded", False), (RuntimeError("secret"), "internal", True)]
+)
+async def test_what_fails_later_is_a_line(
+    error: Exception, code: str, logged: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def lines() -> AsyncIterator[bytes]:
+        yield b"1\n"
+        raise error
+
+    *_, failure, end = await sent(lines())
+    facts = json.loads(failure["body"])["error"]
+    assert (facts["code"], facts["request_id"]) == (code, "r1")
+    assert "secret" not in facts["message"]
+    assert not end.get("more_body", False)
+    assert bool(caplog.records) == logged

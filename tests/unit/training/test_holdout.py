@@ -1,6 +1,6 @@
 from pathlib import Path
 
-from models.evaluation.sets import load_retrieval
+from models.evaluation.reading import load_retrieval
 from models.training import holdout
 from models.training.data import Pair, read_pairs
 

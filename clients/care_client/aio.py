@@ -1,0 +1,108 @@
+"""The client for asyncio: every call is awaited."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from typing import Self, TypeVar, Unpack
+
+import httpx
+
+from care_client import calls
+from care_client.answers import Collection, Document, Embeddings, Health, Ranked, Result, SearchAnswer
+from care_client.calls import Call, InputType, SearchOptions, Texts
+from care_client.client import TIMEOUT_SECONDS
+from care_client.errors import ConnectionFailed
+from care_client.exchange import Lines, Reply
+from care_client.retry import Attempts, Retry
+
+T = TypeVar("T")
+
+
+class AsyncCareClient:
+    """Asks one service, from the tasks of one event loop; to be closed, or used as a context manager."""
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        timeout_seconds: float = TIMEOUT_SECONDS,
+        retry: Retry | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        """`timeout_seconds` bounds the wait for a connection and for each piece of an answer, in every attempt."""
+        self._http = httpx.AsyncClient(base_url=url, timeout=timeout_seconds, headers=headers)
+        self._retry = retry or Retry()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *exception: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Closes the connections."""
+        await self._http.aclose()
+
+    async def search(self, query: Texts, **options: Unpack[SearchOptions]) -> SearchAnswer:
+        """The best documents for one query, or for each of several."""
+        return await self._send(calls.search(query, options))
+
+    async def stream(self, queries: Sequence[str], **options: Unpack[SearchOptions]) -> AsyncGenerator[Result, None]:
+        """One result per query, in order, each as soon as it is there: for more queries than one answer should hold.
+
+        Whoever stops before the end closes the generator (`contextlib.aclosing`).
+        """
+        call = calls.stream(queries, options)
+        lines = Lines()
+        response = call.checked(await self._attempt(call, stream=True))
+        try:
+            async for line in response.aiter_lines():
+                if (result := lines.read(line)) is not None:
+                    yield result
+        except httpx.RequestError as error:
+            raise ConnectionFailed(f"the answer broke off: {error}") from error
+        finally:
+            await response.aclose()
+        lines.end()
+
+    async def document(self, id: str) -> Document:
+        """The whole document with this id; raises NotFound."""
+        return await self._send(calls.document(id))
+
+    async def collection(self) -> Collection:
+        """What is served."""
+        return await self._send(calls.collection())
+
+    async def embeddings(
+        self, texts: Texts, *, input_type: InputType = "query", dimensions: int | None = None
+    ) -> Embeddings:
+        """The unit vectors of texts, in the space of the collection; `dimensions` shortens them."""
+        return await self._send(calls.embeddings(texts, input_type, dimensions))
+
+    async def rerank(self, query: str, documents: Sequence[str], *, top_n: int | None = None) -> tuple[Ranked, ...]:
+        """The given texts by how well they answer the query, best first."""
+        return await self._send(calls.rerank(query, documents, top_n))
+
+    async def health(self) -> Health:
+        """Whether the service answers queries now; raises only where there is nobody to say so."""
+        return await self._send(calls.health())
+
+    async def _send(self, call: Call[T]) -> T:
+        return call.read(await self._attempt(call))
+
+    async def _attempt(self, call: Call[T], *, stream: bool = False) -> Reply:
+        """Sends until there is a reply to keep. Of a streamed reply, only what is no answer was read."""
+        attempts = Attempts(self._retry)
+        while True:
+            reply: Reply
+            try:
+                reply = await self._http.send(call.request(self._http), stream=stream)
+                if stream and reply.status_code not in call.answers:
+                    await reply.aread()
+            except httpx.RequestError as error:
+                reply = error
+            wait = call.pause(reply, attempts)
+            if wait is None:
+                return reply
+            await asyncio.sleep(wait)

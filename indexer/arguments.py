@@ -1,0 +1,130 @@
+"""The options of `care index`, and what they say as values of the indexer."""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser, ArgumentTypeError, Namespace
+from pathlib import Path
+
+from indexer.build import SHARD_TEXTS, BuildOptions
+from indexer.corpus import FieldMap
+from indexer.errors import BadBuild
+from indexer.recall import FLOOR
+from indexer.reindex import Encoders, Release, Report
+from indexer.store import IndexKind
+from models.spec import Variant
+
+ENCODER = Path("models/pretrained/care-small-zh")
+COLLECTION = Path("var/collection")
+MAPPED = ("id", "title", "text", "metadata")
+
+
+def add_build(parser: ArgumentParser) -> None:
+    add = parser.add_argument
+    add("corpus", type=Path, nargs="+", help="JSON lines (.gz too), Parquet or CSV files, or a folder")
+    add("--encoder", type=Path, default=ENCODER, help="document encoder folder (%(default)s)")
+    add("--variant", type=Variant, choices=list(Variant), help="which graph of the encoder")
+    add("--index", type=IndexKind, choices=list(IndexKind), help="kind of index (default: by size, flat or hnsw)")
+    add("--recall-floor", type=_share, default=FLOOR, help="least recall@10 of the index (%(default)s)")
+    add("--field", action="append", default=[], metavar="id=NAME",
+        help="a column that is named otherwise: id=, title=, text= or metadata=")  # fmt: skip
+    add("--metadata-field", action="append", default=[], help="a further column that is metadata")
+    add("--number-field", action="append", default=[], help="metadata to read as numbers (CSV)")
+    add("--passage-tokens", type=_positive, help="tokens of a passage (default: all the encoder reads)")
+    add("--overlap", type=int, default=64, help="tokens that neighbours share (%(default)s)")
+    add("--skip-bad", action="store_true", help="set bad rows aside in a file instead of stopping")
+    add("--threads", type=_positive, help="threads of encoder and index build (default: all cores)")
+    add("--shard", type=_positive, default=SHARD_TEXTS, help="texts that a killed build may lose (%(default)s)")
+    add("--publish", action="store_true", help="serve the new version at once, if it passes every check")
+    add("--canaries", type=Path, help='queries that must find documents: {"query": …, "must": [ids], "within": 10}')
+    add("--query-encoder", type=Path, help="folder that reads the canaries (default: the document encoder)")
+    add_keep(parser)
+    add("--metrics-file", type=Path, help="a .prom file for Prometheus's textfile collector")
+    add("--webhook", type=_url, help="address that is told how the run ended (JSON by POST)")
+
+
+def add_keep(parser: ArgumentParser) -> None:
+    parser.add_argument("--keep", type=_positive, help="remove versions beyond so many; never the last two published")
+    parser.add_argument("--keep-days", type=_days, help="but none that is younger than so many days")
+
+
+def add_diff(parser: ArgumentParser) -> None:
+    parser.add_argument("old", nargs="?", help="version (default: the served one)")
+    parser.add_argument("new", nargs="?", help="version (default: the newest)")
+    parser.add_argument("--queries", type=Path, help='queries to compare, one {"text": …} a line (default: made up)')
+    parser.add_argument("--query-encoder", type=Path, default=ENCODER, help="folder that reads them (%(default)s)")
+
+
+def add_suggest(parser: ArgumentParser) -> None:
+    parser.add_argument("version", nargs="?", help="whose vectors are measured (default: the served one)")
+    parser.add_argument("--passages", type=_positive, help="size of the collection to come (default: the version's)")
+    parser.add_argument("--memory-mb", type=_positive, help="what the index may take (default: the machine's memory)")
+    parser.add_argument("--recall-floor", type=_share, default=FLOOR, help="least recall@10 (%(default)s)")
+    parser.add_argument("--query-encoder", type=Path, default=ENCODER, help="folder that reads queries (%(default)s)")
+
+
+def build_options(arguments: Namespace) -> BuildOptions:
+    return BuildOptions(
+        fields=field_map(arguments.field, arguments.metadata_field, arguments.number_field),
+        skip_bad=arguments.skip_bad,
+        passage_tokens=arguments.passage_tokens,
+        overlap=arguments.overlap,
+        index=arguments.index,
+        recall_floor=arguments.recall_floor,
+        shard_texts=arguments.shard,
+        threads=arguments.threads,
+    )
+
+
+def encoders(arguments: Namespace) -> Encoders:
+    return Encoders(arguments.encoder, arguments.variant, arguments.query_encoder, arguments.threads or 0)
+
+
+def release(arguments: Namespace) -> Release:
+    return Release(arguments.publish, arguments.canaries, arguments.keep, arguments.keep_days)
+
+
+def report(arguments: Namespace) -> Report:
+    return Report(arguments.metrics_file, arguments.webhook)
+
+
+def field_map(fields: list[str], metadata_fields: list[str], number_fields: list[str]) -> FieldMap:
+    """`id=doc_id` and the like as a FieldMap."""
+    names: dict[str, str] = {}
+    for text in fields:
+        field, separator, column = text.partition("=")
+        if not separator or not column or field not in MAPPED:
+            raise BadBuild(f"--field {text}: write one of {', '.join(f'{name}=NAME' for name in MAPPED)}")
+        names[field] = column
+    return FieldMap(**names, metadata_fields=tuple(metadata_fields), number_fields=tuple(number_fields))
+
+
+def _positive(text: str) -> int:
+    if not text.isdecimal() or int(text) == 0:
+        raise ArgumentTypeError(f"{text!r} is not a whole number above 0")
+    return int(text)
+
+
+def _share(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value <= 1:
+        raise ArgumentTypeError(f"{text!r} is not a share between 0 and 1")
+    return value
+
+
+def _days(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < 100_000:
+        raise ArgumentTypeError(f"{text!r} is not a number of days")
+    return value
+
+
+def _url(text: str) -> str:
+    if not text.startswith(("http://", "https://")):
+        raise ArgumentTypeError(f"{text!r} is not an address that begins with http:// or https://")
+    return text

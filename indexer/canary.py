@@ -1,0 +1,62 @@
+"""Queries that must find certain documents: a snapshot that fails one is not published.
+
+The file is JSON lines: {"query": "高血压吃什么药", "must": ["drug-001"], "within": 10}; `within` is 10 unless given.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from indexer.encode import Encoder
+from indexer.errors import BadQueries, Blocked
+from indexer.probe import TOP, top_documents
+from indexer.store.snapshot import Snapshot
+
+SHOWN = 3
+
+
+class Canary(BaseModel):
+    """A query and the documents that must be among its `within` best."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    query: Annotated[str, Field(min_length=1)]
+    must: Annotated[tuple[str, ...], Field(min_length=1)]
+    within: Annotated[int, Field(gt=0, le=100)] = TOP
+
+
+def load_canaries(path: Path) -> list[Canary]:
+    """Every line of the file; raises BadQueries that names the line that is none."""
+    canaries = []
+    try:
+        lines = path.read_bytes().splitlines()
+    except OSError as error:
+        raise BadQueries(f"{path} cannot be read ({error.strerror}); give a file of queries, or none") from error
+    for number, line in enumerate(lines, start=1):
+        if line.strip():
+            try:
+                canaries.append(Canary.model_validate_json(line))
+            except ValidationError as error:
+                raise BadQueries(f"{path}:{number}: {error.errors()[0]['msg']}; see care index build --help") from error
+    if not canaries:
+        raise BadQueries(f"{path} holds no query; write one, or leave --canaries out")
+    return canaries
+
+
+def check_canaries(snapshot: Snapshot, encoder: Encoder, canaries: list[Canary]) -> None:
+    """Raises Blocked that names the first queries whose documents were not found."""
+    answers = top_documents(snapshot, encoder, [c.query for c in canaries], max(c.within for c in canaries))
+    failures = [
+        f"{canary.query!r} lacks {', '.join(lacking)} among its first {canary.within}"
+        for canary, answer in zip(canaries, answers, strict=True)
+        if (lacking := [one for one in canary.must if one not in answer[: canary.within]])
+    ]
+    if failures:
+        more = f"; and {len(failures) - SHOWN} more" if len(failures) > SHOWN else ""
+        raise Blocked(
+            f"{snapshot.version} is not published: {len(failures)} of {len(canaries)} canaries fail: "
+            f"{'; '.join(failures[:SHOWN])}{more}. Mend the corpus, or publish it by hand (care index publish)"
+        )

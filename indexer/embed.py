@@ -1,0 +1,56 @@
+"""The embedding of every passage of a corpus, at the cost of those that no kept version has.
+
+Vectors are known by content hash: from the versions of the collection that the same encoder made, newest first, then
+from the shards of a build that did not finish. Only texts that neither has are encoded, each once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+
+from indexer.encode import Encoder, encode_shards
+from indexer.reuse import Reuse, Rows
+from indexer.store.arrays import Array, load_array
+from indexer.store.collection import Collection
+from indexer.store.errors import BadSnapshot
+from indexer.store.manifest import Manifest, verify_file
+from indexer.store.passages import HASHES_FILE, load_hashes
+from indexer.store.shards import Embeddings, read_shards
+from indexer.store.vectors import VECTORS_FILE
+
+TextsOf = Callable[[Rows], Iterable[str]]
+
+
+def embed(
+    hashes: Array, texts_of: TextsOf, encoder: Encoder, collection: Collection, shard_texts: int
+) -> tuple[Reuse, int]:
+    """Every passage's vector, and how many texts had to be encoded. `texts_of` gives the texts of passage rows."""
+    reuse = Reuse(hashes)
+    shards = collection.shards(encoder.fingerprint)
+    for embeddings in _versions(collection, encoder):
+        if not reuse.show([embeddings]):
+            return reuse, 0
+    reuse.show(list(read_shards(shards, encoder.spec.dim)))
+    missing = reuse.missing()
+    if len(missing):
+        encode_shards(texts_of(missing), len(missing), encoder, shards, shard_texts)
+        # Read back rather than remembered: what is used is what the disk has.
+        reuse.show(list(read_shards(shards, encoder.spec.dim)))
+    return reuse, len(missing)
+
+
+def _versions(collection: Collection, encoder: Encoder) -> Iterator[Embeddings]:
+    """The embeddings of every sound version that this encoder made, newest first."""
+    for version in reversed(collection.versions()):
+        folder = collection.folder(version)
+        try:
+            manifest = Manifest.read(folder)
+            if manifest.encoder.fingerprint != encoder.fingerprint:
+                continue
+            for name in (HASHES_FILE, VECTORS_FILE):
+                verify_file(folder, manifest, name, checksum=True)
+            passages = manifest.counts.passages
+            vectors = load_array(folder / VECTORS_FILE, "<f2", (passages, manifest.dim))
+            yield Embeddings(load_hashes(folder, passages), vectors)
+        except BadSnapshot:  # what a damaged version had is encoded again
+            continue

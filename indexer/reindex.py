@@ -1,0 +1,127 @@
+"""One run of the indexer as a schedule starts it: build, check, publish, remove old versions, report."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from indexer.build import BuildOptions, BuildSummary, build
+from indexer.canary import Canary, check_canaries, load_canaries
+from indexer.encode import Encoder
+from indexer.errors import BadBuild
+from indexer.publish import prune, served_manifest
+from indexer.report import Outcome, call_webhook, summary_line, write_metrics
+from indexer.store.collection import Collection
+from indexer.store.errors import Busy
+from indexer.store.snapshot import Snapshot
+from models.onnx_encoder import OnnxEncoder
+from models.spec import Side, Variant
+
+
+@dataclass(frozen=True)
+class Encoders:
+    """Which folder reads documents, and which queries (None: the same), for canaries."""
+
+    documents: Path
+    variant: Variant | None = None
+    queries: Path | None = None
+    threads: int = 0
+
+    def load(self) -> OnnxEncoder:
+        return OnnxEncoder.load(self.documents, self.variant, threads=self.threads)
+
+    def load_queries(self, documents: OnnxEncoder) -> OnnxEncoder:
+        """The encoder of queries; refuses one that cannot be asked about these documents."""
+        encoder = OnnxEncoder.load(self.queries, threads=self.threads) if self.queries else documents
+        if Side.QUERY not in encoder.spec.sides:
+            raise BadBuild(f"{self.documents} reads documents only; name its partner with --query-encoder")
+        if encoder.spec.space != documents.spec.space:
+            raise BadBuild(f"{self.queries} is of space {encoder.spec.space}, not {documents.spec.space}")
+        return encoder
+
+
+@dataclass(frozen=True)
+class Release:
+    """What is done with a finished version. None: not asked for."""
+
+    publish: bool = False
+    canaries: Path | None = None
+    keep: int | None = None
+    keep_days: float | None = None
+
+
+@dataclass(frozen=True)
+class Report:
+    """Who is told how a run ended."""
+
+    metrics_file: Path | None = None
+    webhook: str | None = None
+
+
+def reindex(
+    corpus: Sequence[Path],
+    collection: Collection,
+    encoders: Encoders,
+    options: BuildOptions,
+    release: Release,
+    report: Report,
+) -> str:
+    """One run; returns its line. Whatever it raises has been reported, but Busy: that run is another's to report."""
+    started = time.monotonic()
+    try:
+        summary, removed = _run(corpus, collection, encoders, options, release)
+    except Busy:
+        raise
+    except Exception as error:
+        _tell(report, collection, Outcome(" ".join(str(error).split()), time.monotonic() - started))
+        raise
+    seconds = time.monotonic() - started
+    line = summary_line(summary, published=release.publish, removed=removed, seconds=seconds)
+    _tell(report, collection, Outcome(line, seconds, summary, release.publish))
+    return line
+
+
+def _run(
+    corpus: Sequence[Path], collection: Collection, encoders: Encoders, options: BuildOptions, release: Release
+) -> tuple[BuildSummary, int]:
+    """The finished build, and how many old versions were removed."""
+    encoder = encoders.load()
+    # Before the work, not after it: a file that is not there should not cost a night.
+    canaries = load_canaries(release.canaries) if release.canaries else []
+    asking = encoders.load_queries(encoder) if canaries else encoder
+    _announce(collection, encoder)
+    summary = build(corpus, encoder, collection, options)
+    if canaries:
+        _require(summary, asking, canaries)
+    if release.publish:
+        collection.publish(summary.version)
+    removed: list[str] = []
+    if release.keep is not None or release.keep_days is not None:
+        with suppress(Busy):  # another run began at this very moment: it removes them
+            removed = prune(collection, release.keep, release.keep_days)
+    return summary, len(removed)
+
+
+def _announce(collection: Collection, encoder: Encoder) -> None:
+    """Says that everything will be encoded again, before hours are spent on it."""
+    served = served_manifest(collection)
+    if served and served.encoder.fingerprint != encoder.fingerprint:
+        change = f"{served.encoder.fingerprint} made {served.version}, this one is {encoder.fingerprint}"
+        print(f"care index: another encoder ({change}): every passage is encoded again", file=sys.stderr)
+
+
+def _require(summary: BuildSummary, encoder: Encoder, canaries: list[Canary]) -> None:
+    check_canaries(Snapshot.open(summary.folder, verify=False), encoder, canaries)
+
+
+def _tell(report: Report, collection: Collection, outcome: Outcome) -> None:
+    if report.metrics_file:
+        served = served_manifest(collection)
+        published_at = served.created.timestamp() if served else None
+        write_metrics(report.metrics_file, outcome, time.time(), published_at)
+    if report.webhook:
+        call_webhook(report.webhook, outcome)

@@ -1,0 +1,162 @@
+"""What the contestants of `make bench-peers` need, made once and kept: weights, corpus, snapshot, and txtai's index.
+
+All contestants get the same weights and the same document vectors, so that they differ only in how they answer. Texts
+are cut to a length that every encoder reads whole: one document, one passage, one vector, whoever indexes it. Knows
+nothing of servers or measurements.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from safetensors.torch import load_file, save_file
+
+from loadtest.client import REPOSITORY
+from loadtest.errors import BenchError
+
+TXTAI = REPOSITORY / ".venv-peers-txtai" / "bin" / "python"
+INFINITY = REPOSITORY / ".venv-peers-infinity" / "bin" / "python"
+# A Chinese character is at most one token; with the two special ones this stays below the encoder's 512.
+TEXT_CHARACTERS = 500
+# A question, not a case history: the sets also hold whole abstracts as queries.
+QUERY_CHARACTERS = 64
+SPACE = "peers"
+# The order is the one in which a snapshot's passages are numbered.
+VECTORS = "vectors.npy"
+INDEX = "index.faiss"
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """Folders and files that are complete. `ids` names the document of each row of `vectors` and `index`."""
+
+    queries: list[str]
+    encoders: dict[str, Path]
+    collection: Path
+    weights: Path
+    vectors: Path
+    index: Path
+    ids: Path
+    txtai: Path
+
+
+def prepare(data: Path, weights: Path, folder: Path) -> Prepared:
+    """`data` has corpus.jsonl.gz and */queries.jsonl, `weights` is a transformers folder of a BERT with CLS pooling."""
+    _remember(folder, {"data": str(data.resolve()), "weights": str(weights.resolve())})
+    queries = _read_queries(data)
+    peers_weights = folder / "weights"
+    if not peers_weights.exists():
+        _write_weights(weights, peers_weights)
+    encoders = {variant: folder / f"encoder-{variant}" for variant in ("int8", "fp32")}
+    for variant, encoder in encoders.items():
+        if not encoder.exists():
+            _care("export", weights, encoder, "--space", SPACE, "--pooling", "cls", "--variants", variant)
+    corpus, ids = folder / "corpus.jsonl", folder / "ids.json"
+    if not ids.exists():
+        _write_corpus(data / "corpus.jsonl.gz", corpus, ids)
+    collection = folder / "collection"
+    if not (collection / "CURRENT").exists():
+        _say("encoding the corpus (once; minutes)")
+        _care(
+            "index",
+            "build",
+            corpus,
+            "--encoder",
+            encoders["int8"],
+            "--collection",
+            collection,
+            "--index",
+            "hnsw",
+            "--publish",
+        )
+    snapshot = collection / "versions" / (collection / "CURRENT").read_text(encoding="utf-8").strip()
+    txtai = folder / "txtai"
+    if not txtai.exists():
+        _say("building txtai's index")
+        arguments = (snapshot / VECTORS, ids, peers_weights, folder / "txtai-building")
+        _run([str(TXTAI), "-m", "loadtest.peers_txtai", *map(str, arguments)])
+        (folder / "txtai-building").rename(txtai)
+    return Prepared(queries, encoders, collection, peers_weights, snapshot / VECTORS, snapshot / INDEX, ids, txtai)
+
+
+def _remember(folder: Path, sources: dict[str, str]) -> None:
+    """Refuses a folder that was prepared from something else."""
+    folder.mkdir(parents=True, exist_ok=True)
+    file = folder / "sources.json"
+    if file.exists() and json.loads(file.read_text(encoding="utf-8")) != sources:
+        raise BenchError(f"{folder} was prepared from other data or weights; remove it or give another --folder")
+    file.write_text(json.dumps(sources, indent=1) + "\n", encoding="utf-8")
+
+
+def _read_queries(data: Path) -> list[str]:
+    files = sorted(data.glob("*/queries.jsonl"))
+    lines = [line for file in files for line in file.read_text(encoding="utf-8").splitlines() if line.strip()]
+    texts = [str(json.loads(line)["text"]) for line in lines]
+    queries = [text for text in texts if len(text) <= QUERY_CHARACTERS]
+    if not queries:
+        raise BenchError(
+            f"{data}/*/queries.jsonl: no query of at most {QUERY_CHARACTERS} characters; give another DATA"
+        )
+    return queries
+
+
+def _write_corpus(source: Path, corpus: Path, ids: Path) -> None:
+    names = []
+    with gzip.open(source, "rt", encoding="utf-8") as rows, corpus.open("w", encoding="utf-8") as written:
+        for line in rows:
+            row = json.loads(line)
+            names.append(row["_id"])
+            text = f"{row['title']}{row['text']}"[:TEXT_CHARACTERS]
+            written.write(json.dumps({"_id": row["_id"], "text": text}, ensure_ascii=False) + "\n")
+    ids.write_text(json.dumps(names), encoding="utf-8")
+
+
+def _write_weights(source: Path, target: Path) -> None:
+    """The weights in fp32 with what sentence-transformers (Infinity) and txtai read about pooling beside them."""
+    building = target.with_name("weights-building")
+    shutil.rmtree(building, ignore_errors=True)
+    (building / "1_Pooling").mkdir(parents=True)
+    for file in source.glob("tokenizer*.json"):
+        shutil.copyfile(file, building / file.name)
+    tensors = {name: tensor.float() for name, tensor in load_file(source / "model.safetensors").items()}
+    save_file(tensors, building / "model.safetensors", metadata={"format": "pt"})
+    config = json.loads((source / "config.json").read_text(encoding="utf-8"))
+    modules = [("", "Transformer"), ("1_Pooling", "Pooling"), ("2_Normalize", "Normalize")]
+    written = {
+        "config.json": config | {"dtype": "float32", "torch_dtype": "float32"},
+        "modules.json": [
+            {"idx": at, "name": str(at), "path": path, "type": f"sentence_transformers.models.{kind}"}
+            for at, (path, kind) in enumerate(modules)
+        ],
+        "sentence_bert_config.json": {"max_seq_length": config["max_position_embeddings"], "do_lower_case": False},
+        "1_Pooling/config.json": {
+            "word_embedding_dimension": config["hidden_size"],
+            "pooling_mode_cls_token": True,
+            "pooling_mode_mean_tokens": False,
+        },
+    }
+    for name, content in written.items():
+        (building / name).write_text(json.dumps(content, indent=1), encoding="utf-8")
+    building.rename(target)
+
+
+def _care(*arguments: str | Path) -> None:
+    _run([sys.executable, "cli.py", *map(str, arguments)])
+
+
+def _run(command: Sequence[str]) -> None:
+    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True)
+    if done.returncode != 0:
+        said = (done.stderr.strip() or "it said nothing").splitlines()[-1]
+        raise BenchError(f"{' '.join(command[:4])} … failed: {said}")
+
+
+def _say(what: str) -> None:
+    print(f"bench-peers: {what}", file=sys.stderr, flush=True)

@@ -1,0 +1,121 @@
+"""What an evaluation need not compute twice: embeddings by encoder and text, and rankings, in files of one folder.
+
+Embeddings are kept by the hash of the text as the encoder read it, instruction included, in a folder of the encoder's
+own. Every process appends to a file of its own, so that a process that is killed loses at most the record it was
+writing, and two at once never meet. Knows nothing of encoders or sets.
+"""
+
+from __future__ import annotations
+
+import os
+import uuid
+import zipfile
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from hashlib import blake2b
+from pathlib import Path
+from typing import IO
+
+import numpy as np
+from numpy.typing import NDArray
+
+from models.lexical import Ranking
+
+Vectors = NDArray[np.float32]
+
+HASH_BYTES = 16
+SUFFIX = ".vectors"
+_HASH, _VECTOR, _ROWS, _SCORES, _ENDS = "hash", "vector", "rows", "scores", "ends"
+
+
+def text_hash(*texts: str) -> bytes:
+    """Names a sequence of texts; another split of the same characters has another hash."""
+    digest = blake2b(digest_size=HASH_BYTES)
+    for text in texts:
+        content = text.encode()
+        digest.update(len(content).to_bytes(8, "little"))
+        digest.update(content)
+    return digest.digest()
+
+
+class VectorCache:
+    """The vectors of one encoder: memory-mapped to read, append-only to write. For one thread."""
+
+    def __init__(self, folder: Path, dim: int) -> None:
+        self._record = np.dtype([(_HASH, f"V{HASH_BYTES}"), (_VECTOR, "<f4", (dim,))])
+        self._files: list[NDArray[np.void]] = []
+        self._places: dict[bytes, tuple[int, int]] = {}
+        self._own = folder / f"{uuid.uuid4().hex}{SUFFIX}"
+        self._own_number: int | None = None
+        for path in sorted(folder.glob(f"*{SUFFIX}")):
+            # A record that its writer did not finish is not counted.
+            self._map(path, len(self._files), path.stat().st_size // self._record.itemsize)
+
+    def find(self, texts: Sequence[str], vectors: Vectors) -> list[int]:
+        """Fills the rows of `vectors` (texts, dim) that are known; returns the others."""
+        places = [self._places.get(text_hash(text), (-1, -1)) for text in texts]
+        numbers, records = np.array(places, dtype=np.int64).reshape(-1, 2).T
+        for number in np.unique(numbers[numbers >= 0]).tolist():
+            rows = np.flatnonzero(numbers == number)
+            vectors[rows] = self._files[number][_VECTOR][records[rows]]
+        return [int(row) for row in np.flatnonzero(numbers < 0)]
+
+    def unknown(self, texts: Iterable[str]) -> list[str]:
+        return [text for text in texts if text_hash(text) not in self._places]
+
+    def add(self, texts: Sequence[str], vectors: Vectors) -> None:
+        """Keeps vectors (texts, dim) for later calls and later processes."""
+        if self._own_number is None:
+            self._own.parent.mkdir(parents=True, exist_ok=True)
+            self._own_number = len(self._files)
+        records = np.empty(len(texts), dtype=self._record)
+        records[_HASH] = np.frombuffer(b"".join(map(text_hash, texts)), dtype=self._record[_HASH])
+        records[_VECTOR] = vectors
+        with self._own.open("ab") as file:
+            file.write(records.tobytes())
+            size = file.tell()
+        self._map(self._own, self._own_number, size // self._record.itemsize)
+
+    def _map(self, path: Path, number: int, count: int) -> None:
+        """Makes the first `count` records of a file known; of the file `number`, those that are new."""
+        if not count:
+            return
+        records = np.memmap(path, dtype=self._record, mode="r", shape=(count,))
+        known = len(self._files[number]) if number < len(self._files) else 0
+        self._files[number : number + 1] = [records]
+        hashes = records[_HASH][known:].tobytes()
+        for place in range(count - known):
+            self._places[hashes[place * HASH_BYTES : (place + 1) * HASH_BYTES]] = (number, known + place)
+
+
+def load_rankings(path: Path) -> list[Ranking] | None:
+    """Rankings that `save_rankings` wrote; None where there is no such file, or it cannot be read."""
+    try:
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
+            ends = arrays[_ENDS][:-1]
+            return list(zip(np.split(arrays[_ROWS], ends), np.split(arrays[_SCORES], ends), strict=True))
+    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
+        return None
+
+
+def save_rankings(path: Path, rankings: Sequence[Ranking]) -> None:
+    arrays = {
+        _ENDS: np.cumsum([len(rows) for rows, _ in rankings]),
+        _ROWS: np.concatenate([rows for rows, _ in rankings]),
+        _SCORES: np.concatenate([scores for _, scores in rankings]),
+    }
+    with written_whole(path) as file:
+        np.savez(file, allow_pickle=False, **arrays)
+
+
+@contextmanager
+def written_whole(path: Path) -> Iterator[IO[bytes]]:
+    """A file that other processes find complete or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
+    try:
+        with unfinished.open("xb") as file:
+            yield file
+        os.replace(unfinished, path)
+    finally:
+        unfinished.unlink(missing_ok=True)

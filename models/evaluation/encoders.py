@@ -1,0 +1,145 @@
+"""Encoder folders as an evaluation opens them: ONNX graphs, torch weights, transformers checkpoints.
+
+All become one thing, a function from texts as they stand to unit vectors, with a fingerprint that names the function.
+torch and transformers are loaded only when a folder needs them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from models.errors import BadEncoder, CareError
+from models.evaluation.cache import Vectors
+from models.onnx_encoder import BULK_TOKENS, OnnxEncoder, bulk_batches
+from models.spec import SPEC_FILE, EncoderSpec, Pooling, Side, Variant, sha256_of
+
+DEVICE, DTYPE, MAX_LENGTH, POOLING, VARIANT = "device", "dtype", "max_length", "pooling", "variant"
+DTYPES = ("float32", "bfloat16", "float16")
+WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
+CONFIG_FILE = "config.json"
+# What of a checkpoint decides about its vectors.
+CHECKPOINT_FILES = (CONFIG_FILE, "tokenizer.json", "tokenizer_config.json", "vocab.txt", *WEIGHTS)
+
+
+@dataclass(frozen=True, slots=True)
+class OpenEncoder:
+    """An opened folder; `encode` gives unit vectors (texts, dim) of texts as they stand, without any instruction."""
+
+    name: str
+    spec: EncoderSpec
+    fingerprint: str
+    parameters: int | None
+    """None where the folder does not tell without more than inference needs."""
+    encode: Callable[[Sequence[str]], Vectors]
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """A folder or a service, and how to use it where it does not say so itself."""
+
+    place: str
+    options: dict[str, str]
+
+    @classmethod
+    def parse(cls, text: str, known: Sequence[str]) -> Address:
+        """`PLACE,name=value,…`; a comma that no known name follows belongs to the place."""
+        parts = text.split(",")
+        options: dict[str, str] = {}
+        while len(parts) > 1 and parts[-1].partition("=")[0] in known:
+            name, _, value = parts.pop().partition("=")
+            options[name] = value
+        if not all(options.values()):
+            raise CareError(f"{text}: write PLACE,name=value with a name of {', '.join(known)}")
+        return cls(",".join(parts), options)
+
+
+def open_encoder(text: str) -> OpenEncoder:
+    """Opens `FOLDER[,pooling=mean,…]`; pooling and max_length matter to folders without encoder.json only."""
+    address = Address.parse(text, (DEVICE, DTYPE, MAX_LENGTH, POOLING, VARIANT))
+    folder, options = Path(address.place), address.options
+    if not folder.is_dir():
+        raise BadEncoder(f"{folder}: no such encoder folder")
+    described = (folder / SPEC_FILE).is_file()
+    if described and (POOLING in options or MAX_LENGTH in options):
+        raise BadEncoder(f"{text}: the folder's {SPEC_FILE} says its {POOLING} and {MAX_LENGTH}; leave them out")
+    has_graph = any((folder / variant.filename).is_file() for variant in Variant)
+    if described and has_graph and DTYPE not in options:
+        return _open_onnx(folder, options)
+    if VARIANT in options:
+        raise BadEncoder(f"{text}: the folder has no ONNX graph to choose from; leave {VARIANT} out")
+    return _open_torch(folder, options)
+
+
+def _open_onnx(folder: Path, options: dict[str, str]) -> OpenEncoder:
+    variant = Variant(_choice(options, VARIANT, list(Variant))) if VARIANT in options else None
+    encoder = OnnxEncoder.load(folder, variant, device=options.get(DEVICE, "cpu"))
+    # Dynamic int8 has one scale for a whole batch, so that a vector depends on the texts beside it (cosine 0.98 at
+    # worst). Alone, it depends on its own text, as a cache must assume; on a CPU that takes no longer.
+    budget = 1 if encoder.variant is Variant.INT8 else BULK_TOKENS
+
+    def encode(texts: Sequence[str]) -> Vectors:
+        tokens = encoder.tokenizer.batch(texts)
+        vectors = np.empty((len(tokens), encoder.spec.dim), dtype=np.float32)
+        for rows in bulk_batches([len(t) for t in tokens], budget):
+            vectors[rows] = encoder.encode_tokens([tokens[row] for row in rows])
+        return vectors
+
+    name = f"{folder.resolve().name} ({encoder.variant})"
+    return OpenEncoder(name, encoder.spec, encoder.fingerprint, None, encode)
+
+
+def _open_torch(folder: Path, options: dict[str, str]) -> OpenEncoder:
+    if not (folder / CONFIG_FILE).is_file():
+        raise BadEncoder(f"{folder} holds neither {SPEC_FILE} with an ONNX graph nor {CONFIG_FILE} with torch weights")
+    dtype = _choice(options, DTYPE, DTYPES)
+    # By name: whoever imports this module must not need torch.
+    torch, torch_encoder = import_module("torch"), import_module("models.torch_encoder")
+    spec = EncoderSpec.load(folder) if (folder / SPEC_FILE).is_file() else _inferred(folder, options)
+    plain = spec.model_copy(update={"query_instruction": "", "document_instruction": ""})
+    encoder = torch_encoder.TorchEncoder.load(folder, plain, dtype=getattr(torch, dtype))
+    encoder.to(options.get(DEVICE, "cpu"))
+    return OpenEncoder(
+        name=folder.resolve().name if dtype == DTYPES[0] else f"{folder.resolve().name} ({dtype})",
+        spec=spec,
+        fingerprint=_fingerprint(folder, spec, dtype),
+        parameters=sum(parameter.numel() for parameter in encoder.parameters()),
+        encode=lambda texts: encoder.encode(texts, Side.DOCUMENT),
+    )
+
+
+def _inferred(folder: Path, options: dict[str, str]) -> EncoderSpec:
+    given: dict[str, Any] = {}
+    if POOLING in options:
+        given[POOLING] = Pooling(_choice(options, POOLING, list(Pooling)))
+    if MAX_LENGTH in options:
+        if not options[MAX_LENGTH].isdecimal():
+            raise BadEncoder(f"{MAX_LENGTH}={options[MAX_LENGTH]} is not a whole number")
+        given[MAX_LENGTH] = int(options[MAX_LENGTH])
+    spec: EncoderSpec = import_module("models.transformers_folder").infer_spec(
+        folder, space=folder.resolve().name, **given
+    )
+    return spec
+
+
+def _fingerprint(folder: Path, spec: EncoderSpec, dtype: str) -> str:
+    """Names the function from the spec, the arithmetic and the content of every file that decides about it."""
+    facts = spec.model_dump(mode="json", include={"pooling", "dim", "max_length", "normalize"})
+    paths = {path for pattern in CHECKPOINT_FILES for path in folder.glob(pattern)}
+    files = {path.name: sha256_of(path) for path in sorted(paths)}
+    return hashlib.sha256(json.dumps([facts, dtype, files], sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _choice(options: dict[str, str], name: str, known: Sequence[str]) -> str:
+    """The option's value, the first of `known` where it is not given."""
+    value = options.get(name, known[0])
+    if value not in known:
+        raise BadEncoder(f"{name}={value}: choose from {', '.join(known)}")
+    return value

@@ -1,0 +1,156 @@
+"""The report as one HTML page that asks nothing of any network, with its pictures beside it as PNG and SVG."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from html import escape
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from models.errors import CareError
+from models.evaluation.report.css import CSS
+from models.evaluation.report.tables import Cell, Column, Table, legend, tables
+from models.evaluation.results import Run, SetResult
+from models.evaluation.significance import Mark, Marks
+
+if TYPE_CHECKING:
+    from models.evaluation.report.pictures import Picture
+
+PAGE, PICTURES = "index.html", "figures"
+POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
+DIRECTIONS = {"↑": "up", "↓": "down"}
+
+
+def write(run: Run, folder: Path, marks: Marks | None = None) -> Path:
+    """Writes the page and its pictures into the folder and returns the page's path."""
+    try:
+        from models.evaluation.report import theme
+        from models.evaluation.report.pictures import draw
+    except ModuleNotFoundError as error:
+        if error.name != "matplotlib":
+            raise
+        raise CareError(
+            "pictures need matplotlib, which the eval extra brings: pip install 'care-search[eval]'"
+        ) from None
+    (folder / PICTURES).mkdir(parents=True, exist_ok=True)
+    figures = []
+    for picture in draw(run):
+        stem = folder / PICTURES / picture.name
+        theme.save(picture.figure, stem)
+        svg = stem.with_suffix(".svg").read_text(encoding="utf-8")
+        figures.append(_figure(picture, theme.inline(svg, picture.name, escape(picture.title))))
+    page = folder / PAGE
+    page.write_text("\n".join(_document(run, marks or {}, figures)), encoding="utf-8")
+    return page
+
+
+def _document(run: Run, marks: Marks, figures: list[str]) -> Iterator[str]:
+    systems = _count(len({result.system for result in run.results}), "system")
+    sets = _count(len({(result.benchmark, result.set_name) for result in run.results}), "set")
+    yield "<!doctype html>"
+    yield '<html lang="en"><head><meta charset="utf-8"><title>Evaluation</title>'
+    yield '<meta name="viewport" content="width=device-width, initial-scale=1">'
+    yield f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">'
+    yield f'<link rel="icon" href="data:,"><style>{CSS}</style></head><body>'
+    yield f"<h1>Evaluation</h1><p class='lead'>{systems} on {sets}, {escape(run.made)}</p><main>"
+    for table in tables(run, marks):
+        yield f"<section><h2>{escape(table.benchmark or 'Results')}</h2>"
+        yield _table(table)
+        yield f"<p class='note'>{escape(legend(marks))} The best figure of a column is bold.</p>"
+        yield from _details([result for result in run.results if result.benchmark == table.benchmark])
+        yield "</section>"
+    if figures:
+        yield "<section><h2>Pictures</h2><div class='pictures'>"
+        yield from figures
+        yield "</div></section>"
+    yield from _missing(run.missing)
+    yield from _systems(run)
+    yield "</main>"
+    yield f"<footer><p><code>{escape(run.command)}</code></p>"
+    yield f"<p>{escape(run.machine)} · {escape(run.made)} · {run.seconds:,.0f} s</p></footer></body></html>"
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+def _table(table: Table) -> str:
+    """The papers' table, with marks and the best figures."""
+    heads = [f"{escape(column.title)}<small>{escape(column.subtitle)}</small>" for column in table.columns]
+    rows = [
+        _row(f"<th scope='row'>{escape(system)}</th>", map(_cell, row, table.columns))
+        for system, row in table.rows.items()
+    ]
+    return _grid(["system", *heads], rows)
+
+
+def _grid(heads: Iterable[str], rows: Iterable[str]) -> str:
+    """A table that scrolls on a narrow screen; heads and rows are HTML."""
+    head = _row("", (f"<th scope='col'>{head}</th>" for head in heads))
+    return f"<div class='card scroll'><table><thead>{head}</thead><tbody>{''.join(rows)}</tbody></table></div>"
+
+
+def _row(first: str, cells: Iterable[str]) -> str:
+    return f"<tr>{first}{''.join(cells)}</tr>\n"
+
+
+def _plain_row(name: str, texts: Iterable[str]) -> str:
+    return _row(f"<th scope='row'>{escape(name)}</th>", (f"<td>{escape(text)}</td>" for text in texts))
+
+
+def _cell(cell: Cell, column: Column) -> str:
+    figure = f"<b>{cell.text}</b>" if cell.best else cell.text
+    kind = " class='average'" if column.is_average else ""
+    title = f" title='{escape(_explain(cell.mark))}'" if cell.mark else ""
+    direction = DIRECTIONS.get(cell.symbol, "")
+    return f"<td{kind}{title}>{figure}<span class='mark {direction}'>{cell.symbol}</span></td>"
+
+
+def _explain(mark: Mark) -> str:
+    against = f"{mark.difference:+.2f} against {mark.baseline}"
+    if mark.p is None:
+        return against
+    return f"{against}, 95 % between {mark.low:+.2f} and {mark.high:+.2f}, p {mark.p:.4f} (corrected)"
+
+
+def _details(results: Iterable[SetResult]) -> Iterator[str]:
+    """Every metric, folded away: a table for each kind of set."""
+    kinds: dict[str, list[SetResult]] = {}
+    for result in results:
+        kinds.setdefault(result.kind, []).append(result)
+    yield "<details><summary>Every metric</summary>"
+    for kind, group in kinds.items():
+        metrics = list(dict.fromkeys(name for result in group for name in result.metrics))
+        rows = [_plain_row(f"{result.set_name} · {result.system}", _figures(result, metrics)) for result in group]
+        yield _grid([kind, *map(escape, metrics), "queries/s"], rows)
+    yield "</details>"
+
+
+def _figures(result: SetResult, metrics: Iterable[str]) -> Iterator[str]:
+    yield from (f"{result.metrics[name]:.2f}" if name in result.metrics else "–" for name in metrics)
+    yield f"{result.queries_per_second:,.1f}" if result.queries_per_second else "–"
+
+
+def _figure(picture: Picture, svg: str) -> str:
+    files = " ".join(f"<a href='{PICTURES}/{picture.name}.{kind}'>{kind.upper()}</a>" for kind in ("png", "svg"))
+    return (
+        f"<figure class='card' id='{picture.name}'><h3>{escape(picture.title)}</h3><div class='scroll'>{svg}</div>"
+        f"<figcaption>{escape(picture.caption)} {files}</figcaption></figure>"
+    )
+
+
+def _missing(missing: dict[str, str]) -> Iterator[str]:
+    if missing:
+        yield "<section><h2>Not judged</h2><dl>"
+        yield from (f"<dt>{escape(name)}</dt><dd>{escape(how)}</dd>" for name, how in missing.items())
+        yield "</dl></section>"
+
+
+def _systems(run: Run) -> Iterator[str]:
+    rows = []
+    for facts in run.systems:
+        sizes = (f"{size:,}" if size else "–" for size in (facts.dim, facts.parameters))
+        rows.append(_plain_row(facts.name, (facts.kind, *sizes, facts.fingerprint or "–")))
+    yield "<section><h2>Systems</h2>"
+    yield _grid(("system", "kind", "dimensions", "parameters", "fingerprint"), rows)
+    yield "</section>"

@@ -1,0 +1,198 @@
+"""The table that the papers print: a row a system, a column a set, an average for each kind and for the benchmark.
+
+Laid out once as values, then written as text for a terminal or as Markdown. Knows nothing of HTML or pictures.
+"""
+
+from __future__ import annotations
+
+import textwrap
+import unicodedata
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from models.evaluation.results import Run, SetResult
+from models.evaluation.significance import ALPHA, MIN_QUERIES, Mark, Marks
+
+WIDTH = 120
+GAP = "  "
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """One set, or the average of several."""
+
+    title: str
+    subtitle: str
+    """The metric of a set, or which sets an average is of."""
+    sets: tuple[str, ...]
+
+    @property
+    def is_average(self) -> bool:
+        return len(self.sets) > 1
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """A figure in percent, where the system has one, and how it compares with the baseline's."""
+
+    value: float | None
+    mark: Mark | None = None
+    best: bool = False
+
+    @property
+    def text(self) -> str:
+        return "–" if self.value is None else f"{self.value:.2f}"
+
+    @property
+    def symbol(self) -> str:
+        return self.mark.symbol if self.mark else ""
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """One benchmark: a row of cells for each system, in the order of the columns."""
+
+    benchmark: str
+    columns: list[Column]
+    rows: dict[str, list[Cell]]
+
+
+def tables(run: Run, marks: Marks | None = None) -> list[Table]:
+    """One table for each benchmark of the run, in the order in which they were judged."""
+    names = dict.fromkeys(result.benchmark for result in run.results)
+    return [_table(name, [r for r in run.results if r.benchmark == name], marks or {}) for name in names]
+
+
+def legend(marks: Marks) -> str:
+    """What the marks mean, in one sentence; empty without marks."""
+    baseline = next((mark.baseline for mark in marks.values()), None)
+    if baseline is None:
+        return ""
+    return (
+        f"↑ ↓ better or worse than {baseline} beyond chance: paired bootstrap over the queries of a set, p < {ALPHA}"
+        f" after Holm's correction within the table; sets of fewer than {MIN_QUERIES} queries are not tested."
+    )
+
+
+def text(run: Run, marks: Marks | None = None, width: int = WIDTH) -> str:
+    """All tables for a terminal; one that is wider is continued below with its systems named again."""
+    parts = [_block(table, columns) for table in tables(run, marks) for columns in _fitting(table, width)]
+    missing = [f"not judged: {name} ({how})" for name, how in run.missing.items()]
+    notes = [
+        textwrap.fill(note, width, break_long_words=False, break_on_hyphens=False)
+        for note in (legend(marks or {}), *missing)
+    ]
+    return "\n\n".join(part for part in (*parts, notes[0], "\n".join(notes[1:])) if part)
+
+
+def markdown(run: Run, marks: Marks | None = None) -> str:
+    """All tables as Markdown."""
+    parts = []
+    for table in tables(run, marks):
+        heads = [f"{column.title}<br>{column.subtitle}" for column in table.columns]
+        lines = [f"| {table.benchmark or 'system'} | {' | '.join(heads)} |", "|---|" + "---:|" * len(heads)]
+        lines += [f"| {system} | {' | '.join(map(_markdown_cell, row))} |" for system, row in table.rows.items()]
+        parts.append("\n".join(lines))
+    return "\n\n".join(part for part in (*parts, legend(marks or {})) if part)
+
+
+def _table(benchmark: str, results: Sequence[SetResult], marks: Marks) -> Table:
+    found = {(result.set_name, result.system): result for result in results}
+    columns = _columns(results)
+    rows: dict[str, list[Cell]] = {}
+    for system in dict.fromkeys(result.system for result in results):
+        rows[system] = []
+        for column in columns:
+            values = [found[name, system].value for name in column.sets if (name, system) in found]
+            # An average over some of the sets would stand beside averages over all of them as if it were one.
+            value = sum(values) / len(values) if len(values) == len(column.sets) else None
+            mark = None if column.is_average else marks.get((benchmark, column.sets[0], system))
+            rows[system].append(Cell(value, mark))
+    return Table(benchmark, columns, _with_best(rows, len(columns)))
+
+
+def _columns(results: Sequence[SetResult]) -> list[Column]:
+    """Sets grouped by kind in order of appearance; a kind of several sets has an average, and so have several kinds."""
+    firsts = {result.set_name: result for result in reversed(results)}
+    kinds = dict.fromkeys(result.kind for result in results)
+    columns: list[Column] = []
+    for kind in kinds:
+        names = tuple(dict.fromkeys(result.set_name for result in results if result.kind is kind))
+        columns += [Column(name, firsts[name].main_metric, (name,)) for name in names]
+        if len(names) > 1:
+            metrics = {firsts[name].main_metric for name in names}
+            columns.append(Column("average", kind if len(kinds) > 1 or len(metrics) > 1 else metrics.pop(), names))
+    if len(kinds) > 1:
+        columns.append(Column("average", "all", tuple(dict.fromkeys(result.set_name for result in results))))
+    return columns
+
+
+def _with_best(rows: dict[str, list[Cell]], columns: int) -> dict[str, list[Cell]]:
+    """Names the best of each column, all of those that print alike; none where there is nothing to choose from."""
+    shown = [[row[place].text for row in rows.values() if row[place].value is not None] for place in range(columns)]
+    best = [max(texts, key=float) if len(texts) > 1 else None for texts in shown]
+    return {
+        system: [Cell(cell.value, cell.mark, cell.text == best[place]) for place, cell in enumerate(row)]
+        for system, row in rows.items()
+    }
+
+
+def _fitting(table: Table, width: int) -> Iterable[list[int]]:
+    """Places of the columns, in as many groups as it takes for each to fit."""
+    room = width - _system_width(table)
+    group: list[int] = []
+    used = 0
+    for place in range(len(table.columns)):
+        needed = len(GAP) + _column_width(table, place)
+        if group and used + needed > room:
+            yield group
+            group, used = [], 0
+        group.append(place)
+        used += needed
+    yield group
+
+
+def _block(table: Table, places: Sequence[int]) -> str:
+    """Some columns of a table: two lines of heads, a line for each system; marks stand behind the figures."""
+    systems = _system_width(table)
+    widths = [_column_width(table, place) for place in places]
+
+    def line(first: str, cells: Iterable[str]) -> str:
+        padded = (_pad_left(cell, width) for cell, width in zip(cells, widths, strict=True))
+        return GAP.join((_pad_right(first, systems), *padded)).rstrip()
+
+    lines = [
+        line(table.benchmark, (f"{table.columns[place].title} " for place in places)),
+        line("", (f"{table.columns[place].subtitle} " for place in places)),
+        "─" * (systems + sum(widths) + len(GAP) * len(widths)),
+    ]
+    for system, row in table.rows.items():
+        lines.append(line(system, (f"{row[place].text}{row[place].symbol or ' '}" for place in places)))
+    return "\n".join(lines)
+
+
+def _system_width(table: Table) -> int:
+    return max(display_width(name) for name in (table.benchmark, *table.rows))
+
+
+def _column_width(table: Table, place: int) -> int:
+    column = table.columns[place]
+    figures = (row[place].text for row in table.rows.values())
+    return 1 + max(display_width(text) for text in (column.title, column.subtitle, *figures))
+
+
+def _markdown_cell(cell: Cell) -> str:
+    return f"**{cell.text}**{cell.symbol}" if cell.best else f"{cell.text}{cell.symbol}"
+
+
+def display_width(text: str) -> int:
+    """Columns of a terminal that a text takes: Chinese characters take two."""
+    return sum(2 if unicodedata.east_asian_width(character) in "WF" else 1 for character in text)
+
+
+def _pad_left(text: str, width: int) -> str:
+    return " " * (width - display_width(text)) + text
+
+
+def _pad_right(text: str, width: int) -> str:
+    return text + " " * (width - display_width(text))

@@ -1,0 +1,60 @@
+"""The names under which values are kept: digests that give nothing of a query away.
+
+Equal keys mean equal values. Everything that an answer depends on is in its key, so nothing is ever flushed.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from enum import StrEnum
+from hashlib import blake2b
+
+from models.tokenizer import Tokens
+from service.schemas import SearchRequest
+from service.serving import Serving
+from service.settings import Settings
+
+DIGEST_BYTES = 16
+# Fields of a request that a result does not depend on; the query is added by itself. Every other field is in the key,
+# also one that is added tomorrow.
+NOT_IN_KEY = frozenset({"query", "timeout_ms", "bulk", "cache"})
+# Settings that a result depends on: processes that share a Redis may differ in them.
+SETTINGS_IN_KEY = ("default_mode", "hyde_url", "hyde_model", "hyde_max_tokens")
+# Separates the parts of a key: neither versions nor JSON can hold it, and the query comes last.
+END = b"\0"
+
+
+class Kind(StrEnum):
+    """What a value is."""
+
+    RESULT = "result"
+    EMBEDDING = "embedding"
+
+
+class ResultKeys:
+    """Keys of results: snapshot, encoder, the settings that matter, the whole request, and the query."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = repr([getattr(settings, name) for name in SETTINGS_IN_KEY]).encode()
+
+    def __call__(self, serving: Serving, request: SearchRequest, queries: Sequence[str]) -> list[bytes]:
+        """One key for each of these queries of the request, in order."""
+        parameters = request.model_dump_json(exclude=set(NOT_IN_KEY)).encode()
+        facts = (serving.version.encode(), serving.encoder.fingerprint.encode(), self._settings, parameters, b"")
+        shared = blake2b(END.join(facts), digest_size=DIGEST_BYTES)
+        keys = []
+        for query in queries:
+            own = shared.copy()
+            own.update(query.encode("utf-8", "surrogatepass"))
+            keys.append(own.digest())
+        return keys
+
+
+def embedding_key(fingerprint: str, tokens: Tokens) -> bytes:
+    """The key of a text as its encoder reads it.
+
+    The tokens hold the side's instruction and the tokenizer's own normalisation of the text, and the fingerprint names
+    weights and tokenizer: whatever has this key has this embedding.
+    """
+    return blake2b(fingerprint.encode() + END + array("q", tokens.ids).tobytes(), digest_size=DIGEST_BYTES).digest()

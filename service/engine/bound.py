@@ -1,0 +1,87 @@
+"""An encoder's graph with its inputs and outputs bound to memory of the device: nothing is allocated for a batch.
+
+Buffers are kept for a bounded number of shapes, so a batch is padded up to the next one: a graphics card computes a few
+rows more in the same time. The device is a name to ONNX Runtime; the code is the same for all.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import Any
+
+import numpy as np
+import onnxruntime as ort
+from numpy.typing import NDArray
+
+from models.reader import TextReader
+from models.tokenizer import FlatIds, Ids
+
+# Lengths are multiples of this; so are numbers of queries, in steps that grow.
+LENGTH_STEP = 8
+MOST_SHAPES = 128
+OUTPUT = "embedding"
+NUMPY_TYPES = {"tensor(float)": np.float32, "tensor(float16)": np.float16}
+
+Vectors = NDArray[np.float32]
+
+
+class Buffers:
+    """Ids, mask and embeddings of one shape, in memory of the device, bound to the session."""
+
+    def __init__(self, session: ort.InferenceSession, device: str, shape: tuple[int, int], dim: int) -> None:
+        (output,) = session.get_outputs()
+        self._ids = ort.OrtValue.ortvalue_from_shape_and_type(shape, np.int64, device, 0)
+        self._mask = ort.OrtValue.ortvalue_from_shape_and_type(shape, np.int64, device, 0)
+        kind = NUMPY_TYPES[output.type]
+        self._embeddings = ort.OrtValue.ortvalue_from_shape_and_type((shape[0], dim), kind, device, 0)
+        self.binding: Any = session.io_binding()
+        inputs = {"input_ids": self._ids, "attention_mask": self._mask}
+        for node in session.get_inputs():
+            self.binding.bind_ortvalue_input(node.name, inputs[node.name])
+        self.binding.bind_ortvalue_output(OUTPUT, self._embeddings)
+
+    def fill(self, ids: Ids, mask: Ids) -> None:
+        self._ids.update_inplace(ids)
+        self._mask.update_inplace(mask)
+
+    def read(self, queries: int) -> Vectors:
+        # A copy: of memory that the processor can see, numpy() is a view.
+        return np.array(self._embeddings.numpy()[:queries], np.float32)
+
+
+class BoundEncoder:
+    """Runs one session on one device; for one thread."""
+
+    def __init__(self, reader: TextReader, session: ort.InferenceSession, device: str) -> None:
+        self.reader = reader
+        self._session = session
+        self._device = device
+        self._buffers: OrderedDict[tuple[int, int], Buffers] = OrderedDict()
+
+    def encode(self, ids: FlatIds, lengths: FlatIds) -> Vectors:
+        """Unit vectors (queries, dim); `ids` holds the queries' tokens one after the other."""
+        shape = next_shape(len(lengths), int(lengths.max()), self.reader.spec.max_length)
+        present = np.zeros(shape, bool)
+        present[: len(lengths)] = np.arange(shape[1]) < lengths[:, None]
+        padded = np.zeros(shape, np.int64)
+        padded[present] = ids
+        # A row without a token would divide nothing by nothing.
+        present[len(lengths) :, 0] = True
+        buffers = self._of_shape(shape)
+        buffers.fill(padded, present.astype(np.int64))
+        self._session.run_with_iobinding(buffers.binding)
+        return buffers.read(len(lengths))
+
+    def _of_shape(self, shape: tuple[int, int]) -> Buffers:
+        if shape not in self._buffers:
+            self._buffers[shape] = Buffers(self._session, self._device, shape, self.reader.spec.dim)
+            if len(self._buffers) > MOST_SHAPES:
+                self._buffers.popitem(last=False)
+        self._buffers.move_to_end(shape)
+        return self._buffers[shape]
+
+
+def next_shape(queries: int, longest: int, max_length: int) -> tuple[int, int]:
+    """The smallest shape of the few that are used which holds so many queries and tokens."""
+    step = 1 if queries <= 2 else 4 if queries <= 8 else 8 if queries <= 64 else 32
+    return -(-queries // step) * step, min(-(-longest // LENGTH_STEP) * LENGTH_STEP, max_length)

@@ -1,0 +1,55 @@
+"""How long a batch will take, learned from the batches that ran: a fixed part, and a part for each query."""
+
+from __future__ import annotations
+
+import math
+
+# The weight of the newest batch: the last twenty or so count.
+NEWEST = 0.1
+# Nothing is foretold from fewer batches than this: the first ones are slow.
+LEAST_SEEN = 10
+# A batch counts as at most so many times as long as was foretold: the machine stood still, not the engine.
+MOST_LATE = 4.0
+
+
+class CostModel:
+    """seconds = fixed + per_query · queries, fitted to a moving average of what was seen.
+
+    A processor pays per query, a graphics card mostly per batch; neither is told in advance. With batches of one size
+    only, the two parts cannot be told apart, and all of it counts as per query: the careful guess.
+    """
+
+    def __init__(self) -> None:
+        self._seen = 0
+        self._size = self._seconds = self._variance = self._covariance = 0.0
+
+    def observe(self, queries: int, seconds: float) -> None:
+        if self._seen >= LEAST_SEEN:
+            seconds = min(seconds, MOST_LATE * (self.fixed + queries * self.per_query))
+        self._seen += 1
+        newest = max(NEWEST, 1 / self._seen)
+        away, late = queries - self._size, seconds - self._seconds
+        self._size += newest * away
+        self._seconds += newest * late
+        self._variance = (1 - newest) * (self._variance + newest * away * away)
+        self._covariance = (1 - newest) * (self._covariance + newest * away * late)
+
+    @property
+    def per_query(self) -> float:
+        if self._seen < LEAST_SEEN:
+            return 0.0
+        average = self._seconds / self._size
+        slope = self._covariance / self._variance if self._variance > 1e-6 else average
+        return min(max(slope, 0.0), average)
+
+    @property
+    def fixed(self) -> float:
+        return self._seconds - self.per_query * self._size if self._seen >= LEAST_SEEN else 0.0
+
+    def seconds(self, queries: int, largest: int) -> float:
+        """The time of so many queries in batches of at most `largest`; 0 until enough was seen."""
+        return math.ceil(queries / largest) * self.fixed + queries * self.per_query
+
+    def queries(self, seconds: float) -> int:
+        """How many queries a batch of so many seconds holds; 0 until enough was seen."""
+        return int((seconds - self.fixed) / self.per_query) if self.per_query > 0 else 0

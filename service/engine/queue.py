@@ -1,0 +1,191 @@
+"""Who waits for the engine, and who is let in at all: jobs by how long they would wait, not only by how many wait.
+
+A plain data structure: no threads, no sockets. Knows nothing of HTTP, tokens' meaning or what a serving holds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+
+from service.engine.cost import CostModel
+from service.engine.lanes import SLICE_SECONDS, Lanes
+from service.engine.protocol import Job, Outcome
+from service.errors import DeadlineExceeded, Overloaded
+from service.serving import Serving
+
+# A request of more jobs than this is bulk unless it says otherwise.
+ONLINE_JOBS = 8
+
+Future = asyncio.Future[Outcome]
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How large a batch may grow, and how much may wait.
+
+    Online jobs are refused once they would be answered later than `wait_seconds`, unless all that is there fits one
+    batch; `queue` bounds both lanes together.
+    """
+
+    batch_queries: int
+    batch_tokens: int
+    queue: int
+    wait_seconds: float = math.inf
+
+
+@dataclass(slots=True)
+class Entry:
+    """A job in the queue or in the engine, with everyone who waits for it and until when they do."""
+
+    serving: Serving
+    job: Job
+    bulk: bool
+    waiters: list[tuple[Future, float]] = field(default_factory=list)
+    size: int = 1
+
+    @property
+    def key(self) -> tuple[Serving, Job, bool]:
+        return self.serving, self.job, self.bulk
+
+    @property
+    def length(self) -> int:
+        return len(self.job.tokens) if self.job.tokens else 0
+
+    def is_wanted(self, now: float) -> bool:
+        return any(deadline > now and not future.done() for future, deadline in self.waiters)
+
+    def answer(self, outcome: Outcome) -> None:
+        for future, _ in self.waiters:
+            if not future.done():
+                future.set_result(outcome)
+
+    def fail(self, error: Exception, cause: BaseException | None = None) -> None:
+        for future, _ in self.waiters:
+            if not future.done():
+                # One exception object per waiter: each raise writes its own traceback into it.
+                own = type(error)(*error.args)
+                own.__cause__ = cause
+                future.set_exception(own)
+
+
+class Queue:
+    """The entries in flight, those in the engine and those that wait. Equal jobs of one serving and lane share one."""
+
+    def __init__(self, limits: Limits, clock: Callable[[], float] = time.monotonic) -> None:
+        self.cost = CostModel()
+        self._limits = limits
+        self._clock = clock
+        self._lanes: Lanes[Entry] = Lanes(limits.batch_queries, limits.batch_tokens)
+        self._in_flight: dict[tuple[Serving, Job, bool], Entry] = {}
+        self._late: list[Entry] = []
+        self._others_until = 0.0
+
+    def __len__(self) -> int:
+        """Jobs that wait, those in the engine not counted."""
+        return len(self._lanes)
+
+    @property
+    def in_flight(self) -> int:
+        """Jobs that wait and jobs in the engine."""
+        return len(self._in_flight)
+
+    def enter(
+        self,
+        serving: Serving,
+        jobs: Sequence[Job],
+        futures: Sequence[Future],
+        *,
+        timeout_seconds: float | None = None,
+        bulk: bool | None = None,
+        probe: bool = False,
+    ) -> None:
+        """Puts all jobs into their lane, or raises Overloaded."""
+        seconds = math.inf if timeout_seconds is None else timeout_seconds
+        bulk = len(jobs) > ONLINE_JOBS if bulk is None else bulk
+        if not probe and self._refusal(serving, jobs, bulk, seconds):
+            self._drop(self._lanes.drop_unwanted(self._clock()))
+            if (refusal := self._refusal(serving, jobs, bulk, seconds)) is not None:
+                raise refusal
+        deadline = self._clock() + seconds
+        fresh: list[Entry] = []
+        for job, future in zip(jobs, futures, strict=True):
+            entry = self._in_flight.get((serving, job, bulk))
+            if entry is None:
+                entry = self._in_flight[serving, job, bulk] = Entry(serving, job, bulk)
+                fresh.append(entry)
+            entry.waiters.append((future, deadline))
+        if bulk:
+            # Neighbours share a batch, and a batch of like lengths holds little padding.
+            fresh.sort(key=lambda entry: entry.length)
+        self._lanes.add(fresh, bulk=bulk, first=probe)
+
+    def take(self, *, bulk: bool = True) -> list[Entry]:
+        """The next batch, of one serving, empty where nothing waits; what nobody waits for any more is dropped."""
+        batch, dropped = self._lanes.take(self._clock(), self.cost.queries(SLICE_SECONDS), bulk=bulk)
+        self._drop(dropped)
+        return batch
+
+    def leave(self, batch: Iterable[Entry]) -> int:
+        """Forgets entries, which the caller answers or fails; returns how many were in flight."""
+        left = 0
+        for entry in batch:
+            # Its like may have come after everything was cleared.
+            if self._in_flight.get(entry.key) is entry:
+                del self._in_flight[entry.key]
+                left += 1
+        return left
+
+    def others_wait(self, queries: int) -> None:
+        """Says that an engine which others ask too has so many of their queries before it."""
+        self._others_until = self._clock() + self.cost.seconds(queries, self._limits.batch_queries)
+
+    def expire(self) -> bool:
+        """Fails the waiters whose time is up; says whether anything is left that may expire later."""
+        now = self._clock()
+        for entry in (*self._in_flight.values(), *self._late):
+            for future, deadline in entry.waiters:
+                if deadline <= now and not future.done():
+                    future.set_exception(DeadlineExceeded("the time for this request is over; allow it more"))
+        self._late.clear()
+        return bool(self._in_flight)
+
+    def clear(self) -> list[Entry]:
+        """Everything in flight, forgotten."""
+        left = [*self._in_flight.values(), *self._late]
+        self._in_flight.clear()
+        self._late.clear()
+        self._lanes.clear()
+        return left
+
+    def _refusal(self, serving: Serving, jobs: Sequence[Job], bulk: bool, timeout_seconds: float) -> Overloaded | None:
+        allowed = timeout_seconds if bulk else min(timeout_seconds, self._limits.wait_seconds)
+        if self._has_room(len(jobs), bulk, allowed):
+            return None
+        fresh = sum((serving, job, bulk) not in self._in_flight for job in jobs)
+        if not fresh or self._has_room(fresh, bulk, allowed):
+            return None
+        return Overloaded("too many queries are waiting; try again shortly", self._expected_seconds(fresh, bulk))
+
+    def _has_room(self, fresh: int, bulk: bool, allowed_seconds: float) -> bool:
+        if len(self) + fresh > self._limits.queue:
+            return False
+        at_once = self._ahead(fresh, bulk) <= self._limits.batch_queries and self._clock() >= self._others_until
+        return at_once or self._expected_seconds(fresh, bulk) <= allowed_seconds
+
+    def _ahead(self, fresh: int, bulk: bool) -> int:
+        """Jobs to compute until the last of some fresh ones is done: bulk jobs that wait do not hold up online ones."""
+        return fresh + len(self._in_flight) - (0 if bulk else self._lanes.bulk_queries)
+
+    def _expected_seconds(self, fresh: int, bulk: bool) -> float:
+        own = self.cost.seconds(self._ahead(fresh, bulk), self._limits.batch_queries)
+        return own + max(0.0, self._others_until - self._clock())
+
+    def _drop(self, entries: Iterable[Entry]) -> None:
+        # Whoever still waits is told by expire(): a future may be touched in the event loop's thread only.
+        dropped = list(entries)
+        self.leave(dropped)
+        self._late += dropped

@@ -1,0 +1,106 @@
+"""From the passages that each side found to the ranking of one job: plain functions of a serving and arrays.
+
+Rows of passages become rows of documents here: a document is as good as its best passage. Whoever searched the vectors,
+in this process or another, the rest is the same code. Knows nothing of queues, encoders or texts of documents.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from models.fusion import CANDIDATES, fuse
+from models.lexical import Ranking
+from service.engine.protocol import Evidence, Found, Mode, Options, SearchJob
+from service.serving import Mask, Serving
+
+# How much further a search looks when the passages it found belong to too few documents.
+WIDEN = 4
+
+Rows = NDArray[np.int64]
+Scores = NDArray[np.float32]
+
+
+class Side(NamedTuple):
+    """What one side found: its best documents, and the passages that they were chosen from."""
+
+    best: Found
+    passages: Ranking
+
+
+def rank(options: Options, dense: Side, lexical: Side) -> Found:
+    """The final ranking of one job, of at most top_k documents; a side that the mode does not ask is NOTHING."""
+    if options.mode is Mode.HYBRID:
+        found = _fuse(options, dense.best, lexical.best)
+    else:
+        found = dense.best if options.mode is Mode.DENSE else lexical.best
+    return replace(found, evidence=Evidence(dense.passages, lexical.passages)) if options.evidence else found
+
+
+def search_lexical(serving: Serving, job: SearchJob) -> Side:
+    """The lexical side of a job; NOTHING where its mode is dense."""
+    if job.options.mode is Mode.DENSE:
+        return NOTHING
+    wanted, allowed = documents_wanted(job.options), allowed_rows(serving, job.options)
+    k = first_k(serving, wanted)
+    while True:
+        rows, scores = serving.snapshot.lexical.search(job.query, k, allowed)
+        found = group(serving, rows, scores, wanted)
+        if not is_short(serving, found, wanted, k):
+            return found
+        k = widen(serving, k)
+
+
+def documents_wanted(options: Options) -> int:
+    """Documents that one side must find: fusion looks deeper than the answer."""
+    return max(CANDIDATES, options.top_k) if options.mode is Mode.HYBRID else options.top_k
+
+
+def allowed_rows(serving: Serving, options: Options) -> Mask | None:
+    return serving.allowed(options.filters) if options.filters else None
+
+
+def first_k(serving: Serving, documents: int) -> int:
+    """Passages that hold so many documents if they were spread evenly."""
+    passages = len(serving.snapshot.passages)
+    per_document = -(-passages // len(serving.snapshot.documents))
+    return min(passages, documents * per_document)
+
+
+def is_short(serving: Serving, found: Side, wanted: int, k: int) -> bool:
+    """Whether a search for `k` passages found too few documents, though there are more passages."""
+    passages = len(found.passages[0])
+    return len(found.best.documents) < wanted and passages == k < len(serving.snapshot.passages)
+
+
+def widen(serving: Serving, k: int) -> int:
+    """How many passages to look for after `k` held too few documents."""
+    return min(len(serving.snapshot.passages), k * WIDEN)
+
+
+def group(serving: Serving, passages: Rows, scores: Scores, limit: int) -> Side:
+    """The first passage of each document, best first: the input is sorted, so it is the document's best."""
+    documents = serving.snapshot.passages.documents[passages].astype(np.int64)
+    _, first = np.unique(documents, return_index=True)
+    first.sort()
+    first = first[:limit]
+    return Side(Found(documents[first], passages[first], scores[first]), (passages, scores))
+
+
+def _fuse(options: Options, dense: Found, lexical: Found) -> Found:
+    documents, scores = fuse(
+        (dense.documents, dense.scores), (lexical.documents, lexical.scores), options.fusion, options.weight
+    )
+    # Where both sides found the document, the words' passage is shown: it has something to mark.
+    passages = dict(zip(dense.documents.tolist(), dense.passages.tolist(), strict=True))
+    passages.update(zip(lexical.documents.tolist(), lexical.passages.tolist(), strict=True))
+    best = documents[: options.top_k]
+    rows = np.array([passages[row] for row in best.tolist()], dtype=np.int64)
+    return Found(best, rows, scores[: options.top_k])
+
+
+_NO_ROWS, _NO_SCORES = np.empty(0, np.int64), np.empty(0, np.float32)
+NOTHING = Side(Found(_NO_ROWS, _NO_ROWS, _NO_SCORES), (_NO_ROWS, _NO_SCORES))

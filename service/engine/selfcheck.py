@@ -1,0 +1,133 @@
+"""Does the device compute what the processor computes? `python -m service.engine.selfcheck --device cuda`
+
+Queries of random tokens through the encoder, random vectors through the index, with and without a filter; what comes
+out is held against ONNX Runtime on the processor and against numpy, and timed. Ends with 1 where they differ.
+"""
+
+from __future__ import annotations
+
+import sys
+from argparse import ArgumentParser
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from time import perf_counter
+
+import faiss
+import numpy as np
+from numpy.typing import NDArray
+
+from indexer.store import IndexKind
+from indexer.store.vectors import VectorIndex
+from models.errors import CareError
+from models.onnx_encoder import OnnxEncoder
+from models.reader import TextReader, best_variant
+from models.tokenizer import FlatIds
+from service.engine.device import CpuEncoder, Encoder, VectorSearch
+from service.engine.devices import open_device
+from service.settings import Settings
+
+BATCHES = (1, 8, 64, 256)
+TOKENS = (8, 32)
+K = 10
+LEAST_COSINE = 0.99
+# Of the rows that exact search finds: neighbours closer than fp16 can tell may change places.
+LEAST_OVERLAP = 0.98
+REPEATS = 10
+
+Vectors = NDArray[np.float32]
+
+
+def main() -> int:
+    parser = ArgumentParser(description=__doc__)
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda", help="what to check (%(default)s)")
+    parser.add_argument("--encoder", type=Path, default=Settings().encoder, help="encoder folder (%(default)s)")
+    parser.add_argument("--rows", type=int, default=100_000, help="random vectors to search (%(default)s)")
+    arguments = parser.parse_args()
+    try:
+        device = open_device(arguments.device, encoder_threads=0, threads=0)
+        encoder = device.load_encoder(arguments.encoder)
+        index = random_index(arguments.rows, encoder.reader.spec.dim)
+        right = check_encoder(encoder, arguments.encoder, arguments.device)
+        right &= check_search(device.open_vectors(index), index.values)
+    except CareError as error:
+        print(f"selfcheck: {error}", file=sys.stderr)
+        return 1
+    print("the device computes what the processor computes" if right else "THE DEVICE DIFFERS FROM THE PROCESSOR")
+    return 0 if right else 1
+
+
+def check_encoder(encoder: Encoder, folder: Path, device: str, batches: Sequence[int] = BATCHES) -> bool:
+    """Compares and times random queries; the processor runs the very graph that the device runs."""
+    reference = CpuEncoder(OnnxEncoder.load(folder, best_variant(folder, device)))
+    right = True
+    for batch in batches:
+        ids, lengths = random_tokens(batch, encoder.reader)
+        cosine = float((encoder.encode(ids, lengths) * reference.encode(ids, lengths)).sum(axis=1).min())
+        milliseconds = _timed(partial(encoder.encode, ids, lengths))
+        print(f"encode {batch:4} queries: {milliseconds:8.3f} ms, least cosine {cosine:.5f}")
+        right &= cosine >= LEAST_COSINE
+    return right
+
+
+def check_search(vectors: VectorSearch, values: NDArray[np.float16]) -> bool:
+    """Compares and times random queries over every row, and over a half of them."""
+    randomly = np.random.default_rng(1)
+    half = randomly.random(len(values)) < 0.5
+    right = True
+    for batch in BATCHES:
+        queries = _unit(randomly.standard_normal((batch, values.shape[1]), np.float32))
+        for allowed in (None, half):
+            scores, rows = vectors.search(queries, K, allowed)
+            overlap = _overlap(queries, values, allowed, rows)
+            milliseconds = _timed(partial(vectors.search, queries, K, allowed))
+            which = "all rows" if allowed is None else "filtered"
+            print(f"search {batch:4} queries, {which}: {milliseconds:8.3f} ms, overlap {overlap:.4f}")
+            right &= overlap >= LEAST_OVERLAP and bool((np.diff(scores, axis=1) <= 0).all())
+    return right
+
+
+def random_index(rows: int, dim: int) -> VectorIndex:
+    """Unit vectors in fp16, and an exact index of the processor over them."""
+    values = _unit(np.random.default_rng(0).standard_normal((rows, dim), np.float32)).astype(np.float16)
+    index = faiss.IndexFlatIP(dim)
+    index.add(values.astype(np.float32))
+    return VectorIndex(IndexKind.FLAT, values, index)
+
+
+def random_tokens(queries: int, reader: TextReader) -> tuple[FlatIds, FlatIds]:
+    """Queries of 8 to 32 tokens of the vocabulary."""
+    randomly = np.random.default_rng(queries)
+    lengths = randomly.integers(TOKENS[0], TOKENS[1] + 1, queries).astype(np.int32)
+    ids = randomly.integers(0, reader.tokenizer.vocabulary_size, int(lengths.sum())).astype(np.int32)
+    return ids, lengths
+
+
+def _overlap(
+    queries: Vectors, values: NDArray[np.float16], allowed: NDArray[np.bool_] | None, rows: NDArray[np.int64]
+) -> float:
+    """The share of the truly best K rows among those that were found."""
+    scores = queries @ values.astype(np.float32).T
+    if allowed is not None:
+        scores[:, ~allowed] = -np.inf
+    best = np.argpartition(-scores, K, axis=1)[:, :K]
+    return float(np.mean([len(np.intersect1d(own, true)) / K for own, true in zip(rows, best, strict=True)]))
+
+
+def _unit(vectors: Vectors) -> Vectors:
+    unit: Vectors = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+    return unit
+
+
+def _timed(call: Callable[[], object]) -> float:
+    """The median of some calls, in milliseconds."""
+    spent = []
+    for _ in range(REPEATS):
+        began = perf_counter()
+        call()
+        spent.append(perf_counter() - began)
+    return float(np.median(spent) * 1000)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

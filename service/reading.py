@@ -1,0 +1,62 @@
+"""Texts as the encoder reads them: cut where they are too long, tokenised off the event loop where they are many.
+
+Knows nothing of what is done with them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import unicodedata
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from models.reader import TextReader
+from models.spec import Side
+from models.tokenizer import Tokens
+
+# Longer texts are cut before they are tokenised: no language has so many characters to a token on average, and a
+# megabyte of text would hold up everyone else, in the tokenizer and in the lexical index.
+CHARACTERS_PER_TOKEN = 8
+# Characters that the event loop tokenises itself, because a thread would take longer to be woken.
+LOOP_CHARACTERS = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class ReadText:
+    """A text as far as the encoder reads it; without tokens where only its words matter."""
+
+    text: str
+    tokens: Tokens | None
+    truncated: bool
+
+
+def cut(text: str, encoder: TextReader) -> ReadText:
+    """For the lexical index, which reads words and no tokens."""
+    short = text[: encoder.spec.max_length * CHARACTERS_PER_TOKEN]
+    return ReadText(short, None, len(short) < len(text))
+
+
+async def read(texts: Sequence[str], encoder: TextReader, side: Side) -> list[ReadText]:
+    """For the encoder, one per text, in order."""
+    short = [cut(text, encoder) for text in texts]
+    words = [text.text for text in short]
+    if sum(map(len, words)) <= LOOP_CHARACTERS:
+        tokens = encoder.tokenize(words, side)
+    else:
+        tokens = await asyncio.to_thread(encoder.tokenize, words, side)
+    return [
+        ReadText(text.text, token, text.truncated or token.truncated) for text, token in zip(short, tokens, strict=True)
+    ]
+
+
+def is_blank(text: str) -> bool:
+    """Whether there is nothing to see in a text: spaces, control characters and invisible marks at most."""
+    return all(character.isspace() or unicodedata.category(character) in ("Cc", "Cf") for character in text)
+
+
+def document_side(encoder: TextReader) -> Side:
+    """How this encoder reads a document: as one, or, where it reads queries only, as a query.
+
+    The two sides of a pair share a space, so the vector stands near the one that the document encoder would give.
+    """
+    return Side.DOCUMENT if Side.DOCUMENT in encoder.spec.sides else Side.QUERY

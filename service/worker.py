@@ -1,0 +1,77 @@
+"""One HTTP worker of several: `python -m service.worker`, started by the supervisor, never by hand.
+
+It serves on the listener that it inherits and ends when the supervisor tells it to, or is gone. Everything else is the
+service as it is alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import sys
+import threading
+from argparse import ArgumentParser
+from pathlib import Path
+
+import uvicorn
+
+from models.errors import CareError
+from service.lifeline import Lifeline, Word
+from service.logs import configure_logging
+from service.run import serve_on
+from service.runtime import Place, Runtime
+from service.settings import Settings
+
+
+def main() -> int:
+    parser = ArgumentParser(description=__doc__)
+    parser.add_argument("--name", required=True, help="what log lines call it")
+    parser.add_argument("--listener", type=int, required=True, help="file descriptor of the shared listener")
+    parser.add_argument("--engine", type=Path, help="socket of the engine process, where there is one")
+    parser.add_argument("--again", action="store_true", help="it takes the place of a worker that ended")
+    arguments = parser.parse_args()
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until there is something to reload
+    settings = Settings()
+    configure_logging(settings, arguments.name)
+    lifeline = Lifeline.inherited()
+    supervisor = os.getppid()
+
+    threading.Thread(target=_end_with, args=[lifeline], daemon=True).start()
+
+    def started(line: str, server: uvicorn.Server) -> None:
+        _follow_when_told(server.config.app.state.runtime)  # type: ignore[union-attr]
+        lifeline.say(Word(ready=True, text=line))
+
+    place = Place(arguments.engine, lambda: os.kill(supervisor, signal.SIGHUP), arguments.again)
+    try:
+        with socket.socket(fileno=arguments.listener) as listener:
+            serve_on(listener, settings, started, place)
+    except CareError as error:
+        lifeline.say(Word(ready=False, text=str(error)))
+        return 1
+    return 0
+
+
+def _end_with(lifeline: Lifeline) -> None:
+    """Ends this process as the supervisor would have, once that one is gone; in a thread, to notice it at any time."""
+    lifeline.wait()
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def _follow_when_told(runtime: Runtime) -> None:
+    """Looks at the pointer whenever the supervisor says that it was moved."""
+    loop = asyncio.get_running_loop()
+    tasks: set[asyncio.Task[None]] = set()
+
+    def follow() -> None:
+        task = loop.create_task(runtime.servings.follow_now())
+        tasks.add(task)
+        task.add_done_callback(tasks.discard)
+
+    loop.add_signal_handler(signal.SIGHUP, follow)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,45 @@
+"""The real engine behind a gate that a test opens and closes."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Sequence
+
+import httpx
+
+from service.engine.inprocess import InProcessEngine
+from service.engine.protocol import Job, Outcome, SearchJob
+from service.serving import Serving
+
+REAL_RUN = InProcessEngine.run
+
+
+class Gate:
+    """Counts what goes through."""
+
+    def __init__(self) -> None:
+        self.jobs: list[Job] = []
+        self.entered = threading.Semaphore(0)
+        self.open = threading.Event()
+        self.open.set()
+
+    @property
+    def queries(self) -> list[str]:
+        return [job.query for job in self.jobs if isinstance(job, SearchJob)]
+
+    def run(self, engine: InProcessEngine, serving: Serving, batch: Sequence[Job]) -> list[Outcome]:
+        self.jobs += batch
+        self.entered.release()
+        assert self.open.wait(20)
+        return REAL_RUN(engine, serving, batch)
+
+
+async def hold(gate: Gate, client: httpx.AsyncClient) -> asyncio.Task[httpx.Response]:
+    """A request that stays in the engine until the gate opens."""
+    while gate.entered.acquire(blocking=False):
+        pass
+    gate.open.clear()
+    task = asyncio.create_task(client.post("/v1/search", json={"query": "held"}))
+    await asyncio.to_thread(gate.entered.acquire)
+    return task

@@ -1,0 +1,57 @@
+"""The app behind uvicorn on a real socket, in a thread of the test's own process."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import threading
+from collections.abc import Iterator
+
+import uvicorn
+from fastapi import FastAPI
+
+from service.app import create_app
+from service.settings import Settings
+from service.wire import http_config
+
+START_SECONDS = 60
+
+
+@contextlib.contextmanager
+def live(settings: Settings) -> Iterator[str]:
+    """The address of a server that runs as `care serve` runs it, until the block ends."""
+    app = create_app(settings)
+    server = uvicorn.Server(http_config(app, settings))
+    ready = threading.Event()
+    failure: list[BaseException] = []
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port = listener.getsockname()[1]
+
+        def run() -> None:
+            try:
+                asyncio.run(_serve(app, server, listener, ready))
+            except BaseException as error:
+                failure.append(error)
+                ready.set()
+
+        thread = threading.Thread(target=run, name="live-server")
+        thread.start()
+        try:
+            assert ready.wait(START_SECONDS)
+            assert not failure, failure
+            yield f"http://127.0.0.1:{port}"
+        finally:
+            server.should_exit = True
+            thread.join()
+    assert not failure, failure
+
+
+async def _serve(app: FastAPI, server: uvicorn.Server, listener: socket.socket, ready: threading.Event) -> None:
+    async with app.router.lifespan_context(app):
+        serving = asyncio.create_task(server.serve(sockets=[listener]))
+        while not server.started and not serving.done():
+            await asyncio.sleep(0.01)
+        ready.set()
+        await serving

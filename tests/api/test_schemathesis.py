@@ -1,0 +1,77 @@
+"""Requests made up from the OpenAPI document, right and wrong ones, against the service on a real socket.
+
+Whatever is sent: no failure of the server, and no answer of a status, type or shape that the document does not have.
+The requests are the same in every run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import schemathesis
+from hypothesis import HealthCheck, Phase, settings
+from schemathesis.checks import not_a_server_error
+from schemathesis.specs.openapi.checks import (
+    content_type_conformance,
+    negative_data_rejection,
+    response_headers_conformance,
+    response_schema_conformance,
+    status_code_conformance,
+    unsupported_method,
+)
+
+from service.app import create_app
+from service.settings import Settings
+from tests.api.live import live
+from tests.api.support import Built, make_settings
+
+# Beside these, schemathesis tries the bounds of every field one by one.
+EXAMPLES = 8
+
+
+def no_failure_of_the_server(
+    ctx: schemathesis.CheckContext, response: schemathesis.Response, case: schemathesis.Case
+) -> None:
+    """No status from 500 on, but for 504 where the request itself allows too little time."""
+    has_limit = any("timeout_ms" in values for values in (case.query, case.body) if isinstance(values, dict))
+    if response.status_code != 504 or not has_limit:
+        not_a_server_error(ctx, response, case)
+
+
+CHECKS = (
+    no_failure_of_the_server,
+    status_code_conformance,
+    content_type_conformance,
+    response_headers_conformance,
+    response_schema_conformance,
+    negative_data_rejection,
+    unsupported_method,
+)
+
+
+@pytest.fixture(scope="module")
+def address(built: Built) -> Iterator[str]:
+    with live(make_settings(built, threads=1, reload_seconds=0)) as address:
+        yield address
+
+
+schema = schemathesis.openapi.from_dict(create_app(Settings()).openapi())
+
+
+@schema.parametrize()
+@settings(
+    max_examples=EXAMPLES,
+    derandomize=True,
+    deadline=None,
+    database=None,
+    phases=(Phase.explicit, Phase.generate),
+    suppress_health_check=list(HealthCheck),
+)
+def test_every_answer_is_as_documented(case: schemathesis.Case, address: str) -> None:
+    case.call_and_validate(base_url=address, checks=CHECKS)
+
+
+def test_a_document_that_is_there_is_as_documented(address: str) -> None:
+    case = schema["/v1/documents/{id}"]["GET"].Case(path_parameters={"id": "a-6"})
+    assert case.call_and_validate(base_url=address, checks=CHECKS[:-2]).status_code == 200

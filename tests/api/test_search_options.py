@@ -1,0 +1,153 @@
+"""/v1/search beyond the plain question: thresholds, passages, explanations, deadlines, caches passed by."""
+
+from __future__ import annotations
+
+import httpx
+import pytest
+
+from service.engine.protocol import SearchJob
+from tests.api.gate import Gate, hold
+from tests.api.support import ENTRIES, LONG, Built, make_settings, running
+
+pytestmark = pytest.mark.anyio
+
+
+async def hits(client: httpx.AsyncClient, **body: object) -> list[dict]:
+    response = await client.post("/v1/search", json=body)
+    assert response.status_code == 200, response.text
+    return response.json()["results"][0]["hits"]
+
+
+@pytest.mark.parametrize("mode", ["dense", "lexical", "hybrid"])
+async def test_min_score_leaves_out_what_is_worse(client: httpx.AsyncClient, mode: str) -> None:
+    everything = await hits(client, query="高血压 发热", mode=mode, top_k=8)
+    bound = everything[1]["score"]
+    better = await hits(client, query="高血压 发热", mode=mode, top_k=8, min_score=bound)
+    assert better == [hit for hit in everything if hit["score"] >= bound]
+    assert 2 <= len(better) <= len(everything)
+    assert await hits(client, query="高血压 发热", mode=mode, min_score=1e9) == []
+
+
+@pytest.mark.parametrize("mode", ["dense", "lexical", "hybrid"])
+async def test_passages_are_those_of_the_document_best_first(client: httpx.AsyncClient, mode: str) -> None:
+    found = await hits(client, query="头痛 感冒 疲劳", mode=mode, top_k=8, passages=3, fields=["snippet", "text"])
+    (long,) = [hit for hit in found if hit["id"] == "a-6"]
+    assert len(long["passages"]) == 3
+    scores = [passage["score"] for passage in long["passages"]]
+    assert scores == sorted(scores, reverse=True)
+    assert len({tuple(passage["span"]) for passage in long["passages"]}) == 3
+    for passage in long["passages"]:
+        start, end = passage["span"]
+        assert passage["text"] == LONG[start:end]
+        assert passage["snippet"].strip("…") in passage["text"]
+        marked = {passage["snippet"][a:b] for a, b in passage["highlights"]}
+        assert marked & {"头痛", "感冒", "疲劳"}
+    others = [hit for hit in found if hit["id"] != "a-6"]
+    assert all(len(hit["passages"]) == 1 for hit in others)
+
+
+async def test_passages_show_what_the_fields_ask_for(client: httpx.AsyncClient) -> None:
+    (first, *_) = await hits(client, query="骨折", passages=1, fields=["title"])
+    assert set(first) == {"id", "score", "title", "passages"}
+    assert set(first["passages"][0]) == {"span", "score"}
+    assert "passages" not in (await hits(client, query="骨折"))[0]
+
+
+async def test_in_one_sided_modes_the_best_passage_has_the_documents_score(client: httpx.AsyncClient) -> None:
+    for mode in ("dense", "lexical"):
+        for hit in await hits(client, query="头痛", mode=mode, passages=2):
+            assert hit["passages"][0]["score"] == hit["score"]
+
+
+async def test_explain_gives_the_ranks_that_each_side_gives_alone(client: httpx.AsyncClient) -> None:
+    query = "高血压 头痛 asthma"
+    alone = {mode: await hits(client, query=query, mode=mode, top_k=8) for mode in ("dense", "lexical")}
+    placings = {
+        mode: {hit["id"]: {"rank": rank, "score": hit["score"]} for rank, hit in enumerate(found, start=1)}
+        for mode, found in alone.items()
+    }
+    found = await hits(client, query=query, mode="hybrid", top_k=8, explain=True)
+    assert len(found) == len(ENTRIES)
+    for hit in found:
+        for side in ("dense", "lexical"):
+            assert hit["explain"][side] == placings[side].get(hit["id"])
+    assert len({hit["explain"]["weight"] for hit in found}) == 1
+    assert 0 < found[0]["explain"]["weight"] < 1
+
+
+async def test_explained_scores_add_up(client: httpx.AsyncClient) -> None:
+    found = await hits(client, query="高血压 头痛", mode="hybrid", top_k=8, explain=True, weight=0.25)
+    dense = [hit["explain"]["dense"]["score"] for hit in found]
+    lexical = [hit["explain"]["lexical"]["score"] if hit["explain"]["lexical"] else 0.0 for hit in found]
+    for hit, mine, words in zip(found, dense, lexical, strict=True):
+        stretched = (mine - min(dense)) / (max(dense) - min(dense))
+        assert hit["explain"]["weight"] == 0.25
+        assert hit["score"] == pytest.approx(0.25 * stretched + 0.75 * words / max(lexical), abs=1e-4)
+
+
+@pytest.mark.parametrize(("mode", "fusion", "silent"), [("dense", "scores", "lexical"), ("lexical", "scores", "dense")])
+async def test_a_side_that_did_not_look_says_nothing(
+    client: httpx.AsyncClient, mode: str, fusion: str, silent: str
+) -> None:
+    for rank, hit in enumerate(await hits(client, query="头痛", mode=mode, fusion=fusion, explain=True), start=1):
+        assert hit["explain"][silent] is None
+        assert hit["explain"][mode] == {"rank": rank, "score": hit["score"]}
+        assert hit["explain"]["weight"] is None
+
+
+async def test_reciprocal_fusion_has_no_weight(client: httpx.AsyncClient) -> None:
+    found = await hits(client, query="高血压", fusion="reciprocal", explain=True)
+    assert {hit["explain"]["weight"] for hit in found} == {None}
+
+
+async def test_explaining_changes_no_ranking(client: httpx.AsyncClient) -> None:
+    plain = await hits(client, query="发热 头痛", top_k=8)
+    explained = await hits(client, query="发热 头痛", top_k=8, explain=True, passages=2)
+    extra = ("explain", "passages")
+    assert [{name: hit[name] for name in hit if name not in extra} for hit in explained] == plain
+
+
+async def test_get_takes_the_same_options(client: httpx.AsyncClient) -> None:
+    body = {"query": "头痛", "min_score": 0.1, "passages": 2, "explain": True, "timeout_ms": 60_000, "cache": False}
+    query_string = "q=头痛&min_score=0.1&passages=2&explain=true&timeout_ms=60000&cache=false&bulk=true"
+    by_get = (await client.get(f"/v1/search?{query_string}")).json()["results"][0]["hits"]
+    assert by_get == await hits(client, **body)
+
+
+async def test_a_request_whose_time_is_over_gets_504(built: Built, gate: Gate) -> None:
+    async with running(make_settings(built, threads=1, reload_seconds=0)) as client:
+        held = await hold(gate, client)
+        response = await client.post("/v1/search", json={"query": "发热", "timeout_ms": 50})
+        gate.open.set()
+        assert response.status_code == 504
+        assert response.json()["error"]["code"] == "deadline_exceeded"
+        assert (await held).status_code == 200
+    assert "发热" not in gate.queries  # no work is spent on what nobody waits for
+
+
+async def test_the_settings_bound_a_request_that_names_no_time(built: Built, gate: Gate) -> None:
+    async with running(make_settings(built, threads=1, reload_seconds=0, timeout_ms=300)) as client:
+        held = await hold(gate, client)
+        response = await client.post("/v1/search", json={"query": "发热"})
+        gate.open.set()
+        await held
+        assert response.status_code == 504
+
+
+async def test_a_cache_can_be_passed_by(built: Built, gate: Gate) -> None:
+    async with running(make_settings(built, threads=1, reload_seconds=0, lru_mb=1)) as client:
+        for cache in (True, True, False, False):
+            await hits(client, query="高血压", cache=cache)
+        metrics = (await client.get("/metrics")).text
+    assert gate.queries.count("高血压") == 3
+    assert 'care_cache_total{kind="result",layer="process",outcome="bypass"} 2.0' in metrics
+
+
+async def test_a_known_embedding_serves_another_question(built: Built, gate: Gate) -> None:
+    async with running(make_settings(built, threads=1, reload_seconds=0, lru_mb=1)) as client:
+        plain = await hits(client, query="高血压", mode="dense", top_k=3)
+        assert await hits(client, query="高血压", mode="dense", top_k=2) == plain[:2]
+        metrics = (await client.get("/metrics")).text
+    jobs = [job for job in gate.jobs if isinstance(job, SearchJob) and job.query == "高血压"]
+    assert [job.vector is not None for job in jobs] == [False, True]
+    assert 'care_cache_total{kind="embedding",layer="process",outcome="hit"} 1.0' in metrics

@@ -1,0 +1,120 @@
+"""Answers in JSON lines: each result as soon as it is there, however many there are."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import httpx
+import pytest
+
+from service.line import WINDOW
+from tests.api.gate import Gate, hold
+from tests.api.support import Built, make_settings, running
+
+pytestmark = pytest.mark.anyio
+
+LINES = {"Accept": "application/x-ndjson"}
+MANY = [f"头痛 q{number}" for number in range(2 * WINDOW)]
+
+
+async def lines_of(client: httpx.AsyncClient, **body: object) -> list[dict]:
+    response = await client.post("/v1/search", json=body, headers=LINES)
+    assert response.status_code == 200, response.text
+    assert response.headers["content-type"] == "application/x-ndjson"
+    assert response.text.endswith("\n")
+    return [json.loads(line) for line in response.text.splitlines()]
+
+
+async def test_lines_hold_what_the_whole_answer_holds(client: httpx.AsyncClient, built: Built) -> None:
+    queries = ["高血压", "发热", "骨折", "asthma"]
+    whole = (await client.post("/v1/search", json={"query": queries, "mode": "lexical"})).json()
+    *results, end = await lines_of(client, query=queries, mode="lexical")
+    assert results == whole["results"]
+    assert end["snapshot"] == built.versions["a"]
+    assert set(end["timings_ms"]) == set(whole["timings_ms"])
+
+
+@pytest.mark.parametrize(
+    ("accept", "streams"),
+    [("application/x-ndjson", True), ("*/*", False), ("application/json", False),
+     ("application/json, application/x-ndjson", False), ("text/plain, application/x-ndjson;q=0.9", True)],
+)  # fmt: skip
+async def test_only_who_asks_for_lines_gets_them(client: httpx.AsyncClient, accept: str, streams: bool) -> None:
+    response = await client.get("/v1/search", params={"q": "头痛"}, headers={"Accept": accept})
+    assert (response.headers["content-type"] == "application/x-ndjson") == streams
+
+
+async def test_a_stream_takes_more_queries_than_a_whole_answer_and_keeps_their_order(built: Built) -> None:
+    async with running(make_settings(built, threads=1, reload_seconds=0, max_queries=16, lru_mb=1)) as client:
+        assert (await client.post("/v1/search", json={"query": MANY})).status_code == 422
+        # Results of the cache and of the engine, mixed.
+        await lines_of(client, query=MANY[::3], mode="lexical", top_k=1)
+        *results, _ = await lines_of(client, query=[*MANY, "高血压 氨氯地平"], mode="lexical", top_k=1)
+    assert len(results) == len(MANY) + 1
+    assert [result["hits"][0]["id"] for result in results] == ["a-6"] * len(MANY) + ["a-1"]
+
+
+async def test_too_many_queries_are_refused(built: Built) -> None:
+    async with running(make_settings(built, threads=1, reload_seconds=0, max_stream_queries=20)) as client:
+        response = await client.post("/v1/search", json={"query": MANY[:21]}, headers=LINES)
+        assert response.status_code == 422
+        assert response.headers["content-type"] == "application/json"
+        assert response.json()["error"]["field"] == "query"
+        assert len(await lines_of(client, query=MANY[:20])) == 21
+
+
+async def test_a_stream_never_fills_the_queue(built: Built, gate: Gate) -> None:
+    async with running(make_settings(built, threads=1, reload_seconds=0)) as client:
+        held = await hold(gate, client)
+        stream = asyncio.create_task(lines_of(client, query=MANY, mode="lexical", top_k=1))
+        queued = 0.0
+        async with asyncio.timeout(20):
+            while queued < WINDOW:
+                await asyncio.sleep(0.01)
+                queued = await queue_length(client)
+        await asyncio.sleep(0.05)
+        assert await queue_length(client) <= WINDOW
+        gate.open.set()
+        assert len(await stream) == len(MANY) + 1
+        await held
+
+
+async def test_a_queue_smaller_than_a_portion_is_no_obstacle(built: Built) -> None:
+    async with running(make_settings(built, threads=1, reload_seconds=0, queue_limit=3, max_queries=3)) as client:
+        assert len(await lines_of(client, query=MANY[:20], top_k=1)) == 21
+
+
+async def test_what_fails_before_the_first_line_is_an_ordinary_error(
+    client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch, gate: Gate
+) -> None:
+    monkeypatch.setattr(gate, "run", fail)
+    response = await client.post("/v1/search", json={"query": ["发热", "骨折"]}, headers=LINES)
+    assert response.status_code == 503
+    assert response.json()["error"]["code"] == "engine_failed"
+
+
+async def test_what_fails_later_is_the_last_line(
+    client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch, gate: Gate
+) -> None:
+    run = gate.run
+
+    def fail_late(*arguments: object) -> object:
+        return fail() if len(gate.queries) >= WINDOW else run(*arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(gate, "run", fail_late)
+    lines = await lines_of(client, query=MANY, mode="lexical", top_k=1)
+    assert 0 < len(lines) - 1 < len(MANY)
+    assert all("hits" in line for line in lines[:-1])
+    assert lines[-1]["error"]["code"] == "engine_failed"
+    assert lines[-1]["error"]["request_id"]
+
+
+def fail(*arguments: object) -> None:
+    raise RuntimeError("the device is gone")
+
+
+async def queue_length(client: httpx.AsyncClient) -> float:
+    metrics = (await client.get("/metrics")).text
+    (line,) = [line for line in metrics.splitlines() if line.startswith("care_queue_length ")]
+    return float(line.split()[1])

@@ -1,0 +1,124 @@
+"""HTTP/1.1 as other programs speak it: answers in one piece, without a body, in a pipeline, or asked for first."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+
+import pytest
+
+from service.wire import CONTINUE, _Joined
+from tests.api.live import live
+from tests.api.support import Built, make_settings
+
+WAIT_SECONDS = 30
+HOST = b"Host: care\r\n"
+LAST = HOST + b"Connection: close\r\n\r\n"
+
+
+@pytest.fixture(scope="module")
+def address(built: Built) -> Iterator[tuple[str, int]]:
+    with live(make_settings(built, threads=1, reload_seconds=0)) as url:
+        host, _, port = url.removeprefix("http://").partition(":")
+        yield host, int(port)
+
+
+@pytest.fixture
+def connection(address: tuple[str, int]) -> Iterator[socket.socket]:
+    with socket.create_connection(address, timeout=WAIT_SECONDS) as connection:
+        yield connection
+
+
+def rest_of(connection: socket.socket) -> bytes:
+    received = b""
+    while chunk := connection.recv(65536):
+        received += chunk
+    return received
+
+
+def test_an_answer_without_a_body_is_sent_all_the_same(connection: socket.socket) -> None:
+    connection.sendall(b"HEAD / HTTP/1.1\r\n" + HOST + b"\r\n")
+    head = connection.recv(65536)
+    assert head.startswith(b"HTTP/1.1 200 OK\r\n")
+    assert head.endswith(b"\r\n\r\n")
+    # The connection is still good for another request.
+    connection.sendall(b"GET /livez HTTP/1.1\r\n" + LAST)
+    assert rest_of(connection).endswith(b'{"status":"alive","snapshot":null}')
+
+
+def test_a_client_that_asks_before_it_sends_its_body_is_told_to(connection: socket.socket) -> None:
+    body = '{"query": "高血压"}'.encode()
+    head = b"POST /v1/search HTTP/1.1\r\nExpect: 100-continue\r\nContent-Length: %d\r\n" % len(body)
+    connection.sendall(head + LAST)
+    assert connection.recv(len(CONTINUE), socket.MSG_WAITALL) == CONTINUE
+    connection.sendall(body)
+    assert rest_of(connection).startswith(b"HTTP/1.1 200 OK\r\n")
+
+
+def test_answers_of_a_pipeline_come_in_order(connection: socket.socket) -> None:
+    connection.sendall(b"GET /livez HTTP/1.1\r\n" + HOST + b"\r\nHEAD / HTTP/1.1\r\n" + HOST + b"\r\n")
+    connection.sendall(b"GET /nowhere HTTP/1.1\r\n" + LAST)
+    lines = [line for line in rest_of(connection).split(b"\r\n") if b"HTTP/1.1 " in line]
+    assert [line.split(b"HTTP/1.1 ")[1][:3] for line in lines] == [b"200", b"200", b"404"]
+
+
+def test_lines_are_chunks_of_one_answer(connection: socket.socket) -> None:
+    head = b"GET /v1/search?q=headache&q=asthma HTTP/1.1\r\nAccept: application/x-ndjson\r\n"
+    connection.sendall(head + LAST)
+    head, _, body = rest_of(connection).partition(b"\r\n\r\n")
+    assert b"transfer-encoding: chunked" in head
+    assert body.endswith(b"0\r\n\r\n")
+    assert body.count(b'{"hits":') == 2
+
+
+class Transport:
+    """Notes what is written."""
+
+    def __init__(self) -> None:
+        self.written: list[bytes] = []
+        self.closed = False
+
+    def write(self, data: bytes) -> None:
+        self.written.append(data)
+
+    def close(self) -> None:
+        self.closed = True
+
+    def is_closing(self) -> bool:
+        return self.closed
+
+
+@pytest.fixture
+def transport() -> Transport:
+    return Transport()
+
+
+@pytest.fixture
+def joined(transport: Transport) -> _Joined:
+    return _Joined(transport)  # type: ignore[arg-type]
+
+
+def test_a_head_goes_with_the_body_that_follows(transport: Transport, joined: _Joined) -> None:
+    for data in (b"HTTP/1.1 200 OK\r\n\r\n", b"one", b"two"):
+        joined.write(data)
+    assert transport.written == [b"HTTP/1.1 200 OK\r\n\r\none", b"two"]
+
+
+def test_a_head_alone_goes_when_its_answer_ends(transport: Transport, joined: _Joined) -> None:
+    joined.write(b"HTTP/1.1 204 No Content\r\n\r\n")
+    assert transport.written == []
+    joined.flush()
+    joined.flush()
+    assert transport.written == [b"HTTP/1.1 204 No Content\r\n\r\n"]
+
+
+def test_what_a_client_waits_for_is_not_kept(transport: Transport, joined: _Joined) -> None:
+    joined.write(CONTINUE)
+    assert transport.written == [CONTINUE]
+
+
+def test_closing_loses_nothing(transport: Transport, joined: _Joined) -> None:
+    joined.write(b"HTTP/1.1 408 Request Timeout\r\n\r\n{}")
+    joined.close()
+    assert transport.written == [b"HTTP/1.1 408 Request Timeout\r\n\r\n{}"]
+    assert joined.is_closing()

@@ -1,0 +1,32 @@
+"""A search meets the service's own frame and its route, and no layer of the framework."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from starlette.middleware.base import BaseHTTPMiddleware
+from starlette.types import ASGIApp
+
+from service.api.search import SearchRoute
+from service.app import create_app
+from service.middleware import RequestFrame
+from service.settings import Settings
+
+
+def layers(app: ASGIApp | None) -> Iterator[ASGIApp]:
+    """An application and everything that it wraps, as Starlette's middleware and ours name it."""
+    while app is not None:
+        yield app
+        app = getattr(app, "app", None) or getattr(app, "_app", None)
+
+
+def test_a_search_passes_the_framework_by() -> None:
+    stack = create_app(Settings()).build_middleware_stack()
+    assert [type(layer) for layer in layers(stack._hot)] == [RequestFrame, SearchRoute]  # type: ignore[attr-defined]
+
+
+def test_no_request_is_wrapped_in_a_task_of_its_own() -> None:
+    stack = create_app(Settings()).build_middleware_stack()
+    wrapped = list(layers(stack._rest))  # type: ignore[attr-defined]
+    assert sum(isinstance(layer, RequestFrame) for layer in wrapped) == 1
+    assert not any(isinstance(layer, BaseHTTPMiddleware) for layer in wrapped)

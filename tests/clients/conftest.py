@@ -1,0 +1,57 @@
+"""The real service as a process of its own, over a small collection, for all tests of the clients."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from care_client import AsyncCareClient, CareClient
+
+from models.onnx_encoder import OnnxEncoder
+from tests.api.support import ENCODER, build_collection
+from tests.clients.support import Blocking, Scripted
+from tests.e2e.server import Server
+
+PATIENCE_MS = "120000"
+
+
+@pytest.fixture(scope="session")
+def service_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    root: Path = tmp_path_factory.mktemp("clients") / "collection"
+    build_collection(root, OnnxEncoder.load(ENCODER, threads=1), letters="a")
+    with pytest.MonkeyPatch.context() as environment:
+        for name in ("CARE_MAX_WAIT_MS", "CARE_TIMEOUT_MS"):
+            environment.setenv(name, PATIENCE_MS)  # a busy machine must not look like an overloaded service
+        server = Server(root)
+    try:
+        server.start()
+        yield server.url
+    finally:
+        server.stop()
+
+
+@pytest.fixture
+def scripted() -> Iterator[Scripted]:
+    with Scripted() as server:
+        yield server
+
+
+@pytest.fixture(params=["plain", "asyncio"])
+def make(request: pytest.FixtureRequest) -> Iterator[type[CareClient]]:
+    """Makes a client of either kind; the one for asyncio is run to the end of each call, so that one test does both."""
+    with contextlib.ExitStack() as stack:
+        if request.param == "plain":
+            yield lambda *args, **options: stack.enter_context(CareClient(*args, **options))  # type: ignore[misc]
+        else:
+            runner = stack.enter_context(asyncio.Runner())
+            yield lambda *args, **options: stack.enter_context(  # type: ignore[misc]
+                Blocking(AsyncCareClient(*args, **options), runner)
+            )
+
+
+@pytest.fixture
+def client(make: type[CareClient], service_url: str) -> CareClient:
+    return make(service_url, timeout_seconds=int(PATIENCE_MS) / 1000)

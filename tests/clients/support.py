@@ -1,0 +1,134 @@
+"""A server that answers as it is told, and the asynchronous client as a plain one."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import TracebackType
+from typing import Any, Self
+
+from care_client import AsyncCareClient
+
+ANSWER = {"results": [{"hits": [], "truncated": False}], "snapshot": "v1", "timings_ms": {"total": 0.1}}
+
+
+@dataclass(frozen=True)
+class Scene:
+    """One reply: a status with a body. With `drop` the connection is cut once so much of the body was sent, with
+    `silent` nothing is said until the client leaves."""
+
+    status: int = 200
+    body: Any = field(default_factory=lambda: ANSWER)
+    headers: Mapping[str, str] = field(default_factory=dict)
+    drop: bool = False
+    silent: bool = False
+
+    def raw(self) -> bytes:
+        return self.body if isinstance(self.body, bytes) else json.dumps(self.body).encode()
+
+
+def refusal(status: int, code: str, *, retry_after: str | None = "0") -> Scene:
+    facts = {"code": code, "message": "said the service", "request_id": "r-1"}
+    return Scene(status, {"error": facts}, {} if retry_after is None else {"Retry-After": retry_after})
+
+
+DROP = Scene(drop=True, body=b"")
+
+
+class Scripted:
+    """Plays its scenes one by one, a request each, and remembers the requests."""
+
+    def __init__(self) -> None:
+        self.scenes: deque[Scene] = deque()
+        self.requests: list[tuple[str, str, Any, Mapping[str, str]]] = []
+        script = self
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def do_GET(self) -> None:
+                script._play(self)
+
+            def do_POST(self) -> None:
+                script._play(self)
+
+            def log_message(self, *args: object) -> None:
+                pass
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._server.daemon_threads = True
+        self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.01})
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self._server.server_address[1]}"
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._server.shutdown()
+        self._thread.join()
+        self._server.server_close()
+
+    def _play(self, handler: BaseHTTPRequestHandler) -> None:
+        body = handler.rfile.read(int(handler.headers.get("content-length", 0)))
+        headers = {name.lower(): value for name, value in handler.headers.items()}
+        self.requests.append((handler.command, handler.path, json.loads(body or b"null"), headers))
+        scene = self.scenes.popleft()
+        if scene.silent:
+            handler.connection.recv(1)
+            handler.close_connection = True
+            return
+        raw = scene.raw()
+        if not scene.drop or raw:
+            handler.send_response(scene.status)
+            for name, value in scene.headers.items():
+                handler.send_header(name, value)
+            handler.send_header("content-length", str(len(raw) + scene.drop))
+            handler.end_headers()
+            handler.wfile.write(raw)
+        if scene.drop:
+            handler.close_connection = True
+            handler.connection.shutdown(socket.SHUT_RDWR)
+
+
+class Blocking:
+    """An asynchronous client whose calls run to their end, with the methods of the plain one."""
+
+    def __init__(self, client: AsyncCareClient, runner: asyncio.Runner) -> None:
+        self._client = client
+        self._runner = runner
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._runner.run(self._client.close())
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        method = getattr(self._client, name)
+
+        def call(*arguments: object, **options: object) -> object:
+            return self._runner.run(method(*arguments, **options))
+
+        return call
+
+    def stream(self, *arguments: Any, **options: Any) -> Any:  # noqa: ANN401 (whatever the client takes)
+        results = self._client.stream(*arguments, **options)
+        try:
+            while True:
+                yield self._runner.run(anext(results))  # type: ignore[arg-type]
+        except StopAsyncIteration:
+            return
+        finally:
+            self._runner.run(results.aclose())

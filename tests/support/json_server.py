@@ -1,0 +1,63 @@
+"""A real HTTP server on 127.0.0.1 that answers JSON as a test tells it to."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+Body = dict[str, Any] | None
+Reply = tuple[int, Any]
+"""Status and body; a body of bytes is sent as it is."""
+
+
+@dataclass
+class JsonServer:
+    """`requests` are (path, body, headers) in the order of arrival."""
+
+    url: str
+    requests: list[tuple[str, Body, dict[str, str]]] = field(default_factory=list)
+
+
+@contextmanager
+def json_server(reply: Callable[[str, Body], Reply], headers: dict[str, str] | None = None) -> Iterator[JsonServer]:
+    """Answers every request by `reply(path, body)` until the block ends."""
+    lock = threading.Lock()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self._answer(None)
+
+        def do_POST(self) -> None:
+            self._answer(json.loads(self.rfile.read(int(self.headers["content-length"]))))
+
+        def _answer(self, body: Body) -> None:
+            with lock:
+                server.requests.append((self.path, body, {name.lower(): value for name, value in self.headers.items()}))
+                status, answer = reply(self.path, body)
+            content = answer if isinstance(answer, bytes) else json.dumps(answer).encode()
+            self.send_response(status)
+            for name, value in (headers or {}).items():
+                self.send_header(name, value)
+            self.send_header("content-length", str(len(content)))
+            self.end_headers()
+            self.wfile.write(content)
+
+        def log_message(self, format: str, *arguments: object) -> None:
+            """Nothing is logged."""
+
+    listener = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    listener.daemon_threads = True
+    server = JsonServer(f"http://127.0.0.1:{listener.server_port}")
+    thread = threading.Thread(target=listener.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
+    thread.start()
+    try:
+        yield server
+    finally:
+        listener.shutdown()
+        listener.server_close()
+        thread.join(30)

@@ -1,0 +1,118 @@
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from models.errors import CareError
+from models.evaluation.cache import VectorCache
+from models.evaluation.hyde import Generator, HydeReader, prompt_for
+from models.evaluation.readers import EncoderReader
+from models.evaluation.systems import Dense, NotApplicable
+from models.evaluation.web import Endpoint
+from models.spec import Side
+from tests.support.evaluation import PETS, RETRIEVAL, STS, VECTORS, TableEncoder
+from tests.support.json_server import Body, JsonServer, Reply, json_server
+
+
+def write_a_document(path: str, body: Body) -> Reply:
+    """Writes 猫 to the first request for a prompt and 狗 to the second, as the seed says."""
+    assert body is not None
+    content = ["猫", "狗"][body["seed"]]
+    return 200, {"choices": [{"message": {"role": "assistant", "content": f" {content}\n"}}]}
+
+
+@pytest.fixture
+def model() -> Iterator[JsonServer]:
+    with json_server(write_a_document) as server:
+        yield server
+
+
+@pytest.fixture
+def endpoint(model: JsonServer) -> Iterator[Endpoint]:
+    endpoint = Endpoint(f"{model.url}/v1", pause=lambda seconds: None)
+    yield endpoint
+    endpoint.close()
+
+
+def hyde_of(endpoint: Endpoint, folder: Path, documents: int, encoder: TableEncoder | None = None) -> HydeReader:
+    reader = EncoderReader((encoder or TableEncoder()).opened(), VectorCache(folder / "vectors", 2))
+    return HydeReader(reader, Generator(endpoint, "qwen", documents, folder / "hyde"))
+
+
+def unit(*vectors: tuple[float, float]) -> list[float]:
+    mean = np.mean(vectors, axis=0)
+    return (mean / np.linalg.norm(mean)).tolist()
+
+
+def test_a_query_becomes_the_mean_of_itself_and_its_documents(endpoint: Endpoint, tmp_path: Path) -> None:
+    one = hyde_of(endpoint, tmp_path, 1).read(["小狗"], Side.QUERY, RETRIEVAL)
+    assert one.tolist() == [pytest.approx(unit(VECTORS["小狗"], VECTORS["猫"]))]
+    two = hyde_of(endpoint, tmp_path, 2).read(["小狗", "狗"], Side.QUERY, RETRIEVAL)
+    assert two.tolist() == [
+        pytest.approx(unit(VECTORS["小狗"], VECTORS["猫"], VECTORS["狗"])),
+        pytest.approx(unit(VECTORS["狗"], VECTORS["猫"], VECTORS["狗"])),
+    ]
+
+
+def test_documents_are_read_as_ever(endpoint: Endpoint, tmp_path: Path, model: JsonServer) -> None:
+    assert hyde_of(endpoint, tmp_path, 1).read(["狗"], Side.DOCUMENT, RETRIEVAL).tolist() == [[0, 1]]
+    assert model.requests == []
+
+
+def test_hypothetical_documents_are_read_as_documents(endpoint: Endpoint, tmp_path: Path) -> None:
+    encoder = TableEncoder()
+    task = replace(RETRIEVAL, query_instruction="query:", document_instruction="document:")
+    hyde_of(endpoint, tmp_path, 1, encoder).read(["小狗"], Side.QUERY, task)
+    assert encoder.asked == ["query:小狗", "document:猫"]
+
+
+def test_the_model_is_asked_in_the_querys_language_or_as_the_task_says(
+    endpoint: Endpoint, tmp_path: Path, model: JsonServer
+) -> None:
+    generator = hyde_of(endpoint, tmp_path, 1).generator
+    generator.write(["感冒", "influenza"], None)
+    generator.write(["感冒"], "写一段：{query}")
+    asked = {body["messages"][0]["content"] for _, body, _ in model.requests if body is not None}
+    assert asked == {prompt_for("感冒").replace("{query}", "感冒"),
+                     prompt_for("influenza").replace("{query}", "influenza"), "写一段：感冒"}  # fmt: skip
+    assert prompt_for("感冒") != prompt_for("influenza")
+    assert {(path, body["model"]) for path, body, _ in model.requests if body} == {("/v1/chat/completions", "qwen")}
+
+
+def test_what_was_written_once_is_kept(endpoint: Endpoint, tmp_path: Path, model: JsonServer) -> None:
+    for documents, requests in ((1, 2), (1, 2), (2, 4)):
+        hyde_of(endpoint, tmp_path, documents).read(["小猫", "小狗"], Side.QUERY, RETRIEVAL)
+        assert len(model.requests) == requests
+    hyde_of(endpoint, tmp_path, 1).uncached().read(["小猫"], Side.QUERY, RETRIEVAL)
+    assert len(model.requests) == 5
+
+
+def test_a_search_with_hypothetical_documents(endpoint: Endpoint, tmp_path: Path) -> None:
+    answers = Dense(hyde_of(endpoint, tmp_path, 1)).answer(RETRIEVAL)
+    assert isinstance(answers, list)
+    assert [rows.tolist() for rows, _ in answers] == [[0, 1], [0, 1]]
+    assert Dense(hyde_of(endpoint, tmp_path, 1)).online(RETRIEVAL, PETS)("小狗")[0].tolist() == [0, 1]
+
+
+def test_sentence_pairs_have_no_answers_to_write(endpoint: Endpoint, tmp_path: Path) -> None:
+    with pytest.raises(NotApplicable, match="HyDE"):
+        Dense(hyde_of(endpoint, tmp_path, 1)).answer(STS)
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        ({"choices": []}, "not a chat completion"),
+        ({"error": "no such model"}, "not a chat completion"),
+        ({"choices": [{"message": {"content": None}}]}, "qwen wrote nothing"),
+    ],
+)
+def test_a_model_that_writes_nothing_is_an_error(tmp_path: Path, answer: object, message: str) -> None:
+    with json_server(lambda path, body: (200, answer)) as server:
+        endpoint = Endpoint(server.url)
+        with pytest.raises(CareError, match=message):
+            hyde_of(endpoint, tmp_path, 1).read(["猫"], Side.QUERY, RETRIEVAL)
+        endpoint.close()
+    assert not list(tmp_path.glob("hyde/*"))

@@ -1,0 +1,125 @@
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from models.errors import BadEncoder, CareError, SpaceMismatch
+from models.evaluation import lineup
+from models.evaluation.encoders import OpenEncoder
+from models.evaluation.judge import judge
+from models.evaluation.lineup import Lineup, Wanted
+from models.fusion import Fusion
+from models.spec import Side
+from tests.support.evaluation import TASKS, TableEncoder, a_spec
+from tests.support.json_server import json_server
+
+OPENED: list[str] = []
+
+
+@pytest.fixture(autouse=True)
+def encoders(monkeypatch: pytest.MonkeyPatch) -> dict[str, TableEncoder]:
+    """Folders a and b of one space, and c of another."""
+    known = {name: TableEncoder(name) for name in "ab"} | {"c": TableEncoder("c", a_spec(space="other"))}
+    OPENED.clear()
+
+    def open_encoder(text: str) -> OpenEncoder:
+        OPENED.append(text)
+        return known[text].opened()
+
+    monkeypatch.setattr(lineup, "open_encoder", open_encoder)
+    return known
+
+
+@pytest.fixture
+def stack() -> Iterator[ExitStack]:
+    with ExitStack() as stack:
+        yield stack
+
+
+def names_of(wanted: Wanted, folder: Path) -> list[str]:
+    with ExitStack() as stack:
+        return [system.facts.name for system in Lineup(wanted, folder, stack, lambda count: None).systems]
+
+
+def test_baselines_stand_beside_an_encoder(tmp_path: Path) -> None:
+    assert names_of(Wanted(encoders=["a"]), tmp_path) == ["BM25", "a", "hybrid a"]
+    assert names_of(Wanted(encoders=["a"], bm25=False, hybrid=False), tmp_path) == ["a"]
+
+
+def test_pairs_and_encoders_share_what_is_opened(tmp_path: Path) -> None:
+    wanted = Wanted(encoders=["a"], pairs=[("a", "b"), ("b", "a")], bm25=False, hybrid=False)
+    assert names_of(wanted, tmp_path) == ["a", "a + b", "b + a"]
+    assert OPENED == ["a", "b"]
+
+
+def test_every_way_to_fuse_is_a_system(tmp_path: Path) -> None:
+    ways = Wanted(encoders=["a"], bm25=False, fusions=[Fusion.RECIPROCAL, Fusion.SCORES], weights=[0.3, 0.5])
+    assert names_of(ways, tmp_path) == ["a", "hybrid a reciprocal", "hybrid a 0.3", "hybrid a 0.5"]
+
+
+def test_the_first_dimensions_are_systems_too(tmp_path: Path) -> None:
+    assert names_of(Wanted(encoders=["a"], dims=[1], bm25=False, hybrid=False), tmp_path) == ["a", "a 1d"]
+    with pytest.raises(CareError, match="--dims 3: a has 2"):
+        names_of(Wanted(encoders=["a"], dims=[3]), tmp_path)
+
+
+def test_one_run_encodes_a_text_once_for_all_its_systems(
+    tmp_path: Path, stack: ExitStack, encoders: dict[str, TableEncoder]
+) -> None:
+    done: list[int] = []
+    wanted = Wanted(encoders=["a"], pairs=[("a", "b")], dims=[1], weights=[0.5])
+    table = Lineup(wanted, tmp_path, stack, done.append)
+    outstanding = table.outstanding(TASKS)
+    judge(TASKS, table.systems)
+    assert sum(done) == outstanding > 0
+    assert sorted(encoders["a"].asked) == sorted(set(encoders["a"].asked))
+    again = Lineup(wanted, tmp_path, stack, lambda count: pytest.fail("encoded again"))
+    assert again.outstanding(TASKS) == 0
+    judge(TASKS, again.systems)
+
+
+def test_two_spaces_are_no_pair(tmp_path: Path) -> None:
+    with pytest.raises(SpaceMismatch):
+        names_of(Wanted(pairs=[("a", "c")]), tmp_path)
+
+
+def test_an_encoder_of_one_side_is_half_of_a_pair(tmp_path: Path, encoders: dict[str, TableEncoder]) -> None:
+    for name, side in (("a", Side.QUERY), ("b", Side.DOCUMENT)):
+        encoders[name].spec = a_spec().model_copy(update={"sides": (side,)})
+    assert names_of(Wanted(pairs=[("a", "b")], bm25=False, hybrid=False), tmp_path) == ["a + b"]
+    for wanted in (Wanted(encoders=["a"]), Wanted(encoders=["b"]), Wanted(pairs=[("b", "a")])):
+        with pytest.raises(BadEncoder, match=r"is not made to read a (query|document); give it as half of a --pair"):
+            names_of(wanted, tmp_path)
+
+
+def test_two_systems_may_not_have_one_name(tmp_path: Path) -> None:
+    with pytest.raises(CareError, match="two systems are called 'a'"):
+        names_of(Wanted(encoders=["a", "a"]), tmp_path)
+
+
+def test_nothing_to_judge_is_said(tmp_path: Path) -> None:
+    with pytest.raises(CareError, match="no system to judge"):
+        names_of(Wanted(bm25=False), tmp_path)
+
+
+def test_hyde_goes_around_every_encoder_and_sends_the_key(
+    tmp_path: Path, stack: ExitStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "secret")
+    with json_server(lambda path, body: (200, {"choices": [{"message": {"content": "猫"}}]})) as model:
+        wanted = Wanted(encoders=["a"], hyde=(model.url, "m"), hyde_documents=2, bm25=False, hybrid=False)
+        table = Lineup(wanted, tmp_path, stack, lambda count: None)
+        assert [system.facts.name for system in table.systems] == ["a", "HyDE a × 2"]
+        judgement = judge(TASKS, table.systems)
+    assert [result.set_name for result in judgement.results if result.system.startswith("HyDE")] == ["pets", "lists"]
+    assert list(judgement.not_applicable) == ["HyDE a × 2"]
+    assert {headers["authorization"] for _, _, headers in model.requests} == {"Bearer secret"}
+
+
+def test_a_service_is_asked_in_the_mode_given(tmp_path: Path) -> None:
+    collection = {"documents": 2, "encoder": {"fingerprint": "f", "dim": 2}, "max_queries": 8, "max_top_k": 100,
+                  "default_mode": "hybrid"}  # fmt: skip
+    with json_server(lambda path, body: (200, collection)) as server:
+        wanted = Wanted(services=[server.url, f"{server.url},mode=dense"])
+        assert names_of(wanted, tmp_path) == ["BM25", "service hybrid", "service dense"]

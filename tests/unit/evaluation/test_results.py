@@ -1,0 +1,59 @@
+import gzip
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from models.errors import BadData
+from models.evaluation.results import Curve, Hit, Run
+from tests.support.runs import make_run, pair_result, set_result
+
+
+def a_run() -> Run:
+    results = [set_result(system, [0.0, 0.5, 1.0]) for system in ("BM25", "dense")]
+    for result in results:
+        hits = [Hit("d1", "同一段文字", 1), Hit("d2", "同一段文字", 0)]
+        result.queries[0] = replace(result.queries[0], hits=hits, gold=[Hit("d3", "答案", 2)])
+    results.append(pair_result("dense", [0.1, 0.9], [0.0, 1.0], 100.0))
+    return make_run(results, [Curve("study", "one", "dense", "line", "x", "y", [(1.0, 2.0)])], {"absent": "get it"})
+
+
+def test_a_run_comes_back_as_it_was_saved(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "run.json.gz"
+    a_run().save(path)
+    assert Run.load(path) == a_run()
+
+
+def test_equal_runs_give_equal_files_in_which_a_text_stands_once(tmp_path: Path) -> None:
+    a_run().save(tmp_path / "a.json.gz")
+    a_run().save(tmp_path / "b.json.gz")
+    content = (tmp_path / "a.json.gz").read_bytes()
+    assert content == (tmp_path / "b.json.gz").read_bytes()
+    assert gzip.decompress(content).decode().count("同一段文字") == 1
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"no gzip",
+        gzip.compress(b"no JSON"),
+        gzip.compress(b"[]"),
+        gzip.compress(b'{"format": 99}'),
+        gzip.compress(b'{"format": 1}'),
+        gzip.compress(b'{"format": 1, "texts": [], "results": [{"queries": [["q", 5, {}, [], []]]}]}'),
+        gzip.compress(json.dumps({"format": 1, "texts": [], "results": []}).encode()),
+        gzip.compress(b'{"format": 1}')[:-4],
+        gzip.compress(b'{"format": 1}')[:12] + b"xxxxxxxxxxxxxxxxxxxx",
+    ],
+)
+def test_anything_else_is_refused_in_one_line(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "run.json.gz").write_bytes(content)
+    with pytest.raises(BadData, match=r"run\.json\.gz: not a run"):
+        Run.load(tmp_path / "run.json.gz")
+
+
+def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(BadData, match=r"none\.json\.gz"):
+        Run.load(tmp_path / "none.json.gz")

@@ -1,0 +1,151 @@
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from models.errors import BadData, CareError
+from models.evaluation.results import SetResult
+from models.evaluation.significance import RESAMPLES, Mark, compare, paired, per_query
+from tests.support.runs import make_run, pair_result, set_result
+
+GENERATOR = np.random.default_rng(7)
+BASE = GENERATOR.random(200).round(3)
+
+
+def shifted(by: float, spread: float = 0.2) -> list[float]:
+    """The base values, each moved a little: paired with them, but not equal to them."""
+    noise = np.random.default_rng(8).normal(by, spread, len(BASE))
+    values: list[float] = (BASE + noise).tolist()
+    return values
+
+
+def mark_of(values: list[float]) -> Mark:
+    [mark] = paired([set_result("other", values)], set_result("base", BASE.tolist()))
+    return mark
+
+
+def test_a_clear_difference_is_marked_in_its_direction() -> None:
+    better, worse = mark_of(shifted(0.1)), mark_of(shifted(-0.15))
+    assert (better.symbol, worse.symbol) == ("↑", "↓")
+    assert better.p == pytest.approx(1 / (1 + RESAMPLES))
+    assert better.low > 0 > worse.high
+
+
+def test_equal_systems_are_not_told_apart() -> None:
+    mark = mark_of(BASE.tolist())
+    assert (mark.difference, mark.low, mark.high, mark.p, mark.symbol) == (0, 0, 0, 1.0, "")
+
+
+@pytest.mark.parametrize("by", [0.005, 0.02, 0.035])
+def test_the_bootstrap_agrees_with_the_paired_t_test(by: float) -> None:
+    values = shifted(by)
+    mark = mark_of(values)
+    expected = stats.ttest_rel(values, BASE)
+    assert mark.difference == pytest.approx(100 * float(np.mean(values) - BASE.mean()))
+    assert mark.p == pytest.approx(expected.pvalue, abs=0.02)
+    interval = expected.confidence_interval()
+    assert (mark.low, mark.high) == pytest.approx((100 * interval.low, 100 * interval.high), abs=0.25)
+
+
+def test_the_same_question_has_the_same_answer() -> None:
+    assert mark_of(shifted(0.02)) == mark_of(shifted(0.02))
+
+
+def test_chance_is_marked_as_often_as_promised() -> None:
+    """Two systems without any difference, two hundred times: about one in twenty looks like one before correction."""
+    differences = np.random.default_rng(3).normal(0, 0.3, (200, 60))
+    results = [set_result(str(number), row.tolist()) for number, row in enumerate(differences)]
+    marks = paired(results, set_result("base", [0.0] * 60))
+    assert sum(bool(mark.symbol) for mark in marks) == pytest.approx(10, abs=8)
+
+
+def test_too_few_queries_give_the_difference_alone() -> None:
+    [mark] = paired([set_result("other", [1.0] * 5)], set_result("base", [0.5] * 5))
+    assert (mark.difference, mark.p, mark.symbol) == (50.0, None, "")
+
+
+def correlated(agreement: float, seed: int) -> SetResult:
+    generator = np.random.default_rng(seed)
+    gold = np.random.default_rng(11).integers(0, 6, 150).astype(float)
+    similarities = agreement * (gold - gold.mean()) / gold.std() + generator.normal(size=150)
+    value = 100 * float(stats.pearsonr(similarities, gold).statistic)
+    return pair_result(f"system {agreement}", similarities.tolist(), gold.tolist(), value)
+
+
+def test_correlations_are_compared_over_drawn_pairs() -> None:
+    weak, strong, like_weak = correlated(0.5, 1), correlated(2.0, 2), correlated(0.5, 3)
+    better, equal = paired([strong, like_weak], weak)
+    assert better.symbol == "↑"
+    assert better.difference == pytest.approx(strong.value - weak.value)
+    assert equal.symbol == ""
+    drawn = np.random.default_rng(5).integers(0, 150, (4000, 150))
+    gold, mine, theirs = (
+        np.array([pair.metrics[name] for pair in result.queries])[drawn]
+        for result, name in ((weak, "gold score"), (strong, "similarity"), (weak, "similarity"))
+    )
+    by_scipy = stats.pearsonr(mine, gold, axis=1).statistic - stats.pearsonr(theirs, gold, axis=1).statistic
+    assert (better.low, better.high) == pytest.approx(100 * np.percentile(by_scipy, (2.5, 97.5)), abs=1.0)
+
+
+def test_spearman_looks_at_ranks_alone() -> None:
+    pairs = correlated(1.0, 4)
+    similarities = np.array([pair.metrics["similarity"] for pair in pairs.queries])
+    gold = [pair.metrics["gold score"] for pair in pairs.queries]
+    value = 100 * float(stats.spearmanr(similarities, gold).statistic)
+    plain = pair_result("plain", similarities.tolist(), gold, value, "Spearman")
+    bent = pair_result("bent", np.exp(similarities).tolist(), gold, value, "Spearman")
+    [mark] = paired([bent], plain)
+    assert mark.p == 1.0
+    assert 100 * per_query(plain).mean() == pytest.approx(value)
+
+
+def test_what_queries_add_is_the_figure_on_average() -> None:
+    pairs = correlated(1.0, 6)
+    assert 100 * per_query(pairs).mean() == pytest.approx(pairs.value)
+    retrieval = set_result("s", [0.0, 0.5, 1.0])
+    assert per_query(retrieval).tolist() == [0.0, 0.5, 1.0]
+
+
+def test_every_system_is_held_against_the_baseline_where_both_were_judged() -> None:
+    run = make_run(
+        [
+            set_result("BM25", BASE.tolist(), "one"),
+            set_result("dense", shifted(0.1), "one"),
+            set_result("dense", shifted(0.1), "two"),
+        ]
+    )
+    marks = compare(run, "BM25")
+    assert list(marks) == [("bench", "one", "dense")]
+    assert marks["bench", "one", "dense"].baseline == "BM25"
+
+
+def test_p_values_of_one_table_are_corrected_by_holm() -> None:
+    values = {"a": shifted(0.1), "b": shifted(0.035), "c": shifted(0.02)}
+    baseline = set_result("base", BASE.tolist())
+    results = [set_result(name, own) for name, own in values.items()]
+    raw = {name: mark.p for name, mark in zip(values, paired(results, baseline), strict=True)}
+    corrected = compare(make_run([baseline, *results]), "base")
+    found = {name: corrected["bench", "one", name].p for name in values}
+    assert raw["a"] is not None
+    assert raw["b"] is not None
+    assert raw["c"] is not None
+    assert found == {"a": 3 * raw["a"], "b": 2 * raw["b"], "c": max(2 * raw["b"], raw["c"])}
+    alone = compare(make_run([baseline, results[1]]), "base")
+    assert alone["bench", "one", "b"].p == raw["b"]
+
+
+def test_an_unknown_baseline_is_named_with_what_there_is() -> None:
+    with pytest.raises(CareError, match=r"--baseline nobody: not one of the systems of this run \(a, b\)"):
+        compare(make_run([set_result("a", [1.0]), set_result("b", [1.0])]), "nobody")
+
+
+def test_different_queries_are_refused() -> None:
+    with pytest.raises(BadData, match=r"one: other and base were not asked the same queries \(1 differ\)"):
+        paired([set_result("other", [0.5] * 31)], set_result("base", [0.5] * 30))
+
+
+def test_different_metrics_are_refused() -> None:
+    other = replace(set_result("other", [0.5] * 30), main_metric="MRR@10")
+    with pytest.raises(BadData, match=r"one: judged by MRR@10 for other and by nDCG@10 for base"):
+        paired([other], set_result("base", [0.5] * 30))

@@ -1,0 +1,90 @@
+import socket
+from collections.abc import Iterator
+
+import pytest
+
+from models.errors import CareError
+from models.evaluation.web import ATTEMPTS, LONGEST_PAUSE_SECONDS, Endpoint
+from tests.support.json_server import Reply, json_server
+
+
+def replies(*answers: Reply) -> Iterator[Reply]:
+    yield from answers
+
+
+def test_an_object_goes_there_and_one_comes_back() -> None:
+    with json_server(lambda path, body: (200, {"path": path, "got": body})) as server:
+        endpoint = Endpoint(f"{server.url}/v1/", {"authorization": "Bearer key"})
+        assert endpoint.post("/ask", {"问": 1}) == {"path": "/v1/ask", "got": {"问": 1}}
+        assert endpoint.get("/facts") == {"path": "/v1/facts", "got": None}
+        endpoint.close()
+    assert server.requests[0][2]["authorization"] == "Bearer key"
+
+
+@pytest.mark.parametrize("status", [429, 500, 503])
+def test_what_may_pass_is_tried_again(status: int) -> None:
+    answers = replies((status, {}), (status, {}), (200, {"ok": True}))
+    pauses: list[float] = []
+    with json_server(lambda path, body: next(answers)) as server:
+        endpoint = Endpoint(server.url, pause=pauses.append)
+        assert endpoint.post("/x", {}) == {"ok": True}
+        endpoint.close()
+    assert pauses == sorted(pauses)
+    assert len(pauses) == 2
+
+
+@pytest.mark.parametrize(("asked", "waited"), [("7", 7.0), ("86400", LONGEST_PAUSE_SECONDS)])
+def test_the_server_may_say_how_long_to_wait(asked: str, waited: float) -> None:
+    answers = replies((429, {}), (200, {}))
+    pauses: list[float] = []
+    with json_server(lambda path, body: next(answers), {"retry-after": asked}) as server:
+        endpoint = Endpoint(server.url, pause=pauses.append)
+        endpoint.get("/x")
+        endpoint.close()
+    assert pauses == [waited]
+
+
+def test_what_does_not_pass_is_one_error() -> None:
+    with json_server(lambda path, body: (503, {"error": "down"})) as server:
+        endpoint = Endpoint(server.url, pause=lambda seconds: None)
+        with pytest.raises(CareError, match=r"/x answers 503.*down"):
+            endpoint.get("/x")
+        assert len(server.requests) == ATTEMPTS
+        endpoint.close()
+    gone = Endpoint(server.url, pause=lambda seconds: None)
+    with pytest.raises(CareError, match=r"/x does not answer .*is it running"):
+        gone.get("/x")
+    gone.close()
+
+
+def test_a_refusal_is_final() -> None:
+    with json_server(lambda path, body: (401, {"error": "who are you"})) as server:
+        endpoint = Endpoint(server.url, pause=lambda seconds: pytest.fail("tried again"))
+        with pytest.raises(CareError, match=r"answers 401: .*who are you"):
+            endpoint.get("/x")
+        endpoint.close()
+    assert len(server.requests) == 1
+
+
+@pytest.mark.parametrize("content", [b"<html>", b"[1]", b""])
+def test_an_answer_that_is_no_object_is_an_error(content: bytes) -> None:
+    with json_server(lambda path, body: (200, content)) as server:
+        endpoint = Endpoint(server.url)
+        with pytest.raises(CareError, match="not answer with a JSON object"):
+            endpoint.get("/x")
+        endpoint.close()
+
+
+def test_a_server_that_is_silent_is_not_waited_for() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        endpoint = Endpoint(
+            f"http://127.0.0.1:{silent.getsockname()[1]}", timeout_seconds=0.05, pause=lambda seconds: None
+        )
+        with pytest.raises(CareError, match=r"does not answer .ReadTimeout."):
+            endpoint.get("/x")
+        endpoint.close()
+
+
+def test_an_address_names_its_scheme() -> None:
+    with pytest.raises(CareError, match="not an address"):
+        Endpoint("127.0.0.1:8000")

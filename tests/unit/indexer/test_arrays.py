@@ -1,0 +1,66 @@
+"""Streamed arrays are numpy's own files, and nothing is read that is not what it should be."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from indexer.store import BadSnapshot
+from indexer.store.arrays import ArrayWriter, Blob, BlobWriter, load_array
+
+
+@settings(deadline=None)
+@given(
+    blocks=st.lists(st.lists(st.integers(-(2**31), 2**31 - 1), max_size=5), max_size=8), width=st.sampled_from([0, 3])
+)
+def test_blocks_make_the_file_that_numpy_makes(
+    tmp_path_factory: pytest.TempPathFactory, blocks: list[list[int]], width: int
+) -> None:
+    folder = tmp_path_factory.mktemp("arrays")
+    shape = (width,) if width else ()
+    arrays = [np.array(block, dtype="<i4").repeat(width or 1).reshape(-1, *shape) for block in blocks]
+    writer = ArrayWriter(folder / "ours.npy", "<i4", shape)
+    for array in arrays:
+        writer.append(array)
+    whole = np.concatenate([np.empty((0, *shape), dtype="<i4"), *arrays])
+    assert writer.close() == len(whole)
+    np.save(folder / "numpys.npy", whole)
+    assert (folder / "ours.npy").read_bytes() == (folder / "numpys.npy").read_bytes()
+
+
+def test_arrays_are_little_endian_and_never_pickled(tmp_path: Path) -> None:
+    writer = ArrayWriter(tmp_path / "a.npy", "<i4")
+    writer.append(np.asarray([1, 2], dtype=">i4"))
+    writer.close()
+    assert load_array(tmp_path / "a.npy", "<i4", (2,)).tolist() == [1, 2]
+    np.save(tmp_path / "o.npy", np.asarray([{}], dtype=object), allow_pickle=True)
+    with pytest.raises(BadSnapshot, match="not a readable array"):
+        load_array(tmp_path / "o.npy", "<i4", (1,))
+    with pytest.raises(BadSnapshot, match=r"holds <i4 \(2,\), expected <i8"):
+        load_array(tmp_path / "a.npy", "<i8", (None,))
+
+
+def test_a_file_that_was_not_completed_holds_no_rows(tmp_path: Path) -> None:
+    writer = ArrayWriter(tmp_path / "a.npy", "<i4")
+    writer.append([1, 2])
+    writer.release()
+    writer.release()
+    with pytest.raises(BadSnapshot, match=r"a\.npy"):
+        load_array(tmp_path / "a.npy", "<i4", (2,))
+
+
+@settings(deadline=None)
+@given(runs=st.lists(st.binary(max_size=20), max_size=10))
+def test_runs_of_bytes_come_back(tmp_path_factory: pytest.TempPathFactory, runs: list[bytes]) -> None:
+    folder = tmp_path_factory.mktemp("blob")
+    writer = BlobWriter(folder, "runs")
+    writer.append(*runs)
+    for run in runs:
+        writer.append(run)
+    writer.close()
+    blob = Blob.open(folder, "runs", 2 * len(runs))
+    assert [blob[position] for position in range(len(blob))] == runs + runs

@@ -1,0 +1,142 @@
+"""What two versions differ in, and whether a version answers as it must."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from indexer import diff
+from indexer.build import BuildSummary, build
+from indexer.canary import Canary, check_canaries, load_canaries
+from indexer.diff import ChangedAnswer, compare_answers, compare_documents
+from indexer.errors import BadQueries, Blocked
+from indexer.probe import load_queries, top_documents
+from indexer.store import Collection, Snapshot
+from indexer.store.documents import Documents, DocumentsWriter
+from models.onnx_encoder import OnnxEncoder
+from tests.unit.indexer.support import write_lines
+
+CORPUS = {"age": st.integers(0, 2)}
+ROWS = [
+    {"_id": "hypertension", "title": "高血压用药", "text": "氨氯地平是治疗高血压的常用药。"},
+    {"_id": "diabetes", "title": "糖尿病饮食", "text": "糖尿病人应当控制主食，监测血糖。"},
+    {"_id": "fever", "title": "发热处理", "text": "发热超过38.5度可以服用布洛芬。"},
+    {"_id": "title-only", "title": "骨折固定", "text": ""},
+]
+
+
+def documents(folder: Path, contents: dict[int, int]) -> Documents:
+    """Documents named by the keys; the values are their texts."""
+    writer = DocumentsWriter(folder)
+    for name, content in contents.items():
+        writer.add(str(name), "", str(content), {})
+    return Documents.open(folder, writer.close())
+
+
+@settings(deadline=None)
+@given(
+    old=st.dictionaries(st.integers(0, 12), st.integers(0, 2), min_size=1),
+    new=st.dictionaries(st.integers(0, 12), st.integers(0, 2), min_size=1),
+    block=st.sampled_from([1, 3, 100]),
+)
+def test_documents_are_told_apart(
+    tmp_path_factory: pytest.TempPathFactory, old: dict[int, int], new: dict[int, int], block: int
+) -> None:
+    before, after = (documents(tmp_path_factory.mktemp("documents"), contents) for contents in (old, new))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(diff, "BLOCK", block)
+        found = compare_documents(before, after)
+    assert {int(after.get(row).id) for row in found.added.tolist()} == new.keys() - old.keys()
+    assert {int(before.get(row).id) for row in found.removed.tolist()} == old.keys() - new.keys()
+    changed = {name for name in old.keys() & new.keys() if old[name] != new[name]}
+    assert {int(after.get(row).id) for row in found.changed.tolist()} == changed
+    assert all((np.diff(rows) > 0).all() for rows in (found.added, found.changed, found.removed))
+
+
+@pytest.fixture(scope="module")
+def built(encoder: OnnxEncoder, tmp_path_factory: pytest.TempPathFactory) -> list[BuildSummary]:
+    """A version of all rows, and one without the first."""
+    folder = tmp_path_factory.mktemp("versions")
+    collection = Collection(folder / "collection")
+    return [
+        build([write_lines(folder / f"{len(rows)}.jsonl", *rows)], encoder, collection) for rows in (ROWS, ROWS[1:])
+    ]
+
+
+@pytest.fixture(scope="module")
+def snapshots(built: list[BuildSummary]) -> list[Snapshot]:
+    return [Snapshot.open(summary.folder) for summary in built]
+
+
+def test_a_snapshot_is_asked_by_meaning_and_by_words(snapshots: list[Snapshot], encoder: OnnxEncoder) -> None:
+    answers = top_documents(snapshots[0], encoder, ["血压高吃什么药", "布洛芬", "摔断了腿怎么办"], k=1)
+    assert answers == [["hypertension"], ["fever"], ["title-only"]]
+    (everything,) = top_documents(snapshots[0], encoder, ["血压高吃什么药"])
+    assert sorted(everything) == sorted(str(row["_id"]) for row in ROWS)
+
+
+def test_answers_that_changed_are_named(snapshots: list[Snapshot], encoder: OnnxEncoder) -> None:
+    old, new = snapshots
+    (changed,) = compare_answers(old, new, encoder, ["血压高吃什么药"])
+    assert changed == ChangedAnswer("血压高吃什么药", came=[], went=["hypertension"])
+    assert compare_answers(old, old, encoder, ["血压高吃什么药"]) == []
+
+
+def test_canaries_let_a_good_snapshot_pass_and_block_a_bad_one(snapshots: list[Snapshot], encoder: OnnxEncoder) -> None:
+    canaries = [
+        Canary(query="血压高吃什么药", must=("hypertension",), within=1),
+        Canary(query="发烧", must=("fever", "diabetes")),
+    ]
+    check_canaries(snapshots[0], encoder, canaries)
+    said = r"is not published: 1 of 2 canaries fail: '血压高吃什么药' lacks hypertension among its first 1\."
+    with pytest.raises(Blocked, match=said):
+        check_canaries(snapshots[1], encoder, canaries)
+    too_deep = Canary(query="发烧", must=("fever", "diabetes"), within=1)
+    with pytest.raises(Blocked, match="lacks diabetes among its first 1"):
+        check_canaries(snapshots[0], encoder, [*canaries, too_deep])
+
+
+def test_canaries_are_read_from_json_lines(tmp_path: Path) -> None:
+    path = write_lines(
+        tmp_path / "c.jsonl", {"query": "发烧", "must": ["fever"]}, b"", {"query": "q", "must": ["a", "b"], "within": 3}
+    )
+    assert load_canaries(path) == [
+        Canary(query="发烧", must=("fever",), within=10),
+        Canary(query="q", must=("a", "b"), within=3),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("row", "said"),
+    [
+        (b"{", "c.jsonl:2: Invalid JSON"),
+        ({"query": "q"}, "c.jsonl:2: Field required"),
+        ({"query": "q", "must": []}, "c.jsonl:2: .*at least 1"),
+        ({"query": "", "must": ["a"]}, "c.jsonl:2: .*at least 1"),
+        ({"query": "q", "must": ["a"], "within": 0}, "c.jsonl:2: .*greater than 0"),
+        ({"query": "q", "must": ["a"], "width": 1}, "c.jsonl:2: Extra inputs"),
+    ],
+)
+def test_a_canary_that_is_none_is_named(tmp_path: Path, row: object, said: str) -> None:
+    with pytest.raises(BadQueries, match=said):
+        load_canaries(write_lines(tmp_path / "c.jsonl", {"query": "q", "must": ["a"]}, row))
+
+
+def test_files_without_queries_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(BadQueries, match="holds no query"):
+        load_canaries(write_lines(tmp_path / "c.jsonl"))
+    with pytest.raises(BadQueries, match="cannot be read"):
+        load_canaries(tmp_path / "nowhere")
+    with pytest.raises(BadQueries, match="holds no query"):
+        load_queries(write_lines(tmp_path / "c.jsonl"))
+    for row in (b"{", [], {"query": "q"}):
+        with pytest.raises(BadQueries, match="is not a file of queries"):
+            load_queries(write_lines(tmp_path / "q.jsonl", row))
+
+
+def test_queries_are_read_from_json_lines(tmp_path: Path) -> None:
+    assert load_queries(write_lines(tmp_path / "q.jsonl", {"_id": "1", "text": "发烧"}, b"")) == ["发烧"]

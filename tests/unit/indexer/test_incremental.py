@@ -1,0 +1,143 @@
+"""A re-index reads what it has not read before, and says what changed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from indexer.build import BuildOptions, BuildSummary, build
+from indexer.diff import Changes
+from indexer.store import Collection, Snapshot
+from indexer.store.shards import read_shards
+from tests.support.fast_encoder import DIM, FastEncoder
+from tests.unit.indexer.support import write_lines
+
+LONG = "阑尾炎的典型表现是转移性右下腹痛。" * 12
+OPTIONS = BuildOptions(passage_tokens=64, overlap=8, shard_texts=3)
+
+
+def row(name: str, text: str | None = None, **metadata: object) -> dict[str, Any]:
+    return {"_id": name, "title": f"标题{name}", "text": text or f"正文 {name}", "metadata": metadata}
+
+
+ROWS = [row(name) for name in "abcdefg"]
+
+
+class Corpus:
+    """A collection, and a file of rows that changes from build to build."""
+
+    def __init__(self, folder: Path) -> None:
+        self.collection = Collection(folder / "collection")
+        self._file = folder / "corpus.jsonl"
+
+    def build(self, rows: list[dict[str, Any]], encoder: FastEncoder | None = None) -> tuple[BuildSummary, list[str]]:
+        """What the build says, and the texts that the encoder read."""
+        encoder = encoder or FastEncoder()
+        summary = build([write_lines(self._file, *rows)], encoder, self.collection, OPTIONS)
+        self.collection.publish(summary.version)
+        return summary, encoder.texts
+
+    def vectors(self, summary: BuildSummary) -> np.ndarray:
+        return Snapshot.open(summary.folder).vectors.values
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> Corpus:
+    return Corpus(tmp_path)
+
+
+def test_the_first_build_reads_everything_once(corpus: Corpus) -> None:
+    summary, texts = corpus.build(ROWS)
+    assert texts == [f"标题{name}\n正文 {name}" for name in "abcdefg"]
+    assert (summary.encoded, summary.reused, summary.changes) == (7, 0, Changes(7, 0, 0))
+
+
+def test_an_unchanged_corpus_costs_nothing(corpus: Corpus) -> None:
+    first, _ = corpus.build(ROWS)
+    second, texts = corpus.build(ROWS)
+    assert texts == []
+    assert (second.encoded, second.reused, second.changes) == (0, 7, Changes(0, 0, 0))
+    np.testing.assert_array_equal(corpus.vectors(first), corpus.vectors(second))
+    assert Snapshot.open(first.folder).manifest.content == Snapshot.open(second.folder).manifest.content
+
+
+def test_added_changed_and_removed_documents(corpus: Corpus, tmp_path_factory: pytest.TempPathFactory) -> None:
+    corpus.build(ROWS)
+    later = [row("new"), *reversed(ROWS[2:]), row("b", "另一正文")]  # a is gone, b differs, the order too
+    summary, texts = corpus.build(later)
+    assert texts == ["标题new\n正文 new", "标题b\n另一正文"]
+    assert (summary.encoded, summary.reused, summary.changes) == (2, 5, Changes(1, 1, 1))
+    fresh, _ = Corpus(tmp_path_factory.mktemp("fresh")).build(later)
+    np.testing.assert_array_equal(corpus.vectors(summary), corpus.vectors(fresh))
+
+
+def test_metadata_and_ids_cost_no_encoding(corpus: Corpus) -> None:
+    corpus.build(ROWS)
+    summary, texts = corpus.build([row("a", year=2026), *ROWS[1:]])
+    assert (texts, summary.changes) == ([], Changes(0, 1, 0))
+    summary, texts = corpus.build([ROWS[0] | {"_id": "renamed"}, *ROWS[1:]])
+    assert (texts, summary.changes) == ([], Changes(1, 0, 1))
+
+
+def test_identical_texts_are_read_once(corpus: Corpus) -> None:
+    rows = [{"_id": str(number), "text": ["同一段文字", "另一段文字"][number % 2]} for number in range(10)]
+    summary, texts = corpus.build(rows)
+    assert texts == ["同一段文字", "另一段文字"]
+    assert (summary.encoded, summary.reused) == (2, 8)
+    vectors = corpus.vectors(summary)
+    assert (vectors[0] == vectors[8]).all()
+    assert (vectors[0] != vectors[1]).any()
+
+
+def test_a_changed_end_leaves_the_first_passages_known(corpus: Corpus) -> None:
+    first, _ = corpus.build([row("a", LONG)])
+    _, texts = corpus.build([row("a", f"{LONG}新的结尾。")])
+    assert 0 < len(texts) < first.counts.passages
+
+
+def test_a_new_encoder_reads_everything_again(corpus: Corpus) -> None:
+    corpus.build(ROWS)
+    summary, texts = corpus.build(ROWS, FastEncoder("another"))
+    assert len(texts) == summary.encoded == 7
+    summary, texts = corpus.build(ROWS)  # the first encoder's version is still there
+    assert texts == []
+
+
+def test_encoders_that_differ_in_their_instruction_share_nothing(corpus: Corpus) -> None:
+    """The same weights, and for the sake of the argument the same fingerprint."""
+    plain, _ = corpus.build(ROWS)
+    told, texts = corpus.build(ROWS, FastEncoder(instruction="为检索表示："))
+    assert len(texts) == 7
+    assert (corpus.vectors(plain) != corpus.vectors(told)).any(axis=1).all()
+
+
+def test_vectors_go_with_the_last_version_that_has_them(corpus: Corpus) -> None:
+    corpus.build(ROWS)
+    corpus.build(ROWS[1:])
+    _, texts = corpus.build(ROWS)  # a came back while a version still has it
+    assert texts == []
+    corpus.build(ROWS[1:])
+    corpus.build(ROWS[1:])
+    corpus.collection.prune(keep=1, keep_days=0)
+    _, texts = corpus.build(ROWS)
+    assert texts == ["标题a\n正文 a"]
+
+
+def test_a_damaged_version_gives_no_vectors(corpus: Corpus) -> None:
+    summary, _ = corpus.build(ROWS)
+    path = summary.folder / "vectors.npy"
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+    _, texts = corpus.build(ROWS)
+    assert len(texts) == 7
+
+
+def test_shards_of_a_finished_build_are_gone(corpus: Corpus) -> None:
+    corpus.build(ROWS)
+    encoder = FastEncoder()
+    assert list(read_shards(corpus.collection.shards(encoder.fingerprint), DIM)) == []
+    assert not corpus.collection.shards(encoder.fingerprint).exists()

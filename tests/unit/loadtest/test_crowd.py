@@ -1,0 +1,88 @@
+"""What a crowd makes of a service that answers, refuses, breaks, hangs or answers something else."""
+
+from __future__ import annotations
+
+import json
+import time
+
+import pytest
+
+from loadtest import crowd
+from loadtest.crowd import Crowd, Event, is_wrong, learn_rankings
+from loadtest.errors import BenchError
+from tests.unit.loadtest.tiny_server import Respond, answer, running
+
+KNOWN = ["a", "b", "c", "d"]
+GIVE_UP_SECONDS = 60.0
+
+
+def hits(*ids: str) -> bytes:
+    return answer(json.dumps({"results": [{"hits": [{"id": name} for name in ids]}]}).encode())
+
+
+def ask(respond: Respond, *, connections: int = 1, requests: int = 5, cached: bool = False) -> list[Event]:
+    """What the crowd saw of its first requests."""
+    with running(respond) as server:
+        give_up = time.monotonic() + GIVE_UP_SECONDS
+        with Crowd(server.url, connections, {"头痛": KNOWN}).asking(cached=cached) as events:
+            while len(events) < requests and time.monotonic() < give_up:
+                time.sleep(0.005)
+    return events[:requests]
+
+
+@pytest.mark.parametrize(
+    ("ids", "wrong"),
+    [(KNOWN, False), (["d", "a"], False), (["a", "x", "y"], True), ([], True), (["b", "c", "x"], False)],
+)
+def test_an_answer_that_shares_less_than_half_of_the_known_hits_is_wrong(ids: list[str], wrong: bool) -> None:
+    assert is_wrong(ids, KNOWN) is wrong
+
+
+def test_right_answers_are_neither_failures_nor_wrong() -> None:
+    events = ask(lambda number: [hits(*KNOWN)], connections=3)
+    assert len(events) == 5
+    assert {(event.failure, event.wrong) for event in events} == {(None, False)}
+    assert all(event.seconds > 0 for event in events)
+
+
+def test_anothers_answer_and_a_broken_body_are_wrong() -> None:
+    kinds = [hits("x", "y"), answer(b"{}"), answer(b"no json")]
+    events = ask(lambda number: [kinds[number % 3]])
+    assert {(event.failure, event.wrong) for event in events} == {(None, True)}
+
+
+def test_a_refusal_and_a_broken_connection_are_failures_and_the_crowd_goes_on() -> None:
+    def respond(number: int) -> list[bytes]:
+        kinds: list[list[bytes]] = [[answer(b"{}", "503 Service Unavailable")], [b""], [hits(*KNOWN)]]
+        return kinds[number % 3]
+
+    events = ask(respond, requests=6)
+    assert [event.failure for event in events] == ["status 503", "connection lost", None] * 2
+    assert not any(event.wrong for event in events)
+
+
+def test_an_answer_that_does_not_come_is_a_hang(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(crowd, "HANG_SECONDS", 0.1)
+    events = ask(lambda number: [], requests=1)
+    assert [event.failure for event in events] == ["hang"]
+
+
+def test_connections_are_opened_anew_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(crowd, "RENEWED", 2)
+    with running(lambda number: [hits(*KNOWN)]) as server:
+        give_up = time.monotonic() + GIVE_UP_SECONDS
+        with Crowd(server.url, 1, {"头痛": KNOWN}).asking(cached=True) as events:
+            while len(events) < 6 and time.monotonic() < give_up:
+                time.sleep(0.005)
+        assert server.connections >= 3
+        assert {body["cache"] for body in server.bodies} == {True}
+
+
+def test_rankings_are_learned_in_peace() -> None:
+    with running(lambda number: [hits("a", "b") if number == 0 else hits()]) as server:
+        assert learn_rankings(server.url, ["头痛", "无"]) == {"头痛": ["a", "b"]}
+    with (
+        running(lambda number: [answer(b"{}", "429 Too Many Requests")]) as server,
+        pytest.raises(BenchError, match="answered 429 in peace"),
+    ):
+        learn_rankings(server.url, ["头痛"])

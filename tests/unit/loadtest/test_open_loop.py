@@ -1,0 +1,92 @@
+"""The open loop against a small server: what it sends, what it makes of each answer, and its bounds."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable
+
+import pytest
+
+from loadtest import open_loop
+from loadtest.errors import BenchError
+from loadtest.open_loop import Flood, Offer, drive, flood
+from tests.unit.loadtest.tiny_server import TIMINGS, answer, running
+
+REFUSAL = answer(b"{}", "429 Too Many Requests", "Retry-After: 1")
+
+
+def offer(url: str, *, per_second: float = 200, seconds: float = 0.1, connections: int = 8) -> Offer:
+    return Offer(url, ["头痛", "fever"], "dense", per_second, seconds, connections, first_number=5)
+
+
+def test_everything_that_is_due_is_sent_and_counted() -> None:
+    with running(lambda number: [answer()]) as server:
+        result = drive(offer(server.url, connections=20))
+    assert (result.sent, result.unsent, len(result.accepted_ms), result.failures) == (20, 0, 20, {})
+    assert {body["query"] for body in server.bodies} == {f"{('头痛', 'fever')[n % 2]} {n}" for n in range(5, 25)}
+    assert result.batch_ms == [TIMINGS["encode"] + TIMINGS["search"]] * 20
+    assert all(late >= 0 for late in result.late_ms)
+
+
+def test_refusals_are_counted_apart_and_must_say_when_to_come_back() -> None:
+    silent = answer(b"{}", "429 Too Many Requests")
+    kinds = [answer(), REFUSAL, silent, REFUSAL]
+    with running(lambda number: [kinds[number % 4]]) as server:
+        result = drive(offer(server.url, connections=20))
+    assert (len(result.accepted_ms), len(result.refused_ms), result.without_retry_after) == (5, 15, 5)
+    assert result.failures == {}
+
+
+def test_other_answers_are_failures() -> None:
+    kinds = [answer(b"{}", "503 Service Unavailable"), answer(b"{}")]
+    with running(lambda number: [kinds[number % 2]]) as server:
+        result = drive(offer(server.url, connections=20))
+    assert result.failures == {"status 503": 10, "no timings_ms": 10}
+    assert result.accepted_ms == []
+
+
+def test_what_finds_no_free_connection_is_not_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(open_loop, "DRAIN_SECONDS", 0.1)
+    with running(lambda number: []) as server:
+        result = drive(offer(server.url, connections=3))
+    assert (result.sent, result.unsent) == (3, 17)
+    assert result.failures == {"no answer": 3}
+
+
+def test_a_connection_that_breaks_is_used_no_more() -> None:
+    with running(lambda number: [answer()[:-5], b""]) as server:
+        result = drive(offer(server.url, connections=4))
+    assert result.failures == {"connection lost": 4}
+    assert (result.sent, result.unsent) == (4, 16)
+
+
+def test_an_idle_connection_that_is_closed_is_no_failure() -> None:
+    with running(lambda number: [answer(), b""]) as server:
+        result = drive(offer(server.url, connections=20))
+    assert (result.failures, len(result.accepted_ms)) == ({}, 20)
+
+
+def test_the_load_in_its_own_process_says_the_same() -> None:
+    with running(lambda number: [answer() if number % 2 else REFUSAL]) as server:
+        result = flood(offer(server.url, connections=20))
+    assert isinstance(result, Flood)
+    assert (len(result.accepted_ms), len(result.refused_ms), result.failures) == (10, 10, {})
+
+
+@pytest.mark.parametrize("run", [drive, flood])
+def test_a_service_that_is_not_there_is_said_in_one_line(run: Callable[[Offer], Flood]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as closed_soon:
+        url = f"http://127.0.0.1:{closed_soon.getsockname()[1]}"
+    with pytest.raises(BenchError, match=f"{url} is not reachable .* start the service first$"):
+        run(offer(url))
+
+
+@pytest.mark.parametrize(("bound", "value"), [("connections", 513), ("seconds", 61.0), ("per_second", 20_001)])
+def test_an_offer_is_bounded(bound: str, value: float) -> None:
+    with pytest.raises(BenchError, match=f"^{bound} must be above 0 and at most"):
+        offer("http://127.0.0.1:1", **{bound: value})
+
+
+def test_other_addresses_are_refused() -> None:
+    with pytest.raises(BenchError, match=r"http://127\.0\.0\.1:PORT only"):
+        drive(offer("http://192.0.2.7:80"))

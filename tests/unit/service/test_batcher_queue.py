@@ -1,0 +1,198 @@
+"""Who is let in: by expected wait, by count, by deadline; with a clock that the test turns."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+
+import pytest
+
+from service.engine.protocol import Outcome
+from service.engine.queue import ONLINE_JOBS, Limits, Queue
+from service.errors import DeadlineExceeded, Overloaded
+from service.serving import Serving
+from tests.unit.service.support import job, jobs, serving
+
+pytestmark = pytest.mark.anyio
+
+LIMITS = Limits(batch_queries=4, batch_tokens=1000, queue=100, wait_seconds=0.1)
+ONE = serving()
+
+
+class Clock:
+    """A time that stands still until it is moved."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def queue_that_takes(seconds_per_query: float, clock: Clock, limits: Limits = LIMITS) -> Queue:
+    queue = Queue(limits, clock)
+    for size in (1, 2, 3, 4) * 10:
+        queue.cost.observe(size, size * seconds_per_query)
+    return queue
+
+
+def enter(queue: Queue, *queries: str, of: Serving = ONE, **how: object) -> list[asyncio.Future[Outcome]]:
+    futures: list[asyncio.Future[Outcome]] = [asyncio.get_running_loop().create_future() for _ in queries]
+    queue.enter(of, jobs(*queries), futures, **how)  # type: ignore[arg-type]
+    return futures
+
+
+def names(count: int, prefix: str = "q") -> list[str]:
+    return [f"{prefix}{number}" for number in range(count)]
+
+
+async def test_as_much_as_can_be_answered_in_time_is_let_in() -> None:
+    queue = queue_that_takes(0.010, Clock())
+    for number in range(10):
+        enter(queue, f"q{number}")
+    with pytest.raises(Overloaded) as refused:
+        enter(queue, "one too many")
+    assert refused.value.expected_seconds == pytest.approx(0.11)
+    assert len(queue) == 10
+
+
+async def test_what_is_in_the_engine_counts_until_it_left() -> None:
+    queue = queue_that_takes(0.010, Clock())
+    enter(queue, *names(8))
+    batch = queue.take()
+    enter(queue, "a", "b")
+    with pytest.raises(Overloaded):
+        enter(queue, "c")
+    queue.leave(batch)
+    enter(queue, "c")
+
+
+async def test_one_batch_is_always_let_in_however_slow_the_engine() -> None:
+    queue = queue_that_takes(10.0, Clock())
+    enter(queue, *names(4))
+    with pytest.raises(Overloaded):
+        enter(queue, "one too many")
+
+
+async def test_before_anything_was_measured_only_the_count_decides() -> None:
+    queue = Queue(Limits(4, 1000, queue=20, wait_seconds=0.001), Clock())
+    enter(queue, *names(20), bulk=False)
+    with pytest.raises(Overloaded):
+        enter(queue, "one too many")
+
+
+async def test_bulk_jobs_that_wait_keep_no_online_job_out() -> None:
+    queue = queue_that_takes(0.010, Clock())
+    enter(queue, *names(50, "bulk"))
+    for number in range(10):
+        enter(queue, f"q{number}")
+    with pytest.raises(Overloaded):
+        enter(queue, "one too many")
+
+
+async def test_bulk_jobs_are_held_to_their_own_deadline_only() -> None:
+    queue = queue_that_takes(0.010, Clock())
+    enter(queue, *names(50, "a"), timeout_seconds=0.6)
+    with pytest.raises(Overloaded):
+        enter(queue, *names(20, "b"), timeout_seconds=0.6)
+    enter(queue, *names(20, "b"), timeout_seconds=1.0)
+
+
+async def test_a_deadline_that_cannot_be_met_is_refused_at_once() -> None:
+    queue = queue_that_takes(0.010, Clock())
+    enter(queue, *names(6))
+    with pytest.raises(Overloaded):
+        enter(queue, "hurried", timeout_seconds=0.05)
+    enter(queue, "patient", timeout_seconds=0.08)
+
+
+async def test_the_size_of_a_request_says_that_it_is_bulk_unless_the_request_does() -> None:
+    queue = Queue(LIMITS, Clock())
+    enter(queue, *names(ONLINE_JOBS + 1, "many"))
+    enter(queue, *names(ONLINE_JOBS, "few"))
+    enter(queue, "first", bulk=True)
+    enter(queue, *names(ONLINE_JOBS + 1, "told"), bulk=False)
+    order = []
+    while batch := queue.take(bulk=False):
+        order += [entry.job.query for entry in batch]  # type: ignore[union-attr]
+    assert order == names(ONLINE_JOBS, "few") + names(ONLINE_JOBS + 1, "told")
+
+
+async def test_bulk_jobs_of_like_length_are_neighbours() -> None:
+    queue = Queue(LIMITS, Clock())
+    lengths = [5, 1, 9, 3, 7, 2, 8, 6, 4, 1]
+    futures: list[asyncio.Future[Outcome]] = [asyncio.get_running_loop().create_future() for _ in lengths]
+    queue.enter(ONE, [job(f"q{place}", length) for place, length in enumerate(lengths)], futures)
+    taken = []
+    while batch := queue.take():
+        taken += [entry.length for entry in batch]
+    assert taken == sorted(lengths)
+
+
+async def test_an_online_query_does_not_wait_with_its_bulk_twin() -> None:
+    queue = Queue(LIMITS, Clock())
+    enter(queue, *names(20))
+    enter(queue, "q19")
+    assert queue.take()[0].job.query == "q19"  # type: ignore[union-attr]
+
+
+async def test_an_expired_job_is_dropped_unworked_and_its_waiter_told() -> None:
+    clock = Clock()
+    queue = Queue(LIMITS, clock)
+    (late,), (patient,) = enter(queue, "late", timeout_seconds=1), enter(queue, "patient", timeout_seconds=5)
+    clock.now += 2
+    assert [entry.job.query for entry in queue.take()] == ["patient"]  # type: ignore[union-attr]
+    assert queue.expire() is True
+    assert isinstance(late.exception(), DeadlineExceeded)
+    assert not patient.done()
+
+
+async def test_each_waiter_of_a_shared_job_has_a_deadline_of_its_own() -> None:
+    clock = Clock()
+    queue = Queue(LIMITS, clock)
+    (hurried,), (patient,) = enter(queue, "same", timeout_seconds=1), enter(queue, "same", timeout_seconds=5)
+    clock.now += 2
+    queue.expire()
+    assert isinstance(hurried.exception(), DeadlineExceeded)
+    assert len(queue.take()) == 1
+    assert not patient.done()
+
+
+async def test_a_waiter_in_the_engine_is_told_too() -> None:
+    clock = Clock()
+    queue = Queue(LIMITS, clock)
+    (future,) = enter(queue, "q", timeout_seconds=1)
+    batch = queue.take()
+    clock.now += 2
+    assert queue.expire() is True
+    assert isinstance(future.exception(), DeadlineExceeded)
+    queue.leave(batch)
+    assert queue.expire() is False
+
+
+async def test_jobs_that_expired_make_room() -> None:
+    clock = Clock()
+    queue = queue_that_takes(0.010, clock)
+    late = enter(queue, *names(8), timeout_seconds=0.5)
+    clock.now += 1
+    enter(queue, *names(8, "fresh"))
+    queue.expire()
+    assert all(isinstance(future.exception(), DeadlineExceeded) for future in late)
+
+
+async def test_other_workers_queries_count_until_they_must_be_done() -> None:
+    clock = Clock()
+    queue = queue_that_takes(0.010, clock)
+    queue.others_wait(20)
+    with pytest.raises(Overloaded) as refused:
+        enter(queue, "q")
+    assert refused.value.expected_seconds == pytest.approx(0.21)
+    clock.now += 0.15
+    enter(queue, "q")
+
+
+async def test_without_a_limit_of_time_nothing_is_refused_but_by_count() -> None:
+    queue = queue_that_takes(10.0, Clock(), Limits(4, 1000, queue=50, wait_seconds=math.inf))
+    enter(queue, *names(50), bulk=False)
+    with pytest.raises(Overloaded):
+        enter(queue, "one too many")

@@ -1,0 +1,113 @@
+"""Keys: whatever changes an answer changes its key, also a field that the request gets tomorrow."""
+
+from __future__ import annotations
+
+import warnings
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from models.onnx_encoder import OnnxEncoder
+from models.spec import Side
+from models.tokenizer import Tokens
+from service.cache.keys import ResultKeys, embedding_key
+from service.engine.protocol import Mode
+from service.schemas import SearchRequest
+from service.serving import Serving
+from service.settings import Settings
+from tests.api.support import ENCODER
+
+HYBRID = ResultKeys(Settings(default_mode=Mode.HYBRID))
+
+
+def serving(version: str = "v1", fingerprint: str = "e1") -> Serving:
+    """Keys only ask a serving for two names."""
+    return cast(Serving, SimpleNamespace(version=version, encoder=SimpleNamespace(fingerprint=fingerprint)))
+
+
+def key(keys: ResultKeys = HYBRID, of: Serving | None = None, **fields: object) -> bytes:
+    request = SearchRequest.model_validate({"query": "发热"} | fields)
+    (only,) = keys(of or serving(), request, request.queries)
+    return only
+
+
+@pytest.mark.parametrize("field", sorted(set(SearchRequest.model_fields) - {"query"}))
+def test_every_field_of_a_request_is_in_the_key(field: str) -> None:
+    request = SearchRequest(query="发热")
+    other = request.model_copy(update={field: "another value, whatever the field holds"})
+    with warnings.catch_warnings(action="ignore"):  # pydantic notices that the value is not of the field's type
+        same = HYBRID(serving(), request, ["发热"]) == HYBRID(serving(), other, ["发热"])
+    assert same == (field in {"timeout_ms", "bulk", "cache"})
+
+
+def test_what_a_field_holds_is_told_apart() -> None:
+    filters: list[list[dict[str, Any]]] = [
+        [{"field": "year", "eq": 1}],
+        [{"field": "year", "eq": 1.0}],
+        [{"field": "year", "eq": "1"}],
+        [{"field": "year", "in": [1]}],
+        [{"field": "year", "in": [1, 2]}],
+        [{"field": "year", "gte": 1}],
+        [{"field": "year", "gt": 1}],
+        [{"field": "year", "gte": 1, "lt": 2}],
+        [{"field": "month", "eq": 1}],
+        [{"field": "year", "eq": 1}, {"field": "month", "eq": 1}],
+    ]
+    variants: list[dict[str, Any]] = [
+        {},
+        {"query": "发热 "},
+        {"query": "发烧"},
+        {"top_k": 11},
+        {"mode": "dense"},
+        {"mode": "lexical"},
+        {"fields": ["title"]},
+        {"fields": []},
+        {"fusion": "reciprocal"},
+        {"weight": 0.5},
+        {"weight": 0.0},
+        {"min_score": 0.0},
+        {"passages": 1},
+        {"explain": True},
+        {"hyde": True},
+        {"hyde": {"documents": 2}},
+        *({"filters": clauses} for clauses in filters),
+    ]
+    assert len({key(**variant) for variant in variants}) == len(variants)
+
+
+def test_snapshot_encoder_and_the_settings_that_matter_are_in_the_key() -> None:
+    others = [
+        ResultKeys(Settings(default_mode=Mode.LEXICAL)),
+        ResultKeys(Settings(hyde_url="http://127.0.0.1/v1", hyde_model="one")),
+        ResultKeys(Settings(hyde_url="http://127.0.0.1/v1", hyde_model="other")),
+    ]
+    keys = {key(), key(of=serving(version="v2")), key(of=serving(fingerprint="e2")), *map(key, others)}
+    assert len(keys) == 6
+
+
+def test_parts_do_not_run_into_each_other() -> None:
+    assert key(of=serving("v1e1", "")) != key(of=serving("v1", "e1"))
+
+
+def test_a_query_has_one_key_alone_and_among_others() -> None:
+    request = SearchRequest(query=["发热", "骨折", "发热"])
+    keys = HYBRID(serving(), request, request.queries)
+    assert keys == [key(), key(query="骨折"), key()]
+    assert all(len(one) == 16 for one in keys)
+
+
+def test_an_embedding_is_named_by_encoder_and_tokens() -> None:
+    texts = [[1], [2], [1, 2], [2, 1], [1, 0], [256], [1, 256]]
+    keys = {embedding_key(name, Tokens(ids, truncated=False)) for name in ("e1", "e2") for ids in texts}
+    assert len(keys) == 2 * len(texts)
+    assert embedding_key("e1", Tokens([1], truncated=True)) == embedding_key("e1", Tokens([1], truncated=False))
+
+
+def test_side_and_instruction_reach_the_embedding_key_through_the_tokens() -> None:
+    encoder = OnnxEncoder.load(ENCODER, threads=1)
+    encoder.spec = encoder.spec.model_copy(update={"query_instruction": "检索："})
+    texts = ["Fever 发热", "fever  发热 ", "fever 发烧"]
+    keys = [embedding_key("e1", tokens) for side in Side for tokens in encoder.tokenize(texts, side)]
+    assert keys[0] == keys[1]  # the tokenizer sees no difference, so the encoder cannot
+    assert len(set(keys)) == 4

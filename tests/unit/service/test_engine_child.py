@@ -1,0 +1,128 @@
+"""A process that is kept running: started again, given up, signalled and ended. Real processes, tiny ones."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from service import child as module
+from service.child import STARTS, Child
+from service.errors import StartFailed
+
+pytestmark = pytest.mark.anyio
+
+WAIT_SECONDS = 30.0
+
+
+@pytest.fixture(autouse=True)
+def _in_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "FIRST_DELAY_SECONDS", 0.001)
+    monkeypatch.setattr(module, "MOST_DELAY_SECONDS", 0.002)
+
+
+class Heard:
+    """What a child told its test."""
+
+    def __init__(self, tmp_path: Path, *plan: str) -> None:
+        self.plan = tmp_path / "plan.txt"
+        self.plan.write_text("\n".join(plan))
+        self.said: list[str] = []
+        self.ended: list[int] = []
+        environment = os.environ | {"PYTHONPATH": str(Path.cwd())}
+        command = ["tests.support.obedient", str(self.plan)]
+        self.child = Child("thing", command, environment, on_ready=self.said.append, on_end=self.ended.append)
+
+    def starts(self) -> list[str]:
+        return self.plan.with_suffix(".starts").read_text().splitlines()
+
+
+@asynccontextmanager
+async def kept(heard: Heard) -> AsyncIterator[Child]:
+    keeper = asyncio.create_task(heard.child.keep())
+    try:
+        yield heard.child
+    finally:
+        await heard.child.end(WAIT_SECONDS)
+        keeper.cancel()
+        await asyncio.gather(keeper, return_exceptions=True)
+
+
+async def until(condition: object) -> None:
+    async with asyncio.timeout(WAIT_SECONDS):
+        while not condition():  # type: ignore[operator]
+            await asyncio.sleep(0.01)
+
+
+async def test_what_a_process_says_is_heard_and_it_is_ended(tmp_path: Path) -> None:
+    heard = Heard(tmp_path, "say hello and stay")
+    async with kept(heard) as child:
+        await asyncio.wait_for(child.ready.wait(), WAIT_SECONDS)
+        assert heard.said == ["hello"]
+        assert child.process is not None
+        pid = child.process.pid
+        assert not heard.ended
+    assert heard.ended == [pid]
+    assert not Path(f"/proc/{pid}").exists()
+
+
+async def test_a_process_that_ends_is_started_again_and_told_so(tmp_path: Path) -> None:
+    heard = Heard(tmp_path, "say first", "crash", "refuse no room", "say second and stay")
+    async with kept(heard):
+        await until(lambda: heard.said == ["first", "second"])
+    assert heard.starts() == ["", "--again", "--again", "--again"]
+    assert len(heard.ended) == 4
+
+
+async def test_a_process_that_never_comes_up_is_given_up_with_its_reason(tmp_path: Path) -> None:
+    heard = Heard(tmp_path, "refuse the snapshot is damaged")
+    with pytest.raises(StartFailed, match="the snapshot is damaged"):
+        await asyncio.wait_for(heard.child.keep(), WAIT_SECONDS)
+    assert len(heard.starts()) == 1
+
+
+async def test_a_process_that_crashes_at_its_start_is_given_a_few_chances(tmp_path: Path) -> None:
+    heard = Heard(tmp_path, "crash")
+    with pytest.raises(StartFailed, match="thing ended 3 times"):
+        await asyncio.wait_for(heard.child.keep(), WAIT_SECONDS)
+    assert len(heard.starts()) == STARTS
+
+
+async def test_a_crash_at_the_first_start_is_forgiven(tmp_path: Path) -> None:
+    heard = Heard(tmp_path, "crash", "say up and stay")
+    async with kept(heard):
+        await until(lambda: heard.said == ["up"])
+    assert heard.starts() == ["", ""]
+
+
+async def test_a_killed_process_is_replaced_but_not_by_a_kill_that_comes_late(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.ERROR)
+    heard = Heard(tmp_path, "say up and stay")
+    async with kept(heard) as child:
+        await asyncio.wait_for(child.ready.wait(), WAIT_SECONDS)
+        old = child.process
+        child.kill(old)
+        await until(lambda: len(heard.said) == 2)
+        child.kill(old)  # whoever meant the old one does not harm the new one
+        child.send_signal(0)
+        assert child.process is not old
+        assert child.process is not None
+        assert child.process.returncode is None
+    assert "the thing ended; it is started again" in caplog.text
+
+
+async def test_a_process_that_does_not_listen_is_killed_in_the_end(tmp_path: Path) -> None:
+    heard = Heard(tmp_path, "say deaf and stay")
+    async with kept(heard) as child:
+        await asyncio.wait_for(child.ready.wait(), WAIT_SECONDS)
+        await asyncio.wait_for(child.end(0.05), WAIT_SECONDS)
+        assert child.process is not None
+        assert child.process.returncode == -signal.SIGKILL

@@ -1,0 +1,134 @@
+"""What the engine computes with: the processor, and the parts of the card's code that run on any machine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import faiss
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from indexer.store import IndexKind
+from indexer.store.vectors import VectorIndex
+from models.onnx_encoder import OnnxEncoder
+from models.spec import Side
+from models.tokenizer import Tokens, flatten, pad, pad_flat
+from service.engine.bound import LENGTH_STEP, MOST_SHAPES, BoundEncoder, next_shape
+from service.engine.cuda import MOST_K, FlatVectors, build_flat, open_session
+from service.engine.device import Cpu, CpuEncoder
+from service.engine.devices import open_device
+from service.engine.selfcheck import check_encoder, check_search, random_index, random_tokens
+from service.errors import BadDevice
+
+ENCODER = Path("models/pretrained/care-small-zh")
+TEXTS = ["高血压吃什么药", "fever", "糖尿病人可以吃西瓜吗", "头" * 40, "骨折", "哮喘 inhaler"]
+
+
+@pytest.fixture(scope="module")
+def encoder() -> OnnxEncoder:
+    return OnnxEncoder.load(ENCODER, threads=1)
+
+
+@given(st.lists(st.lists(st.integers(0, 9), min_size=1, max_size=12), min_size=1, max_size=8))
+def test_padding_flat_tokens_is_padding_tokens(batch: list[list[int]]) -> None:
+    tokens = [Tokens(ids, truncated=False) for ids in batch]
+    for ours, theirs in zip(pad_flat(*flatten(tokens)), pad(tokens), strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+
+
+def test_the_processor_gives_each_query_its_own_embedding(encoder: OnnxEncoder) -> None:
+    tokens = encoder.tokenize(TEXTS, Side.QUERY)
+    together = CpuEncoder(encoder).encode(*flatten(tokens))
+    for one, vector in zip(tokens, together, strict=True):
+        alone = encoder.encode_tokens([one])[0]
+        assert float(vector @ alone) > 0.98  # in int8 the scale of an activation is the whole call's
+
+
+def test_bound_buffers_give_what_plain_runs_give(encoder: OnnxEncoder) -> None:
+    bound = BoundEncoder(encoder, encoder._session, "cpu")
+    for texts in (TEXTS[:1], TEXTS, TEXTS[1:2], TEXTS):
+        tokens = encoder.tokenize(texts, Side.QUERY)
+        vectors = bound.encode(*flatten(tokens))
+        assert vectors.shape == (len(texts), encoder.spec.dim)
+        np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), 1, atol=1e-5)
+        for one, vector in zip(tokens, vectors, strict=True):
+            assert float(vector @ encoder.encode_tokens([one])[0]) > 0.98
+
+
+def test_an_answer_stays_when_its_buffers_are_used_again(encoder: OnnxEncoder) -> None:
+    bound = BoundEncoder(encoder, encoder._session, "cpu")
+    first, second = (flatten(encoder.tokenize([text], Side.QUERY)) for text in ("发热", "骨折"))
+    vector = bound.encode(*first)
+    kept = vector.copy()
+    bound.encode(*second)
+    np.testing.assert_array_equal(vector, kept)
+
+
+@given(st.integers(1, 600), st.integers(1, 512))
+def test_shapes_are_few_and_large_enough(queries: int, longest: int) -> None:
+    rows, length = next_shape(queries, longest, 512)
+    assert queries <= rows <= min(2 * queries, queries + 31)
+    assert longest <= length <= 512
+    assert length == 512 or length % LENGTH_STEP == 0
+
+
+def test_buffers_are_kept_for_a_bounded_number_of_shapes(encoder: OnnxEncoder) -> None:
+    bound = BoundEncoder(encoder, encoder._session, "cpu")
+    for number in range(MOST_SHAPES + 5):
+        bound._of_shape((1, number + 1))
+    assert len(bound._buffers) == MOST_SHAPES
+    assert (1, 1) not in bound._buffers
+
+
+def test_a_flat_index_finds_what_the_snapshots_own_finds() -> None:
+    own = random_index(500, 16)
+    index = faiss.IndexFlatIP(16)
+    index.add(own.values.astype(np.float32))
+    flat = FlatVectors(index, own)
+    queries = np.random.default_rng(3).standard_normal((5, 16), np.float32)
+    some = np.arange(500) % 3 == 0
+    few = np.arange(500) < 4
+    for allowed in (None, some, some, few):
+        for ours, theirs in zip(flat.search(queries, 10, allowed), own.search(queries, 10, allowed), strict=True):
+            np.testing.assert_allclose(ours, theirs, rtol=1e-5)
+    assert len(flat._parameters) == 2
+
+
+def test_a_flat_index_leaves_to_the_snapshots_own_what_a_card_cannot_do() -> None:
+    own = random_index(MOST_K + 10, 4)
+    flat = FlatVectors(faiss.IndexFlatIP(4), own)  # empty: whatever is found, the other found
+    scores, rows = flat.search(np.ones((1, 4), np.float32), MOST_K + 5, None)
+    assert (rows >= 0).all()
+    assert np.isfinite(scores).all()
+
+
+def test_a_machine_without_a_card_says_so(encoder: OnnxEncoder) -> None:
+    with pytest.raises(BadDevice, match="gpu extra"):
+        open_session(ENCODER / encoder.variant.filename)
+    with pytest.raises(BadDevice, match="gpu extra"):
+        build_flat(np.ones((2, 4), np.float16))
+
+
+def test_the_self_check_passes_here(capsys: pytest.CaptureFixture[str]) -> None:
+    device = open_device("cpu", 1, 1)
+    assert isinstance(device, Cpu)
+    small = random_index(300, 512)
+    assert check_search(device.open_vectors(small), small.values)
+    assert "overlap 1.0000" in capsys.readouterr().out
+
+
+def test_the_self_check_notices_a_wrong_device(encoder: OnnxEncoder) -> None:
+    class Wrong:
+        reader = encoder
+
+        def encode(self, ids: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+            return np.roll(CpuEncoder(encoder).encode(ids, lengths), 1, axis=1)
+
+    assert len(random_tokens(3, encoder)[1]) == 3
+    assert not check_encoder(Wrong(), ENCODER, "cpu", batches=(2,))
+    small = random_index(300, 16)
+    other = VectorIndex(IndexKind.FLAT, small.values[::-1], faiss.IndexFlatIP(16))
+    other._index.add(other.values.astype(np.float32))
+    assert not check_search(other, small.values)

@@ -1,0 +1,137 @@
+"""What crosses the socket comes out as it went in, in whatever pieces it arrives; nonsense is refused."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from indexer.store import AnyOf, Equal, Filter, Range
+from service.engine import frames
+from service.engine.frames import Answer, Ask, BadFrame, FrameReader, Kind, Status
+from service.engine.protocol import BatchTimes
+
+FILTERS: tuple[Filter, ...] = (
+    Equal("kind", "drug"),
+    Equal("year", 2024),
+    AnyOf("department", ("心内科", "全科")),
+    Range("updated", gte="2025-01-01", lt="2026-01-01"),
+    Range("dose", gt=0.5),
+)
+
+
+def only(written: bytes) -> memoryview:
+    (body,) = FrameReader().feed(written)
+    return body
+
+
+def test_an_ask_of_tokens() -> None:
+    ids, lengths = np.arange(9, dtype=np.int32), np.array([4, 5], np.int32)
+    ask = Ask(7, 3, 10, True, True, 12.5, frames.write_filters(FILTERS), ids, lengths)
+    body = only(frames.write_ask(ask))
+    assert frames.kind_of(body) is Kind.ASK
+    read = frames.read_ask(body)
+    assert (read.number, read.handle, read.k, read.bulk, read.keep_vectors, read.deadline) == (
+        7,
+        3,
+        10,
+        True,
+        True,
+        12.5,
+    )
+    assert frames.read_filters(read.filters) == FILTERS
+    np.testing.assert_array_equal(read.ids, ids)
+    np.testing.assert_array_equal(read.lengths, lengths)
+    assert (read.size, len(read.vectors)) == (2, 0)
+
+
+def test_an_ask_of_vectors() -> None:
+    vectors = np.random.default_rng(0).random((3, 5), np.float32)
+    read = frames.read_ask(only(frames.write_ask(Ask(1, 2, 4, vectors=vectors))))
+    np.testing.assert_array_equal(read.vectors, vectors)
+    assert (read.size, read.bulk, read.keep_vectors, read.filters) == (3, False, False, b"")
+    assert read.deadline == float("inf")
+
+
+@pytest.mark.parametrize(("k", "dim"), [(4, 0), (4, 6), (0, 6)])
+def test_an_answer(k: int, dim: int) -> None:
+    randomly = np.random.default_rng(0)
+    rows = randomly.integers(-1, 2**40, (3, k)) if k else frames.NO_ROWS
+    scores = randomly.random((3, k), np.float32) if k else frames.NO_VECTORS
+    vectors = randomly.random((3, dim), np.float32) if dim else frames.NO_VECTORS
+    answer = Answer(9, Status.DONE, BatchTimes(0.25, 0.5), 17, 4, rows, scores, vectors)
+    body = only(frames.write_answer(answer))
+    assert frames.kind_of(body) is Kind.ANSWER
+    read = frames.read_answer(body)
+    assert (read.number, read.status, read.times, read.batch, read.waiting) == (9, Status.DONE, answer.times, 17, 4)
+    assert read.rows.shape == (3, k)
+    assert read.vectors.shape == (3, dim)
+    np.testing.assert_array_equal(read.rows, np.reshape(rows, (3, k)))
+    np.testing.assert_array_equal(read.scores, np.reshape(scores, (3, k)))
+    np.testing.assert_array_equal(read.vectors, np.reshape(vectors, (3, dim)))
+
+
+def test_part_of_a_deeper_answer_is_written_as_it_is() -> None:
+    rows, scores = np.arange(12).reshape(3, 4), np.arange(12, dtype=np.float32).reshape(3, 4)
+    read = frames.read_answer(only(frames.write_answer(Answer(1, Status.DONE, rows=rows[:, :2], scores=scores[:, :2]))))
+    assert read.rows.tolist() == [[0, 1], [4, 5], [8, 9]]
+    assert read.scores.tolist() == [[0, 1], [4, 5], [8, 9]]
+
+
+@pytest.mark.parametrize("status", [Status.FAILED, Status.EXPIRED, Status.UNKNOWN_SERVING])
+def test_an_answer_without_results(status: Status) -> None:
+    read = frames.read_answer(only(frames.write_answer(Answer(5, status))))
+    assert (read.number, read.status, read.rows.size, read.vectors.size) == (5, status, 0, 0)
+
+
+def test_a_control_frame() -> None:
+    body = only(frames.write_control(Kind.OPEN, 3, ("version", "指纹")))
+    assert frames.kind_of(body) is Kind.OPEN
+    assert frames.read_control(body) == (3, ["version", "指纹"])
+
+
+def test_no_filters_are_no_bytes_and_equal_ones_are_equal() -> None:
+    assert frames.write_filters(()) == b""
+    assert frames.read_filters(b"") == ()
+    assert frames.write_filters(FILTERS) == frames.write_filters(list(FILTERS))
+
+
+@given(st.lists(st.integers(0, 300), min_size=1, max_size=8), st.lists(st.integers(1, 50), min_size=1, max_size=60))
+def test_frames_are_found_however_the_bytes_are_cut(sizes: list[int], cuts: list[int]) -> None:
+    sent = [frames.write_control(Kind.OPENED, number, "x" * size) for number, size in enumerate(sizes)]
+    stream, reader, bodies, position = b"".join(sent), FrameReader(), [], 0
+    for cut in [*cuts, len(stream)]:
+        bodies += [bytes(body) for body in reader.feed(stream[position : position + cut])]
+        position += cut
+    assert [frames.read_control(memoryview(body)) for body in bodies] == [
+        (number, "x" * size) for number, size in enumerate(sizes)
+    ]
+
+
+@pytest.mark.parametrize("nonsense", [b"\0\0\0\0", b"\xff\xff\xff\xff"])
+def test_a_length_that_nobody_sends_is_refused(nonsense: bytes) -> None:
+    with pytest.raises(BadFrame):
+        FrameReader().feed(nonsense)
+
+
+@pytest.mark.parametrize("body", [b"\x01", b"\x01" + b"\0" * 20, b"\x01\x04" + b"\x07\0\0\0" * 5 + b"\0" * 8])
+def test_an_ask_that_is_cut_short_is_refused(body: bytes) -> None:
+    with pytest.raises(BadFrame):
+        frames.read_ask(memoryview(body))
+
+
+@pytest.mark.parametrize(("ids", "lengths"), [(9, [4, 4]), (4, [4, 0]), (0, []), (3, [4, -1])])
+def test_tokens_that_do_not_add_up_are_refused(ids: int, lengths: list[int]) -> None:
+    ask = Ask(1, 1, 1, ids=np.zeros(ids, np.int32), lengths=np.array(lengths, np.int32))
+    with pytest.raises(BadFrame):
+        frames.read_ask(only(frames.write_ask(ask)))
+
+
+def test_other_nonsense_is_refused() -> None:
+    with pytest.raises(BadFrame):
+        frames.kind_of(memoryview(b"\x63"))
+    with pytest.raises(BadFrame):
+        frames.read_control(memoryview(b"\x02"))
+    with pytest.raises(BadFrame):
+        frames.read_control(memoryview(b"\x02\0\0\0\0{"))

@@ -1,0 +1,85 @@
+"""Settings as they reach the processes of a service, and what a process is made of where the engine lives elsewhere."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from models.errors import BadEncoder
+from models.onnx_encoder import OnnxEncoder
+from models.reader import TextReader
+from models.spec import EncoderSpec, Side
+from service.engine.batcher import Batcher
+from service.engine.homes import limits_of, load_encoder, open_home
+from service.engine.protocol import Mode
+from service.engine.remote import RemoteEngine
+from service.metrics import Metrics
+from service.settings import Settings
+from service.supervisor import environment_of
+
+ENCODER = Path("models/pretrained/care-small-zh")
+
+
+def test_a_process_gets_the_settings_of_its_supervisor(monkeypatch: pytest.MonkeyPatch) -> None:
+    given = Settings(
+        collection=Path("some where/else"),
+        default_mode=Mode.LEXICAL,
+        workers=3,
+        device="cuda",
+        reload_seconds=0.25,
+        verify=False,
+        admin_token="s3cret",  # type: ignore[arg-type]
+        redis_url="redis://127.0.0.1/0",
+        batch_queries=7,
+    )
+    monkeypatch.setenv("CARE_WORKERS", "99")  # a flag overrules the environment, in the children too
+    for name, value in environment_of(given).items():
+        monkeypatch.setenv(name, value)
+    assert Settings() == given
+    assert Path(os.environ["PYTHONPATH"].split(os.pathsep)[0], "service").is_dir()
+    assert os.environ["ORT_DISABLE_TELEMETRY"] == "1"
+
+
+@pytest.mark.parametrize(
+    ("values", "process"),
+    [({}, False), ({"workers": 4}, False), ({"engine": "process"}, True), ({"device": "cuda"}, True)],
+)
+def test_a_card_has_an_engine_process_and_a_processor_on_request(values: dict[str, object], process: bool) -> None:
+    assert Settings(**values).has_engine_process == process  # type: ignore[arg-type]
+
+
+def test_a_card_has_larger_batches_unless_told() -> None:
+    assert (limits_of(Settings()).batch_queries, limits_of(Settings()).batch_tokens) == (32, 4096)
+    card = limits_of(Settings(device="cuda"))
+    assert (card.batch_queries, card.batch_tokens) == (256, 32_768)
+    assert limits_of(Settings(device="cuda", batch_queries=5, batch_tokens=50)).batch_queries == 5
+    assert limits_of(Settings(max_wait_ms=250)).wait_seconds == 0.25
+
+
+def test_where_the_engine_is_decides_what_is_loaded() -> None:
+    settings, metrics, socket = Settings(encoder=ENCODER), Metrics(), Path("engine.sock")
+    here, there = load_encoder(settings, None), load_encoder(settings, socket)
+    assert isinstance(here, OnnxEncoder)
+    assert type(there) is TextReader
+    assert (there.fingerprint, there.variant, there.spec) == (here.fingerprint, here.variant, here.spec)
+    assert there.tokenize(["发热"], Side.QUERY) == here.tokenize(["发热"], Side.QUERY)
+    assert isinstance(open_home(settings, metrics, None), Batcher)
+    assert isinstance(open_home(settings, metrics, socket), RemoteEngine)
+
+
+def test_an_encoder_that_reads_no_queries_is_refused(tmp_path: Path) -> None:
+    EncoderSpec.load(ENCODER).model_copy(update={"sides": (Side.DOCUMENT,)}).save(tmp_path)
+    with pytest.raises(BadEncoder, match="CARE_ENCODER"):
+        load_encoder(Settings(encoder=tmp_path), None)
+
+
+def test_a_worker_beside_an_engine_process_imports_no_onnx_runtime() -> None:
+    code = "import sys, service.worker, service.engine.remote; print('onnxruntime' in sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=os.environ | {"PYTHONPATH": "."}, capture_output=True, text=True
+    )
+    assert done.stdout.strip() == "False", done.stderr

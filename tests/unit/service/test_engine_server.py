@@ -1,0 +1,384 @@
+"""The engine's loop, with a device that a test can hold still: batches across workers, order, failures, leaving."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import numpy as np
+import pytest
+
+from models.tokenizer import Tokens
+from service.engine import frames
+from service.engine.frames import Answer, Ask, FrameReader, Kind, Status
+from service.engine.queue import Limits
+from service.engine.server import EngineServer
+from service.engine.shelf import Held, Name, Result, Shelf
+from service.lifeline import Lifeline
+
+WAIT_SECONDS = 20.0
+POISON = 66
+LIMITS = Limits(batch_queries=8, batch_tokens=1000, queue=100)
+OPEN: Name = ("open", "print")
+CLOSED: Name = ("closed", "print")
+
+
+class FakeDevice:
+    """An encoder and an index in one: a query's embedding and its row are its first token."""
+
+    def __init__(self) -> None:
+        self.batches: list[list[int]] = []
+        self.entered = threading.Semaphore(0)
+        self.gate = threading.Event()
+        self.gate.set()
+        self.reader = SimpleNamespace(tokenize=lambda texts, side: [Tokens([1], truncated=False) for _ in texts])
+
+    def encode(self, ids: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+        first = ids[np.cumsum(lengths) - lengths]
+        self.batches.append(first.tolist())
+        self.entered.release()
+        assert self.gate.wait(WAIT_SECONDS)
+        if POISON in first:
+            raise RuntimeError("the device fell over")
+        return np.stack([first, first], axis=1).astype(np.float32)
+
+    def search(self, queries: np.ndarray, k: int, allowed: object) -> tuple[np.ndarray, np.ndarray]:
+        rows = np.repeat(queries[:, :1].astype(np.int64), k, axis=1) + np.arange(k)
+        return rows.astype(np.float32), rows
+
+
+class FakeShelf:
+    """One serving that is open, and others that open when the test says how it went."""
+
+    def __init__(self, device: FakeDevice) -> None:
+        self.device = device
+        self.held = {1: self.make(1)}
+        self.asked: list[Name] = []
+        self.released: list[int] = []
+
+    def make(self, handle: int) -> Held:
+        serving = SimpleNamespace(allowed=lambda filters: None)
+        return Held(handle, cast(Any, serving), cast(Any, self.device), cast(Any, self.device))
+
+    @property
+    def newest(self) -> Held | None:
+        return self.held[max(self.held)] if self.held else None
+
+    def get(self, handle: int) -> Held | None:
+        return self.held.get(handle)
+
+    def find(self, name: Name) -> Held | None:
+        return self.held[1] if name == OPEN else None
+
+    def open(self, name: Name) -> None:
+        self.asked.append(name)
+
+    def put(self, result: Result) -> Held | Exception:
+        return result[1]
+
+    def release(self, handle: int) -> None:
+        self.released.append(handle)
+
+
+class Running:
+    """A server in a thread, and the ways to speak to it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.device = FakeDevice()
+        self.shelf = FakeShelf(self.device)
+        self.told: list[tuple[int, int]] = []
+        self.path = folder / "engine.sock"
+        self.listener = socket.socket(socket.AF_UNIX)
+        self.listener.bind(str(self.path))
+        self.listener.listen()
+        self.server = EngineServer(
+            self.listener, LIMITS, lambda size, seconds, waiting: self.told.append((size, waiting))
+        )
+        self._thread = threading.Thread(target=self.server.serve, args=[cast(Shelf, self.shelf)], daemon=True)
+        self._thread.start()
+
+    def is_over(self) -> bool:
+        self._thread.join(WAIT_SECONDS)
+        return not self._thread.is_alive()
+
+    @contextlib.contextmanager
+    def worker(self) -> Iterator[Worker]:
+        with socket.socket(socket.AF_UNIX) as connection:
+            connection.settimeout(WAIT_SECONDS)
+            connection.connect(str(self.path))
+            yield Worker(connection)
+
+
+class Worker:
+    """One end of a connection."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self.connection = connection
+        self._reader = FrameReader()
+        self._bodies: list[memoryview] = []
+
+    def ask(self, number: int, *first: int, handle: int = 1, k: int = 2, **facts: object) -> None:
+        ids = np.array([token for token in first for _ in range(2)], np.int32)
+        ask = Ask(number, handle, k, ids=ids, lengths=np.full(len(first), 2, np.int32), **cast(Any, facts))
+        self.connection.sendall(frames.write_ask(ask))
+
+    def tell(self, kind: Kind, number: int, facts: object = None) -> None:
+        self.connection.sendall(frames.write_control(kind, number, facts))
+
+    def body(self) -> memoryview:
+        while not self._bodies:
+            data = self.connection.recv(65536)
+            assert data, "the engine closed the connection"
+            self._bodies += self._reader.feed(data)
+        return self._bodies.pop(0)
+
+    def answer(self) -> Answer:
+        return frames.read_answer(self.body())
+
+    def is_cut_off(self) -> bool:
+        try:
+            return self.connection.recv(1) == b""
+        except ConnectionResetError:
+            return True
+
+
+@pytest.fixture
+def engine(tmp_path: Path) -> Iterator[Running]:
+    running = Running(tmp_path)
+    try:
+        yield running
+    finally:
+        running.device.gate.set()
+        running.server.end()
+        assert running.is_over()
+        running.listener.close()
+
+
+def hold(engine: Running, worker: Worker) -> None:
+    """A query that stays in the device until the gate opens, so that what follows has to wait."""
+    engine.device.gate.clear()
+    worker.ask(0, 50)
+    assert engine.device.entered.acquire(timeout=WAIT_SECONDS)
+
+
+def test_a_lone_ask_is_answered(engine: Running) -> None:
+    with engine.worker() as worker:
+        worker.ask(7, 3, 5, k=2)
+        answer = worker.answer()
+    assert (answer.number, answer.status, answer.batch, answer.waiting) == (7, Status.DONE, 2, 0)
+    assert answer.rows.tolist() == [[3, 4], [5, 6]]
+    assert answer.scores.tolist() == [[3, 4], [5, 6]]
+    assert answer.vectors.size == 0
+    assert engine.told == [(2, 0)]
+
+
+def test_what_workers_ask_meanwhile_becomes_one_batch(engine: Running) -> None:
+    with engine.worker() as first, engine.worker() as second:
+        hold(engine, first)
+        first.ask(1, 1)
+        second.ask(1, 2, 3)
+        second.ask(2, 4, k=5)
+        engine.device.gate.set()
+        assert [first.answer().number, first.answer().number] == [0, 1]
+        answers = [second.answer(), second.answer()]
+    assert [answer.rows.shape for answer in answers] == [(2, 2), (1, 5)]
+    assert answers[1].rows.tolist() == [[4, 5, 6, 7, 8]]
+    assert sorted(map(sorted, engine.device.batches)) == [[1, 2, 3, 4], [50]]
+
+
+def test_online_asks_go_before_bulk_ones(engine: Running) -> None:
+    with engine.worker() as first, engine.worker() as second:
+        hold(engine, first)
+        for number in range(1, 6):
+            first.ask(number, *range(10 * number, 10 * number + 4), bulk=True)
+        second.ask(1, 1)
+        engine.device.gate.set()
+        assert second.answer().rows[0, 0] == 1
+        assert [first.answer().number for _ in range(6)] == list(range(6))
+    single = next(batch for batch in engine.device.batches if 1 in batch)
+    assert len(single) <= 5
+
+
+def test_embeddings_come_back_where_they_were_asked_for(engine: Running) -> None:
+    with engine.worker() as worker:
+        hold(engine, worker)
+        worker.ask(1, 7, k=0, keep_vectors=True)
+        worker.ask(2, 8, k=1, keep_vectors=True)
+        worker.ask(3, 9, k=1)
+        engine.device.gate.set()
+        answers = {answer.number: answer for answer in (worker.answer() for _ in range(4))}
+    assert answers[1].vectors.tolist() == [[7, 7]]
+    assert answers[1].rows.size == 0
+    assert answers[2].vectors.tolist() == [[8, 8]]
+    assert answers[2].rows.tolist() == [[8]]
+    assert answers[3].vectors.size == 0
+
+
+def test_ready_embeddings_are_searched_as_they_are(engine: Running) -> None:
+    with engine.worker() as worker:
+        ask = Ask(1, 1, 2, vectors=np.array([[4, 4], [6, 6]], np.float32))
+        worker.connection.sendall(frames.write_ask(ask))
+        assert worker.answer().rows.tolist() == [[4, 5], [6, 7]]
+    assert engine.device.batches == []
+
+
+def test_an_ask_whose_time_is_up_costs_no_work(engine: Running) -> None:
+    with engine.worker() as worker:
+        hold(engine, worker)
+        worker.ask(1, 1, deadline=time.monotonic() - 1)
+        worker.ask(2, 2)
+        engine.device.gate.set()
+        answers = {answer.number: answer.status for answer in (worker.answer() for _ in range(3))}
+    assert answers == {0: Status.DONE, 1: Status.EXPIRED, 2: Status.DONE}
+    assert engine.device.batches == [[50], [2]]
+
+
+def test_what_waits_for_a_worker_that_left_costs_no_work(engine: Running) -> None:
+    with engine.worker() as stays:
+        with engine.worker() as leaves:
+            leaves.ask(0, 1)
+            leaves.answer()  # by now the engine knows this worker
+            hold(engine, stays)
+            for number in range(1, 4):
+                leaves.ask(number, *range(10 * number, 10 * number + 8))
+        engine.device.gate.set()
+        stays.answer()
+        stays.ask(1, 2)
+        stays.answer()
+    computed = {query for batch in engine.device.batches for query in batch}
+    # The first of its batches may begin before its end of the connection is read.
+    assert not computed & {*range(20, 28), *range(30, 38)}
+
+
+def test_one_bad_ask_harms_itself_alone(engine: Running, caplog: pytest.LogCaptureFixture) -> None:
+    with engine.worker() as worker:
+        hold(engine, worker)
+        for number, query in enumerate([1, POISON, 2], start=1):
+            worker.ask(number, query)
+        engine.device.gate.set()
+        answers = {answer.number: answer.status for answer in (worker.answer() for _ in range(4))}
+    assert answers == {0: Status.DONE, 1: Status.DONE, 2: Status.FAILED, 3: Status.DONE}
+    assert "the device fell over" in caplog.text
+
+
+def test_a_serving_that_is_not_open_is_said(engine: Running) -> None:
+    with engine.worker() as worker:
+        worker.ask(1, 1, handle=99)
+        assert worker.answer().status is Status.UNKNOWN_SERVING
+
+
+def test_a_check_goes_first_and_through_the_device(engine: Running) -> None:
+    with engine.worker() as worker, engine.worker() as watchdog:
+        hold(engine, worker)
+        for number in range(1, 4):
+            worker.ask(number, *range(10 * number, 10 * number + 8))
+        watchdog.tell(Kind.CHECK, 5)
+        engine.device.gate.set()
+        answer = watchdog.answer()
+        assert (answer.number, answer.status) == (5, Status.DONE)
+        for _ in range(4):
+            worker.answer()
+    assert engine.device.batches[1] == [1]
+
+
+def test_a_check_of_an_engine_without_servings_is_answered(engine: Running) -> None:
+    engine.shelf.held.clear()
+    with engine.worker() as watchdog:
+        watchdog.tell(Kind.CHECK, 1)
+        assert watchdog.answer().status is Status.DONE
+
+
+def test_a_serving_that_is_open_is_granted_at_once(engine: Running) -> None:
+    with engine.worker() as worker:
+        worker.tell(Kind.OPEN, 4, OPEN)
+        body = worker.body()
+        assert frames.kind_of(body) is Kind.OPENED
+        assert frames.read_control(body) == (4, 1)
+        assert engine.shelf.held[1].holders == 1
+        worker.tell(Kind.RELEASE, 0, 1)
+        worker.tell(Kind.RELEASE, 0, 1)  # what is not held cannot be released
+        worker.ask(1, 1)
+        worker.answer()
+        assert engine.shelf.released == [1]
+
+
+def test_a_serving_is_opened_once_for_all_while_others_are_answered(engine: Running) -> None:
+    with engine.worker() as first, engine.worker() as second:
+        first.tell(Kind.OPEN, 1, CLOSED)
+        second.tell(Kind.OPEN, 2, CLOSED)
+        first.ask(9, 1)
+        assert first.answer().status is Status.DONE
+        second.ask(9, 1)
+        assert second.answer().status is Status.DONE
+        assert engine.shelf.asked == [CLOSED, CLOSED]
+        engine.server.opened((CLOSED, engine.shelf.make(2)))
+        assert frames.read_control(first.body()) == (1, 2)
+        assert frames.read_control(second.body()) == (2, 2)
+
+
+def test_a_serving_that_cannot_be_opened_is_refused_with_the_reason(
+    engine: Running, caplog: pytest.LogCaptureFixture
+) -> None:
+    with engine.worker() as worker:
+        worker.tell(Kind.OPEN, 1, CLOSED)
+        worker.ask(9, 1)
+        worker.answer()
+        engine.server.opened((CLOSED, ValueError("no such thing")))
+        body = worker.body()
+        assert frames.kind_of(body) is Kind.REFUSED
+        assert frames.read_control(body) == (1, ["ValueError", "no such thing"])
+    assert "no such thing" in caplog.text
+
+
+def test_what_a_worker_held_is_released_when_it_leaves(engine: Running) -> None:
+    with engine.worker() as worker:
+        worker.tell(Kind.OPEN, 1, OPEN)
+        worker.body()
+    with engine.worker() as other:
+        deadline = time.monotonic() + WAIT_SECONDS
+        while not engine.shelf.released and time.monotonic() < deadline:
+            other.ask(1, 1)
+            other.answer()
+    assert engine.shelf.released == [1]
+
+
+@pytest.mark.parametrize("nonsense", [b"\xff\xff\xff\xff", b"\1\0\0\0\x63", b"\2\0\0\0\1\1"])
+def test_a_connection_that_speaks_otherwise_is_closed(
+    engine: Running, nonsense: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING)
+    with engine.worker() as worker, engine.worker() as other:
+        worker.connection.sendall(nonsense)
+        assert worker.is_cut_off()
+        other.ask(1, 1)
+        assert other.answer().status is Status.DONE
+
+
+def test_a_worker_that_reads_slowly_gets_everything_and_holds_up_nobody(engine: Running) -> None:
+    with engine.worker() as slow, engine.worker() as quick:
+        for number in range(40):
+            slow.ask(number, 1, k=20_000)
+        for number in range(5):
+            quick.ask(number, 2)
+            assert quick.answer().number == number
+        assert sorted(slow.answer().number for _ in range(40)) == list(range(40))
+
+
+def test_the_engine_ends_with_its_supervisor_once_the_workers_have_left(engine: Running) -> None:
+    ours, its = socket.socketpair()
+    with its, engine.worker() as worker:
+        engine.server.end_with(Lifeline(its))
+        worker.ask(1, 1)
+        worker.answer()
+        ours.close()
+        worker.ask(2, 1)
+        assert worker.answer().number == 2
+        worker.connection.close()
+        assert engine.is_over()

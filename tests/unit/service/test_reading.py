@@ -1,0 +1,48 @@
+"""Texts as the encoder reads them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from models.reader import TextReader
+from models.spec import EncoderSpec, Side
+from service.reading import CHARACTERS_PER_TOKEN, LOOP_CHARACTERS, cut, document_side, is_blank, read
+
+pytestmark = pytest.mark.anyio
+
+ENCODER = Path("models/pretrained/care-small-zh")
+
+
+@pytest.fixture(scope="module")
+def encoder() -> TextReader:
+    return TextReader.open(ENCODER)
+
+
+async def test_each_text_gets_its_own_tokens_in_order_on_and_off_the_loop(encoder: TextReader) -> None:
+    few = ["高血压", "asthma"]
+    many = [*few, "头痛" * LOOP_CHARACTERS]
+    for texts in (few, many):
+        found = await read(texts, encoder, Side.QUERY)
+        assert [text.text for text in found[:2]] == few
+        assert [text.tokens for text in found] == encoder.tokenize([text.text for text in found], Side.QUERY)
+        assert [text.truncated for text in found] == [False, False, True][: len(texts)]
+
+
+def test_a_text_for_the_words_is_cut_without_tokens(encoder: TextReader) -> None:
+    limit = encoder.spec.max_length * CHARACTERS_PER_TOKEN
+    assert (cut("好" * limit, encoder).truncated, cut("好" * (limit + 1), encoder).truncated) == (False, True)
+    assert cut("好" * (limit + 1), encoder).text == "好" * limit
+    assert cut("好", encoder).tokens is None
+
+
+@pytest.mark.parametrize(("text", "blank"), [("", True), (" \t\n\u3000", True), ("\u200b\x00", True), (" a", False)])
+def test_blank_is_what_shows_nothing(text: str, blank: bool) -> None:
+    assert is_blank(text) == blank
+
+
+def test_an_encoder_of_queries_reads_documents_as_queries(encoder: TextReader) -> None:
+    assert document_side(encoder) is Side.DOCUMENT
+    spec = EncoderSpec.load(ENCODER).model_copy(update={"sides": (Side.QUERY,)})
+    assert document_side(TextReader(spec, encoder.variant, encoder.tokenizer)) is Side.QUERY
