@@ -8,6 +8,7 @@ from pathlib import Path
 from indexer.build import SHARD_TEXTS, BuildOptions
 from indexer.corpus import FieldMap
 from indexer.errors import BadBuild
+from indexer.probe import load_queries
 from indexer.recall import FLOOR
 from indexer.reindex import Encoders, Release, Report
 from indexer.store import IndexKind
@@ -25,6 +26,7 @@ def add_build(parser: ArgumentParser) -> None:
     add("--variant", type=Variant, choices=list(Variant), help="which graph of the encoder")
     add("--index", type=IndexKind, choices=list(IndexKind), help="kind of index (default: by size, flat or hnsw)")
     add("--recall-floor", type=_share, default=FLOOR, help="least recall@10 of the index (%(default)s)")
+    add("--queries", type=Path, help='what recall is measured by, one {"text": …} a line (default: made up)')
     add("--field", action="append", default=[], metavar="id=NAME",
         help="a column that is named otherwise: id=, title=, text= or metadata=")  # fmt: skip
     add("--metadata-field", action="append", default=[], help="a further column that is metadata")
@@ -70,6 +72,7 @@ def build_options(arguments: Namespace) -> BuildOptions:
         overlap=arguments.overlap,
         index=arguments.index,
         recall_floor=arguments.recall_floor,
+        queries=tuple(load_queries(arguments.queries)) if arguments.queries else (),
         shard_texts=arguments.shard,
         threads=arguments.threads,
     )

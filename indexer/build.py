@@ -24,6 +24,7 @@ from indexer.passages import Budget, Cutter
 from indexer.recall import FLOOR, choose_depth, encode_queries, sample_queries
 from indexer.rejects import Rejects
 from indexer.reuse import Rows
+from indexer.store.arrays import Array
 from indexer.store.collection import Collection, new_version
 from indexer.store.disk_dict import DiskDict
 from indexer.store.documents import Documents
@@ -43,7 +44,10 @@ FLAT_PASSAGES = 20_000
 
 @dataclass(frozen=True)
 class BuildOptions:
-    """How to build. None leaves the choice to the build: by the encoder's max_length, by the corpus's size."""
+    """How to build. None leaves the choice to the build: by the encoder's max_length, by the corpus's size.
+
+    `queries` are what the recall of the index is measured by; none: some are made of the documents.
+    """
 
     fields: FieldMap = field(default_factory=FieldMap)
     skip_bad: bool = False
@@ -51,6 +55,7 @@ class BuildOptions:
     overlap: int = 64
     index: IndexKind | None = None
     recall_floor: float = FLOOR
+    queries: tuple[str, ...] = ()
     shard_texts: int = SHARD_TEXTS
     threads: int | None = None
 
@@ -74,6 +79,16 @@ class BuildSummary:
     recall: Recall | None
     rejects_file: Path | None
     seconds: dict[str, float]
+
+
+@dataclass(frozen=True)
+class _Indexed:
+    """The index that was built, and how far it is to be searched."""
+
+    kind: IndexKind
+    parameters: dict[str, int]
+    depth: int = 0
+    recall: Recall | None = None
 
 
 @dataclass
@@ -125,26 +140,13 @@ def _build_version(
             reuse, encoded = embed(hashes, composed, encoder, collection, options.shard_texts)
             vectors = writer.write_vectors(reuse.vectors(), encoder.spec.dim)
         with stages.timed("index"):
-            kind = options.index or (IndexKind.FLAT if len(passages) <= FLAT_PASSAGES else IndexKind.HNSW)
-            parameters = writer.write_index(vectors, kind)
-            index = VectorIndex.open(folder, kind, *vectors.shape)
-            depth, recall = _check(index, encoder, documents, options.recall_floor)
+            indexed = _index(writer, folder, vectors, encoder, documents, options)
         with stages.timed("lexical"):
             every = tqdm(texts(range(len(passages))), "words", len(passages), unit=" passages", disable=None)
             writer.write_lexical(f"{title}\n{text}" for title, text in every)
         with stages.timed("write"):
             counts = Counts(documents=len(documents), passages=len(passages), rejects=rejects.count)
-            built = Built(
-                index=kind,
-                index_parameters=parameters,
-                search_depth=depth,
-                recall=recall,
-                passage_tokens=budget.tokens,
-                passage_overlap=budget.overlap,
-                care_version=_care_version(),
-                created=created,
-            )
-            writer.finish(_facts(version, encoder, counts, built))
+            writer.finish(_facts(version, created, encoder, budget, counts, indexed))
         changes = changes_since_published(collection, documents)
     return BuildSummary(
         version=version,
@@ -153,8 +155,8 @@ def _build_version(
         changes=changes,
         encoded=encoded,
         reused=len(passages) - encoded,
-        index=kind,
-        recall=recall,
+        index=indexed.kind,
+        recall=indexed.recall,
         rejects_file=rejects.path if rejects.count else None,
         seconds=stages.seconds,
     )
@@ -178,17 +180,44 @@ def _compose(cutter: Cutter, texts: Callable[[Rows], Iterator[tuple[str, str]]],
     return (cutter.compose(title, text) for title, text in texts(rows))
 
 
-def _check(index: VectorIndex, encoder: Encoder, documents: Documents, floor: float) -> tuple[int, Recall | None]:
-    """How far the index must be searched, and what it then finds; an exact one needs no check."""
-    if index.kind is IndexKind.FLAT:
-        return 0, None
-    return choose_depth(index, encode_queries(encoder, sample_queries(documents)), floor)
+def _index(
+    writer: SnapshotWriter,
+    folder: Path,
+    vectors: Array,
+    encoder: Encoder,
+    documents: Documents,
+    options: BuildOptions,
+) -> _Indexed:
+    """Builds the index and finds out how far it must be searched; an exact one needs no check."""
+    kind = options.index or (IndexKind.FLAT if len(vectors) <= FLAT_PASSAGES else IndexKind.HNSW)
+    parameters = writer.write_index(vectors, kind)
+    if kind is IndexKind.FLAT:
+        return _Indexed(kind, parameters)
+    queries = encode_queries(encoder, options.queries or sample_queries(documents))
+    depth, recall = choose_depth(VectorIndex.open(folder, kind, *vectors.shape), queries, options.recall_floor)
+    return _Indexed(kind, parameters, depth, recall)
 
 
-def _facts(version: str, encoder: Encoder, counts: Counts, built: Built) -> Facts:
-    encoded_by = DocumentEncoder(fingerprint=encoder.fingerprint, variant=encoder.variant)
-    spec = encoder.spec
-    return Facts(version=version, space=spec.space, encoder=encoded_by, dim=spec.dim, counts=counts, built=built)
+def _facts(
+    version: str, created: datetime, encoder: Encoder, budget: Budget, counts: Counts, indexed: _Indexed
+) -> Facts:
+    return Facts(
+        version=version,
+        space=encoder.spec.space,
+        encoder=DocumentEncoder(fingerprint=encoder.fingerprint, variant=encoder.variant),
+        dim=encoder.spec.dim,
+        counts=counts,
+        built=Built(
+            index=indexed.kind,
+            index_parameters=indexed.parameters,
+            search_depth=indexed.depth,
+            recall=indexed.recall,
+            passage_tokens=budget.tokens,
+            passage_overlap=budget.overlap,
+            care_version=_care_version(),
+            created=created,
+        ),
+    )
 
 
 def _care_version() -> str:

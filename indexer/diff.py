@@ -16,6 +16,7 @@ from indexer.probe import top_documents
 from indexer.publish import served_manifest
 from indexer.store.collection import Collection
 from indexer.store.documents import Documents
+from indexer.store.errors import BadSnapshot
 from indexer.store.snapshot import Snapshot
 
 BLOCK = 1 << 18
@@ -64,9 +65,12 @@ def compare_documents(old: Documents, new: Documents) -> DocumentDiff:
 def changes_since_published(collection: Collection, new: Documents) -> Changes:
     """Against the version that is served; where none is, or none that can be read, every document is new."""
     served = served_manifest(collection)
-    if served is None:
+    try:
+        old = Documents.open(collection.folder(served.version), served.counts.documents) if served else None
+    except BadSnapshot:
+        old = None
+    if old is None:
         return Changes(len(new), 0, 0)
-    old = Documents.open(collection.folder(served.version), served.counts.documents)
     diff = compare_documents(old, new)
     return Changes(len(diff.added), len(diff.changed), len(diff.removed))
 

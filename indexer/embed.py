@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 
 from indexer.encode import Encoder, encode_shards
+from indexer.errors import BadBuild
 from indexer.reuse import Reuse, Rows
 from indexer.store.arrays import Array, load_array
 from indexer.store.collection import Collection
@@ -35,7 +36,8 @@ def embed(
     if len(missing):
         encode_shards(texts_of(missing), len(missing), encoder, shards, shard_texts)
         # Read back rather than remembered: what is used is what the disk has.
-        reuse.show(list(read_shards(shards, encoder.spec.dim)))
+        if reuse.show(list(read_shards(shards, encoder.spec.dim))):
+            raise BadBuild(f"{shards}: what was just written there reads otherwise; check the disk, then build again")
     return reuse, len(missing)
 
 

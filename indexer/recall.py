@@ -1,11 +1,12 @@
 """How much of the exact answer an index finds, and how far it must be searched to find enough.
 
-Queries are made of the documents themselves; none of them is a text that was indexed. Knows nothing of publishing.
+Queries come from a file or are made of the documents themselves. Knows nothing of publishing.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -33,7 +34,7 @@ def sample_queries(documents: Documents, count: int = QUERIES) -> list[str]:
     return [_query_for(documents.get(row)) for row in rows.tolist()]
 
 
-def encode_queries(encoder: Encoder, queries: list[str]) -> Vectors:
+def encode_queries(encoder: Encoder, queries: Sequence[str]) -> Vectors:
     """By the encoder's query side, if it has one: an encoder of documents stands in for its partner well enough."""
     return encoder.encode(queries, Side.QUERY if Side.QUERY in encoder.spec.sides else Side.DOCUMENT)
 

@@ -37,17 +37,15 @@ class Child:
         command: Sequence[str],
         environment: Mapping[str, str],
         *,
-        inherits: Sequence[int] = (),
         on_ready: Callable[[str], None] = lambda text: None,
         on_end: Callable[[int], None] = lambda pid: None,
     ) -> None:
-        """`inherits` are file descriptors; `on_ready` hears what the process said, `on_end` its id when it is over."""
+        """`command` is a module and its arguments. `on_ready` hears what it said, `on_end` its id when it is over."""
         self.name = name
         self.ready = asyncio.Event()
         self.process: Process | None = None
         self._command = [sys.executable, "-m", *command]
         self._environment = environment
-        self._inherits = inherits
         self._on_ready = on_ready
         self._on_end = on_end
         self._ending = False
@@ -103,9 +101,7 @@ class Child:
         ours, its = socket.socketpair()
         command = [*self._command, "--again"] if again else self._command
         with its:
-            self.process = await asyncio.create_subprocess_exec(
-                *command, stdin=its.fileno(), pass_fds=self._inherits, env=self._environment
-            )
+            self.process = await asyncio.create_subprocess_exec(*command, stdin=its.fileno(), env=self._environment)
         reader, writer = await asyncio.open_connection(sock=ours)
         try:
             word = read_word(await reader.readline())

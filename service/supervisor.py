@@ -10,7 +10,6 @@ import asyncio
 import logging
 import os
 import signal
-import socket
 import tempfile
 from collections.abc import Coroutine, Iterator
 from pathlib import Path
@@ -22,7 +21,7 @@ import service
 from service.child import Child
 from service.engine.check import check_engine
 from service.engine.frames import BadFrame
-from service.listener import bind
+from service.listener import reserve
 from service.logs import configure_logging
 from service.metrics import SHARED_FOLDER
 from service.settings import ENV_PREFIX, Settings
@@ -39,16 +38,17 @@ def supervise(settings: Settings) -> None:
     """Runs until SIGTERM or SIGINT, then has every process finish what it accepted. Raises StartFailed."""
     configure_logging(settings, "supervisor")
     with (
-        bind(settings.host, settings.port) as listener,
+        reserve(settings.host, settings.port) as address,
         tempfile.TemporaryDirectory(prefix="care-") as folder,
     ):
-        asyncio.run(Supervisor(settings, listener, Path(folder)).run())
+        taken = settings.model_copy(update={"port": address.getsockname()[1]})
+        asyncio.run(Supervisor(taken, Path(folder)).run())
 
 
 class Supervisor:
     """The processes of one service; `folder` holds their socket and the numbers behind /metrics."""
 
-    def __init__(self, settings: Settings, listener: socket.socket, folder: Path) -> None:
+    def __init__(self, settings: Settings, folder: Path) -> None:
         self._settings = settings
         self._metrics = folder / "metrics"
         self._metrics.mkdir()
@@ -58,20 +58,12 @@ class Supervisor:
         # What a killed process leaves behind goes with the folder.
         environment = environment_of(settings) | {SHARED_FOLDER: str(self._metrics), "TMPDIR": str(folder)}
         engine = ["service.engine.process", "--socket", str(self._socket)]
-        worker = ["service.worker", "--listener", str(listener.fileno())]
-        worker += ["--engine", str(self._socket)] if settings.has_engine_process else []
+        worker = ["service.worker", *(["--engine", str(self._socket)] if settings.has_engine_process else [])]
         self._engine = (
             Child("engine", engine, environment, on_end=self._forget) if settings.has_engine_process else None
         )
         self._workers = [
-            Child(
-                name,
-                [*worker, "--name", name],
-                environment,
-                inherits=[listener.fileno()],
-                on_ready=self._say_once,
-                on_end=self._forget,
-            )
+            Child(name, [*worker, "--name", name], environment, on_ready=self._say_once, on_end=self._forget)
             for name in (f"worker {number}" for number in range(1, settings.workers + 1))
         ]
 

@@ -1,7 +1,7 @@
 """One HTTP worker of several: `python -m service.worker`, started by the supervisor, never by hand.
 
-It serves on the listener that it inherits and ends when the supervisor tells it to, or is gone. Everything else is the
-service as it is alone.
+It listens at the address that it shares with its like, and ends when the supervisor tells it to, or is gone. Everything
+else is the service as it is alone.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import socket
 import sys
 import threading
 from argparse import ArgumentParser
@@ -19,6 +18,7 @@ import uvicorn
 
 from models.errors import CareError
 from service.lifeline import Lifeline, Word
+from service.listener import join
 from service.logs import configure_logging
 from service.run import serve_on
 from service.runtime import Place, Runtime
@@ -28,7 +28,6 @@ from service.settings import Settings
 def main() -> int:
     parser = ArgumentParser(description=__doc__)
     parser.add_argument("--name", required=True, help="what log lines call it")
-    parser.add_argument("--listener", type=int, required=True, help="file descriptor of the shared listener")
     parser.add_argument("--engine", type=Path, help="socket of the engine process, where there is one")
     parser.add_argument("--again", action="store_true", help="it takes the place of a worker that ended")
     arguments = parser.parse_args()
@@ -46,7 +45,7 @@ def main() -> int:
 
     place = Place(arguments.engine, lambda: os.kill(supervisor, signal.SIGHUP), arguments.again)
     try:
-        with socket.socket(fileno=arguments.listener) as listener:
+        with join(settings.host, settings.port) as listener:
             serve_on(listener, settings, started, place)
     except CareError as error:
         lifeline.say(Word(ready=False, text=str(error)))

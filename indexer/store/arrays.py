@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import mmap
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -39,7 +40,10 @@ def load_array(path: Path, dtype: str, shape: tuple[int | None, ...]) -> Array:
 
 
 class ArrayWriter:
-    """Appends rows to one .npy file whose length is known at the end; holds nothing but a buffer of the file's."""
+    """Appends rows to one .npy file whose length is known at the end; holds nothing but a buffer of the file's.
+
+    Used in a `with` where it can be, so that a failure leaves no file open.
+    """
 
     def __init__(self, path: Path, dtype: DTypeLike, row_shape: tuple[int, ...] = ()) -> None:
         """`dtype` names its byte order."""
@@ -50,6 +54,14 @@ class ArrayWriter:
         self._write_header(0)
         self._data_start = self._file.tell()
         self._bytes = 0
+
+    def __enter__(self) -> ArrayWriter:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.release()
 
     def __len__(self) -> int:
         return self._bytes // self._row_bytes

@@ -136,7 +136,7 @@ class Collection:
         The current version and the one that a rollback would go to always stay. Returns what was removed.
         """
         # Names begin with the time, so they compare with a time.
-        oldest = f"{(now or datetime.now(UTC)) - timedelta(days=keep_days):{VERSION_TIME}}"
+        oldest = _stamp((now or datetime.now(UTC)) - timedelta(days=keep_days))
         with in_turn(self._versions):
             versions = self.versions()
             kept = {*versions[max(0, len(versions) - keep) :], self.current(), self.previous()}
@@ -172,5 +172,8 @@ class Collection:
 
 def new_version(now: datetime | None = None) -> str:
     """A name that sorts by time, to the millisecond, and is its own even within one."""
-    moment = now or datetime.now(UTC)
-    return f"{moment:{VERSION_TIME}}{moment.microsecond // 1000:03d}Z-{secrets.token_hex(4)}"
+    return f"{_stamp(now or datetime.now(UTC))}Z-{secrets.token_hex(4)}"
+
+
+def _stamp(moment: datetime) -> str:
+    return f"{moment:{VERSION_TIME}}{moment.microsecond // 1000:03d}"

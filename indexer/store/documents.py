@@ -89,15 +89,18 @@ class DocumentsWriter:
 
 def _write_sorted(folder: Path, hashes: Array) -> None:
     """`ids.hashes.npy`, ascending, and `ids.rows.npy`."""
-    sorted_hashes, rows = ArrayWriter(folder / "ids.hashes.npy", "<u8"), ArrayWriter(folder / "ids.rows.npy", "<i4")
     bits = part_bits(len(hashes))
-    for part in range(1 << bits):
-        inside = rows_of_part(hashes, bits, part)
-        order = inside[np.argsort(hashes[inside], kind="stable")]
-        sorted_hashes.append(hashes[order])
-        rows.append(order)
-    sorted_hashes.close()
-    rows.close()
+    with (
+        ArrayWriter(folder / "ids.hashes.npy", "<u8") as ascending,
+        ArrayWriter(folder / "ids.rows.npy", "<i4") as rows,
+    ):
+        for part in range(1 << bits):
+            inside = rows_of_part(hashes, bits, part)
+            order = inside[np.argsort(hashes[inside], kind="stable")]
+            ascending.append(hashes[order])
+            rows.append(order)
+        ascending.close()
+        rows.close()
 
 
 class Documents:

@@ -81,7 +81,8 @@ class _Numbers:
         return FieldKind.NUMBER
 
     def _pad(self, rows: int) -> None:
-        self._values.append(np.full(rows - len(self._values), np.nan))
+        if missing := rows - len(self._values):
+            self._values.append(np.full(missing, np.nan))
 
 
 class _Keywords:
@@ -115,10 +116,10 @@ class _Keywords:
         final = self._write_vocabulary(folder, f"{stem}.vocabulary")
         starts = load_array(self._starts_path, "<i8", (documents + 1,))
         codes = load_array(self._codes_path, "<i4", (self._codes.close(),))
-        column = ArrayWriter(folder / f"{stem}.codes.npy", "<i4")
-        for block in _every_code(codes, final) if self._lists else _code_of_each(starts, codes, final):
-            column.append(block)
-        column.close()
+        with ArrayWriter(folder / f"{stem}.codes.npy", "<i4") as column:
+            for block in _every_code(codes, final) if self._lists else _code_of_each(starts, codes, final):
+                column.append(block)
+            column.close()
         self._codes_path.unlink()
         if self._lists:
             self._starts_path.rename(folder / f"{stem}.starts.npy")
@@ -133,7 +134,8 @@ class _Keywords:
 
     def _pad(self, rows: int) -> None:
         """Documents without a value begin where the next begins."""
-        self._starts.append(np.full(rows - len(self._starts), len(self._codes)))
+        if missing := rows - len(self._starts):
+            self._starts.append(np.full(missing, len(self._codes)))
 
     def _write_vocabulary(self, folder: Path, name: str) -> NDArray[np.int32]:
         """The texts in order; returns the final code of each code."""

@@ -36,9 +36,9 @@ def write_shard(folder: Path, embeddings: Embeddings) -> Path:
     rows = np.empty(len(embeddings.hashes), dtype=_row_type(embeddings.vectors.shape[1]))
     rows["hash"], rows["vector"] = embeddings.hashes, embeddings.vectors
     unfinished = folder / UNFINISHED
-    writer = ArrayWriter(unfinished, rows.dtype)
-    writer.append(rows)
-    writer.close()
+    with ArrayWriter(unfinished, rows.dtype) as writer:
+        writer.append(rows)
+        writer.close()
     sync(unfinished)
     path = folder / f"{sha256_of(unfinished)}{SUFFIX}"
     os.replace(unfinished, path)

@@ -60,13 +60,10 @@ class SnapshotWriter:
 
     def write_vectors(self, blocks: Iterable[Array], dim: int) -> Array:
         """`blocks` of vectors (any number, dim) float16 in passage-row order; returns a map of them all."""
-        writer = ArrayWriter(self._folder / VECTORS_FILE, "<f2", (dim,))
-        try:
+        with ArrayWriter(self._folder / VECTORS_FILE, "<f2", (dim,)) as writer:
             for block in blocks:
                 writer.append(block)
             passages = writer.close()
-        finally:
-            writer.release()
         return load_array(self._folder / VECTORS_FILE, "<f2", (passages, dim))
 
     def write_index(self, vectors: Array, kind: IndexKind) -> dict[str, int]:

@@ -11,17 +11,20 @@ import selectors
 import socket
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from service.engine.frames import READ_BYTES, BadFrame, FrameReader
-
-if TYPE_CHECKING:
-    from _typeshed import HasFileno
 
 logger = logging.getLogger(__name__)
 
 # A worker that leaves so much unread is stuck; it is cut off rather than waited for.
 MOST_UNREAD_BYTES = 64 * 1024 * 1024
+
+
+class HasFileno(Protocol):
+    """What a selector can watch."""
+
+    def fileno(self) -> int: ...
 
 
 @dataclass(slots=True, eq=False)

@@ -136,6 +136,14 @@ def test_a_damaged_version_gives_no_vectors(corpus: Corpus) -> None:
     assert len(texts) == 7
 
 
+def test_a_served_version_that_cannot_be_read_does_not_stop_a_build(corpus: Corpus) -> None:
+    summary, _ = corpus.build(ROWS)
+    (summary.folder / "ids.rows.npy").unlink()
+    later, texts = corpus.build(ROWS[1:])
+    assert (texts, later.changes) == ([], Changes(6, 0, 0))
+    assert corpus.collection.current() == later.version
+
+
 def test_shards_of_a_finished_build_are_gone(corpus: Corpus) -> None:
     corpus.build(ROWS)
     encoder = FastEncoder()

@@ -85,9 +85,13 @@ def test_a_build_below_the_floor_leaves_no_version_but_keeps_its_work(tmp_path: 
         build([corpus], FastEncoder(), collection, BuildOptions(index=IndexKind.IVF_PQ, recall_floor=1.0))
     assert collection.versions() == []
     encoder = FastEncoder()
-    summary = build([corpus], encoder, collection, BuildOptions(index=IndexKind.IVF_PQ, recall_floor=0.2))
+    queries = ("头痛怎么办", "发热", "骨折")
+    options = BuildOptions(index=IndexKind.IVF_PQ, recall_floor=0.2, queries=queries)
+    summary = build([corpus], encoder, collection, options)
     assert summary.encoded == 0
+    assert encoder.texts == list(queries)
     assert summary.recall is not None
+    assert summary.recall.queries == 3
     built = Manifest.read(summary.folder).built
     assert built.recall == summary.recall
     assert summary.recall.at_10 >= summary.recall.floor == 0.2
