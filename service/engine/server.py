@@ -138,14 +138,14 @@ class EngineServer:
 
     def _tell_openers(self, result: Result) -> None:
         opened = self._shelf.put(result)
+        if isinstance(opened, Exception) and not isinstance(opened, CareError):
+            logger.error("a serving could not be opened", exc_info=opened)
         for connection, number in self._openings.pop(result[0], []):
             if isinstance(opened, Held):
                 self._grant(connection, number, opened)
             else:
                 said = (type(opened).__name__, str(opened))
                 self._hub.send(connection, frames.write_control(Kind.REFUSED, number, said))
-        if isinstance(opened, Exception) and not isinstance(opened, CareError):
-            logger.error("a serving could not be opened", exc_info=opened)
 
     def _grant(self, connection: Connection, number: int, held: Held) -> None:
         if connection.is_open:
