@@ -63,6 +63,11 @@ class Searcher:
         self._metrics = metrics
         self._tools = Tools(settings, cache, metrics, embedder, hyde)
 
+    def require_room(self) -> None:
+        """Raises Overloaded at once where a query would be refused in the end; never where a cache may know it."""
+        if not self._tools.cache.enabled:
+            self._dispatcher.require_room()
+
     async def search(self, serving: Serving, request: SearchRequest) -> Answer:
         """The whole answer; raises InvalidRequest, BadFilter, DeadlineExceeded, and what the dispatcher raises."""
         run = await self._begin(serving, request, self._settings.max_queries)

@@ -79,7 +79,7 @@ class Settings(BaseSettings):
     )
     queue_limit: int = Field(default=1024, ge=1, description="Queries that may wait for the engine (429 beyond it).")
     max_wait_ms: int = Field(
-        default=100,
+        default=50,
         ge=1,
         description="Longest time that a query may be expected to wait for its answer (429 beyond it).",
     )

@@ -20,7 +20,12 @@ from models.tokenizer import FlatIds, Ids
 LENGTH_STEP = 8
 MOST_SHAPES = 128
 OUTPUT = "embedding"
-NUMPY_TYPES = {"tensor(float)": np.float32, "tensor(float16)": np.float16}
+NUMPY_TYPES: dict[str, type[np.generic]] = {
+    "tensor(float)": np.float32,
+    "tensor(float16)": np.float16,
+    "tensor(int64)": np.int64,
+    "tensor(int32)": np.int32,
+}
 
 Vectors = NDArray[np.float32]
 
@@ -30,19 +35,18 @@ class Buffers:
 
     def __init__(self, session: ort.InferenceSession, device: str, shape: tuple[int, int], dim: int) -> None:
         (output,) = session.get_outputs()
-        self._ids = ort.OrtValue.ortvalue_from_shape_and_type(shape, np.int64, device, 0)
-        self._mask = ort.OrtValue.ortvalue_from_shape_and_type(shape, np.int64, device, 0)
-        kind = NUMPY_TYPES[output.type]
-        self._embeddings = ort.OrtValue.ortvalue_from_shape_and_type((shape[0], dim), kind, device, 0)
+        self._inputs = {node.name: _allocate(shape, node.type, device) for node in session.get_inputs()}
+        self._embeddings = _allocate((shape[0], dim), output.type, device)
         self.binding: Any = session.io_binding()
-        inputs = {"input_ids": self._ids, "attention_mask": self._mask}
-        for node in session.get_inputs():
-            self.binding.bind_ortvalue_input(node.name, inputs[node.name])
+        for name, buffer in self._inputs.items():
+            self.binding.bind_ortvalue_input(name, buffer)
         self.binding.bind_ortvalue_output(OUTPUT, self._embeddings)
+        self._types = {node.name: NUMPY_TYPES[node.type] for node in session.get_inputs()}
 
     def fill(self, ids: Ids, mask: Ids) -> None:
-        self._ids.update_inplace(ids)
-        self._mask.update_inplace(mask)
+        for name, values in (("input_ids", ids), ("attention_mask", mask)):
+            if name in self._inputs:
+                self._inputs[name].update_inplace(values.astype(self._types[name], copy=False))
 
     def read(self, queries: int) -> Vectors:
         # A copy: of memory that the processor can see, numpy() is a view.
@@ -79,6 +83,10 @@ class BoundEncoder:
                 self._buffers.popitem(last=False)
         self._buffers.move_to_end(shape)
         return self._buffers[shape]
+
+
+def _allocate(shape: tuple[int, int], kind: str, device: str) -> ort.OrtValue:
+    return ort.OrtValue.ortvalue_from_shape_and_type(shape, NUMPY_TYPES[kind], device, 0)
 
 
 def next_shape(queries: int, longest: int, max_length: int) -> tuple[int, int]:

@@ -6,10 +6,12 @@ import math
 
 # The weight of the newest batch: the last twenty or so count.
 NEWEST = 0.1
-# Nothing is foretold from fewer batches than this: the first ones are slow.
+# Nothing is foretold from fewer queries than this: the first ones are slow.
 LEAST_SEEN = 10
 # A batch counts as at most so many times as long as was foretold: the machine stood still, not the engine.
 MOST_LATE = 4.0
+# No batch is larger.
+MOST_QUERIES = 1_000_000
 
 
 class CostModel:
@@ -20,14 +22,15 @@ class CostModel:
     """
 
     def __init__(self) -> None:
-        self._seen = 0
+        self._batches = self._seen = 0
         self._size = self._seconds = self._variance = self._covariance = 0.0
 
     def observe(self, queries: int, seconds: float) -> None:
         if self._seen >= LEAST_SEEN:
             seconds = min(seconds, MOST_LATE * (self.fixed + queries * self.per_query))
-        self._seen += 1
-        newest = max(NEWEST, 1 / self._seen)
+        self._seen += queries
+        self._batches += 1
+        newest = max(NEWEST, 1 / self._batches)
         away, late = queries - self._size, seconds - self._seconds
         self._size += newest * away
         self._seconds += newest * late
@@ -52,4 +55,4 @@ class CostModel:
 
     def queries(self, seconds: float) -> int:
         """How many queries a batch of so many seconds holds; 0 until enough was seen."""
-        return int((seconds - self.fixed) / self.per_query) if self.per_query > 0 else 0
+        return int(min((seconds - self.fixed) / self.per_query, MOST_QUERIES)) if self.per_query > 0 else 0

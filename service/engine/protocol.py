@@ -162,6 +162,10 @@ class Dispatcher(Protocol):
         """
         ...
 
+    def require_room(self) -> None:
+        """Raises Overloaded where a lone online job would be refused now: before any work is spent on its request."""
+        ...
+
     def __len__(self) -> int:
         """Jobs that wait, those in the engine not counted."""
         ...

@@ -13,12 +13,17 @@ from dataclasses import dataclass, field
 
 from service.engine.cost import CostModel
 from service.engine.lanes import SLICE_SECONDS, Lanes
+from service.engine.pressure import Pressure
 from service.engine.protocol import Job, Outcome
 from service.errors import DeadlineExceeded, Overloaded
 from service.serving import Serving
 
 # A request of more jobs than this is bulk unless it says otherwise.
 ONLINE_JOBS = 8
+# What is left of the allowed wait, and of the jobs that are always let in, while far more arrives than is done. Many
+# would be refused anyway, and a queue would only make the others wait.
+SHARE_UNDER_PRESSURE = 0.25
+JOBS_UNDER_PRESSURE = 3
 
 Future = asyncio.Future[Outcome]
 
@@ -28,7 +33,7 @@ class Limits:
     """How large a batch may grow, and how much may wait.
 
     Online jobs are refused once they would be answered later than `wait_seconds`, unless all that is there fits one
-    batch; `queue` bounds both lanes together.
+    batch; under pressure both shrink, so that whoever is let in is answered soon. `queue` bounds both lanes together.
     """
 
     batch_queries: int
@@ -82,6 +87,7 @@ class Queue:
         self._lanes: Lanes[Entry] = Lanes(limits.batch_queries, limits.batch_tokens)
         self._in_flight: dict[tuple[Serving, Job, bool], Entry] = {}
         self._late: list[Entry] = []
+        self._pressure = Pressure()
         self._others_until = 0.0
 
     def __len__(self) -> int:
@@ -106,6 +112,8 @@ class Queue:
         """Puts all jobs into their lane, or raises Overloaded."""
         seconds = math.inf if timeout_seconds is None else timeout_seconds
         bulk = len(jobs) > ONLINE_JOBS if bulk is None else bulk
+        if not bulk:
+            self._pressure.arrive(len(jobs), self._clock())
         if not probe and self._refusal(serving, jobs, bulk, seconds):
             self._drop(self._lanes.drop_unwanted(self._clock()))
             if (refusal := self._refusal(serving, jobs, bulk, seconds)) is not None:
@@ -123,6 +131,12 @@ class Queue:
             fresh.sort(key=lambda entry: entry.length)
         self._lanes.add(fresh, bulk=bulk, first=probe)
 
+    def require_room(self) -> None:
+        """Raises Overloaded where a lone online job would find no room, joining another not considered."""
+        if not self._has_room(1, bulk=False, timeout_seconds=math.inf):
+            self._pressure.arrive(1, self._clock())
+            raise self._overloaded(1, bulk=False)
+
     def take(self, *, bulk: bool = True) -> list[Entry]:
         """The next batch, of one serving, empty where nothing waits; what nobody waits for any more is dropped."""
         batch, dropped = self._lanes.take(self._clock(), self.cost.queries(SLICE_SECONDS), bulk=bulk)
@@ -131,12 +145,14 @@ class Queue:
 
     def leave(self, batch: Iterable[Entry]) -> int:
         """Forgets entries, which the caller answers or fails; returns how many were in flight."""
-        left = 0
+        left = online = 0
         for entry in batch:
             # Its like may have come after everything was cleared.
             if self._in_flight.get(entry.key) is entry:
                 del self._in_flight[entry.key]
                 left += 1
+                online += not entry.bulk
+        self._pressure.finish(online, self._clock())
         return left
 
     def others_wait(self, queries: int) -> None:
@@ -162,19 +178,28 @@ class Queue:
         return left
 
     def _refusal(self, serving: Serving, jobs: Sequence[Job], bulk: bool, timeout_seconds: float) -> Overloaded | None:
-        allowed = timeout_seconds if bulk else min(timeout_seconds, self._limits.wait_seconds)
-        if self._has_room(len(jobs), bulk, allowed):
+        if self._has_room(len(jobs), bulk, timeout_seconds):
             return None
         fresh = sum((serving, job, bulk) not in self._in_flight for job in jobs)
-        if not fresh or self._has_room(fresh, bulk, allowed):
+        if not fresh or self._has_room(fresh, bulk, timeout_seconds):
             return None
+        return self._overloaded(fresh, bulk)
+
+    def _overloaded(self, fresh: int, bulk: bool) -> Overloaded:
         return Overloaded("too many queries are waiting; try again shortly", self._expected_seconds(fresh, bulk))
 
-    def _has_room(self, fresh: int, bulk: bool, allowed_seconds: float) -> bool:
+    def _has_room(self, fresh: int, bulk: bool, timeout_seconds: float) -> bool:
         if len(self) + fresh > self._limits.queue:
             return False
-        at_once = self._ahead(fresh, bulk) <= self._limits.batch_queries and self._clock() >= self._others_until
-        return at_once or self._expected_seconds(fresh, bulk) <= allowed_seconds
+        now = self._clock()
+        at_once, allowed = self._limits.batch_queries, self._limits.wait_seconds
+        if bulk:
+            allowed = math.inf
+        elif self._pressure.is_high(now, slack=max(at_once, self.cost.queries(allowed))):
+            at_once, allowed = JOBS_UNDER_PRESSURE, allowed * SHARE_UNDER_PRESSURE
+        if self._ahead(fresh, bulk) <= at_once and now >= self._others_until:
+            return True
+        return self._expected_seconds(fresh, bulk) <= min(timeout_seconds, allowed)
 
     def _ahead(self, fresh: int, bulk: bool) -> int:
         """Jobs to compute until the last of some fresh ones is done: bulk jobs that wait do not hold up online ones."""

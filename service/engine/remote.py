@@ -83,6 +83,10 @@ class RemoteEngine:
         self._pump_soon()
         return futures
 
+    def require_room(self) -> None:
+        """See Dispatcher."""
+        self._queue.require_room()
+
     async def close(self, timeout_seconds: float | None = None) -> None:
         """Accepts nothing more, answers what was accepted; after the timeout the rest is refused."""
         self._closing = True

@@ -41,6 +41,7 @@ CORPUS = [
         "metadata": {"kind": "aid"},
     },
     {"_id": "l1", "title": "阑尾炎", "text": LONG, "metadata": {"kind": "disease", "tags": ["外科", "腹痛"]}},
+    {"_id": "n1", "title": "骨折的现场固定", "text": "", "metadata": {"kind": "aid"}},
 ]
 
 
@@ -99,7 +100,13 @@ def test_summary_and_manifest_agree(built: BuildSummary, snapshot: Snapshot, enc
 
 @pytest.mark.parametrize(
     ("query", "expected"),
-    [("血压高吃什么药", "d1"), ("二甲双胍治什么病", "d2"), ("白细胞偏高", "t1"), ("chest compressions", "e1")],
+    [
+        ("血压高吃什么药", "d1"),
+        ("二甲双胍治什么病", "d2"),
+        ("白细胞偏高", "t1"),
+        ("chest compressions", "e1"),
+        ("腿摔断了先怎么固定", "n1"),
+    ],
 )
 def test_dense_search_finds_the_document(snapshot: Snapshot, encoder: OnnxEncoder, query: str, expected: str) -> None:
     assert found_ids(snapshot, encoder, query) == [expected]
@@ -144,7 +151,7 @@ def test_bad_rows_stop_the_build_and_leave_no_version(tmp_path: Path, corpus: Pa
     bad = tmp_path / "bad.jsonl"
     bad.write_bytes(corpus.read_bytes() + b"{broken\n")
     collection = Collection(tmp_path / "collection")
-    with pytest.raises(BadCorpus, match=r"1 bad rows: .*bad\.jsonl:6: not JSON.*--skip-bad"):
+    with pytest.raises(BadCorpus, match=r"1 bad rows: .*bad\.jsonl:7: not JSON.*--skip-bad"):
         build([bad], encoder, collection)
     assert collection.versions() == []
     assert list((collection.root / "versions").iterdir()) == []

@@ -12,6 +12,7 @@ from indexer.build import BuildOptions, BuildSummary, build
 from indexer.diff import Changes
 from indexer.store import Collection, Snapshot
 from indexer.store.shards import read_shards
+from tests.bench.index import write_corpus
 from tests.support.fast_encoder import DIM, FastEncoder
 from tests.unit.indexer.support import write_lines
 
@@ -112,6 +113,16 @@ def test_encoders_that_differ_in_their_instruction_share_nothing(corpus: Corpus)
     told, texts = corpus.build(ROWS, FastEncoder(instruction="为检索表示："))
     assert len(texts) == 7
     assert (corpus.vectors(plain) != corpus.vectors(told)).any(axis=1).all()
+
+
+def test_a_corpus_of_which_two_per_cent_changed_costs_two_per_cent(tmp_path: Path) -> None:
+    """The corpus of `make bench-index`, which measures the same at size."""
+    collection, encoder = Collection(tmp_path / "collection"), FastEncoder()
+    write_corpus(tmp_path / "c.jsonl.gz", 500, changed=0)
+    assert build([tmp_path / "c.jsonl.gz"], encoder, collection).encoded == 500
+    write_corpus(tmp_path / "c.jsonl.gz", 500, changed=0.02)
+    assert build([tmp_path / "c.jsonl.gz"], encoder, collection).encoded == 10
+    assert encoder.count == 510
 
 
 def test_vectors_go_with_the_last_version_that_has_them(corpus: Corpus) -> None:

@@ -106,6 +106,13 @@ def test_untitled_passage_is_read_as_it_stands(tokenizer: Tokenizer) -> None:
     assert Cutter(tokenizer, "", Budget(64, 8)).compose("", "正文") == "正文"
 
 
+@pytest.mark.parametrize("title", ["骨折固定", "很" * 500])
+def test_a_title_alone_is_one_passage(tokenizer: Tokenizer, title: str) -> None:
+    cutter = Cutter(tokenizer, "", Budget(64, 8))
+    assert cutter.cut([title], [""]) == [[(0, 0)]]
+    assert cutter.compose(title, "") == title[:31]
+
+
 @pytest.mark.parametrize(
     ("tokens", "overlap", "reason"),
     [

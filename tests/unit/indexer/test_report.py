@@ -102,6 +102,12 @@ class Handler(http.server.BaseHTTPRequestHandler):
         pass
 
 
+@pytest.fixture(autouse=True)
+def no_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A proxy that the tests inherit must not stand between them and this machine."""
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+
+
 @pytest.fixture
 def listener() -> Iterator[Listener]:
     with Listener() as server:

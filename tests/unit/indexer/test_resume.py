@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -111,39 +112,46 @@ def test_unfinished_work_of_another_encoder_is_left_alone(corpus: Path, collecti
     assert not any(path.exists() for path in files)
 
 
-# Files may not grow beyond so many bytes: what a full disk looks like to each that writes, and whom the line names.
-LIMITS = [
-    (10, IndexKind.FLAT, "File too large"),
-    (2_000, IndexKind.FLAT, "ids could not be written"),
-    (100_000, IndexKind.FLAT, "File too large"),
-    (240_000, IndexKind.FLAT, "lexical could not be written"),
-    (300_000, IndexKind.HNSW, "index.faiss could not be written"),
-]
 LIMITED = """
 import resource, sys
-from pathlib import Path
 import cli, indexer.reindex
 from tests.support.fast_encoder import FastEncoder
 indexer.reindex.Encoders.load = lambda self: FastEncoder()
-resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[1]), resource.RLIM_INFINITY))
-sys.exit(cli.main(["index", "build", "examples/corpus.jsonl", "--collection", sys.argv[2], "--index", sys.argv[3],
-                   "--passage-tokens", "64", "--overlap", "8", "--shard", "64", "--threads", "1", "--publish"]))
+limit, corpus, collection, kind = sys.argv[1:]
+resource.setrlimit(resource.RLIMIT_FSIZE, (int(limit), resource.RLIM_INFINITY))
+options = ["--collection", collection, "--index", kind, "--threads", "1", "--publish"]
+sys.exit(cli.main(["index", "build", corpus, *options]))
 """
 
 
-@pytest.mark.parametrize(("limit", "kind", "said"), LIMITS)
-def test_a_full_disk_is_one_line_and_leaves_nothing_half_done(
-    tmp_path: Path, limit: int, kind: IndexKind, said: str
-) -> None:
-    command = [sys.executable, "-c", LIMITED, str(limit), str(tmp_path / "c"), kind]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 1
-    (line,) = done.stderr.splitlines()
-    assert line.startswith(f"care index: {tmp_path / 'c'}")
-    assert said in line
-    assert line.endswith("; free some space, then run the same command again")
-    assert Collection(tmp_path / "c").current() is None
-    assert list((tmp_path / "c" / "versions").iterdir()) == []
+def test_a_full_disk_is_one_line_and_leaves_nothing_half_done(tmp_path: Path) -> None:
+    """No file may grow beyond a limit, which is what a full disk looks like; each limit stops another writer."""
+    draw = random.Random(0)
+    texts = ("".join(chr(draw.randrange(0x4E00, 0x9000)) for _ in range(60)) for _ in range(800))
+    corpus = write_lines(tmp_path / "c.jsonl", *({"_id": str(n), "text": text} for n, text in enumerate(texts)))
+    options = BuildOptions(index=IndexKind.HNSW, threads=1)
+    folder = build([corpus], FastEncoder(), Collection(tmp_path / "sizes"), options).folder
+    # Written in this order; words of random characters take more room than the characters.
+    documents, graph = ((folder / name).stat().st_size for name in ("documents.bin", "index.faiss"))
+    words = max(path.stat().st_size for path in (folder / "lexical").iterdir())
+    assert (folder / "vectors.npy").stat().st_size < documents < min(graph, words)
+    root = tmp_path / "collection"
+    for limit, kind, said in (
+        (10, IndexKind.FLAT, "File too large"),
+        (2_000, IndexKind.FLAT, "ids could not be written"),
+        (documents // 2, IndexKind.FLAT, "File too large"),
+        ((documents + graph) // 2, IndexKind.HNSW, "index.faiss could not be written"),
+        ((documents + words) // 2, IndexKind.FLAT, "lexical could not be written"),
+    ):
+        command = [sys.executable, "-c", LIMITED, str(limit), str(corpus), str(root), kind]
+        done = subprocess.run(command, capture_output=True, text=True)
+        (line,) = done.stderr.splitlines()
+        assert done.returncode == 1
+        assert line.startswith(f"care index: {root}")
+        assert said in line
+        assert line.endswith("; free some space, then run the same command again")
+        assert Collection(root).current() is None
+        assert list((root / "versions").iterdir()) == []
 
 
 def test_a_corpus_that_cannot_be_read_leaves_nothing(collection: Collection, tmp_path: Path) -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 
 import pytest
 
+from service.engine.pressure import Pressure
 from service.engine.protocol import Outcome
-from service.engine.queue import ONLINE_JOBS, Limits, Queue
+from service.engine.queue import JOBS_UNDER_PRESSURE, ONLINE_JOBS, Entry, Limits, Queue
 from service.errors import DeadlineExceeded, Overloaded
 from service.serving import Serving
 from tests.unit.service.support import job, jobs, serving
@@ -196,3 +198,66 @@ async def test_without_a_limit_of_time_nothing_is_refused_but_by_count() -> None
     enter(queue, *names(50), bulk=False)
     with pytest.raises(Overloaded):
         enter(queue, "one too many")
+
+
+async def test_a_request_can_be_refused_before_any_work_is_spent_on_it() -> None:
+    clock = Clock()
+    queue = queue_that_takes(0.010, clock)
+    queue.require_room()
+    enter(queue, *names(10), bulk=False)
+    with pytest.raises(Overloaded) as refused:
+        queue.require_room()
+    assert refused.value.expected_seconds == pytest.approx(0.11)
+    queue.leave(queue.take())
+    queue.require_room()
+
+
+class OneByOne:
+    """An engine that is done with one job whenever it is told."""
+
+    def __init__(self, queue: Queue) -> None:
+        self._queue = queue
+        self._batch: list[Entry] = []
+
+    def finish_one(self) -> None:
+        self._batch = self._batch or self._queue.take()
+        self._queue.leave([self._batch.pop(0)])
+
+
+async def test_while_far_more_arrives_than_is_done_only_few_are_let_in_and_answered_soon() -> None:
+    clock = Clock()
+    queue = queue_that_takes(0.010, clock)
+    engine, let_in = OneByOne(queue), []
+    for _ in range(300):  # a job a millisecond, and one done every ten
+        clock.now += 0.001
+        with contextlib.suppress(Overloaded):
+            queue.require_room()
+            let_in += enter(queue, f"q{len(let_in)}")
+        if round(clock.now * 1000) % 10 == 0:
+            engine.finish_one()
+    assert queue.in_flight <= JOBS_UNDER_PRESSURE
+    assert len(let_in) < 60
+    clock.now += 2.0  # the flood is over
+    enter(queue, *names(6, "after"))
+
+
+async def test_clients_that_wait_for_their_answers_are_no_pressure() -> None:
+    clock = Clock()
+    queue = queue_that_takes(0.010, clock)
+    engine = OneByOne(queue)
+    enter(queue, *names(9, "first"), bulk=False)
+    for number in range(200):  # whoever is answered asks again
+        clock.now += 0.010
+        engine.finish_one()
+        enter(queue, f"q{number}")
+
+
+def test_pressure_is_forgotten() -> None:
+    pressure = Pressure()
+    pressure.arrive(100, 1.0)
+    assert not pressure.is_high(1.0, slack=100)
+    assert pressure.is_high(1.0, slack=99)
+    pressure.finish(50, 1.0)
+    assert not pressure.is_high(1.0, slack=25)
+    assert pressure.is_high(1.0, slack=24)
+    assert not pressure.is_high(3.0, slack=1)

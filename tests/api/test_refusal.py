@@ -1,0 +1,58 @@
+"""A refusal under overload: early, cheap, and the connection goes on."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import json
+import socket
+
+import httpx
+
+from tests.api.gate import Gate
+from tests.api.live import live
+from tests.api.support import Built, make_settings
+
+WAIT_SECONDS = 30.0
+
+
+def answer_of(connection: socket.socket) -> tuple[int, dict[str, str], bytes]:
+    received = b""
+    while b"\r\n\r\n" not in received:
+        received += connection.recv(65536)
+    head, _, body = received.partition(b"\r\n\r\n")
+    lines = head.decode().split("\r\n")
+    headers = dict(line.lower().split(": ", 1) for line in lines[1:])
+    while len(body) < int(headers["content-length"]):
+        body += connection.recv(65536)
+    return int(lines[0].split()[1]), headers, body
+
+
+def test_a_request_is_refused_before_its_body_came_and_its_connection_stays(built: Built, gate: Gate) -> None:
+    body = json.dumps({"query": "c"}).encode()
+    head = b"POST /v1/search HTTP/1.1\r\nHost: care\r\nContent-Length: %d\r\n\r\n" % len(body)
+    settings = make_settings(built, threads=1, reload_seconds=0, queue_limit=1, max_queries=1)
+    with live(settings) as address, concurrent.futures.ThreadPoolExecutor(2) as pool:
+        try:
+            while gate.entered.acquire(blocking=False):
+                pass
+            gate.open.clear()
+            accepted = [pool.submit(httpx.get, f"{address}/v1/search", params={"q": "a"}, timeout=WAIT_SECONDS)]
+            assert gate.entered.acquire(timeout=WAIT_SECONDS)
+            accepted.append(pool.submit(httpx.get, f"{address}/v1/search", params={"q": "b"}, timeout=WAIT_SECONDS))
+            with httpx.Client(base_url=address) as watch:
+                while "care_queue_length 1.0" not in watch.get("/metrics").text:
+                    pass
+            host, _, port = address.removeprefix("http://").partition(":")
+            with socket.create_connection((host, int(port)), timeout=WAIT_SECONDS) as connection:
+                connection.sendall(head)
+                status, headers, answered = answer_of(connection)
+                assert (status, headers["retry-after"]) == (429, "1")
+                assert json.loads(answered)["error"]["code"] == "overloaded"
+                connection.sendall(body + b"GET /livez HTTP/1.1\r\nHost: care\r\n\r\n")
+                assert answer_of(connection)[0] == 200
+                gate.open.set()
+                assert [answer.result().status_code for answer in accepted] == [200, 200]
+                connection.sendall(head + body)
+                assert answer_of(connection)[0] == 200
+        finally:
+            gate.open.set()
