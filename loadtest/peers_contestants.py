@@ -86,7 +86,7 @@ def _txtai(prepared: Prepared, folder: Path, threads: int) -> Server:
 
 def _infinity(prepared: Prepared, threads: int) -> Server:
     port = free_port()
-    files = (prepared.weights, prepared.index, prepared.ids)
+    files = (prepared.weights, prepared.vectors, prepared.index, prepared.ids)
     command = [str(INFINITY), "-m", "loadtest.peers_infinity", *map(str, files), str(port)]
     return Server(f"infinity-{threads}", command, port, _environment(threads))
 

@@ -1,6 +1,6 @@
 """Infinity with an in-memory FAISS search, as one server for `make bench-peers`. Runs in Infinity's own environment.
 
-  python -m loadtest.peers_infinity WEIGHTS INDEX IDS PORT
+  python -m loadtest.peers_infinity WEIGHTS VECTORS INDEX IDS PORT
 
 Infinity's engine is called in the process that answers, and FAISS in the event loop right after it: no second HTTP
 hop, no vectors as JSON, no middleware. Search included, it takes no more processor time than Infinity's own server
@@ -14,6 +14,7 @@ import json
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import faiss
 import numpy as np
@@ -64,9 +65,20 @@ def create_app(weights: Path, index: faiss.Index, ids: list[str]) -> Starlette:
     return Starlette(routes=routes, lifespan=lifespan)
 
 
-def main(weights: str, index: str, ids: str, port: str) -> None:
-    loaded = faiss.read_index(index)
-    faiss.ParameterSpace().set_index_parameter(loaded, "efSearch", EF_SEARCH)
+def open_index(vectors: Path, graph: Path) -> Any:  # noqa: ANN401 - what read_index gives has no type of its own
+    """Our file holds the links of the graph alone; the vectors are beside it, and lie in memory here."""
+    index: Any = faiss.read_index(str(graph))
+    storage = faiss.IndexFlatIP(index.d)
+    storage.add(np.load(vectors).astype(np.float32))
+    index.storage = storage
+    index.own_fields = False
+    index.referenced_objects = [storage]
+    faiss.ParameterSpace().set_index_parameter(index, "efSearch", EF_SEARCH)
+    return index
+
+
+def main(weights: str, vectors: str, index: str, ids: str, port: str) -> None:
+    loaded = open_index(Path(vectors), Path(index))
     names = json.loads(Path(ids).read_text(encoding="utf-8"))
     app = create_app(Path(weights), loaded, names)
     uvicorn.run(app, host="127.0.0.1", port=int(port), loop="uvloop", http="httptools", access_log=False)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Iterable
+from http import HTTPStatus
 from types import TracebackType
 from typing import Self
 
 from starlette.types import Message, Receive, Scope, Send
 
-from service.errors import INTERNAL, BodyTooLarge, answer_for
+from service.errors import INTERNAL, BodyTooLarge, ErrorAnswer, answer_for
 
 logger = logging.getLogger(__name__)
 
@@ -80,6 +81,16 @@ class WhileConnected:
         if not self._over:
             self._left = True
             self._task.cancel()
+
+
+def written(answer: ErrorAnswer, request_id: str, *, close: bool = False) -> bytes:
+    """An error as it goes over the wire, for a request that the application never sees; `close` ends the connection."""
+    body = answer.body(request_id)
+    headers = [*answer.header_pairs(), (b"x-request-id", request_id.encode())]
+    if close:
+        headers.append((b"connection", b"close"))
+    lines = b"".join(b"%b: %b\r\n" % pair for pair in (JSON, (b"content-length", b"%d" % len(body)), *headers))
+    return b"HTTP/1.1 %d %b\r\n%b\r\n%b" % (answer.status, HTTPStatus(answer.status).phrase.encode(), lines, body)
 
 
 async def send_bytes(send: Send, body: bytes, status: int = 200, headers: Iterable[tuple[bytes, bytes]] = ()) -> None:

@@ -14,8 +14,9 @@ from time import perf_counter, time
 import orjson
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from models.errors import CareError
 from service.errors import answer_for
-from service.http import ClientLeft, send_bytes
+from service.http import ClientLeft, send_bytes, written
 from service.logs import ACCESS_LOGGER
 from service.metrics import Metrics
 
@@ -68,6 +69,12 @@ class RequestFrame:
             await send_bytes(send_with_id, answer.body(request_id), answer.status, answer.header_pairs())
         finally:
             self._account(scope, request_id, status or CLIENT_CLOSED, perf_counter() - began)
+
+    def refuse(self, scope: Scope, error: CareError, *, close: bool) -> bytes:
+        """The whole answer to a request that is not to come in; `close`: its connection ends with it."""
+        answer, request_id = answer_for(error), _request_id(scope)
+        self._account(scope, request_id, answer.status, 0.0)
+        return written(answer, request_id, close=close)
 
     def _account(self, scope: Scope, request_id: str, status: int, seconds: float) -> None:
         route = self._route(scope)

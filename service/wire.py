@@ -9,16 +9,18 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from http import HTTPStatus
+from collections.abc import Callable
 from typing import Any, cast
 from urllib.parse import quote
 
 import uvicorn
-from starlette.types import ASGIApp
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from fastapi import FastAPI
+from starlette.types import ASGIApp, Scope
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from models.errors import CareError
 from service.errors import MalformedHttp, SlowRequest, answer_for
+from service.http import written
 from service.settings import Settings
 
 PRINTABLE_ASCII = "".join(map(chr, range(0x20, 0x7F)))
@@ -26,6 +28,9 @@ PRINTABLE_ASCII = "".join(map(chr, range(0x20, 0x7F)))
 MAX_HEAD_BYTES = 256 * 1024
 # What a client that asked for it waits for before it sends its body.
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+
+Refusal = Callable[[Scope, bool], bytes | None]
+"""The whole answer to a request that there is no room for, None where there is; the flag: is its connection to end?"""
 
 
 class _Joined:
@@ -66,6 +71,7 @@ class TolerantProtocol(HttpToolsProtocol):
     """
 
     receive_seconds = 30.0
+    refusal: Refusal
     _head_bytes = 0
     _in_head = True
     _receiving = False
@@ -109,6 +115,18 @@ class TolerantProtocol(HttpToolsProtocol):
         self._in_head, self._receiving = True, False
         super().on_message_complete()
 
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGIApp) -> None:  # type: ignore[override]
+        """Refuses on the spot, before there is a task or a body: refusing must not take the time of answering."""
+        refused = self.refusal(cast(Scope, cycle.scope), not cycle.keep_alive)
+        if refused is None:
+            super()._start_asgi_task(cycle, app)  # type: ignore[arg-type]
+            return
+        cycle.response_started = cycle.response_complete = True
+        self.transport.write(refused)
+        if not cycle.keep_alive:
+            self.transport.close()
+        self.on_response_complete()
+
     def on_response_complete(self) -> None:
         self._joined.flush()
         super().on_response_complete()
@@ -142,22 +160,15 @@ class TolerantProtocol(HttpToolsProtocol):
         """Answers by hand: there is no request, or not all of it, that the application could answer."""
         if self.transport.is_closing():
             return
-        request_id = secrets.token_hex(8)
-        answer = answer_for(error)
-        body = answer.body(request_id)
-        head = (
-            b"HTTP/1.1 %d %b\r\ncontent-type: application/json\r\ncontent-length: %d\r\n"
-            b"x-request-id: %b\r\nconnection: close\r\n\r\n"
-            % (answer.status, HTTPStatus(answer.status).phrase.encode(), len(body), request_id.encode())
-        )
-        self.transport.write(head + body)
+        self.transport.write(written(answer_for(error), secrets.token_hex(8), close=True))
         self.transport.close()
 
 
-def http_config(app: ASGIApp, settings: Settings) -> uvicorn.Config:
-    """How an application is put on a socket; whoever runs it also runs its lifespan."""
-    # uvicorn makes the protocol's objects itself and knows no further arguments: the class carries the setting.
-    protocol = type("Protocol", (TolerantProtocol,), {"receive_seconds": settings.receive_seconds})
+def http_config(app: FastAPI, settings: Settings) -> uvicorn.Config:
+    """How the application is put on a socket; whoever runs it also runs its lifespan."""
+    # uvicorn makes the protocol's objects itself and knows no further arguments: the class carries them.
+    own = {"receive_seconds": settings.receive_seconds, "refusal": staticmethod(app.state.refusal)}
+    protocol = type("Protocol", (TolerantProtocol,), own)
     return uvicorn.Config(
         app,
         loop="uvloop",

@@ -31,8 +31,6 @@ class SearchRoute:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         runtime: Runtime = scope["app"].state.runtime
         settings = runtime.settings
-        # First of all: what is refused in the end must cost next to nothing, or refusing takes the time of answering.
-        runtime.searcher.require_room()
         body = await read_body(scope, receive, settings.max_body_bytes)
         if scope["method"] == "POST":
             request = parse_body(SearchRequest, body)

@@ -56,3 +56,29 @@ def test_a_request_is_refused_before_its_body_came_and_its_connection_stays(buil
                 assert answer_of(connection)[0] == 200
         finally:
             gate.open.set()
+
+
+def test_a_body_that_may_hold_many_queries_is_read_before_it_is_judged(built: Built, gate: Gate) -> None:
+    settings = make_settings(built, threads=1, reload_seconds=0, queue_limit=1, max_queries=64)
+    with live(settings) as address, concurrent.futures.ThreadPoolExecutor(2) as pool:
+        try:
+            while gate.entered.acquire(blocking=False):
+                pass
+            gate.open.clear()
+            accepted = [pool.submit(httpx.get, f"{address}/v1/search", params={"q": "a"}, timeout=WAIT_SECONDS)]
+            assert gate.entered.acquire(timeout=WAIT_SECONDS)
+            accepted.append(pool.submit(httpx.get, f"{address}/v1/search", params={"q": "b"}, timeout=WAIT_SECONDS))
+            with httpx.Client(base_url=address, timeout=WAIT_SECONDS) as client:
+                while "care_queue_length 1.0" not in client.get("/metrics").text:
+                    pass
+                # Wrong in itself, which only who reads it can know.
+                many = client.post("/v1/search", json={"query": ["高血压"] * 200})
+                assert (many.status_code, many.json()["error"]["field"]) == (422, "query")
+                refused = client.get("/v1/search", params={"q": "c"})
+                assert refused.status_code == 429
+                counted = client.get("/metrics").text
+                assert 'care_requests_total{route="/v1/search",status="429"} 1.0' in counted
+            gate.open.set()
+            assert [answer.result().status_code for answer in accepted] == [200, 200]
+        finally:
+            gate.open.set()
