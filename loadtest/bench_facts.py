@@ -13,8 +13,9 @@ from loadtest.client import REPOSITORY
 
 # Each line: builds of one library under different names, of which one is installed.
 PACKAGES = (
-    ("onnxruntime", "onnxruntime-gpu"),
-    ("faiss-cpu", "faiss-gpu-cuvs", "faiss-gpu"),
+    # Where both builds are installed, the one that the bench's own path puts first is a card's.
+    ("onnxruntime-gpu", "onnxruntime"),
+    ("faiss-gpu-cuvs", "faiss-gpu", "faiss-cpu"),
     ("fastapi",),
     ("uvicorn",),
     ("uvloop",),

@@ -59,7 +59,7 @@ def test_a_request_is_refused_before_its_body_came_and_its_connection_stays(buil
 
 
 def test_a_body_that_may_hold_many_queries_is_read_before_it_is_judged(built: Built, gate: Gate) -> None:
-    settings = make_settings(built, threads=1, reload_seconds=0, queue_limit=1, max_queries=64)
+    settings = make_settings(built, threads=1, reload_seconds=0, queue_limit=1, max_queries=1)
     with live(settings) as address, concurrent.futures.ThreadPoolExecutor(2) as pool:
         try:
             while gate.entered.acquire(blocking=False):
