@@ -49,7 +49,9 @@ class Encoders:
         try:  # by name: a build by ONNX graphs needs no torch
             packed = import_module("models.packed.encoder")
         except ModuleNotFoundError as error:
-            raise BadBuild(f"{self.documents} is read by torch, which is not here: install care-search[train]") from error
+            raise BadBuild(
+                f"{self.documents} is read by torch, which is not here: install care-search[train]"
+            ) from error
         options = {"device": self.device, "precision": self.precision, "token_budget": self.token_budget}
         encoder: Encoder = packed.PackedEncoder.load(self.documents, threads=self.threads, **options)
         return encoder

@@ -90,6 +90,8 @@ class TorchEncoder(nn.Module):
 
     def save(self, folder: Path) -> None:
         """Writes an encoder folder that `load` opens again; `encoder.json`, with the checksums, comes last."""
+        if (folder / ADAPTER_FOLDER).exists():
+            raise BadEncoder(f"{folder} holds an adapter, which would be merged again; save into another folder")
         folder.mkdir(parents=True, exist_ok=True)
         self.backbone.save_pretrained(folder, save_original_format=False)
         (folder / TOKENIZER_FILE).write_text(self.tokenizer_json, encoding="utf-8")

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import cache
 from inspect import signature
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -31,8 +31,7 @@ def varlen(batch: Packed) -> Attend:
     extent = (batch.boundaries, batch.boundaries, batch.longest, batch.longest)
 
     def attend(queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-        found: Tensor = varlen_attn(queries, keys, values, *extent, **options)
-        return found
+        return cast(Tensor, varlen_attn(queries, keys, values, *extent, **options))
 
     return attend
 
@@ -53,8 +52,7 @@ def flex(batch: Packed) -> Attend:
 
     def attend(queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
         parts = (part.transpose(0, 1).unsqueeze(0) for part in (queries, keys, values))
-        found: Tensor = kernel(*parts, block_mask=mask, enable_gqa=True)
-        return found.squeeze(0).transpose(0, 1)
+        return kernel(*parts, block_mask=mask, enable_gqa=True).squeeze(0).transpose(0, 1)
 
     return attend
 
@@ -67,7 +65,7 @@ def padded(batch: Packed) -> Attend:
 
     def grid(part: Tensor) -> Tensor:
         empty = part.new_zeros((documents * longest, *part.shape[1:]))
-        return empty.index_copy_(0, slots, part).unflatten(0, (documents, longest)).transpose(1, 2)
+        return empty.index_copy_(0, slots, part).view(documents, longest, *part.shape[1:]).transpose(1, 2)
 
     def attend(queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
         found = functional.scaled_dot_product_attention(
@@ -89,5 +87,5 @@ def default_backend(device: torch.device) -> Backend:
 def _flex_kernel(*, compiled: bool) -> Callable[..., Tensor]:
     from torch.nn.attention.flex_attention import flex_attention
 
-    kernel: Callable[..., Tensor] = torch.compile(flex_attention, dynamic=True) if compiled else flex_attention
-    return kernel
+    kernel = torch.compile(flex_attention, dynamic=True) if compiled else flex_attention
+    return cast(Callable[..., Tensor], kernel)

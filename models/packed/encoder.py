@@ -1,7 +1,7 @@
 """An encoder folder with torch weights as the indexer uses it: texts in, unit vectors out, the device always busy.
 
-While the device works on one batch, the next is tokenised, laid out and sent after it, and the vectors of the one before
-are copied back. A device that runs out of memory gets half as many tokens at a time from then on.
+While the device works on one batch, the next is tokenised, laid out and sent after it, and the vectors of the one
+before are copied back. A device that runs out of memory gets half as many tokens at a time from then on.
 """
 
 from __future__ import annotations
@@ -18,10 +18,11 @@ from torch import Tensor
 from torch.nn import functional
 
 from models.errors import BadEncoder, OutOfDeviceMemory
-from models.packed.attention import default_backend
+from models.packed.attention import default_backend, padded
 from models.packed.decoder import PackedDecoder
 from models.packed.layout import Packed, pack
 from models.packed.stream import Item, batches, tokenised
+from models.packed.weights import read_weights
 from models.spec import EncoderSpec, Pooling, Precision, Side
 from models.tokenizer import Tokenizer
 from models.torch_encoder import TorchEncoder, Vectors, weight_files
@@ -31,7 +32,7 @@ GPU_TOKENS = 32_768
 CPU_TOKENS = 4_096
 # Batches under way: one that runs, one that waits behind it.
 IN_FLIGHT = 2
-# Enough that the end of a call, where the device runs dry, does not count; of a 4B on a large card half a minute's work.
+# Enough that the end of a call, where the device runs dry, does not count: of a 4B, half a minute on a large card.
 GPU_TEXTS = 8_192
 CPU_TEXTS = 256
 
@@ -79,12 +80,11 @@ class PackedEncoder:
         encoder = TorchEncoder.load(folder, dtype=torch.float32 if chosen is Precision.FP32 else torch.bfloat16)
         if encoder.spec.pooling is not Pooling.EOS:
             raise BadEncoder(f"{folder}: pooling {encoder.spec.pooling} is not encoded by torch here; export it")
-        on_gpu = place.type == "cuda"
-        # Compiling pays where memory is the limit between matrix products: on the card.
-        options = {"fp8": chosen is Precision.FP8, "compiled": on_gpu}
         # Flash attention has no kernel for fp32.
-        backend = default_backend(place if chosen is not Precision.FP32 else torch.device("cpu"))
-        decoder = PackedDecoder(encoder.backbone, encoder.spec.max_length, place, backend, **options)
+        backend = default_backend(place) if chosen is not Precision.FP32 else padded
+        weights = read_weights(encoder.backbone, encoder.spec.max_length, place, fp8=chosen is Precision.FP8)
+        # Compiling pays where memory is the limit between the products: on a card.
+        decoder = PackedDecoder(weights, backend, compiled=place.type == "cuda")
         return cls(encoder.spec, chosen, encoder.tokenizer, weight_files(folder), decoder, place, token_budget)
 
     def encode(self, texts: Sequence[str], side: Side) -> Vectors:
@@ -137,7 +137,7 @@ class PackedEncoder:
         if self._device.type != "cuda":
             return _Sent(rows, vectors, None)
         here = torch.empty(vectors.shape, dtype=vectors.dtype, pin_memory=True).copy_(vectors, non_blocking=True)
-        done = torch.cuda.Event()
+        done = torch.cuda.Event()  # type: ignore[no-untyped-call]
         done.record()
         return _Sent(rows, here, done)
 

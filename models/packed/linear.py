@@ -36,26 +36,27 @@ class Dense:
 
 @dataclass(frozen=True, slots=True)
 class Scaled:
-    """A matrix (outputs, inputs) in fp8 and the scale of each output, (1, outputs)."""
+    """A matrix (outputs, inputs) in fp8 and the scale of each output, (1, outputs); products are in `dtype`."""
 
     weight: Tensor
     scale: Tensor
+    dtype: torch.dtype
     bias: Tensor | None = None
     quantised = True
 
     @classmethod
     def of(cls, dense: Dense) -> Scaled:
         weight, scale = quantise(dense.weight)
-        return cls(weight, scale.t().contiguous(), dense.bias)
+        return cls(weight, scale.t().contiguous(), dense.weight.dtype, dense.bias)
 
     def __call__(self, inputs: Activation) -> Tensor:
         values, scale = inputs
         if values.is_cuda:
             product = torch._scaled_mm(
-                values, self.weight.t(), scale, self.scale, out_dtype=torch.bfloat16, use_fast_accum=True
+                values, self.weight.t(), scale, self.scale, out_dtype=self.dtype, use_fast_accum=True
             )
         else:  # no such kernel: the same numbers, multiplied in float32
-            product = (values.float() @ self.weight.float().t()) * scale * self.scale
+            product = ((values.float() @ self.weight.float().t()) * scale * self.scale).to(self.dtype)
         return product if self.bias is None else product.add_(self.bias)
 
     def add_to(self, residual: Tensor, inputs: Activation) -> None:

@@ -26,7 +26,7 @@ class Heads(NamedTuple):
 
     def split(self, joint: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values (tokens, heads, width): views."""
-        parts = joint.unflatten(-1, (self.queries + 2 * self.keys, self.width))
+        parts = joint.view(len(joint), -1, self.width)
         first, second = self.queries, self.queries + self.keys
         return parts[:, :first], parts[:, first:second], parts[:, second:]
 
