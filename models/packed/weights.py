@@ -15,6 +15,7 @@ from torch import Tensor
 from transformers import PretrainedConfig, PreTrainedModel
 
 from models.errors import BadEncoder
+from models.packed.layout import TILE
 from models.packed.linear import Dense, Linear, Scaled
 from models.packed.pieces import Heads
 
@@ -72,6 +73,7 @@ def read_weights(
         own = _Part(state, f"layers.{number}.", device)
         narrow = [name for name in MATRICES if fp8 and name not in keep and number not in edges]
         layers.append(_layer(own, narrow))
+    positions = max(positions, TILE)  # of a batch's filler too
     angles = torch.arange(positions, device=device).float()[:, None] * rotary.inv_freq.to(device).float()
     width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     whole = _Part(state, "", device)

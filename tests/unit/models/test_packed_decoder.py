@@ -102,6 +102,6 @@ def test_what_is_not_computed_is_refused() -> None:
         read_weights(decoder("qwen3", hidden_act="gelu"), POSITIONS, CPU)
     with pytest.raises(BadEncoder, match="attention_bias"):
         read_weights(decoder("qwen3", attention_bias=True), POSITIONS, CPU)
+    rope = {"rope_type": "dynamic", "rope_theta": 300.0, "factor": 2.0}
     with pytest.raises(BadEncoder, match="rope type 'dynamic'"):
-        rope = {"rope_type": "dynamic", "rope_theta": 300.0, "factor": 2.0}
         read_weights(decoder("qwen3", rope_parameters=rope), POSITIONS, CPU)
