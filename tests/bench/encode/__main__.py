@@ -39,7 +39,7 @@ from tests.bench.encode.shapes import SHAPES, TINY, Shape, load_texts, tokenizer
 PARTS = ("ceiling", "products", *SHAPES, "peer", "fp8", "profile")
 
 
-def main() -> int:
+def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--corpus", type=Path, required=True, help="JSON lines with texts, .gz too")
     parser.add_argument("--tokenizer", type=Path, required=True, help="folder whose tokenizer counts the tokens")
@@ -51,7 +51,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=3, help="times that each is measured (%(default)s)")
     parser.add_argument("--keep", default="", help="what fp8 leaves in bf16, by commas: down, edges, …")
     parser.add_argument("--tiny", action="store_true")
-    given = parser.parse_args()
+    given = parser.parse_args(arguments)
     only = given.only.split(",")
     if unknown := set(only) - set(PARTS):
         parser.error(f"--only {','.join(sorted(unknown))}: the parts are {', '.join(PARTS)}")
