@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,7 +19,7 @@ from models.packed.weights import read_weights
 from models.spec import Side
 from models.tokenizer import Tokenizer
 from tests.bench.encode.clock import Spread, repeated, seconds
-from tests.bench.encode.peer import Peer
+from tests.bench.encode.peer import PeerRun
 from tests.bench.encode.shapes import MAX_LENGTH, Shape, encoder_of
 
 
@@ -94,16 +92,14 @@ def best_way(tried: dict[str, Any]) -> tuple[str, bool]:
 
 def at_length(
     shape: Shape, encoders: dict[str, PackedEncoder], corpus: Corpus, plan: Plan, ceiling: float,
-    peer: Peer | None = None,
+    peer: PeerRun | None = None,
 ) -> dict[str, Any]:  # fmt: skip
     """All texts from strings to vectors, by each encoder and the peer in turn, several times."""
     works: dict[str, Any] = {
         name: lambda encoder=encoder: encoder.encode(corpus.texts, Side.DOCUMENT) for name, encoder in encoders.items()
     }
     if peer is not None:
-        attention, size = peer.best(corpus.texts[: len(corpus.texts) // 4], lambda work: seconds(work, plan.device))
-        peer.use(attention)
-        works["sentence-transformers"] = lambda: peer.encode(corpus.texts, size)
+        works["sentence-transformers"] = lambda: peer.encode(corpus.texts)
     for name in encoders:
         works[name]()  # compiled for every shape that comes
     taken: dict[str, list[float]] = {name: [] for name in works}
@@ -114,7 +110,7 @@ def at_length(
     lengths = corpus.lengths()
     found = {name: _figures(shape, lengths, times, ceiling) for name, times in taken.items()}
     if peer is not None:
-        found["sentence-transformers"] |= {"attention": attention, "batch_size": size}
+        found["sentence-transformers"] |= {"attention": peer.attention, "batch_size": peer.batch_size}
     _compare(found, vectors)
     for name, figures in found.items():
         print(f"  {shape.name} {name}: {figures['said']}", flush=True)
@@ -151,7 +147,3 @@ def measured_encoder(
 ) -> PackedEncoder:  # fmt: skip
     options = {"budget": plan.budget, "compiled": way[1], "fp8": fp8, "keep": keep}
     return encoder_of(shape, model, corpus.tokenizer, BACKENDS[way[0]], **options)
-
-
-def new_peer(model: PreTrainedModel, corpus: Corpus) -> Peer:
-    return Peer(model, corpus.tokenizer_json, Path(tempfile.mkdtemp(prefix="care-peer-"), "model"))

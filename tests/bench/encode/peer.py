@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import numpy as np
 import torch
@@ -20,9 +22,11 @@ BATCH_SIZES = (32, 64, 128, 256)
 class Peer:
     """`encode(texts, batch_size)` by sentence-transformers; attention and batch size are the caller's to choose."""
 
-    def __init__(self, model: PreTrainedModel, tokenizer_json: str, folder: Path) -> None:
+    def __init__(self, model: PreTrainedModel, tokenizer_json: str) -> None:
         from sentence_transformers import SentenceTransformer
 
+        self._place = TemporaryDirectory(prefix="care-peer-")
+        folder = Path(self._place.name)
         _write(folder, model, tokenizer_json)
         device = next(model.parameters()).device
         self._model = model
@@ -41,7 +45,7 @@ class Peer:
         return np.asarray(self._sentence.encode(texts, batch_size=batch_size, show_progress_bar=False))
 
     def best(self, texts: list[str], time: Callable[[Callable[[], object]], float]) -> tuple[str, int]:
-        """The quickest attention and batch size; what does not run is left out."""
+        """The quickest attention and batch size that run here."""
         found: dict[tuple[str, int], float] = {}
         for attention in self.attentions():
             for size in BATCH_SIZES:
@@ -57,9 +61,21 @@ class Peer:
         return min(found, key=lambda how: found[how])
 
 
+@dataclass(frozen=True)
+class PeerRun:
+    """sentence-transformers as it is quickest."""
+
+    peer: Peer
+    attention: str
+    batch_size: int
+
+    def encode(self, texts: list[str]) -> np.ndarray:
+        self.peer.use(self.attention)
+        return self.peer.encode(texts, self.batch_size)
+
+
 def _write(folder: Path, model: PreTrainedModel, tokenizer_json: str) -> None:
     """A sentence-transformers folder around a stand-in of the model, in the layout that hubs have."""
-    folder.mkdir(parents=True)
     shape = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1}
     config = Qwen3Config(vocab_size=2, intermediate_size=32, head_dim=16, max_position_embeddings=MAX_LENGTH, **shape)
     AutoModel.from_config(config).save_pretrained(folder)

@@ -46,7 +46,7 @@ def _vectors(
 ) -> np.ndarray:  # fmt: skip
     encoder = TorchEncoder.load(folder, spec, dtype=dtype)
     weights = read_weights(encoder.backbone, spec.max_length, plan.device, fp8=fp8, keep=keep)
-    decoder = PackedDecoder(weights, BACKENDS[way], compiled=plan.compiled)
+    decoder = PackedDecoder(weights, BACKENDS[way])
     tokenizer = Tokenizer.from_json(encoder.tokenizer_json, spec.max_length)
     packed = PackedEncoder(
         spec, Precision.FP8 if fp8 else Precision.BF16, tokenizer, (), decoder, plan.device, plan.budget
