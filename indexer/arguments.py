@@ -5,14 +5,14 @@ from __future__ import annotations
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from pathlib import Path
 
-from indexer.build import SHARD_TEXTS, BuildOptions
+from indexer.build import BuildOptions
 from indexer.corpus import FieldMap
 from indexer.errors import BadBuild
 from indexer.probe import load_queries
 from indexer.recall import FLOOR
 from indexer.reindex import Encoders, Release, Report
 from indexer.store import IndexKind
-from models.spec import Variant
+from models.spec import Precision, Variant
 
 ENCODER = Path("models/pretrained/care-small-zh")
 COLLECTION = Path("var/collection")
@@ -24,6 +24,10 @@ def add_build(parser: ArgumentParser) -> None:
     add("corpus", type=Path, nargs="+", help="JSON lines (.gz too), Parquet or CSV files, or a folder")
     add("--encoder", type=Path, default=ENCODER, help="document encoder folder (%(default)s)")
     add("--variant", type=Variant, choices=list(Variant), help="which graph of the encoder")
+    add("--device", choices=("cpu", "cuda"), help="where it runs (default: ONNX graphs cpu; torch the card, if any)")
+    add("--precision", type=Precision, choices=list(Precision),
+        help="numbers of an encoder that torch runs, Qwen2 or Qwen3 (default: bf16 on a card, else fp32)")  # fmt: skip
+    add("--token-budget", type=_positive, help="tokens that torch takes at a time (default: by device)")
     add("--index", type=IndexKind, choices=list(IndexKind), help="kind of index (default: by size, flat or hnsw)")
     add("--recall-floor", type=_share, default=FLOOR, help="least recall@10 of the index (%(default)s)")
     add("--queries", type=Path, help='what recall is measured by, one {"text": …} a line (default: made up)')
@@ -35,7 +39,7 @@ def add_build(parser: ArgumentParser) -> None:
     add("--overlap", type=int, default=64, help="tokens that neighbours share (%(default)s)")
     add("--skip-bad", action="store_true", help="set bad rows aside in a file instead of stopping")
     add("--threads", type=_positive, help="threads of encoder and index build (default: all cores)")
-    add("--shard", type=_positive, default=SHARD_TEXTS, help="texts that a killed build may lose (%(default)s)")
+    add("--shard", type=_positive, help="texts that a killed build may lose (default: 1024 by ONNX, 8192 on a card)")
     add("--publish", action="store_true", help="serve the new version at once, if it passes every check")
     add("--canaries", type=Path, help='queries that must find documents: {"query": …, "must": [ids], "within": 10}')
     add("--query-encoder", type=Path, help="folder that reads the canaries (default: the document encoder)")
@@ -79,7 +83,15 @@ def build_options(arguments: Namespace) -> BuildOptions:
 
 
 def encoders(arguments: Namespace) -> Encoders:
-    return Encoders(arguments.encoder, arguments.variant, arguments.query_encoder, arguments.threads or 0)
+    return Encoders(
+        documents=arguments.encoder,
+        variant=arguments.variant,
+        queries=arguments.query_encoder,
+        threads=arguments.threads or 0,
+        device=arguments.device,
+        precision=arguments.precision,
+        token_budget=arguments.token_budget,
+    )
 
 
 def release(arguments: Namespace) -> Release:

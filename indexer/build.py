@@ -36,15 +36,13 @@ from indexer.texts import passage_texts
 from models.spec import Side
 
 READ_CHUNK = 512
-# What a killed build may lose: on two cores about ten seconds of a small encoder's work.
-SHARD_TEXTS = 1024
 # Exact search over this many passages takes a few milliseconds on one core; beyond it the graph is worth its build.
 FLAT_PASSAGES = 20_000
 
 
 @dataclass(frozen=True)
 class BuildOptions:
-    """How to build. None leaves the choice to the build: by the encoder's max_length, by the corpus's size.
+    """How to build. None leaves the choice to the build: by what the encoder says, by the corpus's size.
 
     `queries` are what the recall of the index is measured by; none: some are made of the documents.
     """
@@ -56,7 +54,7 @@ class BuildOptions:
     index: IndexKind | None = None
     recall_floor: float = FLOOR
     queries: tuple[str, ...] = ()
-    shard_texts: int = SHARD_TEXTS
+    shard_texts: int | None = None
     threads: int | None = None
 
 
@@ -137,7 +135,8 @@ def _build_version(
         texts = partial(passage_texts, documents, passages)
         with stages.timed("encode"):
             composed = partial(_compose, cutter, texts)
-            reuse, encoded = embed(hashes, composed, encoder, collection, options.shard_texts)
+            shard_texts = options.shard_texts or encoder.bulk_texts
+            reuse, encoded = embed(hashes, composed, encoder, collection, shard_texts)
             vectors = writer.write_vectors(reuse.vectors(), encoder.spec.dim)
         with stages.timed("index"):
             indexed = _index(writer, folder, vectors, encoder, documents, options)

@@ -20,7 +20,7 @@ from indexer.errors import BadBuild
 from indexer.store.passages import HASH_BYTES
 from indexer.store.shards import Embeddings, write_shard
 from models.onnx_encoder import Vectors
-from models.spec import EncoderSpec, Side, Variant
+from models.spec import EncoderSpec, Precision, Side, Variant
 from models.tokenizer import Tokenizer
 
 # The graph ends in the norm, so this allows for the arithmetic of int8 and fp16 graphs only.
@@ -30,16 +30,21 @@ Item = TypeVar("Item")
 
 
 class Encoder(Protocol):
-    """What the indexer asks of an encoder. Equal `fingerprint`, equal function from text to vector."""
+    """What the indexer asks of an encoder. Equal `fingerprint`, equal function from text to vector.
+
+    `bulk_texts` is how many texts it likes to get at once.
+    """
 
     @property
     def spec(self) -> EncoderSpec: ...
     @property
-    def variant(self) -> Variant: ...
+    def variant(self) -> Variant | Precision: ...
     @property
     def fingerprint(self) -> str: ...
     @property
     def tokenizer(self) -> Tokenizer: ...
+    @property
+    def bulk_texts(self) -> int: ...
     def encode(self, texts: Sequence[str], side: Side) -> Vectors: ...
 
 

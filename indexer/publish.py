@@ -11,7 +11,7 @@ from indexer.store.collection import Collection
 from indexer.store.errors import BadCollection, BadSnapshot
 from indexer.store.manifest import Manifest
 from indexer.store.snapshot import Snapshot
-from models.spec import EncoderSpec
+from models.spec import EncoderSpec, Variant
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +86,7 @@ def served_manifest(collection: Collection) -> Manifest | None:
 def is_encoded_by(collection: Collection, encoder: Path) -> bool:
     """Whether the served version was made by this encoder as it is now; False too where nothing sound is served."""
     served = served_manifest(collection)
-    if served is None:
+    if served is None or not isinstance(served.encoder.variant, Variant):
         return False
     return served.encoder.fingerprint == EncoderSpec.load(encoder).fingerprint(served.encoder.variant.filename)
 

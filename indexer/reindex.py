@@ -7,6 +7,7 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 
 from indexer.build import BuildOptions, BuildSummary, build
@@ -19,22 +20,43 @@ from indexer.store.collection import Collection
 from indexer.store.errors import Busy
 from indexer.store.snapshot import Snapshot
 from models.onnx_encoder import OnnxEncoder
-from models.spec import Side, Variant
+from models.reader import has_graph
+from models.spec import Precision, Side, Variant
 
 
 @dataclass(frozen=True)
 class Encoders:
-    """Which folder reads documents, and which queries (None: the same), for canaries."""
+    """Which folder reads documents and how, and which reads queries (None: the same), for canaries.
+
+    A folder is read by ONNX Runtime where it has a graph, else by torch; a precision asks for torch.
+    """
 
     documents: Path
     variant: Variant | None = None
     queries: Path | None = None
     threads: int = 0
+    device: str | None = None
+    precision: Precision | None = None
+    token_budget: int | None = None
 
-    def load(self) -> OnnxEncoder:
-        return OnnxEncoder.load(self.documents, self.variant, threads=self.threads)
+    def load(self) -> Encoder:
+        weights = any(self.documents.glob("*.safetensors"))
+        by_torch = self.precision is not None or (weights and not has_graph(self.documents))
+        if by_torch and self.variant is not None:
+            raise BadBuild(f"--variant {self.variant}: {self.documents} is read by torch; leave it out, or --precision")
+        if not by_torch:
+            return OnnxEncoder.load(self.documents, self.variant, device=self.device or "cpu", threads=self.threads)
+        try:  # by name: a build by ONNX graphs needs no torch
+            packed = import_module("models.packed.encoder")
+        except ModuleNotFoundError as error:
+            raise BadBuild(
+                f"{self.documents} is read by torch, which is not here: install care-search[train]"
+            ) from error
+        options = {"device": self.device, "precision": self.precision, "token_budget": self.token_budget}
+        encoder: Encoder = packed.PackedEncoder.load(self.documents, threads=self.threads, **options)
+        return encoder
 
-    def load_queries(self, documents: OnnxEncoder) -> OnnxEncoder:
+    def load_queries(self, documents: Encoder) -> Encoder:
         """The encoder of queries; refuses one that cannot be asked about these documents."""
         encoder = OnnxEncoder.load(self.queries, threads=self.threads) if self.queries else documents
         if Side.QUERY not in encoder.spec.sides:

@@ -15,6 +15,10 @@ class BadEncoder(CareError):
     """An encoder folder that is incomplete, altered or does not describe itself correctly."""
 
 
+class OutOfDeviceMemory(CareError):
+    """A device that cannot hold the activations of a single text."""
+
+
 class SpaceMismatch(CareError):
     """Two artefacts whose embeddings live in different spaces were about to meet."""
 

@@ -26,10 +26,14 @@ Vectors = NDArray[np.float32]
 # Padding is at most a third of a batch of bulk texts, which are sorted by length first; 4,096 tokens keep two
 # cores busy without holding more than a few megabytes of activations.
 BULK_TOKENS = 4096
+# On two cores about ten seconds of a small encoder's work.
+BULK_TEXTS = 1024
 
 
 class OnnxEncoder(TextReader):
     """A reader that holds the weights too: encodes token batches; safe to call from several threads."""
+
+    bulk_texts = BULK_TEXTS
 
     def __init__(
         self, spec: EncoderSpec, variant: Variant, tokenizer: Tokenizer, session: ort.InferenceSession

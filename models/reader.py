@@ -38,6 +38,11 @@ def open_tokenizer(folder: Path, spec: EncoderSpec) -> Tokenizer:
     return Tokenizer.load(verify_file(folder, TOKENIZER_FILE, spec), spec.max_length)
 
 
+def has_graph(folder: Path) -> bool:
+    """Whether any ONNX graph lies in the folder."""
+    return any((folder / variant.filename).is_file() for variant in Variant)
+
+
 def best_variant(folder: Path, device: str) -> Variant:
     """The fastest of the folder's graphs on cpu or cuda."""
     preference = GPU_PREFERENCE if device == "cuda" else CPU_PREFERENCE

@@ -47,6 +47,14 @@ class Variant(StrEnum):
         return "model.onnx" if self is Variant.FP32 else f"model.{self.value}.onnx"
 
 
+class Precision(StrEnum):
+    """The numbers in which torch computes with an encoder's weights."""
+
+    BF16 = "bf16"
+    FP32 = "fp32"
+    FP8 = "fp8"
+
+
 class Parity(BaseModel):
     """How close an exported graph came to the torch encoder on the check texts."""
 
@@ -84,10 +92,15 @@ class EncoderSpec(BaseModel):
     def instruction(self, side: Side) -> str:
         return self.query_instruction if side is Side.QUERY else self.document_instruction
 
-    def fingerprint(self, weights: str) -> str:
-        """Names the function text → embedding computed with the weights file `weights` of this folder."""
+    def fingerprint(self, *weights: str, precision: Precision | None = None) -> str:
+        """Names the function text → embedding computed with the `weights` files of this folder.
+
+        An ONNX graph says itself in what numbers it computes; of other weights, `precision` does.
+        """
         facts = self.model_dump(mode="json", exclude={"parity", "sides", "checksums"})
-        facts["files"] = [self.checksums.get(weights), self.checksums.get(TOKENIZER_FILE)]
+        facts["files"] = [self.checksums.get(name) for name in (*weights, TOKENIZER_FILE)]
+        if precision is not None:
+            facts["precision"] = precision
         return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
 
     def save(self, folder: Path) -> None:

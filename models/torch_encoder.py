@@ -27,7 +27,8 @@ from models.transformers_folder import CONFIG_FILE, check_length, read_config, r
 
 Vectors = NDArray[np.float32]
 
-WEIGHTS = ("*.safetensors", "*.safetensors.index.json")
+ADAPTER_FOLDER = "adapter"
+WEIGHTS = ("*.safetensors", "*.safetensors.index.json", f"{ADAPTER_FOLDER}/adapter_*.*")
 
 
 class TorchEncoder(nn.Module):
@@ -45,7 +46,8 @@ class TorchEncoder(nn.Module):
         """Opens an encoder folder, or a transformers folder of which `spec` says how it is used; in eval mode.
 
         An encoder folder is verified against its checksums, and no weight may be left over; of a transformers
-        folder, heads that the encoder does not use are left aside. No weight may be missing from either.
+        folder, heads that the encoder does not use are left aside. No weight may be missing from either. A LoRA
+        adapter in `adapter/` is merged into the weights.
         """
         transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
         # Weights that do not fit are our own error below.
@@ -63,6 +65,8 @@ class TorchEncoder(nn.Module):
             raise BadEncoder(f"{folder}: hidden_size is {config.hidden_size}, the spec says {spec.native_dim}")
         check_length(folder, config, spec.max_length)
         backbone = _load_backbone(folder, config, dtype, strict=own is not None)
+        if (folder / ADAPTER_FOLDER).is_dir():
+            backbone = _merge(backbone, folder / ADAPTER_FOLDER)
         return cls(backbone, spec, read_tokenizer(folder, spec.pooling, config)).eval()
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
@@ -86,11 +90,12 @@ class TorchEncoder(nn.Module):
 
     def save(self, folder: Path) -> None:
         """Writes an encoder folder that `load` opens again; `encoder.json`, with the checksums, comes last."""
+        if (folder / ADAPTER_FOLDER).exists():
+            raise BadEncoder(f"{folder} holds an adapter, which would be merged again; save into another folder")
         folder.mkdir(parents=True, exist_ok=True)
         self.backbone.save_pretrained(folder, save_original_format=False)
         (folder / TOKENIZER_FILE).write_text(self.tokenizer_json, encoding="utf-8")
-        names = sorted({path.name for pattern in WEIGHTS for path in folder.glob(pattern)})
-        checksums = {name: sha256_of(folder / name) for name in (CONFIG_FILE, TOKENIZER_FILE, *names)}
+        checksums = {name: sha256_of(folder / name) for name in (TOKENIZER_FILE, *weight_files(folder))}
         self.spec.model_copy(update={"checksums": checksums, "parity": {}}).save(folder)
 
 
@@ -133,9 +138,25 @@ def _load_backbone(folder: Path, config: PretrainedConfig, dtype: torch.dtype, *
     return backbone
 
 
+def _merge(backbone: PreTrainedModel, adapter: Path) -> PreTrainedModel:
+    from peft import PeftModel
+
+    try:
+        adapted = PeftModel.from_pretrained(backbone, adapter, local_files_only=True)
+    except (OSError, ValueError, RuntimeError, KeyError) as error:
+        raise BadEncoder(f"{adapter}: not an adapter of this backbone; save it by peft's save_pretrained") from error
+    merged: PreTrainedModel = adapted.merge_and_unload()
+    return merged
+
+
+def weight_files(folder: Path) -> list[str]:
+    """Names of the files that hold the weights, and of the configuration that says how they are used."""
+    names = sorted(path.relative_to(folder).as_posix() for pattern in WEIGHTS for path in folder.glob(pattern))
+    return [CONFIG_FILE, *names]
+
+
 def _verify(folder: Path, spec: EncoderSpec) -> None:
-    weights = [path.name for pattern in WEIGHTS for path in folder.glob(pattern)]
-    if not weights:
+    if not any(folder.glob(WEIGHTS[0])):
         raise BadEncoder(f"{folder}: no safetensors weights: it can be served, not trained or exported")
-    for name in (CONFIG_FILE, TOKENIZER_FILE, *weights):
+    for name in (TOKENIZER_FILE, *weight_files(folder)):
         verify_file(folder, name, spec)

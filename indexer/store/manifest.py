@@ -17,7 +17,7 @@ from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationErro
 from indexer.store.errors import BadSnapshot
 from indexer.store.kinds import IndexKind
 from models.errors import SpaceMismatch
-from models.spec import EncoderSpec, Variant, sha256_of
+from models.spec import EncoderSpec, Precision, Variant, sha256_of
 
 MANIFEST_FILE = "manifest.json"
 LEXICAL_FOLDER = "lexical"
@@ -38,7 +38,7 @@ class DocumentEncoder(_Value):
     """The encoder that read the documents: which function, in which numbers."""
 
     fingerprint: str
-    variant: Variant
+    variant: Variant | Precision
 
 
 class Counts(_Value):

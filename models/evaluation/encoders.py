@@ -19,6 +19,7 @@ import numpy as np
 from models.errors import BadEncoder, CareError
 from models.evaluation.cache import Vectors
 from models.onnx_encoder import BULK_TOKENS, OnnxEncoder, bulk_batches
+from models.reader import has_graph
 from models.spec import SPEC_FILE, EncoderSpec, Pooling, Side, Variant, sha256_of
 
 DEVICE, DTYPE, MAX_LENGTH, POOLING, VARIANT = "device", "dtype", "max_length", "pooling", "variant"
@@ -70,8 +71,7 @@ def open_encoder(text: str) -> OpenEncoder:
     described = (folder / SPEC_FILE).is_file()
     if described and (POOLING in options or MAX_LENGTH in options):
         raise BadEncoder(f"{text}: the folder's {SPEC_FILE} says its {POOLING} and {MAX_LENGTH}; leave them out")
-    has_graph = any((folder / variant.filename).is_file() for variant in Variant)
-    if described and has_graph and DTYPE not in options:
+    if described and has_graph(folder) and DTYPE not in options:
         return _open_onnx(folder, options)
     if VARIANT in options:
         raise BadEncoder(f"{text}: the folder has no ONNX graph to choose from; leave {VARIANT} out")

@@ -1,0 +1,148 @@
+"""An encoder folder with torch weights as the indexer uses it: texts in, unit vectors out, the device always busy.
+
+While the device works on one batch, the next is tokenised, laid out and sent after it, and the vectors of the one
+before are copied back. A device that runs out of memory gets half as many tokens at a time from then on.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from models.errors import BadEncoder, OutOfDeviceMemory
+from models.packed.attention import default_backend, padded
+from models.packed.decoder import PackedDecoder
+from models.packed.layout import Packed, pack
+from models.packed.stream import Item, batches, tokenised
+from models.packed.weights import read_weights
+from models.spec import EncoderSpec, Pooling, Precision, Side
+from models.tokenizer import Tokenizer
+from models.torch_encoder import TorchEncoder, Vectors, weight_files
+
+# Enough rows for the matrix kernels to run at their full speed; activations of an 8B take about 5 GB.
+GPU_TOKENS = 32_768
+CPU_TOKENS = 4_096
+# Batches under way: one that runs, one that waits behind it.
+IN_FLIGHT = 2
+# Enough that the end of a call, where the device runs dry, does not count: of a 4B, half a minute on a large card.
+GPU_TEXTS = 8_192
+CPU_TEXTS = 256
+
+Forward = Callable[[Packed], Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class _Sent:
+    """Vectors on their way back, and the rows that they belong to."""
+
+    rows: list[int]
+    vectors: Tensor
+    done: torch.cuda.Event | None
+
+
+class PackedEncoder:
+    """What the indexer asks of an encoder (`indexer.encode.Encoder`); not for several threads at once."""
+
+    def __init__(
+        self, spec: EncoderSpec, precision: Precision, tokenizer: Tokenizer, weights: Sequence[str],
+        forward: Forward, device: torch.device, token_budget: int | None = None,
+    ) -> None:  # fmt: skip
+        on_gpu = device.type == "cuda"
+        self.spec = spec
+        self.variant = precision
+        self.fingerprint = spec.fingerprint(*weights, precision=precision)
+        self.tokenizer = tokenizer
+        self.bulk_texts = GPU_TEXTS if on_gpu else CPU_TEXTS
+        self.token_budget = token_budget or (GPU_TOKENS if on_gpu else CPU_TOKENS)
+        self._forward = forward
+        self._device = device
+
+    @classmethod
+    def load(
+        cls, folder: Path, *, device: str | None = None, precision: Precision | None = None,
+        token_budget: int | None = None, threads: int = 0,
+    ) -> PackedEncoder:  # fmt: skip
+        """Opens and verifies an encoder folder; on the graphics card in bf16 if there is one, else here in fp32."""
+        place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+        if place.type == "cuda" and not torch.cuda.is_available():
+            raise BadEncoder(f"--device {device}: torch sees no graphics card here")
+        if threads:
+            torch.set_num_threads(threads)
+        chosen = precision or (Precision.BF16 if place.type == "cuda" else Precision.FP32)
+        encoder = TorchEncoder.load(folder, dtype=torch.float32 if chosen is Precision.FP32 else torch.bfloat16)
+        if encoder.spec.pooling is not Pooling.EOS:
+            raise BadEncoder(f"{folder}: pooling {encoder.spec.pooling} is not encoded by torch here; export it")
+        # Flash attention has no kernel for fp32.
+        backend = default_backend(place) if chosen is not Precision.FP32 else padded
+        weights = read_weights(encoder.backbone, encoder.spec.max_length, place, fp8=chosen is Precision.FP8)
+        # Compiling pays where memory is the limit between the products: on a card.
+        decoder = PackedDecoder(weights, backend, compiled=place.type == "cuda")
+        return cls(encoder.spec, chosen, encoder.tokenizer, weight_files(folder), decoder, place, token_budget)
+
+    def encode(self, texts: Sequence[str], side: Side) -> Vectors:
+        """Unit vectors (texts, dim) in the order given."""
+        instruction = self.spec.instruction(side)
+        items = tokenised([instruction + text for text in texts], self.tokenizer)
+        vectors = np.empty((len(texts), self.spec.dim), dtype=np.float32)
+        under_way: deque[_Sent] = deque()
+        for batch in batches(items, lambda: self.token_budget):
+            under_way.extend(self._send_all(batch))
+            while len(under_way) > IN_FLIGHT:
+                _receive(under_way.popleft(), vectors)
+        while under_way:
+            _receive(under_way.popleft(), vectors)
+        return vectors
+
+    def _send_all(self, batch: list[Item]) -> list[_Sent]:
+        """Starts the batch, in as many parts as the device's memory asks for."""
+        sent, waiting = [], deque([batch])
+        while waiting:
+            part = waiting.popleft()
+            try:
+                sent.append(self._send(part))
+                continue
+            except torch.OutOfMemoryError:
+                pass  # what the failed attempt holds is let go of with the exception, so before the next
+            if len(part) == 1:
+                raise OutOfDeviceMemory(
+                    f"{self._device} has not the memory for one text of {len(part[0].tokens)} tokens; "
+                    "use a larger card, --precision fp8 or a smaller encoder"
+                )
+            self._halve(sum(len(item.tokens) for item in part))
+            waiting.extendleft((part[len(part) // 2 :], part[: len(part) // 2]))
+        return sent
+
+    def _halve(self, tokens: int) -> None:
+        self.token_budget = max(tokens // 2, 1)
+        print(f"out of memory with {tokens} tokens at a time: going on with {self.token_budget}", file=sys.stderr)
+        if self._device.type == "cuda":
+            torch.cuda.empty_cache()
+
+    @torch.no_grad()
+    def _send(self, batch: list[Item]) -> _Sent:
+        hidden = self._forward(pack([item.tokens for item in batch], self._device))
+        # Cut first, then normed.
+        vectors = hidden.float()[:, : self.spec.dim]
+        if self.spec.normalize:
+            vectors = functional.normalize(vectors, dim=-1)
+        rows = [item.row for item in batch]
+        if self._device.type != "cuda":
+            return _Sent(rows, vectors, None)
+        here = torch.empty(vectors.shape, dtype=vectors.dtype, pin_memory=True).copy_(vectors, non_blocking=True)
+        done = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        done.record()
+        return _Sent(rows, here, done)
+
+
+def _receive(sent: _Sent, vectors: Vectors) -> None:
+    if sent.done is not None:
+        sent.done.synchronize()
+    vectors[sent.rows] = sent.vectors.numpy()

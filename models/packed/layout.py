@@ -1,0 +1,49 @@
+"""Documents laid end to end: one run of tokens, and where each document begins. Knows nothing of weights."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from models.tokenizer import Tokens, flatten
+
+# Matrix kernels are written for whole tiles; at most 63 tokens of a batch are filler.
+TILE = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """A batch on its device. The filler at its end, if any, is one more document, which `last` leaves out."""
+
+    ids: Tensor
+    """(tokens,) int32"""
+    positions: Tensor
+    """(tokens,) int64: each token's place in its document"""
+    boundaries: Tensor
+    """(documents + 1,) int32: where documents begin, and the end"""
+    last: Tensor
+    """(documents,) int64: the row of each document's last token"""
+    longest: int
+    """tokens of the longest document"""
+
+
+def pack(batch: Sequence[Tokens], device: torch.device) -> Packed:
+    """Lays the documents out and sends them to the device, without waiting for it."""
+    ids, lengths = flatten(batch)
+    last = np.cumsum(lengths, dtype=np.int64) - 1
+    filler = -len(ids) % TILE
+    if filler:
+        ids = np.concatenate([ids, np.zeros(filler, np.int32)])
+        lengths = np.append(lengths, np.int32(filler))
+    boundaries = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
+    positions = np.arange(len(ids)) - np.repeat(boundaries[:-1], lengths)
+
+    def send(array: np.ndarray) -> Tensor:
+        tensor = torch.from_numpy(array)
+        return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor
+
+    return Packed(send(ids), send(positions), send(boundaries), send(last), int(lengths.max()))

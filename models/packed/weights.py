@@ -1,0 +1,145 @@
+"""The weights of transformers' Qwen2 and Qwen3 models as a packed pass wants them.
+
+Query, key and value matrices stand side by side, gate and up likewise, so that a layer is four products. What the pass
+does not compute is refused here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PretrainedConfig, PreTrainedModel
+
+from models.errors import BadEncoder
+from models.packed.layout import TILE
+from models.packed.linear import Dense, Linear, Scaled
+from models.packed.pieces import Heads
+
+ARCHITECTURES = ("qwen2", "qwen3")
+# Their frequencies do not depend on how long a text is.
+ROPES = ("default", "linear", "llama3", "yarn")
+# A layer's matrices, and what they are joined of.
+MATRICES = {
+    "qkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+    "out": ("self_attn.o_proj",),
+    "gate_up": ("mlp.gate_proj", "mlp.up_proj"),
+    "down": ("mlp.down_proj",),
+}
+# The first and the last layer, where it is said what fp8 leaves alone.
+EDGES = "edges"
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """One layer's weights; `head_norms` are Qwen3's, of queries and keys."""
+
+    input_norm: Tensor
+    qkv: Linear
+    head_norms: tuple[Tensor, Tensor] | None
+    out: Linear
+    output_norm: Tensor
+    gate_up: Linear
+    down: Linear
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """All weights, on one device. `cos` and `sin` (positions, head width / 2) are float32."""
+
+    heads: Heads
+    eps: float
+    embedding: Tensor
+    cos: Tensor
+    sin: Tensor
+    layers: list[Layer]
+    norm: Tensor
+
+
+def read_weights(
+    backbone: PreTrainedModel, positions: int, device: torch.device, *, fp8: bool = False, keep: Collection[str] = ()
+) -> Weights:
+    """Copies the weights to the device. `keep` names what fp8 leaves alone: matrices of MATRICES, and EDGES."""
+    config, rotary = backbone.config, _rotary(backbone)
+    _require_known(config)
+    state = backbone.state_dict()
+    count = config.num_hidden_layers
+    edges = {0, count - 1} if EDGES in keep else set()
+    layers = []
+    for number in range(count):
+        own = _Part(state, f"layers.{number}.", device)
+        narrow = [name for name in MATRICES if fp8 and name not in keep and number not in edges]
+        layers.append(_layer(own, narrow))
+    positions = max(positions, TILE)  # of a batch's filler too
+    angles = torch.arange(positions, device=device).float()[:, None] * rotary.inv_freq.to(device).float()
+    width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    whole = _Part(state, "", device)
+    return Weights(
+        heads=Heads(config.num_attention_heads, config.num_key_value_heads, width),
+        eps=float(config.rms_norm_eps),
+        embedding=whole["embed_tokens.weight"],
+        cos=angles.cos() * rotary.attention_scaling,
+        sin=angles.sin() * rotary.attention_scaling,
+        layers=layers,
+        norm=whole["norm.weight"],
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """A part of a model's weights, by the rest of their names, on the device."""
+
+    state: Mapping[str, Tensor]
+    prefix: str
+    device: torch.device
+
+    def __contains__(self, name: str) -> bool:
+        return self.prefix + name in self.state
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self.state[self.prefix + name].to(self.device)
+
+    def joined(self, names: tuple[str, ...], kind: str) -> Tensor | None:
+        parts = [self[f"{name}.{kind}"] for name in names if f"{name}.{kind}" in self]
+        if len(parts) < 2:
+            return parts[0] if parts else None
+        return torch.cat(parts)
+
+
+def _layer(own: _Part, narrow: Collection[str]) -> Layer:
+    """The layer, with the matrices in `narrow` in fp8."""
+    matrices: dict[str, Linear] = {}
+    for name, parts in MATRICES.items():
+        weight = own.joined(parts, "weight")
+        assert weight is not None
+        dense = Dense(weight, own.joined(parts, "bias"))
+        matrices[name] = Scaled.of(dense) if name in narrow else dense
+    if matrices["out"].bias is not None:
+        raise BadEncoder("attention_bias is not supported (config.json); export the encoder (care export)")
+    normed = "self_attn.q_norm.weight" in own
+    return Layer(
+        input_norm=own["input_layernorm.weight"],
+        head_norms=(own["self_attn.q_norm.weight"], own["self_attn.k_norm.weight"]) if normed else None,
+        output_norm=own["post_attention_layernorm.weight"],
+        **matrices,
+    )
+
+
+def _rotary(backbone: PreTrainedModel) -> Any:  # noqa: ANN401 - a class of its own in each architecture
+    return getattr(backbone, "rotary_emb", None)
+
+
+def _require_known(config: PretrainedConfig) -> None:
+    if config.model_type not in ARCHITECTURES:
+        known = " and ".join(ARCHITECTURES)
+        raise BadEncoder(f"torch encodes {known} here, not {config.model_type}; make an ONNX graph (care export)")
+    rope = config.rope_parameters["rope_type"]
+    if rope not in ROPES:
+        raise BadEncoder(f"positions of rope type {rope!r} are not supported, only {', '.join(ROPES)}")
+    if "sliding_attention" in (getattr(config, "layer_types", None) or ()):
+        raise BadEncoder("sliding-window attention is not supported; set use_sliding_window to false in config.json")
+    if config.hidden_act != "silu":
+        raise BadEncoder(f"hidden_act {config.hidden_act!r} is not supported, only silu")

@@ -1,0 +1,75 @@
+"""The card's own limit: the best rate of large square products, and that of the products that a layer is made of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from models.packed.linear import Dense, Quantised, Scaled, quantise
+from tests.bench.encode.clock import repeated
+from tests.bench.encode.shapes import Shape
+
+ROUNDS = 5
+# Long enough that the card's clock is the one that it keeps under load.
+ROUND_SECONDS = 0.3
+# A rough rate, to choose how many calls make a round.
+EXPECTED = 600e12
+
+
+def ceiling(device: torch.device, dtype: torch.dtype, sizes: tuple[int, ...]) -> dict[str, Any]:
+    """TFLOP/s of square products in `dtype` and in fp8, random values in both; the best size counts."""
+    found: dict[str, Any] = {"bf16": {}, "fp8": {}}
+    for size in sizes:
+        one, two = (torch.randn(size, size, device=device, dtype=dtype) for _ in range(2))
+        calls = _calls(2.0 * size**3, device)
+        plain = repeated(partial(torch.mm, one, two.t()), device, ROUNDS, calls)
+        found["bf16"][size] = 2 * size**3 / plain.middle / 1e12
+        scaled = repeated(partial(Scaled.of(Dense(two)), quantise(one)), device, ROUNDS, calls)
+        found["fp8"][size] = 2 * size**3 / scaled.middle / 1e12
+        print(f"  {size}³: bf16 {found['bf16'][size]:.1f} TFLOP/s, fp8 by rows {found['fp8'][size]:.1f}", flush=True)
+    return found | {"bf16_best": max(found["bf16"].values()), "fp8_best": max(found["fp8"].values())}
+
+
+def products(shape: Shape, device: torch.device, dtype: torch.dtype, tokens: int) -> dict[str, dict[str, float]]:
+    """TFLOP/s of a layer's four products on so many tokens: by each library, in place, and in fp8."""
+    on_gpu = device.type == "cuda"
+    narrow = torch.compile(quantise) if on_gpu else quantise
+    found: dict[str, dict[str, float]] = {}
+    for name, (rows, columns) in shape.matrices().items():
+        dense = Dense(torch.randn(rows, columns, device=device, dtype=dtype))
+        inputs = torch.randn(tokens, columns, device=device, dtype=dtype)
+        residual = torch.zeros(tokens, rows, device=device, dtype=dtype)
+        scaled, quantised = Scaled.of(dense), quantise(inputs)
+        ways: dict[str, Callable[[], object]] = {
+            "plain": partial(dense, inputs),
+            "in place": partial(dense.add_to, residual, inputs),
+            "fp8": partial(scaled, quantised),
+            "fp8 with quantising": partial(_quantised, scaled, narrow, inputs),
+        }
+        rates: dict[str, float] = {}
+        for library in ("cublas", "cublaslt") if on_gpu else ("cpu",):
+            if on_gpu:
+                torch.backends.cuda.preferred_blas_library(library)
+            for way, work in ways.items():
+                flops = 2.0 * rows * columns * tokens
+                label = f"{library} {way}" if on_gpu else way
+                rates[label] = flops / repeated(work, device, ROUNDS, _calls(flops, device)).middle / 1e12
+        if on_gpu:
+            torch.backends.cuda.preferred_blas_library("default")
+        found[name] = rates
+        said = ", ".join(f"{way} {rate:.0f}" for way, rate in rates.items())
+        print(f"  {shape.name} {name} {rows} × {columns}: {said} TFLOP/s", flush=True)
+    return found
+
+
+def _quantised(matrix: Scaled, narrow: Callable[[Tensor], Quantised], inputs: Tensor) -> Tensor:
+    return matrix(narrow(inputs))
+
+
+def _calls(flops: float, device: torch.device) -> int:
+    """How many products make a round."""
+    return max(2, int(ROUND_SECONDS * EXPECTED / flops)) if device.type == "cuda" else 1

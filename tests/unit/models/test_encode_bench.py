@@ -1,0 +1,64 @@
+"""The benchmark of LLM encoding: what it counts as work, and that every step of it runs without a card."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from models.packed.attention import BACKENDS
+from models.packed.decoder import PackedDecoder
+from models.packed.layout import pack
+from models.packed.weights import read_weights
+from models.tokenizer import Tokens
+from tests.bench.encode.__main__ import main
+from tests.bench.encode.shapes import MAX_LENGTH, SHAPES, TINY
+from tests.support.packed import CPU
+
+BUNDLED = "models/pretrained/care-small-zh"
+
+
+def _addmm(residual: torch.Size, one: torch.Size, two: torch.Size, **_: object) -> int:
+    return 2 * one[0] * one[1] * two[1]
+
+
+def test_the_work_is_what_the_pass_multiplies() -> None:
+    shape = TINY["4b"]
+    lengths = [64, 50, 14]  # whole tiles: no filler
+    model = shape.build(CPU, torch.float32)
+    batch = pack([Tokens([7] * length, False) for length in lengths], CPU)
+    decoder = PackedDecoder(read_weights(model, MAX_LENGTH, CPU), BACKENDS["padded"])
+    # The counter knows no product that adds in place.
+    counted = FlopCounterMode(display=False, custom_mapping={torch.ops.aten.addmm_: _addmm})
+    with counted as counter:
+        decoder(batch)
+    attention = 4 * shape.layers * shape.heads * shape.width
+    causal = attention * sum(length * (length + 1) // 2 for length in lengths)
+    counts = counter.get_flop_counts()["Global"]
+    products = sum(count for operation, count in counts.items() if "mm" in str(operation))
+    assert shape.flops(lengths) == products + causal
+
+
+def test_the_shapes_have_the_published_sizes() -> None:
+    for name, billions in (("4b", 4.02), ("8b", 7.57)):
+        shape = SHAPES[name]
+        layer = sum(rows * columns for rows, columns in shape.matrices().values())
+        parameters = shape.layers * layer + shape.vocabulary * shape.hidden
+        assert parameters / 1e9 == pytest.approx(billions, abs=0.01)
+
+
+def test_a_dry_run_writes_its_figures_and_adds_to_them(tmp_path: Path) -> None:
+    words = ["--tiny", "--corpus", "examples/corpus.jsonl", "--tokenizer", BUNDLED, "--output", str(tmp_path)]
+    with pytest.raises(SystemExit, match="the ceiling is not known yet"):
+        main([*words, "--only", "4b"])
+    assert main([*words, "--only", "ceiling,4b,fp8,products", "--rounds", "1"]) == 0
+    assert main([*words, "--only", "4b", "--rounds", "1"]) == 0
+    figures = json.loads((tmp_path / "encode.json").read_text())
+    assert list(figures["length"]["tiny (4b)"]["runs"]) == ["bf16", "fp8"]
+    assert figures["length"]["tiny (4b)"]["runs"]["bf16"]["docs_per_second"] > 0
+    assert figures["length"]["tiny (4b)"]["runs"]["fp8"]["cosine_mean"] > 0.9
+    assert set(figures["products"]["tiny (4b)"]) == {"qkv", "out", "gate_up", "down"}
+    assert "| fp8 |" in (tmp_path / "encode.md").read_text()

@@ -1,0 +1,107 @@
+"""The packed pass gives what transformers gives, by every attention, for Qwen2 and Qwen3; fp8 comes near."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from models.errors import BadEncoder
+from models.packed.attention import BACKENDS
+from models.packed.decoder import PackedDecoder
+from models.packed.layout import TILE, pack
+from models.packed.linear import Dense, Scaled, quantise
+from models.packed.weights import EDGES, read_weights
+from tests.support.packed import CPU, LENGTHS, POSITIONS, decoder, documents, last_states
+from tests.support.tiny_models import tiny_encoder
+
+ARCHITECTURES = ("qwen2", "qwen3")
+
+
+@pytest.mark.parametrize("attention", ["padded", "flex"])
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+def test_documents_get_the_states_that_transformers_gives_them(architecture: str, attention: str) -> None:
+    model, batch = decoder(architecture), documents()
+    found = PackedDecoder(read_weights(model, POSITIONS, CPU), BACKENDS[attention])(pack(batch, CPU))
+    torch.testing.assert_close(found, last_states(model, batch), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "rope",
+    [
+        {"rope_type": "linear", "rope_theta": 300.0, "factor": 4.0},
+        {"rope_type": "yarn", "rope_theta": 300.0, "factor": 4.0, "original_max_position_embeddings": 16},
+    ],
+)
+def test_scaled_positions_are_transformers_own(rope: dict[str, object]) -> None:
+    model, batch = decoder("qwen3", rope_parameters=rope), documents()
+    found = PackedDecoder(read_weights(model, POSITIONS, CPU), BACKENDS["padded"])(pack(batch, CPU))
+    torch.testing.assert_close(found, last_states(model, batch), atol=1e-5, rtol=1e-5)
+
+
+def test_one_key_head_and_as_many_as_queries() -> None:
+    for key_heads in (1, 4):
+        model, batch = decoder("qwen2", num_key_value_heads=key_heads), documents()
+        found = PackedDecoder(read_weights(model, POSITIONS, CPU), BACKENDS["padded"])(pack(batch, CPU))
+        torch.testing.assert_close(found, last_states(model, batch), atol=1e-5, rtol=1e-5)
+
+
+def test_a_batch_is_filled_up_to_whole_tiles_with_what_nobody_reads() -> None:
+    batch = pack(documents(), CPU)
+    assert len(batch.ids) % TILE == 0
+    assert batch.boundaries.tolist()[: len(LENGTHS) + 1] == [0, 1, 6, 23, 63, 65, 66]
+    assert batch.boundaries.tolist()[-1] == len(batch.ids)
+    assert batch.last.tolist() == [0, 5, 22, 62, 64, 65]
+    assert batch.positions.tolist()[:8] == [0, 0, 1, 2, 3, 4, 0, 1]
+    whole = pack(documents((TILE,)), CPU)
+    assert (len(whole.ids), whole.boundaries.tolist(), whole.longest) == (TILE, [0, TILE], TILE)
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_fp8_comes_near_and_nearer_the_less_it_takes(architecture: str) -> None:
+    model, batch = decoder(architecture), documents()
+    expected = last_states(model, batch)
+
+    def distance(*keep: str) -> float:
+        weights = read_weights(model, POSITIONS, CPU, fp8=True, keep=keep)
+        found = PackedDecoder(weights, BACKENDS["padded"])(pack(batch, CPU))
+        return float(1 - torch.nn.functional.cosine_similarity(found, expected).mean())
+
+    everything = distance()
+    assert 1e-5 < everything < 0.02
+    assert distance("gate_up", "down") < everything
+    assert distance("qkv", "out", "gate_up", "down") < 1e-9
+    assert 0 < distance(EDGES) < everything
+
+
+def test_fp8_takes_weights_in_bf16() -> None:
+    model, batch = decoder("qwen2").to(torch.bfloat16), documents()
+    weights = read_weights(model, POSITIONS, CPU, fp8=True, keep=("down",))
+    found = PackedDecoder(weights, BACKENDS["padded"])(pack(batch, CPU))
+    expected = PackedDecoder(read_weights(model, POSITIONS, CPU), BACKENDS["padded"])(pack(batch, CPU))
+    assert found.dtype == torch.bfloat16
+    assert torch.nn.functional.cosine_similarity(found.float(), expected.float()).mean() > 0.97
+
+
+def test_quantising_keeps_the_scale_of_each_row() -> None:
+    values = torch.tensor([[1.0, -448.0, 3.5], [1e-3, 2e-3, -4e-3], [0.0, 0.0, 0.0]])
+    quantised, scale = quantise(values)
+    torch.testing.assert_close(quantised.float() * scale, values, rtol=0.07, atol=0)
+    dense = Dense(torch.randn(8, 3, generator=torch.Generator().manual_seed(1)), torch.ones(8))
+    exact, near = dense(values[:2]), Scaled.of(dense)(quantise(values[:2]))
+    assert (near - exact).norm() / exact.norm() < 0.05
+
+
+def test_what_is_not_computed_is_refused() -> None:
+    with pytest.raises(BadEncoder, match="not bert; make an ONNX graph"):
+        read_weights(tiny_encoder("bert").backbone, 48, CPU)
+    sliding = decoder("qwen2", use_sliding_window=True, sliding_window=8, max_window_layers=1)
+    with pytest.raises(BadEncoder, match="sliding-window"):
+        read_weights(sliding, POSITIONS, CPU)
+    with pytest.raises(BadEncoder, match="hidden_act 'gelu'"):
+        read_weights(decoder("qwen3", hidden_act="gelu"), POSITIONS, CPU)
+    with pytest.raises(BadEncoder, match="attention_bias"):
+        read_weights(decoder("qwen3", attention_bias=True), POSITIONS, CPU)
+    rope = {"rope_type": "dynamic", "rope_theta": 300.0, "factor": 2.0}
+    with pytest.raises(BadEncoder, match="rope type 'dynamic'"):
+        read_weights(decoder("qwen3", rope_parameters=rope), POSITIONS, CPU)

@@ -1,0 +1,166 @@
+"""An LLM's encoder folder as the indexer uses it: the torch encoder's vectors, whatever the budget or the memory."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from peft import LoraConfig, PeftModel, get_peft_model
+
+from models.errors import BadEncoder, OutOfDeviceMemory
+from models.export.check_texts import CHECK_TEXTS
+from models.packed.attention import BACKENDS
+from models.packed.decoder import PackedDecoder
+from models.packed.encoder import PackedEncoder
+from models.packed.layout import Packed
+from models.packed.stream import CHUNK_TEXTS, Item, batches, tokenised
+from models.packed.weights import read_weights
+from models.spec import EncoderSpec, Pooling, Precision, Side, sha256_of
+from models.tokenizer import Tokens
+from models.torch_encoder import TorchEncoder, weight_files
+from tests.support.packed import CPU
+from tests.support.tiny_models import MAX_LENGTH, tiny_encoder
+
+TEXTS = [*CHECK_TEXTS[:24], "", "a"]
+DIM = 24
+
+
+class Forward:
+    """A packed pass that fails for want of memory where a batch has more than so many tokens."""
+
+    def __init__(self, encoder: TorchEncoder, most: int | None = None) -> None:
+        weights = read_weights(encoder.backbone, MAX_LENGTH, CPU)
+        self._pass = PackedDecoder(weights, BACKENDS["padded"])
+        self._most = most
+        self.sizes: list[int] = []
+
+    def __call__(self, batch: Packed) -> torch.Tensor:
+        tokens = int(batch.last[-1]) + 1
+        if self._most is not None and tokens > self._most:
+            raise torch.OutOfMemoryError(f"{tokens} tokens")
+        self.sizes.append(tokens)
+        return self._pass(batch)
+
+
+def packed(encoder: TorchEncoder, forward: Forward, budget: int) -> PackedEncoder:
+    return PackedEncoder(encoder.spec, Precision.FP32, encoder.tokenizer, (), forward, CPU, budget)
+
+
+@pytest.mark.parametrize("budget", [1, 100, 4096])
+def test_vectors_are_those_of_the_torch_encoder_whatever_the_budget(budget: int) -> None:
+    encoder = tiny_encoder("qwen3", dim=DIM)
+    forward = Forward(encoder)
+    found = packed(encoder, forward, budget).encode(TEXTS, Side.DOCUMENT)
+    np.testing.assert_allclose(found, encoder.encode(TEXTS, Side.DOCUMENT), atol=1e-5)
+    np.testing.assert_allclose(np.linalg.norm(found, axis=1), 1, atol=1e-5)
+    assert max(forward.sizes) <= max(budget, MAX_LENGTH)
+    assert len(forward.sizes) == (1 if budget == 4096 else len(TEXTS) if budget == 1 else len(forward.sizes))
+
+
+def test_out_of_memory_halves_the_budget_for_good_and_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    encoder = tiny_encoder("qwen3", dim=DIM)
+    forward = Forward(encoder, most=130)
+    ours = packed(encoder, forward, 400)
+    texts = TEXTS * 2
+    np.testing.assert_allclose(
+        ours.encode(texts, Side.DOCUMENT), encoder.encode(texts, Side.DOCUMENT), atol=1e-5
+    )  # fmt: skip
+    assert ours.token_budget <= 130
+    said = capsys.readouterr().err
+    assert said.count("out of memory") >= 1
+    ours.encode(texts, Side.DOCUMENT)
+    assert capsys.readouterr().err == ""
+    assert max(forward.sizes) <= 130
+
+
+def test_a_text_that_fits_nowhere_is_an_error_that_says_what_to_do() -> None:
+    encoder = tiny_encoder("qwen3")
+    with pytest.raises(OutOfDeviceMemory, match=r"one text of .* tokens; use a larger card"):
+        packed(encoder, Forward(encoder, most=0), 400).encode(TEXTS, Side.DOCUMENT)
+
+
+def test_no_texts_no_vectors() -> None:
+    encoder = tiny_encoder("qwen3", dim=DIM)
+    assert packed(encoder, Forward(encoder), 400).encode([], Side.DOCUMENT).shape == (0, DIM)
+
+
+def test_each_side_has_its_instruction() -> None:
+    encoder = tiny_encoder("qwen3")
+    encoder.spec = encoder.spec.model_copy(update={"document_instruction": "文档："})
+    found = packed(encoder, Forward(encoder), 400)
+    np.testing.assert_allclose(
+        found.encode(["发热"], Side.DOCUMENT), found.encode(["文档：发热"], Side.QUERY), atol=1e-6
+    )  # fmt: skip
+
+
+def test_texts_come_longest_first_and_in_chunks() -> None:
+    encoder = tiny_encoder("qwen3")
+    texts = ["长" * (row % 7) for row in range(2 * CHUNK_TEXTS + 3)]
+    items = list(tokenised(texts, encoder.tokenizer))
+    assert sorted(item.row for item in items) == list(range(len(texts)))
+    lengths = [len(texts[item.row]) for item in items]
+    assert lengths == sorted(lengths, reverse=True)
+    assert all(item.tokens == encoder.tokenizer(texts[item.row]) for item in items[:: CHUNK_TEXTS // 4])
+
+
+def test_a_batch_holds_what_the_budget_of_the_moment_allows() -> None:
+    budgets = iter([10, 10, 10, 4, 4, 4, 4])
+    items = [Item(row, Tokens([1] * size, False)) for row, size in enumerate((5, 5, 1, 3, 6, 1))]
+    found = [[item.row for item in batch] for batch in batches(items, lambda: next(budgets))]
+    assert found == [[0, 1], [2, 3], [4], [5]]
+
+
+def test_a_folder_is_opened_verified_and_named_by_its_precision(tmp_path: Path) -> None:
+    encoder = tiny_encoder("qwen3", dim=DIM)
+    encoder.save(tmp_path)
+    plain = PackedEncoder.load(tmp_path, device="cpu")
+    assert (plain.variant, plain.spec.dim) == (Precision.FP32, DIM)
+    expected = encoder.encode(TEXTS, Side.DOCUMENT)
+    np.testing.assert_allclose(plain.encode(TEXTS, Side.DOCUMENT), expected, atol=1e-5)
+    others = [PackedEncoder.load(tmp_path, device="cpu", precision=one) for one in (Precision.BF16, Precision.FP8)]
+    for other in others:
+        cosines = (other.encode(TEXTS, Side.DOCUMENT) * expected).sum(axis=1)
+        assert cosines.mean() > 0.95
+    assert len({plain.fingerprint, *(other.fingerprint for other in others)}) == 3
+    (tmp_path / "model.safetensors").write_bytes(b"altered")
+    with pytest.raises(BadEncoder, match="altered"):
+        PackedEncoder.load(tmp_path, device="cpu")
+
+
+def test_only_decoders_that_end_in_eos_are_read(tmp_path: Path) -> None:
+    tiny_encoder("qwen3", Pooling.MEAN).save(tmp_path)
+    with pytest.raises(BadEncoder, match="pooling mean"):
+        PackedEncoder.load(tmp_path, device="cpu")
+
+
+def test_an_adapter_is_merged_and_counts_in_the_fingerprint(tmp_path: Path) -> None:
+    encoder = tiny_encoder("qwen3", dim=DIM)
+    encoder.save(tmp_path)
+    bare = PackedEncoder.load(tmp_path, device="cpu")
+    adapted = _adapter(tmp_path)
+    with pytest.raises(BadEncoder, match="no checksum for adapter/adapter_config"):
+        PackedEncoder.load(tmp_path, device="cpu")
+    spec = EncoderSpec.load(tmp_path)
+    checksums = {name: sha256_of(tmp_path / name) for name in ("tokenizer.json", *weight_files(tmp_path))}
+    spec.model_copy(update={"checksums": checksums}).save(tmp_path)
+    merged = PackedEncoder.load(tmp_path, device="cpu")
+    expected = TorchEncoder(adapted, encoder.spec, encoder.tokenizer_json).eval().encode(TEXTS, Side.DOCUMENT)
+    np.testing.assert_allclose(merged.encode(TEXTS, Side.DOCUMENT), expected, atol=1e-5)
+    assert np.abs(expected - bare.encode(TEXTS, Side.DOCUMENT)).max() > 0.01
+    assert merged.fingerprint != bare.fingerprint
+    with pytest.raises(BadEncoder, match="holds an adapter"):
+        encoder.save(tmp_path)
+
+
+def _adapter(folder: Path) -> PeftModel:
+    """A LoRA adapter in the folder, and the folder's backbone with it in place, not merged."""
+    torch.manual_seed(3)
+    config = LoraConfig(r=4, lora_alpha=8, target_modules=["q_proj", "v_proj", "down_proj"])
+    adapted = get_peft_model(TorchEncoder.load(folder).backbone, config)
+    for name, parameter in adapted.named_parameters():
+        if "lora_B" in name:  # begins as zeros
+            torch.nn.init.normal_(parameter, std=0.3)
+    adapted.save_pretrained(folder / "adapter")
+    return adapted
