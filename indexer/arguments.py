@@ -40,6 +40,8 @@ def add_build(parser: ArgumentParser) -> None:
     add("--skip-bad", action="store_true", help="set bad rows aside in a file instead of stopping")
     add("--threads", type=_positive, help="threads of encoder and index build (default: all cores)")
     add("--shard", type=_positive, help="texts that a killed build may lose (default: 1024 by ONNX, 8192 on a card)")
+    add("--shards", metavar="PLACE", help="folder or s3://… for unfinished work (default: in the collection)")
+    add("--ray", metavar="ADDRESS", help="encode on a Ray cluster: local, auto or HOST:PORT")
     add("--publish", action="store_true", help="serve the new version at once, if it passes every check")
     add("--canaries", type=Path, help='queries that must find documents: {"query": …, "must": [ids], "within": 10}')
     add("--query-encoder", type=Path, help="folder that reads the canaries (default: the document encoder)")
@@ -78,6 +80,7 @@ def build_options(arguments: Namespace) -> BuildOptions:
         recall_floor=arguments.recall_floor,
         queries=tuple(load_queries(arguments.queries)) if arguments.queries else (),
         shard_texts=arguments.shard,
+        shards=arguments.shards,
         threads=arguments.threads,
     )
 
@@ -91,6 +94,7 @@ def encoders(arguments: Namespace) -> Encoders:
         device=arguments.device,
         precision=arguments.precision,
         token_budget=arguments.token_budget,
+        ray=arguments.ray,
     )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
@@ -18,7 +17,7 @@ from tqdm import tqdm
 from indexer.corpus import Document, FieldMap, read_corpus
 from indexer.diff import Changes, changes_since_published
 from indexer.embed import embed
-from indexer.encode import Encoder, chunked, content_hashes
+from indexer.encode import Encoder, EncodeShards, Work, chunked, content_hashes, encode_here
 from indexer.errors import BadBuild
 from indexer.passages import Budget, Cutter
 from indexer.recall import FLOOR, choose_depth, encode_queries, sample_queries
@@ -30,6 +29,8 @@ from indexer.store.disk_dict import DiskDict
 from indexer.store.documents import Documents
 from indexer.store.kinds import IndexKind
 from indexer.store.manifest import Built, Counts, DocumentEncoder, Facts, Recall
+from indexer.store.remote_shards import open_shards
+from indexer.store.shards import Shards
 from indexer.store.vectors import VectorIndex, limit_threads
 from indexer.store.writer import SnapshotWriter
 from indexer.texts import passage_texts
@@ -44,7 +45,9 @@ FLAT_PASSAGES = 20_000
 class BuildOptions:
     """How to build. None leaves the choice to the build: by what the encoder says, by the corpus's size.
 
-    `queries` are what the recall of the index is measured by; none: some are made of the documents.
+    `queries` are what the recall of the index is measured by; none: some are made of the documents. `shards` is the
+    folder or address where what is encoded lies until the build has ended (None: in the collection), `encode` who does
+    it.
     """
 
     fields: FieldMap = field(default_factory=FieldMap)
@@ -55,6 +58,8 @@ class BuildOptions:
     recall_floor: float = FLOOR
     queries: tuple[str, ...] = ()
     shard_texts: int | None = None
+    shards: str | None = None
+    encode: EncodeShards = encode_here
     threads: int | None = None
 
 
@@ -114,15 +119,15 @@ def build(
         raise BadBuild(f"the encoder of space {encoder.spec.space} reads queries only; index with its document encoder")
     if options.threads is not None:
         limit_threads(options.threads)
+    place = open_shards(options.shards, encoder.fingerprint, collection.shards(encoder.fingerprint))
     with collection.sole_builder():
-        summary = _build_version(corpus, encoder, collection, options)
-        # Whatever was encoded is in the version now.
-        shutil.rmtree(collection.shards(encoder.fingerprint), ignore_errors=True)
+        summary = _build_version(corpus, encoder, collection, options, place)
+        place.clear()  # whatever was encoded is in the version now
     return summary
 
 
 def _build_version(
-    corpus: Sequence[Path], encoder: Encoder, collection: Collection, options: BuildOptions
+    corpus: Sequence[Path], encoder: Encoder, collection: Collection, options: BuildOptions, place: Shards
 ) -> BuildSummary:
     version, created, stages = new_version(), datetime.now(UTC), _Stages()
     budget = Budget(options.passage_tokens or encoder.spec.max_length, options.overlap)
@@ -135,8 +140,8 @@ def _build_version(
         texts = partial(passage_texts, documents, passages)
         with stages.timed("encode"):
             composed = partial(_compose, cutter, texts)
-            shard_texts = options.shard_texts or encoder.bulk_texts
-            reuse, encoded = embed(hashes, composed, encoder, collection, shard_texts)
+            work = Work(place, options.shard_texts or encoder.bulk_texts, options.encode)
+            reuse, encoded = embed(hashes, composed, encoder, collection, work)
             vectors = writer.write_vectors(reuse.vectors(), encoder.spec.dim)
         with stages.timed("index"):
             indexed = _index(writer, folder, vectors, encoder, documents, options)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 
-from indexer.encode import Encoder, encode_shards
+from indexer.encode import Encoder, Work
 from indexer.errors import BadBuild
 from indexer.reuse import Reuse, Rows
 from indexer.store.arrays import Array, load_array
@@ -16,28 +16,25 @@ from indexer.store.collection import Collection
 from indexer.store.errors import BadSnapshot
 from indexer.store.manifest import Manifest, verify_file
 from indexer.store.passages import HASHES_FILE, load_hashes
-from indexer.store.shards import Embeddings, read_shards
+from indexer.store.shards import Embeddings
 from indexer.store.vectors import VECTORS_FILE
 
 TextsOf = Callable[[Rows], Iterable[str]]
 
 
-def embed(
-    hashes: Array, texts_of: TextsOf, encoder: Encoder, collection: Collection, shard_texts: int
-) -> tuple[Reuse, int]:
+def embed(hashes: Array, texts_of: TextsOf, encoder: Encoder, collection: Collection, work: Work) -> tuple[Reuse, int]:
     """Every passage's vector, and how many texts had to be encoded. `texts_of` gives the texts of passage rows."""
     reuse = Reuse(hashes)
-    shards = collection.shards(encoder.fingerprint)
     for embeddings in _versions(collection, encoder):
         if not reuse.show([embeddings]):
             return reuse, 0
-    reuse.show(list(read_shards(shards, encoder.spec.dim)))
+    reuse.show(list(work.place.read(encoder.spec.dim)))
     missing = reuse.missing()
     if len(missing):
-        encode_shards(texts_of(missing), len(missing), encoder, shards, shard_texts)
+        work.do(texts_of(missing), len(missing), encoder)
         # Read back rather than remembered: what is used is what the disk has.
-        if reuse.show(list(read_shards(shards, encoder.spec.dim))):
-            raise BadBuild(f"{shards}: what was just written there reads otherwise; check the disk, then build again")
+        if reuse.show(list(work.place.read(encoder.spec.dim))):
+            raise BadBuild(f"{work.place}: what was just written reads otherwise; check the disk, then build again")
     return reuse, len(missing)
 
 

@@ -1,4 +1,4 @@
-"""Texts to unit vectors, shard by shard, each shard on the disk before the next begins.
+"""Texts to unit vectors, shard by shard, each shard in its place as soon as it is encoded.
 
 The encoder is anything with the few members of `Encoder`. Knows nothing of where the texts come from or what becomes
 of the vectors.
@@ -6,10 +6,10 @@ of the vectors.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from hashlib import blake2b
 from itertools import islice
-from pathlib import Path
 from typing import Protocol, TypeVar
 
 import numpy as np
@@ -18,7 +18,7 @@ from tqdm import tqdm
 
 from indexer.errors import BadBuild
 from indexer.store.passages import HASH_BYTES
-from indexer.store.shards import Embeddings, write_shard
+from indexer.store.shards import Embeddings, Shards
 from models.onnx_encoder import Vectors
 from models.spec import EncoderSpec, Precision, Side, Variant
 from models.tokenizer import Tokenizer
@@ -48,18 +48,42 @@ class Encoder(Protocol):
     def encode(self, texts: Sequence[str], side: Side) -> Vectors: ...
 
 
-def encode_shards(texts: Iterable[str], count: int, encoder: Encoder, folder: Path, shard_texts: int) -> None:
-    """Encodes `count` texts, `shard_texts` to a shard, and writes the shards into the folder.
+EncodeShards = Callable[[Iterable[list[str]], Encoder, Shards], Iterator[int]]
+"""Encodes every list of texts as one shard and writes it; gives the number of its texts when it is in its place."""
 
-    A vector depends a little on the texts beside it in an int8 encoder. Shards are cut from the front, all but the last
-    of one size, so a build that lost any of them cuts the rest as the first build did and gets the same vectors.
-    """
-    # disable=None: no bar where standard error is not a terminal.
-    with tqdm(total=count, desc="encode", unit=" passages", disable=None) as bar:
-        for shard in chunked(texts, shard_texts):
-            vectors = _checked(encoder.encode(shard, Side.DOCUMENT))
-            write_shard(folder, Embeddings(content_hashes(shard, encoder), vectors.astype("<f2")))
-            bar.update(len(shard))
+
+def encode_here(shards: Iterable[list[str]], encoder: Encoder, place: Shards) -> Iterator[int]:
+    """In this process, one shard after the other."""
+    for texts in shards:
+        encode_shard(texts, encoder, place)
+        yield len(texts)
+
+
+@dataclass(frozen=True)
+class Work:
+    """How texts are encoded: where their shards lie, how many texts make one, and who does it."""
+
+    place: Shards
+    shard_texts: int
+    encode: EncodeShards = encode_here
+
+    def do(self, texts: Iterable[str], count: int, encoder: Encoder) -> None:
+        """Encodes `count` texts.
+
+        A vector depends a little on the texts beside it in an int8 encoder. Shards are cut from the front, all but the
+        last of one size, so a build that lost any of them cuts the rest as the first build did and gets the same
+        vectors.
+        """
+        # disable=None: no bar where standard error is not a terminal.
+        with tqdm(total=count, desc="encode", unit=" passages", disable=None) as bar:
+            for finished in self.encode(chunked(texts, self.shard_texts), encoder, self.place):
+                bar.update(finished)
+
+
+def encode_shard(texts: Sequence[str], encoder: Encoder, place: Shards) -> str:
+    """One shard; returns its name when it is in its place."""
+    vectors = _checked(encoder.encode(texts, Side.DOCUMENT))
+    return place.write(Embeddings(content_hashes(texts, encoder), vectors.astype("<f2")))
 
 
 def content_hashes(texts: Sequence[str], encoder: Encoder) -> NDArray[np.uint8]:

@@ -13,6 +13,10 @@ class BadBuild(CareError):
     """Build options that contradict each other or the encoder, or embeddings that are not unit vectors."""
 
 
+class BadCluster(CareError):
+    """A Ray cluster that cannot be reached, or a node of it that cannot encode."""
+
+
 class BadQueries(CareError):
     """A file of queries or canaries that cannot be read as one."""
 

@@ -6,12 +6,13 @@ import sys
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
 
 from indexer.build import BuildOptions, BuildSummary, build
 from indexer.canary import Canary, check_canaries, load_canaries
+from indexer.cluster import Cluster
 from indexer.encode import Encoder
 from indexer.errors import BadBuild
 from indexer.publish import prune, served_manifest
@@ -29,6 +30,7 @@ class Encoders:
     """Which folder reads documents and how, and which reads queries (None: the same), for canaries.
 
     A folder is read by ONNX Runtime where it has a graph, else by torch; a precision asks for torch.
+    `ray` is the address of the cluster that encodes the documents; None: this process does.
     """
 
     documents: Path
@@ -38,6 +40,7 @@ class Encoders:
     device: str | None = None
     precision: Precision | None = None
     token_budget: int | None = None
+    ray: str | None = None
 
     def load(self) -> Encoder:
         weights = any(self.documents.glob("*.safetensors"))
@@ -55,6 +58,18 @@ class Encoders:
         options = {"device": self.device, "precision": self.precision, "token_budget": self.token_budget}
         encoder: Encoder = packed.PackedEncoder.load(self.documents, threads=self.threads, **options)
         return encoder
+
+    def cluster(self, documents: Encoder) -> Cluster | None:
+        """Whose nodes open what was opened here: the same path, the same options, but one thread unless told."""
+        if self.ray is None:
+            return None
+        processors = self.threads or 1
+        there = replace(self, documents=self.documents.absolute(), threads=processors)
+        by_torch = isinstance(documents.variant, Precision)
+        cards = self.device == "cuda" or (by_torch and self.device is None)
+        cluster = Cluster(self.ray, there.load, processors, cards)
+        cluster.require()
+        return cluster
 
     def load_queries(self, documents: Encoder) -> Encoder:
         """The encoder of queries; refuses one that cannot be asked about these documents."""
@@ -115,6 +130,8 @@ def _run(
     # Before the work, not after it: a file that is not there should not cost a night.
     canaries = load_canaries(release.canaries) if release.canaries else []
     asking = encoders.load_queries(encoder) if canaries else encoder
+    if cluster := encoders.cluster(encoder):
+        options = replace(options, encode=cluster.encode)
     _announce(collection, encoder)
     summary = build(corpus, encoder, collection, options)
     if canaries:

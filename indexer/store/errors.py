@@ -32,6 +32,13 @@ class NotWritten(CareError):
         super().__init__(f"{path} could not be written ({reason}); free some space, then run the same command again")
 
 
+class NotReached(CareError):
+    """A place of shards that cannot be opened, read or written."""
+
+    def __init__(self, url: str, reason: object) -> None:
+        super().__init__(f"{url} cannot be used ({reason}); give --shards a place that can be read and written")
+
+
 class BadFilter(CareError):
     """A filter that the collection cannot answer; `field` is the metadata field that it names."""
 

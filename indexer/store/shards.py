@@ -1,25 +1,30 @@
 """What a build has encoded so far, in files that survive its death: a shard holds vectors and their content hashes.
 
-A shard is a .npy file of (content hash, vector) rows whose name is the SHA-256 of its bytes, so the names in the folder
-are the ledger of the work done, and each entry proves itself. It appears by one rename, when it is on the disk.
+A shard is a .npy file of (content hash, vector) rows whose name is the SHA-256 of its bytes, so the names in a place
+are the ledger of the work done, and each entry proves itself. Several processes may write into one place.
 """
 
 from __future__ import annotations
 
+import hashlib
 import os
+import secrets
+import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
+from io import BytesIO
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 
-from indexer.store.arrays import Array, ArrayWriter
+from indexer.store.arrays import Array
 from indexer.store.passages import HASH_BYTES
 from indexer.store.writer import sync
 from models.spec import sha256_of
 
 SUFFIX = ".npy"
-UNFINISHED = ".unfinished"
+UNFINISHED = ".unfinished-"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -30,31 +35,77 @@ class Embeddings:
     vectors: Array
 
 
-def write_shard(folder: Path, embeddings: Embeddings) -> Path:
-    """Returns when the shard is on the disk; whoever looks into the folder sees all of it or nothing."""
-    folder.mkdir(parents=True, exist_ok=True)
+class Shards(Protocol):
+    """A place where shards lie. It travels to the process that writes one, on whatever machine that is."""
+
+    def write(self, embeddings: Embeddings) -> str:
+        """Returns the shard's name when it is safe; whoever looks sees all of it or nothing."""
+
+    def bring(self, name: str) -> bool:
+        """Whether this machine has the shard now; it is fetched if it lies elsewhere."""
+
+    def read(self, dim: int) -> Iterator[Embeddings]:
+        """Every sound shard of this dimension, mapped. A damaged one is removed: its texts count as never encoded.
+
+        Called by the only builder while nobody writes.
+        """
+
+    def clear(self) -> None:
+        """Removes all of it, as far as it can: what stays is in nobody's way."""
+
+
+@dataclass(frozen=True)
+class LocalShards:
+    """Shards in a folder. Each appears by one rename, when it is on the disk."""
+
+    folder: Path
+
+    def __str__(self) -> str:
+        return str(self.folder)
+
+    def write(self, embeddings: Embeddings) -> str:
+        return self.keep(shard_bytes(embeddings))
+
+    def keep(self, content: bytes) -> str:
+        """Puts a shard's bytes on the disk under their name."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        name = shard_name(content)
+        unfinished = self.folder / f"{UNFINISHED}{secrets.token_hex(8)}"
+        unfinished.write_bytes(content)
+        sync(unfinished)
+        os.replace(unfinished, self.folder / name)
+        sync(self.folder)
+        return name
+
+    def bring(self, name: str) -> bool:
+        return (self.folder / name).is_file()
+
+    def read(self, dim: int) -> Iterator[Embeddings]:
+        for path in self.folder.glob(f"{UNFINISHED}*"):
+            path.unlink(missing_ok=True)
+        for path in sorted(self.folder.glob(f"*{SUFFIX}")):
+            if sha256_of(path) != path.stem:
+                path.unlink()
+                continue
+            rows = np.load(path, mmap_mode="r", allow_pickle=False)
+            if rows.dtype == _row_type(dim):
+                yield Embeddings(rows["hash"], rows["vector"])
+
+    def clear(self) -> None:
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def shard_bytes(embeddings: Embeddings) -> bytes:
+    """The .npy file of a shard."""
     rows = np.empty(len(embeddings.hashes), dtype=_row_type(embeddings.vectors.shape[1]))
     rows["hash"], rows["vector"] = embeddings.hashes, embeddings.vectors
-    unfinished = folder / UNFINISHED
-    with ArrayWriter(unfinished, rows.dtype) as writer:
-        writer.append(rows)
-        writer.close()
-    sync(unfinished)
-    path = folder / f"{sha256_of(unfinished)}{SUFFIX}"
-    os.replace(unfinished, path)
-    sync(folder)
-    return path
+    file = BytesIO()
+    np.save(file, rows, allow_pickle=False)
+    return file.getvalue()
 
 
-def read_shards(folder: Path, dim: int) -> Iterator[Embeddings]:
-    """Every sound shard of this dimension, mapped. One that is damaged is removed: its texts count as never encoded."""
-    for path in sorted(folder.glob(f"*{SUFFIX}")):
-        if sha256_of(path) != path.stem:
-            path.unlink()
-            continue
-        rows = np.load(path, mmap_mode="r", allow_pickle=False)
-        if rows.dtype == _row_type(dim):
-            yield Embeddings(rows["hash"], rows["vector"])
+def shard_name(content: bytes) -> str:
+    return f"{hashlib.sha256(content).hexdigest()}{SUFFIX}"
 
 
 def _row_type(dim: int) -> np.dtype[np.void]:

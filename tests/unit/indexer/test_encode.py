@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from indexer.encode import chunked, content_hashes, encode_shards
+from indexer.encode import Work, chunked, content_hashes
 from indexer.errors import BadBuild
-from indexer.store.shards import Embeddings, read_shards
+from indexer.store.shards import Embeddings, LocalShards
 from models.onnx_encoder import OnnxEncoder, Vectors
 from models.spec import Side
 from tests.support.fast_encoder import DIM, FastEncoder
@@ -34,8 +34,9 @@ def found(shards: Sequence[Embeddings]) -> dict[bytes, np.ndarray]:
 
 
 def test_every_text_is_found_by_its_hash(encoder: OnnxEncoder, tmp_path: Path) -> None:
-    encode_shards(iter(TEXTS), len(TEXTS), encoder, tmp_path, 2)
-    shards = list(read_shards(tmp_path, encoder.spec.dim))
+    place = LocalShards(tmp_path)
+    Work(place, 2).do(iter(TEXTS), len(TEXTS), encoder)
+    shards = list(place.read(encoder.spec.dim))
     assert sorted(len(shard.hashes) for shard in shards) == [1, 2, 2]
     stored = found(shards)
     for text, content_hash in zip(TEXTS, content_hashes(TEXTS, encoder), strict=True):
@@ -51,20 +52,20 @@ def test_a_shard_is_on_the_disk_before_the_next_text_is_read(tmp_path: Path) -> 
             counts.append(len(list(tmp_path.glob("*.npy"))))
             yield text
 
-    encode_shards(texts(), len(TEXTS), FastEncoder(), tmp_path, 2)
+    Work(LocalShards(tmp_path), 2).do(texts(), len(TEXTS), FastEncoder())
     assert counts == [0, 0, 1, 1, 2]
 
 
 def test_progress_bar_is_quiet_without_a_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    encode_shards(["a"], 1, FastEncoder(), tmp_path, 10)
+    Work(LocalShards(tmp_path), 10).do(["a"], 1, FastEncoder())
     assert capsys.readouterr().err == ""
 
 
 @pytest.mark.parametrize("factor", [2.0, 0.0, float("nan"), float("inf")])
 def test_vectors_that_are_not_of_unit_length_are_refused(tmp_path: Path, factor: float) -> None:
     with pytest.raises(BadBuild, match="not 1"), np.errstate(all="ignore"):
-        encode_shards(TEXTS, len(TEXTS), Scaled(factor), tmp_path, 10)
-    assert list(read_shards(tmp_path, DIM)) == []
+        Work(LocalShards(tmp_path), 10).do(TEXTS, len(TEXTS), Scaled(factor))
+    assert list(LocalShards(tmp_path).read(DIM)) == []
 
 
 def test_content_hash_depends_on_text_encoder_and_instruction() -> None:

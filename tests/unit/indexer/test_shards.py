@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from indexer.store.shards import Embeddings, read_shards, write_shard
+from indexer.store.shards import Embeddings, LocalShards
 from tests.unit.indexer.support import DIM, unit_vectors
 
 
@@ -17,50 +18,74 @@ def some(rows: int = 10, seed: int = 0) -> Embeddings:
 
 
 def test_a_shard_comes_back_as_it_was(tmp_path: Path) -> None:
-    given = some()
-    write_shard(tmp_path / "new", given)
-    (shard,) = read_shards(tmp_path / "new", DIM)
+    given, shards = some(), LocalShards(tmp_path / "new")
+    name = shards.write(given)
+    (shard,) = shards.read(DIM)
     np.testing.assert_array_equal(shard.hashes, given.hashes)
     np.testing.assert_array_equal(shard.vectors, given.vectors)
-    assert [path.suffix for path in (tmp_path / "new").iterdir()] == [".npy"]
+    assert [path.name for path in (tmp_path / "new").iterdir()] == [name]
+    assert shards.bring(name)
+    assert not shards.bring("other.npy")
 
 
 def test_the_same_shard_twice_is_one_file(tmp_path: Path) -> None:
-    assert write_shard(tmp_path, some()) == write_shard(tmp_path, some())
-    assert write_shard(tmp_path, some(seed=1)) != write_shard(tmp_path, some())
-    assert len(list(read_shards(tmp_path, DIM))) == 2
+    shards = LocalShards(tmp_path)
+    assert shards.write(some()) == shards.write(some())
+    assert shards.write(some(seed=1)) != shards.write(some())
+    assert len(list(shards.read(DIM))) == 2
+
+
+def test_many_may_write_at_once(tmp_path: Path) -> None:
+    shards = LocalShards(tmp_path)
+    with ThreadPoolExecutor(8) as pool:
+        names = list(pool.map(lambda number: shards.write(some(seed=number % 20)), range(200)))
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(set(names))
+    assert len(list(shards.read(DIM))) == 20
 
 
 @pytest.mark.parametrize("place", [0, 60, 200, -1])
 def test_an_altered_shard_is_removed(tmp_path: Path, place: int) -> None:
-    kept, path = write_shard(tmp_path, some(seed=1)), write_shard(tmp_path, some())
+    shards = LocalShards(tmp_path)
+    kept, path = tmp_path / shards.write(some(seed=1)), tmp_path / shards.write(some())
     content = bytearray(path.read_bytes())
     content[place] ^= 1
     path.write_bytes(content)
-    assert len(list(read_shards(tmp_path, DIM))) == 1
+    assert len(list(shards.read(DIM))) == 1
     assert list(tmp_path.iterdir()) == [kept]
 
 
 @pytest.mark.parametrize("size", [0, 100, 500])
 def test_a_truncated_shard_is_removed(tmp_path: Path, size: int) -> None:
-    path = write_shard(tmp_path, some())
+    shards = LocalShards(tmp_path)
+    path = tmp_path / shards.write(some())
     path.write_bytes(path.read_bytes()[:size])
-    assert list(read_shards(tmp_path, DIM)) == []
+    assert list(shards.read(DIM)) == []
     assert list(tmp_path.iterdir()) == []
 
 
 def test_what_was_being_written_is_no_shard(tmp_path: Path) -> None:
-    (tmp_path / ".unfinished").write_bytes(b"half")
-    assert list(read_shards(tmp_path, DIM)) == []
-    write_shard(tmp_path, some())
-    assert len(list(tmp_path.iterdir())) == 1
+    shards = LocalShards(tmp_path)
+    name = shards.write(some())
+    (tmp_path / ".unfinished-1").write_bytes(b"half")
+    assert len(list(shards.read(DIM))) == 1
+    assert [path.name for path in tmp_path.iterdir()] == [name]
 
 
 def test_shards_of_another_dimension_are_left_alone(tmp_path: Path) -> None:
-    write_shard(tmp_path, some())
-    assert list(read_shards(tmp_path, DIM + 1)) == []
-    assert len(list(read_shards(tmp_path, DIM))) == 1
+    shards = LocalShards(tmp_path)
+    shards.write(some())
+    assert list(shards.read(DIM + 1)) == []
+    assert len(list(shards.read(DIM))) == 1
 
 
 def test_no_folder_no_shards(tmp_path: Path) -> None:
-    assert list(read_shards(tmp_path / "nowhere", DIM)) == []
+    shards = LocalShards(tmp_path / "nowhere")
+    assert list(shards.read(DIM)) == []
+    shards.clear()
+
+
+def test_cleared_is_gone(tmp_path: Path) -> None:
+    shards = LocalShards(tmp_path / "new")
+    shards.write(some())
+    shards.clear()
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,195 @@
+"""Encoding on a Ray cluster: one process with an encoder for every graphics card, or for every few processors.
+
+The shards are the same lists of texts that one process would encode, so the vectors are the same. Each process writes
+its shards into their place itself; what comes back is names. Ray is imported when a build asks for it.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import socket
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, redirect_stdout
+from dataclasses import dataclass
+from functools import cached_property
+from importlib import import_module
+from typing import Any
+
+import pyarrow as pa
+
+from indexer.encode import Encoder, encode_shard
+from indexer.errors import BadCluster
+from indexer.store.shards import Shards
+from models.errors import CareError
+
+LOCAL = "local"
+RAY_CLIENT = "ray://"
+CONNECT_SECONDS = 10.0
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """Where Ray runs, how the encoder is opened there, and what it takes: a card, if `cards`, or `processors`.
+
+    `address` is "local" (a cluster on this machine, as long as the work lasts), or names one that this machine is a
+    node of: "auto" or host:port.
+    """
+
+    address: str
+    open_encoder: Callable[[], Encoder]
+    processors: int = 1
+    cards: bool = False
+
+    def require(self) -> None:
+        """Refuses an address where nobody listens, before the corpus is read."""
+        if self.address.startswith(RAY_CLIENT):
+            advice = "run the command on a node of the cluster, with --ray auto or --ray HOST:PORT"
+            raise BadCluster(f"{self.address}: Ray's client cannot run Ray Data; {advice}")
+        if self.address not in (LOCAL, "auto"):
+            host, _, port = self.address.rpartition(":")
+            try:
+                socket.create_connection((host, int(port)), CONNECT_SECONDS).close()
+            except (OSError, ValueError, OverflowError) as error:
+                raise BadCluster(f"no Ray cluster answers at {self.address} ({error}); see `ray status`") from error
+        _import_ray(self.address)
+
+    def encode(self, shards: Iterable[list[str]], encoder: Encoder, place: Shards) -> Iterator[int]:
+        """As `indexer.encode.EncodeShards`; shards are finished in any order."""
+        ray = _import_ray(self.address)
+        with _connected(ray, self.address), _told(ray):
+            # Ray's object store holds the texts, and spills to its disk what is beyond its size; not this process.
+            texts = [ray.put(pa.table({"texts": [shard]})) for shard in shards]
+            finished = ray.data.from_arrow_refs(texts).map_batches(
+                ShardWorker,
+                fn_constructor_args=(self.open_encoder, encoder.fingerprint, place),
+                batch_size=1,
+                batch_format="pyarrow",
+                **self._processes(ray, len(texts)),
+            )
+            for row in finished.iter_rows():
+                yield count_texts(row, place)
+
+    def _processes(self, ray: Any, shards: int) -> dict[str, Any]:  # noqa: ANN401 - an untyped library's module
+        """How many processes, and what each needs."""
+        nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+        cards = sum(int(node.get("GPU", 0)) for node in nodes) if self.cards else 0
+        needs = {"num_gpus": 1} if cards else {"num_cpus": self.processors}
+        size = cards or sum(int(node.get("CPU", 0)) // self.processors for node in nodes)
+        if not size:
+            raise BadCluster(f"no node at {self.address} has {self.processors} processors; give fewer --threads")
+        strategy = ray.data.ActorPoolStrategy(size=min(size, shards), max_tasks_in_flight_per_actor=2)
+        return {"compute": strategy, **needs}
+
+
+class ShardWorker:
+    """A process of the cluster: shards of texts in, names of written shards out.
+
+    What goes wrong on a node, with its encoder, its disk or its card, comes back as an answer, and the build ends with
+    it: another attempt would meet it again.
+    """
+
+    def __init__(self, open_encoder: Callable[[], Encoder], fingerprint: str, place: Shards) -> None:
+        self._open = open_encoder
+        self._fingerprint = fingerprint
+        self._place = place
+
+    def __call__(self, batch: pa.Table) -> pa.Table:
+        """One row (texts list<string>) to one row: node, texts, name, problem ("" where there is none)."""
+        texts = batch["texts"][0].as_py()
+        name = problem = ""
+        try:
+            name = encode_shard(texts, self._encoder, self._place)
+        except CareError as error:
+            problem = str(error)
+        except Exception as error:  # the trace is in Ray's log on the node
+            traceback.print_exc()
+            problem = f"{type(error).__name__}: {error}"
+        row = {"node": socket.gethostname(), "texts": len(texts), "name": name, "problem": problem}
+        return pa.Table.from_pylist([row])
+
+    @cached_property
+    def _encoder(self) -> Encoder:
+        encoder = self._open()
+        if encoder.fingerprint != self._fingerprint:
+            reason = f"its encoder is {encoder.fingerprint}, this machine's {self._fingerprint}"
+            raise BadCluster(f"{reason}; copy the same folder to every node, or name the numbers that all can run")
+        return encoder
+
+
+def count_texts(row: dict[str, Any], place: Shards) -> int:
+    """The texts of a finished shard that this machine can read, too."""
+    if row["problem"]:
+        raise BadCluster(f"node {row['node']}: {row['problem']}")
+    if not place.bring(row["name"]):
+        where = f"{place} on node {row['node']} is not the {place} of this machine"
+        raise BadCluster(f"{where}; give --shards a folder that all nodes mount, or an address such as s3://…")
+    return int(row["texts"])
+
+
+def _import_ray(address: str) -> Any:  # noqa: ANN401
+    # Ray reads them when it is imported: nothing about a run leaves the cluster, and what went wrong is told by us.
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")
+    if address == LOCAL:  # as on the systems that the name speaks of: loopback only
+        os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
+    try:
+        import_module("ray.data")
+    except ModuleNotFoundError as error:
+        raise BadCluster(f"--ray needs {error.name}, which the ray extra brings: care-search[ray]") from error
+    for handler in logging.getLogger("ray.data").handlers:
+        if isinstance(handler, logging.StreamHandler):  # the other one writes into Ray's own folder
+            handler.setLevel(logging.CRITICAL)
+    return import_module("ray")
+
+
+@contextmanager
+def _connected(ray: Any, address: str) -> Iterator[None]:  # noqa: ANN401
+    """Ray's connection, as quiet as it can be made; a cluster that was started here ends with it."""
+    options: dict[str, Any] = {"address": address, "log_to_driver": False, "logging_level": "ERROR"}
+    if address == LOCAL:
+        options["include_dashboard"] = False
+    main = threading.current_thread() is threading.main_thread()
+    terminate = signal.getsignal(signal.SIGTERM)
+    try:
+        with _hushed():
+            ray.init(**options)
+    except (OSError, RuntimeError, ValueError) as error:  # ConnectionError is an OSError
+        raise BadCluster(f"the Ray cluster {address} cannot be joined ({error}); see `ray status`") from error
+    try:
+        if main:
+            signal.signal(signal.SIGTERM, terminate)  # Ray's own would end the command before it has cleared up
+        context = ray.data.DataContext.get_current()
+        context.print_on_execution_start = context.enable_progress_bars = False
+        with redirect_stdout(sys.stderr):  # where Ray tells of processes that died; the other is for our one line
+            yield
+    finally:
+        ray.shutdown()
+
+
+@contextmanager
+def _hushed() -> Iterator[None]:
+    """Nothing on standard error: Ray's core writes there by the descriptor, if only that it will be quiet."""
+    kept = os.dup(2)
+    with open(os.devnull, "wb") as nowhere:
+        os.dup2(nowhere.fileno(), 2)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+
+
+@contextmanager
+def _told(ray: Any) -> Iterator[None]:  # noqa: ANN401
+    """Ray's own failures as one of ours."""
+    own = ray.data.exceptions
+    try:
+        yield
+    except (ray.exceptions.RayError, own.ExecutionTimeoutError, own.SystemException) as error:
+        reason = str(error).strip().partition("\n")[0]
+        raise BadCluster(f"Ray gave up ({reason}); run the same command again: what is encoded is kept") from error

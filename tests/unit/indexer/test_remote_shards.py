@@ -1,0 +1,135 @@
+"""Shards at an address: what a folder promises holds there too, and a damaged object is made again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import fsspec
+import numpy as np
+import pytest
+
+from indexer.build import BuildOptions, build
+from indexer.publish import verify
+from indexer.store import Collection
+from indexer.store.errors import NotReached
+from indexer.store.remote_shards import RemoteShards, open_shards
+from indexer.store.shards import Embeddings, LocalShards
+from tests.support.fast_encoder import FastEncoder
+from tests.unit.indexer.support import DIM, unit_vectors, write_lines
+
+URL = "memory://care/shards"
+OPTIONS = BuildOptions(shard_texts=3, shards=URL)
+
+
+@pytest.fixture(autouse=True)
+def empty_memory() -> Iterator[None]:
+    """fsspec's memory is one for the whole process."""
+    yield
+    fsspec.filesystem("memory").store.clear()
+
+
+def some(seed: int = 0) -> Embeddings:
+    hashes = np.random.default_rng(seed).integers(0, 256, (10, 16), dtype=np.uint8)
+    return Embeddings(hashes, unit_vectors(10, seed=seed))
+
+
+def shards_at(url: str, own: Path) -> RemoteShards:
+    shards = open_shards(url, "fingerprint", own)
+    assert isinstance(shards, RemoteShards)
+    return shards
+
+
+def objects() -> list[str]:
+    return sorted(fsspec.filesystem("memory").find("/care"))
+
+
+def test_what_one_machine_writes_another_reads(tmp_path: Path) -> None:
+    given = some()
+    name = shards_at(URL, tmp_path / "one").write(given)
+    assert objects() == [f"/care/shards/fingerprint/{name}"]
+    assert not (tmp_path / "one").exists()
+    other = shards_at(f"{URL}/", tmp_path / "other")
+    (shard,) = other.read(DIM)
+    np.testing.assert_array_equal(shard.hashes, given.hashes)
+    np.testing.assert_array_equal(shard.vectors, given.vectors)
+    assert [path.name for path in (tmp_path / "other").iterdir()] == [name]
+
+
+def test_a_shard_has_one_name_everywhere(tmp_path: Path) -> None:
+    assert shards_at(URL, tmp_path).write(some()) == LocalShards(tmp_path).write(some())
+
+
+@pytest.mark.parametrize("size", [0, 100, -1])
+def test_a_damaged_object_is_removed(tmp_path: Path, size: int) -> None:
+    shards = shards_at(URL, tmp_path)
+    kept, damaged = shards.write(some(1)), shards.write(some())
+    files = fsspec.filesystem("memory")
+    path = f"/care/shards/fingerprint/{damaged}"
+    files.pipe_file(path, files.cat_file(path)[:size])
+    assert len(list(shards.read(DIM))) == 1
+    assert objects() == [f"/care/shards/fingerprint/{kept}"]
+    assert not shards.bring(damaged)
+
+
+def test_nothing_there_is_no_shard(tmp_path: Path) -> None:
+    shards = shards_at(URL, tmp_path)
+    assert list(shards.read(DIM)) == []
+    assert not shards.bring("other.npy")
+    shards.clear()
+
+
+def test_cleared_is_gone_here_and_there(tmp_path: Path) -> None:
+    shards = shards_at(URL, tmp_path / "own")
+    shards.write(some())
+    assert len(list(shards.read(DIM))) == 1
+    shards.clear()
+    assert objects() == []
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("scheme", ["", "file://"])
+def test_a_folder_needs_no_fetching(tmp_path: Path, scheme: str) -> None:
+    shards = open_shards(f"{scheme}{tmp_path}/mounted", "fingerprint", tmp_path / "own")
+    assert shards == LocalShards(tmp_path / "mounted" / "fingerprint")
+    assert open_shards(None, "fingerprint", tmp_path / "own") == LocalShards(tmp_path / "own")
+
+
+def test_an_address_that_cannot_be_used_is_one_line(tmp_path: Path) -> None:
+    shards = shards_at("nothing://care", tmp_path)
+    with pytest.raises(NotReached, match=r"nothing://care/fingerprint cannot be used \(Protocol not known: nothing\)"):
+        list(shards.read(DIM))
+    shards.clear()
+
+
+class Dying(FastEncoder):
+    """Gives up after a few shards."""
+
+    def __init__(self) -> None:
+        super().__init__(swayed=True)
+        self._left = 4
+
+    def encode(self, *given: object) -> np.ndarray:  # type: ignore[override]
+        self._left -= 1
+        if self._left < 0:
+            raise KeyboardInterrupt
+        return super().encode(*given)  # type: ignore[arg-type]
+
+
+def test_a_build_goes_on_with_what_lies_there(tmp_path: Path) -> None:
+    corpus = write_lines(tmp_path / "c.jsonl", *({"_id": str(n), "text": f"第{n}种药的用法"} for n in range(20)))
+    plain, collection = Collection(tmp_path / "plain"), Collection(tmp_path / "collection")
+    whole = build([corpus], FastEncoder(swayed=True), plain, replace(OPTIONS, shards=None))
+    with pytest.raises(KeyboardInterrupt):
+        build([corpus], Dying(), collection, OPTIONS)
+    first, *others = objects()
+    assert len(others) == 3
+    files = fsspec.filesystem("memory")
+    content = files.cat_file(first)
+    files.pipe_file(first, content[:-1] + bytes([content[-1] ^ 1]))
+    summary = build([corpus], FastEncoder(swayed=True), collection, OPTIONS)
+    assert summary.encoded == 20 - 3 * 3
+    assert verify(collection, summary.version).content == verify(plain, whole.version).content
+    assert objects() == []
+    assert not collection.shards("fast").exists()
