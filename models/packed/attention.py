@@ -1,4 +1,4 @@
-"""Causal attention within each document of a packed batch, in three ways that give the same numbers.
+"""Causal attention within each document of a packed batch, in two ways that give the same numbers.
 
 A backend prepares what all layers share once a batch, and gives the function that each layer calls:
 queries (tokens, heads, width), keys and values (tokens, key heads, width) to (tokens, heads, width).
@@ -7,7 +7,6 @@ queries (tokens, heads, width), keys and values (tokens, key heads, width) to (t
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
 from inspect import signature
 from typing import Any, cast
 
@@ -36,27 +35,6 @@ def varlen(batch: Packed) -> Attend:
     return attend
 
 
-def flex(batch: Packed) -> Attend:
-    """torch's flex attention over blocks: those between two documents are never visited."""
-    from torch.nn.attention.flex_attention import create_block_mask
-
-    tokens, device = len(batch.ids), batch.ids.device
-    documents = torch.bucketize(torch.arange(tokens, device=device), batch.boundaries[1:], right=True)
-
-    def visible(_batch: Tensor, _head: Tensor, query: Tensor, key: Tensor) -> Tensor:
-        return (documents[query] == documents[key]) & (query >= key)
-
-    compiled = device.type == "cuda"
-    mask = create_block_mask(visible, None, None, tokens, tokens, device=device.type, _compile=compiled)
-    kernel = _flex_kernel(compiled=compiled)
-
-    def attend(queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-        parts = (part.transpose(0, 1).unsqueeze(0) for part in (queries, keys, values))
-        return kernel(*parts, block_mask=mask, enable_gqa=True).squeeze(0).transpose(0, 1)
-
-    return attend
-
-
 def padded(batch: Packed) -> Attend:
     """Scaled dot-product attention over a padded grid. Padding follows the tokens, so causality alone hides it."""
     documents, longest = len(batch.boundaries) - 1, batch.longest
@@ -76,16 +54,8 @@ def padded(batch: Packed) -> Attend:
     return attend
 
 
-BACKENDS: dict[str, Backend] = {"varlen": varlen, "flex": flex, "padded": padded}
+BACKENDS: dict[str, Backend] = {"varlen": varlen, "padded": padded}
 
 
 def default_backend(device: torch.device) -> Backend:
     return varlen if device.type == "cuda" else padded
-
-
-@cache
-def _flex_kernel(*, compiled: bool) -> Callable[..., Tensor]:
-    from torch.nn.attention.flex_attention import flex_attention
-
-    kernel = torch.compile(flex_attention, dynamic=True) if compiled else flex_attention
-    return cast(Callable[..., Tensor], kernel)

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from models.packed.attention import BACKENDS
+from models.packed.attention import BACKENDS as OWN
 from models.packed.decoder import PackedDecoder
 from models.packed.encoder import PackedEncoder
 from models.packed.layout import Packed, pack
@@ -19,8 +19,11 @@ from models.packed.weights import read_weights
 from models.spec import Side
 from models.tokenizer import Tokenizer
 from tests.bench.encode.clock import Spread, repeated, seconds
+from tests.bench.encode.flex import flex
 from tests.bench.encode.peer import PeerRun
 from tests.bench.encode.shapes import MAX_LENGTH, Shape, encoder_of
+
+BACKENDS = {**OWN, "flex": flex}
 
 
 @dataclass(frozen=True)

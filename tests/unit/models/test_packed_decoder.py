@@ -6,23 +6,24 @@ import pytest
 import torch
 
 from models.errors import BadEncoder
-from models.packed.attention import BACKENDS
+from models.packed.attention import BACKENDS, Backend
 from models.packed.decoder import PackedDecoder
 from models.packed.layout import TILE, pack
 from models.packed.linear import Dense, Scaled, quantise
 from models.packed.weights import EDGES, read_weights
+from tests.bench.encode.flex import flex
 from tests.support.packed import CPU, LENGTHS, POSITIONS, decoder, documents, last_states
 from tests.support.tiny_models import tiny_encoder
 
 ARCHITECTURES = ("qwen2", "qwen3")
 
 
-@pytest.mark.parametrize("attention", ["padded", "flex"])
+@pytest.mark.parametrize("attention", [BACKENDS["padded"], flex])
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
-def test_documents_get_the_states_that_transformers_gives_them(architecture: str, attention: str) -> None:
+def test_documents_get_the_states_that_transformers_gives_them(architecture: str, attention: Backend) -> None:
     model, batch = decoder(architecture), documents()
-    found = PackedDecoder(read_weights(model, POSITIONS, CPU), BACKENDS[attention])(pack(batch, CPU))
+    found = PackedDecoder(read_weights(model, POSITIONS, CPU), attention)(pack(batch, CPU))
     torch.testing.assert_close(found, last_states(model, batch), atol=1e-5, rtol=1e-5)
 
 
