@@ -20,6 +20,7 @@ from indexer.diff import Changes, changes_since_published
 from indexer.embed import embed
 from indexer.encode import Encoder, chunked, content_hashes
 from indexer.errors import BadBuild
+from indexer.fresh import LogWord
 from indexer.passages import Budget, Cutter
 from indexer.recall import FLOOR, choose_depth, encode_queries, sample_queries
 from indexer.rejects import Rejects
@@ -29,7 +30,7 @@ from indexer.store.collection import Collection, new_version
 from indexer.store.disk_dict import DiskDict
 from indexer.store.documents import Documents
 from indexer.store.kinds import IndexKind
-from indexer.store.manifest import Built, Counts, DocumentEncoder, Facts, Recall
+from indexer.store.manifest import Built, Counts, DocumentEncoder, Facts, Included, Recall
 from indexer.store.vectors import VectorIndex, limit_threads
 from indexer.store.writer import SnapshotWriter
 from indexer.texts import passage_texts
@@ -64,7 +65,7 @@ class BuildSummary:
 
     `changes` are the documents that differ from the published version's; `encoded` is how many texts were read by the
     encoder, `reused` how many passages got a vector that was known. `recall` is None where the index is exact,
-    `rejects_file` where bad rows were set aside, None where there were none.
+    `rejects_file` where bad rows were set aside, None where there were none. `posted` documents are in no corpus.
     """
 
     version: str
@@ -77,6 +78,7 @@ class BuildSummary:
     recall: Recall | None
     rejects_file: Path | None
     seconds: dict[str, float]
+    posted: int = 0
 
 
 @dataclass(frozen=True)
@@ -118,6 +120,7 @@ def build(
         summary = _build_version(corpus, encoder, collection, options)
         # Whatever was encoded is in the version now.
         shutil.rmtree(collection.shards(encoder.fingerprint), ignore_errors=True)
+        collection.prune_log()
     return summary
 
 
@@ -127,11 +130,13 @@ def _build_version(
     version, created, stages = new_version(), datetime.now(UTC), _Stages()
     budget = Budget(options.passage_tokens or encoder.spec.max_length, options.overlap)
     cutter = Cutter(encoder.tokenizer, encoder.spec.document_instruction, budget)
+    word = LogWord.read(collection)
     rejects = Rejects(collection.rejects / f"{version}.jsonl" if options.skip_bad else None)
     with collection.building(version) as folder, SnapshotWriter(folder) as writer:
         with stages.timed("read"), rejects, closing(DiskDict(folder / "ids")) as ids:
-            _read(read_corpus(corpus, options.fields, rejects, ids), encoder, cutter, writer)
+            kept = _read(read_corpus(corpus, options.fields, rejects, ids, word), encoder, cutter, writer)
             documents, passages, hashes = writer.close_documents()
+            writer.write_withdrawn(word.withdrawn())
         texts = partial(passage_texts, documents, passages)
         with stages.timed("encode"):
             composed = partial(_compose, cutter, texts)
@@ -145,7 +150,8 @@ def _build_version(
             writer.write_lexical(f"{title}\n{text}" for title, text in every)
         with stages.timed("write"):
             counts = Counts(documents=len(documents), passages=len(passages), rejects=rejects.count)
-            writer.finish(_facts(version, created, encoder, budget, counts, indexed))
+            fresh = Included(position=word.position, posted=kept)
+            writer.finish(_facts(version, created, encoder, budget, counts, indexed, fresh))
         changes = changes_since_published(collection, documents)
     return BuildSummary(
         version=version,
@@ -157,12 +163,17 @@ def _build_version(
         index=indexed.kind,
         recall=indexed.recall,
         rejects_file=rejects.path if rejects.count else None,
+        posted=kept,
         seconds=stages.seconds,
     )
 
 
-def _read(corpus: Iterable[Document], encoder: Encoder, cutter: Cutter, writer: SnapshotWriter) -> None:
-    """Cuts documents as they come and writes them with the content hashes of their passages."""
+def _read(corpus: Iterable[Document], encoder: Encoder, cutter: Cutter, writer: SnapshotWriter) -> int:
+    """Cuts documents as they come and writes them with the content hashes of their passages.
+
+    Returns how many of the last are in no corpus.
+    """
+    kept = 0
     # disable=None: no bar where standard error is not a terminal.
     with tqdm(desc="read", unit=" documents", disable=None) as bar:
         for documents in chunked(corpus, READ_CHUNK):
@@ -171,7 +182,9 @@ def _read(corpus: Iterable[Document], encoder: Encoder, cutter: Cutter, writer: 
                 texts = [cutter.compose(document.title, document.text[start:end]) for start, end in spans]
                 hashes = content_hashes(texts, encoder)
                 writer.add(document.id, document.title, document.text, document.metadata, spans, hashes)
+                kept += document.kept
             bar.update(len(documents))
+    return kept
 
 
 def _compose(cutter: Cutter, texts: Callable[[Rows], Iterator[tuple[str, str]]], rows: Rows) -> Iterator[str]:
@@ -198,7 +211,13 @@ def _index(
 
 
 def _facts(
-    version: str, created: datetime, encoder: Encoder, budget: Budget, counts: Counts, indexed: _Indexed
+    version: str,
+    created: datetime,
+    encoder: Encoder,
+    budget: Budget,
+    counts: Counts,
+    indexed: _Indexed,
+    fresh: Included,
 ) -> Facts:
     return Facts(
         version=version,
@@ -216,6 +235,7 @@ def _facts(
             care_version=_care_version(),
             created=created,
         ),
+        fresh=fresh,
     )
 
 

@@ -32,6 +32,10 @@ class NotWritten(CareError):
         super().__init__(f"{path} could not be written ({reason}); free some space, then run the same command again")
 
 
+class BadLog(CareError):
+    """A log of fresh documents that is damaged before its end, or lacks frames that are still needed."""
+
+
 class BadFilter(CareError):
     """A filter that the collection cannot answer; `field` is the metadata field that it names."""
 
