@@ -12,7 +12,7 @@ import os
 import secrets
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -154,12 +154,13 @@ class Collection:
 
     def prune_log(self) -> None:
         """Removes from the log what every version holds, so that a rollback to any finds what it lacks."""
-        positions = []
-        for version in self.versions():
-            with suppress(BadSnapshot):  # it cannot be served
-                positions.append(Manifest.read(self._versions / version).fresh.position)
-        if positions:
-            self.fresh_log.prune(min(positions))
+        versions = self.versions()
+        try:
+            included = [Manifest.read(self._versions / version).fresh.position for version in versions]
+        except BadSnapshot:  # somebody may restore it
+            return
+        if included:
+            self.fresh_log.prune(min(included))
 
     def _require_same_space(self, new: Manifest) -> None:
         current = self.current()
