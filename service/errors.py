@@ -14,7 +14,7 @@ from typing import Any
 import orjson
 from pydantic import ValidationError
 
-from indexer.store import BadCollection, BadFilter, BadLog, BadSnapshot, NotWritten
+from indexer.store import BadCollection, BadFilter, BadLog, BadSnapshot
 from models.errors import BadEncoder, CareError, SpaceMismatch
 
 RETRY_AFTER_SECONDS = 1
@@ -54,6 +54,10 @@ class Forbidden(CareError):
 
 class FreshLimit(CareError):
     """More documents were posted since the last build than are searched beside a snapshot."""
+
+
+class NotKept(CareError):
+    """Documents that could not be written to the disk, and so were not taken."""
 
 
 class Overloaded(CareError):
@@ -118,7 +122,7 @@ STATUS_AND_CODE: Mapping[type[CareError], tuple[int, str]] = {
     EngineAway: (503, "engine_away"),
     FreshLimit: (409, "fresh_limit"),
     BadLog: (503, "bad_log"),
-    NotWritten: (503, "not_written"),
+    NotKept: (503, "not_kept"),
     BadCollection: (409, "bad_collection"),
     BadSnapshot: (409, "bad_snapshot"),
     BadEncoder: (409, "bad_encoder"),

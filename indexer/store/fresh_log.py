@@ -65,20 +65,10 @@ class FreshLog:
 
     def read(self, cursor: Cursor) -> tuple[list[Frame], Cursor]:
         """The frames after the cursor, in order, and where they end. Raises BadLog where the next one is gone."""
-        frames: list[Frame] = []
-        for first in self._segments_from(cursor):
-            start = cursor.offset if first == cursor.segment else 0
-            data = _read_from(self._path(first), start)
-            offset = 0
-            for frame, offset in read_frames(data):
-                if frame.position > cursor.position + 1:
-                    raise BadLog(self._gap(cursor.position, frame.position))
-                if frame.position == cursor.position + 1:
-                    frames.append(frame)
-                    cursor = Cursor(frame.position, first, start + offset)
-            self._require_torn(first, data, offset)
-            cursor = Cursor(cursor.position, first, start + offset)
-        return frames, cursor
+        try:
+            return self._read(cursor)
+        except OSError as error:
+            raise BadLog(f"{self.folder} cannot be read ({error}); mend the disk or its permissions") from error
 
     def seal(self) -> int:
         """Has the next append begin a segment; returns the last position, 0 where nothing was ever appended."""
@@ -100,6 +90,22 @@ class FreshLog:
                 if following <= position + 1:
                     self._path(first).unlink()
             sync(self.folder)
+
+    def _read(self, cursor: Cursor) -> tuple[list[Frame], Cursor]:
+        frames: list[Frame] = []
+        for first in self._segments_from(cursor):
+            start = cursor.offset if first == cursor.segment else 0
+            data = _read_from(self._path(first), start)
+            offset = 0
+            for frame, offset in read_frames(data):
+                if frame.position > cursor.position + 1:
+                    raise BadLog(self._gap(cursor.position, frame.position))
+                if frame.position == cursor.position + 1:
+                    frames.append(frame)
+                    cursor = Cursor(frame.position, first, start + offset)
+            self._require_torn(first, data, offset)
+            cursor = Cursor(cursor.position, first, start + offset)
+        return frames, cursor
 
     @contextmanager
     def _in_turn(self) -> Iterator[None]:

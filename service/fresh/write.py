@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from indexer.store import Change, Deleted, FreshLog
+from indexer.store import Change, Deleted, FreshLog, NotWritten
 from indexer.store.values import kind_of
-from service.errors import FreshLimit, InvalidRequest
+from service.errors import FreshLimit, InvalidRequest, NotKept
 from service.fresh.encode import DocumentEncoder, NewDocument
 from service.serving import Serving
 from service.settings import Settings
 from service.swap import Servings
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +61,11 @@ class FreshWriter:
         if not changes:
             return Receipt(serving.cursor.position, 0, serving.version)
         included = serving.snapshot.manifest.fresh.position
-        position = await asyncio.to_thread(self._log.append, changes, included)
+        try:
+            position = await asyncio.to_thread(self._log.append, changes, included)
+        except NotWritten as error:
+            logger.error("%s", error)
+            raise NotKept("the disk does not take the change, so it was not made; the service's log says why") from None
         await self._servings.catch_up()
         return Receipt(position, len(changes), serving.version)
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -11,7 +13,7 @@ import httpx
 import pytest
 
 from indexer.build import BuildOptions, build
-from indexer.store import Collection
+from indexer.store import Collection, fresh_log
 from models.onnx_encoder import OnnxEncoder
 from service.app import create_app
 from tests.api.support import LONG, Built, client_of, copy_collection, make_settings, running
@@ -232,6 +234,20 @@ async def test_a_damaged_log_is_refused_rather_than_forgotten(own: Built) -> Non
     with pytest.raises(Exception, match="restore it from a backup"):
         async with running(settings):
             pass
+
+
+async def test_a_disk_that_takes_nothing_is_said_and_changes_nothing(
+    own: Built, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(path: Path, data: bytes) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+
+    monkeypatch.setattr(fresh_log, "_append", full)
+    async with running(make_settings(own, threads=1, reload_seconds=0)) as client:
+        refused = await post(client, NOTICE)
+        assert (refused.status_code, refused.json()["error"]["code"]) == (503, "not_kept")
+        assert str(own.root) not in refused.text
+        assert "notice-1" not in await ids(client, "缬沙坦")
 
 
 def corpus_of(own: Built, *ids: str) -> Path:

@@ -149,3 +149,6 @@ def test_a_folder_that_cannot_be_written_is_said(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(NotWritten):
         FreshLog(tmp_path / "file" / "fresh").append([posted("a")])
+    (tmp_path / "fresh").write_text("")
+    with pytest.raises(BadLog, match="cannot be read"):
+        FreshLog(tmp_path / "fresh").read(START)
