@@ -18,7 +18,6 @@ from indexer.store.documents import Metadata
 from indexer.store.passages import Span
 from service.embed import Embedder
 from service.line import Deadline
-from service.reading import document_side
 from service.serving import Serving
 from service.settings import Settings
 
@@ -72,8 +71,8 @@ class DocumentEncoder:
 
     async def _read(self, serving: Serving, documents: Sequence[NewDocument]) -> list[Posted]:
         spans, texts = await asyncio.to_thread(_cut, serving, documents)
-        deadline = Deadline(None, self._timeout_ms)
-        embedded = await self._embedder.embed(serving, texts, document_side(serving.encoder), deadline=deadline)
+        side, deadline = serving.encoder.spec.document_side, Deadline(None, self._timeout_ms)
+        embedded = await self._embedder.embed(serving, texts, side, deadline=deadline)
         vectors = embedded.vectors.astype(np.float16)
         ends = np.cumsum([len(own) for own in spans]).tolist()
         return [
@@ -95,7 +94,7 @@ def _cut(serving: Serving, documents: Sequence[NewDocument]) -> tuple[list[list[
     built, spec = serving.snapshot.manifest.built, serving.encoder.spec
     tokens = min(built.passage_tokens, spec.max_length)
     budget = Budget(tokens, min(built.passage_overlap, tokens // 4))
-    cutter = Cutter(serving.encoder.tokenizer, spec.instruction(document_side(serving.encoder)), budget)
+    cutter = Cutter(serving.encoder.tokenizer, spec.instruction(spec.document_side), budget)
     spans = cutter.cut([document.title for document in documents], [document.text for document in documents])
     texts = [
         cutter.compose(document.title, document.text[start:end])
