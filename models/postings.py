@@ -65,14 +65,15 @@ class Postings:
 
     def score(self, weights: dict[str, float], among: LexicalIndex) -> Scores:
         """The score of every row for a query of these weights, 0 where it shares no term, as a row of `among`."""
-        found = np.zeros(len(self.lengths), np.float32)
-        damping = K1 * (1 - B + B * self.lengths / np.float32(among.average_length))
-        for term, weight in weights.items():
-            wanted = hash(term)
-            own = slice(*np.searchsorted(self.hashes, [wanted, wanted + 1]).tolist())
-            rows, counts = self.rows[own], self.counts[own]
-            found[rows] += np.float32(weight) * counts / (counts + damping[rows])
-        return found
+        wanted = np.array([hash(term) for term in weights], np.int64)
+        first, end = (np.searchsorted(self.hashes, wanted, side) for side in ("left", "right"))
+        sizes = end - first
+        # The entries of all terms at once: a handful of array operations, however many terms there are.
+        entries = np.arange(sizes.sum()) + np.repeat(first - (np.cumsum(sizes) - sizes), sizes)
+        rows, counts = self.rows[entries], self.counts[entries]
+        damping = K1 * (1 - B + B * self.lengths[rows] / np.float32(among.average_length))
+        shares = np.repeat(np.array(list(weights.values()), np.float32), sizes) * counts / (counts + damping)
+        return np.bincount(rows, shares, len(self.lengths)).astype(np.float32)
 
 
 def rounded_length(length: int) -> int:
