@@ -1,7 +1,7 @@
 """Documents as the service's own encoder reads them: cut as the indexer cuts, encoded through the engine.
 
 The encoder reads a document as a document where it is made to, else as a query: the sides of a pair share a space
-(docs/adr/0008-fresh-documents.md). Knows nothing of logs or HTTP.
+(docs/adr/0012-fresh-documents.md). Knows nothing of logs or HTTP.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What fresh documents cost: a search beside them, a change among them, and the log behind them.
 
-  python -m tests.bench.fresh --documents 100 1000 10000
+  make bench-fresh ARGS='--documents 100 1000 10000'
 
 A snapshot of 2,000 made-up documents, and so many fresh ones of one passage each, about 300 characters, with random
 vectors of 512 dimensions. One thread. A search is what it takes beyond the search of the snapshot: `dense` with one
