@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import numpy as np
 import pytest
 
 from indexer.build import BuildOptions, build
-from indexer.store import Collection, fresh_log
+from indexer.store import Collection, Deleted, Posted, fresh_log
 from models.onnx_encoder import OnnxEncoder
 from service.app import create_app
 from tests.api.support import LONG, Built, client_of, copy_collection, make_settings, running
@@ -248,6 +249,17 @@ async def test_a_disk_that_takes_nothing_is_said_and_changes_nothing(
         assert (refused.status_code, refused.json()["error"]["code"]) == (503, "not_kept")
         assert str(own.root) not in refused.text
         assert "notice-1" not in await ids(client, "缬沙坦")
+
+
+async def test_vectors_of_another_encoder_are_made_again(own: Built) -> None:
+    text = str(NOTICE["text"])
+    foreign = Posted("notice-1", "缬沙坦批次召回", text, {}, [(0, 3)], "another", np.ones((1, 4), np.float16))
+    Collection(own.root).fresh_log.append([foreign, Deleted("a-2")])
+    async with running(make_settings(own, threads=1, reload_seconds=0)) as client:
+        first = await hits(client, "缬沙坦召回", mode="dense", passages=1)
+        assert first[0]["id"] == "notice-1"
+        assert first[0]["passages"][0]["span"] == [0, len(text)]
+        assert (await client.get("/v1/documents/a-2")).status_code == 404
 
 
 def corpus_of(own: Built, *ids: str) -> Path:
