@@ -9,7 +9,7 @@ PORT ?= 8000
 HOST ?= http://127.0.0.1:$(PORT)
 PIP := -m pip install --quiet --disable-pip-version-check
 .DEFAULT_GOAL := help
-.PHONY: help run test check unit format bench bench-peers bench-gpu overload kills bench-index bench-encode kill-index swaps loadtest eval install install-train optimum lock clean
+.PHONY: help run test check unit format bench bench-peers bench-gpu overload kills bench-fresh bench-index bench-encode kill-index swaps loadtest eval install install-train optimum lock clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -47,6 +47,9 @@ overload: .venv-dev/installed ## ten times what the service can answer, for 30 s
 
 kills: .venv-dev/installed ## engine, worker and Redis killed under load: what fails, for how long
 	$(DEV)/python -m loadtest.kills $(ARGS)
+
+bench-fresh: .venv-dev/installed ## what documents posted since the last build cost a search
+	$(DEV)/python -m tests.bench.fresh $(ARGS)
 
 bench-index: .venv-dev/installed ## memory and time of a build and a re-index (ARGS='--documents 100000 1000000')
 	$(DEV)/python -m tests.bench.index $(ARGS)

@@ -19,6 +19,7 @@ from indexer.diff import Changes, changes_since_published
 from indexer.embed import embed
 from indexer.encode import Encoder, EncodeShards, Work, chunked, content_hashes, encode_here
 from indexer.errors import BadBuild
+from indexer.fresh import LogWord
 from indexer.passages import Budget, Cutter
 from indexer.recall import FLOOR, choose_depth, encode_queries, sample_queries
 from indexer.rejects import Rejects
@@ -28,7 +29,7 @@ from indexer.store.collection import Collection, new_version
 from indexer.store.disk_dict import DiskDict
 from indexer.store.documents import Documents
 from indexer.store.kinds import IndexKind
-from indexer.store.manifest import Built, Counts, DocumentEncoder, Facts, Recall
+from indexer.store.manifest import Built, Counts, DocumentEncoder, Facts, Included, Recall
 from indexer.store.remote_shards import open_shards
 from indexer.store.shards import Shards
 from indexer.store.vectors import VectorIndex, limit_threads
@@ -69,7 +70,7 @@ class BuildSummary:
 
     `changes` are the documents that differ from the published version's; `encoded` is how many texts were read by the
     encoder, `reused` how many passages got a vector that was known. `recall` is None where the index is exact,
-    `rejects_file` where bad rows were set aside, None where there were none.
+    `rejects_file` where bad rows were set aside, None where there were none. `posted` documents are in no corpus.
     """
 
     version: str
@@ -82,6 +83,7 @@ class BuildSummary:
     recall: Recall | None
     rejects_file: Path | None
     seconds: dict[str, float]
+    posted: int = 0
 
 
 @dataclass(frozen=True)
@@ -123,6 +125,7 @@ def build(
     with collection.sole_builder():
         summary = _build_version(corpus, encoder, collection, options, place)
         place.clear()  # whatever was encoded is in the version now
+        collection.prune_log()
     return summary
 
 
@@ -132,11 +135,13 @@ def _build_version(
     version, created, stages = new_version(), datetime.now(UTC), _Stages()
     budget = Budget(options.passage_tokens or encoder.spec.max_length, options.overlap)
     cutter = Cutter(encoder.tokenizer, encoder.spec.document_instruction, budget)
+    word = LogWord.read(collection)
     rejects = Rejects(collection.rejects / f"{version}.jsonl" if options.skip_bad else None)
     with collection.building(version) as folder, SnapshotWriter(folder) as writer:
         with stages.timed("read"), rejects, closing(DiskDict(folder / "ids")) as ids:
-            _read(read_corpus(corpus, options.fields, rejects, ids), encoder, cutter, writer)
+            kept = _read(read_corpus(corpus, options.fields, rejects, ids, word), encoder, cutter, writer)
             documents, passages, hashes = writer.close_documents()
+            writer.write_withdrawn(word.withdrawn())
         texts = partial(passage_texts, documents, passages)
         with stages.timed("encode"):
             composed = partial(_compose, cutter, texts)
@@ -150,7 +155,8 @@ def _build_version(
             writer.write_lexical(f"{title}\n{text}" for title, text in every)
         with stages.timed("write"):
             counts = Counts(documents=len(documents), passages=len(passages), rejects=rejects.count)
-            writer.finish(_facts(version, created, encoder, budget, counts, indexed))
+            fresh = Included(position=word.position, posted=kept)
+            writer.finish(_facts(version, created, encoder, budget, counts, indexed, fresh))
         changes = changes_since_published(collection, documents)
     return BuildSummary(
         version=version,
@@ -162,12 +168,17 @@ def _build_version(
         index=indexed.kind,
         recall=indexed.recall,
         rejects_file=rejects.path if rejects.count else None,
+        posted=kept,
         seconds=stages.seconds,
     )
 
 
-def _read(corpus: Iterable[Document], encoder: Encoder, cutter: Cutter, writer: SnapshotWriter) -> None:
-    """Cuts documents as they come and writes them with the content hashes of their passages."""
+def _read(corpus: Iterable[Document], encoder: Encoder, cutter: Cutter, writer: SnapshotWriter) -> int:
+    """Cuts documents as they come and writes them with the content hashes of their passages.
+
+    Returns how many of the last are in no corpus.
+    """
+    kept = 0
     # disable=None: no bar where standard error is not a terminal.
     with tqdm(desc="read", unit=" documents", disable=None) as bar:
         for documents in chunked(corpus, READ_CHUNK):
@@ -176,7 +187,9 @@ def _read(corpus: Iterable[Document], encoder: Encoder, cutter: Cutter, writer: 
                 texts = [cutter.compose(document.title, document.text[start:end]) for start, end in spans]
                 hashes = content_hashes(texts, encoder)
                 writer.add(document.id, document.title, document.text, document.metadata, spans, hashes)
+                kept += document.kept
             bar.update(len(documents))
+    return kept
 
 
 def _compose(cutter: Cutter, texts: Callable[[Rows], Iterator[tuple[str, str]]], rows: Rows) -> Iterator[str]:
@@ -203,7 +216,13 @@ def _index(
 
 
 def _facts(
-    version: str, created: datetime, encoder: Encoder, budget: Budget, counts: Counts, indexed: _Indexed
+    version: str,
+    created: datetime,
+    encoder: Encoder,
+    budget: Budget,
+    counts: Counts,
+    indexed: _Indexed,
+    fresh: Included,
 ) -> Facts:
     return Facts(
         version=version,
@@ -221,6 +240,7 @@ def _facts(
             care_version=_care_version(),
             created=created,
         ),
+        fresh=fresh,
     )
 
 

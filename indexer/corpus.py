@@ -6,24 +6,26 @@ Knows nothing of encoders or of the snapshot's files.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from datetime import date
 from pathlib import Path
 
 import orjson
 
 from indexer.errors import BadCorpus
+from indexer.fresh import Given, LogWord
 from indexer.rejects import Rejects
 from indexer.sources import Row, find_files, read_rows
 from indexer.store.disk_dict import DiskDict
 from indexer.store.documents import Value
+from indexer.store.values import BadValue, as_value, kind_of
 
 TITLE = "title"
 METADATA = "metadata"
 # A place is one number for the dictionary of ids: the file's number above these bits, the line below.
 LINE_BITS = 40
+# Where a document stands that the service was given.
+GIVEN = "posted to the service"
 
 
 @dataclass(frozen=True)
@@ -55,18 +57,23 @@ class Document:
     text: str
     metadata: dict[str, Value]
     place: str
+    kept: bool = False
+    """Whether it comes from the service, and no corpus has it."""
 
 
 class _BadRow(Exception):
     """Why a row makes no document."""
 
 
-def read_corpus(paths: Sequence[Path], fields: FieldMap, rejects: Rejects, ids: DiskDict) -> Iterator[Document]:
-    """Every good document of the files and folders, in order; the other rows go to `rejects`.
+def read_corpus(
+    paths: Sequence[Path], fields: FieldMap, rejects: Rejects, ids: DiskDict, word: LogWord | None = None
+) -> Iterator[Document]:
+    """Every good document of the files and folders, in order, then those of the log; other rows go to `rejects`.
 
-    `ids` is an empty dictionary, in which ids are remembered. Raises BadCorpus at the end if there was no document at
-    all, or if a column named in `fields` never occurred.
+    `ids` is an empty dictionary, in which ids are remembered; `word` is what the service was given since. Raises
+    BadCorpus at the end if there was no document at all, or if a column named in `fields` never occurred.
     """
+    word = word or LogWord()
     checker = _Checker(fields, ids)
     missing = fields.expected_names()
     count = 0
@@ -78,8 +85,17 @@ def read_corpus(paths: Sequence[Path], fields: FieldMap, rejects: Rejects, ids: 
             except _BadRow as bad:
                 rejects.add(row, str(bad))
             else:
-                count += 1
-                yield document
+                if not word.decides(document.id):
+                    count += 1
+                    yield document
+    for given in word.documents(ids):
+        try:
+            document = checker.check_given(given)
+        except _BadRow as bad:
+            rejects.add(Row(GIVEN, 0, {"_id": given.id, "title": given.title, "text": given.text}), str(bad))
+        else:
+            count += 1
+            yield document
     rejects.refuse()
     names = ", ".join(str(path) for path in paths)
     if not count:
@@ -113,10 +129,20 @@ class _Checker:
             nowhere = f"neither text in field {self._fields.text} nor a title in field {self._fields.title}"
             raise _BadRow(f"{nowhere} (map others with --field text=NAME, title=NAME)")
         self._remember(document.id, row)
+        self._remember_kinds(document)
+        return document
+
+    def check_given(self, given: Given) -> Document:
+        """A document that the service has checked; but a field may hold something else in the corpus by now."""
+        metadata = {name: self._as_known(name, as_value(name, value)) for name, value in given.metadata.items()}
+        document = Document(given.id, given.title, given.text, metadata, f"{GIVEN} ({given.id})", given.kept)
+        self._remember_kinds(document)
+        return document
+
+    def _remember_kinds(self, document: Document) -> None:
         for name, value in document.metadata.items():
             if value is not None:
-                self._kinds.setdefault(name, (_kind(value), row.place))
-        return document
+                self._kinds.setdefault(name, (kind_of(value), document.place))
 
     def _id(self, value: object) -> str:
         if isinstance(value, int) and not isinstance(value, bool):
@@ -141,12 +167,14 @@ class _Checker:
         given |= {name: columns[name] for name in self._fields.metadata_fields if name in columns}
         metadata = {}
         for name, item in given.items():
-            value = _as_value(name, item, number=name in self._fields.number_fields)
-            kind, place = self._kinds.get(name, ("", ""))
-            if kind and value is not None and _kind(value) != kind:
-                raise _BadRow(f"metadata field {name} is {_kind(value)} here and {kind} at {place}")
-            metadata[name] = value
+            metadata[name] = self._as_known(name, _as_value(name, item, number=name in self._fields.number_fields))
         return metadata
+
+    def _as_known(self, name: str, value: Value) -> Value:
+        kind, place = self._kinds.get(name, ("", ""))
+        if kind and value is not None and kind_of(value) != kind:
+            raise _BadRow(f"metadata field {name} is {kind_of(value)} here and {kind} at {place}")
+        return value
 
 
 def _as_text(what: str, column: str, value: object) -> str:
@@ -170,22 +198,12 @@ def _as_object(column: str, value: object) -> dict[str, object]:
 
 
 def _as_value(name: str, value: object, *, number: bool) -> Value:
-    """A metadata value as the store takes it; dates become ISO texts, which sort as dates do."""
-    if isinstance(value, date):  # a datetime is a date too
-        return value.isoformat()
     if number and isinstance(value, str):
         try:
             value = float(value)
         except ValueError:
             raise _BadRow(f"metadata field {name} is not a number: {value!r}") from None
-    if isinstance(value, float) and not math.isfinite(value):
-        return None  # Parquet files made from data frames spell a missing number this way
-    if value is None or isinstance(value, str | bool | int | float):
-        return value
-    if isinstance(value, list) and all(isinstance(item, str) for item in value):
-        return value
-    raise _BadRow(f"metadata field {name} is neither text, number, true/false nor a list of texts")
-
-
-def _kind(value: Value) -> str:
-    return "a number" if isinstance(value, int | float) and not isinstance(value, bool) else "text"
+    try:
+        return as_value(name, value)
+    except BadValue as bad:
+        raise _BadRow(str(bad)) from None

@@ -43,6 +43,8 @@ def summary_line(summary: BuildSummary, *, published: bool, removed: int, second
         f"{counts.passages} passages ({summary.encoded} encoded, {summary.reused} reused)",
         f"{summary.index} index" + (f" with recall {summary.recall.at_10:.3f}" if summary.recall else ""),
     ]
+    if summary.posted:
+        facts.append(f"{summary.posted} of the documents posted to the service and in no corpus")
     if summary.rejects_file:
         facts.append(f"{counts.rejects} bad rows set aside in {summary.rejects_file}")
     if removed:

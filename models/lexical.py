@@ -7,6 +7,8 @@ Knows rows and texts; nothing of documents, passages or embeddings.
 
 from __future__ import annotations
 
+import json
+import math
 import re
 import shutil
 import tempfile
@@ -14,6 +16,7 @@ import time
 import unicodedata
 from collections import Counter
 from collections.abc import Iterable
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -34,6 +37,8 @@ _QUESTION = re.compile(
     "有没有|要不要|需不需要|[吗呢么吧啊]|"
     r"\b(?:what|which|how|why|when|where|who|is|are|do|does|did|can|should|could|the|an?)\b"
 )
+# BM25's parameters, which tantivy has built in.
+K1, B = 1.2, 0.75
 _WRITER_BYTES = 256_000_000
 # Up to this many allowed rows are given to tantivy as a set; more are filtered from a longer list of hits.
 _SMALL_FILTER = 20_000
@@ -109,6 +114,28 @@ class LexicalIndex:
 
     def __len__(self) -> int:
         return int(self._searcher.num_docs)
+
+    @cached_property
+    def average_length(self) -> float:
+        """Terms of a row on average, as BM25 counts them; 1 where there are none."""
+        for term, _ in self._searcher.terms_with_prefix(_TEXT, "", limit=1):
+            query = self._term(term, 1)
+            (_, address), *_ = self._searcher.search(query, 1, count=False).hits
+            # The library tells it only where it explains a score.
+            facts = json.loads(query.explain(self._searcher, address).to_json())
+            while not facts["description"].startswith("avgdl"):
+                facts = facts["details"][-1]
+            return float(facts["value"])
+        return 1.0
+
+    def weights(self, query: str) -> dict[str, float]:
+        """What BM25 makes of each term of a query: its rarity among the rows, times how often the query has it."""
+        rows = len(self)
+        found = {}
+        for term, count in Counter(query_terms(query)).items():
+            having = self._searcher.doc_freq(_TEXT, term)
+            found[term] = count * (K1 + 1) * math.log(1 + (rows - having + 0.5) / (having + 0.5))
+        return found
 
     def search(self, query: str, k: int, allowed: NDArray[np.bool_] | None = None) -> Ranking:
         """The k best rows that share a term with the query; `allowed` is a boolean array over all rows."""

@@ -89,6 +89,14 @@ class EncoderSpec(BaseModel):
             raise ValueError(f"dim {self.dim} is larger than native_dim {self.native_dim}")
         return self
 
+    @property
+    def document_side(self) -> Side:
+        """How this encoder reads a document: as one, or, where it reads queries only, as a query.
+
+        The two sides of a pair share a space, so the vector stands near the one that the document encoder would give.
+        """
+        return Side.DOCUMENT if Side.DOCUMENT in self.sides else Side.QUERY
+
     def instruction(self, side: Side) -> str:
         return self.query_instruction if side is Side.QUERY else self.document_instruction
 

@@ -17,7 +17,7 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from models.errors import CareError
-from service.api import admin, collection, health, search, texts
+from service.api import admin, collection, documents, health, search, texts
 from service.api.openapi import describe
 from service.errors import MethodNotAllowed, NotFound, Overloaded, answer_for
 from service.metrics import Metrics
@@ -65,7 +65,7 @@ def create_app(settings: Settings, place: Place = ALONE) -> FastAPI:
         Route(texts.EMBEDDINGS, texts.embeddings_route, methods=texts.METHODS, include_in_schema=False),
         Route(texts.RERANK, texts.rerank_route, methods=texts.METHODS, include_in_schema=False),
     ]
-    for room in (collection, texts, admin, health):
+    for room in (documents, collection, texts, admin, health):
         app.include_router(room.router)
     app.add_route(PAGE, _index, include_in_schema=False)
     app.mount(STATIC, _WholeFiles(directory=WEB_FOLDER), name="static")

@@ -14,7 +14,7 @@ from typing import Any
 import orjson
 from pydantic import ValidationError
 
-from indexer.store import BadCollection, BadFilter, BadSnapshot
+from indexer.store import BadCollection, BadFilter, BadLog, BadSnapshot
 from models.errors import BadEncoder, CareError, SpaceMismatch
 
 RETRY_AFTER_SECONDS = 1
@@ -50,6 +50,14 @@ class MethodNotAllowed(CareError):
 
 class Forbidden(CareError):
     """An administrator's route, and the client did not show that it may use it."""
+
+
+class FreshLimit(CareError):
+    """More documents were posted since the last build than are searched beside a snapshot."""
+
+
+class NotKept(CareError):
+    """Documents that could not be written to the disk, and so were not taken."""
 
 
 class Overloaded(CareError):
@@ -112,6 +120,9 @@ STATUS_AND_CODE: Mapping[type[CareError], tuple[int, str]] = {
     ShuttingDown: (503, "shutting_down"),
     EngineFailed: (503, "engine_failed"),
     EngineAway: (503, "engine_away"),
+    FreshLimit: (409, "fresh_limit"),
+    BadLog: (503, "bad_log"),
+    NotKept: (503, "not_kept"),
     BadCollection: (409, "bad_collection"),
     BadSnapshot: (409, "bad_snapshot"),
     BadEncoder: (409, "bad_encoder"),

@@ -56,7 +56,7 @@ def _placings(side: Found) -> dict[int, Placing]:
 
 def _by_document(serving: Serving, ranking: Ranking) -> dict[int, list[tuple[int, float]]]:
     rows, scores = ranking
-    documents = serving.snapshot.passages.documents[rows].tolist()
+    documents = serving.documents_of(rows).tolist()
     found: dict[int, list[tuple[int, float]]] = {}
     for document, row, score in zip(documents, rows.tolist(), scores.tolist(), strict=True):
         found.setdefault(document, []).append((row, score))

@@ -25,7 +25,7 @@ class ClientLeft(Exception):
 
 async def read_body(scope: Scope, receive: Receive, limit: int) -> bytes:
     """The whole body, refused as soon as it is known to be larger than `limit` bytes."""
-    too_large = f"the body is larger than {limit} bytes; send fewer queries at a time"
+    too_large = f"the body is larger than {limit} bytes; send less at a time"
     for name, value in scope["headers"]:
         if name == b"content-length" and value.isdigit() and int(value) > limit:
             raise BodyTooLarge(too_large)

@@ -75,6 +75,12 @@ class Metrics:
             registry=registry,
             multiprocess_mode="livemax",
         )
+        self._fresh = Gauge(
+            "care_fresh_changes",
+            "Documents posted or deleted since the served snapshot was built.",
+            registry=registry,
+            multiprocess_mode="livemax",
+        )
         self._swaps = Counter("care_swaps", "Snapshots that were put into service, by each worker.", registry=registry)
         self._restarts = Counter(
             "care_restarts", "Processes that were started again because they had ended.", ["process"], registry=registry
@@ -123,6 +129,9 @@ class Metrics:
         self._snapshot.labels(version).set(1)
         self._documents.set(documents)
         self._swaps.inc()
+
+    def fresh(self, changes: int) -> None:
+        self._fresh.set(changes)
 
     def restart(self, process: str) -> None:
         self._restarts.labels(process).inc()

@@ -52,11 +52,3 @@ async def read(texts: Sequence[str], encoder: TextReader, side: Side) -> list[Re
 def is_blank(text: str) -> bool:
     """Whether there is nothing to see in a text: spaces, control characters and invisible marks at most."""
     return all(character.isspace() or unicodedata.category(character) in ("Cc", "Cf") for character in text)
-
-
-def document_side(encoder: TextReader) -> Side:
-    """How this encoder reads a document: as one, or, where it reads queries only, as a query.
-
-    The two sides of a pair share a space, so the vector stands near the one that the document encoder would give.
-    """
-    return Side.DOCUMENT if Side.DOCUMENT in encoder.spec.sides else Side.QUERY

@@ -68,7 +68,7 @@ def _hit_json(
     wanted: Sequence[str],
     account: Account | None,
 ) -> bytes:
-    stored = serving.snapshot.documents.get(document)
+    stored = serving.document(document)
     written = [b'"score":%b' % repr(score).encode(), _stored_json(stored, view.parts)]
     if Part.SNIPPET in view.parts:
         written.append(_snippet_json(serving, stored, passage, wanted))
@@ -86,7 +86,7 @@ def _hit_json(
 def _passage_json(
     serving: Serving, stored: StoredDocument, row: int, score: float, parts: frozenset[Part], wanted: Sequence[str]
 ) -> bytes:
-    span = serving.snapshot.passages.span(row)
+    span = serving.span(row)
     shown = repr(round(score, SCORE_DECIMALS)).encode()
     written = [b'"span":[%d,%d],"score":%b' % (*span, shown)]
     if Part.SNIPPET in parts:
@@ -97,7 +97,7 @@ def _passage_json(
 
 
 def _snippet_json(serving: Serving, stored: StoredDocument, passage: int, wanted: Sequence[str]) -> bytes:
-    snippet = make_snippet(stored.text, serving.snapshot.passages.span(passage), wanted)
+    snippet = make_snippet(stored.text, serving.span(passage), wanted)
     return b'"snippet":%b,"highlights":%b' % (orjson.dumps(snippet.text), orjson.dumps(snippet.highlights))
 
 

@@ -18,7 +18,7 @@ from service.embed import Embedder, blend
 from service.engine.protocol import Mode, Options, Outcome, SearchJob, Vector
 from service.line import Line, Prepared
 from service.metrics import Metrics
-from service.reading import ReadText, cut, document_side, read
+from service.reading import ReadText, cut, read
 from service.results import Reading, View, result_json
 from service.schemas import HydeStatus, Part, SearchRequest
 from service.serving import Serving
@@ -148,7 +148,7 @@ class Run:
         if not documents:
             return [(None, HydeStatus.FAILED)] * len(texts)
         queries = await self._embed([text.text for text in texts], Side.QUERY)
-        near = iter(await self._embed(documents, document_side(self._serving.encoder)))
+        near = iter(await self._embed(documents, self._serving.encoder.spec.document_side))
         blended: list[tuple[Vector | None, HydeStatus | None]] = []
         for query, some in zip(queries, imagined, strict=True):
             own = [next(near) for _ in some]

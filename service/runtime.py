@@ -10,9 +10,13 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from indexer.store import Collection
 from service.cache import Cache
 from service.embed import Embedder
 from service.engine.homes import load_encoder, open_home
+from service.fresh.encode import DocumentEncoder
+from service.fresh.follow import Freshener
+from service.fresh.write import FreshWriter
 from service.metrics import Metrics
 from service.search import Searcher
 from service.serving import Serving
@@ -32,6 +36,7 @@ class Runtime:
     searcher: Searcher
     embedder: Embedder
     servings: Servings
+    writer: FreshWriter
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,13 +66,13 @@ async def run_parts(settings: Settings, metrics: Metrics, place: Place = ALONE) 
     hyde = _open_hyde(settings)
     searcher = Searcher(settings, batcher, cache, metrics, embedder, hyde)
 
-    async def probe(serving: Serving) -> None:
-        await batcher.prepare(serving)
-        await searcher.probe(serving)
-
+    documents = DocumentEncoder(settings, embedder)
+    log = Collection(settings.collection).fresh_log
     # With an engine process, that one reads every byte; the workers need not do it again.
     verify = settings.verify and place.engine is None
-    opening = Opening(load, partial(Serving.open, verify=verify), probe)
+    opening = Opening(
+        load, partial(Serving.open, verify=verify), batcher.prepare, Freshener(log, documents), searcher.probe
+    )
     servings = Servings(settings, metrics, encoder, opening, place.tell_others)
     metrics.watch_queue(batcher.__len__)
     if place.again:
@@ -76,7 +81,8 @@ async def run_parts(settings: Settings, metrics: Metrics, place: Place = ALONE) 
     try:
         await servings.start()
         async with _following(servings, settings.reload_seconds):
-            yield Runtime(settings, metrics, searcher, embedder, servings)
+            writer = FreshWriter(settings, servings, documents, log)
+            yield Runtime(settings, metrics, searcher, embedder, servings, writer)
     finally:
         await batcher.close(settings.shutdown_seconds)
         await cache.close()
@@ -95,13 +101,13 @@ def _open_hyde(settings: Settings) -> Hyde | None:
 
 @contextlib.asynccontextmanager
 async def _following(servings: Servings, seconds: float) -> AsyncIterator[None]:
-    """Follows the pointer in the background; not at all where `seconds` is 0."""
-    if not seconds:
-        yield
-        return
-    task = asyncio.create_task(servings.follow_pointer(seconds))
+    """Follows the log, and the pointer unless `seconds` is 0, in the background."""
+    tasks = [asyncio.create_task(servings.follow_log())]
+    if seconds:
+        tasks.append(asyncio.create_task(servings.follow_pointer(seconds)))
     try:
         yield
     finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

@@ -210,16 +210,6 @@ class StreamEnd(BaseModel):
     timings_ms: StageTimings
 
 
-class DocumentAnswer(BaseModel):
-    """A whole document."""
-
-    id: str
-    title: str
-    metadata: dict[str, Any]
-    text: str
-    snapshot: str
-
-
 class EncoderFacts(BaseModel):
     """The encoder that reads the queries."""
 
@@ -231,6 +221,15 @@ class EncoderFacts(BaseModel):
     fingerprint: str
 
 
+class FreshFacts(BaseModel):
+    """What was posted and deleted since the snapshot was built."""
+
+    position: int = Field(description="How far the log was read.")
+    documents: int = Field(description="Posted documents that are searched beside the snapshot.")
+    changes: int = Field(description="Documents posted or deleted, repeats counted.")
+    limit: int = Field(description="How many changes are taken before a re-index.")
+
+
 class CollectionAnswer(BaseModel):
     """What is served: enough for a page to offer filters."""
 
@@ -238,6 +237,7 @@ class CollectionAnswer(BaseModel):
     created: str
     documents: int
     passages: int
+    fresh: FreshFacts
     encoder: EncoderFacts
     modes: list[Mode]
     default_mode: Mode

@@ -98,7 +98,7 @@ class Searcher:
                 (result,) = await run.results()
         except (TimeoutError, DeadlineExceeded):
             raise NotReady(f"a query did not get through within {timeout_ms} ms") from None
-        if not orjson.loads(result)["hits"]:
+        if serving.documents and not orjson.loads(result)["hits"]:
             raise NotReady(f"a query found nothing in snapshot {serving.version}")
 
     async def _begin(self, serving: Serving, request: SearchRequest, most: int) -> Run:

@@ -1,6 +1,7 @@
 """What a request is answered from: one snapshot and the encoder that reads queries for it, as one immutable value.
 
-A request takes the current serving once and keeps it to its last byte; the one that was replaced is closed by the
+What the service was given since the snapshot was built lies over it, where there is any. A request takes the current
+serving once and keeps it to its last byte; the one that was replaced is closed by the
 interpreter when its last request lets go. Knows nothing of HTTP or of batches.
 """
 
@@ -14,31 +15,65 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from indexer.store import Filter, Snapshot
+from indexer.store import Cursor, Filter, Snapshot, StoredDocument
 from models.errors import BadEncoder
 from models.reader import TextReader
 from models.spec import EncoderSpec, Side
+from service.fresh.overlay import Overlay
 
 Mask = NDArray[np.bool_]
 MEMORISED_FILTERS = 32
+START = Cursor(0)
 
 
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class Serving:
     """Compared by identity: two openings of one version are two servings.
 
-    `allowed(filters)` is the boolean array over passage rows that a filter admits, remembered for the last few
-    filters; it raises BadFilter.
+    `facets` and `select` are the snapshot's: `select(filters)` is the boolean array over its passage rows that a filter
+    admits, remembered for the last few filters. `fresh` is what lies over it, and `cursor` how far the log was read.
     """
 
     snapshot: Snapshot
     encoder: TextReader
     facets: dict[str, dict[str, int]]
-    allowed: Callable[[tuple[Filter, ...]], Mask]
+    select: Callable[[tuple[Filter, ...]], Mask]
+    fresh: Overlay | None = None
+    cursor: Cursor = START
 
     @property
     def version(self) -> str:
         return self.snapshot.version
+
+    @property
+    def state(self) -> bytes:
+        """Names what lies over the snapshot: equal version, encoder and state, equal answers."""
+        return b"" if self.fresh is None else self.fresh.state
+
+    def allowed(self, filters: tuple[Filter, ...]) -> Mask:
+        """Which of the snapshot's passage rows a filter admits; raises BadFilter."""
+        return self.select(filters) if self.fresh is None else self.fresh.main_mask(filters, self.select)
+
+    def documents_of(self, passages: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The document row of each passage row."""
+        if self.fresh is None:
+            return self.snapshot.passages.documents[passages].astype(np.int64)
+        return self.fresh.documents_of(passages)
+
+    def document(self, row: int) -> StoredDocument:
+        return self.snapshot.documents.get(row) if self.fresh is None else self.fresh.document(row)
+
+    def span(self, passage: int) -> tuple[int, int]:
+        """First and last-plus-one character of a passage in its document's text."""
+        return self.snapshot.passages.span(passage) if self.fresh is None else self.fresh.span(passage)
+
+    def row_of(self, document_id: str) -> int | None:
+        return self.snapshot.documents.row_of(document_id) if self.fresh is None else self.fresh.row_of(document_id)
+
+    @property
+    def documents(self) -> int:
+        """How many can be found."""
+        return len(self.snapshot.documents) if self.fresh is None else self.fresh.documents
 
     @classmethod
     def open(cls, folder: Path, encoder: TextReader, *, verify: bool = True) -> Serving:
@@ -47,10 +82,11 @@ class Serving:
         snapshot.manifest.require_encoder(encoder.spec)
 
         @lru_cache(maxsize=MEMORISED_FILTERS)
-        def allowed(filters: tuple[Filter, ...]) -> Mask:
+        def select(filters: tuple[Filter, ...]) -> Mask:
             return snapshot.metadata.select(filters)[snapshot.passages.documents]
 
-        return cls(snapshot, encoder, snapshot.metadata.facets(), allowed)
+        cursor = Cursor(snapshot.manifest.fresh.position)
+        return cls(snapshot, encoder, snapshot.metadata.facets(), select, cursor=cursor)
 
 
 def require_query_encoder(folder: Path) -> Path:

@@ -54,6 +54,11 @@ class Settings(BaseSettings):
         default=10_000, ge=1, description="Most queries in one request whose answer is streamed."
     )
     max_texts: int = Field(default=2048, ge=1, description="Most texts in one request of /v1/embeddings or /v1/rerank.")
+    fresh_limit: int = Field(
+        default=10_000,
+        ge=0,
+        description="Most documents posted since the snapshot was built (409 beyond it).",
+    )
     receive_seconds: float = Field(
         default=30.0, gt=0, description="Longest time that a request may take to arrive (408 beyond it)."
     )
@@ -109,7 +114,8 @@ class Settings(BaseSettings):
     )
     shutdown_seconds: int = Field(default=30, ge=1, description="Longest wait for accepted requests at shutdown.")
     admin_token: SecretStr | None = Field(
-        default=None, description="Bearer token of /admin; unset admits clients of the same machine only."
+        default=None,
+        description="Bearer token of /admin and of changes to documents; unset admits this machine's clients only.",
     )
 
     log_level: Literal["debug", "info", "warning", "error"] = Field(

@@ -22,13 +22,19 @@ from service.settings import Settings
 
 logger = logging.getLogger(__name__)
 
+# Between two looks at the log of fresh documents.
+LOG_SECONDS = 0.2
+
 
 @dataclass(frozen=True, slots=True)
 class Opening:
-    """The steps to a serving: the encoder's folder once more, a snapshot for an encoder, a real query through both."""
+    """The steps to a serving: the encoder's folder once more, a snapshot for an encoder, the engine's share of it, what
+    the log has beyond it, a real query through all."""
 
     load_encoder: Callable[[], TextReader]
     open: Callable[[Path, TextReader], Serving]
+    prepare: Callable[[Serving], Awaitable[None]]
+    freshen: Callable[[Serving], Awaitable[Serving]]
     probe: Callable[[Serving], Awaitable[None]]
 
 
@@ -53,6 +59,8 @@ class Servings:
         self._current: Serving | None = None
         self._refused: tuple[str, str] | None = None
         self._changing = asyncio.Lock()
+        self._freshening = asyncio.Lock()
+        self._log_trouble = ""
 
     @property
     def serving(self) -> str | None:
@@ -75,7 +83,7 @@ class Servings:
         if version is None:
             logger.warning("%s has no published snapshot yet; waiting for one", self.collection.root)
             return
-        self._put_in_service(await self._prepare(version))
+        await self._put_in_service(await self._prepare(version))
 
     async def reload(self) -> bool:
         """Serves what the pointer names now, and has the other workers do so; False where that is served already."""
@@ -131,27 +139,54 @@ class Servings:
             except Exception:
                 logger.exception("looking at the pointer of %s failed", self.collection.root)
 
+    async def catch_up(self) -> None:
+        """Serves what the log of fresh documents holds now; raises BadLog."""
+        async with self._freshening:
+            if self._current is not None:
+                self._freshen_to(await self._opening.freshen(self._current))
+
+    async def follow_log(self) -> None:
+        """Looks several times a second until cancelled; trouble is said once."""
+        while True:
+            await asyncio.sleep(LOG_SECONDS)
+            try:
+                await self.catch_up()
+                self._log_trouble = ""
+            except Exception as error:
+                if str(error) != self._log_trouble:
+                    self._log_trouble = str(error)
+                    logger.error(
+                        "fresh documents are not followed: %s", error, exc_info=not isinstance(error, CareError)
+                    )
+
     async def _swap_to(self, version: str) -> None:
         try:
-            serving = await self._prepare(version)
+            await self._put_in_service(await self._prepare(version))
         except Exception as error:
             reason = str(error) if isinstance(error, CareError) else "it failed unexpectedly; the log says how"
             self._refused = (version, reason)
             self._metrics.failed_swap()
             logger.error("snapshot %s is refused, %s stays in service: %s", version, self.serving, reason)
             raise
-        self._put_in_service(serving)
 
     async def _prepare(self, version: str) -> Serving:
         serving = await asyncio.to_thread(self._open, version)
+        await self._opening.prepare(serving)
+        serving = await self._opening.freshen(serving)
         await self._opening.probe(serving)
         return serving
 
-    def _put_in_service(self, serving: Serving) -> None:
-        self._refused = None
-        self._current, self._encoder = serving, serving.encoder
+    async def _put_in_service(self, serving: Serving) -> None:
+        async with self._freshening:
+            # Once more: what came during the probe was seen in the serving before, and must not vanish.
+            self._freshen_to(await self._opening.freshen(serving))
+        self._refused, self._encoder = None, serving.encoder
         self._metrics.swap(serving.version, len(serving.snapshot.documents))
         logger.info("snapshot %s is in service", serving.version)
+
+    def _freshen_to(self, serving: Serving) -> None:
+        self._current = serving
+        self._metrics.fresh(0 if serving.fresh is None else serving.fresh.changes)
 
     def _open(self, version: str) -> Serving:
         folder = self.collection.folder(version)

@@ -5,6 +5,7 @@
 
 from care_client.aio import AsyncCareClient
 from care_client.answers import (
+    Changes,
     Collection,
     Document,
     Embeddings,
@@ -17,7 +18,7 @@ from care_client.answers import (
     Result,
     SearchAnswer,
 )
-from care_client.calls import SearchOptions
+from care_client.calls import NewDocument, SearchOptions
 from care_client.client import CareClient
 from care_client.errors import (
     ApiError,
@@ -38,6 +39,7 @@ __all__ = [
     "BadAnswer",
     "CareClient",
     "CareClientError",
+    "Changes",
     "Collection",
     "ConnectionFailed",
     "DeadlineExceeded",
@@ -47,6 +49,7 @@ __all__ = [
     "Health",
     "Hit",
     "InvalidRequest",
+    "NewDocument",
     "NotFound",
     "Overloaded",
     "Passage",

@@ -9,8 +9,8 @@ from typing import Self, TypeVar, Unpack
 import httpx
 
 from care_client import calls
-from care_client.answers import Collection, Document, Embeddings, Health, Ranked, Result, SearchAnswer
-from care_client.calls import Call, InputType, SearchOptions, Texts
+from care_client.answers import Changes, Collection, Document, Embeddings, Health, Ranked, Result, SearchAnswer
+from care_client.calls import Call, InputType, NewDocument, SearchOptions, Texts
 from care_client.client import TIMEOUT_SECONDS
 from care_client.errors import ConnectionFailed
 from care_client.exchange import Lines, Reply
@@ -69,6 +69,14 @@ class AsyncCareClient:
     async def document(self, id: str) -> Document:
         """The whole document with this id; raises NotFound."""
         return await self._send(calls.document(id))
+
+    async def add_documents(self, documents: Sequence[NewDocument]) -> Changes:
+        """Adds documents, or replaces those of the same id: all of them, or none where one is wrong."""
+        return await self._send(calls.add_documents(documents))
+
+    async def delete_document(self, id: str) -> Changes:
+        """Takes a document out of all answers; `changed` is 0 where there is none."""
+        return await self._send(calls.delete_document(id))
 
     async def collection(self) -> Collection:
         """What is served."""

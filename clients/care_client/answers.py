@@ -139,6 +139,22 @@ class Document:
 
 
 @dataclass(frozen=True, slots=True)
+class Changes:
+    """What became of documents that were added or deleted: it is on the disk, and in every answer within a second.
+
+    `changed` is how many documents are now otherwise than before, `position` how far the service's log is.
+    """
+
+    position: int
+    changed: int
+    snapshot: str
+
+    @classmethod
+    def parse(cls, json: Json) -> Changes:
+        return cls(json["position"], json["changed"], json["snapshot"])
+
+
+@dataclass(frozen=True, slots=True)
 class Collection:
     """What is served. `fields` are the metadata that filters may name, `facets` documents per value of some."""
 

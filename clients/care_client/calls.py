@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, Literal, TypedDict, TypeVar
+from typing import Any, Generic, Literal, Required, TypedDict, TypeVar
 from urllib.parse import quote
 
 import httpx
 
-from care_client.answers import Collection, Document, Embeddings, Health, Ranked, SearchAnswer
+from care_client.answers import Changes, Collection, Document, Embeddings, Health, Ranked, SearchAnswer
 from care_client.exchange import Reply, body_of, checked, parsed, pause
 from care_client.retry import Attempts
 
@@ -37,9 +37,18 @@ class SearchOptions(TypedDict, total=False):
     cache: bool
 
 
+class NewDocument(TypedDict, total=False):
+    """A document to add: an id, and a text or a title."""
+
+    id: Required[str]
+    title: str
+    text: str
+    metadata: Mapping[str, Any]
+
+
 @dataclass(frozen=True, slots=True)
 class Call(Generic[T]):
-    """One request, and the reading of its reply. Every call only reads, so every call may be repeated.
+    """One request, and the reading of its reply. Every call may be repeated: it reads, or says twice what holds once.
 
     `answers` are the statuses whose body `parse` reads; any other is an error.
     """
@@ -79,6 +88,14 @@ def stream(queries: Sequence[str], options: SearchOptions) -> Call[None]:
 
 def document(id: str) -> Call[Document]:
     return Call("GET", f"/v1/documents/{quote(id, safe='')}", Document.parse)
+
+
+def add_documents(documents: Sequence[NewDocument]) -> Call[Changes]:
+    return Call("POST", "/v1/documents", Changes.parse, {"documents": [dict(document) for document in documents]})
+
+
+def delete_document(id: str) -> Call[Changes]:
+    return Call("DELETE", f"/v1/documents/{quote(id, safe='')}", Changes.parse)
 
 
 def collection() -> Call[Collection]:

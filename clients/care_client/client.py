@@ -9,8 +9,8 @@ from typing import Self, TypeVar, Unpack
 import httpx
 
 from care_client import calls
-from care_client.answers import Collection, Document, Embeddings, Health, Ranked, Result, SearchAnswer
-from care_client.calls import Call, InputType, SearchOptions, Texts
+from care_client.answers import Changes, Collection, Document, Embeddings, Health, Ranked, Result, SearchAnswer
+from care_client.calls import Call, InputType, NewDocument, SearchOptions, Texts
 from care_client.errors import ConnectionFailed
 from care_client.exchange import Lines, Reply
 from care_client.retry import Attempts, Retry
@@ -66,6 +66,14 @@ class CareClient:
     def document(self, id: str) -> Document:
         """The whole document with this id; raises NotFound."""
         return self._send(calls.document(id))
+
+    def add_documents(self, documents: Sequence[NewDocument]) -> Changes:
+        """Adds documents, or replaces those of the same id: all of them, or none where one is wrong."""
+        return self._send(calls.add_documents(documents))
+
+    def delete_document(self, id: str) -> Changes:
+        """Takes a document out of all answers; `changed` is 0 where there is none."""
+        return self._send(calls.delete_document(id))
 
     def collection(self) -> Collection:
         """What is served."""

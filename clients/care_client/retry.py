@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class Retry:
-    """How often and how long. Every call only reads, so every call may be repeated.
+    """How often and how long. Every call may be repeated: it reads, or says twice what holds once.
 
     The wait before attempt n is drawn between half and all of `first_seconds` · 2ⁿ, never above `longest_seconds`, and
     never below what the service asks for. A call gives up rather than wait for more than `total_seconds` altogether.

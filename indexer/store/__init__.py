@@ -3,10 +3,12 @@
 The service needs no more of the indexer than this package; the file format is in docs/index-format.md.
 """
 
+from indexer.store.changes import Change, Deleted, Frame, Posted
 from indexer.store.collection import Collection, new_version
 from indexer.store.documents import StoredDocument
-from indexer.store.errors import BadCollection, BadFilter, BadSnapshot
+from indexer.store.errors import BadCollection, BadFilter, BadLog, BadSnapshot, NotWritten
 from indexer.store.filters import AnyOf, Equal, Filter, Range
+from indexer.store.fresh_log import Cursor, FreshLog
 from indexer.store.kinds import IndexKind
 from indexer.store.manifest import Manifest
 from indexer.store.snapshot import Snapshot
@@ -16,12 +18,20 @@ __all__ = [
     "AnyOf",
     "BadCollection",
     "BadFilter",
+    "BadLog",
     "BadSnapshot",
+    "Change",
     "Collection",
+    "Cursor",
+    "Deleted",
     "Equal",
     "Filter",
+    "Frame",
+    "FreshLog",
     "IndexKind",
     "Manifest",
+    "NotWritten",
+    "Posted",
     "Range",
     "Snapshot",
     "SnapshotWriter",

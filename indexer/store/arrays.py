@@ -7,6 +7,7 @@ map: on a full disk a map ends the process with a signal, a write ends with an e
 from __future__ import annotations
 
 import mmap
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -134,6 +135,11 @@ class Blob:
             return cls(b"", offsets)
         with path.open("rb") as file:
             return cls(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), offsets)
+
+    @classmethod
+    def of(cls, runs: Sequence[bytes]) -> Blob:
+        """Runs in memory."""
+        return cls(b"".join(runs), np.cumsum([0, *map(len, runs)]))
 
     def __len__(self) -> int:
         return len(self._offsets) - 1

@@ -2,7 +2,8 @@
 
 `root/versions/<version>/` are snapshots, `root/CURRENT` names the served one, `root/PUBLISHED` lists every version
 that was ever served, so that a rollback cannot land on a build that nobody released. Every change is one atomic
-rename: a reader sees the old state or the new one. `root/shards/` keeps what an unfinished build has encoded.
+rename: a reader sees the old state or the new one. `root/shards/` keeps what an unfinished build has encoded,
+`root/fresh/` what the service was given, and what was deleted, since the oldest version was built.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from indexer.store.errors import BadCollection, BadSnapshot
+from indexer.store.fresh_log import FreshLog
 from indexer.store.lock import in_turn, sole_builder
 from indexer.store.manifest import Manifest
 from indexer.store.snapshot import Snapshot
@@ -36,6 +38,7 @@ class Collection:
         self._published = root / "PUBLISHED"
         self.rejects = root / "rejects"
         self.shards_root = root / "shards"
+        self.fresh_log = FreshLog(root / "fresh")
 
     def current(self) -> str | None:
         """The version that is served, None where nothing was published yet."""
@@ -146,7 +149,18 @@ class Collection:
         for version in removed:
             shutil.rmtree(self._versions / f"{REMOVING}{version}")
             (self.rejects / f"{version}.jsonl").unlink(missing_ok=True)
+        self.prune_log()
         return removed
+
+    def prune_log(self) -> None:
+        """Removes from the log what every version holds, so that a rollback to any finds what it lacks."""
+        versions = self.versions()
+        try:
+            included = [Manifest.read(self._versions / version).fresh.position for version in versions]
+        except BadSnapshot:  # somebody may restore it
+            return
+        if included:
+            self.fresh_log.prune(min(included))
 
     def _require_same_space(self, new: Manifest) -> None:
         current = self.current()

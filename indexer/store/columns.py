@@ -81,6 +81,15 @@ class KeywordColumn:
         codes = load_array(folder / f"{name}.codes.npy", "<i4", (length,))
         return cls(Blob.open(folder, f"{name}.vocabulary"), codes, starts)
 
+    @classmethod
+    def of(cls, rows: Sequence[Sequence[str]]) -> KeywordColumn:
+        """The column of a few documents, each with any number of texts."""
+        spelled = [[text.encode() for text in dict.fromkeys(texts)] for texts in rows]
+        vocabulary = sorted({text for texts in spelled for text in texts})
+        codes = {text: code for code, text in enumerate(vocabulary)}
+        flat = np.array([codes[text] for texts in spelled for text in texts], dtype=np.int32)
+        return cls(Blob.of(vocabulary), flat, np.cumsum([0, *map(len, spelled)]))
+
     def __len__(self) -> int:
         """How many distinct values there are."""
         return len(self._vocabulary)

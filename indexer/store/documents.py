@@ -33,6 +33,11 @@ class StoredDocument:
     json: bytes
     text_json: bytes
 
+    @classmethod
+    def of(cls, document_id: str, title: str, text: str, metadata: Metadata) -> StoredDocument:
+        inside = orjson.dumps({"id": document_id, "title": title, "metadata": metadata})[1:-1]
+        return cls(inside, orjson.dumps(text))
+
     @property
     def id(self) -> str:
         return str(self._fields()["id"])
@@ -64,10 +69,9 @@ class DocumentsWriter:
         self._unsorted = ArrayWriter(folder / "ids.unsorted.npy", "<u8")
 
     def add(self, document_id: str, title: str, text: str, metadata: Metadata) -> None:
-        inside = orjson.dumps({"id": document_id, "title": title, "metadata": metadata})[1:-1]
-        text_json = orjson.dumps(text)
-        self._blob.append(inside, text_json)
-        self._digests.append(_digest(inside, text_json))
+        stored = StoredDocument.of(document_id, title, text, metadata)
+        self._blob.append(stored.json, stored.text_json)
+        self._digests.append(_digest(stored.json, stored.text_json))
         self._unsorted.append([_hash(document_id)])
 
     def release(self) -> None:

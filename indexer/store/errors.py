@@ -39,6 +39,10 @@ class NotReached(CareError):
         super().__init__(f"{url} cannot be used ({reason}); give --shards a place that can be read and written")
 
 
+class BadLog(CareError):
+    """A log of fresh documents that is damaged before its end, or lacks frames that are still needed."""
+
+
 class BadFilter(CareError):
     """A filter that the collection cannot answer; `field` is the metadata field that it names."""
 

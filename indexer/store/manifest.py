@@ -21,7 +21,7 @@ from models.spec import EncoderSpec, Precision, Variant, sha256_of
 
 MANIFEST_FILE = "manifest.json"
 LEXICAL_FOLDER = "lexical"
-FORMAT = 2
+FORMAT = 3
 # The oldest format that is still read: collections of it go on being served until they are built again.
 OLDEST_FORMAT = 1
 
@@ -72,6 +72,14 @@ class Built(_Value):
     created: AwareDatetime
 
 
+class Included(_Value):
+    """How far the snapshot holds what the service was given: the log's position, and how many of the last documents
+    are in no corpus."""
+
+    position: Count = 0
+    posted: Count = 0
+
+
 class FileEntry(_Value):
     size: Count
     sha256: str
@@ -86,6 +94,7 @@ class Facts(_Value):
     dim: Positive
     counts: Counts
     built: Built
+    fresh: Included = Included()
 
 
 class Manifest(Facts):

@@ -14,8 +14,10 @@ import numpy as np
 import orjson
 
 from indexer.store.columns import Column, KeywordColumn, Mask, NumberColumn
+from indexer.store.documents import Metadata, Value
 from indexer.store.errors import BadFilter, BadSnapshot
 from indexer.store.filters import Filter, Range
+from indexer.store.values import NUMBER, TEXT, kind_of, spell_all
 
 FIELDS_FILE = "metadata.json"
 FACET_VALUES = 50
@@ -51,6 +53,23 @@ class MetadataIndex:
                 columns[name] = KeywordColumn.open(folder, stem, documents, lists=kind is FieldKind.KEYWORDS)
         return cls(columns, documents)
 
+    @classmethod
+    def of(cls, rows: Sequence[Metadata]) -> MetadataIndex:
+        """The columns of a few documents, in memory. Of a field with mixed kinds the first one counts."""
+        values: dict[str, dict[int, Value]] = {}
+        for row, metadata in enumerate(rows):
+            for name, value in metadata.items():
+                if value is not None and value != []:
+                    column = values.setdefault(name, {})
+                    if not column or kind_of(value) == kind_of(next(iter(column.values()))):
+                        column[row] = value
+        return cls({name: _column_of(column, len(rows)) for name, column in sorted(values.items())}, len(rows))
+
+    @property
+    def kinds(self) -> dict[str, str]:
+        """What each field holds, in the words of `values.kind_of`."""
+        return {name: NUMBER if isinstance(column, NumberColumn) else TEXT for name, column in self._columns.items()}
+
     @property
     def fields(self) -> list[str]:
         return list(self._columns)
@@ -78,3 +97,12 @@ class MetadataIndex:
         if isinstance(condition, Range) and condition == Range(field):
             raise BadFilter(field, f"filter on {field}: a range needs at least one of gte, gt, lte, lt")
         return self._columns[field]
+
+
+def _column_of(values: dict[int, Value], rows: int) -> Column:
+    """The column of a field: what each row that has a value has."""
+    if kind_of(next(iter(values.values()))) == NUMBER:
+        numbers = np.full(rows, np.nan)
+        numbers[list(values)] = list(values.values())
+        return NumberColumn(numbers)
+    return KeywordColumn.of([spell_all(values.get(row)) for row in range(rows)])

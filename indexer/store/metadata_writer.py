@@ -17,6 +17,7 @@ from indexer.store.arrays import Array, ArrayWriter, BlobWriter, load_array
 from indexer.store.disk_dict import DiskDict
 from indexer.store.documents import Metadata
 from indexer.store.metadata import FIELDS_FILE, FieldKind
+from indexer.store.values import spell
 
 BLOCK = 1 << 18
 
@@ -128,7 +129,7 @@ class _Keywords:
         return FieldKind.KEYWORD
 
     def _code(self, value: object) -> int:
-        code = self._vocabulary.setdefault(_spell(value), self._values)
+        code = self._vocabulary.setdefault(spell(value), self._values)
         self._values += code == self._values
         return code
 
@@ -161,11 +162,3 @@ def _code_of_each(starts: Array, codes: Array, final: NDArray[np.int32]) -> Iter
         dense = np.full(len(bounds) - 1, -1, dtype=np.int32)
         dense[bounds[1:] > bounds[:-1]] = final[codes[bounds[0] : bounds[-1]]]
         yield dense
-
-
-def _spell(value: object) -> str:
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if not isinstance(value, str):
-        raise TypeError(f"a text column was given {value!r}")
-    return value

@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
+
 from indexer.store.arrays import Array, ArrayWriter, load_array
 
 HASHES_FILE = "hashes.npy"
@@ -59,6 +61,11 @@ class Passages:
 
     def __len__(self) -> int:
         return len(self.documents)
+
+    def of(self, document_row: int) -> range:
+        """The rows of a document's passages."""
+        first, end = np.searchsorted(self.documents, [document_row, document_row + 1]).tolist()
+        return range(first, end)
 
     def span(self, row: int) -> Span:
         """First and last-plus-one character of the passage in its document's text."""

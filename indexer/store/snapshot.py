@@ -16,7 +16,7 @@ from models.errors import CareError
 from models.lexical import LexicalIndex
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class Snapshot:
     """One version of a collection. Threads may share it; the maps close when the last reference goes."""
 

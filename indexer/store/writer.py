@@ -11,6 +11,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from types import TracebackType
 
+import orjson
+
 from indexer.store.arrays import Array, ArrayWriter, load_array
 from indexer.store.documents import Documents, DocumentsWriter, Metadata
 from indexer.store.errors import NotWritten
@@ -20,6 +22,8 @@ from indexer.store.metadata_writer import MetadataWriter
 from indexer.store.passages import Passages, PassagesWriter, Span, load_hashes
 from indexer.store.vectors import VECTORS_FILE
 from models.lexical import LexicalIndex
+
+WITHDRAWN_FILE = "withdrawn.json"
 
 
 class SnapshotWriter:
@@ -77,6 +81,11 @@ class SnapshotWriter:
             LexicalIndex.build(texts, folder)
         except ValueError as error:  # whatever goes wrong inside the library
             raise NotWritten(folder, error) from error
+
+    def write_withdrawn(self, ids: Sequence[str]) -> None:
+        """Ids that the corpus has and the snapshot must not; no file where there are none."""
+        if ids:
+            (self._folder / WITHDRAWN_FILE).write_bytes(orjson.dumps(ids))
 
     def finish(self, facts: Facts) -> Manifest:
         """Flushes every file to the disk, then writes the manifest: from here on the snapshot exists."""

@@ -66,6 +66,8 @@ def add_arguments(parser: ArgumentParser) -> None:
                          help="how hybrids are fused (scores)")  # fmt: skip
     systems.add_argument("--weight", type=_share, nargs="+", default=[], metavar="SHARE",
                          help="shares of the dense side to try in score fusion (default: chosen by query)")  # fmt: skip
+    systems.add_argument("--fresh", action="store_true",
+                         help="pairs with documents as the service reads fresh ones, too")  # fmt: skip
     systems.add_argument("--dims", type=_positive, nargs="+", default=[], help="judge the first dimensions alone, too")
     systems.add_argument("--hyde", nargs=2, metavar=("URL", "MODEL"),
                          help="HyDE with each encoder, by an OpenAI-compatible endpoint (http://…/v1)")  # fmt: skip
@@ -167,6 +169,7 @@ def _wanted(arguments: Namespace) -> Wanted:
         fusions=list(dict.fromkeys(arguments.fusion)),
         weights=list(dict.fromkeys(arguments.weight)),
         dims=list(dict.fromkeys(arguments.dims)),
+        fresh=arguments.fresh,
         hyde=tuple(arguments.hyde) if arguments.hyde else None,
         hyde_documents=arguments.hyde_documents,
     )

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from models.errors import BadEncoder, CareError
 from models.evaluation.cache import VectorCache
 from models.evaluation.encoders import Address, OpenEncoder, open_encoder
+from models.evaluation.fresh import fresh_systems
 from models.evaluation.readers import CutReader, EncoderReader, PairReader, Reader, size
 from models.evaluation.sets import Task
 from models.evaluation.systems import Dense, Hybrid, Lexical, System
@@ -42,6 +43,8 @@ class Wanted:
     """The dense side's shares to try in score fusion; none: chosen by query."""
     dims: Sequence[int] = ()
     """Judge the encoders' first so many dimensions too."""
+    fresh: bool = False
+    """Judge pairs as they read fresh documents, too."""
     hyde: tuple[str, str] | None = None
     """Address of an endpoint, and its model."""
     hyde_documents: int = 1
@@ -103,6 +106,9 @@ class Lineup:
             yield from (Dense(_cut(dense.reader, dim)) for dim in wanted.dims)
         if wanted.hyde is not None:
             yield from self._hyde(wanted.hyde, wanted.hyde_documents)
+        if wanted.fresh:
+            for dense in self.dense:
+                yield from fresh_systems(dense)
         if wanted.hybrid:
             for dense in self.dense:
                 yield from (Hybrid(dense, lexical, *how) for how in _fusions(wanted))

@@ -23,7 +23,7 @@ ERRORS: dict[int, dict[str, Any]] = {
         403: "Not an administrator",
         404: "No such document or model",
         408: "The request took too long to arrive",
-        409: "The snapshot was refused; the one in service stays",
+        409: "The snapshot was refused, and the one in service stays; or it is time to re-index",
         413: "Body too large",
         422: "A field of the request is wrong",
         429: "Too many queries are waiting: see Retry-After",

@@ -94,3 +94,21 @@ RERANK = Examples(
         "usage": {"prompt_tokens": 31, "total_tokens": 31},
     },
 )
+DOCUMENTS = Examples(
+    {
+        "one document": {
+            "documents": [
+                {
+                    "id": "notice-2026-11",
+                    "title": "缬沙坦批次召回",
+                    "text": "因检出杂质，部分批次的缬沙坦片自即日起召回。",
+                    "metadata": {"kind": "notice", "updated": "2026-11-15"},
+                }
+            ]
+        },
+        "several documents": {
+            "documents": [{"id": "a", "text": "Take with food."}, {"id": "b", "title": "Only a title"}]
+        },
+    },
+    {"position": 42, "changed": 1, "snapshot": "20261115T041500123Z-1a2b3c4d"},
+)

@@ -11,9 +11,10 @@ from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
-from service.api import search, texts
+from service.api import documents, search, texts
 from service.api.common import ERRORS
-from service.api.examples import EMBEDDINGS, RERANK, SEARCH, Examples
+from service.api.examples import DOCUMENTS, EMBEDDINGS, RERANK, SEARCH, Examples
+from service.document_schemas import ChangesAnswer, DocumentsRequest
 from service.schemas import ErrorAnswer, Result, SearchAnswer, SearchRequest, StreamEnd
 from service.settings import Settings
 from service.text_schemas import EmbeddingsAnswer, EmbeddingsRequest, RerankAnswer, RerankRequest
@@ -63,6 +64,10 @@ ROUTES = (
         texts.RERANK, "texts", "Rerank, as Cohere's and Jina's", RerankRequest, RerankAnswer, RERANK,
         (404, 408, 413, 422, 429, 503, 504),
     ),
+    _Route(
+        documents.PATH, "documents", "Add or replace documents", DocumentsRequest, ChangesAnswer, DOCUMENTS,
+        (403, 408, 409, 413, 422, 429, 503, 504),
+    ),
 )  # fmt: skip
 
 
@@ -95,6 +100,7 @@ def _models(settings: Settings) -> dict[str, Any]:
     fields["top_k"] |= {"minimum": 1, "maximum": settings.max_top_k}
     _bound_texts(fields["query"], settings.max_stream_queries)
     _bound_texts(models["EmbeddingsRequest"]["properties"]["input"], settings.max_texts)
+    models["DocumentsRequest"]["properties"]["documents"] |= {"minItems": 1, "maxItems": settings.max_texts}
     models["RerankRequest"]["properties"]["query"] |= {"minLength": 1}
     models["RerankRequest"]["properties"]["documents"] |= {"minItems": 1, "maxItems": settings.max_texts}
     return models

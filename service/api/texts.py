@@ -16,7 +16,7 @@ from service.api.common import JsonRoute, errors, runtime_of
 from service.embed import shorten
 from service.errors import InvalidRequest, NotFound
 from service.line import Deadline
-from service.reading import document_side, is_blank
+from service.reading import is_blank
 from service.runtime import Runtime
 from service.serving import Serving
 from service.text_schemas import EmbeddingsRequest, EncodingFormat, ModelFacts, ModelsAnswer, RerankRequest
@@ -74,7 +74,7 @@ async def rerank(runtime: Runtime, serving: Serving, request: RerankRequest) -> 
     _check_texts("documents", texts, runtime.settings.max_texts)
     deadline = Deadline(None, runtime.settings.timeout_ms)
     query = await runtime.embedder.embed(serving, [request.query], Side.QUERY, deadline=deadline)
-    side = document_side(serving.encoder)
+    side = serving.encoder.spec.document_side
     documents = await runtime.embedder.embed(serving, texts, side, deadline=deadline)
     scores = documents.vectors @ query.vectors[0]
     best = np.argsort(-scores, kind="stable")[: request.top_n].tolist()

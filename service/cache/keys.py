@@ -33,7 +33,7 @@ class Kind(StrEnum):
 
 
 class ResultKeys:
-    """Keys of results: snapshot, encoder, the settings that matter, the whole request, and the query."""
+    """Keys of results: snapshot, what lies over it, encoder, settings that matter, the whole request, the query."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = repr([getattr(settings, name) for name in SETTINGS_IN_KEY]).encode()
@@ -41,7 +41,8 @@ class ResultKeys:
     def __call__(self, serving: Serving, request: SearchRequest, queries: Sequence[str]) -> list[bytes]:
         """One key for each of these queries of the request, in order."""
         parameters = request.model_dump_json(exclude=set(NOT_IN_KEY)).encode()
-        facts = (serving.version.encode(), serving.encoder.fingerprint.encode(), self._settings, parameters, b"")
+        served = serving.version.encode(), serving.state.hex().encode(), serving.encoder.fingerprint.encode()
+        facts = (*served, self._settings, parameters, b"")
         shared = blake2b(END.join(facts), digest_size=DIGEST_BYTES)
         keys = []
         for query in queries:

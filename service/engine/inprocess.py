@@ -21,10 +21,11 @@ from service.engine.ranking import (
     allowed_rows,
     documents_wanted,
     first_k,
-    group,
     is_short,
+    join_fresh,
     rank,
     search_lexical,
+    take_main,
     widen,
 )
 from service.serving import Serving
@@ -93,14 +94,18 @@ def _search_group(serving: Serving, index: CpuVectors, queries: Vectors, jobs: S
     """The best documents of each query, as many as its job wants; all jobs have the same filters."""
     wanted = [documents_wanted(job.options) for job in jobs]
     allowed = allowed_rows(serving, jobs[0].options)
-    found = [NOTHING] * len(jobs)
+    found, passages = [NOTHING] * len(jobs), [0] * len(jobs)
     pending = list(range(len(jobs)))
     k = first_k(serving, max(wanted))
     while pending:
         scores, rows = index.search(queries[pending], k, allowed)
         for query, own_scores, own_rows in zip(pending, scores, rows, strict=True):
             present = own_rows >= 0
-            found[query] = group(serving, own_rows[present], own_scores[present], wanted[query])
-        pending = [query for query in pending if is_short(serving, found[query], wanted[query], k)]
+            found[query] = take_main(serving, own_rows[present], own_scores[present], wanted[query])
+            passages[query] = int(np.count_nonzero(present))
+        pending = [query for query in pending if is_short(serving, found[query], wanted[query], passages[query], k)]
         k = widen(serving, k)
-    return found
+    if serving.fresh is None:
+        return found
+    fresh = serving.fresh.score_vectors(queries)
+    return [join_fresh(serving, job.options, *each) for job, *each in zip(jobs, found, fresh, strict=True)]

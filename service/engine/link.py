@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, cast
 from weakref import WeakKeyDictionary, finalize
 
-from indexer.store import BadCollection, BadSnapshot
+from indexer.store import BadCollection, BadSnapshot, Snapshot
 from models.errors import BadEncoder, CareError, SpaceMismatch
 from service.engine import frames
 from service.engine.frames import Answer, Ask, FrameReader, Kind
@@ -34,8 +34,9 @@ REFUSALS: dict[str, type[CareError]] = {
 
 @dataclass(slots=True, eq=False)
 class _Opened:
-    """The handle of a serving; another one after every reconnection."""
+    """The name of a serving and its handle; another one after every reconnection."""
 
+    name: tuple[str, str]
     handle: int | None
 
 
@@ -50,7 +51,8 @@ class Link:
         self._wire: _Wire | None = None
         self._numbers = count(1)
         self._replies: dict[int, asyncio.Future[Any]] = {}
-        self._opened: WeakKeyDictionary[Serving, _Opened] = WeakKeyDictionary()
+        # By snapshot: the engine knows nothing of what lies over it, which changes more often.
+        self._opened: WeakKeyDictionary[Snapshot, _Opened] = WeakKeyDictionary()
 
     def start(self) -> None:
         """Begins to connect, in the event loop that runs now."""
@@ -59,7 +61,7 @@ class Link:
 
     def handle_of(self, serving: Serving) -> int | None:
         """The engine's name for a serving; None while the link is down or the engine could not open it."""
-        opened = self._opened.get(serving) if self._up.is_set() else None
+        opened = self._opened.get(serving.snapshot) if self._up.is_set() else None
         return None if opened is None else opened.handle
 
     def send(self, ask: Ask) -> None:
@@ -72,9 +74,10 @@ class Link:
             await asyncio.wait_for(self._up.wait(), PATIENCE_SECONDS)
         except TimeoutError:
             raise EngineAway(f"no engine process answered for {PATIENCE_SECONDS:.0f} s") from None
-        opened = _Opened(await self._ask_open(serving))
-        self._opened[serving] = opened
-        finalize(serving, self._let_go, opened).atexit = False
+        name = (serving.version, serving.encoder.fingerprint)
+        opened = _Opened(name, await self._ask_open(name))
+        self._opened[serving.snapshot] = opened
+        finalize(serving.snapshot, self._let_go, opened).atexit = False
 
     async def close(self) -> None:
         self._task.cancel()
@@ -96,14 +99,14 @@ class Link:
             await asyncio.gather(reopening, return_exceptions=True)
 
     async def _reopen(self) -> None:
-        for serving, opened in list(self._opened.items()):
+        for opened in list(self._opened.values()):
             try:
-                opened.handle = await self._ask_open(serving)
+                opened.handle = await self._ask_open(opened.name)
             except EngineAway:
                 return
             except CareError as error:
                 opened.handle = None
-                logger.error("the engine does not open snapshot %s any more: %s", serving.version, error)
+                logger.error("the engine does not open snapshot %s any more: %s", opened.name[0], error)
         self._up.set()
 
     def _lose(self) -> None:
@@ -115,13 +118,12 @@ class Link:
                 reply.set_exception(EngineAway("the engine process ended; it is started again"))
         self._on_lost()
 
-    async def _ask_open(self, serving: Serving) -> int:
+    async def _ask_open(self, name: tuple[str, str]) -> int:
         if self._wire is None:
             raise EngineAway("the engine process ended; it is started again")
         number = next(self._numbers)
         reply: asyncio.Future[int] = self._loop.create_future()
         self._replies[number] = reply
-        name = (serving.version, serving.encoder.fingerprint)
         self._wire.transport.write(frames.write_control(Kind.OPEN, number, name))
         try:
             return await reply

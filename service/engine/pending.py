@@ -16,12 +16,14 @@ from service.engine.protocol import BatchTimes, Mode, Outcome, SearchJob, Vector
 from service.engine.queue import Entry
 from service.engine.ranking import (
     NOTHING,
+    Scores,
     Side,
     documents_wanted,
     first_k,
-    group,
     is_short,
+    join_fresh,
     rank,
+    take_main,
     widen,
 )
 
@@ -70,6 +72,8 @@ class Pending:
         if not isinstance(job, SearchJob):
             return cls(entry, trip, 0, None, NOTHING)
         k = first_k(entry.serving, documents_wanted(job.options))
+        if entry.serving.fresh is not None and entry.serving.fresh.is_only_fresh(job.options.filters):
+            k = 0  # the engine knows the snapshot alone, and nothing of that can be found
         dense = None if job.needs_vector else NOTHING
         return cls(entry, trip, k, dense, NOTHING if job.options.mode is Mode.DENSE else None)
 
@@ -82,10 +86,14 @@ class Pending:
         if not isinstance(job, SearchJob):
             return Likeness(0, self.entry.bulk, ready=False, keep_vectors=True, filters=b"")
         ready = job.vector is not None
-        return Likeness(self.k, self.entry.bulk, ready, job.keep_vector, write_filters(job.options.filters))
+        keep = job.keep_vector or self.entry.serving.fresh is not None
+        return Likeness(self.k, self.entry.bulk, ready, keep, write_filters(job.options.filters) if self.k else b"")
 
-    def take_dense(self, answer: Answer, position: int, k: int) -> bool:
-        """Takes this job's part of an answer to a search for `k` passages; False where it must look further."""
+    def take_dense(self, answer: Answer, position: int, k: int, fresh: Scores | None) -> bool:
+        """Takes this job's part of an answer to a search for `k` passages; False where it must look further.
+
+        `fresh` are the scores of the fresh passages, where there are any.
+        """
         self.trip.encode_seconds, self.trip.dense_seconds = answer.times.encode_seconds, answer.times.search_seconds
         if answer.vectors.size:
             self.vector = answer.vectors[position].copy()
@@ -94,12 +102,15 @@ class Pending:
             self.dense = NOTHING
             return True
         wanted = documents_wanted(job.options)
-        present = answer.rows[position] >= 0
-        side = group(serving, answer.rows[position][present], answer.scores[position][present], wanted)
-        if is_short(serving, side, wanted, k):
-            self.k = widen(serving, k)
-            return False
-        self.dense = side
+        side = NOTHING
+        if k:
+            present = answer.rows[position] >= 0
+            rows = answer.rows[position][present]
+            side = take_main(serving, rows, answer.scores[position][present], wanted)
+            if is_short(serving, side, wanted, len(rows), k):
+                self.k = widen(serving, k)
+                return False
+        self.dense = side if fresh is None else join_fresh(serving, job.options, side, fresh)
         return True
 
     def outcome(self) -> Outcome:

@@ -19,6 +19,8 @@ from service.serving import Mask, Serving
 
 # How much further a search looks when the passages it found belong to too few documents.
 WIDEN = 4
+# The least score of a text that shares a word with the query.
+SOME_WORD = float(np.nextafter(np.float32(0), np.float32(1)))
 
 Rows = NDArray[np.int64]
 Scores = NDArray[np.float32]
@@ -48,10 +50,13 @@ def search_lexical(serving: Serving, job: SearchJob) -> Side:
     k = first_k(serving, wanted)
     while True:
         rows, scores = serving.snapshot.lexical.search(job.query, k, allowed)
-        found = group(serving, rows, scores, wanted)
-        if not is_short(serving, found, wanted, k):
-            return found
+        found = take_main(serving, rows, scores, wanted)
+        if not is_short(serving, found, wanted, len(rows), k):
+            break
         k = widen(serving, k)
+    if serving.fresh is None:
+        return found
+    return join_fresh(serving, job.options, found, serving.fresh.score_words(job.query), SOME_WORD)
 
 
 def documents_wanted(options: Options) -> int:
@@ -70,9 +75,8 @@ def first_k(serving: Serving, documents: int) -> int:
     return min(passages, documents * per_document)
 
 
-def is_short(serving: Serving, found: Side, wanted: int, k: int) -> bool:
-    """Whether a search for `k` passages found too few documents, though there are more passages."""
-    passages = len(found.passages[0])
+def is_short(serving: Serving, found: Side, wanted: int, passages: int, k: int) -> bool:
+    """Whether the `passages` that a search for `k` gave hold too few documents, though there are more passages."""
     return len(found.best.documents) < wanted and passages == k < len(serving.snapshot.passages)
 
 
@@ -81,9 +85,31 @@ def widen(serving: Serving, k: int) -> int:
     return min(len(serving.snapshot.passages), k * WIDEN)
 
 
+def take_main(serving: Serving, passages: Rows, scores: Scores, limit: int) -> Side:
+    """What a search of the snapshot found, less what is replaced or deleted since."""
+    if serving.fresh is not None:
+        passages, scores = serving.fresh.visible(passages, scores)
+    return group(serving, passages, scores, limit)
+
+
+def join_fresh(serving: Serving, options: Options, main: Side, scores: Scores, least: float = -np.inf) -> Side:
+    """A side with the fresh passages, whose `scores` these are, in their places; below `least` one was not found."""
+    if serving.fresh is None:
+        return main
+    wanted = documents_wanted(options)
+    # Where the snapshot gave as many documents as are wanted, what scores less than the last cannot be among the best.
+    bar = float(main.best.scores[-1]) if len(main.best.documents) >= wanted else least
+    rows, own = serving.fresh.pick(scores, options.filters, max(bar, least))
+    if not len(rows):
+        return main
+    rows, own = np.concatenate([main.passages[0], rows]), np.concatenate([main.passages[1], own])
+    order = np.lexsort((rows, -own))
+    return group(serving, rows[order], own[order], wanted)
+
+
 def group(serving: Serving, passages: Rows, scores: Scores, limit: int) -> Side:
     """The first passage of each document, best first: the input is sorted, so it is the document's best."""
-    documents = serving.snapshot.passages.documents[passages].astype(np.int64)
+    documents = serving.documents_of(passages)
     _, first = np.unique(documents, return_index=True)
     first.sort()
     first = first[:limit]

@@ -153,9 +153,11 @@ class RemoteEngine:
             self._fail(asked, EngineFailed(FAILED))
 
     def _dense_found(self, asked: Sequence[Pending], answer: Answer, k: int) -> None:
+        overlay = asked[0].entry.serving.fresh if asked else None
+        fresh = None if overlay is None else overlay.score_vectors(answer.vectors)
         further = []
         for position, one in enumerate(asked):
-            if one.take_dense(answer, position, k):
+            if one.take_dense(answer, position, k, None if fresh is None else fresh[position]):
                 self._settle(one)
             else:
                 further.append(one)

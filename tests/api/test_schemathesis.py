@@ -24,7 +24,7 @@ from schemathesis.specs.openapi.checks import (
 from service.app import create_app
 from service.settings import Settings
 from tests.api.live import live
-from tests.api.support import Built, make_settings
+from tests.api.support import Built, copy_collection, make_settings
 
 # Beside these, schemathesis tries the bounds of every field one by one.
 EXAMPLES = 8
@@ -51,8 +51,9 @@ CHECKS = (
 
 
 @pytest.fixture(scope="module")
-def address(built: Built) -> Iterator[str]:
-    with live(make_settings(built, threads=1, reload_seconds=0)) as address:
+def address(built: Built, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    own = copy_collection(built, tmp_path_factory.mktemp("schemathesis") / "collection")  # requests change it
+    with live(make_settings(own, threads=1, reload_seconds=0)) as address:
         yield address
 
 

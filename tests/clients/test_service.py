@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
-from care_client import ApiError, CareClient, InvalidRequest, NotFound
+from care_client import ApiError, CareClient, Changes, InvalidRequest, NewDocument, NotFound
 
 
 def test_a_search_finds_and_shows_what_was_asked_for(client: CareClient) -> None:
@@ -140,6 +140,24 @@ def test_a_wrong_parameter_is_named(client: CareClient) -> None:
     assert error.request_id in str(error)
     with pytest.raises(ApiError):
         list(client.stream(["发热", ""]))
+
+
+def test_documents_come_and_go(client: CareClient) -> None:
+    before = client.collection().documents
+    notice: NewDocument = {"id": "notice/7", "title": "缬沙坦召回", "text": "部分批次的缬沙坦片召回。"}
+    added = client.add_documents([notice, {"id": "notice 8", "title": "只有标题"}])
+    try:
+        assert (added.changed, client.collection().documents) == (2, before + 2)
+        assert client.search("缬沙坦召回").hits[0].id == "notice/7"
+        assert client.document("notice/7").title == "缬沙坦召回"
+        assert client.add_documents([notice]) == Changes(added.position, 0, added.snapshot)
+        with pytest.raises(InvalidRequest, match="year"):
+            client.add_documents([{"id": "x", "text": "y", "metadata": {"year": "last"}}])
+    finally:
+        gone = [client.delete_document(each) for each in ("notice/7", "notice 8")]
+    assert [each.changed for each in gone] == [1, 1]
+    assert client.delete_document("notice/7").changed == 0
+    assert client.collection().documents == before
 
 
 def _dot(one: object, other: object) -> float:

@@ -67,3 +67,8 @@ def test_an_altered_or_missing_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "unknown").write_bytes(b"")
     with pytest.raises(BadEncoder, match="no checksum for unknown"):
         verify_file(tmp_path, "unknown", spec)
+
+
+def test_an_encoder_of_queries_reads_documents_as_queries() -> None:
+    assert a_spec(sides=["query", "document"]).document_side is Side.DOCUMENT
+    assert a_spec(sides=["query"]).document_side is Side.QUERY

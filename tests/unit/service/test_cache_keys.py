@@ -21,9 +21,10 @@ from tests.api.support import ENCODER
 HYBRID = ResultKeys(Settings(default_mode=Mode.HYBRID))
 
 
-def serving(version: str = "v1", fingerprint: str = "e1") -> Serving:
-    """Keys only ask a serving for two names."""
-    return cast(Serving, SimpleNamespace(version=version, encoder=SimpleNamespace(fingerprint=fingerprint)))
+def serving(version: str = "v1", fingerprint: str = "e1", state: bytes = b"") -> Serving:
+    """Keys only ask a serving for three names."""
+    encoder = SimpleNamespace(fingerprint=fingerprint)
+    return cast(Serving, SimpleNamespace(version=version, state=state, encoder=encoder))
 
 
 def key(keys: ResultKeys = HYBRID, of: Serving | None = None, **fields: object) -> bytes:
@@ -82,8 +83,9 @@ def test_snapshot_encoder_and_the_settings_that_matter_are_in_the_key() -> None:
         ResultKeys(Settings(hyde_url="http://127.0.0.1/v1", hyde_model="one")),
         ResultKeys(Settings(hyde_url="http://127.0.0.1/v1", hyde_model="other")),
     ]
-    keys = {key(), key(of=serving(version="v2")), key(of=serving(fingerprint="e2")), *map(key, others)}
-    assert len(keys) == 6
+    servings = [serving(version="v2"), serving(fingerprint="e2"), serving(state=b"s1"), serving(state=b"s2")]
+    keys = {key(), *(key(of=each) for each in servings), *map(key, others)}
+    assert len(keys) == 8
 
 
 def test_parts_do_not_run_into_each_other() -> None:

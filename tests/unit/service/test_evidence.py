@@ -16,7 +16,7 @@ from service.serving import Serving
 
 # Document 0 has passages 0 to 2, document 1 passage 3, document 2 passages 4 and 5.
 DOCUMENTS = np.array([0, 0, 0, 1, 2, 2], np.int32)
-SERVING = cast(Serving, SimpleNamespace(snapshot=SimpleNamespace(passages=SimpleNamespace(documents=DOCUMENTS))))
+SERVING = cast(Serving, SimpleNamespace(documents_of=lambda passages: DOCUMENTS[passages]))
 
 
 def ranking(*pairs: tuple[int, float]) -> Ranking:

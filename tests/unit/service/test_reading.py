@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from models.reader import TextReader
-from models.spec import EncoderSpec, Side
-from service.reading import CHARACTERS_PER_TOKEN, LOOP_CHARACTERS, cut, document_side, is_blank, read
+from models.spec import Side
+from service.reading import CHARACTERS_PER_TOKEN, LOOP_CHARACTERS, cut, is_blank, read
 
 pytestmark = pytest.mark.anyio
 
@@ -40,9 +40,3 @@ def test_a_text_for_the_words_is_cut_without_tokens(encoder: TextReader) -> None
 @pytest.mark.parametrize(("text", "blank"), [("", True), (" \t\n\u3000", True), ("\u200b\x00", True), (" a", False)])
 def test_blank_is_what_shows_nothing(text: str, blank: bool) -> None:
     assert is_blank(text) == blank
-
-
-def test_an_encoder_of_queries_reads_documents_as_queries(encoder: TextReader) -> None:
-    assert document_side(encoder) is Side.DOCUMENT
-    spec = EncoderSpec.load(ENCODER).model_copy(update={"sides": (Side.QUERY,)})
-    assert document_side(TextReader(spec, encoder.variant, encoder.tokenizer)) is Side.QUERY

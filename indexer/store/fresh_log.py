@@ -1,0 +1,193 @@
+"""The log of documents that were posted and deleted since the snapshots were built: appended, followed, pruned.
+
+`fresh/<position>.log` are segments, named by the position of their first frame; only the last one grows. An append is
+on the disk before it returns. What a death or a full disk left half-written at the end was never acknowledged: the next
+append cuts it off. Whoever reads takes no lock, and stops before a frame that is not whole.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+from indexer.store.changes import Change, Frame, holds_frame, read_frames, write_frame
+from indexer.store.errors import BadLog, NotWritten
+from indexer.store.lock import in_turn
+from indexer.store.writer import sync
+
+logger = logging.getLogger(__name__)
+
+SUFFIX = ".log"
+DIGITS = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Cursor:
+    """How far a reader is: past the frame at `position`, at byte `offset` of the segment that begins with `segment`.
+
+    `segment` 0: before any segment.
+    """
+
+    position: int
+    segment: int = 0
+    offset: int = 0
+
+
+class FreshLog:
+    """The log in one folder. What it remembers only spares it reading again what it found sound before."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._known = Cursor(0)
+
+    def append(self, changes: Sequence[Change], after: int = 0) -> int:
+        """Returns the position of the changes once they are on the disk; raises NotWritten or BadLog.
+
+        The position is beyond `after`, that of the snapshot in service: what a snapshot may hold is never read again.
+        """
+        try:
+            with self._in_turn():
+                end = self._sound_end()
+                position = max(end.position, after) + 1
+                if not end.segment or position > end.position + 1:
+                    end = self._begin_segment(position)
+                data = write_frame(position, changes)
+                _append(self._path(end.segment), data)
+                self._known = Cursor(position, end.segment, end.offset + len(data))
+                return position
+        except OSError as error:
+            raise NotWritten(self.folder, error) from error
+
+    def read(self, cursor: Cursor) -> tuple[list[Frame], Cursor]:
+        """The frames after the cursor, in order, and where they end. Raises BadLog where the next one is gone."""
+        try:
+            return self._read(cursor)
+        except OSError as error:
+            raise BadLog(f"{self.folder} cannot be read ({error}); mend the disk or its permissions") from error
+
+    def seal(self) -> int:
+        """Has the next append begin a segment; returns the last position, 0 where nothing was ever appended."""
+        if not self.folder.is_dir():
+            return 0
+        with self._in_turn():
+            end = self._sound_end()
+            if end.offset:
+                self._begin_segment(end.position + 1)
+            return end.position
+
+    def prune(self, position: int) -> None:
+        """Removes segments that hold nothing beyond this position; the last one stays, for its name counts on."""
+        if not self.folder.is_dir():
+            return
+        with self._in_turn():
+            segments = self._segments()
+            for first, following in pairwise(segments):
+                if following <= position + 1:
+                    self._path(first).unlink()
+            sync(self.folder)
+
+    def _read(self, cursor: Cursor) -> tuple[list[Frame], Cursor]:
+        frames: list[Frame] = []
+        for first in self._segments_from(cursor):
+            start = cursor.offset if first == cursor.segment else 0
+            data = _read_from(self._path(first), start)
+            offset = 0
+            for frame, offset in read_frames(data):
+                if frame.position > cursor.position + 1:
+                    raise BadLog(self._gap(cursor.position, frame.position))
+                if frame.position == cursor.position + 1:
+                    frames.append(frame)
+                    cursor = Cursor(frame.position, first, start + offset)
+            self._require_torn(first, data, offset)
+            cursor = Cursor(cursor.position, first, start + offset)
+        return frames, cursor
+
+    @contextmanager
+    def _in_turn(self) -> Iterator[None]:
+        if not self.folder.is_dir():
+            self.folder.mkdir(exist_ok=True)
+            sync(self.folder.parent)
+        with in_turn(self.folder):
+            yield
+
+    def _sound_end(self) -> Cursor:
+        """The end of the last segment; cuts off what is not whole there. Under the lock only."""
+        segments = self._segments()
+        if not segments:
+            return Cursor(0)
+        last, path = segments[-1], self._path(segments[-1])
+        known = self._known
+        if known.segment != last or known.offset > path.stat().st_size:
+            known = Cursor(last - 1, last)
+        data = _read_from(path, known.offset)
+        position, end = known.position, 0
+        for frame, frame_end in read_frames(data):
+            position, end = frame.position, frame_end
+        if end < len(data):
+            self._require_torn(last, data, end)
+            logger.warning("%s: %d bytes that were never acknowledged are cut off", path, len(data) - end)
+            with path.open("r+b") as file:
+                file.truncate(known.offset + end)
+                os.fsync(file.fileno())
+        return Cursor(position, last, known.offset + end)
+
+    def _require_torn(self, segment: int, data: bytes, end: int) -> None:
+        """What follows the last whole frame is the beginning of one at most; else acknowledged frames lie beyond it."""
+        if end < len(data) and holds_frame(data, end + 1):
+            path = self._path(segment)
+            raise BadLog(f"{path} is damaged before frames that are whole; restore it from a backup")
+
+    def _begin_segment(self, first: int) -> Cursor:
+        self._path(first).touch()
+        sync(self.folder)
+        return Cursor(first - 1, first)
+
+    def _segments_from(self, cursor: Cursor) -> list[int]:
+        """Those that may hold frames after the cursor, in order."""
+        segments = self._segments()
+        if segments and segments[0] > cursor.position + 1:
+            raise BadLog(self._gap(cursor.position, segments[0]))
+        passed = sum(following <= cursor.position + 1 for following in segments[1:])
+        return segments[passed:]
+
+    def _segments(self) -> list[int]:
+        try:
+            names = os.listdir(self.folder)
+        except FileNotFoundError:
+            return []
+        return sorted(int(name.removesuffix(SUFFIX)) for name in names if name.endswith(SUFFIX))
+
+    def _path(self, first: int) -> Path:
+        return self.folder / f"{first:0{DIGITS}}{SUFFIX}"
+
+    def _gap(self, position: int, found: int) -> str:
+        gap = f"{self.folder} goes on with position {found} after {position}"
+        return f"{gap}; restore what is missing from a backup, or remove the folder to go on without all of it"
+
+
+def _append(path: Path, data: bytes) -> None:
+    with path.open("ab", buffering=0) as file:
+        end = file.tell()
+        try:
+            rest = memoryview(data)
+            while rest:
+                rest = rest[file.write(rest) :]
+        except OSError:
+            os.ftruncate(file.fileno(), end)  # nobody saw it whole
+            raise
+        # What fails from here on is a whole frame that readers may have seen: it stays, unacknowledged.
+        os.fsync(file.fileno())
+
+
+def _read_from(path: Path, offset: int) -> bytes:
+    try:
+        with path.open("rb") as file:
+            file.seek(offset)
+            return file.read()
+    except FileNotFoundError:  # pruned since it was listed: nothing in it was still wanted
+        return b""

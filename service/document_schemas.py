@@ -1,0 +1,49 @@
+"""The shapes of /v1/documents: a document as it is shown, documents as they are posted, and what was done."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, StrictInt, StringConstraints
+
+
+class DocumentAnswer(BaseModel):
+    """A whole document."""
+
+    id: str
+    title: str
+    metadata: dict[str, Any]
+    text: str
+    snapshot: str
+
+
+class PostedDocument(BaseModel):
+    """A document, by the rules of a corpus: it has a text or a title."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    id: Annotated[str, StringConstraints(min_length=1)] | StrictInt = Field(
+        description="The caller's name for it; a document with the same id is replaced."
+    )
+    title: str | None = None
+    text: str | None = None
+    metadata: dict[str, Any] | None = Field(
+        default=None,
+        description="Texts, numbers, true or false, lists of texts; a field holds one kind in all documents.",
+    )
+
+
+class DocumentsRequest(BaseModel):
+    """Documents to add or replace: all of them, or none where one is wrong."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    documents: list[PostedDocument]
+
+
+class ChangesAnswer(BaseModel):
+    """What was done, and is on the disk; in every worker's answers within a second."""
+
+    position: int = Field(description="How far the log of changes is with this one.")
+    changed: int = Field(description="How many documents are now otherwise than before.")
+    snapshot: str

@@ -1,0 +1,125 @@
+"""Documents as the service's own encoder reads them: cut as the indexer cuts, encoded through the engine.
+
+The encoder reads a document as a document where it is made to, else as a query: the sides of a pair share a space
+(docs/adr/0012-fresh-documents.md). Knows nothing of logs or HTTP.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from indexer.passages import Budget, Cutter
+from indexer.store import Frame, Posted, StoredDocument
+from indexer.store.documents import Metadata
+from indexer.store.passages import Span
+from service.embed import Embedder
+from service.line import Deadline
+from service.serving import Serving
+from service.settings import Settings
+
+
+@dataclass(frozen=True, slots=True)
+class NewDocument:
+    """What somebody posts."""
+
+    id: str
+    title: str
+    text: str
+    metadata: Metadata
+
+    def stored(self) -> StoredDocument:
+        return StoredDocument.of(self.id, self.title, self.text, self.metadata)
+
+
+class DocumentEncoder:
+    """Makes of documents what the log keeps of them."""
+
+    def __init__(self, settings: Settings, embedder: Embedder) -> None:
+        self._timeout_ms = settings.timeout_ms
+        self._embedder = embedder
+
+    async def encode(self, serving: Serving, documents: Sequence[NewDocument]) -> list[Posted]:
+        """Spans and vectors of each document, in order; raises what the engine's queue raises.
+
+        A document whose title and text the snapshot has under its id takes the vectors from there: they are the
+        document encoder's, and better.
+        """
+        known = {place: _from_snapshot(serving, document) for place, document in enumerate(documents)}
+        unread = [document for place, document in enumerate(documents) if known[place] is None]
+        made = iter(await self._read(serving, unread) if unread else [])
+        return [known[place] or next(made) for place in range(len(documents))]
+
+    async def translate(self, serving: Serving, frames: Sequence[Frame]) -> list[Frame]:
+        """Frames whose vectors this serving can search: what other encoders made is made again."""
+        known = serving.encoder.fingerprint, serving.snapshot.manifest.encoder.fingerprint
+        foreign = [
+            change
+            for frame in frames
+            for change in frame.changes
+            if isinstance(change, Posted)
+            and (change.encoder not in known or change.vectors.shape[1] != serving.encoder.spec.dim)
+        ]
+        if not foreign:
+            return list(frames)
+        documents = [NewDocument(each.id, each.title, each.text, each.metadata) for each in foreign]
+        made = dict(zip(map(id, foreign), await self._read(serving, documents), strict=True))
+        return [replace(frame, changes=[made.get(id(change), change) for change in frame.changes]) for frame in frames]
+
+    async def _read(self, serving: Serving, documents: Sequence[NewDocument]) -> list[Posted]:
+        spans, texts = await asyncio.to_thread(_cut, serving, documents)
+        side, deadline = serving.encoder.spec.document_side, Deadline(None, self._timeout_ms)
+        embedded = await self._embedder.embed(serving, texts, side, deadline=deadline)
+        vectors = embedded.vectors.astype(np.float16)
+        ends = np.cumsum([len(own) for own in spans]).tolist()
+        return [
+            Posted(
+                document.id,
+                document.title,
+                document.text,
+                document.metadata,
+                own,
+                serving.encoder.fingerprint,
+                vectors[end - len(own) : end],
+            )
+            for document, own, end in zip(documents, spans, ends, strict=True)
+        ]
+
+
+def _cut(serving: Serving, documents: Sequence[NewDocument]) -> tuple[list[list[Span]], list[str]]:
+    """The spans of each document, and what the encoder reads of all, one after the other."""
+    built, spec = serving.snapshot.manifest.built, serving.encoder.spec
+    tokens = min(built.passage_tokens, spec.max_length)
+    budget = Budget(tokens, min(built.passage_overlap, tokens // 4))
+    cutter = Cutter(serving.encoder.tokenizer, spec.instruction(spec.document_side), budget)
+    spans = cutter.cut([document.title for document in documents], [document.text for document in documents])
+    texts = [
+        cutter.compose(document.title, document.text[start:end])
+        for document, own in zip(documents, spans, strict=True)
+        for start, end in own
+    ]
+    return spans, texts
+
+
+def _from_snapshot(serving: Serving, document: NewDocument) -> Posted | None:
+    """The document with the snapshot's spans and vectors, where that has its very title and text."""
+    snapshot = serving.snapshot
+    row = snapshot.documents.row_of(document.id)
+    if row is None:
+        return None
+    stored = snapshot.documents.get(row)
+    if (stored.title, stored.text) != (document.title, document.text):
+        return None
+    passages = snapshot.passages.of(row)
+    return Posted(
+        document.id,
+        document.title,
+        document.text,
+        document.metadata,
+        [snapshot.passages.span(passage) for passage in passages],
+        snapshot.manifest.encoder.fingerprint,
+        snapshot.vectors.values[passages.start : passages.stop],
+    )

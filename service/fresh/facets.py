@@ -1,0 +1,41 @@
+"""How many documents have each value, with what lies over the snapshot counted in and what it hides counted out."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from indexer.store.metadata import FACET_VALUES
+from indexer.store.values import TEXT, kind_of, spell_all
+from service.serving import Serving
+
+
+def count_facets(serving: Serving) -> dict[str, dict[str, int]]:
+    """For each field of few distinct texts: documents by value, the most frequent first. Reads fresh documents."""
+    overlay = serving.fresh
+    if overlay is None:
+        return serving.facets
+    counted = {name: Counter(counts) for name, counts in serving.facets.items()}
+    # A field of too many values is no facet, however few of them fresh documents have.
+    left_out = set(serving.snapshot.metadata.fields) - set(counted)
+    for row in overlay.gone:
+        for name, value in _texts(serving.snapshot.documents.get(row).metadata):
+            if name in counted:
+                counted[name][value] -= 1
+    for row in overlay.rows.values():
+        for name, value in _texts(overlay.document(row).metadata):
+            if name not in left_out:
+                counted.setdefault(name, Counter())[value] += 1
+    present = {name: {value: count for value, count in each.items() if count} for name, each in counted.items()}
+    return {
+        name: dict(sorted(counts.items(), key=lambda pair: (-pair[1], pair[0])))
+        for name, counts in sorted(present.items())
+        if len(counts) <= FACET_VALUES
+    }
+
+
+def _texts(metadata: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
+    for name, value in metadata.items():
+        if kind_of(value) == TEXT:
+            yield from ((name, text) for text in dict.fromkeys(spell_all(value)))

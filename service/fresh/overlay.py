@@ -1,0 +1,205 @@
+"""What was posted and deleted since a snapshot was built, laid over it: one immutable value, one state of the log.
+
+Rows go on where the snapshot's end: the document row of a fresh document is the snapshot's number of documents plus its
+own, and so for passages. A posted document hides the snapshot's of the same id, a deleted one hides it too. Knows
+nothing of files, engines or HTTP.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from hashlib import blake2b
+from itertools import chain
+
+import numpy as np
+from numpy.typing import NDArray
+
+from indexer.store import Filter, Frame, Posted, Snapshot, StoredDocument
+from models.lexical import Ranking
+from service.fresh.block import Block, Mask, Rows, Scores
+
+MEMORISED_FILTERS = 32
+STATE_BYTES = 16
+Allowed = Callable[[tuple[Filter, ...]], Mask]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Overlay:
+    """`hidden` is a boolean array over the snapshot's passages, `gone` the document rows that they belong to.
+
+    `blocks` hold the fresh documents, `live` says of each block which are not replaced or deleted since, `rows` has the
+    row of each live one by id. `state` names what was laid over; `changes` counts documents posted and deleted.
+    """
+
+    snapshot: Snapshot
+    hidden: Mask
+    gone: frozenset[int]
+    blocks: tuple[Block, ...]
+    live: tuple[Mask, ...]
+    rows: dict[str, int]
+    owners: Rows
+    allowed: Allowed
+    state: bytes
+    changes: int
+
+    @classmethod
+    def over(cls, snapshot: Snapshot) -> Overlay:
+        """Nothing, over a snapshot."""
+        hidden = np.zeros(len(snapshot.passages), np.bool_)
+        return cls._of(snapshot, hidden, frozenset(), [], [], b"", 0)
+
+    def apply(self, frames: Sequence[Frame]) -> Overlay:
+        """This overlay, and what further frames of the log say. Takes time with their size, seldom with its own."""
+        changes = {change.id: change for frame in frames for change in frame.changes}
+        hidden, gone = self.hidden.copy(), set(self.gone)
+        live = [mask.copy() for mask in self.live]
+        places = {row: place for place, row in self._places()}
+        for document_id in changes:
+            if (row := self.snapshot.documents.row_of(document_id)) is not None:
+                gone.add(row)
+                passages = self.snapshot.passages.of(row)
+                hidden[passages.start : passages.stop] = True
+            if (row := self.rows.get(document_id)) is not None:
+                block, own = places[row]
+                live[block][own] = False
+        blocks = list(self.blocks)
+        if posted := [change for change in changes.values() if isinstance(change, Posted)]:
+            blocks.append(Block.of(posted))
+            live.append(np.ones(len(posted), np.bool_))
+            _merge(blocks, live)
+        state = self.state
+        for frame in frames:  # one by one, so that it does not matter how many were taken in at once
+            state = blake2b(b"%b%d,%d" % (state, frame.position, frame.checksum), digest_size=STATE_BYTES).digest()
+        count = self.changes + sum(len(frame.changes) for frame in frames)
+        return self._of(self.snapshot, hidden, frozenset(gone), blocks, live, state, count)
+
+    @classmethod
+    def _of(
+        cls,
+        snapshot: Snapshot,
+        hidden: Mask,
+        gone: frozenset[int],
+        blocks: Sequence[Block],
+        live: Sequence[Mask],
+        state: bytes,
+        changes: int,
+    ) -> Overlay:
+        first = len(snapshot.documents)
+        starts = np.cumsum([first, *(len(block.ids) for block in blocks)]).tolist()
+        owners = np.concatenate(
+            [np.empty(0, np.int64), *(b.owners + start for b, start in zip(blocks, starts, strict=False))]
+        )
+        alive = np.concatenate([np.ones(0, np.bool_), *(m[b.owners] for b, m in zip(blocks, live, strict=True))])
+        ids = chain.from_iterable(block.ids for block in blocks)
+        lives = chain.from_iterable(mask.tolist() for mask in live)
+        rows = {own: row for row, (own, is_live) in enumerate(zip(ids, lives, strict=True), first) if is_live}
+
+        @lru_cache(maxsize=MEMORISED_FILTERS)
+        def allowed(filters: tuple[Filter, ...]) -> Mask:
+            if not filters:
+                return alive
+            selected: Mask = np.concatenate([np.ones(0, np.bool_), *(block.select(filters) for block in blocks)])
+            return alive & selected
+
+        return cls(snapshot, hidden, gone, tuple(blocks), tuple(live), rows, owners, allowed, state, changes)
+
+    @property
+    def documents(self) -> int:
+        """How many there are to be found, the snapshot's included."""
+        return len(self.snapshot.documents) - len(self.gone) + len(self.rows)
+
+    @property
+    def passages(self) -> int:
+        visible = len(self.hidden) - int(np.count_nonzero(self.hidden))
+        return visible + int(np.count_nonzero(self.allowed(())))
+
+    @property
+    def kinds(self) -> dict[str, str]:
+        """What the fields of fresh documents hold."""
+        return {name: kind for block in self.blocks for name, kind in block.metadata.kinds.items()}
+
+    def main_mask(self, filters: tuple[Filter, ...], select: Allowed) -> Mask:
+        """Which of the snapshot's passages a filter admits, by its `select`; raises BadFilter."""
+        self.allowed(filters)
+        return np.zeros(len(self.hidden), np.bool_) if self.is_only_fresh(filters) else select(filters)
+
+    def is_only_fresh(self, filters: Sequence[Filter]) -> bool:
+        """Whether a filter names a field that only fresh documents have."""
+        known, fresh = self.snapshot.metadata.fields, self.kinds if filters else {}
+        return any(each.field in fresh and each.field not in known for each in filters)
+
+    def visible(self, passages: Rows, scores: Scores) -> Ranking:
+        """The snapshot's passages that nothing hides."""
+        kept = ~self.hidden[passages]
+        return passages[kept], scores[kept]
+
+    def score_vectors(self, queries: Scores) -> Scores:
+        """Inner products (queries, fresh passages) of `queries` (queries, dim)."""
+        parts = [queries @ block.vectors.T for block in self.blocks]
+        return np.concatenate([np.empty((len(queries), 0), np.float32), *parts], axis=1)
+
+    def score_words(self, query: str) -> Scores:
+        """BM25 (fresh passages,), by the rarities of the snapshot's lexical index, so that scores of both compare."""
+        lexical = self.snapshot.lexical
+        weights = lexical.weights(query)
+        parts = [block.postings.score(weights, lexical) for block in self.blocks]
+        return np.concatenate([np.empty(0, np.float32), *parts])
+
+    def pick(self, scores: Scores, filters: tuple[Filter, ...], least: float) -> Ranking:
+        """The fresh passages of at least this score (fresh passages,) that the filters admit, best first."""
+        chosen = np.flatnonzero(self.allowed(filters) & (scores >= least))
+        chosen = chosen[np.lexsort((chosen, -scores[chosen]))]
+        return chosen + len(self.hidden), scores[chosen]
+
+    def documents_of(self, passages: NDArray[np.int64]) -> Rows:
+        """The document row of each passage row, fresh or not."""
+        main = len(self.hidden)
+        found = self.snapshot.passages.documents[np.minimum(passages, main - 1)].astype(np.int64)
+        fresh = passages >= main
+        found[fresh] = self.owners[passages[fresh] - main]
+        return found
+
+    def document(self, row: int) -> StoredDocument:
+        """The document of a row, fresh or not."""
+        return self.snapshot.documents.get(row) if row < len(self.snapshot.documents) else self._fresh(row)
+
+    def span(self, passage: int) -> tuple[int, int]:
+        """Where a passage, fresh or not, stands in its document's text."""
+        own = passage - len(self.hidden)
+        if own < 0:
+            return self.snapshot.passages.span(passage)
+        for block in self.blocks:
+            if own < len(block):
+                start, end = block.spans[own].tolist()
+                return start, end
+            own -= len(block)
+        raise IndexError(passage)
+
+    def row_of(self, document_id: str) -> int | None:
+        """The row of the document with this id, None where there is none, or none any more."""
+        if (row := self.rows.get(document_id)) is not None:
+            return row
+        row = self.snapshot.documents.row_of(document_id)
+        return None if row in self.gone else row
+
+    def _fresh(self, row: int) -> StoredDocument:
+        own = row - len(self.snapshot.documents)
+        for block in self.blocks:
+            if own < len(block.ids):
+                return block.documents[own]
+            own -= len(block.ids)
+        raise IndexError(row)
+
+    def _places(self) -> list[tuple[tuple[int, int], int]]:
+        """Block, place in it, and row of every fresh document."""
+        places = ((number, own) for number, block in enumerate(self.blocks) for own in range(len(block.ids)))
+        return [(place, row) for row, place in enumerate(places, len(self.snapshot.documents))]
+
+
+def _merge(blocks: list[Block], live: list[Mask]) -> None:
+    """Joins the last blocks while they are of like size: few blocks to search, and a document is joined but seldom."""
+    while len(blocks) > 1 and len(blocks[-2]) <= 2 * len(blocks[-1]):
+        blocks[-2:] = [Block.joined(blocks[-2:], live[-2:])]
+        live[-2:] = [np.ones(len(blocks[-1].ids), np.bool_)]

@@ -1,0 +1,308 @@
+"""Documents posted to and deleted from a running service, through its HTTP interface."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+
+from indexer.build import BuildOptions, build
+from indexer.store import Collection, Deleted, Posted, fresh_log
+from models.onnx_encoder import OnnxEncoder
+from service.app import create_app
+from tests.api.support import LONG, Built, client_of, copy_collection, make_settings, running
+
+pytestmark = pytest.mark.anyio
+
+NOTICE = {
+    "id": "notice-1",
+    "title": "缬沙坦批次召回",
+    "text": "因检出杂质，部分批次的缬沙坦片自即日起召回。",
+    "metadata": {"kind": "notice", "year": 2026, "region": "华北"},
+}
+
+
+@pytest.fixture
+def own(built: Built, tmp_path: Path) -> Built:
+    return copy_collection(built, tmp_path / "collection")
+
+
+@pytest.fixture
+async def client(own: Built) -> AsyncIterator[httpx.AsyncClient]:
+    async with running(make_settings(own, threads=1, reload_seconds=0, lru_mb=8)) as client:
+        yield client
+
+
+async def post(client: httpx.AsyncClient, *documents: dict[str, Any]) -> httpx.Response:
+    return await client.post("/v1/documents", json={"documents": list(documents)})
+
+
+async def hits(client: httpx.AsyncClient, query: str, **options: object) -> list[dict[str, Any]]:
+    response = await client.post("/v1/search", json={"query": query, **options})
+    assert response.status_code == 200, response.text
+    found: list[dict[str, Any]] = response.json()["results"][0]["hits"]
+    return found
+
+
+async def ids(client: httpx.AsyncClient, query: str, **options: object) -> list[str]:
+    return [hit["id"] for hit in await hits(client, query, **options)]
+
+
+@pytest.mark.parametrize("mode", ["dense", "lexical", "hybrid"])
+async def test_a_posted_document_is_found_in_every_mode(client: httpx.AsyncClient, mode: str) -> None:
+    assert "notice-1" not in await ids(client, "缬沙坦召回", mode=mode)
+    answer = (await post(client, NOTICE)).json()
+    assert (answer["position"], answer["changed"]) == (1, 1)
+    found = await hits(
+        client, "缬沙坦召回", mode=mode, explain=True, passages=2, fields=["snippet", "text", "metadata"]
+    )
+    best = found[0]
+    assert (best["id"], best["text"], best["metadata"]) == ("notice-1", NOTICE["text"], NOTICE["metadata"])
+    assert "缬沙坦" in {best["snippet"][start:end] for start, end in best["highlights"]}
+    assert best["passages"][0]["text"] == NOTICE["text"]
+    for side in ("dense", "lexical"):
+        assert (best["explain"][side] or {}).get("rank") == (1 if mode in (side, "hybrid") else None)
+    assert await ids(client, "缬沙坦召回", mode=mode, min_score=best["score"]) == ["notice-1"]
+    assert [hit["score"] for hit in found] == sorted((hit["score"] for hit in found), reverse=True)
+
+
+async def test_filters_and_facets_know_it(client: httpx.AsyncClient) -> None:
+    before = (await client.get("/v1/collection")).json()
+    await post(client, NOTICE)
+    assert await ids(client, "召回", filters=[{"field": "kind", "eq": "notice"}]) == ["notice-1"]
+    assert await ids(client, "召回", filters=[{"field": "year", "gte": 2026}]) == ["notice-1"]
+    assert await ids(client, "召回", filters=[{"field": "region", "eq": "华北"}]) == ["notice-1"]
+    assert "notice-1" not in await ids(client, "召回", filters=[{"field": "kind", "eq": "drug"}])
+    after = (await client.get("/v1/collection")).json()
+    assert after["documents"] == before["documents"] + 1
+    assert after["passages"] == before["passages"] + 1
+    assert after["facets"]["kind"] == before["facets"]["kind"] | {"notice": 1}
+    assert after["fields"] == ["kind", "region", "year"]
+    assert after["fresh"] == {"position": 1, "documents": 1, "changes": 1, "limit": 10_000}
+
+
+async def test_a_document_of_the_snapshot_is_replaced_and_then_gone(client: httpx.AsyncClient) -> None:
+    assert (await ids(client, "高血压吃什么药"))[0] == "a-1"
+    fracture = {"id": "a-1", "title": "骨折", "text": "骨折要固定，夹板固定后就医。"}
+    await post(client, fracture | {"metadata": {"kind": "new"}})
+    assert (await client.get("/v1/documents/a-1")).json()["metadata"] == {"kind": "new"}
+    assert "a-1" not in await ids(client, "高血压吃什么药", mode="lexical")
+    assert set(await ids(client, "骨折", top_k=2)) == {"a-1", "a-5"}
+    assert len(await ids(client, "骨折", top_k=100, mode="dense")) == 8
+    assert (await client.delete("/v1/documents/a-1")).json()["changed"] == 1
+    assert (await client.get("/v1/documents/a-1")).status_code == 404
+    assert "a-1" not in await ids(client, "骨折", top_k=100, mode="dense")
+    assert (await client.delete("/v1/documents/a-1")).json() == (await client.delete("/v1/documents/zz")).json()
+    await post(client, {"id": "a-1", "text": "高血压吃氨氯地平。"})
+    assert (await ids(client, "高血压吃什么药"))[0] == "a-1"
+
+
+async def test_what_is_said_twice_is_written_once(client: httpx.AsyncClient) -> None:
+    first = (await post(client, NOTICE)).json()
+    assert (await post(client, NOTICE)).json() == first | {"changed": 0}
+    again = (await post(client, NOTICE, NOTICE | {"id": "notice-2"})).json()
+    assert (again["position"], again["changed"]) == (2, 1)
+
+
+async def test_new_metadata_for_an_old_text_keep_its_vector(client: httpx.AsyncClient) -> None:
+    before = {hit["id"]: hit["score"] for hit in await hits(client, "高血压吃什么药", mode="dense", top_k=8)}
+    stored = (await client.get("/v1/documents/a-1")).json()
+    await post(client, {name: stored[name] for name in ("id", "title", "text")} | {"metadata": {"kind": "notice"}})
+    after = await hits(client, "高血压吃什么药", mode="dense", top_k=8)
+    assert after[0]["metadata"] == {"kind": "notice"}
+    assert {hit["id"]: hit["score"] for hit in after} == pytest.approx(before, abs=1e-3)
+
+
+async def test_a_long_document_is_cut_into_passages(client: httpx.AsyncClient) -> None:
+    await post(client, {"id": "long", "title": "头痛二", "text": LONG})
+    (hit,) = await hits(client, "头痛", filters=[], top_k=1, passages=5, fields=["text"])
+    assert hit["id"] in ("long", "a-6")
+    assert (await client.get("/v1/collection")).json()["passages"] >= 15 + 2
+
+
+async def test_a_cached_answer_does_not_outlive_a_change(client: httpx.AsyncClient) -> None:
+    assert await ids(client, "缬沙坦") == await ids(client, "缬沙坦")
+    await post(client, NOTICE)
+    assert (await ids(client, "缬沙坦"))[0] == "notice-1"
+    await client.delete("/v1/documents/notice-1")
+    assert "notice-1" not in await ids(client, "缬沙坦")
+
+
+@pytest.mark.parametrize(
+    ("documents", "said"),
+    [
+        ([], "between 1 and 2048 documents"),
+        ([{"text": "no id"}], "Field required"),
+        ([{"id": "", "text": "x"}], "at least 1 character"),
+        ([{"id": "\u200b", "text": "x"}], "has no id"),
+        ([{"id": "x"}], "[0] has neither text nor title"),
+        ([{"id": "x", "text": " ", "title": "\n"}], "[0] has neither text nor title"),
+        ([{"id": "x", "text": 7}], "valid string"),
+        ([{"id": "x", "text": "y", "colour": "red"}], "Extra inputs"),
+        ([{"id": "x", "text": "y"}, {"id": "x", "text": "z"}], "[1] has the id of [0]"),
+        ([{"id": "x", "text": "y", "metadata": {"year": "2024"}}], "field year is text here and a number elsewhere"),
+        ([{"id": "x", "text": "y", "metadata": {"a": {"b": 1}}}], "field a is neither text, number"),
+        ([{"id": "x", "text": "y", "metadata": {"a": 2**70}}], "more than 64 bits"),
+        (
+            [{"id": "x", "text": "y", "metadata": {"n": 1}}, {"id": "z", "text": "y", "metadata": {"n": "one"}}],
+            "[1] metadata field n is text here and a number elsewhere",
+        ),
+    ],
+)
+async def test_what_makes_no_document_is_named_and_nothing_is_kept(
+    client: httpx.AsyncClient, documents: list[dict[str, Any]], said: str
+) -> None:
+    response = await post(client, *documents)
+    assert response.status_code == 422
+    assert response.json()["error"]["field"] == "documents"
+    assert said in response.json()["error"]["message"]
+    assert (await client.get("/v1/collection")).json()["fresh"]["position"] == 0
+
+
+async def test_whole_numbers_are_ids_as_in_a_corpus(client: httpx.AsyncClient) -> None:
+    await post(client, {"id": 7, "text": "seven"})
+    assert (await client.get("/v1/documents/7")).json()["id"] == "7"
+
+
+async def test_a_body_too_large_is_refused(own: Built) -> None:
+    async with running(make_settings(own, threads=1, max_body_bytes=1024)) as client:
+        assert (await post(client, NOTICE | {"text": "长" * 1000})).status_code == 413
+
+
+async def test_beyond_the_limit_it_is_time_to_re_index(own: Built) -> None:
+    async with running(make_settings(own, threads=1, fresh_limit=2)) as client:
+        assert (await post(client, NOTICE)).status_code == 200
+        refused = await post(client, NOTICE | {"id": "x"}, NOTICE | {"id": "y"})
+        assert (refused.status_code, refused.json()["error"]["code"]) == (409, "fresh_limit")
+        assert "re-index" in refused.json()["error"]["message"]
+        assert (await post(client, NOTICE | {"id": "x"})).status_code == 200
+        assert (await client.delete("/v1/documents/x")).status_code == 200  # what must go, goes
+        assert (await post(client, NOTICE)).status_code == 200  # it is there already
+
+
+async def test_only_administrators_change_documents(own: Built) -> None:
+    app = create_app(make_settings(own, threads=1))
+    async with app.router.lifespan_context(app), client_of(app, "10.0.0.7") as stranger:
+        assert (await post(stranger, NOTICE)).status_code == 403
+        assert (await stranger.delete("/v1/documents/a-1")).status_code == 403
+        assert (await stranger.get("/v1/documents/a-1")).status_code == 200
+    async with running(make_settings(own, threads=1, admin_token="secret")) as client:
+        assert (await post(client, NOTICE)).status_code == 403
+        client.headers["authorization"] = "Bearer secret"
+        assert (await post(client, NOTICE)).status_code == 200
+
+
+async def test_examples_of_the_docs_are_requests_that_work(client: httpx.AsyncClient) -> None:
+    operation = (await client.get("/openapi.json")).json()["paths"]["/v1/documents"]["post"]
+    for example in operation["requestBody"]["content"]["application/json"]["examples"].values():
+        response = await client.post("/v1/documents", json=example["value"])
+        assert response.status_code == 200, response.text
+
+
+async def test_a_restart_finds_everything_and_a_torn_tail_costs_nothing_that_was_answered(own: Built) -> None:
+    settings = make_settings(own, threads=1, reload_seconds=0)
+    async with running(settings) as client:
+        await post(client, NOTICE)
+        await client.delete("/v1/documents/a-2")
+    (segment,) = (own.root / "fresh").iterdir()
+    with segment.open("ab") as file:
+        file.write(segment.read_bytes()[:77])
+    async with running(settings) as client:
+        assert (await ids(client, "缬沙坦"))[0] == "notice-1"
+        assert (await client.get("/v1/documents/a-2")).status_code == 404
+        assert (await post(client, NOTICE | {"id": "notice-2"})).json()["position"] == 3
+    async with running(settings) as client:
+        assert (await client.get("/v1/documents/notice-2")).status_code == 200
+
+
+async def test_a_damaged_log_is_refused_rather_than_forgotten(own: Built) -> None:
+    settings = make_settings(own, threads=1, reload_seconds=0)
+    async with running(settings) as client:
+        await post(client, NOTICE)
+        await client.delete("/v1/documents/a-2")
+        (segment,) = (own.root / "fresh").iterdir()
+        content = bytearray(segment.read_bytes())
+        content[50] ^= 1
+        segment.write_bytes(content)
+        assert (await client.get("/v1/documents/a-2")).status_code == 404  # what was read stays
+    with pytest.raises(Exception, match="restore it from a backup"):
+        async with running(settings):
+            pass
+
+
+async def test_a_disk_that_takes_nothing_is_said_and_changes_nothing(
+    own: Built, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(path: Path, data: bytes) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+
+    monkeypatch.setattr(fresh_log, "_append", full)
+    async with running(make_settings(own, threads=1, reload_seconds=0)) as client:
+        refused = await post(client, NOTICE)
+        assert (refused.status_code, refused.json()["error"]["code"]) == (503, "not_kept")
+        assert str(own.root) not in refused.text
+        assert "notice-1" not in await ids(client, "缬沙坦")
+
+
+async def test_vectors_of_another_encoder_are_made_again(own: Built) -> None:
+    text = str(NOTICE["text"])
+    foreign = Posted("notice-1", "缬沙坦批次召回", text, {}, [(0, 3)], "another", np.ones((1, 4), np.float16))
+    Collection(own.root).fresh_log.append([foreign, Deleted("a-2")])
+    async with running(make_settings(own, threads=1, reload_seconds=0)) as client:
+        first = await hits(client, "缬沙坦召回", mode="dense", passages=1)
+        assert first[0]["id"] == "notice-1"
+        assert first[0]["passages"][0]["span"] == [0, len(text)]
+        assert (await client.get("/v1/documents/a-2")).status_code == 404
+
+
+def corpus_of(own: Built, *ids: str) -> Path:
+    path = own.root.parent / "next.jsonl"
+    rows = [{"_id": each, "title": f"标题 {each}", "text": f"正文 {each}", "metadata": {}} for each in ids]
+    path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
+    return path
+
+
+async def test_a_re_index_takes_over_and_a_rollback_brings_back(own: Built, encoder: OnnxEncoder) -> None:
+    collection = Collection(own.root)
+
+    def reindex(*ids: str) -> str:
+        version = build(
+            [corpus_of(own, *ids)], encoder, collection, BuildOptions(passage_tokens=64, overlap=16)
+        ).version
+        collection.publish(version)
+        return version
+
+    async def fresh(client: httpx.AsyncClient) -> tuple[int, int]:
+        facts = (await client.get("/v1/collection")).json()["fresh"]
+        return facts["position"], facts["changes"]
+
+    async with running(make_settings(own, threads=1, reload_seconds=0)) as client:
+        await post(client, NOTICE)
+        await client.delete("/v1/documents/a-2")
+        reindex("a-1", "a-2")
+        await post(client, NOTICE | {"id": "late"})  # after the build, before the swap
+        await client.post("/admin/reload")
+        assert await fresh(client) == (3, 1)
+        assert (await ids(client, "缬沙坦召回", mode="dense"))[0] in ("notice-1", "late")
+        shown = {name: (await client.get(f"/v1/documents/{name}")).status_code for name in ("notice-1", "late", "a-2")}
+        assert shown == {"notice-1": 200, "late": 200, "a-2": 404}
+        # Back before it all: the log still has what this version lacks.
+        await client.post("/admin/rollback", params={"version": own.versions["a"]})
+        assert await fresh(client) == (3, 3)
+        shown = {name: (await client.get(f"/v1/documents/{name}")).status_code for name in ("notice-1", "late", "a-2")}
+        assert shown == {"notice-1": 200, "late": 200, "a-2": 404}
+        assert (await client.get("/v1/documents/a-3")).status_code == 200
+        # And on: everything is in, nothing is left over.
+        reindex("a-1", "a-2")
+        await client.post("/admin/reload")
+        assert await fresh(client) == (3, 0)
+        assert set(await ids(client, "正文", mode="dense")) == {"a-1", "notice-1", "late"}
+        assert (await post(client, NOTICE | {"id": "later"})).json()["position"] == 4
+        assert "later" in await ids(client, "缬沙坦召回", mode="dense")

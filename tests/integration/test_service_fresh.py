@@ -1,0 +1,127 @@
+"""Documents posted to a service of several processes: every worker sees them, and no death takes one away."""
+
+from __future__ import annotations
+
+import http.client
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from indexer.store import Collection
+from models.onnx_encoder import OnnxEncoder
+from tests.api.support import ENCODER, Built, build_collection, copy_collection
+from tests.integration.processes import Service, service, until
+
+POSTS = {"engine", "worker 1", "worker 2"}
+PATIENT = {"CARE_WORKERS": "2", "CARE_ENGINE": "process", "CARE_MAX_WAIT_MS": "60000", "CARE_TIMEOUT_MS": "60000"}
+# Enough connections that each of two workers is asked, all but surely; the tests hold whoever answers.
+ASKED = 8
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
+    root: Path = tmp_path_factory.mktemp("fresh") / "collection"
+    return build_collection(root, OnnxEncoder.load(ENCODER, threads=1))
+
+
+@pytest.fixture(scope="module")
+def running(built: Built) -> Iterator[Service]:
+    with service(built, **PATIENT) as running:
+        until(lambda: set(running.children()) == POSTS and running.is_ready())
+        yield running
+
+
+def post(running: Service, *names: str) -> int:
+    """Returns the position, once the service says that it has them."""
+    documents = [{"id": name, "title": f"缬沙坦召回 {name}", "text": "缬沙坦片召回。"} for name in names]
+    reply = running.send("POST", "/v1/documents", {"documents": documents})
+    assert reply.status == 200, reply.text
+    position: int = reply.json()["position"]
+    return position
+
+
+def found(running: Service, mode: str = "hybrid", top_k: int = 100) -> set[str]:
+    reply = running.search({"query": "缬沙坦召回", "mode": mode, "top_k": top_k})
+    return {hit["id"] for hit in reply.json()["results"][0]["hits"]} if reply.status == 200 else set()
+
+
+def everyone(running: Service, condition: str, there: bool) -> bool:
+    return all((condition in found(running, mode)) is there for mode in ("dense", "lexical", "hybrid") * ASKED)
+
+
+def test_every_worker_finds_what_one_was_given_and_misses_what_one_lost(running: Service) -> None:
+    post(running, "n-1", "n-2")
+    until(lambda: everyone(running, "n-1", there=True))
+    assert running.metric("care_fresh_changes") >= 2
+    running.send("DELETE", "/v1/documents/n-1")
+    until(lambda: everyone(running, "n-1", there=False))
+    assert "n-2" in found(running)
+
+
+def test_a_change_is_checked_against_what_another_worker_was_given_a_moment_ago(running: Service) -> None:
+    for number in range(ASKED):
+        post(running, f"quick-{number}")
+        reply = running.send("DELETE", f"/v1/documents/quick-{number}").json()
+        assert reply["changed"] == 1
+
+
+def test_filters_that_only_fresh_documents_know_reach_no_engine(running: Service) -> None:
+    document = {"id": "regional", "text": "缬沙坦", "metadata": {"region": "华北"}}
+    assert running.send("POST", "/v1/documents", {"documents": [document]}).status == 200
+    body = {"query": "缬沙坦", "filters": [{"field": "region", "eq": "华北"}]}
+
+    def only_that(mode: str) -> bool:
+        reply = running.search(body | {"mode": mode})
+        return reply.status == 200 and [hit["id"] for hit in reply.json()["results"][0]["hits"]] == ["regional"]
+
+    until(lambda: all(only_that(mode) for mode in ("dense", "lexical", "hybrid") * ASKED))
+
+
+def test_a_worker_and_an_engine_that_come_back_know_everything(running: Service) -> None:
+    post(running, "kept")
+    for name in ("worker 1", "engine"):
+        old = running.children()[name]
+        os.kill(old, signal.SIGKILL)
+        until(lambda old=old: old not in running.children().values() and set(running.children()) == POSTS)
+        until(running.is_ready)
+    until(lambda: everyone(running, "kept", there=True))
+
+
+def test_a_swap_and_a_rollback_keep_them(running: Service, built: Built) -> None:
+    post(running, "swapped")
+    for letter in "ba":
+        Collection(built.root).publish(built.versions[letter])
+        running.send("POST", "/admin/reload")
+        until(lambda letter=letter: f"{letter}-1" in found(running, "dense"))
+        until(lambda: everyone(running, "swapped", there=True))
+
+
+def test_what_was_acknowledged_survives_a_kill_at_any_moment(built: Built, tmp_path: Path) -> None:
+    own = copy_collection(built, tmp_path / "collection")
+    acknowledged: list[str] = []
+
+    def keep_posting(running: Service) -> None:
+        for number in range(10_000):
+            try:
+                post(running, f"k-{number}")
+            except (OSError, http.client.HTTPException):
+                return  # killed
+            acknowledged.append(f"k-{number}")
+
+    with service(own, **PATIENT | {"CARE_WORKERS": "1", "CARE_ENGINE": "auto"}) as running:
+        posting = threading.Thread(target=keep_posting, args=[running])
+        posting.start()
+        try:
+            until(lambda: len(acknowledged) >= 5)
+        finally:
+            running.process.kill()
+            posting.join()
+    with service(own, **PATIENT | {"CARE_WORKERS": "1", "CARE_ENGINE": "auto"}) as running:
+        assert len(acknowledged) >= 5
+        for name in acknowledged:
+            assert running.get(f"/v1/documents/{name}").status == 200
+        assert set(acknowledged) <= found(running, "lexical")

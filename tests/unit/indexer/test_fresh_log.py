@@ -1,0 +1,154 @@
+"""The log of fresh documents: what was acknowledged is there, whatever happens."""
+
+from __future__ import annotations
+
+import logging
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from indexer.store import BadLog, Change, Cursor, Deleted, Frame, FreshLog, NotWritten, Posted
+
+START = Cursor(0)
+
+
+def posted(name: str, passages: int = 2) -> Posted:
+    vectors = np.full((passages, 4), len(name), np.float16)
+    return Posted(name, "题", "正文", {"kind": "drug", "n": 1, "tags": ["a"]}, [(0, 2)] * passages, "fp", vectors)
+
+
+def names(frames: list[Frame]) -> list[list[str]]:
+    return [[change.id for change in frame.changes] for frame in frames]
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> FreshLog:
+    return FreshLog(tmp_path / "fresh")
+
+
+def test_what_is_read_is_what_was_written(log: FreshLog) -> None:
+    changes: list[Change] = [posted("a", 1), Deleted("b"), posted("cc", 3)]
+    assert log.append(changes) == 1
+    (frame,), cursor = log.read(START)
+    first, gone, last = frame.changes
+    assert (frame.position, gone, cursor.position) == (1, Deleted("b"), 1)
+    assert isinstance(first, Posted)
+    assert isinstance(last, Posted)
+    assert (first.id, first.title, first.text, first.encoder) == ("a", "题", "正文", "fp")
+    assert first.metadata == {"kind": "drug", "n": 1, "tags": ["a"]}
+    assert list(last.spans) == [(0, 2)] * 3
+    assert (first.vectors == 1).all()
+    assert (last.vectors == 2).all()
+    assert last.vectors.shape == (3, 4)
+
+
+def test_several_writers_share_one_count_and_readers_follow(log: FreshLog) -> None:
+    other, reader = FreshLog(log.folder), FreshLog(log.folder)
+    assert reader.read(START) == ([], START)
+    assert [log.append([posted("a")]), other.append([posted("b")]), log.append([posted("c")])] == [1, 2, 3]
+    frames, cursor = reader.read(START)
+    assert names(frames) == [["a"], ["b"], ["c"]]
+    assert reader.read(cursor) == ([], cursor)
+    other.append([Deleted("a")])
+    assert names(reader.read(cursor)[0]) == [["a"]]
+    assert names(reader.read(Cursor(2))[0]) == [["c"], ["a"]]
+
+
+def test_a_torn_tail_is_cut_off_and_said(log: FreshLog, caplog: pytest.LogCaptureFixture) -> None:
+    log.append([posted("a")])
+    (path,) = log.folder.iterdir()
+    whole = len(path.read_bytes())
+    log.append([posted("b")])
+    torn = path.read_bytes()
+    for length in range(whole + 1, len(torn)):
+        path.write_bytes(torn[:length])
+        fresh = FreshLog(log.folder)
+        assert names(fresh.read(START)[0]) == [["a"]]
+        with caplog.at_level(logging.WARNING):
+            assert fresh.append([posted("c")]) == 2
+        assert f"{length - whole} bytes that were never acknowledged" in caplog.text
+        caplog.clear()
+        assert names(fresh.read(START)[0]) == [["a"], ["c"]]
+
+
+def test_pages_that_never_reached_the_disk_are_a_torn_tail_too(log: FreshLog) -> None:
+    log.append([posted("a")])
+    (path,) = log.folder.iterdir()
+    path.write_bytes(path.read_bytes() + bytes(5000))
+    assert FreshLog(log.folder).append([posted("b")]) == 2
+    assert names(log.read(START)[0]) == [["a"], ["b"]]
+
+
+def test_damage_before_whole_frames_is_refused_and_nothing_is_cut(log: FreshLog) -> None:
+    for name in "abc":
+        log.append([posted(name)])
+    (path,) = log.folder.iterdir()
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+    for act in (lambda: FreshLog(log.folder).append([posted("d")]), lambda: FreshLog(log.folder).read(START)):
+        with pytest.raises(BadLog, match="restore it from a backup"):
+            act()
+    assert path.read_bytes() == content
+
+
+def test_sealed_segments_go_once_nobody_needs_them(log: FreshLog) -> None:
+    assert log.seal() == 0
+    log.append([posted("a")])
+    assert (log.seal(), log.seal()) == (1, 1)
+    frames, cursor = log.read(START)
+    assert log.append([posted("b")]) == 2
+    log.append([posted("c")])
+    assert log.seal() == 3
+    log.prune(0)
+    assert names(log.read(START)[0]) == [["a"], ["b"], ["c"]]
+    log.prune(2)
+    assert names(log.read(cursor)[0]) == [["b"], ["c"]]
+    log.prune(3)
+    assert FreshLog(log.folder).append([posted("d")]) == 4
+    assert names(log.read(Cursor(3))[0]) == [["d"]]
+    with pytest.raises(BadLog, match="position 4 after 1"):
+        log.read(cursor)
+    assert names(frames) == [["a"]]
+
+
+def test_positions_go_on_beyond_what_a_snapshot_holds(log: FreshLog) -> None:
+    log.append([posted("a")])
+    assert log.append([posted("b")], after=9) == 10
+    assert names(log.read(Cursor(9))[0]) == [["b"]]
+    with pytest.raises(BadLog, match="position 10 after 1"):
+        log.read(START)
+
+
+def test_a_full_disk_leaves_the_log_as_it_was(log: FreshLog) -> None:
+    log.append([posted("a")])
+    (path,) = log.folder.iterdir()
+    size = path.stat().st_size
+    script = f"""
+import resource, signal
+from pathlib import Path
+from indexer.store import NotWritten
+from tests.unit.indexer.test_fresh_log import FreshLog, posted
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, ({size + 50}, {size + 50}))
+try:
+    FreshLog(Path({str(log.folder)!r})).append([posted("b")])
+except NotWritten as error:
+    print(error)
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env={"PYTHONPATH": "."})
+    assert "could not be written" in done.stdout, done.stderr
+    assert path.stat().st_size == size
+    assert log.append([posted("c")]) == 2
+
+
+def test_a_folder_that_cannot_be_written_is_said(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(NotWritten):
+        FreshLog(tmp_path / "file" / "fresh").append([posted("a")])
+    (tmp_path / "fresh").write_text("")
+    with pytest.raises(BadLog, match="cannot be read"):
+        FreshLog(tmp_path / "fresh").read(START)

@@ -1,0 +1,221 @@
+"""Fresh documents laid over a snapshot rank as if the index had been built with them."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from indexer.store import AnyOf, BadFilter, Change, Deleted, Equal, Filter, Frame, Posted, Range, Snapshot
+from models.fusion import Fusion
+from service.engine.inprocess import InProcessEngine
+from service.engine.protocol import Mode, Options, SearchJob
+from service.fresh.facets import count_facets
+from service.fresh.overlay import Overlay
+from service.serving import Serving
+from tests.unit.indexer.support import DIM, Entry, unit_vectors, write_snapshot
+
+WORDS = ["高血压", "糖尿病", "阿司匹林", "血常规", "发热", "骨折", "哮喘", "aspirin"]
+QUERY = "高血压 aspirin 骨折"
+# Documents of the snapshot, and how many of them the changes may meet.
+MAIN, MET = 30, 20
+
+
+def document(name: str, seed: int) -> Posted:
+    draw = random.Random(seed)
+    text = " ".join(draw.choices(WORDS, k=12))
+    metadata = {
+        "kind": draw.choice(["drug", "disease"]),
+        "year": draw.randint(2000, 2005),
+        "tags": draw.sample("abc", 2),
+    }
+    spans = [(0, 20), (15, len(text))] if draw.random() < 0.5 else [(0, len(text))]
+    return Posted(name, f"题 {name}", text, metadata, spans, "fp", unit_vectors(len(spans), seed=seed))
+
+
+def frames(*changes: Change, first: int = 1) -> list[Frame]:
+    return [Frame(number, number * 7, [change]) for number, change in enumerate(changes, first)]
+
+
+@pytest.fixture(scope="module")
+def main(tmp_path_factory: pytest.TempPathFactory) -> Snapshot:
+    """Documents m0 … m29, each one passage."""
+    folder: Path = tmp_path_factory.mktemp("overlay") / "v1"
+    made = [document(f"m{number}", number) for number in range(MAIN)]
+    write_snapshot(folder, [Entry(each.id, each.text, each.title, each.metadata) for each in made])
+    return Snapshot.open(folder)
+
+
+def serving_of(snapshot: Snapshot, overlay: Overlay | None = None) -> Serving:
+    def select(filters: tuple[Filter, ...]) -> np.ndarray:
+        return snapshot.metadata.select(filters)[snapshot.passages.documents]
+
+    return Serving(snapshot, None, snapshot.metadata.facets(), select, overlay)  # type: ignore[arg-type]
+
+
+def search(serving: Serving, mode: Mode, *filters: Filter, top_k: int = 10) -> list[tuple[str, float]]:
+    options = Options(mode, top_k, filters, Fusion.SCORES, 0.5)
+    vector = unit_vectors(1, seed=99)[0].astype(np.float32).tobytes()
+    (outcome,) = InProcessEngine(1).run(serving, [SearchJob(QUERY, options, vector=vector)])
+    found = zip(outcome.found.documents.tolist(), outcome.found.scores.tolist(), strict=True)
+    return [(serving.document(row).id, score) for row, score in found]
+
+
+def changes(count: int) -> list[Change]:
+    """Documents posted, replaced and deleted, the snapshot's and others."""
+    draw = random.Random(5)
+    made: list[Change] = []
+    for number in range(count):
+        name = draw.choice([f"m{draw.randrange(MAIN)}", f"f{draw.randrange(30)}"])
+        made.append(Deleted(name) if draw.random() < 0.25 else document(name, 100 + number))
+    return made
+
+
+@pytest.fixture(scope="module")
+def laid(main: Snapshot) -> tuple[Overlay, dict[str, Posted | None]]:
+    """After 120 changes one by one, and what they amount to: None for what is gone."""
+    overlay = Overlay.over(main)
+    expected: dict[str, Posted | None] = {}
+    for frame in frames(*changes(120)):
+        overlay = overlay.apply([frame])
+        for change in frame.changes:
+            expected[change.id] = change if isinstance(change, Posted) else None
+    return overlay, expected
+
+
+def test_every_document_is_there_as_it_was_last_said(
+    main: Snapshot, laid: tuple[Overlay, dict[str, Posted | None]]
+) -> None:
+    overlay, expected = laid
+    live = {f"m{number}" for number in range(MAIN)} | set(expected)
+    live -= {name for name, change in expected.items() if change is None}
+    assert overlay.documents == len(live)
+    for name, change in expected.items():
+        row = overlay.row_of(name)
+        if change is None:
+            assert row is None
+        else:
+            assert row is not None
+            assert (overlay.document(row).text, overlay.document(row).metadata) == (change.text, change.metadata)
+    untouched = next(name for name in live if name not in expected)
+    assert overlay.row_of(untouched) == main.documents.row_of(untouched)
+    assert overlay.row_of("never heard of") is None
+
+
+def test_it_does_not_matter_how_many_changes_come_at_once(
+    main: Snapshot, laid: tuple[Overlay, dict[str, Posted | None]]
+) -> None:
+    at_once = Overlay.over(main).apply(frames(*changes(120)))
+    assert (at_once.state, at_once.changes) == (laid[0].state, laid[0].changes)
+    assert at_once.passages == laid[0].passages
+    for mode in Mode:
+        assert search(serving_of(main, at_once), mode) == search(serving_of(main, laid[0]), mode)
+
+
+def test_few_blocks_hold_many_documents(laid: tuple[Overlay, dict[str, Posted | None]]) -> None:
+    assert 1 <= len(laid[0].blocks) <= 6
+
+
+def brute(
+    main: Snapshot, expected: dict[str, Posted | None], accepts: Callable[[dict], bool]
+) -> list[tuple[str, float]]:
+    """Cosines of every visible document's best passage, best first."""
+    query = unit_vectors(1, seed=99)[0].astype(np.float32)
+    scores = {}
+    for row in range(MAIN):
+        stored = main.documents.get(row)
+        if stored.id not in expected and accepts(stored.metadata):
+            scores[stored.id] = float(main.vectors.values[row].astype(np.float32) @ query)
+    for name, change in expected.items():
+        if change is not None and accepts(dict(change.metadata)):
+            scores[name] = float((change.vectors.astype(np.float32) @ query).max())
+    return sorted(scores.items(), key=lambda pair: -pair[1])
+
+
+@pytest.mark.parametrize(
+    ("filters", "accepts"),
+    [
+        ((), lambda metadata: True),
+        ((Equal("kind", "drug"),), lambda metadata: metadata["kind"] == "drug"),
+        ((Range("year", gte=2002, lt=2005),), lambda metadata: 2002 <= metadata["year"] < 2005),
+        ((AnyOf("tags", ("a", "zz")), Equal("kind", "disease")), lambda m: "a" in m["tags"] and m["kind"] == "disease"),
+    ],
+)
+@pytest.mark.parametrize("top_k", [1, 5, 100])
+def test_dense_search_is_exact_with_every_filter(
+    main: Snapshot,
+    laid: tuple[Overlay, dict[str, Posted | None]],
+    filters: tuple[Filter, ...],
+    accepts: Callable[[dict], bool],
+    top_k: int,
+) -> None:
+    overlay, expected = laid
+    found = search(serving_of(main, overlay), Mode.DENSE, *filters, top_k=top_k)
+    wanted = brute(main, expected, accepts)[:top_k]
+    assert [name for name, _ in found] == [name for name, _ in wanted]
+    np.testing.assert_allclose([score for _, score in found], [score for _, score in wanted], atol=2e-3)
+
+
+@pytest.mark.parametrize("mode", [Mode.LEXICAL, Mode.HYBRID])
+def test_a_document_posted_as_it_is_ranks_where_it_was(main: Snapshot, mode: Mode) -> None:
+    same: list[Change] = []
+    for name in ("m3", "m7", "m11"):
+        row = main.documents.row_of(name)
+        assert row is not None
+        stored = main.documents.get(row)
+        vectors = main.vectors.values[row : row + 1]
+        spans = [(0, len(stored.text))]
+        same.append(Posted(name, stored.title, stored.text, stored.metadata, spans, "fp", vectors))
+    before, after = (
+        search(serving_of(main), mode),
+        search(serving_of(main, Overlay.over(main).apply(frames(*same))), mode),
+    )
+    assert sorted(name for name, _ in after) == sorted(name for name, _ in before)
+    np.testing.assert_allclose([score for _, score in after], [score for _, score in before], atol=2e-3)
+
+
+def test_fields_of_fresh_documents_can_be_asked_for_at_once(main: Snapshot) -> None:
+    new = document("n", 1)
+    made = Posted("n", new.title, new.text, {"region": "华北"}, new.spans, "fp", new.vectors)
+    serving = serving_of(main, Overlay.over(main).apply(frames(made, document("o", 2))))
+    for mode in Mode:
+        assert [name for name, _ in search(serving, mode, Equal("region", "华北"))] == ["n"]
+        assert search(serving, mode, Equal("region", "华北"), Equal("kind", "drug")) == []
+    with pytest.raises(BadFilter, match="no such field"):
+        serving.allowed((Equal("nobody has it", 1),))
+    with pytest.raises(BadFilter, match="not a text"):
+        serving.allowed((Equal("region", 7),))
+    assert serving_of(main, Overlay.over(main)).allowed(()).all()
+
+
+def test_facets_count_what_is_visible(main: Snapshot, laid: tuple[Overlay, dict[str, Posted | None]]) -> None:
+    overlay, expected = laid
+    kinds = [main.documents.get(row).metadata["kind"] for row in range(MAIN) if f"m{row}" not in expected]
+    kinds += [change.metadata["kind"] for change in expected.values() if change is not None]
+    facets = count_facets(serving_of(main, overlay))
+    assert facets["kind"] == {
+        kind: kinds.count(kind) for kind in sorted(set(kinds), key=lambda k: (-kinds.count(k), k))
+    }
+    assert "year" not in facets
+
+
+def test_everything_may_be_gone(main: Snapshot) -> None:
+    overlay = Overlay.over(main).apply(frames(*(Deleted(f"m{number}") for number in range(MAIN))))
+    assert (overlay.documents, overlay.passages) == (0, 0)
+    for mode in Mode:
+        assert search(serving_of(main, overlay), mode) == []
+
+
+def test_states_differ_where_the_log_differs(main: Snapshot) -> None:
+    empty = Overlay.over(main)
+    states = {
+        empty.apply(frames(Deleted("m1"))).state,
+        empty.apply([Frame(1, 8, [Deleted("m1")])]).state,
+        empty.apply(frames(Deleted("m1"), Deleted("m2"))).state,
+        empty.state,
+    }
+    assert len(states) == 4
+    assert main.manifest.dim == DIM
