@@ -44,9 +44,11 @@ TIMINGS = b'"timings_ms":'
 
 
 class Form(StrEnum):
-    """How a query is asked: `POST /v1/search` with JSON, or `GET /search?query=` as txtai's API wants it."""
+    """How a query is asked: `POST /v1/search` with JSON, for whole hits or for their ids and scores alone, or
+    `GET /search?query=` as txtai's API wants it."""
 
     CARE = "care"
+    IDS = "ids"
     TXTAI = "txtai"
 
 
@@ -130,7 +132,7 @@ def write_requests(job: Job) -> Iterator[bytes]:
 def _post_requests(job: Job) -> Iterator[bytes]:
     head = f"POST {PATH} HTTP/1.1\r\nHost: {HOST}\r\nContent-Type: application/json\r\nContent-Length: ".encode()
     beginnings = [b'{"query":' + json.dumps(query, ensure_ascii=False).encode()[:-1] for query in job.queries]
-    rest = b'","mode":' + json.dumps(job.mode).encode() + b"}"
+    rest = b'","mode":' + json.dumps(job.mode).encode() + (b',"fields":[]}' if job.form == Form.IDS else b"}")
     for number in count(job.first_number):
         suffix = b" %d" % number if job.numbered else b""
         body = beginnings[number % len(beginnings)] + suffix + rest

@@ -10,7 +10,8 @@ What runs
   paused, so that its polling takes nothing from the others.
 - txtai answers ids and scores from the FAISS index that it chooses for itself, by its API on uvicorn with uvloop and
   httptools. Infinity's engine runs inside a bare server that searches our own FAISS file in memory: no second HTTP hop
-  and no vectors as JSON. Ours does more for each request: title, snippet, highlights, metadata.
+  and no vectors as JSON. All answer ids and scores; "whole hits" is ours with title, snippet, highlights and metadata,
+  its default.
 
 How to read the output
 - A round measures every contestant at each number of connections, one right after another; every second round goes

@@ -34,12 +34,13 @@ class Contestant:
 
 def contestants(prepared: Prepared, folder: Path) -> list[Contestant]:
     """Ours and the peers, each peer with every number of threads; `folder` takes a configuration file."""
-    ours = [Contestant(f"CARE {variant}", _care(prepared, variant), Form.CARE, True) for variant in prepared.encoders]
+    ours = [Contestant(f"CARE {variant}", _care(prepared, variant), Form.IDS, True) for variant in prepared.encoders]
+    ours.append(Contestant("CARE int8, whole hits", _care(prepared, "int8", "-whole"), Form.CARE, True))
     peers = []
     for threads in THREADS:
         suffix = f"{threads} thread{'s' if threads > 1 else ''}"
         peers.append(Contestant(f"txtai, {suffix}", _txtai(prepared, folder, threads), Form.TXTAI, False))
-        peers.append(Contestant(f"Infinity + FAISS, {suffix}", _infinity(prepared, threads), Form.CARE, False))
+        peers.append(Contestant(f"Infinity + FAISS, {suffix}", _infinity(prepared, threads), Form.IDS, False))
     return ours + peers
 
 
@@ -69,10 +70,10 @@ def versions() -> str:
     return f"{txtai}; {infinity}"
 
 
-def _care(prepared: Prepared, variant: str) -> Server:
+def _care(prepared: Prepared, variant: str, suffix: str = "") -> Server:
     plain = care_server(prepared.collection)
     environment = {**plain.environment, "CARE_ENCODER": str(prepared.encoders[variant])}
-    return Server(f"care-{variant}", plain.command, plain.port, environment)
+    return Server(f"care-{variant}{suffix}", plain.command, plain.port, environment)
 
 
 def _txtai(prepared: Prepared, folder: Path, threads: int) -> Server:
