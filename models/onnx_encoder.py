@@ -28,6 +28,8 @@ Vectors = NDArray[np.float32]
 BULK_TOKENS = 4096
 # On two cores about ten seconds of a small encoder's work.
 BULK_TEXTS = 1024
+# On a CPU its fused kernel takes five to nine times as long as the addition and the norm that it replaces.
+SLOW_ON_CPU = ["SkipLayerNormFusion"]
 
 
 class OnnxEncoder(TextReader):
@@ -57,8 +59,9 @@ class OnnxEncoder(TextReader):
         # Idle threads that spin take the cores from search, from HTTP and from other encoders.
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         providers = ["CUDAExecutionProvider"] if device == "cuda" else ["CPUExecutionProvider"]
+        slow = [] if device == "cuda" else SLOW_ON_CPU
         try:
-            session = ort.InferenceSession(str(graph), options, providers=providers)
+            session = ort.InferenceSession(str(graph), options, providers=providers, disabled_optimizers=slow)
         except Exception as error:  # ONNX Runtime's own exceptions have no common class
             raise BadEncoder(f"{graph}: ONNX Runtime cannot open it; export the encoder again") from error
         encoder = cls(spec, chosen, tokenizer, session)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -18,12 +18,13 @@ from tempfile import TemporaryDirectory
 import numpy as np
 import onnx
 import onnxruntime as ort
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 from onnxruntime.quantization import QuantType, quantize_dynamic
 
 from models.export.check_texts import CALIBRATION_TEXTS
 from models.export.head import IDS, MASK
+from models.export.slim import ATTENTION
 from models.tokenizer import Tokenizer, Tokens, pad
 
 Floats = NDArray[np.float32]
@@ -87,27 +88,73 @@ def quiet() -> Iterator[None]:
 def _smooth(model: ModelProto, samples: Sequence[Tokens]) -> None:
     weights = {tensor.name: tensor for tensor in model.graph.initializer}
     uses = Counter(name for node in model.graph.node for name in node.input)
-    readers: dict[str, list[NodeProto]] = {}
-    for node in model.graph.node:
-        # A weight that several layers share can follow only one of them.
-        if node.op_type == "MatMul" and node.input[1] in weights and uses[node.input[1]] == 1:
-            readers.setdefault(node.input[0], []).append(node)
+    makers = {name: node for node in model.graph.node for name in node.output}
+    readers = _products(model, weights, uses, makers)
     peaks = _peaks(model, list(readers), samples) if readers else {}
     divisions: dict[str, NodeProto] = {}
     for activation, nodes in readers.items():
         tables = [numpy_helper.to_array(weights[node.input[1]]) for node in nodes]
         factors = _factors(peaks[activation], np.max([np.abs(table).max(axis=1) for table in tables], axis=0))
+        for node, table in zip(nodes, tables, strict=True):
+            _set(weights[node.input[1]], table * factors[:, None])
+        values = _values(activation, len(nodes), weights, uses, makers)
+        if values is not None:
+            # What an attention gives is linear in its values, channel by channel: they take the division.
+            for tensor in values:
+                _set(tensor, numpy_helper.to_array(tensor) / factors)
+            continue
         smoothed, inverse = f"{activation}/smoothed", f"{activation}/inverse"
         model.graph.initializer.append(numpy_helper.from_array(1 / factors, inverse))
         divisions[activation] = helper.make_node("Mul", [activation, inverse], [smoothed], name=smoothed)
-        for node, table in zip(nodes, tables, strict=True):
-            weights[node.input[1]].CopyFrom(numpy_helper.from_array(table * factors[:, None], node.input[1]))
+        for node in nodes:
             node.input[0] = smoothed
     nodes = list(model.graph.node)
     del model.graph.node[:]
     for node in nodes:
         model.graph.node.append(node)
         model.graph.node.extend(divisions[name] for name in node.output if name in divisions)
+
+
+def _products(
+    model: ModelProto, weights: Mapping[str, TensorProto], uses: Counter[str], makers: Mapping[str, NodeProto]
+) -> dict[str, list[NodeProto]]:
+    """Products with weights, by the activation that they read and that is worth smoothing."""
+    readers: dict[str, list[NodeProto]] = {}
+    for node in model.graph.node:
+        # A weight that several layers share can follow only one of them.
+        if node.op_type != "MatMul" or node.input[1] not in weights or uses[node.input[1]] > 1:
+            continue
+        # What a Gelu gives has no channel that is always loud: smoothing costs time there and gains nothing.
+        if node.input[0] not in makers or makers[node.input[0]].op_type != "Gelu":
+            readers.setdefault(node.input[0], []).append(node)
+    return readers
+
+
+def _values(
+    activation: str,
+    readers: int,
+    weights: Mapping[str, TensorProto],
+    uses: Counter[str],
+    makers: Mapping[str, NodeProto],
+) -> tuple[TensorProto, TensorProto] | None:
+    """Weight and bias of the values of the attention that gives an activation.
+
+    None where the activation comes from elsewhere, or where anything else reads it or them.
+    """
+    attention = makers.get(activation)
+    if attention is None or attention.op_type != ATTENTION or uses[activation] > readers:
+        return None
+    biased = makers.get(attention.input[2])
+    product = makers.get(biased.input[0]) if biased is not None and biased.op_type == "Add" else None
+    if biased is None or product is None or product.op_type != "MatMul":
+        return None
+    names = product.input[1], biased.input[1]
+    alone = all(uses[name] == 1 for name in (*names, product.output[0], biased.output[0]))
+    return (weights[names[0]], weights[names[1]]) if alone and all(name in weights for name in names) else None
+
+
+def _set(tensor: TensorProto, values: ArrayLike) -> None:
+    tensor.CopyFrom(numpy_helper.from_array(np.ascontiguousarray(values, dtype=np.float32), tensor.name))
 
 
 def _factors(peaks: Floats, weight_peaks: Floats) -> Floats:

@@ -2,7 +2,7 @@
 
 backbone graph (Optimum | torch | given) ── head ──────────────→ model.onnx
                ├── fusions, fp16 (Optimum | ONNX Runtime) ─ head → model.fp16.onnx
-               └── head ── smoothing, int8 (Optimum | ONNX Runtime) → model.int8.onnx
+               └── head ── slimming, smoothing, int8 (Optimum | ONNX Runtime) → model.int8.onnx
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pathlib import Path
 import onnx
 from onnx import ModelProto
 
-from models.export import fp16, int8, optimum_route, torch_route
+from models.export import fp16, int8, optimum_route, slim, torch_route
 from models.export.check_texts import CHECK_TEXTS
 from models.export.errors import ExportError
 from models.export.head import append_head
@@ -148,6 +148,8 @@ class _Maker:
     def _quantize(self, whole: ModelProto, path: Path, work: Path) -> str:
         source = self._source
         folder = self._folder(work / "to-quantize")
+        with int8.quiet():
+            slim.slim(whole, source.config)
         samples = int8.calibration_samples(source.tokenizer(), source.config.vocab_size)
         int8.prepare(whole, samples)
         onnx.save(whole, folder / GRAPH)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 
 from models.export.check_texts import CHECK_TEXTS
@@ -40,6 +41,8 @@ def test_bert_is_exported_fused_and_quantised_by_optimum(optimum: Path, tmp_path
     sizes = {graph.variant: graph.size_bytes for graph in report.graphs}
     assert sizes[Variant.FP16] < 0.6 * sizes[Variant.FP32]
     assert sizes[Variant.INT8] < 0.6 * sizes[Variant.FP32]
+    kinds = [node.op_type for node in onnx.load(tmp_path / "served" / "model.int8.onnx").graph.node]
+    assert (kinds.count("MultiHeadAttention"), kinds.count("MatMulInteger"), kinds.count("MatMul")) == (2, 12, 0)
 
 
 @pytest.mark.parametrize("architecture", ["modernbert", "qwen3"])

@@ -1,7 +1,10 @@
 import shutil
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
+import onnx
+import onnxruntime as ort
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -85,3 +88,18 @@ def test_bulk_batches_hold_every_row_once_within_the_budget(lengths: list[int], 
     assert sorted(row for batch in batches for row in batch) == list(range(len(lengths)))
     for batch in batches:
         assert len(batch) == 1 or max(lengths[row] for row in batch) * len(batch) <= budget
+
+
+def test_on_a_cpu_no_addition_is_fused_with_its_norm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The fused kernel is the slower one there."""
+    open_session = ort.InferenceSession
+
+    def watched(graph: str, options: ort.SessionOptions, **settings: object) -> ort.InferenceSession:
+        options.optimized_model_filepath = str(tmp_path / "optimised.onnx")
+        return open_session(graph, options, **settings)
+
+    monkeypatch.setattr(ort, "InferenceSession", watched)
+    OnnxEncoder.load(BUNDLED, threads=1)
+    kinds = Counter(node.op_type for node in onnx.load(tmp_path / "optimised.onnx").graph.node)
+    assert kinds["SkipLayerNormalization"] == 0
+    assert kinds["LayerNormalization"] == 9
