@@ -19,7 +19,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from models.errors import CareError
 from service.api import admin, collection, documents, health, search, texts
 from service.api.openapi import describe
-from service.errors import MethodNotAllowed, NotFound, Overloaded, answer_for
+from service.door import Door, is_search
+from service.errors import MethodNotAllowed, NotFound, answer_for
 from service.metrics import Metrics
 from service.middleware import REQUEST_ID, RequestFrame
 from service.runtime import ALONE, Place, run_parts
@@ -33,8 +34,6 @@ TITLE = "CARE Search"
 NO_TELEMETRY = {"tracing": False, "metrics": False, "logs": False}
 # Routes that are not FastAPI's, which says in the scope which one it took.
 LEAN_PATHS = frozenset({search.PATH, texts.EMBEDDINGS, texts.RERANK, PAGE, STATIC})
-# A body of a thousand bytes or more.
-BULK_DIGITS = 4
 DESCRIPTION = 'Search by meaning and by words. Every error has one shape: `{"error": {"code", "message", …}}`.'
 
 
@@ -70,30 +69,10 @@ def create_app(settings: Settings, place: Place = ALONE) -> FastAPI:
     app.add_route(PAGE, _index, include_in_schema=False)
     app.mount(STATIC, _WholeFiles(directory=WEB_FOLDER), name="static")
     app.openapi = describe(app, settings)  # type: ignore[method-assign]
-    layers, hot = app.build_middleware_stack, frame(search_route)
-    app.build_middleware_stack = lambda: _HotPath(hot, layers())  # type: ignore[method-assign]
-    app.state.refusal = partial(_refusal, app, hot)
+    layers, door = app.build_middleware_stack, Door(app, frame(search_route))
+    app.build_middleware_stack = lambda: _HotPath(door, layers())  # type: ignore[method-assign]
+    app.state.refusal = door.refuse
     return app
-
-
-def _refusal(app: FastAPI, frame: RequestFrame, scope: Scope, close: bool) -> bytes | None:
-    """The answer to a search that would be refused in the end, before any work is spent on it."""
-    if not _is_search(scope) or _may_be_bulk(scope):
-        return None
-    try:
-        app.state.runtime.searcher.require_room()
-    except Overloaded as error:
-        return frame.refuse(scope, error, close=close)
-    return None
-
-
-def _is_search(scope: Scope) -> bool:
-    return scope["path"] == search.PATH and scope["method"] in search.METHODS
-
-
-def _may_be_bulk(scope: Scope) -> bool:
-    """Whether the body may hold many queries, which wait in a lane of their own."""
-    return any(name == b"content-length" and len(value) >= BULK_DIGITS for name, value in scope["headers"])
 
 
 class _HotPath:
@@ -104,7 +83,7 @@ class _HotPath:
         self._rest = rest
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        is_hot = scope["type"] == "http" and _is_search(scope)
+        is_hot = scope["type"] == "http" and is_search(scope)
         await (self._hot if is_hot else self._rest)(scope, receive, send)
 
 

@@ -63,10 +63,13 @@ class Searcher:
         self._metrics = metrics
         self._tools = Tools(settings, cache, metrics, embedder, hyde)
 
-    def require_room(self) -> None:
-        """Raises Overloaded at once where a query would be refused in the end; never where a cache may know it."""
+    def require_room(self, inside: int) -> None:
+        """Raises Overloaded at once where a query would be refused in the end; never where a cache may know it.
+
+        `inside` requests were let in and are not answered.
+        """
         if not self._tools.cache.enabled:
-            self._dispatcher.require_room()
+            self._dispatcher.require_room(inside)
 
     async def search(self, serving: Serving, request: SearchRequest) -> Answer:
         """The whole answer; raises InvalidRequest, BadFilter, DeadlineExceeded, and what the dispatcher raises."""

@@ -72,9 +72,9 @@ class Batcher:
     async def prepare(self, serving: Serving) -> None:
         """Nothing: a serving of this process is open already."""
 
-    def require_room(self) -> None:
+    def require_room(self, inside: int) -> None:
         """See Dispatcher."""
-        self._queue.require_room()
+        self._queue.require_room(inside)
 
     async def close(self, timeout_seconds: float | None = None) -> None:
         """Accepts nothing more, answers what waits, ends the thread. After the timeout the rest is refused."""

@@ -162,8 +162,11 @@ class Dispatcher(Protocol):
         """
         ...
 
-    def require_room(self) -> None:
-        """Raises Overloaded where a lone online job would be refused now: before any work is spent on its request."""
+    def require_room(self, inside: int) -> None:
+        """Raises Overloaded where a lone online job would be refused now: before any work is spent on its request.
+
+        `inside` requests were let in and are not answered; their jobs may be on the way.
+        """
         ...
 
     def __len__(self) -> int:

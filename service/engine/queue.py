@@ -131,11 +131,15 @@ class Queue:
             fresh.sort(key=lambda entry: entry.length)
         self._lanes.add(fresh, bulk=bulk, first=probe)
 
-    def require_room(self) -> None:
-        """Raises Overloaded where a lone online job would find no room, joining another not considered."""
-        if not self._has_room(1, bulk=False, timeout_seconds=math.inf):
+    def require_room(self, inside: int = 0) -> None:
+        """Raises Overloaded where a lone online job would find no room, joining another not considered.
+
+        Of the requests `inside`, those whose jobs are not here yet will come before it.
+        """
+        fresh = 1 + max(0, inside - self._ahead(0, bulk=False))
+        if not self._has_room(fresh, bulk=False, timeout_seconds=math.inf):
             self._pressure.arrive(1, self._clock())
-            raise self._overloaded(1, bulk=False)
+            raise self._overloaded(fresh, bulk=False)
 
     def take(self, *, bulk: bool = True) -> list[Entry]:
         """The next batch, of one serving, empty where nothing waits; what nobody waits for any more is dropped."""

@@ -210,6 +210,9 @@ async def test_a_request_can_be_refused_before_any_work_is_spent_on_it() -> None
     assert refused.value.expected_seconds == pytest.approx(0.11)
     queue.leave(queue.take())
     queue.require_room()
+    queue.require_room(inside=4)
+    with pytest.raises(Overloaded):
+        queue.require_room(inside=10)  # none of which has a job here yet
 
 
 class OneByOne:
