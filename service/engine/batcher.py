@@ -13,6 +13,8 @@ import threading
 from collections.abc import Callable, Sequence
 from time import perf_counter
 
+from indexer.store import DatabaseAway
+from models.errors import CareError
 from service.engine.expiry import Expiry
 from service.engine.protocol import Engine, Job, OnBatch, Outcome
 from service.engine.queue import Entry, Limits, Queue
@@ -112,6 +114,8 @@ class Batcher:
             if len(outcomes) != len(batch):
                 raise RuntimeError(f"the engine gave {len(outcomes)} answers to {len(batch)} queries")
             self._on_batch(len(batch), seconds, len(self._queue))
+        except DatabaseAway as error:
+            self._post(self._fail, batch, error)
         except BaseException as error:
             # A panic of a Rust library (tokenizers, tantivy) is no Exception; it must not end the thread either.
             logger.exception("a batch of %d queries failed", len(batch))
@@ -143,5 +147,6 @@ class Batcher:
     def _fail(self, batch: Sequence[Entry], cause: BaseException) -> None:
         with self._changed:
             self._queue.leave(batch)
+        failed = EngineFailed("the search engine failed on this query; try again")
         for entry in batch:
-            entry.fail(EngineFailed("the search engine failed on this query; try again"), cause)
+            entry.fail(cause if isinstance(cause, CareError) else failed, cause)

@@ -25,6 +25,7 @@ from models.reader import TextReader, best_variant
 from models.tokenizer import FlatIds
 from service.engine.device import CpuEncoder, Encoder, VectorSearch
 from service.engine.devices import open_device
+from service.serving import Selection
 from service.settings import Settings
 
 BATCHES = (1, 8, 64, 256)
@@ -77,11 +78,11 @@ def check_search(vectors: VectorSearch, values: NDArray[np.float16]) -> bool:
     right = True
     for batch in BATCHES:
         queries = _unit(randomly.standard_normal((batch, values.shape[1]), np.float32))
-        for allowed in (None, half):
-            scores, rows = vectors.search(queries, K, allowed)
-            overlap = _overlap(queries, values, allowed, rows)
-            milliseconds = _timed(partial(vectors.search, queries, K, allowed))
-            which = "all rows" if allowed is None else "filtered"
+        for selection in (None, Selection((), lambda: half)):
+            scores, rows = vectors.search(queries, K, selection)
+            overlap = _overlap(queries, values, None if selection is None else half, rows)
+            milliseconds = _timed(partial(vectors.search, queries, K, selection))
+            which = "all rows" if selection is None else "filtered"
             print(f"search {batch:4} queries, {which}: {milliseconds:8.3f} ms, overlap {overlap:.4f}")
             right &= overlap >= LEAST_OVERLAP and bool((np.diff(scores, axis=1) <= 0).all())
     return right
