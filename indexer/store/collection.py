@@ -31,7 +31,7 @@ VERSION_TIME = "%Y%m%dT%H%M%S"
 
 
 class Collection:
-    """The versions of one corpus. Holds no state but the path: every answer is read from the disk."""
+    """The versions of one corpus. Holds no state but where it is: every answer is read from the disk."""
 
     def __init__(self, root: Path, database: Database | None = None) -> None:
         """`database` is where the vectors of published versions are searched, if not by whoever serves them."""

@@ -13,8 +13,7 @@ import threading
 from collections.abc import Callable, Sequence
 from time import perf_counter
 
-from indexer.store import DatabaseAway
-from models.errors import CareError
+from indexer.store import BadCollection, DatabaseAway
 from service.engine.expiry import Expiry
 from service.engine.protocol import Engine, Job, OnBatch, Outcome
 from service.engine.queue import Entry, Limits, Queue
@@ -22,6 +21,9 @@ from service.errors import EngineFailed, ShuttingDown
 from service.serving import Serving
 
 logger = logging.getLogger(__name__)
+
+# What an engine raises that is no fault of its own: whoever asked learns the reason.
+TOLD = (BadCollection, DatabaseAway)
 
 
 class Batcher:
@@ -149,4 +151,4 @@ class Batcher:
             self._queue.leave(batch)
         failed = EngineFailed("the search engine failed on this query; try again")
         for entry in batch:
-            entry.fail(cause if isinstance(cause, CareError) else failed, cause)
+            entry.fail(cause if isinstance(cause, TOLD) else failed, cause)

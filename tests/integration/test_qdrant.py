@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import threading
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -199,6 +200,23 @@ def test_what_is_pruned_leaves_the_server_first(server: QdrantServer, collection
     assert prune(collection, 1, 0.0) == [first]
     assert server.collections() == [f"care-{second}", f"care-{third}"]
     assert collection.versions() == [second, third]
+
+
+def test_a_server_that_hangs_is_away(server: QdrantServer, snapshot: Snapshot) -> None:
+    released = threading.Event()
+
+    def hang(method: str, path: str) -> int:
+        released.wait(60)
+        return 500
+
+    server.refuse = hang
+    database = Database.parse(server.where(), None, timeout_seconds=1)
+    assert database is not None
+    try:
+        with closing(database.connect()) as connected, pytest.raises(DatabaseAway, match="ReadTimeout"):
+            connected.holds(snapshot)
+    finally:
+        released.set()
 
 
 def test_a_key_is_sent_and_a_wrong_one_is_named(server: QdrantServer, snapshot: Snapshot) -> None:
