@@ -1,4 +1,6 @@
-"""What an engine computes with on a graphics card: ONNX Runtime's CUDA provider, FAISS's exact fp16 search by cuVS.
+"""What an engine computes with on a graphics card: ONNX Runtime's CUDA provider, FAISS's search by cuVS.
+
+Vectors are searched exactly, in fp16, unless the snapshot has a graph that was made for the card.
 
 FAISS's objects on the card are for one thread at a time; the engine process has one. Needs the gpu extra. What is not
 the card's own runs on any machine, and is tested there.
@@ -15,6 +17,8 @@ import numpy as np
 import onnxruntime as ort
 from numpy.typing import NDArray
 
+from indexer.store import IndexKind
+from indexer.store.cagra import CardGraph
 from indexer.store.vectors import VectorIndex
 from models.reader import TextReader
 from models.spec import verify_file
@@ -43,8 +47,20 @@ class Cuda:
             encoder.encode(np.ones(queries * tokens, np.int32), np.full(queries, tokens, np.int32))
         return encoder
 
-    def open_vectors(self, vectors: VectorIndex) -> FlatVectors:
+    def open_vectors(self, vectors: VectorIndex) -> VectorSearch:
+        if vectors.kind is IndexKind.CAGRA:
+            return GraphVectors(CardGraph(vectors))
         return FlatVectors(build_flat(vectors.values), CpuVectors(vectors, 0))
+
+
+class GraphVectors:
+    """A walk over the snapshot's graph on the card."""
+
+    def __init__(self, graph: CardGraph) -> None:
+        self._graph = graph
+
+    def search(self, queries: Vectors, k: int, selection: Selection | None) -> tuple[Vectors, Rows]:
+        return self._graph.search(queries, k, None if selection is None else selection.mask)
 
 
 class FlatVectors:

@@ -14,7 +14,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from indexer.store import IndexKind, Snapshot
+from indexer.store import Snapshot
 from indexer.store.vectors import VectorIndex, limit_threads
 from models.onnx_encoder import OnnxEncoder, bulk_batches
 from models.reader import TextReader
@@ -87,7 +87,7 @@ class CpuVectors:
     def __init__(self, vectors: VectorIndex, threads: int) -> None:
         self._vectors = vectors
         rows, dim = vectors.values.shape
-        self._products = dim * (min(rows, GRAPH_ROWS) if vectors.kind is IndexKind.HNSW else rows)
+        self._products = dim * (min(rows, GRAPH_ROWS) if vectors.kind.is_graph else rows)
         self._threads = threads or len(os.sched_getaffinity(0))
 
     def search(self, queries: Vectors, k: int, selection: Selection | None) -> tuple[Vectors, Rows]:

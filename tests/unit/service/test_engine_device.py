@@ -132,5 +132,5 @@ def test_the_self_check_notices_a_wrong_device(encoder: OnnxEncoder) -> None:
     assert not check_encoder(Wrong(), ENCODER, "cpu", batches=(2,))
     small = random_index(300, 16)
     other = VectorIndex(IndexKind.FLAT, small.values[::-1], faiss.IndexFlatIP(16))
-    other._index.add(other.values.astype(np.float32))
+    other.index.add(other.values.astype(np.float32))
     assert not check_search(CpuVectors(other, 1), small.values)
