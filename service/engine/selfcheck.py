@@ -39,7 +39,7 @@ LEAST_COSINE = 0.99
 LEAST_OVERLAP = 0.98
 REPEATS = 10
 # Of a graph, walked so far over clusters of so many rows.
-GRAPH_DEPTH = 128
+GRAPH_DEPTH = 256
 LEAST_GRAPH_OVERLAP = 0.9
 CLUSTER_ROWS = 1000
 SPREAD = np.float32(0.05)
