@@ -28,8 +28,8 @@ from models.errors import CareError
 from tests.unit.indexer.support import Entry, unit_vectors, write_snapshot
 
 DIM = 64
-DOCUMENTS = 400
-QUERIES = 20
+DOCUMENTS = 300
+QUERIES = 10
 FILTERED_QUERIES = 3
 FLOOR = 0.95
 MORNING = datetime(2026, 1, 1, tzinfo=UTC)

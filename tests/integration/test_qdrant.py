@@ -22,7 +22,7 @@ from tests.conformance.qdrant import FLOOR, add_version, conform, queries
 from tests.support.qdrant_server import QdrantServer, qdrant
 
 MEASURE = Measure(lambda snapshot: queries(), FLOOR)
-DOCUMENTS = 300  # more than one request of passages
+DOCUMENTS = 230  # more than one request of passages
 
 
 @pytest.fixture

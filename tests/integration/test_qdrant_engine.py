@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -23,7 +24,7 @@ from service.engine.remote import RemoteEngine
 from service.serving import Serving
 from tests.api.support import ENCODER, Built, build_collection, make_settings
 from tests.integration.engine_half import WAIT_SECONDS, Engine, open_serving, worker
-from tests.support.qdrant_server import QdrantServer, listening
+from tests.support.qdrant_server import QdrantServer, qdrant
 
 pytestmark = pytest.mark.anyio
 
@@ -41,6 +42,12 @@ def encoder() -> OnnxEncoder:
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory, encoder: OnnxEncoder) -> Built:
     return build_collection(tmp_path_factory.mktemp("outside") / "collection", encoder, "a")
+
+
+@pytest.fixture
+def server() -> Iterator[QdrantServer]:
+    with qdrant() as server:
+        yield server
 
 
 def put_into(server: QdrantServer, built: Built, encoder: OnnxEncoder) -> None:
@@ -61,29 +68,29 @@ async def ask(remote: RemoteEngine, serving: Serving) -> list[list[int]]:
 
 
 async def test_an_engine_without_its_database_says_so_lives_and_recovers(
-    built: Built, encoder: OnnxEncoder, tmp_path: Path
+    server: QdrantServer, built: Built, encoder: OnnxEncoder, tmp_path: Path
 ) -> None:
-    serving, server = open_serving(built), QdrantServer()
+    serving = open_serving(built)
     local = dataclasses.replace(serving, encoder=encoder)
-    with listening(server):
-        put_into(server, built, encoder)
+    put_into(server, built, encoder)
+    server.away = True
     settings = make_settings(built, vectors=server.where(), vectors_timeout_seconds=30)
     engine = Engine(tmp_path / "engine.sock", settings)
-    engine.begin()  # while the database is away
+    engine.begin()
     try:
         async with worker(engine) as remote:
             await remote.prepare(serving)
             with pytest.raises(DatabaseAway):
                 await ask(remote, serving)
             assert await asyncio.wait_for(check_engine(engine.path), WAIT_SECONDS)
-            with listening(server):
-                async with asyncio.timeout(WAIT_SECONDS):
-                    while True:
-                        try:
-                            found = await ask(remote, serving)
-                            break
-                        except DatabaseAway:
-                            await asyncio.sleep(0.05)
+            server.away = False
+            async with asyncio.timeout(WAIT_SECONDS):
+                while True:
+                    try:
+                        found = await ask(remote, serving)
+                        break
+                    except DatabaseAway:
+                        await asyncio.sleep(0.05)
     finally:
         engine.end()
     here = InProcessEngine(searched_by(Cpu(threads=1)))

@@ -12,7 +12,7 @@ import re
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -36,6 +36,8 @@ class QdrantServer:
         self.statuses: list[models.CollectionStatus] = []
         """What collections say of their index before they say that it is finished."""
         self.keeps_metadata = True
+        self.away = False
+        """Hangs up on whoever asks. The port stays taken, which nobody else can be given meanwhile."""
         self.key: str | None = None
         self.refuse: Refuse = lambda method, path: None
         self.port = 0
@@ -125,21 +127,24 @@ def _rounded(query: object) -> list[float]:
 
 
 @contextmanager
-def listening(server: QdrantServer) -> Iterator[QdrantServer]:
-    """The server answers until the block ends; entered again, at the same address and with what it held."""
-    lock = threading.Lock()
+def qdrant() -> Iterator[QdrantServer]:
+    """A fresh server, which answers until the block ends."""
+    server, lock = QdrantServer(), threading.Lock()
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             body = self.rfile.read(int(self.headers.get("content-length", 0)))
+            if server.away:
+                return
             with lock:
                 status, answer = self._answer(self.path.partition("?")[0], body)
             content = answer.model_dump_json() if isinstance(answer, BaseModel) else json.dumps(answer)
             written = f'{{"result":{content},"status":"ok","time":0.0}}'.encode()
-            self.send_response(status)
-            self.send_header("content-length", str(len(written)))
-            self.end_headers()
-            self.wfile.write(written)
+            with suppress(ConnectionError):  # a client that did not wait
+                self.send_response(status)
+                self.send_header("content-length", str(len(written)))
+                self.end_headers()
+                self.wfile.write(written)
 
         do_PUT = do_POST = do_PATCH = do_DELETE = do_GET  # noqa: N815 - the names that the library calls
 
@@ -157,7 +162,7 @@ def listening(server: QdrantServer) -> Iterator[QdrantServer]:
         def log_message(self, format: str, *arguments: object) -> None:
             """Nothing is logged."""
 
-    listener = ThreadingHTTPServer(("127.0.0.1", server.port), Handler)
+    listener = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     listener.daemon_threads = True
     server.port = listener.server_port
     thread = threading.Thread(target=listener.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
@@ -168,11 +173,3 @@ def listening(server: QdrantServer) -> Iterator[QdrantServer]:
         listener.shutdown()
         listener.server_close()
         thread.join()
-
-
-@contextmanager
-def qdrant() -> Iterator[QdrantServer]:
-    """A fresh server that listens."""
-    server = QdrantServer()
-    with listening(server):
-        yield server
