@@ -51,9 +51,9 @@ class Selection:
 class Serving:
     """Compared by identity: two openings of one version are two servings.
 
-    `facets` and `select` are the snapshot's: `select(filters)` is what a filter admits of it, remembered for the last few
-    filters, so that equal ones get one Selection. `fresh` is what lies over it, and `cursor` how far the log was read.
-    `opened` is what engines keep for the snapshot, by engine, shared by all servings that were made of this one.
+    `facets` and `select` are the snapshot's: `select(filters)` is what filters admit of it, remembered for the last few
+    filters: equal ones get one Selection. `fresh` is what lies over it, and `cursor` how far the log was read.
+    `opened` is what engines keep for the snapshot, by engine; all servings that are made of this one share it.
     """
 
     snapshot: Snapshot

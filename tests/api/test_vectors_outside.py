@@ -128,6 +128,19 @@ async def test_one_collection_answers_while_the_alias_names_another(outside: Out
         assert outside.server.aliases() == {"care": f"care-{outside.built.versions['a']}"}
 
 
+async def test_fresh_documents_lie_over_what_the_database_finds(outside: Outside) -> None:
+    fresh = {"id": "a-1", "title": "氨氯地平", "text": "氨氯地平的新说明。", "metadata": {"region": "华北"}}
+    async with running(outside.settings()) as client:
+        opened = outside.server.asked["GET exists"]
+        assert (await client.post("/v1/documents", json={"documents": [fresh]})).status_code == 200
+        for filters in ([], [{"field": "region", "eq": "华北"}]):
+            request = {"query": "氨氯地平", "mode": "dense", "filters": filters, "fields": ["text"]}
+            hits = (await client.post("/v1/search", json=request)).json()["results"][0]["hits"]
+            assert hits[0]["text"] == fresh["text"]
+            assert len({hit["id"] for hit in hits}) == len(hits) == (1 if filters else 8)
+        assert outside.server.asked["GET exists"] == opened, "a change of documents opens no version again"
+
+
 async def test_a_version_that_is_only_on_the_disk_is_refused(outside: Outside) -> None:
     Collection(outside.built.root).publish(outside.built.versions["b"])  # by somebody who knows of no database
     with pytest.raises(BadCollection, match="not in the vector database"):
