@@ -26,6 +26,8 @@ PARTS = {("eval", "diff"): "models.evaluation.diff"}
 """Second words that are commands of their own, where the first word takes other things, too."""
 DEMO_CORPUS = "examples/corpus.jsonl"
 DEMO_COLLECTION = "var/demo"
+# The demo leaves a database that is configured alone.
+HERE = ("--vectors", "faiss")
 TRAIN_EXTRA = {"torch", "transformers", "onnx", "safetensors", "onnxscript"}
 
 
@@ -79,10 +81,10 @@ def _demo(given: list[str]) -> int:
     port = str(parser.parse_args(given).port)
     if not _demo_is_built():
         print("Building the snapshot of the example corpus (once) …", flush=True)
-        _run("index", ["build", DEMO_CORPUS, "--collection", DEMO_COLLECTION])
+        _run("index", ["build", DEMO_CORPUS, "--collection", DEMO_COLLECTION, *HERE])
         # By force: the demo's encoder and collection change together.
-        _run("index", ["publish", "--force", "--collection", DEMO_COLLECTION])
-    return _run("serve", ["--collection", DEMO_COLLECTION, "--port", port])
+        _run("index", ["publish", "--force", "--collection", DEMO_COLLECTION, *HERE])
+    return _run("serve", ["--collection", DEMO_COLLECTION, "--port", port, *HERE])
 
 
 def _demo_is_built() -> bool:

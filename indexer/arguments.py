@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from pathlib import Path
 
@@ -12,10 +13,13 @@ from indexer.probe import load_queries
 from indexer.recall import FLOOR
 from indexer.reindex import Encoders, Release, Report
 from indexer.store import IndexKind
+from indexer.store.database import HERE, Database
+from indexer.store.errors import BadDatabase
 from models.spec import Precision, Variant
 
 ENCODER = Path("models/pretrained/care-small-zh")
 COLLECTION = Path("var/collection")
+VECTORS = "CARE_VECTORS"
 MAPPED = ("id", "title", "text", "metadata")
 
 
@@ -50,6 +54,20 @@ def add_build(parser: ArgumentParser) -> None:
     add("--webhook", type=_url, help="address that is told how the run ended (JSON by POST)")
 
 
+def add_publish(parser: ArgumentParser) -> None:
+    parser.add_argument("version", nargs="?")
+    parser.add_argument("--force", action="store_true", help="even if its space or dimension differs")
+    parser.add_argument("--recall-floor", type=_share, default=FLOOR, help="least recall@10 there (%(default)s)")
+    parser.add_argument("--query-encoder", type=Path, default=ENCODER, help="folder that measures it (%(default)s)")
+
+
+def add_vectors(parser: ArgumentParser) -> None:
+    """For everything that changes what is published: a database must follow."""
+    here = os.environ.get(VECTORS) or HERE
+    text = f"{HERE}, or the database that searches, as qdrant+http://host:6333/alias ({VECTORS}; %(default)s)"
+    parser.add_argument("--vectors", type=_database, default=here, metavar="WHERE", help=text)
+
+
 def add_keep(parser: ArgumentParser) -> None:
     parser.add_argument("--keep", type=_positive, help="remove versions beyond so many; never the last two published")
     parser.add_argument("--keep-days", type=_days, help="but none that is younger than so many days")
@@ -76,7 +94,8 @@ def build_options(arguments: Namespace) -> BuildOptions:
         skip_bad=arguments.skip_bad,
         passage_tokens=arguments.passage_tokens,
         overlap=arguments.overlap,
-        index=arguments.index,
+        # Where a database searches, an index of ours would be built for nobody.
+        index=arguments.index or (IndexKind.FLAT if arguments.vectors else None),
         recall_floor=arguments.recall_floor,
         queries=tuple(load_queries(arguments.queries)) if arguments.queries else (),
         shard_texts=arguments.shard,
@@ -115,6 +134,13 @@ def field_map(fields: list[str], metadata_fields: list[str], number_fields: list
             raise BadBuild(f"--field {text}: write one of {', '.join(f'{name}=NAME' for name in MAPPED)}")
         names[field] = column
     return FieldMap(**names, metadata_fields=tuple(metadata_fields), number_fields=tuple(number_fields))
+
+
+def _database(text: str) -> Database | None:
+    try:
+        return Database.parse(text, os.environ.get(f"{VECTORS}_KEY"))
+    except BadDatabase as error:
+        raise ArgumentTypeError(str(error)) from error
 
 
 def _positive(text: str) -> int:

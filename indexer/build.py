@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 from functools import partial
 from importlib.metadata import PackageNotFoundError
 from importlib.metadata import version as installed_version
+from operator import itemgetter
 from pathlib import Path
 
 from tqdm import tqdm
@@ -25,6 +26,7 @@ from indexer.recall import FLOOR, choose_depth, encode_queries, sample_queries
 from indexer.rejects import Rejects
 from indexer.reuse import Rows
 from indexer.store.arrays import Array
+from indexer.store.cagra import CardGraph
 from indexer.store.collection import Collection, new_version
 from indexer.store.disk_dict import DiskDict
 from indexer.store.documents import Documents
@@ -211,7 +213,11 @@ def _index(
     if kind is IndexKind.FLAT:
         return _Indexed(kind, parameters)
     queries = encode_queries(encoder, options.queries or sample_queries(documents))
-    depth, recall = choose_depth(VectorIndex.open(folder, kind, *vectors.shape), queries, options.recall_floor)
+    own = VectorIndex.open(folder, kind, *vectors.shape)
+    depth, recall = choose_depth(own, queries, options.recall_floor)
+    if kind is IndexKind.CAGRA:  # which a service may walk on either: both must reach the floor
+        on_card, there = choose_depth(CardGraph(own), queries, options.recall_floor)
+        depth, recall = max((depth, recall), (on_card, there), key=itemgetter(0))
     return _Indexed(kind, parameters, depth, recall)
 
 

@@ -10,19 +10,20 @@ from __future__ import annotations
 import os
 from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 from indexer import arguments as options
 from indexer.arguments import COLLECTION
 from indexer.diff import compare_answers, compare_documents
 from indexer.probe import load_queries
-from indexer.publish import VersionInfo, choose, list_versions, newest, prune, publish, rollback, verify
+from indexer.publish import Measure, VersionInfo, choose, list_versions, newest, prune, publish, rollback, verify
 from indexer.recall import encode_queries, sample_queries
 from indexer.reindex import reindex
 from indexer.store import Collection, Snapshot
 from indexer.store.documents import Documents
 from indexer.suggest import SAMPLE_ROWS, measure_kinds, propose
-from models.onnx_encoder import OnnxEncoder
+from models.onnx_encoder import OnnxEncoder, Vectors
 
 SHOWN = 10
 DIFF_QUERIES = 50
@@ -32,9 +33,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     names = "build|publish|list|rollback|verify|diff|suggest|prune"
     actions = parser.add_subparsers(dest="action", required=True, metavar=names)
     options.add_build(actions.add_parser("build", help="read a corpus, encode what is new and write a new version"))
-    publishing = actions.add_parser("publish", help="serve a version: the newest, or the one named")
-    publishing.add_argument("version", nargs="?")
-    publishing.add_argument("--force", action="store_true", help="even if its space or dimension differs")
+    options.add_publish(actions.add_parser("publish", help="serve a version: the newest, or the one named"))
     going_back = actions.add_parser("rollback", help="serve the version published before, or the one named")
     going_back.add_argument("version", nargs="?")
     checking = actions.add_parser("verify", help="open a version and compare every checksum")
@@ -43,18 +42,21 @@ def add_arguments(parser: ArgumentParser) -> None:
     options.add_diff(actions.add_parser("diff", help="what changed between two versions: documents and answers"))
     options.add_suggest(actions.add_parser("suggest", help="which kind of index suits, by measuring on a sample"))
     options.add_keep(actions.add_parser("prune", help="remove old versions, and what unfinished builds have encoded"))
+    for changing in ("build", "publish", "rollback", "prune"):
+        options.add_vectors(actions.choices[changing])
     for action in actions.choices.values():
         action.add_argument("--collection", type=Path, default=COLLECTION, help="collection folder (%(default)s)")
 
 
 def run(arguments: Namespace) -> None:
-    collection = Collection(arguments.collection)
+    collection = Collection(arguments.collection, getattr(arguments, "vectors", None))
     match arguments.action:
         case "build":
             how = options.build_options(arguments), options.release(arguments), options.report(arguments)
             print(reindex(arguments.corpus, collection, options.encoders(arguments), *how))
         case "publish":
-            print(f"published {publish(collection, arguments.version, force=arguments.force).after}")
+            measure = Measure(partial(_queries, arguments.query_encoder), arguments.recall_floor)
+            print(f"published {publish(collection, arguments.version, measure, force=arguments.force).after}")
         case "rollback":
             move = rollback(collection, arguments.version)
             print(f"rolled back from {move.before} to {move.after}")
@@ -74,6 +76,13 @@ def run(arguments: Namespace) -> None:
         case "prune":
             removed = prune(collection, arguments.keep, arguments.keep_days, unfinished=True)
             print(f"removed {', '.join(removed) or 'no version'}")
+
+
+def _queries(encoder: Path, snapshot: Snapshot) -> Vectors:
+    """Vectors of queries that somebody might ask of the snapshot."""
+    reading = OnnxEncoder.load(encoder)
+    snapshot.manifest.require_encoder(reading.spec)
+    return encode_queries(reading, sample_queries(snapshot.documents))
 
 
 def _diff(arguments: Namespace, collection: Collection) -> Iterator[str]:
@@ -97,12 +106,10 @@ def _diff(arguments: Namespace, collection: Collection) -> Iterator[str]:
 
 def _suggest(arguments: Namespace, collection: Collection) -> Iterator[str]:
     snapshot = Snapshot.open(collection.folder(choose(collection, arguments.version)), verify=False)
-    encoder = OnnxEncoder.load(arguments.query_encoder)
-    snapshot.manifest.require_encoder(encoder.spec)
+    queries = _queries(arguments.query_encoder, snapshot)
     passages = arguments.passages or len(snapshot.passages)
     machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     memory = arguments.memory_mb * 1_000_000 if arguments.memory_mb else machine
-    queries = encode_queries(encoder, sample_queries(snapshot.documents))
     measured = measure_kinds(snapshot.vectors.values, queries, passages, arguments.recall_floor)
     sample = min(len(snapshot.passages), SAMPLE_ROWS)
     yield f"measured on {sample} passages of {snapshot.version}, expected at {passages}:"

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 
 from indexer.store.collection import Collection
+from indexer.store.database import Database
 from indexer.store.errors import BadCollection, BadSnapshot
 from indexer.store.manifest import Manifest
 from indexer.store.snapshot import Snapshot
+from models.onnx_encoder import Vectors
 from models.spec import EncoderSpec, Variant
 
 
@@ -28,6 +33,14 @@ class VersionInfo:
 
 
 @dataclass(frozen=True, slots=True)
+class Measure:
+    """How the recall of an index in a database is measured: by which queries' vectors, and the least of it."""
+
+    queries: Callable[[Snapshot], Vectors]
+    floor: float
+
+
+@dataclass(frozen=True, slots=True)
 class Move:
     """The pointer went from one version (None: there was none) to another."""
 
@@ -35,12 +48,26 @@ class Move:
     after: str
 
 
-def publish(collection: Collection, version: str | None = None, *, force: bool = False) -> Move:
-    """Serves a version, the newest unless named."""
+def publish(
+    collection: Collection, version: str | None = None, measure: Measure | None = None, *, force: bool = False
+) -> Move:
+    """Serves a version, the newest unless named; puts it into the collection's database first, where there is one.
+
+    `measure` is how its recall there is measured.
+    """
     before = collection.current()
     after = version or newest(collection)
+    if collection.database is not None and measure is not None:
+        _put_into(collection.database, Snapshot.open(collection.folder(after), verify=False), measure)
     collection.publish(after, force=force)
     return Move(before, after)
+
+
+def _put_into(database: Database, snapshot: Snapshot, measure: Measure) -> None:
+    from indexer.upload import upload  # needs the database's client, which nobody else does
+
+    with closing(database.connect()) as connected:
+        upload(connected, snapshot, partial(measure.queries, snapshot), measure.floor)
 
 
 def rollback(collection: Collection, version: str | None = None) -> Move:

@@ -7,15 +7,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from typing import Protocol
 
 import numpy as np
 
 from indexer.encode import Encoder
 from indexer.errors import BadBuild
 from indexer.passages import SENTENCE_ENDS
+from indexer.store.arrays import Array
 from indexer.store.documents import Documents, StoredDocument
+from indexer.store.kinds import IndexKind
 from indexer.store.manifest import Recall
-from indexer.store.vectors import VectorIndex
+from indexer.store.vectors import Rows
 from models.onnx_encoder import Vectors
 from models.spec import Side
 
@@ -26,6 +29,20 @@ LONGEST_QUERY = 64
 # Two ways to the same sum may differ in their last digits; rows that tie with the tenth count as found.
 TIE = 1e-5
 _END = re.compile(f"[{re.escape(''.join(SENTENCE_ENDS))}]|\\. ")
+
+
+class Searched(Protocol):
+    """An index over `values` (passages, dim) that can be searched so far, and exactly."""
+
+    @property
+    def kind(self) -> IndexKind: ...
+
+    @property
+    def values(self) -> Array: ...
+
+    def search(self, queries: Vectors, k: int, *, depth: int | None) -> tuple[Vectors, Rows]: ...
+
+    def search_exactly(self, queries: Vectors, k: int) -> tuple[Vectors, Rows]: ...
 
 
 def sample_queries(documents: Documents, count: int = QUERIES) -> list[str]:
@@ -39,7 +56,7 @@ def encode_queries(encoder: Encoder, queries: Sequence[str]) -> Vectors:
     return encoder.encode(queries, Side.QUERY if Side.QUERY in encoder.spec.sides else Side.DOCUMENT)
 
 
-def measure_recall(index: VectorIndex, queries: Vectors, depth: int) -> float:
+def measure_recall(index: Searched, queries: Vectors, depth: int) -> float:
     """The average share of the ten best rows that the index finds when it searches so far."""
     k = min(K, len(index.values))
     exact, _ = index.search_exactly(queries, k)
@@ -47,7 +64,7 @@ def measure_recall(index: VectorIndex, queries: Vectors, depth: int) -> float:
     return float((found >= exact[:, -1:] - TIE).mean())
 
 
-def choose_depth(index: VectorIndex, queries: Vectors, floor: float) -> tuple[int, Recall]:
+def choose_depth(index: Searched, queries: Vectors, floor: float) -> tuple[int, Recall]:
     """The least depth whose recall reaches the floor; raises BadBuild where even the greatest does not."""
     recall = 0.0
     for depth in index.kind.depths(len(index.values)):

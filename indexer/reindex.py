@@ -7,6 +7,7 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 
@@ -15,12 +16,13 @@ from indexer.canary import Canary, check_canaries, load_canaries
 from indexer.cluster import Cluster
 from indexer.encode import Encoder
 from indexer.errors import BadBuild
-from indexer.publish import prune, served_manifest
+from indexer.publish import Measure, prune, publish, served_manifest
+from indexer.recall import encode_queries, sample_queries
 from indexer.report import Outcome, call_webhook, summary_line, write_metrics
 from indexer.store.collection import Collection
 from indexer.store.errors import Busy
 from indexer.store.snapshot import Snapshot
-from models.onnx_encoder import OnnxEncoder
+from models.onnx_encoder import OnnxEncoder, Vectors
 from models.reader import has_graph
 from models.spec import Precision, Side, Variant
 
@@ -137,12 +139,17 @@ def _run(
     if canaries:
         _require(summary, asking, canaries)
     if release.publish:
-        collection.publish(summary.version)
+        publish(collection, summary.version, Measure(partial(_queries, encoder, options), options.recall_floor))
     removed: list[str] = []
     if release.keep is not None or release.keep_days is not None:
         with suppress(Busy):  # another run began at this very moment: it removes them
             removed = prune(collection, release.keep, release.keep_days)
     return summary, len(removed)
+
+
+def _queries(encoder: Encoder, options: BuildOptions, snapshot: Snapshot) -> Vectors:
+    """What the recall of an index in a database is measured by: as that of an index of ours."""
+    return encode_queries(encoder, options.queries or sample_queries(snapshot.documents))
 
 
 def _announce(collection: Collection, encoder: Encoder) -> None:

@@ -1,4 +1,4 @@
-"""Which kind of index suits a collection: each is built over a sample of its vectors and measured.
+"""Which kind of index suits a collection on a processor: each is built over a sample of its vectors and measured.
 
 Time and memory at the full size are expected, not measured: an exact search grows with the passages, a walk over a
 graph with their logarithm, lists with their square root. The build measures the recall of the real index.
@@ -41,7 +41,9 @@ def measure_kinds(vectors: Array, queries: Vectors, passages: int, floor: float)
     """Every kind that so many `vectors` (rows, dim) float16 allow, for a collection of `passages`; one thread."""
     count = min(len(vectors), SAMPLE_ROWS)
     sample = vectors[np.linspace(0, len(vectors) - 1, count, dtype=np.int64)]
-    kinds = [kind for kind in IndexKind if not kind.has_lists or count >= LEAST_ROWS_FOR_LISTS]
+    # A card's graph is for cards, which no measurement on a processor can speak for.
+    here = [kind for kind in IndexKind if kind is not IndexKind.CAGRA]
+    kinds = [kind for kind in here if not kind.has_lists or count >= LEAST_ROWS_FOR_LISTS]
     limit_threads(1)
     with tempfile.TemporaryDirectory(prefix="care-suggest-") as folder:
         return [_measure(kind, sample, queries, passages, floor, Path(folder, kind)) for kind in kinds]
@@ -86,6 +88,6 @@ def _milliseconds(index: VectorIndex, queries: Vectors, depth: int) -> float:
 def _growth(kind: IndexKind, sample: int, passages: int) -> float:
     if kind is IndexKind.FLAT:
         return passages / sample
-    if kind is IndexKind.HNSW:
+    if kind.is_graph:
         return math.log(max(2, passages)) / math.log(max(2, sample))
     return math.sqrt(passages / sample)

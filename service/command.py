@@ -15,7 +15,7 @@ from pydantic import ValidationError
 from service.errors import BadSettings
 from service.settings import ENV_PREFIX, Settings
 
-FLAGS = ("collection", "encoder", "host", "port", "workers", "device")
+FLAGS = ("collection", "encoder", "host", "port", "workers", "device", "vectors")
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -25,6 +25,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--port", type=int, help="port to listen on (CARE_PORT)")
     parser.add_argument("--workers", type=int, help="HTTP processes (CARE_WORKERS)")
     parser.add_argument("--device", help="cpu or cuda (CARE_DEVICE)")
+    parser.add_argument("--vectors", help="faiss, or a database as qdrant+http://host:6333/alias (CARE_VECTORS)")
 
 
 def run(arguments: Namespace) -> None:

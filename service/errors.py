@@ -14,7 +14,7 @@ from typing import Any
 import orjson
 from pydantic import ValidationError
 
-from indexer.store import BadCollection, BadFilter, BadLog, BadSnapshot
+from indexer.store import BadCollection, BadFilter, BadLog, BadSnapshot, DatabaseAway
 from models.errors import BadEncoder, CareError, SpaceMismatch
 
 RETRY_AFTER_SECONDS = 1
@@ -120,6 +120,7 @@ STATUS_AND_CODE: Mapping[type[CareError], tuple[int, str]] = {
     ShuttingDown: (503, "shutting_down"),
     EngineFailed: (503, "engine_failed"),
     EngineAway: (503, "engine_away"),
+    DatabaseAway: (503, "database_away"),
     FreshLimit: (409, "fresh_limit"),
     BadLog: (503, "bad_log"),
     NotKept: (503, "not_kept"),

@@ -15,7 +15,7 @@ from typing import Any, Self
 import httpx
 import orjson
 
-from service.cache.breaker import Breaker
+from service.breaker import Breaker
 from service.settings import Settings
 
 logger = logging.getLogger(__name__)

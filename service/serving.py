@@ -8,9 +8,10 @@ interpreter when its last request lets go. Knows nothing of HTTP or of batches.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from functools import lru_cache
+from dataclasses import dataclass, field
+from functools import cached_property, lru_cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,25 +22,47 @@ from models.reader import TextReader
 from models.spec import EncoderSpec, Side
 from service.fresh.overlay import Overlay
 
+if TYPE_CHECKING:
+    from service.engine.device import VectorSearch
+
 Mask = NDArray[np.bool_]
 MEMORISED_FILTERS = 32
 START = Cursor(0)
+
+
+class Selection:
+    """What some filters admit. Whoever searches takes the form that suits: the filters, or the rows.
+
+    Compared by identity: a serving gives equal filters one selection.
+    """
+
+    def __init__(self, filters: tuple[Filter, ...], admit: Callable[[], Mask]) -> None:
+        """`admit` computes the mask."""
+        self.filters = filters
+        self._admit = admit
+
+    @cached_property
+    def mask(self) -> Mask:
+        """Over passage rows; computed when it is first asked for. Raises BadFilter."""
+        return self._admit()
 
 
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class Serving:
     """Compared by identity: two openings of one version are two servings.
 
-    `facets` and `select` are the snapshot's: `select(filters)` is the boolean array over its passage rows that a filter
-    admits, remembered for the last few filters. `fresh` is what lies over it, and `cursor` how far the log was read.
+    `facets` and `select` are the snapshot's: `select(filters)` is what filters admit of it, remembered for the last few
+    filters: equal ones get one Selection. `fresh` is what lies over it, and `cursor` how far the log was read.
+    `opened` is what engines keep for the snapshot, by engine; all servings that are made of this one share it.
     """
 
     snapshot: Snapshot
     encoder: TextReader
     facets: dict[str, dict[str, int]]
-    select: Callable[[tuple[Filter, ...]], Mask]
+    select: Callable[[tuple[Filter, ...]], Selection]
     fresh: Overlay | None = None
     cursor: Cursor = START
+    opened: dict[object, VectorSearch] = field(default_factory=dict)
 
     @property
     def version(self) -> str:
@@ -52,7 +75,9 @@ class Serving:
 
     def allowed(self, filters: tuple[Filter, ...]) -> Mask:
         """Which of the snapshot's passage rows a filter admits; raises BadFilter."""
-        return self.select(filters) if self.fresh is None else self.fresh.main_mask(filters, self.select)
+        if self.fresh is None:
+            return self.select(filters).mask
+        return self.fresh.main_mask(filters, lambda own: self.select(own).mask)
 
     def documents_of(self, passages: NDArray[np.int64]) -> NDArray[np.int64]:
         """The document row of each passage row."""
@@ -82,8 +107,8 @@ class Serving:
         snapshot.manifest.require_encoder(encoder.spec)
 
         @lru_cache(maxsize=MEMORISED_FILTERS)
-        def select(filters: tuple[Filter, ...]) -> Mask:
-            return snapshot.metadata.select(filters)[snapshot.passages.documents]
+        def select(filters: tuple[Filter, ...]) -> Selection:
+            return Selection(filters, lambda: snapshot.metadata.select(filters)[snapshot.passages.documents])
 
         cursor = Cursor(snapshot.manifest.fresh.position)
         return cls(snapshot, encoder, snapshot.metadata.facets(), select, cursor=cursor)

@@ -8,6 +8,8 @@ from typing import Literal
 from pydantic import Field, SecretStr, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from indexer.store.database import HERE, Database
+from indexer.store.errors import BadDatabase
 from service.engine.protocol import Mode
 
 ENV_PREFIX = "CARE_"
@@ -27,6 +29,13 @@ class Settings(BaseSettings):
         default=Path("models/pretrained/care-small-zh"), description="Encoder folder that reads the queries."
     )
     device: Literal["cpu", "cuda"] = Field(default="cpu", description="What encodes and searches: cpu or cuda.")
+    vectors: str = Field(
+        default=HERE, description="Where vectors are searched: faiss, here, or qdrant+http://host:6333/alias."
+    )
+    vectors_key: SecretStr | None = Field(default=None, description="Key of the vector database, where it wants one.")
+    vectors_timeout_seconds: int = Field(
+        default=2, ge=1, description="Longest wait for the vector database (503 beyond it)."
+    )
     workers: int = Field(default=1, ge=1, le=256, description="HTTP processes that share the address and the snapshot.")
     engine: Literal["auto", "process"] = Field(
         default="auto",
@@ -128,6 +137,21 @@ class Settings(BaseSettings):
     def has_engine_process(self) -> bool:
         """Whether one process computes for all workers."""
         return self.engine == "process" or self.device == "cuda"
+
+    @property
+    def database(self) -> Database | None:
+        """The vector database that searches, None where this machine does."""
+        key = None if self.vectors_key is None else self.vectors_key.get_secret_value()
+        return Database.parse(self.vectors, key, self.vectors_timeout_seconds)
+
+    @field_validator("vectors")
+    @classmethod
+    def _is_a_database(cls, text: str) -> str:
+        try:
+            Database.parse(text)
+        except BadDatabase as error:
+            raise ValueError(str(error)) from error
+        return text
 
     @field_validator("redis_url")
     @classmethod

@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from indexer.store import Collection
+from indexer.store import Collection, DatabaseAway
 from models.errors import CareError
 from models.reader import TextReader
 from service.errors import NotReady
@@ -50,7 +50,7 @@ class Servings:
         tell_others: Callable[[], None] = lambda: None,
     ) -> None:
         """`tell_others` has other processes follow what an administrator did here."""
-        self.collection = Collection(settings.collection)
+        self.collection = Collection(settings.collection, settings.database)
         self._settings = settings
         self._metrics = metrics
         self._encoder = encoder
@@ -164,7 +164,8 @@ class Servings:
             await self._put_in_service(await self._prepare(version))
         except Exception as error:
             reason = str(error) if isinstance(error, CareError) else "it failed unexpectedly; the log says how"
-            self._refused = (version, reason)
+            if not isinstance(error, DatabaseAway):  # which will be back: the next look may succeed
+                self._refused = (version, reason)
             self._metrics.failed_swap()
             logger.error("snapshot %s is refused, %s stays in service: %s", version, self.serving, reason)
             raise

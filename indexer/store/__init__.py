@@ -6,7 +6,7 @@ The service needs no more of the indexer than this package; the file format is i
 from indexer.store.changes import Change, Deleted, Frame, Posted
 from indexer.store.collection import Collection, new_version
 from indexer.store.documents import StoredDocument
-from indexer.store.errors import BadCollection, BadFilter, BadLog, BadSnapshot, NotWritten
+from indexer.store.errors import BadCollection, BadFilter, BadLog, BadSnapshot, DatabaseAway, NotWritten
 from indexer.store.filters import AnyOf, Equal, Filter, Range
 from indexer.store.fresh_log import Cursor, FreshLog
 from indexer.store.kinds import IndexKind
@@ -23,6 +23,7 @@ __all__ = [
     "Change",
     "Collection",
     "Cursor",
+    "DatabaseAway",
     "Deleted",
     "Equal",
     "Filter",

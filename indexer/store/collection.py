@@ -3,7 +3,8 @@
 `root/versions/<version>/` are snapshots, `root/CURRENT` names the served one, `root/PUBLISHED` lists every version
 that was ever served, so that a rollback cannot land on a build that nobody released. Every change is one atomic
 rename: a reader sees the old state or the new one. `root/shards/` keeps what an unfinished build has encoded,
-`root/fresh/` what the service was given, and what was deleted, since the oldest version was built.
+`root/fresh/` what the service was given, and what was deleted, since the oldest version was built. Where vectors are
+searched in a database, its alias moves before the pointer, and a version leaves it before the disk.
 """
 
 from __future__ import annotations
@@ -12,10 +13,11 @@ import os
 import secrets
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+from indexer.store.database import Database
 from indexer.store.errors import BadCollection, BadSnapshot
 from indexer.store.fresh_log import FreshLog
 from indexer.store.lock import in_turn, sole_builder
@@ -29,10 +31,12 @@ VERSION_TIME = "%Y%m%dT%H%M%S"
 
 
 class Collection:
-    """The versions of one corpus. Holds no state but the path: every answer is read from the disk."""
+    """The versions of one corpus. Holds no state but where it is: every answer is read from the disk."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, database: Database | None = None) -> None:
+        """`database` is where the vectors of published versions are searched, if not by whoever serves them."""
         self.root = root
+        self.database = database
         self._versions = root / "versions"
         self._pointer = root / "CURRENT"
         self._published = root / "PUBLISHED"
@@ -95,7 +99,7 @@ class Collection:
         """Makes a version the served one, after opening it with every checksum.
 
         Refuses a change of space or dimension, which would break a service that runs with the present query
-        encoder, unless `force`.
+        encoder, unless `force`. Where there is a database, the version must be in it.
         """
         folder = self.folder(version)
         with in_turn(self._versions):  # else a version could be pruned between its opening and its publication
@@ -104,6 +108,11 @@ class Collection:
                 raise BadSnapshot(f"{snapshot.folder} says it is version {snapshot.version}; restore the folder's name")
             if not force:
                 self._require_same_space(snapshot.manifest)
+            if self.database is not None:
+                # First: whoever is killed here leaves a pointer to a version that is still there, and its services
+                # search that version's own collection.
+                with closing(self.database.connect()) as connected:
+                    connected.point_to(snapshot)
             with self._published.open("a", encoding="utf-8") as file:
                 file.write(f"{version}\n")
                 file.flush()
@@ -144,6 +153,7 @@ class Collection:
             versions = self.versions()
             kept = {*versions[max(0, len(versions) - keep) :], self.current(), self.previous()}
             removed = [version for version in versions if version < oldest and version not in kept]
+            self._drop(removed)
             for version in removed:  # each at once, so that nobody sees half of one
                 (self._versions / version).rename(self._versions / f"{REMOVING}{version}")
         for version in removed:
@@ -161,6 +171,13 @@ class Collection:
             return
         if included:
             self.fresh_log.prune(min(included))
+
+    def _drop(self, versions: list[str]) -> None:
+        """Out of the database, while the disk still says that they may be there."""
+        if self.database is not None and versions:
+            with closing(self.database.connect()) as connected:
+                for version in versions:
+                    connected.drop(version)
 
     def _require_same_space(self, new: Manifest) -> None:
         current = self.current()

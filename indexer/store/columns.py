@@ -2,7 +2,8 @@
 
 A number column is float64 (NaN: missing). A keyword column is codes into a sorted vocabulary, so that a range of
 texts is a range of codes; where documents have lists, the codes of document `row` are
-`codes[starts[row]:starts[row + 1]]`. A missing value matches nothing.
+`codes[starts[row]:starts[row + 1]]`. A missing value matches nothing. What a column stores are numbers either way, and
+every condition is a few intervals of them: in that form it can be asked elsewhere too.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ from indexer.store.errors import BadFilter
 from indexer.store.filters import AnyOf, Equal, Filter, FilterValue, Range
 
 Mask = NDArray[np.bool_]
+Interval = tuple[float, float]
+"""Stored numbers from the first to the second, both included; codes are whole numbers."""
 
 
 class NumberColumn:
@@ -32,25 +35,42 @@ class NumberColumn:
         return cls(load_array(folder / f"{name}.values.npy", "<f8", (documents,)))
 
     def match(self, condition: Filter) -> Mask:
-        if isinstance(condition, Equal):
-            matching = self._values == self._number(condition.field, condition.value)
-        elif isinstance(condition, AnyOf):
-            matching = np.isin(self._values, [self._number(condition.field, value) for value in condition.values])
-        else:
-            matching = self._between(condition)
-        return np.asarray(matching, dtype=np.bool_)
+        if isinstance(condition, Range):
+            low, high = self._bounds(condition)
+            return np.asarray((self._values >= low) & (self._values <= high), dtype=np.bool_)
+        return np.isin(self._values, self._numbers(condition))
 
-    def _between(self, condition: Range) -> Mask:
-        matching = ~np.isnan(self._values)
-        for bound, compare in (
-            (condition.gte, np.greater_equal),
-            (condition.gt, np.greater),
-            (condition.lte, np.less_equal),
-            (condition.lt, np.less),
+    def intervals(self, condition: Filter) -> list[Interval]:
+        """Where the stored number of a document that satisfies the condition lies; none: nowhere."""
+        bounds = (
+            [self._bounds(condition)]
+            if isinstance(condition, Range)
+            else [(number, number) for number in self._numbers(condition)]
+        )
+        # What is stored is finite. Not a number is neither below nor above.
+        return [(low, high) for low, high in bounds if low <= high and low < np.inf and high > -np.inf]
+
+    def stored(self, row: int) -> float | None:
+        """The number of a document, None where it has none."""
+        value = float(self._values[row])
+        return None if np.isnan(value) else value
+
+    def _bounds(self, condition: Range) -> Interval:
+        """The least and the greatest number that the condition admits."""
+        lows, highs = [-np.inf], [np.inf]
+        for bound, bounds, towards in (
+            (condition.gte, lows, None),
+            (condition.gt, lows, np.inf),
+            (condition.lte, highs, None),
+            (condition.lt, highs, -np.inf),
         ):
             if bound is not None:
-                matching &= compare(self._values, self._number(condition.field, bound))
-        return matching
+                number = self._number(condition.field, bound)
+                bounds.append(number if towards is None else float(np.nextafter(number, towards)))
+        return float(np.max(lows)), float(np.min(highs))
+
+    def _numbers(self, condition: Equal | AnyOf) -> list[float]:
+        return [self._number(condition.field, value) for value in condition.wanted]
 
     @staticmethod
     def _number(field: str, value: FilterValue) -> float:
@@ -98,9 +118,23 @@ class KeywordColumn:
         if isinstance(condition, Range):
             low, high = self._code_range(condition)
             return self._documents((self._codes >= low) & (self._codes < high))
-        values = (condition.value,) if isinstance(condition, Equal) else condition.values
-        codes = self._codes_of(condition.field, values)
-        return self._documents(np.isin(self._codes, codes))
+        return self._documents(np.isin(self._codes, self._codes_of(condition.field, condition.wanted)))
+
+    def intervals(self, condition: Filter) -> list[Interval]:
+        """Which codes a document that satisfies the condition has one of; none: there is no such code."""
+        if isinstance(condition, Range):
+            low, high = self._code_range(condition)
+            return [(low, high - 1)] if low < high else []
+        return [(code, code) for code in self._codes_of(condition.field, condition.wanted)]
+
+    def stored(self, row: int) -> list[int]:
+        """The codes of a document, none where it has no value."""
+        if self._starts is None:
+            first, end = row, row + (self._codes[row] >= 0)
+        else:
+            first, end = self._starts[row], self._starts[row + 1]
+        codes: list[int] = self._codes[first:end].tolist()
+        return codes
 
     def counts(self) -> dict[str, int]:
         """How many documents have each value, the most frequent first."""

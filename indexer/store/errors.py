@@ -43,6 +43,16 @@ class BadLog(CareError):
     """A log of fresh documents that is damaged before its end, or lacks frames that are still needed."""
 
 
+class BadDatabase(CareError):
+    """A vector database that is named wrongly, or cannot be used from here."""
+
+
+class DatabaseAway(CareError):
+    """The vector database does not answer, or not as it should; the same call may succeed later."""
+
+    exit_code = 75
+
+
 class BadFilter(CareError):
     """A filter that the collection cannot answer; `field` is the metadata field that it names."""
 

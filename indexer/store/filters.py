@@ -14,6 +14,10 @@ class Equal:
     field: str
     value: FilterValue
 
+    @property
+    def wanted(self) -> tuple[FilterValue, ...]:
+        return (self.value,)
+
 
 @dataclass(frozen=True, slots=True)
 class AnyOf:
@@ -21,6 +25,10 @@ class AnyOf:
 
     field: str
     values: tuple[FilterValue, ...]
+
+    @property
+    def wanted(self) -> tuple[FilterValue, ...]:
+        return self.values
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from tqdm import tqdm
 
 from indexer.store.arrays import Array
+from indexer.store.cagra import CAGRA_LINKS, build_graph
 from indexer.store.errors import BadIndex, BadSnapshot, NotWritten
 
 INDEX_FILE = "index.faiss"
@@ -40,12 +41,20 @@ ADD_ROWS = 16_384
 
 
 class IndexKind(StrEnum):
-    """Every row, a walk over a graph, or the nearest lists of an inverted file with short codes and exact rescoring."""
+    """Every row, a walk over a graph, or the nearest lists of an inverted file with short codes and exact rescoring.
+
+    The graph of cagra is built on a graphics card, and walked there or here.
+    """
 
     FLAT = "flat"
     HNSW = "hnsw"
+    CAGRA = "cagra"
     IVF_PQ = "ivf-pq"
     RABITQ = "rabitq"
+
+    @property
+    def is_graph(self) -> bool:
+        return self in (IndexKind.HNSW, IndexKind.CAGRA)
 
     @property
     def has_lists(self) -> bool:
@@ -55,7 +64,7 @@ class IndexKind(StrEnum):
         """How far one may search, the least first: nodes of the graph, or lists; [0] where there is no choice."""
         if self is IndexKind.FLAT:
             return [0]
-        if self is IndexKind.HNSW:
+        if self.is_graph:
             return [64, 128, 256, 512]
         lists = list_count(rows)
         return [min(depth, lists) for depth in (16, 32, 64, 128, 256) if depth < 2 * lists] or [lists]
@@ -68,6 +77,7 @@ def list_count(rows: int) -> int:
 
 _CLASSES: dict[IndexKind, Any] = {
     IndexKind.HNSW: (faiss.IndexHNSWSQ, faiss.IndexHNSWFlat),  # the latter in format 1
+    IndexKind.CAGRA: untyped.IndexHNSWCagra,
     IndexKind.IVF_PQ: faiss.IndexIVFPQFastScan,
     IndexKind.RABITQ: faiss.IndexIVFRaBitQ,
 }
@@ -93,12 +103,15 @@ def build_index(vectors: Array, kind: IndexKind, path: Path) -> dict[str, int]:
     """Writes what `kind` adds to `vectors` (rows, dim) float16; returns the parameters that made it."""
     if kind is IndexKind.FLAT:
         return {}
+    if kind is not IndexKind.HNSW and len(vectors) < LEAST_ROWS_FOR_LISTS:
+        raise BadIndex(f"{kind} needs {LEAST_ROWS_FOR_LISTS} passages, there are {len(vectors)}; choose flat")
+    if kind is IndexKind.CAGRA:
+        _write(build_graph(vectors), kind, path)
+        return {"links": CAGRA_LINKS}
     if kind is IndexKind.HNSW:
         index = _empty_graph(vectors.shape[1])
         parameters = {"links": HNSW_LINKS, "ef_construction": HNSW_EF_CONSTRUCTION}
     else:
-        if len(vectors) < LEAST_ROWS_FOR_LISTS:
-            raise BadIndex(f"{kind} needs {LEAST_ROWS_FOR_LISTS} passages, there are {len(vectors)}; choose flat")
         lists = list_count(len(vectors))
         index = _empty_lists(vectors.shape[1], kind, lists)
         index.train(_training_rows(vectors, lists))
@@ -109,11 +122,7 @@ def build_index(vectors: Array, kind: IndexKind, path: Path) -> dict[str, int]:
         for block in _blocks(vectors):
             index.add(block)
             bar.update(len(block))
-    try:
-        # Of a graph only the links are kept: the vectors are there already.
-        untyped.write_index(index, str(path), faiss.IO_FLAG_SKIP_STORAGE if kind is IndexKind.HNSW else 0)
-    except RuntimeError as error:
-        raise NotWritten(path, "FAISS says: write error") from error
+    _write(index, kind, path)
     return parameters
 
 
@@ -129,7 +138,7 @@ def open_index(path: Path, kind: IndexKind, exact: FaissIndex) -> FaissIndex:
     if not isinstance(index, _CLASSES[kind]) or (index.ntotal, index.d) != (exact.ntotal, exact.d):
         found = f"{type(index).__name__} {index.ntotal} × {index.d}"
         raise BadSnapshot(f"{path} holds {found}, expected {kind} {exact.ntotal} × {exact.d}; build it again")
-    if kind is not IndexKind.HNSW:
+    if not kind.is_graph:
         return faiss.IndexRefine(index, exact)
     if index.storage is not None:  # format 1, which has the vectors a second time
         return index
@@ -138,6 +147,14 @@ def open_index(path: Path, kind: IndexKind, exact: FaissIndex) -> FaissIndex:
     exact.thisown = owned  # the assignment took it away, and nobody would ever free it
     index.referenced_objects = [exact]
     return index
+
+
+def _write(index: FaissIndex, kind: IndexKind, path: Path) -> None:
+    try:
+        # Of a graph only the links are kept: the vectors are there already.
+        untyped.write_index(index, str(path), faiss.IO_FLAG_SKIP_STORAGE if kind.is_graph else 0)
+    except RuntimeError as error:
+        raise NotWritten(path, "FAISS says: write error") from error
 
 
 def _empty_graph(dim: int) -> FaissIndex:

@@ -74,12 +74,21 @@ class MetadataIndex:
     def fields(self) -> list[str]:
         return list(self._columns)
 
+    @property
+    def columns(self) -> list[Column]:
+        """In the order of `fields`."""
+        return list(self._columns.values())
+
     def select(self, filters: Sequence[Filter]) -> Mask:
         """Which documents satisfy every filter, (documents,)."""
         mask = np.ones(self._documents, dtype=np.bool_)
         for condition in filters:
-            mask &= self._column(condition).match(condition)
+            mask &= self.column(condition).match(condition)
         return mask
+
+    def position(self, field: str) -> int:
+        """Which of `columns` a field is."""
+        return self.fields.index(field)
 
     def facets(self) -> dict[str, dict[str, int]]:
         """For each field of few distinct texts: how many documents have each, the most frequent first."""
@@ -89,7 +98,8 @@ class MetadataIndex:
             if isinstance(column, KeywordColumn) and len(column) <= FACET_VALUES
         }
 
-    def _column(self, condition: Filter) -> Column:
+    def column(self, condition: Filter) -> Column:
+        """The column that a condition is about; raises BadFilter where there is none, or nothing to compare."""
         field = condition.field
         if field not in self._columns:
             known = ", ".join(self._columns) or "none"

@@ -43,7 +43,7 @@ class VectorIndex:
         self.kind = kind
         self.values = vectors
         self.depth = depth or kind.depths(len(vectors))[0]
-        self._index = index
+        self.index = index
         self._exact = index if kind is IndexKind.FLAT else exact_index(vectors)
 
     @classmethod
@@ -60,14 +60,21 @@ class VectorIndex:
         queries alike. `depth` is raised to what `k` needs, and for a filter.
         """
         queries = np.ascontiguousarray(queries, dtype=np.float32)
-        depth = depth or self.depth
-        if allowed is None:
-            return self._search(queries, k, None, depth)
-        count = int(np.count_nonzero(allowed))
-        selector = untyped.IDSelectorBitmap(np.packbits(allowed, bitorder="little"))
-        if count <= max(EXACT_ROWS, EXACT_SHARE * len(self.values)):
+        selector = None if allowed is None else untyped.IDSelectorBitmap(np.packbits(allowed, bitorder="little"))
+        depth = self.depth_for(k, allowed, depth)
+        if depth is None:
             return self.search_exactly(queries, k, selector)
-        return self._search(queries, k, selector, math.ceil(depth * len(allowed) / count))
+        return self._search(queries, k, selector, depth)
+
+    def depth_for(self, k: int, allowed: Mask | None, depth: int | None = None) -> int | None:
+        """How far to search for `k` of the rows that are allowed; None where scoring each of them is quicker."""
+        depth = depth or self.depth
+        if allowed is not None:
+            count = int(np.count_nonzero(allowed))
+            if count <= max(EXACT_ROWS, EXACT_SHARE * len(self.values)):
+                return None
+            depth = math.ceil(depth * len(allowed) / count)
+        return max(depth, k) if self.kind.is_graph else depth
 
     def search_exactly(self, queries: Scores, k: int, selector: faiss.IDSelector | None = None) -> tuple[Scores, Rows]:
         """The best `k` passages of each query for certain, by looking at every row that `selector` admits."""
@@ -77,8 +84,8 @@ class VectorIndex:
     def _search(self, queries: Scores, k: int, selector: faiss.IDSelector | None, depth: int) -> tuple[Scores, Rows]:
         if self.kind is IndexKind.FLAT:
             return self.search_exactly(queries, k, selector)
-        if self.kind is IndexKind.HNSW:
-            parameters = untyped.SearchParametersHNSW(efSearch=max(depth, k), sel=selector)
+        if self.kind.is_graph:
+            parameters = untyped.SearchParametersHNSW(efSearch=depth, sel=selector)
         else:
             of_kind = (
                 untyped.IVFRaBitQSearchParameters if self.kind is IndexKind.RABITQ else untyped.SearchParametersIVF
@@ -87,7 +94,7 @@ class VectorIndex:
             parameters = untyped.IndexRefineSearchParameters(
                 k_factor=rescored / k, base_index_params=of_kind(nprobe=depth, sel=selector)
             )
-        return _marked(*self._index.search(queries, k, params=parameters))
+        return _marked(*self.index.search(queries, k, params=parameters))
 
 
 def _marked(scores: Scores, rows: Rows) -> tuple[Scores, Rows]:

@@ -13,7 +13,7 @@ from redis.asyncio import ConnectionPool, Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
-from service.cache.breaker import Breaker
+from service.breaker import Breaker
 from service.cache.keys import Kind
 from service.cache.redis_reads import READS, NoAnswer, RedisReads
 from service.cache.redis_writes import OnWrite, RedisWrites

@@ -17,7 +17,7 @@ from typing import Any
 
 from redis.asyncio import Redis
 
-from service.cache.breaker import Breaker
+from service.breaker import Breaker
 
 # Commands under way at the same time.
 READS = 4

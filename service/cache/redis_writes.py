@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 from redis.asyncio import Redis
 
-from service.cache.breaker import Breaker
+from service.breaker import Breaker
 
 # Bytes in one command, and bytes that may wait for theirs.
 WRITE_BYTES = 256 * 1024

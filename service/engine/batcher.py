@@ -13,6 +13,7 @@ import threading
 from collections.abc import Callable, Sequence
 from time import perf_counter
 
+from indexer.store import BadCollection, DatabaseAway
 from service.engine.expiry import Expiry
 from service.engine.protocol import Engine, Job, OnBatch, Outcome
 from service.engine.queue import Entry, Limits, Queue
@@ -20,6 +21,9 @@ from service.errors import EngineFailed, ShuttingDown
 from service.serving import Serving
 
 logger = logging.getLogger(__name__)
+
+# What an engine raises that is no fault of its own: whoever asked learns the reason.
+TOLD = (BadCollection, DatabaseAway)
 
 
 class Batcher:
@@ -112,6 +116,8 @@ class Batcher:
             if len(outcomes) != len(batch):
                 raise RuntimeError(f"the engine gave {len(outcomes)} answers to {len(batch)} queries")
             self._on_batch(len(batch), seconds, len(self._queue))
+        except DatabaseAway as error:
+            self._post(self._fail, batch, error)
         except BaseException as error:
             # A panic of a Rust library (tokenizers, tantivy) is no Exception; it must not end the thread either.
             logger.exception("a batch of %d queries failed", len(batch))
@@ -143,5 +149,6 @@ class Batcher:
     def _fail(self, batch: Sequence[Entry], cause: BaseException) -> None:
         with self._changed:
             self._queue.leave(batch)
+        failed = EngineFailed("the search engine failed on this query; try again")
         for entry in batch:
-            entry.fail(EngineFailed("the search engine failed on this query; try again"), cause)
+            entry.fail(cause if isinstance(cause, TOLD) else failed, cause)

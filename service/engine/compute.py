@@ -55,9 +55,9 @@ def _search(held: Held, asks: Sequence[Ask], vectors: Sequence[Vectors]) -> list
             groups[ask.filters].append(position)
     found: list[tuple[Vectors, Rows]] = [(NO_VECTORS, NO_ROWS)] * len(asks)
     for filters, positions in groups.items():
-        allowed = held.serving.allowed(read_filters(filters)) if filters else None
+        selection = held.serving.select(read_filters(filters)) if filters else None
         k = max(asks[position].k for position in positions)
-        scores, rows = held.vectors.search(np.concatenate([vectors[position] for position in positions]), k, allowed)
+        scores, rows = held.vectors.search(np.concatenate([vectors[position] for position in positions]), k, selection)
         start = 0
         for position in positions:
             own = slice(start, start + asks[position].size)

@@ -1,4 +1,6 @@
-"""What an engine computes with on a graphics card: ONNX Runtime's CUDA provider, FAISS's exact fp16 search by cuVS.
+"""What an engine computes with on a graphics card: ONNX Runtime's CUDA provider, FAISS's search by cuVS.
+
+Vectors are searched exactly, in fp16, unless the snapshot has a graph that was made for the card.
 
 FAISS's objects on the card are for one thread at a time; the engine process has one. Needs the gpu extra. What is not
 the card's own runs on any machine, and is tested there.
@@ -15,13 +17,15 @@ import numpy as np
 import onnxruntime as ort
 from numpy.typing import NDArray
 
+from indexer.store import IndexKind
+from indexer.store.cagra import CardGraph
 from indexer.store.vectors import VectorIndex
 from models.reader import TextReader
 from models.spec import verify_file
 from service.engine.bound import BoundEncoder
-from service.engine.device import Rows, Vectors, VectorSearch
+from service.engine.device import CpuVectors, Rows, Vectors, VectorSearch
 from service.errors import BadDevice
-from service.serving import Mask
+from service.serving import Selection
 
 PROVIDER = "CUDAExecutionProvider"
 NEEDS = "CARE_DEVICE=cuda needs an NVIDIA card and the gpu extra"
@@ -43,8 +47,20 @@ class Cuda:
             encoder.encode(np.ones(queries * tokens, np.int32), np.full(queries, tokens, np.int32))
         return encoder
 
-    def open_vectors(self, vectors: VectorIndex) -> FlatVectors:
-        return FlatVectors(build_flat(vectors.values), vectors)
+    def open_vectors(self, vectors: VectorIndex) -> VectorSearch:
+        if vectors.kind is IndexKind.CAGRA:
+            return GraphVectors(CardGraph(vectors))
+        return FlatVectors(build_flat(vectors.values), CpuVectors(vectors, 0))
+
+
+class GraphVectors:
+    """A walk over the snapshot's graph on the card."""
+
+    def __init__(self, graph: CardGraph) -> None:
+        self._graph = graph
+
+    def search(self, queries: Vectors, k: int, selection: Selection | None) -> tuple[Vectors, Rows]:
+        return self._graph.search(queries, k, None if selection is None else selection.mask)
 
 
 class FlatVectors:
@@ -53,26 +69,26 @@ class FlatVectors:
     def __init__(self, index: Any, fallback: VectorSearch) -> None:  # noqa: ANN401 - faiss-cpu has no such type
         self._index = index
         self._fallback = fallback
-        # By the mask's identity: the serving memorises its masks, and each is kept here with its selector.
-        self._parameters: OrderedDict[int, tuple[Mask, Any]] = OrderedDict()
+        # The serving gives equal filters one selection; each is kept here with its selector.
+        self._parameters: OrderedDict[Selection, Any] = OrderedDict()
 
-    def search(self, queries: Vectors, k: int, allowed: Mask | None) -> tuple[Vectors, Rows]:
+    def search(self, queries: Vectors, k: int, selection: Selection | None) -> tuple[Vectors, Rows]:
         if k > MOST_K:
-            return self._fallback.search(queries, k, allowed)
-        parameters = None if allowed is None else self._parameters_of(allowed)
+            return self._fallback.search(queries, k, selection)
+        parameters = None if selection is None else self._parameters_of(selection)
         scores, rows = self._index.search(np.ascontiguousarray(queries, np.float32), k, params=parameters)
         scores[rows < 0] = -np.inf
         return scores, rows
 
-    def _parameters_of(self, allowed: Mask) -> object:
-        known = self._parameters.get(id(allowed))
+    def _parameters_of(self, selection: Selection) -> object:
+        known = self._parameters.get(selection)
         if known is None:
-            selector = faiss.IDSelectorBitmap(np.packbits(allowed, bitorder="little"))  # type: ignore[call-arg, arg-type]
-            known = self._parameters[id(allowed)] = allowed, faiss.SearchParameters(sel=selector)  # type: ignore[call-arg]
+            selector = faiss.IDSelectorBitmap(np.packbits(selection.mask, bitorder="little"))  # type: ignore[call-arg, arg-type]
+            known = self._parameters[selection] = faiss.SearchParameters(sel=selector)  # type: ignore[call-arg]
             if len(self._parameters) > MEMORISED_FILTERS:
                 self._parameters.popitem(last=False)
-        self._parameters.move_to_end(id(allowed))
-        return known[1]
+        self._parameters.move_to_end(selection)
+        return known
 
 
 def open_session(graph: Path) -> ort.InferenceSession:

@@ -7,18 +7,19 @@ Knows nothing of queues, sockets or documents.
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from indexer.store import IndexKind
+from indexer.store import Snapshot
 from indexer.store.vectors import VectorIndex, limit_threads
 from models.onnx_encoder import OnnxEncoder, bulk_batches
 from models.reader import TextReader
 from models.tokenizer import FlatIds, pad_flat
-from service.serving import Mask
+from service.serving import Selection
 
 # A processor pays for every token, padding included, and hardly for a call: calls of so many tokens, of queries of like
 # length, take a quarter less time than one padded batch.
@@ -47,9 +48,13 @@ class Encoder(Protocol):
 class VectorSearch(Protocol):
     """Searches one snapshot's vectors by inner product."""
 
-    def search(self, queries: Vectors, k: int, allowed: Mask | None) -> tuple[Vectors, Rows]:
+    def search(self, queries: Vectors, k: int, selection: Selection | None) -> tuple[Vectors, Rows]:
         """Scores and passage rows, both (queries, k), best first; row −1 with score −inf where there are fewer."""
         ...
+
+
+OpenVectors = Callable[[Snapshot], VectorSearch]
+"""How the vectors of a snapshot come to be searched: by a device, or in a vector database."""
 
 
 class Device(Protocol):
@@ -82,12 +87,12 @@ class CpuVectors:
     def __init__(self, vectors: VectorIndex, threads: int) -> None:
         self._vectors = vectors
         rows, dim = vectors.values.shape
-        self._products = dim * (min(rows, GRAPH_ROWS) if vectors.kind is IndexKind.HNSW else rows)
+        self._products = dim * (min(rows, GRAPH_ROWS) if vectors.kind.is_graph else rows)
         self._threads = threads or len(os.sched_getaffinity(0))
 
-    def search(self, queries: Vectors, k: int, allowed: Mask | None) -> tuple[Vectors, Rows]:
+    def search(self, queries: Vectors, k: int, selection: Selection | None) -> tuple[Vectors, Rows]:
         limit_threads(self._threads if len(queries) * self._products >= PARALLEL_PRODUCTS else 1)
-        return self._vectors.search(queries, k, allowed)
+        return self._vectors.search(queries, k, None if selection is None else selection.mask)
 
 
 class Cpu:

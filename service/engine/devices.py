@@ -1,8 +1,9 @@
-"""The device of a name; what it needs is imported only where it is asked for."""
+"""The device of a name, and who searches vectors; what either needs is imported only where it is asked for."""
 
 from __future__ import annotations
 
-from service.engine.device import Cpu, Device
+from indexer.store.database import Database
+from service.engine.device import Cpu, Device, OpenVectors
 
 
 def open_device(name: str, encoder_threads: int, threads: int) -> Device:
@@ -12,3 +13,12 @@ def open_device(name: str, encoder_threads: int, threads: int) -> Device:
 
         return Cuda()
     return Cpu(encoder_threads, threads)
+
+
+def searched_by(device: Device, database: Database | None = None) -> OpenVectors:
+    """By the database where there is one, else by the device."""
+    if database is not None:
+        from service.engine.outside import open_outside
+
+        return open_outside(database)
+    return lambda snapshot: device.open_vectors(snapshot.vectors)

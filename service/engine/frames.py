@@ -62,6 +62,7 @@ class Status(IntEnum):
     FAILED = 1
     EXPIRED = 2
     UNKNOWN_SERVING = 3
+    DATABASE_AWAY = 4
 
 
 # Not frozen, though nobody changes them: a frozen object takes five times as long to make, and these are made for every

@@ -62,7 +62,10 @@ def open_home(settings: Settings, metrics: Metrics, socket: Path | None) -> Home
     if socket is not None:
         return RemoteEngine(socket, limits_of(settings), metrics.waiting)
     from service.engine.batcher import Batcher
+    from service.engine.device import Cpu
+    from service.engine.devices import searched_by
     from service.engine.inprocess import InProcessEngine
 
     threads = settings.threads or max(1, len(os.sched_getaffinity(0)) // settings.workers)
-    return Batcher(InProcessEngine(threads), limits_of(settings), metrics.batch)
+    engine = InProcessEngine(searched_by(Cpu(threads=threads), settings.database))
+    return Batcher(engine, limits_of(settings), metrics.batch)

@@ -13,12 +13,11 @@ import numpy as np
 
 from models.onnx_encoder import OnnxEncoder
 from models.tokenizer import flatten
-from service.engine.device import CpuEncoder, CpuVectors, Vectors
+from service.engine.device import CpuEncoder, OpenVectors, Vectors, VectorSearch
 from service.engine.protocol import BatchTimes, Job, Outcome, SearchJob
 from service.engine.ranking import (
     NOTHING,
     Side,
-    allowed_rows,
     documents_wanted,
     first_k,
     is_short,
@@ -34,9 +33,9 @@ from service.serving import Serving
 class InProcessEngine:
     """Runs batches on this machine's processor."""
 
-    def __init__(self, threads: int = 0) -> None:
-        """`threads` of one search at most; 0 means one per core."""
-        self._threads = threads
+    def __init__(self, open_vectors: OpenVectors) -> None:
+        """`open_vectors` says who searches the vectors of a snapshot."""
+        self._open_vectors = open_vectors
 
     def run(self, serving: Serving, batch: Sequence[Job]) -> list[Outcome]:
         began = perf_counter()
@@ -58,7 +57,9 @@ class InProcessEngine:
         self, serving: Serving, searches: dict[int, SearchJob], vectors: dict[int, Vectors]
     ) -> dict[int, Side]:
         """What the dense side found, by position in the batch; jobs of equal filters are searched in one call."""
-        index = CpuVectors(serving.snapshot.vectors, self._threads)
+        if self not in serving.opened:
+            serving.opened[self] = self._open_vectors(serving.snapshot)
+        index = serving.opened[self]
         groups: defaultdict[object, dict[int, SearchJob]] = defaultdict(dict)
         for position, job in searches.items():
             if position in vectors:
@@ -90,15 +91,18 @@ def _embed(serving: Serving, batch: Sequence[Job]) -> dict[int, Vectors]:
     return vectors
 
 
-def _search_group(serving: Serving, index: CpuVectors, queries: Vectors, jobs: Sequence[SearchJob]) -> list[Side]:
+def _search_group(serving: Serving, index: VectorSearch, queries: Vectors, jobs: Sequence[SearchJob]) -> list[Side]:
     """The best documents of each query, as many as its job wants; all jobs have the same filters."""
     wanted = [documents_wanted(job.options) for job in jobs]
-    allowed = allowed_rows(serving, jobs[0].options)
+    filters = jobs[0].options.filters
+    selection = serving.select(filters) if filters else None
     found, passages = [NOTHING] * len(jobs), [0] * len(jobs)
-    pending = list(range(len(jobs)))
+    # Of the snapshot, a field that only fresh documents have admits nothing.
+    only_fresh = serving.fresh is not None and serving.fresh.is_only_fresh(filters)
+    pending = [] if only_fresh else list(range(len(jobs)))
     k = first_k(serving, max(wanted))
     while pending:
-        scores, rows = index.search(queries[pending], k, allowed)
+        scores, rows = index.search(queries[pending], k, selection)
         for query, own_scores, own_rows in zip(pending, scores, rows, strict=True):
             present = own_rows >= 0
             found[query] = take_main(serving, own_rows[present], own_scores[present], wanted[query])

@@ -17,6 +17,7 @@ from itertools import count
 from pathlib import Path
 from time import perf_counter
 
+from indexer.store import DatabaseAway
 from service.engine.expiry import Expiry
 from service.engine.frames import Answer, Status
 from service.engine.link import Link
@@ -30,6 +31,7 @@ from service.serving import Serving
 logger = logging.getLogger(__name__)
 
 AWAY = "the engine process is not there; it is being started again"
+DATABASE_AWAY = "the vector database does not answer; try again when it is back"
 FAILED = "the search engine failed on this query; try again"
 
 
@@ -149,6 +151,8 @@ class RemoteEngine:
             self._dense_found(asked, answer, k)
         elif answer.status is Status.EXPIRED:
             self._fail(asked, DeadlineExceeded("the time for this request is over; allow it more"))
+        elif answer.status is Status.DATABASE_AWAY:
+            self._fail(asked, DatabaseAway(DATABASE_AWAY))
         else:
             self._fail(asked, EngineFailed(FAILED))
 

@@ -1,7 +1,8 @@
 """Does the device compute what the processor computes? `python -m service.engine.selfcheck --device cuda`
 
 Queries of random tokens through the encoder, random vectors through the index, with and without a filter; what comes
-out is held against ONNX Runtime on the processor and against numpy, and timed. Ends with 1 where they differ.
+out is held against ONNX Runtime on the processor and against numpy, and timed. On a card a graph is built and walked
+too. Ends with 1 where they differ.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from argparse import ArgumentParser
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from time import perf_counter
 
 import faiss
@@ -18,13 +20,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from indexer.store import IndexKind
+from indexer.store.kinds import INDEX_FILE, build_index, exact_index, open_index
 from indexer.store.vectors import VectorIndex
 from models.errors import CareError
 from models.onnx_encoder import OnnxEncoder
 from models.reader import TextReader, best_variant
 from models.tokenizer import FlatIds
-from service.engine.device import CpuEncoder, Encoder, VectorSearch
+from service.engine.device import CpuEncoder, CpuVectors, Device, Encoder, VectorSearch
 from service.engine.devices import open_device
+from service.serving import Selection
 from service.settings import Settings
 
 BATCHES = (1, 8, 64, 256)
@@ -34,6 +38,11 @@ LEAST_COSINE = 0.99
 # Of the rows that exact search finds: neighbours closer than fp16 can tell may change places.
 LEAST_OVERLAP = 0.98
 REPEATS = 10
+# Of a graph, walked so far over clusters of so many rows.
+GRAPH_DEPTH = 256
+LEAST_GRAPH_OVERLAP = 0.9
+CLUSTER_ROWS = 1000
+SPREAD = np.float32(0.05)
 
 Vectors = NDArray[np.float32]
 
@@ -50,6 +59,8 @@ def main() -> int:
         index = random_index(arguments.rows, encoder.reader.spec.dim)
         right = check_encoder(encoder, arguments.encoder, arguments.device)
         right &= check_search(device.open_vectors(index), index.values)
+        if arguments.device == "cuda":
+            right &= check_graph(device, arguments.rows, encoder.reader.spec.dim)
     except CareError as error:
         print(f"selfcheck: {error}", file=sys.stderr)
         return 1
@@ -70,21 +81,43 @@ def check_encoder(encoder: Encoder, folder: Path, device: str, batches: Sequence
     return right
 
 
-def check_search(vectors: VectorSearch, values: NDArray[np.float16]) -> bool:
-    """Compares and times random queries over every row, and over a half of them."""
+def check_search(
+    vectors: VectorSearch, values: NDArray[np.float16], near: Vectors | None = None, least: float = LEAST_OVERLAP
+) -> bool:
+    """Compares and times queries over every row, and over a half of them; `near` says around what they lie, if any."""
     randomly = np.random.default_rng(1)
     half = randomly.random(len(values)) < 0.5
     right = True
     for batch in BATCHES:
-        queries = _unit(randomly.standard_normal((batch, values.shape[1]), np.float32))
-        for allowed in (None, half):
-            scores, rows = vectors.search(queries, K, allowed)
-            overlap = _overlap(queries, values, allowed, rows)
-            milliseconds = _timed(partial(vectors.search, queries, K, allowed))
-            which = "all rows" if allowed is None else "filtered"
+        noise = randomly.standard_normal((batch, values.shape[1]), np.float32)
+        queries = _unit(noise if near is None else near[randomly.integers(len(near), size=batch)] + SPREAD * noise)
+        for selection in (None, Selection((), lambda: half)):
+            scores, rows = vectors.search(queries, K, selection)
+            overlap = _overlap(queries, values, None if selection is None else half, rows)
+            milliseconds = _timed(partial(vectors.search, queries, K, selection))
+            which = "all rows" if selection is None else "filtered"
             print(f"search {batch:4} queries, {which}: {milliseconds:8.3f} ms, overlap {overlap:.4f}")
-            right &= overlap >= LEAST_OVERLAP and bool((np.diff(scores, axis=1) <= 0).all())
+            right &= overlap >= least and bool((np.diff(scores, axis=1) <= 0).all())
     return right
+
+
+def check_graph(device: Device, rows: int, dim: int) -> bool:
+    """Builds a graph on the card over vectors that lie in clusters, as embeddings do, and walks it there and here."""
+    randomly = np.random.default_rng(2)
+    centres = _unit(randomly.standard_normal((max(1, rows // CLUSTER_ROWS), dim), np.float32))
+    spread = SPREAD * randomly.standard_normal((rows, dim), np.float32)
+    values = _unit(centres[randomly.integers(len(centres), size=rows)] + spread).astype(np.float16)
+    with TemporaryDirectory(prefix="care-selfcheck-") as folder:
+        began = perf_counter()
+        path = Path(folder, INDEX_FILE)
+        build_index(values, IndexKind.CAGRA, path)
+        print(f"graph over {rows} rows: {perf_counter() - began:.1f} s")
+        graph = open_index(path, IndexKind.CAGRA, exact_index(values))
+        own = VectorIndex(IndexKind.CAGRA, values, graph, GRAPH_DEPTH)
+        print("walked on the processor:")
+        right = check_search(CpuVectors(own, 0), values, centres, LEAST_GRAPH_OVERLAP)
+        print("walked on the card:")
+        return right & check_search(device.open_vectors(own), values, centres, LEAST_GRAPH_OVERLAP)
 
 
 def random_index(rows: int, dim: int) -> VectorIndex:

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from queue import SimpleQueue
 
+from indexer.store import DatabaseAway
 from models.errors import CareError
 from models.spec import Side
 from models.tokenizer import flatten
@@ -173,6 +174,8 @@ class EngineServer:
     def _compute(self, batch: Sequence[Waiting]) -> list[Answer]:
         try:
             return answer_all(batch[0].serving, [waiting.ask for waiting in batch], len(self._lanes))
+        except DatabaseAway:
+            return [Answer(waiting.ask.number, Status.DATABASE_AWAY) for waiting in batch]
         except Exception:
             logger.exception("a batch of %d asks failed", len(batch))
         if len(batch) == 1:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from indexer.store import Collection
 from models.errors import BadEncoder
 from service.engine.device import Device, Encoder, VectorSearch
+from service.engine.devices import searched_by
 from service.serving import Serving, require_query_encoder
 from service.settings import Settings
 
@@ -43,6 +44,7 @@ class Shelf:
         self._device = device
         self._on_opened = on_opened
         self._opener = ThreadPoolExecutor(1, "care-open")
+        self._open_vectors = searched_by(device, settings.database)
         self._encoder = device.load_encoder(require_query_encoder(settings.encoder))
         self._held: dict[int, Held] = {}
         self._opening: set[Name] = set()
@@ -105,6 +107,6 @@ class Shelf:
             raise BadEncoder(f"{settings.encoder} changed while it was opened; reload once more")
         folder = Collection(settings.collection).folder(version)
         serving = Serving.open(folder, encoder.reader, verify=settings.verify)
-        vectors = self._device.open_vectors(serving.snapshot.vectors)
+        vectors = self._open_vectors(serving.snapshot)
         self._handles += 1
         return Held(self._handles, serving, encoder, vectors)

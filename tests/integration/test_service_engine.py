@@ -14,6 +14,8 @@ from indexer.store import Collection, Equal, IndexKind
 from models.fusion import Fusion, fuse
 from models.onnx_encoder import OnnxEncoder
 from models.spec import Side
+from service.engine.device import Cpu
+from service.engine.devices import searched_by
 from service.engine.inprocess import InProcessEngine
 from service.engine.protocol import EncodeJob, Found, Job, Mode, Options, SearchJob
 from service.serving import Serving
@@ -55,8 +57,12 @@ def make_job(serving: Serving, query: str, **options: object) -> SearchJob:
     return SearchJob(query, chosen, None if chosen.mode is Mode.LEXICAL else tokens)
 
 
+def engine(threads: int = 0) -> InProcessEngine:
+    return InProcessEngine(searched_by(Cpu(threads=threads)))
+
+
 def run(serving: Serving, batch: list[Job], threads: int = 0) -> list[Found]:
-    return [outcome.found for outcome in InProcessEngine(threads).run(serving, batch)]
+    return [outcome.found for outcome in engine(threads).run(serving, batch)]
 
 
 def dense_by_hand(serving: Serving, vector: np.ndarray, half: str | None = None) -> dict[int, float]:
@@ -78,7 +84,7 @@ def ranked(best: dict[int, float]) -> list[int]:
 def test_dense_ranks_documents_by_their_best_passage(serving: Serving, top_k: int, half: str | None) -> None:
     filters = () if half is None else (Equal("half", half),)
     batch = [make_job(serving, query, top_k=top_k, filters=filters) for query in QUERIES]
-    outcomes = InProcessEngine().run(serving, batch)
+    outcomes = engine().run(serving, batch)
     vectors = serving.encoder.encode_tokens([job.tokens for job in batch if job.tokens])
     for vector, one in zip(vectors, (outcome.found for outcome in outcomes), strict=True):
         best = dense_by_hand(serving, vector, half)
@@ -136,7 +142,7 @@ def test_a_mixed_batch_answers_each_query_in_its_own_way(serving: Serving) -> No
 
 
 def test_a_lexical_batch_never_touches_the_encoder(serving: Serving) -> None:
-    blind = Serving(serving.snapshot, None, serving.facets, serving.allowed)  # type: ignore[arg-type]
+    blind = Serving(serving.snapshot, None, serving.facets, serving.select)  # type: ignore[arg-type]
     found = run(blind, [make_job(serving, QUERIES[0], mode=Mode.LEXICAL)])
     assert len(found[0].documents)
 
@@ -144,7 +150,7 @@ def test_a_lexical_batch_never_touches_the_encoder(serving: Serving) -> None:
 def test_a_text_to_encode_gets_its_embedding_and_no_ranking(serving: Serving) -> None:
     texts = [EncodeJob(text, side, *serving.encoder.tokenize([text], side)) for text in QUERIES for side in Side]
     searched = make_job(serving, QUERIES[0])
-    *encoded, ranked_one = InProcessEngine().run(serving, [*texts, searched])
+    *encoded, ranked_one = engine().run(serving, [*texts, searched])
     for job, outcome in zip(texts, encoded, strict=True):
         assert outcome.vector is not None
         np.testing.assert_allclose(outcome.vector, serving.encoder.encode([job.text], job.side)[0], atol=0.02)
@@ -157,7 +163,7 @@ def test_a_text_to_encode_gets_its_embedding_and_no_ranking(serving: Serving) ->
 def test_a_ready_embedding_ranks_as_the_tokens_that_gave_it(serving: Serving, mode: Mode) -> None:
     for query in QUERIES:
         asked = replace(make_job(serving, query, mode=mode), keep_vector=True)
-        (first,) = InProcessEngine().run(serving, [asked])
+        (first,) = engine().run(serving, [asked])
         assert first.vector is not None
         ready = SearchJob(query, asked.options, vector=first.vector.tobytes())
         (again,) = run(serving, [ready])

@@ -6,34 +6,29 @@ import asyncio
 import contextlib
 import gc
 import socket
-import threading
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from indexer.store import BadSnapshot, Collection, Equal
+from indexer.store import BadSnapshot, Equal
 from models.onnx_encoder import OnnxEncoder
-from models.reader import TextReader
 from models.spec import Side
 from service.engine.device import Cpu
+from service.engine.devices import searched_by
 from service.engine.inprocess import InProcessEngine
 from service.engine.link import PATIENCE_SECONDS
 from service.engine.protocol import EncodeJob, Job, Mode, Options, Outcome, SearchJob
-from service.engine.queue import Limits
 from service.engine.remote import RemoteEngine
-from service.engine.server import EngineServer
-from service.engine.shelf import Shelf
 from service.errors import DeadlineExceeded, EngineAway, EngineFailed, ShuttingDown
 from service.serving import Serving
 from tests.api.support import ENCODER, Built, build_collection, copy_collection, make_settings
+from tests.integration.engine_half import LIMITS, WAIT_SECONDS, Engine, open_serving, worker
 
 pytestmark = pytest.mark.anyio
 
-WAIT_SECONDS = 30.0
-LIMITS = Limits(batch_queries=32, batch_tokens=4096, queue=2000)
 QUERIES = ["高血压吃什么药", "头痛怎么办", "asthma inhaler", "骨折", "血糖高"]
 
 
@@ -52,55 +47,14 @@ def built(tmp_path_factory: pytest.TempPathFactory, encoder: OnnxEncoder) -> Bui
     return build_collection(tmp_path_factory.mktemp("remote") / "collection", encoder)
 
 
-class Engine:
-    """The engine's half in a thread of this process, which can be ended and begun again at the same address."""
-
-    def __init__(self, path: Path, built: Built) -> None:
-        self.path = path
-        self._built = built
-        self.batches: list[int] = []
-
-    def begin(self) -> None:
-        self.path.unlink(missing_ok=True)
-        self._listener = socket.socket(socket.AF_UNIX)
-        self._listener.bind(str(self.path))
-        self._server = EngineServer(self._listener, LIMITS, lambda size, seconds, waiting: self.batches.append(size))
-        self.shelf = Shelf(make_settings(self._built), Cpu(1, 1), self._server.opened)
-        self._listener.listen()
-        self._thread = threading.Thread(target=self._server.serve, args=[self.shelf], daemon=True)
-        self._thread.start()
-
-    def end(self) -> None:
-        self._server.end()
-        self._thread.join(WAIT_SECONDS)
-        assert not self._thread.is_alive()
-        self.shelf.close()
-        self._listener.close()
-
-
 @pytest.fixture
 def engine(tmp_path: Path, built: Built) -> Iterator[Engine]:
-    engine = Engine(tmp_path / "engine.sock", built)
+    engine = Engine(tmp_path / "engine.sock", make_settings(built))
     engine.begin()
     try:
         yield engine
     finally:
         engine.end()
-
-
-@contextlib.asynccontextmanager
-async def worker(engine: Engine) -> AsyncIterator[RemoteEngine]:
-    remote = RemoteEngine(engine.path, LIMITS)
-    remote.start()
-    try:
-        yield remote
-    finally:
-        await remote.close(WAIT_SECONDS)
-
-
-def open_serving(built: Built, letter: str = "a") -> Serving:
-    """As a worker opens it: without the weights."""
-    return Serving.open(Collection(built.root).folder(built.versions[letter]), TextReader.open(ENCODER), verify=False)
 
 
 def make_jobs(serving: Serving) -> list[Job]:
@@ -137,7 +91,7 @@ async def test_every_job_is_answered_as_in_one_process(engine: Engine, built: Bu
     async with worker(engine) as remote:
         await remote.prepare(serving)
         for job in make_jobs(serving):  # one by one: in int8 the scale of an activation is the whole call's
-            (here,) = InProcessEngine(1).run(local, [job])
+            (here,) = InProcessEngine(searched_by(Cpu(threads=1))).run(local, [job])
             (there,) = await answers(remote, serving, [job])
             assert there.found.documents.tolist() == here.found.documents.tolist()
             assert there.found.passages.tolist() == here.found.passages.tolist()
@@ -211,7 +165,7 @@ async def test_a_lost_engine_fails_what_is_in_flight_and_refuses_the_rest_until_
 
 async def test_a_snapshot_that_the_engine_refuses_is_refused_with_its_reason(tmp_path: Path, built: Built) -> None:
     own = copy_collection(built, tmp_path / "collection")
-    engine = Engine(tmp_path / "engine.sock", own)
+    engine = Engine(tmp_path / "engine.sock", make_settings(own))
     engine.begin()
     try:
         async with worker(engine) as remote:

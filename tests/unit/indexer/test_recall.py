@@ -119,7 +119,7 @@ def test_queries_are_titles_or_first_sentences(tmp_path: Path) -> None:
 
 def test_suggest_measures_every_kind(vectors: NDArray[np.float16], queries: NDArray[np.float32]) -> None:
     measured = {one.kind: one for one in measure_kinds(vectors, queries, 1_000_000, 0.9)}
-    assert set(measured) == set(IndexKind)
+    assert set(measured) == set(IndexKind) - {IndexKind.CAGRA}
     flat, graph, lists = (measured[kind] for kind in (IndexKind.FLAT, IndexKind.HNSW, IndexKind.RABITQ))
     assert flat.recall == 1.0
     assert flat.expected_ms == pytest.approx(flat.sample_ms * 1_000_000 / ROWS)

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from models.tokenizer import Tokens
+from service.breaker import FAILURES_TO_OPEN, OPEN_SECONDS, Breaker
 from service.cache import Cache, EmbeddingCache, Kind
-from service.cache.breaker import FAILURES_TO_OPEN, OPEN_SECONDS, Breaker
 from service.cache.process import ENTRY_BYTES, ProcessCache
 from service.metrics import Metrics
 
@@ -69,7 +69,7 @@ def test_the_breaker_opens_after_failures_in_a_row_and_lets_one_try(caplog: pyte
     breaker.succeeded()
     assert all(breaker.allows() for _ in range(50))
     assert [record.getMessage() for record in caplog.records] == [
-        "the test failed 3 times in a row (TimeoutError); going on without it",
+        "the test failed 3 times in a row (TimeoutError); not asked for a while",
         "the test works again",
     ]
 

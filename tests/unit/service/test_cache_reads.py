@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 from redis.asyncio import Redis
 
-from service.cache.breaker import Breaker
+from service.breaker import Breaker
 from service.cache.redis_reads import READ_VALUES, READS, NoAnswer, RedisReads
 
 pytestmark = pytest.mark.anyio

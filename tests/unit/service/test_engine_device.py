@@ -17,10 +17,11 @@ from models.spec import Side
 from models.tokenizer import Tokens, flatten, pad, pad_flat
 from service.engine.bound import LENGTH_STEP, MOST_SHAPES, BoundEncoder, next_shape
 from service.engine.cuda import MOST_K, FlatVectors, build_flat, open_session
-from service.engine.device import Cpu, CpuEncoder
+from service.engine.device import Cpu, CpuEncoder, CpuVectors
 from service.engine.devices import open_device
 from service.engine.selfcheck import check_encoder, check_search, random_index, random_tokens
 from service.errors import BadDevice
+from service.serving import Selection
 
 ENCODER = Path("models/pretrained/care-small-zh")
 TEXTS = ["高血压吃什么药", "fever", "糖尿病人可以吃西瓜吗", "头" * 40, "骨折", "哮喘 inhaler"]
@@ -86,19 +87,20 @@ def test_a_flat_index_finds_what_the_snapshots_own_finds() -> None:
     own = random_index(500, 16)
     index = faiss.IndexFlatIP(16)
     index.add(own.values.astype(np.float32))
-    flat = FlatVectors(index, own)
+    plain = CpuVectors(own, 1)
+    flat = FlatVectors(index, plain)
     queries = np.random.default_rng(3).standard_normal((5, 16), np.float32)
-    some = np.arange(500) % 3 == 0
-    few = np.arange(500) < 4
-    for allowed in (None, some, some, few):
-        for ours, theirs in zip(flat.search(queries, 10, allowed), own.search(queries, 10, allowed), strict=True):
+    some = Selection((), lambda: np.arange(500) % 3 == 0)
+    few = Selection((), lambda: np.arange(500) < 4)
+    for selection in (None, some, some, few):
+        for ours, theirs in zip(flat.search(queries, 10, selection), plain.search(queries, 10, selection), strict=True):
             np.testing.assert_allclose(ours, theirs, rtol=1e-5)
     assert len(flat._parameters) == 2
 
 
 def test_a_flat_index_leaves_to_the_snapshots_own_what_a_card_cannot_do() -> None:
     own = random_index(MOST_K + 10, 4)
-    flat = FlatVectors(faiss.IndexFlatIP(4), own)  # empty: whatever is found, the other found
+    flat = FlatVectors(faiss.IndexFlatIP(4), CpuVectors(own, 1))  # empty: whatever is found, the other found
     scores, rows = flat.search(np.ones((1, 4), np.float32), MOST_K + 5, None)
     assert (rows >= 0).all()
     assert np.isfinite(scores).all()
@@ -130,5 +132,5 @@ def test_the_self_check_notices_a_wrong_device(encoder: OnnxEncoder) -> None:
     assert not check_encoder(Wrong(), ENCODER, "cpu", batches=(2,))
     small = random_index(300, 16)
     other = VectorIndex(IndexKind.FLAT, small.values[::-1], faiss.IndexFlatIP(16))
-    other._index.add(other.values.astype(np.float32))
-    assert not check_search(other, small.values)
+    other.index.add(other.values.astype(np.float32))
+    assert not check_search(CpuVectors(other, 1), small.values)

@@ -11,11 +11,13 @@ import pytest
 
 from indexer.store import AnyOf, BadFilter, Change, Deleted, Equal, Filter, Frame, Posted, Range, Snapshot
 from models.fusion import Fusion
+from service.engine.device import Cpu
+from service.engine.devices import searched_by
 from service.engine.inprocess import InProcessEngine
 from service.engine.protocol import Mode, Options, SearchJob
 from service.fresh.facets import count_facets
 from service.fresh.overlay import Overlay
-from service.serving import Serving
+from service.serving import Selection, Serving
 from tests.unit.indexer.support import DIM, Entry, unit_vectors, write_snapshot
 
 WORDS = ["高血压", "糖尿病", "阿司匹林", "血常规", "发热", "骨折", "哮喘", "aspirin"]
@@ -50,8 +52,8 @@ def main(tmp_path_factory: pytest.TempPathFactory) -> Snapshot:
 
 
 def serving_of(snapshot: Snapshot, overlay: Overlay | None = None) -> Serving:
-    def select(filters: tuple[Filter, ...]) -> np.ndarray:
-        return snapshot.metadata.select(filters)[snapshot.passages.documents]
+    def select(filters: tuple[Filter, ...]) -> Selection:
+        return Selection(filters, lambda: snapshot.metadata.select(filters)[snapshot.passages.documents])
 
     return Serving(snapshot, None, snapshot.metadata.facets(), select, overlay)  # type: ignore[arg-type]
 
@@ -59,7 +61,7 @@ def serving_of(snapshot: Snapshot, overlay: Overlay | None = None) -> Serving:
 def search(serving: Serving, mode: Mode, *filters: Filter, top_k: int = 10) -> list[tuple[str, float]]:
     options = Options(mode, top_k, filters, Fusion.SCORES, 0.5)
     vector = unit_vectors(1, seed=99)[0].astype(np.float32).tobytes()
-    (outcome,) = InProcessEngine(1).run(serving, [SearchJob(QUERY, options, vector=vector)])
+    (outcome,) = InProcessEngine(searched_by(Cpu(threads=1))).run(serving, [SearchJob(QUERY, options, vector=vector)])
     found = zip(outcome.found.documents.tolist(), outcome.found.scores.tolist(), strict=True)
     return [(serving.document(row).id, score) for row, score in found]
 

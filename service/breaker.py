@@ -49,4 +49,6 @@ class Breaker:
         self._failures += 1
         if self._failures == FAILURES_TO_OPEN:
             self._next_attempt = self._clock() + self._open_seconds
-            logger.warning("%s failed %d times in a row (%s); going on without it", self._name, self._failures, reason)
+            logger.warning(
+                "%s failed %d times in a row (%s); not asked for a while", self._name, self._failures, reason
+            )

@@ -1,0 +1,113 @@
+"""A snapshot into a vector database: put there, waited for, counted and measured, before anybody is led to it.
+
+A collection is marked finished as the last step. An upload that was killed is taken up where it stopped, because rows
+go in order and each request is waited for. Moving the alias is part of publishing.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from qdrant_client import models
+from tqdm import tqdm
+
+from indexer.build import FLAT_PASSAGES
+from indexer.errors import BadBuild
+from indexer.recall import choose_depth
+from indexer.store.errors import BadDatabase
+from indexer.store.kinds import HNSW_EF_CONSTRUCTION, HNSW_LINKS, IndexKind
+from indexer.store.qdrant import CONTENT, DEPTH, INDEX, Qdrant, QdrantVectors
+from indexer.store.qdrant_filters import payload, payload_indexes
+from indexer.store.snapshot import Snapshot
+from models.onnx_encoder import Vectors
+
+# Rows of one request: some megabytes of JSON.
+REQUEST_ROWS = 256
+POLL_SECONDS = 0.5
+# A graph over ten million passages takes hours; who waits longer than this has a server that does not get on.
+PATIENCE_SECONDS = 6 * 3600.0
+
+
+def upload(
+    database: Qdrant,
+    snapshot: Snapshot,
+    queries: Callable[[], Vectors],
+    floor: float,
+    *,
+    flat_passages: int = FLAT_PASSAGES,
+    patience_seconds: float = PATIENCE_SECONDS,
+) -> None:
+    """Does nothing where the snapshot is there already. Raises DatabaseAway, BadDatabase and BadBuild.
+
+    `queries` measure the recall, which must reach `floor`. Up to `flat_passages` are searched exactly, more by a graph.
+    """
+    if database.holds(snapshot):
+        return
+    kind = IndexKind.FLAT if len(snapshot.passages) <= flat_passages else IndexKind.HNSW
+    _put_rows(database, snapshot, _begin(database, snapshot, kind))
+    name = database.name(snapshot.version)
+    _await_index(database, name, patience_seconds)
+    count = database.call(database.client.count, name, exact=True).count
+    if count != len(snapshot.passages):
+        database.drop(snapshot.version)
+        raise BadDatabase(f"{name} has {count} of {len(snapshot.passages)} passages; it is removed: publish again")
+    depth, recall = choose_depth(QdrantVectors(database, snapshot, kind, 0), queries(), floor)
+    finished = {DEPTH: depth, "recall": recall.model_dump()}
+    database.call(database.client.update_collection, name, metadata=finished)
+    if not database.holds(snapshot):
+        raise BadDatabase("the vector database keeps no metadata of collections; it must be Qdrant 1.16 or newer")
+
+
+def _begin(database: Qdrant, snapshot: Snapshot, kind: IndexKind) -> int:
+    """The collection, made or found unfinished; returns the first row that is not known to be there."""
+    name, own = database.name(snapshot.version), {CONTENT: snapshot.manifest.content, INDEX: kind.value}
+    start = 0
+    marks = database.marks(snapshot.version)
+    if marks is not None and own.items() <= marks.items():
+        count = database.call(database.client.count, name, exact=True).count
+        start = count // REQUEST_ROWS * REQUEST_ROWS
+    else:
+        if marks is not None:
+            database.drop(snapshot.version)
+        vectors = models.VectorParams(
+            size=snapshot.manifest.dim, distance=models.Distance.DOT, datatype=models.Datatype.FLOAT16
+        )
+        # No links: no graph is built that nobody walks.
+        links = 0 if kind is IndexKind.FLAT else HNSW_LINKS
+        graph = models.HnswConfigDiff(m=links, ef_construct=HNSW_EF_CONSTRUCTION)
+        database.call(database.client.create_collection, name, vectors, hnsw_config=graph, metadata=own)
+    # Before the rows, so that Qdrant's graph knows of them; again after a kill, because one of them may be missing.
+    for key, schema in payload_indexes(snapshot.metadata).items():
+        database.call(database.client.create_payload_index, name, key, schema)
+    return start
+
+
+def _put_rows(database: Qdrant, snapshot: Snapshot, start: int) -> None:
+    name, values = database.name(snapshot.version), snapshot.vectors.values
+    with tqdm(total=len(values), initial=start, desc="upload", unit=" passages", disable=None) as bar:
+        for first in range(start, len(values), REQUEST_ROWS):
+            rows = range(first, min(first + REQUEST_ROWS, len(values)))
+            batch = models.Batch(
+                ids=list(rows),
+                vectors=values[first : rows.stop].astype("<f4").tolist(),
+                payloads=[payload(snapshot, row) for row in rows],
+            )
+            database.call(database.client.upsert, name, batch, wait=True)
+            bar.update(len(rows))
+
+
+def _await_index(database: Qdrant, name: str, patience_seconds: float) -> None:
+    """Returns once nothing is left to index."""
+    # A server that was restarted meanwhile indexes on only when something changes.
+    database.call(database.client.update_collection, name, optimizers_config=models.OptimizersConfigDiff())
+    deadline = time.monotonic() + patience_seconds
+    while True:
+        status = database.call(database.client.get_collection, name).status
+        if status is models.CollectionStatus.GREEN:
+            return
+        if status is models.CollectionStatus.RED:
+            raise BadDatabase(f"the vector database cannot index {name}; its log says why")
+        if time.monotonic() > deadline:
+            raise BadBuild(f"{name} is still being indexed after {patience_seconds:.0f} s; publish again later")
+        time.sleep(POLL_SECONDS)

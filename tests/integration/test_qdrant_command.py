@@ -1,0 +1,78 @@
+"""`care index` with a vector database, as a schedule calls it."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import cli
+from indexer.store import Collection, IndexKind, Manifest
+from tests.support.qdrant_server import QdrantServer, qdrant
+
+ROWS = [
+    {"_id": f"d{number}", "title": title, "text": f"{title}的处理和用药。", "metadata": {"number": number}}
+    for number, title in enumerate(["高血压", "糖尿病", "发热", "骨折"])
+]
+
+
+@pytest.fixture(autouse=True)
+def keep_signals() -> Iterator[None]:
+    before = signal.getsignal(signal.SIGTERM)
+    yield
+    signal.signal(signal.SIGTERM, before)
+
+
+@pytest.fixture
+def server() -> Iterator[QdrantServer]:
+    with qdrant() as server:
+        yield server
+
+
+def test_every_command_that_changes_what_is_served_changes_it_there_too(
+    server: QdrantServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    corpus, root = tmp_path / "corpus.jsonl", tmp_path / "collection"
+
+    def care(action: str, *words: str) -> int:
+        return cli.main(["index", action, *words, "--collection", str(root)])
+
+    def build(rows: int, *words: str) -> int:
+        corpus.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in ROWS[:rows]), encoding="utf-8")
+        return care("build", str(corpus), "--threads", "1", *words)
+
+    assert build(2, "--publish", "--vectors", server.where()) == 0
+    collection = Collection(root)
+    (first,) = collection.versions()
+    assert Manifest.read(collection.folder(first)).built.index is IndexKind.FLAT
+    monkeypatch.setenv("CARE_VECTORS", server.where())
+    assert build(3) == 0
+    assert server.aliases() == {"care": f"care-{first}"}
+    assert care("publish") == 0
+    _, second = collection.versions()
+    assert server.aliases() == {"care": f"care-{second}"}
+    assert care("rollback") == 0
+    assert (collection.current(), server.aliases()) == (first, {"care": f"care-{first}"})
+    assert build(4, "--publish", "--keep", "1") == 0
+    third = collection.versions()[-1]
+    assert care("prune", "--keep", "1") == 0
+    assert server.collections() == [f"care-{version}" for version in collection.versions()]
+    assert server.aliases() == {"care": f"care-{third}"}
+    capsys.readouterr()
+
+
+def test_a_database_that_is_away_ends_the_run_with_its_own_code(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    corpus, root = tmp_path / "corpus.jsonl", tmp_path / "collection"
+    corpus.write_text(json.dumps(ROWS[0], ensure_ascii=False) + "\n", encoding="utf-8")
+    words = ["--publish", "--threads", "1", "--vectors", "qdrant+http://127.0.0.1:1/care", "--collection", str(root)]
+    assert cli.main(["index", "build", str(corpus), *words]) == 75
+    assert "the vector database does not answer" in capsys.readouterr().err
+    assert Collection(root).current() is None
+    with pytest.raises(SystemExit):
+        cli.main(["index", "publish", "--vectors", "qdrant", "--collection", str(root)])
+    assert "neither faiss nor like qdrant+http://host:6333/alias" in capsys.readouterr().err

@@ -1,0 +1,97 @@
+"""The engine process with its vectors in a database: as a worker sees it when the database goes and comes."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from indexer.publish import Measure, publish
+from indexer.recall import encode_queries, sample_queries
+from indexer.store import Collection, DatabaseAway
+from indexer.store.database import Database
+from models.onnx_encoder import OnnxEncoder
+from models.spec import Side
+from service.engine.check import check_engine
+from service.engine.device import Cpu
+from service.engine.devices import searched_by
+from service.engine.inprocess import InProcessEngine
+from service.engine.protocol import Mode, Options, SearchJob
+from service.engine.remote import RemoteEngine
+from service.serving import Serving
+from tests.api.support import ENCODER, Built, build_collection, make_settings
+from tests.integration.engine_half import WAIT_SECONDS, Engine, open_serving, worker
+from tests.support.qdrant_server import QdrantServer, qdrant
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture(scope="module")
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@pytest.fixture(scope="module")
+def encoder() -> OnnxEncoder:
+    return OnnxEncoder.load(ENCODER, threads=1)
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory, encoder: OnnxEncoder) -> Built:
+    return build_collection(tmp_path_factory.mktemp("outside") / "collection", encoder, "a")
+
+
+@pytest.fixture
+def server() -> Iterator[QdrantServer]:
+    with qdrant() as server:
+        yield server
+
+
+def put_into(server: QdrantServer, built: Built, encoder: OnnxEncoder) -> None:
+    measure = Measure(lambda snapshot: encode_queries(encoder, sample_queries(snapshot.documents)), 0.95)
+    publish(Collection(built.root, Database.parse(server.where(), None, 30)), built.versions["a"], measure)
+
+
+def jobs(serving: Serving) -> list[SearchJob]:
+    queries = ["高血压吃什么药", "头痛怎么办"]
+    return [SearchJob(text, Options(mode, 5), serving.encoder.tokenize([text], Side.QUERY)[0])
+            for text in queries for mode in (Mode.DENSE, Mode.HYBRID)]  # fmt: skip
+
+
+async def ask(remote: RemoteEngine, serving: Serving) -> list[list[int]]:
+    futures = remote.submit(serving, jobs(serving))
+    outcomes = await asyncio.wait_for(asyncio.gather(*futures), WAIT_SECONDS)
+    return [outcome.found.documents.tolist() for outcome in outcomes]
+
+
+async def test_an_engine_without_its_database_says_so_lives_and_recovers(
+    server: QdrantServer, built: Built, encoder: OnnxEncoder, tmp_path: Path
+) -> None:
+    serving = open_serving(built)
+    local = dataclasses.replace(serving, encoder=encoder)
+    put_into(server, built, encoder)
+    server.away = True
+    settings = make_settings(built, vectors=server.where(), vectors_timeout_seconds=30)
+    engine = Engine(tmp_path / "engine.sock", settings)
+    engine.begin()
+    try:
+        async with worker(engine) as remote:
+            await remote.prepare(serving)
+            with pytest.raises(DatabaseAway):
+                await ask(remote, serving)
+            assert await asyncio.wait_for(check_engine(engine.path), WAIT_SECONDS)
+            server.away = False
+            async with asyncio.timeout(WAIT_SECONDS):
+                while True:
+                    try:
+                        found = await ask(remote, serving)
+                        break
+                    except DatabaseAway:
+                        await asyncio.sleep(0.05)
+    finally:
+        engine.end()
+    here = InProcessEngine(searched_by(Cpu(threads=1)))
+    assert found == [outcome.found.documents.tolist() for outcome in here.run(local, jobs(serving))]

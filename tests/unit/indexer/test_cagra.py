@@ -1,0 +1,66 @@
+"""The card's graph where there is no card: it cannot be built, but one that was built is opened and walked."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import faiss
+import numpy as np
+import pytest
+
+from indexer.store import IndexKind
+from indexer.store.cagra import CardGraph, has_card
+from indexer.store.errors import BadIndex
+from indexer.store.kinds import build_index
+from indexer.store.vectors import VectorIndex
+from tests.unit.indexer.support import unit_vectors
+
+ROWS, DIM = 3000, 32
+
+
+@pytest.fixture(scope="module")
+def graph(tmp_path_factory: pytest.TempPathFactory) -> VectorIndex:
+    """As the card leaves it: FAISS's class for it, without its vectors; here the links are the processor's."""
+    folder = tmp_path_factory.mktemp("cagra")
+    vectors = unit_vectors(ROWS, DIM, clusters=30)
+    np.save(folder / "vectors.npy", vectors)
+    index = faiss.IndexHNSWCagra(DIM, 16, faiss.METRIC_INNER_PRODUCT)
+    index.add(vectors.astype(np.float32))
+    index.base_level_only = True
+    faiss.write_index(index, str(folder / "index.faiss"), faiss.IO_FLAG_SKIP_STORAGE)
+    return VectorIndex.open(folder, IndexKind.CAGRA, ROWS, DIM, 256)
+
+
+def queries(graph: VectorIndex) -> np.ndarray:
+    return graph.values[::100].astype(np.float32)
+
+
+def test_a_processor_walks_the_graph(graph: VectorIndex) -> None:
+    exact, _ = graph.search_exactly(queries(graph), 10)
+    scores, rows = graph.search(queries(graph), 10)
+    assert (scores >= exact[:, -1:] - 1e-5).mean() > 0.9
+    products = np.einsum("qkd,qd->qk", graph.values[rows].astype(np.float32), queries(graph))
+    np.testing.assert_allclose(scores, products, atol=1e-5)
+
+
+def test_filters_are_kept_narrow_and_wide(graph: VectorIndex) -> None:
+    for allowed in (np.arange(ROWS) % 2 == 0, np.arange(ROWS) < 20):
+        _, rows = graph.search(queries(graph), 10, allowed)
+        assert allowed[rows].all()
+
+
+@pytest.mark.skipif(has_card(), reason="there is a card")
+def test_without_a_card_it_is_refused_and_says_what_to_do(graph: VectorIndex, tmp_path: Path) -> None:
+    with pytest.raises(BadIndex, match="choose hnsw"):
+        build_index(graph.values, IndexKind.CAGRA, tmp_path / "index.faiss")
+    with pytest.raises(BadIndex, match="gpu extra"):
+        CardGraph(graph)
+    with pytest.raises(BadIndex, match="choose flat"):
+        build_index(graph.values[:10], IndexKind.CAGRA, tmp_path / "index.faiss")
+
+
+def test_a_small_filter_and_a_long_answer_need_more_than_a_card_keeps(graph: VectorIndex) -> None:
+    assert graph.depth_for(10, None) == 256
+    assert graph.depth_for(600, None) == 600
+    assert graph.depth_for(10, np.arange(ROWS) % 2 == 0) == 512
+    assert graph.depth_for(10, np.arange(ROWS) < 20) is None
