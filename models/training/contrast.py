@@ -24,7 +24,7 @@ from models.training.ranks import Ranks
 from models.training.recipe import Contrast, Data, Recipe
 from models.training.rows import as_pairs, as_texts, read_all
 from models.training.tables import PairTable, Rows, Texts, TokenTable
-from models.training.vectors import Kept, Reader, file_of, take
+from models.training.vectors import Kept, Reader, file_of, kept_in, take
 
 OBJECTIVE = "objective"
 
@@ -46,7 +46,7 @@ class ContrastStage:
         self.encoders = {name: shelf.open(name, trained=True, seed=recipe.seed) for name in dict.fromkeys(stage.train)}
         self._starts = {name: _copy(encoder) for name, encoder in self.encoders.items()} if stage.average < 1 else {}
         self._check_dims()
-        self.objective = Objective(stage.loss, recipe.dim, cosine=recipe.normalize).to(ranks.device)
+        self.objective = Objective(stage.loss, recipe.dim).to(ranks.device)
         self._dealer = BatchDealer(
             self._table,
             stage.data.weights,
@@ -158,6 +158,8 @@ class ContrastStage:
 
     def _keep(self, name: str, texts: Texts) -> Kept:
         path = file_of(self._vectors, self._shelf.fingerprint(name), texts)
+        if path.is_file():
+            return kept_in(path, len(texts), self._recipe.dim)
         encoder = self._shelf.open(name, trained=False)
         table = TokenTable.build(texts, encoder.spec, encoder.tokenizer, self._ranks.device)
         return self._reader(encoder).keep(table, path)

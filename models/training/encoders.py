@@ -71,7 +71,6 @@ class Shelf:
             "native_dim": config.projection or spec.native_dim,
             "dim": self._recipe.dim,
             "max_length": config.max_length,
-            "normalize": self._recipe.normalize,
             "query_instruction": config.query_instruction or spec.query_instruction,
             "document_instruction": config.document_instruction or spec.document_instruction,
             "checksums": {},

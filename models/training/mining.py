@@ -21,7 +21,7 @@ from models.training.ranks import Ranks
 from models.training.recipe import Filter, Mine, Recipe
 from models.training.rows import Pair, as_pairs, read_all
 from models.training.tables import PairTable, Rows, Texts, TokenTable
-from models.training.vectors import Kept, Reader, file_of, take
+from models.training.vectors import Kept, Reader, file_of, kept_in, take
 
 QUERIES_AT_ONCE = 1024
 READ_TOKENS = 32768
@@ -43,7 +43,7 @@ class Searcher:
     def __init__(
         self, recipe: Recipe, stage: Mine | Filter, table: PairTable, shelf: Shelf, vectors: Path, ranks: Ranks
     ) -> None:
-        self._table, self._ranks = table, ranks
+        self._table, self._ranks, self._dim = table, ranks, recipe.dim
         self._shelf, self._vectors = shelf, vectors
         self._queries = self._read(stage.query, table.queries)
         self._documents = self._read(stage.document or stage.query, table.documents)
@@ -78,10 +78,12 @@ class Searcher:
         return torch.nn.functional.normalize(total, dim=-1)
 
     def _read(self, name: str, texts: Texts) -> Kept:
+        path = file_of(self._vectors, self._shelf.fingerprint(name), texts)
+        if path.is_file():
+            return kept_in(path, len(texts), self._dim)
         encoder = self._shelf.open(name, trained=False)
         tokens = TokenTable.build(texts, encoder.spec, encoder.tokenizer, self._ranks.device)
-        reader = Reader(encoder, self._ranks, tokens=READ_TOKENS, precision="bf16")
-        return reader.keep(tokens, file_of(self._vectors, self._shelf.fingerprint(name), texts))
+        return Reader(encoder, self._ranks, tokens=READ_TOKENS, precision="bf16").keep(tokens, path)
 
 
 def mine(

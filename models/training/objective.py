@@ -38,9 +38,9 @@ class Contrasted:
 class Objective(nn.Module):
     """The weighted sum, at one dimension or averaged over nested ones; holds the temperature if that is learned."""
 
-    def __init__(self, settings: Loss, dim: int, *, cosine: bool = True) -> None:
+    def __init__(self, settings: Loss, dim: int) -> None:
         super().__init__()
-        self._settings, self._cosine = settings, cosine
+        self._settings = settings
         self._dims = settings.dims or [dim]
         start = torch.tensor(math.log(settings.temperature))
         self.log_temperature = nn.Parameter(start) if settings.learnable else None
@@ -72,7 +72,7 @@ class Objective(nn.Module):
     def _terms(self, batch: Contrasted, dim: int, labels: Tensor, ignored: Tensor) -> dict[str, Tensor]:
         settings, temperature = self._settings, self.temperature
         queries, documents = batch.queries[:, :dim], batch.documents[:, :dim]
-        scores = losses.similarities(queries, documents, cosine=self._cosine)
+        scores = losses.similarities(queries, documents, cosine=settings.similarity == "cosine")
         found: dict[str, Tensor] = {}
         if settings.info_nce > 0:
             contrast = losses.symmetric_info_nce if settings.symmetric else losses.info_nce

@@ -104,6 +104,8 @@ class Loss(_Section):
     """How much of the teacher's score is BM25."""
     false_negative_margin: float | None = None
     """Documents that the teacher scores above the positive by more than this are no negatives."""
+    similarity: Literal["cosine", "dot"] = "cosine"
+    """dot: inner products of trained vectors as they are. What is written is searched by cosine all the same."""
     temperature: Above = 0.02
     learnable: bool = False
     """The temperature is trained, too."""
@@ -215,8 +217,6 @@ class Recipe(_Section):
     about: str
     space: str
     dim: Positive
-    normalize: bool = True
-    """False: scores are inner products of vectors as they are."""
     seed: int = 0
     max_steps: Positive | None = None
     """At most so many steps a stage: for trying a recipe out."""

@@ -52,22 +52,21 @@ class Reader:
         chunks = table.chunks(np.arange(len(table)), self._tokens)
         shape = (len(table), self._encoder.spec.dim)
         part, done = path.with_suffix(".part"), path.with_suffix(".done")
-        if not path.is_file():
-            if self._ranks.is_first:
-                path.parent.mkdir(parents=True, exist_ok=True)
-                _allocate(part, 2 * shape[0] * shape[1])
-                _allocate(done, len(chunks))
-            self._ranks.wait()
-            values = np.memmap(part, dtype=np.float16, mode="r+", shape=shape)
-            marks = np.memmap(done, dtype=np.uint8, mode="r+", shape=(len(chunks),))
-            self._fill(table, chunks, values, marks)
-            values.flush()
-            self._ranks.wait()
-            if self._ranks.is_first:
-                os.replace(part, path)
-                done.unlink()
-            self._ranks.wait()
-        return np.memmap(path, dtype=np.float16, mode="r", shape=shape)
+        if self._ranks.is_first:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            _allocate(part, 2 * shape[0] * shape[1])
+            _allocate(done, len(chunks))
+        self._ranks.wait()
+        values = np.memmap(part, dtype=np.float16, mode="r+", shape=shape)
+        marks = np.memmap(done, dtype=np.uint8, mode="r+", shape=(len(chunks),))
+        self._fill(table, chunks, values, marks)
+        values.flush()
+        self._ranks.wait()
+        if self._ranks.is_first:
+            os.replace(part, path)
+            done.unlink()
+        self._ranks.wait()
+        return kept_in(path, *shape)
 
     def _fill(self, table: TokenTable, chunks: list[Rows], values: Kept, marks: NDArray[np.uint8]) -> None:
         own = [place for place in self._ranks.share(len(chunks)) if not marks[place]]
@@ -86,6 +85,11 @@ def file_of(folder: Path, fingerprint: str, texts: Texts) -> Path:
         content = repr((given, text)).encode("utf-8", "surrogatepass")
         digest.update(len(content).to_bytes(8, "little") + content)
     return folder / f"{digest.hexdigest()}.f16"
+
+
+def kept_in(path: Path, texts: int, dim: int) -> Kept:
+    """The vectors of a finished file."""
+    return np.memmap(path, dtype=np.float16, mode="r", shape=(texts, dim))
 
 
 def take(kept: Kept, rows: Rows, device: torch.device) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from collections.abc import Iterable
 from pathlib import Path
@@ -15,6 +16,7 @@ from transformers import AutoModel, GemmaConfig, PretrainedConfig, Qwen2Config
 from models.export.check_texts import CHECK_TEXTS
 from models.spec import Pooling
 from models.torch_encoder import TorchEncoder
+from models.training.recipe import Recipe
 from tests.support.tiny_models import tiny_config, tiny_spec, tiny_tokenizer, write_new_checkpoint
 
 _KNOWN = sorted({character for text in CHECK_TEXTS for character in text if "一" <= character <= "龥"})
@@ -78,13 +80,36 @@ def toy_rows(source: str = "toy") -> list[dict[str, object]]:
 
 def write_rows(path: Path, rows: Iterable[dict[str, object]]) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
+    content = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode()
+    path.write_bytes(gzip.compress(content) if path.suffix == ".gz" else content)
     return path
 
 
 def plain(rows: Iterable[dict[str, object]]) -> list[dict[str, object]]:
     """Rows without imagined documents."""
     return [{key: value for key, value in row.items() if key != "hypothetical"} for row in rows]
+
+
+def write_dev(folder: Path) -> None:
+    """A development set in which each query has its document."""
+    write_rows(folder / "set" / "corpus.jsonl", [{"_id": f"d{n}", "text": text} for n, text in enumerate(DOCUMENTS)])
+    write_rows(folder / "set" / "queries.jsonl", [{"_id": f"q{n}", "text": text} for n, text in enumerate(QUERIES)])
+    lines = ["query-id\tcorpus-id\tscore", *(f"q{n}\td{n}\t1" for n in range(len(QUERIES)))]
+    (folder / "set" / "qrels.tsv").write_text("\n".join(lines) + "\n")
+
+
+def recipe_toml(recipe: Recipe) -> str:
+    """A recipe's tables as inline TOML: JSON with other signs."""
+    values = recipe.model_dump(mode="json", exclude_none=True)
+
+    def inline(value: object) -> str:
+        if isinstance(value, dict):
+            return "{" + ", ".join(f"{json.dumps(key)} = {inline(item)}" for key, item in value.items()) + "}"
+        if isinstance(value, list):
+            return "[" + ", ".join(map(inline, value)) + "]"
+        return json.dumps(value)
+
+    return "".join(f"{key} = {inline(value)}\n" for key, value in values.items())
 
 
 def write_gguf(path: Path) -> TorchEncoder:

@@ -90,7 +90,7 @@ def test_bm25_is_mixed_on_a_common_scale() -> None:
 
 
 def test_vectors_as_they_are_are_scored_by_inner_products() -> None:
-    loss, _ = Objective(Loss(temperature=1.0), 8, cosine=False)(batch())
+    loss, _ = Objective(Loss(temperature=1.0, similarity="dot"), 8)(batch())
     expected = info_nce(vectors(4, 0) @ vectors(6, 1).T, LABELS, NOTHING, 1.0)
     assert loss.item() == pytest.approx(expected.item(), abs=1e-5)
 

@@ -20,7 +20,7 @@ from models.training.loop import Stopped, schedule
 from models.training.ranks import Ranks
 from models.training.recipe import Recipe
 from models.training.run import train
-from tests.support.toy_training import DOCUMENTS, QUERIES, write_rows
+from tests.support.toy_training import DOCUMENTS, QUERIES, recipe_toml, write_dev
 
 ONE = Ranks(0, 1, torch.device("cpu"))
 Make = Callable[..., Recipe]
@@ -137,7 +137,7 @@ def _instructed(encoder):  # noqa: ANN001, ANN202
 def test_the_best_checkpoint_is_kept(tmp_path: Path, toy_recipe: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     from models.training import dev
 
-    _write_dev(tmp_path / "dev")
+    write_dev(tmp_path / "dev")
     figures = iter([10.0, 30.0, 20.0])
     monkeypatch.setattr(dev.DevSets, "figure", lambda self, read: next(figures))
     extra = {"dev": {"folder": str(tmp_path / "dev"), "every": 2}}
@@ -157,7 +157,7 @@ def test_the_best_checkpoint_is_kept(tmp_path: Path, toy_recipe: Make, monkeypat
 
 
 def test_dev_figures_are_those_of_care_eval(tmp_path: Path, toy_recipe: Make) -> None:
-    _write_dev(tmp_path / "dev")
+    write_dev(tmp_path / "dev")
     extra = {"dev": {"folder": str(tmp_path / "dev"), "every": 30}}
     train(toy_recipe(extra=extra, steps=30, loss={"temperature": 0.1}), tmp_path / "run", ONE)
     lines = [json.loads(line) for line in (tmp_path / "run" / "log.jsonl").read_text().splitlines()]
@@ -166,17 +166,10 @@ def test_dev_figures_are_those_of_care_eval(tmp_path: Path, toy_recipe: Make) ->
     assert judged["metric"] == "nDCG@10"
 
 
-def _write_dev(folder: Path) -> None:
-    write_rows(folder / "set" / "corpus.jsonl", [{"_id": f"d{n}", "text": text} for n, text in enumerate(DOCUMENTS)])
-    write_rows(folder / "set" / "queries.jsonl", [{"_id": f"q{n}", "text": text} for n, text in enumerate(QUERIES)])
-    lines = ["query-id\tcorpus-id\tscore", *(f"q{n}\td{n}\t1" for n in range(len(QUERIES)))]
-    (folder / "set" / "qrels.tsv").write_text("\n".join(lines) + "\n")
-
-
 def test_a_killed_run_goes_on_to_the_same_weights(tmp_path: Path, toy_recipe: Make) -> None:
     recipe = toy_recipe(steps=40, checkpoint_every=3)
     path = tmp_path / "recipe.toml"
-    path.write_text(_toml(recipe))
+    path.write_text(recipe_toml(recipe))
     (whole,) = train(Recipe.load(path), tmp_path / "whole", ONE)
     command = [sys.executable, "-m", "cli", "train", str(path), "--out", str(tmp_path / "killed"), "--device", "cpu"]
     environment = os.environ | {"OMP_NUM_THREADS": str(torch.get_num_threads()), "PYTHONPATH": str(ROOT)}
@@ -193,20 +186,6 @@ def test_a_killed_run_goes_on_to_the_same_weights(tmp_path: Path, toy_recipe: Ma
         process.wait()
     (resumed,) = train(Recipe.load(path), tmp_path / "killed", ONE)
     assert_same(whole, resumed)
-
-
-def _toml(recipe: Recipe) -> str:
-    """A recipe's tables as inline TOML: JSON with other signs."""
-    values = recipe.model_dump(mode="json", exclude_none=True)
-
-    def inline(value: object) -> str:
-        if isinstance(value, dict):
-            return "{" + ", ".join(f"{json.dumps(key)} = {inline(item)}" for key, item in value.items()) + "}"
-        if isinstance(value, list):
-            return "[" + ", ".join(map(inline, value)) + "]"
-        return json.dumps(value)
-
-    return "".join(f"{key} = {inline(value)}\n" for key, value in values.items())
 
 
 def test_a_folder_of_another_recipe_is_refused(tmp_path: Path, toy_recipe: Make) -> None:
