@@ -1,7 +1,7 @@
 """A batch of any size through an encoder, a chunk at a time, with the gradient of one pass (gradient caching).
 
 First pass: the vectors, without a graph. The loss then gives each vector its gradient, and the second pass carries it
-into the weights. What fits into one chunk keeps its graph instead. Dropout is seeded by step, reading and chunk, so
+into the weights. What fits at once keeps its graphs instead. Dropout is seeded by step, reading and chunk, so
 that both passes see the same masks. Knows nothing of the loss.
 """
 
@@ -18,6 +18,7 @@ from models.torch_encoder import TorchEncoder
 from models.training.ranks import Ranks
 from models.training.tables import Rows, TokenTable, chunks_of
 
+PARTS = 8
 AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -36,7 +37,8 @@ class Reading:
     rows: Rows
     leaf: Tensor = field(init=False)
     """Vectors (rows, native_dim) of all ranks, where the loss leaves its gradient."""
-    kept: Tensor | None = field(init=False, default=None)
+    kept: list[Tensor] = field(init=False, default_factory=list)
+    """The chunks' vectors with their graphs, if all of them fit."""
 
 
 class Passes:
@@ -46,23 +48,26 @@ class Passes:
         self._readings, self._ranks = readings, ranks
         self._precision, self._seed = precision, seed
         self._chunks: list[list[Rows]] = []
+        self._keeps: list[bool] = []
         for reading in readings:
             own = ranks.share(len(reading.rows))
-            chunks = chunks_of(reading.tokens.lengths[reading.rows[own]], tokens) if len(own) else []
-            self._chunks.append([own[chunk] for chunk in chunks])
+            lengths = reading.tokens.lengths[reading.rows[own]]
+            # Where everything fits at once it is still cut by length, for less padding.
+            small = chunks_of(lengths, max(1, tokens // PARTS))
+            fits = sum(len(chunk) * int(lengths[chunk].max()) for chunk in small) <= tokens
+            self._chunks.append([own[chunk] for chunk in (small if fits else chunks_of(lengths, tokens))])
+            self._keeps.append(fits)
 
     def forward(self) -> None:
         """Fills every reading's leaf."""
         for number, reading in enumerate(self._readings):
-            chunks = self._chunks[number]
-            width = reading.encoder.spec.native_dim
-            leaf = torch.zeros(len(reading.rows), width, device=self._ranks.device)
-            keeps = len(chunks) == 1
-            with torch.set_grad_enabled(keeps):
-                for place, chunk in enumerate(chunks):
+            leaf = torch.zeros(len(reading.rows), reading.encoder.spec.native_dim, device=self._ranks.device)
+            with torch.set_grad_enabled(self._keeps[number]):
+                for place, chunk in enumerate(self._chunks[number]):
                     vectors = self._encode(number, place)
                     leaf[torch.from_numpy(chunk).to(leaf.device)] = vectors.detach()
-                    reading.kept = vectors if keeps else None
+                    if self._keeps[number]:
+                        reading.kept.append(vectors)
             reading.leaf = self._ranks.sum(leaf).requires_grad_(True)
 
     def backward(self) -> None:
@@ -71,10 +76,10 @@ class Passes:
             if reading.leaf.grad is None:
                 continue
             for place, chunk in enumerate(self._chunks[number]):
-                vectors = self._encode(number, place) if reading.kept is None else reading.kept
+                vectors = reading.kept[place] if self._keeps[number] else self._encode(number, place)
                 gradient = reading.leaf.grad[torch.from_numpy(chunk).to(vectors.device)]
                 vectors.backward(gradient)  # type: ignore[no-untyped-call]
-            reading.kept = None
+            reading.kept.clear()
 
     @property
     def padded_tokens(self) -> int:

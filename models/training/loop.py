@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import FrameType, TracebackType
-from typing import Protocol, Self
+from typing import Any, Protocol, Self
 
 import torch
 from torch import Tensor, nn
@@ -128,7 +128,7 @@ def make_optimiser(modules: Mapping[str, nn.Module], settings: Contrast | Recons
     """AdamW; vectors and scalars are not decayed. A module that no rate is named for takes the highest."""
     rates = settings.lr if isinstance(settings.lr, dict) else {}
     default = max(rates.values()) if rates else settings.lr
-    groups = []
+    groups: list[dict[str, Any]] = []
     for name, module in modules.items():
         trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
         for decayed in (True, False):
@@ -136,7 +136,8 @@ def make_optimiser(modules: Mapping[str, nn.Module], settings: Contrast | Recons
             decay = settings.weight_decay if decayed else 0.0
             if parameters:
                 groups.append({"params": parameters, "weight_decay": decay, "peak": rates.get(name, default)})
-    return torch.optim.AdamW(groups, lr=0.0)
+    on_card = any(parameter.is_cuda for group in groups for parameter in group["params"])
+    return torch.optim.AdamW(groups, lr=0.0, fused=on_card)
 
 
 def schedule(step: int, steps: int, warmup: float, kind: str) -> float:

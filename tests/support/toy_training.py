@@ -11,7 +11,7 @@ import torch
 from gguf import GGUFWriter
 from tokenizers import Tokenizer
 from tokenizers.pre_tokenizers import ByteLevel
-from transformers import AutoModel, GemmaConfig, PretrainedConfig, Qwen2Config
+from transformers import AutoModel, AutoModelForCausalLM, GemmaConfig, PretrainedConfig, Qwen2Config
 
 from models.export.check_texts import CHECK_TEXTS
 from models.spec import Pooling
@@ -43,14 +43,18 @@ def toy_config(architecture: str) -> PretrainedConfig:
 
 
 def write_start(folder: Path, architecture: str, seed: int = 0) -> Path:
-    """A transformers folder of random weights, as a hub has it; gte in its published layout."""
+    """A transformers folder as a hub has it: gte in its remote class's layout, decoders with their head."""
     if architecture == "new":
         write_new_checkpoint(folder, toy_config("gte"), toy_tokenizer())
         return folder
     torch.manual_seed(seed)
-    options = {"add_pooling_layer": False} if architecture in ("bert", "xlm-roberta") else {}
-    AutoModel.from_config(toy_config(architecture), **options).save_pretrained(folder)
-    toy_tokenizer(bare=architecture.startswith(("qwen", "gemma"))).save(str(folder / "tokenizer.json"))
+    decoder = architecture.startswith(("qwen", "gemma"))
+    if decoder:
+        AutoModelForCausalLM.from_config(toy_config(architecture)).save_pretrained(folder)
+    else:
+        options = {"add_pooling_layer": False} if architecture in ("bert", "xlm-roberta") else {}
+        AutoModel.from_config(toy_config(architecture), **options).save_pretrained(folder)
+    toy_tokenizer(bare=decoder).save(str(folder / "tokenizer.json"))
     return folder
 
 
