@@ -101,6 +101,11 @@ class ContrastStage:
                 blend(encoder, self._starts[name], self._stage.average)
             self._shelf.keep(name, encoder, folder / name)
 
+    def write(self, folder: Path) -> None:
+        """Writes the trained encoders as they are now."""
+        for name, encoder in self.encoders.items():
+            self._shelf.write(name, encoder, folder / name)
+
     def _readings(self, batch: Batch) -> dict[str, Reading]:
         """What trained encoders read in this step."""
         wanted = {

@@ -99,7 +99,12 @@ class Shelf:
         return encoder.to(self._device).train(trained)
 
     def keep(self, name: str, encoder: TorchEncoder, folder: Path) -> None:
-        """Writes the encoder, adapters merged, and goes on with it."""
+        """Writes the encoder and goes on with it."""
+        self.write(name, encoder, folder)
+        self.replace(name, folder)
+
+    def write(self, name: str, encoder: TorchEncoder, folder: Path) -> None:
+        """Writes the encoder, adapters merged; the folder is there whole or not at all."""
         if self._recipe.encoders[name].lora is not None:
             encoder = self._merged(name, encoder)
         fresh = folder.with_name(folder.name + ".new")
@@ -107,7 +112,6 @@ class Shelf:
         encoder.save(fresh)
         shutil.rmtree(folder, ignore_errors=True)
         fresh.rename(folder)
-        self.replace(name, folder)
 
     def _load(self, name: str, dtype: torch.dtype) -> TorchEncoder:
         config, spec = self._recipe.encoders[name], self.spec(name)

@@ -48,6 +48,8 @@ class Work(Protocol):
 
     def vectors_of(self, texts: Texts) -> Tensor: ...
 
+    def write(self, folder: Path) -> None: ...
+
 
 def run(
     work: Work, settings: Contrast | Reconstruct, name: str, folder: Path, ranks: Ranks, dev: DevSets | None
@@ -70,6 +72,8 @@ def run(
             judged = dev is not None and (done % dev.every == 0 or done == work.steps)
             if judged:
                 progress = _judge(work, dev, progress, watch)
+            if done in settings.snapshots and ranks.is_first:
+                work.write(folder / name / f"at-{done}")
             stopped = ranks.any(ear.stop)
             if stopped or done % settings.checkpoint_every == 0 or done == work.steps or progress.best_step == done:
                 if ranks.is_first:

@@ -1,4 +1,4 @@
-"""Pairs in, better pairs out: hard negatives for each query, and pairs that an encoder does not believe dropped.
+"""Pairs in, better pairs out: hard negatives found, pairs that an encoder does not believe or has seen enough dropped.
 
 Each source is searched within its own documents, exactly, on the training device. Knows nothing of training.
 """
@@ -16,9 +16,10 @@ import torch
 from numpy.typing import NDArray
 from tqdm import tqdm
 
+from models.spec import Side
 from models.training.encoders import Shelf
 from models.training.ranks import Ranks
-from models.training.recipe import Filter, Mine, Recipe
+from models.training.recipe import Diversify, Filter, Mine, Recipe
 from models.training.rows import Pair, as_pairs, read_all
 from models.training.tables import PairTable, Rows, Texts, TokenTable
 from models.training.vectors import Kept, Reader, file_of, kept_in, take
@@ -41,7 +42,13 @@ class Searcher:
     """Searches each source of a table with a pair of encoders."""
 
     def __init__(
-        self, recipe: Recipe, stage: Mine | Filter, table: PairTable, shelf: Shelf, vectors: Path, ranks: Ranks
+        self,
+        recipe: Recipe,
+        stage: Mine | Filter | Diversify,
+        table: PairTable,
+        shelf: Shelf,
+        vectors: Path,
+        ranks: Ranks,
     ) -> None:
         self._table, self._ranks, self._dim = table, ranks, recipe.dim
         self._shelf, self._vectors = shelf, vectors
@@ -66,6 +73,11 @@ class Searcher:
             for at, pair in enumerate(block):
                 own = np.searchsorted(corpus, self._table.positives[pair])
                 yield Found(int(pair), corpus[places[at]], best[at], float(whole[at, own].max()))
+
+    def side(self, side: Side) -> torch.Tensor:
+        """All vectors of one side."""
+        kept = self._queries if side is Side.QUERY else self._documents
+        return take(kept, np.arange(len(kept)), self._ranks.device)
 
     def _asked(self, pairs: Rows) -> torch.Tensor:
         """Query vectors; with imagined documents, the sum with theirs, which ranks as their mean does."""
@@ -124,6 +136,37 @@ def filter_pairs(
                 dropped.add(found.pair)
     write_pairs(out, ((row, row.negatives) for number, row in enumerate(rows) if number not in dropped))
     return {"pairs": len(rows), "kept": len(rows) - len(dropped)}
+
+
+def diversify(
+    recipe: Recipe, stage: Diversify, files: list[Path], shelf: Shelf, vectors: Path, ranks: Ranks, out: Path
+) -> dict[str, int]:
+    """Writes the rows whose text is not like too many that were kept before it."""
+    rows = list(as_pairs(read_all(files), {}, recipe.seed))
+    table = PairTable.of_pairs(rows)
+    searcher = Searcher(recipe, stage, table, shelf, vectors, ranks)
+    kept = spread(searcher.side(stage.side), stage.neighbours, stage.threshold, stage.most, stage.seeds)
+    firsts = table.positives.pick(np.arange(len(rows)), np.zeros(len(rows), dtype=np.int64))
+    texts = table.query if stage.side is Side.QUERY else firsts
+    write_pairs(out, ((row, row.negatives) for number, row in enumerate(rows) if kept[texts[number]]))
+    return {"pairs": len(rows), "kept": int(kept[texts].sum())}
+
+
+def spread(vectors: torch.Tensor, neighbours: int, threshold: float, most: int, seeds: int) -> NDArray[np.bool_]:
+    """Which vectors (texts, dim) stay, taken in their order: all seeds, then those of which at most `most` of the
+    nearest `neighbours` that stay score above the threshold."""
+    kept = torch.zeros(len(vectors), dtype=torch.bool, device=vectors.device)
+    kept[:seeds] = True
+    for first in range(seeds, len(vectors), QUERIES_AT_ONCE):
+        block = vectors[first : first + QUERIES_AT_ONCE]
+        before = (block @ vectors[:first][kept[:first]].T > threshold).sum(1).cpu().numpy()
+        within = (block @ block.T > threshold).cpu().numpy()
+        stays = np.zeros(len(block), dtype=bool)
+        for at in range(len(block)):
+            near = before[at] + within[at, :at][stays[:at]].sum()
+            stays[at] = min(near, neighbours) <= most
+        kept[first : first + len(block)] = torch.from_numpy(stays).to(kept.device)
+    return kept.cpu().numpy()
 
 
 def write_pairs(path: Path, rows: Iterator[tuple[Pair, list[str]]]) -> None:

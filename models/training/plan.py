@@ -15,7 +15,7 @@ from torch import nn
 from transformers import AutoModel
 
 from models.training.encoders import describe
-from models.training.recipe import Contrast, Encoder, Filter, Mine, Recipe, Reconstruct
+from models.training.recipe import AnyStage, Contrast, Diversify, Encoder, Filter, Mine, Recipe, Reconstruct
 from models.training.rows import read_pairs
 from models.training.shapes import config_of
 
@@ -93,7 +93,7 @@ def plan(recipe: Recipe, tflops: float) -> str:
     return "\n".join(lines)
 
 
-def _is_trained(stage: Contrast | Reconstruct | Mine | Filter) -> bool:
+def _is_trained(stage: AnyStage) -> bool:
     return isinstance(stage, Contrast | Reconstruct)
 
 
@@ -104,9 +104,7 @@ def _encoder_line(name: str, config: Encoder, cost: Cost | None) -> str:
     return f"  {name:10} {start}: {size} ({describe(config)}), {use}"
 
 
-def _trained_lines(
-    recipe: Recipe, stage: Contrast | Reconstruct | Mine | Filter, costs: dict[str, Cost | None], tflops: float
-) -> list[str]:
+def _trained_lines(recipe: Recipe, stage: AnyStage, costs: dict[str, Cost | None], tflops: float) -> list[str]:
     assert isinstance(stage, Contrast | Reconstruct)
     readers = [stage.encoder] if isinstance(stage, Reconstruct) else [stage.query, stage.document or stage.query]
     trained = readers if isinstance(stage, Reconstruct) else stage.train
@@ -185,12 +183,15 @@ def _measured(files: list[Path]) -> tuple[int | None, float]:
     return int(rows), characters / max(1, seen)
 
 
-def _search_lines(stage: Contrast | Reconstruct | Mine | Filter) -> list[str]:
+def _search_lines(stage: AnyStage) -> list[str]:
     if isinstance(stage, Mine):
         margin = "" if stage.margin is None else f", {stage.margin:g} below the positive"
         return [
             f"{stage.count} negatives a pair from ranks {stage.ranks[0]} to {stage.ranks[1]} of {stage.query}{margin}"
         ]
+    if isinstance(stage, Diversify):
+        near = f"{stage.most} of the nearest {stage.neighbours} above {stage.threshold:g} by {stage.query}"
+        return [f"rows stay whose {stage.side} has at most {near}; {stage.seeds:,} to begin with"]
     assert isinstance(stage, Filter)
     return [f"pairs stay whose document is among the first {stage.top} of {stage.query}"]
 

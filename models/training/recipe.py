@@ -14,7 +14,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from models.errors import BadData
-from models.spec import Pooling
+from models.spec import Pooling, Side
 from models.training.recipe_files import read_values
 
 Positive = Annotated[int, Field(gt=0)]
@@ -140,6 +140,8 @@ class _Trained(_Section):
     tokens: Positive = 16384
     """Padded tokens of a chunk: what one pass of an encoder holds."""
     checkpoint_every: Positive = 500
+    snapshots: list[Positive] = []
+    """Steps after which the encoders are written, as well as at the end: for curves by texts seen."""
 
     @model_validator(mode="after")
     def _one_length(self) -> _Trained:
@@ -199,8 +201,30 @@ class Filter(_Section):
     sources: list[str] = []
 
 
-Trained = Contrast | Reconstruct
-Stage = Annotated[Contrast | Reconstruct | Mine | Filter, Field(discriminator="kind")]
+class Diversify(_Section):
+    """Rows like too many that are kept already are dropped (appendix B.1, table 14)."""
+
+    kind: Literal["diversify"]
+    skip: bool = False
+    files: Annotated[list[str], Field(min_length=1)]
+    query: str
+    """The encoder by which texts are compared."""
+    side: Side
+    """Which text of a row is compared: its query, or its first document."""
+    neighbours: Positive = 5
+    threshold: Share
+    most: Count = 1
+    """A row goes if more than so many of its nearest neighbours score above the threshold."""
+    seeds: Count = 5000
+    """So many rows are kept to begin with."""
+
+    @property
+    def document(self) -> None:
+        """Texts are compared with their own kind: no second encoder reads."""
+
+
+Stage = Annotated[Contrast | Reconstruct | Mine | Filter | Diversify, Field(discriminator="kind")]
+AnyStage = Contrast | Reconstruct | Mine | Filter | Diversify
 
 
 class Dev(_Section):
@@ -243,7 +267,7 @@ class Recipe(_Section):
             raise BadData(f"{path}: {'.'.join(map(str, first['loc']))}: {first['msg']}") from error
 
 
-def _encoders_of(stage: Contrast | Reconstruct | Mine | Filter) -> Iterator[str]:
+def _encoders_of(stage: AnyStage) -> Iterator[str]:
     if isinstance(stage, Reconstruct):
         yield stage.encoder
         return

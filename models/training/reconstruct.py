@@ -127,6 +127,9 @@ class ReconstructStage:
     def keep(self, folder: Path) -> None:
         self._shelf.keep(self._stage.encoder, self._encoder, folder / self._stage.encoder)
 
+    def write(self, folder: Path) -> None:
+        self._shelf.write(self._stage.encoder, self._encoder, folder / self._stage.encoder)
+
     def _chunk(self, ids: Tensor, mask: Tensor, chosen: Tensor, inner: Tensor, chance: torch.Generator) -> Tensor:
         """The two sums of cross-entropies: of the encoder's masked tokens, and of all tokens by the decoder."""
         backbone = self._encoder.backbone

@@ -18,10 +18,10 @@ from models.training import loop
 from models.training.contrast import ContrastStage
 from models.training.dev import DevSets
 from models.training.encoders import Shelf
-from models.training.mining import filter_pairs, mine
+from models.training.mining import diversify, filter_pairs, mine
 from models.training.progress import draw_curves
 from models.training.ranks import Ranks
-from models.training.recipe import Contrast, Filter, Mine, Recipe, Reconstruct
+from models.training.recipe import AnyStage, Contrast, Diversify, Filter, Mine, Recipe, Reconstruct
 from models.training.reconstruct import ReconstructStage
 
 DONE, PAIRS = "done.json", "pairs.jsonl"
@@ -56,7 +56,7 @@ def train(recipe: Recipe, folder: Path, ranks: Ranks) -> list[Path]:
 def _run_stage(
     recipe: Recipe,
     name: str,
-    stage: Contrast | Reconstruct | Mine | Filter,
+    stage: AnyStage,
     folder: Path,
     shelf: Shelf,
     ranks: Ranks,
@@ -64,11 +64,14 @@ def _run_stage(
 ) -> dict[str, int]:
     home, vectors = folder / name, folder / VECTORS
     home.mkdir(parents=True, exist_ok=True)
-    files = [_resolve(file, folder) for file in (stage.files if isinstance(stage, Mine | Filter) else stage.data.files)]
+    named = stage.data.files if isinstance(stage, Contrast | Reconstruct) else stage.files
+    files = [_resolve(file, folder) for file in named]
     if isinstance(stage, Mine):
         return mine(recipe, stage, files, shelf, vectors, ranks, home / PAIRS)
     if isinstance(stage, Filter):
         return filter_pairs(recipe, stage, files, shelf, vectors, ranks, home / PAIRS)
+    if isinstance(stage, Diversify):
+        return diversify(recipe, stage, files, shelf, vectors, ranks, home / PAIRS)
     work: ContrastStage | ReconstructStage
     if isinstance(stage, Contrast):
         work = ContrastStage(recipe, stage, files, shelf, vectors, ranks)
@@ -81,7 +84,7 @@ def _run_stage(
     return {"steps": work.steps}
 
 
-def _trained_by(stage: Contrast | Reconstruct | Mine | Filter) -> list[str]:
+def _trained_by(stage: AnyStage) -> list[str]:
     if isinstance(stage, Contrast):
         return list(dict.fromkeys(stage.train))
     return [stage.encoder] if isinstance(stage, Reconstruct) else []

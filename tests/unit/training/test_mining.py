@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from models.training import mining
-from models.training.mining import filter_pairs, mine
+from models.training.mining import diversify, filter_pairs, mine, spread
 from models.training.ranks import Ranks
-from models.training.recipe import Filter, Mine, Recipe
+from models.training.recipe import Diversify, Filter, Mine, Recipe
 from tests.support.toy_training import write_rows
 
 ONE = Ranks(0, 1, torch.device("cpu"))
@@ -32,9 +32,9 @@ def _flat(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def run(tmp_path: Path, toy_recipe: Callable[..., Recipe]) -> Callable[..., tuple[dict[str, int], list[dict]]]:
-    def run(stage: Mine | Filter, *rows: dict[str, object]) -> tuple[dict[str, int], list[dict]]:
+    def run(stage: Mine | Filter | Diversify, *rows: dict[str, object]) -> tuple[dict[str, int], list[dict]]:
         files = [write_rows(tmp_path / "in.jsonl", rows)]
-        work = mine if isinstance(stage, Mine) else filter_pairs
+        work = {Mine: mine, Filter: filter_pairs, Diversify: diversify}[type(stage)]
         facts = work(toy_recipe(), stage, files, None, tmp_path, ONE, tmp_path / "out.jsonl")  # type: ignore[arg-type]
         return facts, [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
 
@@ -74,3 +74,27 @@ def test_pairs_stay_that_the_encoder_finds_itself(run) -> None:  # noqa: ANN001
     facts, rows = run(stage, ROW, ROW | {"pos": ["三"]}, *OTHERS)
     assert facts == {"pairs": 6, "kept": 5}
     assert [row["pos"] for row in rows[:2]] == [["答"], ["近"]]
+
+
+def test_a_row_like_too_many_that_are_kept_is_dropped(run) -> None:  # noqa: ANN001
+    settings = {"kind": "diversify", "files": ["x"], "query": "query", "side": "query", "seeds": 1}
+    near = float(np.cos(0.15))
+    stage = Diversify.model_validate(settings | {"threshold": near, "most": 1})
+    # Angles 0, 0.05, 0.1 (like two that are kept), 0.2 (like one), 1.5.
+    asked = [{"query": text, "pos": [text], "source": "s"} for text in ("问", "近", "答", "一", "远")]
+    facts, rows = run(stage, *asked)
+    assert [row["query"] for row in rows] == ["问", "近", "一", "远"]
+    assert facts == {"pairs": 5, "kept": 4}
+
+
+@pytest.mark.parametrize("block", [1, 7, 1000])
+def test_spreading_equals_a_naive_loop_whatever_the_block(block: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mining, "QUERIES_AT_ONCE", block)
+    vectors = torch.nn.functional.normalize(torch.randn(60, 3, generator=torch.Generator().manual_seed(0)), dim=1)
+    kept: list[int] = []
+    for at in range(60):
+        nearest = sorted((float(vectors[at] @ vectors[other]) for other in kept), reverse=True)[:5]
+        if at < 4 or sum(score > 0.8 for score in nearest) <= 2:
+            kept.append(at)
+    assert 10 < len(kept) < 55
+    assert np.flatnonzero(spread(vectors, 5, 0.8, 2, 4)).tolist() == kept

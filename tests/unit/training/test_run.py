@@ -134,6 +134,13 @@ def _instructed(encoder):  # noqa: ANN001, ANN202
     return encoder.model_copy(update={"document_instruction": "文："})
 
 
+def test_snapshots_are_encoders_on_the_way(tmp_path: Path, toy_recipe: Make) -> None:
+    (whole,) = train(toy_recipe(snapshots=[2, 6]), tmp_path / "run", ONE)
+    assert_same(whole, tmp_path / "run" / "tune" / "at-6" / "query")
+    early, late = (weights(tmp_path / "run" / "tune" / f"at-{step}" / "query") for step in (2, 6))
+    assert any(not torch.equal(early[name], late[name]) for name in late)
+
+
 def test_the_best_checkpoint_is_kept(tmp_path: Path, toy_recipe: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     from models.training import dev
 
