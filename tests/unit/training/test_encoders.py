@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from models.errors import BadEncoder
+from models.packed.encoder import PackedEncoder
 from models.spec import Side
 from models.torch_encoder import TorchEncoder
 from models.training.encoders import Shelf, blend, trained_weights
@@ -103,6 +104,8 @@ def test_a_projection_is_trained_saved_and_loaded(tmp_path: Path, toy_recipe: Ma
     own.keep("document", encoder, tmp_path / "kept")
     torch.testing.assert_close(encoded(TorchEncoder.load(tmp_path / "kept")), encoded(encoder))
     torch.testing.assert_close(encoded(own.open("document", trained=False)), encoded(encoder))
+    with pytest.raises(BadEncoder, match="projection"):
+        PackedEncoder.load(tmp_path / "kept", device="cpu")
 
 
 def test_fingerprints_tell_encoders_apart(tmp_path: Path, toy_recipe: Make) -> None:
