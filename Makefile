@@ -9,7 +9,7 @@ PORT ?= 8000
 HOST ?= http://127.0.0.1:$(PORT)
 PIP := -m pip install --quiet --disable-pip-version-check
 .DEFAULT_GOAL := help
-.PHONY: help run test check unit format bench bench-peers bench-gpu overload kills bench-fresh bench-index bench-encode kill-index swaps loadtest eval install install-train optimum lock clean
+.PHONY: help run test check unit format bench bench-peers bench-gpu overload kills bench-fresh bench-index bench-encode bench-train kill-index swaps loadtest eval install install-train optimum lock clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -57,6 +57,9 @@ bench-index: .venv-dev/installed ## memory and time of a build and a re-index (A
 bench-encode: ## an LLM's documents a second beside the card's limit and sentence-transformers (docs/benchmarks.md)
 	$(GPU_PYTHON) -m tests.bench.encode --corpus $(or $(CORPUS),../shared/data/eval/cmirb/corpus.jsonl.gz) \
 	  --tokenizer $(or $(TOKENIZER),../shared/weights/bge-small-zh-v1.5) --output $(or $(OUTPUT),var/bench-encode) $(ARGS)
+
+bench-train: ## speed and memory of training on a machine with a graphics card (ARGS=--tiny runs anywhere)
+	$(GPU_PYTHON) -m tests.bench.train $(ARGS)
 
 kill-index: .venv-dev/installed ## 50 builds killed with SIGKILL at random moments: each must end like an undisturbed one
 	$(DEV)/python -m tests.kill.index $(ARGS)

@@ -18,7 +18,7 @@ COMMANDS = {
     "demo": ("", "build the example corpus on the first call, then serve it: the quickest way to see a search"),
     "serve": ("service.command", "serve the published snapshot of a collection over HTTP"),
     "index": ("indexer.command", "build, check, publish, compare and roll back snapshots of a corpus"),
-    "train": ("models.training.command", "train an encoder by a recipe (needs the train extra)"),
+    "train": ("models.training.command", "train encoders by a recipe, stage by stage (needs the train extra)"),
     "export": ("models.export.command", "turn a trained encoder into ONNX graphs (needs the train extra)"),
     "eval": ("models.evaluation.command", "judge encoders, BM25 and their hybrid on evaluation sets"),
 }
@@ -28,7 +28,7 @@ DEMO_CORPUS = "examples/corpus.jsonl"
 DEMO_COLLECTION = "var/demo"
 # The demo leaves a database that is configured alone.
 HERE = ("--vectors", "faiss")
-TRAIN_EXTRA = {"torch", "transformers", "onnx", "safetensors", "onnxscript"}
+TRAIN_EXTRA = {"torch", "transformers", "onnx", "safetensors", "onnxscript", "peft", "accelerate", "gguf", "ranx"}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

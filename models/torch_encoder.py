@@ -14,6 +14,7 @@ from typing import cast
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn import functional
 from transformers import AutoModel, PretrainedConfig, PreTrainedModel
@@ -27,6 +28,7 @@ from models.transformers_folder import CONFIG_FILE, check_length, read_config, r
 
 Vectors = NDArray[np.float32]
 
+PROJECTION_FILE = "projection.safetensors"
 ADAPTER_FOLDER = "adapter"
 WEIGHTS = ("*.safetensors", "*.safetensors.index.json", f"{ADAPTER_FOLDER}/adapter_*.*")
 
@@ -34,9 +36,12 @@ WEIGHTS = ("*.safetensors", "*.safetensors.index.json", f"{ADAPTER_FOLDER}/adapt
 class TorchEncoder(nn.Module):
     """A function from token ids to unit vectors that can be trained."""
 
-    def __init__(self, backbone: PreTrainedModel, spec: EncoderSpec, tokenizer_json: str) -> None:
+    def __init__(
+        self, backbone: PreTrainedModel, spec: EncoderSpec, tokenizer_json: str, projection: nn.Linear | None = None
+    ) -> None:
         super().__init__()
         self.backbone = backbone
+        self.projection = projection
         self.spec = spec
         self.tokenizer_json = tokenizer_json
         self.tokenizer = Tokenizer.from_json(tokenizer_json, spec.max_length)
@@ -61,18 +66,25 @@ class TorchEncoder(nn.Module):
         if own is not None:
             _verify(folder, own)
         config = read_config(folder)
-        if config.hidden_size != spec.native_dim:
-            raise BadEncoder(f"{folder}: hidden_size is {config.hidden_size}, the spec says {spec.native_dim}")
+        projection = _load_projection(folder, config.hidden_size, dtype)
+        width = config.hidden_size if projection is None else projection.out_features
+        if width != spec.native_dim:
+            raise BadEncoder(f"{folder}: the vectors have {width} dimensions, the spec says {spec.native_dim}")
         check_length(folder, config, spec.max_length)
         backbone = _load_backbone(folder, config, dtype, strict=own is not None)
         if (folder / ADAPTER_FOLDER).is_dir():
             backbone = _merge(backbone, folder / ADAPTER_FOLDER)
-        return cls(backbone, spec, read_tokenizer(folder, spec.pooling, config)).eval()
+        return cls(backbone, spec, read_tokenizer(folder, spec.pooling, config), projection).eval()
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
         """Unit vectors (texts, dim) in float32 of ids and mask (texts, tokens)."""
+        return finish(self.pooled(input_ids, attention_mask), self.spec)
+
+    def pooled(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        """What `forward` cuts and normalises: (texts, native_dim) in float32."""
         output = self.backbone(input_ids=input_ids, attention_mask=attention_mask)
-        return embed(output.last_hidden_state, attention_mask, self.spec)
+        vectors = pool(output.last_hidden_state, attention_mask, self.spec.pooling)
+        return (vectors if self.projection is None else self.projection(vectors)).float()
 
     @torch.inference_mode()
     def encode(self, texts: Sequence[str], side: Side, batch_size: int = 64) -> Vectors:
@@ -94,6 +106,8 @@ class TorchEncoder(nn.Module):
             raise BadEncoder(f"{folder} holds an adapter, which would be merged again; save into another folder")
         folder.mkdir(parents=True, exist_ok=True)
         self.backbone.save_pretrained(folder, save_original_format=False)
+        if self.projection is not None:
+            save_file({"weight": self.projection.weight.detach().contiguous().cpu()}, folder / PROJECTION_FILE)
         (folder / TOKENIZER_FILE).write_text(self.tokenizer_json, encoding="utf-8")
         checksums = {name: sha256_of(folder / name) for name in (TOKENIZER_FILE, *weight_files(folder))}
         self.spec.model_copy(update={"checksums": checksums, "parity": {}}).save(folder)
@@ -101,7 +115,12 @@ class TorchEncoder(nn.Module):
 
 def embed(hidden: Tensor, mask: Tensor, spec: EncoderSpec) -> Tensor:
     """Embeddings (texts, dim) of hidden states (texts, tokens, native_dim): pooled, cut to dim, then normalised."""
-    vectors = pool(hidden, mask, spec.pooling).float()[:, : spec.dim]
+    return finish(pool(hidden, mask, spec.pooling).float(), spec)
+
+
+def finish(pooled: Tensor, spec: EncoderSpec) -> Tensor:
+    """Pooled vectors (texts, native_dim) cut to dim, then normalised."""
+    vectors = pooled[:, : spec.dim]
     return functional.normalize(vectors, dim=-1) if spec.normalize else vectors
 
 
@@ -114,6 +133,18 @@ def pool(hidden: Tensor, mask: Tensor, pooling: Pooling) -> Tensor:
         return hidden[torch.arange(len(hidden), device=hidden.device), last]
     weights = mask.unsqueeze(-1).float()
     return (hidden.float() * weights).sum(dim=1) / weights.sum(dim=1).clamp(min=1.0)
+
+
+def _load_projection(folder: Path, width: int, dtype: torch.dtype) -> nn.Linear | None:
+    path = folder / PROJECTION_FILE
+    if not path.is_file():
+        return None
+    weight = load_file(path)["weight"]
+    if weight.shape[1] != width:
+        raise BadEncoder(f"{path}: made for vectors of {weight.shape[1]} dimensions, the backbone's have {width}")
+    projection = nn.Linear(width, weight.shape[0], bias=False, dtype=dtype)
+    projection.load_state_dict({"weight": weight})
+    return projection
 
 
 def _load_backbone(folder: Path, config: PretrainedConfig, dtype: torch.dtype, *, strict: bool) -> PreTrainedModel:

@@ -5,7 +5,9 @@
 
 from __future__ import annotations
 
-from onnx import ModelProto, NodeProto, TensorProto, helper
+import numpy as np
+from numpy.typing import NDArray
+from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 from onnxruntime.transformers.onnx_model import OnnxModel
 
 from models.export.errors import ExportError
@@ -42,11 +44,17 @@ class _Nodes:
         self.constants.append(helper.make_tensor(name, kind, [len(values)] if isinstance(value, list) else [], values))
         return name
 
+    def array(self, values: NDArray[np.float32]) -> str:
+        name = f"{self._prefix}/constant_{len(self.constants)}"
+        self.constants.append(numpy_helper.from_array(np.ascontiguousarray(values), name))
+        return name
 
-def append_head(model: ModelProto, spec: EncoderSpec) -> None:
+
+def append_head(model: ModelProto, spec: EncoderSpec, projection: NDArray[np.float32] | None = None) -> None:
     """Makes a backbone graph the whole function, in place.
 
-    input_ids and attention_mask (texts, tokens) in, embedding (texts, dim) out in float32.
+    input_ids and attention_mask (texts, tokens) in, embedding (texts, dim) out in float32. A projection (native_dim,
+    width of the backbone) comes between pooling and truncation.
     """
     graph = model.graph
     hidden = next((output.name for output in graph.output if output.name in HIDDEN_NAMES), None)
@@ -56,7 +64,7 @@ def append_head(model: ModelProto, spec: EncoderSpec) -> None:
     _check_inputs(model)
     before, after = _Nodes("head/in"), _Nodes("head/out")
     _derive_inputs(before, {value.name for value in graph.input})
-    _embed(after, hidden, spec)
+    _embed(after, hidden, spec, projection)
     for node in reversed(before.nodes):
         graph.node.insert(0, node)
     graph.node.extend(after.nodes)
@@ -88,8 +96,10 @@ def _derive_inputs(added: _Nodes, names: set[str]) -> None:
         added.add("Max", added.add("Sub", counted, added.constant(1)), added.constant(0), output=POSITIONS)
 
 
-def _embed(added: _Nodes, hidden: str, spec: EncoderSpec) -> None:
+def _embed(added: _Nodes, hidden: str, spec: EncoderSpec, projection: NDArray[np.float32] | None) -> None:
     pooled = _pool(added, hidden, spec.pooling)
+    if projection is not None:
+        pooled = added.add("MatMul", pooled, added.array(projection.T))
     bounds = [added.constant([place]) for place in (0, spec.dim, 1)]
     if not spec.normalize:
         added.add("Slice", pooled, *bounds, output=EMBEDDING)

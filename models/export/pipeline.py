@@ -115,7 +115,7 @@ class _Maker:
         """Writes one graph and says who made it."""
         backbone, exporter = self._backbone(work)
         model, by = self._fuse(backbone, work) if variant is Variant.FP16 else (onnx.load(backbone), exporter)
-        append_head(model, self._source.spec)
+        append_head(model, self._source.spec, self._source.projection())
         if variant is Variant.INT8:
             by = self._quantize(model, path, work)
         else:

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import onnxruntime as ort
 import torch
+from numpy.typing import NDArray
 from pydantic import ValidationError
 from transformers import PretrainedConfig
 
@@ -41,6 +42,11 @@ class Source:
 
     def tokenizer(self) -> Tokenizer:
         return Tokenizer.from_json(self.tokenizer_json, self.spec.max_length)
+
+    def projection(self) -> NDArray[np.float32] | None:
+        """The matrix on top of the backbone, where the encoder has one."""
+        on_top = self.origin.projection if isinstance(self.origin, TorchEncoder) else None
+        return None if on_top is None else on_top.weight.detach().float().numpy()
 
     def reference(self, texts: Sequence[str]) -> Vectors:
         """The vectors (texts, dim) that an exported graph must give: torch's, or the given graph with torch's head."""

@@ -42,7 +42,7 @@ def make_encoder(target: Path, *, layers: int, width: int, vocabulary: int, vari
     words = vocabulary_of(vocabulary)
     with tempfile.TemporaryDirectory(prefix="care-synthetic-") as made:
         source = Path(made)
-        _save_tokenizer(words, source / TOKENIZER_FILE)
+        save_tokenizer(words, source / TOKENIZER_FILE)
         _save_backbone(source, layers, width, len(words))
         floor = Floor(FLOORS[variant].cosine, FLOORS[variant].worst_cosine, top10_overlap=0.0)
         return export(
@@ -63,7 +63,8 @@ def vocabulary_of(size: int) -> list[str]:
     return list(islice((*SPECIAL, *map(chr, CHARACTERS), *words), size))
 
 
-def _save_tokenizer(words: list[str], file: Path) -> None:
+def save_tokenizer(words: list[str], file: Path) -> None:
+    """A WordPiece tokenizer over these words, [CLS] … [SEP] around a text."""
     ids = {word: number for number, word in enumerate(words)}
     tokenizer = Tokenizer(WordPiece(ids, unk_token="[UNK]"))
     tokenizer.normalizer = BertNormalizer()

@@ -80,6 +80,8 @@ class PackedEncoder:
         encoder = TorchEncoder.load(folder, dtype=torch.float32 if chosen is Precision.FP32 else torch.bfloat16)
         if encoder.spec.pooling is not Pooling.EOS:
             raise BadEncoder(f"{folder}: pooling {encoder.spec.pooling} is not encoded by torch here; export it")
+        if encoder.projection is not None:
+            raise BadEncoder(f"{folder}: a projection is not encoded by torch here; export it")
         # Flash attention has no kernel for fp32.
         backend = default_backend(place) if chosen is not Precision.FP32 else padded
         weights = read_weights(encoder.backbone, encoder.spec.max_length, place, fp8=chosen is Precision.FP8)

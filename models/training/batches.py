@@ -1,98 +1,146 @@
 """Which pairs meet in a batch. Deterministic in (seed, step), so that a resumed run deals the same batches.
 
-A batch comes from one source and is made of *leaves*: groups of pairs whose documents lie close together in the
-start encoder's space, found by splitting the source along random directions until groups are small. Neighbours
-make hard negatives; many leaves from all over the source keep the easy ones in.
+A batch comes from one source. A source is gone through in a new order each time; with a leaf size its order is made of
+leaves, groups of pairs whose documents lie close together in some encoder's space, so that in-batch negatives are hard.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
-from models.training.data import PairTable, Rows
+from models.errors import BadData
+from models.training.tables import PairTable, Rows
 
-Embeddings = NDArray[np.float32]
+Embeddings = NDArray[np.float16] | NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True)
-class Drawn:
-    """One batch: pair rows, the document row of each pair's positive, and document rows of hard negatives."""
+class Batch:
+    """Rows of texts: query i is answered by document i; hard negatives follow after all positives."""
 
     source: str
-    pairs: Rows
-    positives: Rows
-    negatives: Rows
+    queries: Rows
+    documents: Rows
+    hypothetical: Rows
+    """Document rows that are read with queries, and `owners`, the positions of those queries."""
+    owners: Rows
+    known: tuple[Rows, Rows]
+    """Query rows and document rows of the batch that are known to belong together."""
+
+    def answers(self, device: torch.device) -> torch.Tensor:
+        """(queries, documents): which documents are known to answer which query, the labels among them."""
+        queries, query_places = np.unique(self.queries, return_inverse=True)
+        documents, document_places = np.unique(self.documents, return_inverse=True)
+        found = np.searchsorted(documents, self.known[1]).clip(max=len(documents) - 1)
+        here = documents[found] == self.known[1]
+        asked = np.searchsorted(queries, self.known[0][here])
+        # Built where it is needed: of a large batch it is hundreds of megabytes.
+        table = torch.zeros(len(queries), len(documents), dtype=torch.bool, device=device)
+        table[torch.from_numpy(asked).to(device), torch.from_numpy(found[here]).to(device)] = True
+        return table[torch.from_numpy(query_places).to(device)][:, torch.from_numpy(document_places).to(device)]
 
 
 class BatchDealer:
-    """Deals the batch of any step."""
+    """Deals the batch of any of `steps` steps."""
 
     def __init__(
         self,
         table: PairTable,
         weights: Mapping[str, float],
         *,
-        default_weight: float,
         size: int,
-        leaf: int,
-        hard_negatives: int,
+        steps: int,
+        negatives: int,
         seed: int,
-        embeddings: Embeddings,
+        leaf: int | None = None,
+        embeddings: Embeddings | None = None,
     ) -> None:
-        self._table, self._size, self._leaf = table, size, leaf
-        self._hard_negatives, self._seed, self._embeddings = hard_negatives, seed, embeddings
+        self._table, self._size, self._negatives, self._seed = table, size, negatives, seed
+        self._leaf, self._embeddings = leaf, embeddings
         self._names = sorted(table.sources)
-        shares = np.array([weights.get(name, default_weight) for name in self._names], dtype=np.float64)
+        rows = np.array([len(table.sources[name]) for name in self._names], dtype=np.float64)
+        shares = np.array([weights.get(name, weights.get("*", 1.0)) for name in self._names]) if weights else rows
         if not shares.sum() > 0:
-            raise ValueError("every source has weight 0")
-        self._shares = shares / shares.sum()
-        self._leaves: dict[tuple[str, int], list[Rows]] = {}
+            raise BadData("every source has weight 0: give one of them another in data.weights")
+        counts = apportion(shares / shares.sum(), steps)
+        plan = np.repeat(np.arange(len(counts)), counts)
+        self._plan = np.random.default_rng([seed, 0]).permutation(plan)
+        # How many batches of its source came before each step.
+        self._turn = np.empty(steps, dtype=np.int64)
+        for source in range(len(counts)):
+            self._turn[self._plan == source] = np.arange(counts[source])
+        self._orders: dict[tuple[int, int], Rows] = {}
 
-    def deal(self, step: int) -> Drawn:
-        generator = np.random.default_rng([self._seed, step])
-        name = self._names[generator.choice(len(self._names), p=self._shares)]
-        pairs = self._draw(name, step, generator)
-        positives = np.array([generator.choice(self._table.positives[row]) for row in pairs], dtype=np.int64)
-        return Drawn(name, pairs, positives, self._draw_negatives(pairs, generator))
+    def deal(self, step: int) -> Batch:
+        chance = np.random.default_rng([self._seed, 1, step])
+        source = int(self._plan[step])
+        pairs = self._pairs(source, int(self._turn[step]))
+        table = self._table
+        places = (chance.random(len(pairs)) * table.positives.sizes(pairs)).astype(np.int64)
+        documents = np.concatenate([table.positives.pick(pairs, places), self._draw_negatives(pairs, chance)])
+        owners, hypothetical = table.hypothetical.gather(pairs)
+        answered, answers = table.positives.gather(pairs)
+        queries = table.query[pairs]
+        return Batch(self._names[source], queries, documents, hypothetical, owners, (queries[answered], answers))
 
-    def _draw(self, name: str, step: int, generator: np.random.Generator) -> Rows:
-        leaves = self._leaves_of(name, step)
-        wanted = max(1, self._size // self._leaf)
-        chosen = generator.choice(len(leaves), size=min(wanted, len(leaves)), replace=False)
-        return np.concatenate([leaves[leaf] for leaf in chosen])[: self._size]
+    def _pairs(self, source: int, turn: int) -> Rows:
+        """The source's orders, one after the other, cut into batches: no pair is left out between two of them."""
+        total = len(self._table.sources[self._names[source]])
+        size = min(self._size, total)
+        cycle, first = divmod(turn * size, total)
+        rows = self._order(source, cycle)[first : first + size]
+        return rows if len(rows) == size else np.concatenate([rows, self._order(source, cycle + 1)[: size - len(rows)]])
 
-    def _draw_negatives(self, pairs: Rows, generator: np.random.Generator) -> Rows:
+    def _order(self, source: int, cycle: int) -> Rows:
+        if (source, cycle) not in self._orders:
+            for old in [key for key in self._orders if key[0] == source and key[1] < cycle - 1]:
+                del self._orders[old]
+            chance = np.random.default_rng([self._seed, 2, source, cycle])
+            rows = chance.permutation(self._table.sources[self._names[source]])
+            if self._leaf is not None and self._embeddings is not None:
+                vectors = self._embeddings[self._table.positives.pick(rows, np.zeros_like(rows))].astype(np.float32)
+                leaves = split(rows, vectors, self._leaf, chance)
+                rows = np.concatenate([leaves[leaf] for leaf in chance.permutation(len(leaves))])
+            self._orders[source, cycle] = rows
+        return self._orders[source, cycle]
+
+    def _draw_negatives(self, pairs: Rows, chance: np.random.Generator) -> Rows:
         drawn: list[int] = []
-        for row in pairs if self._hard_negatives else ():
-            own = self._table.negatives[row]
-            if own:
-                drawn.extend(generator.choice(own, size=min(self._hard_negatives, len(own)), replace=False))
+        for pair in pairs if self._negatives else ():
+            own = self._table.negatives[pair]
+            if len(own):
+                drawn.extend(chance.choice(own, size=min(self._negatives, len(own)), replace=False))
         return np.unique(np.asarray(drawn, dtype=np.int64))
 
-    def _leaves_of(self, name: str, step: int) -> list[Rows]:
-        """The source's leaves, split anew every 200 steps so that neighbours change."""
-        period = step // 200
-        key = (name, period)
-        if key not in self._leaves:
-            self._leaves = {kept: rows for kept, rows in self._leaves.items() if kept[1] == period}
-            generator = np.random.default_rng([self._seed, period, self._names.index(name)])
-            rows = generator.permutation(self._table.sources[name])
-            first = np.array([self._table.positives[row][0] for row in rows])
-            self._leaves[key] = split(rows, self._embeddings[first], self._leaf, generator)
-        return self._leaves[key]
+
+def steps_of(pairs: int, batch: int, epochs: float | None, steps: int | None, most: int | None) -> int:
+    """How many steps a stage has: as told, or so many that every pair comes `epochs` times."""
+    wanted = steps if steps is not None else math.ceil((epochs or 1) * pairs / min(batch, pairs))
+    return min(wanted, most or wanted)
 
 
-def split(rows: Rows, embeddings: Embeddings, leaf: int, generator: np.random.Generator) -> list[Rows]:
+def apportion(shares: NDArray[np.float64], total: int) -> Rows:
+    """Whole numbers that sum up to `total`, as near to the shares as can be."""
+    exact = shares * total
+    counts = np.floor(exact).astype(np.int64)
+    short = total - int(counts.sum())
+    counts[np.argsort(-(exact - counts), kind="stable")[:short]] += 1
+    return counts
+
+
+def split(rows: Rows, embeddings: NDArray[np.float32], leaf: int, chance: np.random.Generator) -> list[Rows]:
     """Groups of at most `leaf` rows, halved along random directions until they are small enough."""
     if len(rows) <= leaf:
         return [rows]
-    along = embeddings @ generator.standard_normal(embeddings.shape[1], dtype=np.float32)
+    along = embeddings @ chance.standard_normal(embeddings.shape[1], dtype=np.float32)
     order = np.argsort(along, kind="stable")
     half = len(rows) // 2
     return [
-        group for part in (order[:half], order[half:]) for group in split(rows[part], embeddings[part], leaf, generator)
+        group for part in (order[:half], order[half:]) for group in split(rows[part], embeddings[part], leaf, chance)
     ]

@@ -1,6 +1,9 @@
-"""Train an encoder by a recipe. The same call goes on where a stopped run left off.
+"""Train encoders by a recipe, stage by stage. The same call goes on where a stopped run left off.
 
 care train models/training/recipes/care-small-zh.toml --out var/runs/care-small-zh
+care train RECIPE --dry-run                                  what would be done, and what it would take
+care train RECIPE --out DIR --set stages.align.lr=5e-5       a recipe with another value
+accelerate launch --num_processes 4 -m cli train RECIPE --out DIR        on four cards
 """
 
 from __future__ import annotations
@@ -8,17 +11,36 @@ from __future__ import annotations
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
-from models.training.recipe import Recipe
+from models.errors import BadData
 
 
 def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("recipe", type=Path, help="a TOML file (models/training/recipes/)")
-    parser.add_argument("--out", type=Path, required=True, help="folder of the run: log, checkpoint, encoder")
+    parser.add_argument("--out", type=Path, help="folder of the run: log, checkpoints, encoders")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="change a key of the recipe")
     parser.add_argument("--device", choices=("cuda", "cpu"), help="cuda or cpu (default: the GPU if there is one)")
+    parser.add_argument("--dry-run", action="store_true", help="print the plan and what it takes, and train nothing")
+    parser.add_argument("--tflops", type=float, default=100.0, help="speed that --dry-run reckons with (%(default)s)")
 
 
 def run(arguments: Namespace) -> None:
+    from models.training.recipe import Recipe
+
+    recipe = Recipe.load(arguments.recipe, arguments.set)
+    if arguments.dry_run:
+        from models.training.plan import plan
+
+        print(plan(recipe, tflops=arguments.tflops))
+        return
+    if arguments.out is None:
+        raise BadData("--out: say where the run's folder is to be")
+    from models.training.progress import CURVES_FILE
+    from models.training.ranks import Ranks
     from models.training.run import train
 
-    folder = train(Recipe.load(arguments.recipe), arguments.out, device=arguments.device)
-    print(f"{folder}: trained; care export {folder} TARGET makes it ready to serve")
+    ranks = Ranks.join(arguments.device)
+    folders = train(recipe, arguments.out, ranks)
+    if ranks.is_first:
+        print(f"{arguments.out / CURVES_FILE}: loss and development figures")
+        for folder in folders:
+            print(f"{folder}: trained; care export {folder} TARGET makes it ready to serve")

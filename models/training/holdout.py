@@ -16,7 +16,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from models.training.data import Pair, read_pairs
+from models.training.rows import Pair, read_pairs
 
 GROUPS: dict[str, tuple[str, ...]] = {
     "chip-cdn": ("chip-cdn",),

@@ -1,86 +1,280 @@
-"""A recipe: every fact of a training run, read from one TOML file. Knows nothing of torch."""
+"""A recipe: every fact of a training run, read from one TOML file. Knows nothing of torch.
+
+`[encoders.NAME]` are what is trained, `[stages.NAME]` how, in the order of the file. A recipe may stand on another
+one: `base = "other.toml"`, and the keys that differ. Paths are relative to the folder from which `care` is called,
+but for `base`; a file called "@NAME" is what the stage of that name wrote.
+"""
 
 from __future__ import annotations
 
-import tomllib
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from models.errors import BadData
-from models.spec import Pooling
+from models.spec import Pooling, Side
+from models.training.recipe_files import read_values
 
 Positive = Annotated[int, Field(gt=0)]
+Count = Annotated[int, Field(ge=0)]
 Share = Annotated[float, Field(ge=0, le=1)]
+Above = Annotated[float, Field(gt=0)]
+Weight = Annotated[float, Field(ge=0)]
 
 
 class _Section(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
+class Lora(_Section):
+    """Low-rank adapters in place of training all weights."""
+
+    rank: Positive
+    alpha: Positive
+    targets: list[str] | Literal["all-linear"] = "all-linear"
+    dropout: Share = 0.0
+
+
+class Encoder(_Section):
+    """Where an encoder starts and what of it is trained."""
+
+    start: Path | None = None
+    """A transformers folder, an encoder folder or a GGUF file."""
+    copy_of: str | None = None
+    """Instead of `start`: another encoder, as it is when this one is first used."""
+    layers: Positive | None = None
+    """Only so many of the first layers."""
+    pooling: Pooling | None = None
+    """Needed only if the start's own files do not say it."""
+    max_length: Positive = 512
+    query_instruction: str = ""
+    document_instruction: str = ""
+    projection: Positive | None = None
+    """A trained matrix on top, to so many dimensions."""
+    lora: Lora | None = None
+    bits: Literal[8] | None = None
+    """The base's linear layers in 8 bits; only with `lora`."""
+    dtype: Literal["fp32", "bf16"] = "fp32"
+    """Of weights that are not trained themselves: the base under `lora`, and any frozen encoder."""
+    checkpointing: bool = False
+
+    @model_validator(mode="after")
+    def _whole(self) -> Encoder:
+        if (self.start is None) == (self.copy_of is None):
+            raise ValueError("give either start or copy_of")
+        if self.bits is not None and self.lora is None:
+            raise ValueError("bits is for the base under lora")
+        return self
+
+
 class Data(_Section):
-    """Which pairs are read and how often each source is drawn."""
+    """Which rows are read, as what, and how often each source is drawn."""
 
-    files: Annotated[list[Path], Field(min_length=1)]
-    weights: dict[str, float] = {}
-    """Relative number of batches by source; a source that is not named has `default_weight`."""
-    default_weight: float = 1.0
-    crops: dict[str, Share] = {}
-    """By source: how often a random span of the document stands in for the query."""
-    query_tokens: Positive = 64
-    document_tokens: Positive = 256
-    hard_negatives: Annotated[int, Field(ge=0)] = 1
-
-
-class Batch(_Section):
-    size: Positive = 1024
-    leaf: Positive = 64
-    """A batch is made of groups of this many neighbouring documents, so that in-batch negatives are hard."""
+    files: Annotated[list[str], Field(min_length=1)]
+    view: Literal["pairs", "texts"] = "pairs"
+    """pairs: a query and its documents. texts: every text of the files, as query and as document of itself."""
+    sentences: bool = False
+    """In view texts: the sentences of a document, too."""
+    crops: dict[str, float] = {}
+    """Random spans of a document added for each row, by source ("*": all others): as queries for it, or as texts."""
+    negatives: Count = 0
+    """Hard negatives drawn for each pair."""
+    weights: dict[str, Weight] = {}
+    """Share of the batches by source, "*" for those not named; without weights every row comes once an epoch."""
+    leaf: Positive | None = None
+    """Batches are made of groups of so many neighbouring documents, which makes in-batch negatives hard."""
 
 
 class Loss(_Section):
-    temperature: Annotated[float, Field(gt=0)] = 0.03
-    distil: Annotated[float, Field(ge=0)] = 0.0
-    """Weight of the divergence from the start encoder's own ranking of the batch; 0 turns it off."""
-    teacher_temperature: Annotated[float, Field(gt=0)] = 0.1
+    """Weights of the terms, and what they need."""
+
+    info_nce: Weight = 1.0
+    mse: Weight = 0.0
+    """Squared distance between the trained reading of a query and the teacher's."""
+    distil: Weight = 0.0
+    """Divergence of the batch's scores from the teacher's."""
+    align: Weight = 0.0
+    """Divergence of a query's embedding, as a distribution over dimensions, from the teacher's (KALE)."""
+    teacher: str | None = None
+    """A frozen encoder, or "start": the trained encoder as the stage found it. Default: the document encoder."""
+    teacher_temperature: Above = 1.0
     lexical_share: Share = 0.0
-    """How much of the teacher's score is BM25 rather than the start encoder's cosine."""
+    """How much of the teacher's score is BM25."""
     false_negative_margin: float | None = None
-    """Negatives that the start scores above the positive plus this margin are left out of InfoNCE."""
+    """Documents that the teacher scores above the positive by more than this are no negatives."""
+    similarity: Literal["cosine", "dot"] = "cosine"
+    """dot: inner products of trained vectors as they are. What is written is searched by cosine all the same."""
+    temperature: Above = 0.02
+    learnable: bool = False
+    """The temperature is trained, too."""
+    symmetric: bool = False
+    """Documents look for their queries as well."""
+    dims: list[Positive] = []
+    """Matryoshka: the loss is the mean over these dimensions; empty: the recipe's `dim` alone."""
+
+    @property
+    def needs_teacher(self) -> bool:
+        return self.mse > 0 or self.distil > 0 or self.align > 0 or self.false_negative_margin is not None
 
 
-class Optimiser(_Section):
-    steps: Positive = 2000
-    lr: Annotated[float, Field(gt=0)] = 5e-5
-    warmup: Share = 0.1
-    weight_decay: Annotated[float, Field(ge=0)] = 0.01
-    clip: Annotated[float, Field(gt=0)] = 1.0
+class _Trained(_Section):
+    """What every stage that changes weights has."""
+
+    skip: bool = False
+    note: str = ""
+    """For whoever reads the plan."""
+    data: Data
+    batch: Positive
+    epochs: Above | None = None
+    steps: Positive | None = None
+    lr: Above | dict[str, Above]
+    """Peak learning rate, of all encoders or by encoder."""
+    warmup: Weight = 0.0
+    """Share of the steps, or from 1 on their number."""
+    schedule: Literal["linear", "cosine", "constant"] = "linear"
+    weight_decay: Weight = 0.01
+    clip: Above = 1.0
+    precision: Literal["fp32", "bf16", "fp16"] = "bf16"
+    tokens: Positive = 16384
+    """Padded tokens of a chunk: what one pass of an encoder holds."""
+    checkpoint_every: Positive = 500
+    snapshots: list[Positive] = []
+    """Steps after which the encoders are written, as well as at the end: for curves by texts seen."""
+
+    @model_validator(mode="after")
+    def _one_length(self) -> _Trained:
+        if (self.epochs is None) == (self.steps is None):
+            raise ValueError("give either epochs or steps")
+        return self
+
+
+class Contrast(_Trained):
+    """Queries find their documents."""
+
+    kind: Literal["contrast"]
+    query: str
+    document: str | None = None
+    """Default: the query encoder reads both."""
+    train: list[str]
+    loss: Loss = Loss()
+    average: Share = 1.0
+    """Weight of the trained parameters in the result; the rest is what the stage began with."""
+
+
+class Reconstruct(_Trained):
+    """RetroMAE: a weak decoder rebuilds a text from its embedding."""
+
+    kind: Literal["reconstruct"]
+    encoder: str
+    encoder_mask: Share = 0.3
+    decoder_mask: Share = 0.5
+
+
+class Mine(_Section):
+    """Hard negatives for pairs: what an encoder finds and the row does not name."""
+
+    kind: Literal["mine"]
+    skip: bool = False
+    files: Annotated[list[str], Field(min_length=1)]
+    query: str
+    document: str | None = None
+    count: Positive = 7
+    ranks: tuple[Count, Positive] = (0, 100)
+    """Negatives are drawn from these ranks, the first included, the last not."""
+    margin: float | None = None
+    """Only what scores lower than the best positive by at least this."""
+    sources: list[str] = []
+    """Only these; empty: all. Rows of others pass unchanged."""
+
+
+class Filter(_Section):
+    """Consistency: a pair is kept if an encoder finds its document among the first."""
+
+    kind: Literal["filter"]
+    skip: bool = False
+    files: Annotated[list[str], Field(min_length=1)]
+    query: str
+    document: str | None = None
+    top: Positive = 3
+    sources: list[str] = []
+
+
+class Diversify(_Section):
+    """Rows like too many that are kept already are dropped (appendix B.1, table 14)."""
+
+    kind: Literal["diversify"]
+    skip: bool = False
+    files: Annotated[list[str], Field(min_length=1)]
+    query: str
+    """The encoder by which texts are compared."""
+    side: Side
+    """Which text of a row is compared: its query, or its first document."""
+    neighbours: Positive = 5
+    threshold: Share
+    most: Count = 1
+    """A row goes if more than so many of its nearest neighbours score above the threshold."""
+    seeds: Count = 5000
+    """So many rows are kept to begin with."""
+
+    @property
+    def document(self) -> None:
+        """Texts are compared with their own kind: no second encoder reads."""
+
+
+Stage = Annotated[Contrast | Reconstruct | Mine | Filter | Diversify, Field(discriminator="kind")]
+AnyStage = Contrast | Reconstruct | Mine | Filter | Diversify
+
+
+class Dev(_Section):
+    """A development set in BEIR's shape (`python -m models.training.holdout`): the best checkpoint is kept by it."""
+
+    folder: Path
+    every: Positive
+    metric: str = "nDCG@10"
 
 
 class Recipe(_Section):
-    start: Path
-    pooling: Pooling | None = None
-    """Needed only if the start's own files do not say it."""
-    data: Data
-    batch: Batch = Batch()
-    loss: Loss = Loss()
-    optimiser: Optimiser = Optimiser()
-    average: Share = 1.0
-    """Weight of the trained parameters in the result; the rest is the start's (1: the trained ones alone)."""
+    """A whole run."""
+
+    about: str
     space: str
+    dim: Positive
     seed: int = 0
-    checkpoint_every: Positive = 500
+    max_steps: Positive | None = None
+    """At most so many steps a stage: for trying a recipe out."""
+    dev: Dev | None = None
+    encoders: Annotated[dict[str, Encoder], Field(min_length=1)]
+    stages: Annotated[dict[str, Stage], Field(min_length=1)]
+
+    @model_validator(mode="after")
+    def _names_are_known(self) -> Recipe:
+        for name, stage in self.stages.items():
+            for encoder in _encoders_of(stage):
+                if encoder not in self.encoders:
+                    raise ValueError(f"stages.{name}: no encoder is called {encoder!r}")
+        return self
 
     @classmethod
-    def load(cls, path: Path) -> Recipe:
-        """Reads a recipe; the paths in it are relative to the folder from which `care` is called."""
+    def load(cls, path: Path, changes: Sequence[str] = ()) -> Recipe:
+        """Reads a recipe, its bases below it, and changes like `stages.align.lr=1e-4` above it."""
+        values = read_values(path, changes)
         try:
-            return cls.model_validate(tomllib.loads(path.read_text(encoding="utf-8")))
-        except FileNotFoundError as error:
-            raise BadData(f"{path}: no such recipe") from error
-        except tomllib.TOMLDecodeError as error:
-            raise BadData(f"{path}: not TOML: {error}") from error
+            return cls.model_validate(values)
         except ValidationError as error:
             first = error.errors()[0]
             raise BadData(f"{path}: {'.'.join(map(str, first['loc']))}: {first['msg']}") from error
+
+
+def _encoders_of(stage: AnyStage) -> Iterator[str]:
+    if isinstance(stage, Reconstruct):
+        yield stage.encoder
+        return
+    yield stage.query
+    if stage.document is not None:
+        yield stage.document
+    if isinstance(stage, Contrast):
+        yield from stage.train
+        if stage.loss.teacher not in (None, "start"):
+            yield str(stage.loss.teacher)

@@ -105,13 +105,15 @@ def write_checkpoint(folder: Path, architecture: str, *, bare: bool = False) -> 
     tiny_tokenizer(bare=bare).save(str(folder / "tokenizer.json"))
 
 
-def write_new_checkpoint(folder: Path) -> TorchEncoder:
+def write_new_checkpoint(
+    folder: Path, config: PretrainedConfig | None = None, tokenizer: Tokenizer | None = None
+) -> TorchEncoder:
     """A checkpoint of gte's remote class, in its layout and with its NTK-scaled positions; the same in GteModel.
 
     The remote class packs query, key and value into one weight, up and gate into another, and names its layers
     otherwise.
     """
-    config = tiny_config("gte")
+    config, tokenizer = config or tiny_config("gte"), tokenizer or tiny_tokenizer()
     config.rope_parameters = {"rope_type": "linear", "rope_theta": 300.0 * 8, "factor": 8 ** (2 / 16)}
     torch.manual_seed(0)
     backbone = AutoModel.from_config(config)
@@ -148,5 +150,5 @@ def write_new_checkpoint(folder: Path) -> TorchEncoder:
     shape = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
     values |= {name: getattr(config, name) for name in (*shape, "max_position_embeddings", "pad_token_id")}
     (folder / "config.json").write_text(json.dumps(values))
-    tiny_tokenizer().save(str(folder / "tokenizer.json"))
-    return TorchEncoder(backbone, tiny_spec("gte"), tiny_tokenizer().to_str()).eval()
+    tokenizer.save(str(folder / "tokenizer.json"))
+    return TorchEncoder(backbone, tiny_spec("gte"), tokenizer.to_str()).eval()

@@ -77,6 +77,16 @@ def test_the_head_is_torch_s(pooling: Pooling, mask: np.ndarray, normalize: bool
     np.testing.assert_allclose(run(with_head(table_backbone(), spec), IDS, mask), expected, atol=1e-6)
 
 
+def test_a_projection_comes_before_the_cut() -> None:
+    wide = np.random.default_rng(1).normal(size=(96, WIDTH)).astype(np.float32)
+    spec = tiny_spec("bert").model_copy(update={"native_dim": 96, "dim": 70})
+    model = table_backbone()
+    append_head(model, spec, wide)
+    pooled = TABLE[IDS][:, 0] @ wide.T
+    expected = pooled[:, :70] / np.linalg.norm(pooled[:, :70], axis=1, keepdims=True)
+    np.testing.assert_allclose(run(model, IDS, RIGHT), expected, atol=1e-5)
+
+
 def test_token_types_are_zero_and_positions_count_the_mask() -> None:
     inputs = ("input_ids", "attention_mask", "token_type_ids", "position_ids")
     spec = tiny_spec("bert", Pooling.EOS)

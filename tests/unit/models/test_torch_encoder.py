@@ -150,7 +150,7 @@ def test_a_bin_checkpoint_is_read_as_weights_only(tmp_path: Path) -> None:
 def test_a_spec_of_another_width_is_refused(tmp_path: Path) -> None:
     write_checkpoint(tmp_path, "bert")
     wider = tiny_spec("bert").model_copy(update={"native_dim": 128})
-    with pytest.raises(BadEncoder, match="hidden_size is 64"):
+    with pytest.raises(BadEncoder, match="the vectors have 64 dimensions"):
         TorchEncoder.load(tmp_path, wider)
 
 

@@ -1,51 +1,101 @@
+from collections import Counter
+
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from models.training.batches import BatchDealer, split
-from models.training.data import PairTable
+from models.errors import BadData
+from models.training.batches import BatchDealer, apportion, split, steps_of
+from models.training.rows import Pair
+from models.training.tables import PairTable
+
+CPU = torch.device("cpu")
 
 
-def dealer(seed: int = 0, size: int = 8, weights: dict[str, float] | None = None) -> BatchDealer:
-    table = PairTable(
-        queries=None,  # type: ignore[arg-type]
-        documents=None,  # type: ignore[arg-type]
-        positives=[[row] for row in range(60)],
-        negatives=[[row + 100] if row % 2 else [] for row in range(60)],
-        sources={"a": np.arange(40), "b": np.arange(40, 60)},
+def a_table() -> PairTable:
+    negatives = [[f"n{row}"] if row % 2 else [] for row in range(60)]
+    return PairTable.of_pairs(
+        Pair(f"q{row}", [f"d{row}"], negatives[row], "a" if row < 40 else "b") for row in range(60)
     )
-    angles = np.linspace(0, np.pi, 60, dtype=np.float32)
-    embeddings = np.stack([np.cos(angles), np.sin(angles)], axis=1)
-    return BatchDealer(
-        table, weights or {}, default_weight=1.0, size=size, leaf=4, hard_negatives=1, seed=seed, embeddings=embeddings
-    )
+
+
+def dealer(seed: int = 0, size: int = 8, steps: int = 60, weights: dict[str, float] | None = None) -> BatchDealer:
+    table = a_table()
+    vectors = np.random.default_rng(1).standard_normal((len(table.documents), 3)).astype(np.float32)
+    return BatchDealer(table, weights or {}, size=size, steps=steps, negatives=1, seed=seed, leaf=4, embeddings=vectors)
 
 
 def test_a_batch_depends_on_nothing_but_seed_and_step() -> None:
     first, second = dealer(), dealer()
     second.deal(7)
-    for step in (0, 3, 250):
+    for step in (0, 3, 59, 1):
         ours, theirs = first.deal(step), second.deal(step)
         assert ours.source == theirs.source
-        np.testing.assert_array_equal(ours.pairs, theirs.pairs)
-        np.testing.assert_array_equal(ours.negatives, theirs.negatives)
-    assert dealer(seed=1).deal(0).pairs.tolist() != first.deal(0).pairs.tolist()
+        np.testing.assert_array_equal(ours.queries, theirs.queries)
+        np.testing.assert_array_equal(ours.documents, theirs.documents)
+    assert dealer(seed=1).deal(0).queries.tolist() != first.deal(0).queries.tolist()
 
 
-def test_a_batch_is_of_one_source_without_repeats() -> None:
-    for step in range(50):
-        drawn = dealer().deal(step)
-        assert len(set(drawn.pairs.tolist())) == len(drawn.pairs) <= 8
-        assert set(drawn.pairs.tolist()) <= set(range(40) if drawn.source == "a" else range(40, 60))
-        assert set(drawn.negatives.tolist()) == {row + 100 for row in drawn.pairs.tolist() if row % 2}
+def test_an_epoch_holds_every_pair_once_and_no_batch_two_sources() -> None:
+    steps = steps_of(60, 5, 3, None, None)
+    own = dealer(size=5, steps=steps)
+    batches = [own.deal(step) for step in range(steps)]
+    assert Counter(row for batch in batches for row in batch.queries.tolist()) == dict.fromkeys(range(60), 3)
+    for batch in batches:
+        assert set(batch.queries.tolist()) <= set(range(40) if batch.source == "a" else range(40, 60))
+
+
+def test_hard_negatives_follow_the_positives() -> None:
+    table, own = a_table(), dealer()
+    for step in range(20):
+        batch = own.deal(step)
+        texts = [table.documents.texts[row] for row in batch.documents]
+        assert texts[: len(batch.queries)] == [f"d{row}" for row in batch.queries]
+        assert set(texts[len(batch.queries) :]) == {f"n{row}" for row in batch.queries if row % 2}
 
 
 def test_sources_are_drawn_by_weight() -> None:
-    own = dealer(weights={"a": 0.0})
-    assert {own.deal(step).source for step in range(30)} == {"b"}
-    with pytest.raises(ValueError, match="weight 0"):
+    counts = Counter(dealer(weights={"a": 1.0, "b": 3.0}).deal(step).source for step in range(60))
+    assert counts == {"a": 15, "b": 45}
+    assert {dealer(weights={"a": 0.0}).deal(step).source for step in range(30)} == {"b"}
+    with pytest.raises(BadData, match="weight 0"):
         dealer(weights={"a": 0.0, "b": 0.0})
+
+
+def test_whatever_is_known_to_answer_is_marked() -> None:
+    table = PairTable.of_pairs(
+        [Pair("q", ["d0", "d1"], ["d2"], "s"), Pair("r", ["d1"], [], "s"), Pair("q", ["d3"], [], "s")]
+    )
+    batch = BatchDealer(table, {}, size=3, steps=1, negatives=1, seed=0).deal(0)
+    asked = [table.queries.texts[row] for row in batch.queries]
+    shown = [table.documents.texts[row] for row in batch.documents]
+    known = {"q": {"d0", "d1", "d3"}, "r": {"d1"}}
+    assert batch.answers(CPU).tolist() == [[document in known[query] for document in shown] for query in asked]
+
+
+def test_a_query_carries_its_hypothetical_documents() -> None:
+    table = PairTable.of_pairs([Pair("q", ["d"], [], "s", hypothetical=["h1", "h2"]), Pair("r", ["e"], [], "s")])
+    batch = BatchDealer(table, {}, size=2, steps=1, negatives=0, seed=0).deal(0)
+    owner = [table.queries.texts[row] for row in batch.queries].index("q")
+    assert batch.owners.tolist() == [owner, owner]
+    assert [table.documents.texts[row] for row in batch.hypothetical] == ["h1", "h2"]
+
+
+@given(st.lists(st.floats(0.01, 1), min_size=1, max_size=9), st.integers(0, 500))
+def test_an_apportionment_is_whole_and_near(weights: list[float], total: int) -> None:
+    shares = np.array(weights) / sum(weights)
+    counts = apportion(shares, total)
+    assert counts.sum() == total
+    assert np.abs(counts - shares * total).max() <= 1
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"), [((100, 10, 2.0, None, None), 20), ((5, 10, 1.0, None, None), 1), ((9, 2, None, 7, 3), 3)]
+)
+def test_steps(given: tuple[int, int, float | None, int | None, int | None], expected: int) -> None:
+    assert steps_of(*given) == expected
 
 
 @given(st.integers(1, 200), st.integers(1, 20), st.integers(0, 5))
@@ -57,7 +107,7 @@ def test_leaves_hold_every_row_once(rows: int, leaf: int, seed: int) -> None:
     assert max(map(len, leaves)) <= leaf
 
 
-def test_neighbours_share_a_leaf_more_often_than_strangers() -> None:
+def test_neighbours_share_a_leaf() -> None:
     generator = np.random.default_rng(0)
     near = np.concatenate([np.full((32, 2), 5.0), np.full((32, 2), -5.0)]).astype(np.float32)
     near += generator.standard_normal(near.shape).astype(np.float32) * 0.01

@@ -1,117 +1,232 @@
-"""The loop on a tiny model: it learns, resumes to the same weights, and refuses what it should."""
+"""Runs of toy recipes: they learn, freeze what they should, resume to the same weights, and refuse what they should."""
 
 import json
+import os
+import random
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
-from models.errors import BadData, CareError
-from models.export.check_texts import CHECK_TEXTS
+from models.errors import BadData, BadEncoder, CareError
 from models.spec import Side
 from models.torch_encoder import TorchEncoder
+from models.training.loop import Stopped, schedule
+from models.training.ranks import Ranks
 from models.training.recipe import Recipe
-from models.training.run import blend, schedule, train
-from tests.support.tiny_models import tiny_encoder
+from models.training.run import train
+from tests.support.toy_training import DOCUMENTS, QUERIES, recipe_toml, write_dev
 
-_KNOWN = sorted({character for text in CHECK_TEXTS for character in text if "一" <= character <= "龥"})
-TOPICS = ["".join(_KNOWN[row : row + 3]) for row in range(0, 24, 3)]
-
-
-def a_recipe(folder: Path, **changes: object) -> Recipe:
-    tiny_encoder("bert").save(folder / "start")
-    rows = [
-        {"query": f"{topic}怎么办", "pos": [f"{topic}的治疗和护理"], "neg": ["无关"], "source": f"s{row % 2}"}
-        for row, topic in enumerate(TOPICS)
-    ]
-    (folder / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    facts = {
-        "start": folder / "start",
-        "space": "trained",
-        "data": {"files": [folder / "pairs.jsonl"], "query_tokens": 16, "document_tokens": 24, "crops": {"s0": 0.5}},
-        "batch": {"size": 4, "leaf": 2},
-        "loss": {"distil": 0.5, "lexical_share": 0.5, "false_negative_margin": 0.5},
-        "optimiser": {"steps": 6, "lr": 1e-3},
-        "checkpoint_every": 2,
-    }
-    return Recipe.model_validate(facts | changes)
+ONE = Ranks(0, 1, torch.device("cpu"))
+Make = Callable[..., Recipe]
+ROOT = Path.cwd()
 
 
 def weights(folder: Path) -> dict[str, torch.Tensor]:
     return dict(TorchEncoder.load(folder).state_dict())
 
 
-def test_a_run_stopped_and_resumed_reaches_the_same_weights(tmp_path: Path) -> None:
-    recipe = a_recipe(tmp_path)
-    whole = train(recipe, tmp_path / "whole", device="cpu")
-    assert train(recipe, tmp_path / "parts", device="cpu", until=3) is None
-    parts = train(recipe, tmp_path / "parts", device="cpu")
-    assert whole is not None
-    assert parts is not None
-    for name, value in weights(whole).items():
-        torch.testing.assert_close(weights(parts)[name], value, rtol=0, atol=0)
+def assert_same(first: Path, second: Path) -> None:
+    ours, theirs = weights(first), weights(second)
+    assert ours.keys() == theirs.keys()
+    for name, value in ours.items():
+        torch.testing.assert_close(theirs[name], value, rtol=0, atol=0)
 
 
-def test_the_encoder_carries_the_recipes_space_and_the_log_every_loss(tmp_path: Path) -> None:
-    folder = train(a_recipe(tmp_path), tmp_path / "run", device="cpu")
-    assert folder is not None
-    assert TorchEncoder.load(folder).spec.space == "trained"
-    last = json.loads((tmp_path / "run" / "log.jsonl").read_text().splitlines()[-1])
-    assert last["step"] == 6
-    assert last["loss"] == pytest.approx(last["info_nce"] + 0.5 * last["distil"], rel=1e-5)
+def stop_after(monkeypatch: pytest.MonkeyPatch, steps: int) -> None:
+    """Ctrl-C during a step: the first `steps` are done."""
+    from models.training.contrast import ContrastStage
+
+    plain = ContrastStage.gradients
+
+    def interrupted(self: ContrastStage, step: int, scale: Callable[[torch.Tensor], torch.Tensor]) -> dict[str, float]:
+        if step == steps - 1:
+            os.kill(os.getpid(), signal.SIGINT)
+        return plain(self, step, scale)
+
+    monkeypatch.setattr(ContrastStage, "gradients", interrupted)
 
 
-def test_training_brings_pairs_together(tmp_path: Path) -> None:
-    data = {"files": [tmp_path / "pairs.jsonl"], "hard_negatives": 0}
-    recipe = a_recipe(tmp_path, data=data, optimiser={"steps": 60, "lr": 1e-3}, loss={"temperature": 0.1})
-    folder = train(recipe, tmp_path / "run", device="cpu")
-    assert folder is not None
+def test_ctrl_c_saves_and_the_same_call_reaches_the_same_weights(
+    tmp_path: Path, toy_recipe: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = toy_recipe(average=0.5, loss={"learnable": True, "temperature": 0.1})
+    (whole,) = train(recipe, tmp_path / "whole", ONE)
+    with monkeypatch.context() as patch:
+        stop_after(patch, 3)
+        with pytest.raises(Stopped, match="step 3 of 6 of tune"):
+            train(recipe, tmp_path / "parts", ONE)
+    (parts,) = train(recipe, tmp_path / "parts", ONE)
+    assert_same(whole, parts)
+    steps = [json.loads(line)["step"] for line in (tmp_path / "parts" / "log.jsonl").read_text().splitlines()]
+    assert steps == [1, 4, 6]
+    assert not (tmp_path / "parts" / "tune" / "checkpoint").exists()
+
+
+def test_training_brings_pairs_together_and_the_curves_are_drawn(tmp_path: Path, toy_recipe: Make) -> None:
+    recipe = toy_recipe(steps=60, lr=2e-3, loss={"temperature": 0.1})
+    (folder,) = train(recipe, tmp_path / "run", ONE)
+    encoder = TorchEncoder.load(folder)
+    assert encoder.spec.space == "toy"
+    assert encoder.spec.dim == 32
 
     def margin(encoder: TorchEncoder) -> float:
-        queries = encoder.encode([f"{topic}怎么办" for topic in TOPICS], Side.QUERY)
-        documents = encoder.encode([f"{topic}的治疗和护理" for topic in TOPICS], Side.DOCUMENT)
-        scores = queries @ documents.T
+        scores = encoder.encode(QUERIES, Side.QUERY) @ encoder.encode(DOCUMENTS, Side.DOCUMENT).T
         return float(scores.diagonal().mean() - scores.mean())
 
-    assert margin(TorchEncoder.load(folder)) > margin(TorchEncoder.load(tmp_path / "start")) + 0.1
+    start = TorchEncoder.load(tmp_path / "query", encoder.spec)
+    assert margin(encoder) > margin(start) + 0.1
+    assert (tmp_path / "run" / "curves.png").read_bytes().startswith(b"\x89PNG")
+    assert train(recipe, tmp_path / "run", ONE) == [folder], "what is done is not done again"
 
 
-def test_a_checkpoint_of_another_recipe_is_refused(tmp_path: Path) -> None:
-    train(a_recipe(tmp_path), tmp_path / "run", device="cpu", until=2)
+def test_stage_one_leaves_the_frozen_encoder_alone_and_reads_it_once(
+    tmp_path: Path, toy_recipe: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = [str(tmp_path / "rows.jsonl")]
+    recipe = toy_recipe(
+        document="document",
+        data={"files": rows, "view": "texts", "sentences": True, "crops": {"*": 1.0}},
+        loss={"info_nce": 1.0, "mse": 1.0, "temperature": 0.05},
+    )
+    before = {path.name: path.read_bytes() for path in (tmp_path / "document").iterdir()}
+    frozen = TorchEncoder.load(tmp_path / "document", _spec(recipe, tmp_path, "document"))
+    vectors = frozen.encode(QUERIES, Side.DOCUMENT)
+    (folder,) = train(recipe, tmp_path / "run", ONE)
+    assert folder.name == "query"
+    assert {path.name: path.read_bytes() for path in (tmp_path / "document").iterdir()} == before
+    torch.testing.assert_close(torch.from_numpy(frozen.encode(QUERIES, Side.DOCUMENT)), torch.from_numpy(vectors))
+    (kept,) = (tmp_path / "run" / "vectors").iterdir()
+    found = np.fromfile(kept, dtype=np.float16).reshape(-1, 32).astype(np.float32)
+    assert np.linalg.norm(found, axis=1) == pytest.approx(1, abs=1e-3), "cut first, then normalised"
+    assert any(np.abs(row - vectors[0]).max() < 1e-3 for row in found)
+    aligned = TorchEncoder.load(folder).encode(QUERIES, Side.QUERY)
+    start = TorchEncoder.load(tmp_path / "query", TorchEncoder.load(folder).spec).encode(QUERIES, Side.QUERY)
+    assert (aligned * vectors).sum() > (start * vectors).sum()
+
+
+def _spec(recipe: Recipe, folder: Path, name: str):  # noqa: ANN202
+    from models.training.encoders import Shelf
+
+    return Shelf(recipe, folder, ONE.device).spec(name)
+
+
+def test_kept_vectors_of_another_encoder_are_not_used(tmp_path: Path, toy_recipe: Make) -> None:
+    rows = [str(tmp_path / "rows.jsonl")]
+    stage = {"document": "document", "data": {"files": rows, "view": "texts"}, "steps": 1}
+    recipe = toy_recipe(**stage)
+    train(recipe, tmp_path / "run", ONE)
+    other = recipe.model_copy(
+        update={"encoders": recipe.encoders | {"document": _instructed(recipe.encoders["document"])}}
+    )
+    (tmp_path / "run" / "recipe.json").unlink()
+    (tmp_path / "run" / "tune" / "done.json").unlink()
+    train(other, tmp_path / "run", ONE)
+    assert len(list((tmp_path / "run" / "vectors").iterdir())) == 2
+
+
+def _instructed(encoder):  # noqa: ANN001, ANN202
+    return encoder.model_copy(update={"document_instruction": "文："})
+
+
+def test_snapshots_are_encoders_on_the_way(tmp_path: Path, toy_recipe: Make) -> None:
+    (whole,) = train(toy_recipe(snapshots=[2, 6]), tmp_path / "run", ONE)
+    assert_same(whole, tmp_path / "run" / "tune" / "at-6" / "query")
+    early, late = (weights(tmp_path / "run" / "tune" / f"at-{step}" / "query") for step in (2, 6))
+    assert any(not torch.equal(early[name], late[name]) for name in late)
+
+
+def test_the_best_checkpoint_is_kept(tmp_path: Path, toy_recipe: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    from models.training import dev
+
+    write_dev(tmp_path / "dev")
+    figures = iter([10.0, 30.0, 20.0])
+    monkeypatch.setattr(dev.DevSets, "figure", lambda self, read: next(figures))
+    extra = {"dev": {"folder": str(tmp_path / "dev"), "every": 2}}
+    (judged,) = train(toy_recipe(extra=extra), tmp_path / "judged", ONE)
+    # The second figure, after four of six steps, was the best.
+    with monkeypatch.context() as patch:
+        stop_after(patch, 4)
+        with pytest.raises(Stopped):
+            train(toy_recipe(), tmp_path / "four", ONE)
+    from safetensors.torch import load_file
+
+    four = load_file(tmp_path / "four" / "tune" / "checkpoint" / "weights.safetensors")
+    for name, value in weights(judged).items():
+        torch.testing.assert_close(four[f"query/{name}"], value, rtol=0, atol=0)
+    lines = [json.loads(line) for line in (tmp_path / "judged" / "log.jsonl").read_text().splitlines()]
+    assert [line["dev"] for line in lines if "dev" in line] == [10.0, 30.0, 20.0]
+
+
+def test_dev_figures_are_those_of_care_eval(tmp_path: Path, toy_recipe: Make) -> None:
+    write_dev(tmp_path / "dev")
+    extra = {"dev": {"folder": str(tmp_path / "dev"), "every": 30}}
+    train(toy_recipe(extra=extra, steps=30, loss={"temperature": 0.1}), tmp_path / "run", ONE)
+    lines = [json.loads(line) for line in (tmp_path / "run" / "log.jsonl").read_text().splitlines()]
+    (judged,) = [line for line in lines if "dev" in line]
+    assert 30 < judged["dev"] <= 100
+    assert judged["metric"] == "nDCG@10"
+
+
+KILLED_AT = """
+import os, signal, sys
+from models.training.contrast import ContrastStage
+
+plain, last = ContrastStage.gradients, int(sys.argv.pop())
+
+def gradients(self, step, scale):
+    if step == last:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return plain(self, step, scale)
+
+ContrastStage.gradients = gradients
+import cli
+sys.exit(cli.main())
+"""
+
+
+def test_a_run_killed_at_a_random_step_goes_on_to_the_same_weights(tmp_path: Path, toy_recipe: Make) -> None:
+    recipe = toy_recipe(steps=12, checkpoint_every=3)
+    path = tmp_path / "recipe.toml"
+    path.write_text(recipe_toml(recipe))
+    (whole,) = train(Recipe.load(path), tmp_path / "whole", ONE)
+    given = ["train", str(path), "--out", str(tmp_path / "killed"), "--device", "cpu", str(random.randrange(1, 12))]
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    process = subprocess.run([sys.executable, "-c", KILLED_AT, *given], env=environment, capture_output=True)
+    assert process.returncode == -signal.SIGKILL, process.stderr.decode()
+    (resumed,) = train(Recipe.load(path), tmp_path / "killed", ONE)
+    assert_same(whole, resumed)
+
+
+def test_a_folder_of_another_recipe_is_refused(tmp_path: Path, toy_recipe: Make) -> None:
+    train(toy_recipe(steps=1), tmp_path / "run", ONE)
     with pytest.raises(CareError, match="another recipe"):
-        train(a_recipe(tmp_path, seed=9), tmp_path / "run", device="cpu")
+        train(toy_recipe(steps=1, seed=9), tmp_path / "run", ONE)
 
 
-def test_a_blend_lies_between_start_and_student() -> None:
-    student, start = tiny_encoder("bert", seed=1), tiny_encoder("bert", seed=2)
-    name = "backbone.embeddings.word_embeddings.weight"
-    expected = 0.25 * student.state_dict()[name] + 0.75 * start.state_dict()[name]
-    blend(student, start, 0.25)
-    torch.testing.assert_close(student.state_dict()[name], expected)
+def test_weights_that_are_not_there_are_named(tmp_path: Path, toy_recipe: Make) -> None:
+    recipe = toy_recipe()
+    encoder = recipe.encoders["query"].model_copy(update={"start": Path("nowhere")})
+    with pytest.raises(BadEncoder, match=r"encoders\.query\.start: nowhere is not there"):
+        train(recipe.model_copy(update={"encoders": {"query": encoder}}), tmp_path / "run", ONE)
+
+
+def test_dimensions_that_no_side_has_are_refused(tmp_path: Path, toy_recipe: Make) -> None:
+    with pytest.raises(BadData, match="128 is more than the 64"):
+        train(toy_recipe(loss={"dims": [128, 32]}), tmp_path / "run", ONE)
 
 
 def test_the_learning_rate_rises_then_falls() -> None:
-    shares = [schedule(step, 100, 0.1) for step in range(100)]
+    shares = [schedule(step, 100, 0.1, "linear") for step in range(100)]
     assert shares[0] == pytest.approx(0.1)
     assert shares[9] == shares[10] == pytest.approx(1)
     assert shares[-1] == pytest.approx(1 / 90)
     assert sorted(shares[10:], reverse=True) == shares[10:]
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [("start = ", "not TOML"), ("start = 'x'", "data: Field required"), ("colour = 1", "recipe.toml: ")],
-)
-def test_a_wrong_recipe_is_named(tmp_path: Path, text: str, message: str) -> None:
-    (tmp_path / "recipe.toml").write_text(text)
-    with pytest.raises(BadData, match=message):
-        Recipe.load(tmp_path / "recipe.toml")
-    with pytest.raises(BadData, match="no such recipe"):
-        Recipe.load(tmp_path / "none.toml")
-
-
-def test_every_bundled_recipe_is_valid() -> None:
-    recipes = list(Path("models/training/recipes").glob("*.toml"))
-    assert recipes
-    for path in recipes:
-        Recipe.load(path)
+    assert schedule(4, 100, 5, "linear") == 1, "from 1 on it is a number of steps"
+    assert schedule(0, 100, 0, "constant") == schedule(99, 100, 0, "constant") == 1
+    assert schedule(50, 100, 0, "cosine") == pytest.approx(0.5)

@@ -1,14 +1,15 @@
-"""The teacher's opinion of a batch: the start encoder's cosines, mixed with BM25 over token bigrams.
+"""BM25 over token bigrams as a teacher: it adds what an encoder lacks, matching of rare words.
 
-The start alone teaches not to forget; BM25 adds what the start lacks, matching of rare words. Both are computed on
-the training device: token bigrams are hashed into buckets, so that BM25 of a whole batch is one matrix product.
+It is computed on the training device: bigrams are hashed into buckets, so that BM25 of a whole batch is one matrix
+product.
 """
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 
-from models.training.data import TokenTable
+from models.training.tables import Padded, TokenTable
 
 BUCKETS = 1 << 17
 K1, B = 1.2, 0.75
@@ -37,20 +38,17 @@ class LexicalTeacher:
     @classmethod
     def fit(cls, documents: TokenTable, sample: int = 20_000, seed: int = 0) -> LexicalTeacher:
         """Document frequencies from a sample of the training documents."""
-        generator = torch.Generator().manual_seed(seed)
-        rows = torch.randperm(len(documents), generator=generator)[:sample].to(documents.starts.device)
-        frequency = torch.zeros(BUCKETS, device=rows.device)
+        rows = np.random.default_rng(seed).permutation(len(documents))[:sample]
+        frequency = torch.zeros(BUCKETS, device=documents.ids.device)
         lengths = 0.0
-        for part in torch.split(rows, 256):
+        for part in np.array_split(rows, max(1, len(rows) // 256)):
             counts = bigram_counts(*documents.padded(part))
             frequency += (counts > 0).sum(0)
             lengths += float(counts.sum())
         total = len(rows)
         return cls(torch.log1p((total - frequency + 0.5) / (frequency + 0.5)), max(1.0, lengths / total))
 
-    def scores(
-        self, queries: tuple[torch.Tensor, torch.Tensor], documents: tuple[torch.Tensor, torch.Tensor]
-    ) -> torch.Tensor:
+    def scores(self, queries: Padded, documents: Padded) -> torch.Tensor:
         """(queries, documents), each row divided by its best."""
         counts = bigram_counts(*documents)
         length = counts.sum(1, keepdim=True)

@@ -1,0 +1,185 @@
+"""The encoders of a run: where each one is now, and how it is opened for training or for reading.
+
+Stages hand encoders on as folders. What is trained of one (all weights, or adapters on a frozen base) is settled when
+it is opened; when it is kept, adapters are merged into the weights that they were trained on.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from pydantic import ValidationError
+from torch import Tensor, nn
+from transformers import PretrainedConfig, PreTrainedModel
+
+from models.errors import BadEncoder
+from models.spec import SPEC_FILE, EncoderSpec, sha256_of
+from models.torch_encoder import PROJECTION_FILE, TorchEncoder
+from models.training import gguf
+from models.training.int8 import quantize_base
+from models.training.recipe import Encoder, Lora, Recipe
+from models.transformers_folder import infer_spec, read_config
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
+START = "start"
+
+
+class Shelf:
+    """The current folder of each encoder. Encoders are opened anew by each stage that needs them."""
+
+    def __init__(self, recipe: Recipe, run: Path, device: torch.device) -> None:
+        self._recipe, self._run, self._device = recipe, run, device
+        self._folders: dict[str, Path] = {}
+
+    def folder(self, name: str) -> Path:
+        """Where the encoder is: what a stage wrote, or its start."""
+        if name not in self._folders:
+            config = self._recipe.encoders[name]
+            if config.copy_of is not None:
+                return self.folder(config.copy_of)
+            start = Path(str(config.start))
+            if start.suffix == ".gguf" and start.is_file():
+                start = gguf.unpack(start, self._run / START / name)
+            if not start.is_dir():
+                raise BadEncoder(f"encoders.{name}.start: {start} is not there; put the weights into that folder")
+            self._folders[name] = start
+        return self._folders[name]
+
+    def replace(self, name: str, folder: Path) -> None:
+        self._folders[name] = folder
+
+    def fingerprint(self, name: str) -> str:
+        """Names the function text → vector that the encoder is now."""
+        folder, config = self.folder(name), self._recipe.encoders[name]
+        files = sorted({path for pattern in (*WEIGHTS, "*.json") for path in folder.glob(pattern)})
+        facts = [self.spec(name).model_dump_json(exclude={"checksums", "parity", "space"}), str(config.layers)]
+        facts += [f"{path.name} {sha256_of(path)}" for path in files]
+        return hashlib.sha256("\n".join(facts).encode()).hexdigest()[:16]
+
+    def spec(self, name: str) -> EncoderSpec:
+        """The encoder as the recipe wants it used; what the recipe does not say is the folder's own."""
+        folder, config = self.folder(name), self._recipe.encoders[name]
+        own = EncoderSpec.load(folder) if (folder / SPEC_FILE).is_file() else None
+        spec = own or infer_spec(folder, space=self._recipe.space, pooling=config.pooling)
+        changes: dict[str, object] = {
+            "space": self._recipe.space,
+            "native_dim": config.projection or spec.native_dim,
+            "dim": self._recipe.dim,
+            "max_length": config.max_length,
+            "query_instruction": config.query_instruction or spec.query_instruction,
+            "document_instruction": config.document_instruction or spec.document_instruction,
+            "checksums": {},
+            "parity": {},
+        }
+        try:
+            return EncoderSpec.model_validate(spec.model_dump() | changes)
+        except ValidationError as error:
+            raise BadEncoder(f"encoders.{name}: {error.errors()[0]['msg']}") from error
+
+    def open(self, name: str, *, trained: bool, seed: int = 0) -> TorchEncoder:
+        """The encoder on the training device; what is trained of it requires gradients."""
+        config = self._recipe.encoders[name]
+        torch.manual_seed(seed)
+        frozen_base = not trained or config.lora is not None
+        encoder = self._load(name, DTYPES[config.dtype] if frozen_base else torch.float32)
+        encoder.requires_grad_(not frozen_base)
+        if trained and config.lora is not None:
+            add_adapters(encoder, config.lora)
+            if config.bits == 8:
+                quantize_base(encoder.backbone)
+            if encoder.projection is not None:
+                encoder.projection.float().requires_grad_(True)
+        if trained and config.checkpointing:
+            encoder.backbone.gradient_checkpointing_enable({"use_reentrant": False})
+        return encoder.to(self._device).train(trained)
+
+    def keep(self, name: str, encoder: TorchEncoder, folder: Path) -> None:
+        """Writes the encoder and goes on with it."""
+        self.write(name, encoder, folder)
+        self.replace(name, folder)
+
+    def write(self, name: str, encoder: TorchEncoder, folder: Path) -> None:
+        """Writes the encoder, adapters merged; the folder is there whole or not at all."""
+        if self._recipe.encoders[name].lora is not None:
+            encoder = self._merged(name, encoder)
+        fresh = folder.with_name(folder.name + ".new")
+        shutil.rmtree(fresh, ignore_errors=True)
+        encoder.save(fresh)
+        shutil.rmtree(folder, ignore_errors=True)
+        fresh.rename(folder)
+
+    def _load(self, name: str, dtype: torch.dtype) -> TorchEncoder:
+        config, spec = self._recipe.encoders[name], self.spec(name)
+        folder = self.folder(name)
+        if config.projection is None or (folder / PROJECTION_FILE).is_file():
+            encoder = TorchEncoder.load(folder, spec, dtype=dtype)
+        else:
+            width = read_config(folder).hidden_size
+            bare = TorchEncoder.load(folder, spec.model_copy(update={"native_dim": width}), dtype=dtype)
+            projection = nn.Linear(width, config.projection, bias=False, dtype=dtype)
+            encoder = TorchEncoder(bare.backbone, spec, bare.tokenizer_json, projection)
+        if config.layers is not None:
+            keep_layers(encoder.backbone, config.layers)
+        return encoder
+
+    def _merged(self, name: str, encoder: TorchEncoder) -> TorchEncoder:
+        config = self._recipe.encoders[name]
+        plain = self._load(name, DTYPES[config.dtype])
+        add_adapters(plain, config.lora or Lora(rank=1, alpha=1))
+        restore_trained(plain, {key: value.cpu() for key, value in trained_weights(encoder).items()})
+        plain.backbone = plain.backbone.merge_and_unload()  # type: ignore[operator]
+        return plain
+
+
+def add_adapters(encoder: TorchEncoder, lora: Lora) -> None:
+    """Low-rank adapters in the backbone; they alone require gradients, in float32."""
+    from peft import LoraConfig, get_peft_model
+
+    targets = lora.targets if isinstance(lora.targets, str) else list(lora.targets)
+    config = LoraConfig(r=lora.rank, lora_alpha=lora.alpha, target_modules=targets, lora_dropout=lora.dropout)
+    encoder.backbone = get_peft_model(encoder.backbone, config)  # type: ignore[assignment]
+
+
+def keep_layers(backbone: PreTrainedModel, layers: int) -> None:
+    """Leaves the first layers of a transformer."""
+    config: PretrainedConfig = backbone.config
+    for parent in backbone.modules():
+        for name, child in list(parent.named_children()):
+            if isinstance(child, nn.ModuleList) and len(child) == config.num_hidden_layers:
+                setattr(parent, name, child[:layers])
+    config.num_hidden_layers = layers
+    if getattr(config, "layer_types", None):
+        config.layer_types = config.layer_types[:layers]
+
+
+def trained_weights(module: nn.Module) -> dict[str, Tensor]:
+    return {name: value.detach() for name, value in module.named_parameters() if value.requires_grad}
+
+
+@torch.no_grad()
+def restore_trained(module: nn.Module, weights: Mapping[str, Tensor]) -> None:
+    """Puts weights back by name; every one must have a place."""
+    own = dict(module.named_parameters())
+    for name, value in weights.items():
+        own[name].copy_(value)
+
+
+@torch.no_grad()
+def blend(encoder: nn.Module, start: Mapping[str, Tensor], share: float) -> None:
+    """Trained weights become share · trained + (1 - share) · start."""
+    for name, value in encoder.named_parameters():
+        if name in start:
+            value.lerp_(start[name].to(value), 1 - share)
+
+
+def describe(config: Encoder) -> str:
+    """What of the encoder is trained, in a few words."""
+    if config.lora is None:
+        return "all weights"
+    base = "8-bit" if config.bits == 8 else config.dtype
+    return f"LoRA rank {config.lora.rank}, alpha {config.lora.alpha}, {base} base"

@@ -1,0 +1,180 @@
+"""The loop: gradients, clip, step, log, judge, save. Knows nothing of what a stage computes.
+
+A step depends on the recipe and its number alone; so a stage that was stopped or killed ends in the same weights.
+"""
+
+from __future__ import annotations
+
+import math
+import signal
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from types import FrameType, TracebackType
+from typing import Any, Protocol, Self
+
+import torch
+from torch import Tensor, nn
+
+from models.errors import CareError
+from models.training import checkpoint
+from models.training.checkpoint import Progress
+from models.training.contrast import OBJECTIVE
+from models.training.dev import DevSets
+from models.training.progress import Watch
+from models.training.ranks import Ranks
+from models.training.recipe import Contrast, Reconstruct
+from models.training.tables import Texts
+
+CHECKPOINT = "checkpoint"
+
+
+class Stopped(CareError):
+    """Someone asked the run to stop, and it did, after saving."""
+
+    exit_code = 130
+
+
+class Work(Protocol):
+    """What the loop needs of a stage."""
+
+    steps: int
+
+    @property
+    def modules(self) -> Mapping[str, nn.Module]: ...
+
+    def gradients(self, step: int, scale: Callable[[Tensor], Tensor]) -> dict[str, float]: ...
+
+    def vectors_of(self, texts: Texts) -> Tensor: ...
+
+    def write(self, folder: Path) -> None: ...
+
+
+def run(
+    work: Work, settings: Contrast | Reconstruct, name: str, folder: Path, ranks: Ranks, dev: DevSets | None
+) -> None:
+    """All steps of a stage from where it stopped; afterwards the weights are the last, or the best by the dev sets."""
+    home = folder / name / CHECKPOINT
+    optimiser = make_optimiser(work.modules, settings)
+    progress = checkpoint.restore(home, work.modules, optimiser)
+    half = settings.precision == "fp16" and ranks.device.type == "cuda"
+    scaler = torch.amp.GradScaler(ranks.device.type, enabled=half, init_scale=progress.scale or 2.0**16)
+    with Watch(folder, name, progress.step, work.steps, ranks) as watch, _Ear() as ear:
+        for step in range(progress.step, work.steps):
+            share = schedule(step, work.steps, settings.warmup, settings.schedule)
+            facts = _step(work, settings, step, share, optimiser, scaler, ranks)
+            if step == 0 and not half and not math.isfinite(facts["gradient_norm"]):
+                raise CareError("the first gradient is not finite: try another precision or a lower learning rate")
+            done = step + 1
+            watch.step(done, facts, lr=max(group["lr"] for group in optimiser.param_groups))
+            progress = replace(progress, step=done, scale=scaler.get_scale() if half else None)
+            judged = dev is not None and (done % dev.every == 0 or done == work.steps)
+            if judged:
+                progress = _judge(work, dev, progress, watch)
+            if done in settings.snapshots and ranks.is_first:
+                work.write(folder / name / f"at-{done}")
+            stopped = ranks.any(ear.stop)
+            if stopped or done % settings.checkpoint_every == 0 or done == work.steps or progress.best_step == done:
+                if ranks.is_first:
+                    checkpoint.save(home, work.modules, optimiser, progress)
+                ranks.wait()
+            if stopped and done < work.steps:
+                raise Stopped(
+                    f"stopped after step {done} of {work.steps} of {name}; the same command goes on from there"
+                )
+    if dev is not None:
+        checkpoint.restore_best(home, work.modules)
+
+
+def _step(
+    work: Work,
+    settings: Contrast | Reconstruct,
+    step: int,
+    share: float,
+    optimiser: torch.optim.Optimizer,
+    scaler: torch.amp.GradScaler,
+    ranks: Ranks,
+) -> dict[str, float]:
+    for group in optimiser.param_groups:
+        group["lr"] = group["peak"] * share
+    optimiser.zero_grad(set_to_none=True)
+    facts = work.gradients(step, scaler.scale)
+    _add_up(work.modules, ranks)
+    scaler.unscale_(optimiser)
+    trained = [parameter for group in optimiser.param_groups for parameter in group["params"]]
+    norm = torch.nn.utils.clip_grad_norm_(trained, settings.clip)
+    scaler.step(optimiser)
+    scaler.update()
+    return facts | {"gradient_norm": float(norm)}
+
+
+def _add_up(modules: Mapping[str, nn.Module], ranks: Ranks) -> None:
+    """Sums gradients over the ranks; the objective's own are whole on each, for each computes the whole loss."""
+    if ranks.size == 1:
+        return
+    for name, module in modules.items():
+        for parameter in module.parameters() if name != OBJECTIVE else ():
+            if parameter.requires_grad:
+                parameter.grad = ranks.sum(torch.zeros_like(parameter) if parameter.grad is None else parameter.grad)
+
+
+def _judge(work: Work, dev: DevSets | None, progress: Progress, watch: Watch) -> Progress:
+    assert dev is not None
+    figure = dev.figure(work.vectors_of)
+    watch.log({"step": progress.step, "dev": figure, "metric": dev.metric})
+    better = progress.best is None or figure > progress.best
+    watch.say(f"step {progress.step}: {dev.metric} {figure:.2f}{', the best so far' if better else ''}")
+    return replace(progress, best=figure, best_step=progress.step) if better else progress
+
+
+def make_optimiser(modules: Mapping[str, nn.Module], settings: Contrast | Reconstruct) -> torch.optim.AdamW:
+    """AdamW; vectors and scalars are not decayed. A module that no rate is named for takes the highest."""
+    rates = settings.lr if isinstance(settings.lr, dict) else {}
+    default = max(rates.values()) if rates else settings.lr
+    groups: list[dict[str, Any]] = []
+    for name, module in modules.items():
+        trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
+        for decayed in (True, False):
+            parameters = [parameter for parameter in trained if (parameter.ndim > 1) == decayed]
+            decay = settings.weight_decay if decayed else 0.0
+            if parameters:
+                groups.append({"params": parameters, "weight_decay": decay, "peak": rates.get(name, default)})
+    on_card = any(parameter.is_cuda for group in groups for parameter in group["params"])
+    return torch.optim.AdamW(groups, lr=0.0, fused=on_card)
+
+
+def schedule(step: int, steps: int, warmup: float, kind: str) -> float:
+    """Share of the peak learning rate at a step: linear up to 1, then as the recipe says."""
+    rise = round(steps * warmup) if warmup < 1 else round(warmup)
+    if step < rise:
+        return (step + 1) / rise
+    left = max(0.0, (steps - step) / max(1, steps - rise))
+    if kind == "constant":
+        return 1.0
+    return left if kind == "linear" else 0.5 * (1 - math.cos(math.pi * left))
+
+
+class _Ear:
+    """Hears Ctrl-C and a request to end, once; the step is finished first. A second Ctrl-C ends at once."""
+
+    def __init__(self) -> None:
+        self.stop = False
+        self._before: dict[int, object] = {}
+
+    def __enter__(self) -> Self:
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGINT, signal.SIGTERM):
+                self._before[number] = signal.signal(number, self._hear)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)  # type: ignore[arg-type]
+
+    def _hear(self, number: int, frame: FrameType | None) -> None:
+        if self.stop and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        self.stop = True

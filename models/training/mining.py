@@ -1,0 +1,184 @@
+"""Pairs in, better pairs out: hard negatives found, pairs that an encoder does not believe or has seen enough dropped.
+
+Each source is searched within its own documents, exactly, on the training device. Knows nothing of training.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from tqdm import tqdm
+
+from models.spec import Side
+from models.training.encoders import Shelf
+from models.training.ranks import Ranks
+from models.training.recipe import Diversify, Filter, Mine, Recipe
+from models.training.rows import Pair, as_pairs, read_all
+from models.training.tables import PairTable, Rows, Texts, TokenTable
+from models.training.vectors import Kept, Reader, file_of, kept_in, take
+
+QUERIES_AT_ONCE = 1024
+READ_TOKENS = 32768
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What the search of one pair saw: its documents by rank, their scores, and the best positive's score."""
+
+    pair: int
+    rows: Rows
+    scores: NDArray[np.float32]
+    positive: float
+
+
+class Searcher:
+    """Searches each source of a table with a pair of encoders."""
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        stage: Mine | Filter | Diversify,
+        table: PairTable,
+        shelf: Shelf,
+        vectors: Path,
+        ranks: Ranks,
+    ) -> None:
+        self._table, self._ranks, self._dim = table, ranks, recipe.dim
+        self._shelf, self._vectors = shelf, vectors
+        self._queries = self._read(stage.query, table.queries)
+        self._documents = self._read(stage.document or stage.query, table.documents)
+        hypothetical = len(table.hypothetical.values) > 0
+        self._imagined = self._read(stage.query, table.documents) if hypothetical else None
+
+    def search(self, source: str, depth: int) -> Iterator[Found]:
+        """The pairs of a source, each with the `depth` best of the source's documents."""
+        pairs = self._table.sources[source]
+        corpus = np.unique(
+            np.concatenate([part.gather(pairs)[1] for part in (self._table.positives, self._table.negatives)])
+        )
+        known = take(self._documents, corpus, self._ranks.device)
+        depth = min(depth, len(corpus))
+        blocks = [pairs[first : first + QUERIES_AT_ONCE] for first in range(0, len(pairs), QUERIES_AT_ONCE)]
+        for block in tqdm(blocks, desc=f"search {source}", unit="block", disable=None, leave=False):
+            scores = self._asked(block) @ known.T
+            best, places = (part.cpu().numpy() for part in torch.topk(scores, depth))
+            whole = scores.cpu().numpy()
+            for at, pair in enumerate(block):
+                own = np.searchsorted(corpus, self._table.positives[pair])
+                yield Found(int(pair), corpus[places[at]], best[at], float(whole[at, own].max()))
+
+    def side(self, side: Side) -> torch.Tensor:
+        """All vectors of one side."""
+        kept = self._queries if side is Side.QUERY else self._documents
+        return take(kept, np.arange(len(kept)), self._ranks.device)
+
+    def _asked(self, pairs: Rows) -> torch.Tensor:
+        """Query vectors; with imagined documents, the sum with theirs, which ranks as their mean does."""
+        asked = take(self._queries, self._table.query[pairs], self._ranks.device)
+        if self._imagined is None:
+            return asked
+        owners, rows = self._table.hypothetical.gather(pairs)
+        imagined = take(self._imagined, rows, self._ranks.device)
+        total = asked.index_add(0, torch.from_numpy(owners).to(asked.device), imagined)
+        return torch.nn.functional.normalize(total, dim=-1)
+
+    def _read(self, name: str, texts: Texts) -> Kept:
+        path = file_of(self._vectors, self._shelf.fingerprint(name), texts)
+        if path.is_file():
+            return kept_in(path, len(texts), self._dim)
+        encoder = self._shelf.open(name, trained=False)
+        tokens = TokenTable.build(texts, encoder.spec, encoder.tokenizer, self._ranks.device)
+        return Reader(encoder, self._ranks, tokens=READ_TOKENS, precision="bf16").keep(tokens, path)
+
+
+def mine(
+    recipe: Recipe, stage: Mine, files: list[Path], shelf: Shelf, vectors: Path, ranks: Ranks, out: Path
+) -> dict[str, int]:
+    """Writes the pairs with what was mined in place of their negatives; pairs that found none keep theirs."""
+    rows = list(as_pairs(read_all(files), {}, recipe.seed))
+    table = PairTable.of_pairs(rows)
+    searcher = Searcher(recipe, stage, table, shelf, vectors, ranks)
+    first, last = stage.ranks
+    negatives: dict[int, list[str]] = {}
+    for source in stage.sources or sorted(table.sources):
+        # So many more are looked at as may turn out to be answers.
+        for found in searcher.search(source, last + int(table.positives.sizes(table.sources[source]).max())):
+            answer = np.isin(found.rows, table.positives[found.pair])
+            kept, scores = found.rows[~answer][first:last], found.scores[~answer][first:last]
+            if stage.margin is not None:
+                kept = kept[scores <= found.positive - stage.margin]
+            chance = np.random.default_rng([recipe.seed, found.pair])
+            drawn = np.sort(chance.choice(len(kept), size=min(stage.count, len(kept)), replace=False))
+            negatives[found.pair] = [table.documents.texts[row] for row in kept[drawn]]
+    write_pairs(out, ((row, negatives.get(number) or row.negatives) for number, row in enumerate(rows)))
+    counts = [len(texts) for texts in negatives.values()]
+    return {"pairs": len(rows), "mined": sum(count > 0 for count in counts), "negatives": sum(counts)}
+
+
+def filter_pairs(
+    recipe: Recipe, stage: Filter, files: list[Path], shelf: Shelf, vectors: Path, ranks: Ranks, out: Path
+) -> dict[str, int]:
+    """Writes the pairs of which a positive is among the first `top` found; other sources pass as they are."""
+    rows = list(as_pairs(read_all(files), {}, recipe.seed))
+    table = PairTable.of_pairs(rows)
+    searcher = Searcher(recipe, stage, table, shelf, vectors, ranks)
+    dropped: set[int] = set()
+    for source in stage.sources or sorted(table.sources):
+        for found in searcher.search(source, stage.top):
+            if not np.isin(table.positives[found.pair], found.rows).any():
+                dropped.add(found.pair)
+    write_pairs(out, ((row, row.negatives) for number, row in enumerate(rows) if number not in dropped))
+    return {"pairs": len(rows), "kept": len(rows) - len(dropped)}
+
+
+def diversify(
+    recipe: Recipe, stage: Diversify, files: list[Path], shelf: Shelf, vectors: Path, ranks: Ranks, out: Path
+) -> dict[str, int]:
+    """Writes the rows whose text is not like too many that were kept before it."""
+    rows = list(as_pairs(read_all(files), {}, recipe.seed))
+    table = PairTable.of_pairs(rows)
+    searcher = Searcher(recipe, stage, table, shelf, vectors, ranks)
+    kept = spread(searcher.side(stage.side), stage.neighbours, stage.threshold, stage.most, stage.seeds)
+    firsts = table.positives.pick(np.arange(len(rows)), np.zeros(len(rows), dtype=np.int64))
+    texts = table.query if stage.side is Side.QUERY else firsts
+    write_pairs(out, ((row, row.negatives) for number, row in enumerate(rows) if kept[texts[number]]))
+    return {"pairs": len(rows), "kept": int(kept[texts].sum())}
+
+
+def spread(vectors: torch.Tensor, neighbours: int, threshold: float, most: int, seeds: int) -> NDArray[np.bool_]:
+    """Which vectors (texts, dim) stay, taken in their order: all seeds, then those of which at most `most` of the
+    nearest `neighbours` that stay score above the threshold."""
+    kept = torch.zeros(len(vectors), dtype=torch.bool, device=vectors.device)
+    kept[:seeds] = True
+    for first in range(seeds, len(vectors), QUERIES_AT_ONCE):
+        block = vectors[first : first + QUERIES_AT_ONCE]
+        before = (block @ vectors[:first][kept[:first]].T > threshold).sum(1).cpu().numpy()
+        within = (block @ block.T > threshold).cpu().numpy()
+        stays = np.zeros(len(block), dtype=bool)
+        for at in range(len(block)):
+            near = before[at] + within[at, :at][stays[:at]].sum()
+            stays[at] = min(near, neighbours) <= most
+        kept[first : first + len(block)] = torch.from_numpy(stays).to(kept.device)
+    return kept.cpu().numpy()
+
+
+def write_pairs(path: Path, rows: Iterator[tuple[Pair, list[str]]]) -> None:
+    """A JSON-lines file, there whole or not at all."""
+    fresh = path.with_name(path.name + ".new")
+    with fresh.open("w", encoding="utf-8") as file:
+        for pair, negatives in rows:
+            row: dict[str, object] = {"query": pair.query, "pos": pair.positives, "neg": negatives}
+            row["source"] = pair.source
+            if pair.instruction is not None:
+                row["instruction"] = pair.instruction
+            if pair.hypothetical:
+                row["hypothetical"] = pair.hypothetical
+            print(json.dumps(row, ensure_ascii=False), file=file)
+    os.replace(fresh, path)

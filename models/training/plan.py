@@ -1,0 +1,200 @@
+"""`care train --dry-run`: what a recipe would do, and what that takes. Loads no weights and trains nothing.
+
+Memory and hours are reckoned from shapes, not measured: 2 operations a weight and token forward, twice that backward,
+another forward where gradients are cached or activations recomputed.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import nn
+from transformers import AutoModel
+
+from models.training.encoders import describe
+from models.training.recipe import AnyStage, Contrast, Diversify, Encoder, Filter, Mine, Recipe, Reconstruct
+from models.training.rows import read_pairs
+from models.training.shapes import config_of
+
+SAMPLE = 2000
+ADAM_BYTES = 16
+"""Weight, gradient and two moments, in float32."""
+LAYER_WIDTHS = 34
+"""Half-precision values that a layer's backward keeps, in widths a token."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """What one encoder is and costs."""
+
+    whole: int
+    trained: int
+    layers: int
+    width: int
+    body: int
+    """Weights that every token passes: all but the vocabulary."""
+
+    def memory(self, config: Encoder, tokens: int, *, trained: bool) -> float:
+        """Bytes on the card for weights, optimiser and one chunk of activations."""
+        if not trained:
+            return self.whole * (2 if config.dtype == "bf16" else 4) + 4 * 2 * tokens * self.width
+        base = 0 if config.lora is None else self.whole * (1 if config.bits else 2 if config.dtype == "bf16" else 4)
+        kept = (self.layers + LAYER_WIDTHS) if config.checkpointing else self.layers * LAYER_WIDTHS
+        return base + ADAM_BYTES * self.trained + 2 * tokens * self.width * kept
+
+    def operations(self, config: Encoder, *, trained: bool, cached: bool) -> float:
+        """Floating-point operations a token."""
+        if not trained:
+            return 2 * self.body
+        return 2 * self.body * (1 + (1 if config.lora else 2) + int(cached) + int(config.checkpointing))
+
+
+def cost_of(recipe: Recipe, name: str) -> Cost | None:
+    """Counted on the backbone's shape, without weights; None where the shape is not known."""
+    config = recipe.encoders[name]
+    start = recipe.encoders[config.copy_of].start if config.copy_of else config.start
+    shape = config_of(Path(str(start)))
+    if shape is None:
+        return None
+    if config.layers is not None:
+        shape.num_hidden_layers = config.layers
+        if getattr(shape, "layer_types", None):
+            shape.layer_types = shape.layer_types[: config.layers]
+    with torch.device("meta"):
+        backbone: nn.Module = AutoModel.from_config(shape)  # type: ignore[no-untyped-call]
+    whole = sum(weight.numel() for weight in backbone.parameters())
+    projected = shape.hidden_size * (config.projection or 0)
+    vocabulary = sum(m.weight.numel() for m in backbone.modules() if isinstance(m, nn.Embedding))
+    trained = whole if config.lora is None else _adapters(backbone, config)
+    return Cost(whole + projected, trained + projected, shape.num_hidden_layers, shape.hidden_size, whole - vocabulary)
+
+
+def _adapters(backbone: nn.Module, config: Encoder) -> int:
+    assert config.lora is not None
+    targets = config.lora.targets
+    linear = [(name.rpartition(".")[2], m) for name, m in backbone.named_modules() if isinstance(m, nn.Linear)]
+    chosen = [m for name, m in linear if targets == "all-linear" or name in targets]
+    return config.lora.rank * sum(m.in_features + m.out_features for m in chosen)
+
+
+def plan(recipe: Recipe, tflops: float) -> str:
+    """The plan as text."""
+    costs = {name: cost_of(recipe, name) for name in recipe.encoders}
+    lines = [recipe.about, f"space {recipe.space}, {recipe.dim} dimensions, seed {recipe.seed}", "", "encoders"]
+    lines += [_encoder_line(name, config, costs[name]) for name, config in recipe.encoders.items()]
+    for name, stage in recipe.stages.items():
+        lines += ["", f"stage {name}: {stage.kind}" + (", skipped" if stage.skip else "")]
+        if not stage.skip:
+            detail = _trained_lines(recipe, stage, costs, tflops) if _is_trained(stage) else _search_lines(stage)
+            lines += [f"  {line}" for line in detail]
+    return "\n".join(lines)
+
+
+def _is_trained(stage: AnyStage) -> bool:
+    return isinstance(stage, Contrast | Reconstruct)
+
+
+def _encoder_line(name: str, config: Encoder, cost: Cost | None) -> str:
+    start = f"copy of {config.copy_of}" if config.copy_of else str(config.start)
+    size = "shape not known" if cost is None else f"{_count(cost.whole)} parameters, {_count(cost.trained)} trained"
+    use = f"{config.pooling or 'own'} pooling, {config.max_length} tokens"
+    return f"  {name:10} {start}: {size} ({describe(config)}), {use}"
+
+
+def _trained_lines(recipe: Recipe, stage: AnyStage, costs: dict[str, Cost | None], tflops: float) -> list[str]:
+    assert isinstance(stage, Contrast | Reconstruct)
+    readers = [stage.encoder] if isinstance(stage, Reconstruct) else [stage.query, stage.document or stage.query]
+    trained = readers if isinstance(stage, Reconstruct) else stage.train
+    length = f"{stage.epochs:g} epochs" if stage.epochs is not None else f"{stage.steps} steps"
+    rates = stage.lr if isinstance(stage.lr, dict) else {"": stage.lr}
+    rate = ", ".join(f"{value:.0e} {name}".strip().replace("e-0", "e-") for name, value in rates.items())
+    lines = [
+        f"peak learning rate {rate}, warm-up {stage.warmup:g}, {stage.schedule} schedule, AdamW, "
+        f"weight decay {stage.weight_decay:g}, clip {stage.clip:g}",
+        f"global batch {stage.batch:,}, {length}, {stage.precision}, chunks of {stage.tokens:,} tokens",
+        f"trains {', '.join(dict.fromkeys(trained))}"
+        + "".join(f", {name} frozen" for name in dict.fromkeys(readers) if name not in trained),
+    ]
+    if isinstance(stage, Contrast):
+        lines.append(_loss_line(recipe, stage))
+    if stage.note:
+        lines.append(f"note: {stage.note}")
+    return [*lines, *_reckoned(recipe, stage, readers, list(trained), costs, tflops)]
+
+
+def _loss_line(recipe: Recipe, stage: Contrast) -> str:
+    loss = stage.loss
+    terms = {"InfoNCE": loss.info_nce, "MSE": loss.mse, "score distillation": loss.distil, "alignment": loss.align}
+    total = " + ".join(f"{weight:g} x {name}" for name, weight in terms.items() if weight)
+    learned = "learned from " if loss.learnable else ""
+    dims = ", ".join(map(str, loss.dims or [recipe.dim]))
+    heat = f"temperature {learned}{loss.temperature:g}"
+    return f"loss {total}, {heat}, dimensions {dims}, {stage.data.negatives} hard negatives"
+
+
+def _reckoned(
+    recipe: Recipe,
+    stage: Contrast | Reconstruct,
+    readers: list[str],
+    trained: list[str],
+    costs: dict[str, Cost | None],
+    tflops: float,
+) -> list[str]:
+    known = {name: cost for name in dict.fromkeys(readers) if (cost := costs[name]) is not None}
+    if len(known) < len(set(readers)):
+        return ["memory and hours: the shape of an encoder is not known; put its weights where the recipe says"]
+    memory = sum(c.memory(recipe.encoders[n], stage.tokens, trained=n in trained) for n, c in known.items())
+    sides = [1.0] if isinstance(stage, Reconstruct) else [1.0, 1.0 + stage.data.negatives]
+    longest = max(recipe.encoders[name].max_length for name in readers)
+    cached = stage.batch * longest > stage.tokens
+    per_row = sum(
+        share * known[name].operations(recipe.encoders[name], trained=name in trained, cached=cached)
+        for share, name in zip(sides, readers, strict=True)
+    )
+    files = [Path(file) for file in stage.data.files if not file.startswith("@")]
+    rows, tokens = _measured(files)
+    width = min(longest, round(tokens)) if tokens else longest
+    speed = tflops * 1e12 / (per_row * width)
+    lines = [
+        f"memory about {memory / 2**30:.0f} GiB on each card",
+        f"speed about {speed:,.1f} rows/s on one card at {tflops:g} TFLOP/s and {width} tokens a text",
+    ]
+    if rows is None:
+        return [*lines, f"hours: {', '.join(map(str, files))} not there; {1e6 / speed / 3600:,.1f} h a million rows"]
+    total = stage.steps * stage.batch if stage.steps else rows * float(stage.epochs or 1)
+    return [*lines, f"{rows:,} rows at least, {total / speed / 3600:,.2f} h on one card"]
+
+
+def _measured(files: list[Path]) -> tuple[int | None, float]:
+    """Rows of the files and characters of a document, both from the head of each file; None where one is missing."""
+    if not files or not all(path.is_file() for path in files):
+        return None, 0.0
+    rows, characters, seen = 0.0, 0, 0
+    for path in files:
+        sample = list(itertools.islice(read_pairs(path), SAMPLE))
+        size = sum(len(pair.query) + len(pair.positives[0]) for pair in sample)
+        characters += sum(len(pair.positives[0]) for pair in sample)
+        seen += len(sample)
+        # A packed file holds at least as many rows as if it were not packed.
+        rows += len(sample) if len(sample) < SAMPLE else len(sample) * path.stat().st_size / (3 * size)
+    return int(rows), characters / max(1, seen)
+
+
+def _search_lines(stage: AnyStage) -> list[str]:
+    if isinstance(stage, Mine):
+        margin = "" if stage.margin is None else f", {stage.margin:g} below the positive"
+        return [
+            f"{stage.count} negatives a pair from ranks {stage.ranks[0]} to {stage.ranks[1]} of {stage.query}{margin}"
+        ]
+    if isinstance(stage, Diversify):
+        near = f"{stage.most} of the nearest {stage.neighbours} above {stage.threshold:g} by {stage.query}"
+        return [f"rows stay whose {stage.side} has at most {near}; {stage.seeds:,} to begin with"]
+    assert isinstance(stage, Filter)
+    return [f"pairs stay whose document is among the first {stage.top} of {stage.query}"]
+
+
+def _count(number: int) -> str:
+    return f"{number / 1e9:.2f}B" if number >= 1e9 else f"{number / 1e6:.1f}M"

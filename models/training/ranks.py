@@ -1,0 +1,55 @@
+"""Which of several processes this is, and how they add up tensors. One process is a run of one rank.
+
+`accelerate launch` starts the processes; they all deal the same batches and each reads its share of the texts.
+"""
+
+from __future__ import annotations
+
+import os
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from models.training.tables import Rows
+
+
+class Ranks:
+    """Rank `rank` of `size`, computing on `device`."""
+
+    def __init__(self, rank: int, size: int, device: torch.device) -> None:
+        self.rank, self.size, self.device = rank, size, device
+
+    @classmethod
+    def join(cls, device: str | None = None) -> Ranks:
+        """Joins the other processes, if this one was started among several."""
+        device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+        if int(os.environ.get("WORLD_SIZE", "1")) == 1:
+            return cls(0, 1, torch.device(device))
+        from accelerate import PartialState
+
+        state = PartialState(cpu=device == "cpu")
+        return cls(state.process_index, state.num_processes, state.device)
+
+    @property
+    def is_first(self) -> bool:
+        return self.rank == 0
+
+    def share(self, count: int) -> Rows:
+        """The positions among `count` that are this rank's to read."""
+        return np.arange(self.rank, count, self.size)
+
+    def sum(self, tensor: Tensor) -> Tensor:
+        """The sum over all ranks, in place."""
+        if self.size > 1:
+            torch.distributed.all_reduce(tensor)
+        return tensor
+
+    def wait(self) -> None:
+        """Returns when every rank has come here."""
+        if self.size > 1:
+            torch.distributed.barrier()
+
+    def any(self, flag: bool) -> bool:
+        """Whether some rank says yes."""
+        return flag if self.size == 1 else bool(self.sum(torch.tensor(int(flag), device=self.device)))

@@ -1,0 +1,167 @@
+"""RetroMAE: an encoder learns to put a text into one vector because a weak decoder has to rebuild the text from it.
+
+The encoder sees a lightly masked text. The decoder is a single layer that gets the embedding and, for each position,
+another random choice of the text's other tokens; it has to name every token (enhanced decoding). The decoder and the
+heads are thrown away afterwards.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import cast
+
+import torch
+from tokenizers import Tokenizer as RustTokenizer
+from torch import Tensor, nn
+from torch.nn import functional
+
+from models.errors import BadEncoder
+from models.torch_encoder import TorchEncoder, pool
+from models.training.batches import BatchDealer, steps_of
+from models.training.contrast import read_table
+from models.training.encoders import Shelf
+from models.training.gradients import autocast
+from models.training.losses import reconstruction
+from models.training.ranks import Ranks
+from models.training.recipe import Recipe, Reconstruct
+from models.training.tables import Texts, TokenTable
+from models.training.vectors import Reader
+
+MASK_TOKENS = ("[MASK]", "<mask>")
+HEADS_WIDTH = 64
+DECODER = "decoder"
+
+
+class Decoder(nn.Module):
+    """One layer of attention over a text of which each position sees a part, and the heads that name tokens."""
+
+    def __init__(self, width: int, positions: int) -> None:
+        super().__init__()
+        self.heads = max(1, width // HEADS_WIDTH)
+        self.positions = nn.Embedding(positions, width)
+        self.query, self.key, self.value, self.out = (nn.Linear(width, width) for _ in range(4))
+        self.norms = nn.ModuleList(nn.LayerNorm(width) for _ in range(2))
+        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+        self.naming = nn.ModuleList(
+            nn.Sequential(nn.Linear(width, width), nn.GELU(), nn.LayerNorm(width)) for _ in range(2)
+        )
+        """What stands between states and the word embeddings: of the encoder, of the decoder."""
+
+    def forward(self, embedding: Tensor, words: Tensor, visible: Tensor) -> Tensor:
+        """Hidden states (texts, tokens, width): of the embedding (texts, width), the words' own vectors (texts,
+        tokens, width) and what each position may see (texts, tokens, tokens)."""
+        places = self.positions.weight[: words.shape[1]]
+        asking = embedding[:, None] + places
+        context = torch.cat([embedding[:, None], words[:, 1:] + places[1:]], dim=1)
+        mixed = self._attend(self.query(asking), self.key(context), self.value(context), visible)
+        states = self.norms[0](asking + self.out(mixed))
+        widened: Tensor = self.norms[1](states + self.down(functional.gelu(self.up(states))))
+        return widened
+
+    def _attend(self, query: Tensor, key: Tensor, value: Tensor, visible: Tensor) -> Tensor:
+        texts, tokens, width = query.shape
+        q, k, v = (part.view(texts, tokens, self.heads, -1).transpose(1, 2) for part in (query, key, value))
+        mixed = functional.scaled_dot_product_attention(q, k, v, attn_mask=visible[:, None])
+        return mixed.transpose(1, 2).reshape(texts, tokens, width)
+
+
+def visible_parts(mask: Tensor, share: float, chance: torch.Generator) -> Tensor:
+    """(texts, tokens, tokens): each position sees the embedding's place 0 and a random share of the other tokens,
+    never itself."""
+    texts, tokens = mask.shape
+    drawn = torch.rand(texts, tokens, tokens, generator=chance).to(mask.device) < share
+    seen = drawn & mask[:, None, :].bool() & ~torch.eye(tokens, dtype=torch.bool, device=mask.device)
+    seen[:, :, 0] = True
+    return seen
+
+
+class ReconstructStage:
+    """The work of one RetroMAE stage, a step at a time."""
+
+    def __init__(self, recipe: Recipe, stage: Reconstruct, files: list[Path], shelf: Shelf, ranks: Ranks) -> None:
+        self._recipe, self._stage, self._shelf, self._ranks = recipe, stage, shelf, ranks
+        data = stage.data.model_copy(update={"view": "texts"})
+        table = read_table(files, data, recipe.seed)
+        self._encoder = shelf.open(stage.encoder, trained=True, seed=recipe.seed)
+        spec = self._encoder.spec
+        self._decoder = Decoder(self._encoder.backbone.config.hidden_size, spec.max_length).to(ranks.device)
+        self._mask_id = mask_id(self._encoder)
+        self._tokens = TokenTable.build(table.documents, spec, self._encoder.tokenizer, ranks.device)
+        self.steps = steps_of(len(table), stage.batch, stage.epochs, stage.steps, recipe.max_steps)
+        self._dealer = BatchDealer(
+            table, data.weights, size=stage.batch, steps=self.steps, negatives=0, seed=recipe.seed
+        )
+
+    @property
+    def modules(self) -> dict[str, nn.Module]:
+        return {self._stage.encoder: self._encoder, DECODER: self._decoder}
+
+    def gradients(self, step: int, scale: Callable[[Tensor], Tensor]) -> dict[str, float]:
+        rows = self._dealer.deal(step).documents
+        own = rows[self._ranks.share(len(rows))]
+        chance = torch.Generator().manual_seed(self._recipe.seed * 1_000_003 + 2 * step + self._ranks.rank)
+        torch.manual_seed(self._recipe.seed * 1_000_003 + step)
+        sums = torch.zeros(2, device=self._ranks.device)
+        chunks = [self._tokens.padded(own[chunk]) for chunk in self._tokens.chunks(own, self._stage.tokens)]
+        masked = [torch.rand(ids.shape, generator=chance) < self._stage.encoder_mask for ids, _ in chunks]
+        inner = [_inner(mask) for _, mask in chunks]
+        chosen = [drawn.to(within.device) & within for drawn, within in zip(masked, inner, strict=True)]
+        counts = torch.tensor([sum(int(c.sum()) for c in chosen), sum(int(i.sum()) for i in inner)]).float()
+        counts = self._ranks.sum(counts.to(self._ranks.device)).clamp_min(1)
+        for (ids, mask), hidden, within in zip(chunks, chosen, inner, strict=True):
+            with autocast(self._ranks.device, self._stage.precision):
+                found = self._chunk(ids, mask, hidden, within, chance)
+            scale((found / counts).sum()).backward()  # type: ignore[no-untyped-call]
+            sums += found.detach()
+        encoder_loss, decoder_loss = (self._ranks.sum(sums) / counts).tolist()
+        facts = {"loss": encoder_loss + decoder_loss, "encoder": encoder_loss, "decoder": decoder_loss}
+        tokens = sum(ids.numel() for ids, _ in chunks) * self._ranks.size
+        return facts | {"texts": len(rows), "tokens": tokens}
+
+    def vectors_of(self, texts: Texts) -> Tensor:
+        table = TokenTable.build(texts, self._encoder.spec, self._encoder.tokenizer, self._ranks.device)
+        reader = Reader(self._encoder, self._ranks, tokens=self._stage.tokens, precision=self._stage.precision)
+        return torch.from_numpy(reader.all(table))
+
+    def keep(self, folder: Path) -> None:
+        self._shelf.keep(self._stage.encoder, self._encoder, folder / self._stage.encoder)
+
+    def write(self, folder: Path) -> None:
+        self._shelf.write(self._stage.encoder, self._encoder, folder / self._stage.encoder)
+
+    def _chunk(self, ids: Tensor, mask: Tensor, chosen: Tensor, inner: Tensor, chance: torch.Generator) -> Tensor:
+        """The two sums of cross-entropies: of the encoder's masked tokens, and of all tokens by the decoder."""
+        backbone = self._encoder.backbone
+        words = backbone.get_input_embeddings()
+        shown = ids.masked_fill(chosen, self._mask_id)
+        states = backbone(input_ids=shown, attention_mask=mask).last_hidden_state
+        embedding = pool(states, mask, self._encoder.spec.pooling)
+        visible = visible_parts(mask, 1 - self._stage.decoder_mask, chance)
+        rebuilt = self._decoder(embedding, words(ids), visible)
+        own, others = self._decoder.naming
+        vocabulary = cast(Tensor, words.weight)
+        return torch.stack(
+            [
+                reconstruction(own(states), vocabulary, ids, chosen),
+                reconstruction(others(rebuilt), vocabulary, ids, inner),
+            ]
+        )
+
+
+def _inner(mask: Tensor) -> Tensor:
+    """The tokens between a text's first and last, which are markers."""
+    inner = mask.bool().clone()
+    inner[:, 0] = False
+    inner[torch.arange(len(mask), device=mask.device), mask.sum(1) - 1] = False
+    return inner
+
+
+def mask_id(encoder: TorchEncoder) -> int:
+    """The id of the tokenizer's mask token."""
+    backend = RustTokenizer.from_str(encoder.tokenizer_json)
+    for token in MASK_TOKENS:
+        found = backend.token_to_id(token)
+        if found is not None:
+            return int(found)
+    raise BadEncoder(f"RetroMAE needs a tokenizer with {' or '.join(MASK_TOKENS)}; this one has neither")

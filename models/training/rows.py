@@ -1,0 +1,150 @@
+"""Training rows as files have them, and what is cut out of them. Knows nothing of tokens.
+
+A row is {query, pos: [...], neg?: [...], instruction?, source?, hypothetical?: [...]}, or a document {text, title?,
+source?}: its title asks for it, and without a title one part of it asks for the other.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import lzma
+import random
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import IO, Any
+
+from models.errors import BadData
+
+_OPENERS = {".gz": gzip.open, ".xz": lzma.open}
+_UNIT = re.compile(r"[\u3400-\u9fff]|[^\s\u3400-\u9fff]+")
+_SENTENCE = re.compile(r"(?<=[。！？!?；;])|(?<=\.)\s+|\n+")
+SHORTEST_SENTENCE = 6
+CROP_UNITS = (4, 64)
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """One training row: a query, texts that answer it, texts that do not."""
+
+    query: str
+    """Empty for a document without a title."""
+    positives: list[str]
+    negatives: list[str]
+    source: str
+    instruction: str | None = None
+    """Stands before the query in place of the encoder's own."""
+    hypothetical: list[str] = field(default_factory=list)
+    """Documents that a language model imagined for the query (HyDE)."""
+
+
+def read_pairs(path: Path) -> Iterator[Pair]:
+    """The rows of a JSON-lines file, plain, .gz or .xz."""
+    opener: Any = _OPENERS.get(path.suffix, open)
+    stem = path.name.partition(".")[0]
+    try:
+        file: IO[str] = opener(path, "rt", encoding="utf-8")
+    except OSError as error:
+        raise BadData(f"{path}: cannot be read: {error.strerror}") from error
+    with file:
+        number = 0
+        try:
+            for number, line in enumerate(file, start=1):
+                yield _parse(line, stem, f"{path}:{number}")
+        except (EOFError, OSError, UnicodeDecodeError, lzma.LZMAError) as error:
+            raise BadData(f"{path}:{number + 1}: damaged: {error}; fetch the file again") from error
+
+
+def _parse(line: str, stem: str, where: str) -> Pair:
+    try:
+        row = json.loads(line)
+        source = row.get("source", stem)
+        if "text" in row:
+            pair = Pair(row.get("title", ""), [row["text"]], [], source)
+        else:
+            extras = {"instruction": row.get("instruction"), "hypothetical": row.get("hypothetical", [])}
+            pair = Pair(row["query"], row["pos"], row.get("neg", []), source, **extras)
+    except (json.JSONDecodeError, KeyError, TypeError, AttributeError) as error:
+        raise BadData(f"{where}: not a training row {{query, pos, neg?, …}} or {{text, title?}}: {error!r}") from error
+    lists = (pair.positives, pair.negatives, pair.hypothetical)
+    if not all(isinstance(texts, list) for texts in lists):
+        raise BadData(f"{where}: pos, neg and hypothetical must be lists of strings")
+    if not isinstance(pair.query, str) or (not pair.query and "text" not in row):
+        raise BadData(f"{where}: query must be a non-empty string")
+    if not pair.positives or not all(isinstance(text, str) and text for texts in lists for text in texts):
+        raise BadData(f"{where}: pos must hold at least one text, and no text may be empty")
+    if not isinstance(pair.source, str) or not isinstance(pair.instruction, str | None):
+        raise BadData(f"{where}: source and instruction must be strings")
+    return pair
+
+
+def read_all(files: Sequence[Path]) -> Iterator[Pair]:
+    return (pair for path in files for pair in read_pairs(path))
+
+
+def as_pairs(rows: Iterable[Pair], crops: Mapping[str, float], seed: int) -> Iterator[Pair]:
+    """Every row as a question and its answer, followed by crops of its documents that ask for them."""
+    chance = random.Random(seed)
+    for row in rows:
+        if row.query:
+            yield row
+        else:
+            parts = halves(row.positives[0], chance)
+            if parts is not None:
+                yield replace(row, query=parts[0], positives=[parts[1]])
+        for document in row.positives:
+            for _ in range(_how_many(crops, row.source, chance)):
+                yield Pair(crop(document, chance), [document], [], row.source)
+
+
+def as_texts(
+    rows: Iterable[Pair], crops: Mapping[str, float], seed: int, *, sentences: bool
+) -> Iterator[tuple[str, str]]:
+    """Every text of the rows, with its source; then crops and sentences of the documents. Texts may come twice."""
+    chance = random.Random(seed)
+    for row in rows:
+        documents = [*row.positives, *row.negatives]
+        for text in [row.query, *documents] if row.query else documents:
+            yield text, row.source
+        for document in documents:
+            for _ in range(_how_many(crops, row.source, chance)):
+                yield crop(document, chance), row.source
+            if sentences:
+                yield from ((sentence, row.source) for sentence in sentences_of(document))
+
+
+def crop(text: str, chance: random.Random) -> str:
+    """A random span of whole words or Chinese characters."""
+    units = [match.span() for match in _UNIT.finditer(text)]
+    shortest, longest = CROP_UNITS
+    if len(units) <= shortest:
+        return text
+    size = chance.randint(shortest, min(longest, len(units)))
+    first = chance.randint(0, len(units) - size)
+    return text[units[first][0] : units[first + size - 1][1]]
+
+
+def halves(text: str, chance: random.Random) -> tuple[str, str] | None:
+    """Two parts of a text that share nothing, the first of them cropped; None where there is too little to part."""
+    units = [match.span() for match in _UNIT.finditer(text)]
+    if len(units) < 2 * CROP_UNITS[0]:
+        return None
+    cut = units[chance.randint(len(units) // 3, 2 * len(units) // 3)][0]
+    parts = [text[:cut].strip(), text[cut:].strip()]
+    if chance.random() < 0.5:
+        parts.reverse()
+    return crop(parts[0], chance), parts[1]
+
+
+def sentences_of(text: str) -> list[str]:
+    """The sentences of a text of more than one."""
+    parts = [part.strip() for part in _SENTENCE.split(text)]
+    kept = [part for part in parts if len(part) >= SHORTEST_SENTENCE]
+    return kept if len(parts) > 1 else []
+
+
+def _how_many(crops: Mapping[str, float], source: str, chance: random.Random) -> int:
+    wanted = crops.get(source, crops.get("*", 0.0))
+    return int(wanted) + (chance.random() < wanted % 1)

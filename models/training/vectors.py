@@ -1,0 +1,106 @@
+"""Vectors of encoders that are not being trained: read once, kept on disk, never mistaken for another encoder's.
+
+A file is named by the encoder's fingerprint and the texts; texts are read in chunks of like lengths, and a chunk that
+was written is not read again, so that a run that was killed goes on. Several ranks share the chunks.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from tqdm import tqdm
+
+from models.torch_encoder import TorchEncoder, finish
+from models.training.gradients import autocast
+from models.training.ranks import Ranks
+from models.training.tables import Rows, Texts, TokenTable
+
+Kept = NDArray[np.float16]
+
+
+class Reader:
+    """One encoder as it is now, reading texts without a graph."""
+
+    def __init__(self, encoder: TorchEncoder, ranks: Ranks, *, tokens: int, precision: str) -> None:
+        self._encoder, self._ranks, self._tokens, self._precision = encoder, ranks, tokens, precision
+
+    @torch.inference_mode()
+    def vectors(self, table: TokenTable, rows: Rows) -> Tensor:
+        """Finished vectors (rows, dim) in float32 on the device, whatever mode the encoder is in."""
+        was_training = self._encoder.training
+        self._encoder.eval()
+        with autocast(self._ranks.device, self._precision):
+            pooled = self._encoder.pooled(*table.padded(rows))
+        self._encoder.train(was_training)
+        return finish(pooled, self._encoder.spec)
+
+    def all(self, table: TokenTable) -> NDArray[np.float32]:
+        """The vectors of a whole table, read by this rank alone."""
+        found = np.empty((len(table), self._encoder.spec.dim), dtype=np.float32)
+        for chunk in table.chunks(np.arange(len(table)), self._tokens):
+            found[chunk] = self.vectors(table, chunk).cpu().numpy()
+        return found
+
+    def keep(self, table: TokenTable, path: Path) -> Kept:
+        """The vectors of a whole table in a file (texts, dim), float16, mapped; read by all ranks together."""
+        chunks = table.chunks(np.arange(len(table)), self._tokens)
+        shape = (len(table), self._encoder.spec.dim)
+        part, done = path.with_suffix(".part"), path.with_suffix(".done")
+        if self._ranks.is_first:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            _allocate(part, 2 * shape[0] * shape[1])
+            _allocate(done, len(chunks))
+        self._ranks.wait()
+        values = np.memmap(part, dtype=np.float16, mode="r+", shape=shape)
+        marks = np.memmap(done, dtype=np.uint8, mode="r+", shape=(len(chunks),))
+        self._fill(table, chunks, values, marks)
+        values.flush()
+        self._ranks.wait()
+        if self._ranks.is_first:
+            os.replace(part, path)
+            done.unlink()
+        self._ranks.wait()
+        return kept_in(path, *shape)
+
+    def _fill(self, table: TokenTable, chunks: list[Rows], values: Kept, marks: NDArray[np.uint8]) -> None:
+        own = [place for place in self._ranks.share(len(chunks)) if not marks[place]]
+        bar = tqdm(own, desc="read frozen texts", unit="chunk", disable=None if self._ranks.is_first else True)
+        for place in bar:
+            values[chunks[place]] = self.vectors(table, chunks[place]).half().cpu().numpy()
+            marks[place] = 1
+
+
+def file_of(folder: Path, fingerprint: str, texts: Texts) -> Path:
+    """Where the vectors of these texts by this encoder are kept."""
+    digest = hashlib.blake2b(f"{fingerprint} {texts.side}".encode(), digest_size=12)
+    for row, text in enumerate(texts.texts):
+        given = texts.instructions[row] if texts.instructions is not None else None
+        # Lengths keep two lists apart whose texts join to the same bytes.
+        content = repr((given, text)).encode("utf-8", "surrogatepass")
+        digest.update(len(content).to_bytes(8, "little") + content)
+    return folder / f"{digest.hexdigest()}.f16"
+
+
+def kept_in(path: Path, texts: int, dim: int) -> Kept:
+    """The vectors of a finished file."""
+    return np.memmap(path, dtype=np.float16, mode="r", shape=(texts, dim))
+
+
+def take(kept: Kept, rows: Rows, device: torch.device) -> Tensor:
+    """Rows of kept vectors in float32 on the device."""
+    return torch.from_numpy(np.asarray(kept[rows])).to(device).float()
+
+
+def _allocate(path: Path, size: int) -> None:
+    """A file of this size whose room is sure: a full disk shows here, not in the middle of a mapped write."""
+    if path.is_file() and path.stat().st_size == size:
+        return
+    with path.open("wb") as file:
+        if size:
+            os.posix_fallocate(file.fileno(), 0, size)

@@ -1,0 +1,14 @@
+"""The benchmark's dry run: each of our parts runs and says what it measured. The peer is left to `--tiny` by hand."""
+
+import pytest
+
+from tests.bench.train import main
+
+
+def test_the_dry_run_measures_stage_one_and_lora(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--tiny", "--parts", "stage-1", "lora"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith(("CPU", "NVIDIA"))
+    assert [line.partition(":")[0] for line in lines[1:]] == ["caching pass", "stage-1", "stage-1", "lora"]
+    assert "pairs/s" in lines[2]
+    assert "peak" in lines[4]

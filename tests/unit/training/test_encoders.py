@@ -1,0 +1,148 @@
+"""What of an encoder is trained, and how it is handed on."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from models.errors import BadEncoder
+from models.packed.encoder import PackedEncoder
+from models.spec import Side
+from models.torch_encoder import TorchEncoder
+from models.training.encoders import Shelf, blend, trained_weights
+from models.training.int8 import Int8Linear
+from models.training.recipe import Encoder, Recipe
+from tests.support.toy_training import DOCUMENTS, write_gguf, write_start
+
+Make = Callable[..., Recipe]
+CPU = torch.device("cpu")
+
+
+def shelf(recipe: Recipe, folder: Path, **changes: object) -> Shelf:
+    """A shelf whose document encoder is configured otherwise."""
+    config = Encoder.model_validate(recipe.encoders["document"].model_dump() | changes)
+    return Shelf(recipe.model_copy(update={"encoders": recipe.encoders | {"document": config}}), folder, CPU)
+
+
+def step(encoder: TorchEncoder) -> None:
+    """Moves everything that is trained."""
+    with torch.no_grad():
+        for value in trained_weights(encoder).values():
+            value.add_(torch.randn_like(value) * 0.05)
+
+
+def encoded(encoder: TorchEncoder) -> torch.Tensor:
+    return torch.from_numpy(encoder.eval().encode(DOCUMENTS, Side.DOCUMENT))
+
+
+@pytest.mark.parametrize("bits", [None, 8])
+def test_adapters_are_merged_into_the_weights_that_they_stand_on(
+    tmp_path: Path, toy_recipe: Make, bits: int | None
+) -> None:
+    own = shelf(toy_recipe(), tmp_path, lora={"rank": 4, "alpha": 8}, bits=bits)
+    encoder = own.open("document", trained=True)
+    names = list(trained_weights(encoder))
+    assert names
+    assert all("lora_" in name for name in names)
+    step(encoder)
+    expected = encoded(encoder)
+    own.keep("document", encoder, tmp_path / "kept")
+    merged = TorchEncoder.load(tmp_path / "kept")
+    tolerance = 0.05 if bits else 1e-4
+    torch.testing.assert_close(encoded(merged), expected, rtol=0, atol=tolerance)
+    assert (encoded(merged) - encoded(own._load("document", torch.float32))).abs().max() < 1e-6
+    assert own.folder("document") == tmp_path / "kept"
+
+
+def test_targets_choose_the_adapted_layers(tmp_path: Path, toy_recipe: Make) -> None:
+    own = shelf(toy_recipe(), tmp_path, lora={"rank": 2, "alpha": 4, "targets": ["q_proj", "v_proj"]})
+    names = trained_weights(own.open("document", trained=True))
+    assert {name.split(".")[-4] for name in names} == {"q_proj", "v_proj"}
+
+
+def test_an_8_bit_layer_is_near_and_hands_gradients_back() -> None:
+    torch.manual_seed(0)
+    linear = nn.Linear(16, 8)
+    small = Int8Linear(linear)
+    x = torch.randn(5, 16, requires_grad=True)
+    torch.testing.assert_close(small(x), linear(x), rtol=0, atol=0.05)
+    (gradient,) = torch.autograd.grad(small(x).square().sum(), x)
+    (expected,) = torch.autograd.grad(linear(x).square().sum(), x)
+    torch.testing.assert_close(gradient, expected, rtol=0.05, atol=0.1)
+    assert small.weight.dtype is torch.int8
+
+
+def test_a_frozen_encoder_requires_no_gradient(tmp_path: Path, toy_recipe: Make) -> None:
+    assert not trained_weights(shelf(toy_recipe(), tmp_path).open("document", trained=False))
+
+
+def test_a_copy_with_fewer_layers_starts_as_the_other_is_now(tmp_path: Path, toy_recipe: Make) -> None:
+    recipe = toy_recipe()
+    student = Encoder(copy_of="document", layers=1, max_length=40)
+    own = Shelf(recipe.model_copy(update={"encoders": recipe.encoders | {"student": student}}), tmp_path, CPU)
+    encoder = own.open("document", trained=True)
+    step(encoder)
+    own.keep("document", encoder, tmp_path / "kept")
+    copy = own.open("student", trained=True)
+    assert copy.backbone.config.num_hidden_layers == len(copy.backbone.layers) == 1
+    own.keep("student", copy, tmp_path / "student")
+    again = TorchEncoder.load(tmp_path / "student")
+    torch.testing.assert_close(
+        again.state_dict()["backbone.layers.0.mlp.up_proj.weight"],
+        encoder.state_dict()["backbone.layers.0.mlp.up_proj.weight"],
+    )
+    torch.testing.assert_close(encoded(again), encoded(copy))
+
+
+def test_a_projection_is_trained_saved_and_loaded(tmp_path: Path, toy_recipe: Make) -> None:
+    own = shelf(toy_recipe(), tmp_path, projection=96)
+    encoder = own.open("document", trained=True)
+    assert "projection.weight" in trained_weights(encoder)
+    assert encoder.spec.native_dim == 96
+    own.keep("document", encoder, tmp_path / "kept")
+    torch.testing.assert_close(encoded(TorchEncoder.load(tmp_path / "kept")), encoded(encoder))
+    torch.testing.assert_close(encoded(own.open("document", trained=False)), encoded(encoder))
+    with pytest.raises(BadEncoder, match="projection"):
+        PackedEncoder.load(tmp_path / "kept", device="cpu")
+
+
+def test_fingerprints_tell_encoders_apart(tmp_path: Path, toy_recipe: Make) -> None:
+    recipe = toy_recipe()
+    prints = {
+        shelf(recipe, tmp_path, **changes).fingerprint("document")
+        for changes in ({}, {"document_instruction": "文："}, {"max_length": 30}, {"layers": 1})
+    }
+    assert len(prints) == 4
+    write_start(tmp_path / "document", "qwen3", seed=4)
+    assert shelf(recipe, tmp_path).fingerprint("document") not in prints
+
+
+def test_a_gguf_file_is_a_start(tmp_path: Path, toy_recipe: Make) -> None:
+    write_gguf(tmp_path / "model.gguf")
+    own = shelf(toy_recipe(), tmp_path / "run", start=str(tmp_path / "model.gguf"))
+    assert own.open("document", trained=True).spec.architecture == "qwen2"
+
+
+@pytest.mark.parametrize("architecture", ["new", "xlm-roberta", "modernbert"])
+def test_query_encoders_of_every_family_open_and_train(tmp_path: Path, toy_recipe: Make, architecture: str) -> None:
+    write_start(tmp_path / architecture, architecture)
+    own = shelf(toy_recipe(), tmp_path, start=str(tmp_path / architecture), pooling="cls")
+    encoder = own.open("document", trained=True)
+    ids, mask = torch.tensor([[2, 7, 8, 3]]), torch.ones(1, 4, dtype=torch.long)
+    encoder(ids, mask).sum().backward()
+    assert all(value.grad is not None for name, value in encoder.named_parameters() if "layers" in name)
+
+
+def test_more_dimensions_than_there_are_is_said(tmp_path: Path, toy_recipe: Make) -> None:
+    own = Shelf(toy_recipe(extra={"dim": 100}), tmp_path, CPU)
+    with pytest.raises(BadEncoder, match=r"encoders\.document: .*dim 100 is larger"):
+        own.open("document", trained=False)
+
+
+def test_a_blend_lies_between_start_and_result() -> None:
+    module, start = nn.Linear(3, 3), nn.Linear(3, 3)
+    expected = 0.25 * module.weight.detach() + 0.75 * start.weight.detach()
+    blend(module, trained_weights(start), 0.25)
+    torch.testing.assert_close(module.weight.detach(), expected)

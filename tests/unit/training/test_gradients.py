@@ -1,0 +1,88 @@
+"""Gradient caching: a batch in chunks gives the gradient of the batch in one."""
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from models.spec import Side
+from models.torch_encoder import TorchEncoder
+from models.training.gradients import Passes, Reading
+from models.training.losses import info_nce, similarities
+from models.training.ranks import Ranks
+from models.training.tables import Texts, TokenTable
+from tests.support.toy_training import DOCUMENTS, QUERIES, toy_encoder
+
+ONE = Ranks(0, 1, torch.device("cpu"))
+ROWS = np.arange(8)
+LABELS = torch.arange(8)
+NOTHING = torch.zeros(8, 8, dtype=torch.bool)
+
+
+def readings(encoder: TorchEncoder) -> list[Reading]:
+    sides = ((Side.QUERY, QUERIES), (Side.DOCUMENT, DOCUMENTS))
+    return [
+        Reading(encoder, TokenTable.build(Texts(side, texts), encoder.spec, encoder.tokenizer, ONE.device), ROWS)
+        for side, texts in sides
+    ]
+
+
+def cached(encoder: TorchEncoder, tokens: int) -> dict[str, Tensor]:
+    encoder.zero_grad()
+    both = readings(encoder)
+    passes = Passes(both, ONE, tokens=tokens, precision="bf16", seed=3)
+    passes.forward()
+    loss = info_nce(similarities(both[0].leaf, both[1].leaf), LABELS, NOTHING, 0.1)
+    loss.backward()  # type: ignore[no-untyped-call]
+    passes.backward()
+    return gradients(encoder)
+
+
+def gradients(encoder: TorchEncoder) -> dict[str, Tensor]:
+    return {name: value.grad.clone() for name, value in encoder.named_parameters() if value.grad is not None}
+
+
+@pytest.mark.parametrize("architecture", ["bert", "qwen3"])
+@pytest.mark.parametrize("tokens", [1, 64, 10_000])
+def test_chunks_give_the_plain_gradient(architecture: str, tokens: int) -> None:
+    encoder = toy_encoder(architecture).double().eval()
+    queries, documents = (encoder.pooled(*reading.tokens.padded(ROWS)) for reading in readings(encoder))
+    info_nce(similarities(queries, documents), LABELS, NOTHING, 0.1).backward()  # type: ignore[no-untyped-call]
+    plain = gradients(encoder)
+    found = cached(encoder, tokens)
+    assert plain.keys() == found.keys()
+    for name, value in plain.items():
+        torch.testing.assert_close(found[name], value, rtol=1e-4, atol=1e-6)
+
+
+def test_both_passes_see_the_same_dropout() -> None:
+    """With dropout there is no plain gradient to compare with, but the second pass must repeat the first."""
+    encoder = toy_encoder("bert", hidden_dropout_prob=0.5).train()
+    seen: list[Tensor] = []
+    pooled = encoder.pooled
+    encoder.pooled = lambda *given: seen.append(pooled(*given)) or seen[-1]  # type: ignore[method-assign, func-returns-value]
+    cached(encoder, 40)
+    first, second = seen[: len(seen) // 2], seen[len(seen) // 2 :]
+    assert len(first) > 2
+    for one, other in zip(first, second, strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=0)
+    again = len(seen)
+    cached(encoder, 40)
+    torch.testing.assert_close(seen[again], seen[0], rtol=0, atol=0)
+
+
+def test_checkpointing_changes_no_gradient() -> None:
+    encoder = toy_encoder("bert", hidden_dropout_prob=0.3).train()
+    expected = cached(encoder, 64)
+    encoder.backbone.gradient_checkpointing_enable({"use_reentrant": False})
+    for name, value in cached(encoder, 64).items():
+        torch.testing.assert_close(value, expected[name], rtol=1e-5, atol=1e-7)
+
+
+def test_padding_is_counted_by_chunk() -> None:
+    encoder = toy_encoder("bert")
+    (reading, _) = readings(encoder)
+    lengths = reading.tokens.lengths[ROWS]
+    for tokens in (40, 10_000):
+        passes = Passes([reading], ONE, tokens=tokens, precision="fp32", seed=0)
+        assert lengths.sum() <= passes.padded_tokens <= len(ROWS) * lengths.max()

@@ -1,0 +1,100 @@
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from models.training import mining
+from models.training.mining import diversify, filter_pairs, mine, spread
+from models.training.ranks import Ranks
+from models.training.recipe import Diversify, Filter, Mine, Recipe
+from tests.support.toy_training import write_rows
+
+ONE = Ranks(0, 1, torch.device("cpu"))
+ANGLES = {"问": 0.0, "答": 0.1, "近": 0.05, "一": 0.2, "二": 0.3, "三": 0.4, "远": 1.5, "想": -1.5}
+ROW = {"query": "问", "pos": ["答"], "neg": [], "source": "s"}
+OTHERS = [{"query": text, "pos": [text], "source": "s"} for text in ("近", "一", "二", "三")]
+FAR = {"query": "远", "pos": ["答"], "source": "t", "instruction": "找：", "neg": ["旧"]}
+
+
+@pytest.fixture(autouse=True)
+def _flat(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Texts lie on a circle, at known angles."""
+
+    def read(self: mining.Searcher, name: str, texts) -> np.ndarray:  # noqa: ANN001
+        angles = np.array([ANGLES.get(text, 1.0) for text in texts.texts])
+        return np.stack([np.cos(angles), np.sin(angles)], axis=1).astype(np.float32)
+
+    monkeypatch.setattr(mining.Searcher, "_read", read)
+
+
+@pytest.fixture
+def run(tmp_path: Path, toy_recipe: Callable[..., Recipe]) -> Callable[..., tuple[dict[str, int], list[dict]]]:
+    def run(stage: Mine | Filter | Diversify, *rows: dict[str, object]) -> tuple[dict[str, int], list[dict]]:
+        files = [write_rows(tmp_path / "in.jsonl", rows)]
+        work = {Mine: mine, Filter: filter_pairs, Diversify: diversify}[type(stage)]
+        facts = work(toy_recipe(), stage, files, None, tmp_path, ONE, tmp_path / "out.jsonl")  # type: ignore[arg-type]
+        return facts, [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+
+    return run
+
+
+def a_mine(**changes: object) -> Mine:
+    return Mine.model_validate({"kind": "mine", "files": ["x"], "query": "query"} | changes)
+
+
+def test_negatives_come_from_the_window_of_ranks_without_the_answers(run) -> None:  # noqa: ANN001
+    _, rows = run(a_mine(count=2, ranks=(1, 3)), ROW, *OTHERS)
+    assert rows[0]["neg"] == ["一", "二"], "the nearest, 近, is rank 0"
+
+
+def test_a_margin_keeps_what_is_clearly_below_the_positive(run) -> None:  # noqa: ANN001
+    margin = float(np.cos(0.1) - np.cos(0.25))
+    _, rows = run(a_mine(count=9, ranks=(0, 9), margin=margin), ROW, *OTHERS)
+    assert rows[0]["neg"] == ["二", "三"]
+
+
+def test_a_source_is_searched_within_itself_and_others_pass(run) -> None:  # noqa: ANN001
+    facts, rows = run(a_mine(count=9, ranks=(0, 9), sources=["s"]), ROW, *OTHERS, FAR)
+    assert rows[-1] == FAR | {"neg": ["旧"]}
+    assert "旧" not in rows[0]["neg"]
+    assert facts == {"pairs": 6, "mined": 5, "negatives": 20}
+
+
+def test_a_query_searches_together_with_its_imagined_document(run) -> None:  # noqa: ANN001
+    _, rows = run(a_mine(count=1, ranks=(0, 1)), ROW | {"query": "远", "hypothetical": ["想"]}, *OTHERS)
+    assert rows[0]["neg"] == ["近"], "between 1.5 and -1.5 lies 0"
+    assert rows[0]["hypothetical"] == ["想"]
+
+
+def test_pairs_stay_that_the_encoder_finds_itself(run) -> None:  # noqa: ANN001
+    stage = Filter.model_validate({"kind": "filter", "files": ["x"], "query": "query", "top": 2})
+    facts, rows = run(stage, ROW, ROW | {"pos": ["三"]}, *OTHERS)
+    assert facts == {"pairs": 6, "kept": 5}
+    assert [row["pos"] for row in rows[:2]] == [["答"], ["近"]]
+
+
+def test_a_row_like_too_many_that_are_kept_is_dropped(run) -> None:  # noqa: ANN001
+    settings = {"kind": "diversify", "files": ["x"], "query": "query", "side": "query", "seeds": 1}
+    near = float(np.cos(0.15))
+    stage = Diversify.model_validate(settings | {"threshold": near, "most": 1})
+    # Angles 0, 0.05, 0.1 (like two that are kept), 0.2 (like one), 1.5.
+    asked = [{"query": text, "pos": [text], "source": "s"} for text in ("问", "近", "答", "一", "远")]
+    facts, rows = run(stage, *asked)
+    assert [row["query"] for row in rows] == ["问", "近", "一", "远"]
+    assert facts == {"pairs": 5, "kept": 4}
+
+
+@pytest.mark.parametrize("block", [1, 7, 1000])
+def test_spreading_equals_a_naive_loop_whatever_the_block(block: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mining, "QUERIES_AT_ONCE", block)
+    vectors = torch.nn.functional.normalize(torch.randn(60, 3, generator=torch.Generator().manual_seed(0)), dim=1)
+    kept: list[int] = []
+    for at in range(60):
+        nearest = sorted((float(vectors[at] @ vectors[other]) for other in kept), reverse=True)[:5]
+        if at < 4 or sum(score > 0.8 for score in nearest) <= 2:
+            kept.append(at)
+    assert 10 < len(kept) < 55
+    assert np.flatnonzero(spread(vectors, 5, 0.8, 2, 4)).tolist() == kept

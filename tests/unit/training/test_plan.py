@@ -1,0 +1,72 @@
+"""The dry run: table 17 as printed, parameters as published, and nothing loaded."""
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from cli import main
+from models.training.plan import cost_of, plan
+from models.training.recipe import Recipe
+
+RECIPES = Path("models/training/recipes")
+
+
+def section(text: str, stage: str) -> str:
+    return text.partition(f"stage {stage}:")[2].partition("\n\n")[0]
+
+
+@pytest.mark.parametrize("size", ["4b", "8b"])
+def test_the_plan_prints_table_17(size: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", str(RECIPES / f"care-0.3b-{size}.toml"), "--dry-run"]) == 0
+    text = capsys.readouterr().out
+    table = {
+        "retromae": ("2e-4", "0", "384", "3 epochs"),
+        "unsupervised": ("1e-4", "0.05", "19,200", "3 epochs"),
+        "query": ("1e-4", "0.05", "640", "1 epochs"),
+        "document": ("1e-4", "0.05", "640", "1 epochs"),
+        "align": ("1e-4", "0.05", "2,560", "1 epochs"),
+        "joint": ("1e-4", "0.05", "640", "1 epochs"),
+    }
+    for stage, (rate, warmup, batch, epochs) in table.items():
+        found = section(text, stage)
+        assert f"peak learning rate {rate}, warm-up {warmup}, linear schedule, AdamW" in found
+        assert f"global batch {batch}, {epochs}" in found
+    assert "LoRA rank 32, alpha 64" in text
+    assert "1 x InfoNCE + 1 x MSE" in section(text, "align")
+    assert "table 17's 2 epochs" in section(text, "query")
+    precision = "fp16" if size == "4b" else "bf16"
+    assert precision in section(text, "joint")
+
+
+def test_parameters_are_those_of_the_published_models() -> None:
+    recipe = Recipe.load(RECIPES / "care-0.3b-4b.toml")
+    query, document = cost_of(recipe, "query"), cost_of(recipe, "document")
+    assert query is not None
+    assert document is not None
+    assert query.whole == pytest.approx(305e6, rel=0.01)
+    assert document.whole == pytest.approx(4.02e9, rel=0.01)
+    # 36 layers: q and o 2560 ↔ 4096, k and v 2560 → 1024, gate, up and down 2560 ↔ 9728; rank 32.
+    widths = 2 * (2560 + 4096) + 2 * (2560 + 1024) + 3 * (2560 + 9728)
+    assert document.trained == 36 * 32 * widths
+
+
+@pytest.mark.parametrize("path", sorted(RECIPES.rglob("*.toml")), ids=lambda path: path.stem)
+def test_every_recipe_has_a_plan(path: Path) -> None:
+    recipe = Recipe.load(path)
+    text = plan(recipe, tflops=100)
+    for name, stage in recipe.stages.items():
+        assert f"stage {name}: {stage.kind}" in text
+        assert ("skipped" in section(text, name)) == stage.skip
+    assert "not known" not in text
+
+
+def test_hours_are_reckoned_from_the_rows_that_are_there(toy_recipe: Callable[..., Recipe]) -> None:
+    text = plan(toy_recipe(), tflops=1)
+    assert re.search(r"12 rows at least, [\d.]+ h on one card", text)
+
+
+def test_a_run_needs_a_folder(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", str(RECIPES / "care-small.toml")]) == 1
+    assert "--out" in capsys.readouterr().err

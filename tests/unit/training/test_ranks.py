@@ -1,0 +1,86 @@
+"""Two processes end where one does: batches are shared, negatives and gradients are not lost between them."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from models.spec import Side
+from models.torch_encoder import TorchEncoder
+from models.training.ranks import Ranks
+from models.training.recipe import Recipe
+from models.training.run import train
+from tests.support.toy_training import DOCUMENTS, recipe_toml
+
+ROOT = Path.cwd()
+
+
+def test_one_process_is_a_run_of_one_rank() -> None:
+    one = Ranks.join("cpu")
+    assert (one.rank, one.size, one.is_first) == (0, 1, True)
+    assert one.share(3).tolist() == [0, 1, 2]
+    assert one.any(True)
+    assert not one.any(False)
+
+
+def test_two_processes_reach_the_weights_of_one(tmp_path: Path, toy_recipe: Callable[..., Recipe]) -> None:
+    """Stage I with a frozen document encoder, then both encoders with hard negatives and a learned temperature."""
+    recipe = toy_recipe(
+        document="document",
+        train=["query", "document"],
+        loss={"temperature": 0.1, "learnable": True, "mse": 0.0},
+        steps=4,
+        batch=5,
+    )
+    align = recipe.stages["tune"].model_dump() | {"train": ["query"], "loss": {"mse": 1.0, "temperature": 0.1}}
+    # Without dropout: each process draws its own.
+    for name in recipe.encoders:
+        path = tmp_path / name / "config.json"
+        config = json.loads(path.read_text())
+        path.write_text(json.dumps(config | {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}))
+    recipe = Recipe.model_validate(recipe.model_dump() | {"stages": {"align": align} | recipe.model_dump()["stages"]})
+    path = tmp_path / "recipe.toml"
+    path.write_text(recipe_toml(recipe))
+    expected = train(Recipe.load(path), tmp_path / "one", Ranks(0, 1, torch.device("cpu")))
+    _launch([sys.executable, "-m", "cli", "train", str(path), "--out", str(tmp_path / "two"), "--device", "cpu"])
+    for folder in expected:
+        # Vectors, not weights: where a gradient is nothing but rounding (a key's bias), Adam makes it a whole step.
+        ours, theirs = (
+            TorchEncoder.load(home).encode(DOCUMENTS, Side.DOCUMENT)
+            for home in (folder, tmp_path / "two" / "encoders" / folder.name)
+        )
+        np.testing.assert_allclose(theirs, ours, atol=1e-3)
+    losses = [
+        [line["loss"] for line in map(json.loads, (tmp_path / run / "log.jsonl").read_text().splitlines())]
+        for run in ("one", "two")
+    ]
+    torch.testing.assert_close(torch.tensor(losses[0]), torch.tensor(losses[1]), rtol=1e-4, atol=1e-5)
+
+
+def _launch(command: list[str], size: int = 2) -> None:
+    """As `accelerate launch` starts processes: by what it puts into their environment."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(size), "LOCAL_WORLD_SIZE": "2"}
+    common = os.environ | shared | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "ACCELERATE_USE_CPU": "true"}
+    processes = [
+        subprocess.Popen(
+            command, env=common | {"RANK": str(rank), "LOCAL_RANK": str(rank)}, stderr=subprocess.PIPE, text=True
+        )
+        for rank in range(size)
+    ]
+    try:
+        for process in processes:
+            _, errors = process.communicate(timeout=240)
+            assert process.returncode == 0, errors
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()

@@ -1,0 +1,104 @@
+from pathlib import Path
+
+import pytest
+
+from models.errors import BadData
+from models.training.recipe import Contrast, Recipe
+
+RECIPES = sorted(Path("models/training/recipes").rglob("*.toml"))
+CARE = Path("models/training/recipes/care-0.3b-4b.toml")
+WHOLE = """
+about = "a"
+space = "s"
+dim = 4
+[encoders.e]
+start = "here"
+[stages.one]
+kind = "contrast"
+query = "e"
+train = ["e"]
+data = { files = ["f"] }
+batch = 2
+steps = 3
+lr = 1e-3
+"""
+
+
+def write(folder: Path, text: str, name: str = "recipe.toml") -> Path:
+    (folder / name).write_text(text, encoding="utf-8")
+    return folder / name
+
+
+def stage(recipe: Recipe, name: str) -> Contrast:
+    found = recipe.stages[name]
+    assert isinstance(found, Contrast)
+    return found
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
+def test_every_bundled_recipe_is_valid(path: Path) -> None:
+    assert Recipe.load(path).about
+
+
+def test_the_spaces_of_all_recipes_differ() -> None:
+    spaces = [Recipe.load(path).space for path in RECIPES]
+    assert len(set(spaces)) == len(spaces)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("dim = ", "not TOML"),
+        ("dim = 4", "about: Field required"),
+        (WHOLE.replace('query = "e"', 'query = "x"'), "no encoder is called 'x'"),
+        (WHOLE + "epochs = 1", "either epochs or steps"),
+        (WHOLE + "colour = 1", "stages.one.contrast.colour: Extra"),
+        (WHOLE.replace('start = "here"', ""), "either start or copy_of"),
+        (WHOLE.replace('start = "here"', 'start = "here"\nbits = 8'), "bits is for the base under lora"),
+    ],
+)
+def test_a_wrong_recipe_is_named(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(BadData, match=message):
+        Recipe.load(write(tmp_path, text))
+
+
+def test_a_missing_recipe_is_named(tmp_path: Path) -> None:
+    with pytest.raises(BadData, match="no such recipe"):
+        Recipe.load(tmp_path / "none.toml")
+
+
+def test_a_recipe_stands_on_another_one(tmp_path: Path) -> None:
+    write(tmp_path, WHOLE, "base.toml")
+    mine = '[stages.two]\nkind = "mine"\nquery = "e"\nfiles = ["g"]'
+    over = f'base = "base.toml"\ndim = 2\n[stages.one]\nlr = 0.5\n{mine}'
+    recipe = Recipe.load(write(tmp_path, over))
+    assert list(recipe.stages) == ["one", "two"]
+    assert (recipe.dim, stage(recipe, "one").lr, stage(recipe, "one").batch) == (2, 0.5, 2)
+
+
+def test_keys_are_changed_from_the_command_line(tmp_path: Path) -> None:
+    path = write(tmp_path, WHOLE)
+    recipe = Recipe.load(path, ["stages.one.lr=0.25", "space=other", "stages.*.batch=7", "stages.*.epochs=1", "dim=3"])
+    assert (recipe.space, recipe.dim, stage(recipe, "one").lr, stage(recipe, "one").batch) == ("other", 3, 0.25, 7)
+    assert stage(recipe, "one").epochs is None, "a star changes only what is there"
+    with pytest.raises(BadData, match="write KEY=VALUE"):
+        Recipe.load(path, ["dim"])
+    with pytest.raises(BadData, match="dim is no table"):
+        Recipe.load(path, ["dim.x=1"])
+
+
+def test_an_ablation_changes_what_it_is_named_for() -> None:
+    whole = Recipe.load(CARE)
+    folder = CARE.parent / "ablations"
+    assert stage(Recipe.load(folder / "without-mse.toml"), "align").loss.mse == 0
+    assert stage(Recipe.load(folder / "without-contrast.toml"), "align").loss.info_nce == 0
+    assert stage(whole, "align").loss.mse == stage(whole, "align").loss.info_nce == 1
+    skipped = {
+        "without-query-init": {"retromae", "unsupervised", "query"},
+        "without-document-init": {"document"},
+        "without-align": {"align"},
+        "without-joint": {"joint"},
+    }
+    for name, expected in skipped.items():
+        recipe = Recipe.load(folder / f"{name}.toml")
+        assert {stage for stage, settings in recipe.stages.items() if settings.skip} == expected

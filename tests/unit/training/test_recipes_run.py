@@ -1,0 +1,124 @@
+"""Every recipe file, stage by stage, at toy size; and what comes out of it is exported, indexed and searched."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from indexer.build import BuildOptions, build
+from indexer.store import Collection, Snapshot
+from models.export.parity import FLOORS, Floor
+from models.export.pipeline import Backend, export
+from models.onnx_encoder import OnnxEncoder
+from models.spec import Side, Variant
+from models.training.ranks import Ranks
+from models.training.recipe import Contrast, Recipe, Reconstruct
+from models.training.run import train
+from tests.support.toy_training import (
+    DOCUMENTS,
+    QUERIES,
+    plain,
+    toy_rows,
+    write_dev,
+    write_gguf,
+    write_rows,
+    write_start,
+)
+
+FOLDER = Path("models/training/recipes").resolve()
+RECIPES = sorted(FOLDER.rglob("*.toml"))
+ONE = Ranks(0, 1, torch.device("cpu"))
+# Where a recipe says otherwise, sizes that a test can afford.
+TOY = [
+    "dim=32",
+    "max_steps=2",
+    "dev.every=2",
+    "stages.*.batch=4",
+    "stages.*.tokens=300",
+    "stages.*.loss.dims=[64,32]",
+    "encoders.*.max_length=32",
+    "encoders.*.projection=80",
+    "encoders.*.layers=1",
+    "encoders.*.query_instruction=问：",
+    "encoders.*.document_instruction=文：",
+    "stages.*.seeds=3",
+]
+ARCHITECTURES = {"gte": "new", "bge": "bert", "e5": "bert", "qwen3": "qwen3", "gemma": "gemma"}
+
+
+@pytest.fixture(scope="module")
+def starts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """data/weights of all recipes."""
+    home = tmp_path_factory.mktemp("weights")
+    for path in RECIPES:
+        for encoder in Recipe.load(path).encoders.values():
+            if encoder.start is None or (home / encoder.start.name).exists():
+                continue
+            if encoder.start.suffix == ".gguf":
+                write_gguf(home / encoder.start.name)
+            else:
+                family = encoder.start.name.lower().partition("-")[0]
+                write_start(home / encoder.start.name, ARCHITECTURES[family])
+    return home
+
+
+def write_data(recipe: Recipe) -> None:
+    """Every file that the recipe names; hypothetical documents where they belong to the method."""
+    rows = toy_rows() if recipe.space == "sl-hyde" else plain(toy_rows())
+    for stage in recipe.stages.values():
+        for file in stage.data.files if isinstance(stage, Contrast | Reconstruct) else stage.files:
+            if not file.startswith("@"):
+                write_rows(Path(file), rows)
+    if recipe.dev is not None:
+        write_dev(recipe.dev.folder)
+
+
+def exported(folder: Path, target: Path) -> OnnxEncoder:
+    floors = {Variant.FP32: Floor(FLOORS[Variant.FP32].cosine, FLOORS[Variant.FP32].worst_cosine, top10_overlap=0.0)}
+    export(folder, target, variants=[Variant.FP32], backend=Backend.TORCH, floors=floors)
+    return OnnxEncoder.load(target, threads=1)
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
+def test_a_recipe_runs_and_its_result_searches(
+    path: Path, starts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    # A picture takes as long as all else; test_run.py has one drawn.
+    monkeypatch.setattr("models.training.run.draw_curves", lambda folder: None)
+    Path("data").mkdir()
+    Path("data/weights").symlink_to(starts)
+    changes = [change for change in TOY if change.partition(".")[0] != "dev" or "[dev]" in path.read_text()]
+    recipe = Recipe.load(path, changes)
+    write_data(recipe)
+    folders = {folder.name: folder for folder in train(recipe, Path("run"), ONE)}
+    stages = {name: stage for name, stage in recipe.stages.items() if not stage.skip}
+    assert all(Path("run", name, "done.json").is_file() for name in stages)
+    if not folders:
+        assert Path("run", list(stages)[-1], "pairs.jsonl").read_text()
+        return
+    logged = {json.loads(line)["stage"] for line in Path("run/log.jsonl").read_text().splitlines()}
+    assert logged == {name for name, stage in stages.items() if isinstance(stage, Contrast | Reconstruct)}
+    last = [stage for stage in stages.values() if isinstance(stage, Contrast)][-1]
+    query = exported(folders[last.query], tmp_path / "query")
+    reader = last.document or last.query
+    document = query if reader == last.query else exported(_folder(reader, folders, recipe), tmp_path / "document")
+    corpus = write_rows(Path("corpus.jsonl"), [{"_id": f"d{n}", "text": text} for n, text in enumerate(DOCUMENTS)])
+    collection = Collection(tmp_path / "collection")
+    snapshot = Snapshot.open(build([corpus], document, collection, BuildOptions(overlap=4)).folder)
+    assert snapshot.manifest.space == query.spec.space == recipe.space
+    scores, rows = snapshot.vectors.search(query.encode(QUERIES, Side.QUERY), k=3)
+    assert rows.shape == (len(QUERIES), 3)
+    assert (scores[:, 0] >= scores[:, 2]).all()
+
+
+def _folder(name: str, folders: dict[str, Path], recipe: Recipe) -> Path:
+    """What a run wrote of an encoder; one that no stage trained is made an encoder folder here."""
+    if name in folders:
+        return folders[name]
+    from models.training.encoders import Shelf
+
+    shelf = Shelf(recipe, Path("run"), ONE.device)
+    shelf.open(name, trained=False).save(Path("untrained"))
+    return Path("untrained")

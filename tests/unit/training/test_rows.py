@@ -1,0 +1,95 @@
+import gzip
+import json
+import lzma
+import random
+from pathlib import Path
+
+import pytest
+
+from models.errors import BadData
+from models.training.rows import Pair, as_pairs, as_texts, crop, halves, read_pairs, sentences_of
+
+ROW = {"query": "问", "pos": ["答"], "source": "s"}
+TEXT = "感冒由病毒引起。多喝水，多休息。体温超过三十八度五再吃退烧药。Most colds end within ten days."
+
+
+@pytest.mark.parametrize(("suffix", "opener"), [("", open), (".gz", gzip.open), (".xz", lzma.open)])
+def test_pairs_are_read_plain_and_packed(tmp_path: Path, suffix: str, opener) -> None:  # noqa: ANN001
+    path = tmp_path / f"pairs.jsonl{suffix}"
+    rows = [ROW, {"query": "q", "pos": ["p"], "neg": ["n"], "instruction": "Find: ", "hypothetical": ["h"]}]
+    with opener(path, "wt") as file:
+        file.writelines(json.dumps(row) + "\n" for row in [*rows, {"title": "名", "text": "文"}, {"text": "无名"}])
+    assert list(read_pairs(path)) == [
+        Pair("问", ["答"], [], "s"),
+        Pair("q", ["p"], ["n"], "pairs", "Find: ", ["h"]),
+        Pair("名", ["文"], [], "pairs"),
+        Pair("", ["无名"], [], "pairs"),
+    ]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "{",
+        "[]",
+        '{"query": "q"}',
+        '{"query": "q", "pos": []}',
+        '{"query": "q", "pos": "p"}',
+        '{"query": "", "pos": ["p"]}',
+        '{"query": 1, "pos": ["p"]}',
+        '{"query": "q", "pos": ["p"], "neg": [""]}',
+        '{"query": "q", "pos": ["p"], "source": 3}',
+        '{"text": ""}',
+    ],
+)
+def test_a_bad_row_is_named_with_file_and_line(tmp_path: Path, line: str) -> None:
+    path = tmp_path / "pairs.jsonl"
+    path.write_text(json.dumps(ROW) + "\n" + line + "\n")
+    with pytest.raises(BadData, match=r"pairs\.jsonl:2"):
+        list(read_pairs(path))
+
+
+def test_a_missing_and_a_damaged_file_are_named(tmp_path: Path) -> None:
+    with pytest.raises(BadData, match="cannot be read"):
+        list(read_pairs(tmp_path / "none.jsonl"))
+    whole = gzip.compress((json.dumps(ROW) + "\n").encode() * 1000)
+    (tmp_path / "cut.jsonl.gz").write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(BadData, match=r"cut\.jsonl\.gz:\d+: damaged"):
+        list(read_pairs(tmp_path / "cut.jsonl.gz"))
+
+
+def test_crops_are_spans_of_whole_words_and_are_the_same_for_the_same_seed() -> None:
+    found = [crop(TEXT, random.Random(seed)) for seed in range(50)]
+    assert all(span in TEXT for span in found)
+    assert len(set(found)) > 20
+    assert not any(span.endswith("colds"[:3]) for span in found)
+    assert found == [crop(TEXT, random.Random(seed)) for seed in range(50)]
+
+
+def test_the_halves_of_a_text_share_nothing() -> None:
+    for seed in range(50):
+        parts = halves(TEXT, random.Random(seed))
+        assert parts is not None
+        first, second = parts
+        assert first in TEXT
+        assert second in TEXT
+        assert first not in second
+    assert halves("太短", random.Random(0)) is None
+
+
+def test_documents_without_a_title_ask_for_themselves_and_crops_are_added_by_source() -> None:
+    rows = [Pair("问", [TEXT], [], "a"), Pair("", [TEXT], [], "b"), Pair("", ["短"], [], "b")]
+    found = list(as_pairs(rows, {"a": 2.0, "*": 0.0}, seed=0))
+    assert [pair.source for pair in found] == ["a", "a", "a", "b"]
+    assert found[0] == rows[0]
+    assert all(pair.positives == [TEXT] and pair.query in TEXT for pair in found[1:3])
+    assert found[3].query not in found[3].positives[0]
+
+
+def test_every_text_is_a_text_once_its_sentences_and_crops_too() -> None:
+    row = Pair("问", [TEXT], ["别的"], "a")
+    assert [text for text, _ in as_texts([row], {}, 0, sentences=False)] == ["问", TEXT, "别的"]
+    texts = [text for text, _ in as_texts([row], {"*": 1.0}, 0, sentences=True)]
+    assert set(sentences_of(TEXT)) < set(texts)
+    assert len(texts) == 3 + 2 + len(sentences_of(TEXT))
+    assert sentences_of(TEXT)[-1] == "Most colds end within ten days."

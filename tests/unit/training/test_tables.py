@@ -1,0 +1,75 @@
+from pathlib import Path
+
+import numpy as np
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from models.spec import Side
+from models.tokenizer import Tokenizer
+from models.training.rows import Pair
+from models.training.tables import PairTable, Ragged, Texts, TokenTable, chunks_of
+from tests.support.tiny_models import tiny_spec
+
+BUNDLED = Path("models/pretrained/care-small-zh/tokenizer.json")
+TEXTS = ["感冒", "高血压的治疗", "药"]
+SPEC = tiny_spec("bert").model_copy(update={"query_instruction": "问：", "document_instruction": "文："})
+
+
+def table(texts: Texts) -> tuple[TokenTable, Tokenizer]:
+    tokenizer = Tokenizer.load(BUNDLED, 16)
+    return TokenTable.build(texts, SPEC, tokenizer, torch.device("cpu")), tokenizer
+
+
+def test_rows_are_gathered_as_the_tokenizer_gave_them() -> None:
+    tokens, tokenizer = table(Texts(Side.DOCUMENT, TEXTS))
+    ids, mask = tokens.padded(np.array([2, 1]))
+    expected = [tokenizer(f"文：{TEXTS[row]}").ids for row in (2, 1)]
+    assert [row[: int(m.sum())].tolist() for row, m in zip(ids, mask, strict=True)] == expected
+    assert int(ids[0, len(expected[0]) :].sum()) == 0
+
+
+def test_an_instruction_of_the_row_comes_before_the_encoders_own() -> None:
+    tokens, tokenizer = table(Texts(Side.QUERY, ["感冒", "感冒"], [None, "找："]))
+    for row, prefix in enumerate(("问：", "找：")):
+        ids, _ = tokens.padded(np.array([row]))
+        assert ids[0].tolist() == tokenizer(f"{prefix}感冒").ids
+
+
+def test_equal_texts_are_one_row() -> None:
+    pairs = PairTable.of_pairs(
+        [
+            Pair("a", ["同"], ["异"], "x"),
+            Pair("b", ["同", "新"], [], "x", hypothetical=["想"]),
+            Pair("a", ["新"], [], "y"),
+        ]
+    )
+    assert pairs.query.tolist() == [0, 1, 0]
+    assert pairs.documents.texts == ["同", "异", "新", "想"]
+    assert [pairs.positives[row].tolist() for row in range(3)] == [[0], [0, 2], [2]]
+    assert pairs.negatives[0].tolist() == [1]
+    assert pairs.hypothetical[1].tolist() == [3]
+    assert {name: rows.tolist() for name, rows in pairs.sources.items()} == {"x": [0, 1], "y": [2]}
+
+
+def test_a_text_is_its_own_document() -> None:
+    pairs = PairTable.of_texts([("甲", "x"), ("乙", "y"), ("甲", "y")])
+    assert pairs.queries.texts == pairs.documents.texts == ["甲", "乙"]
+    assert [pairs.positives[row].tolist() for row in range(2)] == [[0], [1]]
+    assert {name: rows.tolist() for name, rows in pairs.sources.items()} == {"x": [0], "y": [1]}
+
+
+@given(st.lists(st.lists(st.integers(0, 9), max_size=4), min_size=1, max_size=8), st.data())
+def test_a_gather_is_the_lists_one_after_the_other(lists: list[list[int]], data: st.DataObject) -> None:
+    rows = data.draw(st.lists(st.integers(0, len(lists) - 1), min_size=1, max_size=5))
+    owners, values = Ragged.of(lists).gather(np.array(rows))
+    assert values.tolist() == [value for row in rows for value in lists[row]]
+    assert owners.tolist() == [at for at, row in enumerate(rows) for _ in lists[row]]
+
+
+@given(st.lists(st.integers(1, 40), min_size=1, max_size=60), st.integers(1, 200))
+def test_chunks_hold_every_text_once_within_the_budget(lengths: list[int], budget: int) -> None:
+    chunks = chunks_of(np.array(lengths), budget)
+    assert sorted(np.concatenate(chunks).tolist()) == list(range(len(lengths)))
+    for chunk in chunks:
+        assert len(chunk) == 1 or len(chunk) * max(lengths[row] for row in chunk) <= budget

@@ -1,0 +1,78 @@
+"""Vectors on disk: of the right texts by the right encoder, and read once even if a reading was killed."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from models.spec import Side
+from models.training.ranks import Ranks
+from models.training.tables import Texts, TokenTable
+from models.training.vectors import Reader, file_of, kept_in, take
+from tests.support.toy_training import DOCUMENTS, toy_encoder
+
+CPU = torch.device("cpu")
+TEXTS = Texts(Side.DOCUMENT, DOCUMENTS)
+
+
+class Killed(Exception):
+    pass
+
+
+def a_reader(tokens: int = 60) -> tuple[Reader, TokenTable]:
+    encoder = toy_encoder("bert").eval()
+    table = TokenTable.build(TEXTS, encoder.spec, encoder.tokenizer, CPU)
+    return Reader(encoder, Ranks(0, 1, CPU), tokens=tokens, precision="fp32"), table
+
+
+def test_kept_vectors_are_the_encoders_own(tmp_path: Path) -> None:
+    reader, table = a_reader()
+    kept = reader.keep(table, tmp_path / "deep" / "v.f16")
+    expected = toy_encoder("bert").eval().encode(DOCUMENTS, Side.DOCUMENT)
+    np.testing.assert_allclose(kept, expected, atol=1e-3)
+    np.testing.assert_allclose(reader.all(table), expected, atol=1e-5)
+    np.testing.assert_array_equal(take(kept, np.array([3, 1]), CPU).numpy(), kept[[3, 1]].astype(np.float32))
+    assert sorted(path.name for path in (tmp_path / "deep").iterdir()) == ["v.f16"]
+
+
+def test_a_reading_that_was_killed_goes_on_with_the_chunks_that_are_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reader, table = a_reader()
+    chunks = len(table.chunks(np.arange(len(table)), 60))
+    assert chunks > 3
+    plain, read = Reader.vectors, []
+
+    def dies(self: Reader, table: TokenTable, rows: np.ndarray) -> torch.Tensor:
+        if len(read) == 2:
+            raise Killed
+        read.append(rows)
+        return plain(self, table, rows)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Reader, "vectors", dies)
+        with pytest.raises(Killed):
+            reader.keep(table, tmp_path / "v.f16")
+    assert not (tmp_path / "v.f16").exists()
+    again: list[np.ndarray] = []
+    with monkeypatch.context() as patch:
+        patch.setattr(Reader, "vectors", lambda self, table, rows: again.append(rows) or plain(self, table, rows))
+        found = reader.keep(table, tmp_path / "v.f16")
+    assert len(again) == chunks - 2
+    np.testing.assert_array_equal(found, a_reader()[0].keep(table, tmp_path / "w.f16"))
+    np.testing.assert_array_equal(kept_in(tmp_path / "v.f16", *found.shape), found)
+
+
+def test_files_are_named_by_encoder_side_instruction_and_texts(tmp_path: Path) -> None:
+    variants = [
+        file_of(tmp_path, "e", TEXTS),
+        file_of(tmp_path, "f", TEXTS),
+        file_of(tmp_path, "e", Texts(Side.QUERY, DOCUMENTS)),
+        file_of(tmp_path, "e", Texts(Side.DOCUMENT, [*DOCUMENTS, "更多"])),
+        file_of(tmp_path, "e", Texts(Side.DOCUMENT, ["ab", "c"])),
+        file_of(tmp_path, "e", Texts(Side.DOCUMENT, ["a", "bc"])),
+        file_of(tmp_path, "e", Texts(Side.QUERY, DOCUMENTS, ["找："] * len(DOCUMENTS))),
+    ]
+    assert len(set(variants)) == len(variants)
+    assert file_of(tmp_path, "e", Texts(Side.DOCUMENT, list(DOCUMENTS))) == variants[0]
