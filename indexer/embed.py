@@ -14,10 +14,10 @@ from indexer.reuse import Reuse, Rows
 from indexer.store.arrays import Array, load_array
 from indexer.store.collection import Collection
 from indexer.store.errors import BadSnapshot
+from indexer.store.kinds import VECTORS_FILE
 from indexer.store.manifest import Manifest, verify_file
 from indexer.store.passages import HASHES_FILE, load_hashes
 from indexer.store.shards import Embeddings
-from indexer.store.vectors import VECTORS_FILE
 
 TextsOf = Callable[[Rows], Iterable[str]]
 

@@ -17,7 +17,8 @@ import numpy as np
 from indexer.errors import BadBuild
 from indexer.recall import K, choose_depth
 from indexer.store.arrays import Array
-from indexer.store.kinds import INDEX_FILE, LEAST_ROWS_FOR_LISTS, IndexKind, build_index, exact_index, open_index
+from indexer.store.faiss_index import build_index, exact_index, open_index
+from indexer.store.kinds import INDEX_FILE, LEAST_ROWS_FOR_LISTS, IndexKind
 from indexer.store.vectors import VectorIndex, limit_threads
 from models.onnx_encoder import Vectors
 

@@ -84,7 +84,7 @@ def _begin(database: Qdrant, snapshot: Snapshot, kind: IndexKind) -> int:
 
 
 def _put_rows(database: Qdrant, snapshot: Snapshot, start: int) -> None:
-    name, values = database.name(snapshot.version), snapshot.vectors.values
+    name, values = database.name(snapshot.version), snapshot.values
     with tqdm(total=len(values), initial=start, desc="upload", unit=" passages", disable=None) as bar:
         for first in range(start, len(values), REQUEST_ROWS):
             rows = range(first, min(first + REQUEST_ROWS, len(values)))

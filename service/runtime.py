@@ -68,11 +68,10 @@ async def run_parts(settings: Settings, metrics: Metrics, place: Place = ALONE) 
 
     documents = DocumentEncoder(settings, embedder)
     log = Collection(settings.collection).fresh_log
-    # With an engine process, that one reads every byte; the workers need not do it again.
-    verify = settings.verify and place.engine is None
-    opening = Opening(
-        load, partial(Serving.open, verify=verify), batcher.prepare, Freshener(log, documents), searcher.probe
-    )
+    # With an engine process, that one reads every byte and searches; the workers need not do it again.
+    alone = place.engine is None
+    open_serving = partial(Serving.open, verify=settings.verify and alone, searched=alone)
+    opening = Opening(load, open_serving, batcher.prepare, Freshener(log, documents), searcher.probe)
     servings = Servings(settings, metrics, encoder, opening, place.tell_others)
     metrics.watch_queue(batcher.__len__)
     if place.again:

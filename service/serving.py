@@ -101,9 +101,12 @@ class Serving:
         return len(self.snapshot.documents) if self.fresh is None else self.fresh.documents
 
     @classmethod
-    def open(cls, folder: Path, encoder: TextReader, *, verify: bool = True) -> Serving:
-        """Opens a snapshot for this encoder; refuses one that is damaged or lives in another space."""
-        snapshot = Snapshot.open(folder, verify=verify)
+    def open(cls, folder: Path, encoder: TextReader, *, verify: bool = True, searched: bool = True) -> Serving:
+        """Opens a snapshot for this encoder; refuses one that is damaged or lives in another space.
+
+        `searched`: by this process, which opens the index over the vectors.
+        """
+        snapshot = Snapshot.open(folder, verify=verify, searched=searched)
         snapshot.manifest.require_encoder(encoder.spec)
 
         @lru_cache(maxsize=MEMORISED_FILTERS)

@@ -32,6 +32,8 @@ def main() -> int:
     parser.add_argument("--again", action="store_true", help="it takes the place of a worker that ended")
     arguments = parser.parse_args()
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until there is something to reload
+    # A query is tokenised in microseconds; a pool of threads in every worker would only hold memory.
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     settings = Settings()
     configure_logging(settings, arguments.name)
     lifeline = Lifeline.inherited()

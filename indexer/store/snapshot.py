@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache, partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from indexer.store.arrays import Array
+from indexer.store.arrays import Array, load_array
 from indexer.store.documents import Documents
 from indexer.store.errors import BadSnapshot
+from indexer.store.kinds import VECTORS_FILE
 from indexer.store.manifest import LEXICAL_FOLDER, Manifest, verify_files
 from indexer.store.metadata import MetadataIndex
 from indexer.store.passages import Passages, load_hashes
-from indexer.store.vectors import VectorIndex
 from models.errors import CareError
 from models.lexical import LexicalIndex
+
+if TYPE_CHECKING:  # loads FAISS, which only those need who search
+    from indexer.store.vectors import VectorIndex
 
 
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
@@ -26,19 +32,27 @@ class Snapshot:
     passages: Passages
     hashes: Array
     metadata: MetadataIndex
-    vectors: VectorIndex
+    values: Array
+    """(passages, dim) float16"""
     lexical: LexicalIndex
+    open_vectors: Callable[[], VectorIndex]
+
+    @property
+    def vectors(self) -> VectorIndex:
+        """What searches `values`."""
+        return self.open_vectors()
 
     @property
     def version(self) -> str:
         return self.manifest.version
 
     @classmethod
-    def open(cls, folder: Path, *, verify: bool = True) -> Snapshot:
+    def open(cls, folder: Path, *, verify: bool = True, searched: bool = True) -> Snapshot:
         """Opens a snapshot or raises BadSnapshot with the reason.
 
         Names, sizes and shapes are always checked against the manifest; `verify=False` leaves out reading every
-        byte for its checksum, for a folder that was verified when it was published.
+        byte for its checksum, for a folder that was verified when it was published; `searched=False` opens the index
+        over the vectors only if it is asked for, because another process searches it.
         """
         manifest = Manifest.read(folder)
         verify_files(folder, manifest, checksums=verify)
@@ -46,6 +60,9 @@ class Snapshot:
         passages = Passages.open(folder, counts.passages)
         if int(passages.documents[-1]) != counts.documents - 1:
             raise BadSnapshot(f"{folder}: the passages do not belong to {counts.documents} documents; build it again")
+        open_vectors = cache(partial(_open_vectors, folder, manifest))
+        if searched:
+            open_vectors()
         return cls(
             folder=folder,
             manifest=manifest,
@@ -53,12 +70,15 @@ class Snapshot:
             passages=passages,
             hashes=load_hashes(folder, counts.passages),
             metadata=MetadataIndex.open(folder, counts.documents),
-            vectors=_open_vectors(folder, manifest),
+            values=load_array(folder / VECTORS_FILE, "<f2", (counts.passages, manifest.dim)),
             lexical=_open_lexical(folder / LEXICAL_FOLDER, counts.passages),
+            open_vectors=open_vectors,
         )
 
 
 def _open_vectors(folder: Path, manifest: Manifest) -> VectorIndex:
+    from indexer.store.vectors import VectorIndex
+
     built = manifest.built
     return VectorIndex.open(folder, built.index, manifest.counts.passages, manifest.dim, built.search_depth)
 

@@ -16,9 +16,8 @@ from numpy.typing import NDArray
 
 from indexer.store.arrays import Array, load_array
 from indexer.store.columns import Mask
-from indexer.store.kinds import INDEX_FILE, FaissIndex, IndexKind, exact_index, open_index, untyped
-
-VECTORS_FILE = "vectors.npy"
+from indexer.store.faiss_index import FaissIndex, exact_index, open_index, untyped
+from indexer.store.kinds import INDEX_FILE, VECTORS_FILE, IndexKind
 
 # Short codes choose this many candidates, or so many times k, and the vectors decide among them.
 RESCORED_ROWS = 200

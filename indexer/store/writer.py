@@ -16,11 +16,10 @@ import orjson
 from indexer.store.arrays import Array, ArrayWriter, load_array
 from indexer.store.documents import Documents, DocumentsWriter, Metadata
 from indexer.store.errors import NotWritten
-from indexer.store.kinds import INDEX_FILE, IndexKind, build_index
+from indexer.store.kinds import INDEX_FILE, VECTORS_FILE, IndexKind
 from indexer.store.manifest import LEXICAL_FOLDER, Facts, Manifest, list_files
 from indexer.store.metadata_writer import MetadataWriter
 from indexer.store.passages import Passages, PassagesWriter, Span, load_hashes
-from indexer.store.vectors import VECTORS_FILE
 from models.lexical import LexicalIndex
 
 WITHDRAWN_FILE = "withdrawn.json"
@@ -72,6 +71,8 @@ class SnapshotWriter:
 
     def write_index(self, vectors: Array, kind: IndexKind) -> dict[str, int]:
         """The index over the vectors that were written; returns the parameters that made it."""
+        from indexer.store.faiss_index import build_index  # who only reads documents needs no FAISS
+
         return build_index(vectors, kind, self._folder / INDEX_FILE)
 
     def write_lexical(self, texts: Iterable[str]) -> None:

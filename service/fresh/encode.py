@@ -121,5 +121,5 @@ def _from_snapshot(serving: Serving, document: NewDocument) -> Posted | None:
         document.metadata,
         [snapshot.passages.span(passage) for passage in passages],
         snapshot.manifest.encoder.fingerprint,
-        snapshot.vectors.values[passages.start : passages.stop],
+        snapshot.values[passages.start : passages.stop],
     )

@@ -19,3 +19,12 @@ def test_the_command_itself_loads_no_room() -> None:
     code = "import cli, sys; print([n for n in ('fastapi', 'faiss', 'onnxruntime', 'numpy') if n in sys.modules])"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert found.strip() == "[]"
+
+
+def test_a_worker_beside_an_engine_process_loads_what_computes_neither_itself_nor_with_a_snapshot() -> None:
+    code = (
+        "import service.worker, service.engine.remote, service.fresh.encode, sys; from indexer.store import Snapshot;"
+        "print([name for name in ('faiss', 'onnxruntime') if name in sys.modules])"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert found.strip() == "[]"

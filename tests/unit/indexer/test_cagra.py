@@ -11,7 +11,7 @@ import pytest
 from indexer.store import IndexKind
 from indexer.store.cagra import CardGraph, has_card
 from indexer.store.errors import BadIndex
-from indexer.store.kinds import build_index
+from indexer.store.faiss_index import build_index
 from indexer.store.vectors import VectorIndex
 from tests.unit.indexer.support import unit_vectors
 

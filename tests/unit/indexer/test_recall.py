@@ -13,7 +13,7 @@ from indexer.errors import BadBuild
 from indexer.recall import choose_depth, measure_recall, sample_queries
 from indexer.store import Collection, IndexKind, Manifest, Snapshot
 from indexer.store.documents import Documents, DocumentsWriter
-from indexer.store.kinds import build_index, exact_index, open_index
+from indexer.store.faiss_index import build_index, exact_index, open_index
 from indexer.store.vectors import VectorIndex
 from indexer.suggest import Measured, measure_kinds, propose
 from tests.support.fast_encoder import FastEncoder
