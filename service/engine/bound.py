@@ -19,6 +19,12 @@ from models.tokenizer import FlatIds, Ids
 # Lengths are multiples of this; so are numbers of queries, in steps that grow.
 LENGTH_STEP = 8
 MOST_SHAPES = 128
+# Launching the kernels of so few queries takes longer than running them: on a card they are recorded once for each
+# shape and replayed. Larger batches gain nothing by it.
+RECORDED_QUERIES = 8
+RECORDED_TOKENS = 64
+RECORDING = "gpu_graph_id"
+NOT_RECORDED = -1
 OUTPUT = "embedding"
 NUMPY_TYPES: dict[str, type[np.generic]] = {
     "tensor(float)": np.float32,
@@ -33,7 +39,10 @@ Vectors = NDArray[np.float32]
 class Buffers:
     """Ids, mask and embeddings of one shape, in memory of the device, bound to the session."""
 
-    def __init__(self, session: ort.InferenceSession, device: str, shape: tuple[int, int], dim: int) -> None:
+    def __init__(
+        self, session: ort.InferenceSession, device: str, shape: tuple[int, int], dim: int, recording: int
+    ) -> None:
+        """`recording` numbers the kernels to record and replay; addresses are part of them, so it is this one's own."""
         (output,) = session.get_outputs()
         self._inputs = {node.name: _allocate(shape, node.type, device) for node in session.get_inputs()}
         self._embeddings = _allocate((shape[0], dim), output.type, device)
@@ -41,6 +50,8 @@ class Buffers:
         for name, buffer in self._inputs.items():
             self.binding.bind_ortvalue_input(name, buffer)
         self.binding.bind_ortvalue_output(OUTPUT, self._embeddings)
+        self.options = ort.RunOptions()
+        self.options.add_run_config_entry(RECORDING, str(recording))
         self._types = {node.name: NUMPY_TYPES[node.type] for node in session.get_inputs()}
 
     def fill(self, ids: Ids, mask: Ids) -> None:
@@ -61,6 +72,7 @@ class BoundEncoder:
         self._session = session
         self._device = device
         self._buffers: OrderedDict[tuple[int, int], Buffers] = OrderedDict()
+        self._recorded: dict[tuple[int, int], Buffers] = {}
 
     def encode(self, ids: FlatIds, lengths: FlatIds) -> Vectors:
         """Unit vectors (queries, dim); `ids` holds the queries' tokens one after the other."""
@@ -73,16 +85,23 @@ class BoundEncoder:
         present[len(lengths) :, 0] = True
         buffers = self._of_shape(shape)
         buffers.fill(padded, present.astype(np.int64))
-        self._session.run_with_iobinding(buffers.binding)
+        self._session.run_with_iobinding(buffers.binding, buffers.options)
         return buffers.read(len(lengths))
 
     def _of_shape(self, shape: tuple[int, int]) -> Buffers:
+        if shape[0] <= RECORDED_QUERIES and shape[1] <= RECORDED_TOKENS:
+            if shape not in self._recorded:
+                self._recorded[shape] = self._allocate(shape, len(self._recorded) + 1)
+            return self._recorded[shape]
         if shape not in self._buffers:
-            self._buffers[shape] = Buffers(self._session, self._device, shape, self.reader.spec.dim)
+            self._buffers[shape] = self._allocate(shape, NOT_RECORDED)
             if len(self._buffers) > MOST_SHAPES:
                 self._buffers.popitem(last=False)
         self._buffers.move_to_end(shape)
         return self._buffers[shape]
+
+    def _allocate(self, shape: tuple[int, int], recording: int) -> Buffers:
+        return Buffers(self._session, self._device, shape, self.reader.spec.dim, recording)
 
 
 def _allocate(shape: tuple[int, int], kind: str, device: str) -> ort.OrtValue:

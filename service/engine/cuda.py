@@ -97,7 +97,10 @@ def open_session(graph: Path) -> ort.InferenceSession:
         raise BadDevice(f"{NEEDS}: this ONNX Runtime has no CUDA")
     options = ort.SessionOptions()
     options.log_severity_level = 3
-    session = ort.InferenceSession(str(graph), options, providers=[PROVIDER])
+    try:
+        session = ort.InferenceSession(str(graph), options, providers=[(PROVIDER, {"enable_cuda_graph": "1"})])
+    except Exception:  # of a graph with a step that is the processor's nothing can be recorded; the reason has no type
+        session = ort.InferenceSession(str(graph), options, providers=[PROVIDER])
     if PROVIDER not in session.get_providers():
         raise BadDevice(f"{NEEDS}: ONNX Runtime cannot use the card; its libraries may be missing")
     return session
