@@ -124,7 +124,7 @@ def _products(
         # A weight that several layers share can follow only one of them.
         if node.op_type != "MatMul" or node.input[1] not in weights or uses[node.input[1]] > 1:
             continue
-        # What a Gelu gives has no channel that is always loud: smoothing costs time there and gains nothing.
+        # Behind a Gelu smoothing was seen to cost time and closeness (docs/adr/0002-export-split.md).
         if node.input[0] not in makers or makers[node.input[0]].op_type != "Gelu":
             readers.setdefault(node.input[0], []).append(node)
     return readers
