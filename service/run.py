@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import ctypes
 import gc
 import signal
 import socket
@@ -52,7 +54,14 @@ class _AnnouncingServer(uvicorn.Server):
         # What was made until now stays. The collector need not look at it again, which takes it tens of milliseconds.
         gc.collect()
         gc.freeze()
+        _give_back_memory()
         self._started(_announcement(runtime, address_of(listener)), self)
+
+
+def _give_back_memory() -> None:
+    """Lets go of what loading left behind: of a large tokenizer a third of its memory, in every worker."""
+    with contextlib.suppress(OSError, AttributeError):  # another C library than glibc
+        ctypes.CDLL("libc.so.6").malloc_trim(0)
 
 
 async def _serve(app: FastAPI, config: uvicorn.Config, listener: socket.socket, started: Started) -> None:

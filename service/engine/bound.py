@@ -104,6 +104,12 @@ class BoundEncoder:
         return Buffers(self._session, self._device, shape, self.reader.spec.dim, recording)
 
 
+RECORDED = [
+    (queries, tokens) for queries in (1, 2, 4, 8) for tokens in range(LENGTH_STEP, RECORDED_TOKENS + 1, LENGTH_STEP)
+]
+"""Every shape of small batches."""
+
+
 def _allocate(shape: tuple[int, int], kind: str, device: str) -> ort.OrtValue:
     return ort.OrtValue.ortvalue_from_shape_and_type(shape, NUMPY_TYPES[kind], device, 0)
 

@@ -22,7 +22,7 @@ from indexer.store.cagra import CardGraph
 from indexer.store.vectors import VectorIndex
 from models.reader import TextReader
 from models.spec import verify_file
-from service.engine.bound import BoundEncoder
+from service.engine.bound import RECORDED, BoundEncoder
 from service.engine.device import CpuVectors, Rows, Vectors, VectorSearch
 from service.errors import BadDevice
 from service.serving import Selection
@@ -33,7 +33,8 @@ NEEDS = "CARE_DEVICE=cuda needs an NVIDIA card and the gpu extra"
 MOST_K = 2048
 ADD_ROWS = 65_536
 MEMORISED_FILTERS = 32
-WARM_UP = ((1, 8), (8, 16), (64, 32))
+# Larger batches than those that are recorded at the start, each of them once more to be replayed.
+WARM_UP = ((16, 16), (64, 32))
 
 
 class Cuda:
@@ -43,8 +44,9 @@ class Cuda:
         reader = TextReader.open(folder, device="cuda")
         graph = verify_file(folder, reader.variant.filename, reader.spec)
         encoder = BoundEncoder(reader, open_session(graph), "cuda")
-        for queries, tokens in WARM_UP:
-            encoder.encode(np.ones(queries * tokens, np.int32), np.full(queries, tokens, np.int32))
+        for queries, tokens in (*RECORDED, *RECORDED, *WARM_UP):
+            if tokens <= reader.spec.max_length:
+                encoder.encode(np.ones(queries * tokens, np.int32), np.full(queries, tokens, np.int32))
         return encoder
 
     def open_vectors(self, vectors: VectorIndex) -> VectorSearch:

@@ -42,6 +42,8 @@ REPEATS = 10
 # Of a graph, walked so far over clusters of so many rows.
 GRAPH_DEPTH = 256
 LEAST_GRAPH_OVERLAP = 0.9
+# A processor walks from random nodes and may miss a cluster; a build measures what that costs on its own vectors.
+LEAST_WALKED_HERE = 0.8
 CLUSTER_ROWS = 1000
 SPREAD = np.float32(0.05)
 
@@ -116,7 +118,7 @@ def check_graph(device: Device, rows: int, dim: int) -> bool:
         graph = open_index(path, IndexKind.CAGRA, exact_index(values))
         own = VectorIndex(IndexKind.CAGRA, values, graph, GRAPH_DEPTH)
         print("walked on the processor:")
-        right = check_search(CpuVectors(own, 0), values, centres, LEAST_GRAPH_OVERLAP)
+        right = check_search(CpuVectors(own, 0), values, centres, LEAST_WALKED_HERE)
         print("walked on the card:")
         return right & check_search(device.open_vectors(own), values, centres, LEAST_GRAPH_OVERLAP)
 

@@ -15,7 +15,17 @@ from indexer.store.vectors import VectorIndex
 from models.onnx_encoder import OnnxEncoder
 from models.spec import Side
 from models.tokenizer import Tokens, flatten, pad, pad_flat
-from service.engine.bound import LENGTH_STEP, MOST_SHAPES, BoundEncoder, next_shape
+from service.engine.bound import (
+    LENGTH_STEP,
+    MOST_SHAPES,
+    NOT_RECORDED,
+    RECORDED,
+    RECORDED_QUERIES,
+    RECORDED_TOKENS,
+    RECORDING,
+    BoundEncoder,
+    next_shape,
+)
 from service.engine.cuda import MOST_K, FlatVectors, build_flat, open_session
 from service.engine.device import Cpu, CpuEncoder, CpuVectors
 from service.engine.devices import open_device
@@ -78,9 +88,25 @@ def test_shapes_are_few_and_large_enough(queries: int, longest: int) -> None:
 def test_buffers_are_kept_for_a_bounded_number_of_shapes(encoder: OnnxEncoder) -> None:
     bound = BoundEncoder(encoder, encoder._session, "cpu")
     for number in range(MOST_SHAPES + 5):
-        bound._of_shape((1, number + 1))
+        bound._of_shape((16, number + 1))
     assert len(bound._buffers) == MOST_SHAPES
-    assert (1, 1) not in bound._buffers
+    assert (16, 1) not in bound._buffers
+
+
+def test_small_shapes_keep_their_buffers_because_recorded_kernels_know_their_addresses(encoder: OnnxEncoder) -> None:
+    bound = BoundEncoder(encoder, encoder._session, "cpu")
+    small = [bound._of_shape(shape) for shape in RECORDED]
+    for number in range(MOST_SHAPES + 5):
+        bound._of_shape((16, number + 1))
+    assert all(bound._of_shape(shape) is kept for shape, kept in zip(RECORDED, small, strict=True))
+    numbers = [kept.options.get_run_config_entry(RECORDING) for kept in small]
+    assert len(set(numbers)) == len(RECORDED)
+    assert bound._of_shape((16, 1)).options.get_run_config_entry(RECORDING) == str(NOT_RECORDED)
+
+
+@given(st.integers(1, RECORDED_QUERIES), st.integers(1, RECORDED_TOKENS))
+def test_every_small_batch_has_a_shape_that_is_recorded_at_the_start(queries: int, longest: int) -> None:
+    assert next_shape(queries, longest, 512) in RECORDED
 
 
 def test_a_flat_index_finds_what_the_snapshots_own_finds() -> None:
