@@ -69,7 +69,7 @@ def create_app(settings: Settings, place: Place = ALONE) -> FastAPI:
     app.add_route(PAGE, _index, include_in_schema=False)
     app.mount(STATIC, _WholeFiles(directory=WEB_FOLDER), name="static")
     app.openapi = describe(app, settings)  # type: ignore[method-assign]
-    layers, door = app.build_middleware_stack, Door(app, frame(search_route))
+    layers, door = app.build_middleware_stack, Door(frame(search_route), app.state)
     app.build_middleware_stack = lambda: _HotPath(door, layers())  # type: ignore[method-assign]
     app.state.refusal = door.refuse
     return app

@@ -6,7 +6,7 @@ come in one turn of the event loop, long before the first of them reaches the en
 
 from __future__ import annotations
 
-from fastapi import FastAPI
+from starlette.datastructures import State
 from starlette.types import Receive, Scope, Send
 
 from service.api import search
@@ -21,14 +21,15 @@ BULK_DIGITS = 4
 class Door:
     """An ASGI application around the search route."""
 
-    def __init__(self, app: FastAPI, frame: RequestFrame) -> None:
+    def __init__(self, app: RequestFrame, state: State) -> None:
+        """`state` is the application's, where its runtime will be found."""
         self._app = app
-        self._frame = frame
+        self._state = state
         self._inside = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            await self._frame(scope, receive, send)
+            await self._app(scope, receive, send)
         finally:
             self._inside -= COUNTED in scope
 
@@ -37,9 +38,9 @@ class Door:
         if not is_search(scope) or _may_be_bulk(scope):
             return None
         try:
-            self._app.state.runtime.searcher.require_room(self._inside)
+            self._state.runtime.searcher.require_room(self._inside)
         except Overloaded as error:
-            return self._frame.refuse(scope, error, close=close)
+            return self._app.refuse(scope, error, close=close)
         scope[COUNTED] = True
         self._inside += 1
         return None
