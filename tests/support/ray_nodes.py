@@ -1,7 +1,8 @@
 """Two Ray nodes of one processor each on this machine, in a process of their own: pytest itself never imports Ray.
 
-python -m tests.support.ray_nodes FOLDER
+python -m tests.support.ray_nodes
 
+All that Ray keeps lies in RAY_TMPDIR: its own place need not exist, and another cluster may live there.
 The first line of standard output is the address. A line on standard input kills the second node; its end ends them all.
 """
 
@@ -45,7 +46,8 @@ def two_nodes() -> Iterator[Nodes]:
     token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32), "RAY_USAGE_STATS_ENABLED": "0"}
     environment = os.environ | {"PYTHONPATH": ".", "OMP_NUM_THREADS": "1"} | LOOPBACK | token
     folder = tempfile.mkdtemp(prefix="care-ray-")  # short: sockets lie in it, whose paths may have 107 bytes
-    command = [sys.executable, "-m", "tests.support.ray_nodes", folder]
+    environment |= {"RAY_TMPDIR": folder}
+    command = [sys.executable, "-m", "tests.support.ray_nodes"]
     process = subprocess.Popen(
         command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
@@ -64,11 +66,11 @@ def two_nodes() -> Iterator[Nodes]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def main(folder: str) -> None:
+def main() -> None:
     from ray.cluster_utils import Cluster
 
     node = {"num_cpus": 1, "object_store_memory": MEMORY_BYTES, "node_ip_address": "127.0.0.1"}
-    cluster = Cluster(initialize_head=True, head_node_args=node | {"include_dashboard": False, "temp_dir": folder})
+    cluster = Cluster(initialize_head=True, head_node_args=node | {"include_dashboard": False})
     second = cluster.add_node(**node)
     print(cluster.address, flush=True)
     for _ in sys.stdin:
@@ -78,4 +80,4 @@ def main(folder: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main()
