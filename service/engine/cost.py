@@ -10,6 +10,8 @@ NEWEST = 0.1
 LEAST_SEEN = 10
 # A batch counts as at most so many times as long as was foretold: the machine stood still, not the engine.
 MOST_LATE = 4.0
+# Sizes that spread by this share of their mean say as much of the slope as their average does.
+DOUBT = 0.25
 # No batch is larger.
 MOST_QUERIES = 1_000_000
 
@@ -42,7 +44,9 @@ class CostModel:
         if self._seen < LEAST_SEEN:
             return 0.0
         average = self._seconds / self._size
-        slope = self._covariance / self._variance if self._variance > 1e-6 else average
+        # The less the sizes differ, the less they say of the slope, which noise would make anything: then the average.
+        doubt = (DOUBT * self._size) ** 2
+        slope = (self._covariance + doubt * average) / (self._variance + doubt)
         return min(max(slope, 0.0), average)
 
     @property

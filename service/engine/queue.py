@@ -22,7 +22,7 @@ from service.serving import Serving
 ONLINE_JOBS = 8
 # What is left of the allowed wait, and of the jobs that are always let in, while far more arrives than is done. Many
 # would be refused anyway, and a queue would only make the others wait.
-SHARE_UNDER_PRESSURE = 0.25
+SHARE_UNDER_PRESSURE = 0.1
 JOBS_UNDER_PRESSURE = 3
 
 Future = asyncio.Future[Outcome]
