@@ -39,18 +39,20 @@ class Found:
 
 
 class Searcher:
-    """Searches each source of a table with a pair of encoders."""
+    """Reads rows, and searches each of their sources with a pair of encoders."""
 
     def __init__(
         self,
         recipe: Recipe,
         stage: Mine | Filter | Diversify,
-        table: PairTable,
+        files: list[Path],
         shelf: Shelf,
         vectors: Path,
         ranks: Ranks,
     ) -> None:
-        self._table, self._ranks, self._dim = table, ranks, recipe.dim
+        self.rows = list(as_pairs(read_all(files), {}, recipe.seed))
+        self.table = table = PairTable.of_pairs(self.rows)
+        self._ranks, self._dim = ranks, recipe.dim
         self._shelf, self._vectors = shelf, vectors
         self._queries = self._read(stage.query, table.queries)
         self._documents = self._read(stage.document or stage.query, table.documents)
@@ -59,9 +61,9 @@ class Searcher:
 
     def search(self, source: str, depth: int) -> Iterator[Found]:
         """The pairs of a source, each with the `depth` best of the source's documents."""
-        pairs = self._table.sources[source]
+        pairs = self.table.sources[source]
         corpus = np.unique(
-            np.concatenate([part.gather(pairs)[1] for part in (self._table.positives, self._table.negatives)])
+            np.concatenate([part.gather(pairs)[1] for part in (self.table.positives, self.table.negatives)])
         )
         known = take(self._documents, corpus, self._ranks.device)
         depth = min(depth, len(corpus))
@@ -71,7 +73,7 @@ class Searcher:
             best, places = (part.cpu().numpy() for part in torch.topk(scores, depth))
             whole = scores.cpu().numpy()
             for at, pair in enumerate(block):
-                own = np.searchsorted(corpus, self._table.positives[pair])
+                own = np.searchsorted(corpus, self.table.positives[pair])
                 yield Found(int(pair), corpus[places[at]], best[at], float(whole[at, own].max()))
 
     def side(self, side: Side) -> torch.Tensor:
@@ -81,10 +83,10 @@ class Searcher:
 
     def _asked(self, pairs: Rows) -> torch.Tensor:
         """Query vectors; with imagined documents, the sum with theirs, which ranks as their mean does."""
-        asked = take(self._queries, self._table.query[pairs], self._ranks.device)
+        asked = take(self._queries, self.table.query[pairs], self._ranks.device)
         if self._imagined is None:
             return asked
-        owners, rows = self._table.hypothetical.gather(pairs)
+        owners, rows = self.table.hypothetical.gather(pairs)
         imagined = take(self._imagined, rows, self._ranks.device)
         total = asked.index_add(0, torch.from_numpy(owners).to(asked.device), imagined)
         return torch.nn.functional.normalize(total, dim=-1)
@@ -102,9 +104,8 @@ def mine(
     recipe: Recipe, stage: Mine, files: list[Path], shelf: Shelf, vectors: Path, ranks: Ranks, out: Path
 ) -> dict[str, int]:
     """Writes the pairs with what was mined in place of their negatives; pairs that found none keep theirs."""
-    rows = list(as_pairs(read_all(files), {}, recipe.seed))
-    table = PairTable.of_pairs(rows)
-    searcher = Searcher(recipe, stage, table, shelf, vectors, ranks)
+    searcher = Searcher(recipe, stage, files, shelf, vectors, ranks)
+    rows, table = searcher.rows, searcher.table
     first, last = stage.ranks
     negatives: dict[int, list[str]] = {}
     for source in stage.sources or sorted(table.sources):
@@ -126,9 +127,8 @@ def filter_pairs(
     recipe: Recipe, stage: Filter, files: list[Path], shelf: Shelf, vectors: Path, ranks: Ranks, out: Path
 ) -> dict[str, int]:
     """Writes the pairs of which a positive is among the first `top` found; other sources pass as they are."""
-    rows = list(as_pairs(read_all(files), {}, recipe.seed))
-    table = PairTable.of_pairs(rows)
-    searcher = Searcher(recipe, stage, table, shelf, vectors, ranks)
+    searcher = Searcher(recipe, stage, files, shelf, vectors, ranks)
+    rows, table = searcher.rows, searcher.table
     dropped: set[int] = set()
     for source in stage.sources or sorted(table.sources):
         for found in searcher.search(source, stage.top):
@@ -142,9 +142,8 @@ def diversify(
     recipe: Recipe, stage: Diversify, files: list[Path], shelf: Shelf, vectors: Path, ranks: Ranks, out: Path
 ) -> dict[str, int]:
     """Writes the rows whose text is not like too many that were kept before it."""
-    rows = list(as_pairs(read_all(files), {}, recipe.seed))
-    table = PairTable.of_pairs(rows)
-    searcher = Searcher(recipe, stage, table, shelf, vectors, ranks)
+    searcher = Searcher(recipe, stage, files, shelf, vectors, ranks)
+    rows, table = searcher.rows, searcher.table
     kept = spread(searcher.side(stage.side), stage.neighbours, stage.threshold, stage.most, stage.seeds)
     firsts = table.positives.pick(np.arange(len(rows)), np.zeros(len(rows), dtype=np.int64))
     texts = table.query if stage.side is Side.QUERY else firsts

@@ -172,13 +172,19 @@ class Reconstruct(_Trained):
     decoder_mask: Share = 0.5
 
 
-class Mine(_Section):
-    """Hard negatives for pairs: what an encoder finds and the row does not name."""
+class _RowStage(_Section):
+    """Files of rows in, one file out, by what an encoder says of them."""
 
-    kind: Literal["mine"]
     skip: bool = False
     files: Annotated[list[str], Field(min_length=1)]
     query: str
+    """The encoder of queries, and of documents where no other is named; of `diversify` the only one."""
+
+
+class Mine(_RowStage):
+    """Hard negatives for pairs: what an encoder finds and the row does not name."""
+
+    kind: Literal["mine"]
     document: str | None = None
     count: Positive = 7
     ranks: tuple[Count, Positive] = (0, 100)
@@ -189,26 +195,19 @@ class Mine(_Section):
     """Only these; empty: all. Rows of others pass unchanged."""
 
 
-class Filter(_Section):
+class Filter(_RowStage):
     """Consistency: a pair is kept if an encoder finds its document among the first."""
 
     kind: Literal["filter"]
-    skip: bool = False
-    files: Annotated[list[str], Field(min_length=1)]
-    query: str
     document: str | None = None
     top: Positive = 3
     sources: list[str] = []
 
 
-class Diversify(_Section):
+class Diversify(_RowStage):
     """Rows like too many that are kept already are dropped (appendix B.1, table 14)."""
 
     kind: Literal["diversify"]
-    skip: bool = False
-    files: Annotated[list[str], Field(min_length=1)]
-    query: str
-    """The encoder by which texts are compared."""
     side: Side
     """Which text of a row is compared: its query, or its first document."""
     neighbours: Positive = 5

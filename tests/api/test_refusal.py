@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
 import json
 import socket
+import time
+from collections.abc import Iterator
 
 import httpx
 
@@ -27,58 +30,60 @@ def answer_of(connection: socket.socket) -> tuple[int, dict[str, str], bytes]:
     return int(lines[0].split()[1]), headers, body
 
 
+@contextlib.contextmanager
+def full_house(built: Built, gate: Gate) -> Iterator[tuple[str, concurrent.futures.Future[list[int]]]]:
+    """The address of a service with one query in the engine and one in its only place of the queue.
+
+    The statuses of both are known once the gate is open.
+    """
+    settings = make_settings(built, threads=1, reload_seconds=0, queue_limit=1, max_queries=1)
+    with live(settings) as address, concurrent.futures.ThreadPoolExecutor(3) as pool:
+
+        def ask(query: str) -> int:
+            return httpx.get(f"{address}/v1/search", params={"q": query}, timeout=WAIT_SECONDS).status_code
+
+        try:
+            while gate.entered.acquire(blocking=False):
+                pass
+            gate.open.clear()
+            first = pool.submit(ask, "a")
+            assert gate.entered.acquire(timeout=WAIT_SECONDS)
+            second = pool.submit(ask, "b")
+            give_up = time.monotonic() + WAIT_SECONDS
+            while "care_queue_length 1.0" not in httpx.get(f"{address}/metrics").text:
+                assert time.monotonic() < give_up, "the second query never came to wait"
+            yield address, pool.submit(lambda: [first.result(), second.result()])
+        finally:
+            gate.open.set()
+
+
 def test_a_request_is_refused_before_its_body_came_and_its_connection_stays(built: Built, gate: Gate) -> None:
     body = json.dumps({"query": "c"}).encode()
     head = b"POST /v1/search HTTP/1.1\r\nHost: care\r\nContent-Length: %d\r\n\r\n" % len(body)
-    settings = make_settings(built, threads=1, reload_seconds=0, queue_limit=1, max_queries=1)
-    with live(settings) as address, concurrent.futures.ThreadPoolExecutor(2) as pool:
-        try:
-            while gate.entered.acquire(blocking=False):
-                pass
-            gate.open.clear()
-            accepted = [pool.submit(httpx.get, f"{address}/v1/search", params={"q": "a"}, timeout=WAIT_SECONDS)]
-            assert gate.entered.acquire(timeout=WAIT_SECONDS)
-            accepted.append(pool.submit(httpx.get, f"{address}/v1/search", params={"q": "b"}, timeout=WAIT_SECONDS))
-            with httpx.Client(base_url=address) as watch:
-                while "care_queue_length 1.0" not in watch.get("/metrics").text:
-                    pass
-            host, _, port = address.removeprefix("http://").partition(":")
-            with socket.create_connection((host, int(port)), timeout=WAIT_SECONDS) as connection:
-                connection.sendall(head)
-                status, headers, answered = answer_of(connection)
-                assert (status, headers["retry-after"]) == (429, "1")
-                assert json.loads(answered)["error"]["code"] == "overloaded"
-                connection.sendall(body + b"GET /livez HTTP/1.1\r\nHost: care\r\n\r\n")
-                assert answer_of(connection)[0] == 200
-                gate.open.set()
-                assert [answer.result().status_code for answer in accepted] == [200, 200]
-                connection.sendall(head + body)
-                assert answer_of(connection)[0] == 200
-        finally:
+    with full_house(built, gate) as (address, accepted):
+        host, _, port = address.removeprefix("http://").partition(":")
+        with socket.create_connection((host, int(port)), timeout=WAIT_SECONDS) as connection:
+            connection.sendall(head)
+            status, headers, answered = answer_of(connection)
+            assert (status, headers["retry-after"]) == (429, "1")
+            assert json.loads(answered)["error"]["code"] == "overloaded"
+            connection.sendall(body + b"GET /livez HTTP/1.1\r\nHost: care\r\n\r\n")
+            assert answer_of(connection)[0] == 200
             gate.open.set()
+            assert accepted.result() == [200, 200]
+            connection.sendall(head + body)
+            assert answer_of(connection)[0] == 200
 
 
 def test_a_body_that_may_hold_many_queries_is_read_before_it_is_judged(built: Built, gate: Gate) -> None:
-    settings = make_settings(built, threads=1, reload_seconds=0, queue_limit=1, max_queries=1)
-    with live(settings) as address, concurrent.futures.ThreadPoolExecutor(2) as pool:
-        try:
-            while gate.entered.acquire(blocking=False):
-                pass
-            gate.open.clear()
-            accepted = [pool.submit(httpx.get, f"{address}/v1/search", params={"q": "a"}, timeout=WAIT_SECONDS)]
-            assert gate.entered.acquire(timeout=WAIT_SECONDS)
-            accepted.append(pool.submit(httpx.get, f"{address}/v1/search", params={"q": "b"}, timeout=WAIT_SECONDS))
-            with httpx.Client(base_url=address, timeout=WAIT_SECONDS) as client:
-                while "care_queue_length 1.0" not in client.get("/metrics").text:
-                    pass
-                # Wrong in itself, which only who reads it can know.
-                many = client.post("/v1/search", json={"query": ["高血压"] * 200})
-                assert (many.status_code, many.json()["error"]["field"]) == (422, "query")
-                refused = client.get("/v1/search", params={"q": "c"})
-                assert refused.status_code == 429
-                counted = client.get("/metrics").text
-                assert 'care_requests_total{route="/v1/search",status="429"} 1.0' in counted
-            gate.open.set()
-            assert [answer.result().status_code for answer in accepted] == [200, 200]
-        finally:
-            gate.open.set()
+    with full_house(built, gate) as (address, accepted):
+        with httpx.Client(base_url=address, timeout=WAIT_SECONDS) as client:
+            # Wrong in itself, which only who reads it can know.
+            many = client.post("/v1/search", json={"query": ["高血压"] * 200})
+            assert (many.status_code, many.json()["error"]["field"]) == (422, "query")
+            refused = client.get("/v1/search", params={"q": "c"})
+            assert refused.status_code == 429
+            counted = client.get("/metrics").text
+            assert 'care_requests_total{route="/v1/search",status="429"} 1.0' in counted
+        gate.open.set()
+        assert accepted.result() == [200, 200]

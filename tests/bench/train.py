@@ -18,6 +18,7 @@ included. Where transformers has no Gte, a BERT of the same size stands in, and 
 from __future__ import annotations
 
 import argparse
+import gzip
 import json
 import tempfile
 import time
@@ -41,6 +42,7 @@ from models.training.rows import read_all
 from models.training.shapes import SHAPES, made
 from models.training.tables import TokenTable
 from models.training.vectors import Reader, file_of
+from tests.bench.encode.ceiling import ceiling
 
 PAPER_PAIRS_PER_SECOND = 7.4
 VECTORS = "vectors"
@@ -77,7 +79,8 @@ class Bench:
     def __init__(self, folder: Path, sizes: Sizes, *, tiny: bool, lengths: Path | None) -> None:
         self.folder, self.sizes, self._tiny = folder, sizes, tiny
         self.ranks = Ranks.join()
-        self.ceiling = ceiling(self.ranks.device)
+        device = self.ranks.device
+        self.ceiling = ceiling(device, torch.bfloat16, (8192,) if device.type == "cuda" else (256,))["bf16_best"]
         self.vocabulary = vocabulary_of(sizes.words)
         self._chance = np.random.default_rng(0)
         self._lengths = _lengths(lengths) if lengths else np.clip(self._chance.lognormal(4.6, 0.7, 4096), 8, 500)
@@ -277,25 +280,8 @@ def sentence_transformers(bench: Bench, start: Path, file: Path) -> None:
     )
 
 
-def ceiling(device: torch.device) -> float:
-    """TFLOP/s of a large matrix product in bf16."""
-    size = 8192 if device.type == "cuda" else 256
-    a, b = (torch.randn(size, size, device=device, dtype=torch.bfloat16) for _ in range(2))
-    best = 0.0
-    for _ in range(5):
-        began = time.perf_counter()
-        for _ in range(10):
-            a @ b
-        if device.type == "cuda":
-            torch.cuda.synchronize()
-        best = max(best, 10 * 2 * size**3 / (time.perf_counter() - began) / 1e12)
-    return best
-
-
 def _lengths(corpus: Path) -> np.ndarray:
     """Characters of the corpus's texts; a Chinese character is about a token."""
-    import gzip
-
     with gzip.open(corpus, "rt", encoding="utf-8") as file:
         return np.clip([len(json.loads(line)["text"]) for line in file], 8, 500)
 

@@ -46,11 +46,6 @@ CORPUS = [
 
 
 @pytest.fixture(scope="module")
-def encoder() -> OnnxEncoder:
-    return OnnxEncoder.load(Path("models/pretrained/care-small-zh"), threads=1)
-
-
-@pytest.fixture(scope="module")
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("corpus") / "corpus.jsonl"
     path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in CORPUS), encoding="utf-8")

@@ -22,21 +22,11 @@ from service.engine.inprocess import InProcessEngine
 from service.engine.protocol import Mode, Options, SearchJob
 from service.engine.remote import RemoteEngine
 from service.serving import Serving
-from tests.api.support import ENCODER, Built, build_collection, make_settings
+from tests.api.support import Built, build_collection, make_settings
 from tests.integration.engine_half import WAIT_SECONDS, Engine, open_serving, worker
 from tests.support.qdrant_server import QdrantServer, qdrant
 
 pytestmark = pytest.mark.anyio
-
-
-@pytest.fixture(scope="module")
-def anyio_backend() -> str:
-    return "asyncio"
-
-
-@pytest.fixture(scope="module")
-def encoder() -> OnnxEncoder:
-    return OnnxEncoder.load(ENCODER, threads=1)
 
 
 @pytest.fixture(scope="module")

@@ -25,11 +25,6 @@ PATIENT_MS = 20_000
 HASTY_MS = 50
 
 
-@pytest.fixture(scope="module")
-def anyio_backend() -> str:
-    return "asyncio"
-
-
 @pytest.fixture
 def server() -> Iterator[ValkeyServer]:
     with valkey() as server:

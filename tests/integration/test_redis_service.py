@@ -45,11 +45,6 @@ VARIANTS: list[dict[str, Any]] = [
 
 
 @pytest.fixture(scope="module")
-def anyio_backend() -> str:
-    return "asyncio"
-
-
-@pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
     root: Path = tmp_path_factory.mktemp("redis") / "collection"
     return build_collection(root, OnnxEncoder.load(ENCODER, threads=1))

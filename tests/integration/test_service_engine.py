@@ -19,15 +19,9 @@ from service.engine.devices import searched_by
 from service.engine.inprocess import InProcessEngine
 from service.engine.protocol import EncodeJob, Found, Job, Mode, Options, SearchJob
 from service.serving import Serving
-from tests.api.support import ENCODER
 
 TOPICS = ["高血压", "糖尿病", "发热", "骨折", "哮喘", "头痛", "贫血", "胃炎"]
 QUERIES = ["高血压 头痛", "糖尿病人发热", "哮喘", "骨折以后贫血", "胃炎"]
-
-
-@pytest.fixture(scope="module")
-def encoder() -> OnnxEncoder:
-    return OnnxEncoder.load(ENCODER, threads=1)
 
 
 @pytest.fixture(scope="module", params=[IndexKind.FLAT, IndexKind.HNSW])

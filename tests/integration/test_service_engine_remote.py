@@ -24,22 +24,12 @@ from service.engine.protocol import EncodeJob, Job, Mode, Options, Outcome, Sear
 from service.engine.remote import RemoteEngine
 from service.errors import DeadlineExceeded, EngineAway, EngineFailed, ShuttingDown
 from service.serving import Serving
-from tests.api.support import ENCODER, Built, build_collection, copy_collection, make_settings
+from tests.api.support import Built, build_collection, copy_collection, make_settings
 from tests.integration.engine_half import LIMITS, WAIT_SECONDS, Engine, open_serving, worker
 
 pytestmark = pytest.mark.anyio
 
 QUERIES = ["高血压吃什么药", "头痛怎么办", "asthma inhaler", "骨折", "血糖高"]
-
-
-@pytest.fixture(scope="module")
-def anyio_backend() -> str:
-    return "asyncio"
-
-
-@pytest.fixture(scope="module")
-def encoder() -> OnnxEncoder:
-    return OnnxEncoder.load(ENCODER, threads=1)
 
 
 @pytest.fixture(scope="module")

@@ -24,11 +24,6 @@ BODIES = [
 
 
 @pytest.fixture(scope="module")
-def anyio_backend() -> str:
-    return "asyncio"
-
-
-@pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
     root: Path = tmp_path_factory.mktemp("swap") / "collection"
     return build_collection(root, OnnxEncoder.load(ENCODER, threads=1))

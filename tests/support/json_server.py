@@ -7,8 +7,10 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from typing import Any
+
+from tests.support.http_thread import QuietHandler, serving_http
 
 Body = dict[str, Any] | None
 Reply = tuple[int, Any]
@@ -28,7 +30,7 @@ def json_server(reply: Callable[[str, Body], Reply], headers: dict[str, str] | N
     """Answers every request by `reply(path, body)` until the block ends."""
     lock = threading.Lock()
 
-    class Handler(BaseHTTPRequestHandler):
+    class Handler(QuietHandler, BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             self._answer(None)
 
@@ -47,17 +49,6 @@ def json_server(reply: Callable[[str, Body], Reply], headers: dict[str, str] | N
             self.end_headers()
             self.wfile.write(content)
 
-        def log_message(self, format: str, *arguments: object) -> None:
-            """Nothing is logged."""
-
-    listener = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    listener.daemon_threads = True
-    server = JsonServer(f"http://127.0.0.1:{listener.server_port}")
-    thread = threading.Thread(target=listener.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
-    thread.start()
-    try:
+    with serving_http(Handler) as port:
+        server = JsonServer(f"http://127.0.0.1:{port}")
         yield server
-    finally:
-        listener.shutdown()
-        listener.server_close()
-        thread.join(30)

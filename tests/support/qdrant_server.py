@@ -13,12 +13,14 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from typing import Any
 
 import numpy as np
 from pydantic import BaseModel
 from qdrant_client import QdrantClient, models
+
+from tests.support.http_thread import QuietHandler, serving_http
 
 Refuse = Callable[[str, str], int | None]
 """Method and path in; a status to answer instead of doing it, or None."""
@@ -131,7 +133,7 @@ def qdrant() -> Iterator[QdrantServer]:
     """A fresh server, which answers until the block ends."""
     server, lock = QdrantServer(), threading.Lock()
 
-    class Handler(BaseHTTPRequestHandler):
+    class Handler(QuietHandler, BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             body = self.rfile.read(int(self.headers.get("content-length", 0)))
             if server.away:
@@ -159,17 +161,5 @@ def qdrant() -> Iterator[QdrantServer]:
             except ValueError as error:  # by which local mode says that there is no such collection
                 return (404 if "not found" in str(error) else 400), None
 
-        def log_message(self, format: str, *arguments: object) -> None:
-            """Nothing is logged."""
-
-    listener = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    listener.daemon_threads = True
-    server.port = listener.server_port
-    thread = threading.Thread(target=listener.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
-    thread.start()
-    try:
+    with serving_http(Handler) as server.port:
         yield server
-    finally:
-        listener.shutdown()
-        listener.server_close()
-        thread.join()

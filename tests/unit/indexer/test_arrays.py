@@ -37,7 +37,8 @@ def test_arrays_are_little_endian_and_never_pickled(tmp_path: Path) -> None:
     writer.append(np.asarray([1, 2], dtype=">i4"))
     writer.close()
     assert load_array(tmp_path / "a.npy", "<i4", (2,)).tolist() == [1, 2]
-    np.save(tmp_path / "o.npy", np.asarray([{}], dtype=object), allow_pickle=True)
+    with (tmp_path / "o.npy").open("wb") as objects:  # a file that says it holds Python objects
+        np.lib.format.write_array_header_1_0(objects, {"descr": "|O", "fortran_order": False, "shape": (1,)})
     with pytest.raises(BadSnapshot, match="not a readable array"):
         load_array(tmp_path / "o.npy", "<i4", (1,))
     with pytest.raises(BadSnapshot, match=r"holds <i4 \(2,\), expected <i8"):

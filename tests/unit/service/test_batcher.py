@@ -1,14 +1,8 @@
-"""The batcher's promises: order, one serving per batch, limits, cancellation, failure, overload, shutdown."""
+"""The batcher's promises: order, one serving per batch, limits, cancellation, failure, overload."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import gc
-import logging
-import threading
-import weakref
-from collections.abc import AsyncIterator
 
 import pytest
 
@@ -16,37 +10,13 @@ from models.spec import Side
 from models.tokenizer import Tokens
 from service.engine.batcher import Batcher
 from service.engine.lanes import LEAST_SLICE
-from service.engine.protocol import EncodeJob, Outcome
+from service.engine.protocol import EncodeJob
 from service.engine.queue import Limits
-from service.errors import DeadlineExceeded, EngineFailed, Overloaded, ShuttingDown
+from service.errors import DeadlineExceeded, EngineFailed, Overloaded
+from tests.unit.service.batching import busy, scores, started
 from tests.unit.service.support import WAIT_SECONDS, FakeEngine, job, jobs, score_of, serving
 
 pytestmark = pytest.mark.anyio
-
-ROOMY = Limits(batch_queries=8, batch_tokens=1000, queue=100)
-
-
-@contextlib.asynccontextmanager
-async def started(engine: FakeEngine, limits: Limits = ROOMY) -> AsyncIterator[Batcher]:
-    batcher = Batcher(engine, limits)
-    batcher.start()
-    try:
-        yield batcher
-    finally:
-        engine.release()
-        await batcher.close()
-
-
-async def busy(engine: FakeEngine, batcher: Batcher, one: object = None) -> asyncio.Future[Outcome]:
-    """Puts one query into the engine and keeps it there, so that what follows has to wait."""
-    engine.hold()
-    (future,) = batcher.submit(one or serving("busy"), jobs("held"))  # type: ignore[arg-type]
-    await asyncio.to_thread(engine.wait_until_entered)
-    return future
-
-
-def scores(outcomes: list[Outcome]) -> list[float]:
-    return [float(outcome.found.scores[0]) for outcome in outcomes]
 
 
 async def test_a_lone_query_is_answered() -> None:
@@ -314,52 +284,3 @@ async def test_a_panic_reaches_the_waiters_and_the_thread_lives_on(monkeypatch: 
                 await future
         (future,) = batcher.submit(one, jobs("b"))
         assert scores([await future]) == [score_of("b")]
-
-
-async def test_closing_answers_what_was_accepted_and_refuses_the_rest() -> None:
-    engine, one = FakeEngine(), serving()
-    threads = set(threading.enumerate())
-    async with started(engine, Limits(2, 1000, 100)) as batcher:
-        held = await busy(engine, batcher, one)
-        waiting = batcher.submit(one, jobs(*"abcde"))
-        closing = asyncio.create_task(batcher.close())
-        await asyncio.sleep(0)
-        with pytest.raises(ShuttingDown):
-            batcher.submit(one, jobs("late"))
-        engine.release()
-        await closing
-        assert all(future.done() for future in [held, *waiting])
-        assert scores([future.result() for future in waiting]) == [score_of(query) for query in "abcde"]
-    assert not any(thread.name == "care-engine" for thread in set(threading.enumerate()) - threads)
-
-
-async def test_an_engine_that_hangs_cannot_hold_up_the_shutdown() -> None:
-    engine, one = FakeEngine(), serving()
-    async with started(engine) as batcher:
-        held = await busy(engine, batcher, one)
-        (waiting,) = batcher.submit(one, jobs("a"))
-        await batcher.close(timeout_seconds=0.05)
-        for future in (held, waiting):
-            assert isinstance(future.exception(), ShuttingDown)
-
-
-async def test_closing_twice_or_while_idle_is_fine() -> None:
-    async with started(FakeEngine()) as batcher:
-        await batcher.close()
-        await batcher.close()
-
-
-@pytest.mark.parametrize("poison", [set(), {"a"}])
-async def test_an_idle_batcher_keeps_no_serving_alive(poison: set[str], caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.CRITICAL)  # a record of the failure, which pytest keeps, would hold its frames
-    engine = FakeEngine()
-    engine.poison = poison
-    async with started(engine) as batcher:
-        one = serving()
-        watch = weakref.ref(one)
-        await asyncio.gather(*batcher.submit(one, jobs("a")), return_exceptions=True)
-        engine.batches.clear()
-        del one
-        await asyncio.gather(*batcher.submit(serving("other"), jobs("b")))
-        gc.collect()
-        assert watch() is None

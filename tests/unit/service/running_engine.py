@@ -1,0 +1,145 @@
+"""The engine's loop in a thread, with a device that a test can hold still, and workers to speak to it."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import numpy as np
+
+from models.tokenizer import Tokens
+from service.engine import frames
+from service.engine.frames import Answer, Ask, FrameReader, Kind
+from service.engine.queue import Limits
+from service.engine.server import EngineServer
+from service.engine.shelf import Held, Name, Result, Shelf
+
+WAIT_SECONDS = 20.0
+POISON = 66
+LIMITS = Limits(batch_queries=8, batch_tokens=1000, queue=100)
+OPEN: Name = ("open", "print")
+CLOSED: Name = ("closed", "print")
+
+
+class FakeDevice:
+    """An encoder and an index in one: a query's embedding and its row are its first token."""
+
+    def __init__(self) -> None:
+        self.batches: list[list[int]] = []
+        self.entered = threading.Semaphore(0)
+        self.gate = threading.Event()
+        self.gate.set()
+        self.reader = SimpleNamespace(tokenize=lambda texts, side: [Tokens([1], truncated=False) for _ in texts])
+
+    def encode(self, ids: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+        first = ids[np.cumsum(lengths) - lengths]
+        self.batches.append(first.tolist())
+        self.entered.release()
+        assert self.gate.wait(WAIT_SECONDS)
+        if POISON in first:
+            raise RuntimeError("the device fell over")
+        return np.stack([first, first], axis=1).astype(np.float32)
+
+    def search(self, queries: np.ndarray, k: int, allowed: object) -> tuple[np.ndarray, np.ndarray]:
+        rows = np.repeat(queries[:, :1].astype(np.int64), k, axis=1) + np.arange(k)
+        return rows.astype(np.float32), rows
+
+
+class FakeShelf:
+    """One serving that is open, and others that open when the test says how it went."""
+
+    def __init__(self, device: FakeDevice) -> None:
+        self.device = device
+        self.held = {1: self.make(1)}
+        self.asked: list[Name] = []
+        self.released: list[int] = []
+
+    def make(self, handle: int) -> Held:
+        serving = SimpleNamespace(allowed=lambda filters: None)
+        return Held(handle, cast(Any, serving), cast(Any, self.device), cast(Any, self.device))
+
+    @property
+    def newest(self) -> Held | None:
+        return self.held[max(self.held)] if self.held else None
+
+    def get(self, handle: int) -> Held | None:
+        return self.held.get(handle)
+
+    def find(self, name: Name) -> Held | None:
+        return self.held[1] if name == OPEN else None
+
+    def open(self, name: Name) -> None:
+        self.asked.append(name)
+
+    def put(self, result: Result) -> Held | Exception:
+        return result[1]
+
+    def release(self, handle: int) -> None:
+        self.released.append(handle)
+
+
+class Running:
+    """A server in a thread, and the ways to speak to it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.device = FakeDevice()
+        self.shelf = FakeShelf(self.device)
+        self.told: list[tuple[int, int]] = []
+        self.path = folder / "engine.sock"
+        self.listener = socket.socket(socket.AF_UNIX)
+        self.listener.bind(str(self.path))
+        self.listener.listen()
+        self.server = EngineServer(
+            self.listener, LIMITS, lambda size, seconds, waiting: self.told.append((size, waiting))
+        )
+        self._thread = threading.Thread(target=self.server.serve, args=[cast(Shelf, self.shelf)], daemon=True)
+        self._thread.start()
+
+    def is_over(self) -> bool:
+        self._thread.join(WAIT_SECONDS)
+        return not self._thread.is_alive()
+
+    @contextlib.contextmanager
+    def worker(self) -> Iterator[Worker]:
+        with socket.socket(socket.AF_UNIX) as connection:
+            connection.settimeout(WAIT_SECONDS)
+            connection.connect(str(self.path))
+            yield Worker(connection)
+
+
+class Worker:
+    """One end of a connection."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self.connection = connection
+        self._reader = FrameReader()
+        self._bodies: list[memoryview] = []
+
+    def ask(self, number: int, *first: int, handle: int = 1, k: int = 2, **facts: object) -> None:
+        ids = np.array([token for token in first for _ in range(2)], np.int32)
+        ask = Ask(number, handle, k, ids=ids, lengths=np.full(len(first), 2, np.int32), **cast(Any, facts))
+        self.connection.sendall(frames.write_ask(ask))
+
+    def tell(self, kind: Kind, number: int, facts: object = None) -> None:
+        self.connection.sendall(frames.write_control(kind, number, facts))
+
+    def body(self) -> memoryview:
+        while not self._bodies:
+            data = self.connection.recv(65536)
+            assert data, "the engine closed the connection"
+            self._bodies += self._reader.feed(data)
+        return self._bodies.pop(0)
+
+    def answer(self) -> Answer:
+        return frames.read_answer(self.body())
+
+    def is_cut_off(self) -> bool:
+        try:
+            return self.connection.recv(1) == b""
+        except ConnectionResetError:
+            return True
