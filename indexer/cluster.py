@@ -160,15 +160,15 @@ def _connected(ray: Any, address: str) -> Iterator[None]:  # noqa: ANN401
             ray.init(**options)
     except (OSError, RuntimeError, ValueError) as error:  # ConnectionError is an OSError
         raise BadCluster(f"the Ray cluster {address} cannot be joined ({error}); see `ray status`") from error
-    try:
-        if main:
-            signal.signal(signal.SIGTERM, terminate)  # Ray's own would end the command before it has cleared up
-        context = ray.data.DataContext.get_current()
-        context.print_on_execution_start = context.enable_progress_bars = False
-        with redirect_stdout(sys.stderr):  # where Ray tells of processes that died; the other is for our one line
+    with redirect_stdout(sys.stderr):  # where Ray tells of processes that died; the other is for our one line
+        try:
+            if main:
+                signal.signal(signal.SIGTERM, terminate)  # Ray's own would end the command before it has cleared up
+            context = ray.data.DataContext.get_current()
+            context.print_on_execution_start = context.enable_progress_bars = False
             yield
-    finally:
-        ray.shutdown()
+        finally:
+            ray.shutdown()  # ends the thread that tells
 
 
 @contextmanager

@@ -80,7 +80,9 @@ class Bench:
         self.folder, self.sizes, self._tiny = folder, sizes, tiny
         self.ranks = Ranks.join()
         device = self.ranks.device
-        self.ceiling = ceiling(device, torch.bfloat16, (8192,) if device.type == "cuda" else (256,))["bf16_best"]
+        on_card = device.type == "cuda"
+        print(f"{torch.cuda.get_device_name() if on_card else 'CPU'}, torch {torch.__version__}", flush=True)
+        self.ceiling = ceiling(device, torch.bfloat16, (8192,) if on_card else (256,))["bf16_best"]
         self.vocabulary = vocabulary_of(sizes.words)
         self._chance = np.random.default_rng(0)
         self._lengths = _lengths(lengths) if lengths else np.clip(self._chance.lognormal(4.6, 0.7, 4096), 8, 500)
@@ -294,9 +296,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory(prefix="care-bench-train-") as folder:
         bench = Bench(Path(folder), TINY if given.tiny else FULL, tiny=given.tiny, lengths=given.lengths)
-        device = bench.ranks.device
-        name = torch.cuda.get_device_name() if device.type == "cuda" else "CPU"
-        print(f"{name}, torch {torch.__version__}: matrix product {bench.ceiling:.1f} TFLOP/s in bf16", flush=True)
         for part in given.parts:
             {"stage-1": stage_one, "lora": lora, "peer": peer}[part](bench)
     return 0

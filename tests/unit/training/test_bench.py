@@ -9,6 +9,7 @@ def test_the_dry_run_measures_stage_one_and_lora(capsys: pytest.CaptureFixture[s
     assert main(["--tiny", "--parts", "stage-1", "lora"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith(("CPU", "NVIDIA"))
-    assert [line.partition(":")[0] for line in lines[1:]] == ["caching pass", "stage-1", "stage-1", "lora"]
-    assert "pairs/s" in lines[2]
-    assert "peak" in lines[4]
+    told = [line.partition(":")[0] for line in lines[1:]]
+    assert told == ["  256³", "caching pass", "stage-1", "stage-1", "lora"]
+    assert "pairs/s" in lines[3]
+    assert "peak" in lines[5]
