@@ -45,6 +45,7 @@ class TorchEncoder(nn.Module):
         self.spec = spec
         self.tokenizer_json = tokenizer_json
         self.tokenizer = Tokenizer.from_json(tokenizer_json, spec.max_length)
+        self._causal = any(getattr(module, "is_causal", False) for module in backbone.modules())
 
     @classmethod
     def load(cls, folder: Path, spec: EncoderSpec | None = None, *, dtype: torch.dtype = torch.float32) -> TorchEncoder:
@@ -80,9 +81,14 @@ class TorchEncoder(nn.Module):
         """Unit vectors (texts, dim) in float32 of ids and mask (texts, tokens)."""
         return finish(self.pooled(input_ids, attention_mask), self.spec)
 
-    def pooled(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
-        """What `forward` cuts and normalises: (texts, native_dim) in float32."""
-        output = self.backbone(input_ids=input_ids, attention_mask=attention_mask)
+    def pooled(self, input_ids: Tensor, attention_mask: Tensor, *, padded_right: bool = False) -> Tensor:
+        """What `forward` cuts and normalises: (texts, native_dim) in float32.
+
+        A decoder never looks to the right: where the caller knows that padding stands there, it needs no mask, and
+        attention without a mask has quicker kernels.
+        """
+        mask = None if padded_right and self._causal else attention_mask
+        output = self.backbone(input_ids=input_ids, attention_mask=mask)
         vectors = pool(output.last_hidden_state, attention_mask, self.spec.pooling)
         return (vectors if self.projection is None else self.projection(vectors)).float()
 

@@ -7,7 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
+from torch.nn import functional
 
 from models.tokenizer import Tokens, flatten
 
@@ -34,16 +36,23 @@ class Packed:
 def pack(batch: Sequence[Tokens], device: torch.device) -> Packed:
     """Lays the documents out and sends them to the device, without waiting for it."""
     ids, lengths = flatten(batch)
+    return lay_out(_send(ids, device), lengths)
+
+
+def lay_out(ids: Tensor, lengths: NDArray[np.integer]) -> Packed:
+    """A batch of documents whose tokens already lie end to end on their device."""
+    device, tokens = ids.device, len(ids)
     last = np.cumsum(lengths, dtype=np.int64) - 1
-    filler = -len(ids) % TILE
+    filler = -tokens % TILE
     if filler:
-        ids = np.concatenate([ids, np.zeros(filler, np.int32)])
-        lengths = np.append(lengths, np.int32(filler))
-    boundaries = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
+        ids = functional.pad(ids, (0, filler))
+        lengths = np.append(lengths, filler)
+    boundaries = np.concatenate([[0], np.cumsum(lengths)])
     positions = np.arange(len(ids)) - np.repeat(boundaries[:-1], lengths)
+    ends = _send(boundaries.astype(np.int32), device)
+    return Packed(ids, _send(positions, device), ends, _send(last, device), int(lengths.max()))
 
-    def send(array: np.ndarray) -> Tensor:
-        tensor = torch.from_numpy(array)
-        return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor
 
-    return Packed(send(ids), send(positions), send(boundaries), send(last), int(lengths.max()))
+def _send(array: np.ndarray, device: torch.device) -> Tensor:
+    tensor = torch.from_numpy(array)
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor

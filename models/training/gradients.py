@@ -96,4 +96,4 @@ class Passes:
             int(np.random.SeedSequence([self._seed, self._ranks.rank, number, place]).generate_state(1)[0])
         )
         with autocast(self._ranks.device, self._precision):
-            return reading.encoder.pooled(*reading.tokens.padded(reading.rows[chunk]))
+            return reading.encoder.pooled(*reading.tokens.padded(reading.rows[chunk]), padded_right=True)

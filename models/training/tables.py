@@ -177,6 +177,16 @@ class TokenTable:
         places = (self.starts[where][:, None] + columns).clamp(max=len(self.ids) - 1)
         return self.ids[places].long() * mask, mask.long()
 
+    def flat(self, rows: Rows) -> torch.Tensor:
+        """The ids of these rows end to end, without padding."""
+        lengths = self.lengths[rows]
+        total = int(lengths.sum())
+        before = torch.from_numpy(np.cumsum(lengths) - lengths).to(self.ids.device)
+        shifts = self.starts[torch.from_numpy(rows).to(self.ids.device)] - before
+        owners = torch.from_numpy(lengths).to(self.ids.device)
+        places = torch.repeat_interleave(shifts, owners, output_size=total)
+        return self.ids[places + torch.arange(total, device=self.ids.device)]
+
     def chunks(self, rows: Rows, tokens: int) -> list[Rows]:
         """Positions in `rows`, texts of like lengths together, at most `tokens` padded tokens a chunk."""
         return chunks_of(self.lengths[rows], tokens)

@@ -1,7 +1,8 @@
 """Vectors of encoders that are not being trained: read once, kept on disk, never mistaken for another encoder's.
 
 A file is named by the encoder's fingerprint and the texts; texts are read in chunks of like lengths, and a chunk that
-was written is not read again, so that a run that was killed goes on. Several ranks share the chunks.
+was written is not read again, so that a run that was killed goes on. Several ranks share the chunks. On a graphics
+card a frozen decoder reads them packed, as the indexer does.
 """
 
 from __future__ import annotations
@@ -16,6 +17,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 from tqdm import tqdm
 
+from models.errors import BadEncoder
+from models.packed.attention import default_backend
+from models.packed.decoder import PackedDecoder
+from models.packed.layout import lay_out
+from models.packed.weights import read_weights
+from models.spec import Pooling
 from models.torch_encoder import TorchEncoder, finish
 from models.training.gradients import autocast
 from models.training.ranks import Ranks
@@ -24,19 +31,43 @@ from models.training.tables import Rows, Texts, TokenTable
 Kept = NDArray[np.float16]
 
 
+# What compiling costs is won back in about so many tokens.
+COMPILED_TOKENS = 5_000_000
+
+
 class Reader:
     """One encoder as it is now, reading texts without a graph."""
 
     def __init__(self, encoder: TorchEncoder, ranks: Ranks, *, tokens: int, precision: str) -> None:
         self._encoder, self._ranks, self._tokens, self._precision = encoder, ranks, tokens, precision
+        self._packed: PackedDecoder | None = None
+
+    @property
+    def is_packed(self) -> bool:
+        return self._packed is not None
+
+    def pack(self, table: TokenTable) -> None:
+        """From now on reads without padding, if models.packed knows the decoder and its weights are bf16 already."""
+        encoder, weight = self._encoder, next(self._encoder.parameters())
+        if encoder.spec.pooling is not Pooling.EOS or encoder.projection is not None or weight.dtype != torch.bfloat16:
+            return
+        try:
+            weights = read_weights(encoder.backbone, encoder.spec.max_length, weight.device)
+        except BadEncoder:  # another architecture
+            return
+        compiled = weight.is_cuda and int(table.lengths.sum()) > COMPILED_TOKENS
+        self._packed = PackedDecoder(weights, default_backend(weight.device), compiled=compiled)
 
     @torch.inference_mode()
     def vectors(self, table: TokenTable, rows: Rows) -> Tensor:
         """Finished vectors (rows, dim) in float32 on the device, whatever mode the encoder is in."""
+        if self._packed is not None:
+            hidden = self._packed(lay_out(table.flat(rows), table.lengths[rows]))
+            return finish(hidden.float(), self._encoder.spec)
         was_training = self._encoder.training
         self._encoder.eval()
         with autocast(self._ranks.device, self._precision):
-            pooled = self._encoder.pooled(*table.padded(rows))
+            pooled = self._encoder.pooled(*table.padded(rows), padded_right=True)
         self._encoder.train(was_training)
         return finish(pooled, self._encoder.spec)
 
@@ -49,6 +80,8 @@ class Reader:
 
     def keep(self, table: TokenTable, path: Path) -> Kept:
         """The vectors of a whole table in a file (texts, dim), float16, mapped; read by all ranks together."""
+        if self._ranks.device.type == "cuda":
+            self.pack(table)
         chunks = table.chunks(np.arange(len(table)), self._tokens)
         shape = (len(table), self._encoder.spec.dim)
         part, done = path.with_suffix(".part"), path.with_suffix(".done")

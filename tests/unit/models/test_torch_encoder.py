@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 from models.errors import BadEncoder
 from models.export.check_texts import CHECK_TEXTS
 from models.spec import EncoderSpec, Pooling, Side, sha256_of
+from models.tokenizer import pad
 from models.torch_encoder import TorchEncoder, embed, pool
 from tests.support.tiny_models import ARCHITECTURES, tiny_encoder, tiny_spec, write_checkpoint
 
@@ -70,6 +71,16 @@ def test_a_decoder_padded_on_the_left_gives_the_same_vectors() -> None:
     with torch.no_grad():
         left = encoder(ids, mask).numpy()
     np.testing.assert_allclose(left, encoder.encode(TEXTS[:6], Side.QUERY), atol=2e-6)
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_who_knows_that_padding_stands_on_the_right_gets_the_same_vectors(architecture: str) -> None:
+    encoder = tiny_encoder(architecture)
+    ids, mask = map(torch.from_numpy, pad(encoder.tokenizer.batch(TEXTS[:6])))
+    assert not mask.all()
+    with torch.no_grad():
+        told, untold = encoder.pooled(ids, mask, padded_right=True), encoder.pooled(ids, mask)
+    np.testing.assert_allclose(told.numpy(), untold.numpy(), atol=2e-6)
 
 
 def test_each_side_reads_its_instruction() -> None:

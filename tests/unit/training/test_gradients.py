@@ -60,7 +60,7 @@ def test_both_passes_see_the_same_dropout() -> None:
     encoder = toy_encoder("bert", hidden_dropout_prob=0.5).train()
     seen: list[Tensor] = []
     pooled = encoder.pooled
-    encoder.pooled = lambda *given: seen.append(pooled(*given)) or seen[-1]  # type: ignore[method-assign, func-returns-value]
+    encoder.pooled = lambda *given, **named: seen.append(pooled(*given, **named)) or seen[-1]  # type: ignore[method-assign, func-returns-value]
     cached(encoder, 40)
     first, second = seen[: len(seen) // 2], seen[len(seen) // 2 :]
     assert len(first) > 2

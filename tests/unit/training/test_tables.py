@@ -27,6 +27,7 @@ def test_rows_are_gathered_as_the_tokenizer_gave_them() -> None:
     expected = [tokenizer(f"文：{TEXTS[row]}").ids for row in (2, 1)]
     assert [row[: int(m.sum())].tolist() for row, m in zip(ids, mask, strict=True)] == expected
     assert int(ids[0, len(expected[0]) :].sum()) == 0
+    assert tokens.flat(np.array([2, 1])).tolist() == expected[0] + expected[1]
 
 
 def test_an_instruction_of_the_row_comes_before_the_encoders_own() -> None:

@@ -36,6 +36,23 @@ def test_kept_vectors_are_the_encoders_own(tmp_path: Path) -> None:
     assert sorted(path.name for path in (tmp_path / "deep").iterdir()) == ["v.f16"]
 
 
+def test_a_frozen_decoder_reads_packed_what_it_reads_padded() -> None:
+    encoder = toy_encoder("qwen3").eval().to(torch.bfloat16)
+    table = TokenTable.build(TEXTS, encoder.spec, encoder.tokenizer, CPU)
+    reader = Reader(encoder, Ranks(0, 1, CPU), tokens=60, precision="bf16")
+    padded = reader.all(table)
+    reader.pack(table)
+    assert reader.is_packed
+    np.testing.assert_allclose(reader.all(table), padded, atol=0.03)
+    assert (reader.all(table) * padded).sum(axis=1).min() > 0.999
+
+
+def test_what_cannot_be_packed_is_read_padded() -> None:
+    reader, table = a_reader()
+    reader.pack(table)
+    assert not reader.is_packed
+
+
 def test_a_reading_that_was_killed_goes_on_with_the_chunks_that_are_missing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
