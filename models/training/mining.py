@@ -71,10 +71,14 @@ class Searcher:
         for block in tqdm(blocks, desc=f"search {source}", unit="block", disable=None, leave=False):
             scores = self._asked(block) @ known.T
             best, places = (part.cpu().numpy() for part in torch.topk(scores, depth))
-            whole = scores.cpu().numpy()
+            owners, answers = self.table.positives.gather(block)
+            # Only what is looked at leaves the device: a block's scores may be a gigabyte.
+            where = (torch.from_numpy(part).to(scores.device) for part in (owners, np.searchsorted(corpus, answers)))
+            own = scores[tuple(where)].cpu().numpy()
+            firsts = np.cumsum(self.table.positives.sizes(block)) - self.table.positives.sizes(block)
+            positives = np.maximum.reduceat(own, firsts)
             for at, pair in enumerate(block):
-                own = np.searchsorted(corpus, self.table.positives[pair])
-                yield Found(int(pair), corpus[places[at]], best[at], float(whole[at, own].max()))
+                yield Found(int(pair), corpus[places[at]], best[at], float(positives[at]))
 
     def side(self, side: Side) -> torch.Tensor:
         """All vectors of one side."""

@@ -18,11 +18,11 @@ from models.errors import BadData
 from models.spec import EncoderSpec, Side
 from models.tokenizer import Tokenizer
 from models.training.rows import Pair
+from models.training.tokenise import AT_ONCE, tokenise
 
 Rows = NDArray[np.int64]
 Padded = tuple[torch.Tensor, torch.Tensor]
 """Ids and attention mask, both (texts, longest)."""
-TOKENIZED_AT_ONCE = 4096
 
 
 class Ragged:
@@ -152,17 +152,19 @@ class TokenTable:
 
     @classmethod
     def build(cls, texts: Texts, spec: EncoderSpec, tokenizer: Tokenizer, device: torch.device) -> TokenTable:
-        flat: list[NDArray[np.int32]] = []
         # Few texts have more than four characters to a token; cutting first spares the tokenizer what nobody reads.
         longest = 4 * tokenizer.max_length
-        starts = range(0, len(texts), TOKENIZED_AT_ONCE)
-        for first in tqdm(starts, desc=f"tokenise, {texts.side}", unit="chunk", disable=None, leave=False):
-            rows = range(first, min(first + TOKENIZED_AT_ONCE, len(texts)))
-            read = [text[:longest] for text in texts.as_read_by(spec, rows)]
-            flat.extend(np.asarray(tokens.ids, dtype=np.int32) for tokens in tokenizer.batch(read))
-        lengths = np.fromiter((len(ids) for ids in flat), np.int64, len(flat))
+        chunks = (
+            [text[:longest] for text in texts.as_read_by(spec, range(first, min(first + AT_ONCE, len(texts))))]
+            for first in range(0, len(texts), AT_ONCE)
+        )
+        found = tokenise(chunks, len(texts), tokenizer)
+        total = -(-len(texts) // AT_ONCE)
+        bar = tqdm(found, f"tokenise, {texts.side}", total, unit="chunk", disable=None, leave=False)
+        ids, sizes = zip(*bar, strict=True)
+        lengths = np.concatenate(sizes).astype(np.int64)
         places = torch.from_numpy(np.cumsum(lengths) - lengths)
-        return cls(torch.from_numpy(np.concatenate(flat)).to(device), places.to(device), lengths)
+        return cls(torch.from_numpy(np.concatenate(ids)).to(device), places.to(device), lengths)
 
     def __len__(self) -> int:
         return len(self.lengths)
