@@ -162,10 +162,12 @@ def _reckoned(
         f"memory about {memory / 2**30:.0f} GiB on each card",
         f"speed about {speed:,.1f} rows/s on one card at {tflops:g} TFLOP/s and {width} tokens a text",
     ]
-    if rows is None:
-        return [*lines, f"hours: {', '.join(map(str, files))} not there; {1e6 / speed / 3600:,.1f} h a million rows"]
-    total = stage.steps * stage.batch if stage.steps else rows * float(stage.epochs or 1)
-    return [*lines, f"{rows:,} rows at least, {total / speed / 3600:,.2f} h on one card"]
+    if rows is None and stage.steps is None:
+        named = ", ".join(stage.data.files)
+        return [*lines, f"hours: {named} not there yet; {1e6 / speed / 3600:,.1f} h a million rows"]
+    total = stage.steps * stage.batch if stage.steps else (rows or 0) * float(stage.epochs or 1)
+    there = f"{rows:,} rows at least, " if rows is not None else ""
+    return [*lines, f"{there}{total / speed / 3600:,.2f} h on one card"]
 
 
 def _measured(files: list[Path]) -> tuple[int | None, float]:

@@ -65,6 +65,8 @@ def test_every_recipe_has_a_plan(path: Path) -> None:
 def test_hours_are_reckoned_from_the_rows_that_are_there(toy_recipe: Callable[..., Recipe]) -> None:
     text = plan(toy_recipe(), tflops=1)
     assert re.search(r"12 rows at least, [\d.]+ h on one card", text)
+    later = plan(toy_recipe(data={"files": ["@mine"]}), tflops=1)
+    assert re.search(r"tokens a text\n +[\d.]+ h on one card", later)
 
 
 def test_a_run_needs_a_folder(capsys: pytest.CaptureFixture[str]) -> None:
