@@ -7,9 +7,11 @@ DEV := .venv-dev/bin
 GPU_PYTHON ?= $(DEV)/python
 PORT ?= 8000
 HOST ?= http://127.0.0.1:$(PORT)
+# Tests that start services, browsers and clusters.
+PROCESSES := tests/api tests/e2e tests/integration
 PIP := -m pip install --quiet --disable-pip-version-check
 .DEFAULT_GOAL := help
-.PHONY: help run test check unit format bench bench-peers bench-gpu overload kills bench-fresh bench-index bench-encode bench-train kill-index swaps loadtest eval install install-train optimum lock clean
+.PHONY: help run test test-processes test-parts check unit format bench bench-peers bench-gpu overload kills bench-fresh bench-index bench-encode bench-train kill-index swaps loadtest eval install install-train optimum lock clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -17,7 +19,9 @@ help: ## this list
 run: install ## serve the example corpus at http://127.0.0.1:8000 (PORT=… for another)
 	@$(SERVE)/care demo --port $(PORT)
 
-test: .venv-dev/installed .venv-optimum/installed browser check unit ## everything: linters, types, architecture, all tests
+# Two at a time, for two cores: environments first, then the tests of processes beside everything else.
+test: ## everything: linters, types, architecture, all tests
+	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target test-processes check test-parts
 
 check: .venv-dev/installed ## linters, types, import rules
 	$(DEV)/ruff check .
@@ -27,6 +31,14 @@ check: .venv-dev/installed ## linters, types, import rules
 
 unit: .venv-dev/installed ## the tests alone (ARGS='tests/unit -k batcher')
 	$(DEV)/pytest $(ARGS)
+
+# Each has one core: threads that wait for each other's would cost most of the time.
+test-processes test-parts: export OMP_NUM_THREADS := 1
+test-processes: .venv-dev/installed .venv-optimum/installed browser
+	$(DEV)/pytest $(PROCESSES)
+
+test-parts: .venv-dev/installed
+	$(DEV)/pytest $(PROCESSES:%=--ignore=%)
 
 format: .venv-dev/installed ## let ruff lay out the code
 	$(DEV)/ruff check --fix .

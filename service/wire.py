@@ -26,6 +26,9 @@ from service.settings import Settings
 PRINTABLE_ASCII = "".join(map(chr, range(0x20, 0x7F)))
 # The parser itself would collect a request line and headers without end.
 MAX_HEAD_BYTES = 256 * 1024
+# How long the rest of a refused request is read and thrown away: closed with bytes unread, a connection is reset, and
+# the answer may be lost with it.
+LINGER_SECONDS = 5.0
 # What a client that asked for it waits for before it sends its body.
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
@@ -55,6 +58,10 @@ class _Joined:
         if self._head:
             self.write(b"")
 
+    def write_eof(self) -> None:
+        self.flush()
+        self._transport.write_eof()
+
     def close(self) -> None:
         self.flush()
         self._transport.close()
@@ -75,6 +82,7 @@ class TolerantProtocol(HttpToolsProtocol):
     _head_bytes = 0
     _in_head = True
     _receiving = False
+    _leaving = False
     _patience: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -87,6 +95,8 @@ class TolerantProtocol(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
+        if self._leaving:
+            return
         self._head_bytes += len(data) if self._in_head else 0
         between_requests = self.cycle is None or not self.cycle.more_body
         if between_requests and data.startswith(b"GET ") and not data.isascii():
@@ -95,6 +105,8 @@ class TolerantProtocol(HttpToolsProtocol):
         super().data_received(data)
         if self._in_head and self._head_bytes > MAX_HEAD_BYTES:
             self.send_400_response(f"the request line and headers are larger than {MAX_HEAD_BYTES} bytes")
+        if self._leaving:
+            return
         # A request that came whole, as nearly all do, never sees a timer; empty lines are no request.
         if not self._receiving and self._computing():
             self._stop_waiting()
@@ -158,10 +170,16 @@ class TolerantProtocol(HttpToolsProtocol):
 
     def _refuse(self, error: CareError) -> None:
         """Answers by hand: there is no request, or not all of it, that the application could answer."""
-        if self.transport.is_closing():
+        if self._leaving or self.transport.is_closing():
             return
         self.transport.write(written(answer_for(error), secrets.token_hex(8), close=True))
-        self.transport.close()
+        if self._computing():
+            self.transport.close()  # which tells the application that nobody waits any more
+            return
+        self._leaving = True
+        self._stop_waiting()
+        self.transport.write_eof()
+        self._patience = self.loop.call_later(LINGER_SECONDS, self.transport.close)
 
 
 def http_config(app: FastAPI, settings: Settings) -> uvicorn.Config:

@@ -12,6 +12,7 @@ from service.engine.inprocess import InProcessEngine
 from service.engine.protocol import Job, Outcome, SearchJob
 from service.serving import Serving
 
+WAIT_SECONDS = 120.0
 REAL_RUN = InProcessEngine.run
 
 
@@ -31,8 +32,15 @@ class Gate:
     def run(self, engine: InProcessEngine, serving: Serving, batch: Sequence[Job]) -> list[Outcome]:
         self.jobs += batch
         self.entered.release()
-        assert self.open.wait(20)
+        assert self.open.wait(WAIT_SECONDS)
         return REAL_RUN(engine, serving, batch)
+
+
+async def until_queued(client: httpx.AsyncClient, queries: int) -> None:
+    """Returns once so many queries wait for the engine."""
+    async with asyncio.timeout(WAIT_SECONDS):
+        while f"care_queue_length {queries}.0\n" not in (await client.get("/metrics")).text:
+            await asyncio.sleep(0.01)
 
 
 async def hold(gate: Gate, client: httpx.AsyncClient) -> asyncio.Task[httpx.Response]:

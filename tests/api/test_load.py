@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from service.app import create_app
-from tests.api.gate import Gate, hold
+from tests.api.gate import WAIT_SECONDS, Gate, hold, until_queued
 from tests.api.support import Built, client_of, make_settings, running
 
 pytestmark = pytest.mark.anyio
@@ -25,12 +25,12 @@ async def test_overload_is_refused_at_once_and_the_accepted_are_answered(built: 
     async with running(settings) as client:
         held = await hold(gate, client)
         accepted = asyncio.create_task(post(client, query=["a", "b"]))
-        await asyncio.sleep(0.05)
+        await until_queued(client, 2)
         refused = await post(client, query="c")
         assert refused.status_code == 429
         assert refused.json()["error"]["code"] == "overloaded"
         assert refused.headers["retry-after"] == "1"
-        assert "care_queue_length 2.0" in (await client.get("/metrics")).text
+        await until_queued(client, 2)
         gate.open.set()
         assert [(await held).status_code, (await accepted).status_code] == [200, 200]
         assert (await post(client, query="c")).status_code == 200
@@ -41,7 +41,7 @@ async def test_equal_queries_in_flight_are_computed_once(built: Built, gate: Gat
         held = await hold(gate, client)
         same = [asyncio.create_task(post(client, query="高血压")) for _ in range(5)]
         other = asyncio.create_task(post(client, query="高血压", top_k=3))
-        await asyncio.sleep(0.05)
+        await until_queued(client, 2)
         gate.open.set()
         answers = [(await task).json()["results"] for task in same]
         await asyncio.gather(held, other)
@@ -75,18 +75,20 @@ async def test_readiness_is_never_answered_from_the_cache(built: Built, gate: Ga
 
 
 async def test_ready_says_no_when_a_query_takes_too_long(built: Built, gate: Gate) -> None:
-    settings = make_settings(built, threads=1, reload_seconds=0, queue_limit=1, max_queries=1, probe_timeout_ms=1000)
+    settings = make_settings(built, threads=1, reload_seconds=0, queue_limit=1, max_queries=1, probe_timeout_ms=300)
     app = create_app(settings)
     async with app.router.lifespan_context(app), client_of(app) as client:
         held = await hold(gate, client)
         waiting = asyncio.create_task(post(client, query="a"))
-        await asyncio.sleep(0.05)
+        await until_queued(client, 1)
         response = await client.get("/readyz")
         assert response.status_code == 503
-        assert "1000 ms" in response.json()["error"]["message"]
+        assert "300 ms" in response.json()["error"]["message"]
         gate.open.set()
         await asyncio.gather(held, waiting)
-        assert (await client.get("/readyz")).status_code == 200
+        async with asyncio.timeout(WAIT_SECONDS):
+            while (await client.get("/readyz")).status_code != 200:
+                await asyncio.sleep(0.01)
 
 
 @pytest.mark.parametrize("log_queries", [False, True])

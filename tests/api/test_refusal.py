@@ -15,7 +15,7 @@ from tests.api.gate import Gate
 from tests.api.live import live
 from tests.api.support import Built, make_settings
 
-WAIT_SECONDS = 30.0
+WAIT_SECONDS = 60.0
 
 
 def answer_of(connection: socket.socket) -> tuple[int, dict[str, str], bytes]:

@@ -12,7 +12,7 @@ import pytest
 from tests.api.live import live
 from tests.api.support import Built, make_settings
 
-WAIT_SECONDS = 30
+WAIT_SECONDS = 60
 HEAD = b"POST /v1/search HTTP/1.1\r\nHost: care\r\nContent-Length: 40\r\n"
 LIVEZ = b"GET /livez HTTP/1.1\r\nHost: care\r\n\r\n"
 

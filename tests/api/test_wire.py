@@ -7,11 +7,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from service.wire import CONTINUE, _Joined
+from service.wire import CONTINUE, MAX_HEAD_BYTES, _Joined
 from tests.api.live import live
 from tests.api.support import Built, make_settings
 
-WAIT_SECONDS = 30
+WAIT_SECONDS = 60
 HOST = b"Host: care\r\n"
 LAST = HOST + b"Connection: close\r\n\r\n"
 
@@ -69,6 +69,30 @@ def test_lines_are_chunks_of_one_answer(connection: socket.socket) -> None:
     assert b"transfer-encoding: chunked" in head
     assert body.endswith(b"0\r\n\r\n")
     assert body.count(b'{"hits":') == 2
+
+
+def test_who_still_sends_when_refused_reads_why(connection: socket.socket, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("service.wire.LINGER_SECONDS", 2 * WAIT_SECONDS)
+    connection.sendall(b"GET / HTTP/1.1\r\nX: " + b"a" * MAX_HEAD_BYTES)
+    received = connection.recv(1)
+    for _ in range(20):  # of a connection that is closed already, the second would fail
+        connection.sendall(b"a" * 65536)
+    received += rest_of(connection)
+    assert received.startswith(b"HTTP/1.1 400 ")
+    assert b'"malformed_http"' in received
+
+
+def test_who_is_refused_and_stays_is_left(connection: socket.socket, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("service.wire.LINGER_SECONDS", 0.01)
+    connection.sendall(b"nonsense\r\n\r\n")
+    assert rest_of(connection).startswith(b"HTTP/1.1 400 ")
+    with pytest.raises(ConnectionError):
+        send_without_end(connection)
+
+
+def send_without_end(connection: socket.socket) -> None:
+    while True:
+        connection.sendall(b"a" * 65536)
 
 
 class Transport:

@@ -11,10 +11,13 @@ import urllib.error
 import urllib.request
 from pathlib import Path
 
+from tests.api.support import PATIENT
+
 REPOSITORY = Path(__file__).parents[2]
 ENCODER = REPOSITORY / "models" / "pretrained" / "care-small-zh"
 COMMAND = "from service.run import serve; from service.settings import Settings; serve(Settings())"
 START_SECONDS = 120
+STOP_SECONDS = 60
 
 
 class Server:
@@ -22,12 +25,16 @@ class Server:
 
     def __init__(self, collection: Path) -> None:
         self._port = _free_port()
-        self._environment = os.environ | {
-            "CARE_COLLECTION": str(collection),
-            "CARE_ENCODER": str(ENCODER),
-            "CARE_PORT": str(self._port),
-            "CARE_THREADS": "1",
-        }
+        self._environment = (
+            os.environ
+            | PATIENT
+            | {
+                "CARE_COLLECTION": str(collection),
+                "CARE_ENCODER": str(ENCODER),
+                "CARE_PORT": str(self._port),
+                "CARE_THREADS": "1",
+            }
+        )
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -48,12 +55,15 @@ class Server:
     def stop(self) -> None:
         if self._process is not None:
             self._process.terminate()
-            self._process.wait()
+            try:
+                self._process.wait(STOP_SECONDS)
+            finally:
+                self._process.kill()
             self._process = None
 
     def _ready(self) -> bool:
         try:
-            with urllib.request.urlopen(f"{self.url}/readyz", timeout=5) as answer:
+            with urllib.request.urlopen(f"{self.url}/readyz", timeout=START_SECONDS) as answer:
                 return bool(answer.status == 200)
         except urllib.error.HTTPError as error:
             error.close()

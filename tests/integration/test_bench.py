@@ -15,11 +15,13 @@ from loadtest.bench import SCENARIOS
 from loadtest.bench_processes import bare, get, service
 from loadtest.client import PATH, STAGES, Job, measure
 from loadtest.errors import BenchError
+from tests.api.support import PATIENT
 
 
 def call(*arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "loadtest.bench", *arguments]
-    return subprocess.run(command, env=os.environ | {"CARE_THREADS": "1"}, capture_output=True, text=True, timeout=300)
+    environment = os.environ | PATIENT | {"CARE_THREADS": "1"}
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
 
 
 def test_a_quick_run_has_every_line_and_no_failure(tmp_path: Path) -> None:

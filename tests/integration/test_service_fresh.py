@@ -17,7 +17,7 @@ from tests.api.support import ENCODER, Built, build_collection, copy_collection
 from tests.integration.processes import Service, service, until
 
 POSTS = {"engine", "worker 1", "worker 2"}
-PATIENT = {"CARE_WORKERS": "2", "CARE_ENGINE": "process", "CARE_MAX_WAIT_MS": "60000", "CARE_TIMEOUT_MS": "60000"}
+APART = {"CARE_WORKERS": "2", "CARE_ENGINE": "process"}
 # Enough connections that each of two workers is asked, all but surely; the tests hold whoever answers.
 ASKED = 8
 
@@ -30,7 +30,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
 
 @pytest.fixture(scope="module")
 def running(built: Built) -> Iterator[Service]:
-    with service(built, **PATIENT) as running:
+    with service(built, **APART) as running:
         until(lambda: set(running.children()) == POSTS and running.is_ready())
         yield running
 
@@ -112,7 +112,7 @@ def test_what_was_acknowledged_survives_a_kill_at_any_moment(built: Built, tmp_p
                 return  # killed
             acknowledged.append(f"k-{number}")
 
-    with service(own, **PATIENT | {"CARE_WORKERS": "1", "CARE_ENGINE": "auto"}) as running:
+    with service(own, CARE_WORKERS="1", CARE_ENGINE="auto") as running:
         posting = threading.Thread(target=keep_posting, args=[running])
         posting.start()
         try:
@@ -120,7 +120,7 @@ def test_what_was_acknowledged_survives_a_kill_at_any_moment(built: Built, tmp_p
         finally:
             running.process.kill()
             posting.join()
-    with service(own, **PATIENT | {"CARE_WORKERS": "1", "CARE_ENGINE": "auto"}) as running:
+    with service(own, CARE_WORKERS="1", CARE_ENGINE="auto") as running:
         assert len(acknowledged) >= 5
         for name in acknowledged:
             assert running.get(f"/v1/documents/{name}").status == 200

@@ -14,7 +14,7 @@ import pytest
 from indexer.store import Collection
 from models.onnx_encoder import OnnxEncoder
 from tests.api.support import ENCODER, Built, build_collection
-from tests.integration.processes import Load, Service, assert_whole, service, until
+from tests.integration.processes import WAIT_SECONDS, Load, Service, assert_whole, service, until
 
 BODIES = [
     {"query": "高血压吃什么药", "mode": "dense"},
@@ -158,15 +158,16 @@ def serves(running: Service, version: str) -> bool:
 
 
 def test_terminating_finishes_the_accepted_requests(built: Built) -> None:
-    with service(built, CARE_ENGINE="process", CARE_WORKERS="2") as running:
+    with service(built, CARE_ENGINE="process", CARE_WORKERS="2", CARE_SHUTDOWN_SECONDS="120") as running:
         until(lambda: set(running.children()) == POSTS)
         bodies = [{"query": [f"{number} 头痛{text}" * 10 for text in range(40)]} for number in range(4)]
         with concurrent.futures.ThreadPoolExecutor(4) as pool:
             answers = [pool.submit(running.search, body) for body in bodies]
-            until(lambda: running.metric("care_queue_length") > 0 or all(answer.done() for answer in answers))
+            # More than three of the four hold: all have been accepted.
+            until(lambda: running.metric("care_queue_length") > 120 or all(answer.done() for answer in answers))
             running.process.send_signal(signal.SIGTERM)
             statuses = [answer.result().status for answer in answers]
-        rest, errors = running.process.communicate(timeout=60)
+        rest, errors = running.process.communicate(timeout=WAIT_SECONDS)
         assert statuses == [200] * 4
         assert all(len(answer.result().json()["results"]) == 40 for answer in answers)
         assert (running.process.returncode, rest, errors) == (0, "", "")

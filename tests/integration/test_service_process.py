@@ -21,8 +21,10 @@ from models.onnx_encoder import OnnxEncoder
 from service.errors import PortTaken
 from service.run import serve
 from service.settings import Settings
-from tests.api.support import ENCODER, Built, build_collection, copy_collection
+from tests.api.support import ENCODER, PATIENT, Built, build_collection, copy_collection
+from tests.integration.processes import until
 
+WAIT_SECONDS = 60.0
 SERVE = "from service.run import serve; from service.settings import Settings; serve(Settings())"
 READY = re.compile(r"CARE Search is ready at (http://127\.0\.0\.1:(\d+)) \(8 documents, snapshot (\S+)\)\n")
 
@@ -39,7 +41,7 @@ def serving(built: Built, **environment: str) -> Iterator[tuple[subprocess.Popen
     own = {"CARE_COLLECTION": str(built.root), "CARE_ENCODER": str(ENCODER), "CARE_PORT": "0", "CARE_THREADS": "1"}
     process = subprocess.Popen(
         [sys.executable, "-c", SERVE],
-        env=os.environ | {"PYTHONPATH": "."} | own | environment,
+        env=os.environ | {"PYTHONPATH": "."} | PATIENT | own | environment,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -65,7 +67,7 @@ def address(built: Built) -> Iterator[str]:
 def exchange(address: str, request: bytes) -> tuple[int, bytes]:
     """Status and body of one raw request."""
     host, _, port = address.removeprefix("http://").partition(":")
-    with socket.create_connection((host, int(port)), timeout=20) as connection:
+    with socket.create_connection((host, int(port)), timeout=WAIT_SECONDS) as connection:
         connection.sendall(request)
         received = b""
         while chunk := connection.recv(65536):
@@ -93,11 +95,11 @@ def test_a_body_that_looks_like_a_request_is_left_alone(address: str) -> None:
     body = json.dumps({"query": "GET 高血压\r\n"}, ensure_ascii=False).encode()
     head = b"POST /v1/search HTTP/1.1\r\nHost: care\r\nConnection: close\r\nContent-Length: %d\r\n\r\n" % len(body)
     begin = body.index(b"GET ")
-    with socket.create_connection((host, int(port)), timeout=20) as connection:
+    with socket.create_connection((host, int(port)), timeout=WAIT_SECONDS) as connection:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         connection.sendall(head + body[:begin])
-        with httpx.Client(base_url=address) as other:  # an exchange in between, so that the pieces arrive apart
-            assert other.get("/livez").status_code == 200
+        # An exchange in between, so that the pieces arrive apart.
+        assert httpx.get(f"{address}/livez", timeout=WAIT_SECONDS).status_code == 200
         connection.sendall(body[begin:])
         received = b""
         while chunk := connection.recv(65536):
@@ -136,7 +138,7 @@ def test_requests_on_one_connection_count_their_headers_apart(address: str) -> N
     one = b"GET /livez HTTP/1.1\r\nHost: care\r\nX: " + b"a" * 50_000 + b"\r\n\r\n"
     last = b"GET /livez HTTP/1.1\r\nHost: care\r\nConnection: close\r\n\r\n"
     host, _, port = address.removeprefix("http://").partition(":")
-    with socket.create_connection((host, int(port)), timeout=20) as connection:
+    with socket.create_connection((host, int(port)), timeout=WAIT_SECONDS) as connection:
         connection.sendall(one * 10 + last)
         received = b""
         while chunk := connection.recv(65536):
@@ -148,14 +150,14 @@ def test_a_client_that_leaves_is_counted_and_harms_nobody(address: str) -> None:
     host, _, port = address.removeprefix("http://").partition(":")
     body = json.dumps({"query": [f"头痛{number}" * 30 for number in range(200)]}).encode()
     request = b"POST /v1/search HTTP/1.1\r\nHost: care\r\nContent-Length: %d\r\n\r\n" % len(body) + body
-    with httpx.Client(base_url=address, timeout=60) as client:
+    with httpx.Client(base_url=address, timeout=WAIT_SECONDS) as client:
         before = clients_that_left(client)
         for _ in range(3):
             with socket.create_connection((host, int(port))) as connection:
                 connection.sendall(request)
                 client.get("/livez")  # by the time of this answer, the request is in the server's hands
         assert client.get("/v1/search", params={"q": "高血压"}).status_code == 200
-        assert clients_that_left(client) - before == 3
+        until(lambda: clients_that_left(client) - before == 3)
 
 
 def clients_that_left(client: httpx.Client) -> float:
@@ -167,31 +169,31 @@ def clients_that_left(client: httpx.Client) -> float:
 
 def test_terminating_finishes_the_accepted_requests(built: Built) -> None:
     with contextlib.ExitStack() as stack:
-        process, address = stack.enter_context(serving(built, CARE_TIMEOUT_MS="120000"))
-        clients = [stack.enter_context(httpx.Client(base_url=address, timeout=60)) for _ in range(4)]
+        process, address = stack.enter_context(serving(built, CARE_SHUTDOWN_SECONDS="120"))
+        clients = [stack.enter_context(httpx.Client(base_url=address, timeout=WAIT_SECONDS)) for _ in range(4)]
         pool = stack.enter_context(concurrent.futures.ThreadPoolExecutor(4))
         bodies = [{"query": [f"{number} 头痛{text}" * 20 for text in range(100)]} for number in range(4)]
         answers = [
             pool.submit(client.post, "/v1/search", json=body) for client, body in zip(clients, bodies, strict=True)
         ]
-        with httpx.Client(base_url=address) as watch:
-            while queue_length(watch.get("/metrics").text) < 300:  # by now all four have been accepted
-                pass
+        with httpx.Client(base_url=address, timeout=WAIT_SECONDS) as watch:
+            # More than three of the four hold: all have been accepted.
+            until(lambda: queue_length(watch) > 300 or all(answer.done() for answer in answers))
         process.send_signal(signal.SIGTERM)
         assert [answer.result().status_code for answer in answers] == [200] * 4
         assert all(len(answer.result().json()["results"]) == 100 for answer in answers)
-        rest, errors = process.communicate(timeout=30)
+        rest, errors = process.communicate(timeout=WAIT_SECONDS)
         assert (process.returncode, rest, errors) == (0, "", "")
 
 
-def queue_length(metrics: str) -> float:
-    return float(re.findall(r"^care_queue_length (\S+)$", metrics, re.MULTILINE)[0])
+def queue_length(client: httpx.Client) -> float:
+    return float(re.findall(r"^care_queue_length (\S+)$", client.get("/metrics").text, re.MULTILINE)[0])
 
 
 def test_interrupting_ends_quietly_too(built: Built) -> None:
     with serving(built) as (process, _):
         process.send_signal(signal.SIGINT)
-        assert process.communicate(timeout=30) == ("", "")
+        assert process.communicate(timeout=WAIT_SECONDS) == ("", "")
         assert process.returncode == 0
 
 
@@ -205,7 +207,9 @@ def test_a_damaged_snapshot_ends_the_start_with_its_reason(built: Built, tmp_pat
     own = copy_collection(built, tmp_path / "collection")
     (own.root / "versions" / own.versions["a"] / "documents.bin").write_bytes(b"")
     environment = os.environ | {"PYTHONPATH": ".", "CARE_COLLECTION": str(own.root), "CARE_PORT": "0"}
-    done = subprocess.run([sys.executable, "-c", SERVE], env=environment, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-c", SERVE], env=environment, capture_output=True, text=True, timeout=WAIT_SECONDS
+    )
     assert done.returncode == 1
     assert "BadSnapshot" in done.stderr.splitlines()[-1]
     assert "documents.bin" in done.stderr.splitlines()[-1]
@@ -214,9 +218,9 @@ def test_a_damaged_snapshot_ends_the_start_with_its_reason(built: Built, tmp_pat
 
 def test_access_log_lines_are_json_on_standard_output(built: Built) -> None:
     with serving(built, CARE_ACCESS_LOG="true") as (process, address):
-        httpx.get(f"{address}/v1/search", params={"q": "私密"})
+        httpx.get(f"{address}/v1/search", params={"q": "私密"}, timeout=WAIT_SECONDS)
         process.send_signal(signal.SIGTERM)
-        written, errors = process.communicate(timeout=30)
+        written, errors = process.communicate(timeout=WAIT_SECONDS)
     (line,) = written.splitlines()
     assert json.loads(line)["route"] == "/v1/search"
     assert "私密" not in written + errors

@@ -19,7 +19,7 @@ from service.engine.queue import Limits
 from service.engine.server import EngineServer
 from service.engine.shelf import Held, Name, Result, Shelf
 
-WAIT_SECONDS = 20.0
+WAIT_SECONDS = 60.0
 POISON = 66
 LIMITS = Limits(batch_queries=8, batch_tokens=1000, queue=100)
 OPEN: Name = ("open", "print")

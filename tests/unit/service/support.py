@@ -12,7 +12,7 @@ from models.tokenizer import Tokens
 from service.engine.protocol import BatchTimes, EncodeJob, Found, Job, Mode, Options, Outcome, SearchJob
 from service.serving import Serving
 
-WAIT_SECONDS = 10.0
+WAIT_SECONDS = 60.0
 DENSE = Options(Mode.DENSE, 10)
 
 

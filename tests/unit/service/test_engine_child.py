@@ -18,7 +18,7 @@ from service.errors import StartFailed
 
 pytestmark = pytest.mark.anyio
 
-WAIT_SECONDS = 30.0
+WAIT_SECONDS = 60.0
 
 
 @pytest.fixture(autouse=True)
