@@ -128,7 +128,7 @@ def test_nobody_there_is_said_so(make: type[CareClient]) -> None:
 def test_an_answer_that_does_not_come_is_not_asked_for_twice(make: type[CareClient], scripted: Scripted) -> None:
     scripted.scenes.append(Scene(silent=True))
     with pytest.raises(ConnectionFailed, match=r"timed out|ReadTimeout"):
-        make(scripted.url, retry=QUICK, timeout_seconds=0.5).search("发热")
+        make(scripted.url, retry=QUICK, timeout_seconds=1.5).search("发热")
     assert len(scripted.requests) == 1
 
 

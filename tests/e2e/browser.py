@@ -17,7 +17,7 @@ from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.remote.webelement import WebElement
 from selenium.webdriver.support.ui import WebDriverWait
 
-WAIT_SECONDS = 30
+WAIT_SECONDS = 60
 WIDE = (1280, 900)
 FLAGS = (
     "--headless=new",

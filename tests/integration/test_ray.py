@@ -17,7 +17,7 @@ from tests.support.ray_build import OPTIONS, until
 from tests.support.ray_nodes import Nodes, two_nodes
 
 EXAMPLES = Path("examples/corpus.jsonl")
-LIMIT_SECONDS = 200.0
+LIMIT_SECONDS = 240.0
 
 
 @pytest.fixture(scope="module")

@@ -26,7 +26,7 @@ from models.onnx_encoder import Vectors
 from models.spec import Side
 from tests.support.fast_encoder import FastEncoder
 
-WAIT_SECONDS = 120.0
+WAIT_SECONDS = 240.0
 OPTIONS = BuildOptions(passage_tokens=64, overlap=8, shard_texts=4, threads=1)
 
 

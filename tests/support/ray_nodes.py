@@ -21,6 +21,7 @@ from dataclasses import dataclass
 # The name says otherwise, but unset it has Ray listen on every interface; and the token keeps others out in any case.
 LOOPBACK = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
 MEMORY_BYTES = 100_000_000
+STARTS = 3
 STOP_SECONDS = 60.0
 
 
@@ -43,20 +44,31 @@ class Nodes:
 
 @contextlib.contextmanager
 def two_nodes() -> Iterator[Nodes]:
+    """A cluster for the length of the block; started again where Ray, which gives a node 30 s, gave up."""
     token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32), "RAY_USAGE_STATS_ENABLED": "0"}
-    environment = os.environ | {"PYTHONPATH": ".", "OMP_NUM_THREADS": "1"} | LOOPBACK | token
+    common = os.environ | {"PYTHONPATH": ".", "OMP_NUM_THREADS": "1"} | LOOPBACK | token
+    said = ""
+    for _ in range(STARTS):
+        with _process(common) as (process, environment):
+            assert process.stdout is not None
+            if address := process.stdout.readline().strip():
+                yield Nodes(address, environment, process)
+                return
+            said = process.communicate()[1]
+    raise AssertionError(f"the Ray cluster did not start: {said}")
+
+
+@contextlib.contextmanager
+def _process(common: dict[str, str]) -> Iterator[tuple[subprocess.Popen[str], dict[str, str]]]:
+    """The process of the nodes, and the environment that it has: with a folder of its own."""
     folder = tempfile.mkdtemp(prefix="care-ray-")  # short: sockets lie in it, whose paths may have 107 bytes
-    environment |= {"RAY_TMPDIR": folder}
+    environment = common | {"RAY_TMPDIR": folder}
     command = [sys.executable, "-m", "tests.support.ray_nodes"]
     process = subprocess.Popen(
         command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
     try:
-        assert process.stdout is not None
-        address = process.stdout.readline().strip()
-        if not address:
-            raise AssertionError(f"the Ray cluster did not start: {process.communicate()[1]}")
-        yield Nodes(address, environment, process)
+        yield process, environment
     finally:
         try:
             process.communicate(timeout=STOP_SECONDS)  # closes its standard input
