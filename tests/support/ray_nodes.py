@@ -20,6 +20,8 @@ from dataclasses import dataclass
 
 # The name says otherwise, but unset it has Ray listen on every interface; and the token keeps others out in any case.
 LOOPBACK = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
+# Ray's processes give way to all others by default, and a busy machine would leave them next to nothing.
+EQUAL = {"RAY_worker_niceness": "0"}
 MEMORY_BYTES = 100_000_000
 STARTS = 3
 STOP_SECONDS = 60.0
@@ -46,7 +48,7 @@ class Nodes:
 def two_nodes() -> Iterator[Nodes]:
     """A cluster for the length of the block; started again where Ray, which gives a node 30 s, gave up."""
     token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32), "RAY_USAGE_STATS_ENABLED": "0"}
-    common = os.environ | {"PYTHONPATH": ".", "OMP_NUM_THREADS": "1"} | LOOPBACK | token
+    common = os.environ | {"PYTHONPATH": ".", "OMP_NUM_THREADS": "1"} | LOOPBACK | EQUAL | token
     said = ""
     for _ in range(STARTS):
         with _process(common) as (process, environment):
