@@ -1,0 +1,220 @@
+"""Does a snapshot answer on this machine as it did on the one that built it?
+
+  python -m tests.conformance.snapshot write FOLDER     there: the example corpus in every kind of index, and its answers
+  python -m tests.conformance.snapshot check FOLDER     here: every checksum, every document, every top 10
+
+What was built is asked by the vectors that were written with it, so that a difference is the snapshot's own. The
+encoder of this machine is held against those vectors apart: its rounding may differ from processor to processor.
+"""
+
+from __future__ import annotations
+
+import json
+import platform
+import sys
+from argparse import ArgumentParser, RawDescriptionHelpFormatter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+
+import numpy as np
+from pydantic import BaseModel
+
+from indexer.build import BuildOptions, build
+from indexer.encode import Encoder
+from indexer.probe import TOP, load_queries, top_documents
+from indexer.publish import publish
+from indexer.store import Collection, IndexKind, Range, Snapshot
+from indexer.store.columns import Mask
+from indexer.store.vectors import Rows, Scores
+from models.errors import CareError
+from models.onnx_encoder import OnnxEncoder, Vectors
+from models.spec import Side
+from tests.support.fast_encoder import BUNDLED
+
+CORPUS = Path("examples/corpus.jsonl")
+QUERIES = Path("examples/queries.jsonl")
+# A graph that only a card can build is left out.
+KINDS = tuple(kind for kind in IndexKind if kind is not IndexKind.CAGRA)
+# Short passages: whole documents would be too few for lists. One thread: a graph is then the same in every build.
+PASSAGE_TOKENS, OVERLAP, THREADS = 64, 16, 1
+# Admits more passages than are scored one by one, so that the index itself is asked with a filter.
+FILTER = Range("updated", gte="2024")
+# What a query loses in the worst company of a batch (docs/adr/0002-export-split.md): no processor may cost more.
+LEAST_COSINE = 0.995
+
+
+class Ranking(BaseModel):
+    """Passage rows and their scores, best first."""
+
+    rows: list[int]
+    scores: list[float]
+
+
+class Answers(BaseModel):
+    """What a snapshot says: a digest of each document as it is read back, and the queries' rankings in each way."""
+
+    documents: list[str]
+    rankings: dict[str, list[Ranking]]
+
+
+class Record(BaseModel):
+    """What the machine said that built the collection, by version; `hybrid` are ids, by its own encoder."""
+
+    machine: str
+    queries: list[str]
+    versions: dict[str, Answers]
+    hybrid: list[list[str]]
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """How many of the things written for a version are the same here, and how far scores are apart at most."""
+
+    kind: IndexKind
+    what: str
+    same: int
+    count: int
+    apart: float = 0.0
+
+    def __str__(self) -> str:
+        return f"{self.kind:7} {self.what:9} {self.same} of {self.count} the same, scores within {self.apart:.1e}"
+
+
+@dataclass(frozen=True, slots=True)
+class Encoded:
+    """The queries' vectors by this machine's encoder beside the written ones: cosines, and what either finds.
+
+    Both agreements are how many rankings of ten are equal, and the mean share of ten that both have: of passages by
+    vectors, and of documents in mode hybrid.
+    """
+
+    cosines: Vectors
+    passages: tuple[int, float]
+    documents: tuple[int, float]
+
+    @property
+    def least(self) -> float:
+        return float(self.cosines.min())
+
+    def __str__(self) -> str:
+        found = [
+            f"{same} of {len(self.cosines)} the same, overlap {share:.4f}"
+            for same, share in (self.passages, self.documents)
+        ]
+        return f"encoder: cosine {self.cosines.mean():.6f}, least {self.least:.6f}; by vectors {found[0]}; hybrid {found[1]}"
+
+
+def write(
+    folder: Path, encoder: Encoder, corpus: Path = CORPUS, queries: Path = QUERIES, kinds: Sequence[IndexKind] = KINDS
+) -> Record:
+    """A version of each kind over the same vectors, the last one published, and what they answer."""
+    collection = Collection(folder / "collection")
+    asked = load_queries(queries)
+    vectors = encoder.encode(asked, Side.QUERY)
+    versions: dict[str, Answers] = {}
+    for kind in kinds:
+        options = BuildOptions(passage_tokens=PASSAGE_TOKENS, overlap=OVERLAP, index=kind, threads=THREADS)
+        built = build([corpus], encoder, collection, options)
+        versions[built.version] = ask(Snapshot.open(built.folder), asked, vectors)
+    publish(collection)
+    hybrid = top_documents(_first(collection, versions), encoder, asked)
+    record = Record(machine=platform.machine(), queries=asked, versions=versions, hybrid=hybrid)
+    np.save(folder / "vectors.npy", vectors)
+    (folder / "expected.json").write_text(record.model_dump_json(), encoding="utf-8")
+    return record
+
+
+def ask(snapshot: Snapshot, queries: Sequence[str], vectors: Vectors) -> Answers:
+    """Everything that must not depend on the machine."""
+    allowed = snapshot.metadata.select([FILTER])[snapshot.passages.documents]
+    rankings = {
+        "vectors": _dense(snapshot, vectors),
+        "filtered": _dense(snapshot, vectors, allowed),
+        "words": [_ranking(*snapshot.lexical.search(query, TOP)) for query in queries],
+    }
+    return Answers(documents=[_digest(snapshot, row) for row in range(len(snapshot.documents))], rankings=rankings)
+
+
+def compare(folder: Path) -> Iterator[Compared]:
+    """Opens every version with all its checksums and asks it what was asked where it was written."""
+    record, collection = _read(folder), Collection(folder / "collection")
+    vectors = np.load(folder / "vectors.npy")
+    for version, expected in record.versions.items():
+        snapshot = Snapshot.open(collection.folder(version))
+        kind, found = snapshot.manifest.built.index, ask(snapshot, record.queries, vectors)
+        same = [one == other for one, other in zip(expected.documents, found.documents, strict=True)]
+        yield Compared(kind, "documents", sum(same), len(same))
+        for way, rankings in expected.rankings.items():
+            pairs = list(zip(rankings, found.rankings[way], strict=True))
+            equal = [(one.scores, other.scores) for one, other in pairs if one.rows == other.rows]
+            apart = max((abs(a - b) for one, other in equal for a, b in zip(one, other, strict=True)), default=0.0)
+            yield Compared(kind, way, len(equal), len(pairs), apart)
+
+
+def encode_again(folder: Path, encoder: Encoder) -> Encoded:
+    """What this machine's encoder makes of the queries, and finds in the first version."""
+    record, collection = _read(folder), Collection(folder / "collection")
+    written, own = np.load(folder / "vectors.npy"), encoder.encode(record.queries, Side.QUERY)
+    snapshot = _first(collection, record.versions)
+    passages = [[one.rows for one in _dense(snapshot, vectors)] for vectors in (written, own)]
+    documents = record.hybrid, top_documents(snapshot, encoder, record.queries)
+    return Encoded(np.sum(written * own, axis=1), _agreement(*passages), _agreement(*documents))
+
+
+def _read(folder: Path) -> Record:
+    return Record.model_validate_json((folder / "expected.json").read_bytes())
+
+
+def _first(collection: Collection, versions: Iterable[str]) -> Snapshot:
+    return Snapshot.open(collection.folder(next(iter(versions))))
+
+
+def _dense(snapshot: Snapshot, vectors: Vectors, allowed: Mask | None = None) -> list[Ranking]:
+    scores, rows = snapshot.vectors.search(vectors, TOP, allowed)
+    return [_ranking(*ranking) for ranking in zip(rows, scores, strict=True)]
+
+
+def _ranking(rows: Rows, scores: Scores) -> Ranking:
+    return Ranking(rows=rows.tolist(), scores=scores.tolist())
+
+
+def _digest(snapshot: Snapshot, row: int) -> str:
+    """Of a document, found by its id, and of its passages."""
+    stored = snapshot.documents.get(row)
+    spans = [snapshot.passages.span(passage) for passage in snapshot.passages.of(row)]
+    fields = [snapshot.documents.row_of(stored.id), stored.id, stored.title, stored.text, stored.metadata, spans]
+    return sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()
+
+
+def _agreement(ones: Sequence[Sequence[object]], others: Sequence[Sequence[object]]) -> tuple[int, float]:
+    pairs = list(zip(ones, others, strict=True))
+    shared = [len(set(one) & set(other)) / TOP for one, other in pairs]
+    return sum(one == other for one, other in pairs), sum(shared) / len(shared)
+
+
+def main() -> int:
+    parser = ArgumentParser(description=__doc__, formatter_class=RawDescriptionHelpFormatter)
+    parser.add_argument("action", choices=("write", "check"))
+    parser.add_argument("folder", type=Path)
+    given = parser.parse_args()
+    try:
+        encoder = OnnxEncoder.load(BUNDLED, threads=THREADS)
+        if given.action == "write":
+            write(given.folder, encoder)
+            return 0
+        print(f"written on {_read(given.folder).machine}, read on {platform.machine()}")
+        compared = list(compare(given.folder))
+        encoded = encode_again(given.folder, encoder)
+    except CareError as error:
+        print(f"DIFFERS: {error}", file=sys.stderr)
+        return 1
+    print("\n".join(map(str, [*compared, encoded])))
+    differs = any(one.same < one.count for one in compared) or not encoded.least >= LEAST_COSINE
+    print("THIS MACHINE DIFFERS" if differs else "this machine answers as the other did")
+    return 1 if differs else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
