@@ -1,0 +1,79 @@
+"""The check that a snapshot answers here as where it was built passes where nothing differs, and only there."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from indexer.store import Collection
+from tests.conformance.snapshot import KINDS, LEAST_COSINE, Record, compare, encode_again, main, write
+from tests.support.fast_encoder import FastEncoder
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("written")
+    write(folder, FastEncoder())
+    return folder
+
+
+@pytest.fixture
+def folder(written: Path, tmp_path: Path) -> Path:
+    """A copy, as it would arrive on another machine."""
+    return Path(shutil.copytree(written, tmp_path / "arrived"))
+
+
+def change(folder: Path, record: Record) -> None:
+    (folder / "expected.json").write_text(record.model_dump_json(), encoding="utf-8")
+
+
+def read(folder: Path) -> Record:
+    return Record.model_validate_json((folder / "expected.json").read_bytes())
+
+
+def test_a_snapshot_of_every_kind_answers_as_it_did(folder: Path) -> None:
+    compared = list(compare(folder))
+    assert {one.kind for one in compared} == set(KINDS)
+    assert {(one.what, one.count) for one in compared} == {
+        ("documents", 400),
+        ("vectors", 100),
+        ("filtered", 100),
+        ("words", 100),
+    }
+    assert [one for one in compared if one.same < one.count or one.apart] == []
+    assert main(["check", str(folder), "--fast"]) == 0
+
+
+@pytest.mark.parametrize("way", ["vectors", "filtered", "words"])
+def test_another_top_10_is_found(folder: Path, way: str, capsys: pytest.CaptureFixture[str]) -> None:
+    record = read(folder)
+    rows = next(iter(record.versions.values())).rankings[way][0].rows
+    rows[0], rows[1] = rows[1], rows[0]
+    change(folder, record)
+    assert [(one.what, one.count - one.same) for one in compare(folder) if one.same < one.count] == [(way, 1)]
+    assert main(["check", str(folder), "--fast"]) == 1
+    assert "THIS MACHINE DIFFERS" in capsys.readouterr().out
+
+
+def test_another_document_is_found(folder: Path) -> None:
+    record = read(folder)
+    next(iter(record.versions.values())).documents[7] = ""
+    change(folder, record)
+    assert [(one.what, one.count - one.same) for one in compare(folder) if one.same < one.count] == [("documents", 1)]
+
+
+def test_another_encoder_is_found(folder: Path) -> None:
+    assert encode_again(folder, FastEncoder()).least >= LEAST_COSINE
+    encoded = encode_again(folder, FastEncoder("another"))
+    assert encoded.least < LEAST_COSINE
+    assert encoded.passages[0] < len(encoded.cosines)
+
+
+def test_a_snapshot_that_was_damaged_on_the_way_is_refused(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    collection = Collection(folder / "collection")
+    vectors = collection.folder(collection.versions()[0]) / "vectors.npy"
+    vectors.write_bytes(vectors.read_bytes()[:-1] + b"?")
+    assert main(["check", str(folder), "--fast"]) == 1
+    assert "vectors.npy was altered" in capsys.readouterr().err
