@@ -5,12 +5,8 @@ The graph holds transformer, pooling, truncation and norm, so there is nothing l
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-
-# Queries are medical: nothing about them may leave the machine. ONNX Runtime reads this when it is imported.
-os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 import numpy as np
 import onnxruntime as ort

@@ -67,5 +67,6 @@ def open_home(settings: Settings, metrics: Metrics, socket: Path | None) -> Home
     from service.engine.inprocess import InProcessEngine
 
     threads = settings.threads or max(1, len(os.sched_getaffinity(0)) // settings.workers)
-    engine = InProcessEngine(searched_by(Cpu(threads=threads), settings.database))
+    device = Cpu(threads=threads)
+    engine = InProcessEngine(searched_by(device, settings.database), device.team)
     return Batcher(engine, limits_of(settings), metrics.batch)
