@@ -21,6 +21,7 @@ from pathlib import Path
 from loadtest.bare import READY
 from loadtest.client import REPOSITORY
 from loadtest.errors import BenchError
+from loadtest.footprint import process_tree
 from loadtest.http1 import HOST, port_of
 
 CORPUS = "examples/corpus.jsonl"
@@ -51,11 +52,16 @@ class Started:
     process: subprocess.Popen[bytes]
 
     def pause(self) -> None:
-        """Takes the processor from it, so that it costs nothing while another one is measured."""
-        self.process.send_signal(signal.SIGSTOP)
+        """Takes the processor from it and its children, so that they cost nothing while another one is measured."""
+        self._signal(signal.SIGSTOP)
 
     def resume(self) -> None:
-        self.process.send_signal(signal.SIGCONT)
+        self._signal(signal.SIGCONT)
+
+    def _signal(self, number: signal.Signals) -> None:
+        for pid in process_tree(self.process.pid):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, number)
 
 
 def build_example(collection: Path, corpus: str | Path = CORPUS) -> None:

@@ -18,6 +18,8 @@ from loadtest.peers_prepare import INFINITY, TXTAI, Prepared
 
 # Of the peers: torch's own choice on two cores, and one, which takes less in all where requests come in a crowd.
 THREADS = (2, 1)
+# Of ours: what a machine of two cores is best given where requests come in a crowd.
+WORKERS = 2
 TIMEOUT_SECONDS = 30
 VERSIONS = "import sys, importlib.metadata as m; print(', '.join(f'{name} {m.version(name)}' for name in sys.argv[1:]))"
 
@@ -36,6 +38,9 @@ def contestants(prepared: Prepared, folder: Path) -> list[Contestant]:
     """Ours and the peers, each peer with every number of threads; `folder` takes a configuration file."""
     ours = [Contestant(f"CARE {variant}", _care(prepared, variant), Form.IDS, True) for variant in prepared.encoders]
     ours.append(Contestant("CARE int8, whole hits", _care(prepared, "int8", "-whole"), Form.CARE, True))
+    for form, suffix in ((Form.IDS, ""), (Form.CARE, ", whole hits")):
+        server = _care(prepared, "int8", f"-{WORKERS}-{form}", WORKERS)
+        ours.append(Contestant(f"CARE int8, {WORKERS} workers{suffix}", server, form, True))
     peers = []
     for threads in THREADS:
         suffix = f"{threads} thread{'s' if threads > 1 else ''}"
@@ -70,9 +75,10 @@ def versions() -> str:
     return f"{txtai}; {infinity}"
 
 
-def _care(prepared: Prepared, variant: str, suffix: str = "") -> Server:
+def _care(prepared: Prepared, variant: str, suffix: str = "", workers: int = 1) -> Server:
     plain = care_server(prepared.collection)
-    environment = {**plain.environment, "CARE_ENCODER": str(prepared.encoders[variant])}
+    own = {"CARE_ENCODER": str(prepared.encoders[variant]), "CARE_WORKERS": str(workers)}
+    environment = {**plain.environment, **own}
     return Server(f"care-{variant}{suffix}", plain.command, plain.port, environment)
 
 

@@ -133,13 +133,15 @@ def test_all_contestants_get_the_same_weights_and_documents(tmp_path: Path) -> N
     places = [tmp_path / name for name in ("collection", "weights", "vectors", "index", "ids", "txtai")]
     encoders = {"int8": tmp_path / "int8", "fp32": tmp_path / "fp32"}
     listed = contestants(Prepared(["头痛"], encoders, *places), tmp_path)
-    assert [one.own for one in listed] == [True] * 3 + [False] * 4
-    assert [one.server.environment["OMP_NUM_THREADS"] for one in listed[3:]] == ["2", "2", "1", "1"]
-    int8, fp32, whole, txtai, infinity = listed[:5]
-    assert [one.form for one in listed[:5]] == [Form.IDS, Form.IDS, Form.CARE, Form.TXTAI, Form.IDS]
-    assert {one.server.environment["CARE_COLLECTION"] for one in (int8, fp32, whole)} == {str(places[0])}
-    used = [one.server.environment["CARE_ENCODER"] for one in (int8, fp32, whole)]
-    assert used == [str(encoders[variant]) for variant in ("int8", "fp32", "int8")]
+    assert [one.own for one in listed] == [True] * 5 + [False] * 4
+    assert [one.server.environment["OMP_NUM_THREADS"] for one in listed[5:]] == ["2", "2", "1", "1"]
+    ours, (txtai, infinity) = listed[:5], listed[5:7]
+    assert [one.form for one in ours] == [Form.IDS, Form.IDS, Form.CARE, Form.IDS, Form.CARE]
+    assert (txtai.form, infinity.form) == (Form.TXTAI, Form.IDS)
+    assert {one.server.environment["CARE_COLLECTION"] for one in ours} == {str(places[0])}
+    assert [one.server.environment["CARE_WORKERS"] for one in ours] == ["1", "1", "1", "2", "2"]
+    used = [one.server.environment["CARE_ENCODER"] for one in ours]
+    assert used == [str(encoders[variant]) for variant in ("int8", "fp32", "int8", "int8", "int8")]
     config = json.loads(Path(txtai.server.environment["CONFIG"]).read_text(encoding="utf-8"))
     assert config == {"path": str(places[5]), "embeddings": {"path": str(places[1])}}
     assert list(infinity.server.command[-5:-1]) == [str(place) for place in places[1:5]]
