@@ -71,7 +71,7 @@ def create_app(settings: Settings, place: Place = ALONE) -> FastAPI:
     app.openapi = describe(app, settings)  # type: ignore[method-assign]
     layers, door = app.build_middleware_stack, Door(frame(search_route), app.state)
     app.build_middleware_stack = lambda: _HotPath(door, layers())  # type: ignore[method-assign]
-    app.state.refusal = door.refuse
+    app.state.door = door
     return app
 
 

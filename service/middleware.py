@@ -46,7 +46,7 @@ class RequestFrame:
             await self._app(scope, receive, send)
             return
         began = perf_counter()
-        request_id = scope[REQUEST_ID] = _request_id(scope)
+        request_id = scope[REQUEST_ID] = _request_id(_own_id(scope))
         status = 0
 
         async def send_with_id(message: Message) -> None:
@@ -68,28 +68,30 @@ class RequestFrame:
                 logger.exception("request %s failed", request_id)
             await send_bytes(send_with_id, answer.body(request_id), answer.status, answer.header_pairs())
         finally:
-            self._account(scope, request_id, status or CLIENT_CLOSED, perf_counter() - began)
+            seconds, queries = perf_counter() - began, scope.get(QUERIES)
+            self._account(scope["method"], self._route(scope), request_id, status or CLIENT_CLOSED, seconds, queries)
 
-    def refuse(self, scope: Scope, error: CareError, *, close: bool) -> bytes:
+    def refuse(self, error: CareError, method: str, route: str, own_id: bytes | None, *, close: bool) -> bytes:
         """The whole answer to a request that is not to come in; `close`: its connection ends with it."""
-        answer, request_id = answer_for(error), _request_id(scope)
-        self._account(scope, request_id, answer.status, 0.0)
+        answer, request_id = answer_for(error), _request_id(own_id)
+        self._account(method, route, request_id, answer.status, 0.0)
         return written(answer, request_id, close=close)
 
-    def _account(self, scope: Scope, request_id: str, status: int, seconds: float) -> None:
-        route = self._route(scope)
+    def _account(
+        self, method: str, route: str, request_id: str, status: int, seconds: float, queries: object = None
+    ) -> None:
         self._metrics.request(route, status, seconds)
         if self._access_log:
             line = {
                 "time": round(time(), 3),
                 "request_id": request_id,
-                "method": scope["method"],
+                "method": method,
                 "route": route,
                 "status": status,
                 "milliseconds": round(seconds * 1000, 3),
             }
-            if QUERIES in scope:
-                line["queries"] = scope[QUERIES]
+            if queries is not None:
+                line["queries"] = queries
             access_logger.info(orjson.dumps(line).decode())
 
     def _route(self, scope: Scope) -> str:
@@ -103,9 +105,15 @@ class RequestFrame:
         return UNMATCHED
 
 
-def _request_id(scope: Scope) -> str:
-    """The client's id where it is short and plain: it goes into headers and logs."""
+def _own_id(scope: Scope) -> bytes | None:
     for name, value in scope["headers"]:
-        if name == b"x-request-id" and SANE_ID.fullmatch(value):
-            return str(value, "ascii")
+        if name == b"x-request-id":
+            return bytes(value)
+    return None
+
+
+def _request_id(own_id: bytes | None) -> str:
+    """The client's id where it is short and plain: it goes into headers and logs."""
+    if own_id is not None and SANE_ID.fullmatch(own_id):
+        return own_id.decode("ascii")
     return secrets.token_hex(8)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Callable
 from typing import Any, cast
 from urllib.parse import quote
 
@@ -19,6 +18,7 @@ from starlette.types import ASGIApp, Scope
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from models.errors import CareError
+from service.door import Door, Refused
 from service.errors import MalformedHttp, SlowRequest, answer_for
 from service.http import written
 from service.settings import Settings
@@ -31,9 +31,6 @@ MAX_HEAD_BYTES = 256 * 1024
 LINGER_SECONDS = 5.0
 # What a client that asked for it waits for before it sends its body.
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
-
-Refusal = Callable[[Scope, bool], bytes | None]
-"""The whole answer to a request that there is no room for, None where there is; the flag: is its connection to end?"""
 
 
 class _Joined:
@@ -78,8 +75,9 @@ class TolerantProtocol(HttpToolsProtocol):
     """
 
     receive_seconds = 30.0
-    refusal: Refusal
+    door: Door
     _head_bytes = 0
+    _unread = 0
     _in_head = True
     _receiving = False
     _leaving = False
@@ -97,6 +95,17 @@ class TolerantProtocol(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         if self._leaving:
             return
+        if self._unread:  # the rest of a request that was refused before it was here
+            self._unread, data = max(0, self._unread - len(data)), data[self._unread :]
+        while data and not (self._receiving or self._head_bytes or self._computing()):
+            if (refused := self.door.refuse(data)) is None:
+                break
+            self._answer_refused(refused)
+            self._unread, data = max(0, refused.size - len(data)), data[refused.size :]
+        if data:
+            self._parse(data)
+
+    def _parse(self, data: bytes) -> None:
         self._head_bytes += len(data) if self._in_head else 0
         between_requests = self.cycle is None or not self.cycle.more_body
         if between_requests and data.startswith(b"GET ") and not data.isascii():
@@ -128,14 +137,13 @@ class TolerantProtocol(HttpToolsProtocol):
         super().on_message_complete()
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGIApp) -> None:  # type: ignore[override]
-        """Refuses on the spot, before there is a task or a body: refusing must not take the time of answering."""
-        refused = self.refusal(cast(Scope, cycle.scope), not cycle.keep_alive)
-        if refused is None:
-            super()._start_asgi_task(cycle, app)  # type: ignore[arg-type]
-            return
-        cycle.response_started = cycle.response_complete = True
-        self.transport.write(refused)
-        if not cycle.keep_alive:
+        self.door.count(cast(Scope, cycle.scope))
+        super()._start_asgi_task(cycle, app)  # type: ignore[arg-type]
+
+    def _answer_refused(self, refused: Refused) -> None:
+        self._stop_waiting()
+        self.transport.write(refused.answer)
+        if refused.close:
             self.transport.close()
         self.on_response_complete()
 
@@ -185,7 +193,7 @@ class TolerantProtocol(HttpToolsProtocol):
 def http_config(app: FastAPI, settings: Settings) -> uvicorn.Config:
     """How the application is put on a socket; whoever runs it also runs its lifespan."""
     # uvicorn makes the protocol's objects itself and knows no further arguments: the class carries them.
-    own = {"receive_seconds": settings.receive_seconds, "refusal": staticmethod(app.state.refusal)}
+    own = {"receive_seconds": settings.receive_seconds, "door": app.state.door}
     protocol = type("Protocol", (TolerantProtocol,), own)
     return uvicorn.Config(
         app,

@@ -78,7 +78,8 @@ class Batcher:
 
     def require_room(self, inside: int) -> None:
         """See Dispatcher."""
-        self._queue.require_room(inside)
+        with self._changed:
+            self._queue.require_room(inside)
 
     async def close(self, timeout_seconds: float | None = None) -> None:
         """Accepts nothing more, answers what waits, ends the thread. After the timeout the rest is refused."""

@@ -24,6 +24,7 @@ class CostModel:
     """
 
     def __init__(self) -> None:
+        self.fixed = self.per_query = 0.0
         self._batches = self._seen = 0
         self._size = self._seconds = self._variance = self._covariance = 0.0
 
@@ -38,20 +39,8 @@ class CostModel:
         self._seconds += newest * late
         self._variance = (1 - newest) * (self._variance + newest * away * away)
         self._covariance = (1 - newest) * (self._covariance + newest * away * late)
-
-    @property
-    def per_query(self) -> float:
-        if self._seen < LEAST_SEEN:
-            return 0.0
-        average = self._seconds / self._size
-        # The less the sizes differ, the less they say of the slope, which noise would make anything: then the average.
-        doubt = (DOUBT * self._size) ** 2
-        slope = (self._covariance + doubt * average) / (self._variance + doubt)
-        return min(max(slope, 0.0), average)
-
-    @property
-    def fixed(self) -> float:
-        return self._seconds - self.per_query * self._size if self._seen >= LEAST_SEEN else 0.0
+        if self._seen >= LEAST_SEEN:
+            self._fit()
 
     def seconds(self, queries: int, largest: int) -> float:
         """The time of so many queries in batches of at most `largest`; 0 until enough was seen."""
@@ -60,3 +49,11 @@ class CostModel:
     def queries(self, seconds: float) -> int:
         """How many queries a batch of so many seconds holds; 0 until enough was seen."""
         return int(min((seconds - self.fixed) / self.per_query, MOST_QUERIES)) if self.per_query > 0 else 0
+
+    def _fit(self) -> None:
+        average = self._seconds / self._size
+        # The less the sizes differ, the less they say of the slope, which noise would make anything: then the average.
+        doubt = (DOUBT * self._size) ** 2
+        slope = (self._covariance + doubt * average) / (self._variance + doubt)
+        self.per_query = min(max(slope, 0.0), average)
+        self.fixed = self._seconds - self.per_query * self._size

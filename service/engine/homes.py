@@ -18,7 +18,9 @@ from service.serving import Serving, require_query_encoder
 from service.settings import Settings
 
 # Queries and tokens of one batch: a processor gains nothing by more, a card is idle with less.
-BATCHES = {"cpu": (32, 4096), "cuda": (256, 32_768)}
+BATCHES = {"cpu": (8, 4096), "cuda": (256, 32_768)}
+# Clients that may ask at once, each of which waits for its answer, however long all of them take.
+CROWD = 32
 
 
 class Home(Dispatcher, Protocol):
@@ -44,6 +46,7 @@ def limits_of(settings: Settings) -> Limits:
         settings.batch_tokens or tokens,
         settings.queue_limit,
         settings.max_wait_ms / 1000,
+        CROWD,
     )
 
 

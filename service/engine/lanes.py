@@ -7,7 +7,7 @@ slice of a thousand at most; now and then bulk goes first, so that it ends. Know
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Generic, Protocol, TypeVar
 
 # A batch that holds bulk work takes about so long, and holds so many queries at least.
@@ -85,15 +85,13 @@ class Lanes(Generic[W]):
             self._passes = self._passes + 1 if self._bulk and len(batch) == online else 0
         return batch, dropped
 
-    def drop_unwanted(self, now: float) -> list[W]:
-        """Takes out what nobody waits for any more."""
-        dropped = [work for work in (*self._online, *self._bulk) if not work.is_wanted(now)]
-        if dropped:
-            kept = [[work for work in lane if work.is_wanted(now)] for lane in (self._online, self._bulk)]
-            self.clear()
-            self.add(kept[0])
-            self.add(kept[1], bulk=True)
-        return dropped
+    def drop(self, is_useless: Callable[[W], bool], *, bulk: bool = True) -> list[W]:
+        """Takes out what is not to be computed; `bulk` may be spared."""
+        online = _take_out(self._online, is_useless)
+        others = _take_out(self._bulk, is_useless) if bulk else []
+        self.online_queries -= sum(work.size for work in online)
+        self.bulk_queries -= sum(work.size for work in others)
+        return online + others
 
     def clear(self) -> None:
         self._online.clear()
@@ -116,3 +114,12 @@ class Lanes(Generic[W]):
             (batch if work.is_wanted(now) else dropped).append(lane.popleft())
             left += work.size
         return left
+
+
+def _take_out(lane: deque[W], is_useless: Callable[[W], bool]) -> list[W]:
+    taken = [work for work in lane if is_useless(work)]
+    if taken:
+        kept = [work for work in lane if not is_useless(work)]
+        lane.clear()
+        lane.extend(kept)
+    return taken

@@ -23,7 +23,9 @@ ONLINE_JOBS = 8
 # What is left of the allowed wait, and of the jobs that are always let in, while far more arrives than is done. Many
 # would be refused anyway, and a queue would only make the others wait.
 SHARE_UNDER_PRESSURE = 0.1
-JOBS_UNDER_PRESSURE = 3
+JOBS_UNDER_PRESSURE = 1
+
+CROWDED = "too many queries are waiting; try again shortly"
 
 Future = asyncio.Future[Outcome]
 
@@ -33,13 +35,15 @@ class Limits:
     """How large a batch may grow, and how much may wait.
 
     Online jobs are refused once they would be answered later than `wait_seconds`, unless all that is there fits one
-    batch; under pressure both shrink, so that whoever is let in is answered soon. `queue` bounds both lanes together.
+    batch, or is no more than a `crowd` of clients that came at once; under pressure all of it shrinks, so that whoever
+    is let in is answered soon. `queue` bounds both lanes together.
     """
 
     batch_queries: int
     batch_tokens: int
     queue: int
     wait_seconds: float = math.inf
+    crowd: int = 0
 
 
 @dataclass(slots=True)
@@ -49,6 +53,7 @@ class Entry:
     serving: Serving
     job: Job
     bulk: bool
+    entered: float
     waiters: list[tuple[Future, float]] = field(default_factory=list)
     size: int = 1
 
@@ -88,7 +93,9 @@ class Queue:
         self._in_flight: dict[tuple[Serving, Job, bool], Entry] = {}
         self._late: list[Entry] = []
         self._pressure = Pressure()
-        self._others_until = 0.0
+        self._others_until = self._began = 0.0
+        self._under_way = 0
+        self._at_once = max(limits.batch_queries, limits.crowd)
 
     def __len__(self) -> int:
         """Jobs that wait, those in the engine not counted."""
@@ -115,15 +122,17 @@ class Queue:
         if not bulk:
             self._pressure.arrive(len(jobs), self._clock())
         if not probe and self._refusal(serving, jobs, bulk, seconds):
-            self._drop(self._lanes.drop_unwanted(self._clock()))
+            now = self._clock()
+            self._drop(self._lanes.drop(lambda entry: not entry.is_wanted(now)))
             if (refusal := self._refusal(serving, jobs, bulk, seconds)) is not None:
                 raise refusal
-        deadline = self._clock() + seconds
+        now = self._clock()
+        deadline = now + seconds
         fresh: list[Entry] = []
         for job, future in zip(jobs, futures, strict=True):
             entry = self._in_flight.get((serving, job, bulk))
             if entry is None:
-                entry = self._in_flight[serving, job, bulk] = Entry(serving, job, bulk)
+                entry = self._in_flight[serving, job, bulk] = Entry(serving, job, bulk, math.inf if probe else now)
                 fresh.append(entry)
             entry.waiters.append((future, deadline))
         if bulk:
@@ -134,30 +143,30 @@ class Queue:
     def require_room(self, inside: int = 0) -> None:
         """Raises Overloaded where a lone online job would find no room, joining another not considered.
 
-        Of the requests `inside`, those whose jobs are not here yet will come before it.
+        Of the requests `inside`, those whose jobs are not here yet will come before it. Whoever came before the flood
+        was seen to be one, and still waits, is refused with it. To be called where futures may be touched.
         """
         fresh = 1 + max(0, inside - self._ahead(0, bulk=False))
         if not self._has_room(fresh, bulk=False, timeout_seconds=math.inf):
-            self._pressure.arrive(1, self._clock())
+            now = self._clock()
+            self._pressure.arrive(1, now)
+            if self._is_pressed(now):
+                self._refuse_late(now - self._limits.wait_seconds * SHARE_UNDER_PRESSURE)
             raise self._overloaded(fresh, bulk=False)
 
     def take(self, *, bulk: bool = True) -> list[Entry]:
         """The next batch, of one serving, empty where nothing waits; what nobody waits for any more is dropped."""
-        batch, dropped = self._lanes.take(self._clock(), self.cost.queries(SLICE_SECONDS), bulk=bulk)
+        now = self._clock()
+        batch, dropped = self._lanes.take(now, self.cost.queries(SLICE_SECONDS), bulk=bulk)
         self._drop(dropped)
+        self._began, self._under_way = now, len(batch)
         return batch
 
     def leave(self, batch: Iterable[Entry]) -> int:
         """Forgets entries, which the caller answers or fails; returns how many were in flight."""
-        left = online = 0
-        for entry in batch:
-            # Its like may have come after everything was cleared.
-            if self._in_flight.get(entry.key) is entry:
-                del self._in_flight[entry.key]
-                left += 1
-                online += not entry.bulk
-        self._pressure.finish(online, self._clock())
-        return left
+        left = self._forget(batch)
+        self._pressure.finish(sum(not entry.bulk for entry in left), self._clock())
+        return len(left)
 
     def others_wait(self, queries: int) -> None:
         """Says that an engine which others ask too has so many of their queries before it."""
@@ -190,31 +199,49 @@ class Queue:
         return self._overloaded(fresh, bulk)
 
     def _overloaded(self, fresh: int, bulk: bool) -> Overloaded:
-        return Overloaded("too many queries are waiting; try again shortly", self._expected_seconds(fresh, bulk))
+        return Overloaded(CROWDED, self._expected_seconds(fresh, bulk))
 
     def _has_room(self, fresh: int, bulk: bool, timeout_seconds: float) -> bool:
         if len(self) + fresh > self._limits.queue:
             return False
         now = self._clock()
-        at_once, allowed = self._limits.batch_queries, self._limits.wait_seconds
+        at_once, allowed = self._at_once, self._limits.wait_seconds
         if bulk:
             allowed = math.inf
-        elif self._pressure.is_high(now, slack=max(at_once, self.cost.queries(allowed))):
+        elif self._is_pressed(now):
             at_once, allowed = JOBS_UNDER_PRESSURE, allowed * SHARE_UNDER_PRESSURE
         if self._ahead(fresh, bulk) <= at_once and now >= self._others_until:
             return True
         return self._expected_seconds(fresh, bulk) <= min(timeout_seconds, allowed)
+
+    def _is_pressed(self, now: float) -> bool:
+        return self._pressure.is_high(now, slack=max(self._at_once, self.cost.queries(self._limits.wait_seconds)))
+
+    def _refuse_late(self, since: float) -> None:
+        """Refuses the online jobs that wait since before then."""
+        late = self._lanes.drop(lambda entry: entry.entered < since, bulk=False)
+        self._forget(late)
+        for entry in late:
+            entry.fail(Overloaded(CROWDED))
 
     def _ahead(self, fresh: int, bulk: bool) -> int:
         """Jobs to compute until the last of some fresh ones is done: bulk jobs that wait do not hold up online ones."""
         return fresh + len(self._in_flight) - (0 if bulk else self._lanes.bulk_queries)
 
     def _expected_seconds(self, fresh: int, bulk: bool) -> float:
-        own = self.cost.seconds(self._ahead(fresh, bulk), self._limits.batch_queries)
-        return own + max(0.0, self._others_until - self._clock())
+        now, largest = self._clock(), self._limits.batch_queries
+        own = self.cost.seconds(self._ahead(fresh, bulk), largest)
+        spent = min(now - self._began, self.cost.seconds(self._under_way, largest))
+        return own - spent + max(0.0, self._others_until - now)
 
-    def _drop(self, entries: Iterable[Entry]) -> None:
+    def _drop(self, entries: Sequence[Entry]) -> None:
         # Whoever still waits is told by expire(): a future may be touched in the event loop's thread only.
-        dropped = list(entries)
-        self.leave(dropped)
-        self._late += dropped
+        self._forget(entries)
+        self._late += entries
+
+    def _forget(self, entries: Iterable[Entry]) -> list[Entry]:
+        """Those of the entries that were in flight: the like of one may have come after everything was cleared."""
+        left = [entry for entry in entries if self._in_flight.get(entry.key) is entry]
+        for entry in left:
+            del self._in_flight[entry.key]
+        return left

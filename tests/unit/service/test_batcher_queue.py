@@ -227,21 +227,80 @@ class OneByOne:
         self._queue.leave([self._batch.pop(0)])
 
 
-async def test_while_far_more_arrives_than_is_done_only_few_are_let_in_and_answered_soon() -> None:
-    clock = Clock()
-    queue = queue_that_takes(0.010, clock)
+async def flood(queue: Queue, clock: Clock, milliseconds: int) -> list[asyncio.Future[Outcome]]:
+    """A job a millisecond, and one done every ten; the futures of those that were let in."""
     engine, let_in = OneByOne(queue), []
-    for _ in range(300):  # a job a millisecond, and one done every ten
+    for _ in range(milliseconds):
         clock.now += 0.001
         with contextlib.suppress(Overloaded):
             queue.require_room()
             let_in += enter(queue, f"q{len(let_in)}")
         if round(clock.now * 1000) % 10 == 0:
             engine.finish_one()
-    assert queue.in_flight <= JOBS_UNDER_PRESSURE
+    return let_in
+
+
+def refused(futures: list[asyncio.Future[Outcome]]) -> list[bool]:
+    return [future.done() and isinstance(future.exception(), Overloaded) for future in futures]
+
+
+async def test_while_far_more_arrives_than_is_done_only_few_are_let_in_and_answered_soon() -> None:
+    clock = Clock()
+    queue = queue_that_takes(0.010, clock)
+    let_in = await flood(queue, clock, 300)
+    assert queue.in_flight <= JOBS_UNDER_PRESSURE + 1  # the next one comes in before the engine is done
     assert len(let_in) < 60
+    assert sum(refused(let_in)) < 15
     clock.now += 2.0  # the flood is over
     enter(queue, *names(6, "after"))
+
+
+async def test_whoever_waits_since_before_the_flood_was_seen_is_refused_with_it() -> None:
+    clock = Clock()
+    queue = queue_that_takes(0.010, clock)
+    probe = enter(queue, "probe", probe=True)
+    bulk = enter(queue, *names(20, "bulk"))
+    first = enter(queue, *names(8, "first"))
+    engine_has = [entry.job for entry in queue.take()]
+    assert engine_has == jobs("probe", *names(3, "first"))
+    probe += enter(queue, "second probe", probe=True)
+    for _ in range(100):
+        clock.now += 0.001
+        with contextlib.suppress(Overloaded):
+            queue.require_room()
+    assert refused(first) == [False] * 3 + [True] * 5  # what is in the engine is computed
+    assert not any(refused(probe + bulk))
+    assert [entry.job for entry in queue.take()][0] == job("second probe")
+
+
+async def test_a_crowd_that_came_at_once_costs_nobody_inside_his_place() -> None:
+    clock = Clock()
+    queue = queue_that_takes(0.010, clock, Limits(4, 1000, queue=100, wait_seconds=0.05, crowd=16))
+    inside = enter(queue, *names(8, "a"), bulk=False) + enter(queue, *names(8, "b"), bulk=False)
+    for _ in range(100):
+        with pytest.raises(Overloaded):
+            queue.require_room()
+    engine = OneByOne(queue)
+    for _ in range(16):
+        clock.now += 0.010
+        engine.finish_one()
+    assert not any(refused(inside))
+    assert queue.in_flight == 0
+
+
+async def test_what_the_engine_spent_on_its_batch_is_not_waited_for_again() -> None:
+    clock = Clock()
+    queue = queue_that_takes(0.010, clock)
+    enter(queue, *names(6))
+    queue.take()  # four of them
+    clock.now += 0.025
+    with pytest.raises(Overloaded) as hurried:
+        enter(queue, "hurried", timeout_seconds=0.04)
+    assert hurried.value.expected_seconds == pytest.approx(0.045)
+    clock.now += 1.0  # however late the batch is, the others come after it
+    with pytest.raises(Overloaded) as late:
+        enter(queue, "late", timeout_seconds=0.02)
+    assert late.value.expected_seconds == pytest.approx(0.03)
 
 
 async def test_clients_that_wait_for_their_answers_are_no_pressure() -> None:

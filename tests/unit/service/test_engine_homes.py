@@ -53,7 +53,7 @@ def test_a_card_has_an_engine_process_and_a_processor_on_request(values: dict[st
 
 
 def test_a_card_has_larger_batches_unless_told() -> None:
-    assert (limits_of(Settings()).batch_queries, limits_of(Settings()).batch_tokens) == (32, 4096)
+    assert (limits_of(Settings()).batch_queries, limits_of(Settings()).batch_tokens) == (8, 4096)
     card = limits_of(Settings(device="cuda"))
     assert (card.batch_queries, card.batch_tokens) == (256, 32_768)
     assert limits_of(Settings(device="cuda", batch_queries=5, batch_tokens=50)).batch_queries == 5
