@@ -84,7 +84,7 @@ class TolerantProtocol(HttpToolsProtocol):
     _patience: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        self._joined = _Joined(transport)
+        self._raw, self._joined = transport, _Joined(transport)
         super().connection_made(cast(asyncio.Transport, self._joined))
         self._wait_for_more()
 
@@ -142,10 +142,10 @@ class TolerantProtocol(HttpToolsProtocol):
 
     def _answer_refused(self, refused: Refused) -> None:
         self._stop_waiting()
-        self.transport.write(refused.answer)
+        self._raw.write(refused.answer)
         if refused.close:
-            self.transport.close()
-        self.on_response_complete()
+            self._raw.close()
+        super().on_response_complete()
 
     def on_response_complete(self) -> None:
         self._joined.flush()

@@ -39,7 +39,8 @@ class Batcher:
         self._on_batch = on_batch
         self._queue = Queue(limits)
         # Guards the queue and everything in it: both threads touch it.
-        self._changed = threading.Condition()
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
         self._closing = False
         self._expiry = Expiry(self._expire)
         self._thread = threading.Thread(target=self._work, name="care-engine", daemon=True)
@@ -78,7 +79,7 @@ class Batcher:
 
     def require_room(self, inside: int) -> None:
         """See Dispatcher."""
-        with self._changed:
+        with self._lock:
             self._queue.require_room(inside)
 
     async def close(self, timeout_seconds: float | None = None) -> None:

@@ -121,11 +121,11 @@ class Queue:
         bulk = len(jobs) > ONLINE_JOBS if bulk is None else bulk
         if not bulk:
             self._pressure.arrive(len(jobs), self._clock())
-        if not probe and self._refusal(serving, jobs, bulk, seconds):
+        if not probe and self._too_long_for(serving, jobs, bulk, seconds) is not None:
             now = self._clock()
             self._drop(self._lanes.drop(lambda entry: not entry.is_wanted(now)))
-            if (refusal := self._refusal(serving, jobs, bulk, seconds)) is not None:
-                raise refusal
+            if (expected := self._too_long_for(serving, jobs, bulk, seconds)) is not None:
+                raise Overloaded(CROWDED, expected)
         now = self._clock()
         deadline = now + seconds
         fresh: list[Entry] = []
@@ -146,13 +146,15 @@ class Queue:
         Of the requests `inside`, those whose jobs are not here yet will come before it. Whoever came before the flood
         was seen to be one, and still waits, is refused with it. To be called where futures may be touched.
         """
+        now = self._clock()
         fresh = 1 + max(0, inside - self._ahead(0, bulk=False))
-        if not self._has_room(fresh, bulk=False, timeout_seconds=math.inf):
-            now = self._clock()
-            self._pressure.arrive(1, now)
-            if self._is_pressed(now):
-                self._refuse_late(now - self._limits.wait_seconds * SHARE_UNDER_PRESSURE)
-            raise self._overloaded(fresh, bulk=False)
+        expected = self._too_long(fresh, now, bulk=False, timeout_seconds=math.inf)
+        if expected is None:
+            return
+        self._pressure.arrive(1, now)
+        if self._lanes.online_queries and self._is_pressed(now):
+            self._refuse_late(now - self._limits.wait_seconds * SHARE_UNDER_PRESSURE)
+        raise Overloaded(CROWDED, expected)
 
     def take(self, *, bulk: bool = True) -> list[Entry]:
         """The next batch, of one serving, empty where nothing waits; what nobody waits for any more is dropped."""
@@ -190,29 +192,29 @@ class Queue:
         self._lanes.clear()
         return left
 
-    def _refusal(self, serving: Serving, jobs: Sequence[Job], bulk: bool, timeout_seconds: float) -> Overloaded | None:
-        if self._has_room(len(jobs), bulk, timeout_seconds):
+    def _too_long_for(self, serving: Serving, jobs: Sequence[Job], bulk: bool, timeout_seconds: float) -> float | None:
+        """As `_too_long`, for jobs of which some may join others that are in flight."""
+        now = self._clock()
+        if self._too_long(len(jobs), now, bulk, timeout_seconds) is None:
             return None
         fresh = sum((serving, job, bulk) not in self._in_flight for job in jobs)
-        if not fresh or self._has_room(fresh, bulk, timeout_seconds):
-            return None
-        return self._overloaded(fresh, bulk)
+        return self._too_long(fresh, now, bulk, timeout_seconds) if fresh else None
 
-    def _overloaded(self, fresh: int, bulk: bool) -> Overloaded:
-        return Overloaded(CROWDED, self._expected_seconds(fresh, bulk))
-
-    def _has_room(self, fresh: int, bulk: bool, timeout_seconds: float) -> bool:
-        if len(self) + fresh > self._limits.queue:
-            return False
-        now = self._clock()
+    def _too_long(self, fresh: int, now: float, bulk: bool, timeout_seconds: float) -> float | None:
+        """The seconds until some fresh jobs would be done, where that is too long for them to be let in."""
+        ahead, largest = self._ahead(fresh, bulk), self._limits.batch_queries
+        others = max(0.0, self._others_until - now)
+        spent = min(now - self._began, self.cost.seconds(self._under_way, largest))
+        expected = self.cost.seconds(ahead, largest) - spent + others
+        if len(self._lanes) + fresh > self._limits.queue:
+            return expected
         at_once, allowed = self._at_once, self._limits.wait_seconds
         if bulk:
             allowed = math.inf
         elif self._is_pressed(now):
             at_once, allowed = JOBS_UNDER_PRESSURE, allowed * SHARE_UNDER_PRESSURE
-        if self._ahead(fresh, bulk) <= at_once and now >= self._others_until:
-            return True
-        return self._expected_seconds(fresh, bulk) <= min(timeout_seconds, allowed)
+        fits = ahead <= at_once and not others
+        return None if fits or expected <= min(timeout_seconds, allowed) else expected
 
     def _is_pressed(self, now: float) -> bool:
         return self._pressure.is_high(now, slack=max(self._at_once, self.cost.queries(self._limits.wait_seconds)))
@@ -227,12 +229,6 @@ class Queue:
     def _ahead(self, fresh: int, bulk: bool) -> int:
         """Jobs to compute until the last of some fresh ones is done: bulk jobs that wait do not hold up online ones."""
         return fresh + len(self._in_flight) - (0 if bulk else self._lanes.bulk_queries)
-
-    def _expected_seconds(self, fresh: int, bulk: bool) -> float:
-        now, largest = self._clock(), self._limits.batch_queries
-        own = self.cost.seconds(self._ahead(fresh, bulk), largest)
-        spent = min(now - self._began, self.cost.seconds(self._under_way, largest))
-        return own - spent + max(0.0, self._others_until - now)
 
     def _drop(self, entries: Sequence[Entry]) -> None:
         # Whoever still waits is told by expire(): a future may be touched in the event loop's thread only.

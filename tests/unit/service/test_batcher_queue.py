@@ -222,9 +222,13 @@ class OneByOne:
         self._queue = queue
         self._batch: list[Entry] = []
 
-    def finish_one(self) -> None:
+    def take(self) -> None:
         self._batch = self._batch or self._queue.take()
+
+    def finish_one(self) -> None:
+        self.take()
         self._queue.leave([self._batch.pop(0)])
+        self.take()
 
 
 async def flood(queue: Queue, clock: Clock, milliseconds: int) -> list[asyncio.Future[Outcome]]:
@@ -235,6 +239,7 @@ async def flood(queue: Queue, clock: Clock, milliseconds: int) -> list[asyncio.F
         with contextlib.suppress(Overloaded):
             queue.require_room()
             let_in += enter(queue, f"q{len(let_in)}")
+            engine.take()
         if round(clock.now * 1000) % 10 == 0:
             engine.finish_one()
     return let_in
