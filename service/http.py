@@ -94,7 +94,7 @@ def written(answer: ErrorAnswer, request_id: str, *, close: bool = False) -> byt
 
 @lru_cache(maxsize=64)
 def _around_id(answer: ErrorAnswer, close: bool) -> tuple[bytes, bytes, bytes]:
-    """What does not depend on the request: the head up to the length, and the body on both sides of the request's id."""
+    """What is the same for every request: the head up to the length, and the body on both sides of the request's id."""
     status = b"HTTP/1.1 %d %b" % (answer.status, HTTPStatus(answer.status).phrase.encode())
     headers = [JSON, *answer.header_pairs(), *([(b"connection", b"close")] if close else [])]
     lines = [status, *(b"%b: %b" % pair for pair in headers), b"content-length: "]

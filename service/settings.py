@@ -88,7 +88,7 @@ class Settings(BaseSettings):
     hyde_max_tokens: int = Field(default=256, ge=1, description="Longest document to imagine, in the model's tokens.")
 
     batch_queries: int | None = Field(
-        default=None, ge=1, description="Most queries that the engine runs in one batch; unset: 32 on cpu, 256 on cuda."
+        default=None, ge=1, description="Most queries that the engine runs in one batch; unset: 8 on cpu, 256 on cuda."
     )
     batch_tokens: int | None = Field(
         default=None, ge=1, description="Most tokens in one batch, padding included; unset: 4096 on cpu, 32768 on cuda."

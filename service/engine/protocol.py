@@ -158,7 +158,7 @@ class Dispatcher(Protocol):
 
         A future fails with DeadlineExceeded once `timeout_seconds` have passed. `bulk` jobs run where online ones leave
         room; unless told, a crowd of jobs is bulk. A probe is taken even under overload, and goes first. Raises
-        Overloaded, ShuttingDown, or EngineAway.
+        Overloaded, ShuttingDown, or EngineAway; a future may fail with Overloaded once a flood is seen to be one.
         """
         ...
 

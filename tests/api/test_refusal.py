@@ -5,6 +5,7 @@ from __future__ import annotations
 import concurrent.futures
 import contextlib
 import json
+import re
 import socket
 import time
 from collections.abc import Iterator
@@ -28,6 +29,10 @@ def answer_of(connection: socket.socket) -> tuple[int, dict[str, str], bytes]:
     while len(body) < int(headers["content-length"]):
         body += connection.recv(65536)
     return int(lines[0].split()[1]), headers, body
+
+
+def statuses(received: bytes) -> list[int]:
+    return [int(status) for status in re.findall(rb"HTTP/1\.1 (\d{3}) ", received)]
 
 
 @contextlib.contextmanager
@@ -73,6 +78,29 @@ def test_a_request_is_refused_before_its_body_came_and_its_connection_stays(buil
             assert accepted.result() == [200, 200]
             connection.sendall(head + body)
             assert answer_of(connection)[0] == 200
+
+
+def test_requests_in_one_packet_are_refused_and_answered_in_turn(built: Built, gate: Gate) -> None:
+    body = json.dumps({"query": "c"}).encode()
+    search = b"POST /v1/search HTTP/1.1\r\nHost: care\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body)
+    chunked = search.replace(b"Content-Length: %d" % len(body), b"Transfer-Encoding: chunked")
+    chunked = chunked.replace(body, b"%x\r\n%b\r\n0\r\n\r\n" % (len(body), body))
+    alive, last = b"GET /livez HTTP/1.1\r\nHost: care\r\n\r\n", search.replace(b"Host", b"Connection: close\r\nHost")
+    with full_house(built, gate) as (address, accepted):
+        host, _, port = address.removeprefix("http://").partition(":")
+        with socket.create_connection((host, int(port)), timeout=WAIT_SECONDS) as connection:
+            received = b""
+            connection.sendall(search + search + alive)
+            while b'"alive"' not in received:
+                received += connection.recv(65536)
+            assert statuses(received) == [429, 429, 200]
+            connection.sendall(chunked)  # only who reads it knows where it ends
+            assert answer_of(connection)[0] == 429
+            connection.sendall(last)
+            assert answer_of(connection)[:1] == (429,)
+            assert connection.recv(1) == b""
+        gate.open.set()
+        assert accepted.result() == [200, 200]
 
 
 def test_a_body_that_may_hold_many_queries_is_read_before_it_is_judged(built: Built, gate: Gate) -> None:

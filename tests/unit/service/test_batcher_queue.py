@@ -275,7 +275,7 @@ async def test_whoever_waits_since_before_the_flood_was_seen_is_refused_with_it(
             queue.require_room()
     assert refused(first) == [False] * 3 + [True] * 5  # what is in the engine is computed
     assert not any(refused(probe + bulk))
-    assert [entry.job for entry in queue.take()][0] == job("second probe")
+    assert queue.take()[0].job == job("second probe")
 
 
 async def test_a_crowd_that_came_at_once_costs_nobody_inside_his_place() -> None:

@@ -1,0 +1,119 @@
+"""What the door makes of the first bytes of a request while there is no room."""
+
+from __future__ import annotations
+
+import json
+from types import SimpleNamespace
+
+import pytest
+from starlette.datastructures import State
+from starlette.types import Receive, Scope, Send
+
+from service.door import Door
+from service.errors import Overloaded
+from service.metrics import Metrics
+from service.middleware import RequestFrame
+
+BODY = b'{"query": "q"}'
+PLAIN = b"POST /v1/search HTTP/1.1\r\nHost: care\r\nContent-Length: 14\r\nAccept: */*\r\n\r\n"
+BY_URL = b"GET /v1/search?q=a%20b HTTP/1.1\r\nHost: care\r\n\r\n"
+EMPTY = b"POST /v1/search HTTP/1.1\r\nhost: care\r\ncontent-length:0\r\nConnection: keep-alive\r\n\r\n"
+
+pytestmark = pytest.mark.anyio
+
+
+async def no_app(scope: Scope, receive: Receive, send: Send) -> None:
+    """Answers nothing."""
+
+
+class House:
+    """A searcher with so many places; says how many it was told are inside."""
+
+    def __init__(self, places: int) -> None:
+        self.places = places
+        self.told: list[int] = []
+
+    def require_room(self, inside: int) -> None:
+        self.told.append(inside)
+        if inside >= self.places:
+            raise Overloaded("no room", 2.5)
+
+
+def door_of(house: House) -> Door:
+    frame = RequestFrame(no_app, Metrics(), ["/v1/search"], access_log=False)
+    return Door(frame, State({"runtime": SimpleNamespace(searcher=house)}))
+
+
+@pytest.mark.parametrize(
+    ("data", "size"),
+    [
+        (PLAIN + BODY, len(PLAIN) + 14),
+        (PLAIN, len(PLAIN) + 14),  # its body is still to come
+        (PLAIN + BODY + b"GET / HTTP/1.1\r\n", len(PLAIN) + 14),  # and the next request is here already
+        (BY_URL, len(BY_URL)),
+        (EMPTY, len(EMPTY)),
+    ],
+)
+def test_a_plain_search_is_refused_whole(data: bytes, size: int) -> None:
+    refused = door_of(House(0)).refuse(data)
+    assert refused is not None
+    assert (refused.size, refused.close) == (size, False)
+    head, _, body = refused.answer.partition(b"\r\n\r\n")
+    lines = head.split(b"\r\n")
+    assert lines[0] == b"HTTP/1.1 429 Too Many Requests"
+    assert b"retry-after: 3" in lines
+    assert b"content-length: %d" % len(body) in lines
+    error = json.loads(body)["error"]
+    assert (error["code"], error["message"]) == ("overloaded", "no room")
+    assert b"x-request-id: " + error["request_id"].encode() in lines
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        PLAIN.replace(b"/v1/search", b"/v1/searches"),
+        PLAIN.replace(b"POST", b"DELETE"),
+        PLAIN.replace(b"1.1", b"1.0"),
+        PLAIN.replace(b": 14", b": 1000"),  # may hold many queries
+        PLAIN.replace(b": 14", b": 14\r\nContent-Length: 15"),
+        PLAIN.replace(b"Content-Length: 14", b"Transfer-Encoding: chunked"),
+        PLAIN.replace(b"Accept: */*", b"Expect: 100-continue"),
+        PLAIN.replace(b"Accept: */*", b"Upgrade: h2c"),
+        PLAIN.replace(b"Accept: */*", b"Accept: */*\r\n folded"),
+        PLAIN[:-2],  # not all of the head is here
+        b"",
+    ],
+)
+def test_what_takes_a_parser_to_understand_is_let_through(data: bytes) -> None:
+    house = House(0)
+    assert door_of(house).refuse(data) is None
+    assert house.told == []
+
+
+def test_a_client_hears_its_own_id_where_it_is_plain_and_may_have_its_connection_closed() -> None:
+    door = door_of(House(0))
+    own = door.refuse(PLAIN.replace(b"Accept: */*", b"x-request-id: abc-1\r\nConnection: close"))
+    assert own is not None
+    assert own.close
+    assert b"\r\nconnection: close\r\n" in own.answer
+    assert json.loads(own.answer.partition(b"\r\n\r\n")[2])["error"]["request_id"] == "abc-1"
+    odd = door.refuse(PLAIN.replace(b"Accept: */*", b'X-Request-Id: a"b'))
+    assert odd is not None
+    assert b'a"b' not in odd.answer
+
+
+async def test_a_search_is_inside_from_its_head_to_its_answer() -> None:
+    house = House(2)
+    door = door_of(house)
+    scopes: list[Scope] = [
+        {"type": "http", "method": "POST", "path": path, "headers": []}
+        for path in ("/v1/search", "/livez", "/v1/search")
+    ]
+    for scope in scopes:
+        assert door.refuse(PLAIN) is None
+        door.count(scope)
+    assert house.told == [0, 1, 1]
+    assert door.refuse(PLAIN) is not None
+    await door(scopes[0], None, None)  # type: ignore[arg-type]
+    assert door.refuse(PLAIN) is None
+    assert house.told[3:] == [2, 1]
