@@ -8,6 +8,8 @@ that every error has, and its connection closed.
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import os
 import secrets
 from typing import Any, cast
 from urllib.parse import quote
@@ -41,6 +43,7 @@ class _Joined:
 
     def __init__(self, transport: asyncio.Transport) -> None:
         self._transport = transport
+        self._file = transport.get_extra_info("socket").fileno()
         self._head = b""
 
     def write(self, data: bytes) -> None:
@@ -58,6 +61,18 @@ class _Joined:
     def write_eof(self) -> None:
         self.flush()
         self._transport.write_eof()
+
+    def write_apart(self, data: bytes) -> None:
+        """Writes at once, and leaves the interpreter to other threads meanwhile, which the transport would not.
+
+        Writing wakes the reader up, which may take the processor away for a while.
+        """
+        written = 0
+        if not self._transport.get_write_buffer_size():
+            with contextlib.suppress(OSError):  # the client does not read, or left: the transport knows what to do
+                written = os.write(self._file, data)
+        if written < len(data):
+            self._transport.write(data[written:])
 
     def close(self) -> None:
         self.flush()
@@ -84,7 +99,7 @@ class TolerantProtocol(HttpToolsProtocol):
     _patience: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        self._raw, self._joined = transport, _Joined(transport)
+        self._joined = _Joined(transport)
         super().connection_made(cast(asyncio.Transport, self._joined))
         self._wait_for_more()
 
@@ -101,6 +116,8 @@ class TolerantProtocol(HttpToolsProtocol):
             if (refused := self.door.refuse(data)) is None:
                 break
             self._answer_refused(refused)
+            if refused.close:
+                return
             self._unread, data = max(0, refused.size - len(data)), data[refused.size :]
         if data:
             self._parse(data)
@@ -142,9 +159,9 @@ class TolerantProtocol(HttpToolsProtocol):
 
     def _answer_refused(self, refused: Refused) -> None:
         self._stop_waiting()
-        self._raw.write(refused.answer)
+        self._joined.write_apart(refused.answer)
         if refused.close:
-            self._raw.close()
+            self._joined.close()
         super().on_response_complete()
 
     def on_response_complete(self) -> None:
