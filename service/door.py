@@ -1,12 +1,14 @@
-"""The door of the hot path: searches come in, or are refused on the spot, as bytes: no parser, task or token is spent.
+"""The door of the hot path: searches come in, or are refused on the spot, as bytes: no parser or task is spent on them.
 
-Refusing must not take the time of answering. So those who came in and were not answered yet are counted here: many may
-come in one turn of the event loop, long before the first of them reaches the engine's queue.
+Refusing must not take the time of answering. Who came in and was not answered yet is counted here: many may come in one
+turn of the event loop, long before the first of them reaches the engine's queue, and answers take their time too.
 """
 
 from __future__ import annotations
 
 import re
+import time
+from collections.abc import Callable
 from typing import NamedTuple
 
 from starlette.datastructures import State
@@ -16,7 +18,8 @@ from service.api import search
 from service.errors import Overloaded
 from service.middleware import RequestFrame
 
-COUNTED = "care.counted"
+# Who takes longer than this waits for something else than the engine, and keeps nobody out.
+MEMORY_SECONDS = 0.05
 # The head of a search whose end is known. Of more than 999 bytes, which may hold many queries in a lane of their own,
 # of chunks, or of a client that waits to be told to go on, it takes a parser to know more.
 LINES = rb"(?:(?!Content-Length|Transfer-Encoding|Expect|Upgrade)[\w-]+:[^\r\n]*\r\n)*"
@@ -40,17 +43,18 @@ class Refused(NamedTuple):
 class Door:
     """An ASGI application around the search route."""
 
-    def __init__(self, app: RequestFrame, state: State) -> None:
+    def __init__(self, app: RequestFrame, state: State, clock: Callable[[], float] = time.monotonic) -> None:
         """`state` is the application's, where its runtime will be found."""
+        self._clock = clock
         self._app = app
         self._state = state
-        self._inside = 0
+        self._inside: dict[int, float] = {}  # since when, the oldest first, by the scope's identity
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             await self._app(scope, receive, send)
         finally:
-            self._inside -= COUNTED in scope
+            self._inside.pop(id(scope), None)
 
     def refuse(self, data: bytes) -> Refused | None:
         """What becomes of a search that is not let in; `data` begins with a request. None: let it be parsed."""
@@ -58,7 +62,7 @@ class Door:
         if head is None:
             return None
         try:
-            self._state.runtime.searcher.require_room(self._inside)
+            self._state.runtime.searcher.require_room(self._count())
         except Overloaded as error:
             method, length = head.groups()
             own_id, close = OWN_ID.search(data, 0, head.end()), CLOSE.search(data, 0, head.end()) is not None
@@ -66,11 +70,16 @@ class Door:
             return Refused(answer, head.end() + int(length or 0), close)
         return None
 
-    def count(self, scope: Scope) -> None:
-        """Counts a search that comes in, until it is answered."""
+    def enter(self, scope: Scope) -> None:
+        """Counts a search that comes in until it is answered, or a while."""
         if is_search(scope):
-            scope[COUNTED] = True
-            self._inside += 1
+            self._inside[id(scope)] = self._clock()
+
+    def _count(self) -> int:
+        long_ago = self._clock() - MEMORY_SECONDS
+        while self._inside and self._inside[oldest := next(iter(self._inside))] < long_ago:
+            del self._inside[oldest]
+        return len(self._inside)
 
 
 def is_search(scope: Scope) -> bool:

@@ -154,7 +154,7 @@ class TolerantProtocol(HttpToolsProtocol):
         super().on_message_complete()
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGIApp) -> None:  # type: ignore[override]
-        self.door.count(cast(Scope, cycle.scope))
+        self.door.enter(cast(Scope, cycle.scope))
         super()._start_asgi_task(cycle, app)  # type: ignore[arg-type]
 
     def _answer_refused(self, refused: Refused) -> None:

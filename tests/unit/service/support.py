@@ -34,6 +34,16 @@ def score_of(query: str) -> float:
     return float(int.from_bytes(query.encode()[-2:], "big"))
 
 
+class Clock:
+    """A time that stands still until it is moved."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
 class FakeEngine:
     """Answers each query with its own score; `hold` keeps batches in the engine until `release`."""
 

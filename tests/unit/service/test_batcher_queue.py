@@ -13,22 +13,12 @@ from service.engine.protocol import Outcome
 from service.engine.queue import JOBS_UNDER_PRESSURE, ONLINE_JOBS, Entry, Limits, Queue
 from service.errors import DeadlineExceeded, Overloaded
 from service.serving import Serving
-from tests.unit.service.support import job, jobs, serving
+from tests.unit.service.support import Clock, job, jobs, serving
 
 pytestmark = pytest.mark.anyio
 
 LIMITS = Limits(batch_queries=4, batch_tokens=1000, queue=100, wait_seconds=0.1)
 ONE = serving()
-
-
-class Clock:
-    """A time that stands still until it is moved."""
-
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 def queue_that_takes(seconds_per_query: float, clock: Clock, limits: Limits = LIMITS) -> Queue:

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
+import time
+from collections.abc import Callable
 from types import SimpleNamespace
 
 import pytest
 from starlette.datastructures import State
 from starlette.types import Receive, Scope, Send
 
-from service.door import Door
+from service.door import MEMORY_SECONDS, Door
 from service.errors import Overloaded
 from service.metrics import Metrics
 from service.middleware import RequestFrame
+from tests.unit.service.support import Clock
 
 BODY = b'{"query": "q"}'
 PLAIN = b"POST /v1/search HTTP/1.1\r\nHost: care\r\nContent-Length: 14\r\nAccept: */*\r\n\r\n"
@@ -39,9 +42,13 @@ class House:
             raise Overloaded("no room", 2.5)
 
 
-def door_of(house: House) -> Door:
+def door_of(house: House, clock: Callable[[], float] = time.monotonic) -> Door:
     frame = RequestFrame(no_app, Metrics(), ["/v1/search"], access_log=False)
-    return Door(frame, State({"runtime": SimpleNamespace(searcher=house)}))
+    return Door(frame, State({"runtime": SimpleNamespace(searcher=house)}), clock)
+
+
+def scope_of(path: str) -> Scope:
+    return {"type": "http", "method": "POST", "path": path, "headers": []}
 
 
 @pytest.mark.parametrize(
@@ -103,17 +110,30 @@ def test_a_client_hears_its_own_id_where_it_is_plain_and_may_have_its_connection
 
 
 async def test_a_search_is_inside_from_its_head_to_its_answer() -> None:
-    house = House(2)
-    door = door_of(house)
-    scopes: list[Scope] = [
-        {"type": "http", "method": "POST", "path": path, "headers": []}
-        for path in ("/v1/search", "/livez", "/v1/search")
-    ]
+    house, clock = House(2), Clock()
+    door = door_of(house, clock)
+    scopes = [scope_of(path) for path in ("/v1/search", "/livez", "/v1/search")]
     for scope in scopes:
         assert door.refuse(PLAIN) is None
-        door.count(scope)
+        door.enter(scope)
     assert house.told == [0, 1, 1]
     assert door.refuse(PLAIN) is not None
     await door(scopes[0], None, None)  # type: ignore[arg-type]
     assert door.refuse(PLAIN) is None
     assert house.told[3:] == [2, 1]
+
+
+async def test_whoever_waits_for_something_else_than_the_engine_keeps_nobody_out() -> None:
+    house, clock = House(2), Clock()
+    door = door_of(house, clock)
+    slow = [scope_of("/v1/search") for _ in range(2)]
+    for scope in slow:
+        door.enter(scope)
+        clock.now += MEMORY_SECONDS / 2
+    assert door.refuse(PLAIN) is not None
+    clock.now += MEMORY_SECONDS / 4
+    assert door.refuse(PLAIN) is None
+    for scope in slow:
+        await door(scope, None, None)  # type: ignore[arg-type]
+    assert door.refuse(PLAIN) is None
+    assert house.told == [2, 1, 0]
