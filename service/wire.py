@@ -43,7 +43,6 @@ class _Joined:
 
     def __init__(self, transport: asyncio.Transport) -> None:
         self._transport = transport
-        self._file = transport.get_extra_info("socket").fileno()
         self._head = b""
 
     def write(self, data: bytes) -> None:
@@ -70,7 +69,7 @@ class _Joined:
         written = 0
         if not self._transport.get_write_buffer_size():
             with contextlib.suppress(OSError):  # the client does not read, or left: the transport knows what to do
-                written = os.write(self._file, data)
+                written = os.write(self._transport.get_extra_info("socket").fileno(), data)
         if written < len(data):
             self._transport.write(data[written:])
 

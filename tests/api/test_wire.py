@@ -96,11 +96,18 @@ def send_without_end(connection: socket.socket) -> None:
 
 
 class Transport:
-    """Notes what is written."""
+    """Notes what is written, and has a socket that may be written to beside it."""
 
-    def __init__(self) -> None:
+    def __init__(self, own: socket.socket | None = None) -> None:
         self.written: list[bytes] = []
         self.closed = False
+        self._own = own
+
+    def get_extra_info(self, name: str) -> socket.socket | None:
+        return self._own if name == "socket" else None
+
+    def get_write_buffer_size(self) -> int:
+        return sum(map(len, self.written))
 
     def write(self, data: bytes) -> None:
         self.written.append(data)
@@ -146,3 +153,34 @@ def test_closing_loses_nothing(transport: Transport, joined: _Joined) -> None:
     joined.close()
     assert transport.written == [b"HTTP/1.1 408 Request Timeout\r\n\r\n{}"]
     assert joined.is_closing()
+
+
+def test_what_a_client_does_not_take_at_once_is_left_to_the_transport() -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        ours.setblocking(False)
+        transport = Transport(ours)
+        joined = _Joined(transport)  # type: ignore[arg-type]
+        joined.write_apart(b"first")
+        assert (theirs.recv(100), transport.written) == (b"first", [])
+        much = b"x" * 10_000_000
+        joined.write_apart(much)
+        (rest,) = transport.written
+        assert 0 < len(rest) < len(much)
+        joined.write_apart(b"last")  # not before the rest
+        assert transport.written == [rest, b"last"]
+        taken = 0
+        while taken < len(much) - len(rest):
+            taken += len(theirs.recv(1_000_000))
+        theirs.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            theirs.recv(1)
+
+
+def test_an_answer_to_a_client_that_left_is_left_to_the_transport() -> None:
+    ours, theirs = socket.socketpair()
+    theirs.close()
+    with ours:
+        transport = Transport(ours)
+        _Joined(transport).write_apart(b"answer")  # type: ignore[arg-type]
+        assert transport.written == [b"answer"]
