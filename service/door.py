@@ -15,11 +15,13 @@ from starlette.datastructures import State
 from starlette.types import Receive, Scope, Send
 
 from service.api import search
-from service.errors import Overloaded
+from service.errors import ErrorAnswer, Overloaded, answer_for
 from service.middleware import RequestFrame
 
 # Who takes longer than this waits for something else than the engine, and keeps nobody out.
 MEMORY_SECONDS = 0.05
+# How long nobody else is let in after a refusal: asking for room is half of what a refusal costs.
+SHUT_SECONDS = 0.0005
 # The head of a search whose end is known. Of more than 999 bytes, which may hold many queries in a lane of their own,
 # of chunks, or of a client that waits to be told to go on, it takes a parser to know more.
 LINES = rb"(?:(?!Content-Length|Transfer-Encoding|Expect|Upgrade)[\w-]+:[^\r\n]*\r\n)*"
@@ -48,6 +50,9 @@ class Door:
         self._clock = clock
         self._app = app
         self._state = state
+        self._said: ErrorAnswer | None = None
+        self._shut_until = 0.0
+        self._unasked = 0
         self._inside: dict[int, float] = {}  # since when, the oldest first, by the scope's identity
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -61,22 +66,36 @@ class Door:
         head = HEAD.match(data)
         if head is None:
             return None
-        try:
-            self._state.runtime.searcher.require_room(self._count())
-        except Overloaded as error:
-            method, length = head.groups()
-            own_id, close = OWN_ID.search(data, 0, head.end()), CLOSE.search(data, 0, head.end()) is not None
-            answer = self._app.refuse(error, method.decode(), search.PATH, own_id and own_id[1], close=close)
-            return Refused(answer, head.end() + int(length or 0), close)
-        return None
+        overloaded = self._overloaded()
+        if overloaded is None:
+            return None
+        method, length = head.groups()
+        own_id, close = OWN_ID.search(data, 0, head.end()), CLOSE.search(data, 0, head.end()) is not None
+        answer = self._app.refuse(overloaded, method.decode(), search.PATH, own_id and own_id[1], close=close)
+        return Refused(answer, head.end() + int(length or 0), close)
 
     def enter(self, scope: Scope) -> None:
         """Counts a search that comes in until it is answered, or a while."""
         if is_search(scope):
             self._inside[id(scope)] = self._clock()
 
-    def _count(self) -> int:
-        long_ago = self._clock() - MEMORY_SECONDS
+    def _overloaded(self) -> ErrorAnswer | None:
+        """What is said to whoever comes now; None where there is room."""
+        now = self._clock()
+        if now < self._shut_until:
+            self._unasked += 1
+            return self._said
+        try:
+            self._state.runtime.searcher.require_room(self._count(now), self._unasked)
+        except Overloaded as error:
+            self._said, self._shut_until = answer_for(error), now + SHUT_SECONDS
+            return self._said
+        finally:
+            self._unasked = 0
+        return None
+
+    def _count(self, now: float) -> int:
+        long_ago = now - MEMORY_SECONDS
         while self._inside and self._inside[oldest := next(iter(self._inside))] < long_ago:
             del self._inside[oldest]
         return len(self._inside)

@@ -88,13 +88,15 @@ class Metrics:
         self._queue_length: Callable[[], int] | None = None
         self._failed_swaps = Counter("care_failed_swaps", "Snapshots that were refused.", registry=registry)
 
-    def request(self, route: str, status: int, seconds: float) -> None:
+    def request(self, route: str, status: int, seconds: float | None) -> None:
+        """A request ended; None: it was refused at once, which is no latency to speak of."""
         known = self._by_answer.get((route, status))
         if known is None:
             known = self._requests.labels(route, status), self._request_seconds.labels(route)
             self._by_answer[route, status] = known
         known[0].inc()
-        known[1].observe(seconds)
+        if seconds is not None:
+            known[1].observe(seconds)
 
     def search(self, queries: int, timings: Timings) -> None:
         """A search was answered; a stage that it did not need, because the cache knew the answer, is not observed."""

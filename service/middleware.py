@@ -14,8 +14,7 @@ from time import perf_counter, time
 import orjson
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from models.errors import CareError
-from service.errors import answer_for
+from service.errors import ErrorAnswer, answer_for
 from service.http import ClientLeft, send_bytes, written
 from service.logs import ACCESS_LOGGER
 from service.metrics import Metrics
@@ -71,14 +70,14 @@ class RequestFrame:
             seconds, queries = perf_counter() - began, scope.get(QUERIES)
             self._account(scope["method"], self._route(scope), request_id, status or CLIENT_CLOSED, seconds, queries)
 
-    def refuse(self, error: CareError, method: str, route: str, own_id: bytes | None, *, close: bool) -> bytes:
+    def refuse(self, answer: ErrorAnswer, method: str, route: str, own_id: bytes | None, *, close: bool) -> bytes:
         """The whole answer to a request that is not to come in; `close`: its connection ends with it."""
-        answer, request_id = answer_for(error), _request_id(own_id)
-        self._account(method, route, request_id, answer.status, 0.0)
+        request_id = _request_id(own_id)
+        self._account(method, route, request_id, answer.status, None)
         return written(answer, request_id, close=close)
 
     def _account(
-        self, method: str, route: str, request_id: str, status: int, seconds: float, queries: object = None
+        self, method: str, route: str, request_id: str, status: int, seconds: float | None, queries: object = None
     ) -> None:
         self._metrics.request(route, status, seconds)
         if self._access_log:
@@ -88,7 +87,7 @@ class RequestFrame:
                 "method": method,
                 "route": route,
                 "status": status,
-                "milliseconds": round(seconds * 1000, 3),
+                "milliseconds": round((seconds or 0.0) * 1000, 3),
             }
             if queries is not None:
                 line["queries"] = queries

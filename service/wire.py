@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import os
 import secrets
 from typing import Any, cast
@@ -92,6 +93,7 @@ class TolerantProtocol(HttpToolsProtocol):
     door: Door
     _head_bytes = 0
     _unread = 0
+    _refused_at = -math.inf
     _in_head = True
     _receiving = False
     _leaving = False
@@ -161,7 +163,17 @@ class TolerantProtocol(HttpToolsProtocol):
         self._joined.write_apart(refused.answer)
         if refused.close:
             self._joined.close()
-        super().on_response_complete()
+        if self.timeout_keep_alive_task is None:
+            super().on_response_complete()
+        self._refused_at = self.loop.time()
+
+    def timeout_keep_alive_handler(self) -> None:
+        """A refusal leaves the timer as it is, which is cheaper than a new one, and is looked for when it rings."""
+        left = self._refused_at + self.timeout_keep_alive - self.loop.time()
+        if left > 0:
+            self.timeout_keep_alive_task = self.loop.call_later(left, self.timeout_keep_alive_handler)
+        else:
+            super().timeout_keep_alive_handler()
 
     def on_response_complete(self) -> None:
         self._joined.flush()

@@ -162,10 +162,11 @@ class Dispatcher(Protocol):
         """
         ...
 
-    def require_room(self, inside: int) -> None:
+    def require_room(self, inside: int, unasked: int) -> None:
         """Raises Overloaded where a lone online job would be refused now: before any work is spent on its request.
 
-        `inside` requests were let in and are not answered; their jobs may be on the way.
+        `inside` requests were let in and are not answered; their jobs may be on the way. `unasked` ones were refused
+        since the last call because there was no room then.
         """
         ...
 

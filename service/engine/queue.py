@@ -140,13 +140,15 @@ class Queue:
             fresh.sort(key=lambda entry: entry.length)
         self._lanes.add(fresh, bulk=bulk, first=probe)
 
-    def require_room(self, inside: int = 0) -> None:
+    def require_room(self, inside: int = 0, unasked: int = 0) -> None:
         """Raises Overloaded where a lone online job would find no room, joining another not considered.
 
-        Of the requests `inside`, those whose jobs are not here yet will come before it. Whoever came before the flood
-        was seen to be one, and still waits, is refused with it. To be called where futures may be touched.
+        Of the requests `inside`, those whose jobs are not here yet will come before it; `unasked` others were refused
+        already. Whoever came before the flood was seen to be one, and still waits, is refused with it. To be called
+        where futures may be touched.
         """
         now = self._clock()
+        self._pressure.arrive(unasked, now)
         fresh = 1 + max(0, inside - self._ahead(0, bulk=False))
         expected = self._too_long(fresh, now, bulk=False, timeout_seconds=math.inf)
         if expected is None:

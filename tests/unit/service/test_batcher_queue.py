@@ -309,6 +309,14 @@ async def test_clients_that_wait_for_their_answers_are_no_pressure() -> None:
         enter(queue, f"q{number}")
 
 
+async def test_who_was_refused_unasked_is_pressure_too() -> None:
+    queue = queue_that_takes(0.010, Clock())
+    enter(queue, *names(8))
+    queue.require_room()
+    with pytest.raises(Overloaded):
+        queue.require_room(unasked=50)
+
+
 def test_pressure_is_forgotten() -> None:
     pressure = Pressure()
     pressure.arrive(100, 1.0)

@@ -11,7 +11,7 @@ import pytest
 from starlette.datastructures import State
 from starlette.types import Receive, Scope, Send
 
-from service.door import MEMORY_SECONDS, Door
+from service.door import MEMORY_SECONDS, SHUT_SECONDS, Door
 from service.errors import Overloaded
 from service.metrics import Metrics
 from service.middleware import RequestFrame
@@ -35,9 +35,11 @@ class House:
     def __init__(self, places: int) -> None:
         self.places = places
         self.told: list[int] = []
+        self.unasked: list[int] = []
 
-    def require_room(self, inside: int) -> None:
+    def require_room(self, inside: int, unasked: int) -> None:
         self.told.append(inside)
+        self.unasked.append(unasked)
         if inside >= self.places:
             raise Overloaded("no room", 2.5)
 
@@ -119,6 +121,7 @@ async def test_a_search_is_inside_from_its_head_to_its_answer() -> None:
     assert house.told == [0, 1, 1]
     assert door.refuse(PLAIN) is not None
     await door(scopes[0], None, None)  # type: ignore[arg-type]
+    clock.now += SHUT_SECONDS
     assert door.refuse(PLAIN) is None
     assert house.told[3:] == [2, 1]
 
@@ -137,3 +140,16 @@ async def test_whoever_waits_for_something_else_than_the_engine_keeps_nobody_out
         await door(scope, None, None)  # type: ignore[arg-type]
     assert door.refuse(PLAIN) is None
     assert house.told == [2, 1, 0]
+
+
+def test_after_a_refusal_the_door_stays_shut_for_a_moment_and_counts_who_comes() -> None:
+    house, clock = House(0), Clock()
+    door = door_of(house, clock)
+    answers = [door.refuse(PLAIN) for _ in range(3)]
+    assert len({refused.answer for refused in answers if refused}) == 3  # each with an id of its own
+    house.places = 1
+    assert door.refuse(PLAIN) is not None
+    clock.now += SHUT_SECONDS
+    assert door.refuse(PLAIN) is None
+    assert door.refuse(PLAIN) is None
+    assert house.unasked == [0, 3, 0]
