@@ -49,9 +49,7 @@ class Settings(BaseSettings):
     encoder_threads: int = Field(
         default=1, ge=0, description="Threads of one encoding; 0 means one per core, which pays for large encoders."
     )
-    threads: int = Field(
-        default=0, ge=0, description="Threads that share one batch, or one large search; 0 means one per core."
-    )
+    threads: int = Field(default=0, ge=0, description="Threads of one large search; 0 means one per core.")
 
     default_mode: Mode = Field(
         default=Mode.HYBRID, description="Mode of a request that names none: dense, lexical or hybrid."

@@ -19,7 +19,6 @@ from indexer.store.vectors import VectorIndex, limit_threads
 from models.onnx_encoder import OnnxEncoder, bulk_batches
 from models.reader import TextReader
 from models.tokenizer import FlatIds, pad_flat
-from service.engine.team import Team
 from service.serving import Selection
 
 # A processor pays for every token, padding included, and hardly for a call: calls of so many tokens, of queries of like
@@ -67,24 +66,18 @@ class Device(Protocol):
 
 
 class CpuEncoder:
-    """An encoder's graph on the processor; calls of one batch are shared out among a team."""
+    """An encoder's graph on the processor."""
 
-    def __init__(self, encoder: OnnxEncoder, team: Team | None = None) -> None:
+    def __init__(self, encoder: OnnxEncoder) -> None:
         self.reader = encoder
         self._encoder = encoder
-        self._team = team or Team()
 
     def encode(self, ids: FlatIds, lengths: FlatIds) -> Vectors:
         starts = np.cumsum(lengths) - lengths
-
-        def call(rows: list[int]) -> Vectors:
-            own = np.concatenate([ids[starts[row] : starts[row] + lengths[row]] for row in rows])
-            return self._encoder.encode_padded(*pad_flat(own, lengths[rows]))
-
-        calls = list(bulk_batches(lengths.tolist(), CALL_TOKENS))
         vectors = np.empty((len(lengths), self.reader.spec.dim), np.float32)
-        for rows, found in zip(calls, self._team.each(call, calls), strict=True):
-            vectors[rows] = found
+        for rows in bulk_batches(lengths.tolist(), CALL_TOKENS):
+            own = np.concatenate([ids[starts[row] : starts[row] + lengths[row]] for row in rows])
+            vectors[rows] = self._encoder.encode_padded(*pad_flat(own, lengths[rows]))
         return vectors
 
 
@@ -95,7 +88,7 @@ class CpuVectors:
         self._vectors = vectors
         rows, dim = vectors.values.shape
         self._products = dim * (min(rows, GRAPH_ROWS) if vectors.kind.is_graph else rows)
-        self._threads = threads
+        self._threads = threads or len(os.sched_getaffinity(0))
 
     def search(self, queries: Vectors, k: int, selection: Selection | None) -> tuple[Vectors, Rows]:
         limit_threads(self._threads if len(queries) * self._products >= PARALLEL_PRODUCTS else 1)
@@ -103,15 +96,14 @@ class CpuVectors:
 
 
 class Cpu:
-    """The processor of this machine; at most `threads` of one batch or search, 0 means one per core."""
+    """The processor of this machine; `threads` of one search at most, 0 means one per core."""
 
     def __init__(self, encoder_threads: int = 1, threads: int = 0) -> None:
         self._encoder_threads = encoder_threads
-        self._threads = threads or len(os.sched_getaffinity(0))
-        self.team = Team(self._threads)
+        self._threads = threads
 
     def load_encoder(self, folder: Path) -> CpuEncoder:
-        return CpuEncoder(OnnxEncoder.load(folder, threads=self._encoder_threads), self.team)
+        return CpuEncoder(OnnxEncoder.load(folder, threads=self._encoder_threads))
 
     def open_vectors(self, vectors: VectorIndex) -> CpuVectors:
         return CpuVectors(vectors, self._threads)

@@ -70,6 +70,5 @@ def open_home(settings: Settings, metrics: Metrics, socket: Path | None) -> Home
     from service.engine.inprocess import InProcessEngine
 
     threads = settings.threads or max(1, len(os.sched_getaffinity(0)) // settings.workers)
-    device = Cpu(threads=threads)
-    engine = InProcessEngine(searched_by(device, settings.database), device.team)
+    engine = InProcessEngine(searched_by(Cpu(threads=threads), settings.database))
     return Batcher(engine, limits_of(settings), metrics.batch)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from functools import partial
 from time import perf_counter
 
 import numpy as np
@@ -28,28 +27,25 @@ from service.engine.ranking import (
     take_main,
     widen,
 )
-from service.engine.team import Team
 from service.serving import Serving
 
 
 class InProcessEngine:
     """Runs batches on this machine's processor."""
 
-    def __init__(self, open_vectors: OpenVectors, team: Team | None = None) -> None:
-        """`open_vectors` says who searches the vectors of a snapshot; the team shares what a batch has to do."""
+    def __init__(self, open_vectors: OpenVectors) -> None:
+        """`open_vectors` says who searches the vectors of a snapshot."""
         self._open_vectors = open_vectors
-        self._team = team or Team()
 
     def run(self, serving: Serving, batch: Sequence[Job]) -> list[Outcome]:
         began = perf_counter()
-        vectors = _embed(serving, batch, self._team)
+        vectors = _embed(serving, batch)
         encoded = perf_counter()
         searches = {position: job for position, job in enumerate(batch) if isinstance(job, SearchJob)}
         dense = self._search_dense(serving, searches, vectors)
-        words = self._team.each(partial(search_lexical, serving), list(searches.values()))
         found = {
-            position: rank(job.options, dense.get(position, NOTHING), lexical)
-            for (position, job), lexical in zip(searches.items(), words, strict=True)
+            position: rank(job.options, dense.get(position, NOTHING), search_lexical(serving, job))
+            for position, job in searches.items()
         }
         times = BatchTimes(encoded - began, perf_counter() - encoded)
         return [
@@ -75,7 +71,7 @@ class InProcessEngine:
         return found
 
 
-def _embed(serving: Serving, batch: Sequence[Job], team: Team) -> dict[int, Vectors]:
+def _embed(serving: Serving, batch: Sequence[Job]) -> dict[int, Vectors]:
     """The embedding (dim,) of every job that is answered by one, by position in the batch."""
     vectors: dict[int, Vectors] = {}
     tokens = {}
@@ -91,7 +87,7 @@ def _embed(serving: Serving, batch: Sequence[Job], team: Team) -> dict[int, Vect
     if tokens:
         encoder = serving.encoder
         assert isinstance(encoder, OnnxEncoder)  # who runs this engine loads the weights
-        vectors.update(zip(tokens, CpuEncoder(encoder, team).encode(*flatten(list(tokens.values()))), strict=True))
+        vectors.update(zip(tokens, CpuEncoder(encoder).encode(*flatten(list(tokens.values()))), strict=True))
     return vectors
 
 

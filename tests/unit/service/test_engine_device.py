@@ -27,10 +27,9 @@ from service.engine.bound import (
     next_shape,
 )
 from service.engine.cuda import MOST_K, FlatVectors, build_flat, open_session
-from service.engine.device import CALL_TOKENS, Cpu, CpuEncoder, CpuVectors
+from service.engine.device import Cpu, CpuEncoder, CpuVectors
 from service.engine.devices import open_device
 from service.engine.selfcheck import check_encoder, check_search, random_index, random_tokens
-from service.engine.team import Team
 from service.errors import BadDevice
 from service.serving import Selection
 
@@ -56,12 +55,6 @@ def test_the_processor_gives_each_query_its_own_embedding(encoder: OnnxEncoder) 
     for one, vector in zip(tokens, together, strict=True):
         alone = encoder.encode_tokens([one])[0]
         assert float(vector @ alone) > 0.98  # in int8 the scale of an activation is the whole call's
-
-
-def test_a_team_gives_what_one_thread_gives(encoder: OnnxEncoder) -> None:
-    many = flatten(encoder.tokenize(TEXTS * 8, Side.QUERY))
-    assert many[1].sum() > 4 * CALL_TOKENS  # several calls
-    np.testing.assert_array_equal(CpuEncoder(encoder, Team(3)).encode(*many), CpuEncoder(encoder).encode(*many))
 
 
 def test_bound_buffers_give_what_plain_runs_give(encoder: OnnxEncoder) -> None:
