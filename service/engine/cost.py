@@ -50,6 +50,15 @@ class CostModel:
         """How many queries a batch of so many seconds holds; 0 until enough was seen."""
         return int(min((seconds - self.fixed) / self.per_query, MOST_QUERIES)) if self.per_query > 0 else 0
 
+    def usual(self, seconds: float) -> int:
+        """How many queries were done in so many seconds, as they came; 0 until enough was seen.
+
+        Less than a larger batch would hold, but no guess: a slope that noise made small would promise any number.
+        """
+        if self._seen < LEAST_SEEN or not self._seconds:
+            return 0
+        return round(min(seconds * self._size / self._seconds, MOST_QUERIES))
+
     def _fit(self) -> None:
         average = self._seconds / self._size
         # The less the sizes differ, the less they say of the slope, which noise would make anything: then the average.

@@ -19,8 +19,8 @@ from service.settings import Settings
 
 # Queries and tokens of one batch: a processor gains nothing by more, a card is idle with less.
 BATCHES = {"cpu": (8, 4096), "cuda": (256, 32_768)}
-# Clients that may ask at once, each of which waits for its answer, however long all of them take.
-CROWD = 32
+# Clients that may ask at once, each of which waits for its answer, however long all of them take: so many batches.
+CROWD_BATCHES = 4
 
 
 class Home(Dispatcher, Protocol):
@@ -41,13 +41,9 @@ class Home(Dispatcher, Protocol):
 
 def limits_of(settings: Settings) -> Limits:
     queries, tokens = BATCHES[settings.device]
-    return Limits(
-        settings.batch_queries or queries,
-        settings.batch_tokens or tokens,
-        settings.queue_limit,
-        settings.max_wait_ms / 1000,
-        CROWD,
-    )
+    queries = settings.batch_queries or queries
+    tokens = settings.batch_tokens or tokens
+    return Limits(queries, tokens, settings.queue_limit, settings.max_wait_ms / 1000, CROWD_BATCHES * queries)
 
 
 def load_encoder(settings: Settings, socket: Path | None) -> TextReader:

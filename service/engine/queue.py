@@ -35,8 +35,8 @@ class Limits:
     """How large a batch may grow, and how much may wait.
 
     Online jobs are refused once they would be answered later than `wait_seconds`, unless all that is there fits one
-    batch, or is no more than a `crowd` of clients that came at once; under pressure all of it shrinks, so that whoever
-    is let in is answered soon. `queue` bounds both lanes together.
+    batch, or is no more than a `crowd` that came at once; under pressure all of it shrinks, so that whoever is let in
+    is answered soon. `queue` bounds both lanes together.
     """
 
     batch_queries: int
@@ -219,7 +219,7 @@ class Queue:
         return None if fits or expected <= min(timeout_seconds, allowed) else expected
 
     def _is_pressed(self, now: float) -> bool:
-        return self._pressure.is_high(now, slack=max(self._at_once, self.cost.queries(self._limits.wait_seconds)))
+        return self._pressure.is_high(now, slack=max(self._at_once, self.cost.usual(self._limits.wait_seconds)))
 
     def _refuse_late(self, since: float) -> None:
         """Refuses the online jobs that wait since before then."""

@@ -62,3 +62,12 @@ def test_one_batch_during_which_the_machine_stood_still_changes_little() -> None
 def test_a_change_that_lasts_is_learned() -> None:
     model = taught([(1, 0.003)] * 50 + [(1, 0.009)] * 50)
     assert model.seconds(1, 32) == pytest.approx(0.009, rel=0.02)
+
+
+def test_what_is_usual_is_no_guess() -> None:
+    model = taught([(1, 0.004)] * (LEAST_SEEN - 1))
+    assert model.usual(1.0) == 0
+    model = taught([(1, 0.0041), (2, 0.0042)] * 20)
+    assert model.queries(1.0) > 900  # by a slope that is hardly one
+    assert model.usual(1.0) == pytest.approx(360, abs=20)
+    assert taught([(1, 0.0)] * LEAST_SEEN).usual(1.0) == 0
