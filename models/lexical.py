@@ -39,7 +39,7 @@ _QUESTION = re.compile(
 )
 # BM25's parameters, which tantivy has built in.
 K1, B = 1.2, 0.75
-# What a build holds before it writes a part; four times as much was no quicker to build or to search at a million rows.
+# What a build holds before it writes a part; four times as much was no quicker to search at a million rows.
 _WRITER_BYTES = 64_000_000
 # Up to this many allowed rows are given to tantivy as a set; more are filtered from a longer list of hits.
 _SMALL_FILTER = 20_000

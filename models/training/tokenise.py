@@ -1,7 +1,7 @@
 """Many texts to token ids, on all cores. Knows nothing of torch, so that its processes start at once.
 
-The tokenizer itself uses every core; what Python makes of its answers does not, and for millions of short texts that is
-most of the work. So many texts are cut up by processes, which send flat arrays back.
+The tokenizer itself uses every core; what Python makes of its answers does not. So millions of texts are cut up by
+processes, which send flat arrays back.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ from models.training.tables import Rows, Texts, TokenTable
 Kept = NDArray[np.float16]
 
 
-# What compiling costs is won back in about so many tokens.
+# Compiling takes some seconds: fewer tokens would not win them back. A guess, not measured.
 COMPILED_TOKENS = 5_000_000
 
 

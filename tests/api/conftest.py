@@ -9,17 +9,7 @@ import pytest
 from models.onnx_encoder import OnnxEncoder
 from service.engine.inprocess import InProcessEngine
 from tests.api.gate import Gate
-from tests.api.support import ENCODER, Built, build_collection, make_settings, running
-
-
-@pytest.fixture(scope="session")
-def anyio_backend() -> str:
-    return "asyncio"
-
-
-@pytest.fixture(scope="session")
-def encoder() -> OnnxEncoder:
-    return OnnxEncoder.load(ENCODER, threads=1)
+from tests.api.support import Built, build_collection, make_settings, running
 
 
 @pytest.fixture(scope="session")

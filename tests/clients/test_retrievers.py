@@ -23,11 +23,6 @@ pytestmark = pytest.mark.anyio
 FIRST_AID: dict[str, Any] = {"mode": "dense", "filters": [{"field": "kind", "eq": "first-aid"}]}
 
 
-@pytest.fixture(scope="module")
-def anyio_backend() -> str:
-    return "asyncio"
-
-
 @pytest.fixture
 def plain(service_url: str) -> Iterator[CareClient]:
     with CareClient(service_url) as client:

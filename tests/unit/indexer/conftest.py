@@ -1,4 +1,4 @@
-"""The bundled encoder and one small snapshot, each made once."""
+"""The bundled tokenizer and one small snapshot, each made once."""
 
 from __future__ import annotations
 
@@ -17,11 +17,6 @@ from tests.unit.indexer.support import write_snapshot
 def one_thread() -> None:
     """FAISS's threads wait for each other by spinning, which on a busy machine takes longer than the work."""
     limit_threads(1)
-
-
-@pytest.fixture(scope="session")
-def encoder() -> OnnxEncoder:
-    return OnnxEncoder.load(Path("models/pretrained/care-small-zh"), threads=1)
 
 
 @pytest.fixture(scope="session")
