@@ -69,7 +69,7 @@ class Sizes:
     words: int
 
 
-FULL = Sizes(768, 20480, 2560, 640, 512, 256, 8, 30000)
+FULL = Sizes(768, 10240, 2560, 640, 512, 256, 8, 30000)
 TINY = Sizes(32, 64, 16, 8, 32, 8, 3, 600)
 
 
@@ -205,7 +205,7 @@ def lora(bench: Bench) -> None:
         train=["document"],
         data={"files": [str(file)]},
         batch=sizes.lora_batch,
-        steps=min(3, sizes.steps),
+        steps=min(2, sizes.steps),
         tokens=32768,
     )
     bench.run("lora", recipe, file)
