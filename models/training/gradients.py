@@ -47,16 +47,16 @@ class Passes:
     def __init__(self, readings: Sequence[Reading], ranks: Ranks, *, tokens: int, precision: str, seed: int) -> None:
         self._readings, self._ranks = readings, ranks
         self._precision, self._seed = precision, seed
-        self._chunks: list[list[Rows]] = []
-        self._keeps: list[bool] = []
-        for reading in readings:
-            own = ranks.share(len(reading.rows))
-            lengths = reading.tokens.lengths[reading.rows[own]]
-            # Where everything fits at once it is still cut by length, for less padding.
-            small = chunks_of(lengths, max(1, tokens // PARTS))
-            fits = sum(len(chunk) * int(lengths[chunk].max()) for chunk in small) <= tokens
-            self._chunks.append([own[chunk] for chunk in (small if fits else chunks_of(lengths, tokens))])
-            self._keeps.append(fits)
+        shares = [ranks.share(len(reading.rows)) for reading in readings]
+        lengths = [reading.tokens.lengths[reading.rows[own]] for reading, own in zip(readings, shares, strict=True)]
+        # What is kept is still cut by length, for less padding.
+        small = [chunks_of(of_reading, max(1, tokens // PARTS)) for of_reading in lengths]
+        sizes = [_padded(of_reading, chunks) for of_reading, chunks in zip(lengths, small, strict=True)]
+        self._keeps, kept = graphs_kept(sizes, tokens)
+        self._chunks: list[list[Rows]] = [
+            [own[chunk] for chunk in (cut if keep else chunks_of(of_reading, tokens - kept))]
+            for own, of_reading, cut, keep in zip(shares, lengths, small, self._keeps, strict=True)
+        ]
 
     def forward(self) -> None:
         """Fills every reading's leaf."""
@@ -85,9 +85,8 @@ class Passes:
     def padded_tokens(self) -> int:
         """What the chunks of this rank hold, padding included."""
         return sum(
-            len(chunk) * int(reading.tokens.lengths[reading.rows[chunk]].max())
+            _padded(reading.tokens.lengths[reading.rows], chunks)
             for reading, chunks in zip(self._readings, self._chunks, strict=True)
-            for chunk in chunks
         )
 
     def _encode(self, number: int, place: int) -> Tensor:
@@ -97,3 +96,20 @@ class Passes:
         )
         with autocast(self._ranks.device, self._precision):
             return reading.encoder.pooled(*reading.tokens.padded(reading.rows[chunk]), padded_right=True)
+
+
+def _padded(lengths: Rows, chunks: list[Rows]) -> int:
+    return sum(len(chunk) * int(lengths[chunk].max()) for chunk in chunks)
+
+
+def graphs_kept(sizes: Sequence[int], tokens: int) -> tuple[list[bool], int]:
+    """Which readings keep their graphs, and their tokens: all if they fit together, else what fits into a half.
+
+    The other half is for the chunks that pass through beside them.
+    """
+    room = tokens if sum(sizes) <= tokens else tokens // 2
+    keeps: list[bool] = []
+    for size in sizes:
+        keeps.append(size <= room)
+        room -= size if keeps[-1] else 0
+    return keeps, sum(size for size, keep in zip(sizes, keeps, strict=True) if keep)

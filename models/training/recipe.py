@@ -138,7 +138,7 @@ class _Trained(_Section):
     clip: Above = 1.0
     precision: Literal["fp32", "bf16", "fp16"] = "bf16"
     tokens: Positive = 16384
-    """Padded tokens of a chunk: what one pass of an encoder holds."""
+    """Padded tokens that a step holds with their graphs, of everything that is read in it."""
     checkpoint_every: Positive = 500
     snapshots: list[Positive] = []
     """Steps after which the encoders are written, as well as at the end: for curves by texts seen."""

@@ -95,8 +95,8 @@ def as_pairs(rows: Iterable[Pair], crops: Mapping[str, float], seed: int) -> Ite
             if parts is not None:
                 yield replace(row, query=parts[0], positives=[parts[1]])
         for document in row.positives:
-            for _ in range(_how_many(crops, row.source, chance)):
-                yield Pair(crop(document, chance), [document], [], row.source)
+            for asking in crops_of(document, _how_many(crops, row.source, chance), chance):
+                yield Pair(asking, [document], [], row.source)
 
 
 def as_texts(
@@ -109,21 +109,24 @@ def as_texts(
         for text in [row.query, *documents] if row.query else documents:
             yield text, row.source
         for document in documents:
-            for _ in range(_how_many(crops, row.source, chance)):
-                yield crop(document, chance), row.source
+            for part in crops_of(document, _how_many(crops, row.source, chance), chance):
+                yield part, row.source
             if sentences:
                 yield from ((sentence, row.source) for sentence in sentences_of(document))
 
 
-def crop(text: str, chance: random.Random) -> str:
-    """A random span of whole words or Chinese characters."""
-    units = [match.span() for match in _UNIT.finditer(text)]
+def crops_of(text: str, count: int, chance: random.Random) -> Iterator[str]:
+    """Random spans of whole words or Chinese characters; a text that is shorter than any is its own."""
+    # Looking for the units is most of the work of reading millions of texts: once for all crops.
+    units = [match.span() for match in _UNIT.finditer(text)] if count else []
     shortest, longest = CROP_UNITS
-    if len(units) <= shortest:
-        return text
-    size = chance.randint(shortest, min(longest, len(units)))
-    first = chance.randint(0, len(units) - size)
-    return text[units[first][0] : units[first + size - 1][1]]
+    for _ in range(count):
+        if len(units) <= shortest:
+            yield text
+            continue
+        size = chance.randint(shortest, min(longest, len(units)))
+        first = chance.randint(0, len(units) - size)
+        yield text[units[first][0] : units[first + size - 1][1]]
 
 
 def halves(text: str, chance: random.Random) -> tuple[str, str] | None:
@@ -135,7 +138,7 @@ def halves(text: str, chance: random.Random) -> tuple[str, str] | None:
     parts = [text[:cut].strip(), text[cut:].strip()]
     if chance.random() < 0.5:
         parts.reverse()
-    return crop(parts[0], chance), parts[1]
+    return next(crops_of(parts[0], 1, chance)), parts[1]
 
 
 def sentences_of(text: str) -> list[str]:

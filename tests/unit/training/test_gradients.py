@@ -7,7 +7,7 @@ from torch import Tensor
 
 from models.spec import Side
 from models.torch_encoder import TorchEncoder
-from models.training.gradients import Passes, Reading
+from models.training.gradients import Passes, Reading, graphs_kept
 from models.training.losses import info_nce, similarities
 from models.training.ranks import Ranks
 from models.training.tables import Texts, TokenTable
@@ -86,3 +86,18 @@ def test_padding_is_counted_by_chunk() -> None:
     for tokens in (40, 10_000):
         passes = Passes([reading], ONE, tokens=tokens, precision="fp32", seed=0)
         assert lengths.sum() <= passes.padded_tokens <= len(ROWS) * lengths.max()
+
+
+@pytest.mark.parametrize(
+    ("sizes", "keeps", "kept"),
+    [
+        ([40, 60], [True, True], 100),
+        ([40, 61], [True, False], 40),
+        ([60, 60], [False, False], 0),
+        ([60, 30, 30], [False, True, False], 30),
+    ],
+)
+def test_graphs_and_the_chunks_beside_them_stay_within_the_budget(
+    sizes: list[int], keeps: list[bool], kept: int
+) -> None:
+    assert graphs_kept(sizes, 100) == (keeps, kept)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from models.errors import BadData
-from models.training.rows import Pair, as_pairs, as_texts, crop, halves, read_pairs, sentences_of
+from models.training.rows import Pair, as_pairs, as_texts, crops_of, halves, read_pairs, sentences_of
 
 ROW = {"query": "问", "pos": ["答"], "source": "s"}
 TEXT = "感冒由病毒引起。多喝水，多休息。体温超过三十八度五再吃退烧药。Most colds end within ten days."
@@ -59,11 +59,11 @@ def test_a_missing_and_a_damaged_file_are_named(tmp_path: Path) -> None:
 
 
 def test_crops_are_spans_of_whole_words_and_are_the_same_for_the_same_seed() -> None:
-    found = [crop(TEXT, random.Random(seed)) for seed in range(50)]
+    found = [next(crops_of(TEXT, 1, random.Random(seed))) for seed in range(50)]
     assert all(span in TEXT for span in found)
     assert len(set(found)) > 20
     assert not any(span.endswith("colds"[:3]) for span in found)
-    assert found == [crop(TEXT, random.Random(seed)) for seed in range(50)]
+    assert found == [next(crops_of(TEXT, 1, random.Random(seed))) for seed in range(50)]
 
 
 def test_the_halves_of_a_text_share_nothing() -> None:
