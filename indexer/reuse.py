@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from indexer.store.arrays import Array
 from indexer.store.parts import part_bits, rows_of_part
-from indexer.store.shards import Embeddings
+from indexer.store.shards import Embeddings, Shard
 
 BLOCK = 8192
 
@@ -26,21 +26,22 @@ class Reuse:
     def __init__(self, hashes: Array) -> None:
         self._keys = _as_numbers(hashes)
         self._bits = part_bits(len(hashes))
-        self._known: list[Embeddings] = []
+        self._known: list[Embeddings | Shard] = []
         # Which embeddings have the passage's vector, −1 where none has, and in which row.
         self._owners = np.full(len(hashes), -1, dtype=np.int32)
         self._rows = np.zeros(len(hashes), dtype=np.int32)
 
-    def show(self, known: Sequence[Embeddings]) -> int:
-        """Takes over the vectors of passages that have none yet; returns how many passages still have none."""
-        for part, rows in self._parts_without_vector():
-            for number, embeddings in enumerate(known, start=len(self._known)):
-                rows = rows[self._owners[rows] < 0]
-                keys = _as_numbers(embeddings.hashes)
-                theirs = rows_of_part(keys[:, 0], self._bits, part)
-                places = _find(self._keys[rows], keys[theirs])
-                self._owners[rows[places >= 0]] = number
-                self._rows[rows[places >= 0]] = theirs[places[places >= 0]]
+    def show(self, known: Sequence[Embeddings | Shard]) -> int:
+        """Takes over the vectors of passages that have none yet; returns how many passages still have none.
+
+        Of equal ones the first is taken.
+        """
+        for part, rows in self._parts_without_vector() if known else ():
+            # All of them joined at once: one after the other would take time with the square of the corpus.
+            keys, owners, theirs = self._gather(known, part)
+            places = _find(self._keys[rows], keys)
+            found, places = rows[places >= 0], places[places >= 0]
+            self._owners[found], self._rows[found] = owners[places], theirs[places]
         self._known.extend(known)
         return int(np.count_nonzero(self._owners < 0))
 
@@ -59,6 +60,16 @@ class Reuse:
                     raise ValueError(f"a passage among {start} … {start + len(owners)} has no vector")
                 block[owners == number] = self._known[number].vectors[rows[owners == number]]
             yield block
+
+    def _gather(self, known: Sequence[Embeddings | Shard], part: int) -> tuple[Array, Array, Array]:
+        """The keys of one part in all of `known`, and of each key which embeddings have it and in which row."""
+        keys, owners, rows = [], [], []
+        for number, embeddings in enumerate(known, start=len(self._known)):
+            theirs = _as_numbers(embeddings.hashes)
+            rows.append(rows_of_part(theirs[:, 0], self._bits, part))
+            keys.append(theirs[rows[-1]])
+            owners.append(np.full(len(rows[-1]), number))
+        return np.concatenate(keys), np.concatenate(owners), np.concatenate(rows)
 
     def _parts_without_vector(self) -> Iterator[tuple[int, Rows]]:
         for part in range(1 << self._bits):

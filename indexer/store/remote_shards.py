@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from indexer.store.errors import NotReached
-from indexer.store.shards import SUFFIX, Embeddings, LocalShards, Shards, shard_bytes, shard_name
+from indexer.store.shards import SUFFIX, Embeddings, LocalShards, Shard, Shards, shard_bytes, shard_name
 
 
 def open_shards(place: str | None, fingerprint: str, own: Path) -> Shards:
@@ -63,7 +63,7 @@ class RemoteShards:
         self.here.keep(content)
         return True
 
-    def read(self, dim: int) -> Iterator[Embeddings]:
+    def read(self, dim: int) -> Iterator[Shard]:
         for name in self._names():
             self.bring(name)
         yield from self.here.read(dim)

@@ -35,6 +35,24 @@ class Embeddings:
     vectors: Array
 
 
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """Embeddings in a file, mapped anew each time they are asked for.
+
+    A mapping keeps its file open, and the shards of a large corpus are more than a process may have open.
+    """
+
+    path: Path
+
+    @property
+    def hashes(self) -> Array:
+        return _map(self.path)["hash"]
+
+    @property
+    def vectors(self) -> Array:
+        return _map(self.path)["vector"]
+
+
 class Shards(Protocol):
     """A place where shards lie. It travels to the process that writes one, on whatever machine that is."""
 
@@ -44,8 +62,8 @@ class Shards(Protocol):
     def bring(self, name: str) -> bool:
         """Whether this machine has the shard now; it is fetched if it lies elsewhere."""
 
-    def read(self, dim: int) -> Iterator[Embeddings]:
-        """Every sound shard of this dimension, mapped. A damaged one is removed: its texts count as never encoded.
+    def read(self, dim: int) -> Iterator[Shard]:
+        """Every sound shard of this dimension. A damaged one is removed: its texts count as never encoded.
 
         Called by the only builder while nobody writes.
         """
@@ -80,16 +98,14 @@ class LocalShards:
     def bring(self, name: str) -> bool:
         return (self.folder / name).is_file()
 
-    def read(self, dim: int) -> Iterator[Embeddings]:
+    def read(self, dim: int) -> Iterator[Shard]:
         for path in self.folder.glob(f"{UNFINISHED}*"):
             path.unlink(missing_ok=True)
         for path in sorted(self.folder.glob(f"*{SUFFIX}")):
             if sha256_of(path) != path.stem:
                 path.unlink()
-                continue
-            rows = np.load(path, mmap_mode="r", allow_pickle=False)
-            if rows.dtype == _row_type(dim):
-                yield Embeddings(rows["hash"], rows["vector"])
+            elif _map(path).dtype == _row_type(dim):
+                yield Shard(path)
 
     def clear(self) -> None:
         shutil.rmtree(self.folder, ignore_errors=True)
@@ -106,6 +122,11 @@ def shard_bytes(embeddings: Embeddings) -> bytes:
 
 def shard_name(content: bytes) -> str:
     return f"{hashlib.sha256(content).hexdigest()}{SUFFIX}"
+
+
+def _map(path: Path) -> Array:
+    rows: Array = np.load(path, mmap_mode="r", allow_pickle=False)
+    return rows
 
 
 def _row_type(dim: int) -> np.dtype[np.void]:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import resource
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from indexer.reuse import Reuse
 from indexer.store.shards import Embeddings, LocalShards
 from tests.unit.indexer.support import DIM, unit_vectors
 
@@ -89,3 +92,19 @@ def test_cleared_is_gone(tmp_path: Path) -> None:
     shards.write(some())
     shards.clear()
     assert list(tmp_path.iterdir()) == []
+
+
+def test_there_may_be_more_shards_than_files_may_be_open(tmp_path: Path) -> None:
+    shards, made = LocalShards(tmp_path), [some(seed=number) for number in range(200)]
+    for each in made:
+        shards.write(each)
+    reuse = Reuse(np.concatenate([each.hashes for each in made]))
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    highest = max(int(name) for name in os.listdir("/dev/fd"))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (highest + 30, hard))
+    try:
+        assert reuse.show(list(shards.read(DIM))) == 0
+        vectors = np.concatenate(list(reuse.vectors()))
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    np.testing.assert_array_equal(vectors, np.concatenate([each.vectors for each in made]))
