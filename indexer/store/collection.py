@@ -1,7 +1,7 @@
 """A folder of versions and one pointer to the version that is served.
 
-`root/versions/<version>/` are snapshots, `root/CURRENT` names the served one, `root/PUBLISHED` lists every version
-that was ever served, so that a rollback cannot land on a build that nobody released. Every change is one atomic
+`root/versions/<version>/` are snapshots, `root/CURRENT` names the served one, `root/PUBLISHED` lists what was
+served, in order, so that a rollback cannot land on a build that nobody released. Every change is one atomic
 rename: a reader sees the old state or the new one. `root/shards/` keeps what an unfinished build has encoded,
 `root/fresh/` what the service was given, and what was deleted, since the oldest version was built. Where vectors are
 searched in a database, its alias moves before the pointer, and a version leaves it before the disk.
@@ -130,17 +130,26 @@ class Collection:
         return target
 
     def previous(self) -> str | None:
-        """The newest version older than the current one that was ever published: where a rollback goes."""
+        """The older version that was served when the current one was first published: where a rollback goes.
+
+        So a version that was rolled back from, and then replaced by a newer one, is not returned to.
+        """
         current = self.current()
         if current is None:
             return None
         try:
-            published = set(self._published.read_text(encoding="utf-8").split())
+            history = self._published.read_text(encoding="utf-8").split()
         except (OSError, UnicodeDecodeError) as error:
             reason = f"{self._published}, which lists what was published, is not readable ({error})"
             raise BadCollection(f"{reason}; name the version to go back to") from error
-        older = [version for version in self.versions() if version in published and version < current]
-        return older[-1] if older else None
+        here = self.versions()
+        place = history.index(current) if current in history else len(history)
+        while place > 0:
+            before = history[place - 1]
+            if before in here and before < current:
+                return before
+            place = history.index(before)
+        return None
 
     def prune(self, keep: int, keep_days: float, now: datetime | None = None) -> list[str]:
         """Removes every version that is neither among the `keep` newest nor younger than `keep_days`.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -75,6 +76,35 @@ def test_rollback_passes_over_versions_that_were_never_published(collection: Col
     third = add(collection, 3)
     publish(collection, third)
     assert rollback(collection).after == first
+
+
+def test_rollback_never_returns_to_a_version_that_was_rolled_back_from(collection: Collection) -> None:
+    first, second, bad, fourth = (add(collection, day) for day in (1, 2, 3, 4))
+    for version in (first, second, bad):
+        publish(collection, version)
+    assert rollback(collection).after == second
+    publish(collection, fourth)
+    assert collection.prune(keep=1, keep_days=0) == [first, bad]
+    assert rollback(collection).after == second
+
+
+def test_rollback_goes_step_by_step_even_where_a_version_is_gone(collection: Collection) -> None:
+    versions = [add(collection, day) for day in (1, 2, 3, 4)]
+    for version in versions:
+        publish(collection, version)
+    shutil.rmtree(collection.folder(versions[2]))
+    assert rollback(collection).after == versions[1]
+    assert rollback(collection).after == versions[0]
+    with pytest.raises(BadCollection, match="no version older"):
+        rollback(collection)
+
+
+def test_rollback_never_goes_forward(collection: Collection) -> None:
+    first, second = add(collection, 1), add(collection, 2)
+    publish(collection, second)
+    assert rollback(collection, first).after == first
+    with pytest.raises(BadCollection, match="no version older"):
+        rollback(collection)
 
 
 def test_rollback_to_a_damaged_version_leaves_the_pointer(collection: Collection) -> None:
