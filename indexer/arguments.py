@@ -9,7 +9,6 @@ from pathlib import Path
 from indexer.build import BuildOptions
 from indexer.corpus import FieldMap
 from indexer.errors import BadBuild
-from indexer.probe import load_queries
 from indexer.recall import FLOOR
 from indexer.reindex import Encoders, Release, Report
 from indexer.store import IndexKind
@@ -97,7 +96,6 @@ def build_options(arguments: Namespace) -> BuildOptions:
         # Where a database searches, an index of ours would be built for nobody.
         index=arguments.index or (IndexKind.FLAT if arguments.vectors else None),
         recall_floor=arguments.recall_floor,
-        queries=tuple(load_queries(arguments.queries)) if arguments.queries else (),
         shard_texts=arguments.shard,
         shards=arguments.shards,
         threads=arguments.threads,
@@ -118,7 +116,7 @@ def encoders(arguments: Namespace) -> Encoders:
 
 
 def release(arguments: Namespace) -> Release:
-    return Release(arguments.publish, arguments.canaries, arguments.keep, arguments.keep_days)
+    return Release(arguments.publish, arguments.queries, arguments.canaries, arguments.keep, arguments.keep_days)
 
 
 def report(arguments: Namespace) -> Report:

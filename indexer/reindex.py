@@ -12,10 +12,11 @@ from importlib import import_module
 from pathlib import Path
 
 from indexer.build import BuildOptions, BuildSummary, build
-from indexer.canary import Canary, check_canaries, load_canaries
+from indexer.canary import check_canaries, load_canaries
 from indexer.cluster import Cluster
 from indexer.encode import Encoder
 from indexer.errors import BadBuild
+from indexer.probe import load_queries
 from indexer.publish import Measure, prune, publish, served_manifest
 from indexer.recall import encode_queries, sample_queries
 from indexer.report import Outcome, call_webhook, summary_line, write_metrics
@@ -85,9 +86,13 @@ class Encoders:
 
 @dataclass(frozen=True)
 class Release:
-    """What is done with a finished version. None: not asked for."""
+    """What a version must pass, by files of queries, and what is done with it. None: not asked for.
+
+    `queries` measure the recall of its index.
+    """
 
     publish: bool = False
+    queries: Path | None = None
     canaries: Path | None = None
     keep: int | None = None
     keep_days: float | None = None
@@ -115,8 +120,8 @@ def reindex(
         summary, removed = _run(corpus, collection, encoders, options, release)
     except Busy:
         raise
-    except Exception as error:
-        _tell(report, collection, Outcome(" ".join(str(error).split()), time.monotonic() - started))
+    except BaseException as error:  # a run that is told to stop is no success either
+        _tell(report, collection, Outcome(_reason(error), time.monotonic() - started))
         raise
     seconds = time.monotonic() - started
     line = summary_line(summary, published=release.publish, removed=removed, seconds=seconds)
@@ -129,22 +134,33 @@ def _run(
 ) -> tuple[BuildSummary, int]:
     """The finished build, and how many old versions were removed."""
     encoder = encoders.load()
-    # Before the work, not after it: a file that is not there should not cost a night.
+    # Before the work, not after it: what is not there or does not fit should not cost a night.
+    if release.publish:
+        collection.require_same_space(str(encoders.documents), encoder.spec.space, encoder.spec.dim)
+    if release.queries:
+        options = replace(options, queries=tuple(load_queries(release.queries)))
     canaries = load_canaries(release.canaries) if release.canaries else []
     asking = encoders.load_queries(encoder) if canaries else encoder
     if cluster := encoders.cluster(encoder):
         options = replace(options, encode=cluster.encode)
     _announce(collection, encoder)
     summary = build(corpus, encoder, collection, options)
-    if canaries:
-        _require(summary, asking, canaries)
-    if release.publish:
-        publish(collection, summary.version, Measure(partial(_queries, encoder, options), options.recall_floor))
-    removed: list[str] = []
-    if release.keep is not None or release.keep_days is not None:
-        with suppress(Busy):  # another run began at this very moment: it removes them
-            removed = prune(collection, release.keep, release.keep_days)
-    return summary, len(removed)
+    try:
+        if canaries:
+            check_canaries(Snapshot.open(summary.folder, verify=False), asking, canaries)
+        if release.publish:
+            publish(collection, summary.version, Measure(partial(_queries, encoder, options), options.recall_floor))
+    finally:  # versions that fail week after week must not fill the disk
+        removed = _prune(collection, release)
+    return summary, removed
+
+
+def _prune(collection: Collection, release: Release) -> int:
+    if release.keep is None and release.keep_days is None:
+        return 0
+    with suppress(Busy):  # another run began at this very moment: it removes them
+        return len(prune(collection, release.keep, release.keep_days))
+    return 0
 
 
 def _queries(encoder: Encoder, options: BuildOptions, snapshot: Snapshot) -> Vectors:
@@ -160,8 +176,10 @@ def _announce(collection: Collection, encoder: Encoder) -> None:
         print(f"care index: another encoder ({change}): every passage is encoded again", file=sys.stderr)
 
 
-def _require(summary: BuildSummary, encoder: Encoder, canaries: list[Canary]) -> None:
-    check_canaries(Snapshot.open(summary.folder, verify=False), encoder, canaries)
+def _reason(error: BaseException) -> str:
+    if not isinstance(error, Exception):
+        return "stopped before its end; the same command goes on"
+    return " ".join(str(error).split()) or type(error).__name__
 
 
 def _tell(report: Report, collection: Collection, outcome: Outcome) -> None:

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import json
 import sys
-import urllib.error
+import threading
 import urllib.request
 from dataclasses import dataclass
+from http.client import HTTPException
 from pathlib import Path
 
 from prometheus_client import CollectorRegistry, Gauge, write_to_textfile
@@ -96,10 +97,19 @@ def call_webhook(url: str, outcome: Outcome) -> None:
         "text": outcome.line,
     }
     body = json.dumps(fields, ensure_ascii=False).encode()
-    request = urllib.request.Request(url, body, {"Content-Type": "application/json"}, method="POST")
+    # In a thread that is left behind: a time-out of urllib's is that of each read, and none that of a name server.
+    teller = threading.Thread(target=_post, args=(url, body), name="webhook", daemon=True)
+    teller.start()
+    teller.join(WEBHOOK_TIMEOUT_SECONDS)
+    if teller.is_alive():
+        _warn(f"the webhook has not answered within {WEBHOOK_TIMEOUT_SECONDS:g} s")
+
+
+def _post(url: str, body: bytes) -> None:
     try:
-        urllib.request.urlopen(request, timeout=WEBHOOK_TIMEOUT_SECONDS).close()
-    except (OSError, ValueError) as error:  # HTTP errors, time-outs and refused connections are OSErrors
+        request = urllib.request.Request(url, body, {"Content-Type": "application/json"}, method="POST")
+        urllib.request.urlopen(request).close()
+    except (OSError, ValueError, HTTPException) as error:  # HTTP errors and refused connections are OSErrors
         _warn(f"the webhook was not told ({error})")
 
 

@@ -107,7 +107,7 @@ class Collection:
             if snapshot.version != version:
                 raise BadSnapshot(f"{snapshot.folder} says it is version {snapshot.version}; restore the folder's name")
             if not force:
-                self._require_same_space(snapshot.manifest)
+                self.require_same_space(version, snapshot.manifest.space, snapshot.manifest.dim)
             if self.database is not None:
                 # First: whoever is killed here leaves a pointer to a version that is still there, and its services
                 # search that version's own collection.
@@ -118,6 +118,21 @@ class Collection:
                 file.flush()
                 os.fsync(file.fileno())
             self._point_to(version)
+
+    def require_same_space(self, name: str, space: str, dim: int) -> None:
+        """Refuses what the query encoder of the running services does not fit; `name` says what that is."""
+        current = self.current()
+        if current is None or current not in self.versions():
+            return
+        try:
+            old = Manifest.read(self.folder(current))
+        except BadSnapshot:  # a damaged snapshot must not keep a sound one from taking its place
+            return
+        if (old.space, old.dim) != (space, dim):
+            raise BadCollection(
+                f"{name} is in space {space} ({dim} dimensions), {current} in {old.space} ({old.dim}): the running "
+                "query encoder would not fit; if it changes too, build without --publish, then care index publish --force"
+            )
 
     def rollback(self, version: str | None = None) -> str:
         """Serves the version published before the current one, or the one named; returns its name."""
@@ -187,20 +202,6 @@ class Collection:
             with closing(self.database.connect()) as connected:
                 for version in versions:
                     connected.drop(version)
-
-    def _require_same_space(self, new: Manifest) -> None:
-        current = self.current()
-        if current is None or current == new.version or current not in self.versions():
-            return
-        try:
-            old = Manifest.read(self.folder(current))
-        except BadSnapshot:  # a damaged snapshot must not keep a sound one from taking its place
-            return
-        if (old.space, old.dim) != (new.space, new.dim):
-            raise BadCollection(
-                f"{new.version} is in space {new.space} ({new.dim} dimensions), {current} in {old.space} ({old.dim}): "
-                "the running query encoder would not fit; publish with --force if it changes too"
-            )
 
     def _point_to(self, version: str) -> None:
         temporary = self._pointer.with_name(".CURRENT.new")

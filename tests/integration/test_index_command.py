@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -13,6 +14,8 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 import cli
+from indexer.build import BuildOptions
+from indexer.reindex import Encoders, Release, Report, reindex
 from indexer.store import Collection
 from models.spec import EncoderSpec
 
@@ -87,11 +90,24 @@ def test_canaries_decide_what_is_published(place: Place) -> None:
     assert place.metric("care_index_published_timestamp_seconds") > 0
 
 
-def test_canaries_that_cannot_be_read_stop_the_run_before_its_work(place: Place) -> None:
-    code, _, err = place.build(ROWS, "--publish", "--canaries", place.folder / "nowhere")
+@pytest.mark.parametrize("option", ["--canaries", "--queries"])
+def test_queries_that_cannot_be_read_stop_the_run_before_its_work(place: Place, option: str) -> None:
+    metrics = ("--metrics-file", place.folder / "care.prom")
+    code, _, err = place.build(ROWS, "--publish", option, place.folder / "nowhere", *metrics)
     assert code == 1
-    assert "nowhere cannot be read" in err
+    assert "nowhere" in err
     assert place.collection.versions() == []
+    assert place.metric("care_index_run_success") == 0
+
+
+def test_versions_that_fail_do_not_heap_up(place: Place) -> None:
+    assert place.build(ROWS, "--publish")[0] == 0
+    served = place.collection.current()
+    canaries = place.write("canaries.jsonl", [{"query": "发热", "must": ["nowhere"]}])
+    for _ in range(3):
+        assert place.build(ROWS, "--publish", "--keep", 1, "--canaries", canaries)[0] == 1
+    assert len(place.collection.versions()) == 2
+    assert place.collection.versions()[0] == served == place.collection.current()
 
 
 def test_old_versions_go(place: Place) -> None:
@@ -104,21 +120,50 @@ def test_old_versions_go(place: Place) -> None:
     assert place.care("prune")[0] == 1
 
 
+def another_encoder(folder: Path, **facts: str) -> Path:
+    """The bundled encoder, but for what is said of it."""
+    folder.mkdir()
+    for path in BUNDLED.iterdir():
+        if path.name != "encoder.json":
+            (folder / path.name).symlink_to(path.resolve())
+    EncoderSpec.load(BUNDLED).model_copy(update=facts).save(folder)
+    return folder
+
+
 def test_another_encoder_is_announced(place: Place, tmp_path: Path) -> None:
     assert place.build(ROWS, "--publish")[0] == 0
     assert place.build(ROWS)[2] == ""
-    told = tmp_path / "told"
-    told.mkdir()
-    for path in BUNDLED.iterdir():
-        if path.name != "encoder.json":
-            (told / path.name).symlink_to(path.resolve())
-    EncoderSpec.load(BUNDLED).model_copy(update={"document_instruction": "为检索表示："}).save(told)
+    told = another_encoder(tmp_path / "told", document_instruction="为检索表示：")
     code, out, err = place.build(ROWS, "--encoder", told)
     assert code == 0
     assert err.count("\n") == 1
     assert "another encoder (" in err
     assert "every passage is encoded again" in err
     assert "(3 encoded, 0 reused)" in out
+
+
+def test_another_space_is_refused_before_anything_is_encoded(place: Place, tmp_path: Path) -> None:
+    assert place.build(ROWS, "--publish")[0] == 0
+    versions = place.collection.versions()
+    code, out, err = place.build(ROWS, "--publish", "--encoder", another_encoder(tmp_path / "new", space="elsewhere"))
+    assert (code, out, err.count("\n")) == (1, "", 1)
+    assert "is in space elsewhere (512 dimensions)" in err
+    assert place.collection.versions() == versions
+    assert place.build(ROWS, "--encoder", tmp_path / "new")[0] == 0
+    assert place.care("publish", "--force")[0] == 0
+
+
+def test_a_run_that_is_told_to_stop_is_reported(place: Place) -> None:
+    def stop(*_: object) -> Iterator[int]:
+        os.kill(os.getpid(), signal.SIGTERM)
+        yield 0
+
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+    corpus, report = [place.write("corpus.jsonl", ROWS)], Report(place.folder / "care.prom")
+    with pytest.raises(SystemExit, match="143"):
+        reindex(corpus, place.collection, Encoders(BUNDLED), BuildOptions(encode=stop), Release(), report)
+    assert place.metric("care_index_run_success") == 0
+    assert list((place.collection.root / "versions").iterdir()) == []
 
 
 def test_a_second_run_ends_with_75_and_names_the_first(place: Place) -> None:

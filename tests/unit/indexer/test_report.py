@@ -72,7 +72,10 @@ def test_metrics_that_cannot_be_written_are_a_line(tmp_path: Path, capsys: pytes
 
 
 class Listener(http.server.ThreadingHTTPServer):
-    """A webhook's receiver: remembers what came, answers with `status`, or never if `stalled` is not set."""
+    """A webhook's receiver: remembers what came, and answers with `status`, or first with whatever `greeting` is.
+
+    While `going` is not set it ends no answer; every now and then it sends `drip`.
+    """
 
     daemon_threads = True
 
@@ -80,6 +83,7 @@ class Listener(http.server.ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), Handler)
         self.got: list[tuple[str, dict[str, Any]]] = []
         self.status = 200
+        self.greeting = self.drip = b""
         self.going = threading.Event()
         self.going.set()
 
@@ -94,7 +98,11 @@ class Handler(http.server.BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         body = self.rfile.read(int(self.headers["Content-Length"]))
         self.server.got.append((self.headers["Content-Type"], json.loads(body)))
-        self.server.going.wait(30)
+        self.wfile.write(self.server.greeting)
+        if not self.server.going.is_set():
+            self.wfile.write(b"HTTP/1.0 200 OK\r\n")
+        while not self.server.going.wait(0.1):
+            self.wfile.write(self.server.drip)
         self.send_response(self.server.status)
         self.end_headers()
 
@@ -115,6 +123,9 @@ def listener() -> Iterator[Listener]:
         thread.start()
         yield server
         server.going.set()
+        for teller in threading.enumerate():
+            if teller.name == "webhook":
+                teller.join(30)
         server.shutdown()
         thread.join()
 
@@ -136,13 +147,27 @@ def test_a_webhook_that_refuses_is_a_line(listener: Listener, capsys: pytest.Cap
     assert "the webhook was not told (HTTP Error 500" in capsys.readouterr().err
 
 
-def test_a_webhook_that_does_not_answer_is_a_line(
-    listener: Listener, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("drip", [b"", b"X-More: 1\r\n"])
+def test_a_webhook_that_does_not_end_its_answer_is_a_line(
+    listener: Listener, drip: bytes, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(report, "WEBHOOK_TIMEOUT_SECONDS", 0.2)
+    monkeypatch.setattr(report, "WEBHOOK_TIMEOUT_SECONDS", 0.5)
+    listener.drip = drip
     listener.going.clear()
     call_webhook(listener.url, RUN)
-    assert "the webhook was not told (timed out)" in capsys.readouterr().err
+    assert "the webhook has not answered within 0.5 s" in capsys.readouterr().err
+
+
+def test_a_webhook_that_speaks_no_http_is_a_line(listener: Listener, capsys: pytest.CaptureFixture[str]) -> None:
+    listener.greeting = b"220 mail.example ESMTP\r\n"
+    call_webhook(listener.url, RUN)
+    assert "the webhook was not told (220 mail.example ESMTP" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("url", ["http://[::1/hook", "http://a b/hook", "http://127.0.0.1:99999/hook"])
+def test_a_webhook_that_has_no_address_is_a_line(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    call_webhook(url, RUN)
+    assert "the webhook was not told" in capsys.readouterr().err
 
 
 def test_a_webhook_that_nobody_serves_is_a_line(capsys: pytest.CaptureFixture[str]) -> None:
