@@ -131,7 +131,7 @@ class Collection:
         if (old.space, old.dim) != (space, dim):
             raise BadCollection(
                 f"{name} is in space {space} ({dim} dimensions), {current} in {old.space} ({old.dim}): the running "
-                "query encoder would not fit; if it changes too, build without --publish, then care index publish --force"
+                "query encoder would not fit; if it changes too, build without --publish, then publish with --force"
             )
 
     def rollback(self, version: str | None = None) -> str:

@@ -84,7 +84,13 @@ class PackedEncoder:
             raise BadEncoder(f"{folder}: a projection is not encoded by torch here; export it")
         # Flash attention has no kernel for fp32.
         backend = default_backend(place) if chosen is not Precision.FP32 else padded
-        weights = read_weights(encoder.backbone, encoder.spec.max_length, place, fp8=chosen is Precision.FP8)
+        try:
+            weights = read_weights(encoder.backbone, encoder.spec.max_length, place, fp8=chosen is Precision.FP8)
+        except torch.OutOfMemoryError as error:
+            raise OutOfDeviceMemory(
+                f"{place} has not the memory for the weights of {folder} in {chosen}; free it or use a larger one, "
+                "--precision fp8 or a smaller encoder"
+            ) from error
         # Compiling pays where memory is the limit between the products: on a card.
         decoder = PackedDecoder(weights, backend, compiled=place.type == "cuda")
         return cls(encoder.spec, chosen, encoder.tokenizer, weight_files(folder), decoder, place, token_budget)

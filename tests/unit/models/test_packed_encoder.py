@@ -11,12 +11,13 @@ from peft import LoraConfig, PeftModel, get_peft_model
 
 from models.errors import BadEncoder, OutOfDeviceMemory
 from models.export.check_texts import CHECK_TEXTS
+from models.packed import encoder as packed_encoder
 from models.packed.attention import BACKENDS
 from models.packed.decoder import PackedDecoder
 from models.packed.encoder import PackedEncoder
 from models.packed.layout import Packed
 from models.packed.stream import CHUNK_TEXTS, Item, batches, tokenised
-from models.packed.weights import read_weights
+from models.packed.weights import Weights, read_weights
 from models.spec import EncoderSpec, Pooling, Precision, Side, sha256_of
 from models.tokenizer import Tokens
 from models.torch_encoder import TorchEncoder, weight_files
@@ -79,6 +80,18 @@ def test_a_text_that_fits_nowhere_is_an_error_that_says_what_to_do() -> None:
     encoder = tiny_encoder("qwen3")
     with pytest.raises(OutOfDeviceMemory, match=r"one text of .* tokens; use a larger card"):
         packed(encoder, Forward(encoder, most=0), 400).encode(TEXTS, Side.DOCUMENT)
+
+
+def test_weights_that_fit_nowhere_are_an_error_that_says_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def too_much(*_: object, **__: object) -> Weights:
+        raise torch.OutOfMemoryError
+
+    tiny_encoder("qwen3").save(tmp_path)
+    monkeypatch.setattr(packed_encoder, "read_weights", too_much)
+    with pytest.raises(OutOfDeviceMemory, match=r"the weights of .* in fp32; free it or use a larger one"):
+        PackedEncoder.load(tmp_path, device="cpu")
 
 
 def test_no_texts_no_vectors() -> None:
