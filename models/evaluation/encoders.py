@@ -20,9 +20,12 @@ from models.errors import BadEncoder, CareError
 from models.evaluation.cache import Vectors
 from models.onnx_encoder import BULK_TOKENS, OnnxEncoder, bulk_batches
 from models.reader import has_graph
-from models.spec import SPEC_FILE, EncoderSpec, Pooling, Side, Variant, sha256_of
+from models.spec import SPEC_FILE, EncoderSpec, Pooling, Precision, Side, Variant, sha256_of
 
-DEVICE, DTYPE, MAX_LENGTH, POOLING, VARIANT = "device", "dtype", "max_length", "pooling", "variant"
+DEVICE, DTYPE, MAX_LENGTH, POOLING, PRECISION, VARIANT = (
+    "device", "dtype", "max_length", "pooling", "precision", "variant"
+)  # fmt: skip
+NO_INSTRUCTIONS = {"query_instruction": "", "document_instruction": ""}
 DTYPES = ("float32", "bfloat16", "float16")
 WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
 CONFIG_FILE = "config.json"
@@ -63,14 +66,19 @@ class Address:
 
 
 def open_encoder(text: str) -> OpenEncoder:
-    """Opens `FOLDER[,pooling=mean,…]`; pooling and max_length matter to folders without encoder.json only."""
-    address = Address.parse(text, (DEVICE, DTYPE, MAX_LENGTH, POOLING, VARIANT))
+    """Opens `FOLDER[,pooling=mean,…]`; pooling and max_length matter to folders without encoder.json only.
+
+    A precision has the folder read as the indexer reads an LLM's.
+    """
+    address = Address.parse(text, (DEVICE, DTYPE, MAX_LENGTH, POOLING, PRECISION, VARIANT))
     folder, options = Path(address.place), address.options
     if not folder.is_dir():
         raise BadEncoder(f"{folder}: no such encoder folder")
     described = (folder / SPEC_FILE).is_file()
     if described and (POOLING in options or MAX_LENGTH in options):
         raise BadEncoder(f"{text}: the folder's {SPEC_FILE} says its {POOLING} and {MAX_LENGTH}; leave them out")
+    if PRECISION in options:
+        return _open_packed(folder, options)
     if described and has_graph(folder) and DTYPE not in options:
         return _open_onnx(folder, options)
     if VARIANT in options:
@@ -103,7 +111,7 @@ def _open_torch(folder: Path, options: dict[str, str]) -> OpenEncoder:
     # By name: whoever imports this module must not need torch.
     torch, torch_encoder = import_module("torch"), import_module("models.torch_encoder")
     spec = EncoderSpec.load(folder) if (folder / SPEC_FILE).is_file() else _inferred(folder, options)
-    plain = spec.model_copy(update={"query_instruction": "", "document_instruction": ""})
+    plain = spec.model_copy(update=NO_INSTRUCTIONS)
     encoder = torch_encoder.TorchEncoder.load(folder, plain, dtype=getattr(torch, dtype))
     encoder.to(options.get(DEVICE, "cpu"))
     return OpenEncoder(
@@ -111,6 +119,21 @@ def _open_torch(folder: Path, options: dict[str, str]) -> OpenEncoder:
         spec=spec,
         fingerprint=_fingerprint(folder, spec, dtype),
         parameters=sum(parameter.numel() for parameter in encoder.parameters()),
+        encode=lambda texts: encoder.encode(texts, Side.DOCUMENT),
+    )
+
+
+def _open_packed(folder: Path, options: dict[str, str]) -> OpenEncoder:
+    precision = Precision(_choice(options, PRECISION, list(Precision)))
+    spec = EncoderSpec.load(folder)
+    plain = spec.model_copy(update=NO_INSTRUCTIONS)
+    packed = import_module("models.packed.encoder").PackedEncoder
+    encoder = packed.load(folder, plain, device=options.get(DEVICE), precision=precision)
+    return OpenEncoder(
+        name=f"{folder.resolve().name} ({precision})",
+        spec=spec,
+        fingerprint=encoder.fingerprint,
+        parameters=None,
         encode=lambda texts: encoder.encode(texts, Side.DOCUMENT),
     )
 

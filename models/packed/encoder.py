@@ -67,17 +67,20 @@ class PackedEncoder:
 
     @classmethod
     def load(
-        cls, folder: Path, *, device: str | None = None, precision: Precision | None = None,
-        token_budget: int | None = None, threads: int = 0,
+        cls, folder: Path, spec: EncoderSpec | None = None, *, device: str | None = None,
+        precision: Precision | None = None, token_budget: int | None = None, threads: int = 0,
     ) -> PackedEncoder:  # fmt: skip
-        """Opens and verifies an encoder folder; on the graphics card in bf16 if there is one, else here in fp32."""
+        """Opens and verifies an encoder folder; on the graphics card in bf16 if there is one, else here in fp32.
+
+        `spec` stands in for what the folder says of itself.
+        """
         place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
         if place.type == "cuda" and not torch.cuda.is_available():
             raise BadEncoder(f"--device {device}: torch sees no graphics card here")
         if threads:
             torch.set_num_threads(threads)
         chosen = precision or (Precision.BF16 if place.type == "cuda" else Precision.FP32)
-        encoder = TorchEncoder.load(folder, dtype=torch.float32 if chosen is Precision.FP32 else torch.bfloat16)
+        encoder = TorchEncoder.load(folder, spec, dtype=torch.float32 if chosen is Precision.FP32 else torch.bfloat16)
         if encoder.spec.pooling is not Pooling.EOS:
             raise BadEncoder(f"{folder}: pooling {encoder.spec.pooling} is not encoded by torch here; export it")
         if encoder.projection is not None:

@@ -8,7 +8,8 @@ import pytest
 from models.errors import BadEncoder, CareError
 from models.evaluation.encoders import Address, open_encoder
 from models.onnx_encoder import OnnxEncoder
-from models.spec import Pooling, Side
+from models.packed.encoder import PackedEncoder
+from models.spec import Pooling, Precision, Side
 from models.torch_encoder import TorchEncoder
 from models.transformers_folder import infer_spec
 from tests.support.tiny_models import tiny_encoder, write_checkpoint
@@ -82,6 +83,24 @@ def test_no_instruction_is_added_here(tmp_path: Path) -> None:
     (folder / "config_sentence_transformers.json").unlink()
     plain = open_encoder(f"{folder},pooling=cls")
     np.testing.assert_array_equal(opened.encode(TEXTS), plain.encode(TEXTS))
+
+
+def test_a_precision_reads_a_folder_as_the_indexer_does(tmp_path: Path) -> None:
+    """What fp8 costs is judged by what the indexer computes."""
+    encoder = tiny_encoder("qwen3")
+    encoder.spec = encoder.spec.model_copy(update={"document_instruction": "文档："})
+    encoder.save(tmp_path / "llm")
+    opened = {
+        precision: open_encoder(f"{tmp_path / 'llm'},precision={precision},device=cpu") for precision in Precision
+    }
+    for precision, each in opened.items():
+        indexer = PackedEncoder.load(tmp_path / "llm", device="cpu", precision=precision)
+        told = [each.spec.document_instruction + text for text in TEXTS]
+        np.testing.assert_array_equal(each.encode(told), indexer.encode(TEXTS, Side.DOCUMENT))
+        assert each.name == f"llm ({precision})"
+    assert len({each.fingerprint for each in opened.values()}) == len(opened)
+    with pytest.raises(BadEncoder, match="precision=fp4: choose from"):
+        open_encoder(f"{tmp_path / 'llm'},precision=fp4")
 
 
 def test_the_fingerprint_names_the_function(tmp_path: Path) -> None:
