@@ -55,7 +55,8 @@ class Cluster:
             try:
                 socket.create_connection((host, int(port)), CONNECT_SECONDS).close()
             except (OSError, ValueError, OverflowError) as error:
-                raise BadCluster(f"no Ray cluster answers at {self.address} ({error}); see `ray status`") from error
+                advice = "give local, auto or HOST:PORT of a cluster that `ray status` shows"
+                raise BadCluster(f"no Ray cluster answers at {self.address} ({error}); {advice}") from error
         _import_ray(self.address)
 
     def encode(self, shards: Iterable[list[str]], encoder: Encoder, place: Shards) -> Iterator[int]:

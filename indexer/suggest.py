@@ -55,7 +55,8 @@ def propose(measured: list[Measured], memory_bytes: int) -> Measured:
     fitting = [one for one in measured if one.recall is not None and one.expected_bytes <= memory_bytes]
     if not fitting:
         least = min(one.expected_bytes for one in measured if one.recall is not None)
-        raise BadBuild(f"no kind fits into {memory_bytes / 1e6:.0f} MB: the smallest needs {least / 1e6:.0f} MB")
+        needs = f"no kind fits into {memory_bytes / 1e6:.0f} MB: the smallest needs {least / 1e6:.0f} MB"
+        raise BadBuild(f"{needs}; allow more (--memory-mb), or search in a database (CARE_VECTORS)")
     return min(fitting, key=lambda one: one.expected_ms)
 
 
