@@ -12,7 +12,7 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import pairwise, zip_longest
 from pathlib import Path
 
 from indexer.store.changes import Change, Frame, holds_frame, read_frames, write_frame
@@ -93,7 +93,8 @@ class FreshLog:
 
     def _read(self, cursor: Cursor) -> tuple[list[Frame], Cursor]:
         frames: list[Frame] = []
-        for first in self._segments_from(cursor):
+        segments = self._segments_from(cursor)
+        for first, following in zip_longest(segments, segments[1:]):
             start = cursor.offset if first == cursor.segment else 0
             data = _read_from(self._path(first), start)
             offset = 0
@@ -105,6 +106,9 @@ class FreshLog:
                     cursor = Cursor(frame.position, first, start + offset)
             self._require_torn(first, data, offset)
             cursor = Cursor(cursor.position, first, start + offset)
+            # Nothing was appended to it after the next was begun: what it lacks was acknowledged.
+            if following is not None and following > cursor.position + 1:
+                raise BadLog(self._gap(cursor.position, following))
         return frames, cursor
 
     @contextmanager

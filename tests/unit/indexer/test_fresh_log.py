@@ -95,6 +95,21 @@ def test_damage_before_whole_frames_is_refused_and_nothing_is_cut(log: FreshLog)
     assert path.read_bytes() == content
 
 
+@pytest.mark.parametrize("kept", [0, 50, None])
+def test_a_sealed_segment_that_lost_its_end_is_refused(log: FreshLog, kept: int | None) -> None:
+    """What a death may leave at the end of the log is no excuse for a segment that others follow."""
+    log.append([posted("a")])
+    log.append([posted("b")])
+    log.seal()
+    assert names(log.read(START)[0]) == [["a"], ["b"]]
+    sealed = min(log.folder.iterdir())
+    content = sealed.read_bytes()
+    sealed.write_bytes(content[:-1] + b"!" if kept is None else content[:kept])
+    with pytest.raises(BadLog, match=r"goes on with position 3 after [01]; restore what is missing"):
+        log.read(START)
+    assert log.read(Cursor(2))[0] == []
+
+
 def test_sealed_segments_go_once_nobody_needs_them(log: FreshLog) -> None:
     assert log.seal() == 0
     log.append([posted("a")])
