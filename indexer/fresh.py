@@ -23,7 +23,7 @@ from indexer.store.fresh_log import Cursor
 from indexer.store.manifest import Manifest, verify_file
 from indexer.store.writer import WITHDRAWN_FILE
 
-DOCUMENTS_FILE = "documents.bin"
+DOCUMENTS_FILES = ("documents.bin", "documents.offsets.npy")
 
 
 @dataclass(frozen=True)
@@ -118,8 +118,9 @@ def _base(collection: Collection) -> tuple[Path, Manifest, Documents] | None:
         folder = collection.folder(version)
         try:
             manifest = Manifest.read(folder)
-            if manifest.fresh.posted:
-                verify_file(folder, manifest, DOCUMENTS_FILE, checksum=True)
+            for name in (*(DOCUMENTS_FILES if manifest.fresh.posted else ()), WITHDRAWN_FILE):
+                if name in manifest.files:
+                    verify_file(folder, manifest, name, checksum=True)
             return folder, manifest, Documents.open(folder, manifest.counts.documents)
         except BadSnapshot:
             continue

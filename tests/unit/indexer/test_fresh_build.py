@@ -170,6 +170,20 @@ def test_a_damaged_version_is_passed_over(place: Place) -> None:
     assert set(place.texts(place.build("a"))) == {"a", "x"}
 
 
+@pytest.mark.parametrize("content", [None, b"[]", b"{"])
+def test_a_withdrawn_document_does_not_come_back_with_a_damaged_version(place: Place, content: bytes | None) -> None:
+    place.build("a", "b")
+    place.delete("b")
+    second = place.build("a", "b")
+    assert set(place.texts(second)) == {"a"}
+    path = second.folder / "withdrawn.json"
+    if content is None:
+        path.unlink()
+    else:
+        path.write_bytes(content)
+    assert set(place.texts(place.build("a", "b"))) == {"a"}
+
+
 def test_a_posted_field_of_another_kind_than_the_corpus_has_is_a_bad_row(place: Place) -> None:
     place.build("a")
     place.post("x", year="last")
