@@ -7,6 +7,7 @@ of the vectors.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from hashlib import blake2b
 from itertools import islice
@@ -53,10 +54,14 @@ EncodeShards = Callable[[Iterable[list[str]], Encoder, Shards], Iterator[int]]
 
 
 def encode_here(shards: Iterable[list[str]], encoder: Encoder, place: Shards) -> Iterator[int]:
-    """In this process, one shard after the other."""
-    for texts in shards:
-        encode_shard(texts, encoder, place)
-        yield len(texts)
+    """In this process, one shard after the other; the texts of the next are read meanwhile."""
+    waiting = iter(shards)
+    with ThreadPoolExecutor(1, "reader") as reader:
+        ahead = reader.submit(next, waiting, None)
+        while (texts := ahead.result()) is not None:
+            ahead = reader.submit(next, waiting, None)
+            encode_shard(texts, encoder, place)
+            yield len(texts)
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +11,7 @@ import pytest
 
 from indexer.encode import Work, chunked, content_hashes
 from indexer.errors import BadBuild
-from indexer.store.shards import Embeddings, LocalShards
+from indexer.store.shards import LocalShards, Shard
 from models.onnx_encoder import OnnxEncoder, Vectors
 from models.spec import Side
 from tests.support.fast_encoder import DIM, FastEncoder
@@ -29,7 +30,7 @@ class Scaled(FastEncoder):
         return super().encode(texts, side) * np.float32(self._factor)
 
 
-def found(shards: Sequence[Embeddings]) -> dict[bytes, np.ndarray]:
+def found(shards: Sequence[Shard]) -> dict[bytes, np.ndarray]:
     return {h.tobytes(): v for shard in shards for h, v in zip(shard.hashes, shard.vectors, strict=True)}
 
 
@@ -44,16 +45,43 @@ def test_every_text_is_found_by_its_hash(encoder: OnnxEncoder, tmp_path: Path) -
         assert float(stored[content_hash.tobytes()] @ alone) > 0.99  # int8 scales differ between batches
 
 
-def test_a_shard_is_on_the_disk_before_the_next_text_is_read(tmp_path: Path) -> None:
-    counts = []
+class Waiting(FastEncoder):
+    """Encodes nothing before `reading` is set."""
 
-    def texts() -> list[str]:
-        for text in TEXTS:
-            counts.append(len(list(tmp_path.glob("*.npy"))))
+    def __init__(self) -> None:
+        super().__init__()
+        self.reading = threading.Event()
+
+    def encode(self, texts: Sequence[str], side: Side) -> Vectors:
+        assert self.reading.wait(60)
+        return super().encode(texts, side)
+
+
+def test_the_next_shard_is_read_while_one_is_encoded_but_no_further_one(tmp_path: Path) -> None:
+    encoder, finished = Waiting(), []
+
+    def texts() -> Iterator[str]:
+        for number, text in enumerate(TEXTS):
+            if number == 2:
+                encoder.reading.set()
+            finished.append(len(list(tmp_path.glob("*.npy"))))
             yield text
 
-    Work(LocalShards(tmp_path), 2).do(texts(), len(TEXTS), FastEncoder())
-    assert counts == [0, 0, 1, 1, 2]
+    Work(LocalShards(tmp_path), 2).do(texts(), len(TEXTS), encoder)
+    assert encoder.texts == TEXTS
+    assert finished[:2] == [0, 0]
+    assert finished[4] >= 1
+
+
+def test_texts_that_cannot_be_read_end_the_work_with_their_error(tmp_path: Path) -> None:
+    def texts() -> Iterator[str]:
+        yield from TEXTS[:3]
+        raise OSError(5, "Input/output error")
+
+    place = LocalShards(tmp_path)
+    with pytest.raises(OSError, match="Input/output error"):
+        Work(place, 2).do(texts(), len(TEXTS), FastEncoder())
+    assert [len(shard.hashes) for shard in place.read(DIM)] == [2]
 
 
 def test_progress_bar_is_quiet_without_a_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
