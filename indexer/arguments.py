@@ -73,7 +73,7 @@ def add_keep(parser: ArgumentParser) -> None:
 
 
 def add_diff(parser: ArgumentParser) -> None:
-    parser.add_argument("old", nargs="?", help="version (default: the served one)")
+    parser.add_argument("old", nargs="?", help="version (default: the served one, or what it replaced)")
     parser.add_argument("new", nargs="?", help="version (default: the newest)")
     parser.add_argument("--queries", type=Path, help='queries to compare, one {"text": …} a line (default: made up)')
     parser.add_argument("--query-encoder", type=Path, default=ENCODER, help="folder that reads them (%(default)s)")

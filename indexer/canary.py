@@ -40,7 +40,9 @@ def load_canaries(path: Path) -> list[Canary]:
             try:
                 canaries.append(Canary.model_validate_json(line))
             except ValidationError as error:
-                raise BadQueries(f"{path}:{number}: {error.errors()[0]['msg']}; see care index build --help") from error
+                first = error.errors()[0]
+                reason = ": ".join([*map(str, first["loc"]), first["msg"]])
+                raise BadQueries(f"{path}:{number}: {reason}; see care index build --help") from error
     if not canaries:
         raise BadQueries(f"{path} holds no query; write one, or leave --canaries out")
     return canaries

@@ -22,6 +22,7 @@ from indexer.recall import encode_queries, sample_queries
 from indexer.reindex import reindex
 from indexer.store import Collection, Snapshot
 from indexer.store.documents import Documents
+from indexer.store.kinds import LEAST_ROWS_FOR_LISTS
 from indexer.suggest import SAMPLE_ROWS, measure_kinds, propose
 from models.onnx_encoder import OnnxEncoder, Vectors
 
@@ -86,8 +87,9 @@ def _queries(encoder: Path, snapshot: Snapshot) -> Vectors:
 
 
 def _diff(arguments: Namespace, collection: Collection) -> Iterator[str]:
-    old = Snapshot.open(collection.folder(choose(collection, arguments.old)), verify=False)
-    new = Snapshot.open(collection.folder(arguments.new or newest(collection)), verify=False)
+    after = arguments.new or newest(collection)
+    old = Snapshot.open(collection.folder(arguments.old or _before(collection, after)), verify=False)
+    new = Snapshot.open(collection.folder(after), verify=False)
     diff = compare_documents(old.documents, new.documents)
     yield f"{old.version} → {new.version}"
     yield f"added: {_ids(new.documents, diff.added.tolist())}"
@@ -104,6 +106,12 @@ def _diff(arguments: Namespace, collection: Collection) -> Iterator[str]:
         yield f"  {answer.query}: {'; '.join(moves) or 'another order'}"
 
 
+def _before(collection: Collection, version: str) -> str:
+    """What a version is compared with unless told: the served one, or what that replaced where it is the served one."""
+    served = choose(collection, None)
+    return served if served != version else collection.previous() or served
+
+
 def _suggest(arguments: Namespace, collection: Collection) -> Iterator[str]:
     snapshot = Snapshot.open(collection.folder(choose(collection, arguments.version)), verify=False)
     queries = _queries(arguments.query_encoder, snapshot)
@@ -118,6 +126,8 @@ def _suggest(arguments: Namespace, collection: Collection) -> Iterator[str]:
         recall = f"{one.recall:.3f}" if one.recall is not None else "too low"
         times = f"{one.sample_ms:7.2f}  {one.expected_ms:11.2f}"
         yield f"{one.kind:8}  {recall:>9}  {one.depth:5}  {times}  {one.expected_bytes / 1e6:11.0f}"
+    if sample < LEAST_ROWS_FOR_LISTS:
+        yield f"ivf-pq and rabitq are not measured: they want {LEAST_ROWS_FOR_LISTS} passages"
     yield f"--index {propose(measured, memory).kind}"
 
 

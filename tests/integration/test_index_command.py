@@ -193,10 +193,13 @@ def test_diff_and_suggest_are_said_in_a_few_lines(place: Place) -> None:
         "removed: 1 documents (fever)",
         "answers: 3 of 3 queries have another top 10",
     ]
+    assert place.care("publish")[0] == 0
+    assert place.care("diff")[1] == out  # what is served is the newest: against what it replaced
     queries = place.write("queries.jsonl", [{"text": "发烧"}])
     assert "answers: 0 of 1 queries" in place.care("diff", first, first, "--queries", queries)[1]
     code, out, _ = place.care("suggest", "--passages", 10)
     assert code == 0
+    assert out.splitlines()[-2] == "ivf-pq and rabitq are not measured: they want 1000 passages"
     assert out.splitlines()[-1].startswith("--index ")
     assert "content " in place.care("verify")[1]
 

@@ -114,11 +114,11 @@ def test_canaries_are_read_from_json_lines(tmp_path: Path) -> None:
     ("row", "said"),
     [
         (b"{", "c.jsonl:2: Invalid JSON"),
-        ({"query": "q"}, "c.jsonl:2: Field required"),
+        ({"query": "q"}, "c.jsonl:2: must: Field required"),
         ({"query": "q", "must": []}, "c.jsonl:2: .*at least 1"),
         ({"query": "", "must": ["a"]}, "c.jsonl:2: .*at least 1"),
-        ({"query": "q", "must": ["a"], "within": 0}, "c.jsonl:2: .*greater than 0"),
-        ({"query": "q", "must": ["a"], "width": 1}, "c.jsonl:2: Extra inputs"),
+        ({"query": "q", "must": ["a"], "within": 0}, "c.jsonl:2: within: .*greater than 0"),
+        ({"query": "q", "must": ["a"], "width": 1}, "c.jsonl:2: width: Extra inputs"),
     ],
 )
 def test_a_canary_that_is_none_is_named(tmp_path: Path, row: object, said: str) -> None:
