@@ -88,8 +88,8 @@ def _queries(encoder: Path, snapshot: Snapshot) -> Vectors:
 
 def _diff(arguments: Namespace, collection: Collection) -> Iterator[str]:
     after = arguments.new or newest(collection)
-    old = Snapshot.open(collection.folder(arguments.old or _before(collection, after)), verify=False)
-    new = Snapshot.open(collection.folder(after), verify=False)
+    old = Snapshot.open(collection.folder(arguments.old or _before(collection, after)))
+    new = Snapshot.open(collection.folder(after))
     diff = compare_documents(old.documents, new.documents)
     yield f"{old.version} → {new.version}"
     yield f"added: {_ids(new.documents, diff.added.tolist())}"
@@ -113,7 +113,7 @@ def _before(collection: Collection, version: str) -> str:
 
 
 def _suggest(arguments: Namespace, collection: Collection) -> Iterator[str]:
-    snapshot = Snapshot.open(collection.folder(choose(collection, arguments.version)), verify=False)
+    snapshot = Snapshot.open(collection.folder(choose(collection, arguments.version)))
     queries = _queries(arguments.query_encoder, snapshot)
     passages = arguments.passages or len(snapshot.passages)
     machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

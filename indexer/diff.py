@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,8 +16,9 @@ from indexer.encode import Encoder
 from indexer.probe import top_documents
 from indexer.publish import served_manifest
 from indexer.store.collection import Collection
-from indexer.store.documents import Documents
+from indexer.store.documents import COMPARED_FILES, Documents
 from indexer.store.errors import BadSnapshot
+from indexer.store.manifest import Manifest, verify_file
 from indexer.store.snapshot import Snapshot
 
 BLOCK = 1 << 18
@@ -66,13 +68,21 @@ def changes_since_published(collection: Collection, new: Documents) -> Changes:
     """Against the version that is served; where none is, or none that can be read, every document is new."""
     served = served_manifest(collection)
     try:
-        old = Documents.open(collection.folder(served.version), served.counts.documents) if served else None
+        old = _open_sound(collection.folder(served.version), served) if served else None
     except BadSnapshot:
         old = None
     if old is None:
         return Changes(len(new), 0, 0)
     diff = compare_documents(old, new)
     return Changes(len(diff.added), len(diff.changed), len(diff.removed))
+
+
+def _open_sound(folder: Path, manifest: Manifest) -> Documents:
+    """The documents, once what they are compared by is what was written."""
+    for name in COMPARED_FILES:
+        if name in manifest.files:  # format 1 has no digests
+            verify_file(folder, manifest, name, checksum=True)
+    return Documents.open(folder, manifest.counts.documents)
 
 
 def compare_answers(old: Snapshot, new: Snapshot, encoder: Encoder, queries: Sequence[str]) -> list[ChangedAnswer]:

@@ -58,7 +58,7 @@ def publish(
     before = collection.current()
     after = version or newest(collection)
     if collection.database is not None and measure is not None:
-        _put_into(collection.database, Snapshot.open(collection.folder(after), verify=False), measure)
+        _put_into(collection.database, Snapshot.open(collection.folder(after)), measure)
     collection.publish(after, force=force)
     return Move(before, after)
 

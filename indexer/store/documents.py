@@ -23,6 +23,9 @@ Value = str | bool | int | float | Sequence[str] | None
 Metadata = Mapping[str, Value]
 
 DIGESTS_FILE = "documents.digests.npy"
+ID_HASHES_FILE, ID_ROWS_FILE = "ids.hashes.npy", "ids.rows.npy"
+# What two versions are compared by.
+COMPARED_FILES = (DIGESTS_FILE, ID_HASHES_FILE, ID_ROWS_FILE)
 DIGEST_BYTES = 16
 
 
@@ -95,8 +98,8 @@ def _write_sorted(folder: Path, hashes: Array) -> None:
     """`ids.hashes.npy`, ascending, and `ids.rows.npy`."""
     bits = part_bits(len(hashes))
     with (
-        ArrayWriter(folder / "ids.hashes.npy", "<u8") as ascending,
-        ArrayWriter(folder / "ids.rows.npy", "<i4") as rows,
+        ArrayWriter(folder / ID_HASHES_FILE, "<u8") as ascending,
+        ArrayWriter(folder / ID_ROWS_FILE, "<i4") as rows,
     ):
         for part in range(1 << bits):
             inside = rows_of_part(hashes, bits, part)
@@ -125,8 +128,8 @@ class Documents:
         return cls(
             Blob.open(folder, "documents", 2 * count),
             load_array(digests, "|u1", (count, DIGEST_BYTES)) if digests.exists() else None,  # format 1 has none
-            load_array(folder / "ids.hashes.npy", "<u8", (count,)),
-            load_array(folder / "ids.rows.npy", "<i4", (count,)),
+            load_array(folder / ID_HASHES_FILE, "<u8", (count,)),
+            load_array(folder / ID_ROWS_FILE, "<i4", (count,)),
         )
 
     def __len__(self) -> int:

@@ -202,6 +202,12 @@ def test_diff_and_suggest_are_said_in_a_few_lines(place: Place) -> None:
     assert out.splitlines()[-2] == "ivf-pq and rabitq are not measured: they want 1000 passages"
     assert out.splitlines()[-1].startswith("--index ")
     assert "content " in place.care("verify")[1]
+    documents = place.collection.folder(second) / "documents.bin"
+    documents.write_bytes(b"!" * documents.stat().st_size)
+    for action in ("diff", "suggest"):
+        code, out, err = place.care(action)
+        assert (code, out, err.count("\n")) == (1, "", 1)
+        assert "documents.bin was altered" in err
 
 
 @pytest.mark.parametrize(

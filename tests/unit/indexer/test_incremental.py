@@ -154,6 +154,16 @@ def test_a_served_version_that_cannot_be_read_does_not_stop_a_build(corpus: Corp
     assert corpus.collection.current() == later.version
 
 
+@pytest.mark.parametrize("name", ["ids.rows.npy", "ids.hashes.npy", "documents.digests.npy"])
+def test_a_served_version_that_was_altered_does_not_stop_a_build(corpus: Corpus, name: str) -> None:
+    first, _ = corpus.build(ROWS)
+    path = first.folder / name
+    content = path.read_bytes()
+    path.write_bytes(content[:128] + b"\xff" * (len(content) - 128))
+    summary, texts = corpus.build(ROWS)
+    assert (texts, summary.changes) == ([], Changes(7, 0, 0))
+
+
 def test_shards_of_a_finished_build_are_gone(corpus: Corpus) -> None:
     corpus.build(ROWS)
     encoder = FastEncoder()
