@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import platform
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,7 +25,7 @@ def sole_builder(path: Path) -> Iterator[None]:
             holder = file.read().strip() or "unknown"
             raise Busy(f"process {holder} is at work on {path.parent}; wait until it has ended") from None
         file.truncate(0)
-        file.write(f"{os.getpid()}\n")
+        file.write(f"{os.getpid()} on {platform.node()}\n")
         file.flush()
         yield
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 import shutil
 import subprocess
 import sys
@@ -219,13 +220,13 @@ def test_a_second_builder_is_told_who_the_first_is(collection: Collection) -> No
         try:
             assert other.stdout is not None
             assert other.stdout.readline() == "in\n"
-            with pytest.raises(Busy, match=f"process {other.pid} is at work on {collection.root}") as busy:
+            with pytest.raises(Busy, match=f"process {other.pid} on .+ is at work on {collection.root}") as busy:
                 prune(collection, keep=1, keep_days=None)
             assert busy.value.exit_code == 75
         finally:
             other.kill()
     with collection.sole_builder():  # the system lets go of the lock of a process that was killed
-        assert (collection.root / "LOCK").read_text() == f"{os.getpid()}\n"
+        assert (collection.root / "LOCK").read_text() == f"{os.getpid()} on {platform.node()}\n"
 
 
 def test_a_builder_clears_away_what_a_dead_one_left(collection: Collection) -> None:
