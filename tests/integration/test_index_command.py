@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -155,7 +154,7 @@ def test_another_space_is_refused_before_anything_is_encoded(place: Place, tmp_p
 
 def test_a_run_that_is_told_to_stop_is_reported(place: Place) -> None:
     def stop(*_: object) -> Iterator[int]:
-        os.kill(os.getpid(), signal.SIGTERM)
+        signal.raise_signal(signal.SIGTERM)
         yield 0
 
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
