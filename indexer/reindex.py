@@ -133,6 +133,8 @@ def _run(
     corpus: Sequence[Path], collection: Collection, encoders: Encoders, options: BuildOptions, release: Release
 ) -> tuple[BuildSummary, int]:
     """The finished build, and how many old versions were removed."""
+    with collection.sole_builder():
+        pass  # before a large encoder is opened beside that of another run, and fails for want of memory
     encoder = encoders.load()
     # Before the work, not after it: what is not there or does not fit should not cost a night.
     if release.publish:
