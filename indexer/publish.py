@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
-from contextlib import closing
+from collections.abc import Callable, Iterator
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
@@ -108,6 +108,13 @@ def served_manifest(collection: Collection) -> Manifest | None:
         return Manifest.read(collection.folder(current)) if current else None
     except (BadCollection, BadSnapshot):
         return None
+
+
+def readable(collection: Collection) -> Iterator[Manifest]:
+    """The manifests of all versions that have one that can be read, oldest first."""
+    for version in collection.versions():
+        with suppress(BadSnapshot):
+            yield Manifest.read(collection.folder(version))
 
 
 def is_encoded_by(collection: Collection, encoder: Path) -> bool:

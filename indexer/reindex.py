@@ -17,7 +17,7 @@ from indexer.cluster import Cluster
 from indexer.encode import Encoder
 from indexer.errors import BadBuild
 from indexer.probe import load_queries
-from indexer.publish import Measure, prune, publish, served_manifest
+from indexer.publish import Measure, prune, publish, readable, served_manifest
 from indexer.recall import encode_queries, sample_queries
 from indexer.report import Outcome, call_webhook, summary_line, write_metrics
 from indexer.store.collection import Collection
@@ -173,7 +173,7 @@ def _queries(encoder: Encoder, options: BuildOptions, snapshot: Snapshot) -> Vec
 def _announce(collection: Collection, encoder: Encoder) -> None:
     """Says that everything will be encoded again, before hours are spent on it."""
     served = served_manifest(collection)
-    if served and served.encoder.fingerprint != encoder.fingerprint:
+    if served and not any(own.encoder.fingerprint == encoder.fingerprint for own in readable(collection)):
         change = f"{served.encoder.fingerprint} made {served.version}, this one is {encoder.fingerprint}"
         print(f"care index: another encoder ({change}): every passage is encoded again", file=sys.stderr)
 

@@ -139,6 +139,9 @@ def test_another_encoder_is_announced(place: Place, tmp_path: Path) -> None:
     assert "another encoder (" in err
     assert "every passage is encoded again" in err
     assert "(3 encoded, 0 reused)" in out
+    code, out, err = place.build(ROWS, "--encoder", told)  # whose vectors are known, though another's are served
+    assert (code, err) == (0, "")
+    assert "(0 encoded, 3 reused)" in out
 
 
 def test_another_space_is_refused_before_anything_is_encoded(place: Place, tmp_path: Path) -> None:
