@@ -95,7 +95,7 @@ def test_cleared_is_gone(tmp_path: Path) -> None:
 
 
 def test_there_may_be_more_shards_than_files_may_be_open(tmp_path: Path) -> None:
-    shards, made = LocalShards(tmp_path), [some(seed=number) for number in range(200)]
+    shards, made = LocalShards(tmp_path), [some(seed=number) for number in range(80)]
     for each in made:
         shards.write(each)
     reuse = Reuse(np.concatenate([each.hashes for each in made]))
