@@ -30,7 +30,14 @@ DTYPES = ("float32", "bfloat16", "float16")
 WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
 CONFIG_FILE = "config.json"
 # What of a checkpoint decides about its vectors.
-CHECKPOINT_FILES = (CONFIG_FILE, "tokenizer.json", "tokenizer_config.json", "vocab.txt", *WEIGHTS)
+CHECKPOINT_FILES = (
+    CONFIG_FILE,
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "vocab.txt",
+    *WEIGHTS,
+    "adapter/adapter_*.*",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +163,7 @@ def _fingerprint(folder: Path, spec: EncoderSpec, dtype: str) -> str:
     """Names the function from the spec, the arithmetic and the content of every file that decides about it."""
     facts = spec.model_dump(mode="json", include={"pooling", "dim", "max_length", "normalize"})
     paths = {path for pattern in CHECKPOINT_FILES for path in folder.glob(pattern)}
-    files = {path.name: sha256_of(path) for path in sorted(paths)}
+    files = {path.relative_to(folder).as_posix(): sha256_of(path) for path in sorted(paths)}
     return hashlib.sha256(json.dumps([facts, dtype, files], sort_keys=True).encode()).hexdigest()[:16]
 
 

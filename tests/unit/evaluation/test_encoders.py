@@ -4,6 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from peft import LoraConfig, get_peft_model
 
 from models.errors import BadEncoder, CareError
 from models.evaluation.encoders import Address, open_encoder
@@ -114,9 +115,14 @@ def test_the_fingerprint_names_the_function(tmp_path: Path) -> None:
         f"{folder},pooling=cls,max_length=16",
         f"{folder},pooling=cls,dtype=bfloat16",
     ]
+    adapted = tmp_path / "adapted"
+    shutil.copytree(folder, adapted)
+    config = LoraConfig(target_modules=["query"])
+    get_peft_model(tiny_encoder("bert").backbone, config).save_pretrained(adapted / "adapter")
+    different.append(f"{adapted},pooling=cls")
     tiny_encoder("bert", seed=1).backbone.save_pretrained(other)
     found = {open_encoder(text).fingerprint for text in (*different, f"{other},pooling=cls")}
-    assert len(found) == 4
+    assert len(found) == 5
     assert fingerprint not in found
 
 
