@@ -24,9 +24,12 @@ def sole_builder(path: Path) -> Iterator[None]:
             file.seek(0)
             holder = file.read().strip() or "unknown"
             raise Busy(f"process {holder} is at work on {path.parent}; wait until it has ended") from None
-        file.truncate(0)
-        file.write(f"{os.getpid()} on {platform.node()}\n")
-        file.flush()
+        try:
+            os.ftruncate(file.fileno(), 0)
+            os.write(file.fileno(), f"{os.getpid()} on {platform.node()}\n".encode())
+        except OSError as error:
+            error.filename = str(path)  # a write that fails does not say where
+            raise
         yield
 
 
