@@ -1,6 +1,7 @@
 """`make overload`: ten times what the service can answer, for half a minute. Does it stay quick for those it accepts?
 
   python -m loadtest.overload                     the example corpus, a service started for the run, caches off
+  python -m loadtest.overload --cached            its process cache on: no query comes twice, so it only gets in the way
 
 What is measured, in this order
 - unloaded: one connection, one request after another; its p99 is the yardstick.
@@ -35,7 +36,7 @@ from pathlib import Path
 
 from loadtest import bench_facts
 from loadtest.answers import read_queries
-from loadtest.bench import QUERIES
+from loadtest.bench import CACHE, QUERIES
 from loadtest.bench_processes import FORCED, Started, build_example, care_server, running
 from loadtest.client import PATH, Job, measure
 from loadtest.errors import BenchError
@@ -150,12 +151,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--queries", type=Path, default=QUERIES, help="JSON lines with a text each (the example's)")
     parser.add_argument("--mode", default="hybrid", help="dense, lexical or hybrid (%(default)s)")
     parser.add_argument("--seconds", type=float, default=SECONDS, help="length of the overload (%(default)s)")
+    parser.add_argument("--cached", action="store_true", help="with the service's process cache")
     parser.add_argument("--serve", default="", help="further flags of care serve, as one argument ('--workers 2')")
     given = parser.parse_args(arguments)
     command = shlex.join(["python", "-m", "loadtest.overload", *(sys.argv[1:] if arguments is None else arguments)])
     machine = bench_facts.machine()
+    settings = FORCED | (CACHE if given.cached else {})
     try:
-        with _service(given.collection, shlex.split(given.serve)) as started:
+        with _service(given.collection, settings, shlex.split(given.serve)) as started:
             queries = read_queries(given.queries)
             measure(Job(started.url, queries, given.mode, CAPACITY_CONNECTIONS, 2.0))
             result = overload(started, queries, given.mode, given.seconds)
@@ -167,7 +170,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "commit": bench_facts.commit(),
         "date": f"{datetime.now(UTC):%Y-%m-%d}",
         "machine": machine,
-        "settings": bench_facts.settings(FORCED),
+        "settings": bench_facts.settings(settings),
         "load": f"{given.mode}; {len(queries)} queries, each time with another number after it",
     }
     print(as_markdown(facts, result))
@@ -175,13 +178,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 @contextlib.contextmanager
-def _service(collection: Path | None, flags: Sequence[str]) -> Iterator[Started]:
+def _service(collection: Path | None, settings: dict[str, str], flags: Sequence[str]) -> Iterator[Started]:
     with tempfile.TemporaryDirectory(prefix="care-overload-") as made:
         folder = Path(made)
         if collection is None:
             collection = folder / "collection"
             build_example(collection)
-        with running(care_server(collection.resolve(), FORCED, *flags), folder) as started:
+        with running(care_server(collection.resolve(), settings, *flags), folder) as started:
             yield started
 
 

@@ -2,6 +2,7 @@
 
 Refusing must not take the time of answering. Who came in and was not answered yet is counted here: many may come in one
 turn of the event loop, long before the first of them reaches the engine's queue, and answers take their time too.
+Where answers are cached, those that were given lately are known by the bytes that asked for them, and come in always.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable
+from http import HTTPStatus
 from typing import NamedTuple
 
 from starlette.datastructures import State
@@ -16,12 +18,14 @@ from starlette.types import Receive, Scope, Send
 
 from service.api import search
 from service.errors import ErrorAnswer, Overloaded, answer_for
-from service.middleware import RequestFrame
+from service.middleware import STATUS, RequestFrame
 
 # Who takes longer than this waits for something else than the engine, and keeps nobody out.
 MEMORY_SECONDS = 0.05
 # How long nobody else is let in after a refusal: asking for room is half of what a refusal costs.
 SHUT_SECONDS = 0.0005
+# So many of the requests that were answered last are let in whatever the load, for a cache should know the answer.
+KNOWN_REQUESTS = 8192
 # The head of a search whose end is known. Of more than 999 bytes, which may hold many queries in a lane of their own,
 # of chunks, or of a client that waits to be told to go on, it takes a parser to know more.
 LINES = rb"(?:(?!Content-Length|Transfer-Encoding|Expect|Upgrade)[\w-]+:[^\r\n]*\r\n)*"
@@ -32,6 +36,7 @@ HEAD = re.compile(
 )
 OWN_ID = re.compile(rb"\r\nX-Request-Id: *([^\r\n]*)", re.IGNORECASE)
 CLOSE = re.compile(rb"\r\nConnection:[^\r\n]*close", re.IGNORECASE)
+CONTENT = "care.content"
 
 
 class Refused(NamedTuple):
@@ -54,30 +59,39 @@ class Door:
         self._shut_until = 0.0
         self._unasked = 0
         self._inside: dict[int, float] = {}  # since when, the oldest first, by the scope's identity
+        self._coming: int | None = None
+        self._answered: dict[int, None] = {}  # contents, the latest last
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             await self._app(scope, receive, send)
         finally:
             self._inside.pop(id(scope), None)
+            if (content := scope.get(CONTENT)) is not None:
+                self._learn(content, scope.get(STATUS))
 
     def refuse(self, data: bytes) -> Refused | None:
         """What becomes of a search that is not let in; `data` begins with a request. None: let it be parsed."""
+        self._coming = None
         head = HEAD.match(data)
         if head is None:
             return None
-        overloaded = self._overloaded()
-        if overloaded is None:
-            return None
         method, length = head.groups()
+        size = head.end() + int(length or 0)
+        if self._state.runtime.searcher.remembers and len(data) >= size:
+            self._coming = hash((data[: data.index(b"\r")], data[head.end() : size]))
+        overloaded = self._overloaded()
+        if overloaded is None or self._coming in self._answered:
+            return None
         own_id, close = OWN_ID.search(data, 0, head.end()), CLOSE.search(data, 0, head.end()) is not None
         answer = self._app.refuse(overloaded, method.decode(), search.PATH, own_id and own_id[1], close=close)
-        return Refused(answer, head.end() + int(length or 0), close)
+        return Refused(answer, size, close)
 
     def enter(self, scope: Scope) -> None:
-        """Counts a search that comes in until it is answered, or a while."""
+        """Counts a search that comes in until it is answered, or a while; it is the one that was not refused last."""
         if is_search(scope):
             self._inside[id(scope)] = self._clock()
+            scope[CONTENT], self._coming = self._coming, None
 
     def _overloaded(self) -> ErrorAnswer | None:
         """What is said to whoever comes now; None where there is room."""
@@ -93,6 +107,14 @@ class Door:
         finally:
             self._unasked = 0
         return None
+
+    def _learn(self, content: int, status: int | None) -> None:
+        """Keeps what was answered; what was not, though it came in, no cache knows any more."""
+        self._answered.pop(content, None)
+        if status == HTTPStatus.OK:
+            self._answered[content] = None
+            if len(self._answered) > KNOWN_REQUESTS:
+                del self._answered[next(iter(self._answered))]
 
     def _count(self, now: float) -> int:
         long_ago = now - MEMORY_SECONDS

@@ -24,6 +24,7 @@ access_logger = logging.getLogger(ACCESS_LOGGER)
 
 REQUEST_ID = "care.request_id"
 QUERIES = "care.queries"
+STATUS = "care.status"
 SANE_ID = re.compile(rb"[A-Za-z0-9._:-]{1,64}")
 # What proxies write for a client that closed the connection before its answer.
 CLIENT_CLOSED = 499
@@ -68,7 +69,8 @@ class RequestFrame:
             await send_bytes(send_with_id, answer.body(request_id), answer.status, answer.header_pairs())
         finally:
             seconds, queries = perf_counter() - began, scope.get(QUERIES)
-            self._account(scope["method"], self._route(scope), request_id, status or CLIENT_CLOSED, seconds, queries)
+            scope[STATUS] = status or CLIENT_CLOSED
+            self._account(scope["method"], self._route(scope), request_id, scope[STATUS], seconds, queries)
 
     def refuse(self, answer: ErrorAnswer, method: str, route: str, own_id: bytes | None, *, close: bool) -> bytes:
         """The whole answer to a request that is not to come in; `close`: its connection ends with it."""

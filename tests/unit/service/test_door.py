@@ -9,9 +9,9 @@ from types import SimpleNamespace
 
 import pytest
 from starlette.datastructures import State
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from service.door import MEMORY_SECONDS, SHUT_SECONDS, Door
+from service.door import KNOWN_REQUESTS, MEMORY_SECONDS, SHUT_SECONDS, Door
 from service.errors import Overloaded
 from service.metrics import Metrics
 from service.middleware import RequestFrame
@@ -29,11 +29,26 @@ async def no_app(scope: Scope, receive: Receive, send: Send) -> None:
     """Answers nothing."""
 
 
-class House:
-    """A searcher with so many places; says how many it was told are inside."""
+class Answering:
+    """Answers with a status."""
 
-    def __init__(self, places: int) -> None:
+    def __init__(self) -> None:
+        self.status = 200
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": self.status, "headers": []})
+
+
+async def nowhere(message: Message) -> None:
+    """Takes what is sent."""
+
+
+class House:
+    """A searcher with so many places, perhaps with a cache; says how many it was told are inside."""
+
+    def __init__(self, places: int, *, remembers: bool = False) -> None:
         self.places = places
+        self.remembers = remembers
         self.told: list[int] = []
         self.unasked: list[int] = []
 
@@ -44,8 +59,8 @@ class House:
             raise Overloaded("no room", 2.5)
 
 
-def door_of(house: House, clock: Callable[[], float] = time.monotonic) -> Door:
-    frame = RequestFrame(no_app, Metrics(), ["/v1/search"], access_log=False)
+def door_of(house: House, clock: Callable[[], float] = time.monotonic, app: ASGIApp = no_app) -> Door:
+    frame = RequestFrame(app, Metrics(), ["/v1/search"], access_log=False)
     return Door(frame, State({"runtime": SimpleNamespace(searcher=house)}), clock)
 
 
@@ -153,3 +168,54 @@ def test_after_a_refusal_the_door_stays_shut_for_a_moment_and_counts_who_comes()
     assert door.refuse(PLAIN) is None
     assert door.refuse(PLAIN) is None
     assert house.unasked == [0, 3, 0]
+
+
+async def ask(door: Door, data: bytes) -> bool:
+    """Whether a request comes in; it is then answered."""
+    if door.refuse(data) is not None:
+        return False
+    scope = scope_of("/v1/search")
+    door.enter(scope)
+    await door(scope, None, nowhere)  # type: ignore[arg-type]
+    return True
+
+
+async def test_what_was_answered_comes_in_whatever_the_load_where_answers_are_cached() -> None:
+    house = House(1, remembers=True)
+    door = door_of(house, app=Answering())
+    assert await ask(door, PLAIN + BODY)
+    assert await ask(door, BY_URL)
+    house.places = 0
+    assert await ask(door, PLAIN + BODY)
+    assert await ask(door, BY_URL)
+    assert await ask(door, PLAIN.replace(b"*/*", b"text/html") + BODY)  # headers do not change what is asked
+    assert not await ask(door, PLAIN + BODY.replace(b"q", b"r"))
+    assert not await ask(door, BY_URL.replace(b"a%20b", b"b"))
+    assert not await ask(door, PLAIN)  # what it asks is still to come
+
+
+async def test_without_a_cache_nobody_is_known() -> None:
+    house = House(1)
+    door = door_of(house, app=Answering())
+    assert await ask(door, PLAIN + BODY)
+    house.places = 0
+    assert not await ask(door, PLAIN + BODY)
+
+
+async def test_whoever_came_in_and_was_not_answered_is_known_no_more() -> None:
+    house, app = House(1, remembers=True), Answering()
+    door = door_of(house, app=app)
+    assert await ask(door, PLAIN + BODY)
+    house.places, app.status = 0, 429
+    assert await ask(door, PLAIN + BODY)
+    assert not await ask(door, PLAIN + BODY)
+
+
+async def test_the_latest_answers_are_known() -> None:
+    house = House(1, remembers=True)
+    door = door_of(house, app=Answering())
+    for number in range(KNOWN_REQUESTS + 1):
+        assert await ask(door, BY_URL.replace(b"a%20b", b"%d" % number))
+    house.places = 0
+    assert not await ask(door, BY_URL.replace(b"a%20b", b"0"))
+    assert await ask(door, BY_URL.replace(b"a%20b", b"1"))
