@@ -14,6 +14,7 @@ from indexer.reindex import Encoders, Release, Report
 from indexer.store import IndexKind
 from indexer.store.database import HERE, Database
 from indexer.store.errors import BadDatabase
+from models.arguments import positive, share
 from models.spec import Precision, Variant
 
 ENCODER = Path("models/pretrained/care-small-zh")
@@ -30,19 +31,19 @@ def add_build(parser: ArgumentParser) -> None:
     add("--device", choices=("cpu", "cuda"), help="where it runs (default: ONNX graphs cpu; torch the card, if any)")
     add("--precision", type=Precision, choices=list(Precision),
         help="numbers of an encoder that torch runs, Qwen2 or Qwen3 (default: bf16 on a card, else fp32)")  # fmt: skip
-    add("--token-budget", type=_positive, help="tokens that torch takes at a time (default: by device)")
+    add("--token-budget", type=positive, help="tokens that torch takes at a time (default: by device)")
     add("--index", type=IndexKind, choices=list(IndexKind), help="kind of index (default: by size, flat or hnsw)")
-    add("--recall-floor", type=_share, default=FLOOR, help="least recall@10 of the index (%(default)s)")
+    add("--recall-floor", type=share, default=FLOOR, help="least recall@10 of the index (%(default)s)")
     add("--queries", type=Path, help='what recall is measured by, one {"text": …} a line (default: made up)')
     add("--field", action="append", default=[], metavar="id=NAME",
         help="a column that is named otherwise: id=, title=, text= or metadata=")  # fmt: skip
     add("--metadata-field", action="append", default=[], help="a further column that is metadata")
     add("--number-field", action="append", default=[], help="metadata to read as numbers (CSV)")
-    add("--passage-tokens", type=_positive, help="tokens of a passage (default: all the encoder reads)")
+    add("--passage-tokens", type=positive, help="tokens of a passage (default: all the encoder reads)")
     add("--overlap", type=int, default=64, help="tokens that neighbours share (%(default)s)")
     add("--skip-bad", action="store_true", help="set bad rows aside in a file instead of stopping")
-    add("--threads", type=_positive, help="threads of encoder and index build (default: all cores)")
-    add("--shard", type=_positive, help="texts that a killed build may lose (default: 1024 by ONNX, 8192 on a card)")
+    add("--threads", type=positive, help="threads of encoder and index build (default: all cores)")
+    add("--shard", type=positive, help="texts that a killed build may lose (default: 1024 by ONNX, 8192 on a card)")
     add("--shards", metavar="PLACE", help="folder or s3://… for unfinished work (default: in the collection)")
     add("--ray", metavar="ADDRESS", help="encode on a Ray cluster: local, auto or HOST:PORT")
     add("--publish", action="store_true", help="serve the new version at once, if it passes every check")
@@ -56,7 +57,7 @@ def add_build(parser: ArgumentParser) -> None:
 def add_publish(parser: ArgumentParser) -> None:
     parser.add_argument("version", nargs="?")
     parser.add_argument("--force", action="store_true", help="even if its space or dimension differs")
-    parser.add_argument("--recall-floor", type=_share, default=FLOOR, help="least recall@10 there (%(default)s)")
+    parser.add_argument("--recall-floor", type=share, default=FLOOR, help="least recall@10 there (%(default)s)")
     parser.add_argument("--query-encoder", type=Path, default=ENCODER, help="folder that measures it (%(default)s)")
 
 
@@ -68,7 +69,7 @@ def add_vectors(parser: ArgumentParser) -> None:
 
 
 def add_keep(parser: ArgumentParser) -> None:
-    parser.add_argument("--keep", type=_positive, help="remove versions beyond so many; never the last two published")
+    parser.add_argument("--keep", type=positive, help="remove versions beyond so many; never the last two published")
     parser.add_argument("--keep-days", type=_days, help="but none that is younger than so many days")
 
 
@@ -81,9 +82,9 @@ def add_diff(parser: ArgumentParser) -> None:
 
 def add_suggest(parser: ArgumentParser) -> None:
     parser.add_argument("version", nargs="?", help="whose vectors are measured (default: the served one)")
-    parser.add_argument("--passages", type=_positive, help="size of the collection to come (default: the version's)")
-    parser.add_argument("--memory-mb", type=_positive, help="what the index may take (default: the machine's memory)")
-    parser.add_argument("--recall-floor", type=_share, default=FLOOR, help="least recall@10 (%(default)s)")
+    parser.add_argument("--passages", type=positive, help="size of the collection to come (default: the version's)")
+    parser.add_argument("--memory-mb", type=positive, help="what the index may take (default: the machine's memory)")
+    parser.add_argument("--recall-floor", type=share, default=FLOOR, help="least recall@10 (%(default)s)")
     parser.add_argument("--query-encoder", type=Path, default=ENCODER, help="folder that reads queries (%(default)s)")
 
 
@@ -139,22 +140,6 @@ def _database(text: str) -> Database | None:
         return Database.parse(text, os.environ.get(f"{VECTORS}_KEY"))
     except BadDatabase as error:
         raise ArgumentTypeError(str(error)) from error
-
-
-def _positive(text: str) -> int:
-    if not text.isdecimal() or int(text) == 0:
-        raise ArgumentTypeError(f"{text!r} is not a whole number above 0")
-    return int(text)
-
-
-def _share(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
-    if not 0 <= value <= 1:
-        raise ArgumentTypeError(f"{text!r} is not a share between 0 and 1")
-    return value
 
 
 def _days(text: str) -> float:

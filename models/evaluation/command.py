@@ -20,7 +20,7 @@ import platform
 import shlex
 import sys
 import time
-from argparse import ArgumentParser, ArgumentTypeError, BooleanOptionalAction, Namespace
+from argparse import ArgumentParser, BooleanOptionalAction, Namespace
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
@@ -32,6 +32,7 @@ from tempfile import TemporaryDirectory
 
 from tqdm import tqdm
 
+from models.arguments import positive, share
 from models.errors import BadData, CareError
 from models.evaluation import significance, studies
 from models.evaluation.benchmarks import loader
@@ -64,14 +65,14 @@ def add_arguments(parser: ArgumentParser) -> None:
                          help="each encoder and pair fused with BM25 (%(default)s)")  # fmt: skip
     systems.add_argument("--fusion", type=Fusion, choices=list(Fusion), nargs="+", default=[Fusion.SCORES],
                          help="how hybrids are fused (scores)")  # fmt: skip
-    systems.add_argument("--weight", type=_share, nargs="+", default=[], metavar="SHARE",
+    systems.add_argument("--weight", type=share, nargs="+", default=[], metavar="SHARE",
                          help="shares of the dense side to try in score fusion (default: chosen by query)")  # fmt: skip
     systems.add_argument("--fresh", action="store_true",
                          help="pairs with documents as the service reads fresh ones, too")  # fmt: skip
-    systems.add_argument("--dims", type=_positive, nargs="+", default=[], help="judge the first dimensions alone, too")
+    systems.add_argument("--dims", type=positive, nargs="+", default=[], help="judge the first dimensions alone, too")
     systems.add_argument("--hyde", nargs=2, metavar=("URL", "MODEL"),
                          help="HyDE with each encoder, by an OpenAI-compatible endpoint (http://…/v1)")  # fmt: skip
-    systems.add_argument("--hyde-documents", type=_positive, default=1, metavar="N", help="a query (%(default)s)")
+    systems.add_argument("--hyde-documents", type=positive, default=1, metavar="N", help="a query (%(default)s)")
     output = parser.add_argument_group("what comes out")
     output.add_argument("--baseline", metavar="SYSTEM", help="mark what differs from this system beyond chance")
     output.add_argument("--speed", action="store_true", help="measure queries per second, one query at a time")
@@ -226,19 +227,3 @@ def _machine() -> str:
         lines = []
     model = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
     return f"{platform.machine()}, {os.cpu_count()} cores" + (f", {model}" if model else "")
-
-
-def _positive(text: str) -> int:
-    if not text.isdecimal() or int(text) == 0:
-        raise ArgumentTypeError(f"{text!r} is not a whole number above 0")
-    return int(text)
-
-
-def _share(text: str) -> float:
-    try:
-        share = float(text)
-    except ValueError:
-        share = -1.0
-    if not 0 <= share <= 1:
-        raise ArgumentTypeError(f"{text!r} is not a number between 0 and 1")
-    return share

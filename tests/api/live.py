@@ -55,3 +55,11 @@ async def _serve(app: FastAPI, server: uvicorn.Server, listener: socket.socket, 
             await asyncio.sleep(0.01)
         ready.set()
         await serving
+
+
+def rest_of(connection: socket.socket) -> bytes:
+    """Everything until the server closes."""
+    received = b""
+    while chunk := connection.recv(65536):
+        received += chunk
+    return received

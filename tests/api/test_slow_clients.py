@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.api.live import live
+from tests.api.live import live, rest_of
 from tests.api.support import Built, make_settings
 
 WAIT_SECONDS = 60
@@ -29,14 +29,6 @@ def address(built: Built) -> Iterator[tuple[str, int]]:
 def connected(address: tuple[str, int]) -> Iterator[socket.socket]:
     with socket.create_connection(address, timeout=WAIT_SECONDS) as connection:
         yield connection
-
-
-def rest_of(connection: socket.socket) -> bytes:
-    """Everything until the server closes."""
-    received = b""
-    while chunk := connection.recv(65536):
-        received += chunk
-    return received
 
 
 def answer_in(received: bytes) -> bytes:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from service.wire import CONTINUE, MAX_HEAD_BYTES, _Joined
-from tests.api.live import live
+from tests.api.live import live, rest_of
 from tests.api.support import Built, make_settings
 
 WAIT_SECONDS = 60
@@ -27,13 +27,6 @@ def address(built: Built) -> Iterator[tuple[str, int]]:
 def connection(address: tuple[str, int]) -> Iterator[socket.socket]:
     with socket.create_connection(address, timeout=WAIT_SECONDS) as connection:
         yield connection
-
-
-def rest_of(connection: socket.socket) -> bytes:
-    received = b""
-    while chunk := connection.recv(65536):
-        received += chunk
-    return received
 
 
 def test_an_answer_without_a_body_is_sent_all_the_same(connection: socket.socket) -> None:

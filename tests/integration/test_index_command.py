@@ -216,8 +216,8 @@ def test_diff_and_suggest_are_said_in_a_few_lines(place: Place) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--recall-floor", "1.5"], "is not a share between 0 and 1"),
-        (["--recall-floor", "x"], "is not a share between 0 and 1"),
+        (["--recall-floor", "1.5"], "is not a number between 0 and 1"),
+        (["--recall-floor", "x"], "is not a number between 0 and 1"),
         (["--keep", "0"], "is not a whole number above 0"),
         (["--keep-days", "-1"], "is not a number of days"),
         (["--webhook", "file:///etc/passwd"], "begins with http"),

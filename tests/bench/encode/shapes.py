@@ -18,6 +18,7 @@ from models.packed.encoder import PackedEncoder
 from models.packed.weights import read_weights
 from models.spec import TOKENIZER_FILE, EncoderSpec, Pooling, Precision, Side
 from models.tokenizer import Tokenizer
+from models.training.shapes import SHAPES as PUBLISHED
 from models.transformers_folder import CONFIG_FILE, read_config, read_tokenizer
 
 MAX_LENGTH = 512
@@ -36,7 +37,7 @@ class Shape:
     key_heads: int
     width: int
     intermediate: int
-    vocabulary: int = 151_936
+    vocabulary: int
     paper_hours: float | None = None
 
     def matrices(self) -> dict[str, tuple[int, int]]:
@@ -82,10 +83,14 @@ class Shape:
             return AutoModel.from_config(config, dtype=dtype).eval()
 
 
-SHAPES = {
-    "4b": Shape("Qwen3-4B", 2560, 36, 32, 8, 128, 9728, paper_hours=2.95),
-    "8b": Shape("Qwen3-8B", 4096, 36, 32, 8, 128, 12288, paper_hours=3.77),
-}
+def _published(name: str, paper_hours: float) -> Shape:
+    shape = PUBLISHED[name.lower()]
+    heads = (shape["num_attention_heads"], shape["num_key_value_heads"], shape["head_dim"])
+    sizes = (shape["intermediate_size"], shape["vocab_size"])
+    return Shape(name, shape["hidden_size"], shape["num_hidden_layers"], *heads, *sizes, paper_hours)
+
+
+SHAPES = {"4b": _published("Qwen3-4B", paper_hours=2.95), "8b": _published("Qwen3-8B", paper_hours=3.77)}
 # Every step of the benchmark in seconds, on a processor.
 TINY = {name: Shape(f"tiny ({name})", 64, 2, 4, 2, 16, 96, vocabulary=160_000) for name in SHAPES}
 
