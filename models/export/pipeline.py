@@ -140,14 +140,16 @@ class _Maker:
     def _fuse(self, backbone: Path, work: Path) -> tuple[ModelProto, str]:
         if self._optimum is None or self._source.config.model_type not in optimum_route.OPTIMIZES:
             return fp16.fuse(backbone, self._source.config), "onnxruntime"
-        folder = self._folder(work / "to-fuse")
+        folder = work / "to-fuse"
+        folder.mkdir()
+        optimum_route.write_graph_config(self._source.config, folder)
         shutil.copyfile(backbone, folder / GRAPH)
         optimum_route.run_worker(self._optimum, "optimize", folder, work / "fused")
         return onnx.load(work / "fused" / GRAPH), "optimum"
 
     def _quantize(self, whole: ModelProto, path: Path, work: Path) -> str:
-        source = self._source
-        folder = self._folder(work / "to-quantize")
+        source, folder = self._source, work / "to-quantize"
+        folder.mkdir()
         with int8.quiet():
             slim.slim(whole, source.config)
         samples = int8.calibration_samples(source.tokenizer(), source.config.vocab_size)
@@ -156,14 +158,10 @@ class _Maker:
         if self._optimum is None:
             int8.quantize(folder / GRAPH, path)
             return "onnxruntime"
+        optimum_route.write_graph_config(source.config, folder)
         optimum_route.run_worker(self._optimum, "quantize", folder, work / "quantized")
         shutil.move(work / "quantized" / GRAPH, path)
         return "optimum"
-
-    def _folder(self, folder: Path) -> Path:
-        folder.mkdir()
-        optimum_route.write_graph_config(self._source.config, folder)
-        return folder
 
 
 def _checked(

@@ -19,7 +19,13 @@ from models.export.pipeline import Backend, export
 from models.export.torch_route import export_backbone
 from models.onnx_encoder import OnnxEncoder
 from models.spec import EncoderSpec, Pooling, Side, Variant
-from tests.support.tiny_models import ARCHITECTURES, tiny_encoder, tiny_tokenizer, write_checkpoint
+from tests.support.tiny_models import (
+    ARCHITECTURES,
+    tiny_encoder,
+    tiny_tokenizer,
+    write_checkpoint,
+    write_new_checkpoint,
+)
 
 IMPOSSIBLE = Floor(cosine=1.1, worst_cosine=1.1, top10_overlap=1.1)
 
@@ -58,6 +64,15 @@ def test_each_pooling_of_a_checkpoint_without_encoder_json(pooling: Pooling, tmp
     spec = EncoderSpec.load(tmp_path / "served")
     assert (spec.space, spec.pooling, spec.dim, spec.max_length) == ("s", pooling, 16, 40)
     assert spec.parity[Variant.FP32].cosine > 0.99999
+
+
+def test_scaled_rotary_positions_are_exported_in_each_variant(tmp_path: Path) -> None:
+    """As gte-multilingual-base has them; Optimum, which cannot scale them, is not asked."""
+    expected = write_new_checkpoint(tmp_path / "hub").encode(CHECK_TEXTS, Side.QUERY)
+    export(tmp_path / "hub", tmp_path / "served", space="s", pooling=Pooling.CLS)
+    for variant in Variant:
+        vectors = OnnxEncoder.load(tmp_path / "served", variant).encode(CHECK_TEXTS, Side.QUERY)
+        np.testing.assert_allclose(vectors, expected, atol=2e-1)
 
 
 def test_fp16_of_a_bert_is_fused(trained: Path, tmp_path: Path) -> None:
