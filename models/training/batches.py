@@ -85,8 +85,8 @@ class BatchDealer:
         places = (chance.random(len(pairs)) * table.positives.sizes(pairs)).astype(np.int64)
         documents = np.concatenate([table.positives.pick(pairs, places), self._draw_negatives(pairs, chance)])
         owners, hypothetical = table.hypothetical.gather(pairs)
-        answered, answers = table.positives.gather(pairs)
         queries = table.query[pairs]
+        answered, answers = table.answers.gather(queries)
         return Batch(self._names[source], queries, documents, hypothetical, owners, (queries[answered], answers))
 
     def _pairs(self, source: int, turn: int) -> Rows:

@@ -42,10 +42,10 @@ class ContrastStage:
         self._token_tables: dict[tuple[str, Side], TokenTable] = {}
         self._kept: dict[tuple[str, Side], Kept] = {}
         self.steps = steps_of(len(self._table), stage.batch, stage.epochs, stage.steps, recipe.max_steps)
+        self._check_dims()
         self._prepare_frozen()
         self.encoders = {name: shelf.open(name, trained=True, seed=recipe.seed) for name in dict.fromkeys(stage.train)}
         self._starts = {name: _copy(encoder) for name, encoder in self.encoders.items()} if stage.average < 1 else {}
-        self._check_dims()
         self.objective = Objective(stage.loss, recipe.dim).to(ranks.device)
         self._dealer = BatchDealer(
             self._table,
@@ -200,7 +200,7 @@ class ContrastStage:
     def _check_dims(self) -> None:
         """Nested dimensions must be there on both sides."""
         widths = [
-            self.encoders[name].spec.native_dim if name in self.encoders else self._recipe.dim
+            self._shelf.spec(name).native_dim if name in self._stage.train else self._recipe.dim
             for name in (self._stage.query, self._document)
         ]
         for dim in self._stage.loss.dims:
@@ -212,8 +212,12 @@ def read_table(files: list[Path], data: Data, seed: int) -> PairTable:
     """The stage's rows, as pairs or as texts."""
     rows = read_all(files)
     if data.view == "texts":
-        return PairTable.of_texts(as_texts(rows, data.crops, seed, sentences=data.sentences))
-    return PairTable.of_pairs(as_pairs(rows, data.crops, seed))
+        table = PairTable.of_texts(as_texts(rows, data.crops, seed, sentences=data.sentences))
+    else:
+        table = PairTable.of_pairs(as_pairs(rows, data.crops, seed))
+    for key, named in (("weights", data.weights), ("crops", data.crops)):
+        table.check_sources(f"data.{key}", [source for source in named if source != "*"])
+    return table
 
 
 def _copy(encoder: TorchEncoder) -> dict[str, Tensor]:

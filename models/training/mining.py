@@ -9,6 +9,7 @@ import json
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -51,13 +52,28 @@ class Searcher:
         ranks: Ranks,
     ) -> None:
         self.rows = list(as_pairs(read_all(files), {}, recipe.seed))
-        self.table = table = PairTable.of_pairs(self.rows)
-        self._ranks, self._dim = ranks, recipe.dim
+        self.table = PairTable.of_pairs(self.rows)
+        self._ranks, self._dim, self._stage = ranks, recipe.dim, stage
         self._shelf, self._vectors = shelf, vectors
-        self._queries = self._read(stage.query, table.queries)
-        self._documents = self._read(stage.document or stage.query, table.documents)
-        hypothetical = len(table.hypothetical.values) > 0
-        self._imagined = self._read(stage.query, table.documents) if hypothetical else None
+
+    @cached_property
+    def _queries(self) -> Kept:
+        return self._read(self._stage.query, self.table.queries)
+
+    @cached_property
+    def _documents(self) -> Kept:
+        return self._read(self._stage.document or self._stage.query, self.table.documents)
+
+    @cached_property
+    def _imagined(self) -> Kept | None:
+        """The documents as the query encoder reads them, if some of them were imagined for queries."""
+        there = len(self.table.hypothetical.values) > 0
+        return self._read(self._stage.query, self.table.documents) if there else None
+
+    def sources(self, named: list[str]) -> list[str]:
+        """The sources that a stage names, or all."""
+        self.table.check_sources("sources", named)
+        return named or sorted(self.table.sources)
 
     def search(self, source: str, depth: int) -> Iterator[Found]:
         """The pairs of a source, each with the `depth` best of the source's documents."""
@@ -112,17 +128,18 @@ def mine(
     rows, table = searcher.rows, searcher.table
     first, last = stage.ranks
     negatives: dict[int, list[str]] = {}
-    for source in stage.sources or sorted(table.sources):
-        # So many more are looked at as may turn out to be answers.
-        for found in searcher.search(source, last + int(table.positives.sizes(table.sources[source]).max())):
-            answer = np.isin(found.rows, table.positives[found.pair])
+    for source in searcher.sources(stage.sources):
+        # So many more are looked at as may turn out to be answers, of this pair or of another with the same query.
+        most = int(table.answers.sizes(table.query[table.sources[source]]).max())
+        for found in searcher.search(source, last + most):
+            answer = np.isin(found.rows, table.answers[int(table.query[found.pair])])
             kept, scores = found.rows[~answer][first:last], found.scores[~answer][first:last]
             if stage.margin is not None:
                 kept = kept[scores <= found.positive - stage.margin]
             chance = np.random.default_rng([recipe.seed, found.pair])
             drawn = np.sort(chance.choice(len(kept), size=min(stage.count, len(kept)), replace=False))
             negatives[found.pair] = [table.documents.texts[row] for row in kept[drawn]]
-    write_pairs(out, ((row, negatives.get(number) or row.negatives) for number, row in enumerate(rows)))
+    write_pairs(out, ranks, ((row, negatives.get(number) or row.negatives) for number, row in enumerate(rows)))
     counts = [len(texts) for texts in negatives.values()]
     return {"pairs": len(rows), "mined": sum(count > 0 for count in counts), "negatives": sum(counts)}
 
@@ -134,11 +151,11 @@ def filter_pairs(
     searcher = Searcher(recipe, stage, files, shelf, vectors, ranks)
     rows, table = searcher.rows, searcher.table
     dropped: set[int] = set()
-    for source in stage.sources or sorted(table.sources):
+    for source in searcher.sources(stage.sources):
         for found in searcher.search(source, stage.top):
             if not np.isin(table.positives[found.pair], found.rows).any():
                 dropped.add(found.pair)
-    write_pairs(out, ((row, row.negatives) for number, row in enumerate(rows) if number not in dropped))
+    write_pairs(out, ranks, ((row, row.negatives) for number, row in enumerate(rows) if number not in dropped))
     return {"pairs": len(rows), "kept": len(rows) - len(dropped)}
 
 
@@ -151,7 +168,7 @@ def diversify(
     kept = spread(searcher.side(stage.side), stage.neighbours, stage.threshold, stage.most, stage.seeds)
     firsts = table.positives.pick(np.arange(len(rows)), np.zeros(len(rows), dtype=np.int64))
     texts = table.query if stage.side is Side.QUERY else firsts
-    write_pairs(out, ((row, row.negatives) for number, row in enumerate(rows) if kept[texts[number]]))
+    write_pairs(out, ranks, ((row, row.negatives) for number, row in enumerate(rows) if kept[texts[number]]))
     return {"pairs": len(rows), "kept": int(kept[texts].sum())}
 
 
@@ -172,8 +189,10 @@ def spread(vectors: torch.Tensor, neighbours: int, threshold: float, most: int, 
     return kept.cpu().numpy()
 
 
-def write_pairs(path: Path, rows: Iterator[tuple[Pair, list[str]]]) -> None:
-    """A JSON-lines file, there whole or not at all."""
+def write_pairs(path: Path, ranks: Ranks, rows: Iterator[tuple[Pair, list[str]]]) -> None:
+    """A JSON-lines file, there whole or not at all; every rank has the same rows, and the first writes them."""
+    if not ranks.is_first:
+        return
     fresh = path.with_name(path.name + ".new")
     with fresh.open("w", encoding="utf-8") as file:
         for pair, negatives in rows:

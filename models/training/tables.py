@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -94,6 +95,20 @@ class PairTable:
     def __len__(self) -> int:
         return len(self.query)
 
+    def check_sources(self, key: str, named: Iterable[str]) -> None:
+        """A key of the recipe that names a source of which there is no row would do nothing, unseen."""
+        for source in named:
+            if source not in self.sources:
+                raise BadData(f"{key}: no row is of {source!r}; the files have {', '.join(sorted(self.sources))}")
+
+    @cached_property
+    def answers(self) -> Ragged:
+        """The document rows that answer each query row, whichever pair says so."""
+        owners, documents = self.positives.gather(np.arange(len(self)))
+        known = np.unique(self.query[owners] * len(self.documents) + documents)
+        starts = np.searchsorted(known, np.arange(len(self.queries) + 1) * len(self.documents))
+        return Ragged(starts, known % len(self.documents))
+
     @classmethod
     def of_pairs(cls, pairs: Iterable[Pair]) -> PairTable:
         queries: dict[tuple[str | None, str], int] = {}
@@ -152,8 +167,9 @@ class TokenTable:
 
     @classmethod
     def build(cls, texts: Texts, spec: EncoderSpec, tokenizer: Tokenizer, device: torch.device) -> TokenTable:
-        # Few texts have more than four characters to a token; cutting first spares the tokenizer what nobody reads.
-        longest = 4 * tokenizer.max_length
+        # Hardly a text has more than eight characters to a token (English has four or five); cutting first spares the
+        # tokenizer what nobody reads.
+        longest = 8 * tokenizer.max_length
         chunks = (
             [text[:longest] for text in texts.as_read_by(spec, range(first, min(first + AT_ONCE, len(texts))))]
             for first in range(0, len(texts), AT_ONCE)

@@ -75,6 +75,15 @@ def test_whatever_is_known_to_answer_is_marked() -> None:
     assert batch.answers(CPU).tolist() == [[document in known[query] for document in shown] for query in asked]
 
 
+def test_an_answer_of_a_row_that_is_not_in_the_batch_is_known() -> None:
+    table = PairTable.of_pairs(
+        [Pair("q", ["d0"], ["d2"], "s"), Pair("r", ["d1"], [], "s"), Pair("q", ["d1", "d2"], [], "elsewhere")]
+    )
+    batch = BatchDealer(table, {"s": 1.0, "*": 0.0}, size=2, steps=1, negatives=1, seed=0).deal(0)
+    asked = [table.queries.texts[row] for row in batch.queries]
+    assert batch.answers(CPU)[asked.index("q")].tolist() == [True, True, True]
+
+
 def test_a_query_carries_its_hypothetical_documents() -> None:
     table = PairTable.of_pairs([Pair("q", ["d"], [], "s", hypothetical=["h1", "h2"]), Pair("r", ["e"], [], "s")])
     batch = BatchDealer(table, {}, size=2, steps=1, negatives=0, seed=0).deal(0)

@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 import torch
 
+from models.errors import BadData
+from models.spec import Side
 from models.training import mining
 from models.training.mining import diversify, filter_pairs, mine, spread
 from models.training.ranks import Ranks
@@ -61,6 +63,30 @@ def test_a_source_is_searched_within_itself_and_others_pass(run) -> None:  # noq
     assert rows[-1] == FAR | {"neg": ["旧"]}
     assert "旧" not in rows[0]["neg"]
     assert facts == {"pairs": 6, "mined": 5, "negatives": 20}
+
+
+def test_what_another_row_calls_an_answer_is_no_negative(run) -> None:  # noqa: ANN001
+    again = ROW | {"pos": ["近"], "source": "elsewhere"}
+    _, rows = run(a_mine(count=1, ranks=(0, 1)), ROW, *OTHERS, again)
+    assert rows[0]["neg"] == ["一"]
+
+
+def test_a_source_that_no_row_is_of_is_named(run) -> None:  # noqa: ANN001
+    with pytest.raises(BadData, match="sources: no row is of 'x'; the files have s, t"):
+        run(a_mine(sources=["x"]), ROW, FAR)
+
+
+def test_only_one_side_is_read_where_only_one_is_compared(run, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: ANN001
+    read, seen = mining.Searcher._read, []
+    monkeypatch.setattr(mining.Searcher, "_read", lambda *given: (seen.append(given[2].side), read(*given))[1])
+    stage = {"kind": "diversify", "files": ["x"], "query": "query", "side": "query", "threshold": 0.9}
+    run(Diversify.model_validate(stage), ROW, *OTHERS)
+    assert seen == [Side.QUERY]
+
+
+def test_the_first_rank_alone_writes(tmp_path: Path) -> None:
+    mining.write_pairs(tmp_path / "out.jsonl", Ranks(1, 2, torch.device("cpu")), iter([]))
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_query_searches_together_with_its_imagined_document(run) -> None:  # noqa: ANN001

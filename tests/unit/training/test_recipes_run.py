@@ -43,6 +43,8 @@ TOY = [
     "encoders.*.query_instruction=问：",
     "encoders.*.document_instruction=文：",
     "stages.*.seeds=3",
+    "stages.*.data.weights={toy = 2.0}",
+    "stages.*.data.crops={toy = 1.0}",
 ]
 ARCHITECTURES = {"gte": "new", "bge": "bert", "e5": "bert", "qwen3": "qwen3", "gemma": "gemma"}
 

@@ -1,10 +1,12 @@
 from pathlib import Path
 
 import numpy as np
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from models.errors import BadData
 from models.spec import Side
 from models.tokenizer import Tokenizer
 from models.training.rows import Pair
@@ -51,6 +53,20 @@ def test_equal_texts_are_one_row() -> None:
     assert pairs.negatives[0].tolist() == [1]
     assert pairs.hypothetical[1].tolist() == [3]
     assert {name: rows.tolist() for name, rows in pairs.sources.items()} == {"x": [0, 1], "y": [2]}
+
+
+def test_a_query_is_answered_by_what_any_pair_says() -> None:
+    pairs = [Pair("q", ["b", "a"], [], "s"), Pair("r", ["c"], ["a"], "s"), Pair("q", ["a", "c"], [], "t")]
+    table = PairTable.of_pairs(pairs)
+    found = [{table.documents.texts[row] for row in table.answers[query]} for query in range(2)]
+    assert found == [{"a", "b", "c"}, {"c"}]
+
+
+def test_sources_that_are_not_there_are_named() -> None:
+    table = PairTable.of_pairs([Pair("q", ["d"], [], "s")])
+    table.check_sources("data.weights", ["s"])
+    with pytest.raises(BadData, match=r"data.weights: no row is of 't'; the files have s"):
+        table.check_sources("data.weights", ["s", "t"])
 
 
 def test_a_text_is_its_own_document() -> None:
