@@ -10,8 +10,12 @@ from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from models.errors import BadData
+from models.errors import BadData, CareError
+
+if TYPE_CHECKING:
+    from models.training.recipe import Recipe
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -34,13 +38,29 @@ def run(arguments: Namespace) -> None:
         return
     if arguments.out is None:
         raise BadData("--out: say where the run's folder is to be")
-    from models.training.progress import CURVES_FILE
+    from safetensors import SafetensorError
+
     from models.training.ranks import Ranks
     from models.training.run import train
 
     ranks = Ranks.join(arguments.device)
-    folders = train(recipe, arguments.out, ranks)
+    try:
+        folders = train(recipe, arguments.out, ranks)
+    except SafetensorError as error:  # it hides that the disk is full
+        raise CareError(f"{arguments.out}: {error}; free some space, then run the same command again") from error
     if ranks.is_first:
-        print(f"{arguments.out / CURVES_FILE}: loss and development figures")
-        for folder in folders:
-            print(f"{folder}: trained; care export {folder} TARGET makes it ready to serve")
+        _tell(recipe, arguments.out, folders)
+
+
+def _tell(recipe: Recipe, out: Path, folders: list[Path]) -> None:
+    """What a run has made, and what to do with it."""
+    from models.training.progress import CURVES_FILE
+    from models.training.run import PAIRS
+
+    if (out / CURVES_FILE).is_file():
+        print(f"{out / CURVES_FILE}: loss and development figures")
+    for folder in folders:
+        print(f"{folder}: trained; care export {folder} TARGET makes it ready to serve")
+    if not folders:
+        last = [name for name, stage in recipe.stages.items() if not stage.skip][-1]
+        print(f"{out / last / PAIRS}: rows for the `files` of a recipe")

@@ -64,9 +64,13 @@ def run(
         for step in range(progress.step, work.steps):
             share = schedule(step, work.steps, settings.warmup, settings.schedule)
             facts = _step(work, settings, step, share, optimiser, scaler, ranks)
-            if step == 0 and not half and not math.isfinite(facts["gradient_norm"]):
-                raise CareError("the first gradient is not finite: try another precision or a lower learning rate")
             done = step + 1
+            # Half precision skips a step now and then, at a smaller scale each time; below 1 it has skipped them all.
+            if scaler.get_scale() < 1 if half else not math.isfinite(facts["gradient_norm"]):
+                raise CareError(
+                    f"{name}: the gradient of step {done} is not finite: try another precision or a lower learning "
+                    "rate, in another --out"
+                )
             watch.step(done, facts, lr=max(group["lr"] for group in optimiser.param_groups))
             progress = replace(progress, step=done, scale=scaler.get_scale() if half else None)
             judged = dev is not None and (done % dev.every == 0 or done == work.steps)

@@ -18,6 +18,8 @@ from models.training.ranks import Ranks
 
 LOG_FILE, CURVES_FILE = "log.jsonl", "curves.png"
 LOG_EVERY = 10
+SAY_EVERY_SECONDS = 30.0
+"""Where there is no terminal for a bar."""
 
 
 class Watch:
@@ -25,7 +27,7 @@ class Watch:
 
     def __init__(self, folder: Path, stage: str, first: int, steps: int, ranks: Ranks) -> None:
         self._folder, self._stage, self._steps, self._ranks = folder, stage, steps, ranks
-        self._first, self._began = first, time.monotonic()
+        self._first, self._began, self._said = first, time.monotonic(), 0.0
         self._texts = self._tokens = 0.0
 
     def __enter__(self) -> Self:
@@ -50,6 +52,10 @@ class Watch:
         shown = {"loss": f"{facts['loss']:.3f}", "texts/s": f"{self._texts / seconds:.0f}", "GiB": f"{memory:.1f}"}
         self._bar.set_postfix(shown, refresh=False)
         self._bar.update()
+        if self._bar.disable and seconds - self._said >= SAY_EVERY_SECONDS:
+            self._said = seconds
+            left = tqdm.format_interval(seconds / (done - self._first) * (self._steps - done))
+            self.say(f"step {done} of {self._steps}: {', '.join(f'{k} {v}' for k, v in shown.items())}, {left} left")
         if done % LOG_EVERY == 0 or done in (self._first + 1, self._steps):
             speeds = {"texts_per_second": self._texts / seconds, "tokens_per_second": self._tokens / seconds}
             self.log({"step": done, **facts, "lr": lr, **speeds, "seconds": seconds, "memory_gib": memory})
@@ -61,7 +67,7 @@ class Watch:
     def say(self, text: str) -> None:
         """A line above the bar."""
         if self._ranks.is_first:
-            self._bar.write(text, file=sys.stderr)
+            self._bar.write(f"{self._stage}, {text}", file=sys.stderr)
 
 
 def _memory_gib(device: torch.device) -> float:
@@ -102,6 +108,9 @@ def read_log(folder: Path) -> dict[str, list[dict[str, Any]]]:
     path = folder / LOG_FILE
     found: dict[str, dict[tuple[int, bool], dict[str, Any]]] = {}
     for text in path.read_text(encoding="utf-8").splitlines() if path.is_file() else ():
-        line = json.loads(text)
+        try:
+            line = json.loads(text)
+        except json.JSONDecodeError:  # cut off by a kill or a full disk
+            continue
         found.setdefault(line["stage"], {})[line["step"], "dev" in line] = line
     return {stage: [lines[key] for key in sorted(lines)] for stage, lines in found.items()}

@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from models.errors import BadData
 from models.spec import Pooling, Side
+from models.training.recipe_faults import check_stars, first_fault
 from models.training.recipe_files import read_values
 
 Positive = Annotated[int, Field(gt=0)]
@@ -22,6 +23,9 @@ Count = Annotated[int, Field(ge=0)]
 Share = Annotated[float, Field(ge=0, le=1)]
 Above = Annotated[float, Field(gt=0)]
 Weight = Annotated[float, Field(ge=0)]
+
+RESERVED = {"vectors", "encoders", "start", "checkpoint", "objective", "decoder"}
+"""What a run's folder and a checkpoint hold beside stages and encoders."""
 
 
 class _Section(BaseModel):
@@ -114,6 +118,12 @@ class Loss(_Section):
     dims: list[Positive] = []
     """Matryoshka: the loss is the mean over these dimensions; empty: the recipe's `dim` alone."""
 
+    @model_validator(mode="after")
+    def _something_counts(self) -> Loss:
+        if not (self.info_nce or self.mse or self.distil or self.align):
+            raise ValueError("every term has weight 0: give info_nce, mse, distil or align another")
+        return self
+
     @property
     def needs_teacher(self) -> bool:
         return self.mse > 0 or self.distil > 0 or self.align > 0 or self.false_negative_margin is not None
@@ -157,7 +167,7 @@ class Contrast(_Trained):
     query: str
     document: str | None = None
     """Default: the query encoder reads both."""
-    train: list[str]
+    train: Annotated[list[str], Field(min_length=1)]
     loss: Loss = Loss()
     average: Share = 1.0
     """Weight of the trained parameters in the result; the rest is what the stage began with."""
@@ -248,32 +258,72 @@ class Recipe(_Section):
     stages: Annotated[dict[str, Stage], Field(min_length=1)]
 
     @model_validator(mode="after")
-    def _names_are_known(self) -> Recipe:
+    def _names_fit(self) -> Recipe:
+        starts = {name for name, config in self.encoders.items() if config.copy_of is None}
+        written: set[str] = set()
         for name, stage in self.stages.items():
-            for encoder in _encoders_of(stage):
-                if encoder not in self.encoders:
-                    raise ValueError(f"stages.{name}: no encoder is called {encoder!r}")
+            _check_names(f"stages.{name}", stage, set(self.encoders), written)
+            if isinstance(stage, Mine | Filter | Diversify) and not stage.skip:
+                written.add(f"@{name}")
+        for name, config in self.encoders.items():
+            if config.copy_of is not None and config.copy_of not in starts:
+                raise ValueError(f"encoders.{name}.copy_of: {config.copy_of!r} is no encoder with a start of its own")
+        if wrong := RESERVED & {*self.encoders, *self.stages}:
+            raise ValueError(f"{wrong.pop()!r} is a folder of every run: choose another name")
         return self
 
     @classmethod
     def load(cls, path: Path, changes: Sequence[str] = ()) -> Recipe:
         """Reads a recipe, its bases below it, and changes like `stages.align.lr=1e-4` above it."""
-        values = read_values(path, changes)
+        keys = _known_keys()
+        check_stars(changes, keys)
         try:
-            return cls.model_validate(values)
+            return cls.model_validate(read_values(path, changes))
         except ValidationError as error:
-            first = error.errors()[0]
-            raise BadData(f"{path}: {'.'.join(map(str, first['loc']))}: {first['msg']}") from error
+            raise BadData(f"{path}: {first_fault(error, keys)}") from error
 
 
-def _encoders_of(stage: AnyStage) -> Iterator[str]:
+def files_of(stage: AnyStage) -> list[str]:
+    """The files that a stage reads, as the recipe names them."""
+    return stage.data.files if isinstance(stage, Contrast | Reconstruct) else stage.files
+
+
+def trained_by(stage: AnyStage) -> list[str]:
+    """The encoders that a stage changes."""
+    if isinstance(stage, Contrast):
+        return list(dict.fromkeys(stage.train))
+    return [stage.encoder] if isinstance(stage, Reconstruct) else []
+
+
+def encoders_of(stage: AnyStage) -> Iterator[str]:
+    """The encoders that a stage reads with, some of them twice."""
     if isinstance(stage, Reconstruct):
         yield stage.encoder
         return
     yield stage.query
     if stage.document is not None:
         yield stage.document
-    if isinstance(stage, Contrast):
-        yield from stage.train
-        if stage.loss.teacher not in (None, "start"):
-            yield str(stage.loss.teacher)
+    if isinstance(stage, Contrast) and stage.loss.teacher not in (None, "start"):
+        yield str(stage.loss.teacher)
+
+
+def _check_names(where: str, stage: AnyStage, encoders: set[str], written: set[str]) -> None:
+    """What a stage names must be there: encoders, those that it trains among its readers, and stages before it."""
+    for name in encoders_of(stage):
+        if name not in encoders:
+            raise ValueError(f"{where}: no encoder is called {name!r}")
+    if isinstance(stage, Contrast) and (others := set(stage.train) - {stage.query, stage.document}):
+        raise ValueError(f"{where}.train: {others.pop()!r} reads nothing in this stage")
+    rates = stage.lr if isinstance(stage, Contrast | Reconstruct) and isinstance(stage.lr, dict) else {}
+    if others := set(rates) - set(trained_by(stage)):
+        raise ValueError(f"{where}.lr: {others.pop()!r} is not trained in this stage")
+    for file in files_of(stage):
+        if file.startswith("@") and file not in written and not stage.skip:
+            raise ValueError(f"{where}: {file}: no stage before this one writes pairs under that name")
+
+
+def _known_keys() -> list[str]:
+    sections = [_Section]
+    for section in sections:
+        sections += section.__subclasses__()
+    return sorted({key for section in sections for key in section.model_fields})

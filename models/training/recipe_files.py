@@ -46,7 +46,11 @@ def _apply(values: dict[str, Any], change: str) -> None:
         value = tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
         value = text
-    _put(values, key.split("."), value)
+    first, *rest = key.split(".")
+    table = values.get(first)
+    if len(rest) > 1 and isinstance(table, dict) and rest[0] not in (*table, "*"):
+        raise BadData(f"--set {key}: {first} has no {rest[0]}, only {', '.join(table)}")
+    _put(values, [first, *rest], value)
 
 
 def _put(values: dict[str, Any], path: Sequence[str], value: object) -> None:

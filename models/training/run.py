@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 from pathlib import Path
 
 import torch
@@ -21,7 +22,17 @@ from models.training.encoders import Shelf
 from models.training.mining import diversify, filter_pairs, mine
 from models.training.progress import draw_curves
 from models.training.ranks import Ranks
-from models.training.recipe import AnyStage, Contrast, Diversify, Filter, Mine, Recipe, Reconstruct
+from models.training.recipe import (
+    AnyStage,
+    Contrast,
+    Diversify,
+    Filter,
+    Mine,
+    Recipe,
+    encoders_of,
+    files_of,
+    trained_by,
+)
 from models.training.reconstruct import ReconstructStage
 
 DONE, PAIRS = "done.json", "pairs.jsonl"
@@ -30,11 +41,13 @@ RECIPE_FILE, VECTORS, ENCODERS = "recipe.json", "vectors", "encoders"
 
 def train(recipe: Recipe, folder: Path, ranks: Ranks) -> list[Path]:
     """Runs what is not done yet; returns the encoder folders, in the order of the recipe."""
-    _claim(folder, recipe, ranks)
+    shelf = Shelf(recipe, folder, ranks.device)
+    if ranks.is_first:
+        _claim(folder, recipe, shelf)
+    ranks.wait()
     if ranks.device.type == "cuda":
         # cuDNN's attention was seen giving NaN gradients on padded batches.
         torch.backends.cuda.enable_cudnn_sdp(False)
-    shelf = Shelf(recipe, folder, ranks.device)
     dev = DevSets.load(recipe.dev) if recipe.dev is not None else None
     trained: dict[str, None] = {}
     for name, stage in recipe.stages.items():
@@ -42,12 +55,15 @@ def train(recipe: Recipe, folder: Path, ranks: Ranks) -> list[Path]:
             continue
         done = folder / name / DONE
         if not done.is_file():
+            if ranks.is_first:
+                print(f"stage {name}: {stage.kind}", file=sys.stderr)
             facts = _run_stage(recipe, name, stage, folder, shelf, ranks, dev)
             if ranks.is_first:
+                print(f"stage {name}: {', '.join(f'{n:,} {what}' for what, n in facts.items())}", file=sys.stderr)
                 done.write_text(json.dumps(facts))
                 shutil.rmtree(folder / name / loop.CHECKPOINT, ignore_errors=True)
             ranks.wait()
-        for encoder in _trained_by(stage):
+        for encoder in trained_by(stage):
             shelf.replace(encoder, folder / name / encoder)
             trained[encoder] = None
     return _publish(folder, shelf, list(trained), ranks)
@@ -64,8 +80,7 @@ def _run_stage(
 ) -> dict[str, int]:
     home, vectors = folder / name, folder / VECTORS
     home.mkdir(parents=True, exist_ok=True)
-    named = stage.data.files if isinstance(stage, Contrast | Reconstruct) else stage.files
-    files = [_resolve(file, folder) for file in named]
+    files = [_resolve(file, folder) for file in files_of(stage)]
     if isinstance(stage, Mine):
         return mine(recipe, stage, files, shelf, vectors, ranks, home / PAIRS)
     if isinstance(stage, Filter):
@@ -84,33 +99,51 @@ def _run_stage(
     return {"steps": work.steps}
 
 
-def _trained_by(stage: AnyStage) -> list[str]:
-    if isinstance(stage, Contrast):
-        return list(dict.fromkeys(stage.train))
-    return [stage.encoder] if isinstance(stage, Reconstruct) else []
-
-
 def _resolve(file: str, folder: Path) -> Path:
     """A file of the recipe: a path, or "@NAME" for the pairs that a stage wrote."""
-    if not file.startswith("@"):
-        return Path(file)
-    path = folder / file[1:] / PAIRS
-    if not path.is_file():
-        raise BadData(f"{file}: no stage before this one wrote pairs under that name")
-    return path
+    return folder / file[1:] / PAIRS if file.startswith("@") else Path(file)
 
 
-def _claim(folder: Path, recipe: Recipe, ranks: Ranks) -> None:
-    """A folder belongs to one recipe."""
+def _look_ahead(recipe: Recipe, folder: Path, shelf: Shelf) -> None:
+    """Whatever is missing is said before the first stage, not hours later; GGUF files are unpacked once, here."""
+    ready: set[str] = set()
+    for name, stage in recipe.stages.items():
+        if stage.skip:
+            continue
+        if not (folder / name / DONE).is_file():
+            for file in files_of(stage):
+                if not file.startswith("@") and not Path(file).is_file():
+                    raise BadData(f"stages.{name}: {file} is not there; put the rows there, or name another file")
+            for encoder in encoders_of(stage):
+                if encoder not in ready and recipe.encoders[encoder].copy_of not in ready:
+                    shelf.spec(encoder)
+        ready.update(trained_by(stage))
+
+
+def _claim(folder: Path, recipe: Recipe, shelf: Shelf) -> None:
+    """A folder belongs to one recipe: to the first of which nothing is missing."""
     facts = recipe.model_dump(mode="json")
     path = folder / RECIPE_FILE
     if path.is_file():
-        if json.loads(path.read_text(encoding="utf-8")) != facts:
-            raise CareError(f"{folder} belongs to another recipe: choose another --out, or delete it to start anew")
-    elif ranks.is_first:
-        folder.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(facts, ensure_ascii=False, indent=2), encoding="utf-8")
-    ranks.wait()
+        other = _difference(json.loads(path.read_text(encoding="utf-8")), facts)
+        if other is not None:
+            raise CareError(
+                f"{folder} belongs to another recipe ({other}): choose another --out, or delete it to start anew"
+            )
+    _look_ahead(recipe, folder, shelf)
+    folder.mkdir(parents=True, exist_ok=True)
+    fresh = path.with_suffix(".new")
+    fresh.write_text(json.dumps(facts, ensure_ascii=False, indent=2), encoding="utf-8")
+    fresh.replace(path)
+
+
+def _difference(there: object, here: object, key: str = "") -> str | None:
+    """The first key in which two recipes differ, with both values; None where there is none."""
+    if isinstance(there, dict) and isinstance(here, dict):
+        keys = [*here, *(name for name in there if name not in here)]
+        parts = (_difference(there.get(name), here.get(name), f"{key}.{name}".lstrip(".")) for name in keys)
+        return next((part for part in parts if part is not None), None)
+    return None if there == here else f"{key} is {json.dumps(there)} there, {json.dumps(here)} here"
 
 
 def _publish(folder: Path, shelf: Shelf, trained: list[str], ranks: Ranks) -> list[Path]:

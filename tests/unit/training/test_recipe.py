@@ -52,7 +52,15 @@ def test_the_spaces_of_all_recipes_differ() -> None:
         ("dim = 4", "about: Field required"),
         (WHOLE.replace('query = "e"', 'query = "x"'), "no encoder is called 'x'"),
         (WHOLE + "epochs = 1", "either epochs or steps"),
-        (WHOLE + "colour = 1", "stages.one.contrast.colour: Extra"),
+        (WHOLE + "colour = 1", "stages.one.colour: no such key; models/training/recipe.py"),
+        (WHOLE + "bach = 1", r"stages.one.bach: no such key; did you mean batch\?"),
+        (WHOLE + "loss = { info_nce = 0.0 }", "stages.one.loss: every term has weight 0"),
+        (WHOLE + "[stages.two]\nlr = 1", "stages.two: a stage needs a kind"),
+        (WHOLE + '[encoders.f]\ncopy_of = "g"', "encoders.f.copy_of: 'g' is no encoder"),
+        (WHOLE.replace("lr = 1e-3", "lr = { f = 1e-3 }"), "stages.one.lr: 'f' is not trained"),
+        (WHOLE.replace('train = ["e"]', 'train = ["f"]'), "stages.one.train: 'f' reads nothing"),
+        (WHOLE.replace('files = ["f"]', 'files = ["@two"]'), "stages.one: @two: no stage before this one writes"),
+        (WHOLE.replace("stages.one", "stages.vectors"), "'vectors' is a folder of every run"),
         (WHOLE.replace('start = "here"', ""), "either start or copy_of"),
         (WHOLE.replace('start = "here"', 'start = "here"\nbits = 8'), "bits is for the base under lora"),
     ],
@@ -83,6 +91,10 @@ def test_keys_are_changed_from_the_command_line(tmp_path: Path) -> None:
     assert stage(recipe, "one").epochs is None, "a star changes only what is there"
     with pytest.raises(BadData, match="write KEY=VALUE"):
         Recipe.load(path, ["dim"])
+    with pytest.raises(BadData, match=r"stages\.\*\.btach: no such key; did you mean batch"):
+        Recipe.load(path, ["stages.*.btach=7"])
+    with pytest.raises(BadData, match=r"stages\.once\.lr: stages has no once, only one"):
+        Recipe.load(path, ["stages.once.lr=1"])
     with pytest.raises(BadData, match="dim is no table"):
         Recipe.load(path, ["dim.x=1"])
 

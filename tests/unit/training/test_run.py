@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -12,10 +13,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
 
+from cli import main
 from models.errors import BadData, BadEncoder, CareError
 from models.spec import Side
 from models.torch_encoder import TorchEncoder
+from models.training import progress
 from models.training.loop import Stopped, schedule
 from models.training.ranks import Ranks
 from models.training.recipe import Recipe
@@ -154,8 +159,6 @@ def test_the_best_checkpoint_is_kept(tmp_path: Path, toy_recipe: Make, monkeypat
         stop_after(patch, 4)
         with pytest.raises(Stopped):
             train(toy_recipe(), tmp_path / "four", ONE)
-    from safetensors.torch import load_file
-
     four = load_file(tmp_path / "four" / "tune" / "checkpoint" / "weights.safetensors")
     for name, value in weights(judged).items():
         torch.testing.assert_close(four[f"query/{name}"], value, rtol=0, atol=0)
@@ -205,8 +208,74 @@ def test_a_run_killed_at_a_random_step_goes_on_to_the_same_weights(tmp_path: Pat
 
 def test_a_folder_of_another_recipe_is_refused(tmp_path: Path, toy_recipe: Make) -> None:
     train(toy_recipe(steps=1), tmp_path / "run", ONE)
-    with pytest.raises(CareError, match="another recipe"):
-        train(toy_recipe(steps=1, seed=9), tmp_path / "run", ONE)
+    with pytest.raises(CareError, match=r"another recipe \(stages.tune.lr is 0.001 there, 0.5 here\)"):
+        train(toy_recipe(steps=1, lr=0.5), tmp_path / "run", ONE)
+
+
+def test_what_a_later_stage_lacks_is_said_before_the_first(tmp_path: Path, toy_recipe: Make) -> None:
+    values = toy_recipe(steps=1).model_dump()
+    later = values["stages"]["tune"] | {"data": {"files": [str(tmp_path / "gone.jsonl")]}}
+    recipe = Recipe.model_validate(values | {"stages": values["stages"] | {"later": later}})
+    with pytest.raises(BadData, match=r"stages\.later: .*gone.jsonl is not there"):
+        train(recipe, tmp_path / "run", ONE)
+    assert not (tmp_path / "run").exists(), "the folder is free for the recipe once it is mended"
+
+
+def test_a_gradient_that_is_not_finite_ends_the_run(
+    tmp_path: Path, toy_recipe: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from models.training.contrast import ContrastStage
+
+    plain = ContrastStage.gradients
+
+    def broken(self: ContrastStage, step: int, scale: Callable[[torch.Tensor], torch.Tensor]) -> dict[str, float]:
+        facts = plain(self, step, scale)
+        if step == 3:
+            next(self.encoders["query"].parameters()).grad.fill_(torch.nan)
+        return facts
+
+    monkeypatch.setattr(ContrastStage, "gradients", broken)
+    with pytest.raises(CareError, match="tune: the gradient of step 4 is not finite"):
+        train(toy_recipe(), tmp_path / "run", ONE)
+    checkpoint = load_file(tmp_path / "run" / "tune" / "checkpoint" / "weights.safetensors")
+    assert all(value.isfinite().all() for value in checkpoint.values())
+
+
+def test_a_full_disk_is_said(
+    tmp_path: Path, toy_recipe: Make, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full(*given: object) -> None:
+        raise SafetensorError("I/O error: No space left on device (os error 28)")
+
+    (tmp_path / "recipe.toml").write_text(recipe_toml(toy_recipe()))
+    monkeypatch.setattr("models.training.checkpoint.save_file", full)
+    assert main(["train", str(tmp_path / "recipe.toml"), "--out", str(tmp_path / "run"), "--device", "cpu"]) == 1
+    assert "No space left on device (os error 28); free some space" in capsys.readouterr().err
+
+
+def test_rows_alone_are_a_result(tmp_path: Path, toy_recipe: Make, capsys: pytest.CaptureFixture[str]) -> None:
+    mine = {"kind": "mine", "query": "query", "files": [str(tmp_path / "rows.jsonl")], "count": 1}
+    (tmp_path / "recipe.toml").write_text(recipe_toml(toy_recipe(extra={"stages": {"find": mine}})))
+    assert main(["train", str(tmp_path / "recipe.toml"), "--out", str(tmp_path / "run"), "--device", "cpu"]) == 0
+    out, said = capsys.readouterr()
+    assert out == f"{tmp_path}/run/find/pairs.jsonl: rows for the `files` of a recipe\n"
+    assert "stage find: 12 pairs, 12 mined, 12 negatives" in said
+
+
+def test_without_a_terminal_a_run_says_how_far_it_is(
+    tmp_path: Path, toy_recipe: Make, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(progress, "SAY_EVERY_SECONDS", 0.0)
+    train(toy_recipe(steps=2), tmp_path / "run", ONE)
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0] == "stage tune: contrast"
+    assert re.fullmatch(r"tune, step 1 of 2: loss [\d.]+, texts/s \d+, GiB [\d.]+, \d\d:\d\d left", lines[1])
+    assert lines[-1] == "stage tune: 2 steps"
+
+
+def test_a_line_of_the_log_that_was_cut_off_is_passed_over(tmp_path: Path) -> None:
+    (tmp_path / "log.jsonl").write_text('{"stage": "a", "step": 1, "loss": 2}\n{"stage": "a", "st\n')
+    assert progress.read_log(tmp_path) == {"a": [{"stage": "a", "step": 1, "loss": 2}]}
 
 
 def test_weights_that_are_not_there_are_named(tmp_path: Path, toy_recipe: Make) -> None:
