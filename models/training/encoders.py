@@ -35,6 +35,7 @@ class Shelf:
     def __init__(self, recipe: Recipe, run: Path, device: torch.device) -> None:
         self._recipe, self._run, self._device = recipe, run, device
         self._folders: dict[str, Path] = {}
+        self._fingerprints: dict[tuple[str, Path], str] = {}
 
     def folder(self, name: str) -> Path:
         """Where the encoder is: what a stage wrote, or its start."""
@@ -56,10 +57,13 @@ class Shelf:
     def fingerprint(self, name: str) -> str:
         """Names the function text → vector that the encoder is now."""
         folder, config = self.folder(name), self._recipe.encoders[name]
+        if (name, folder) in self._fingerprints:  # every weight is hashed, which takes a while
+            return self._fingerprints[name, folder]
         files = sorted({path for pattern in (*WEIGHTS, "*.json") for path in folder.glob(pattern)})
         facts = [self.spec(name).model_dump_json(exclude={"checksums", "parity", "space"}), str(config.layers)]
         facts += [f"{path.name} {sha256_of(path)}" for path in files]
-        return hashlib.sha256("\n".join(facts).encode()).hexdigest()[:16]
+        self._fingerprints[name, folder] = hashlib.sha256("\n".join(facts).encode()).hexdigest()[:16]
+        return self._fingerprints[name, folder]
 
     def spec(self, name: str) -> EncoderSpec:
         """The encoder as the recipe wants it used; what the recipe does not say is the folder's own."""
@@ -129,8 +133,9 @@ class Shelf:
 
     def _merged(self, name: str, encoder: TorchEncoder) -> TorchEncoder:
         config = self._recipe.encoders[name]
+        assert config.lora is not None
         plain = self._load(name, DTYPES[config.dtype])
-        add_adapters(plain, config.lora or Lora(rank=1, alpha=1))
+        add_adapters(plain, config.lora)
         restore_trained(plain, {key: value.cpu() for key, value in trained_weights(encoder).items()})
         plain.backbone = plain.backbone.merge_and_unload()  # type: ignore[operator]
         return plain

@@ -8,13 +8,22 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModel, AutoTokenizer, Qwen2Tokenizer
+from transformers import AutoConfig, AutoModel, AutoTokenizer, PretrainedConfig, Qwen2Tokenizer
 from transformers.utils import logging as transformers_logging
 
 from models.errors import BadEncoder
 from models.spec import TOKENIZER_FILE
 
 QWEN = ("qwen2", "qwen3")
+
+
+def config_of(file: Path) -> PretrainedConfig:
+    """The shape of the model in the file; its weights are not read."""
+    try:
+        config: PretrainedConfig = AutoConfig.from_pretrained(file.parent, gguf_file=file.name, local_files_only=True)
+        return config
+    except (OSError, ValueError, KeyError) as error:
+        raise BadEncoder(f"{file}: transformers cannot read it as GGUF: {error}") from error
 
 
 def unpack(file: Path, folder: Path) -> Path:

@@ -24,6 +24,8 @@ ADAM_BYTES = 16
 """Weight, gradient and two moments, in float32."""
 LAYER_WIDTHS = 34
 """Half-precision values that a layer's backward keeps, in widths a token."""
+SCORE_TABLES = 6
+"""Tables (queries, documents) in float32 that the loss and its gradient hold at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +149,8 @@ def _reckoned(
     if len(known) < len(set(readers)):
         return ["memory and hours: the shape of an encoder is not known; put its weights where the recipe says"]
     memory = sum(c.memory(recipe.encoders[n], stage.tokens, trained=n in trained) for n, c in known.items())
+    if isinstance(stage, Contrast):
+        memory += 4 * SCORE_TABLES * stage.batch * stage.batch * (1 + stage.data.negatives)
     sides = [1.0] if isinstance(stage, Reconstruct) else [1.0, 1.0 + stage.data.negatives]
     longest = max(recipe.encoders[name].max_length for name in readers)
     cached = stage.batch * longest > stage.tokens

@@ -8,6 +8,7 @@ from typing import Any
 
 from transformers import AutoConfig, PretrainedConfig
 
+from models.training import gguf
 from models.transformers_folder import CONFIG_FILE, read_config
 
 
@@ -36,9 +37,11 @@ SHAPES: dict[str, dict[str, Any]] = {
 
 
 def config_of(start: Path) -> PretrainedConfig | None:
-    """The configuration in the folder, or else the published one of the model that the folder is named after."""
+    """The start's own configuration, or else the published one of the model that it is named after."""
     if (start / CONFIG_FILE).is_file():
         return read_config(start)
+    if start.suffix == ".gguf" and start.is_file():
+        return gguf.config_of(start)
     name = start.name.lower()
     known = next((shape for key, shape in SHAPES.items() if name == key or name.startswith(f"{key}-")), None)
     return None if known is None else made(known)

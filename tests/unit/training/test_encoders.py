@@ -119,6 +119,16 @@ def test_fingerprints_tell_encoders_apart(tmp_path: Path, toy_recipe: Make) -> N
     assert shelf(recipe, tmp_path).fingerprint("document") not in prints
 
 
+def test_weights_are_hashed_once(tmp_path: Path, toy_recipe: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    own = shelf(toy_recipe(), tmp_path)
+    first = own.fingerprint("document")
+    with monkeypatch.context() as patch:
+        patch.delattr("models.training.encoders.sha256_of")
+        assert own.fingerprint("document") == first
+    own.keep("document", own.open("document", trained=False), tmp_path / "kept")
+    assert own.fingerprint("document") != first
+
+
 def test_a_gguf_file_is_a_start(tmp_path: Path, toy_recipe: Make) -> None:
     write_gguf(tmp_path / "model.gguf")
     own = shelf(toy_recipe(), tmp_path / "run", start=str(tmp_path / "model.gguf"))

@@ -9,6 +9,7 @@ import pytest
 from cli import main
 from models.training.plan import cost_of, plan
 from models.training.recipe import Recipe
+from tests.support.toy_training import write_gguf
 
 RECIPES = Path("models/training/recipes")
 
@@ -65,8 +66,26 @@ def test_every_recipe_has_a_plan(path: Path) -> None:
 def test_hours_are_reckoned_from_the_rows_that_are_there(toy_recipe: Callable[..., Recipe]) -> None:
     text = plan(toy_recipe(), tflops=1)
     assert re.search(r"12 rows at least, [\d.]+ h on one card", text)
-    later = plan(toy_recipe(data={"files": ["@mine"]}), tflops=1)
+    mined = {"kind": "mine", "query": "query", "files": ["rows.jsonl"]}
+    whole = toy_recipe(document="document").model_dump(exclude_none=True)
+    tune = whole["stages"]["tune"] | {"data": {"files": ["@mine"]}}
+    later = plan(Recipe.model_validate(whole | {"stages": {"mine": mined, "tune": tune}}), tflops=1)
     assert re.search(r"tokens a text\n +[\d.]+ h on one card", later)
+
+
+def test_a_gguf_file_says_its_own_shape(tmp_path: Path, toy_recipe: Callable[..., Recipe]) -> None:
+    encoder = write_gguf(tmp_path / "any.gguf")
+    recipe = toy_recipe(query="document", train=["document"])
+    config = recipe.encoders["document"].model_copy(update={"start": tmp_path / "any.gguf"})
+    cost = cost_of(recipe.model_copy(update={"encoders": {"document": config}}), "document")
+    assert cost is not None
+    assert cost.whole == sum(weight.numel() for weight in encoder.parameters())
+
+
+def test_memory_counts_the_scores_of_a_large_batch(toy_recipe: Callable[..., Recipe]) -> None:
+    assert "memory about 0 GiB" in plan(toy_recipe(data={"files": ["none.jsonl"]}), tflops=1)
+    # 6 tables of 4 bytes for each of 16,384 x 16,384 scores.
+    assert "memory about 6 GiB" in plan(toy_recipe(batch=2**14, data={"files": ["none.jsonl"]}), tflops=1)
 
 
 def test_a_run_needs_a_folder(capsys: pytest.CaptureFixture[str]) -> None:

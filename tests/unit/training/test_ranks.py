@@ -16,7 +16,7 @@ from models.torch_encoder import TorchEncoder
 from models.training.ranks import Ranks
 from models.training.recipe import Recipe
 from models.training.run import train
-from tests.support.toy_training import DOCUMENTS, recipe_toml
+from tests.support.toy_training import DOCUMENTS, recipe_toml, write_gguf
 
 ROOT = Path.cwd()
 
@@ -30,7 +30,8 @@ def test_one_process_is_a_run_of_one_rank() -> None:
 
 
 def test_two_processes_reach_the_weights_of_one(tmp_path: Path, toy_recipe: Callable[..., Recipe]) -> None:
-    """Stage I with a frozen document encoder, then both encoders with hard negatives and a learned temperature."""
+    """Negatives, found by a GGUF encoder; stage I with that encoder frozen; then both with a learned temperature."""
+    write_gguf(tmp_path / "toy.gguf")
     recipe = toy_recipe(
         document="document",
         train=["query", "document"],
@@ -40,11 +41,14 @@ def test_two_processes_reach_the_weights_of_one(tmp_path: Path, toy_recipe: Call
     )
     align = recipe.stages["tune"].model_dump() | {"train": ["query"], "loss": {"mse": 1.0, "temperature": 0.1}}
     # Without dropout: each process draws its own.
-    for name in recipe.encoders:
-        path = tmp_path / name / "config.json"
-        config = json.loads(path.read_text())
-        path.write_text(json.dumps(config | {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}))
-    recipe = Recipe.model_validate(recipe.model_dump() | {"stages": {"align": align} | recipe.model_dump()["stages"]})
+    path = tmp_path / "query" / "config.json"
+    config = json.loads(path.read_text())
+    path.write_text(json.dumps(config | {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}))
+    mine = {"kind": "mine", "query": "document", "files": align["data"]["files"], "count": 2}
+    joint = recipe.stages["tune"].model_dump() | {"data": {"files": ["@mine"], "negatives": 1}}
+    values = recipe.model_dump() | {"stages": {"mine": mine, "align": align, "tune": joint}}
+    values["encoders"]["document"]["start"] = tmp_path / "toy.gguf"
+    recipe = Recipe.model_validate(values)
     path = tmp_path / "recipe.toml"
     path.write_text(recipe_toml(recipe))
     expected = train(Recipe.load(path), tmp_path / "one", Ranks(0, 1, torch.device("cpu")))
