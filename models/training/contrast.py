@@ -217,6 +217,8 @@ def read_table(files: list[Path], data: Data, seed: int) -> PairTable:
         table = PairTable.of_pairs(as_pairs(rows, data.crops, seed))
     for key, named in (("weights", data.weights), ("crops", data.crops)):
         table.check_sources(f"data.{key}", [source for source in named if source != "*"])
+    if data.negatives and not len(table.negatives.values):
+        raise BadData(f"data.negatives is {data.negatives}, but no row has neg: mine some (kind mine), or set it to 0")
     return table
 
 

@@ -60,14 +60,16 @@ def read_pairs(path: Path) -> Iterator[Pair]:
 def _parse(line: str, stem: str, where: str) -> Pair:
     try:
         row = json.loads(line)
-        source = row.get("source", stem)
-        if "text" in row:
-            pair = Pair(row.get("title", ""), [row["text"]], [], source)
-        else:
-            extras = {"instruction": row.get("instruction"), "hypothetical": row.get("hypothetical", [])}
-            pair = Pair(row["query"], row["pos"], row.get("neg", []), source, **extras)
-    except (json.JSONDecodeError, KeyError, TypeError, AttributeError) as error:
-        raise BadData(f"{where}: not a training row {{query, pos, neg?, …}} or {{text, title?}}: {error!r}") from error
+    except json.JSONDecodeError as error:
+        raise BadData(f"{where}: not JSON: {error.msg}") from error
+    if not isinstance(row, dict) or not ("text" in row or {"query", "pos"} <= row.keys()):
+        raise BadData(f"{where}: not a training row: it must have query and pos, or text")
+    source = row.get("source", stem)
+    if "text" in row:
+        pair = Pair(row.get("title", ""), [row["text"]], [], source)
+    else:
+        extras = {"instruction": row.get("instruction"), "hypothetical": row.get("hypothetical", [])}
+        pair = Pair(row["query"], row["pos"], row.get("neg", []), source, **extras)
     lists = (pair.positives, pair.negatives, pair.hypothetical)
     if not all(isinstance(texts, list) for texts in lists):
         raise BadData(f"{where}: pos, neg and hypothetical must be lists of strings")

@@ -106,18 +106,19 @@ def write_checkpoint(folder: Path, architecture: str, *, bare: bool = False) -> 
 
 
 def write_new_checkpoint(
-    folder: Path, config: PretrainedConfig | None = None, tokenizer: Tokenizer | None = None
+    folder: Path, config: PretrainedConfig | None = None, tokenizer: Tokenizer | None = None, theta: int = 300
 ) -> TorchEncoder:
     """A checkpoint of gte's remote class, in its layout and with its NTK-scaled positions; the same in GteModel.
 
     The remote class packs query, key and value into one weight, up and gate into another, and names its layers
-    otherwise.
+    otherwise; a head that no encoder uses comes along, as in the published one.
     """
     config, tokenizer = config or tiny_config("gte"), tokenizer or tiny_tokenizer()
-    config.rope_parameters = {"rope_type": "linear", "rope_theta": 300.0 * 8, "factor": 8 ** (2 / 16)}
+    factor = 8 ** (2 / (config.hidden_size // config.num_attention_heads))
+    config.rope_parameters = {"rope_type": "linear", "rope_theta": theta * 8.0, "factor": factor}
     torch.manual_seed(0)
     backbone = AutoModel.from_config(config)
-    weights: dict[str, torch.Tensor] = {}
+    weights = {"classifier.weight": torch.zeros(1, config.hidden_size), "classifier.bias": torch.zeros(1)}
     for name, tensor in backbone.state_dict().items():
         weights[f"new.{name.replace('layers.', 'encoder.layer.')}"] = tensor
     for layer in range(config.num_hidden_layers):
@@ -133,7 +134,7 @@ def write_new_checkpoint(
     folder.mkdir(parents=True, exist_ok=True)
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     values = {
-        "architectures": ["NewModel"],
+        "architectures": ["NewModel", "NewForTokenClassification"],
         "auto_map": {"AutoModel": "elsewhere--modeling.NewModel"},
         "model_type": "new",
         "layer_norm_type": "layer_norm",
@@ -142,7 +143,7 @@ def write_new_checkpoint(
         "pack_qkv": True,
         "position_embedding_type": "rope",
         "rope_scaling": {"factor": 8.0, "type": "ntk"},
-        "rope_theta": 300,
+        "rope_theta": theta,
         "torch_dtype": "float16",
         "unpad_inputs": False,
         "use_memory_efficient_attention": False,

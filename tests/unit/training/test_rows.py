@@ -28,24 +28,25 @@ def test_pairs_are_read_plain_and_packed(tmp_path: Path, suffix: str, opener) ->
 
 
 @pytest.mark.parametrize(
-    "line",
+    ("line", "wrong"),
     [
-        "{",
-        "[]",
-        '{"query": "q"}',
-        '{"query": "q", "pos": []}',
-        '{"query": "q", "pos": "p"}',
-        '{"query": "", "pos": ["p"]}',
-        '{"query": 1, "pos": ["p"]}',
-        '{"query": "q", "pos": ["p"], "neg": [""]}',
-        '{"query": "q", "pos": ["p"], "source": 3}',
-        '{"text": ""}',
+        ("{", "not JSON"),
+        ("[]", "must have query and pos, or text"),
+        ('{"query": "q"}', "must have query and pos, or text"),
+        ('{"query": "q", "pos": []}', "at least one text"),
+        ('{"query": "q", "pos": "p"}', "must be lists"),
+        ('{"query": "q", "pos": ["p"], "neg": null}', "must be lists"),
+        ('{"query": "", "pos": ["p"]}', "query must be"),
+        ('{"query": 1, "pos": ["p"]}', "query must be"),
+        ('{"query": "q", "pos": ["p"], "neg": [""]}', "no text may be empty"),
+        ('{"query": "q", "pos": ["p"], "source": 3}', "must be strings"),
+        ('{"text": ""}', "no text may be empty"),
     ],
 )
-def test_a_bad_row_is_named_with_file_and_line(tmp_path: Path, line: str) -> None:
+def test_a_bad_row_is_named_with_file_and_line(tmp_path: Path, line: str, wrong: str) -> None:
     path = tmp_path / "pairs.jsonl"
     path.write_text(json.dumps(ROW) + "\n" + line + "\n")
-    with pytest.raises(BadData, match=r"pairs\.jsonl:2"):
+    with pytest.raises(BadData, match=rf"pairs\.jsonl:2: .*{wrong}"):
         list(read_pairs(path))
 
 

@@ -25,7 +25,7 @@ from models.training.loop import Stopped, schedule
 from models.training.ranks import Ranks
 from models.training.recipe import Recipe
 from models.training.run import train
-from tests.support.toy_training import DOCUMENTS, QUERIES, recipe_toml, write_dev
+from tests.support.toy_training import DOCUMENTS, QUERIES, recipe_toml, write_dev, write_rows
 
 ONE = Ranks(0, 1, torch.device("cpu"))
 Make = Callable[..., Recipe]
@@ -219,6 +219,12 @@ def test_what_a_later_stage_lacks_is_said_before_the_first(tmp_path: Path, toy_r
     with pytest.raises(BadData, match=r"stages\.later: .*gone.jsonl is not there"):
         train(recipe, tmp_path / "run", ONE)
     assert not (tmp_path / "run").exists(), "the folder is free for the recipe once it is mended"
+
+
+def test_hard_negatives_that_no_row_has_are_missed(tmp_path: Path, toy_recipe: Make) -> None:
+    rows = write_rows(tmp_path / "bare.jsonl", [{"query": "问", "pos": ["答"]}])
+    with pytest.raises(BadData, match=r"data\.negatives is 2, but no row has neg"):
+        train(toy_recipe(data={"files": [str(rows)], "negatives": 2}), tmp_path / "run", ONE)
 
 
 def test_a_gradient_that_is_not_finite_ends_the_run(
