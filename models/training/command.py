@@ -60,7 +60,7 @@ def _tell(recipe: Recipe, out: Path, folders: list[Path]) -> None:
     if (out / CURVES_FILE).is_file():
         print(f"{out / CURVES_FILE}: loss and development figures")
     for folder in folders:
-        print(f"{folder}: trained; care export {folder} TARGET makes it ready to serve")
+        print(f"{folder}: care export {folder} TARGET makes it ready to serve")
     if not folders:
         last = [name for name, stage in recipe.stages.items() if not stage.skip][-1]
         print(f"{out / last / PAIRS}: rows for the `files` of a recipe")

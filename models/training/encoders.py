@@ -75,11 +75,12 @@ class Shelf:
             "native_dim": config.projection or spec.native_dim,
             "dim": self._recipe.dim,
             "max_length": config.max_length,
-            "query_instruction": config.query_instruction or spec.query_instruction,
-            "document_instruction": config.document_instruction or spec.document_instruction,
+            "pooling": config.pooling or spec.pooling,
             "checksums": {},
             "parity": {},
         }
+        given = {"query_instruction": config.query_instruction, "document_instruction": config.document_instruction}
+        changes |= {key: value for key, value in given.items() if value is not None}
         try:
             return EncoderSpec.model_validate(spec.model_dump() | changes)
         except ValidationError as error:
@@ -109,13 +110,11 @@ class Shelf:
 
     def write(self, name: str, encoder: TorchEncoder, folder: Path) -> None:
         """Writes the encoder, adapters merged; the folder is there whole or not at all."""
-        if self._recipe.encoders[name].lora is not None:
-            encoder = self._merged(name, encoder)
-        fresh = folder.with_name(folder.name + ".new")
-        shutil.rmtree(fresh, ignore_errors=True)
-        encoder.save(fresh)
-        shutil.rmtree(folder, ignore_errors=True)
-        fresh.rename(folder)
+        _save(self._merged(name, encoder) if self._recipe.encoders[name].lora is not None else encoder, folder)
+
+    def copy(self, name: str, folder: Path) -> None:
+        """Writes the encoder as the recipe has it used, untrained."""
+        _save(self.open(name, trained=False), folder)
 
     def _load(self, name: str, dtype: torch.dtype) -> TorchEncoder:
         config, spec = self._recipe.encoders[name], self.spec(name)
@@ -139,6 +138,14 @@ class Shelf:
         restore_trained(plain, {key: value.cpu() for key, value in trained_weights(encoder).items()})
         plain.backbone = plain.backbone.merge_and_unload()  # type: ignore[operator]
         return plain
+
+
+def _save(encoder: TorchEncoder, folder: Path) -> None:
+    fresh = folder.with_name(folder.name + ".new")
+    shutil.rmtree(fresh, ignore_errors=True)
+    encoder.save(fresh)
+    shutil.rmtree(folder, ignore_errors=True)
+    fresh.rename(folder)
 
 
 def add_adapters(encoder: TorchEncoder, lora: Lora) -> None:

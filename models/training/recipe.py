@@ -51,10 +51,11 @@ class Encoder(_Section):
     layers: Positive | None = None
     """Only so many of the first layers."""
     pooling: Pooling | None = None
-    """Needed only if the start's own files do not say it."""
+    """Default: what the start's own files say."""
     max_length: Positive = 512
-    query_instruction: str = ""
-    document_instruction: str = ""
+    query_instruction: str | None = None
+    document_instruction: str | None = None
+    """Default: what the start's own files say; "" for none."""
     projection: Positive | None = None
     """A trained matrix on top, to so many dimensions."""
     lora: Lora | None = None

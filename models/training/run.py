@@ -40,7 +40,7 @@ RECIPE_FILE, VECTORS, ENCODERS = "recipe.json", "vectors", "encoders"
 
 
 def train(recipe: Recipe, folder: Path, ranks: Ranks) -> list[Path]:
-    """Runs what is not done yet; returns the encoder folders, in the order of the recipe."""
+    """Runs what is not done yet; returns the encoder folders: those that were trained, then one that was only read."""
     shelf = Shelf(recipe, folder, ranks.device)
     if ranks.is_first:
         _claim(folder, recipe, shelf)
@@ -66,7 +66,9 @@ def train(recipe: Recipe, folder: Path, ranks: Ranks) -> list[Path]:
         for encoder in trained_by(stage):
             shelf.replace(encoder, folder / name / encoder)
             trained[encoder] = None
-    return _publish(folder, shelf, list(trained), ranks)
+    if ranks.is_first:
+        draw_curves(folder)
+    return _publish(folder, shelf, list(trained), _read_last(recipe, set(trained)), ranks)
 
 
 def _run_stage(
@@ -146,15 +148,23 @@ def _difference(there: object, here: object, key: str = "") -> str | None:
     return None if there == here else f"{key} is {json.dumps(there)} there, {json.dumps(here)} here"
 
 
-def _publish(folder: Path, shelf: Shelf, trained: list[str], ranks: Ranks) -> list[Path]:
-    """`encoders/NAME` are links to what the last stage of each encoder left."""
+def _read_last(recipe: Recipe, trained: set[str]) -> list[str]:
+    """Encoders that no stage trained but the last contrast reads: what was trained is of no use without them."""
+    contrasts = [stage for stage in recipe.stages.values() if isinstance(stage, Contrast) and not stage.skip]
+    last = contrasts[-1:]
+    return [name for stage in last for name in (stage.query, stage.document) if name and name not in trained]
+
+
+def _publish(folder: Path, shelf: Shelf, trained: list[str], read: list[str], ranks: Ranks) -> list[Path]:
+    """`encoders/NAME` are links to what the last stage of each trained encoder left, and copies of those only read."""
     home = folder / ENCODERS
     if ranks.is_first:
         home.mkdir(exist_ok=True)
         for name in trained:
-            link = home / name
-            link.unlink(missing_ok=True)
-            link.symlink_to(Path("..") / shelf.folder(name).relative_to(folder))
-        draw_curves(folder)
+            (home / name).unlink(missing_ok=True)
+            (home / name).symlink_to(Path("..") / shelf.folder(name).relative_to(folder))
+        for name in read:
+            if not (home / name).is_dir():
+                shelf.copy(name, home / name)
     ranks.wait()
-    return [home / name for name in trained]
+    return [home / name for name in (*trained, *read)]

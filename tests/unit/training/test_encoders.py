@@ -145,6 +145,16 @@ def test_query_encoders_of_every_family_open_and_train(tmp_path: Path, toy_recip
     assert all(value.grad is not None for name, value in encoder.named_parameters() if "layers" in name)
 
 
+def test_the_recipe_overrules_what_the_start_says_of_itself(tmp_path: Path, toy_recipe: Make) -> None:
+    own = shelf(toy_recipe(), tmp_path, query_instruction="问：", document_instruction="文：")
+    own.copy("document", tmp_path / "kept")
+    kept = {"start": str(tmp_path / "kept"), "pooling": None}
+    spec = shelf(toy_recipe(), tmp_path, **kept).spec("document")
+    assert (spec.query_instruction, spec.document_instruction, spec.pooling) == ("问：", "文：", "eos")
+    spec = shelf(toy_recipe(), tmp_path, **kept | {"query_instruction": "", "pooling": "mean"}).spec("document")
+    assert (spec.query_instruction, spec.document_instruction, spec.pooling) == ("", "文：", "mean")
+
+
 def test_more_dimensions_than_there_are_is_said(tmp_path: Path, toy_recipe: Make) -> None:
     own = Shelf(toy_recipe(extra={"dim": 100}), tmp_path, CPU)
     with pytest.raises(BadEncoder, match=r"encoders\.document: .*dim 100 is larger"):

@@ -30,8 +30,6 @@ SMALL = [
     "stages.*.tokens=400",
     "stages.*.data.negatives=1",
     "encoders.*.max_length=48",
-    # A processor has no quick products in half precision.
-    "encoders.document.dtype=fp32",
     *(f"stages.{stage}.skip=true" for stage in ("retromae", "unsupervised", "query", "document", "align")),
 ]
 

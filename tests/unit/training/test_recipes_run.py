@@ -105,7 +105,7 @@ def test_a_recipe_runs_and_its_result_searches(
     last = [stage for stage in stages.values() if isinstance(stage, Contrast)][-1]
     query = exported(folders[last.query], tmp_path / "query")
     reader = last.document or last.query
-    document = query if reader == last.query else exported(_folder(reader, folders, recipe), tmp_path / "document")
+    document = query if reader == last.query else exported(folders[reader], tmp_path / "document")
     corpus = write_rows(Path("corpus.jsonl"), [{"_id": f"d{n}", "text": text} for n, text in enumerate(DOCUMENTS)])
     collection = Collection(tmp_path / "collection")
     snapshot = Snapshot.open(build([corpus], document, collection, BuildOptions(overlap=4)).folder)
@@ -113,14 +113,3 @@ def test_a_recipe_runs_and_its_result_searches(
     scores, rows = snapshot.vectors.search(query.encode(QUERIES, Side.QUERY), k=3)
     assert rows.shape == (len(QUERIES), 3)
     assert (scores[:, 0] >= scores[:, 2]).all()
-
-
-def _folder(name: str, folders: dict[str, Path], recipe: Recipe) -> Path:
-    """What a run wrote of an encoder; one that no stage trained is made an encoder folder here."""
-    if name in folders:
-        return folders[name]
-    from models.training.encoders import Shelf
-
-    shelf = Shelf(recipe, Path("run"), ONE.device)
-    shelf.open(name, trained=False).save(Path("untrained"))
-    return Path("untrained")

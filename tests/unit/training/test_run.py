@@ -102,8 +102,11 @@ def test_stage_one_leaves_the_frozen_encoder_alone_and_reads_it_once(
     before = {path.name: path.read_bytes() for path in (tmp_path / "document").iterdir()}
     frozen = TorchEncoder.load(tmp_path / "document", _spec(recipe, tmp_path, "document"))
     vectors = frozen.encode(QUERIES, Side.DOCUMENT)
-    (folder,) = train(recipe, tmp_path / "run", ONE)
-    assert folder.name == "query"
+    folder, read = train(recipe, tmp_path / "run", ONE)
+    assert (folder.name, read.name) == ("query", "document")
+    pair = TorchEncoder.load(read)
+    assert (pair.spec.dim, pair.spec.max_length, pair.spec.space) == (32, 40, "toy"), "as the pair needs it"
+    np.testing.assert_array_equal(pair.encode(QUERIES, Side.DOCUMENT), vectors)
     assert {path.name: path.read_bytes() for path in (tmp_path / "document").iterdir()} == before
     torch.testing.assert_close(torch.from_numpy(frozen.encode(QUERIES, Side.DOCUMENT)), torch.from_numpy(vectors))
     (kept,) = (tmp_path / "run" / "vectors").iterdir()
