@@ -75,7 +75,7 @@ def run(
             progress = replace(progress, step=done, scale=scaler.get_scale() if half else None)
             judged = dev is not None and (done % dev.every == 0 or done == work.steps)
             if judged:
-                progress = _judge(work, dev, progress, watch)
+                progress = _judge(work, dev, progress, watch, ranks)
             if done in settings.snapshots and ranks.is_first:
                 work.write(folder / name / f"at-{done}")
             stopped = ranks.any(ear.stop)
@@ -123,9 +123,10 @@ def _add_up(modules: Mapping[str, nn.Module], ranks: Ranks) -> None:
                 parameter.grad = ranks.sum(torch.zeros_like(parameter) if parameter.grad is None else parameter.grad)
 
 
-def _judge(work: Work, dev: DevSets | None, progress: Progress, watch: Watch) -> Progress:
+def _judge(work: Work, dev: DevSets | None, progress: Progress, watch: Watch, ranks: Ranks) -> Progress:
     assert dev is not None
-    figure = dev.figure(work.vectors_of)
+    # Two cards may round otherwise; what follows must be the same on all.
+    figure = ranks.of_first(dev.figure(work.vectors_of))
     watch.log({"step": progress.step, "dev": figure, "metric": dev.metric})
     better = progress.best is None or figure > progress.best
     watch.say(f"step {progress.step}: {dev.metric} {figure:.2f}{', the best so far' if better else ''}")

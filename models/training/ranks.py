@@ -50,6 +50,11 @@ class Ranks:
         if self.size > 1:
             torch.distributed.barrier()
 
+    def of_first(self, value: float) -> float:
+        """The first rank's value, on every rank."""
+        mine = torch.tensor(value if self.is_first else 0.0, dtype=torch.float64, device=self.device)
+        return float(self.sum(mine))
+
     def any(self, flag: bool) -> bool:
         """Whether some rank says yes."""
         return flag if self.size == 1 else bool(self.sum(torch.tensor(int(flag), device=self.device)))

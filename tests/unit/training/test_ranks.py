@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import pytest
 import torch
 
 from models.spec import Side
@@ -27,6 +28,12 @@ def test_one_process_is_a_run_of_one_rank() -> None:
     assert one.share(3).tolist() == [0, 1, 2]
     assert one.any(True)
     assert not one.any(False)
+
+
+def test_the_first_rank_decides(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.distributed, "all_reduce", lambda tensor: tensor.add_(7.25))
+    assert Ranks(1, 2, torch.device("cpu")).of_first(5.0) == 7.25
+    assert Ranks(0, 1, torch.device("cpu")).of_first(5.0) == 5.0
 
 
 def test_two_processes_reach_the_weights_of_one(tmp_path: Path, toy_recipe: Callable[..., Recipe]) -> None:
