@@ -26,6 +26,8 @@ LAYER_WIDTHS = 34
 """Half-precision values that a layer's backward keeps, in widths a token."""
 SCORE_TABLES = 6
 """Tables (queries, documents) in float32 that the loss and its gradient hold at once."""
+WORD_BYTES = 12
+"""What a token holds for each word that it might be while it is being named: scores, their logarithms and gradients."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +40,10 @@ class Cost:
     width: int
     body: int
     """Weights that every token passes: all but the vocabulary."""
+
+    @property
+    def words(self) -> int:
+        return (self.whole - self.body) // self.width
 
     def memory(self, config: Encoder, tokens: int, *, trained: bool) -> float:
         """Bytes on the card for weights, optimiser and one chunk of activations."""
@@ -151,6 +157,8 @@ def _reckoned(
     memory = sum(c.memory(recipe.encoders[n], stage.tokens, trained=n in trained) for n, c in known.items())
     if isinstance(stage, Contrast):
         memory += 4 * SCORE_TABLES * stage.batch * stage.batch * (1 + stage.data.negatives)
+    else:
+        memory += WORD_BYTES * stage.tokens * known[stage.encoder].words
     sides = [1.0] if isinstance(stage, Reconstruct) else [1.0, 1.0 + stage.data.negatives]
     longest = max(recipe.encoders[name].max_length for name in readers)
     cached = stage.batch * longest > stage.tokens

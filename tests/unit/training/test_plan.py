@@ -88,6 +88,14 @@ def test_memory_counts_the_scores_of_a_large_batch(toy_recipe: Callable[..., Rec
     assert "memory about 6 GiB" in plan(toy_recipe(batch=2**14, data={"files": ["none.jsonl"]}), tflops=1)
 
 
+def test_memory_counts_the_words_that_a_token_might_be(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", str(RECIPES / "care-0.3b-4b.toml"), "--dry-run"]) == 0
+    # 8,192 tokens, 250,048 words, 12 bytes each are 23 GiB; weights and activations come on top.
+    found = re.search(r"memory about (\d+) GiB", section(capsys.readouterr().out, "retromae"))
+    assert found is not None
+    assert 23 < int(found[1]) < 40
+
+
 def test_a_run_needs_a_folder(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["train", str(RECIPES / "care-small.toml")]) == 1
     assert "--out" in capsys.readouterr().err
