@@ -6,6 +6,7 @@ A step depends on the recipe and its number alone; so a stage that was stopped o
 from __future__ import annotations
 
 import math
+import os
 import signal
 import threading
 from collections.abc import Callable, Mapping
@@ -83,7 +84,7 @@ def run(
                 if ranks.is_first:
                     checkpoint.save(home, work.modules, optimiser, progress)
                 ranks.wait()
-            if stopped and done < work.steps:
+            if stopped:
                 raise Stopped(
                     f"stopped after step {done} of {work.steps} of {name}; the same command goes on from there"
                 )
@@ -183,3 +184,5 @@ class _Ear:
         if self.stop and number == signal.SIGINT:
             raise KeyboardInterrupt
         self.stop = True
+        # Not print: the signal may have come in the middle of one.
+        os.write(2, b"\nstops after this step, which is saved; a second Ctrl-C ends at once\n")

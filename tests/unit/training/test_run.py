@@ -73,6 +73,18 @@ def test_ctrl_c_saves_and_the_same_call_reaches_the_same_weights(
     assert not (tmp_path / "parts" / "tune" / "checkpoint").exists()
 
 
+def test_ctrl_c_in_the_last_step_of_a_stage_ends_the_run_too(
+    tmp_path: Path, toy_recipe: Make, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with monkeypatch.context() as patch:
+        stop_after(patch, 2)
+        with pytest.raises(Stopped, match="step 2 of 2 of tune"):
+            train(toy_recipe(steps=2), tmp_path / "run", ONE)
+    assert "stops after this step" in capfd.readouterr().err
+    (folder,) = train(toy_recipe(steps=2), tmp_path / "run", ONE)
+    assert TorchEncoder.load(folder).spec.space == "toy"
+
+
 def test_training_brings_pairs_together_and_the_curves_are_drawn(tmp_path: Path, toy_recipe: Make) -> None:
     recipe = toy_recipe(steps=60, lr=2e-3, loss={"temperature": 0.1})
     (folder,) = train(recipe, tmp_path / "run", ONE)
