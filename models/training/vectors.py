@@ -72,11 +72,12 @@ class Reader:
         return finish(pooled, self._encoder.spec)
 
     def all(self, table: TokenTable) -> NDArray[np.float32]:
-        """The vectors of a whole table, read by this rank alone."""
-        found = np.empty((len(table), self._encoder.spec.dim), dtype=np.float32)
-        for chunk in table.chunks(np.arange(len(table)), self._tokens):
-            found[chunk] = self.vectors(table, chunk).cpu().numpy()
-        return found
+        """The vectors of a whole table; every rank reads its share and gets all."""
+        found = torch.zeros(len(table), self._encoder.spec.dim, device=self._ranks.device)
+        chunks = table.chunks(np.arange(len(table)), self._tokens)
+        for place in self._ranks.share(len(chunks)):
+            found[torch.from_numpy(chunks[place]).to(found.device)] = self.vectors(table, chunks[place])
+        return self._ranks.sum(found).cpu().numpy()
 
     def keep(self, table: TokenTable, path: Path) -> Kept:
         """The vectors of a whole table in a file (texts, dim), float16, mapped; read by all ranks together."""

@@ -17,7 +17,7 @@ from models.torch_encoder import TorchEncoder
 from models.training.ranks import Ranks
 from models.training.recipe import Recipe
 from models.training.run import train
-from tests.support.toy_training import DOCUMENTS, recipe_toml, write_gguf
+from tests.support.toy_training import DOCUMENTS, recipe_toml, write_dev, write_gguf
 
 ROOT = Path.cwd()
 
@@ -53,7 +53,9 @@ def test_two_processes_reach_the_weights_of_one(tmp_path: Path, toy_recipe: Call
     path.write_text(json.dumps(config | {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}))
     mine = {"kind": "mine", "query": "document", "files": align["data"]["files"], "count": 2}
     joint = recipe.stages["tune"].model_dump() | {"data": {"files": ["@mine"], "negatives": 1}}
+    write_dev(tmp_path / "dev")
     values = recipe.model_dump() | {"stages": {"mine": mine, "align": align, "tune": joint}}
+    values["dev"] = {"folder": tmp_path / "dev", "every": 4}
     values["encoders"]["document"]["start"] = tmp_path / "toy.gguf"
     recipe = Recipe.model_validate(values)
     path = tmp_path / "recipe.toml"
@@ -67,11 +69,14 @@ def test_two_processes_reach_the_weights_of_one(tmp_path: Path, toy_recipe: Call
             for home in (folder, tmp_path / "two" / "encoders" / folder.name)
         )
         np.testing.assert_allclose(theirs, ours, atol=1e-3)
-    losses = [
-        [line["loss"] for line in map(json.loads, (tmp_path / run / "log.jsonl").read_text().splitlines())]
-        for run in ("one", "two")
+    logs = [
+        [json.loads(line) for line in (tmp_path / run / "log.jsonl").read_text().splitlines()] for run in ("one", "two")
     ]
-    torch.testing.assert_close(torch.tensor(losses[0]), torch.tensor(losses[1]), rtol=1e-4, atol=1e-5)
+    ours, theirs = ([line["loss"] for line in log if "loss" in line] for log in logs)
+    assert len(ours) == 4
+    assert theirs == pytest.approx(ours, rel=1e-4)
+    # A document that changes places with another for a rounding error changes the figure: it is not compared.
+    assert [["dev" in line for line in log] for log in logs] == 2 * [[False, False, True] * 2]
 
 
 def _launch(command: list[str], size: int = 2) -> None:
