@@ -10,7 +10,7 @@ from torch import Tensor
 from models.errors import BadData
 from models.evaluation.judge import figures
 from models.evaluation.reading import find_tasks
-from models.evaluation.sets import RetrievalSet, Task
+from models.evaluation.sets import METRICS, Kind, RetrievalSet, Task
 from models.evaluation.systems import top
 from models.spec import Side
 from models.training.recipe import Dev
@@ -33,6 +33,9 @@ class DevSets:
     @classmethod
     def load(cls, settings: Dev) -> DevSets:
         tasks = [task for task in find_tasks(settings.folder) if isinstance(task.data, RetrievalSet)]
+        known = METRICS[Kind.RETRIEVAL]
+        if settings.metric not in known:
+            raise BadData(f"dev.metric: {settings.metric!r} is not one of {', '.join(known)}")
         if not tasks:
             raise BadData(f"{settings.folder}: no retrieval set; python -m models.training.holdout makes some")
         return cls(settings, tasks)
@@ -52,6 +55,4 @@ class DevSets:
             for row in (queries[first : first + QUERIES_AT_ONCE] @ documents.T).numpy()
         ]
         found, _ = figures(task, rankings)
-        if self.metric not in found:
-            raise BadData(f"dev.metric: {self.metric!r} is not one of {', '.join(found)}")
         return found[self.metric]

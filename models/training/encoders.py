@@ -22,7 +22,7 @@ from models.torch_encoder import PROJECTION_FILE, TorchEncoder
 from models.training import gguf
 from models.training.int8 import quantize_base
 from models.training.recipe import Encoder, Lora, Recipe
-from models.transformers_folder import infer_spec, read_config
+from models.transformers_folder import check_length, infer_spec, read_config
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
@@ -84,7 +84,16 @@ class Shelf:
         try:
             return EncoderSpec.model_validate(spec.model_dump() | changes)
         except ValidationError as error:
-            raise BadEncoder(f"encoders.{name}: {error.errors()[0]['msg']}") from error
+            said = error.errors()[0]["msg"].removeprefix("Value error, ")
+            raise BadEncoder(f"encoders.{name}: {said}") from error
+
+    def check(self, name: str) -> None:
+        """Refuses what could not be opened later, as far as the start's JSON files tell."""
+        folder, layers = self.folder(name), self._recipe.encoders[name].layers
+        spec, config = self.spec(name), read_config(folder)
+        check_length(folder, config, spec.max_length)
+        if layers is not None and layers > config.num_hidden_layers:
+            raise BadEncoder(f"encoders.{name}.layers: {folder} has {config.num_hidden_layers}, not {layers}")
 
     def open(self, name: str, *, trained: bool, seed: int = 0) -> TorchEncoder:
         """The encoder on the training device; what is trained of it requires gradients."""
@@ -154,7 +163,13 @@ def add_adapters(encoder: TorchEncoder, lora: Lora) -> None:
 
     targets = lora.targets if isinstance(lora.targets, str) else list(lora.targets)
     config = LoraConfig(r=lora.rank, lora_alpha=lora.alpha, target_modules=targets, lora_dropout=lora.dropout)
-    encoder.backbone = get_peft_model(encoder.backbone, config)  # type: ignore[assignment]
+    try:
+        encoder.backbone = get_peft_model(encoder.backbone, config)  # type: ignore[assignment]
+    except ValueError as error:
+        kinds = sorted({n.rpartition(".")[2] for n, m in encoder.backbone.named_modules() if isinstance(m, nn.Linear)})
+        raise BadEncoder(
+            f"lora.targets: {targets} are not layers of the backbone; it has {', '.join(kinds)}"
+        ) from error
 
 
 def keep_layers(backbone: PreTrainedModel, layers: int) -> None:

@@ -249,7 +249,7 @@ class Recipe(_Section):
     """A whole run."""
 
     about: str
-    space: str
+    space: Annotated[str, Field(min_length=1)]
     dim: Positive
     seed: int = 0
     max_steps: Positive | None = None

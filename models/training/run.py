@@ -41,6 +41,7 @@ RECIPE_FILE, VECTORS, ENCODERS = "recipe.json", "vectors", "encoders"
 
 def train(recipe: Recipe, folder: Path, ranks: Ranks) -> list[Path]:
     """Runs what is not done yet; returns the encoder folders: those that were trained, then one that was only read."""
+    dev = DevSets.load(recipe.dev) if recipe.dev is not None else None
     shelf = Shelf(recipe, folder, ranks.device)
     if ranks.is_first:
         _claim(folder, recipe, shelf)
@@ -48,7 +49,6 @@ def train(recipe: Recipe, folder: Path, ranks: Ranks) -> list[Path]:
     if ranks.device.type == "cuda":
         # cuDNN's attention was seen giving NaN gradients on padded batches.
         torch.backends.cuda.enable_cudnn_sdp(False)
-    dev = DevSets.load(recipe.dev) if recipe.dev is not None else None
     trained: dict[str, None] = {}
     for name, stage in recipe.stages.items():
         if stage.skip:
@@ -118,7 +118,7 @@ def _look_ahead(recipe: Recipe, folder: Path, shelf: Shelf) -> None:
                     raise BadData(f"stages.{name}: {file} is not there; put the rows there, or name another file")
             for encoder in encoders_of(stage):
                 if encoder not in ready and recipe.encoders[encoder].copy_of not in ready:
-                    shelf.spec(encoder)
+                    shelf.check(encoder)
         ready.update(trained_by(stage))
 
 

@@ -1,6 +1,7 @@
 """What of an encoder is trained, and how it is handed on."""
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -143,6 +144,23 @@ def test_query_encoders_of_every_family_open_and_train(tmp_path: Path, toy_recip
     ids, mask = torch.tensor([[2, 7, 8, 3]]), torch.ones(1, 4, dtype=torch.long)
     encoder(ids, mask).sum().backward()
     assert all(value.grad is not None for name, value in encoder.named_parameters() if "layers" in name)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"layers": 9}, r"encoders\.document\.layers: .* has 2, not 9"),
+        ({"max_length": 4000}, "max_length 4000 is more than"),
+        ({"lora": {"rank": 2, "alpha": 4, "targets": ["nothing"]}}, r"lora\.targets: .*it has down_proj, .*v_proj"),
+    ],
+)
+def test_what_a_backbone_has_not_got_is_named(
+    tmp_path: Path, toy_recipe: Make, changes: dict[str, object], said: str
+) -> None:
+    own = shelf(toy_recipe(), tmp_path, **changes)
+    refuse = partial(own.open, trained=True) if "lora" in changes else own.check
+    with pytest.raises(BadEncoder, match=said):
+        refuse("document")
 
 
 def test_the_recipe_overrules_what_the_start_says_of_itself(tmp_path: Path, toy_recipe: Make) -> None:

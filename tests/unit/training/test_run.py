@@ -191,6 +191,14 @@ def test_dev_figures_are_those_of_care_eval(tmp_path: Path, toy_recipe: Make) ->
     assert judged["metric"] == "nDCG@10"
 
 
+def test_a_metric_that_there_is_not_is_named_at_once(tmp_path: Path, toy_recipe: Make) -> None:
+    write_dev(tmp_path / "dev")
+    extra = {"dev": {"folder": str(tmp_path / "dev"), "every": 30, "metric": "nDCG@11"}}
+    with pytest.raises(BadData, match=r"dev\.metric: 'nDCG@11' is not one of nDCG@10"):
+        train(toy_recipe(extra=extra), tmp_path / "run", ONE)
+    assert not (tmp_path / "run").exists()
+
+
 KILLED_AT = """
 import os, signal, sys
 from models.training.contrast import ContrastStage
