@@ -1,6 +1,6 @@
 """`care train --dry-run`: what a recipe would do, and what that takes. Loads no weights and trains nothing.
 
-Memory and hours are reckoned from shapes, not measured: 2 operations a weight and token forward, twice that backward,
+Memory and hours are reckoned from shapes: 2 operations a weight and token forward, twice that backward,
 another forward where gradients are cached or activations recomputed.
 """
 
@@ -22,8 +22,8 @@ from models.training.shapes import config_of
 SAMPLE = 2000
 ADAM_BYTES = 16
 """Weight, gradient and two moments, in float32."""
-LAYER_WIDTHS = 34
-"""Half-precision values that a layer's backward keeps, in widths a token."""
+ENCODER_WIDTHS, DECODER_WIDTHS = 24, 52
+"""Half-precision values that a layer's backward keeps, in widths a token; measured with BERT and with Qwen3-4B."""
 SCORE_TABLES = 6
 """Tables (queries, documents) in float32 that the loss and its gradient hold at once."""
 WORD_BYTES = 12
@@ -40,6 +40,7 @@ class Cost:
     width: int
     body: int
     """Weights that every token passes: all but the vocabulary."""
+    layer_widths: int
 
     @property
     def words(self) -> int:
@@ -50,7 +51,7 @@ class Cost:
         if not trained:
             return self.whole * (2 if config.dtype == "bf16" else 4) + 4 * 2 * tokens * self.width
         base = 0 if config.lora is None else self.whole * (1 if config.bits else 2 if config.dtype == "bf16" else 4)
-        kept = (self.layers + LAYER_WIDTHS) if config.checkpointing else self.layers * LAYER_WIDTHS
+        kept = (self.layers + self.layer_widths) if config.checkpointing else self.layers * self.layer_widths
         return base + ADAM_BYTES * self.trained + 2 * tokens * self.width * kept
 
     def operations(self, config: Encoder, *, trained: bool, cached: bool) -> float:
@@ -77,7 +78,14 @@ def cost_of(recipe: Recipe, name: str) -> Cost | None:
     projected = shape.hidden_size * (config.projection or 0)
     vocabulary = sum(m.weight.numel() for m in backbone.modules() if isinstance(m, nn.Embedding))
     trained = whole if config.lora is None else _adapters(backbone, config)
-    return Cost(whole + projected, trained + projected, shape.num_hidden_layers, shape.hidden_size, whole - vocabulary)
+    return Cost(
+        whole=whole + projected,
+        trained=trained + projected,
+        layers=shape.num_hidden_layers,
+        width=shape.hidden_size,
+        body=whole - vocabulary,
+        layer_widths=DECODER_WIDTHS if hasattr(shape, "num_key_value_heads") else ENCODER_WIDTHS,
+    )
 
 
 def _adapters(backbone: nn.Module, config: Encoder) -> int:
