@@ -123,9 +123,14 @@ class EncoderSpec(BaseModel):
         try:
             return cls.model_validate_json(path.read_bytes())
         except ValidationError as error:
-            first = error.errors()[0]
-            field = ".".join(str(part) for part in first["loc"]) or "the file"
-            raise BadEncoder(f"{path}: {field}: {first['msg']}") from error
+            raise BadEncoder(f"{path}: {fault(error)}") from error
+
+
+def fault(error: ValidationError) -> str:
+    """The first field of a spec that is wrong, and how."""
+    first = error.errors()[0]
+    said = first["msg"].removeprefix("Value error, ")
+    return ": ".join(filter(None, (".".join(map(str, first["loc"])), said)))
 
 
 def sha256_of(path: Path) -> str:

@@ -14,6 +14,7 @@ from typing import cast
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn import functional
@@ -166,6 +167,10 @@ def _load_backbone(folder: Path, config: PretrainedConfig, dtype: torch.dtype, *
         raise BadEncoder(f"{folder}: no weights (model.safetensors or pytorch_model.bin)") from error
     except UnpicklingError as error:
         raise BadEncoder(f"{folder}: pytorch_model.bin holds more than weights and was not read") from error
+    except (SafetensorError, RuntimeError, ValueError) as error:
+        raise BadEncoder(
+            f"{folder}: the weights are damaged or not those of {CONFIG_FILE}; fetch them again"
+        ) from error
     wrong = set(report["missing_keys"]) | {str(key) for key in report["mismatched_keys"]}
     if strict:
         wrong |= set(report["unexpected_keys"])

@@ -10,13 +10,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from huggingface_hub.errors import StrictDataclassError
+from pydantic import ValidationError
 from tokenizers import Tokenizer as RustTokenizer
 from tokenizers.processors import Sequence as ProcessorSequence
 from tokenizers.processors import TemplateProcessing
-from transformers import AutoConfig, AutoTokenizer, PretrainedConfig
+from transformers import CONFIG_MAPPING, AutoConfig, AutoTokenizer, PretrainedConfig
 
 from models.errors import BadEncoder
-from models.spec import SPEC_FILE, TOKENIZER_FILE, EncoderSpec, Pooling, Side
+from models.spec import SPEC_FILE, TOKENIZER_FILE, EncoderSpec, Pooling, Side, fault
 
 CONFIG_FILE = "config.json"
 DEFAULT_MAX_LENGTH = 512
@@ -27,22 +29,28 @@ ROBERTA_LIKE = frozenset({"roberta", "xlm-roberta", "camembert", "xlm-roberta-xl
 SENTENCE_POOLING = {"cls": Pooling.CLS, "cls_token": Pooling.CLS, "mean": Pooling.MEAN, "mean_tokens": Pooling.MEAN,
                     "lasttoken": Pooling.EOS}  # fmt: skip
 SENTENCE_MODULES = ("Transformer", "Pooling", "Normalize")
+# Where a vocabulary may lie. Without any, transformers makes a tokenizer that knows its special tokens alone.
+VOCABULARIES = (TOKENIZER_FILE, "vocab.txt", "vocab.json", "*.model")
 
 
 def read_config(folder: Path) -> PretrainedConfig:
     """The backbone's configuration, as a class that transformers has natively."""
     values = _read_json(folder / CONFIG_FILE)
-    if values is None:
-        raise BadEncoder(f"{folder}: {CONFIG_FILE} is missing; give a folder with transformers weights")
+    if not isinstance(values, dict):
+        raise BadEncoder(f"{folder}: {CONFIG_FILE} is missing or no object; give a folder with transformers weights")
     model_type = values.get("model_type")
     if model_type == "new":
         values = gte_values(values)
         model_type = "gte"
     values.pop("auto_map", None)
+    if model_type not in CONFIG_MAPPING:
+        raise BadEncoder(f"{folder}: transformers has no native class for model_type {model_type!r}")
     try:
         config = AutoConfig.for_model(str(model_type), **{k: v for k, v in values.items() if k != "model_type"})
-    except ValueError as error:
-        raise BadEncoder(f"{folder}: transformers has no native class for model_type {model_type!r}") from error
+    except (ValueError, TypeError, StrictDataclassError) as error:
+        raise BadEncoder(f"{folder}: {CONFIG_FILE} does not describe a {model_type}: {error}") from error
+    if not hasattr(config, "max_position_embeddings"):
+        raise BadEncoder(f"{folder}: a {model_type} is no encoder here: it does not say how many tokens it can read")
     if hasattr(config, "use_cache"):
         config.use_cache = False
     return config
@@ -87,17 +95,20 @@ def infer_spec(
     """The spec of a transformers folder: what is not given is read from its own and sentence-transformers' files."""
     config = read_config(folder)
     prompts = (_read_json(folder / "config_sentence_transformers.json") or {}).get("prompts") or {}
-    return EncoderSpec(
-        architecture=config.model_type,
-        sides=tuple(sides),
-        pooling=pooling or _pooling(folder, config),
-        native_dim=config.hidden_size,
-        dim=dim or config.hidden_size,
-        max_length=max_length or _max_length(folder, config),
-        query_instruction=prompts.get("query") or "",
-        document_instruction=prompts.get("document") or prompts.get("passage") or "",
-        space=space,
-    )
+    try:
+        return EncoderSpec(
+            architecture=config.model_type,
+            sides=tuple(sides),
+            pooling=pooling or _pooling(folder, config),
+            native_dim=config.hidden_size,
+            dim=config.hidden_size if dim is None else dim,
+            max_length=_max_length(folder, config) if max_length is None else max_length,
+            query_instruction=prompts.get("query") or "",
+            document_instruction=prompts.get("document") or prompts.get("passage") or "",
+            space=space,
+        )
+    except ValidationError as error:
+        raise BadEncoder(f"{folder}: {fault(error)}") from error
 
 
 def read_tokenizer(folder: Path, pooling: Pooling, config: PretrainedConfig) -> str:
@@ -105,16 +116,24 @@ def read_tokenizer(folder: Path, pooling: Pooling, config: PretrainedConfig) -> 
     path = folder / TOKENIZER_FILE
     # tokenizer_config.json may overrule tokenizer.json (lower-casing, for one), and only transformers knows how.
     overruled = (folder / "tokenizer_config.json").is_file() and not (folder / SPEC_FILE).is_file()
-    if path.is_file() and not overruled:
-        backend = RustTokenizer.from_file(str(path))
-    else:
-        try:
+    if not any(True for pattern in VOCABULARIES for _ in folder.glob(pattern)):
+        raise BadEncoder(f"{folder}: no vocabulary ({', '.join(VOCABULARIES)}); fetch the whole checkpoint")
+    try:
+        if path.is_file() and not overruled:
+            backend = RustTokenizer.from_file(str(path))
+        else:
             backend = AutoTokenizer.from_pretrained(folder, local_files_only=True).backend_tokenizer
-        except (OSError, ValueError, AttributeError) as error:
-            raise BadEncoder(f"{folder}: no tokenizer that transformers can read ({TOKENIZER_FILE})") from error
+    except Exception as error:  # the libraries raise plain Exception, among others
+        raise BadEncoder(f"{folder}: no tokenizer that transformers can read ({TOKENIZER_FILE})") from error
+    last = max(backend.get_vocab().values(), default=0)
+    if last >= config.vocab_size:
+        raise BadEncoder(
+            f"{folder}: the tokenizer has a token {last}, the backbone {config.vocab_size} of them;"
+            " give it the tokenizer that it was trained with"
+        )
     backend.no_padding()
     backend.no_truncation()
-    if pooling is Pooling.EOS and not backend.encode("").ids:
+    if pooling is Pooling.EOS and not any(backend.encode("a").special_tokens_mask[-1:]):
         _append_eos(backend, config, folder)
     return str(backend.to_str())
 
@@ -124,7 +143,8 @@ def _append_eos(backend: RustTokenizer, config: PretrainedConfig, folder: Path) 
     token = None if eos is None else backend.id_to_token(eos)
     if token is None:
         raise BadEncoder(f"{folder}: EOS pooling needs eos_token_id in {CONFIG_FILE}")
-    ending = TemplateProcessing(single=f"$A {token}", special_tokens=[(token, eos)])
+    # What a template before it put at the beginning counts as the first of two texts.
+    ending = TemplateProcessing(single=f"$A {token}", pair=f"$A $B {token}", special_tokens=[(token, eos)])
     before = backend.post_processor
     backend.post_processor = ending if before is None else ProcessorSequence([before, ending])
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
+from models.arguments import positive
 from models.spec import Pooling, Variant
 
 
@@ -13,8 +14,10 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("target", type=Path, help="the encoder folder to write")
     parser.add_argument("--space", help="name of the embedding space (default: the source's own)")
     parser.add_argument("--pooling", type=Pooling, choices=list(Pooling), help="default: what the source says")
-    parser.add_argument("--dim", type=int, help="keep the first DIM dimensions (default: all)")
-    parser.add_argument("--max-length", type=int, help="tokens read of a text (default: 512 or what the source says)")
+    parser.add_argument("--dim", type=positive, help="keep the first DIM dimensions (default: all)")
+    parser.add_argument(
+        "--max-length", type=positive, help="tokens read of a text (default: 512 or what the source says)"
+    )
     parser.add_argument(
         "--variants", type=Variant, choices=list(Variant), nargs="+", default=list(Variant), help="default: all three"
     )

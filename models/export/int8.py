@@ -44,8 +44,9 @@ def calibration_samples(tokenizer: Tokenizer, vocabulary: int) -> list[Tokens]:
     random = np.random.default_rng(0)
     empty = tokenizer("").ids
     longest = min(RANDOM_LENGTH, tokenizer.max_length - len(empty))
+    shortest = min(2, longest)
     samples = tokenizer.batch(CALIBRATION_TEXTS)
-    for length in random.integers(2, longest, size=RANDOM_SAMPLES):
+    for length in random.integers(shortest, max(longest, shortest + 1), size=RANDOM_SAMPLES):
         ids = random.integers(0, vocabulary, size=length).tolist()
         samples.append(Tokens([*empty[:-1], *ids, *empty[-1:]], truncated=False))
     return samples

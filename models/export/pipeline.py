@@ -23,12 +23,12 @@ from models.export.check_texts import CHECK_TEXTS
 from models.export.errors import ExportError
 from models.export.head import append_head
 from models.export.parity import FLOORS, Floor, Vectors, check_parity
-from models.export.source import Source, open_source
+from models.export.source import Source, has_weights, open_source
 from models.spec import SPEC_FILE, TOKENIZER_FILE, EncoderSpec, Parity, Pooling, Variant, sha256_of
 
 GRAPH = "model.onnx"
 # Files of a target that an export replaces; anything else there (a model card) stays.
-OWNED = ("*.onnx", "*.json", "*.safetensors", "*.bin")
+OWNED = ("*.onnx", "*.json")
 
 
 class Backend(StrEnum):
@@ -182,6 +182,8 @@ def _check_target(source: Path, target: Path) -> None:
         raise ExportError(f"{target} is the source itself: give another target")
     if target.exists() and not (target.is_dir() and ((target / SPEC_FILE).is_file() or not any(target.iterdir()))):
         raise ExportError(f"{target} is there and is not an encoder folder: give another target")
+    if has_weights(target):
+        raise ExportError(f"{target} holds a trained encoder, which an export would replace: give another target")
 
 
 @contextmanager

@@ -20,7 +20,7 @@ from transformers import PretrainedConfig
 from models.export.errors import ExportError
 from models.export.head import HIDDEN_NAMES, IDS, MASK, POSITIONS, TYPES
 from models.export.parity import Vectors
-from models.spec import SPEC_FILE, EncoderSpec
+from models.spec import SPEC_FILE, EncoderSpec, fault
 from models.tokenizer import Tokenizer, pad
 from models.torch_encoder import TorchEncoder, embed
 from models.transformers_folder import check_length, infer_spec, read_config, read_tokenizer
@@ -61,8 +61,7 @@ def open_source(folder: Path, overrides: Mapping[str, Any]) -> Source:
         raise ExportError(f"{folder} is not a folder")
     given = {name: value for name, value in overrides.items() if value is not None}
     graph = next((folder / name for name in GRAPHS if (folder / name).is_file()), None)
-    has_weights = any(True for pattern in WEIGHTS for _ in folder.glob(pattern))
-    if has_weights:
+    if has_weights(folder):
         spec = _spec(folder, given)
         encoder = TorchEncoder.load(folder, spec)
         _check_size(4 * sum(parameter.numel() for parameter in encoder.parameters()), folder)
@@ -77,6 +76,10 @@ def open_source(folder: Path, overrides: Mapping[str, Any]) -> Source:
     return Source(spec, config, read_tokenizer(folder, spec.pooling, config), graph)
 
 
+def has_weights(folder: Path) -> bool:
+    return any(True for pattern in WEIGHTS for _ in folder.glob(pattern))
+
+
 def _spec(folder: Path, given: dict[str, Any]) -> EncoderSpec:
     if not (folder / SPEC_FILE).is_file():
         if "space" not in given:
@@ -86,7 +89,7 @@ def _spec(folder: Path, given: dict[str, Any]) -> EncoderSpec:
     try:
         return EncoderSpec.model_validate(spec.model_dump() | given | {"checksums": {}, "parity": {}})
     except ValidationError as error:
-        raise ExportError(f"{folder}: {error.errors()[0]['msg']}") from error
+        raise ExportError(f"{folder}: {fault(error)}") from error
 
 
 def _check_size(size: int, folder: Path) -> None:

@@ -156,6 +156,9 @@ def test_sources_and_targets_that_cannot_be(trained: Path, tmp_path: Path, monke
     (tmp_path / "mine" / "thesis.txt").write_text("x")
     with pytest.raises(ExportError, match="not an encoder folder"):
         export(trained, tmp_path / "mine")
+    tiny_encoder("gte").save(tmp_path / "other")
+    with pytest.raises(ExportError, match="holds a trained encoder, which an export would replace"):
+        export(trained, tmp_path / "other")
     write_checkpoint(tmp_path / "hub", "bert")
     with pytest.raises(ExportError, match="--space"):
         export(tmp_path / "hub", tmp_path / "served")

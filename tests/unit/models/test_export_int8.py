@@ -15,8 +15,8 @@ from models.export import int8
 from models.export.check_texts import CALIBRATION_TEXTS, CHECK_TEXTS
 from models.export.head import append_head
 from models.export.torch_route import export_backbone
-from models.tokenizer import Tokens, pad
-from tests.support.tiny_models import tiny_encoder
+from models.tokenizer import Tokenizer, Tokens, pad
+from tests.support.tiny_models import tiny_encoder, tiny_tokenizer
 
 BATCH = tiny_encoder("bert").tokenizer.batch(CHECK_TEXTS)
 
@@ -74,6 +74,12 @@ def test_calibration_reads_texts_and_random_tokens_within_the_encoder_s_length()
     assert all((tokens.ids[0], tokens.ids[-1]) == (2, 3) for tokens in drawn)
     assert drawn == samples()
     assert not set(CALIBRATION_TEXTS) & set(CHECK_TEXTS)
+
+
+@pytest.mark.parametrize("max_length", [3, 4, 5])
+def test_an_encoder_of_a_few_tokens_is_calibrated_too(max_length: int) -> None:
+    drawn = int8.calibration_samples(Tokenizer.from_json(tiny_tokenizer().to_str(), max_length), vocabulary=20)
+    assert all(2 < len(tokens) <= max_length for tokens in drawn)
 
 
 def test_smoothing_is_the_same_function_in_float(whole: ModelProto) -> None:

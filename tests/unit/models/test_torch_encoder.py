@@ -158,6 +158,19 @@ def test_a_bin_checkpoint_is_read_as_weights_only(tmp_path: Path) -> None:
         TorchEncoder.load(tmp_path, tiny_spec("bert"))
 
 
+def test_weights_that_are_damaged_or_of_another_configuration_are_refused(tmp_path: Path) -> None:
+    write_checkpoint(tmp_path, "bert")
+    weights, config = tmp_path / "model.safetensors", tmp_path / "config.json"
+    whole = weights.read_bytes()
+    weights.write_bytes(whole[:5000])
+    with pytest.raises(BadEncoder, match="damaged or not those of config"):
+        TorchEncoder.load(tmp_path, tiny_spec("bert"))
+    weights.write_bytes(whole)
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"intermediate_size": 32}))
+    with pytest.raises(BadEncoder, match="damaged or not those of config"):
+        TorchEncoder.load(tmp_path, tiny_spec("bert"))
+
+
 def test_a_spec_of_another_width_is_refused(tmp_path: Path) -> None:
     write_checkpoint(tmp_path, "bert")
     wider = tiny_spec("bert").model_copy(update={"native_dim": 128})

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tokenizers.processors import TemplateProcessing
 
 from models.errors import BadEncoder
 from models.export.check_texts import CHECK_TEXTS
@@ -145,11 +146,70 @@ def test_eos_pooling_gets_a_tokenizer_that_ends_with_eos(tmp_path: Path) -> None
     assert (len(long), long.ids[-1], long.truncated) == (8, SEP, True)
 
 
+def test_a_tokenizer_that_begins_with_bos_still_lacks_the_eos(tmp_path: Path) -> None:
+    write_checkpoint(tmp_path, "qwen3", bare=True)
+    begun = tiny_tokenizer(bare=True)
+    begun.post_processor = TemplateProcessing(single="[CLS] $A", special_tokens=[("[CLS]", CLS)])
+    begun.save(str(tmp_path / "tokenizer.json"))
+    tokenizer = Tokenizer.from_json(read_tokenizer(tmp_path, Pooling.EOS, read_config(tmp_path)), 8)
+    ids = tokenizer("感冒").ids
+    assert (len(ids), ids[0], ids[-1]) == (4, CLS, SEP)
+    long = tokenizer("感冒" * 20)
+    assert (len(long), long.ids[0], long.ids[-1], long.truncated) == (8, CLS, SEP, True)
+
+
 def test_a_tokenizer_with_special_tokens_is_left_alone(tmp_path: Path) -> None:
     write_checkpoint(tmp_path, "qwen3")
     content = read_tokenizer(tmp_path, Pooling.EOS, read_config(tmp_path))
     assert Tokenizer.from_json(content, 8)("").ids == [CLS, SEP]
     assert json.loads(content) == json.loads(tiny_tokenizer().to_str())
+
+
+def test_a_folder_without_a_vocabulary_is_refused(tmp_path: Path) -> None:
+    """transformers would make a tokenizer of special tokens alone, and every text would be unknown words."""
+    write_checkpoint(tmp_path, "bert")
+    (tmp_path / "tokenizer.json").unlink()
+    with pytest.raises(BadEncoder, match=r"no vocabulary \(tokenizer\.json, vocab\.txt"):
+        read_tokenizer(tmp_path, Pooling.CLS, read_config(tmp_path))
+
+
+def test_the_tokenizer_of_another_backbone_or_none_is_refused(tmp_path: Path) -> None:
+    write_checkpoint(tmp_path, "bert")
+    config = read_config(tmp_path)
+    config.vocab_size -= 1
+    with pytest.raises(BadEncoder, match="give it the tokenizer that it was trained with"):
+        read_tokenizer(tmp_path, Pooling.CLS, config)
+    (tmp_path / "tokenizer.json").write_text('{"no": "tokenizer"}')
+    with pytest.raises(BadEncoder, match="no tokenizer that transformers can read"):
+        read_tokenizer(tmp_path, Pooling.CLS, config)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("[]", "is missing or no object"),
+        ('{"model_type": "bert", "hidden_size": "wide"}', "does not describe a bert: .*hidden_size"),
+        ('{"model_type": "t5"}', "a t5 is no encoder here"),
+    ],
+)
+def test_a_configuration_of_no_encoder_is_refused(tmp_path: Path, content: str, message: str) -> None:
+    (tmp_path / "config.json").write_text(content)
+    with pytest.raises(BadEncoder, match=f"(?s){message}"):
+        read_config(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"dim": 999}, "dim 999 is larger"),
+        ({"dim": -1}, "dim: Input should be greater"),
+        ({"max_length": 1}, "max_length"),
+    ],
+)
+def test_a_use_that_cannot_be_is_named(tmp_path: Path, given: dict[str, int], message: str) -> None:
+    write_checkpoint(tmp_path, "bert")
+    with pytest.raises(BadEncoder, match=message):
+        infer_spec(tmp_path, space="s", pooling=Pooling.CLS, **given)
 
 
 def test_tokenizer_config_overrules_tokenizer_json(tmp_path: Path) -> None:
@@ -160,6 +220,7 @@ def test_tokenizer_config_overrules_tokenizer_json(tmp_path: Path) -> None:
                        "max_input_chars_per_word": 100, "vocab": values["model"]["vocab"] | {"##e": 900}}  # fmt: skip
     write_json(tmp_path / "tokenizer.json", values)
     config = read_config(tmp_path)
+    config.vocab_size = 901
     cased = Tokenizer.from_json(read_tokenizer(tmp_path, Pooling.CLS, config), 8)
     write_json(tmp_path / "tokenizer_config.json", {"tokenizer_class": "BertTokenizer", "do_lower_case": True})
     lowered = Tokenizer.from_json(read_tokenizer(tmp_path, Pooling.CLS, config), 8)
