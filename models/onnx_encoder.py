@@ -47,6 +47,10 @@ class OnnxEncoder(TextReader):
         """Opens and verifies an encoder folder; picks the fastest variant for the device unless told."""
         spec = EncoderSpec.load(folder)
         chosen = variant or best_variant(folder, device)
+        provider = "CUDAExecutionProvider" if device == "cuda" else "CPUExecutionProvider"
+        # Asked for a provider that it does not have, ONNX Runtime would take the processor and say little.
+        if provider not in ort.get_available_providers():
+            raise BadEncoder(f"device {device}: ONNX Runtime has no {provider} here; leave the device out")
         graph = verify_file(folder, chosen.filename, spec)
         tokenizer = open_tokenizer(folder, spec)
         options = ort.SessionOptions()
@@ -54,10 +58,9 @@ class OnnxEncoder(TextReader):
         options.log_severity_level = 3
         # Idle threads that spin take the cores from search, from HTTP and from other encoders.
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-        providers = ["CUDAExecutionProvider"] if device == "cuda" else ["CPUExecutionProvider"]
         slow = [] if device == "cuda" else SLOW_ON_CPU
         try:
-            session = ort.InferenceSession(str(graph), options, providers=providers, disabled_optimizers=slow)
+            session = ort.InferenceSession(str(graph), options, providers=[provider], disabled_optimizers=slow)
         except Exception as error:  # ONNX Runtime's own exceptions have no common class
             raise BadEncoder(f"{graph}: ONNX Runtime cannot open it; export the encoder again") from error
         encoder = cls(spec, chosen, tokenizer, session)

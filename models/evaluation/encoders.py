@@ -26,6 +26,7 @@ DEVICE, DTYPE, MAX_LENGTH, POOLING, PRECISION, VARIANT = (
     "device", "dtype", "max_length", "pooling", "precision", "variant"
 )  # fmt: skip
 NO_INSTRUCTIONS = {"query_instruction": "", "document_instruction": ""}
+DEVICES = ("cpu", "cuda")
 DTYPES = ("float32", "bfloat16", "float16")
 WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
 CONFIG_FILE = "config.json"
@@ -84,18 +85,23 @@ def open_encoder(text: str) -> OpenEncoder:
     described = (folder / SPEC_FILE).is_file()
     if described and (POOLING in options or MAX_LENGTH in options):
         raise BadEncoder(f"{text}: the folder's {SPEC_FILE} says its {POOLING} and {MAX_LENGTH}; leave them out")
+    _choice(options, DEVICE, DEVICES)
     if PRECISION in options:
+        if DTYPE in options or VARIANT in options:
+            raise BadEncoder(f"{text}: a {PRECISION} says in what numbers to compute; leave {DTYPE} and {VARIANT} out")
         return _open_packed(folder, options)
     if described and has_graph(folder) and DTYPE not in options:
         return _open_onnx(folder, options)
     if VARIANT in options:
-        raise BadEncoder(f"{text}: the folder has no ONNX graph to choose from; leave {VARIANT} out")
+        raise BadEncoder(
+            f"{text}: there is no ONNX graph to choose from (a {DTYPE} asks for torch); leave {VARIANT} out"
+        )
     return _open_torch(folder, options)
 
 
 def _open_onnx(folder: Path, options: dict[str, str]) -> OpenEncoder:
     variant = Variant(_choice(options, VARIANT, list(Variant))) if VARIANT in options else None
-    encoder = OnnxEncoder.load(folder, variant, device=options.get(DEVICE, "cpu"))
+    encoder = OnnxEncoder.load(folder, variant, device=options.get(DEVICE, DEVICES[0]))
     # Dynamic int8 has one scale for a whole batch, so that a vector depends on the texts beside it (cosine 0.98 at
     # worst). Alone, it depends on its own text, as a cache must assume; on a CPU that takes no longer.
     budget = 1 if encoder.variant is Variant.INT8 else BULK_TOKENS
@@ -119,8 +125,10 @@ def _open_torch(folder: Path, options: dict[str, str]) -> OpenEncoder:
     torch, torch_encoder = import_module("torch"), import_module("models.torch_encoder")
     spec = EncoderSpec.load(folder) if (folder / SPEC_FILE).is_file() else _inferred(folder, options)
     plain = spec.model_copy(update=NO_INSTRUCTIONS)
-    encoder = torch_encoder.TorchEncoder.load(folder, plain, dtype=getattr(torch, dtype))
-    encoder.to(options.get(DEVICE, "cpu"))
+    device = options.get(DEVICE, DEVICES[0])
+    if device == "cuda" and not torch.cuda.is_available():
+        raise BadEncoder(f"{DEVICE}={device}: torch sees no graphics card here; leave it out")
+    encoder = torch_encoder.TorchEncoder.load(folder, plain, dtype=getattr(torch, dtype)).to(device)
     return OpenEncoder(
         name=folder.resolve().name if dtype == DTYPES[0] else f"{folder.resolve().name} ({dtype})",
         spec=spec,

@@ -135,6 +135,8 @@ def test_the_fingerprint_names_the_function(tmp_path: Path) -> None:
         (f"{BUNDLED},pooling=mean", r"encoder\.json says its pooling"),
         ("docs", r"neither encoder\.json with an ONNX graph nor config\.json with torch weights"),
         ("docs,variant=int8", "no ONNX graph to choose from"),
+        (f"{BUNDLED},device=gpu", "device=gpu: choose from cpu, cuda"),
+        (f"{BUNDLED},precision=bf16,variant=int8", "leave dtype and variant out"),
     ],
 )
 def test_what_cannot_be_opened_is_said_in_one_line(text: str, message: str) -> None:
@@ -148,6 +150,7 @@ def test_what_cannot_be_opened_is_said_in_one_line(text: str, message: str) -> N
         ("dtype=int3", "dtype=int3: choose from"),
         ("pooling=max", "pooling=max: choose from"),
         ("max_length=many,pooling=cls", "max_length=many is not a whole number"),
+        ("max_length=1,pooling=cls", "max_length: Input should be greater than 2"),
     ],
 )
 def test_an_option_that_no_checkpoint_has_is_named(tmp_path: Path, options: str, message: str) -> None:

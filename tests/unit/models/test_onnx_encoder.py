@@ -82,6 +82,12 @@ def test_a_folder_without_a_graph_says_how_to_get_one(tmp_path: Path) -> None:
         OnnxEncoder.load(tmp_path)
 
 
+def test_a_device_that_is_not_there_is_refused_not_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ort, "get_available_providers", lambda: ["CPUExecutionProvider"])
+    with pytest.raises(BadEncoder, match="device cuda: ONNX Runtime has no CUDAExecutionProvider here"):
+        OnnxEncoder.load(BUNDLED, Variant.INT8, device="cuda")
+
+
 @given(st.lists(st.integers(1, 512), max_size=200), st.integers(1, 4096))
 def test_bulk_batches_hold_every_row_once_within_the_budget(lengths: list[int], budget: int) -> None:
     batches = list(bulk_batches(lengths, budget))
