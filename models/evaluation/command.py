@@ -201,8 +201,12 @@ def _check_outputs(arguments: Namespace) -> None:
     """Refuses, before hours of work, a place where nothing can be written."""
     for option in ("save", "json", "html"):
         path: Path | None = getattr(arguments, option)
-        if path is not None and not path.parent.is_dir():
+        if path is None:
+            continue
+        if not path.parent.is_dir():
             raise CareError(f"--{option} {path}: there is no folder {path.parent}")
+        if path.exists() and path.is_dir() != (option == "html"):
+            raise CareError(f"--{option} {path}: name a {'folder' if option == 'html' else 'file'}, which this is not")
 
 
 def _line(of_set: Sequence[SetResult]) -> str:

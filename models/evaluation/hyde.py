@@ -10,6 +10,7 @@ import json
 import re
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -63,7 +64,8 @@ class Generator:
             return self._ask(prompt, number)
         settings = f"{self.model} {TEMPERATURE} {MAX_TOKENS} {number}"
         path = self.folder / f"{text_hash(settings, prompt).hex()}.json"
-        if path.is_file():
+        # A file that cannot be read is written anew, as every other part of the cache is.
+        with suppress(OSError, ValueError, LookupError, TypeError):
             return str(json.loads(path.read_bytes())["document"])
         document = self._ask(prompt, number)
         with written_whole(path) as file:

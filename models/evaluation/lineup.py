@@ -61,6 +61,7 @@ class Lineup:
         self._encoders: dict[str, OpenEncoder] = {}
         self._vectors: dict[str, VectorCache] = {}
         self._sides: list[tuple[EncoderReader, tuple[Side, ...]]] = []
+        _check(wanted)
         self.dense = [Dense(reader) for reader in self._readers(wanted)]
         self.systems: list[System] = list(self._systems(wanted))
         counts = Counter(system.facts.name for system in self.systems)
@@ -135,6 +136,14 @@ class Lineup:
         endpoint = Endpoint(base, headers)
         self._stack.callback(endpoint.close)
         return endpoint
+
+
+def _check(wanted: Wanted) -> None:
+    """Refuses what would be asked for in vain."""
+    if wanted.fresh and not wanted.pairs:
+        raise CareError("--fresh: only a --pair has another encoder for fresh documents; give one")
+    if wanted.weights and not (wanted.hybrid and Fusion.SCORES in wanted.fusions):
+        raise CareError("--weight: only hybrids by --fusion scores have one; leave it out")
 
 
 def _cut(reader: Reader, dim: int) -> CutReader:

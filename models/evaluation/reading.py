@@ -5,6 +5,7 @@ A defect of the data is named with file and line. Knows nothing of encoders or m
 
 from __future__ import annotations
 
+import codecs
 import gzip
 import math
 import re
@@ -189,7 +190,7 @@ def _qrels(path: Path, documents: set[str], queries: set[str]) -> Qrels:
     for raw, number in _lines(path):
         where = f"{path}:{number}"
         try:
-            parts = raw.decode().rstrip("\r\n").split("\t")
+            parts = raw.decode().split("\t")
         except UnicodeDecodeError as error:
             raise BadData(f"{where}: not UTF-8") from error
         is_grade = len(parts) == 3 and _INTEGER.fullmatch(parts[2]) is not None
@@ -214,13 +215,15 @@ def _qrels(path: Path, documents: set[str], queries: set[str]) -> Qrels:
 
 
 def _lines(path: Path) -> Iterator[tuple[bytes, int]]:
-    """The lines of a plain or gzipped file with their numbers, from 1."""
+    """The lines of a plain or gzipped file that hold something, with their numbers, from 1."""
     if not path.is_file():
         raise BadData(f"{path}: no such file")
     number = 0
     with cast(IO[bytes], gzip.open(path) if path.suffix == ".gz" else path.open("rb")) as file:
         try:
             for number, line in enumerate(file, start=1):
-                yield line, number
+                content = line.removeprefix(codecs.BOM_UTF8).rstrip(b"\r\n") if number == 1 else line.rstrip(b"\r\n")
+                if content.strip():
+                    yield content, number
         except (EOFError, gzip.BadGzipFile, zlib.error) as error:
             raise BadData(f"{path}:{number + 1}: not sound gzip: {error}") from error

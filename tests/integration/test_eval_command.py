@@ -101,6 +101,14 @@ def test_every_kind_of_set_is_judged_and_what_cannot_be_is_said(
     assert pearson.value > 50
 
 
+def test_a_baseline_without_a_figure_leaves_the_others_theirs(
+    capsys: pytest.CaptureFixture[str], data: Path, cache: Path
+) -> None:
+    said = evaluate(capsys, data / "sts", "--cache", cache, "--baseline", "BM25")
+    assert "care-small-zh (int8)" in said.splitlines()[3]
+    assert "BM25 has no figure for pairs: " in said
+
+
 def test_fusions_weights_and_dimensions_are_compared_in_one_call(
     capsys: pytest.CaptureFixture[str], data: Path, cache: Path, tmp_path: Path
 ) -> None:
@@ -219,6 +227,10 @@ def test_a_benchmark_says_what_is_missing_and_how_to_get_it(
         (("examples", "--dims", "0"), "'0' is not a whole number above 0"),
         (("examples", "--json", "no-such-folder/figures.json"), "there is no folder no-such-folder"),
         (("examples", "--save", "no-such-folder/run.json.gz"), "there is no folder no-such-folder"),
+        (("examples", "--save", "docs"), "--save docs: name a file, which this is not"),
+        (("examples", "--html", "README.md"), "--html README.md: name a folder, which this is not"),
+        (("examples", "--fresh"), "--fresh: only a --pair"),
+        (("examples", "--weight", "0.5", "--fusion", "reciprocal"), "--weight: only hybrids by --fusion scores"),
         (("examples", "--encoder", "docs"), "docs holds neither encoder.json with an ONNX graph nor"),
         (("examples", "--baseline", "nobody"), "--baseline nobody: not one of BM25, care-small-zh (int8)"),
         (("examples", "--service", "127.0.0.1:1"), "not an address"),

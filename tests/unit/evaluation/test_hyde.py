@@ -89,6 +89,19 @@ def test_what_was_written_once_is_kept(endpoint: Endpoint, tmp_path: Path, model
     assert len(model.requests) == 5
 
 
+def test_a_kept_document_that_cannot_be_read_is_written_again(
+    endpoint: Endpoint, tmp_path: Path, model: JsonServer
+) -> None:
+    whole = hyde_of(endpoint, tmp_path, 1).read(["小猫"], Side.QUERY, RETRIEVAL)
+    (kept,) = tmp_path.rglob("*.json")
+    content = kept.read_bytes()
+    for damaged in (b"", content[:-5], b"[]", b"{}"):
+        kept.write_bytes(damaged)
+        np.testing.assert_array_equal(hyde_of(endpoint, tmp_path, 1).read(["小猫"], Side.QUERY, RETRIEVAL), whole)
+        assert kept.read_bytes() == content
+    assert len(model.requests) == 5
+
+
 def test_a_search_with_hypothetical_documents(endpoint: Endpoint, tmp_path: Path) -> None:
     answers = Dense(hyde_of(endpoint, tmp_path, 1)).answer(RETRIEVAL)
     assert isinstance(answers, list)

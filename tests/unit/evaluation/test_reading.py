@@ -1,3 +1,4 @@
+import codecs
 import gzip
 import re
 from pathlib import Path
@@ -79,7 +80,6 @@ def test_a_judgement_may_be_repeated_but_not_contradicted(tmp_path: Path) -> Non
         ("queries.jsonl", '{"_id": "q1", "text": "a"}\n{"_id": "q1", "text": "b"}\n',
          "queries.jsonl:2: id 'q1' was given in line 1 already"),
         ("corpus.jsonl", "", "corpus.jsonl: the corpus is empty"),
-        ("corpus.jsonl", '{"_id": "d1", "text": "a"}\n\n', "corpus.jsonl:2: not JSON"),
         ("corpus.jsonl", '{"_id": "d1", "text": "a", "title": 3}\n', "corpus.jsonl:1: title is not a text"),
         ("corpus.jsonl", '{"_id": "d1", "text": null}\n', "corpus.jsonl:1: text is not a text"),
     ],
@@ -89,6 +89,15 @@ def test_bad_data_is_named_with_file_and_line(tmp_path: Path, file: str, content
     (folder / file).write_bytes(content if isinstance(content, bytes) else content.encode())
     with pytest.raises(BadData, match=re.escape(message)):
         load_retrieval(folder)
+
+
+def test_byte_order_marks_line_ends_and_empty_lines_are_an_editors_not_the_datas(tmp_path: Path) -> None:
+    folder = write_set(tmp_path / "set")
+    plain = load_retrieval(folder)
+    for name in ("corpus.jsonl", "queries.jsonl", "qrels.tsv"):
+        content = (folder / name).read_bytes()
+        (folder / name).write_bytes(codecs.BOM_UTF8 + content.replace(b"\n", b"\r\n") + b" \r\n")
+    assert load_retrieval(folder) == plain
 
 
 @pytest.mark.parametrize("damage", [lambda b: b[: len(b) // 2], lambda b: b"no gzip", lambda b: b[:12] + b"x" * 40])
