@@ -8,8 +8,9 @@ care eval DATA/cmirb/cslrel --service http://127.0.0.1:8000
 care eval diff A.json.gz B.json.gz
 
 An encoder is a folder, with `,name=value` behind it where the folder does not say how it is used: pooling=cls|eos|mean
-and max_length for a transformers checkpoint, variant=fp32|fp16|int8 for ONNX graphs, dtype and device for torch. A
-service may be given ,mode=dense|lexical|hybrid.
+and max_length for a transformers checkpoint, variant=fp32|fp16|int8 for ONNX graphs, dtype=float32|bfloat16|float16 for
+torch, precision=bf16|fp32|fp8 for a Qwen2 or Qwen3 as the indexer reads it, device=cpu|cuda. A service may be given
+,mode=dense|lexical|hybrid.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ from models.evaluation.benchmarks.spec import names as benchmark_names
 from models.evaluation.judge import Judgement, judge
 from models.evaluation.lineup import Lineup, Wanted
 from models.evaluation.reading import find_tasks
-from models.evaluation.report import tables
+from models.evaluation.report import page, tables
 from models.evaluation.results import Curve, Run, SetResult
 from models.evaluation.sets import RetrievalSet, Task
 from models.fusion import Fusion
@@ -60,19 +61,21 @@ def add_arguments(parser: ArgumentParser) -> None:
     systems.add_argument("--pair", action="append", nargs=2, metavar=("QUERY", "DOCUMENT"),
                          help="a query encoder and a document encoder of one space, repeatable")  # fmt: skip
     systems.add_argument("--service", action="append", default=[], metavar="URL", help="a running service, repeatable")
-    systems.add_argument("--bm25", action=BooleanOptionalAction, default=True, help="beside the others (%(default)s)")
+    systems.add_argument("--bm25", action=BooleanOptionalAction, default=True, help="BM25 beside the others")
     systems.add_argument("--hybrid", action=BooleanOptionalAction, default=True,
-                         help="each encoder and pair fused with BM25 (%(default)s)")  # fmt: skip
+                         help="each encoder and pair fused with BM25")  # fmt: skip
     systems.add_argument("--fusion", type=Fusion, choices=list(Fusion), nargs="+", default=[Fusion.SCORES],
                          help="how hybrids are fused (scores)")  # fmt: skip
     systems.add_argument("--weight", type=share, nargs="+", default=[], metavar="SHARE",
                          help="shares of the dense side to try in score fusion (default: chosen by query)")  # fmt: skip
     systems.add_argument("--fresh", action="store_true",
                          help="pairs with documents as the service reads fresh ones, too")  # fmt: skip
-    systems.add_argument("--dims", type=positive, nargs="+", default=[], help="judge the first dimensions alone, too")
+    systems.add_argument("--dims", type=positive, nargs="+", default=[], metavar="DIM",
+                         help="judge the first dimensions alone, too")  # fmt: skip
     systems.add_argument("--hyde", nargs=2, metavar=("URL", "MODEL"),
                          help="HyDE with each encoder, by an OpenAI-compatible endpoint (http://…/v1)")  # fmt: skip
-    systems.add_argument("--hyde-documents", type=positive, default=1, metavar="N", help="a query (%(default)s)")
+    systems.add_argument("--hyde-documents", type=positive, default=1, metavar="N",
+                         help="documents that it writes for a query (%(default)s)")  # fmt: skip
     output = parser.add_argument_group("what comes out")
     output.add_argument("--baseline", metavar="SYSTEM", help="mark what differs from this system beyond chance")
     output.add_argument("--speed", action="store_true", help="measure queries per second, one query at a time")
@@ -126,9 +129,6 @@ def _publish(found: Run, judgement: Judgement, arguments: Namespace) -> None:
         rows = [_row(result, marks) for result in found.results]
         arguments.json.write_text(json.dumps(rows, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
     if arguments.html is not None:
-        # matplotlib is slow to import.
-        from models.evaluation.report import page
-
         page.write(found, arguments.html, marks)
     print(f"\n{found.seconds:.0f} s", file=sys.stderr)
 

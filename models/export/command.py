@@ -1,4 +1,12 @@
-"""`care export`: the arguments and the run. Loads torch only when it runs."""
+"""Turn an encoder into ONNX graphs that serve without torch: fp32, fp16 for a GPU, int8 for a CPU.
+
+care export var/runs/NAME/encoders/both my-encoder               what care train wrote
+care export CHECKPOINT my-encoder --space NAME --pooling cls     a transformers folder; pooling where it says none
+care index build corpus.jsonl --publish --encoder my-encoder     then care serve --encoder my-encoder
+
+Every graph is compared with the source on the check texts; below its floor, nothing is written. Encoders share a
+--space only if they were trained to: the vectors of one are then searched among those of the other.
+"""
 
 from __future__ import annotations
 
@@ -19,9 +27,19 @@ def add_arguments(parser: ArgumentParser) -> None:
         "--max-length", type=positive, help="tokens read of a text (default: 512 or what the source says)"
     )
     parser.add_argument(
-        "--variants", type=Variant, choices=list(Variant), nargs="+", default=list(Variant), help="default: all three"
+        "--variants",
+        type=Variant,
+        choices=list(Variant),
+        nargs="+",
+        default=list(Variant),
+        help="which graphs (default: all three)",
     )
-    parser.add_argument("--backend", choices=("auto", "torch", "optimum"), default="auto", help="who exports the graph")
+    parser.add_argument(
+        "--backend",
+        choices=("auto", "torch", "optimum"),
+        default="auto",
+        help="who exports (default: Optimum where it is)",
+    )
     parser.add_argument("--optimum-python", type=Path, help="interpreter of the Optimum environment")
 
 

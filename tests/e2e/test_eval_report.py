@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from selenium.webdriver import Chrome
 
-from models.evaluation import report
+from models.evaluation.report.page import write
 from models.evaluation.significance import compare
 from tests.support.runs import full_run
 
@@ -48,7 +48,7 @@ EXPECTED_MARKS = {
 @pytest.fixture(scope="module")
 def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     run = full_run()
-    return report.write(run, tmp_path_factory.mktemp("report"), compare(run, "BM25"))
+    return write(run, tmp_path_factory.mktemp("report"), compare(run, "BM25"))
 
 
 @pytest.fixture

@@ -7,7 +7,6 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from models.errors import CareError
 from models.evaluation.report.css import CSS
 from models.evaluation.report.tables import Cell, Column, Table, legend, tables
 from models.evaluation.results import Run, SetResult
@@ -23,15 +22,10 @@ DIRECTIONS = {"↑": "up", "↓": "down"}
 
 def write(run: Run, folder: Path, marks: Marks | None = None) -> Path:
     """Writes the page and its pictures into the folder and returns the page's path."""
-    try:
-        from models.evaluation.report import theme
-        from models.evaluation.report.pictures import draw
-    except ModuleNotFoundError as error:
-        if error.name != "matplotlib":
-            raise
-        raise CareError(
-            "pictures need matplotlib, which the eval extra brings: pip install 'care-search[eval]'"
-        ) from None
+    # matplotlib is slow to import.
+    from models.evaluation.report import theme
+    from models.evaluation.report.pictures import draw
+
     (folder / PICTURES).mkdir(parents=True, exist_ok=True)
     figures = []
     for picture in draw(run):

@@ -1,6 +1,6 @@
 """The table that the papers print: a row a system, a column a set, an average for each kind and for the benchmark.
 
-Laid out once as values, then written as text for a terminal or as Markdown. Knows nothing of HTML or pictures.
+Laid out as values, then written as text for a terminal. Knows nothing of HTML or pictures.
 """
 
 from __future__ import annotations
@@ -83,17 +83,6 @@ def text(run: Run, marks: Marks | None = None, width: int = WIDTH) -> str:
         for note in (legend(marks or {}), *missing)
     ]
     return "\n\n".join(part for part in (*parts, notes[0], "\n".join(notes[1:])) if part)
-
-
-def markdown(run: Run, marks: Marks | None = None) -> str:
-    """All tables as Markdown."""
-    parts = []
-    for table in tables(run, marks):
-        heads = [f"{column.title}<br>{column.subtitle}" for column in table.columns]
-        lines = [f"| {table.benchmark or 'system'} | {' | '.join(heads)} |", "|---|" + "---:|" * len(heads)]
-        lines += [f"| {system} | {' | '.join(map(_markdown_cell, row))} |" for system, row in table.rows.items()]
-        parts.append("\n".join(lines))
-    return "\n\n".join(part for part in (*parts, legend(marks or {})) if part)
 
 
 def _table(benchmark: str, results: Sequence[SetResult], marks: Marks) -> Table:
@@ -179,10 +168,6 @@ def _column_width(table: Table, place: int) -> int:
     column = table.columns[place]
     figures = (row[place].text for row in table.rows.values())
     return 1 + max(display_width(text) for text in (column.title, column.subtitle, *figures))
-
-
-def _markdown_cell(cell: Cell) -> str:
-    return f"**{cell.text}**{cell.symbol}" if cell.best else f"{cell.text}{cell.symbol}"
 
 
 def display_width(text: str) -> int:

@@ -1,5 +1,4 @@
 import re
-import sys
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
@@ -8,9 +7,9 @@ from xml.etree import ElementTree
 import pytest
 from matplotlib.figure import Figure
 
-from models.errors import CareError
-from models.evaluation import report, studies
+from models.evaluation import studies
 from models.evaluation.report import theme
+from models.evaluation.report.page import write
 from models.evaluation.report.pictures import draw
 from models.evaluation.report.quality import _front, _speeds
 from models.evaluation.results import Curve
@@ -23,7 +22,7 @@ PICTURES = ["speed", "sets", "dimensions", "indexes", "similarities"]
 @pytest.fixture(scope="module")
 def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     run = full_run()
-    return report.write(run, tmp_path_factory.mktemp("report"), compare(run, "BM25"))
+    return write(run, tmp_path_factory.mktemp("report"), compare(run, "BM25"))
 
 
 @pytest.fixture(scope="module")
@@ -88,7 +87,7 @@ def test_the_page_says_what_was_measured_how_and_what_is_missing(page: Path) -> 
 
 def test_names_cannot_break_the_page(tmp_path: Path) -> None:
     run = make_run([set_result("<script>alert(1)</script>", [0.5] * 20, "a'b\"c & $d$", "<b>", 10.0)])
-    text = report.write(run, tmp_path).read_text(encoding="utf-8")
+    text = write(run, tmp_path).read_text(encoding="utf-8")
     assert "<script>" not in text
     assert "&lt;script&gt;" in text
     assert "<h2>&lt;b&gt;</h2>" in text
@@ -145,16 +144,6 @@ def test_labels_do_not_cover_each_other_and_a_legend_names_the_rest() -> None:
     legend = axes.get_legend()
     assert legend is not None
     assert sorted(text.get_text() for text in (*axes.texts, *legend.get_texts())) == names
-
-
-def test_pictures_without_matplotlib_say_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in [name for name in sys.modules if name.startswith(("matplotlib", "models.evaluation.report."))]:
-        monkeypatch.delitem(sys.modules, name)
-    for name in ("theme", "pictures", "quality", "curves", "drawing"):
-        monkeypatch.delattr(report, name, raising=False)
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(CareError, match="pictures need matplotlib"):
-        report.write(full_run(), tmp_path)
 
 
 def test_curves_alone_are_drawn() -> None:

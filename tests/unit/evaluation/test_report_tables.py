@@ -2,8 +2,7 @@ from dataclasses import replace
 
 import pytest
 
-from models.evaluation import report
-from models.evaluation.report.tables import display_width, tables
+from models.evaluation.report.tables import display_width, tables, text
 from models.evaluation.results import SetResult
 from models.evaluation.sets import Kind
 from models.evaluation.significance import Mark, Marks
@@ -30,7 +29,7 @@ RESULTS = [
 
 
 def test_the_terminal_shows_sets_averages_and_marks() -> None:
-    shown = report.table(make_run(RESULTS), MARKS).splitlines()
+    shown = text(make_run(RESULTS), MARKS).splitlines()
     assert shown[:5] == [
         "bench      one       two     average    lists     pairs   average",
         "       nDCG@10   nDCG@10   retrieval   MAP@10   Pearson       all",
@@ -72,7 +71,7 @@ def test_each_benchmark_has_a_table() -> None:
 def test_a_wide_table_is_continued_below(width: int) -> None:
     names = [f"set number {number}" for number in range(12)]
     run = make_run([set_result("a system", [0.5], name) for name in names], missing={"far": "fetch it " * 20})
-    shown = report.table(run, width=width)
+    shown = text(run, width=width)
     assert all(display_width(line) <= width for line in shown.splitlines())
     assert all(name in shown for name in names)
     assert shown.count("\na system ") == shown.count("\n───")
@@ -80,15 +79,6 @@ def test_a_wide_table_is_continued_below(width: int) -> None:
 
 
 def test_chinese_names_stay_in_their_columns() -> None:
-    shown = report.table(make_run([set_result("混合检索", [0.5], "诊断编码"), set_result("b", [0.6], "诊断编码")]))
+    shown = text(make_run([set_result("混合检索", [0.5], "诊断编码"), set_result("b", [0.6], "诊断编码")]))
     widths = {display_width(line.rstrip()) for line in shown.splitlines()[3:5]}
     assert len(widths) == 1
-
-
-def test_markdown_has_the_best_in_bold() -> None:
-    assert report.markdown(make_run(RESULTS[:4]), MARKS).splitlines()[:4] == [
-        "| bench | one<br>nDCG@10 | two<br>nDCG@10 | average<br>nDCG@10 |",
-        "|---|---:|---:|---:|",
-        "| BM25 | 50.00 | **40.00** | **45.00** |",
-        "| dense | **60.00**↑ | 30.00↓ | **45.00** |",
-    ]
