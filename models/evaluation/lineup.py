@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 VECTORS, RANKINGS, DOCUMENTS = "vectors", "bm25", "hyde"
 """Folders of the cache."""
 MODE = "mode"
+MODES = ("dense", "lexical", "hybrid")
 KEY = "OPENAI_API_KEY"
 
 
@@ -67,7 +68,10 @@ class Lineup:
         counts = Counter(system.facts.name for system in self.systems)
         twice = next((name for name, count in counts.items() if count > 1), None)
         if twice is not None:
-            raise CareError(f"two systems are called {twice!r}; give each once, and folders different names")
+            raise CareError(
+                f"two systems are called {twice!r}; give each once, folders different names, "
+                "and a second service a run of its own (care eval diff)"
+            )
         if not self.systems:
             raise CareError("no system to judge; give --encoder, --pair or --service")
 
@@ -128,7 +132,10 @@ class Lineup:
         from models.evaluation.remote import Service
 
         address = Address.parse(text, (MODE,))
-        return Service(self._endpoint(address.place, {}), address.options.get(MODE))
+        mode = address.options.get(MODE)
+        if mode is not None and mode not in MODES:
+            raise CareError(f"{MODE}={mode}: choose from {', '.join(MODES)}")
+        return Service(self._endpoint(address.place, {}), mode)
 
     def _endpoint(self, base: str, headers: dict[str, str]) -> Endpoint:
         from models.evaluation.web import Endpoint

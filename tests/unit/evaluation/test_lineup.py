@@ -123,3 +123,5 @@ def test_a_service_is_asked_in_the_mode_given(tmp_path: Path) -> None:
     with json_server(lambda path, body: (200, collection)) as server:
         wanted = Wanted(services=[server.url, f"{server.url},mode=dense"])
         assert names_of(wanted, tmp_path) == ["BM25", "service hybrid", "service dense"]
+        with pytest.raises(CareError, match="mode=fast: choose from dense, lexical, hybrid"):
+            names_of(Wanted(services=[f"{server.url},mode=fast"]), tmp_path)

@@ -66,6 +66,7 @@ def test_average_precision_is_over_what_could_be_found() -> None:
     twelve = dict.fromkeys(range(12), 2)
     assert one(twelve, list(range(10)), "MAP@10") == pytest.approx(1)
     assert one(twelve, [90, *range(9)], "MAP@10") == pytest.approx(sum(n / (n + 1) for n in range(1, 10)) / 10)
+    assert one(twelve, [11, 10], "MAP@10") == pytest.approx(2 / 10)
 
 
 def test_the_lowest_relevant_grade_is_given() -> None:

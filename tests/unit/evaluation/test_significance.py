@@ -6,7 +6,7 @@ from scipy import stats
 
 from models.errors import BadData
 from models.evaluation.results import SetResult
-from models.evaluation.significance import RESAMPLES, Mark, compare, paired, per_query
+from models.evaluation.significance import RESAMPLES, Mark, _holm, compare, paired, per_query
 from tests.support.runs import make_run, pair_result, set_result
 
 GENERATOR = np.random.default_rng(7)
@@ -133,6 +133,13 @@ def test_p_values_of_one_table_are_corrected_by_holm() -> None:
     assert found == {"a": 3 * raw["a"], "b": 2 * raw["b"], "c": max(2 * raw["b"], raw["c"])}
     alone = compare(make_run([baseline, results[1]]), "base")
     assert alone["bench", "one", "b"].p == raw["b"]
+
+
+def test_a_corrected_p_is_never_below_that_of_a_clearer_difference() -> None:
+    close = {("bench", "one", str(p)): Mark("base", 1.0, 0.5, 1.5, p) for p in (0.021, 0.02, 0.01, 0.6)}
+    untested = {("bench", "few", "x"): Mark("base", 1.0, 1.0, 1.0, None)}
+    corrected = _holm(close | untested)
+    assert [mark.p for mark in corrected.values()] == pytest.approx([0.06, 0.06, 0.04, 0.6, None])
 
 
 def test_a_baseline_that_no_set_could_be_judged_with_marks_nothing() -> None:
