@@ -109,7 +109,6 @@ class Run:
     """Sets of a benchmark that were not there, each with how to get it."""
 
     def save(self, path: Path) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
         texts: dict[str, int] = {}
         results = [_shelve(result, texts) for result in self.results]
         values = {"format": FORMAT, **asdict(replace(self, results=[])), "results": results, "texts": list(texts)}

@@ -6,7 +6,7 @@ import pytest
 
 from models.errors import BadData, CareError
 from models.evaluation import diff
-from models.evaluation.results import Hit, Run, SetResult
+from models.evaluation.results import Hit, SetResult
 from tests.support.runs import make_run, pair_result, set_result
 
 GOLD = Hit("d1", "氨氯地平用于高血压", 2)
@@ -123,9 +123,3 @@ def test_a_file_that_is_no_run_is_named(tmp_path: Path) -> None:
     path.write_bytes(b"nothing")
     with pytest.raises(BadData, match=r"x\.json\.gz: not a run"):
         call(path, path)
-
-
-def test_runs_survive_their_file(tmp_path: Path) -> None:
-    run = make_run([with_hits(set_result("s", BEFORE), [GOLD])])
-    run.save(tmp_path / "run.json.gz")
-    assert Run.load(tmp_path / "run.json.gz") == run

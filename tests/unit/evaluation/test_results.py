@@ -6,21 +6,22 @@ from pathlib import Path
 import pytest
 
 from models.errors import BadData
+from models.evaluation import results
 from models.evaluation.results import Curve, Hit, Run
 from tests.support.runs import make_run, pair_result, set_result
 
 
 def a_run() -> Run:
-    results = [set_result(system, [0.0, 0.5, 1.0]) for system in ("BM25", "dense")]
-    for result in results:
+    found = [set_result(system, [0.0, 0.5, 1.0]) for system in ("BM25", "dense")]
+    for result in found:
         hits = [Hit("d1", "同一段文字", 1), Hit("d2", "同一段文字", 0)]
         result.queries[0] = replace(result.queries[0], hits=hits, gold=[Hit("d3", "答案", 2)])
-    results.append(pair_result("dense", [0.1, 0.9], [0.0, 1.0], 100.0))
-    return make_run(results, [Curve("study", "one", "dense", "line", "x", "y", [(1.0, 2.0)])], {"absent": "get it"})
+    found.append(pair_result("dense", [0.1, 0.9], [0.0, 1.0], 100.0))
+    return make_run(found, [Curve("study", "one", "dense", "line", "x", "y", [(1.0, 2.0)])], {"absent": "get it"})
 
 
 def test_a_run_comes_back_as_it_was_saved(tmp_path: Path) -> None:
-    path = tmp_path / "new" / "run.json.gz"
+    path = tmp_path / "run.json.gz"
     a_run().save(path)
     assert Run.load(path) == a_run()
 
@@ -40,7 +41,6 @@ def test_equal_runs_give_equal_files_in_which_a_text_stands_once(tmp_path: Path)
         b"no gzip",
         gzip.compress(b"no JSON"),
         gzip.compress(b"[]"),
-        gzip.compress(b'{"format": 99}'),
         gzip.compress(b'{"format": 1}'),
         gzip.compress(b'{"format": 1, "texts": [], "results": [{"queries": [["q", 5, {}, [], []]]}]}'),
         gzip.compress(json.dumps({"format": 1, "texts": [], "results": []}).encode()),
@@ -52,6 +52,15 @@ def test_anything_else_is_refused_in_one_line(tmp_path: Path, content: bytes) ->
     (tmp_path / "run.json.gz").write_bytes(content)
     with pytest.raises(BadData, match=r"run\.json\.gz: not a run"):
         Run.load(tmp_path / "run.json.gz")
+
+
+def test_a_run_of_another_version_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "run.json.gz"
+    monkeypatch.setattr(results, "FORMAT", 99)
+    a_run().save(path)
+    monkeypatch.undo()
+    with pytest.raises(BadData, match="not a run of this version; run care eval again"):
+        Run.load(path)
 
 
 def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
