@@ -34,6 +34,8 @@ def test_ties_are_broken_by_the_later_id_and_unjudged_queries_left_out() -> None
     evaluator = RelevanceEvaluator({"q": {"a": 1}, "none relevant": {"a": 0}}, {"success.1"})
     found = {"q": {"a": 0.5, "b": 0.5}, "none relevant": {"a": 1.0}, "unjudged": {"a": 1.0}}
     assert evaluator.evaluate(found) == {"q": {"success_1": 0.0}, "none relevant": {"success_1": 0.0}}
+    # Scores are single-precision numbers there: a difference that those do not hold is a tie, too.
+    assert evaluator.evaluate({"q": {"a": 0.5 + 1e-12, "b": 0.5}}) == {"q": {"success_1": 0.0}}
 
 
 def test_the_real_pytrec_eval_gives_the_same() -> None:

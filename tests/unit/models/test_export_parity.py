@@ -86,5 +86,13 @@ def test_a_wrong_graph_is_refused(exported: tuple[Path, np.ndarray], fault: str)
         check_parity(folder, variant, reference, floor)
 
 
+def test_other_neighbours_are_refused_whatever_the_cosines(exported: tuple[Path, np.ndarray]) -> None:
+    folder, variant, reference = exported_args(exported)
+    turned = np.roll(reference, 1, axis=1)
+    assert check_parity(folder, variant, turned, Floor(-1.0, -1.0, top10_overlap=0.0)).top10_overlap < 0.9
+    with pytest.raises(ParityError, match=r"top-10 overlap 0\.\d+ \(0\.9\)"):
+        check_parity(folder, variant, turned, Floor(-1.0, -1.0, top10_overlap=0.9))
+
+
 def exported_args(exported: tuple[Path, np.ndarray]) -> tuple[Path, Variant, np.ndarray]:
     return exported[0], Variant.FP32, exported[1]

@@ -103,7 +103,9 @@ def test_other_architectures_stay_as_they_are(architecture: str, tmp_path: Path)
     assert model.SerializeToString(deterministic=True) == before
 
 
-@pytest.mark.parametrize("difference", ["states are an output", "two are pooled", "the norm goes over tokens"])
+@pytest.mark.parametrize(
+    "difference", ["states are an output", "two are pooled", "a layer is passed by", "the norm goes over tokens"]
+)
 def test_a_last_layer_that_is_read_otherwise_keeps_every_token(difference: str, tmp_path: Path) -> None:
     encoder = encoder_of("bert")
     model = whole_graph(encoder, tmp_path)
@@ -115,6 +117,12 @@ def test_a_last_layer_that_is_read_otherwise_keeps_every_token(difference: str, 
         twin = helper.make_node("Gather", pooling.input, ["twin"], name="twin", axis=1)
         model.graph.node.append(twin)
         model.graph.output.append(helper.make_tensor_value_info("twin", onnx.TensorProto.FLOAT, None))
+    elif difference == "a layer is passed by":
+        norm = makers(model)["last_hidden_state"]
+        beginning = next(node for node in model.graph.node if node.op_type == "LayerNormalization").output[0]
+        joined = helper.make_node("Add", [norm.input[0], beginning], ["joined"], name="joined")
+        model.graph.node.insert(list(model.graph.node).index(norm), joined)
+        norm.input[0] = "joined"
     else:
         norm = makers(model)["last_hidden_state"]
         next(attribute for attribute in norm.attribute if attribute.name == "axis").i = 1

@@ -34,6 +34,12 @@ def test_one_side_alone_keeps_its_order(fusion: Fusion) -> None:
     assert len(fuse(NOTHING, NOTHING, fusion)[0]) == 0
 
 
+def test_a_side_that_found_one_thing_or_equal_ones_counts_in_full() -> None:
+    rows, scores = fuse_scores(ranking((1, 0.2)), ranking((2, 8.0), (3, 4.0)), 0.7)
+    assert rows.tolist() == [1, 2, 3]
+    np.testing.assert_allclose(scores, [0.7, 0.3, 0.15], rtol=1e-6)
+
+
 def test_equal_scores_are_ordered_by_row() -> None:
     assert fuse_scores(ranking((9, 0.5), (2, 0.5)), NOTHING, 0.5)[0].tolist() == [2, 9]
 

@@ -82,6 +82,16 @@ def test_a_filter_gives_the_best_allowed_rows(monkeypatch: pytest.MonkeyPatch, a
     assert len(index.search("高血压药", 2, allowed)[0]) == 2
 
 
+def test_a_wide_filter_finds_what_stands_behind_all_that_it_forbids(monkeypatch: pytest.MonkeyPatch) -> None:
+    index = LexicalIndex.build(["高血压"] * 200 + [f"高血压{'慢性病' * (row % 7 + 1)}" for row in range(200)])
+    allowed = np.arange(400) >= 200
+    few = index.search("高血压", 5, allowed)
+    monkeypatch.setattr(lexical, "_SMALL_FILTER", 0)
+    many = index.search("高血压", 5, allowed)
+    assert many[0].tolist() == few[0].tolist() == [200, 207, 214, 221, 228]
+    np.testing.assert_array_equal(many[1], few[1])
+
+
 def test_a_filter_that_allows_nothing_finds_nothing() -> None:
     assert len(LexicalIndex.build(TEXTS).search("高血压", 5, np.zeros(len(TEXTS), dtype=bool))[0]) == 0
 

@@ -148,6 +148,14 @@ def test_only_decoders_that_end_in_eos_are_read(tmp_path: Path) -> None:
         PackedEncoder.load(tmp_path, device="cpu")
 
 
+def test_a_projection_is_refused_not_left_out(tmp_path: Path) -> None:
+    plain = tiny_encoder("qwen3")
+    on_top = torch.nn.Linear(plain.spec.native_dim, plain.spec.native_dim, bias=False)
+    TorchEncoder(plain.backbone, plain.spec, plain.tokenizer_json, on_top).save(tmp_path)
+    with pytest.raises(BadEncoder, match="a projection is not encoded by torch here; export it"):
+        PackedEncoder.load(tmp_path, device="cpu")
+
+
 def test_an_adapter_is_merged_and_counts_in_the_fingerprint(tmp_path: Path) -> None:
     encoder = tiny_encoder("qwen3", dim=DIM)
     encoder.save(tmp_path)

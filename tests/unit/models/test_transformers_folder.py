@@ -77,6 +77,11 @@ def test_an_architecture_without_a_native_class_is_refused(tmp_path: Path) -> No
         read_config(tmp_path / "nowhere")
 
 
+def test_code_that_comes_with_a_checkpoint_is_forgotten(tmp_path: Path) -> None:
+    write_json(tmp_path / "config.json", {"model_type": "bert", "auto_map": {"AutoModel": "elsewhere--modeling.Own"}})
+    assert "auto_map" not in read_config(tmp_path).to_dict()
+
+
 def test_sentence_transformers_files_are_honoured(tmp_path: Path) -> None:
     write_checkpoint(tmp_path, "bert")
     modules = [{"type": f"sentence_transformers.models.{name}"} for name in ("Transformer", "Pooling", "Normalize")]
