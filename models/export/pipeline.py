@@ -197,10 +197,12 @@ def _beside(target: Path) -> Iterator[Path]:
 
 
 def _replace(staged: Path, target: Path, work: Path) -> None:
-    """Puts the staged folder in the target's place by renames; files that no export owns come along."""
+    """Puts the staged folder in the target's place by renames; what no export owns comes along."""
     if target.exists():
         for path in target.iterdir():
-            if path.is_file() and not any(path.match(pattern) for pattern in OWNED):
+            if path.is_dir():
+                shutil.copytree(path, staged / path.name)
+            elif not any(path.match(pattern) for pattern in OWNED):
                 shutil.copy2(path, staged / path.name)
         target.rename(work / "replaced")
     try:

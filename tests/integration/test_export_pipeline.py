@@ -117,8 +117,11 @@ def test_a_new_export_replaces_the_old_graphs_and_keeps_the_model_card(trained: 
     served = tmp_path / "served"
     export(trained, served, variants=[Variant.FP32, Variant.FP16], backend=Backend.TORCH)
     (served / "README.md").write_text("card")
+    (served / "figures").mkdir()
+    (served / "figures" / "curve.svg").write_text("drawn by hand")
     export(trained, served, variants=[Variant.FP32], dim=8, backend=Backend.TORCH)
-    assert {path.name for path in served.iterdir()} == {"encoder.json", "tokenizer.json", "model.onnx", "README.md"}
+    names = {path.relative_to(served).as_posix() for path in served.rglob("*") if path.is_file()}
+    assert names == {"encoder.json", "tokenizer.json", "model.onnx", "README.md", "figures/curve.svg"}
     assert OnnxEncoder.load(served).encode(["感冒"], Side.QUERY).shape == (1, 8)
 
 
