@@ -102,8 +102,8 @@ def open_encoder(text: str) -> OpenEncoder:
 def _open_onnx(folder: Path, options: dict[str, str]) -> OpenEncoder:
     variant = Variant(_choice(options, VARIANT, list(Variant))) if VARIANT in options else None
     encoder = OnnxEncoder.load(folder, variant, device=options.get(DEVICE, DEVICES[0]))
-    # Dynamic int8 has one scale for a whole batch, so that a vector depends on the texts beside it. Alone, it depends on
-    # its own text, as a cache must assume; on a CPU that takes no longer.
+    # Dynamic int8 has one scale for a whole batch, so that a vector depends on the texts beside it. Alone, it depends
+    # on its own text, as a cache must assume; on a CPU that takes no longer.
     budget = 1 if encoder.variant is Variant.INT8 else BULK_TOKENS
 
     def encode(texts: Sequence[str]) -> Vectors:

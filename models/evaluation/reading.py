@@ -8,9 +8,10 @@ from __future__ import annotations
 import codecs
 import gzip
 import math
+import os
 import re
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import IO, Any, cast
@@ -30,21 +31,23 @@ Row = dict[str, Any]
 
 
 def find_tasks(root: Path) -> list[Task]:
-    """Every set below a folder, read and checked; what lies in folders named train is left out.
+    """Every set below a folder, also behind links, read and checked; what lies in folders named train is left out.
 
     A folder with queries.jsonl is a retrieval set, a linking set below a folder named linking; rerank/*.jsonl and
     sts/*.jsonl are the other kinds. The folder that holds a set names its benchmark.
     """
     if not root.is_dir():
         raise BadData(f"{root}: no such folder")
+    folders = list(_folders(root))
     tasks = []
-    for path in _below(root, QUERIES):
-        folder = path.parent
+    for folder in folders:
+        if not (folder / QUERIES).is_file():
+            continue
         linking = LINKING in folder.relative_to(root).parts
         benchmark = (folder if folder == root else folder.parent).resolve().name
         tasks.append(plain_task(benchmark, load_retrieval(folder), Kind.LINKING if linking else Kind.RETRIEVAL))
-    tasks += [plain_task(RERANK, load_rerank(path), Kind.RERANK) for path in _files(root, RERANK)]
-    tasks += [plain_task(STS, load_pairs(path), Kind.STS) for path in _files(root, STS)]
+    tasks += [plain_task(RERANK, load_rerank(path), Kind.RERANK) for path in _files(folders, RERANK)]
+    tasks += [plain_task(STS, load_pairs(path), Kind.STS) for path in _files(folders, STS)]
     if not tasks:
         raise BadData(f"{root}: no evaluation set (a folder with {QUERIES}, {RERANK}/*.jsonl or {STS}/*.jsonl)")
     return tasks
@@ -104,14 +107,23 @@ def load_pairs(path: Path) -> PairSet:
     return PairSet(path.stem, pairs, scores)
 
 
-def _files(root: Path, name: str) -> list[Path]:
-    """The files of a folder of that name, be it the root itself or below it."""
-    own = root.glob("*.jsonl") if root.resolve().name == name else ()
-    return [*sorted(own), *_below(root, f"{name}/*.jsonl")]
+def _files(folders: Sequence[Path], name: str) -> Iterator[Path]:
+    """What lies in folders of that name."""
+    for folder in folders:
+        if name in (folder.name, folder.resolve().name):
+            yield from sorted(folder.glob("*.jsonl"))
 
 
-def _below(root: Path, pattern: str) -> list[Path]:
-    return sorted(path for path in root.rglob(pattern) if TRAIN not in path.relative_to(root).parts)
+def _folders(root: Path) -> Iterator[Path]:
+    """The root and the folders below it, each once, however many links lead there."""
+    seen: set[str] = set()
+    for place, names, _ in os.walk(root, followlinks=True):
+        real = os.path.realpath(place)
+        # In place, as os.walk has it: what is left is what it enters.
+        names[:] = [] if real in seen else sorted(name for name in names if name != TRAIN)
+        if real not in seen:
+            yield Path(place)
+        seen.add(real)
 
 
 def _find_corpus(folder: Path) -> Path:

@@ -87,7 +87,7 @@ def _spec(folder: Path, given: dict[str, Any]) -> EncoderSpec:
         return infer_spec(folder, **given)
     spec = EncoderSpec.load(folder)
     try:
-        return EncoderSpec.model_validate(spec.model_dump() | given | {"checksums": {}, "parity": {}})
+        return EncoderSpec.model_validate(spec.model_dump() | given)
     except ValidationError as error:
         raise ExportError(f"{folder}: {fault(error)}") from error
 

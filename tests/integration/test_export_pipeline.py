@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from models.errors import ParityError
+from models.errors import BadEncoder, ParityError
 from models.export import source
 from models.export.check_texts import CHECK_TEXTS
 from models.export.command import add_arguments, run
@@ -145,6 +145,8 @@ def test_a_folder_that_optimum_exported_is_a_source(tmp_path: Path) -> None:
     vectors = OnnxEncoder.load(tmp_path / "served", Variant.FP32).encode(CHECK_TEXTS, Side.QUERY)
     np.testing.assert_allclose(vectors, tiny_encoder("bert").encode(CHECK_TEXTS, Side.QUERY), atol=1e-5)
     assert set(report.spec.parity) == set(Variant)
+    with pytest.raises(BadEncoder, match="max_length 999 is more than the backbone's"):
+        export(tmp_path / "given", tmp_path / "longer", max_length=999, **wanted)
 
 
 def test_sources_and_targets_that_cannot_be(trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -191,6 +191,18 @@ def test_every_set_below_a_folder_is_found_and_training_folders_are_left_out(tmp
     assert [task.name for task in find_tasks(root / "sts")] == ["s"]
 
 
+def test_sets_behind_links_are_found_once_and_no_circle_is_endless(tmp_path: Path) -> None:
+    write_set(tmp_path / "disk" / "one")
+    write_lines(tmp_path / "disk" / "lists" / "r.jsonl", [{"query": "q", "candidates": [{"text": "t", "grade": 1}]}])
+    root = tmp_path / "data"
+    root.mkdir()
+    (root / "a").symlink_to(tmp_path / "disk" / "one")
+    (root / "b").symlink_to(tmp_path / "disk" / "one")
+    (root / "rerank").symlink_to(tmp_path / "disk" / "lists")
+    (root / "up").symlink_to(root)
+    assert [(task.name, task.kind) for task in find_tasks(root)] == [("one", Kind.RETRIEVAL), ("r", Kind.RERANK)]
+
+
 def test_a_folder_may_be_a_set_itself(tmp_path: Path) -> None:
     (task,) = find_tasks(write_set(tmp_path / "examples"))
     assert (task.benchmark, task.name) == ("examples", "examples")
