@@ -33,9 +33,10 @@ CONFIG_FILE = "config.json"
 # What of a checkpoint decides about its vectors.
 CHECKPOINT_FILES = (
     CONFIG_FILE,
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "vocab.txt",
+    "*token*.json",
+    "vocab.*",
+    "merges.txt",
+    "*.model",
     *WEIGHTS,
     "adapter/adapter_*.*",
 )

@@ -72,6 +72,19 @@ def test_a_message_of_several_lines_becomes_one(
     assert failure(capsys, "eval", "x") == "care eval: first second"
 
 
+def test_a_library_of_the_train_extra_is_named_and_any_other_is_a_defect(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def lacking(name: str, given: list[str]) -> int:
+        raise ModuleNotFoundError(f"No module named {given[0]!r}", name=given[0])
+
+    monkeypatch.setattr(cli, "_run", lacking)
+    said = failure(capsys, "export", "torch.nn")
+    assert said == "care export: needs torch.nn, which the train extra brings (make install-train)"
+    with pytest.raises(ModuleNotFoundError):
+        cli.main(["export", "numpy"])
+
+
 def test_a_build_that_is_stopped_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def stopped(name: str, given: list[str]) -> int:
         with Collection(tmp_path).building("1"):

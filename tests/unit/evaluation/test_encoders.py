@@ -120,9 +120,12 @@ def test_the_fingerprint_names_the_function(tmp_path: Path) -> None:
     config = LoraConfig(target_modules=["query"])
     get_peft_model(tiny_encoder("bert").backbone, config).save_pretrained(adapted / "adapter")
     different.append(f"{adapted},pooling=cls")
+    for name, content in (("tokenizer_config.json", "{}"), ("special_tokens_map.json", "{}"), ("spiece.model", "")):
+        different.append(f"{tmp_path / name},pooling=cls")
+        (shutil.copytree(folder, tmp_path / name) / name).write_text(content)
     tiny_encoder("bert", seed=1).backbone.save_pretrained(other)
     found = {open_encoder(text).fingerprint for text in (*different, f"{other},pooling=cls")}
-    assert len(found) == 5
+    assert len(found) == 8
     assert fingerprint not in found
 
 
