@@ -38,7 +38,7 @@ class DocumentsRequest(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    documents: list[PostedDocument]
+    documents: Annotated[list[PostedDocument], Field(fail_fast=True)]
 
 
 class ChangesAnswer(BaseModel):

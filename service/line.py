@@ -98,6 +98,8 @@ class Line:
                 while (begun := self._submit(prepared, patient=bool(waiting))) is None:
                     yield await self._finish(*waiting.popleft(), finish)
                 waiting.extend(begun)
+                if all(future is None for _, future in begun):
+                    await asyncio.sleep(0)  # items that need no engine never wait, and others want the event loop, too
             while waiting:
                 yield await self._finish(*waiting.popleft(), finish)
         finally:

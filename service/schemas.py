@@ -1,5 +1,8 @@
 """The shapes of requests and answers. Requests are parsed by these models; answers are described by them in /docs,
-while their bytes are put together from what the snapshot stores."""
+while their bytes are put together from what the snapshot stores.
+
+Lists are read up to their first fault (`fail_fast`): an error for each of a million items would take many seconds, in
+which nobody else is answered, to tell of one."""
 
 from __future__ import annotations
 
@@ -14,6 +17,7 @@ from service.engine.protocol import Mode
 
 # Beyond 2**53 a whole number is compared as the float that the store keeps.
 EXACT_INTEGER = 2**53
+MAX_FIELDS = 16
 MAX_FILTERS = 32
 MAX_FILTER_VALUES = 1000
 MAX_PASSAGES = 20
@@ -26,6 +30,8 @@ WholeNumber = Annotated[int, Field(strict=True, ge=-EXACT_INTEGER, le=EXACT_INTE
 Number = Annotated[float, Field(strict=True, allow_inf_nan=False)]
 FilterText = Annotated[StrictStr, StringConstraints(max_length=1000)]
 Value = FilterText | StrictBool | WholeNumber | Number
+Values = Annotated[tuple[Value, ...], Field(min_length=1, max_length=MAX_FILTER_VALUES, fail_fast=True)]
+Queries = Annotated[list[str], Field(fail_fast=True)]
 
 
 class Part(StrEnum):
@@ -47,9 +53,7 @@ class FilterClause(BaseModel):
 
     field: Annotated[str, StringConstraints(min_length=1, max_length=200)]
     eq: Value | None = None
-    any_of: Annotated[tuple[Value, ...], Field(min_length=1, max_length=MAX_FILTER_VALUES)] | None = Field(
-        default=None, alias="in"
-    )
+    any_of: Values | None = Field(default=None, alias="in")
     gte: Value | None = None
     gt: Value | None = None
     lte: Value | None = None
@@ -89,11 +93,13 @@ class SearchRequest(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    query: str | list[str] = Field(description="A text, or a list of texts that are answered in their order.")
+    query: str | Queries = Field(description="A text, or a list of texts that are answered in their order.")
     top_k: int = Field(default=10, description="How many documents per query.")
     mode: Mode | None = Field(default=None, description="Which scores rank; the service's default where left out.")
-    fields: tuple[Part, ...] = Field(default=DEFAULT_PARTS, description="What a hit shows beside id and score.")
-    filters: Annotated[tuple[FilterClause, ...], Field(max_length=MAX_FILTERS)] = Field(
+    fields: Annotated[tuple[Part, ...], Field(max_length=MAX_FIELDS, fail_fast=True)] = Field(
+        default=DEFAULT_PARTS, description="What a hit shows beside id and score."
+    )
+    filters: Annotated[tuple[FilterClause, ...], Field(max_length=MAX_FILTERS, fail_fast=True)] = Field(
         default=(), description="Conditions on metadata; a document must satisfy all."
     )
     fusion: Fusion = Field(default=Fusion.SCORES, description="How hybrid mode makes one ranking of two.")

@@ -29,7 +29,7 @@ class EmbeddingsRequest(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    input: Annotated[str | list[str], BeforeValidator(_refuse_tokens)] = Field(
+    input: Annotated[str | Annotated[list[str], Field(fail_fast=True)], BeforeValidator(_refuse_tokens)] = Field(
         description="A text, or a list of texts whose embeddings come in their order. Long texts are cut."
     )
     model: str | None = Field(default=None, description="The model that /v1/models names, or nothing.")
@@ -100,7 +100,9 @@ class RerankRequest(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     query: str
-    documents: list[str | RerankDocument] = Field(description="Texts, or objects with a text. Long texts are cut.")
+    documents: Annotated[list[str | RerankDocument], Field(fail_fast=True)] = Field(
+        description="Texts, or objects with a text. Long texts are cut."
+    )
     model: str | None = Field(default=None, description="The model that /v1/models names, or nothing.")
     top_n: Annotated[int, Field(ge=1)] | None = Field(default=None, description="How many of the best to give back.")
     return_documents: bool = Field(default=False, description="Whether the results hold the documents' texts.")

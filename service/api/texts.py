@@ -3,6 +3,7 @@ texts. The shapes are those of OpenAI, and of Cohere and Jina, so that their cli
 
 from __future__ import annotations
 
+import asyncio
 import base64
 from collections.abc import Sequence
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import numpy as np
 import orjson
 from fastapi import APIRouter, Request
+from numpy.typing import NDArray
 
 from models.spec import Side
 from service.api.common import JsonRoute, errors, runtime_of
@@ -25,6 +27,8 @@ EMBEDDINGS = "/v1/embeddings"
 RERANK = "/v1/rerank"
 METHODS = ["POST"]
 SCORE_DECIMALS = 6
+# Vectors that are written before others get the event loop.
+WRITTEN_TOGETHER = 32
 
 router = APIRouter(prefix="/v1", tags=["texts"])
 
@@ -56,13 +60,8 @@ async def embed_texts(runtime: Runtime, serving: Serving, request: EmbeddingsReq
     deadline = Deadline(None, runtime.settings.timeout_ms)
     embedded = await runtime.embedder.embed(serving, request.texts, request.input_type, deadline=deadline)
     vectors = np.ascontiguousarray(shorten(embedded.vectors, dimensions), "<f4")
-    if request.encoding_format is EncodingFormat.BASE64:
-        written: Sequence[Any] = [base64.b64encode(vector.tobytes()).decode("ascii") for vector in vectors]
-    else:
-        written = list(vectors)
-    data = [{"object": "embedding", "index": index, "embedding": each} for index, each in enumerate(written)]
-    answer = {"object": "list", "data": data, "model": runtime.embedder.model, "usage": _usage(embedded.tokens)}
-    return orjson.dumps(answer, option=orjson.OPT_SERIALIZE_NUMPY)
+    rest = orjson.dumps({"model": runtime.embedder.model, "usage": _usage(embedded.tokens)})[1:]
+    return b'{"object":"list","data":[%b],%b' % (b",".join(await write_vectors(vectors, request.encoding_format)), rest)
 
 
 async def rerank(runtime: Runtime, serving: Serving, request: RerankRequest) -> bytes:
@@ -89,6 +88,20 @@ async def rerank(runtime: Runtime, serving: Serving, request: RerankRequest) -> 
 
 embeddings_route = JsonRoute(EmbeddingsRequest, embed_texts)
 rerank_route = JsonRoute(RerankRequest, rerank)
+
+
+async def write_vectors(vectors: NDArray[np.float32], encoding: EncodingFormat) -> list[bytes]:
+    """The JSON of each vector, some at a time: a million numbers in one go would hold up everyone else."""
+    written = []
+    for index, vector in enumerate(vectors):
+        if index % WRITTEN_TOGETHER == 0:
+            await asyncio.sleep(0)
+        shown: Any = vector
+        if encoding is EncodingFormat.BASE64:
+            shown = base64.b64encode(vector.tobytes()).decode("ascii")
+        entry = {"object": "embedding", "index": index, "embedding": shown}
+        written.append(orjson.dumps(entry, option=orjson.OPT_SERIALIZE_NUMPY))
+    return written
 
 
 def _facts(runtime: Runtime) -> ModelFacts:

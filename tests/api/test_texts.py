@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
+import json
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,9 @@ import pytest
 
 from models.onnx_encoder import OnnxEncoder
 from models.spec import EncoderSpec, Side
+from service.api.texts import WRITTEN_TOGETHER, write_vectors
 from service.settings import Settings
+from service.text_schemas import EncodingFormat
 from tests.api.gate import Gate
 from tests.api.support import ENCODER, Built, make_settings, running
 from tests.api.test_errors import check
@@ -191,3 +195,20 @@ async def test_without_a_snapshot_there_are_no_embeddings(tmp_path: Path) -> Non
         for path in ("/v1/models", "/v1/models/care-small-zh"):
             check(await client.get(path), 503, "not_ready")
         check(await client.post("/v1/embeddings", json={"input": "好"}), 503, "not_ready")
+
+
+async def test_others_have_their_turn_while_many_vectors_are_written() -> None:
+    turns = 0
+
+    async def count_turns() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    other = asyncio.create_task(count_turns())
+    vectors = np.eye(10 * WRITTEN_TOGETHER, 4, dtype=np.float32)
+    written = await write_vectors(vectors, EncodingFormat.FLOAT)
+    other.cancel()
+    assert turns >= 10
+    assert [json.loads(each)["embedding"] for each in written] == vectors.tolist()

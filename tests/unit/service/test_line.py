@@ -81,6 +81,25 @@ async def test_results_come_in_order_whole_and_streamed(count: int) -> None:
         assert [result async for result in results] == expected
 
 
+async def test_others_have_their_turn_beside_items_that_need_no_engine() -> None:
+    turns, portions = 0, 20
+
+    async def count_turns() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    async def known(items: Sequence[int]) -> list[Prepared[int]]:
+        return [(None, 3 * item) for item in items]
+
+    other = asyncio.create_task(count_turns())
+    async with aclosing(line(Desk()).stream(range(portions * PORTION), known, finish)) as results:
+        assert [result async for result in results] == [-3 * item for item in range(portions * PORTION)]
+    other.cancel()
+    assert turns >= portions
+
+
 async def test_no_more_than_a_window_is_under_way() -> None:
     desk = Desk()
     most = 0

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+import unicodedata
 from pathlib import Path
 
 import pytest
@@ -40,3 +42,10 @@ def test_a_text_for_the_words_is_cut_without_tokens(encoder: TextReader) -> None
 @pytest.mark.parametrize(("text", "blank"), [("", True), (" \t\n\u3000", True), ("\u200b\x00", True), (" a", False)])
 def test_blank_is_what_shows_nothing(text: str, blank: bool) -> None:
     assert is_blank(text) == blank
+
+
+def test_everything_that_unicode_calls_control_or_format_is_blank() -> None:
+    points = map(chr, range(sys.maxunicode + 1))
+    invisible = [point for point in points if point.isspace() or unicodedata.category(point) in ("Cc", "Cf")]
+    assert [f"U+{ord(point):04X}" for point in invisible if not is_blank(point)] == []
+    assert not is_blank("".join(invisible) + "a")
