@@ -26,14 +26,17 @@ MEMORY_SECONDS = 0.05
 SHUT_SECONDS = 0.0005
 # So many of the requests that were answered last are let in whatever the load, for a cache should know the answer.
 KNOWN_REQUESTS = 8192
-# The head of a search whose end is known. Of more than 999 bytes, which may hold many queries in a lane of their own,
-# of chunks, or of a client that waits to be told to go on, it takes a parser to know more.
+# The head of a search whose end is known. Of chunks, or of a client that waits to be told to go on, only a parser can
+# know more.
 LINES = rb"(?:(?!Content-Length|Transfer-Encoding|Expect|Upgrade)[\w-]+:[^\r\n]*\r\n)*"
 HEAD = re.compile(
-    rb"(POST|GET) %b(?:\?[^ \r\n]*)? HTTP/1\.1\r\n%b(?:Content-Length: *(\d{1,3})\r\n%b)?\r\n"
+    rb"(POST|GET) %b(?:\?[^ \r\n]*)? HTTP/1\.1\r\n%b(?:Content-Length: *(\d{1,5})\r\n%b)?\r\n"
     % (search.PATH.encode(), LINES, LINES),
     re.IGNORECASE,
 )
+# A larger body may hold many queries, which wait in a lane of their own: it is looked at, where all of it is here.
+SHORT_BYTES = 999
+OWN_LANE = re.compile(rb'"query"\s*:\s*\[|"bulk"\s*:\s*true')
 OWN_ID = re.compile(rb"\r\nX-Request-Id: *([^\r\n]*)", re.IGNORECASE)
 CLOSE = re.compile(rb"\r\nConnection:[^\r\n]*close", re.IGNORECASE)
 CONTENT = "care.content"
@@ -78,6 +81,8 @@ class Door:
             return None
         method, length = head.groups()
         size = head.end() + int(length or 0)
+        if size > head.end() + SHORT_BYTES and (len(data) < size or OWN_LANE.search(data, head.end(), size)):
+            return None
         if self._state.runtime.searcher.remembers and len(data) >= size:
             self._coming = hash((data[: data.index(b"\r")], data[head.end() : size]))
         overloaded = self._overloaded()

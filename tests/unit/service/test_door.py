@@ -11,7 +11,7 @@ import pytest
 from starlette.datastructures import State
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from service.door import KNOWN_REQUESTS, MEMORY_SECONDS, SHUT_SECONDS, Door
+from service.door import KNOWN_REQUESTS, MEMORY_SECONDS, SHORT_BYTES, SHUT_SECONDS, Door
 from service.errors import Overloaded
 from service.metrics import Metrics
 from service.middleware import RequestFrame
@@ -23,6 +23,12 @@ BY_URL = b"GET /v1/search?q=a%20b HTTP/1.1\r\nHost: care\r\n\r\n"
 EMPTY = b"POST /v1/search HTTP/1.1\r\nhost: care\r\ncontent-length:0\r\nConnection: keep-alive\r\n\r\n"
 
 pytestmark = pytest.mark.anyio
+
+
+def large(body: bytes) -> bytes:
+    """A request whose body is too large to be refused unseen."""
+    filled = body % (b"q" * SHORT_BYTES)
+    return PLAIN.replace(b": 14", b": %d" % len(filled)) + filled
 
 
 async def no_app(scope: Scope, receive: Receive, send: Send) -> None:
@@ -74,6 +80,8 @@ def scope_of(path: str) -> Scope:
         (PLAIN + BODY, len(PLAIN) + 14),
         (PLAIN, len(PLAIN) + 14),  # its body is still to come
         (PLAIN + BODY + b"GET / HTTP/1.1\r\n", len(PLAIN) + 14),  # and the next request is here already
+        (large(b'{"query": "%b"}') + BODY, len(large(b'{"query": "%b"}'))),
+        (large(b'{"query": "\\"query\\": [%b"}'), len(large(b'{"query": "\\"query\\": [%b"}'))),
         (BY_URL, len(BY_URL)),
         (EMPTY, len(EMPTY)),
     ],
@@ -99,6 +107,9 @@ def test_a_plain_search_is_refused_whole(data: bytes, size: int) -> None:
         PLAIN.replace(b"POST", b"DELETE"),
         PLAIN.replace(b"1.1", b"1.0"),
         PLAIN.replace(b": 14", b": 1000"),  # may hold many queries
+        large(b'{"bulk" : true, "query": "%b"}'),
+        large(b'{"top_k": 3, "query": ["%b", "b"]}'),
+        large(b'{"query": "%b"}').replace(b": 1", b": 100001"),
         PLAIN.replace(b": 14", b": 14\r\nContent-Length: 15"),
         PLAIN.replace(b"Content-Length: 14", b"Transfer-Encoding: chunked"),
         PLAIN.replace(b"Accept: */*", b"Expect: 100-continue"),
