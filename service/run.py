@@ -8,6 +8,7 @@ import ctypes
 import gc
 import signal
 import socket
+import sys
 from collections.abc import Callable
 
 import uvicorn
@@ -21,7 +22,7 @@ from service.runtime import ALONE, Place, Runtime
 from service.settings import Settings
 from service.wire import http_config
 
-Started = Callable[[str, uvicorn.Server], None]
+Started = Callable[[str], None]
 """Hears the line that says where the service listens, once it does."""
 
 
@@ -29,11 +30,13 @@ def serve(settings: Settings) -> None:
     """Runs until SIGTERM or SIGINT, then finishes what it accepted. Raises a CareError if it cannot start."""
     configure_logging(settings)
     with bind(settings.host, settings.port) as listener:
-        serve_on(listener, settings, lambda line, server: print(line, flush=True))
+        serve_on(listener, settings, lambda line: print(line, flush=True))
 
 
 def serve_on(listener: socket.socket, settings: Settings, started: Started, place: Place = ALONE) -> None:
     """As `serve`, on an address that is taken already."""
+    if not _has_terminal():
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until there is something to reload
     app = create_app(settings, place)
     config = http_config(app, settings)
     with asyncio.Runner(loop_factory=config.get_loop_factory()) as runner:
@@ -55,7 +58,7 @@ class _AnnouncingServer(uvicorn.Server):
         gc.collect()
         gc.freeze()
         _give_back_memory()
-        self._started(_announcement(runtime, address_of(listener)), self)
+        self._started(_announcement(runtime, address_of(listener)))
 
 
 def _give_back_memory() -> None:
@@ -71,7 +74,27 @@ async def _serve(app: FastAPI, config: uvicorn.Config, listener: socket.socket, 
         # uvicorn raises the signal that ended it once more; by default that would kill the process before the drain.
         for ending in (signal.SIGTERM, signal.SIGINT):
             signal.signal(ending, lambda number, frame: None)
+        if not _has_terminal():
+            _follow_when_told(app.state.runtime)
         await _AnnouncingServer(config, started).serve(sockets=[listener])
+
+
+def _has_terminal() -> bool:
+    """Whether SIGHUP may mean that a terminal was closed, with which the service ends as other programs do."""
+    return sys.stdin is not None and sys.stdin.isatty()
+
+
+def _follow_when_told(runtime: Runtime) -> None:
+    """Looks at the pointer whenever SIGHUP says that it was moved."""
+    loop = asyncio.get_running_loop()
+    tasks: set[asyncio.Task[None]] = set()
+
+    def follow() -> None:
+        task = loop.create_task(runtime.servings.follow_now())
+        tasks.add(task)
+        task.add_done_callback(tasks.discard)
+
+    loop.add_signal_handler(signal.SIGHUP, follow)
 
 
 def _announcement(runtime: Runtime, address: str) -> str:

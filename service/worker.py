@@ -6,7 +6,6 @@ else is the service as it is alone.
 
 from __future__ import annotations
 
-import asyncio
 import os
 import signal
 import sys
@@ -14,14 +13,12 @@ import threading
 from argparse import ArgumentParser
 from pathlib import Path
 
-import uvicorn
-
 from models.errors import CareError
 from service.lifeline import Lifeline, Word
 from service.listener import join
 from service.logs import configure_logging
 from service.run import serve_on
-from service.runtime import Place, Runtime
+from service.runtime import Place
 from service.settings import Settings
 
 
@@ -31,7 +28,6 @@ def main() -> int:
     parser.add_argument("--engine", type=Path, help="socket of the engine process, where there is one")
     parser.add_argument("--again", action="store_true", help="it takes the place of a worker that ended")
     arguments = parser.parse_args()
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until there is something to reload
     # A query is tokenised in microseconds; a pool of threads in every worker would only hold memory.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     settings = Settings()
@@ -41,8 +37,7 @@ def main() -> int:
 
     threading.Thread(target=_end_with, args=[lifeline], daemon=True).start()
 
-    def started(line: str, server: uvicorn.Server) -> None:
-        _follow_when_told(server.config.app.state.runtime)  # type: ignore[union-attr]
+    def started(line: str) -> None:
         lifeline.say(Word(ready=True, text=line))
 
     place = Place(arguments.engine, lambda: os.kill(supervisor, signal.SIGHUP), arguments.again)
@@ -59,19 +54,6 @@ def _end_with(lifeline: Lifeline) -> None:
     """Ends this process as the supervisor would have, once that one is gone; in a thread, to notice it at any time."""
     lifeline.wait()
     os.kill(os.getpid(), signal.SIGTERM)
-
-
-def _follow_when_told(runtime: Runtime) -> None:
-    """Looks at the pointer whenever the supervisor says that it was moved."""
-    loop = asyncio.get_running_loop()
-    tasks: set[asyncio.Task[None]] = set()
-
-    def follow() -> None:
-        task = loop.create_task(runtime.servings.follow_now())
-        tasks.add(task)
-        task.add_done_callback(tasks.discard)
-
-    loop.add_signal_handler(signal.SIGHUP, follow)
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from indexer.store import Collection
 from models.onnx_encoder import OnnxEncoder
 from service.errors import PortTaken
 from service.run import serve
@@ -42,6 +43,7 @@ def serving(built: Built, **environment: str) -> Iterator[tuple[subprocess.Popen
     process = subprocess.Popen(
         [sys.executable, "-c", SERVE],
         env=os.environ | {"PYTHONPATH": "."} | PATIENT | own | environment,
+        stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -188,6 +190,19 @@ def test_terminating_finishes_the_accepted_requests(built: Built) -> None:
 
 def queue_length(client: httpx.Client) -> float:
     return float(re.findall(r"^care_queue_length (\S+)$", client.get("/metrics").text, re.MULTILINE)[0])
+
+
+def test_a_hangup_has_the_pointer_followed_and_ends_nothing(built: Built, tmp_path: Path) -> None:
+    own = copy_collection(built, tmp_path / "collection")
+    with (
+        serving(own, CARE_RELOAD_SECONDS="0") as (process, address),
+        httpx.Client(base_url=address, timeout=WAIT_SECONDS) as client,
+    ):
+        for letter in "ba":
+            Collection(own.root).publish(own.versions[letter])
+            process.send_signal(signal.SIGHUP)
+            until(lambda letter=letter: client.get("/readyz").json().get("snapshot") == own.versions[letter])
+        assert process.poll() is None
 
 
 def test_interrupting_ends_quietly_too(built: Built) -> None:
