@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from indexer.store import Collection, DatabaseAway
-from models.errors import CareError
+from indexer.store import BadCollection, BadSnapshot, Collection, DatabaseAway
+from models.errors import BadEncoder, CareError, SpaceMismatch
 from models.reader import TextReader
 from service.errors import NotReady
 from service.metrics import Metrics
@@ -24,6 +25,11 @@ logger = logging.getLogger(__name__)
 
 # Between two looks at the log of fresh documents.
 LOG_SECONDS = 0.2
+# What is wrong with a snapshot today is wrong with it tomorrow.
+VERDICTS = (BadCollection, BadSnapshot, BadEncoder, SpaceMismatch)
+# So often a version is tried that failed for another reason: an engine that died meanwhile is back soon, but one that
+# dies of this version must not die of it again and again.
+TRIES = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +42,15 @@ class Opening:
     prepare: Callable[[Serving], Awaitable[None]]
     freshen: Callable[[Serving], Awaitable[Serving]]
     probe: Callable[[Serving], Awaitable[None]]
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """A version that is not served, why, and how often it will still be tried without being asked for."""
+
+    version: str
+    reason: str
+    tries_left: float
 
 
 class Servings:
@@ -57,7 +72,7 @@ class Servings:
         self._opening = opening
         self._tell_others = tell_others
         self._current: Serving | None = None
-        self._refused: tuple[str, str] | None = None
+        self._refused: Refusal | None = None
         self._changing = asyncio.Lock()
         self._freshening = asyncio.Lock()
         self._log_trouble = ""
@@ -69,11 +84,11 @@ class Servings:
 
     def refusal_of(self, version: str | None) -> str | None:
         """Why a version is not served, None where it was not refused."""
-        return self._refused[1] if self._refused and self._refused[0] == version else None
+        return self._refused.reason if self._refused and self._refused.version == version else None
 
     def current(self) -> Serving:
         if self._current is None:
-            reason = self._refused[1] if self._refused else "none is published; care index build makes one"
+            reason = self._refused.reason if self._refused else "none is published; care index build makes one"
             raise NotReady(f"no snapshot is served: {reason}")
         return self._current
 
@@ -127,12 +142,12 @@ class Servings:
             logger.exception("following the pointer of %s failed", self.collection.root)
 
     async def follow_pointer(self, seconds: float) -> None:
-        """Looks every so many seconds until cancelled. A version that was refused is not tried again by itself."""
+        """Looks every so many seconds until cancelled. A version that was refused for good is left alone."""
         while True:
             await asyncio.sleep(seconds)
             try:
                 version = await asyncio.to_thread(self.collection.current)
-                if version not in (None, self.serving) and self.refusal_of(version) is None:
+                if version not in (None, self.serving) and self._tries_left(version) > 0:
                     await self._reload()
             except CareError:
                 pass  # said in the log by the swap, and shown by /admin/versions
@@ -164,11 +179,19 @@ class Servings:
             await self._put_in_service(await self._prepare(version))
         except Exception as error:
             reason = str(error) if isinstance(error, CareError) else "it failed unexpectedly; the log says how"
-            if not isinstance(error, DatabaseAway):  # which will be back: the next look may succeed
-                self._refused = (version, reason)
+            self._refused = Refusal(version, reason, self._tries_left(version, error))
             self._metrics.failed_swap()
             logger.error("snapshot %s is refused, %s stays in service: %s", version, self.serving, reason)
             raise
+
+    def _tries_left(self, version: str | None, error: Exception | None = None) -> float:
+        """How often a version is worth a try, after this error."""
+        if isinstance(error, VERDICTS):
+            return 0
+        if isinstance(error, DatabaseAway):
+            return math.inf  # it will be back
+        before = self._refused.tries_left if self._refused and self._refused.version == version else TRIES
+        return before if error is None else before - 1
 
     async def _prepare(self, version: str) -> Serving:
         serving = await asyncio.to_thread(self._open, version)

@@ -17,6 +17,10 @@ from models.errors import SpaceMismatch
 from models.onnx_encoder import OnnxEncoder
 from models.spec import EncoderSpec
 from service.app import create_app
+from service.engine.batcher import Batcher
+from service.errors import EngineAway
+from service.serving import Serving
+from service.swap import TRIES
 from tests.api.support import ENCODER, Built, build_collection, client_of, copy_collection, make_settings, running
 
 pytestmark = pytest.mark.anyio
@@ -112,6 +116,45 @@ async def test_a_damaged_snapshot_is_refused_and_the_old_one_stays(own: Built) -
         # Once by the poller, which does not try again, and once by hand.
         await asyncio.sleep(0.1)
         assert "care_failed_swaps_total 2.0" in (await client.get("/metrics")).text
+
+
+@pytest.mark.parametrize("failures", [TRIES - 1, 1000])
+async def test_a_version_is_tried_again_where_not_it_but_the_engine_failed(
+    own: Built, monkeypatch: pytest.MonkeyPatch, failures: int
+) -> None:
+    tried: list[str] = []
+    looks = 0
+    look = Collection.current
+
+    async def prepare(home: Batcher, serving: Serving) -> None:
+        if serving.version == own.versions["b"]:
+            tried.append(serving.version)
+            if len(tried) <= failures:
+                raise EngineAway("the engine process ended; it is started again")
+
+    def count_looks(collection: Collection) -> str | None:
+        nonlocal looks
+        looks += 1
+        return look(collection)
+
+    monkeypatch.setattr(Batcher, "prepare", prepare)
+    monkeypatch.setattr(Collection, "current", count_looks)
+    async with running(make_settings(own, threads=1, reload_seconds=0.01)) as client, asyncio.timeout(60):
+        Collection(own.root).publish(own.versions["b"])
+        while len(tried) < TRIES:
+            await asyncio.sleep(0.01)
+        if failures < TRIES:
+            while await served(client) != own.versions["b"]:
+                await asyncio.sleep(0.01)
+            return
+        seen = looks
+        while looks < seen + 10:  # it is looked at, and left alone
+            await asyncio.sleep(0.01)
+        assert len(tried) == TRIES
+        assert await served(client) == own.versions["a"]
+        assert (await client.get("/admin/versions")).json()["failed"] == "the engine process ended; it is started again"
+        assert (await client.post("/admin/reload")).status_code == 503
+        assert len(tried) == TRIES + 1
 
 
 async def test_a_snapshot_of_another_space_is_refused_and_a_rollback_to_it_undone(
