@@ -8,11 +8,14 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable
+from itertools import islice
 from typing import Generic, Protocol, TypeVar
 
-# A batch that holds bulk work takes about so long, and holds so many queries at least.
+# A batch that holds bulk work takes about so long, and holds so many queries at least, unless they are longer than a
+# question: four documents would take a processor a fifth of a second.
 SLICE_SECONDS = 0.010
 LEAST_SLICE = 4
+LEAST_SLICE_TOKENS = 128
 # So many batches may pass the bulk lane over in a row.
 MOST_PASSES = 4
 
@@ -80,7 +83,7 @@ class Lanes(Generic[W]):
             self.online_queries -= self._move(self._online, batch, dropped, self._batch_queries, now)
         if waits:
             online = len(batch)
-            most = min(max(slice_queries, LEAST_SLICE), self._batch_queries)
+            most = min(max(slice_queries, self._least_slice()), self._batch_queries)
             self.bulk_queries -= self._move(self._bulk, batch, dropped, most, now)
             self._passes = self._passes + 1 if self._bulk and len(batch) == online else 0
         return batch, dropped
@@ -97,6 +100,16 @@ class Lanes(Generic[W]):
         self._online.clear()
         self._bulk.clear()
         self.online_queries = self.bulk_queries = 0
+
+    def _least_slice(self) -> int:
+        """How many queries of the bulk lane are taken at least."""
+        tokens, queries = 0, 0
+        for work in islice(self._bulk, LEAST_SLICE):
+            tokens += work.size * work.length
+            if tokens > LEAST_SLICE_TOKENS:
+                break
+            queries += work.size
+        return queries
 
     def _move(self, lane: deque[W], batch: list[W], dropped: list[W], most: int, now: float) -> int:
         """Moves work from the head of a lane to the batch, up to the limits; returns the queries that left the lane."""

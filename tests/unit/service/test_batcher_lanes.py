@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from hypothesis import given
 from hypothesis import strategies as st
 
-from service.engine.lanes import LEAST_SLICE, MOST_PASSES, Lanes
+from service.engine.lanes import LEAST_SLICE, LEAST_SLICE_TOKENS, MOST_PASSES, Lanes
 
 
 @dataclass(frozen=True)
@@ -54,6 +54,19 @@ def test_a_slice_is_never_smaller_than_worth_while_nor_larger_than_a_batch() -> 
         lanes: Lanes[Piece] = Lanes(8, 1000)
         lanes.add(pieces("b", 20), bulk=True)
         assert len(lanes.take(0, slice_queries)[0]) == taken
+
+
+def test_a_slice_of_long_texts_is_as_small_as_it_can_be() -> None:
+    lanes: Lanes[Piece] = Lanes(8, 100_000)
+    lanes.add(
+        [*pieces("b", 3, length=LEAST_SLICE_TOKENS // 2), *pieces("c", 3, length=10 * LEAST_SLICE_TOKENS)], bulk=True
+    )
+    assert names(lanes.take(0, 0)[0]) == ["b0", "b1"]
+    lanes.add(pieces("o", 1))
+    assert names(lanes.take(0, 0)[0]) == ["o0"]
+    assert names(lanes.take(0, 0)[0]) == ["b2"]
+    assert names(lanes.take(0, 0)[0]) == ["c0"]
+    assert names(lanes.take(0, 2)[0]) == ["c1", "c2"]  # who is quick enough takes more
 
 
 def test_bulk_work_gets_its_turn_however_much_online_work_comes() -> None:
