@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import Literal
+from urllib.parse import urlsplit
 
 from pydantic import Field, SecretStr, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
@@ -158,6 +159,8 @@ class Settings(BaseSettings):
     def _is_redis(cls, url: str | None) -> str | None:
         if url is not None and not url.startswith(REDIS_SCHEMES):
             raise ValueError(f"must begin with {', '.join(REDIS_SCHEMES)}")
+        if url is not None and not _is_address(url):
+            raise ValueError("has no port that is a number; write it as redis://host:6379/0")
         return url
 
     @field_validator("hyde_url")
@@ -165,16 +168,34 @@ class Settings(BaseSettings):
     def _is_http(cls, url: str | None) -> str | None:
         if url is not None and not url.startswith(("http://", "https://")):
             raise ValueError("must begin with http:// or https://")
+        if url is not None and not (_is_address(url) and urlsplit(url).hostname):
+            raise ValueError("names no host and port; write it as http://host:8000/v1")
         return url
+
+    @field_validator("vectors_key", "hyde_key", "admin_token")
+    @classmethod
+    def _fits_a_header(cls, key: SecretStr | None) -> SecretStr | None:
+        secret = "" if key is None else key.get_secret_value()
+        if not (secret.isascii() and secret.isprintable()):
+            raise ValueError("must be plain ASCII on one line, because it travels in a header")
+        return key
 
     @model_validator(mode="after")
     def _hyde_has_a_model(self) -> Settings:
         if self.hyde_url is not None and self.hyde_model is None:
-            raise ValueError("HYDE_URL is set without HYDE_MODEL")
+            raise ValueError("CARE_HYDE_URL is set without CARE_HYDE_MODEL; name the model to ask there")
         return self
 
     @model_validator(mode="after")
     def _a_request_fits_the_queue(self) -> Settings:
         if self.max_queries > self.queue_limit:
-            raise ValueError(f"MAX_QUERIES {self.max_queries} is larger than QUEUE_LIMIT {self.queue_limit}")
+            raise ValueError(f"CARE_MAX_QUERIES {self.max_queries} is larger than CARE_QUEUE_LIMIT {self.queue_limit}")
         return self
+
+
+def _is_address(url: str) -> bool:
+    """Whether a URL can be taken apart; its port, where there is one, must be a number."""
+    try:
+        return urlsplit(url).port != 0
+    except ValueError:
+        return False

@@ -56,8 +56,15 @@ def test_settings_that_cannot_work_are_refused(values: dict[str, object]) -> Non
     [
         ("CARE_MAX_TOPK", "5", "CARE_MAX_TOPK: there is no such setting; did you mean CARE_MAX_TOP_K?"),
         ("CARE_PORT", "http", "CARE_PORT: Input should be a valid integer"),
-        ("CARE_MAX_QUERIES", "5000", "MAX_QUERIES 5000 is larger than QUEUE_LIMIT 1024"),
+        ("CARE_MAX_QUERIES", "5000", "CARE_MAX_QUERIES 5000 is larger than CARE_QUEUE_LIMIT 1024"),
         ("CARE_REDIS_URL", "localhost", "CARE_REDIS_URL: must begin with redis://"),
+        ("CARE_REDIS_URL", "redis://:secret@host:port/0", "CARE_REDIS_URL: has no port that is a number"),
+        ("CARE_HYDE_URL", "http://host:port/v1", "CARE_HYDE_URL: names no host and port"),
+        ("CARE_HYDE_URL", "http:///v1", "CARE_HYDE_URL: names no host and port"),
+        ("CARE_HYDE_URL", "http://[host/v1", "CARE_HYDE_URL: names no host and port"),
+        ("CARE_HYDE_URL", "http://host/v1", "CARE_HYDE_URL is set without CARE_HYDE_MODEL"),
+        ("CARE_HYDE_KEY", "schlüssel", "CARE_HYDE_KEY: must be plain ASCII on one line"),
+        ("CARE_ADMIN_TOKEN", "secret\n", "CARE_ADMIN_TOKEN: must be plain ASCII on one line"),
     ],
 )
 def test_a_wrong_variable_is_named(monkeypatch: pytest.MonkeyPatch, variable: str, value: str, said: str) -> None:
@@ -66,6 +73,7 @@ def test_a_wrong_variable_is_named(monkeypatch: pytest.MonkeyPatch, variable: st
         read_settings(Namespace(**dict.fromkeys(FLAGS)))
     assert str(refused.value).startswith(said)
     assert "docs/settings.md" in str(refused.value)
+    assert "secret" not in str(refused.value)
 
 
 def test_what_could_expose_queries_is_off() -> None:
