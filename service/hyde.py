@@ -16,6 +16,7 @@ import httpx
 import orjson
 
 from service.breaker import Breaker
+from service.reading import is_blank
 from service.settings import Settings
 
 logger = logging.getLogger(__name__)
@@ -112,4 +113,5 @@ def _document_in(answer: Any) -> str:  # noqa: ANN401 (whatever JSON a stranger 
         content = answer["choices"][0]["message"]["content"]
     except (KeyError, IndexError, TypeError):
         return ""
-    return content.rpartition("</think>")[2].strip() if isinstance(content, str) else ""
+    document = content.rpartition("</think>")[2].strip() if isinstance(content, str) else ""
+    return "" if is_blank(document) else document

@@ -29,6 +29,9 @@ from service.timings import Timings
 if TYPE_CHECKING:
     from service.hyde import Hyde
 
+# Of the time that a request has left, imagining takes so much at most: the rest is for the search without documents.
+HYDE_SHARE = 0.75
+
 _Vectors = Sequence[tuple[Vector | None, HydeStatus | None]]
 
 
@@ -140,7 +143,7 @@ class Run:
     async def _imagine(self, texts: Sequence[ReadText]) -> _Vectors:
         hyde = self._tools.hyde
         assert hyde is not None  # a request that asks for it was refused otherwise
-        count, left = self._request.hyde_documents, self._line.deadline.seconds_left()
+        count, left = self._request.hyde_documents, self._line.deadline.seconds_left() * HYDE_SHARE
         imagined = await asyncio.gather(*(hyde.imagine(text.text, count, left) for text in texts))
         for some in imagined:
             self._tools.metrics.hyde(HydeStatus.USED if some else HydeStatus.FAILED)

@@ -67,7 +67,7 @@ async def test_thinking_aloud_is_left_out(hyde: Hyde, model: LanguageModel) -> N
         (200, b'{"choices": [{"message": null}]}'),
         (200, choice(None)),
         (200, choice(["parts"])),
-        (200, choice("  ")),
+        (200, choice("  \u200b\x00")),
         (200, choice("x" * MAX_ANSWER_BYTES)),
     ],
     ids=["500", "404", "no json", "a list", "no choice", "no message", "null", "no text", "blank", "too long"],
