@@ -8,6 +8,7 @@ Where answers are cached, those that were given lately are known by the bytes th
 from __future__ import annotations
 
 import re
+import secrets
 import time
 from collections.abc import Callable
 from http import HTTPStatus
@@ -16,9 +17,11 @@ from typing import NamedTuple
 from starlette.datastructures import State
 from starlette.types import Receive, Scope, Send
 
+from models.errors import CareError
 from service.api import search
 from service.errors import ErrorAnswer, Overloaded, answer_for
-from service.middleware import STATUS, RequestFrame
+from service.http import written
+from service.middleware import REQUEST_ID, STATUS, UNMATCHED, RequestFrame
 
 # Who takes longer than this waits for something else than the engine, and keeps nobody out.
 MEMORY_SECONDS = 0.05
@@ -40,6 +43,7 @@ OWN_LANE = re.compile(rb'"query"\s*:\s*\[|"bulk"\s*:\s*true')
 OWN_ID = re.compile(rb"\r\nX-Request-Id: *([^\r\n]*)", re.IGNORECASE)
 CLOSE = re.compile(rb"\r\nConnection:[^\r\n]*close", re.IGNORECASE)
 CONTENT = "care.content"
+NO_METHOD = "-"
 
 
 class Refused(NamedTuple):
@@ -91,6 +95,14 @@ class Door:
         own_id, close = OWN_ID.search(data, 0, head.end()), CLOSE.search(data, 0, head.end()) is not None
         answer = self._app.refuse(overloaded, method.decode(), search.PATH, own_id and own_id[1], close=close)
         return Refused(answer, size, close)
+
+    def turn_away(self, error: CareError, scope: Scope | None) -> bytes:
+        """The answer to bytes that are no request, or not all of one: then `scope` is that of what there is."""
+        answer = answer_for(error)
+        if scope is None:
+            return self._app.refuse(answer, NO_METHOD, UNMATCHED, None, close=True)
+        scope[STATUS] = answer.status  # which its route, where it waits for the rest, accounts for
+        return written(answer, scope.get(REQUEST_ID) or secrets.token_hex(8), close=True)
 
     def enter(self, scope: Scope) -> None:
         """Counts a search that comes in until it is answered, or a while; it is the one that was not refused last."""

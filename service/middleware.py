@@ -69,7 +69,7 @@ class RequestFrame:
             await send_bytes(send_with_id, answer.body(request_id), answer.status, answer.header_pairs())
         finally:
             seconds, queries = perf_counter() - began, scope.get(QUERIES)
-            scope[STATUS] = status or CLIENT_CLOSED
+            scope[STATUS] = status or scope.get(STATUS, CLIENT_CLOSED)
             self._account(scope["method"], self._route(scope), request_id, scope[STATUS], seconds, queries)
 
     def refuse(self, answer: ErrorAnswer, method: str, route: str, own_id: bytes | None, *, close: bool) -> bytes:

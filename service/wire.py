@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import math
 import os
-import secrets
+import re
 from typing import Any, cast
 from urllib.parse import quote
 
@@ -22,8 +22,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 
 from models.errors import CareError
 from service.door import Door, Refused
-from service.errors import MalformedHttp, SlowRequest, answer_for
-from service.http import written
+from service.errors import MalformedHttp, SlowRequest
 from service.settings import Settings
 
 PRINTABLE_ASCII = "".join(map(chr, range(0x20, 0x7F)))
@@ -32,6 +31,10 @@ MAX_HEAD_BYTES = 256 * 1024
 # How long the rest of a refused request is read and thrown away: closed with bytes unread, a connection is reset, and
 # the answer may be lost with it.
 LINGER_SECONDS = 5.0
+# Some clients (Java's own, curl --http2) offer with every request to go on in HTTP/2. A server may ignore that; the
+# parser would take it for agreed, and the body for HTTP/2. Another header of the same length is none of its business.
+UPGRADE = re.compile(rb"\r\nUpgrade:", re.IGNORECASE)
+NO_UPGRADE = b"\r\nIgnored:"
 # What a client that asked for it waits for before it sends its body.
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
@@ -113,6 +116,8 @@ class TolerantProtocol(HttpToolsProtocol):
             return
         if self._unread:  # the rest of a request that was refused before it was here
             self._unread, data = max(0, self._unread - len(data)), data[self._unread :]
+        if self._in_head and (b"pgrade:" in data or b"PGRADE:" in data):
+            data = UPGRADE.sub(NO_UPGRADE, data)
         while data and not (self._receiving or self._head_bytes or self._computing()):
             if (refused := self.door.refuse(data)) is None:
                 break
@@ -208,7 +213,7 @@ class TolerantProtocol(HttpToolsProtocol):
         """Answers by hand: there is no request, or not all of it, that the application could answer."""
         if self._leaving or self.transport.is_closing():
             return
-        self.transport.write(written(answer_for(error), secrets.token_hex(8), close=True))
+        self.transport.write(self.door.turn_away(error, self.cycle.scope if self._computing() else None))
         if self._computing():
             self.transport.close()  # which tells the application that nobody waits any more
             return

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import socket
+from collections import Counter
 from collections.abc import Iterator
 
 import pytest
 
 from tests.api.live import live, rest_of
 from tests.api.support import Built, make_settings
+from tests.integration.processes import until
 
 WAIT_SECONDS = 60
 HEAD = b"POST /v1/search HTTP/1.1\r\nHost: care\r\nContent-Length: 40\r\n"
+CHUNKS = b"POST /v1/search HTTP/1.1\r\nHost: care\r\nTransfer-Encoding: chunked\r\n\r\n"
 LIVEZ = b"GET /livez HTTP/1.1\r\nHost: care\r\n\r\n"
 
 
@@ -61,6 +65,30 @@ def test_a_request_that_never_ends_is_answered_408_and_closed(address: tuple[str
     error = json.loads(body)["error"]
     assert error["code"] == "slow_request"
     assert error["request_id"].encode() in head
+
+
+@pytest.mark.parametrize(
+    ("sent", "status"),
+    [(b"G", 408), (HEAD + b"\r\n", 408), (b"nonsense\r\n\r\n", 400), (CHUNKS + b"zz\r\n", 400)],
+    ids=["no head", "no body", "no HTTP", "no chunk"],
+)
+def test_what_never_became_a_request_is_counted_by_what_it_was_told(
+    address: tuple[str, int], sent: bytes, status: int
+) -> None:
+    before = counted(address)
+    with connected(address) as connection:
+        connection.sendall(sent)
+        assert rest_of(connection).startswith(b"HTTP/1.1 %d " % status)
+    until(lambda: counted(address)[str(status)] > before[str(status)])
+
+
+def counted(address: tuple[str, int]) -> Counter[str]:
+    """Requests by status, those for metrics left out."""
+    with connected(address) as connection:
+        connection.sendall(b"GET /metrics HTTP/1.1\r\nHost: care\r\nConnection: close\r\n\r\n")
+        text = rest_of(connection).decode()
+    found = re.findall(r'^care_requests_total{route="(?!/metrics)[^"]*",status="(\d+)"} (\S+)$', text, re.MULTILINE)
+    return sum((Counter({status: int(float(count))}) for status, count in found), Counter())
 
 
 def test_a_trickle_does_not_buy_time(address: tuple[str, int]) -> None:

@@ -48,6 +48,19 @@ def test_a_client_that_asks_before_it_sends_its_body_is_told_to(connection: sock
     assert rest_of(connection).startswith(b"HTTP/1.1 200 OK\r\n")
 
 
+def test_an_offer_of_another_protocol_is_ignored(connection: socket.socket) -> None:
+    """Java's HTTP client and curl --http2 make one with every request."""
+    body = '{"query": "高血压", "fields": []}'.encode()
+    offer = b"Connection: Upgrade, HTTP2-Settings\r\nUPGRADE: h2c\r\nHTTP2-Settings: AAMAAABkAAQ\r\n"
+    asked = b"POST /v1/search HTTP/1.1\r\nContent-Length: %d\r\n" % len(body) + HOST + offer + b"\r\n"
+    connection.sendall(asked + body + asked + body)
+    connection.sendall(asked)
+    connection.sendall(body + b"GET /livez HTTP/1.1\r\n" + LAST)
+    answered = rest_of(connection)
+    assert answered.count(b"HTTP/1.1 200 OK\r\n") == 4
+    assert answered.count(b'{"results":[{"hits":[{') == 3
+
+
 def test_answers_of_a_pipeline_come_in_order(connection: socket.socket) -> None:
     connection.sendall(b"GET /livez HTTP/1.1\r\n" + HOST + b"\r\nHEAD / HTTP/1.1\r\n" + HOST + b"\r\n")
     connection.sendall(b"GET /nowhere HTTP/1.1\r\n" + LAST)
