@@ -89,10 +89,12 @@ class TolerantProtocol(HttpToolsProtocol):
     """uvicorn's protocol, with the bytes beyond ASCII in the URL of a GET escaped before they are parsed.
 
     A connection has `receive_seconds` from its opening to its first byte, and from the first byte of a request to its
-    last. Between requests uvicorn's own time-out of idle connections holds.
+    last. Between requests uvicorn's own time-out of idle connections holds. A client that takes nothing of its answer
+    for `stalled_seconds` is left, with the megabytes that it does not want.
     """
 
     receive_seconds = 30.0
+    stalled_seconds = 300.0
     door: Door
     _head_bytes = 0
     _unread = 0
@@ -101,6 +103,7 @@ class TolerantProtocol(HttpToolsProtocol):
     _receiving = False
     _leaving = False
     _patience: asyncio.TimerHandle | None = None
+    _stalled: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         self._joined = _Joined(transport)
@@ -109,7 +112,16 @@ class TolerantProtocol(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_waiting()
+        self._stop_watching()
         super().connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._watch_reader()
+
+    def resume_writing(self) -> None:
+        self._stop_watching()
+        super().resume_writing()
 
     def data_received(self, data: bytes) -> None:
         if self._leaving:
@@ -205,6 +217,21 @@ class TolerantProtocol(HttpToolsProtocol):
             self._refuse(SlowRequest(f"the request did not arrive within {self.receive_seconds:g} s; send it faster"))
         else:
             self.transport.close()  # nothing was asked, or it was answered before it was sent to its end
+
+    def _watch_reader(self) -> None:
+        unread = self.transport.get_write_buffer_size()
+        self._stalled = self.loop.call_later(self.stalled_seconds, self._look_at_reader, unread)
+
+    def _stop_watching(self) -> None:
+        if self._stalled is not None:
+            self._stalled.cancel()
+            self._stalled = None
+
+    def _look_at_reader(self, before: int) -> None:
+        if self.transport.get_write_buffer_size() < before:
+            self._watch_reader()
+        else:
+            self.transport.abort()  # closing would wait until all of it is read
 
     def _computing(self) -> bool:
         return self.cycle is not None and not self.cycle.response_complete

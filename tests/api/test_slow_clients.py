@@ -11,6 +11,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from service.wire import TolerantProtocol
 from tests.api.live import live, rest_of
 from tests.api.support import Built, make_settings
 from tests.integration.processes import until
@@ -145,3 +146,22 @@ def test_those_who_send_at_once_notice_nothing(address: tuple[str, int]) -> None
         for _ in range(3):
             connection.sendall(whole)
             assert read_answer(connection).startswith(b"HTTP/1.1 200 OK")
+
+
+def test_a_client_that_takes_nothing_of_its_answer_is_left(built: Built, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(TolerantProtocol, "stalled_seconds", 0.3)
+    body = json.dumps({"query": ["高血压"] * 10_000, "fields": ["title", "snippet", "text", "metadata"]}).encode()
+    head = b"POST /v1/search HTTP/1.1\r\nHost: care\r\nAccept: application/x-ndjson\r\nContent-Length: %d\r\n\r\n"
+    with live(make_settings(built, threads=1, reload_seconds=0, lru_mb=1)) as url:
+        host, _, port = url.removeprefix("http://").partition(":")
+        received = b""
+        with socket.socket() as connection, contextlib.suppress(ConnectionResetError):
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            connection.settimeout(WAIT_SECONDS)
+            connection.connect((host, int(port)))
+            connection.sendall(head % len(body) + body)
+            until(lambda: counted((host, int(port)))["200"] == 1)
+            while chunk := connection.recv(65536):
+                received += chunk
+    assert received.startswith(b"HTTP/1.1 200 OK\r\n")
+    assert b'"timings_ms"' not in received[-1000:]
