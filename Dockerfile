@@ -26,7 +26,7 @@ RUN pip --python /opt/care/bin/python install --no-cache-dir --no-deps --no-inde
 
 
 # Written by reading, never built: CUDA 13 for onnxruntime-gpu and faiss-gpu-cuvs, whose versions no lock holds yet.
-# x86_64 only. CARE_DEVICE=cuda has the service use the card.
+# x86_64 only. The bundled encoder has a graph for processors alone: CARE_DEVICE=cuda needs another CARE_ENCODER.
 FROM nvidia/cuda:13.0.2-cudnn-runtime-ubuntu24.04 AS gpu
 RUN apt-get update \
     && apt-get install --yes --no-install-recommends python3 python3-venv \
