@@ -12,7 +12,7 @@ from typing import Self
 
 from starlette.types import Message, Receive, Scope, Send
 
-from service.errors import INTERNAL, BodyTooLarge, ErrorAnswer, answer_for
+from service.errors import INTERNAL, BodyTooLarge, ErrorAnswer, InvalidRequest, answer_for
 
 logger = logging.getLogger(__name__)
 
@@ -30,6 +30,8 @@ async def read_body(scope: Scope, receive: Receive, limit: int) -> bytes:
     for name, value in scope["headers"]:
         if name == b"content-length" and value.isdigit() and int(value) > limit:
             raise BodyTooLarge(too_large)
+        if name == b"content-encoding" and value.lower() != b"identity":
+            raise InvalidRequest("body", "is compressed (Content-Encoding), which is not read here; send it plain")
     body = b""
     while True:
         message = await receive()

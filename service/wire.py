@@ -240,7 +240,8 @@ class TolerantProtocol(HttpToolsProtocol):
         """Answers by hand: there is no request, or not all of it, that the application could answer."""
         if self._leaving or self.transport.is_closing():
             return
-        self.transport.write(self.door.turn_away(error, self.cycle.scope if self._computing() else None))
+        scope = cast(Scope, self.cycle.scope) if self._computing() else None
+        self.transport.write(self.door.turn_away(error, scope))
         if self._computing():
             self.transport.close()  # which tells the application that nobody waits any more
             return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -201,3 +202,12 @@ async def test_nothing_of_an_unknown_exception_reaches_the_client(
         assert "4711" not in message
         assert any("r-1" in record.getMessage() for record in caplog.records)
         assert 'care_requests_total{route="/v1/search",status="500"} 1.0' in (await client.get("/metrics")).text
+
+
+async def test_a_compressed_body_is_named_as_such(client: httpx.AsyncClient) -> None:
+    packed = gzip.compress(b'{"query": "a"}')
+    for path in ("/v1/search", "/v1/embeddings", "/v1/documents"):
+        response = await client.post(path, content=packed, headers={"Content-Encoding": "gzip"})
+        assert check(response, 422, "invalid_request", "body").startswith("body: is compressed (Content-Encoding)")
+    plain = await client.post("/v1/search", content=b'{"query": "a"}', headers={"Content-Encoding": "identity"})
+    assert plain.status_code == 200
