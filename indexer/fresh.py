@@ -17,13 +17,11 @@ import orjson
 from indexer.store.changes import Posted
 from indexer.store.collection import Collection
 from indexer.store.disk_dict import DiskDict
-from indexer.store.documents import Documents, StoredDocument
+from indexer.store.documents import DOCUMENTS_FILES, Documents, StoredDocument
 from indexer.store.errors import BadSnapshot
 from indexer.store.fresh_log import Cursor
 from indexer.store.manifest import Manifest, verify_file
 from indexer.store.writer import WITHDRAWN_FILE
-
-DOCUMENTS_FILES = ("documents.bin", "documents.offsets.npy")
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,7 @@ from indexer.store.parts import part_bits, rows_of_part
 Value = str | bool | int | float | Sequence[str] | None
 Metadata = Mapping[str, Value]
 
+DOCUMENTS_FILES = ("documents.bin", "documents.offsets.npy")
 DIGESTS_FILE = "documents.digests.npy"
 ID_HASHES_FILE, ID_ROWS_FILE = "ids.hashes.npy", "ids.rows.npy"
 # What two versions are compared by.
