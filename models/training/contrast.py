@@ -58,6 +58,8 @@ class ContrastStage:
             embeddings=self._kept[self._document, Side.DOCUMENT] if stage.data.leaf else None,
         )
         self._lexical = self._lexical_teacher()
+        for name, side in self._parts().values():  # here: millions of texts would make the first step last a minute
+            self._tokens(name, side)
 
     @property
     def modules(self) -> dict[str, nn.Module]:
@@ -106,17 +108,19 @@ class ContrastStage:
         for name, encoder in self.encoders.items():
             self._shelf.write(name, encoder, folder / name)
 
+    def _parts(self) -> dict[str, tuple[str, Side]]:
+        """Which trained encoder reads each part of a batch, and as which side."""
+        parts = {"queries": (self._stage.query, Side.QUERY), "documents": (self._document, Side.DOCUMENT)}
+        if len(self._table.hypothetical.values):
+            parts["hypothetical"] = (self._stage.query, Side.DOCUMENT)
+        return {part: (name, side) for part, (name, side) in parts.items() if name in self.encoders}
+
     def _readings(self, batch: Batch) -> dict[str, Reading]:
         """What trained encoders read in this step."""
-        wanted = {
-            "queries": (self._stage.query, Side.QUERY, batch.queries),
-            "documents": (self._document, Side.DOCUMENT, batch.documents),
-            "hypothetical": (self._stage.query, Side.DOCUMENT, batch.hypothetical),
-        }
         return {
             part: Reading(self.encoders[name], self._tokens(name, side), rows)
-            for part, (name, side, rows) in wanted.items()
-            if name in self.encoders and len(rows)
+            for part, (name, side) in self._parts().items()
+            if len(rows := getattr(batch, part))
         }
 
     def _contrasted(self, batch: Batch, readings: dict[str, Reading]) -> Contrasted:

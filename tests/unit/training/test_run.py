@@ -85,6 +85,20 @@ def test_ctrl_c_in_the_last_step_of_a_stage_ends_the_run_too(
     assert TorchEncoder.load(folder).spec.space == "toy"
 
 
+def test_texts_are_tokenised_before_the_first_step(
+    tmp_path: Path, toy_recipe: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or the first step, and every speed and time left that is told after it, would bear the cost of all texts."""
+    from models.training import contrast
+
+    happened: list[str] = []
+    build, gradients = contrast.TokenTable.build, contrast.ContrastStage.gradients
+    monkeypatch.setattr(contrast.TokenTable, "build", lambda *a: happened.append("tokens") or build(*a))
+    monkeypatch.setattr(contrast.ContrastStage, "gradients", lambda *a: happened.append("step") or gradients(*a))
+    train(toy_recipe(steps=2), tmp_path / "run", ONE)
+    assert happened == ["tokens", "tokens", "step", "step"]
+
+
 def test_training_brings_pairs_together_and_the_curves_are_drawn(tmp_path: Path, toy_recipe: Make) -> None:
     recipe = toy_recipe(steps=60, lr=2e-3, loss={"temperature": 0.1})
     (folder,) = train(recipe, tmp_path / "run", ONE)
