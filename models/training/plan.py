@@ -6,7 +6,6 @@ another forward where gradients are cached or activations recomputed.
 
 from __future__ import annotations
 
-import itertools
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,10 +15,9 @@ from transformers import AutoModel
 
 from models.training.encoders import describe
 from models.training.recipe import AnyStage, Contrast, Diversify, Encoder, Filter, Mine, Recipe, Reconstruct
-from models.training.rows import read_pairs
 from models.training.shapes import config_of
+from models.training.sizes import sizes_of
 
-SAMPLE = 2000
 ADAM_BYTES = 16
 """Weight, gradient and two moments, in float32."""
 ENCODER_WIDTHS, DECODER_WIDTHS = 24, 52
@@ -167,42 +165,43 @@ def _reckoned(
         memory += 4 * SCORE_TABLES * stage.batch * stage.batch * (1 + stage.data.negatives)
     else:
         memory += WORD_BYTES * stage.tokens * known[stage.encoder].words
-    sides = [1.0] if isinstance(stage, Reconstruct) else [1.0, 1.0 + stage.data.negatives]
-    longest = max(recipe.encoders[name].max_length for name in readers)
-    cached = stage.batch * longest > stage.tokens
-    per_row = sum(
-        share * known[name].operations(recipe.encoders[name], trained=name in trained, cached=cached)
-        for share, name in zip(sides, readers, strict=True)
-    )
-    files = [Path(file) for file in stage.data.files if not file.startswith("@")]
-    rows, tokens = _measured(files)
-    width = min(longest, round(tokens)) if tokens else longest
-    speed = tflops * 1e12 / (per_row * width)
-    lines = [
+    return [
         f"memory about {memory / 2**30:.0f} GiB on each card",
-        f"speed about {speed:,.1f} rows/s on one card at {tflops:g} TFLOP/s and {width} tokens a text",
+        *_hours(recipe, stage, readers, trained, known, tflops),
     ]
-    if rows is None and stage.steps is None:
-        named = ", ".join(stage.data.files)
-        return [*lines, f"hours: {named} not there yet; {1e6 / speed / 3600:,.1f} h a million rows"]
-    total = stage.steps * stage.batch if stage.steps else (rows or 0) * float(stage.epochs or 1)
-    there = f"{rows:,} rows at least, " if rows is not None else ""
-    return [*lines, f"{there}{total / speed / 3600:,.2f} h on one card"]
 
 
-def _measured(files: list[Path]) -> tuple[int | None, float]:
-    """Rows of the files and characters of a document, both from the head of each file; None where one is missing."""
-    if not files or not all(path.is_file() for path in files):
-        return None, 0.0
-    rows, characters, seen = 0.0, 0, 0
-    for path in files:
-        sample = list(itertools.islice(read_pairs(path), SAMPLE))
-        size = sum(len(pair.query) + len(pair.positives[0]) for pair in sample)
-        characters += sum(len(pair.positives[0]) for pair in sample)
-        seen += len(sample)
-        # A packed file holds at least as many rows as if it were not packed.
-        rows += len(sample) if len(sample) < SAMPLE else len(sample) * path.stat().st_size / (3 * size)
-    return int(rows), characters / max(1, seen)
+def _hours(
+    recipe: Recipe,
+    stage: Contrast | Reconstruct,
+    readers: list[str],
+    trained: list[str],
+    known: dict[str, Cost],
+    tflops: float,
+) -> list[str]:
+    """A trained encoder reads every example that is drawn, a frozen one every text of the files once."""
+    longest = [recipe.encoders[name].max_length for name in readers]
+    data = stage.data.model_copy(update={"view": "texts"}) if isinstance(stage, Reconstruct) else stage.data
+    sizes = sizes_of(recipe, data, longest[0], longest[-1])
+    lengths = list(map(float, longest)) if sizes is None else [sizes.query, sizes.document][-len(readers) :]
+    shares = [1.0] if isinstance(stage, Reconstruct) else [1.0, 1.0 + stage.data.negatives]
+    tokens = [share * length for share, length in zip(shares, lengths, strict=True)]
+    cached = stage.batch * sum(tokens) > stage.tokens
+    work = {True: 0.0, False: 0.0}
+    for name, read in zip(readers, tokens, strict=True):
+        is_trained = name in trained
+        work[is_trained] += read * known[name].operations(recipe.encoders[name], trained=is_trained, cached=cached)
+    speed = tflops * 1e12 / work[True]
+    told = " and ".join(f"{length:.0f}" for length in lengths)
+    lines = [f"speed about {speed:,.1f} rows/s on one card at {tflops:g} TFLOP/s and {told} tokens a text"]
+    if sizes is None and stage.steps is None:
+        whole = 1e6 * sum(work.values()) / (tflops * 1e12) / 3600
+        return [*lines, f"hours: {', '.join(stage.data.files)} not there yet; {whole:,.1f} h a million rows"]
+    drawn = stage.steps * stage.batch if stage.steps else (sizes.examples if sizes else 0) * float(stage.epochs or 1)
+    once = min(drawn, sizes.examples if sizes else drawn) * work[False] / (tflops * 1e12) / 3600
+    there = f"about {sizes.examples:,} rows, " if sizes else ""
+    reading = f", {once:,.2f} h of it for what is frozen" if once else ""
+    return [*lines, f"{there}{drawn / speed / 3600 + once:,.2f} h on one card{reading}"]
 
 
 def _search_lines(stage: AnyStage) -> list[str]:

@@ -14,7 +14,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
 from models.errors import BadData
 
@@ -40,8 +40,30 @@ class Pair:
     """Documents that a language model imagined for the query (HyDE)."""
 
 
+class _Line(NamedTuple):
+    text: str
+    stem: str
+    """The file's, a row's source if it names none."""
+    where: str
+
+
 def read_pairs(path: Path) -> Iterator[Pair]:
     """The rows of a JSON-lines file, plain, .gz or .xz."""
+    return (_parse(*line) for line in _lines(path))
+
+
+def sample(files: Sequence[Path], size: int, seed: int) -> tuple[int, list[Pair]]:
+    """How many rows the files hold, and `size` of them at random: all are passed, only those are parsed."""
+    chance, drawn, count = random.Random(seed), list[_Line](), 0
+    for line in (line for path in files for line in _lines(path)):
+        count += 1
+        place = len(drawn) if len(drawn) < size else chance.randrange(count)
+        if place < size:
+            drawn[place : place + 1] = [line]
+    return count, [_parse(*line) for line in drawn]
+
+
+def _lines(path: Path) -> Iterator[_Line]:
     opener: Any = _OPENERS.get(path.suffix, open)
     stem = path.name.partition(".")[0]
     try:
@@ -52,7 +74,7 @@ def read_pairs(path: Path) -> Iterator[Pair]:
         number = 0
         try:
             for number, line in enumerate(file, start=1):
-                yield _parse(line, stem, f"{path}:{number}")
+                yield _Line(line, stem, f"{path}:{number}")
         except (EOFError, OSError, UnicodeDecodeError, lzma.LZMAError) as error:
             raise BadData(f"{path}:{number + 1}: damaged: {error}; fetch the file again") from error
 
@@ -129,6 +151,11 @@ def crops_of(text: str, count: int, chance: random.Random) -> Iterator[str]:
         size = chance.randint(shortest, min(longest, len(units)))
         first = chance.randint(0, len(units) - size)
         yield text[units[first][0] : units[first + size - 1][1]]
+
+
+def count_units(text: str) -> int:
+    """Words and Chinese characters: about as many as a tokenizer makes of it."""
+    return sum(1 for _ in _UNIT.finditer(text))
 
 
 def halves(text: str, chance: random.Random) -> tuple[str, str] | None:

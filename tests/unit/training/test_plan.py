@@ -18,6 +18,14 @@ def section(text: str, stage: str) -> str:
     return text.partition(f"stage {stage}:")[2].partition("\n\n")[0]
 
 
+def speed(text: str) -> float:
+    return float(re.findall(r"speed about ([\d.,]+) rows/s", text)[0].replace(",", ""))
+
+
+def hours(text: str) -> float:
+    return float(re.findall(r"([\d.,]+) h on one card", text)[0].replace(",", ""))
+
+
 @pytest.mark.parametrize("size", ["4b", "8b"])
 def test_the_plan_prints_table_17(size: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["train", str(RECIPES / f"care-0.3b-{size}.toml"), "--dry-run"]) == 0
@@ -65,12 +73,22 @@ def test_every_recipe_has_a_plan(path: Path) -> None:
 
 def test_hours_are_reckoned_from_the_rows_that_are_there(toy_recipe: Callable[..., Recipe]) -> None:
     text = plan(toy_recipe(), tflops=1)
-    assert re.search(r"12 rows at least, [\d.]+ h on one card", text)
-    mined = {"kind": "mine", "query": "query", "files": ["rows.jsonl"]}
-    whole = toy_recipe(document="document").model_dump(exclude_none=True)
-    tune = whole["stages"]["tune"] | {"data": {"files": ["@mine"]}}
-    later = plan(Recipe.model_validate(whole | {"stages": {"mine": mined, "tune": tune}}), tflops=1)
-    assert re.search(r"tokens a text\n +[\d.]+ h on one card", later)
+    assert re.search(r"about 12 rows, [\d.]+ h on one card$", text)
+    # Of a card so slow that hours have digits, and of one so fast that rows a second do.
+    slow, fast = (plan(toy_recipe(steps=None, epochs=2.0), tflops=tflops) for tflops in (1e-9, 1.0))
+    assert hours(slow) == pytest.approx(12 * 2 / 3600 / (speed(fast) * 1e-9), rel=0.01)
+    assert "none.jsonl not there yet" in plan(
+        toy_recipe(steps=None, epochs=1.0, data={"files": ["none.jsonl"]}), tflops=1
+    )
+
+
+def test_a_frozen_encoder_reads_each_text_once(toy_recipe: Callable[..., Recipe]) -> None:
+    frozen = {"document": "document", "data": {"files": toy_recipe().stages["tune"].data.files, "view": "texts"}}
+    once, thrice = (plan(toy_recipe(steps=None, epochs=epochs, **frozen), tflops=1e-9) for epochs in (1.0, 3.0))
+    (reading,) = re.findall(r"([\d.]+) h of it for what is frozen", once)
+    assert f"{reading} h of it for what is frozen" in thrice
+    assert hours(thrice) - float(reading) == pytest.approx(3 * (hours(once) - float(reading)), rel=0.01)
+    assert float(reading) > 0
 
 
 def test_a_gguf_file_says_its_own_shape(tmp_path: Path, toy_recipe: Callable[..., Recipe]) -> None:

@@ -1,0 +1,73 @@
+"""Examples and lengths that a plan reckons with, from rows whose sizes are known."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from models.training.recipe import Data, Recipe
+from models.training.rows import sample
+from models.training.sizes import SAMPLE, sizes_of
+from tests.support.toy_training import write_rows
+
+Make = Callable[..., Recipe]
+SHORT = {"query": "头痛", "pos": ["多喝水多睡觉。"], "source": "short"}
+LONG = {"query": "what helps against a cold", "pos": ["rest " * 30], "source": "long"}
+
+
+def sized(recipe: Recipe, **data: object) -> tuple[int, float, float]:
+    found = sizes_of(recipe, Data.model_validate(data), 20, 20)
+    assert found is not None
+    return found.examples, found.query, found.document
+
+
+def test_a_sample_counts_all_rows_and_is_drawn_from_all_of_them(tmp_path: Path) -> None:
+    rows = [{"query": str(number), "pos": ["p"]} for number in range(1000)]
+    first, second = write_rows(tmp_path / "a.jsonl", rows[:900]), write_rows(tmp_path / "b.jsonl", rows[900:])
+    count, drawn = sample([first, second], 200, seed=1)
+    numbers = [int(pair.query) for pair in drawn]
+    assert count == 1000
+    assert len(set(numbers)) == 200
+    assert 400 < sum(numbers) / 200 < 600
+    assert 5 <= sum(number >= 900 for number in numbers) <= 40
+    assert sample([first, second], 5000, seed=1)[1] == sample([first, second], 1000, seed=2)[1], "all there are"
+
+
+def test_a_long_head_does_not_stand_for_the_whole_file(tmp_path: Path, toy_recipe: Make) -> None:
+    path = str(write_rows(tmp_path / "pairs.jsonl", [LONG] * SAMPLE + [SHORT] * 3 * SAMPLE))
+    count, query, document = sized(toy_recipe(), files=[path])
+    assert count == 4 * SAMPLE
+    # Five words and two characters, one to three; twenty words are read of thirty, and seven characters.
+    assert query == pytest.approx((5 + 3 * 2) / 4, rel=0.05)
+    assert document == pytest.approx((20 + 3 * 7) / 4, rel=0.05)
+
+
+def test_lengths_are_those_of_the_batches_that_weights_draw(tmp_path: Path, toy_recipe: Make) -> None:
+    path = str(write_rows(tmp_path / "pairs.jsonl", [SHORT] * 9 + [LONG]))
+    _, even, _ = sized(toy_recipe(), files=[path], weights={"*": 1.0})
+    _, query, document = sized(toy_recipe(), files=[path], weights={"short": 0.0, "long": 1.0})
+    assert even == pytest.approx((5 + 2) / 2)
+    assert (query, document) == (5, 20)
+
+
+def test_texts_crops_and_sentences_are_counted(tmp_path: Path, toy_recipe: Make) -> None:
+    row = {"query": "头痛", "pos": ["多喝水多睡觉。少看手机电脑。"], "source": "s"}
+    path = str(write_rows(tmp_path / "pairs.jsonl", [row] * 10))
+    assert sized(toy_recipe(), files=[path], view="texts")[0] == 20
+    assert sized(toy_recipe(), files=[path], view="texts", sentences=True)[0] == 40
+    assert sized(toy_recipe(), files=[path], view="texts", crops={"*": 3.0})[0] == 50
+
+
+def test_rows_that_a_stage_will_make_count_as_those_that_it_is_given(tmp_path: Path, toy_recipe: Make) -> None:
+    path = str(write_rows(tmp_path / "pairs.jsonl", [SHORT] * 7))
+    stages = {
+        "filter": {"kind": "filter", "query": "query", "files": [path]},
+        "mine": {"kind": "mine", "query": "query", "files": ["@filter"]},
+    }
+    tune = toy_recipe().stages["tune"].model_dump(exclude_none=True) | {"data": {"files": ["@mine"]}}
+    recipe = toy_recipe(extra={"stages": stages | {"tune": tune}})
+    assert sized(recipe, files=["@mine"])[0] == 7
+    missing = toy_recipe(
+        extra={"stages": stages | {"filter": stages["filter"] | {"files": ["none.jsonl"]}, "tune": tune}}
+    )
+    assert sizes_of(missing, Data(files=["@mine"]), 20, 20) is None
