@@ -29,17 +29,18 @@ class PackedDecoder:
         weights = self._weights
         hidden = functional.embedding(batch.ids, weights.embedding)
         attend = self._attention(batch)
-        for layer in weights.layers[:-1]:
+        *layers, final = weights.careful if batch.short else weights.layers
+        for layer in layers:
             hidden = self._run(layer, hidden, batch, attend, None)
         # Of the last layer nothing but the last tokens is read: the others give it keys and values, no more.
-        hidden = self._run(weights.layers[-1], hidden, batch, attend, batch.last)
+        hidden = self._run(final, hidden, batch, attend, batch.last)
         return norm(hidden, weights.norm, weights.eps)
 
     def _run(self, layer: Layer, hidden: Tensor, batch: Packed, attend: Attend, rows: Tensor | None) -> Tensor:
         """The residual stream after the layer, in place; only its `rows`, and a copy, if they are given."""
         pieces, weights = self._pieces, self._weights
         joint = layer.qkv(pieces.norm[layer.qkv.quantised](hidden, layer.input_norm, weights.eps))
-        turns = (batch.positions, weights.cos, weights.sin, layer.head_norms, weights.eps, weights.heads)
+        turns = (batch.positions, weights.cos, weights.sin, layer.head_norms, layer.biases, weights.eps, weights.heads)
         queries, keys = pieces.rotate(joint, *turns)
         mixed = attend(queries, keys, weights.heads.split(joint)[2]).flatten(1)
         if rows is not None:

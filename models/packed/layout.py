@@ -15,6 +15,8 @@ from models.tokenizer import Tokens, flatten
 
 # Matrix kernels are written for whole tiles; at most 63 tokens of a batch are filler.
 TILE = 64
+# Twice the tokens of the longest text that fp8 was seen to tip over (docs/adr/0008).
+SHORT_TOKENS = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +33,8 @@ class Packed:
     """(documents,) int64: the row of each document's last token"""
     longest: int
     """tokens of the longest document"""
+    short: bool
+    """whether a document has at most SHORT_TOKENS tokens"""
 
 
 def pack(batch: Sequence[Tokens], device: torch.device) -> Packed:
@@ -43,6 +47,7 @@ def lay_out(ids: Tensor, lengths: NDArray[np.integer]) -> Packed:
     """A batch of documents whose tokens already lie end to end on their device."""
     device, tokens = ids.device, len(ids)
     last = np.cumsum(lengths, dtype=np.int64) - 1
+    short = bool(lengths.min() <= SHORT_TOKENS)
     filler = -tokens % TILE
     if filler:
         ids = functional.pad(ids, (0, filler))
@@ -50,7 +55,7 @@ def lay_out(ids: Tensor, lengths: NDArray[np.integer]) -> Packed:
     boundaries = np.concatenate([[0], np.cumsum(lengths)])
     positions = np.arange(len(ids)) - np.repeat(boundaries[:-1], lengths)
     ends = _send(boundaries.astype(np.int32), device)
-    return Packed(ids, _send(positions, device), ends, _send(last, device), int(lengths.max()))
+    return Packed(ids, _send(positions, device), ends, _send(last, device), int(lengths.max()), short)
 
 
 def _send(array: np.ndarray, device: torch.device) -> Tensor:

@@ -38,21 +38,43 @@ def norm(hidden: Tensor, weight: Tensor, eps: float) -> Tensor:
     return (wide * weight.float()).to(hidden.dtype)
 
 
+class Biases(NamedTuple):
+    """Qwen2's biases of queries and keys (heads, width), and what every key is the less by, all float32.
+
+    Key biases reach 145 where the rest of a key is about 1: a sum in bf16, which has steps of 1 there, leaves little of
+    it. Attention weighs keys by their differences, so it does not see what all keys share, and large biases are nearly
+    that: they lie where a turn is slow. So they are added in float32, and their mean over all positions taken off.
+    """
+
+    queries: Tensor
+    keys: Tensor
+    shared: Tensor
+
+    @classmethod
+    def of(cls, queries: Tensor, keys: Tensor, cos: Tensor, sin: Tensor) -> Biases:
+        queries, keys = queries.to(torch.float32, copy=True), keys.to(torch.float32, copy=True)
+        return cls(queries, keys, torch.cat(_turned(*keys.chunk(2, dim=-1), cos.mean(dim=0), sin.mean(dim=0)), dim=-1))
+
+
 def rotate(
-    joint: Tensor, positions: Tensor, cos: Tensor, sin: Tensor, norms: tuple[Tensor, Tensor] | None, eps: float,
-    heads: Heads,
+    joint: Tensor, positions: Tensor, cos: Tensor, sin: Tensor, norms: tuple[Tensor, Tensor] | None,
+    biases: Biases | None, eps: float, heads: Heads,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Queries and keys (tokens, heads, width): normed where Qwen3 does, then turned.
+    """Queries and keys (tokens, heads, width): normed where Qwen3 does, with Qwen2's biases, then turned.
 
     `cos` and `sin` are (positions, width / 2).
     """
     queries, keys, _ = heads.split(joint)
     turn = (cos[positions].unsqueeze(1), sin[positions].unsqueeze(1), eps)
     query_norm, key_norm = norms or (None, None)
-    return _turn(queries, *turn, query_norm), _turn(keys, *turn, key_norm)
+    query_bias, key_bias, shared = biases or (None, None, None)
+    return _turn(queries, *turn, query_norm, query_bias), _turn(keys, *turn, key_norm, key_bias, shared)
 
 
-def _turn(part: Tensor, cos: Tensor, sin: Tensor, eps: float, weight: Tensor | None) -> Tensor:
+def _turn(
+    part: Tensor, cos: Tensor, sin: Tensor, eps: float, weight: Tensor | None, bias: Tensor | None,
+    less: Tensor | None = None,
+) -> Tensor:  # fmt: skip
     # By halves, so that the sum of squares and the turn read each value once, in one kernel.
     half = part.shape[-1] // 2
     one, two = part[..., :half].float(), part[..., half:].float()
@@ -60,7 +82,16 @@ def _turn(part: Tensor, cos: Tensor, sin: Tensor, eps: float, weight: Tensor | N
         squares = (one.square() + two.square()).sum(dim=-1, keepdim=True)
         scale = torch.rsqrt(squares / part.shape[-1] + eps)
         one, two = one * scale * weight[:half].float(), two * scale * weight[half:].float()
-    return torch.cat((one * cos - two * sin, two * cos + one * sin), dim=-1).to(part.dtype)
+    if bias is not None:
+        one, two = one + bias[..., :half], two + bias[..., half:]
+    one, two = _turned(one, two, cos, sin)
+    if less is not None:
+        one, two = one - less[..., :half], two - less[..., half:]
+    return torch.cat((one, two), dim=-1).to(part.dtype)
+
+
+def _turned(one: Tensor, two: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+    return one * cos - two * sin, two * cos + one * sin
 
 
 def gate(joint: Tensor) -> Tensor:

@@ -7,7 +7,7 @@ does not compute is refused here.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -17,7 +17,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 from models.errors import BadEncoder
 from models.packed.layout import TILE
 from models.packed.linear import Dense, Linear, Scaled
-from models.packed.pieces import Heads
+from models.packed.pieces import Biases, Heads
 
 ARCHITECTURES = ("qwen2", "qwen3")
 # Their frequencies do not depend on how long a text is.
@@ -31,15 +31,19 @@ MATRICES = {
 }
 # The first and the last layer, where it is said what fp8 leaves alone.
 EDGES = "edges"
+# Of the layers, the first third: massive activations arise in layer 2 of Qwen2.5-Coder-0.5B's 24 and, as published, in
+# layer 6 of Qwen3's 36.
+CAREFUL = 3
 
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """One layer's weights; `head_norms` are Qwen3's, of queries and keys."""
+    """One layer's weights; `head_norms` are Qwen3's, of queries and keys, `biases` Qwen2's."""
 
     input_norm: Tensor
     qkv: Linear
     head_norms: tuple[Tensor, Tensor] | None
+    biases: Biases | None
     out: Linear
     output_norm: Tensor
     gate_up: Linear
@@ -56,6 +60,8 @@ class Weights:
     cos: Tensor
     sin: Tensor
     layers: list[Layer]
+    careful: list[Layer]
+    """the same for batches with short texts: the first of them never in fp8"""
     norm: Tensor
 
 
@@ -66,24 +72,28 @@ def read_weights(
     config, rotary = backbone.config, _rotary(backbone)
     _require_known(config)
     state = backbone.state_dict()
-    count = config.num_hidden_layers
-    edges = {0, count - 1} if EDGES in keep else set()
-    layers = []
-    for number in range(count):
-        own = _Part(state, f"layers.{number}.", device)
-        narrow = [name for name in MATRICES if fp8 and name not in keep and number not in edges]
-        layers.append(_layer(own, narrow))
+    width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    heads = Heads(config.num_attention_heads, config.num_key_value_heads, width)
     positions = max(positions, TILE)  # of a batch's filler too
     angles = torch.arange(positions, device=device).float()[:, None] * rotary.inv_freq.to(device).float()
-    width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    cos, sin = angles.cos() * rotary.attention_scaling, angles.sin() * rotary.attention_scaling
+    count = config.num_hidden_layers
+    edges = {0, count - 1} if EDGES in keep else set()
+    layers, careful = [], []
+    for number in range(count):
+        dense = _layer(_Part(state, f"layers.{number}.", device), heads, (cos, sin))
+        narrow = [name for name in MATRICES if fp8 and name not in keep and number not in edges]
+        layers.append(replace(dense, **{name: Scaled.of(getattr(dense, name)) for name in narrow}))
+        careful.append(dense if number * CAREFUL < count else layers[-1])
     whole = _Part(state, "", device)
     return Weights(
-        heads=Heads(config.num_attention_heads, config.num_key_value_heads, width),
+        heads=heads,
         eps=float(config.rms_norm_eps),
         embedding=whole["embed_tokens.weight"],
-        cos=angles.cos() * rotary.attention_scaling,
-        sin=angles.sin() * rotary.attention_scaling,
+        cos=cos,
+        sin=sin,
         layers=layers,
+        careful=careful,
         norm=whole["norm.weight"],
     )
 
@@ -109,20 +119,27 @@ class _Part:
         return torch.cat(parts)
 
 
-def _layer(own: _Part, narrow: Collection[str]) -> Layer:
-    """The layer, with the matrices in `narrow` in fp8."""
-    matrices: dict[str, Linear] = {}
+def _layer(own: _Part, heads: Heads, turns: tuple[Tensor, Tensor]) -> Layer:
+    """The layer in the encoder's own numbers; `turns` are all positions' cosines and sines."""
+    matrices: dict[str, Dense] = {}
+    biases = None
     for name, parts in MATRICES.items():
-        weight = own.joined(parts, "weight")
+        weight, bias = own.joined(parts, "weight"), own.joined(parts, "bias")
         assert weight is not None
-        dense = Dense(weight, own.joined(parts, "bias"))
-        matrices[name] = Scaled.of(dense) if name in narrow else dense
+        if name == "qkv" and bias is not None:
+            queries, keys, _ = heads.split(bias[None])
+            biases = Biases.of(queries[0], keys[0], *turns)
+            # The product adds those of values alone.
+            queries.zero_()
+            keys.zero_()
+        matrices[name] = Dense(weight, bias)
     if matrices["out"].bias is not None:
         raise BadEncoder("attention_bias is not supported (config.json); export the encoder (care export)")
     normed = "self_attn.q_norm.weight" in own
     return Layer(
         input_norm=own["input_layernorm.weight"],
         head_norms=(own["self_attn.q_norm.weight"], own["self_attn.k_norm.weight"]) if normed else None,
+        biases=biases,
         output_norm=own["post_attention_layernorm.weight"],
         **matrices,
     )

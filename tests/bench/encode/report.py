@@ -68,6 +68,7 @@ def _length(name: str, part: dict[str, Any]) -> Iterator[str]:
 
 def _quality(part: dict[str, Any]) -> Iterator[str]:
     yield f"\nfp8 on the weights of {part['folder']}, {part['texts']} texts"
-    yield "\n| | least | first percentile | mean |\n|---|---|---|---|"
+    yield "\n| | least | worst text | first percentile | below 0.99 | mean |\n|---|---|---|---|---|---|"
     for name, one in part["cosines"].items():
-        yield f"| {name} | {one['least']:.5f} | {one['p1']:.5f} | {one['mean']:.5f} |"
+        worst = one["worst"].replace("|", " ").replace("\n", " ")
+        yield f"| {name} | {one['least']:.5f} | {worst} | {one['p1']:.5f} | {one['below']:.2%} | {one['mean']:.5f} |"

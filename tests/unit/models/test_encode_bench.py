@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
@@ -15,8 +16,10 @@ from models.packed.layout import pack
 from models.packed.weights import read_weights
 from models.tokenizer import Tokens
 from tests.bench.encode.__main__ import main
+from tests.bench.encode.quality import beginnings, cosines
 from tests.bench.encode.shapes import MAX_LENGTH, SHAPES, TINY
 from tests.support.packed import CPU
+from tests.support.tiny_models import tiny_encoder
 
 BUNDLED = "models/pretrained/care-small-zh"
 
@@ -51,10 +54,11 @@ def test_the_shapes_have_the_published_sizes() -> None:
 
 
 def test_a_dry_run_writes_its_figures_and_adds_to_them(tmp_path: Path) -> None:
+    tiny_encoder("qwen3").save(tmp_path / "real")
     words = ["--tiny", "--corpus", "examples/corpus.jsonl", "--tokenizer", BUNDLED, "--output", str(tmp_path)]
     with pytest.raises(SystemExit, match="the ceiling is not known yet"):
         main([*words, "--only", "4b"])
-    assert main([*words, "--only", "ceiling,4b,fp8,products", "--rounds", "1"]) == 0
+    assert main([*words, "--only", "ceiling,4b,fp8,products", "--rounds", "1", "--real", str(tmp_path / "real")]) == 0
     assert main([*words, "--only", "4b", "--rounds", "1"]) == 0
     figures = json.loads((tmp_path / "encode.json").read_text())
     assert list(figures["length"]["tiny (4b)"]["runs"]) == ["bf16", "fp8"]
@@ -62,3 +66,11 @@ def test_a_dry_run_writes_its_figures_and_adds_to_them(tmp_path: Path) -> None:
     assert figures["length"]["tiny (4b)"]["runs"]["fp8"]["cosine_mean"] > 0.9
     assert set(figures["products"]["tiny (4b)"]) == {"qkv", "out", "gate_up", "down"}
     assert "| fp8 |" in (tmp_path / "encode.md").read_text()
+    assert "| fp8 to bf16, beginnings |" in (tmp_path / "encode.md").read_text()
+
+
+def test_cosines_name_the_worst_text_and_count_those_that_are_not_near() -> None:
+    one, two = np.eye(2)[[0, 0, 1, 1]], np.eye(2)[[0, 0, 0, 1]]
+    found = cosines(one, two, ["甲", "乙", "丙", "丁"])
+    assert (found["worst"], found["least"], found["below"], found["mean"]) == ("丙", 0, 0.25, 0.75)
+    assert beginnings(["感冒发热", "感冒咳嗽三天", "感冒"]) == ["感冒", "感冒咳"]
