@@ -15,7 +15,7 @@ from models.tokenizer import Tokens, flatten
 
 # Matrix kernels are written for whole tiles; at most 63 tokens of a batch are filler.
 TILE = 64
-# Twice the tokens of the longest text that fp8 was seen to tip over (docs/adr/0008).
+# More than twice the tokens of the longest text that fp8 was seen to tip over (docs/adr/0008).
 SHORT_TOKENS = 16
 
 

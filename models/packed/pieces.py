@@ -53,7 +53,8 @@ class Biases(NamedTuple):
     @classmethod
     def of(cls, queries: Tensor, keys: Tensor, cos: Tensor, sin: Tensor) -> Biases:
         queries, keys = queries.to(torch.float32, copy=True), keys.to(torch.float32, copy=True)
-        return cls(queries, keys, torch.cat(_turned(*keys.chunk(2, dim=-1), cos.mean(dim=0), sin.mean(dim=0)), dim=-1))
+        one, two = keys.chunk(2, dim=-1)
+        return cls(queries, keys, torch.cat(_turned(one, two, cos.mean(dim=0), sin.mean(dim=0)), dim=-1))
 
 
 def rotate(
