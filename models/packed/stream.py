@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
+from models.packed.layout import SHORT_TOKENS
 from models.tokenizer import Tokenizer, Tokens
 
 # One call of the tokenizer, which spreads it over the cores and holds no lock meanwhile; two calls ahead keep a device
@@ -45,15 +46,16 @@ def _items(rows: list[int], future: Future[list[Tokens]]) -> Iterator[Item]:
 def batches(items: Iterable[Item], budget: Callable[[], int]) -> Iterator[list[Item]]:
     """Items in their order, in lists of at most so many tokens; one that is longer comes alone.
 
-    The budget is asked for anew each time: it may have shrunk.
+    Short texts are read apart, so that it does not depend on a text's company how fp8 reads it (`Packed.short`). The
+    budget is asked for anew each time: it may have shrunk.
     """
-    batch: list[Item] = []
-    size = 0
+    waiting: dict[bool, list[Item]] = {False: [], True: []}
+    sizes = {False: 0, True: 0}
     for item in items:
-        if batch and size + len(item.tokens) > budget():
-            yield batch
-            batch, size = [], 0
-        batch.append(item)
-        size += len(item.tokens)
-    if batch:
-        yield batch
+        short = len(item.tokens) <= SHORT_TOKENS
+        if waiting[short] and sizes[short] + len(item.tokens) > budget():
+            yield waiting[short]
+            waiting[short], sizes[short] = [], 0
+        waiting[short].append(item)
+        sizes[short] += len(item.tokens)
+    yield from filter(None, waiting.values())

@@ -31,8 +31,8 @@ MATRICES = {
 }
 # The first and the last layer, where it is said what fp8 leaves alone.
 EDGES = "edges"
-# The first of so many parts of the layers makes the massive activations, which is what fp8 tips over in a short text: the
-# third layer of Qwen2.5-Coder-0.5B's 24 and, as published, the seventh of Qwen3's 36.
+# Massive activations, which fp8 may tip over in a short text, arise in the first of so many parts of the layers: in the
+# third of Qwen2.5-Coder-0.5B's 24 and, as published, in the seventh of Qwen3's 36.
 CAREFUL = 4
 
 

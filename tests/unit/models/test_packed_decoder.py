@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 from models.errors import BadEncoder
 from models.packed.attention import BACKENDS, Backend
 from models.packed.decoder import PackedDecoder
-from models.packed.layout import TILE, pack
+from models.packed.layout import SHORT_TOKENS, TILE, pack
 from models.packed.linear import Dense, Scaled, quantise
 from models.packed.weights import EDGES, Layer, read_weights
 from tests.bench.encode.flex import flex
@@ -61,6 +61,12 @@ def test_a_batch_is_filled_up_to_whole_tiles_with_what_nobody_reads() -> None:
     assert batch.positions.tolist()[:8] == [0, 0, 1, 2, 3, 4, 0, 1]
     whole = pack(documents((TILE,)), CPU)
     assert (len(whole.ids), whole.boundaries.tolist(), whole.longest) == (TILE, [0, TILE], TILE)
+
+
+def test_one_short_document_makes_a_batch_short_and_filler_does_not() -> None:
+    assert pack(documents((40, SHORT_TOKENS)), CPU).short
+    assert not pack(documents((40, SHORT_TOKENS + 1)), CPU).short
+    assert not pack(documents((TILE - 1,)), CPU).short
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)

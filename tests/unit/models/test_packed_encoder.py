@@ -15,7 +15,7 @@ from models.packed import encoder as packed_encoder
 from models.packed.attention import BACKENDS
 from models.packed.decoder import PackedDecoder
 from models.packed.encoder import PackedEncoder
-from models.packed.layout import Packed
+from models.packed.layout import SHORT_TOKENS, Packed
 from models.packed.stream import CHUNK_TEXTS, Item, batches, tokenised
 from models.packed.weights import Weights, read_weights
 from models.spec import EncoderSpec, Pooling, Precision, Side, sha256_of
@@ -57,7 +57,7 @@ def test_vectors_are_those_of_the_torch_encoder_whatever_the_budget(budget: int)
     np.testing.assert_allclose(found, encoder.encode(TEXTS, Side.DOCUMENT), atol=1e-5)
     np.testing.assert_allclose(np.linalg.norm(found, axis=1), 1, atol=1e-5)
     assert max(forward.sizes) <= max(budget, MAX_LENGTH)
-    assert len(forward.sizes) == (1 if budget == 4096 else len(TEXTS) if budget == 1 else len(forward.sizes))
+    assert len(forward.sizes) == (2 if budget == 4096 else len(TEXTS) if budget == 1 else len(forward.sizes))
 
 
 def test_out_of_memory_halves_the_budget_for_good_and_says_so(capsys: pytest.CaptureFixture[str]) -> None:
@@ -123,6 +123,12 @@ def test_a_batch_holds_what_the_budget_of_the_moment_allows() -> None:
     items = [Item(row, Tokens([1] * size, False)) for row, size in enumerate((5, 5, 1, 3, 6, 1))]
     found = [[item.row for item in batch] for batch in batches(items, lambda: next(budgets))]
     assert found == [[0, 1], [2, 3], [4], [5]]
+
+
+def test_short_texts_are_read_apart() -> None:
+    sizes = (60, SHORT_TOKENS + 1, SHORT_TOKENS, 30, 3, 80, 2)
+    items = [Item(row, Tokens([1] * size, False)) for row, size in enumerate(sizes)]
+    assert [[item.row for item in batch] for batch in batches(items, lambda: 110)] == [[0, 1, 3], [5], [2, 4, 6]]
 
 
 def test_a_folder_is_opened_verified_and_named_by_its_precision(tmp_path: Path) -> None:
