@@ -32,7 +32,7 @@ MATRICES = {
 # The first and the last layer, where it is said what fp8 leaves alone.
 EDGES = "edges"
 # Massive activations, which fp8 may tip over in a short text, arise in the first of so many parts of the layers: in the
-# third of Qwen2.5-Coder-0.5B's 24 and, as published, in the seventh of Qwen3's 36.
+# third of Qwen2.5-Coder-0.5B's 24 and, as is said, in the seventh of Qwen3's 36.
 CAREFUL = 4
 
 
