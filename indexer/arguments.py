@@ -48,7 +48,8 @@ def add_build(parser: ArgumentParser) -> None:
     add("--ray", metavar="ADDRESS", help="encode on a Ray cluster: local, auto or HOST:PORT")
     add("--publish", action="store_true", help="serve the new version at once, if it passes every check")
     add("--canaries", type=Path, help='queries that must find documents: {"query": …, "must": [ids], "within": 10}')
-    add("--query-encoder", type=Path, help="folder that reads the canaries (default: the document encoder)")
+    add("--query-encoder", type=Path,
+        help="folder that is served: reads canaries, and documents that are posted (default: --encoder)")  # fmt: skip
     add_keep(parser)
     add("--metrics-file", type=Path, help="a .prom file for Prometheus's textfile collector")
     add("--webhook", type=_url, help="address that is told how the run ended (JSON by POST)")

@@ -13,6 +13,7 @@ from importlib.metadata import version as installed_version
 from operator import itemgetter
 from pathlib import Path
 
+import numpy as np
 from tqdm import tqdm
 
 from indexer.corpus import Document, FieldMap, read_corpus
@@ -31,12 +32,13 @@ from indexer.store.collection import Collection, new_version
 from indexer.store.disk_dict import DiskDict
 from indexer.store.documents import Documents
 from indexer.store.kinds import IndexKind
-from indexer.store.manifest import Built, Counts, DocumentEncoder, Facts, Included, Recall
+from indexer.store.manifest import Built, Corrected, Counts, DocumentEncoder, Facts, Included, Recall
 from indexer.store.remote_shards import open_shards
 from indexer.store.shards import Shards
 from indexer.store.vectors import VectorIndex, limit_threads
 from indexer.store.writer import SnapshotWriter
 from indexer.texts import passage_texts
+from models.correction import Correction, names_of, sample_rows
 from models.spec import Side
 
 READ_CHUNK = 512
@@ -48,9 +50,9 @@ FLAT_PASSAGES = 20_000
 class BuildOptions:
     """How to build. None leaves the choice to the build: by what the encoder says, by the corpus's size.
 
-    `queries` are what the recall of the index is measured by; none: some are made of the documents. `shards` is the
-    folder or address where what is encoded lies until the build has ended (None: in the collection), `encode` who does
-    it.
+    `queries` are what the recall of the index is measured by; none: some are made of the documents. `query_encoder` is
+    served with the snapshot, and reads fresh documents; None: the same encoder. `shards` is the folder or address where
+    what is encoded lies until the build has ended (None: in the collection), `encode` who does it.
     """
 
     fields: FieldMap = field(default_factory=FieldMap)
@@ -60,6 +62,7 @@ class BuildOptions:
     index: IndexKind | None = None
     recall_floor: float = FLOOR
     queries: tuple[str, ...] = ()
+    query_encoder: Encoder | None = None
     shard_texts: int | None = None
     shards: str | None = None
     encode: EncodeShards = encode_here
@@ -150,6 +153,7 @@ def _build_version(
             work = Work(place, options.shard_texts or encoder.bulk_texts, options.encode)
             reuse, encoded = embed(hashes, composed, encoder, collection, work)
             vectors = writer.write_vectors(reuse.vectors(), encoder.spec.dim)
+            correction = _correct(writer, vectors, encoder, composed, options.query_encoder)
         with stages.timed("index"):
             indexed = _index(writer, folder, vectors, encoder, documents, options)
         with stages.timed("lexical"):
@@ -158,7 +162,7 @@ def _build_version(
         with stages.timed("write"):
             counts = Counts(documents=len(documents), passages=len(passages), rejects=rejects.count)
             fresh = Included(position=word.position, posted=kept)
-            writer.finish(_facts(version, created, encoder, budget, counts, indexed, fresh))
+            writer.finish(_facts(version, created, encoder, budget, counts, indexed, fresh, correction))
         changes = changes_since_published(collection, documents)
     return BuildSummary(
         version=version,
@@ -199,6 +203,24 @@ def _compose(cutter: Cutter, texts: Callable[[Rows], Iterator[tuple[str, str]]],
     return (cutter.compose(title, text) for title, text in texts(rows))
 
 
+def _correct(
+    writer: SnapshotWriter,
+    vectors: Array,
+    encoder: Encoder,
+    composed: Callable[[Rows], Iterator[str]],
+    query_encoder: Encoder | None,
+) -> Corrected | None:
+    """Learns how fresh documents, which the query encoder will read, are to be corrected; None where nothing is."""
+    if query_encoder is None or encoder.fingerprint in names_of(query_encoder):
+        return None
+    rows = sample_rows(len(vectors))
+    fresh = query_encoder.encode(list(composed(rows)), query_encoder.spec.document_side)
+    correction = Correction.fit(fresh, vectors[rows].astype(np.float32))
+    writer.write_correction(correction.offset)
+    encoders = tuple(sorted(names_of(query_encoder)))
+    return Corrected(encoders=encoders, passages=len(rows), slope=correction.slope)
+
+
 def _index(
     writer: SnapshotWriter,
     folder: Path,
@@ -229,6 +251,7 @@ def _facts(
     counts: Counts,
     indexed: _Indexed,
     fresh: Included,
+    correction: Corrected | None,
 ) -> Facts:
     return Facts(
         version=version,
@@ -247,6 +270,7 @@ def _facts(
             created=created,
         ),
         fresh=fresh,
+        correction=correction,
     )
 
 

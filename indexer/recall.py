@@ -9,8 +9,6 @@ import re
 from collections.abc import Sequence
 from typing import Protocol
 
-import numpy as np
-
 from indexer.encode import Encoder
 from indexer.errors import BadBuild
 from indexer.passages import SENTENCE_ENDS
@@ -19,6 +17,7 @@ from indexer.store.documents import Documents, StoredDocument
 from indexer.store.kinds import IndexKind
 from indexer.store.manifest import Recall
 from indexer.store.vectors import Rows
+from models.correction import sample_rows
 from models.onnx_encoder import Vectors
 from models.spec import Side
 
@@ -47,8 +46,7 @@ class Searched(Protocol):
 
 def sample_queries(documents: Documents, count: int = QUERIES) -> list[str]:
     """What somebody might type who looks for one of the documents: titles or first sentences, at equal distances."""
-    rows = np.unique(np.linspace(0, len(documents) - 1, min(count, len(documents)), dtype=np.int64))
-    return [_query_for(documents.get(row)) for row in rows.tolist()]
+    return [_query_for(documents.get(row)) for row in sample_rows(len(documents), count).tolist()]
 
 
 def encode_queries(encoder: Encoder, queries: Sequence[str]) -> Vectors:

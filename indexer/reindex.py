@@ -30,7 +30,7 @@ from models.spec import Precision, Side, Variant
 
 @dataclass(frozen=True)
 class Encoders:
-    """Which folder reads documents and how, and which reads queries (None: the same), for canaries.
+    """Which folder reads documents and how, and which reads queries (None: the same).
 
     A folder is read by ONNX Runtime where it has a graph, else by torch; a precision asks for torch.
     `ray` is the address of the cluster that encodes the documents; None: this process does.
@@ -79,8 +79,11 @@ class Encoders:
         encoder = OnnxEncoder.load(self.queries, threads=self.threads) if self.queries else documents
         if Side.QUERY not in encoder.spec.sides:
             raise BadBuild(f"{self.documents} reads documents only; name its partner with --query-encoder")
-        if encoder.spec.space != documents.spec.space:
-            raise BadBuild(f"{self.queries} is of space {encoder.spec.space}, not {documents.spec.space}")
+        own, others = encoder.spec, documents.spec
+        if own.space != others.space:
+            raise BadBuild(f"{self.queries} is of space {own.space}, not {others.space}")
+        if own.dim != others.dim:
+            raise BadBuild(f"{self.queries} gives {own.dim} dimensions, {self.documents} {others.dim}")
         return encoder
 
 
@@ -142,7 +145,8 @@ def _run(
     if release.queries:
         options = replace(options, queries=tuple(load_queries(release.queries)))
     canaries = load_canaries(release.canaries) if release.canaries else []
-    asking = encoders.load_queries(encoder) if canaries else encoder
+    asking = encoders.load_queries(encoder) if canaries or encoders.queries else encoder
+    options = replace(options, query_encoder=asking)
     if cluster := encoders.cluster(encoder):
         options = replace(options, encode=cluster.encode)
     _announce(collection, encoder)

@@ -111,6 +111,11 @@ class EncoderSpec(BaseModel):
             facts["precision"] = precision
         return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
 
+    @property
+    def fingerprints(self) -> frozenset[str]:
+        """Those of all graphs of the folder: one encoder, in whatever numbers it computes."""
+        return frozenset(self.fingerprint(each.filename) for each in Variant if each.filename in self.checksums)
+
     def save(self, folder: Path) -> None:
         text = json.dumps(self.model_dump(mode="json"), ensure_ascii=False, indent=2) + "\n"
         (folder / SPEC_FILE).write_text(text, encoding="utf-8")

@@ -21,7 +21,8 @@ from models.spec import EncoderSpec, Precision, Variant, sha256_of
 
 MANIFEST_FILE = "manifest.json"
 LEXICAL_FOLDER = "lexical"
-FORMAT = 3
+CORRECTION_FILE = "correction.npy"
+FORMAT = 4
 # The oldest format that is still read: collections of it go on being served until they are built again.
 OLDEST_FORMAT = 1
 
@@ -80,6 +81,17 @@ class Included(_Value):
     posted: Count = 0
 
 
+class Corrected(_Value):
+    """How vectors of fresh documents by certain encoders are corrected: times `slope`, plus `correction.npy`.
+
+    `encoders` are the fingerprints of the query encoder's graphs, `passages` is how many it was learnt from.
+    """
+
+    encoders: Annotated[tuple[str, ...], Field(min_length=1)]
+    passages: Positive
+    slope: float
+
+
 class FileEntry(_Value):
     size: Count
     sha256: str
@@ -95,6 +107,7 @@ class Facts(_Value):
     counts: Counts
     built: Built
     fresh: Included = Included()
+    correction: Corrected | None = None
 
 
 class Manifest(Facts):

@@ -12,9 +12,10 @@ from indexer.store.arrays import Array, load_array
 from indexer.store.documents import Documents
 from indexer.store.errors import BadSnapshot
 from indexer.store.kinds import VECTORS_FILE
-from indexer.store.manifest import LEXICAL_FOLDER, Manifest, verify_files
+from indexer.store.manifest import CORRECTION_FILE, LEXICAL_FOLDER, Manifest, verify_files
 from indexer.store.metadata import MetadataIndex
 from indexer.store.passages import Passages, load_hashes
+from models.correction import Correction
 from models.errors import CareError
 from models.lexical import LexicalIndex
 
@@ -35,6 +36,8 @@ class Snapshot:
     values: Array
     """(passages, dim) float16"""
     lexical: LexicalIndex
+    correction: Correction | None
+    """What is done to vectors of fresh documents by the encoders that `manifest.correction` names."""
     open_vectors: Callable[[], VectorIndex]
 
     @property
@@ -72,6 +75,7 @@ class Snapshot:
             metadata=MetadataIndex.open(folder, counts.documents),
             values=load_array(folder / VECTORS_FILE, "<f2", (counts.passages, manifest.dim)),
             lexical=_open_lexical(folder / LEXICAL_FOLDER, counts.passages),
+            correction=_open_correction(folder, manifest),
             open_vectors=open_vectors,
         )
 
@@ -81,6 +85,12 @@ def _open_vectors(folder: Path, manifest: Manifest) -> VectorIndex:
 
     built = manifest.built
     return VectorIndex.open(folder, built.index, manifest.counts.passages, manifest.dim, built.search_depth)
+
+
+def _open_correction(folder: Path, manifest: Manifest) -> Correction | None:
+    if manifest.correction is None:
+        return None
+    return Correction(manifest.correction.slope, load_array(folder / CORRECTION_FILE, "<f4", (manifest.dim,)))
 
 
 def _open_lexical(folder: Path, passages: int) -> LexicalIndex:

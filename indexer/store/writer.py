@@ -17,7 +17,7 @@ from indexer.store.arrays import Array, ArrayWriter, load_array
 from indexer.store.documents import Documents, DocumentsWriter, Metadata
 from indexer.store.errors import NotWritten
 from indexer.store.kinds import INDEX_FILE, VECTORS_FILE, IndexKind
-from indexer.store.manifest import LEXICAL_FOLDER, Facts, Manifest, list_files
+from indexer.store.manifest import CORRECTION_FILE, LEXICAL_FOLDER, Facts, Manifest, list_files
 from indexer.store.metadata_writer import MetadataWriter
 from indexer.store.passages import Passages, PassagesWriter, Span, load_hashes
 from models.lexical import LexicalIndex
@@ -82,6 +82,12 @@ class SnapshotWriter:
             LexicalIndex.build(texts, folder)
         except ValueError as error:  # whatever goes wrong inside the library
             raise NotWritten(folder, error) from error
+
+    def write_correction(self, offset: Array) -> None:
+        """What is added to vectors of fresh documents (dim,) by the pair's query encoder."""
+        with ArrayWriter(self._folder / CORRECTION_FILE, "<f4") as writer:
+            writer.append(offset)
+            writer.close()
 
     def write_withdrawn(self, ids: Sequence[str]) -> None:
         """Ids that the corpus has and the snapshot must not; no file where there are none."""

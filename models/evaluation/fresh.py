@@ -1,54 +1,42 @@
-"""What a document loses until the next re-index: read by a pair's query encoder, as the service reads fresh documents.
+"""What a document gains or loses until the next re-index: read by a pair's query encoder, as the service reads it.
 
-Two systems for a pair. One reads everything so, a collection of fresh documents only. The other reads so the documents
-that answer the query at hand, and leaves all others to the document encoder: a fresh document among indexed ones. Knows
-nothing of metrics.
+Two systems for a pair, both a search of indexed documents with some fresh ones among them: the answers to the query at
+hand, or a tenth of all, whoever asks. The fresh ones are corrected as the service corrects them. Knows nothing of
+metrics.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from hashlib import blake2b
 
+import numpy as np
+
+from models.correction import Correction, names_of, sample_rows
 from models.evaluation.cache import Vectors
 from models.evaluation.readers import PairReader
 from models.evaluation.results import SystemFacts
 from models.evaluation.sets import RetrievalSet, Task
 from models.evaluation.systems import DEPTH, Answers, Dense, NotApplicable, System, top
 from models.lexical import Ranking
-from models.spec import Side
+
+TENTH = 10
+
+Choose = Callable[[RetrievalSet], Sequence[Sequence[int]]]
+"""The rows of the documents that are fresh, for each query."""
 
 
-@dataclass(frozen=True, slots=True)
-class StandIn:
-    """A reader: the query encoder of a pair in its document encoder's place."""
+class WithFresh:
+    """Exact search by a pair, some documents being fresh."""
 
-    pair: PairReader
-
-    @property
-    def facts(self) -> SystemFacts:
-        facts = self.pair.facts
-        return replace(facts, name=f"{facts.name}, all fresh")
-
-    def read(self, texts: Sequence[str], side: Side, task: Task) -> Vectors:
-        own = self.pair.query.encoder.spec.document_side if side is Side.DOCUMENT else side
-        return self.pair.query.read(texts, own, task)
-
-    def uncached(self) -> StandIn:
-        return StandIn(self.pair.uncached())
-
-
-class FreshAnswers:
-    """Exact search by a pair, the answers to each query being fresh."""
-
-    def __init__(self, indexed: Dense, pair: PairReader) -> None:
-        self._indexed = indexed
-        self._fresh = StandIn(pair)
+    def __init__(self, indexed: Dense, pair: PairReader, name: str, choose: Choose) -> None:
+        self._indexed, self._pair, self._name, self._choose = indexed, pair, name, choose
 
     @property
     def facts(self) -> SystemFacts:
         facts = self._indexed.facts
-        return replace(facts, name=f"{facts.name}, answers fresh")
+        return replace(facts, name=f"{facts.name}, {self._name}")
 
     def answer(self, task: Task) -> Answers:
         if not isinstance(task.data, RetrievalSet):
@@ -59,20 +47,41 @@ class FreshAnswers:
         return self._indexed.online(task, data)
 
     def _rank(self, task: Task, data: RetrievalSet) -> Iterator[Ranking]:
-        rows = {document: row for row, document in enumerate(data.document_ids)}
-        answers = [[rows[each] for each, grade in data.qrels[query].items() if grade > 0] for query in data.query_ids]
-        distinct = sorted({row for some in answers for row in some})
-        place = {row: position for position, row in enumerate(distinct)}
-        fresh = self._fresh.read([data.documents[row] for row in distinct], Side.DOCUMENT, task)
+        chosen = self._choose(data)
+        distinct = np.unique(np.concatenate([np.empty(0, np.int64), *chosen]).astype(np.int64))
         queries, documents = self._indexed.embeddings(task, data)
-        for query, some in zip(queries, answers, strict=True):
+        fresh = self._correction(task, data, documents)(self._read(distinct.tolist(), task, data))
+        for query, rows in zip(queries, chosen, strict=True):
             scores = documents @ query
-            scores[some] = fresh[[place[row] for row in some]] @ query
+            scores[rows] = (fresh @ query)[np.searchsorted(distinct, rows)]
             yield top(scores, DEPTH)
+
+    def _read(self, rows: Sequence[int], task: Task, data: RetrievalSet) -> Vectors:
+        reader = self._pair.query
+        return reader.read([data.documents[row] for row in rows], reader.encoder.spec.document_side, task)
+
+    def _correction(self, task: Task, data: RetrievalSet, documents: Vectors) -> Callable[[Vectors], Vectors]:
+        """As a build learns it from the passages of its corpus."""
+        if self._pair.document.encoder.fingerprint in names_of(self._pair.query.encoder):
+            return lambda vectors: vectors
+        rows = sample_rows(len(documents))
+        return Correction.fit(self._read(rows.tolist(), task, data), documents[rows])
+
+
+def answers(data: RetrievalSet) -> list[list[int]]:
+    """The documents that answer each query."""
+    rows = {document: row for row, document in enumerate(data.document_ids)}
+    return [[rows[each] for each, grade in data.qrels[query].items() if grade > 0] for query in data.query_ids]
+
+
+def a_tenth(data: RetrievalSet) -> list[list[int]]:
+    """The same documents for all queries: a tenth of them, by a hash of their ids."""
+    order = sorted(range(len(data.document_ids)), key=lambda row: blake2b(data.document_ids[row].encode()).digest())
+    return [order[: -(-len(order) // TENTH)]] * len(data.query_ids)
 
 
 def fresh_systems(dense: Dense) -> Iterator[System]:
     """Both systems of a pair; none of a single encoder, which reads every document itself."""
     if isinstance(dense.reader, PairReader):
-        yield FreshAnswers(dense, dense.reader)
-        yield Dense(StandIn(dense.reader))
+        yield WithFresh(dense, dense.reader, "answers fresh", answers)
+        yield WithFresh(dense, dense.reader, "a tenth fresh", a_tenth)

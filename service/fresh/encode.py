@@ -7,6 +7,7 @@ The encoder reads a document as a document where it is made to, else as a query:
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -16,10 +17,13 @@ from indexer.passages import Budget, Cutter
 from indexer.store import Frame, Posted, StoredDocument
 from indexer.store.documents import Metadata
 from indexer.store.passages import Span
+from models.correction import names_of
 from service.embed import Embedder
 from service.line import Deadline
 from service.serving import Serving
 from service.settings import Settings
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +45,7 @@ class DocumentEncoder:
     def __init__(self, settings: Settings, embedder: Embedder) -> None:
         self._timeout_ms = settings.timeout_ms
         self._embedder = embedder
+        self._warned: str | None = None
 
     async def encode(self, serving: Serving, documents: Sequence[NewDocument]) -> list[Posted]:
         """Spans and vectors of each document, in order; raises what the engine's queue raises.
@@ -50,6 +55,8 @@ class DocumentEncoder:
         """
         known = {place: _from_snapshot(serving, document) for place, document in enumerate(documents)}
         unread = [document for place, document in enumerate(documents) if known[place] is None]
+        if unread:
+            self._warn(serving)
         made = iter(await self._read(serving, unread) if unread else [])
         return [known[place] or next(made) for place in range(len(documents))]
 
@@ -68,6 +75,21 @@ class DocumentEncoder:
         documents = [NewDocument(each.id, each.title, each.text, each.metadata) for each in foreign]
         made = dict(zip(map(id, foreign), await self._read(serving, documents), strict=True))
         return [replace(frame, changes=[made.get(id(change), change) for change in frame.changes]) for frame in frames]
+
+    def _warn(self, serving: Serving) -> None:
+        """Says once for a snapshot that scores of what is posted do not compare with its own, and what to do."""
+        manifest, encoder = serving.snapshot.manifest, serving.encoder
+        corrected = manifest.correction is not None and encoder.fingerprint in manifest.correction.encoders
+        if corrected or manifest.encoder.fingerprint in names_of(encoder) or self._warned == serving.version:
+            return
+        self._warned = serving.version
+        logger.warning(
+            "encoder %s reads fresh documents, snapshot %s was read by %s, and their scores do not compare: fresh ones "
+            "rank too high or too low until a version is built with --query-encoder FOLDER (that of CARE_ENCODER)",
+            encoder.fingerprint,
+            serving.version,
+            manifest.encoder.fingerprint,
+        )
 
     async def _read(self, serving: Serving, documents: Sequence[NewDocument]) -> list[Posted]:
         spans, texts = await asyncio.to_thread(_cut, serving, documents)

@@ -1,66 +1,121 @@
-"""What a fresh document loses: its answers read by the query encoder, the rest by the document encoder, or all so."""
+"""What a fresh document gains or loses: read by the query encoder, corrected, among documents of the other encoder."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from models.evaluation.encoders import OpenEncoder
-from models.evaluation.fresh import FreshAnswers, StandIn, fresh_systems
+from models.evaluation.fresh import WithFresh, a_tenth, answers, fresh_systems
 from models.evaluation.readers import EncoderReader, PairReader
-from models.evaluation.sets import RetrievalSet
-from models.evaluation.systems import Dense, NotApplicable
+from models.evaluation.sets import Kind, RetrievalSet, Task, plain_task
+from models.evaluation.systems import DEPTH, Answers, Dense, NotApplicable
 from models.spec import Side
 from tests.support.evaluation import PETS, RERANK, RETRIEVAL, TableEncoder, a_spec
 
-# Queries are near 猫 by either encoder, but the query encoder takes the document 猫 for a dog.
-QUERY_TABLE = {"问:小猫": (1.0, 0.0), "问:小狗": (0.6, 0.8), "问:猫": (0.0, 1.0), "问:狗": (0.8, 0.6)}
-DOCUMENT_TABLE = {"猫": (1.0, 0.0), "狗": (0.6, 0.8)}
+DIM, DOCUMENTS = 64, 300
+NAMES = [f"d{number}" for number in range(DOCUMENTS)]
+# Each query says what its first answer says; d10 has nothing to do with either.
+CORPUS = RetrievalSet(
+    "corpus",
+    NAMES,
+    [f"文{number}" for number in range(DOCUMENTS)],
+    ["q1", "q2"],
+    ["文7", "文9"],
+    {"q1": {"d7": 1, "d8": 0}, "q2": {"d9": 2, "d10": 1}},
+)
+TASK: Task = plain_task("zoo", CORPUS, Kind.RETRIEVAL)
 
 
-def reader(table: Mapping[str, tuple[float, float]], sides: tuple[Side, ...]) -> EncoderReader:
-    def encode(texts: Sequence[str]) -> np.ndarray:
-        return np.array([table[text] for text in texts], np.float32)
-
-    instruction = "问:" if sides == (Side.QUERY,) else ""
-    spec = a_spec(query_instruction=instruction).model_copy(update={"sides": sides})
-    return EncoderReader(OpenEncoder("-".join(sides), spec, str(sides), 1, encode), None)
+def meaning(text: str) -> NDArray[np.float32]:
+    """A direction of its own for every text, the first dimension left free."""
+    drawn = np.random.default_rng(list(text.encode())).standard_normal(DIM - 1)
+    return np.array([0.0, *drawn], np.float32)
 
 
-PAIR = PairReader(reader(QUERY_TABLE, (Side.QUERY,)), reader(DOCUMENT_TABLE, (Side.DOCUMENT,)))
+def reader(name: str, side: Side, bias: float, instruction: str = "") -> EncoderReader:
+    """An encoder of one side whose vectors all lean towards the first dimension."""
+
+    def encode(texts: Sequence[str]) -> NDArray[np.float32]:
+        vectors = np.array([meaning(text.removeprefix(instruction)) for text in texts])
+        vectors[:, 0] += bias
+        return vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+
+    spec = a_spec(dim=DIM, query_instruction=instruction).model_copy(update={"sides": (side,)})
+    return EncoderReader(OpenEncoder(name, spec, name, 1, encode), None)
 
 
-def best(answers: object) -> list[int]:
-    return [int(rows[0]) for rows, _ in answers]  # type: ignore[attr-defined]
+# The query encoder leans one way and the document encoder does not: what the former reads lies nearer to queries.
+PAIR = PairReader(reader("query", Side.QUERY, 12.0, "问:"), reader("document", Side.DOCUMENT, 0.0))
 
 
-def test_only_the_answers_are_fresh() -> None:
+def scores_of(rankings: Answers, query: int) -> dict[int, float]:
+    assert isinstance(rankings, list)
+    rows, scores = rankings[query]
+    return dict(zip(rows.tolist(), scores.tolist(), strict=True))
+
+
+def uncorrected(row: int, query: int) -> float:
+    """The score of a fresh document as the query encoder reads it."""
+    vectors = PAIR.query.read([CORPUS.documents[row], CORPUS.queries[query]], Side.QUERY, TASK)
+    return float(vectors[0] @ vectors[1])
+
+
+def test_only_the_answers_are_fresh_and_they_are_no_nearer_for_it() -> None:
+    assert answers(CORPUS) == [[7], [9, 10]]
     indexed = Dense(PAIR)
-    assert isinstance(RETRIEVAL.data, RetrievalSet)
-    assert all(grades == {"d1": 1} for grades in PETS.qrels.values())
-    assert best(indexed.answer(RETRIEVAL)) == [0, 1]
-    # The answer is document 0 for both queries: q1 loses it, and q2, which it was far from, finds it.
-    rankings = FreshAnswers(indexed, PAIR).answer(RETRIEVAL)
-    assert [dict(zip(rows.tolist(), scores.tolist(), strict=True)) for rows, scores in rankings] == [
-        pytest.approx({1: 0.6, 0: 0.0}),
-        pytest.approx({1: 1.0, 0: 0.8}),
-    ]
+    before, after = indexed.answer(TASK), WithFresh(indexed, PAIR, "answers fresh", answers).answer(TASK)
+    for query, rows in enumerate(answers(CORPUS)):
+        known, found = scores_of(before, query), scores_of(after, query)
+        kept = {row: score for row, score in found.items() if row in known and row not in rows}
+        assert len(kept) >= DEPTH - 2 * len(rows)
+        assert kept == {row: pytest.approx(known[row]) for row in kept}
+        assert uncorrected(rows[0], query) > known[rows[0]] + 0.3
+        assert found[rows[0]] == pytest.approx(known[rows[0]], abs=0.1)
+    # As it is, even a document that says nothing of the kind is nearer than the indexed one that does.
+    assert uncorrected(10, 1) > scores_of(before, 1)[9]
+    assert scores_of(after, 1).get(10, 0.0) < scores_of(before, 1)[9]
 
 
-def test_all_documents_may_be_fresh() -> None:
-    rankings = Dense(StandIn(PAIR)).answer(RETRIEVAL)
-    assert best(rankings) == [1, 1]
-    assert StandIn(PAIR).uncached().read(["狗"], Side.DOCUMENT, RETRIEVAL)[0].tolist() == pytest.approx([0.8, 0.6])
+def test_a_tenth_is_the_same_for_all_queries_and_by_the_id_alone() -> None:
+    first, second = a_tenth(CORPUS)
+    assert first == second
+    assert len(first) == DOCUMENTS // 10
+    assert len(a_tenth(PETS)[0]) == 1
+    backwards = replace(CORPUS, document_ids=NAMES[::-1])
+    assert {backwards.document_ids[row] for row in a_tenth(backwards)[0]} == {NAMES[row] for row in first}
+
+
+def test_a_tenth_of_the_documents_makes_a_tenth_of_what_is_found() -> None:
+    fresh = WithFresh(Dense(PAIR), PAIR, "a tenth fresh", a_tenth).answer(TASK)
+    chosen = a_tenth(CORPUS)[0]
+    for query in range(2):
+        assert len(set(chosen) & scores_of(fresh, query).keys()) < DEPTH / 5
+    # Uncorrected, they would be the first of all.
+    found = scores_of(Dense(PAIR).answer(TASK), 0)
+    assert min(uncorrected(row, 0) for row in chosen) > sorted(found.values())[-2]
+
+
+def test_one_encoder_for_both_sides_is_not_corrected() -> None:
+    one = TableEncoder().opened()
+    pair = PairReader(EncoderReader(one, None), EncoderReader(one, None))
+    indexed = Dense(pair)
+    for system in fresh_systems(indexed):
+        for (rows, scores), (before, known) in zip(system.answer(RETRIEVAL), indexed.answer(RETRIEVAL), strict=True):
+            assert rows.tolist() == before.tolist()
+            assert scores.tolist() == known.tolist()
 
 
 def test_a_pair_has_two_systems_of_their_own_names_and_an_encoder_none() -> None:
     names = [system.facts.name for system in fresh_systems(Dense(PAIR))]
-    assert names == ["query + document, answers fresh", "query + document, all fresh"]
+    assert names == ["query + document, answers fresh", "query + document, a tenth fresh"]
     assert list(fresh_systems(Dense(EncoderReader(TableEncoder().opened(), None)))) == []
 
 
 def test_reranking_has_no_fresh_documents() -> None:
     with pytest.raises(NotApplicable, match="searched"):
-        FreshAnswers(Dense(PAIR), PAIR).answer(RERANK)
+        WithFresh(Dense(PAIR), PAIR, "answers fresh", answers).answer(RERANK)
