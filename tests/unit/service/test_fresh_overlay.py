@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from indexer.store import AnyOf, BadFilter, Change, Deleted, Equal, Filter, Frame, Posted, Range, Snapshot
+from indexer.store.manifest import Corrected
+from models.correction import Correction
 from models.fusion import Fusion
 from service.engine.device import Cpu
 from service.engine.devices import searched_by
@@ -221,3 +224,22 @@ def test_states_differ_where_the_log_differs(main: Snapshot) -> None:
     }
     assert len(states) == 4
     assert main.manifest.dim == DIM
+
+
+def test_only_vectors_of_the_encoders_that_the_snapshot_names_are_corrected(main: Snapshot) -> None:
+    named = Corrected(encoders=("reads queries",), passages=9, slope=0.5)
+    correction = Correction(0.5, np.full(DIM, 0.25, np.float32))
+    manifest = main.manifest.model_copy(update={"correction": named})
+    corrected = replace(main, manifest=manifest, correction=correction)
+    posted = [replace(document(f"f{seed}", seed), encoder=by) for seed, by in enumerate(["reads queries", "fp"])]
+    plain, laid = (Overlay.over(each).apply(frames(*posted)) for each in (main, corrected))
+    queries = unit_vectors(3, seed=7).astype(np.float32)
+    before, after = plain.score_vectors(queries), laid.score_vectors(queries)
+    passages = len(posted[0].spans)
+    moved = 0.5 * before[:, :passages] + queries.sum(axis=1, keepdims=True) * 0.25
+    np.testing.assert_allclose(after[:, :passages], moved, atol=1e-3)
+    np.testing.assert_array_equal(after[:, passages:], before[:, passages:])
+    # What is joined later was corrected once, when it came.
+    more = laid.apply(frames(*(document(f"g{seed}", seed) for seed in range(2, 5)), first=3))
+    assert len(more.blocks) < 3
+    np.testing.assert_allclose(more.score_vectors(queries)[:, :passages], moved, atol=1e-3)

@@ -1,0 +1,115 @@
+"""Documents posted to a service whose snapshot another encoder has read: they rank as their indexed selves."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+
+from indexer.build import BuildOptions, build
+from indexer.store import Collection
+from models.onnx_encoder import OnnxEncoder, Vectors
+from models.spec import Side, Variant
+from tests.api.support import ENTRIES, Built, copy_collection, make_settings, running
+
+pytestmark = pytest.mark.anyio
+
+QUERY = "高血压吃什么药"
+BENT, WEIGHT = "document encoder", 0.6
+
+
+class Bent:
+    """The bundled encoder in another's coat: all its documents lean to one side, away from the queries."""
+
+    variant = Variant.FP32
+    fingerprint = BENT
+    bulk_texts = 64
+
+    def __init__(self, encoder: OnnxEncoder) -> None:
+        self.spec, self.tokenizer, self._encoder = encoder.spec, encoder.tokenizer, encoder
+        self._towards = np.random.default_rng(0).standard_normal(self.spec.dim).astype(np.float32)
+        self._towards /= np.linalg.norm(self._towards)
+
+    def encode(self, texts: Sequence[str], side: Side) -> Vectors:
+        vectors = WEIGHT * self._encoder.encode(texts, side) + (1 - WEIGHT) * self._towards
+        unit: Vectors = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+        return unit
+
+
+def bent(folder: Path, encoder: OnnxEncoder, query_encoder: OnnxEncoder | None) -> Built:
+    """A collection that a document encoder of its own has read."""
+    corpus, collection = folder / "corpus.jsonl", Collection(folder / "collection")
+    rows = [{"_id": entry["id"], "title": entry["title"], "text": entry["text"]} for entry in ENTRIES]
+    corpus.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
+    options = BuildOptions(passage_tokens=64, overlap=16, query_encoder=query_encoder)
+    version = build([corpus], Bent(encoder), collection, options).version
+    collection.publish(version)
+    return Built(collection.root, {"a": version})
+
+
+async def scores(client: httpx.AsyncClient, mode: str = "dense") -> dict[str, float]:
+    response = await client.post("/v1/search", json={"query": QUERY, "mode": mode, "top_k": 100})
+    return {hit["id"]: hit["score"] for hit in response.json()["results"][0]["hits"]}
+
+
+async def post_copies(client: httpx.AsyncClient) -> None:
+    """Each document once more, under another id: its indexed self is beside it."""
+    copies: list[dict[str, Any]] = [
+        {"id": f"copy-{entry['id']}", "title": entry["title"], "text": entry["text"]} for entry in ENTRIES
+    ]
+    assert (await client.post("/v1/documents", json={"documents": copies})).status_code == 200
+
+
+async def test_a_fresh_document_scores_as_its_indexed_self_and_after_a_restart(
+    tmp_path: Path, encoder: OnnxEncoder, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings = make_settings(bent(tmp_path, encoder, encoder), threads=1, reload_seconds=0)
+    async with running(settings) as client:
+        before = await scores(client)
+        await post_copies(client)
+        after = await scores(client)
+        assert {name: after[name] for name in before} == before
+        for name, score in before.items():
+            assert after[f"copy-{name}"] == pytest.approx(score, abs=0.03)
+        # A text that the snapshot has under this id keeps the snapshot's own vector.
+        stored = {name: ENTRIES[0][name] for name in ("id", "title", "text")}
+        again = await client.post("/v1/documents", json={"documents": [stored | {"metadata": {"kind": "new"}}]})
+        assert again.status_code == 200
+        assert (await scores(client))["1"] == pytest.approx(before["1"], abs=1e-3)
+    async with running(settings) as client:
+        assert await scores(client) == pytest.approx(after, abs=1e-3)
+    assert "--query-encoder" not in caplog.text
+
+
+async def test_without_a_correction_scores_differ_and_the_log_says_once_what_to_do(
+    tmp_path: Path, encoder: OnnxEncoder, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings = make_settings(bent(tmp_path, encoder, None), threads=1, reload_seconds=0)
+    async with running(settings) as client:
+        with caplog.at_level(logging.WARNING, logger="service.fresh.encode"):
+            await post_copies(client)
+            another = {"id": "another", "text": "氨氯地平缓释片说明书。"}
+            assert (await client.post("/v1/documents", json={"documents": [another]})).status_code == 200
+        after = await scores(client)
+        assert after["copy-1"] > after["1"] + 0.1
+    said = [record.getMessage() for record in caplog.records if "--query-encoder" in record.getMessage()]
+    assert len(said) == 1
+    assert encoder.fingerprint in said[0]
+    assert BENT in said[0]
+
+
+async def test_one_encoder_for_both_sides_is_nothing_to_warn_of(
+    tmp_path: Path, built: Built, caplog: pytest.LogCaptureFixture
+) -> None:
+    own = copy_collection(built, tmp_path / "collection")
+    async with running(make_settings(own, threads=1, reload_seconds=0)) as client:
+        await post_copies(client)
+        after = await scores(client)
+        assert after["copy-1"] == pytest.approx(after["a-1"], abs=0.01)
+    assert "--query-encoder" not in caplog.text
