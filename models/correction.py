@@ -17,34 +17,46 @@ from models.spec import EncoderSpec
 
 SAMPLE = 256
 """Passages that both encoders read."""
+NEAREST = 10
+"""So many of them are ranked for each: what is found at the top of a ranking is what must compare."""
+# Sums may differ in their last digits from machine to machine.
+SLOPE_DIGITS = 4
 
 Vectors = NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Correction:
-    """A vector v of the query encoder becomes slope · v + offset (dim,), which is no unit vector.
-
-    It is the line, the same in every dimension, that brings the one encoder's vectors nearest to the other's.
-    """
+    """A vector v of the query encoder becomes slope · v + offset (dim,), which is no unit vector."""
 
     slope: float
     offset: Vectors
 
     @classmethod
     def fit(cls, fresh: Vectors, indexed: Vectors) -> Self:
-        """Least squares, of the two encoders' vectors (passages, dim) of the same passages."""
-        means = fresh.mean(axis=0, dtype=np.float64), indexed.mean(axis=0, dtype=np.float64)
-        apart, wanted = fresh - means[0], indexed - means[1]
-        spread = float((apart**2).sum())
-        # One passage alone says only where it should lie.
-        slope = float((apart * wanted).sum()) / spread if spread > 0 else 1.0
-        return cls(slope, (means[1] - slope * means[0]).astype(np.float32))
+        """Of the two encoders' vectors (passages, dim) of the same passages.
+
+        The offset brings the mean of the ones to that of the others. The slope gives the nearest of the ones the scores
+        of the nearest of the others, in order: each passage asks, as the query encoder reads it.
+        """
+        means = fresh.mean(axis=0), indexed.mean(axis=0)
+        own, others = (_nearest(fresh, some - mean) for some, mean in zip((fresh, indexed), means, strict=True))
+        # One passage has no others, and says only where it should lie itself.
+        slope = round(float((own * others).sum() / (own * own).sum()), SLOPE_DIGITS) if own.any() else 1.0
+        return cls(slope, (means[1] - np.float32(slope) * means[0]).astype(np.float32))
 
     def __call__(self, vectors: NDArray[np.floating[Any]]) -> Vectors:
         """`vectors` (any number, dim) where the other encoder would have put them."""
         corrected: Vectors = np.float32(self.slope) * vectors.astype(np.float32, copy=False) + self.offset
         return corrected
+
+
+def _nearest(queries: Vectors, passages: Vectors) -> Vectors:
+    """The scores (queries, at most NEAREST) of the nearest passages, best first; a query is none of its own."""
+    scores = queries @ passages.T
+    np.fill_diagonal(scores, -np.inf)
+    nearest: Vectors = -np.sort(-scores, axis=1)[:, : min(NEAREST, len(queries) - 1)]
+    return nearest
 
 
 class Named(Protocol):

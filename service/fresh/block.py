@@ -38,7 +38,8 @@ class Block:
         return len(self.owners)
 
     @classmethod
-    def of(cls, posted: Sequence[Posted]) -> Block:
+    def of(cls, posted: Sequence[Posted], vectors: Scores) -> Block:
+        """`vectors` (passages of all, dim) are searched in the place of those that were posted."""
         spans = [span for document in posted for span in document.spans]
         texts = [f"{document.title}\n{document.text[slice(*span)]}" for document in posted for span in document.spans]
         return cls(
@@ -46,7 +47,7 @@ class Block:
             tuple(StoredDocument.of(each.id, each.title, each.text, each.metadata) for each in posted),
             np.repeat(np.arange(len(posted)), [len(document.spans) for document in posted]),
             np.array(spans, np.int64).reshape(-1, 2),
-            np.concatenate([document.vectors for document in posted]).astype(np.float32),
+            vectors,
             Postings.of(texts),
             MetadataIndex.of([document.metadata for document in posted]),
         )

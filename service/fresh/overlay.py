@@ -8,7 +8,7 @@ nothing of files, engines or HTTP.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from hashlib import blake2b
 from itertools import chain
@@ -66,7 +66,7 @@ class Overlay:
                 live[block][own] = False
         blocks = list(self.blocks)
         if posted := [change for change in changes.values() if isinstance(change, Posted)]:
-            blocks.append(Block.of([self._corrected(change) for change in posted]))
+            blocks.append(Block.of(posted, np.concatenate([self._vectors(change) for change in posted])))
             live.append(np.ones(len(posted), np.bool_))
             _merge(blocks, live)
         state = self.state
@@ -184,12 +184,12 @@ class Overlay:
         row = self.snapshot.documents.row_of(document_id)
         return None if row in self.gone else row
 
-    def _corrected(self, posted: Posted) -> Posted:
-        """The document with vectors as the snapshot's encoder would have made them, as far as the snapshot knows."""
+    def _vectors(self, posted: Posted) -> Scores:
+        """A document's vectors where the snapshot's encoder would have put them, as far as the snapshot can tell."""
         correction, facts = self.snapshot.correction, self.snapshot.manifest.correction
         if correction is None or facts is None or posted.encoder not in facts.encoders:
-            return posted
-        return replace(posted, vectors=correction(posted.vectors))
+            return posted.vectors.astype(np.float32)
+        return correction(posted.vectors)
 
     def _fresh(self, row: int) -> StoredDocument:
         own = row - len(self.snapshot.documents)

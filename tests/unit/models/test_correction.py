@@ -23,19 +23,24 @@ def directions(count: int, seed: int) -> NDArray[np.float32]:
 def test_slope_and_offset_are_found_again() -> None:
     fresh, offset = directions(50, 0), directions(1, 1)[0]
     correction = Correction.fit(fresh, 0.6 * fresh + offset)
-    assert correction.slope == pytest.approx(0.6, abs=1e-6)
-    np.testing.assert_allclose(correction.offset, offset, atol=1e-6)
+    assert correction.slope == pytest.approx(0.6, abs=1e-3)
+    np.testing.assert_allclose(correction.offset, offset, atol=1e-3)
     unseen = directions(5, 2)
     np.testing.assert_allclose(correction(unseen.astype(np.float16)), 0.6 * unseen + offset, atol=1e-3)
     assert correction(unseen).dtype == np.float32
 
 
-def test_what_the_encoders_share_only_in_part_counts_for_less() -> None:
-    fresh, noise = directions(4000, 0), directions(4000, 1)
-    indexed = 0.5 * fresh + noise + 3.0
+def test_what_the_encoders_share_only_in_part_is_found_no_more_and_no_less_often() -> None:
+    """Half of a vector is the other encoder's own view: the nearest must score alike all the same."""
+    fresh, own = directions(400, 0), directions(400, 1)
+    indexed = 0.5 * fresh + 0.5 * own
+    indexed += 0.3 - indexed.mean(axis=0)
     correction = Correction.fit(fresh, indexed)
-    assert correction.slope == pytest.approx(0.5, abs=0.05)
-    np.testing.assert_allclose(correction(fresh).mean(axis=0), indexed.mean(axis=0), atol=1e-5)
+    corrected = correction(fresh)
+    np.testing.assert_allclose(corrected.mean(axis=0), indexed.mean(axis=0), atol=1e-5)
+    queries = directions(200, 2)
+    best = [np.sort(queries @ vectors.T, axis=1)[:, -5:].mean() for vectors in (corrected, indexed)]
+    assert best[0] == pytest.approx(best[1], rel=0.05)
 
 
 def test_one_passage_says_where_it_lies_and_nothing_else() -> None:
