@@ -13,7 +13,6 @@ from importlib.metadata import version as installed_version
 from operator import itemgetter
 from pathlib import Path
 
-import numpy as np
 from tqdm import tqdm
 
 from indexer.corpus import Document, FieldMap, read_corpus
@@ -38,7 +37,7 @@ from indexer.store.shards import Shards
 from indexer.store.vectors import VectorIndex, limit_threads
 from indexer.store.writer import SnapshotWriter
 from indexer.texts import passage_texts
-from models.correction import Correction, names_of, sample_rows
+from models.correction import names_of, sample_rows
 from models.spec import Side
 
 READ_CHUNK = 512
@@ -153,7 +152,8 @@ def _build_version(
             work = Work(place, options.shard_texts or encoder.bulk_texts, options.encode)
             reuse, encoded = embed(hashes, composed, encoder, collection, work)
             vectors = writer.write_vectors(reuse.vectors(), encoder.spec.dim)
-            correction = _correct(writer, vectors, encoder, composed, options.query_encoder)
+            other = options.query_encoder or encoder
+            correction = _read_otherwise(writer, len(vectors), encoder, composed, other)
         with stages.timed("index"):
             indexed = _index(writer, folder, vectors, encoder, documents, options)
         with stages.timed("lexical"):
@@ -203,22 +203,15 @@ def _compose(cutter: Cutter, texts: Callable[[Rows], Iterator[tuple[str, str]]],
     return (cutter.compose(title, text) for title, text in texts(rows))
 
 
-def _correct(
-    writer: SnapshotWriter,
-    vectors: Array,
-    encoder: Encoder,
-    composed: Callable[[Rows], Iterator[str]],
-    query_encoder: Encoder | None,
+def _read_otherwise(
+    writer: SnapshotWriter, passages: int, encoder: Encoder, composed: Callable[[Rows], Iterator[str]], other: Encoder
 ) -> Corrected | None:
-    """Learns how fresh documents, which the query encoder will read, are to be corrected; None where nothing is."""
-    if query_encoder is None or encoder.fingerprint in names_of(query_encoder):
+    """Has another encoder, which will read fresh documents, read some passages; None where it is the same encoder."""
+    if encoder.fingerprint in names_of(other):
         return None
-    rows = sample_rows(len(vectors))
-    fresh = query_encoder.encode(list(composed(rows)), query_encoder.spec.document_side)
-    correction = Correction.fit(fresh, vectors[rows].astype(np.float32))
-    writer.write_correction(correction.offset)
-    encoders = tuple(sorted(names_of(query_encoder)))
-    return Corrected(encoders=encoders, passages=len(rows), slope=correction.slope)
+    texts = list(composed(sample_rows(passages)))
+    writer.write_correction(other.encode(texts, other.spec.document_side))
+    return Corrected(encoders=tuple(sorted(names_of(other))), passages=len(texts))
 
 
 def _index(

@@ -17,46 +17,50 @@ from models.spec import EncoderSpec
 
 SAMPLE = 256
 """Passages that both encoders read."""
+RIDGE = 10.0
+"""How little is believed of a gap that differs from text to text, in mean variances of a dimension: the passages are
+fewer than the dimensions."""
 NEAREST = 10
-"""So many of them are ranked for each: what is found at the top of a ranking is what must compare."""
-# Sums may differ in their last digits from machine to machine.
-SLOPE_DIGITS = 4
+"""So many passages are ranked for each: what is found at the top of a ranking is what must compare."""
 
 Vectors = NDArray[np.float32]
+Matrix = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Correction:
-    """A vector v of the query encoder becomes slope · v + offset (dim,), which is no unit vector."""
+    """A vector v of the query encoder becomes v · matrix (dim, dim) + offset (dim,), which is no unit vector."""
 
-    slope: float
+    matrix: Vectors
     offset: Vectors
 
     @classmethod
-    def fit(cls, fresh: Vectors, indexed: Vectors) -> Self:
+    def fit(cls, fresh: NDArray[np.floating[Any]], indexed: NDArray[np.floating[Any]]) -> Self:
         """Of the two encoders' vectors (passages, dim) of the same passages.
 
-        The offset brings the mean of the ones to that of the others. The slope gives the nearest of the ones the scores
-        of the nearest of the others, in order: each passage asks, as the query encoder reads it.
+        A ridge regression finds the gap between the two from where the first lies. Then everything is stretched about
+        the mean until the nearest ten of a passage score alike, rank by rank, whichever encoder read them.
         """
-        means = fresh.mean(axis=0), indexed.mean(axis=0)
-        own, others = (_nearest(fresh, some - mean) for some, mean in zip((fresh, indexed), means, strict=True))
-        # One passage has no others, and says only where it should lie itself.
-        slope = round(float((own * others).sum() / (own * own).sum()), SLOPE_DIGITS) if own.any() else 1.0
-        return cls(slope, (means[1] - np.float32(slope) * means[0]).astype(np.float32))
+        start, target = fresh.astype(np.float64), indexed.astype(np.float64)
+        mean, centre = start.mean(axis=0), target.mean(axis=0)
+        apart, residual = start - mean, (target - centre) - (start - mean)
+        gram = apart @ apart.T
+        # Of one passage, or of equal ones, nothing is learnt but where they should lie.
+        ridge = RIDGE * np.trace(gram) / start.shape[1] or 1.0
+        inverse = np.linalg.inv(gram + ridge * np.eye(len(gram)))
+        hat = gram @ inverse
+        # Each passage as it would be moved if it had not been among those that were learnt from.
+        errors = (residual - hat @ residual) / (1 - np.diag(hat)[:, None])
+        moved = target - centre - errors
+        slope = _slope(_nearest(start, moved - moved.mean(axis=0)), _nearest(start, target - centre))
+        matrix = slope * (np.eye(start.shape[1]) + apart.T @ inverse @ residual)
+        offset = centre - slope * moved.mean(axis=0) - mean @ matrix
+        return cls(matrix.astype(np.float32), offset.astype(np.float32))
 
-    def __call__(self, vectors: NDArray[np.floating[Any]]) -> Vectors:
+    def __call__(self, vectors: Vectors) -> Vectors:
         """`vectors` (any number, dim) where the other encoder would have put them."""
-        corrected: Vectors = np.float32(self.slope) * vectors.astype(np.float32, copy=False) + self.offset
+        corrected: Vectors = vectors @ self.matrix + self.offset
         return corrected
-
-
-def _nearest(queries: Vectors, passages: Vectors) -> Vectors:
-    """The scores (queries, at most NEAREST) of the nearest passages, best first; a query is none of its own."""
-    scores = queries @ passages.T
-    np.fill_diagonal(scores, -np.inf)
-    nearest: Vectors = -np.sort(-scores, axis=1)[:, : min(NEAREST, len(queries) - 1)]
-    return nearest
 
 
 class Named(Protocol):
@@ -74,5 +78,19 @@ def names_of(encoder: Named) -> frozenset[str]:
 
 
 def sample_rows(rows: int, count: int = SAMPLE) -> NDArray[np.int64]:
-    """At most `count` of so many rows, at equal distances, ascending."""
-    return np.unique(np.linspace(0, rows - 1, min(count, rows), dtype=np.int64))
+    """At most `count` of so many rows, at equal distances, ascending, the first and the last among them."""
+    count = min(count, rows)
+    return np.arange(count, dtype=np.int64) * (rows - 1) // max(count - 1, 1)
+
+
+def _nearest(queries: Matrix, passages: Matrix) -> Matrix:
+    """The scores (queries, at most NEAREST) of the nearest passages, best first; a query is none of its own."""
+    scores = queries @ passages.T
+    np.fill_diagonal(scores, -np.inf)
+    nearest: Matrix = -np.sort(-scores, axis=1)[:, : min(NEAREST, len(queries) - 1)]
+    return nearest
+
+
+def _slope(own: Matrix, wanted: Matrix) -> float:
+    """What the ones are multiplied by to come nearest to the others; 1 where there are none."""
+    return float((own * wanted).sum() / (own * own).sum()) if own.any() else 1.0

@@ -82,14 +82,13 @@ class Included(_Value):
 
 
 class Corrected(_Value):
-    """How vectors of fresh documents by certain encoders are corrected: times `slope`, plus `correction.npy`.
+    """Who else read some of the passages, so that what it reads of fresh documents can be corrected.
 
-    `encoders` are the fingerprints of the query encoder's graphs, `passages` is how many it was learnt from.
+    `encoders` are the fingerprints of the query encoder's graphs, `passages` is how many of its vectors are kept.
     """
 
     encoders: Annotated[tuple[str, ...], Field(min_length=1)]
     passages: Positive
-    slope: float
 
 
 class FileEntry(_Value):

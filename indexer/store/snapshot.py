@@ -15,7 +15,7 @@ from indexer.store.kinds import VECTORS_FILE
 from indexer.store.manifest import CORRECTION_FILE, LEXICAL_FOLDER, Manifest, verify_files
 from indexer.store.metadata import MetadataIndex
 from indexer.store.passages import Passages, load_hashes
-from models.correction import Correction
+from models.correction import Correction, sample_rows
 from models.errors import CareError
 from models.lexical import LexicalIndex
 
@@ -36,14 +36,18 @@ class Snapshot:
     values: Array
     """(passages, dim) float16"""
     lexical: LexicalIndex
-    correction: Correction | None
-    """What is done to vectors of fresh documents by the encoders that `manifest.correction` names."""
     open_vectors: Callable[[], VectorIndex]
+    learn_correction: Callable[[], Correction | None]
 
     @property
     def vectors(self) -> VectorIndex:
         """What searches `values`."""
         return self.open_vectors()
+
+    @property
+    def correction(self) -> Correction | None:
+        """What is done to vectors of fresh documents by the encoders that `manifest.correction` names."""
+        return self.learn_correction()
 
     @property
     def version(self) -> str:
@@ -66,6 +70,7 @@ class Snapshot:
         open_vectors = cache(partial(_open_vectors, folder, manifest))
         if searched:
             open_vectors()
+        values = load_array(folder / VECTORS_FILE, "<f2", (counts.passages, manifest.dim))
         return cls(
             folder=folder,
             manifest=manifest,
@@ -73,10 +78,10 @@ class Snapshot:
             passages=passages,
             hashes=load_hashes(folder, counts.passages),
             metadata=MetadataIndex.open(folder, counts.documents),
-            values=load_array(folder / VECTORS_FILE, "<f2", (counts.passages, manifest.dim)),
+            values=values,
             lexical=_open_lexical(folder / LEXICAL_FOLDER, counts.passages),
-            correction=_open_correction(folder, manifest),
             open_vectors=open_vectors,
+            learn_correction=_open_correction(folder, manifest, values),
         )
 
 
@@ -87,10 +92,13 @@ def _open_vectors(folder: Path, manifest: Manifest) -> VectorIndex:
     return VectorIndex.open(folder, built.index, manifest.counts.passages, manifest.dim, built.search_depth)
 
 
-def _open_correction(folder: Path, manifest: Manifest) -> Correction | None:
+def _open_correction(folder: Path, manifest: Manifest, values: Array) -> Callable[[], Correction | None]:
+    """Checks what was read; it takes some milliseconds to learn from, which only who has fresh documents spends."""
     if manifest.correction is None:
-        return None
-    return Correction(manifest.correction.slope, load_array(folder / CORRECTION_FILE, "<f4", (manifest.dim,)))
+        return lambda: None
+    rows = sample_rows(len(values), manifest.correction.passages)
+    fresh = load_array(folder / CORRECTION_FILE, "<f2", (len(rows), manifest.dim))
+    return cache(lambda: Correction.fit(fresh, values[rows]))
 
 
 def _open_lexical(folder: Path, passages: int) -> LexicalIndex:

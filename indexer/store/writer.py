@@ -83,10 +83,10 @@ class SnapshotWriter:
         except ValueError as error:  # whatever goes wrong inside the library
             raise NotWritten(folder, error) from error
 
-    def write_correction(self, offset: Array) -> None:
-        """What is added to vectors of fresh documents (dim,) by the pair's query encoder."""
-        with ArrayWriter(self._folder / CORRECTION_FILE, "<f4") as writer:
-            writer.append(offset)
+    def write_correction(self, vectors: Array) -> None:
+        """The query encoder's vectors (passages, dim) of the passages in `sample_rows`."""
+        with ArrayWriter(self._folder / CORRECTION_FILE, "<f2", vectors.shape[1:]) as writer:
+            writer.append(vectors)
             writer.close()
 
     def write_withdrawn(self, ids: Sequence[str]) -> None:

@@ -66,7 +66,7 @@ class Overlay:
                 live[block][own] = False
         blocks = list(self.blocks)
         if posted := [change for change in changes.values() if isinstance(change, Posted)]:
-            blocks.append(Block.of(posted, np.concatenate([self._vectors(change) for change in posted])))
+            blocks.append(Block.of(posted, self._vectors(posted)))
             live.append(np.ones(len(posted), np.bool_))
             _merge(blocks, live)
         state = self.state
@@ -184,12 +184,14 @@ class Overlay:
         row = self.snapshot.documents.row_of(document_id)
         return None if row in self.gone else row
 
-    def _vectors(self, posted: Posted) -> Scores:
-        """A document's vectors where the snapshot's encoder would have put them, as far as the snapshot can tell."""
-        correction, facts = self.snapshot.correction, self.snapshot.manifest.correction
-        if correction is None or facts is None or posted.encoder not in facts.encoders:
-            return posted.vectors.astype(np.float32)
-        return correction(posted.vectors)
+    def _vectors(self, posted: Sequence[Posted]) -> Scores:
+        """Vectors of all passages where the snapshot's encoder would have put them, as far as the snapshot can tell."""
+        vectors: Scores = np.concatenate([document.vectors for document in posted]).astype(np.float32)
+        facts, correction = self.snapshot.manifest.correction, self.snapshot.correction
+        if facts is not None and correction is not None:
+            known = np.repeat([each.encoder in facts.encoders for each in posted], [len(each.spans) for each in posted])
+            vectors[known] = correction(vectors[known])
+        return vectors
 
     def _fresh(self, row: int) -> StoredDocument:
         own = row - len(self.snapshot.documents)

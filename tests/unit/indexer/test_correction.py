@@ -14,7 +14,7 @@ from indexer.errors import BadBuild
 from indexer.reindex import Encoders
 from indexer.store import BadSnapshot, Collection, Snapshot
 from indexer.store.manifest import MANIFEST_FILE, Manifest, list_files
-from models.correction import Correction, names_of
+from models.correction import SAMPLE, Correction, names_of
 from models.onnx_encoder import Vectors
 from models.spec import Side
 from tests.support.fast_encoder import BUNDLED, DIM, FastEncoder
@@ -60,9 +60,20 @@ def test_another_query_encoder_reads_passages_as_it_will_read_fresh_ones(corpus:
     assert facts.passages == len(partner.texts) == ROWS
     assert partner.sides == [Side.QUERY]  # the only way it reads
     assert partner.texts[3] == "标题3\n第3次复查。第3次复查。第3次复查。"
-    known = Correction.fit(Partner().encode(partner.texts, Side.QUERY), snapshot.values.astype(np.float32))
-    assert correction.slope == pytest.approx(known.slope)
-    np.testing.assert_allclose(correction.offset, known.offset, atol=1e-6)
+    read = Partner().encode(partner.texts, Side.QUERY).astype(np.float16)
+    np.testing.assert_array_equal(np.load(snapshot.folder / "correction.npy"), read)
+    known = Correction.fit(read, snapshot.values)
+    np.testing.assert_array_equal(correction.matrix, known.matrix)
+    np.testing.assert_array_equal(correction.offset, known.offset)
+
+
+def test_a_large_corpus_is_read_in_samples(tmp_path: Path) -> None:
+    rows = [{"_id": f"{row}", "text": f"第{row}次复查"} for row in range(2 * SAMPLE + 1)]
+    partner = Partner()
+    snapshot = built(write_lines(tmp_path / "corpus.jsonl", *rows), partner)
+    assert partner.texts[:3] == ["第0次复查", "第2次复查", "第4次复查"]
+    assert len(partner.texts) == SAMPLE
+    assert snapshot.correction is snapshot.correction  # learnt once
 
 
 def test_builds_of_one_corpus_are_corrected_alike(corpus: Path) -> None:
@@ -88,7 +99,7 @@ def test_another_graph_of_the_same_folder_is_the_same_encoder(corpus: Path) -> N
 
 def test_a_correction_that_does_not_fit_is_refused(corpus: Path) -> None:
     folder = built(corpus, Partner()).folder
-    np.save(folder / "correction.npy", np.zeros(DIM - 1, np.float32))
+    np.save(folder / "correction.npy", np.zeros((ROWS, DIM - 1), np.float16))
     with pytest.raises(BadSnapshot, match=r"correction\.npy"):
         Snapshot.open(folder)
     manifest = Manifest.read(folder)

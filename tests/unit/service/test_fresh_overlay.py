@@ -227,10 +227,10 @@ def test_states_differ_where_the_log_differs(main: Snapshot) -> None:
 
 
 def test_only_vectors_of_the_encoders_that_the_snapshot_names_are_corrected(main: Snapshot) -> None:
-    named = Corrected(encoders=("reads queries",), passages=9, slope=0.5)
-    correction = Correction(0.5, np.full(DIM, 0.25, np.float32))
+    named = Corrected(encoders=("reads queries",), passages=9)
+    correction = Correction(0.5 * np.eye(DIM, dtype=np.float32), np.full(DIM, 0.25, np.float32))
     manifest = main.manifest.model_copy(update={"correction": named})
-    corrected = replace(main, manifest=manifest, correction=correction)
+    corrected = replace(main, manifest=manifest, learn_correction=lambda: correction)
     posted = [replace(document(f"f{seed}", seed), encoder=by) for seed, by in enumerate(["reads queries", "fp"])]
     plain, laid = (Overlay.over(each).apply(frames(*posted)) for each in (main, corrected))
     queries = unit_vectors(3, seed=7).astype(np.float32)
