@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from models.spec import EncoderSpec
 
-SAMPLE = 256
+SAMPLE = 512
 """Passages that both encoders read."""
 RIDGE = 10.0
 """How little is believed of a gap that differs from text to text, in mean variances of a dimension: the passages are

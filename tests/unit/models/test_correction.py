@@ -76,7 +76,7 @@ def test_rows_are_taken_at_equal_distances() -> None:
     assert sample_rows(101, 5).tolist() == [0, 25, 50, 75, 100]
     assert sample_rows(1).tolist() == [0]
     rows = sample_rows(1_000_003)
-    assert (len(rows), rows[0], rows[-1]) == (256, 0, 1_000_002)
+    assert (len(rows), rows[0], rows[-1]) == (512, 0, 1_000_002)
 
 
 def test_all_graphs_of_a_folder_are_one_encoder() -> None:
