@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from indexer.build import BuildOptions, build
-from indexer.store import Collection
+from indexer.store import Collection, Posted
 from models.onnx_encoder import OnnxEncoder, Vectors
 from models.spec import Side, Variant
 from tests.api.support import ENTRIES, Built, copy_collection, make_settings, running
@@ -85,6 +85,16 @@ async def test_a_fresh_document_scores_as_its_indexed_self_and_after_a_restart(
     async with running(settings) as client:
         assert await scores(client) == pytest.approx(after, abs=1e-3)
     assert "--query-encoder" not in caplog.text
+
+
+async def test_what_another_encoder_read_is_read_again_and_corrected(tmp_path: Path, encoder: OnnxEncoder) -> None:
+    own = bent(tmp_path, encoder, encoder)
+    title, text = ENTRIES[0]["title"], ENTRIES[0]["text"]
+    foreign = Posted("copy-1", title, text, {}, [(0, 3)], "another", np.ones((1, 4), np.float16))
+    Collection(own.root).fresh_log.append([foreign])
+    async with running(make_settings(own, threads=1, reload_seconds=0)) as client:
+        found = await scores(client)
+        assert found["copy-1"] == pytest.approx(found["1"], abs=0.03)
 
 
 async def test_without_a_correction_scores_differ_and_the_log_says_once_what_to_do(
