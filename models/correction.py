@@ -18,8 +18,8 @@ from models.spec import EncoderSpec
 SAMPLE = 512
 """Passages that both encoders read."""
 RIDGE = 10.0
-"""How little is believed of a gap that differs from text to text, in mean variances of a dimension: the passages are
-fewer than the dimensions."""
+"""How little is believed of a gap that differs from text to text, in mean variances of a dimension: there are no more
+passages than dimensions."""
 NEAREST = 10
 """So many passages are ranked for each: what is found at the top of a ranking is what must compare."""
 

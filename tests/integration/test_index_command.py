@@ -15,7 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 import cli
 from indexer.build import BuildOptions
 from indexer.reindex import Encoders, Release, Report, reindex
-from indexer.store import Collection
+from indexer.store import Collection, Manifest
 from models.spec import EncoderSpec
 
 ROWS = [
@@ -153,6 +153,20 @@ def test_another_space_is_refused_before_anything_is_encoded(place: Place, tmp_p
     assert place.collection.versions() == versions
     assert place.build(ROWS, "--encoder", tmp_path / "new")[0] == 0
     assert place.care("publish", "--force")[0] == 0
+
+
+def test_the_encoder_that_is_served_reads_passages_if_it_is_another(place: Place, tmp_path: Path) -> None:
+    asking = another_encoder(tmp_path / "asking", query_instruction="问：")
+    for folder, passages in ((BUNDLED, None), (asking, len(ROWS))):
+        assert place.build(ROWS, "--publish", "--query-encoder", folder)[0] == 0
+        version = place.collection.current()
+        assert version is not None
+        facts = Manifest.read(place.collection.folder(version)).correction
+        assert (facts and facts.passages) == passages
+    other = another_encoder(tmp_path / "other", space="elsewhere")
+    code, _, said = place.build(ROWS, "--query-encoder", other)
+    assert (code, len(place.collection.versions())) == (1, 2)
+    assert "is of space elsewhere" in said
 
 
 def test_a_run_that_is_told_to_stop_is_reported(place: Place) -> None:
