@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import logging
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,49 +10,18 @@ import httpx
 import numpy as np
 import pytest
 
-from indexer.build import BuildOptions, build
 from indexer.store import Collection, Posted
-from models.onnx_encoder import OnnxEncoder, Vectors
-from models.spec import Side, Variant
+from models.onnx_encoder import OnnxEncoder
+from tests.api.pair import BENT, bent
 from tests.api.support import ENTRIES, Built, copy_collection, make_settings, running
 
 pytestmark = pytest.mark.anyio
 
 QUERY = "高血压吃什么药"
-BENT, WEIGHT = "document encoder", 0.6
 
 
-class Bent:
-    """The bundled encoder in another's coat: all its documents lean to one side, away from the queries."""
-
-    variant = Variant.FP32
-    fingerprint = BENT
-    bulk_texts = 64
-
-    def __init__(self, encoder: OnnxEncoder) -> None:
-        self.spec, self.tokenizer, self._encoder = encoder.spec, encoder.tokenizer, encoder
-        self._towards = np.random.default_rng(0).standard_normal(self.spec.dim).astype(np.float32)
-        self._towards /= np.linalg.norm(self._towards)
-
-    def encode(self, texts: Sequence[str], side: Side) -> Vectors:
-        vectors = WEIGHT * self._encoder.encode(texts, side) + (1 - WEIGHT) * self._towards
-        unit: Vectors = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
-        return unit
-
-
-def bent(folder: Path, encoder: OnnxEncoder, query_encoder: OnnxEncoder | None) -> Built:
-    """A collection that a document encoder of its own has read."""
-    corpus, collection = folder / "corpus.jsonl", Collection(folder / "collection")
-    rows = [{"_id": entry["id"], "title": entry["title"], "text": entry["text"]} for entry in ENTRIES]
-    corpus.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
-    options = BuildOptions(passage_tokens=64, overlap=16, query_encoder=query_encoder)
-    version = build([corpus], Bent(encoder), collection, options).version
-    collection.publish(version)
-    return Built(collection.root, {"a": version})
-
-
-async def scores(client: httpx.AsyncClient, mode: str = "dense") -> dict[str, float]:
-    response = await client.post("/v1/search", json={"query": QUERY, "mode": mode, "top_k": 100})
+async def scores(client: httpx.AsyncClient) -> dict[str, float]:
+    response = await client.post("/v1/search", json={"query": QUERY, "mode": "dense", "top_k": 100})
     return {hit["id"]: hit["score"] for hit in response.json()["results"][0]["hits"]}
 
 

@@ -13,7 +13,8 @@ import pytest
 
 from indexer.store import Collection
 from models.onnx_encoder import OnnxEncoder
-from tests.api.support import ENCODER, Built, build_collection, copy_collection
+from tests.api.pair import bent
+from tests.api.support import ENCODER, ENTRIES, Built, build_collection, copy_collection
 from tests.integration.processes import Service, service, until
 
 POSTS = {"engine", "worker 1", "worker 2"}
@@ -125,3 +126,16 @@ def test_what_was_acknowledged_survives_a_kill_at_any_moment(built: Built, tmp_p
         for name in acknowledged:
             assert running.get(f"/v1/documents/{name}").status == 200
         assert set(acknowledged) <= found(running, "lexical")
+
+
+def test_workers_beside_an_engine_correct_what_another_encoder_than_the_snapshots_reads(tmp_path: Path) -> None:
+    encoder = OnnxEncoder.load(ENCODER, threads=1)
+    with service(bent(tmp_path, encoder, encoder), **APART) as running:
+        until(lambda: set(running.children()) == POSTS and running.is_ready())
+        copies = [{"id": f"copy-{each['id']}", "title": each["title"], "text": each["text"]} for each in ENTRIES]
+        assert running.send("POST", "/v1/documents", {"documents": copies}).status == 200
+        until(lambda: all("copy-1" in found(running, "dense") for _ in range(ASKED)))
+        reply = running.search({"query": "高血压吃什么药", "mode": "dense", "top_k": 100})
+        scores = {hit["id"]: hit["score"] for hit in reply.json()["results"][0]["hits"]}
+        for entry in ENTRIES:
+            assert scores[f"copy-{entry['id']}"] == pytest.approx(scores[entry["id"]], abs=0.03)
