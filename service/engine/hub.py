@@ -124,6 +124,8 @@ class Hub:
                     self._cut(connection)
         except BlockingIOError:
             pass
+        except ConnectionError:  # it has ended before it read all that was sent
+            self._cut(connection)
         except (OSError, BadFrame) as error:
             logger.warning("a worker's connection is closed: %s", error)
             self._cut(connection)
