@@ -123,6 +123,8 @@ def build(
     options = options or BuildOptions()
     if Side.DOCUMENT not in encoder.spec.sides:
         raise BadBuild(f"the encoder of space {encoder.spec.space} reads queries only; index with its document encoder")
+    if (tokens := options.passage_tokens or 0) > encoder.spec.max_length:
+        raise BadBuild(f"passages of {tokens} tokens: the encoder reads at most {encoder.spec.max_length}")
     if options.threads is not None:
         limit_threads(options.threads)
     place = open_shards(options.shards, encoder.fingerprint, collection.shards(encoder.fingerprint))

@@ -1,4 +1,4 @@
-"""Cuts documents into passages that fit the encoder, preferring the ends of sentences.
+"""Cuts documents into passages of so many tokens, preferring the ends of sentences.
 
 The encoder reads title + newline + passage, so every passage of a document carries its title, and the title's tokens
 count; where one of the two is missing, it reads the other alone. Spans are characters of the document's text. Knows
@@ -21,7 +21,7 @@ SEARCH_BACK = 0.25
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """Tokens that the encoder reads of one passage, all included, and tokens that neighbours share."""
+    """Tokens of one passage, all that the encoder reads beside it included, and tokens that neighbours share."""
 
     tokens: int
     overlap: int
@@ -37,8 +37,6 @@ class Cutter:
     """Cuts by one tokenizer and one budget; `instruction` is what the encoder reads before every document."""
 
     def __init__(self, tokenizer: Tokenizer, instruction: str, budget: Budget) -> None:
-        if budget.tokens > tokenizer.max_length:
-            raise BadBuild(f"passages of {budget.tokens} tokens: the encoder reads at most {tokenizer.max_length}")
         self._tokenizer = tokenizer
         self._instruction = instruction
         self._budget = budget

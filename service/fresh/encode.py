@@ -112,10 +112,13 @@ class DocumentEncoder:
 
 
 def _cut(serving: Serving, documents: Sequence[NewDocument]) -> tuple[list[list[Span]], list[str]]:
-    """The spans of each document, and what the encoder reads of all, one after the other."""
+    """The spans of each document, and what the encoder reads of all, one after the other.
+
+    Passages are as long as the snapshot's. An encoder that reads less of a text reads how they begin, as it did for
+    the build: in pieces of its own a document would have several chances where its indexed self has one.
+    """
     built, spec = serving.snapshot.manifest.built, serving.encoder.spec
-    tokens = min(built.passage_tokens, spec.max_length)
-    budget = Budget(tokens, min(built.passage_overlap, tokens // 4))
+    budget = Budget(built.passage_tokens, built.passage_overlap)
     cutter = Cutter(serving.encoder.tokenizer, spec.instruction(spec.document_side), budget)
     spans = cutter.cut([document.title for document in documents], [document.text for document in documents])
     texts = [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,9 @@ import pytest
 
 from indexer.store import Collection, Posted
 from models.onnx_encoder import OnnxEncoder
+from models.spec import EncoderSpec
 from tests.api.pair import BENT, bent
-from tests.api.support import ENTRIES, Built, copy_collection, make_settings, running
+from tests.api.support import ENCODER, ENTRIES, Built, copy_collection, make_settings, running
 
 pytestmark = pytest.mark.anyio
 
@@ -62,6 +64,23 @@ async def test_what_another_encoder_read_is_read_again_and_corrected(tmp_path: P
     async with running(make_settings(own, threads=1, reload_seconds=0)) as client:
         found = await scores(client)
         assert found["copy-1"] == pytest.approx(found["1"], abs=0.03)
+
+
+async def test_an_encoder_that_reads_less_than_a_passage_has_cuts_no_more_of_them(
+    tmp_path: Path, encoder: OnnxEncoder
+) -> None:
+    """Each piece would be corrected like a whole passage, and the best of many outranks the only one."""
+    folder = tmp_path / "short"
+    shutil.copytree(ENCODER, folder)
+    EncoderSpec.load(folder).model_copy(update={"max_length": 24}).save(folder)
+    own = bent(tmp_path, encoder, OnnxEncoder.load(folder, threads=1))
+    settings = make_settings(own, threads=1, reload_seconds=0).model_copy(update={"encoder": folder})
+    async with running(settings) as client:
+        before = (await client.get("/v1/collection")).json()
+        await post_copies(client)
+        after = (await client.get("/v1/collection")).json()
+    assert before["passages"] > before["documents"] == len(ENTRIES)
+    assert after["passages"] == 2 * before["passages"]
 
 
 async def test_without_a_correction_scores_differ_and_the_log_says_once_what_to_do(

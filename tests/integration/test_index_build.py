@@ -174,6 +174,11 @@ def test_query_encoder_may_not_read_documents(tmp_path: Path, corpus: Path, enco
         build([corpus], queries_only, Collection(tmp_path))
 
 
+def test_passages_longer_than_the_encoder_reads_are_refused(tmp_path: Path, corpus: Path, encoder: OnnxEncoder) -> None:
+    with pytest.raises(BadBuild, match="passages of 513 tokens: the encoder reads at most 512"):
+        build([corpus], encoder, Collection(tmp_path), BuildOptions(passage_tokens=513))
+
+
 def test_building_does_not_need_torch() -> None:
     code = "import sys, indexer.build, indexer.publish; print({'torch', 'transformers', 'pyarrow'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -118,7 +118,6 @@ def test_a_title_alone_is_one_passage(tokenizer: Tokenizer, title: str) -> None:
     [
         (64, 17, "at most a quarter"),
         (64, -1, "at most a quarter"),
-        (513, 64, "the encoder reads at most 512"),
         (3, 0, "leave no room"),
     ],
 )
