@@ -18,7 +18,7 @@ from tqdm import tqdm
 from indexer.corpus import Document, FieldMap, read_corpus
 from indexer.diff import Changes, changes_since_published
 from indexer.embed import embed
-from indexer.encode import Encoder, EncodeShards, Work, chunked, content_hashes, encode_here
+from indexer.encode import Encoder, EncodeShards, Work, checked, chunked, content_hashes, encode_here
 from indexer.errors import BadBuild
 from indexer.fresh import LogWord
 from indexer.passages import Budget, Cutter
@@ -212,7 +212,7 @@ def _read_otherwise(
     if encoder.fingerprint in names_of(other):
         return None
     texts = list(composed(sample_rows(passages)))
-    writer.write_correction(other.encode(texts, other.spec.document_side))
+    writer.write_correction(checked(other.encode(texts, other.spec.document_side), "query encoder"))
     return Corrected(encoders=tuple(sorted(names_of(other))), passages=len(texts))
 
 

@@ -87,7 +87,7 @@ class Work:
 
 def encode_shard(texts: Sequence[str], encoder: Encoder, place: Shards) -> str:
     """One shard; returns its name when it is in its place."""
-    vectors = _checked(encoder.encode(texts, Side.DOCUMENT))
+    vectors = checked(encoder.encode(texts, Side.DOCUMENT), "encoder")
     return place.write(Embeddings(content_hashes(texts, encoder), vectors.astype("<f2")))
 
 
@@ -105,9 +105,10 @@ def chunked(items: Iterable[Item], size: int) -> Iterator[list[Item]]:
         yield chunk
 
 
-def _checked(vectors: Vectors) -> Vectors:
+def checked(vectors: Vectors, encoder: str) -> Vectors:
+    """The vectors, unless one of them is none: NaN, or not of length 1; `encoder` is what the reader calls it."""
     norms = np.linalg.norm(vectors, axis=1)
     if not (np.abs(norms - 1) < NORM_TOLERANCE).all():  # also false for NaN
         worst = float(norms[np.argmax(np.nan_to_num(np.abs(norms - 1), nan=np.inf))])
-        raise BadBuild(f"the encoder gave a vector of length {worst}, not 1; export it again with its norm inside")
+        raise BadBuild(f"the {encoder} gave a vector of length {worst}, not 1; export it again with its norm inside")
     return vectors

@@ -78,7 +78,9 @@ class Encoders:
         """The encoder of queries; refuses one that cannot be asked about these documents."""
         encoder = OnnxEncoder.load(self.queries, threads=self.threads) if self.queries else documents
         if Side.QUERY not in encoder.spec.sides:
-            raise BadBuild(f"{self.documents} reads documents only; name its partner with --query-encoder")
+            raise BadBuild(
+                f"{self.queries or self.documents} reads documents only; name its partner with --query-encoder"
+            )
         own, others = encoder.spec, documents.spec
         if own.space != others.space:
             raise BadBuild(f"{self.queries} is of space {own.space}, not {others.space}")

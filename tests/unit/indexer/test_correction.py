@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from indexer.store import BadSnapshot, Collection, Snapshot
 from indexer.store.manifest import MANIFEST_FILE, Manifest, list_files
 from models.correction import SAMPLE, Correction, names_of
 from models.onnx_encoder import Vectors
-from models.spec import Side
+from models.spec import EncoderSpec, Side
 from tests.support.fast_encoder import BUNDLED, DIM, FastEncoder
 from tests.unit.indexer.support import write_lines
 
@@ -109,6 +110,20 @@ def test_a_correction_that_does_not_fit_is_refused(corpus: Path) -> None:
         Snapshot.open(folder)
 
 
+@pytest.mark.parametrize("value", [np.nan, 0.0])
+def test_readings_that_are_no_embeddings_are_refused(corpus: Path, value: float) -> None:
+    """One NaN among them would make every corrected vector NaN, and no fresh document would ever be found."""
+
+    class Broken(Partner):
+        def encode(self, texts: Sequence[str], side: Side) -> Vectors:
+            vectors = super().encode(texts, side)
+            vectors[3] = value
+            return vectors
+
+    with pytest.raises(BadBuild, match=f"the query encoder gave a vector of length {value}"):
+        built(corpus, Broken())
+
+
 def test_format_3_which_knew_of_no_correction_is_still_read(corpus: Path) -> None:
     folder = built(corpus, None).folder
     manifest = Manifest.read(folder)
@@ -116,6 +131,14 @@ def test_format_3_which_knew_of_no_correction_is_still_read(corpus: Path) -> Non
     fields = json.loads((folder / MANIFEST_FILE).read_bytes())
     assert fields["correction"] is None
     assert Snapshot.open(folder).correction is None
+
+
+def test_a_query_encoder_that_reads_no_queries_is_named(tmp_path: Path) -> None:
+    folder = tmp_path / "reads-documents"
+    shutil.copytree(BUNDLED, folder)
+    EncoderSpec.load(folder).model_copy(update={"sides": (Side.DOCUMENT,)}).save(folder)
+    with pytest.raises(BadBuild, match="reads-documents reads documents only"):
+        Encoders(BUNDLED, queries=folder).load_queries(FastEncoder())
 
 
 def test_a_query_encoder_that_does_not_fit_is_refused_before_the_work() -> None:
