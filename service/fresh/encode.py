@@ -55,21 +55,17 @@ class DocumentEncoder:
         """
         known = {place: _from_snapshot(serving, document) for place, document in enumerate(documents)}
         unread = [document for place, document in enumerate(documents) if known[place] is None]
-        if unread:
-            self._warn(serving)
         made = iter(await self._read(serving, unread) if unread else [])
         return [known[place] or next(made) for place in range(len(documents))]
 
     async def translate(self, serving: Serving, frames: Sequence[Frame]) -> list[Frame]:
         """Frames whose vectors this serving can search: what other encoders made is made again."""
-        known = serving.encoder.fingerprint, serving.snapshot.manifest.encoder.fingerprint
-        foreign = [
-            change
-            for frame in frames
-            for change in frame.changes
-            if isinstance(change, Posted)
-            and (change.encoder not in known or change.vectors.shape[1] != serving.encoder.spec.dim)
-        ]
+        own, indexed = serving.encoder, serving.snapshot.manifest.encoder
+        posted = [change for frame in frames for change in frame.changes if isinstance(change, Posted)]
+        if any(each.encoder != indexed.fingerprint for each in posted):
+            self._warn(serving)
+        known = own.fingerprint, indexed.fingerprint
+        foreign = [each for each in posted if each.encoder not in known or each.vectors.shape[1] != own.spec.dim]
         if not foreign:
             return list(frames)
         documents = [NewDocument(each.id, each.title, each.text, each.metadata) for each in foreign]
@@ -77,7 +73,7 @@ class DocumentEncoder:
         return [replace(frame, changes=[made.get(id(change), change) for change in frame.changes]) for frame in frames]
 
     def _warn(self, serving: Serving) -> None:
-        """Says once for a snapshot that scores of what is posted do not compare with its own, and what to do."""
+        """Says once for a snapshot that scores of what was posted do not compare with its own, and what to do."""
         manifest, encoder = serving.snapshot.manifest, serving.encoder
         corrected = manifest.correction is not None and encoder.fingerprint in manifest.correction.encoders
         if corrected or manifest.encoder.fingerprint in names_of(encoder) or self._warned == serving.version:

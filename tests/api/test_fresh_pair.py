@@ -96,6 +96,8 @@ async def test_without_a_correction_scores_differ_and_the_log_says_once_what_to_
         assert after["copy-1"] > after["1"] + 0.1
     said = [record.getMessage() for record in caplog.records if "--query-encoder" in record.getMessage()]
     assert len(said) == 1
+    async with running(settings):  # which has them from the log
+        assert caplog.text.count("--query-encoder") == 2
     assert encoder.fingerprint in said[0]
     assert BENT in said[0]
 
