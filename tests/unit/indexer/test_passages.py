@@ -10,7 +10,9 @@ from hypothesis import strategies as st
 
 from indexer.errors import BadBuild
 from indexer.passages import Budget, Cutter
+from models.spec import TOKENIZER_FILE
 from models.tokenizer import Tokenizer
+from tests.support.fast_encoder import BUNDLED
 
 TEXTS = st.text(
     st.sampled_from("高血压患者服药。！？；\n 3.5mg abnormalities internationalization, x"), min_size=1, max_size=400
@@ -111,6 +113,13 @@ def test_a_title_alone_is_one_passage(tokenizer: Tokenizer, title: str) -> None:
     cutter = Cutter(tokenizer, "", Budget(64, 8))
     assert cutter.cut([title], [""]) == [[(0, 0)]]
     assert cutter.compose(title, "") == title[:31]
+
+
+def test_an_encoder_that_reads_less_of_a_text_does_not_cut_it_otherwise(tokenizer: Tokenizer) -> None:
+    short = Tokenizer.load(BUNDLED / TOKENIZER_FILE, 24)
+    for repeated in (1, 4, 12):  # read whole; in part, though it is one passage; several passages
+        text = "高血压患者应当长期服药。" * repeated
+        assert cut(short, "标题", text, Budget(64, 8)) == cut(tokenizer, "标题", text, Budget(64, 8))
 
 
 @pytest.mark.parametrize(
