@@ -42,8 +42,8 @@ def query_weight(dense: NDArray[np.float32], lexical: NDArray[np.float32]) -> fl
     tenth, last = dense[min(9, len(dense) - 1)], dense[-1]
     shape = (
         INTERCEPT
-        + DENSE_TENTH * (dense[0] - tenth) / (1 - tenth + 1e-3)
-        + DENSE_LAST * (dense[0] - last) / (1 - last + 1e-3)
+        + DENSE_TENTH * (dense[0] - tenth) / (max(1 - tenth, 0) + 1e-3)
+        + DENSE_LAST * (dense[0] - last) / (max(1 - last, 0) + 1e-3)
         + LEXICAL_SECOND * (lexical[1] / lexical[0] if len(lexical) > 1 else 0.0)
         + LEXICAL_TENTH * (lexical[9] / lexical[0] if len(lexical) > 9 else 0.0)
     )

@@ -51,6 +51,13 @@ def test_the_weight_of_a_query_follows_the_side_that_stands_out() -> None:
     assert query_weight(steep, tied) > query_weight(steep, clear)
 
 
+def test_first_hits_that_stand_out_count_for_the_dense_side_above_one_too() -> None:
+    """Corrected vectors of fresh documents are no unit vectors."""
+    lexical = np.full(2, 9.0, np.float32)
+    close, apart = np.array([1.05, 1.049], np.float32), np.array([1.05, 1.02], np.float32)
+    assert query_weight(apart, lexical) > query_weight(close, lexical)
+
+
 def test_a_given_weight_is_obeyed() -> None:
     dense, lexical = ranking((1, 0.9), (2, 0.1)), ranking((2, 9.0), (1, 1.0))
     assert fuse(dense, lexical, Fusion.SCORES, 1.0)[0].tolist() == [1, 2]
