@@ -41,6 +41,7 @@ from models.correction import names_of, sample_rows
 from models.spec import Side
 
 READ_CHUNK = 512
+BAR_TEXTS = 32
 # Exact search over this many passages takes a few milliseconds on one core; beyond it the graph is worth its build.
 FLAT_PASSAGES = 20_000
 
@@ -211,9 +212,12 @@ def _read_otherwise(
     """Has another encoder, which will read fresh documents, read some passages; None where it is the same encoder."""
     if encoder.fingerprint in names_of(other):
         return None
-    texts = list(composed(sample_rows(passages)))
-    writer.write_correction(checked(other.encode(texts, other.spec.document_side), "query encoder"))
-    return Corrected(encoders=tuple(sorted(names_of(other))), passages=len(texts))
+    rows, side = sample_rows(passages), other.spec.document_side
+    texts = tqdm(composed(rows), "read by the query encoder", len(rows), unit=" passages", disable=None)
+    # In small parts, for the bar's sake: a large encoder takes minutes on a processor.
+    parts = (checked(other.encode(some, side), "query encoder") for some in chunked(texts, BAR_TEXTS))
+    writer.write_correction(parts, encoder.spec.dim)
+    return Corrected(encoders=tuple(sorted(names_of(other))), passages=len(rows))
 
 
 def _index(

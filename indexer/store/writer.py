@@ -83,10 +83,11 @@ class SnapshotWriter:
         except ValueError as error:  # whatever goes wrong inside the library
             raise NotWritten(folder, error) from error
 
-    def write_correction(self, vectors: Array) -> None:
+    def write_correction(self, parts: Iterable[Array], dim: int) -> None:
         """The query encoder's vectors (passages, dim) of the passages in `sample_rows`."""
-        with ArrayWriter(self._folder / CORRECTION_FILE, "<f2", vectors.shape[1:]) as writer:
-            writer.append(vectors)
+        with ArrayWriter(self._folder / CORRECTION_FILE, "<f2", (dim,)) as writer:
+            for vectors in parts:
+                writer.append(vectors)
             writer.close()
 
     def write_withdrawn(self, ids: Sequence[str]) -> None:
