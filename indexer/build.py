@@ -37,7 +37,8 @@ from indexer.store.shards import Shards
 from indexer.store.vectors import VectorIndex, limit_threads
 from indexer.store.writer import SnapshotWriter
 from indexer.texts import passage_texts
-from models.correction import names_of, sample_rows
+from models.correction import SAMPLE, names_of
+from models.sampling import sample_rows
 from models.spec import Side
 
 READ_CHUNK = 512
@@ -156,7 +157,7 @@ def _build_version(
             reuse, encoded = embed(hashes, composed, encoder, collection, work)
             vectors = writer.write_vectors(reuse.vectors(), encoder.spec.dim)
             other = options.query_encoder or encoder
-            correction = _read_otherwise(writer, len(vectors), encoder, composed, other)
+            correction = _read_sample(writer, len(vectors), encoder, composed, other)
         with stages.timed("index"):
             indexed = _index(writer, folder, vectors, encoder, documents, options)
         with stages.timed("lexical"):
@@ -206,13 +207,13 @@ def _compose(cutter: Cutter, texts: Callable[[Rows], Iterator[tuple[str, str]]],
     return (cutter.compose(title, text) for title, text in texts(rows))
 
 
-def _read_otherwise(
+def _read_sample(
     writer: SnapshotWriter, passages: int, encoder: Encoder, composed: Callable[[Rows], Iterator[str]], other: Encoder
 ) -> Corrected | None:
     """Has another encoder, which will read fresh documents, read some passages; None where it is the same encoder."""
     if encoder.fingerprint in names_of(other):
         return None
-    rows, side = sample_rows(passages), other.spec.document_side
+    rows, side = sample_rows(passages, SAMPLE), other.spec.document_side
     texts = tqdm(composed(rows), "read by the query encoder", len(rows), unit=" passages", disable=None)
     # In small parts, for the bar's sake: a large encoder takes minutes on a processor.
     parts = (checked(other.encode(some, side), "query encoder") for some in chunked(texts, BAR_TEXTS))

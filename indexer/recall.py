@@ -17,8 +17,8 @@ from indexer.store.documents import Documents, StoredDocument
 from indexer.store.kinds import IndexKind
 from indexer.store.manifest import Recall
 from indexer.store.vectors import Rows
-from models.correction import sample_rows
 from models.onnx_encoder import Vectors
+from models.sampling import sample_rows
 from models.spec import Side
 
 FLOOR = 0.95

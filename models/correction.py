@@ -77,12 +77,6 @@ def names_of(encoder: Named) -> frozenset[str]:
     return encoder.spec.fingerprints | {encoder.fingerprint}
 
 
-def sample_rows(rows: int, count: int = SAMPLE) -> NDArray[np.int64]:
-    """At most `count` of so many rows, at equal distances, ascending, the first and the last among them."""
-    count = min(count, rows)
-    return np.arange(count, dtype=np.int64) * (rows - 1) // max(count - 1, 1)
-
-
 def _nearest(queries: Matrix, passages: Matrix) -> Matrix:
     """The scores (queries, at most NEAREST) of the nearest passages, best first; a query is none of its own."""
     scores = queries @ passages.T

@@ -13,13 +13,14 @@ from hashlib import blake2b
 
 import numpy as np
 
-from models.correction import Correction, names_of, sample_rows
+from models.correction import SAMPLE, Correction, names_of
 from models.evaluation.cache import Vectors
 from models.evaluation.readers import PairReader
 from models.evaluation.results import SystemFacts
 from models.evaluation.sets import RetrievalSet, Task
 from models.evaluation.systems import DEPTH, Answers, Dense, NotApplicable, System, top
 from models.lexical import Ranking
+from models.sampling import sample_rows
 
 TENTH = 10
 
@@ -64,7 +65,7 @@ class WithFresh:
         """As a build learns it from the passages of its corpus."""
         if self._pair.document.encoder.fingerprint in names_of(self._pair.query.encoder):
             return lambda vectors: vectors
-        rows = sample_rows(len(documents))
+        rows = sample_rows(len(documents), SAMPLE)
         return Correction.fit(self._read(rows.tolist(), task, data), documents[rows])
 
 

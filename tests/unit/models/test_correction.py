@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from models.correction import Correction, names_of, sample_rows
+from models.correction import Correction, names_of
 from models.spec import EncoderSpec, Variant
 from tests.support.evaluation import a_spec
 
@@ -69,14 +69,6 @@ def test_few_passages_do_no_harm() -> None:
     unseen = directions(50, 2)
     moved = Correction.fit(fresh, fresh + lean)(unseen)
     np.testing.assert_allclose(moved, unseen + lean, atol=1e-4)
-
-
-def test_rows_are_taken_at_equal_distances() -> None:
-    assert sample_rows(3, 5).tolist() == [0, 1, 2]
-    assert sample_rows(101, 5).tolist() == [0, 25, 50, 75, 100]
-    assert sample_rows(1).tolist() == [0]
-    rows = sample_rows(1_000_003)
-    assert (len(rows), rows[0], rows[-1]) == (512, 0, 1_000_002)
 
 
 def test_all_graphs_of_a_folder_are_one_encoder() -> None:
