@@ -19,7 +19,6 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from models.errors import CareError
 from service.api import admin, collection, documents, health, search, texts
 from service.api.openapi import describe
-from service.door import Door, is_search
 from service.errors import MethodNotAllowed, NotFound, answer_for
 from service.metrics import Metrics
 from service.middleware import REQUEST_ID, RequestFrame
@@ -69,9 +68,9 @@ def create_app(settings: Settings, place: Place = ALONE) -> FastAPI:
     app.add_route(PAGE, _index, include_in_schema=False)
     app.mount(STATIC, _WholeFiles(directory=WEB_FOLDER), name="static")
     app.openapi = describe(app, settings)  # type: ignore[method-assign]
-    layers, door = app.build_middleware_stack, Door(frame(search_route), app.state)
-    app.build_middleware_stack = lambda: _HotPath(door, layers())  # type: ignore[method-assign]
-    app.state.door = door
+    layers, hot = app.build_middleware_stack, frame(search_route)
+    app.build_middleware_stack = lambda: _HotPath(hot, layers())  # type: ignore[method-assign]
+    app.state.frame = hot
     return app
 
 
@@ -83,7 +82,7 @@ class _HotPath:
         self._rest = rest
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        is_hot = scope["type"] == "http" and is_search(scope)
+        is_hot = scope["type"] == "http" and scope["path"] == search.PATH and scope["method"] in search.METHODS
         await (self._hot if is_hot else self._rest)(scope, receive, send)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Iterable
-from functools import lru_cache
 from http import HTTPStatus
 from types import TracebackType
 from typing import Self
@@ -86,22 +85,13 @@ class WhileConnected:
             self._task.cancel()
 
 
-def written(answer: ErrorAnswer, request_id: str, *, close: bool = False) -> bytes:
-    """An error as it goes over the wire, for a request that the application never sees; `close` ends the connection."""
-    head, before, after = _around_id(answer, close)
-    own = request_id.encode()
-    length = len(before) + len(own) + len(after)
-    return b"%b%d\r\nx-request-id: %b\r\n\r\n%b%b%b" % (head, length, own, before, own, after)
-
-
-@lru_cache(maxsize=64)
-def _around_id(answer: ErrorAnswer, close: bool) -> tuple[bytes, bytes, bytes]:
-    """What is the same for every request: the head up to the length, and the body on both sides of the request's id."""
+def closing_answer(answer: ErrorAnswer, request_id: str) -> bytes:
+    """Returns an error as it goes over the wire, for a request that the application never sees."""
+    body = answer.body(request_id)
+    own = [(b"content-length", b"%d" % len(body)), (b"x-request-id", request_id.encode()), (b"connection", b"close")]
+    lines = [b"%b: %b" % pair for pair in (JSON, *answer.header_pairs(), *own)]
     status = b"HTTP/1.1 %d %b" % (answer.status, HTTPStatus(answer.status).phrase.encode())
-    headers = [JSON, *answer.header_pairs(), *([(b"connection", b"close")] if close else [])]
-    lines = [status, *(b"%b: %b" % pair for pair in headers), b"content-length: "]
-    end = b'"}}'
-    return b"\r\n".join(lines), answer.body("").removesuffix(end), end
+    return b"\r\n".join([status, *lines, b"", body])
 
 
 async def send_bytes(send: Send, body: bytes, status: int = 200, headers: Iterable[tuple[bytes, bytes]] = ()) -> None:

@@ -70,6 +70,12 @@ class Line:
         self._portion = min(portion, PORTION)
         self._bulk = bulk
         self._probe = probe
+        self._begun = False
+
+    def require_room(self, jobs: Sequence[Job]) -> None:
+        """Raises Overloaded if the first portion would be refused; later portions wait for room instead."""
+        if not (self._begun or self._probe):
+            self._dispatcher.require_room(self._serving, jobs, bulk=self._bulk)
 
     async def run(
         self, items: Sequence[Item], prepare: Prepare[Item, Note], finish: Finish[Note, Result]
@@ -109,6 +115,7 @@ class Line:
         """Hands in a portion. Where there is no room: None for who can wait until earlier items are done."""
         jobs = [job for job, _ in prepared if job is not None]
         futures: list[asyncio.Future[Outcome]] = []
+        self._begun = True
         if jobs:
             timeout_seconds = self.deadline.seconds_left()
             try:

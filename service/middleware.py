@@ -14,8 +14,9 @@ from time import perf_counter, time
 import orjson
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from service.errors import ErrorAnswer, answer_for
-from service.http import ClientLeft, send_bytes, written
+from models.errors import CareError
+from service.errors import answer_for
+from service.http import ClientLeft, closing_answer, send_bytes
 from service.logs import ACCESS_LOGGER
 from service.metrics import Metrics
 
@@ -29,6 +30,7 @@ SANE_ID = re.compile(rb"[A-Za-z0-9._:-]{1,64}")
 # What proxies write for a client that closed the connection before its answer.
 CLIENT_CLOSED = 499
 UNMATCHED = "unmatched"
+NO_METHOD = "-"
 
 
 class RequestFrame:
@@ -72,11 +74,18 @@ class RequestFrame:
             scope[STATUS] = status or scope.get(STATUS, CLIENT_CLOSED)
             self._account(scope["method"], self._route(scope), request_id, scope[STATUS], seconds, queries)
 
-    def refuse(self, answer: ErrorAnswer, method: str, route: str, own_id: bytes | None, *, close: bool) -> bytes:
-        """The whole answer to a request that is not to come in; `close`: its connection ends with it."""
-        request_id = _request_id(own_id)
-        self._account(method, route, request_id, answer.status, None)
-        return written(answer, request_id, close=close)
+    def answer_unparsed(self, error: CareError, scope: Scope | None) -> bytes:
+        """Returns the whole answer to bytes that are not a request, or that end before the request does.
+
+        `scope` is the scope of an incomplete request. Its route waits for the rest and records the status when it ends.
+        """
+        answer = answer_for(error)
+        if scope is not None:
+            scope[STATUS] = answer.status
+            return closing_answer(answer, scope.get(REQUEST_ID) or secrets.token_hex(8))
+        request_id = secrets.token_hex(8)
+        self._account(NO_METHOD, UNMATCHED, request_id, answer.status, None)
+        return closing_answer(answer, request_id)
 
     def _account(
         self, method: str, route: str, request_id: str, status: int, seconds: float | None, queries: object = None

@@ -117,9 +117,13 @@ class Run:
         """A job for each query that is not known."""
         encoder = self._serving.encoder
         began = perf_counter()
-        if self._options.mode is Mode.LEXICAL:
-            texts = [cut(query, encoder) for query in queries]
-        else:
+        texts = [cut(query, encoder) for query in queries]
+        is_dense = self._options.mode is not Mode.LEXICAL
+        # Tokenising costs more than a refusal does, so an overload is noticed before it.
+        self._line.require_room(
+            [SearchJob(text.text, self._options, keep_vector=self._cached and is_dense) for text in texts]
+        )
+        if is_dense:
             texts = await read(queries, encoder, Side.QUERY)
         self._timings.tokenize += perf_counter() - began
         jobs = []

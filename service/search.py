@@ -63,18 +63,6 @@ class Searcher:
         self._metrics = metrics
         self._tools = Tools(settings, cache, metrics, embedder, hyde)
 
-    @property
-    def remembers(self) -> bool:
-        """Whether answers that were given are kept in a cache."""
-        return self._tools.cache.enabled
-
-    def require_room(self, inside: int, unasked: int) -> None:
-        """Raises Overloaded at once where a query that no cache knows would be refused in the end.
-
-        `inside` requests were let in and are not answered, and `unasked` ones refused without asking here.
-        """
-        self._dispatcher.require_room(inside, unasked)
-
     async def search(self, serving: Serving, request: SearchRequest) -> Answer:
         """The whole answer; raises InvalidRequest, BadFilter, DeadlineExceeded, and what the dispatcher raises."""
         run = await self._begin(serving, request, self._settings.max_queries)

@@ -8,21 +8,18 @@ that every error has, and its connection closed.
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import math
-import os
-import re
 from typing import Any, cast
 from urllib.parse import quote
 
+import httptools
 import uvicorn
 from fastapi import FastAPI
-from starlette.types import ASGIApp, Scope
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+from starlette.types import Scope
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from models.errors import CareError
-from service.door import Door, Refused
 from service.errors import MalformedHttp, SlowRequest
+from service.middleware import RequestFrame
 from service.settings import Settings
 
 PRINTABLE_ASCII = "".join(map(chr, range(0x20, 0x7F)))
@@ -31,10 +28,7 @@ MAX_HEAD_BYTES = 256 * 1024
 # How long the rest of a refused request is read and thrown away: closed with bytes unread, a connection is reset, and
 # the answer may be lost with it.
 LINGER_SECONDS = 5.0
-# Some clients (Java's own, curl --http2) offer with every request to go on in HTTP/2. A server may ignore that; the
-# parser would take it for agreed, and the body for HTTP/2. Another header of the same length is none of its business.
-UPGRADE = re.compile(rb"\r\nUpgrade:", re.IGNORECASE)
-NO_UPGRADE = b"\r\nIgnored:"
+UPGRADE_HEADERS = (b"upgrade", b"connection", b"http2-settings")
 # What a client that asked for it waits for before it sends its body.
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
@@ -65,18 +59,6 @@ class _Joined:
         self.flush()
         self._transport.write_eof()
 
-    def write_apart(self, data: bytes) -> None:
-        """Writes at once, and leaves the interpreter to other threads meanwhile, which the transport would not.
-
-        Writing wakes the reader up, which may take the processor away for a while.
-        """
-        written = 0
-        if not self._transport.get_write_buffer_size():
-            with contextlib.suppress(OSError):  # the client does not read, or left: the transport knows what to do
-                written = os.write(self._transport.get_extra_info("socket").fileno(), data)
-        if written < len(data):
-            self._transport.write(data[written:])
-
     def close(self) -> None:
         self.flush()
         self._transport.close()
@@ -95,10 +77,8 @@ class TolerantProtocol(HttpToolsProtocol):
 
     receive_seconds = 30.0
     stalled_seconds = 300.0
-    door: Door
+    frame: RequestFrame
     _head_bytes = 0
-    _unread = 0
-    _refused_at = -math.inf
     _in_head = True
     _receiving = False
     _leaving = False
@@ -126,27 +106,12 @@ class TolerantProtocol(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         if self._leaving:
             return
-        if self._unread:  # the rest of a request that was refused before it was here
-            self._unread, data = max(0, self._unread - len(data)), data[self._unread :]
-        if self._in_head and (b"pgrade:" in data or b"PGRADE:" in data):
-            data = UPGRADE.sub(NO_UPGRADE, data)
-        while data and not (self._receiving or self._head_bytes or self._computing()):
-            if (refused := self.door.refuse(data)) is None:
-                break
-            self._answer_refused(refused)
-            if refused.close:
-                return
-            self._unread, data = max(0, refused.size - len(data)), data[refused.size :]
-        if data:
-            self._parse(data)
-
-    def _parse(self, data: bytes) -> None:
         self._head_bytes += len(data) if self._in_head else 0
         between_requests = self.cycle is None or not self.cycle.more_body
         if between_requests and data.startswith(b"GET ") and not data.isascii():
             line, end, rest = data.partition(b"\r\n")
             data = quote(line, safe=PRINTABLE_ASCII).encode("ascii") + end + rest
-        super().data_received(data)
+        self._feed(data)
         if self._in_head and self._head_bytes > MAX_HEAD_BYTES:
             self.send_400_response(f"the request line and headers are larger than {MAX_HEAD_BYTES} bytes")
         if self._leaving:
@@ -157,6 +122,30 @@ class TolerantProtocol(HttpToolsProtocol):
         elif self._patience is None:
             self._wait_for_more()
 
+    def _feed(self, data: bytes) -> None:
+        """Parses bytes. An offer to go on in another protocol is ignored, as a server may.
+
+        Java's own client and curl --http2 send one with every request. The parser takes the offer as accepted and stops
+        behind the head, so another parser gets the same head without the offer, and the rest.
+        """
+        self._unset_keepalive_if_required()
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade as offer:
+            method = self.parser.get_method()
+            if method == b"CONNECT":
+                self.send_400_response("CONNECT is not served here")
+                return
+            kept = [pair for pair in self.headers if pair[0] not in UPGRADE_HEADERS]
+            keep_alive = [(b"connection", b"keep-alive" if self.parser.should_keep_alive() else b"close")]
+            head = b"".join(b"%b: %b\r\n" % pair for pair in (*kept, *keep_alive))
+            version = self.parser.get_http_version().encode()
+            self.parser = httptools.HttpRequestParser(self)
+            rest = data[offer.args[0] :]
+            self._feed(b"%b %b HTTP/%b\r\n%b\r\n%b" % (method, self.url, version, head, rest))
+        except httptools.HttpParserError:
+            self.send_400_response("this is not an HTTP request that can be read")
+
     def on_message_begin(self) -> None:
         # What waited until now was the connection, or the rest of an earlier request.
         self._stop_waiting()
@@ -165,32 +154,14 @@ class TolerantProtocol(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         self._in_head, self._head_bytes = False, 0
-        super().on_headers_complete()
+        if not self.parser.should_upgrade():
+            super().on_headers_complete()
 
     def on_message_complete(self) -> None:
+        if self.parser.should_upgrade():
+            return
         self._in_head, self._receiving = True, False
         super().on_message_complete()
-
-    def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGIApp) -> None:  # type: ignore[override]
-        self.door.enter(cast(Scope, cycle.scope))
-        super()._start_asgi_task(cycle, app)  # type: ignore[arg-type]
-
-    def _answer_refused(self, refused: Refused) -> None:
-        self._stop_waiting()
-        self._joined.write_apart(refused.answer)
-        if refused.close:
-            self._joined.close()
-        if self.timeout_keep_alive_task is None:
-            super().on_response_complete()
-        self._refused_at = self.loop.time()
-
-    def timeout_keep_alive_handler(self) -> None:
-        """A refusal leaves the timer as it is, which is cheaper than a new one, and is looked for when it rings."""
-        left = self._refused_at + self.timeout_keep_alive - self.loop.time()
-        if left > 0:
-            self.timeout_keep_alive_task = self.loop.call_later(left, self.timeout_keep_alive_handler)
-        else:
-            super().timeout_keep_alive_handler()
 
     def on_response_complete(self) -> None:
         self._joined.flush()
@@ -198,8 +169,7 @@ class TolerantProtocol(HttpToolsProtocol):
 
     def send_400_response(self, msg: str) -> None:
         """Answers what never became a request, and closes the connection."""
-        said = "this is not an HTTP request that can be read" if msg.startswith("Invalid HTTP") else msg
-        self._refuse(MalformedHttp(f"{said}; URLs are at most 64 KiB, POST takes more"))
+        self._refuse(MalformedHttp(f"{msg}; URLs are at most 64 KiB, POST takes more"))
 
     def _wait_for_more(self) -> None:
         self._patience = self.loop.call_later(self.receive_seconds, self._give_up)
@@ -241,7 +211,7 @@ class TolerantProtocol(HttpToolsProtocol):
         if self._leaving or self.transport.is_closing():
             return
         scope = cast(Scope, self.cycle.scope) if self._computing() else None
-        self.transport.write(self.door.turn_away(error, scope))
+        self.transport.write(self.frame.answer_unparsed(error, scope))
         if self._computing():
             self.transport.close()  # which tells the application that nobody waits any more
             return
@@ -254,7 +224,7 @@ class TolerantProtocol(HttpToolsProtocol):
 def http_config(app: FastAPI, settings: Settings) -> uvicorn.Config:
     """How the application is put on a socket; whoever runs it also runs its lifespan."""
     # uvicorn makes the protocol's objects itself and knows no further arguments: the class carries them.
-    own = {"receive_seconds": settings.receive_seconds, "door": app.state.door}
+    own = {"receive_seconds": settings.receive_seconds, "frame": app.state.frame}
     protocol = type("Protocol", (TolerantProtocol,), own)
     return uvicorn.Config(
         app,

@@ -77,10 +77,10 @@ class Batcher:
     async def prepare(self, serving: Serving) -> None:
         """Nothing: a serving of this process is open already."""
 
-    def require_room(self, inside: int, unasked: int) -> None:
+    def require_room(self, serving: Serving, jobs: Sequence[Job], *, bulk: bool | None = None) -> None:
         """See Dispatcher."""
         with self._lock:
-            self._queue.require_room(inside, unasked)
+            self._queue.require_room(serving, jobs, bulk=bulk)
 
     async def close(self, timeout_seconds: float | None = None) -> None:
         """Accepts nothing more, answers what waits, ends the thread. After the timeout the rest is refused."""

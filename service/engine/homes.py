@@ -19,8 +19,10 @@ from service.settings import Settings
 
 # Queries and tokens of one batch: a processor gains nothing by more, a card is idle with less.
 BATCHES = {"cpu": (8, 4096), "cuda": (256, 32_768)}
-# Clients that may ask at once, each of which waits for its answer, however long all of them take: so many batches.
-CROWD_BATCHES = 4
+# Requests of one worker that are never refused for a long wait, however slow the encoder is. A card needs as many at
+# once as two of its batches hold, from all workers together.
+FEW_REQUESTS = 16
+CROWD_BATCHES = 2
 
 
 class Home(Dispatcher, Protocol):
@@ -43,7 +45,8 @@ def limits_of(settings: Settings) -> Limits:
     queries, tokens = BATCHES[settings.device]
     queries = settings.batch_queries or queries
     tokens = settings.batch_tokens or tokens
-    return Limits(queries, tokens, settings.queue_limit, settings.max_wait_ms / 1000, CROWD_BATCHES * queries)
+    crowd = max(FEW_REQUESTS, CROWD_BATCHES * queries // settings.workers)
+    return Limits(queries, tokens, settings.queue_limit, settings.max_wait_ms / 1000, crowd)
 
 
 def load_encoder(settings: Settings, socket: Path | None) -> TextReader:

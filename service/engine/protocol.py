@@ -158,16 +158,12 @@ class Dispatcher(Protocol):
 
         A future fails with DeadlineExceeded once `timeout_seconds` have passed. `bulk` jobs run where online ones leave
         room; unless told, a crowd of jobs is bulk. A probe is taken even under overload, and goes first. Raises
-        Overloaded, ShuttingDown, or EngineAway; a future may fail with Overloaded once a flood is seen to be one.
+        Overloaded, ShuttingDown, or EngineAway.
         """
         ...
 
-    def require_room(self, inside: int, unasked: int) -> None:
-        """Raises Overloaded where a lone online job would be refused now: before any work is spent on its request.
-
-        `inside` requests were let in and are not answered; their jobs may be on the way. `unasked` ones were refused
-        since the last call because there was no room then.
-        """
+    def require_room(self, serving: Serving, jobs: Sequence[Job], *, bulk: bool | None = None) -> None:
+        """Raises Overloaded if `submit` would refuse these jobs now. Called before their texts are tokenised."""
         ...
 
     def __len__(self) -> int:

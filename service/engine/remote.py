@@ -85,9 +85,9 @@ class RemoteEngine:
         self._pump_soon()
         return futures
 
-    def require_room(self, inside: int, unasked: int) -> None:
+    def require_room(self, serving: Serving, jobs: Sequence[Job], *, bulk: bool | None = None) -> None:
         """See Dispatcher."""
-        self._queue.require_room(inside, unasked)
+        self._queue.require_room(serving, jobs, bulk=bulk)
 
     async def close(self, timeout_seconds: float | None = None) -> None:
         """Accepts nothing more, answers what was accepted; after the timeout the rest is refused."""

@@ -1,4 +1,4 @@
-"""A search meets the service's own door, frame and route, and no layer of the framework."""
+"""A search passes the service's own frame and route, and no layer of the framework."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from starlette.types import ASGIApp
 
 from service.api.search import SearchRoute
 from service.app import create_app
-from service.door import Door
 from service.middleware import RequestFrame
 from service.settings import Settings
 
@@ -23,7 +22,7 @@ def layers(app: ASGIApp | None) -> Iterator[ASGIApp]:
 
 def test_a_search_passes_the_framework_by() -> None:
     stack = create_app(Settings()).build_middleware_stack()
-    assert [type(layer) for layer in layers(stack._hot)] == [Door, RequestFrame, SearchRoute]  # type: ignore[attr-defined]
+    assert [type(layer) for layer in layers(stack._hot)] == [RequestFrame, SearchRoute]  # type: ignore[attr-defined]
 
 
 def test_no_request_is_wrapped_in_a_task_of_its_own() -> None:

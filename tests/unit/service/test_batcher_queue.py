@@ -1,16 +1,14 @@
-"""Who is let in: by expected wait, by count, by deadline; with a clock that the test turns."""
+"""Admission by expected wait, by count and by deadline; with a clock that the test turns."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import math
 
 import pytest
 
-from service.engine.pressure import Pressure
 from service.engine.protocol import Outcome
-from service.engine.queue import JOBS_UNDER_PRESSURE, ONLINE_JOBS, Entry, Limits, Queue
+from service.engine.queue import ONLINE_JOBS, Limits, Queue
 from service.errors import DeadlineExceeded, Overloaded
 from service.serving import Serving
 from tests.unit.service.support import Clock, job, jobs, serving
@@ -34,6 +32,11 @@ def enter(queue: Queue, *queries: str, of: Serving = ONE, **how: object) -> list
     return futures
 
 
+def enter_each(queue: Queue, *queries: str) -> list[asyncio.Future[Outcome]]:
+    """One request a query."""
+    return [future for query in queries for future in enter(queue, query)]
+
+
 def names(count: int, prefix: str = "q") -> list[str]:
     return [f"{prefix}{number}" for number in range(count)]
 
@@ -50,20 +53,54 @@ async def test_as_much_as_can_be_answered_in_time_is_let_in() -> None:
 
 async def test_what_is_in_the_engine_counts_until_it_left() -> None:
     queue = queue_that_takes(0.010, Clock())
-    enter(queue, *names(8))
+    enter_each(queue, *names(8))
     batch = queue.take()
-    enter(queue, "a", "b")
+    enter_each(queue, "a", "b")
     with pytest.raises(Overloaded):
         enter(queue, "c")
     queue.leave(batch)
     enter(queue, "c")
 
 
-async def test_one_batch_is_always_let_in_however_slow_the_engine() -> None:
+async def test_one_batch_of_requests_is_always_let_in_however_slow_the_engine() -> None:
     queue = queue_that_takes(10.0, Clock())
-    enter(queue, *names(4))
+    enter_each(queue, *names(4))
     with pytest.raises(Overloaded):
         enter(queue, "one too many")
+
+
+@pytest.mark.parametrize("jobs_each", [1, 3, ONLINE_JOBS])
+async def test_a_crowd_of_requests_is_never_refused_however_many_jobs_each_has(jobs_each: int) -> None:
+    queue = queue_that_takes(10.0, Clock(), Limits(4, 1000, queue=200, wait_seconds=0.05, crowd=16))
+    for number in range(16):
+        enter(queue, *names(jobs_each, f"{number}-"))
+    with pytest.raises(Overloaded):
+        enter(queue, *names(jobs_each, "one too many"))
+
+
+async def test_equal_jobs_in_flight_count_once_and_are_never_refused() -> None:
+    queue = queue_that_takes(10.0, Clock())
+    enter_each(queue, *names(4))
+    for _ in range(1000):
+        enter_each(queue, *names(4))
+    assert queue.in_flight == 4
+    queue.require_room(ONE, jobs("q0"))
+    with pytest.raises(Overloaded):
+        queue.require_room(ONE, jobs("other"))
+    queue.leave(queue.take())
+    queue.require_room(ONE, jobs("other"))
+
+
+async def test_refused_requests_leave_no_trace() -> None:
+    queue = queue_that_takes(0.010, Clock())
+    enter_each(queue, *names(10))
+    for number in range(1000):
+        with pytest.raises(Overloaded):
+            enter(queue, f"refused {number}")
+    while batch := queue.take():
+        queue.leave(batch)
+    enter_each(queue, *names(10, "next"))
+    assert queue.in_flight == 10
 
 
 async def test_before_anything_was_measured_only_the_count_decides() -> None:
@@ -175,11 +212,12 @@ async def test_jobs_that_expired_make_room() -> None:
 async def test_other_workers_queries_count_until_they_must_be_done() -> None:
     clock = Clock()
     queue = queue_that_takes(0.010, clock)
+    enter_each(queue, *names(4))
     queue.others_wait(20)
     with pytest.raises(Overloaded) as refused:
         enter(queue, "q")
-    assert refused.value.expected_seconds == pytest.approx(0.21)
-    clock.now += 0.15
+    assert refused.value.expected_seconds == pytest.approx(0.25)
+    clock.now += 0.16
     enter(queue, "q")
 
 
@@ -188,99 +226,6 @@ async def test_without_a_limit_of_time_nothing_is_refused_but_by_count() -> None
     enter(queue, *names(50), bulk=False)
     with pytest.raises(Overloaded):
         enter(queue, "one too many")
-
-
-async def test_a_request_can_be_refused_before_any_work_is_spent_on_it() -> None:
-    clock = Clock()
-    queue = queue_that_takes(0.010, clock)
-    queue.require_room()
-    enter(queue, *names(10), bulk=False)
-    with pytest.raises(Overloaded) as refused:
-        queue.require_room()
-    assert refused.value.expected_seconds == pytest.approx(0.11)
-    queue.leave(queue.take())
-    queue.require_room()
-    queue.require_room(inside=4)
-    with pytest.raises(Overloaded):
-        queue.require_room(inside=10)  # none of which has a job here yet
-
-
-class OneByOne:
-    """An engine that is done with one job whenever it is told."""
-
-    def __init__(self, queue: Queue) -> None:
-        self._queue = queue
-        self._batch: list[Entry] = []
-
-    def take(self) -> None:
-        self._batch = self._batch or self._queue.take()
-
-    def finish_one(self) -> None:
-        self.take()
-        self._queue.leave([self._batch.pop(0)])
-        self.take()
-
-
-async def flood(queue: Queue, clock: Clock, milliseconds: int) -> list[asyncio.Future[Outcome]]:
-    """A job a millisecond, and one done every ten; the futures of those that were let in."""
-    engine, let_in = OneByOne(queue), []
-    for _ in range(milliseconds):
-        clock.now += 0.001
-        with contextlib.suppress(Overloaded):
-            queue.require_room()
-            let_in += enter(queue, f"q{len(let_in)}")
-            engine.take()
-        if round(clock.now * 1000) % 10 == 0:
-            engine.finish_one()
-    return let_in
-
-
-def refused(futures: list[asyncio.Future[Outcome]]) -> list[bool]:
-    return [future.done() and isinstance(future.exception(), Overloaded) for future in futures]
-
-
-async def test_while_far_more_arrives_than_is_done_only_few_are_let_in_and_answered_soon() -> None:
-    clock = Clock()
-    queue = queue_that_takes(0.010, clock)
-    let_in = await flood(queue, clock, 300)
-    assert queue.in_flight <= JOBS_UNDER_PRESSURE + 1  # the next one comes in before the engine is done
-    assert len(let_in) < 60
-    assert sum(refused(let_in)) < 15
-    clock.now += 2.0  # the flood is over
-    enter(queue, *names(6, "after"))
-
-
-async def test_whoever_waits_since_before_the_flood_was_seen_is_refused_with_it() -> None:
-    clock = Clock()
-    queue = queue_that_takes(0.010, clock)
-    probe = enter(queue, "probe", probe=True)
-    bulk = enter(queue, *names(20, "bulk"))
-    first = enter(queue, *names(8, "first"))
-    engine_has = [entry.job for entry in queue.take()]
-    assert engine_has == jobs("probe", *names(3, "first"))
-    probe += enter(queue, "second probe", probe=True)
-    for _ in range(100):
-        clock.now += 0.001
-        with contextlib.suppress(Overloaded):
-            queue.require_room()
-    assert refused(first) == [False] * 3 + [True] * 5  # what is in the engine is computed
-    assert not any(refused(probe + bulk))
-    assert queue.take()[0].job == job("second probe")
-
-
-async def test_a_crowd_that_came_at_once_costs_nobody_inside_his_place() -> None:
-    clock = Clock()
-    queue = queue_that_takes(0.010, clock, Limits(4, 1000, queue=100, wait_seconds=0.05, crowd=16))
-    inside = enter(queue, *names(8, "a"), bulk=False) + enter(queue, *names(8, "b"), bulk=False)
-    for _ in range(100):
-        with pytest.raises(Overloaded):
-            queue.require_room()
-    engine = OneByOne(queue)
-    for _ in range(16):
-        clock.now += 0.010
-        engine.finish_one()
-    assert not any(refused(inside))
-    assert queue.in_flight == 0
 
 
 async def test_what_the_engine_spent_on_its_batch_is_not_waited_for_again() -> None:
@@ -296,33 +241,3 @@ async def test_what_the_engine_spent_on_its_batch_is_not_waited_for_again() -> N
     with pytest.raises(Overloaded) as late:
         enter(queue, "late", timeout_seconds=0.02)
     assert late.value.expected_seconds == pytest.approx(0.03)
-
-
-async def test_clients_that_wait_for_their_answers_are_no_pressure() -> None:
-    clock = Clock()
-    queue = queue_that_takes(0.010, clock)
-    engine = OneByOne(queue)
-    enter(queue, *names(9, "first"), bulk=False)
-    for number in range(200):  # whoever is answered asks again
-        clock.now += 0.010
-        engine.finish_one()
-        enter(queue, f"q{number}")
-
-
-async def test_who_was_refused_unasked_is_pressure_too() -> None:
-    queue = queue_that_takes(0.010, Clock())
-    enter(queue, *names(8))
-    queue.require_room()
-    with pytest.raises(Overloaded):
-        queue.require_room(unasked=50)
-
-
-def test_pressure_is_forgotten() -> None:
-    pressure = Pressure()
-    pressure.arrive(100, 1.0)
-    assert not pressure.is_high(1.0, slack=100)
-    assert pressure.is_high(1.0, slack=99)
-    pressure.finish(50, 1.0)
-    assert not pressure.is_high(1.0, slack=25)
-    assert pressure.is_high(1.0, slack=24)
-    assert not pressure.is_high(3.0, slack=1)
