@@ -34,7 +34,7 @@ unit: .venv-dev/installed ## the tests alone (ARGS='tests/unit -k batcher')
 
 # Each has one core: threads that wait for each other's would cost most of the time.
 test-processes test-parts: export OMP_NUM_THREADS := 1
-test-processes: .venv-dev/installed .venv-optimum/installed browser
+test-processes: .venv-dev/installed .venv-optimum/installed programs
 	$(DEV)/pytest $(PROCESSES)
 
 test-parts: .venv-dev/installed
@@ -54,7 +54,7 @@ bench-peers: .venv-dev/installed .venv-peers-txtai/installed .venv-peers-infinit
 bench-gpu: ## searches a second on a machine with a graphics card (docs/benchmarks.md says what it needs)
 	$(GPU_PYTHON) -m loadtest.bench_gpu $(ARGS)
 
-overload: .venv-dev/installed ## ten times what the service can answer, for 30 s: who is refused, how quick are the others
+overload: .venv-dev/installed ## two and ten times what the service can answer (ARGS=--proxy: behind HAProxy)
 	$(DEV)/python -m loadtest.overload $(ARGS)
 
 kills: .venv-dev/installed ## engine, worker and Redis killed under load: what fails, for how long
@@ -124,11 +124,11 @@ optimum: .venv-optimum/installed ## the environment in which Optimum exports (.v
 	@.venv-peers-$*/bin/python $(PIP) --require-hashes --no-deps -r requirements/peers-$*.lock
 	@touch $@
 
-.PHONY: browser
-browser:
-	@command -v chromium >/dev/null && command -v chromedriver >/dev/null || \
-	  { echo "Installing Chromium for the page's tests …"; apt-get update -qq && \
-	    DEBIAN_FRONTEND=noninteractive apt-get install -qq -y chromium chromium-driver >/dev/null; }
+.PHONY: programs
+programs:
+	@command -v chromium >/dev/null && command -v chromedriver >/dev/null && command -v haproxy >/dev/null || \
+	  { echo "Installing Chromium and HAProxy for the tests …"; apt-get update -qq && \
+	    DEBIAN_FRONTEND=noninteractive apt-get install -qq -y chromium chromium-driver haproxy >/dev/null; }
 
 lock: ## pin every dependency anew (needs uv)
 	requirements/compile.sh

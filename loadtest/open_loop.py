@@ -8,7 +8,6 @@ refusal (429, with or without Retry-After) or a failure. HTTP/1.1 to 127.0.0.1 o
 from __future__ import annotations
 
 import asyncio
-import json
 import re
 import sys
 from collections import Counter, deque
@@ -19,7 +18,7 @@ from typing import cast
 
 import uvloop
 
-from loadtest.client import DRAIN_SECONDS, MAX_SECONDS, TIMINGS, Job, answer_apart, run_apart, write_requests
+from loadtest.client import DRAIN_SECONDS, MAX_SECONDS, Job, answer_apart, run_apart, write_requests
 from loadtest.errors import BenchError
 from loadtest.http1 import HOST, Answer, BadAnswer, ResponseReader, port_of
 
@@ -27,8 +26,9 @@ MAX_CONNECTIONS = 512
 MAX_PER_SECOND = 20_000
 TICK_SECONDS = 0.001
 RETRY_AFTER = re.compile(rb"\r\nretry-after:[ \t]*\d+[ \t]*\r\n", re.IGNORECASE)
-# A batch's own work, of the service's timings.
-WORK = ("encode", "search")
+
+
+RESULTS = b'{"results":'
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,13 +55,12 @@ class Flood:
     """What came of an offer; times in milliseconds, from writing a request to the last byte of its answer.
 
     `unsent` found every connection busy. `late_ms` is how much later than due each was written: what the generator
-    itself lagged. `batch_ms` is encode + search of the batch that an accepted request was in.
+    itself lagged.
     """
 
     seconds: float
     unsent: int = 0
     accepted_ms: list[float] = field(default_factory=list)
-    batch_ms: list[float] = field(default_factory=list)
     refused_ms: list[float] = field(default_factory=list)
     without_retry_after: int = 0
     late_ms: list[float] = field(default_factory=list)
@@ -92,7 +91,7 @@ class _Run:
         self._requests = write_requests(asked)
         # The longest idle one first, so that none idles long enough for the server to close it.
         self._free: deque[_Lane] = deque()
-        self._raw: list[tuple[float, bytes]] = []
+        self._accepted: list[float] = []
         self._refused: list[float] = []
         self._late: list[float] = []
         self._unsent = self._without_retry_after = 0
@@ -137,9 +136,10 @@ class _Run:
         """One complete answer; what it says is parsed when the load is over."""
         latency_ms = (perf_counter() - began) * 1000
         self._free.append(lane)
-        if answer.status == 200:
-            at = answer.body.rfind(TIMINGS)
-            self._raw.append((latency_ms, answer.body[at + len(TIMINGS) : -1] if at >= 0 else b""))
+        if answer.status == 200 and not answer.body.startswith(RESULTS):
+            self.failures["no results"] += 1
+        elif answer.status == 200:
+            self._accepted.append(latency_ms)
         elif answer.status == 429:
             self._refused.append(latency_ms)
             self._without_retry_after += RETRY_AFTER.search(answer.head) is None
@@ -151,20 +151,10 @@ class _Run:
             self._free.remove(lane)
 
     def _summarize(self, seconds: float) -> Flood:
-        accepted, batches = [], []
-        for latency_ms, raw in self._raw:
-            try:
-                timings = json.loads(raw)
-                batches.append(sum(float(timings[stage]) for stage in WORK))
-            except (ValueError, TypeError, KeyError):
-                self.failures["no timings_ms"] += 1
-                continue
-            accepted.append(latency_ms)
         return Flood(
             seconds,
             self._unsent,
-            accepted,
-            batches,
+            self._accepted,
             self._refused,
             self._without_retry_after,
             self._late,

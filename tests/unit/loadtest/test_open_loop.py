@@ -10,7 +10,7 @@ import pytest
 from loadtest import open_loop
 from loadtest.errors import BenchError
 from loadtest.open_loop import Flood, Offer, drive, flood
-from tests.unit.loadtest.tiny_server import TIMINGS, answer, running
+from tests.unit.loadtest.tiny_server import answer, running
 
 REFUSAL = answer(b"{}", "429 Too Many Requests", "Retry-After: 1")
 
@@ -24,7 +24,6 @@ def test_everything_that_is_due_is_sent_and_counted() -> None:
         result = drive(offer(server.url, connections=20))
     assert (result.sent, result.unsent, len(result.accepted_ms), result.failures) == (20, 0, 20, {})
     assert {body["query"] for body in server.bodies} == {f"{('头痛', 'fever')[n % 2]} {n}" for n in range(5, 25)}
-    assert result.batch_ms == [TIMINGS["encode"] + TIMINGS["search"]] * 20
     assert all(late >= 0 for late in result.late_ms)
 
 
@@ -41,7 +40,7 @@ def test_other_answers_are_failures() -> None:
     kinds = [answer(b"{}", "503 Service Unavailable"), answer(b"{}")]
     with running(lambda number: [kinds[number % 2]]) as server:
         result = drive(offer(server.url, connections=20))
-    assert result.failures == {"status 503": 10, "no timings_ms": 10}
+    assert result.failures == {"status 503": 10, "no results": 10}
     assert result.accepted_ms == []
 
 

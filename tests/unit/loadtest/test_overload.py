@@ -6,55 +6,61 @@ import pytest
 
 from loadtest import overload
 from loadtest.open_loop import Flood
-from loadtest.overload import Result, as_markdown, recovery_seconds
+from loadtest.overload import Load, Result, as_markdown, recovery_seconds
 from loadtest.tables import Quantiles
 from tests.unit.loadtest.tiny_server import answer, running
 
 
-def result(flood: Flood, recovery: float | None = 0.25) -> Result:
-    return Result(Quantiles(5.0, 10.0), 100.0, 1000.0, flood, [200.0, 230.0, 220.0], recovery)
+def result(flood: Flood, recovery: float | None = 0.25, *, proxied: bool = True) -> Result:
+    loads = [Load(2, 200.0, flood, recovery), Load(10, 1000.0, flood, recovery)]
+    return Result(Quantiles(5.0, 10.0), 100.0, loads, [200.0, 230.0, 220.0], proxied)
 
 
 def flood(**values: object) -> Flood:
-    plain = {
-        "unsent": 2,
-        "accepted_ms": [20.0, 30.0],
-        "batch_ms": [8.0, 12.0, 15.0],
-        "refused_ms": [1.0],
-        "late_ms": [0.5, 0.5, 1.5],
-    }
-    return Flood(30.0, **plain | values)  # type: ignore[arg-type]
-
-
-def test_the_limit_is_twice_the_unloaded_p99_and_a_batch() -> None:
-    assert result(flood()).limit_ms == 2 * 10.0 + 12.0
+    """80 answers a second."""
+    plain = {"unsent": 2, "accepted_ms": [20.0, 30.0] * 40, "refused_ms": [1.0], "late_ms": [0.5, 0.5, 1.5]}
+    return Flood(1.0, **plain | values)  # type: ignore[arg-type]
 
 
 def test_the_table_says_what_was_measured() -> None:
     text = as_markdown({"commit": "abc1234"}, result(flood()))
+    assert "Capacity, 8 connections: 100 answers/s." in text
+    assert "Memory before / highest / after: 200 / 230 / 220 MB." in text
+    assert "Limits missed: none." in text
     for row in (
-        "| capacity, 8 connections | 100 answers/s |",
-        "| offered | 1000 requests/s for 30.0 s |",
-        "| sent (the rest found all connections busy) | 3 (2 unsent) |",
-        "| accepted, median / p99 | 25.0 / 30.0 ms |",
-        "| limit: twice the unloaded p99 + one batch | 32.0 ms, kept: yes |",
-        "| refused with 429 | 1 |",
-        "| memory before / highest / after | 200 / 230 / 220 MB |",
-        "| recovered after | 0.25 s |",
+        "| requests/s offered | 200 (2 found no free connection) | 1000 (2 found no free connection) |",
+        "| answered | 80/s, 80% of the capacity | 80/s, 80% of the capacity |",
+        "| answered, median / p99 | 25.0 / 30.0 ms | 25.0 / 30.0 ms |",
+        "| refused with 429 | 1 | 1 |",
+        "| recovered after | 0.25 s | 0.25 s |",
     ):
         assert row in text
-    assert "kept: no" in as_markdown({}, result(flood(accepted_ms=[33.0])))
-    assert "| refused, median / p99 | – |" in as_markdown({}, result(flood(refused_ms=[])))
-    assert "| recovered after | not within 20 s |" in as_markdown({}, result(flood(), None))
+    assert "| refused, median / p99 | – | – |" in as_markdown({}, result(flood(refused_ms=[])))
+    assert "| recovered after | not within 20 s | not within 20 s |" in as_markdown({}, result(flood(), None))
 
 
 @pytest.mark.parametrize(
-    ("faults", "recovery"),
-    [({"failures": {"status 503": 1}}, 0.1), ({"without_retry_after": 1}, 0.1), ({"accepted_ms": []}, 0.1), ({}, None)],
+    ("faults", "missed"),
+    [
+        ({"failures": {"status 503": 1}}, "only searches and refusals"),
+        ({"without_retry_after": 1}, "only searches and refusals"),
+        ({"accepted_ms": [20.0] * 79}, "answered at least 80% of the capacity"),
+        ({"accepted_ms": [110.1] * 80}, "p99 of the answered"),
+        ({"refused_ms": [20.0]}, "median refusal"),
+    ],
 )
-def test_a_fault_is_the_exit_status(faults: dict[str, object], recovery: float | None) -> None:
-    assert result(flood()).is_sound
-    assert not result(flood(**faults), recovery).is_sound
+def test_a_limit_that_is_missed_is_named(faults: dict[str, object], missed: str) -> None:
+    assert result(flood()).misses() == []
+    assert result(flood(**faults)).misses() == [f"2 x: {missed}", f"10 x: {missed}"]
+
+
+def test_without_a_proxy_less_must_be_answered_and_refusals_may_take_longer() -> None:
+    assert result(flood(accepted_ms=[20.0] * 60, refused_ms=[50.0]), proxied=False).misses() == []
+    assert result(flood(accepted_ms=[20.0] * 59), proxied=False).misses()
+
+
+def test_a_service_that_does_not_recover_misses_a_limit() -> None:
+    assert result(flood(), recovery=None).misses() == ["2 x: recovered", "10 x: recovered"]
 
 
 def test_recovery_needs_ten_quick_answers_in_a_row() -> None:

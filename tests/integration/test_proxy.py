@@ -1,0 +1,74 @@
+"""deploy/haproxy.cfg before a real service: passes requests on, and refuses a flood in the shape of every error."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import httpx
+import pytest
+
+from loadtest.overload import proxy
+from models.onnx_encoder import OnnxEncoder
+from service.engine.inprocess import InProcessEngine
+from tests.api.gate import Gate
+from tests.api.live import live
+from tests.api.support import Built, build_collection, make_settings
+
+WAIT_SECONDS = 60.0
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory, encoder: OnnxEncoder) -> Built:
+    return build_collection(tmp_path_factory.mktemp("proxy") / "collection", encoder)
+
+
+@pytest.fixture
+def gate(monkeypatch: pytest.MonkeyPatch) -> Gate:
+    gate = Gate()
+    monkeypatch.setattr(InProcessEngine, "run", lambda engine, serving, batch: gate.run(engine, serving, batch))
+    return gate
+
+
+@pytest.fixture
+def client(built: Built, gate: Gate) -> Iterator[httpx.Client]:
+    """A client of the proxy, which lets two searches in at a time."""
+    with (
+        live(make_settings(built, threads=1, reload_seconds=0)) as service,
+        proxy(service, in_flight=2) as url,
+        httpx.Client(base_url=url, timeout=WAIT_SECONDS) as client,
+    ):
+        yield client
+
+
+def test_what_passes_the_proxy_is_answered_by_the_service(client: httpx.Client) -> None:
+    answer = client.get("/v1/search", params={"q": "高血压"}, headers={"X-Request-Id": "mine"})
+    assert (answer.status_code, answer.headers["x-request-id"]) == (200, "mine")
+    assert answer.json()["results"][0]["hits"]
+    assert client.post("/v1/search", json={"query": ""}).status_code == 422
+
+
+def test_a_flood_is_refused_by_the_proxy_and_health_is_still_answered(client: httpx.Client, gate: Gate) -> None:
+    while gate.entered.acquire(blocking=False):
+        pass
+    gate.open.clear()
+    with ThreadPoolExecutor(2) as pool:
+        try:
+            inside = [pool.submit(client.get, "/v1/search", params={"q": query}) for query in "ab"]
+            # One is in the engine, the other waits in the service's queue.
+            assert gate.entered.acquire(timeout=WAIT_SECONDS)
+            while "care_queue_length 1.0" not in client.get("/metrics").text:
+                pass
+            refused = client.get("/v1/search", params={"q": "c"})
+            assert refused.status_code == 429
+            assert refused.headers["retry-after"] == "1"
+            error = refused.json()["error"]
+            assert error["code"] == "overloaded"
+            assert error["request_id"]
+            odd = client.get("/v1/search", params={"q": "c"}, headers={"X-Request-Id": 'a"b'})
+            assert odd.json()["error"]["request_id"] == 'a"b'
+            assert client.get("/livez").status_code == 200
+        finally:
+            gate.open.set()
+        assert [one.result().status_code for one in inside] == [200, 200]
+    assert client.get("/v1/search", params={"q": "c"}).status_code == 200
