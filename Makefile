@@ -11,7 +11,7 @@ HOST ?= http://127.0.0.1:$(PORT)
 PROCESSES := tests/api tests/e2e tests/integration
 PIP := -m pip install --quiet --disable-pip-version-check
 .DEFAULT_GOAL := help
-.PHONY: help run test test-processes test-parts check unit format bench bench-peers bench-gpu overload kills bench-fresh bench-index bench-encode bench-train kill-index swaps loadtest eval install install-train optimum lock clean
+.PHONY: help run test test-processes test-parts check unit format bench bench-peers bench-gpu overload kills bench-fresh bench-index bench-encode bench-train kill-index swaps claims loadtest eval install install-train optimum lock clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -78,6 +78,9 @@ kill-index: .venv-dev/installed ## 50 builds killed with SIGKILL at random momen
 
 swaps: .venv-dev/installed ## 20 swaps between two snapshots under load: nothing fails, nothing is mixed
 	$(DEV)/python -m loadtest.swaps $(ARGS)
+
+claims: .venv-dev/installed .venv-peers-txtai/installed .venv-peers-infinity/installed programs ## what the documents claim, in short form (15 minutes)
+	$(DEV)/python -m loadtest.claims $(ARGS)
 
 loadtest: .venv-dev/installed ## Locust against a running service (HOST=…), then the limits of loadtest/slo.py
 	mkdir -p var/loadtest

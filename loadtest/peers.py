@@ -145,6 +145,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--weights", type=Path, required=True, help="transformers folder of a BERT with CLS pooling")
     parser.add_argument("--folder", type=Path, default=Path("var/peers"), help="keeps what is made once (%(default)s)")
     parser.add_argument("--seconds", type=float, default=SECONDS, help="length of a measurement (%(default)s)")
+    parser.add_argument("--documents", type=int, help="index only the first documents of the corpus (default: all)")
     parser.add_argument("--rounds", type=int, default=ROUNDS, help="measurements of each line (%(default)s)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there too")
     return parser
@@ -155,7 +156,7 @@ def _bench(given: argparse.Namespace, command: str) -> int:
         raise BenchError(f"{python} is missing; make bench-peers installs it")
     # Inherited by every process that is started from here on.
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:CORES])
-    prepared = prepare(given.data, given.weights, given.folder.resolve())
+    prepared = prepare(given.data, given.weights, given.folder.resolve(), given.documents)
     machine = bench_facts.machine()
     with tempfile.TemporaryDirectory(prefix="care-peers-") as made, contextlib.ExitStack() as stack:
         listed = contestants(prepared, Path(made))

@@ -14,6 +14,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
 from safetensors.torch import load_file, save_file
@@ -47,9 +48,12 @@ class Prepared:
     txtai: Path
 
 
-def prepare(data: Path, weights: Path, folder: Path) -> Prepared:
-    """`data` has corpus.jsonl.gz and */queries.jsonl, `weights` is a transformers folder of a BERT with CLS pooling."""
-    _remember(folder, {"data": str(data.resolve()), "weights": str(weights.resolve())})
+def prepare(data: Path, weights: Path, folder: Path, documents: int | None = None) -> Prepared:
+    """Makes what the contestants need out of the first `documents` of a corpus, or all.
+
+    `data` has corpus.jsonl.gz and */queries.jsonl, `weights` is a transformers folder of a BERT with CLS pooling.
+    """
+    _remember(folder, {"data": str(data.resolve()), "weights": str(weights.resolve()), "documents": documents})
     queries = _read_queries(data)
     peers_weights = folder / "weights"
     if not peers_weights.exists():
@@ -60,7 +64,7 @@ def prepare(data: Path, weights: Path, folder: Path) -> Prepared:
             _care("export", weights, encoder, "--space", SPACE, "--pooling", "cls", "--variants", variant)
     corpus, ids = folder / "corpus.jsonl", folder / "ids.json"
     if not ids.exists():
-        _write_corpus(data / "corpus.jsonl.gz", corpus, ids)
+        _write_corpus(data / "corpus.jsonl.gz", corpus, ids, documents)
     collection = folder / "collection"
     if not (collection / "CURRENT").exists():
         _say("encoding the corpus (once; minutes)")
@@ -86,7 +90,7 @@ def prepare(data: Path, weights: Path, folder: Path) -> Prepared:
     return Prepared(queries, encoders, collection, peers_weights, snapshot / VECTORS, snapshot / INDEX, ids, txtai)
 
 
-def _remember(folder: Path, sources: dict[str, str]) -> None:
+def _remember(folder: Path, sources: dict[str, object]) -> None:
     """Refuses a folder that was prepared from something else."""
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / "sources.json"
@@ -107,10 +111,10 @@ def _read_queries(data: Path) -> list[str]:
     return queries
 
 
-def _write_corpus(source: Path, corpus: Path, ids: Path) -> None:
+def _write_corpus(source: Path, corpus: Path, ids: Path, documents: int | None) -> None:
     names = []
     with gzip.open(source, "rt", encoding="utf-8") as rows, corpus.open("w", encoding="utf-8") as written:
-        for line in rows:
+        for line in islice(rows, documents):
             row = json.loads(line)
             names.append(row["_id"])
             text = f"{row['title']}{row['text']}"[:TEXT_CHARACTERS]

@@ -1,0 +1,129 @@
+"""`make claims`: runs what docs/reliability.md and docs/benchmarks.md claim, and fails where it no longer holds.
+
+  python -m loadtest.claims                 every claim of claims.toml, then every test that docs/reliability.md names
+  python -m loadtest.claims swaps peers     only the claims whose name contains one of these words
+  python -m loadtest.claims --list          what there is
+
+A claim is a command and, optionally, a figure that it prints. The published text must stand in the document that the
+claim names (a test holds that), and is printed beside what was measured. The command must end with status 0. Limits
+are those of the documents, not the published figures themselves, because machines differ.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import shlex
+import subprocess
+import sys
+import time
+import tomllib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from loadtest.client import REPOSITORY
+from loadtest.tables import heading, line
+
+CLAIMS = Path(__file__).with_name("claims.toml")
+RELIABILITY = REPOSITORY / "docs" / "reliability.md"
+TEST_FILE = re.compile(r"`((?:tests/[\w/]+/)?test_[\w*]+\.py)`")
+LIMIT_SECONDS = 600.0
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """One claim; `figure` is an expression whose first group is the number, the worst match counts."""
+
+    name: str
+    document: str
+    published: str
+    command: str
+    figure: str | None = None
+    at_least: float | None = None
+    at_most: float | None = None
+
+    def judge(self, output: str, status: int) -> tuple[str, bool]:
+        """What was measured, and whether the claim holds."""
+        if self.figure is None:
+            return ("holds" if status == 0 else f"exit status {status}"), status == 0
+        found = [float(number.replace(",", "")) for number in re.findall(self.figure, output)]
+        if not found:
+            return f"no figure in the output (exit status {status})", False
+        worst = max(found) if self.at_most is not None else min(found)
+        low, high = self.at_least, self.at_most
+        kept = (low is None or worst >= low) and (high is None or worst <= high)
+        limit = f"at least {low:g}" if low is not None else f"at most {high:g}"
+        return f"{worst:g} ({limit})" + (f", exit status {status}" if status else ""), kept and status == 0
+
+
+def read_claims() -> list[Claim]:
+    """The claims of claims.toml, and one for the tests that docs/reliability.md names."""
+    written = [Claim(**facts) for facts in tomllib.loads(CLAIMS.read_text(encoding="utf-8"))["claim"]]
+    tests = " ".join(str(path.relative_to(REPOSITORY)) for path in reliability_tests())
+    return [*written, Claim("the tests of docs/reliability.md", "docs/reliability.md", "", f"python -m pytest {tests}")]
+
+
+def reliability_tests() -> list[Path]:
+    """The test files that docs/reliability.md names; a name without a folder is looked for in all."""
+    found: set[Path] = set()
+    for name in TEST_FILE.findall(RELIABILITY.read_text(encoding="utf-8")):
+        paths = [*REPOSITORY.glob(name)] if "/" in name else [*(REPOSITORY / "tests").rglob(name)]
+        if not paths:
+            raise FileNotFoundError(f"docs/reliability.md names {name}, which is not there; correct the document")
+        found.update(paths)
+    return sorted(found)
+
+
+def run(claims: Sequence[Claim]) -> bool:
+    """Runs each command once, prints a row for each claim as soon as it is known; says whether all hold."""
+    print("\n".join(heading("claim", "published", "measured", "holds", "seconds")), flush=True)
+    all_hold = True
+    for command in dict.fromkeys(claim.command for claim in claims):
+        began = time.monotonic()
+        output, status = _run(command)
+        seconds = f"{time.monotonic() - began:.0f}"
+        for claim in claims:
+            if claim.command == command:
+                measured, holds = claim.judge(output, status)
+                all_hold &= holds
+                print(line(claim.name, claim.published, measured, "yes" if holds else "NO", seconds), flush=True)
+                if not holds:
+                    print("\n".join(output.splitlines()[-15:]), file=sys.stderr, flush=True)
+    return all_hold
+
+
+def _run(command: str) -> tuple[str, int]:
+    words = shlex.split(command)
+    if words[0] == "python":
+        words[0] = sys.executable
+    try:
+        done = subprocess.run(words, cwd=REPOSITORY, capture_output=True, text=True, timeout=LIMIT_SECONDS)
+    except subprocess.TimeoutExpired as late:
+        said = late.stdout.decode(errors="replace") if isinstance(late.stdout, bytes) else late.stdout or ""
+        return f"{said}\nended after {LIMIT_SECONDS:.0f} s", 124
+    return done.stdout + done.stderr, done.returncode
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="loadtest.claims", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("words", nargs="*", help="only the claims whose name contains one of these words")
+    parser.add_argument("--list", action="store_true", help="print the claims and run nothing")
+    given = parser.parse_args(arguments)
+    claims = [claim for claim in read_claims() if not given.words or any(word in claim.name for word in given.words)]
+    if given.list:
+        for claim in claims:
+            print(f"{claim.name}: {claim.command}")
+        return 0
+    if not claims:
+        parser.error("no claim has one of these words in its name; --list shows all")
+    began = time.monotonic()
+    all_hold = run(claims)
+    print(f"\n{'All claims hold' if all_hold else 'Some claims no longer hold'}; {time.monotonic() - began:.0f} s")
+    return 0 if all_hold else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,68 @@
+"""The claims that `make claims` runs are those that the documents make."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from loadtest.claims import RELIABILITY, TEST_FILE, Claim, read_claims, reliability_tests, run
+
+PROGRAM = re.compile(r"`(?:make ([\w-]+)|python -m ([\w.]+))")
+
+
+def claim(command: str = "true", **facts: object) -> Claim:
+    return Claim("a claim", "docs/x.md", "published", command, **facts)  # type: ignore[arg-type]
+
+
+def test_every_published_text_stands_in_its_document() -> None:
+    missing = [one for one in read_claims() if one.published not in Path(one.document).read_text(encoding="utf-8")]
+    assert missing == []
+
+
+def test_every_row_of_reliability_is_run() -> None:
+    makefile = Path("Makefile").read_text(encoding="utf-8")
+    commands = " ".join(one.command for one in read_claims())
+    rows = [row for row in RELIABILITY.read_text(encoding="utf-8").split("\n\n")[2].splitlines()[2:] if row]
+    assert len(rows) > 20
+    for row in rows:
+        target = PROGRAM.search(row)
+        module = target and (target[2] or re.findall(rf"^{target[1]}:.*\n(?:.*\n)*?.*-m ([\w.]+)", makefile, re.M)[0])
+        assert TEST_FILE.search(row) or (module and module in commands), row
+
+
+def test_every_test_that_reliability_names_exists() -> None:
+    assert all(path.is_file() for path in reliability_tests())
+
+
+@pytest.mark.parametrize(
+    ("limits", "output", "holds"),
+    [
+        ({"at_most": 3.0}, "x 2 x 3", True),
+        ({"at_most": 3.0}, "x 2 x 3.1", False),
+        ({"at_least": 3.0}, "x 3 x 4", True),
+        ({"at_least": 3.0}, "x 2.9 x 4", False),
+        ({"at_most": 1000.0}, "x 1,001", False),
+        ({"at_most": 3.0}, "nothing", False),
+    ],
+)
+def test_the_worst_figure_counts(limits: dict[str, float], output: str, holds: bool) -> None:
+    assert claim(figure=r"x ([\d.,]+)", **limits).judge(output, 0)[1] is holds
+    assert claim(figure=r"x ([\d.,]+)", **limits).judge(output, 1)[1] is False
+
+
+def test_a_command_runs_once_and_a_failed_claim_is_shown(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    counted = tmp_path / "counted"
+    command = f"{sys.executable} -c \"open({str(counted)!r}, 'a').write('x'); print('x 5')\""
+    claims = [claim(command, figure=r"x (\d)", at_most=5.0), claim(command, figure=r"x (\d)", at_most=4.0)]
+    assert run(claims) is False
+    assert counted.read_text() == "x"
+    shown = capsys.readouterr().out
+    assert "| published | 5 (at most 5) | yes |" in shown
+    assert "| published | 5 (at most 4) | NO |" in shown
+    assert run([claim("false")]) is False
+    assert run([claim("true")]) is True
