@@ -48,17 +48,17 @@ bench: .venv-dev/installed ## speed of /v1/search beside the bare framework
 	$(DEV)/python -m loadtest.bench $(ARGS)
 
 bench-peers: .venv-dev/installed .venv-peers-txtai/installed .venv-peers-infinity/installed ## ours beside txtai and Infinity + FAISS (DATA=…, WEIGHTS=…)
-	$(DEV)/python -m loadtest.peers --data $(or $(DATA),../shared/data/eval/cmirb) \
+	$(DEV)/python -m loadtest.lab.peers --data $(or $(DATA),../shared/data/eval/cmirb) \
 	  --weights $(or $(WEIGHTS),../shared/weights/bge-small-zh-v1.5) $(ARGS)
 
 bench-gpu: ## searches a second on a machine with a graphics card (docs/benchmarks.md says what it needs)
-	$(GPU_PYTHON) -m loadtest.bench_gpu $(ARGS)
+	$(GPU_PYTHON) -m loadtest.lab.gpu $(ARGS)
 
 overload: .venv-dev/installed ## two and ten times what the service can answer (ARGS=--proxy: behind HAProxy)
-	$(DEV)/python -m loadtest.overload $(ARGS)
+	$(DEV)/python -m loadtest.lab.overload $(ARGS)
 
 kills: .venv-dev/installed ## engine, worker and Redis killed under load: what fails, for how long
-	$(DEV)/python -m loadtest.kills $(ARGS)
+	$(DEV)/python -m loadtest.lab.kills $(ARGS)
 
 bench-fresh: .venv-dev/installed ## what documents posted since the last build cost a search
 	$(DEV)/python -m tests.bench.fresh $(ARGS)
@@ -77,10 +77,10 @@ kill-index: .venv-dev/installed ## 50 builds killed with SIGKILL at random momen
 	$(DEV)/python -m tests.kill.index $(ARGS)
 
 swaps: .venv-dev/installed ## 20 swaps between two snapshots under load: nothing fails, nothing is mixed
-	$(DEV)/python -m loadtest.swaps $(ARGS)
+	$(DEV)/python -m loadtest.lab.swaps $(ARGS)
 
 claims: .venv-dev/installed .venv-peers-txtai/installed .venv-peers-infinity/installed programs ## what the documents claim, in short form (15 minutes)
-	$(DEV)/python -m loadtest.claims $(ARGS)
+	$(DEV)/python -m loadtest.lab.claims $(ARGS)
 
 loadtest: .venv-dev/installed ## Locust against a running service (HOST=…), then the limits of loadtest/slo.py
 	mkdir -p var/loadtest

@@ -13,7 +13,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from loadtest.errors import BadQueries
+from loadtest.harness.errors import BadQueries
 
 PAGE_FILE = re.compile(r'(?:href|src)="(/static/[^"]+)"')
 

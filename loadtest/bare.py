@@ -12,8 +12,8 @@ from collections.abc import Sequence
 import uvicorn
 from fastapi import FastAPI, Response
 
-from loadtest.client import PATH
-from loadtest.http1 import HOST
+from loadtest.harness.client import PATH
+from loadtest.harness.http1 import HOST
 
 READY = "/readyz"
 

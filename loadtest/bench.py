@@ -40,12 +40,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 from statistics import median
 
-from loadtest import bench_facts
 from loadtest.answers import read_queries
-from loadtest.bench_processes import FORCED, bare, build_example, care_server, get, running
 from loadtest.bench_report import BARE, CACHED, Report, Scenario, as_json, as_markdown, make_report
-from loadtest.client import MAX_SECONDS, REPOSITORY, Job, Measurement, measure
-from loadtest.errors import BenchError
+from loadtest.harness import facts as bench_facts
+from loadtest.harness.client import MAX_SECONDS, REPOSITORY, Job, Measurement, measure
+from loadtest.harness.errors import BenchError
+from loadtest.harness.processes import FORCED, bare, build_example, care_server, get, running
 
 QUERIES = REPOSITORY / "examples" / "queries.jsonl"
 ROUNDS = 5

@@ -8,8 +8,8 @@ from dataclasses import asdict, dataclass
 from statistics import median
 from typing import Any
 
-from loadtest.client import STAGES, Measurement
-from loadtest.tables import Quantiles, Spread, fact_lines, failures_text, heading, line, pooled
+from loadtest.harness.client import STAGES, Measurement
+from loadtest.harness.tables import Quantiles, Spread, fact_lines, failures_text, heading, line, pooled
 
 BARE = "bare framework"
 CACHED = "cache hit"

@@ -32,7 +32,7 @@ from loadtest.answers import (
     check_search,
     read_queries,
 )
-from loadtest.errors import BadQueries
+from loadtest.harness.errors import BadQueries
 
 T = TypeVar("T")
 

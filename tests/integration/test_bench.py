@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from loadtest.bench import SCENARIOS
-from loadtest.bench_processes import bare, get, service
-from loadtest.client import PATH, STAGES, Job, measure
-from loadtest.errors import BenchError
+from loadtest.harness.client import PATH, STAGES, Job, measure
+from loadtest.harness.errors import BenchError
+from loadtest.harness.processes import bare, get, service
 from tests.api.support import PATIENT
 
 

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from loadtest.client import REPOSITORY
+from loadtest.harness.client import REPOSITORY
 
 # Asks as wrk does, but a dozen times only, and prints what search.lua has wrk print.
 WRK = """#!{python}
@@ -34,7 +34,7 @@ def test_the_dry_run_reports_every_line(tmp_path: Path) -> None:
     wrk.chmod(0o755)
     shape = ("--documents", "500", "--layers", "1", "--width", "64", "--vocabulary", "25000", "--device", "cpu")
     options = ("--workers", "1", "--connections", "1", "2", "--seconds", "1")
-    command = [sys.executable, "-m", "loadtest.bench_gpu", *shape, *options]
+    command = [sys.executable, "-m", "loadtest.lab.gpu", *shape, *options]
     command += ["--folder", str(tmp_path / "made"), "--wrk", str(wrk)]
     done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=280)
     assert done.returncode == 0, done.stderr

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from loadtest.bench_processes import FORCED, build_example, care_server, running
-from loadtest.client import Job, measure
-from loadtest.open_loop import Offer, flood
+from loadtest.harness.client import Job, measure
+from loadtest.harness.open_loop import Offer, flood
+from loadtest.harness.processes import FORCED, build_example, care_server, running
 
 QUERIES = ["高血压吃什么药", "孩子发烧怎么办", "糖尿病饮食"]
 # A single query may wait, so that far less than is offered here is too much for any machine.

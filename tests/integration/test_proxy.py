@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import httpx
 import pytest
 
-from loadtest.overload import proxy
+from loadtest.lab.overload import proxy
 from models.onnx_encoder import OnnxEncoder
 from service.engine.inprocess import InProcessEngine
 from tests.api.gate import Gate

@@ -8,12 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from loadtest import bench, bench_facts
+from loadtest import bench
 from loadtest.answers import read_queries
 from loadtest.bench import SCENARIOS, Bench, main
 from loadtest.bench_report import BARE, CACHED, Report, Scenario, make_report
-from loadtest.client import Job, Measurement
-from loadtest.errors import BenchError
+from loadtest.harness import facts as bench_facts
+from loadtest.harness.client import Job, Measurement
+from loadtest.harness.errors import BenchError
 
 SERVICE = "http://127.0.0.1:8001"
 BARE_URL = "http://127.0.0.1:8002"

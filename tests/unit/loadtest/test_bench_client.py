@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadtest import client
-from loadtest.client import Form, Job, Measurement, drive, measure, write_requests
-from loadtest.errors import BenchError
-from loadtest.http1 import BadAnswer, ResponseReader
+from loadtest.harness import client
+from loadtest.harness.client import Form, Job, Measurement, drive, measure, write_requests
+from loadtest.harness.errors import BenchError
+from loadtest.harness.http1 import BadAnswer, ResponseReader
 from tests.unit.loadtest.tiny_server import BODY, TIMINGS, answer, running
 
 

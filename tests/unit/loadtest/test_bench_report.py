@@ -7,8 +7,8 @@ import json
 import pytest
 
 from loadtest.bench_report import BARE, CACHED, Scenario, as_json, as_markdown, make_report
-from loadtest.client import STAGES, Measurement
-from loadtest.tables import Quantiles, Spread, percentile
+from loadtest.harness.client import STAGES, Measurement
+from loadtest.harness.tables import Quantiles, Spread, percentile
 
 
 def measurement(

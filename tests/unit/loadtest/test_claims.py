@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from loadtest.claims import RELIABILITY, TEST_FILE, Claim, read_claims, reliability_tests, run
+from loadtest.lab.claims import RELIABILITY, TEST_FILE, Claim, read_claims, reliability_tests, run
 
 PROGRAM = re.compile(r"`(?:make ([\w-]+)|python -m ([\w.]+))")
 
@@ -53,9 +53,7 @@ def test_the_worst_figure_counts(limits: dict[str, float], output: str, holds: b
     assert claim(figure=r"x ([\d.,]+)", **limits).judge(output, 1)[1] is False
 
 
-def test_a_command_runs_once_and_a_failed_claim_is_shown(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_a_command_runs_once_and_a_failed_claim_is_shown(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     counted = tmp_path / "counted"
     command = f"{sys.executable} -c \"open({str(counted)!r}, 'a').write('x'); print('x 5')\""
     claims = [claim(command, figure=r"x (\d)", at_most=5.0), claim(command, figure=r"x (\d)", at_most=4.0)]

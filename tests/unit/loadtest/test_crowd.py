@@ -7,9 +7,9 @@ import time
 
 import pytest
 
-from loadtest import crowd
-from loadtest.crowd import Crowd, Event, is_wrong, learn_rankings
-from loadtest.errors import BenchError
+from loadtest.harness.errors import BenchError
+from loadtest.lab import crowd
+from loadtest.lab.crowd import Crowd, Event, is_wrong, learn_rankings
 from tests.unit.loadtest.tiny_server import Respond, answer, running
 
 KNOWN = ["a", "b", "c", "d"]

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from loadtest.footprint import (
+from loadtest.harness.footprint import (
     command_lines,
     has_client,
     private_mb,

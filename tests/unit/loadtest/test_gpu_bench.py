@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from loadtest.errors import BenchError
-from loadtest.gpu_report import Reading, Row, Usage, as_markdown
-from loadtest.gpu_usage import GpuUsage, read_usage
-from loadtest.wrk import Load, drive, read_summary, write_bodies
+from loadtest.harness.errors import BenchError
+from loadtest.lab.gpu_report import Reading, Row, Usage, as_markdown
+from loadtest.lab.gpu_usage import GpuUsage, read_usage
+from loadtest.lab.wrk import Load, drive, read_summary, write_bodies
 
 PRINTED = """Running 3s test @ http://127.0.0.1:8000
   4 threads and 8 connections

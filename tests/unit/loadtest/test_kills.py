@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from loadtest import kills
-from loadtest.crowd import Event
-from loadtest.kills import REDIS_HITS, Kill, Victim, as_markdown, is_sound
+from loadtest.lab import kills
+from loadtest.lab.crowd import Event
+from loadtest.lab.kills import REDIS_HITS, Kill, Victim, as_markdown, is_sound
 
 CALM = Event(9.0, 0.01, None)
 LOST = Event(10.5, 0.5, "connection lost")

@@ -7,9 +7,9 @@ from collections.abc import Callable
 
 import pytest
 
-from loadtest import open_loop
-from loadtest.errors import BenchError
-from loadtest.open_loop import Flood, Offer, drive, flood
+from loadtest.harness import open_loop
+from loadtest.harness.errors import BenchError
+from loadtest.harness.open_loop import Flood, Offer, drive, flood
 from tests.unit.loadtest.tiny_server import answer, running
 
 REFUSAL = answer(b"{}", "429 Too Many Requests", "Retry-After: 1")

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from loadtest import overload
-from loadtest.open_loop import Flood
-from loadtest.overload import Load, Result, as_markdown, recovery_seconds
-from loadtest.tables import Quantiles
+from loadtest.harness.open_loop import Flood
+from loadtest.harness.tables import Quantiles
+from loadtest.lab import overload
+from loadtest.lab.overload import Load, Result, as_markdown, recovery_seconds
 from tests.unit.loadtest.tiny_server import answer, running
 
 

@@ -12,13 +12,13 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from loadtest import peers, peers_prepare
-from loadtest.bench_processes import Server
-from loadtest.client import Form, Job, Measurement
-from loadtest.errors import BenchError
-from loadtest.peers import Contest
-from loadtest.peers_contestants import Contestant, ask, contestants
-from loadtest.peers_prepare import Prepared, prepare
+from loadtest.harness.client import Form, Job, Measurement
+from loadtest.harness.errors import BenchError
+from loadtest.harness.processes import Server
+from loadtest.lab import peers, peers_prepare
+from loadtest.lab.peers import Contest
+from loadtest.lab.peers_contestants import Contestant, ask, contestants
+from loadtest.lab.peers_prepare import Prepared, prepare
 from tests.unit.loadtest.tiny_server import answer, running
 
 HITS = [{"id": f"d{number}", "score": 1.0} for number in range(10)]

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from loadtest.client import Measurement
-from loadtest.peers_report import Agreement, Turn, agreement, as_markdown, make_report, times
-from loadtest.tables import Quantiles, Spread
+from loadtest.harness.client import Measurement
+from loadtest.harness.tables import Quantiles, Spread
+from loadtest.lab.peers_report import Agreement, Turn, agreement, as_markdown, make_report, times
 
 
 def turn(latency_ms: list[float], seconds: float, processor_seconds: float = 0.5, **failures: int) -> Turn:

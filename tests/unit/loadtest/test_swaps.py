@@ -1,6 +1,6 @@
 import json
 
-from loadtest.swaps import Tally
+from loadtest.lab.swaps import Tally
 
 LETTERS = {"v1": "a-", "v2": "b-"}
 

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from loadtest.client import Measurement
-from loadtest.tables import Quantiles, Spread, fact_lines, failures_text, heading, line, pooled
+from loadtest.harness.client import Measurement
+from loadtest.harness.tables import Quantiles, Spread, fact_lines, failures_text, heading, line, pooled
 
 # "At least three times the requests per second, a median at one connection of at most a third."
 GOAL = 3.0

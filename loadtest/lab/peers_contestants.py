@@ -10,11 +10,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from loadtest.bench_processes import Server, care_server, free_port
-from loadtest.client import PATH, TOP_K, Form, Job, write_requests
-from loadtest.errors import BenchError
-from loadtest.http1 import HOST, port_of
-from loadtest.peers_prepare import INFINITY, TXTAI, Prepared
+from loadtest.harness.client import PATH, TOP_K, Form, Job, write_requests
+from loadtest.harness.errors import BenchError
+from loadtest.harness.http1 import HOST, port_of
+from loadtest.harness.processes import Server, care_server, free_port
+from loadtest.lab.peers_prepare import INFINITY, TXTAI, Prepared
 
 # Of the peers: torch's own choice on two cores, and one, which takes less in all where requests come in a crowd.
 THREADS = (2, 1)
@@ -94,7 +94,7 @@ def _txtai(prepared: Prepared, folder: Path, threads: int) -> Server:
 def _infinity(prepared: Prepared, threads: int) -> Server:
     port = free_port()
     files = (prepared.weights, prepared.vectors, prepared.index, prepared.ids)
-    command = [str(INFINITY), "-m", "loadtest.peers_infinity", *map(str, files), str(port)]
+    command = [str(INFINITY), "-m", "loadtest.lab.peers_infinity", *map(str, files), str(port)]
     return Server(f"infinity-{threads}", command, port, _environment(threads))
 
 

@@ -1,13 +1,13 @@
 """`make overload`: two and ten times what the service can answer. How much is answered, how fast are the rest refused?
 
-  python -m loadtest.overload                     the example corpus, a service started for the run, caches off
-  python -m loadtest.overload --proxy             behind HAProxy with deploy/haproxy.cfg
-  python -m loadtest.overload --cached            its process cache on: no query comes twice, so it only gets in the way
+  python -m loadtest.lab.overload            the example corpus, a service started for the run, caches off
+  python -m loadtest.lab.overload --proxy    behind HAProxy with deploy/haproxy.cfg
+  python -m loadtest.lab.overload --cached   its process cache on: no query comes twice, so it only gets in the way
 
 What is measured, in this order
 - unloaded: one connection, one request after another.
 - capacity: 8 connections, one request after another each, which fills the batches; the answers per second.
-- overload: 2 and 10 times the capacity, offered at even intervals whatever the service does (`loadtest/open_loop.py`).
+- overload: 2 and 10 times the capacity, offered at even intervals whatever the service does.
 - memory: resident megabytes of the service before, highest during, and after the overload.
 - recovery: seconds from the end of the load until ten requests in a row are answered within twice the unloaded p99.
 
@@ -36,16 +36,16 @@ from datetime import UTC, datetime
 from itertools import count
 from pathlib import Path
 
-from loadtest import bench_facts
 from loadtest.answers import read_queries
 from loadtest.bench import CACHE, QUERIES
-from loadtest.bench_processes import FORCED, Server, Started, build_example, care_server, free_port, running
-from loadtest.client import PATH, REPOSITORY, Job, measure
-from loadtest.errors import BenchError
-from loadtest.footprint import sampled
-from loadtest.http1 import HOST, port_of
-from loadtest.open_loop import Flood, Offer, flood
-from loadtest.tables import Quantiles, fact_lines, failures_text, heading, line, percentile
+from loadtest.harness import facts as bench_facts
+from loadtest.harness.client import PATH, REPOSITORY, Job, measure
+from loadtest.harness.errors import BenchError
+from loadtest.harness.footprint import sampled
+from loadtest.harness.http1 import HOST, port_of
+from loadtest.harness.open_loop import Flood, Offer, flood
+from loadtest.harness.processes import FORCED, Server, Started, build_example, care_server, free_port, running
+from loadtest.harness.tables import Quantiles, fact_lines, failures_text, heading, line, percentile
 
 FACTORS = (2, 10)
 SECONDS = 20.0
@@ -180,7 +180,7 @@ def _column(result: Result, load: Load) -> dict[str, str]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
-        prog="loadtest.overload", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="loadtest.lab.overload", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--collection", type=Path, help="a published collection (default: the example, built anew)")
     parser.add_argument("--queries", type=Path, default=QUERIES, help="JSON lines with a text each (the example's)")
@@ -190,7 +190,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--cached", action="store_true", help="with the service's process cache")
     parser.add_argument("--serve", default="", help="further flags of care serve, as one argument ('--workers 2')")
     given = parser.parse_args(arguments)
-    command = shlex.join(["python", "-m", "loadtest.overload", *(sys.argv[1:] if arguments is None else arguments)])
+    command = shlex.join(["python", "-m", "loadtest.lab.overload", *(sys.argv[1:] if arguments is None else arguments)])
     machine = bench_facts.machine()
     settings = FORCED | (CACHE if given.cached else {})
     try:

@@ -19,10 +19,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from loadtest.bare import READY
-from loadtest.client import REPOSITORY
-from loadtest.errors import BenchError
-from loadtest.footprint import process_tree
-from loadtest.http1 import HOST, port_of
+from loadtest.harness.client import REPOSITORY
+from loadtest.harness.errors import BenchError
+from loadtest.harness.footprint import process_tree
+from loadtest.harness.http1 import HOST, port_of
 
 CORPUS = "examples/corpus.jsonl"
 READY_SECONDS = 300.0

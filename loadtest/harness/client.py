@@ -25,8 +25,8 @@ from urllib.parse import quote
 
 import uvloop
 
-from loadtest.errors import BenchError
-from loadtest.http1 import HOST, Answer, BadAnswer, ResponseReader, port_of
+from loadtest.harness.errors import BenchError
+from loadtest.harness.http1 import HOST, Answer, BadAnswer, ResponseReader, port_of
 
 PATH = "/v1/search"
 # What a search gives unless it is asked for another number.
@@ -39,7 +39,7 @@ MAX_REQUESTS = 200_000
 DRAIN_SECONDS = 10.0
 START_SECONDS = 30.0
 
-REPOSITORY = Path(__file__).parents[1]
+REPOSITORY = Path(__file__).parents[2]
 TIMINGS = b'"timings_ms":'
 
 
@@ -99,7 +99,7 @@ class Measurement:
 
 def measure(job: Job) -> Measurement:
     """Runs the job in a process of its own, so that neither the caller nor its memory slows the client down."""
-    return Measurement(**run_apart("loadtest.client", asdict(job), job.seconds))
+    return Measurement(**run_apart("loadtest.harness.client", asdict(job), job.seconds))
 
 
 def run_apart(module: str, job: dict[str, Any], seconds: float) -> dict[str, Any]:

@@ -19,8 +19,8 @@ from pathlib import Path
 
 from safetensors.torch import load_file, save_file
 
-from loadtest.client import REPOSITORY
-from loadtest.errors import BenchError
+from loadtest.harness.client import REPOSITORY
+from loadtest.harness.errors import BenchError
 
 TXTAI = REPOSITORY / ".venv-peers-txtai" / "bin" / "python"
 INFINITY = REPOSITORY / ".venv-peers-infinity" / "bin" / "python"
@@ -85,7 +85,7 @@ def prepare(data: Path, weights: Path, folder: Path, documents: int | None = Non
     if not txtai.exists():
         _say("building txtai's index")
         arguments = (snapshot / VECTORS, ids, peers_weights, folder / "txtai-building")
-        _run([str(TXTAI), "-m", "loadtest.peers_txtai", *map(str, arguments)])
+        _run([str(TXTAI), "-m", "loadtest.lab.peers_txtai", *map(str, arguments)])
         (folder / "txtai-building").rename(txtai)
     return Prepared(queries, encoders, collection, peers_weights, snapshot / VECTORS, snapshot / INDEX, ids, txtai)
 

@@ -1,6 +1,6 @@
 """txtai's index for `make bench-peers`, from vectors that are there already. Runs in txtai's own environment.
 
-  python -m loadtest.peers_txtai VECTORS IDS WEIGHTS TARGET
+  python -m loadtest.lab.peers_txtai VECTORS IDS WEIGHTS TARGET
 
 The index is what txtai chooses by itself for so many vectors (`IVF…,Flat`), without its document store: it answers ids
 and scores only, which is the least work it can be given. Its API then encodes queries with WEIGHTS.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-from loadtest.errors import BenchError
+from loadtest.harness.errors import BenchError
 
 HOST = "127.0.0.1"
 URL = re.compile(rf"http://{re.escape(HOST)}:(\d{{1,5}})/?", re.ASCII)

@@ -1,7 +1,7 @@
 """`make bench-gpu`: how many searches a second one machine with a graphics card answers, and what bounds it.
 
-  python -m loadtest.bench_gpu                                     1M × 768, 12 × 768, 250k vocabulary, on cuda
-  python -m loadtest.bench_gpu --documents 20000 --layers 2 --width 64 --vocabulary 5000 --device cpu    a dry run
+  python -m loadtest.lab.gpu                                     1M × 768, 12 × 768, 250k vocabulary, on cuda
+  python -m loadtest.lab.gpu --documents 20000 --layers 2 --width 64 --vocabulary 5000 --device cpu    a dry run
 
 What runs
 - An encoder of that shape with random weights (`models.export.synthetic`) and a snapshot of random unit vectors
@@ -33,14 +33,14 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
-from loadtest import bench_facts
-from loadtest.bench_processes import FORCED, Started, care_server, get, running
-from loadtest.client import REPOSITORY
-from loadtest.errors import BenchError
-from loadtest.footprint import command_lines, private_mb, processor_seconds
-from loadtest.gpu_report import Reading, Row, as_markdown
-from loadtest.gpu_usage import gpu_name, watch_gpu
-from loadtest.wrk import drive, write_bodies
+from loadtest.harness import facts as bench_facts
+from loadtest.harness.client import REPOSITORY
+from loadtest.harness.errors import BenchError
+from loadtest.harness.footprint import command_lines, private_mb, processor_seconds
+from loadtest.harness.processes import FORCED, Started, care_server, get, running
+from loadtest.lab.gpu_report import Reading, Row, as_markdown
+from loadtest.lab.gpu_usage import gpu_name, watch_gpu
+from loadtest.lab.wrk import drive, write_bodies
 
 TOKENS = (8, 32)
 BODIES = 20_000
@@ -95,7 +95,7 @@ def measure(service: Service, wrk: str, bodies: Path, connections: int, seconds:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     given = _parser().parse_args(arguments)
-    command = shlex.join(["python", "-m", "loadtest.bench_gpu", *(sys.argv[1:] if arguments is None else arguments)])
+    command = shlex.join(["python", "-m", "loadtest.lab.gpu", *(sys.argv[1:] if arguments is None else arguments)])
     settings = {name: os.environ.get(name, value) for name, value in SETTINGS.items()} | FORCED
     settings |= {"CARE_ENGINE": "process", "CARE_ENCODER": str(encoder_folder(given))}
     machine = f"{bench_facts.machine()}; card: {gpu_name()}"
@@ -134,7 +134,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="loadtest.bench_gpu", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="loadtest.lab.gpu", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--documents", type=int, default=1_000_000, help="(%(default)s)")
     parser.add_argument("--layers", type=int, default=12, help="of the encoder (%(default)s)")

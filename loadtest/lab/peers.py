@@ -1,6 +1,6 @@
 """`make bench-peers`: ours beside txtai's API and Infinity with FAISS, on one corpus, one set of weights, one load.
 
-  python -m loadtest.peers --data ../shared/data/eval/cmirb --weights ../shared/weights/bge-small-zh-v1.5
+  python -m loadtest.lab.peers --data ../shared/data/eval/cmirb --weights ../shared/weights/bge-small-zh-v1.5
 
 What runs
 - The same weights everywhere: ours exported to int8 (what a CPU serves by default) and to fp32, the peers' in torch,
@@ -37,14 +37,14 @@ from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 
-from loadtest import bench_facts
-from loadtest.bench_processes import Started, running
-from loadtest.client import Job, measure
-from loadtest.errors import BenchError
-from loadtest.footprint import processor_seconds
-from loadtest.peers_contestants import Contestant, ask, contestants, missing_environments, versions
-from loadtest.peers_prepare import prepare
-from loadtest.peers_report import Agreement, Turn, agreement, as_markdown, make_report
+from loadtest.harness import facts as bench_facts
+from loadtest.harness.client import Job, measure
+from loadtest.harness.errors import BenchError
+from loadtest.harness.footprint import processor_seconds
+from loadtest.harness.processes import Started, running
+from loadtest.lab.peers_contestants import Contestant, ask, contestants, missing_environments, versions
+from loadtest.lab.peers_prepare import prepare
+from loadtest.lab.peers_report import Agreement, Turn, agreement, as_markdown, make_report
 
 CORES = 2
 CONNECTIONS = (1, 8, 32)
@@ -127,7 +127,7 @@ class Contest:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     given = _parser().parse_args(arguments)
-    command = shlex.join(["python", "-m", "loadtest.peers", *(sys.argv[1:] if arguments is None else arguments)])
+    command = shlex.join(["python", "-m", "loadtest.lab.peers", *(sys.argv[1:] if arguments is None else arguments)])
     try:
         return _bench(given, command)
     except BenchError as error:
@@ -139,7 +139,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="loadtest.peers", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="loadtest.lab.peers", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--data", type=Path, required=True, help="folder with corpus.jsonl.gz and */queries.jsonl")
     parser.add_argument("--weights", type=Path, required=True, help="transformers folder of a BERT with CLS pooling")

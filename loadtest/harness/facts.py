@@ -9,7 +9,7 @@ import subprocess
 from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 
-from loadtest.client import REPOSITORY
+from loadtest.harness.client import REPOSITORY
 
 # Each line: builds of one library under different names, of which one is installed.
 PACKAGES = (

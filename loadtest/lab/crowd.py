@@ -15,9 +15,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
 
-from loadtest.client import PATH
-from loadtest.errors import BenchError
-from loadtest.http1 import HOST, port_of
+from loadtest.harness.client import PATH
+from loadtest.harness.errors import BenchError
+from loadtest.harness.http1 import HOST, port_of
 
 # Requests over one connection before it is opened anew.
 RENEWED = 20

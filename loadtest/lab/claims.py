@@ -1,8 +1,8 @@
 """`make claims`: runs what docs/reliability.md and docs/benchmarks.md claim, and fails where it no longer holds.
 
-  python -m loadtest.claims                 every claim of claims.toml, then every test that docs/reliability.md names
-  python -m loadtest.claims swaps peers     only the claims whose name contains one of these words
-  python -m loadtest.claims --list          what there is
+  python -m loadtest.lab.claims              every claim of claims.toml, and every test that docs/reliability.md names
+  python -m loadtest.lab.claims swaps peers  only the claims whose name contains one of these words
+  python -m loadtest.lab.claims --list       what there is
 
 A claim is a command and, optionally, a figure that it prints. The published text must stand in the document that the
 claim names (a test holds that), and is printed beside what was measured. The command must end with status 0. Limits
@@ -22,8 +22,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from loadtest.client import REPOSITORY
-from loadtest.tables import heading, line
+from loadtest.harness.client import REPOSITORY
+from loadtest.harness.tables import heading, line
 
 CLAIMS = Path(__file__).with_name("claims.toml")
 RELIABILITY = REPOSITORY / "docs" / "reliability.md"
@@ -107,7 +107,7 @@ def _run(command: str) -> tuple[str, int]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
-        prog="loadtest.claims", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="loadtest.lab.claims", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("words", nargs="*", help="only the claims whose name contains one of these words")
     parser.add_argument("--list", action="store_true", help="print the claims and run nothing")

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from loadtest.gpu_usage import GpuUsage
-from loadtest.tables import fact_lines, failures_text, heading, line
-from loadtest.wrk import Load
+from loadtest.harness.tables import fact_lines, failures_text, heading, line
+from loadtest.lab.gpu_usage import GpuUsage
+from loadtest.lab.wrk import Load
 
 # What the goal asks for: searches a second with their p99, and the median of one connection.
 GOAL_PER_SECOND, GOAL_P99_MS, GOAL_ALONE_MS = 10_000, 25.0, 4.0

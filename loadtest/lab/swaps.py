@@ -1,6 +1,6 @@
 """Swaps between two snapshots under constant load: does a request fail, does an answer mix versions?
 
-  python -m loadtest.swaps [--swaps 20] [--connections 8]
+  python -m loadtest.lab.swaps [--swaps 20] [--connections 8]
 
 Two snapshots of the example corpus are built, with ids that begin with a- and b-. While connections ask without pause,
 `care index publish` moves the pointer back and forth and `/admin/reload` makes the service follow at once. Every answer
@@ -20,9 +20,9 @@ import threading
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from loadtest.bench_processes import CORPUS, build_example, care_index, service
-from loadtest.client import REPOSITORY
-from loadtest.http1 import HOST, port_of
+from loadtest.harness.client import REPOSITORY
+from loadtest.harness.http1 import HOST, port_of
+from loadtest.harness.processes import CORPUS, build_example, care_index, service
 
 QUERIES = ("高血压吃什么药", "孩子发烧怎么办", "糖尿病饮食", "asthma inhaler", "骨折急救", "胃镜前准备")
 TIMEOUT_SECONDS = 30

@@ -15,8 +15,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from loadtest.client import REPOSITORY
-from loadtest.errors import BenchError
+from loadtest.harness.client import REPOSITORY
+from loadtest.harness.errors import BenchError
 
 SCRIPT = REPOSITORY / "loadtest" / "search.lua"
 THREADS = 4

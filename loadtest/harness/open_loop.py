@@ -18,9 +18,9 @@ from typing import cast
 
 import uvloop
 
-from loadtest.client import DRAIN_SECONDS, MAX_SECONDS, Job, answer_apart, run_apart, write_requests
-from loadtest.errors import BenchError
-from loadtest.http1 import HOST, Answer, BadAnswer, ResponseReader, port_of
+from loadtest.harness.client import DRAIN_SECONDS, MAX_SECONDS, Job, answer_apart, run_apart, write_requests
+from loadtest.harness.errors import BenchError
+from loadtest.harness.http1 import HOST, Answer, BadAnswer, ResponseReader, port_of
 
 MAX_CONNECTIONS = 512
 MAX_PER_SECOND = 20_000
@@ -73,7 +73,7 @@ class Flood:
 
 def flood(offer: Offer) -> Flood:
     """Runs the offer in a process of its own."""
-    return Flood(**run_apart("loadtest.open_loop", asdict(offer), offer.seconds))
+    return Flood(**run_apart("loadtest.harness.open_loop", asdict(offer), offer.seconds))
 
 
 def drive(offer: Offer) -> Flood:

@@ -1,6 +1,6 @@
 """Infinity with an in-memory FAISS search, as one server for `make bench-peers`. Runs in Infinity's own environment.
 
-  python -m loadtest.peers_infinity WEIGHTS VECTORS INDEX IDS PORT
+  python -m loadtest.lab.peers_infinity WEIGHTS VECTORS INDEX IDS PORT
 
 Infinity's engine is called in the process that answers, and FAISS in the event loop right after it: no second HTTP
 hop, no vectors as JSON, no middleware. Search included, it takes no more processor time than Infinity's own server
