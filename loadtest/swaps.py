@@ -20,7 +20,7 @@ import threading
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from loadtest.bench_processes import CORPUS, build_example, care_index, service
+from loadtest.bench_processes import ADMIN_TOKEN, CORPUS, build_example, care_index, service
 from loadtest.client import REPOSITORY
 from loadtest.http1 import HOST, port_of
 
@@ -106,7 +106,7 @@ def _build_two(folder: Path) -> dict[str, str]:
 
 def _reload(url: str) -> None:
     with contextlib.closing(http.client.HTTPConnection(HOST, port_of(url), timeout=TIMEOUT_SECONDS)) as connection:
-        connection.request("POST", "/admin/reload")
+        connection.request("POST", "/admin/reload", headers={"Authorization": f"Bearer {ADMIN_TOKEN}"})
         answer = connection.getresponse()
         body = answer.read()
         if answer.status != 200:

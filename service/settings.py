@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Literal
 from urllib.parse import urlsplit
@@ -15,6 +17,7 @@ from service.engine.protocol import Mode
 
 ENV_PREFIX = "CARE_"
 REDIS_SCHEMES = ("redis://", "rediss://", "unix://")
+HOST_NAME = re.compile(r"\*|[\w-]+(?:\.[\w-]+)*", re.ASCII)
 
 
 class Settings(BaseSettings):
@@ -125,7 +128,11 @@ class Settings(BaseSettings):
     shutdown_seconds: int = Field(default=30, ge=1, description="Longest wait for accepted requests at shutdown.")
     admin_token: SecretStr | None = Field(
         default=None,
-        description="Bearer token of /admin and of changes to documents; unset admits this machine's clients only.",
+        description="Bearer token of /admin and of changes to documents; unset: both are closed.",
+    )
+    allowed_hosts: str | None = Field(
+        default=None,
+        description="Host names that requests may name, with commas; * for any; unset: none on loopback, else any.",
     )
 
     log_level: Literal["debug", "info", "warning", "error"] = Field(
@@ -175,10 +182,26 @@ class Settings(BaseSettings):
     @field_validator("vectors_key", "hyde_key", "admin_token")
     @classmethod
     def _fits_a_header(cls, key: SecretStr | None) -> SecretStr | None:
-        secret = "" if key is None else key.get_secret_value()
-        if not (secret.isascii() and secret.isprintable()):
+        secret = "set" if key is None else key.get_secret_value()
+        if not (secret.strip() and secret.isascii() and secret.isprintable()):
             raise ValueError("must be plain ASCII on one line, because it travels in a header")
         return key
+
+    @field_validator("allowed_hosts")
+    @classmethod
+    def _are_host_names(cls, names: str | None) -> str | None:
+        for name in [] if names is None else names.split(","):
+            if not HOST_NAME.fullmatch(name.strip()):
+                raise ValueError(f"{name.strip()!r} is not a host name; leave out scheme, port and path")
+        return names
+
+    @property
+    def host_names(self) -> frozenset[str] | None:
+        """Names that a Host header may have beside localhost and IP addresses; None: any name."""
+        if self.allowed_hosts is None:
+            return frozenset() if _is_loopback(self.host) else None
+        names = frozenset(name.strip().lower() for name in self.allowed_hosts.split(","))
+        return None if "*" in names else names
 
     @model_validator(mode="after")
     def _hyde_has_a_model(self) -> Settings:
@@ -191,6 +214,13 @@ class Settings(BaseSettings):
         if self.max_queries > self.queue_limit:
             raise ValueError(f"CARE_MAX_QUERIES {self.max_queries} is larger than CARE_QUEUE_LIMIT {self.queue_limit}")
         return self
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return host == "localhost" or ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 def _is_address(url: str) -> bool:
