@@ -66,6 +66,12 @@ class Settings(BaseSettings):
     max_stream_queries: int = Field(
         default=10_000, ge=1, description="Most queries in one request whose answer is streamed."
     )
+    max_filter_values: int = Field(
+        default=1000, ge=1, le=32_000, description="Most values that the filters of one request name together."
+    )
+    max_answer_bytes: int = Field(
+        default=8 * 1024 * 1024, ge=1024, description="Largest answer to a search that is not streamed, in bytes."
+    )
     max_texts: int = Field(default=2048, ge=1, description="Most texts in one request of /v1/embeddings or /v1/rerank.")
     fresh_limit: int = Field(
         default=10_000,
@@ -86,6 +92,9 @@ class Settings(BaseSettings):
     hyde_key: SecretStr | None = Field(default=None, description="Key to ask with, where one is needed.")
     hyde_timeout_ms: int = Field(
         default=3000, ge=1, description="Longest wait for imagined documents before the search goes on without them."
+    )
+    hyde_max_calls: int = Field(
+        default=16, ge=1, description="Most documents that one request may have imagined, a call to the model each."
     )
     hyde_max_tokens: int = Field(default=256, ge=1, description="Longest document to imagine, in the model's tokens.")
 
