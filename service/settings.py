@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import secrets
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Literal
@@ -119,6 +120,10 @@ class Settings(BaseSettings):
     )
     redis_url: str | None = Field(
         default=None, description="Redis that processes share results and embeddings through."
+    )
+    redis_key: SecretStr = Field(
+        default_factory=lambda: SecretStr(secrets.token_urlsafe()),
+        description="Key that values in Redis are signed with; services that share values share it.",
     )
     redis_timeout_ms: int = Field(
         default=20, ge=1, description="Longest wait for Redis before a request goes on without it."
