@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import errno
+import os
+import secrets
 import signal
 import sys
 import threading
@@ -26,6 +28,7 @@ PARTS = {("eval", "diff"): "models.evaluation.diff"}
 """Second words that are commands of their own, where the first word takes other things, too."""
 DEMO_CORPUS = "examples/corpus.jsonl"
 DEMO_COLLECTION = "var/demo"
+TOKEN_VARIABLE = "CARE_ADMIN_TOKEN"
 # The demo leaves a database that is configured alone.
 HERE = ("--vectors", "faiss")
 TRAIN_EXTRA = {"torch", "transformers", "onnx", "safetensors", "onnxscript", "peft", "accelerate", "gguf", "ranx"}
@@ -84,6 +87,9 @@ def _demo(given: list[str]) -> int:
         _run("index", ["build", DEMO_CORPUS, "--collection", DEMO_COLLECTION, *HERE])
         # By force: the demo's encoder and collection change together.
         _run("index", ["publish", "--force", "--collection", DEMO_COLLECTION, *HERE])
+    if not os.environ.get(TOKEN_VARIABLE):
+        os.environ[TOKEN_VARIABLE] = secrets.token_urlsafe(16)
+        print(f"Adding documents takes this token: export {TOKEN_VARIABLE}={os.environ[TOKEN_VARIABLE]}", flush=True)
     return _run("serve", ["--collection", DEMO_COLLECTION, "--port", port, *HERE])
 
 

@@ -54,7 +54,9 @@ def create_app(settings: Settings, place: Place = ALONE) -> FastAPI:
         lifespan=lifespan,
         telemetry=NO_TELEMETRY,
     )
-    frame = partial(RequestFrame, metrics=metrics, paths=LEAN_PATHS, access_log=settings.access_log)
+    frame = partial(
+        RequestFrame, metrics=metrics, paths=LEAN_PATHS, hosts=settings.host_names, access_log=settings.access_log
+    )
     app.add_middleware(frame)
     app.add_exception_handler(HTTPException, _answer_http_exception)
     search_route = search.SearchRoute()

@@ -48,8 +48,12 @@ class MethodNotAllowed(CareError):
     """A path that exists, asked in a way that it does not take."""
 
 
+class UnknownHost(CareError):
+    """A Host header that names none of the service's own names."""
+
+
 class Forbidden(CareError):
-    """An administrator's route, and the client did not show that it may use it."""
+    """A route for administrators, asked without the admin token."""
 
 
 class FreshLimit(CareError):
@@ -114,6 +118,7 @@ STATUS_AND_CODE: Mapping[type[CareError], tuple[int, str]] = {
     NotFound: (404, "not_found"),
     MethodNotAllowed: (405, "method_not_allowed"),
     Forbidden: (403, "forbidden"),
+    UnknownHost: (421, "unknown_host"),
     Overloaded: (429, "overloaded"),
     DeadlineExceeded: (504, "deadline_exceeded"),
     NotReady: (503, "not_ready"),

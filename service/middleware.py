@@ -15,7 +15,7 @@ import orjson
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from models.errors import CareError
-from service.errors import answer_for
+from service.errors import UnknownHost, answer_for
 from service.http import ClientLeft, closing_answer, send_bytes
 from service.logs import ACCESS_LOGGER
 from service.metrics import Metrics
@@ -31,14 +31,29 @@ SANE_ID = re.compile(rb"[A-Za-z0-9._:-]{1,64}")
 CLIENT_CLOSED = 499
 UNMATCHED = "unmatched"
 NO_METHOD = "-"
+# A name that resolves to this machine may be an attacker's (DNS rebinding); an address cannot be.
+LOCAL_HOSTS = (rb"localhost", rb"[\d.]+", rb"\[[\da-f:.]+\]")
+NO_SNIFFING = (b"x-content-type-options", b"nosniff")
 
 
 class RequestFrame:
     """The outermost layer that belongs to the service."""
 
-    def __init__(self, app: ASGIApp, metrics: Metrics, paths: Collection[str], *, access_log: bool) -> None:
-        """`paths` are those of the routes that are not FastAPI's, which says in the scope which one it took."""
+    def __init__(
+        self,
+        app: ASGIApp,
+        metrics: Metrics,
+        paths: Collection[str],
+        *,
+        hosts: Collection[str] | None,
+        access_log: bool,
+    ) -> None:
+        """`paths` are those of the routes that are not FastAPI's, which says in the scope which one it took.
+
+        `hosts` are the names that a Host header may have beside localhost and IP addresses; None: any name.
+        """
         self._app = app
+        self._hosts = None if hosts is None else _host_pattern(hosts)
         self._metrics = metrics
         self._paths = paths
         self._access_log = access_log
@@ -55,10 +70,12 @@ class RequestFrame:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                message["headers"] = [*message["headers"], (b"x-request-id", request_id.encode())]
+                message["headers"] = [*message["headers"], (b"x-request-id", request_id.encode()), NO_SNIFFING]
             await send(message)
 
         try:
+            if self._hosts is not None:
+                _require_host(self._hosts, scope)
             await self._app(scope, receive, send_with_id)
         except ClientLeft:
             pass  # nobody is there to be answered
@@ -113,6 +130,19 @@ class RequestFrame:
             if candidate in self._paths:
                 return candidate
         return UNMATCHED
+
+
+def _host_pattern(names: Collection[str]) -> re.Pattern[bytes]:
+    """Matches a Host header of one of these names, of localhost or of an IP address, with or without a port."""
+    known = b"|".join((*LOCAL_HOSTS, *(re.escape(name.encode()) for name in names)))
+    return re.compile(rb"(?:%b)(?::\d*)?" % known, re.IGNORECASE)
+
+
+def _require_host(hosts: re.Pattern[bytes], scope: Scope) -> None:
+    """Raises UnknownHost. A request without a Host header passes: browsers always send one."""
+    for name, value in scope["headers"]:
+        if name == b"host" and not hosts.fullmatch(value):
+            raise UnknownHost("this host name is not served here; add it to CARE_ALLOWED_HOSTS if it should be")
 
 
 def _own_id(scope: Scope) -> bytes | None:

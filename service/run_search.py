@@ -16,6 +16,7 @@ from models.spec import Side
 from service.cache import Cache, EmbeddingCache, Kind, ResultKeys
 from service.embed import Embedder, blend
 from service.engine.protocol import Mode, Options, Outcome, SearchJob, Vector
+from service.errors import InvalidRequest
 from service.line import Line, Prepared
 from service.metrics import Metrics
 from service.reading import ReadText, cut, read
@@ -43,6 +44,7 @@ class Tools:
     ) -> None:
         self.cache = cache
         self.metrics = metrics
+        self.max_answer_bytes = settings.max_answer_bytes
         self.keys = ResultKeys(settings)
         self.embeddings = EmbeddingCache(cache)
         self.embedder = embedder
@@ -87,8 +89,19 @@ class Run:
         self._began = perf_counter()
 
     async def results(self) -> list[bytes]:
-        """The JSON of one result per query, in order."""
-        return await self._line.run(self._request.queries, self._prepare, self._finish)
+        """The JSON of one result per query, in order; raises InvalidRequest once they are too large together."""
+        left = most = self._tools.max_answer_bytes
+
+        def finish(note: _Note, outcome: Outcome | None) -> bytes:
+            nonlocal left
+            result = self._finish(note, outcome)
+            left -= len(result)
+            if left < 0:
+                less = "ask fewer queries, a smaller top_k or fewer fields, or for lines (Accept: application/x-ndjson)"
+                raise InvalidRequest("query", f"the answer is larger than {most} bytes; {less}")
+            return result
+
+        return await self._line.run(self._request.queries, self._prepare, finish)
 
     def stream(self) -> AsyncGenerator[bytes, None]:
         """The same, each as soon as it is there; to be closed by whoever stops early."""

@@ -24,7 +24,6 @@ MAX_PASSAGES = 20
 MAX_TIMEOUT_MS = 600_000
 MAX_HYDE_DOCUMENTS = 8
 DEFAULT_HYDE_DOCUMENTS = 3
-MAX_HYDE_QUERIES = 16
 
 WholeNumber = Annotated[int, Field(strict=True, ge=-EXACT_INTEGER, le=EXACT_INTEGER)]
 Number = Annotated[float, Field(strict=True, allow_inf_nan=False)]
@@ -65,6 +64,12 @@ class FilterClause(BaseModel):
         if (self.eq is not None) + (self.any_of is not None) + bounds != 1:
             raise ValueError("give exactly one of: eq, in, or bounds (gte, gt, lte, lt)")
         return self
+
+    @property
+    def values(self) -> int:
+        """How many values it compares with."""
+        bounds = (self.eq, self.gte, self.gt, self.lte, self.lt)
+        return len(self.any_of or ()) + sum(bound is not None for bound in bounds)
 
     def to_filter(self) -> Filter:
         if self.eq is not None:

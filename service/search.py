@@ -24,7 +24,7 @@ from service.metrics import Metrics
 from service.reading import is_blank
 from service.results import View
 from service.run_search import Run, Tools
-from service.schemas import MAX_HYDE_QUERIES, SearchRequest
+from service.schemas import SearchRequest
 from service.serving import Serving
 from service.settings import Settings
 from service.timings import Timings
@@ -121,6 +121,9 @@ class Searcher:
                 raise InvalidRequest("query", f"{which}must not be empty")
         if not 1 <= request.top_k <= self._settings.max_top_k:
             raise InvalidRequest("top_k", f"must be between 1 and {self._settings.max_top_k}")
+        if (values := sum(clause.values for clause in request.filters)) > self._settings.max_filter_values:
+            most = self._settings.max_filter_values
+            raise InvalidRequest("filters", f"name {values} values together, at most {most} are taken; ask for fewer")
         if request.hyde_documents:
             self._check_hyde(request)
 
@@ -129,8 +132,10 @@ class Searcher:
             raise InvalidRequest("hyde", "no language model is configured; set CARE_HYDE_URL and CARE_HYDE_MODEL")
         if self._mode(request) is Mode.LEXICAL:
             raise InvalidRequest("hyde", "imagined documents have no part in mode lexical; use dense or hybrid")
-        if len(request.queries) > MAX_HYDE_QUERIES:
-            raise InvalidRequest("hyde", f"takes at most {MAX_HYDE_QUERIES} queries in one request")
+        calls, most = len(request.queries) * request.hyde_documents, self._settings.hyde_max_calls
+        if calls > most:
+            less = f"send fewer queries or ask for fewer documents, at most {most} together"
+            raise InvalidRequest("hyde", f"would call the language model {calls} times; {less}")
 
     def _options(self, request: SearchRequest, view: View) -> Options:
         filters = tuple(clause.to_filter() for clause in request.filters)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+import secrets
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Literal
 from urllib.parse import urlsplit
@@ -15,6 +18,7 @@ from service.engine.protocol import Mode
 
 ENV_PREFIX = "CARE_"
 REDIS_SCHEMES = ("redis://", "rediss://", "unix://")
+HOST_NAME = re.compile(r"\*|[\w-]+(?:\.[\w-]+)*", re.ASCII)
 
 
 class Settings(BaseSettings):
@@ -63,6 +67,12 @@ class Settings(BaseSettings):
     max_stream_queries: int = Field(
         default=10_000, ge=1, description="Most queries in one request whose answer is streamed."
     )
+    max_filter_values: int = Field(
+        default=1000, ge=1, le=32_000, description="Most values that the filters of one request name together."
+    )
+    max_answer_bytes: int = Field(
+        default=8 * 1024 * 1024, ge=1024, description="Largest answer to a search that is not streamed, in bytes."
+    )
     max_texts: int = Field(default=2048, ge=1, description="Most texts in one request of /v1/embeddings or /v1/rerank.")
     fresh_limit: int = Field(
         default=10_000,
@@ -83,6 +93,9 @@ class Settings(BaseSettings):
     hyde_key: SecretStr | None = Field(default=None, description="Key to ask with, where one is needed.")
     hyde_timeout_ms: int = Field(
         default=3000, ge=1, description="Longest wait for imagined documents before the search goes on without them."
+    )
+    hyde_max_calls: int = Field(
+        default=16, ge=1, description="Most documents that one request may have imagined, a call to the model each."
     )
     hyde_max_tokens: int = Field(default=256, ge=1, description="Longest document to imagine, in the model's tokens.")
 
@@ -108,6 +121,10 @@ class Settings(BaseSettings):
     redis_url: str | None = Field(
         default=None, description="Redis that processes share results and embeddings through."
     )
+    redis_key: SecretStr = Field(
+        default_factory=lambda: SecretStr(secrets.token_urlsafe()),
+        description="Key that values in Redis are signed with; services that share values share it.",
+    )
     redis_timeout_ms: int = Field(
         default=20, ge=1, description="Longest wait for Redis before a request goes on without it."
     )
@@ -125,7 +142,11 @@ class Settings(BaseSettings):
     shutdown_seconds: int = Field(default=30, ge=1, description="Longest wait for accepted requests at shutdown.")
     admin_token: SecretStr | None = Field(
         default=None,
-        description="Bearer token of /admin and of changes to documents; unset admits this machine's clients only.",
+        description="Bearer token of /admin and of changes to documents; unset: both are closed.",
+    )
+    allowed_hosts: str | None = Field(
+        default=None,
+        description="Host names that requests may name, with commas; * for any; unset: none on loopback, else any.",
     )
 
     log_level: Literal["debug", "info", "warning", "error"] = Field(
@@ -175,10 +196,26 @@ class Settings(BaseSettings):
     @field_validator("vectors_key", "hyde_key", "admin_token")
     @classmethod
     def _fits_a_header(cls, key: SecretStr | None) -> SecretStr | None:
-        secret = "" if key is None else key.get_secret_value()
-        if not (secret.isascii() and secret.isprintable()):
+        secret = "set" if key is None else key.get_secret_value()
+        if not (secret.strip() and secret.isascii() and secret.isprintable()):
             raise ValueError("must be plain ASCII on one line, because it travels in a header")
         return key
+
+    @field_validator("allowed_hosts")
+    @classmethod
+    def _are_host_names(cls, names: str | None) -> str | None:
+        for name in [] if names is None else names.split(","):
+            if not HOST_NAME.fullmatch(name.strip()):
+                raise ValueError(f"{name.strip()!r} is not a host name; leave out scheme, port and path")
+        return names
+
+    @property
+    def host_names(self) -> frozenset[str] | None:
+        """Names that a Host header may have beside localhost and IP addresses; None: any name."""
+        if self.allowed_hosts is None:
+            return frozenset() if _is_loopback(self.host) else None
+        names = frozenset(name.strip().lower() for name in self.allowed_hosts.split(","))
+        return None if "*" in names else names
 
     @model_validator(mode="after")
     def _hyde_has_a_model(self) -> Settings:
@@ -191,6 +228,13 @@ class Settings(BaseSettings):
         if self.max_queries > self.queue_limit:
             raise ValueError(f"CARE_MAX_QUERIES {self.max_queries} is larger than CARE_QUEUE_LIMIT {self.queue_limit}")
         return self
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return host == "localhost" or ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 def _is_address(url: str) -> bool:

@@ -235,6 +235,8 @@ def http_config(app: FastAPI, settings: Settings) -> uvicorn.Config:
         access_log=False,
         log_config=None,
         server_header=False,
+        # Nothing depends on a client's address, so nothing has to believe what a header says about it.
+        proxy_headers=False,
         timeout_keep_alive=settings.keep_alive_seconds,
         timeout_graceful_shutdown=settings.shutdown_seconds,
     )

@@ -19,6 +19,8 @@ from indexer.store.arrays import Array, Blob, load_array
 from indexer.store.errors import BadFilter
 from indexer.store.filters import AnyOf, Equal, Filter, FilterValue, Range
 
+# Reading so many values of a vocabulary one after the other takes no longer than looking for one of them.
+SCANNED = 16
 Mask = NDArray[np.bool_]
 Interval = tuple[float, float]
 """Stored numbers from the first to the second, both included; codes are whole numbers."""
@@ -144,13 +146,11 @@ class KeywordColumn:
         return dict(sorted(zip(values, counts, strict=True), key=lambda pair: (-pair[1], pair[0])))
 
     def _codes_of(self, field: str, values: Sequence[FilterValue]) -> list[int]:
-        found = []
-        for value in values:
-            wanted = _text(field, value)
-            code = bisect_left(self._vocabulary, wanted)
-            if code < len(self) and self._vocabulary[code] == wanted:
-                found.append(code)
-        return found
+        wanted = dict.fromkeys(_text(field, value) for value in values)
+        if len(self) < SCANNED * len(wanted):
+            return [code for code in range(len(self)) if self._vocabulary[code] in wanted]
+        places = ((text, bisect_left(self._vocabulary, text)) for text in wanted)
+        return [code for text, code in places if code < len(self) and self._vocabulary[code] == text]
 
     def _code_range(self, condition: Range) -> tuple[int, int]:
         low, high = 0, len(self)

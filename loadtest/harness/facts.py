@@ -21,7 +21,7 @@ PACKAGES = (
     ("uvloop",),
     ("httptools",),
 )
-SECRETS = {"CARE_ADMIN_TOKEN"}
+SECRETS = {"CARE_ADMIN_TOKEN", "CARE_REDIS_KEY"}
 
 
 def commit() -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import http.client
 import os
+import secrets
 import signal
 import socket
 import subprocess
@@ -28,6 +29,8 @@ CORPUS = "examples/corpus.jsonl"
 READY_SECONDS = 300.0
 STOP_SECONDS = 40.0
 POLL_SECONDS = 0.1
+# Of services that listen on loopback for the length of a measurement.
+ADMIN_TOKEN = secrets.token_urlsafe(16)
 # Caches would answer instead of the service; the log would be timed with it.
 FORCED = {"CARE_LRU_MB": "0", "CARE_REDIS_URL": "", "CARE_ACCESS_LOG": "false"}
 
@@ -81,7 +84,8 @@ def care_index(*arguments: str) -> str:
 def care_server(collection: Path, settings: Mapping[str, str] = FORCED, *flags: str) -> Server:
     """`care serve` on a published collection, caches off unless `settings` say otherwise."""
     port = free_port()
-    environment = {"CARE_COLLECTION": str(collection), "CARE_HOST": HOST, "CARE_PORT": str(port), **settings}
+    own = {"CARE_COLLECTION": str(collection), "CARE_HOST": HOST, "CARE_PORT": str(port)}
+    environment = own | {"CARE_ADMIN_TOKEN": ADMIN_TOKEN} | dict(settings)
     return Server("service", [sys.executable, "cli.py", "serve", *flags], port, environment)
 
 

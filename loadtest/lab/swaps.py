@@ -22,7 +22,7 @@ from pathlib import Path
 
 from loadtest.harness.client import REPOSITORY
 from loadtest.harness.http1 import HOST, port_of
-from loadtest.harness.processes import CORPUS, build_example, care_index, service
+from loadtest.harness.processes import ADMIN_TOKEN, CORPUS, build_example, care_index, service
 
 QUERIES = ("高血压吃什么药", "孩子发烧怎么办", "糖尿病饮食", "asthma inhaler", "骨折急救", "胃镜前准备")
 TIMEOUT_SECONDS = 30
@@ -106,7 +106,7 @@ def _build_two(folder: Path) -> dict[str, str]:
 
 def _reload(url: str) -> None:
     with contextlib.closing(http.client.HTTPConnection(HOST, port_of(url), timeout=TIMEOUT_SECONDS)) as connection:
-        connection.request("POST", "/admin/reload")
+        connection.request("POST", "/admin/reload", headers={"Authorization": f"Bearer {ADMIN_TOKEN}"})
         answer = connection.getresponse()
         body = answer.read()
         if answer.status != 200:

@@ -4,29 +4,30 @@ from __future__ import annotations
 
 import asyncio
 import hmac
-from ipaddress import ip_address
+from typing import Annotated
 
 from fastapi import APIRouter, Depends, Request
+from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 
 from service.api.common import errors, runtime_of
 from service.errors import Forbidden
 from service.schemas import SwapAnswer, VersionsAnswer
 
+SECURITY_SCHEME = "admin_token"
+CLOSED = (
+    "changes are closed, because no admin token is set; set CARE_ADMIN_TOKEN and send it as Authorization: Bearer …"
+)
+bearer = HTTPBearer(auto_error=False, scheme_name=SECURITY_SCHEME, description="The value of CARE_ADMIN_TOKEN")
 
-def require_admin(request: Request) -> None:
-    """The token, where one is set; else only a client on the same machine."""
+
+def require_admin(request: Request, given: Annotated[HTTPAuthorizationCredentials | None, Depends(bearer)]) -> None:
+    """Raises Forbidden unless the request carries the admin token."""
     token = runtime_of(request).settings.admin_token
     if token is None:
-        if request.client is None or not _is_loopback(request.client.host):
-            raise Forbidden("set CARE_ADMIN_TOKEN to use /admin from another machine")
-        # A browser on this machine may show a page of another site, which may send requests here.
-        origin = request.headers.get("origin")
-        if origin is not None and origin.partition("://")[2] != request.headers.get("host"):
-            raise Forbidden("set CARE_ADMIN_TOKEN to use /admin from a page of another site")
-        return
-    given = request.headers.get("authorization", "")
-    if not hmac.compare_digest(given.encode(), f"Bearer {token.get_secret_value()}".encode()):
-        raise Forbidden("send the admin token as Authorization: Bearer …")
+        raise Forbidden(CLOSED)
+    sent = "" if given is None else given.credentials
+    if not hmac.compare_digest(sent.encode(), token.get_secret_value().encode()):
+        raise Forbidden("send the admin token (CARE_ADMIN_TOKEN) as Authorization: Bearer …")
 
 
 router = APIRouter(prefix="/admin", tags=["admin"], dependencies=[Depends(require_admin)], responses=errors(403))
@@ -56,10 +57,3 @@ async def versions(request: Request) -> VersionsAnswer:
     return VersionsAnswer(
         versions=known, current=current, serving=servings.serving, failed=servings.refusal_of(current)
     )
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:
-        return False

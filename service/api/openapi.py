@@ -12,6 +12,7 @@ from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
 from service.api import documents, search, texts
+from service.api.admin import SECURITY_SCHEME
 from service.api.common import ERRORS
 from service.api.examples import DOCUMENTS, EMBEDDINGS, RERANK, SEARCH, Examples
 from service.document_schemas import ChangesAnswer, DocumentsRequest
@@ -139,7 +140,8 @@ def _operation(route: _Route) -> dict[str, Any]:
     for status in route.errors:
         content = {"application/json": {"schema": _reference(ErrorAnswer)}}
         responses[str(status)] = {"description": ERRORS[status]["description"], "content": content}
-    return {"tags": [route.tag], "summary": route.summary, "responses": responses}
+    security: dict[str, Any] = {"security": [{SECURITY_SCHEME: []}]} if 403 in route.errors else {}
+    return {"tags": [route.tag], "summary": route.summary, "responses": responses, **security}
 
 
 def _stream(operations: Mapping[str, dict[str, Any]]) -> None:

@@ -3,24 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from models.reader import TextReader
 from models.tokenizer import Tokens
 from service.cache.keys import Kind, embedding_key
 from service.cache.layers import Cache
 
 Vector = NDArray[np.float32]
 STORED = np.dtype("<f4")
-
-
-class Encoder(Protocol):
-    """Whatever turns tokens into vectors; the fingerprint names the function."""
-
-    @property
-    def fingerprint(self) -> str: ...
 
 
 class EmbeddingCache:
@@ -30,14 +23,15 @@ class EmbeddingCache:
         self._cache = cache
         self.enabled = cache.enabled
 
-    async def get(self, encoder: Encoder, tokens: Sequence[Tokens]) -> list[Vector | None]:
-        """The embedding of each text, in order, or None where it is not known."""
+    async def get(self, encoder: TextReader, tokens: Sequence[Tokens]) -> list[Vector | None]:
+        """The embedding of each text, in order, or None if it is not known or has another length than the encoder's."""
         if not self.enabled or not tokens:
             return [None] * len(tokens)
         stored = await self._cache.get(Kind.EMBEDDING, [embedding_key(encoder.fingerprint, text) for text in tokens])
-        return [None if value is None else np.frombuffer(value, STORED) for value in stored]
+        size = encoder.spec.dim * STORED.itemsize
+        return [None if value is None or len(value) != size else np.frombuffer(value, STORED) for value in stored]
 
-    def put(self, encoder: Encoder, tokens: Sequence[Tokens], vectors: Sequence[Vector]) -> None:
+    def put(self, encoder: TextReader, tokens: Sequence[Tokens], vectors: Sequence[Vector]) -> None:
         """Keeps one vector per text, in order."""
         if self.enabled and tokens:
             keys = (embedding_key(encoder.fingerprint, text) for text in tokens)

@@ -37,7 +37,11 @@ class Cache:
         redis = None
         if settings.redis_url:
             redis = RedisCache(
-                settings.redis_url, settings.redis_timeout_ms, settings.redis_ttl_seconds, metrics.cache_write
+                settings.redis_url,
+                settings.redis_key.get_secret_value(),
+                settings.redis_timeout_ms,
+                settings.redis_ttl_seconds,
+                metrics.cache_write,
             )
         return cls(process, redis, metrics)
 

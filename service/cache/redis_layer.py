@@ -6,8 +6,9 @@ Reads and writes have a breaker each, since a full Redis refuses the one and ans
 from __future__ import annotations
 
 import contextlib
-import zlib
 from collections.abc import Mapping, Sequence
+from hashlib import blake2b
+from hmac import compare_digest
 
 from redis.asyncio import ConnectionPool, Redis
 from redis.asyncio.retry import Retry
@@ -19,8 +20,8 @@ from service.cache.redis_reads import READS, NoAnswer, RedisReads
 from service.cache.redis_writes import OnWrite, RedisWrites
 
 # The number is raised when values of an older release would be read wrongly.
-PREFIXES = {Kind.RESULT: b"care:2:r:", Kind.EMBEDDING: b"care:2:e:"}
-CHECKSUM_BYTES = 4
+PREFIXES = {Kind.RESULT: b"care:3:r:", Kind.EMBEDDING: b"care:3:e:"}
+CHECKSUM_BYTES = 16
 # Between attempts to reach a Redis that is away: one request a second waits for it in vain.
 PROBE_SECONDS = 1.0
 # After which a command is given up, and with it its connection.
@@ -30,9 +31,13 @@ Values = list[bytes | None]
 
 
 class RedisCache:
-    """Values with a checksum over key and value before them: what is not ours, or not this key's, is a miss."""
+    """Values with a keyed checksum over name and value before them.
 
-    def __init__(self, url: str, timeout_ms: int, ttl_seconds: int, on_write: OnWrite) -> None:
+    A value that another client wrote without the key, or that belongs to another name, is a miss.
+    """
+
+    def __init__(self, url: str, key: str, timeout_ms: int, ttl_seconds: int, on_write: OnWrite) -> None:
+        self._key = blake2b(key.encode()).digest()
         timeout_seconds = timeout_ms / 1000
         give_up_seconds = max(GIVE_UP_SECONDS, timeout_seconds)
         # No retries: the next request is the retry. Strings are all that travels, for which the older protocol does; it
@@ -59,12 +64,12 @@ class RedisCache:
         stored = await self._reads.get(names)
         if isinstance(stored, NoAnswer):
             return stored
-        return [_unpack(name, value) for name, value in zip(names, stored, strict=True)]
+        return [self._unpack(name, value) for name, value in zip(names, stored, strict=True)]
 
     def put(self, kind: Kind, values: Mapping[bytes, bytes]) -> None:
         """Returns at once; what Redis cannot take in time is dropped."""
         names = {PREFIXES[kind] + key: value for key, value in values.items()}
-        self._writes.put([(name, _pack(name, value)) for name, value in names.items()])
+        self._writes.put([(name, self._checksum(name, value) + value) for name, value in names.items()])
 
     async def close(self) -> None:
         await self._reads.close()
@@ -72,13 +77,12 @@ class RedisCache:
         with contextlib.suppress(Exception):  # a connection that does not let itself be closed ends with the process
             await self._redis.aclose()
 
+    def _checksum(self, name: bytes, value: bytes) -> bytes:
+        # All names of a kind have one length, so name and value cannot run into each other.
+        return blake2b(name + value, key=self._key, digest_size=CHECKSUM_BYTES).digest()
 
-def _pack(name: bytes, value: bytes) -> bytes:
-    return zlib.crc32(value, zlib.crc32(name)).to_bytes(CHECKSUM_BYTES, "big") + value
-
-
-def _unpack(name: bytes, stored: object) -> bytes | None:
-    if not isinstance(stored, bytes):
-        return None
-    value = stored[CHECKSUM_BYTES:]
-    return value if stored == _pack(name, value) else None
+    def _unpack(self, name: bytes, stored: object) -> bytes | None:
+        if not isinstance(stored, bytes):
+            return None
+        checksum, value = stored[:CHECKSUM_BYTES], stored[CHECKSUM_BYTES:]
+        return value if compare_digest(checksum, self._checksum(name, value)) else None

@@ -167,7 +167,7 @@ class Queue:
         return left
 
     def others_wait(self, queries: int) -> None:
-        """Records the queries of other workers that wait in a shared engine; they delay jobs until they must be done."""
+        """Records the queries of other workers that wait in a shared engine and delay the jobs of this one."""
         self._others_until = self._clock() + self.cost.seconds(queries, self._limits.batch_queries)
 
     def expire(self) -> bool:

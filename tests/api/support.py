@@ -21,8 +21,12 @@ from service.settings import Settings
 
 ENCODER = Path("models/pretrained/care-small-zh")
 PATIENCE_MS = 120_000
+TOKEN = "token-of-the-tests"
+AS_ADMIN = {"Authorization": f"Bearer {TOKEN}"}
 # For the environment of a service: a busy machine must not look like an overloaded service.
 PATIENT = {name: str(PATIENCE_MS) for name in ("CARE_MAX_WAIT_MS", "CARE_TIMEOUT_MS", "CARE_PROBE_TIMEOUT_MS")}
+# For tests that post documents or call /admin.
+OPEN = {"CARE_ADMIN_TOKEN": TOKEN}
 LONG = "头痛可由感冒、疲劳或睡眠不足引起，休息和补水常能缓解。" * 12
 ENTRIES: list[dict[str, Any]] = [
     {
@@ -105,7 +109,8 @@ def copy_collection(built: Built, root: Path) -> Built:
 def make_settings(built: Built, **values: object) -> Settings:
     """With patience for a busy machine, where a test is not about patience."""
     patient = {"timeout_ms": PATIENCE_MS, "max_wait_ms": PATIENCE_MS, "probe_timeout_ms": PATIENCE_MS}
-    return Settings(collection=built.root, encoder=ENCODER, **(patient | values))  # type: ignore[arg-type]
+    known = {"admin_token": TOKEN, "allowed_hosts": "care"}
+    return Settings(collection=built.root, encoder=ENCODER, **(patient | known | values))  # type: ignore[arg-type]
 
 
 @contextlib.asynccontextmanager
@@ -116,9 +121,9 @@ async def running(settings: Settings) -> AsyncIterator[httpx.AsyncClient]:
         yield client
 
 
-def client_of(app: FastAPI, address: str = "127.0.0.1") -> httpx.AsyncClient:
-    transport = httpx.ASGITransport(app=app, client=(address, 1234))
-    return httpx.AsyncClient(transport=transport, base_url="http://care")
+def client_of(app: FastAPI, headers: Mapping[str, str] = AS_ADMIN) -> httpx.AsyncClient:
+    """An administrator's client, unless other headers are given."""
+    return httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://localhost", headers=headers)
 
 
 def _line(letter: str, entry: dict[str, Any]) -> str:

@@ -135,6 +135,17 @@ async def test_what_hyde_cannot_do_is_refused(client: httpx.AsyncClient, body: d
     check(await client.post("/v1/search", json=body | {"hyde": True}), 422, "invalid_request", "hyde")
 
 
+async def test_the_calls_that_one_request_causes_are_bounded(client: httpx.AsyncClient, model: LanguageModel) -> None:
+    """16 queries with 8 documents each were 128 calls."""
+    many = {"query": ["好"] * 16, "mode": "dense", "hyde": {"documents": 8}}
+    said = check(await client.post("/v1/search", json=many), 422, "invalid_request", "hyde")
+    assert "128 times" in said
+    assert "at most 16 together" in said
+    assert model.requests == []
+    assert (await client.post("/v1/search", json=many | {"query": ["好", "坏"]})).status_code == 200
+    assert len(model.requests) == 16
+
+
 async def test_without_a_model_the_refusal_says_what_to_set(built: Built) -> None:
     async with running(make_settings(built, threads=1, reload_seconds=0)) as client:
         response = await client.post("/v1/search", json={"query": "好", "hyde": True})

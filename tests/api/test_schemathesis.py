@@ -24,7 +24,7 @@ from schemathesis.specs.openapi.checks import (
 from service.app import create_app
 from service.settings import Settings
 from tests.api.live import live
-from tests.api.support import Built, copy_collection, make_settings
+from tests.api.support import AS_ADMIN, Built, copy_collection, make_settings
 
 # Beside these, schemathesis tries the bounds of every field one by one.
 EXAMPLES = 8
@@ -70,7 +70,7 @@ schema = schemathesis.openapi.from_dict(create_app(Settings()).openapi())
     suppress_health_check=list(HealthCheck),
 )
 def test_every_answer_is_as_documented(case: schemathesis.Case, address: str) -> None:
-    case.call_and_validate(base_url=address, checks=CHECKS)
+    case.call_and_validate(base_url=address, checks=CHECKS, headers=AS_ADMIN)
 
 
 def test_a_document_that_is_there_is_as_documented(address: str) -> None:

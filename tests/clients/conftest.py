@@ -11,7 +11,7 @@ import pytest
 from care_client import AsyncCareClient, CareClient
 
 from models.onnx_encoder import OnnxEncoder
-from tests.api.support import ENCODER, PATIENCE_MS, build_collection
+from tests.api.support import AS_ADMIN, ENCODER, PATIENCE_MS, build_collection
 from tests.clients.support import Blocking, Scripted
 from tests.e2e.server import Server
 
@@ -49,4 +49,4 @@ def make(request: pytest.FixtureRequest) -> Iterator[type[CareClient]]:
 
 @pytest.fixture
 def client(make: type[CareClient], service_url: str) -> CareClient:
-    return make(service_url, timeout_seconds=PATIENCE_MS / 1000)
+    return make(service_url, timeout_seconds=PATIENCE_MS / 1000, headers=AS_ADMIN)

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.api.support import TOKEN
+
 PAGE = (Path(__file__).parents[2] / "docs" / "clients.md").read_text(encoding="utf-8")
 EXAMPLES = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
 ADDRESS = "http://127.0.0.1:8000"
@@ -15,8 +17,9 @@ SAID = ["氨氯地平", "发热处理 Explanation(dense=Placing(rank=1", "notice
 
 @pytest.mark.parametrize(("example", "said"), list(zip(EXAMPLES, SAID, strict=True)))
 def test_an_example_does_what_it_shows(
-    example: str, said: str, service_url: str, capsys: pytest.CaptureFixture[str]
+    example: str, said: str, service_url: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("CARE_ADMIN_TOKEN", TOKEN)
     assert ADDRESS in example
     exec(compile(example.replace(ADDRESS, service_url), "docs/clients.md", "exec"), {"__name__": "__main__"})
     assert said in capsys.readouterr().out

@@ -11,7 +11,7 @@ import urllib.error
 import urllib.request
 from pathlib import Path
 
-from tests.api.support import PATIENT
+from tests.api.support import OPEN, PATIENT
 
 REPOSITORY = Path(__file__).parents[2]
 ENCODER = REPOSITORY / "models" / "pretrained" / "care-small-zh"
@@ -28,6 +28,7 @@ class Server:
         self._environment = (
             os.environ
             | PATIENT
+            | OPEN
             | {
                 "CARE_COLLECTION": str(collection),
                 "CARE_ENCODER": str(ENCODER),

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
 
-from tests.api.support import ENCODER, PATIENT, Built
+from tests.api.support import AS_ADMIN, ENCODER, OPEN, PATIENT, Built
 
 WAIT_SECONDS = 60.0
 SERVE = "from service.command import serve; from service.settings import Settings; serve(Settings())"
@@ -61,7 +61,7 @@ class Service:
         host, _, port = self.address.removeprefix("http://").partition(":")
         connection = http.client.HTTPConnection(host, int(port), timeout=WAIT_SECONDS)
         try:
-            connection.request(method, path, None if body is None else json.dumps(body))
+            connection.request(method, path, None if body is None else json.dumps(body), AS_ADMIN)
             answer = connection.getresponse()
             return Reply(answer.status, {k.lower(): v for k, v in answer.getheaders()}, answer.read().decode())
         finally:
@@ -95,7 +95,7 @@ def service(built: Built, **environment: str) -> Iterator[Service]:
     own = {"CARE_COLLECTION": str(built.root), "CARE_ENCODER": str(ENCODER), "CARE_PORT": "0", "CARE_THREADS": "1"}
     process = subprocess.Popen(
         [sys.executable, "-c", SERVE],
-        env=os.environ | {"PYTHONPATH": "."} | PATIENT | own | environment,
+        env=os.environ | {"PYTHONPATH": "."} | PATIENT | OPEN | own | environment,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import zlib
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
+from hashlib import blake2b
 
 import pytest
 from redis import Redis
@@ -39,14 +41,16 @@ def no_attempt_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @contextlib.asynccontextmanager
-async def cache_at(url: str, timeout_ms: int = PATIENT_MS) -> AsyncIterator[tuple[RedisCache, Counter[str]]]:
+async def cache_at(
+    url: str, timeout_ms: int = PATIENT_MS, key: str = "ours"
+) -> AsyncIterator[tuple[RedisCache, Counter[str]]]:
     """A cache, and what became of the values that it was given."""
     writes: Counter[str] = Counter()
 
     def count(outcome: str, values: int) -> None:
         writes[outcome] += values
 
-    cache = RedisCache(url, timeout_ms, ttl_seconds=60, on_write=count)
+    cache = RedisCache(url, key, timeout_ms, ttl_seconds=60, on_write=count)
     try:
         yield cache, writes
     finally:
@@ -106,6 +110,27 @@ async def test_what_is_not_ours_or_not_this_keys_is_a_miss(server: ValkeyServer)
             assert await get(cache, b"a") == [None]
             redis.flushall()
             assert await get(cache, b"a", b"b") == [None, None]
+
+
+async def test_another_client_of_the_same_redis_cannot_plant_a_value(server: ValkeyServer) -> None:
+    name, lie = RESULT + b"a", b'{"hits":["lie"]}'
+    async with (
+        cache_at(server.connection_url) as (ours, writes),
+        cache_at(server.connection_url, key="") as (
+            other,
+            lies,
+        ),
+    ):
+        await write(other, lies, a=lie)
+        assert await get(other, b"a") == [lie]
+        assert await get(ours, b"a") == [None]
+        with operator(server) as redis:
+            crc = zlib.crc32(lie, zlib.crc32(name)).to_bytes(4, "big")
+            for unkeyed in (crc, blake2b(name + lie, digest_size=16).digest(), bytes(16), b""):
+                redis.set(name, unkeyed + lie)
+                assert await get(ours, b"a") == [None]
+        await write(ours, writes, a=b"true")
+        assert await get(ours, b"a") == [b"true"]
 
 
 async def test_a_crowd_travels_in_few_commands_over_few_connections(server: ValkeyServer) -> None:

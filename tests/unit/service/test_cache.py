@@ -11,10 +11,11 @@ import pytest
 from models.tokenizer import Tokens
 from service.breaker import FAILURES_TO_OPEN, OPEN_SECONDS, Breaker
 from service.cache import Cache, EmbeddingCache, Kind
+from service.cache.keys import embedding_key
 from service.cache.process import ENTRY_BYTES, ProcessCache
 from service.metrics import Metrics
 
-ENCODER = SimpleNamespace(fingerprint="encoder")
+ENCODER = SimpleNamespace(fingerprint="encoder", spec=SimpleNamespace(dim=16))
 
 
 def tokens(*ids: int) -> Tokens:
@@ -129,7 +130,15 @@ async def test_an_embedding_comes_back_to_the_bit_and_only_for_its_encoder_and_t
     last, unknown, first = await embeddings.get(ENCODER, [tokens(3), tokens(1), tokens(1, 2)])
     assert unknown is None
     assert np.array_equal([first, last], vectors)
-    assert await embeddings.get(SimpleNamespace(fingerprint="other"), [tokens(3)]) == [None]
+    assert await embeddings.get(SimpleNamespace(fingerprint="other", spec=ENCODER.spec), [tokens(3)]) == [None]
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("size", [0, 3, 60, 68, 128])
+async def test_an_embedding_of_another_length_is_a_miss(size: int) -> None:
+    cache = Cache(both_kinds(), None, Metrics())
+    cache.put(Kind.EMBEDDING, {embedding_key(ENCODER.fingerprint, tokens(1)): bytes(size)})
+    assert await EmbeddingCache(cache).get(ENCODER, [tokens(1)]) == [None]
 
 
 @pytest.mark.anyio

@@ -1,0 +1,58 @@
+"""What one search request may ask for: values in its filters, bytes in its answer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.api.support import ENTRIES, Built, make_settings, running
+from tests.api.test_errors import check
+
+pytestmark = pytest.mark.anyio
+
+LINES = {"Accept": "application/x-ndjson"}
+
+
+def kinds(count: int) -> dict[str, Any]:
+    return {"field": "kind", "in": ["drug", *(f"kind {number}" for number in range(count - 1))]}
+
+
+async def test_the_values_of_all_filters_together_are_bounded(client: httpx.AsyncClient) -> None:
+    """32 filters of 1,000 values were evaluated on the event loop before anything else was."""
+    answer = await client.post("/v1/search", json={"query": "药", "filters": [kinds(1000)]})
+    assert {hit["metadata"]["kind"] for hit in answer.json()["results"][0]["hits"]} == {"drug"}
+    refused = await client.post("/v1/search", json={"query": "药", "filters": [kinds(1000)] * 32})
+    assert "32000 values together, at most 1000" in check(refused, 422, "invalid_request", "filters")
+
+
+@pytest.mark.parametrize(
+    "filters",
+    [
+        [kinds(4)],
+        [kinds(3), {"field": "year", "eq": 2024}],
+        [kinds(2), {"field": "year", "gte": 2020, "lt": 2026}],
+    ],
+)
+async def test_every_value_and_every_bound_of_a_filter_counts(built: Built, filters: list[dict[str, Any]]) -> None:
+    for most, status in ((4, 200), (3, 422)):
+        async with running(make_settings(built, threads=1, max_filter_values=most)) as client:
+            for headers in ({}, LINES):
+                answer = await client.post("/v1/search", json={"query": "药", "filters": filters}, headers=headers)
+                assert answer.status_code == status
+
+
+async def test_an_answer_beyond_the_limit_is_refused_unless_it_is_streamed(built: Built) -> None:
+    """A short request may name many queries and whole texts."""
+    whole = {"query": [entry["title"] for entry in ENTRIES], "fields": ["text"], "top_k": 8}
+    async with running(make_settings(built, threads=1, max_answer_bytes=4096, lru_mb=1)) as client:
+        for _ in range(2):  # computed, then from the cache
+            said = check(await client.post("/v1/search", json=whole), 422, "invalid_request", "query")
+            for less in ("4096 bytes", "fewer queries", "top_k", "fields", "application/x-ndjson"):
+                assert less in said
+        streamed = await client.post("/v1/search", json=whole, headers=LINES)
+        assert streamed.status_code == 200
+        assert len(streamed.text.splitlines()) == len(ENTRIES) + 1
+        assert len(streamed.content) > 4096
+        assert (await client.post("/v1/search", json=whole | {"query": "血常规", "top_k": 1})).status_code == 200
