@@ -6,12 +6,22 @@ which nobody else is answered, to tell of one."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from enum import StrEnum
 from typing import Annotated, Any, Self
 
-from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictStr, StringConstraints, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    StrictBool,
+    StrictStr,
+    StringConstraints,
+    model_validator,
+)
 
-from indexer.store import AnyOf, Equal, Filter, Range
+from indexer.store import AnyOf, Either, Equal, Filter, Not, Range
 from models.fusion import Fusion
 from service.engine.protocol import Mode
 
@@ -46,12 +56,21 @@ class Part(StrEnum):
 DEFAULT_PARTS = (Part.TITLE, Part.SNIPPET, Part.METADATA)
 
 
+Clauses = Annotated[tuple["FilterClause", ...], Field(max_length=MAX_FILTERS, fail_fast=True)]
+
+
 class FilterClause(BaseModel):
-    """A condition on one metadata field: `eq`, or `in`, or bounds (`gte`, `gt`, `lte`, `lt`)."""
+    """A condition on one metadata field (`eq`, or `in`, or bounds: `gte`, `gt`, `lte`, `lt`), or `not`, or `any`."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", validate_by_name=True, validate_by_alias=True)
 
-    field: Annotated[str, StringConstraints(min_length=1, max_length=200)]
+    field: Annotated[str, StringConstraints(min_length=1, max_length=200)] | None = None
+    excluded: FilterClause | None = Field(
+        default=None, alias="not", description="A filter that must not hold; a missing field satisfies this."
+    )
+    alternatives: Clauses | None = Field(
+        default=None, alias="any", min_length=1, description="Filters of which at least one must hold."
+    )
     eq: Value | None = None
     any_of: Values | None = Field(default=None, alias="in")
     gte: Value | None = None
@@ -62,22 +81,42 @@ class FilterClause(BaseModel):
     @model_validator(mode="after")
     def _one_kind(self) -> Self:
         bounds = any(bound is not None for bound in (self.gte, self.gt, self.lte, self.lt))
-        if (self.eq is not None) + (self.any_of is not None) + bounds != 1:
-            raise ValueError("give exactly one of: eq, in, or bounds (gte, gt, lte, lt)")
+        conditions = (self.eq is not None) + (self.any_of is not None) + bounds
+        if (self.excluded is not None) + (self.alternatives is not None) + conditions != 1:
+            raise ValueError("give exactly one of: eq, in, bounds (gte, gt, lte, lt), not, any")
+        if conditions != (self.field is not None):
+            raise ValueError("not and any take no field" if self.field else "a condition needs a field")
         return self
 
+    def walk(self) -> Iterator[FilterClause]:
+        """This clause and all clauses in it."""
+        yield self
+        for part in (self.alternatives or ()) if self.excluded is None else (self.excluded,):
+            yield from part.walk()
+
     def to_filter(self) -> Filter:
+        if self.excluded is not None:
+            return Not(self.excluded.to_filter())
+        if self.alternatives is not None:
+            return Either(tuple(each.to_filter() for each in self.alternatives))
+        field = self.field or ""
         if self.eq is not None:
-            return Equal(self.field, _plain(self.eq))
+            return Equal(field, _plain(self.eq))
         if self.any_of is not None:
-            return AnyOf(self.field, tuple(_plain(value) for value in self.any_of))
+            return AnyOf(field, tuple(_plain(value) for value in self.any_of))
         bounds = {name: getattr(self, name) for name in ("gte", "gt", "lte", "lt")}
-        return Range(self.field, **{name: None if bound is None else _plain(bound) for name, bound in bounds.items()})
+        return Range(field, **{name: None if bound is None else _plain(bound) for name, bound in bounds.items()})
 
 
 def _plain(value: str | bool | int | float) -> str | int | float:
     """True and false as the texts that the store spells them as: in Python True equals 1, and filters are compared."""
     return str(value).lower() if isinstance(value, bool) else value
+
+
+def _bound_clauses(filters: tuple[FilterClause, ...]) -> tuple[FilterClause, ...]:
+    if (count := sum(1 for each in filters for _ in each.walk())) > MAX_FILTERS:
+        raise ValueError(f"must hold at most {MAX_FILTERS} clauses, nested ones included, got {count}")
+    return filters
 
 
 class HydeOptions(BaseModel):
@@ -99,8 +138,8 @@ class SearchRequest(BaseModel):
     fields: Annotated[tuple[Part, ...], Field(max_length=MAX_FIELDS, fail_fast=True)] = Field(
         default=DEFAULT_PARTS, description="What a hit shows beside id and score."
     )
-    filters: Annotated[tuple[FilterClause, ...], Field(max_length=MAX_FILTERS, fail_fast=True)] = Field(
-        default=(), description="Conditions on metadata; a document must satisfy all."
+    filters: Annotated[Clauses, AfterValidator(_bound_clauses)] = Field(
+        default=(), description="Filters on metadata; a document must satisfy all."
     )
     fusion: Fusion = Field(default=Fusion.SCORES, description="How hybrid mode makes one ranking of two.")
     weight: Annotated[float, Field(ge=0, le=1)] | None = Field(

@@ -74,10 +74,14 @@ class Serving:
         return b"" if self.fresh is None else self.fresh.state
 
     def allowed(self, filters: tuple[Filter, ...]) -> Mask:
-        """Which of the snapshot's passage rows a filter admits; raises BadFilter."""
-        if self.fresh is None:
-            return self.select(filters).mask
-        return self.fresh.main_mask(filters, lambda own: self.select(own).mask)
+        """Which of the snapshot's passage rows the filters admit; raises BadFilter."""
+        if self.fresh is not None:
+            self.fresh.allowed(filters)
+        return self.select(self.snapshot_filters(filters)).mask
+
+    def snapshot_filters(self, filters: tuple[Filter, ...]) -> tuple[Filter, ...]:
+        """The filters as the snapshot alone evaluates them: a field that only fresh documents have matches nothing."""
+        return filters if self.fresh is None else self.fresh.snapshot_filters(filters)
 
     def documents_of(self, passages: NDArray[np.int64]) -> NDArray[np.int64]:
         """The document row of each passage row."""

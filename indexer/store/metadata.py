@@ -7,6 +7,7 @@ Files: `metadata.json` (the fields in order: name and kind) and, for the field a
 from __future__ import annotations
 
 from collections.abc import Sequence
+from difflib import get_close_matches
 from enum import StrEnum
 from pathlib import Path
 
@@ -16,7 +17,7 @@ import orjson
 from indexer.store.columns import Column, KeywordColumn, Mask, NumberColumn
 from indexer.store.documents import Metadata, Value
 from indexer.store.errors import BadFilter, BadSnapshot
-from indexer.store.filters import Filter, Range
+from indexer.store.filters import AnyOf, Condition, Either, Filter, Not, Range
 from indexer.store.values import NUMBER, TEXT, kind_of, spell_all
 
 FIELDS_FILE = "metadata.json"
@@ -82,8 +83,8 @@ class MetadataIndex:
     def select(self, filters: Sequence[Filter]) -> Mask:
         """Which documents satisfy every filter, (documents,)."""
         mask = np.ones(self._documents, dtype=np.bool_)
-        for condition in filters:
-            mask &= self.column(condition).match(condition)
+        for each in filters:
+            mask &= self._match(each)
         return mask
 
     def position(self, field: str) -> int:
@@ -98,15 +99,39 @@ class MetadataIndex:
             if isinstance(column, KeywordColumn) and len(column) <= FACET_VALUES
         }
 
-    def column(self, condition: Filter) -> Column:
-        """The column that a condition is about; raises BadFilter where there is none, or nothing to compare."""
+    def column(self, condition: Condition) -> Column:
+        """The column that a condition is about; raises BadFilter if there is none, or nothing to compare."""
         field = condition.field
         if field not in self._columns:
             known = ", ".join(self._columns) or "none"
-            raise BadFilter(field, f"filter on {field}: the collection has no such field; it has {known}")
+            near = get_close_matches(field, self._columns, 1)
+            hint = f"; did you mean {near[0]}?" if near else ""
+            said = f"filter on {field}: the collection has no such field; it has {known}{hint}"
+            raise BadFilter(field, said + self._example(near[0] if near else None))
         if isinstance(condition, Range) and condition == Range(field):
             raise BadFilter(field, f"filter on {field}: a range needs at least one of gte, gt, lte, lt")
         return self._columns[field]
+
+    def _match(self, given: Filter) -> Mask:
+        if isinstance(given, Not):
+            return ~self._match(given.excluded)
+        if isinstance(given, Either):
+            matched: Mask = np.logical_or.reduce([self._match(each) for each in given.alternatives])
+            return matched
+        if isinstance(given, AnyOf) and not given.values:
+            return np.zeros(self._documents, np.bool_)
+        column = self.column(given)
+        try:
+            return column.match(given)
+        except BadFilter as bad:
+            raise BadFilter(bad.field, f"{bad}{self._example(bad.field)}") from None
+
+    def _example(self, field: str | None) -> str:
+        """The end of an error message: a filter that this collection accepts, on the field if one is named."""
+        for name in [field] if field else self._columns:
+            if (value := self._columns[name].example()) is not None:
+                return "; for example " + orjson.dumps({"field": name, "eq": value}).decode()
+        return ""
 
 
 def _column_of(values: dict[int, Value], rows: int) -> Column:

@@ -22,6 +22,7 @@ METHODS = ["GET", "POST"]
 FROM_QUERY_STRING = {"q": "query", "filter": "filters"}
 LISTS = ("query", "fields", "filters")
 OPERATORS = ("eq", "in", "gte", "gt", "lte", "lt")
+NEGATION = "not."
 MAX_PARAMETERS = 1000
 
 
@@ -81,9 +82,15 @@ def _parse_item(field: str, value: str) -> list[Any]:
 
 
 def _parse_filter(text: str) -> dict[str, Any]:
-    """`field:operator:value`; the values of `in` are separated by commas."""
+    """`field:operator:value` or `field:not.operator:value`; the values of `in` are separated by commas."""
     name, _, rest = text.partition(":")
-    operator, colon, value = rest.partition(":")
+    negated = rest.startswith(NEGATION)
+    operator, colon, value = rest.removeprefix(NEGATION).partition(":")
     if operator not in OPERATORS or not colon:
-        raise InvalidRequest("filters", f"must read field:operator:value with an operator of {', '.join(OPERATORS)}")
-    return {"field": name, operator: value.split(",") if operator == "in" else value}
+        operators = ", ".join(OPERATORS)
+        raise InvalidRequest(
+            "filters",
+            f"must read field:operator:value with an operator of {operators}; for example filter=kind:eq:drug",
+        )
+    clause = {"field": name, operator: value.split(",") if operator == "in" else value}
+    return {"not": clause} if negated else clause

@@ -54,6 +54,10 @@ def test_what_a_field_holds_is_told_apart() -> None:
         [{"field": "year", "gte": 1, "lt": 2}],
         [{"field": "month", "eq": 1}],
         [{"field": "year", "eq": 1}, {"field": "month", "eq": 1}],
+        [{"not": {"field": "year", "eq": 1}}],
+        [{"not": {"field": "year", "eq": 2}}],
+        [{"any": [{"field": "year", "eq": 1}]}],
+        [{"any": [{"field": "year", "eq": 1}, {"field": "month", "eq": 1}]}],
     ]
     variants: list[dict[str, Any]] = [
         {},
