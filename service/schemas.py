@@ -39,6 +39,7 @@ MAX_HYDE_QUERIES = 16
 WholeNumber = Annotated[int, Field(strict=True, ge=-EXACT_INTEGER, le=EXACT_INTEGER)]
 Number = Annotated[float, Field(strict=True, allow_inf_nan=False)]
 FilterText = Annotated[StrictStr, StringConstraints(max_length=1000)]
+FieldName = Annotated[str, StringConstraints(min_length=1, max_length=200)]
 Value = FilterText | StrictBool | WholeNumber | Number
 Values = Annotated[tuple[Value, ...], Field(min_length=1, max_length=MAX_FILTER_VALUES, fail_fast=True)]
 Queries = Annotated[list[str], Field(fail_fast=True)]
@@ -64,7 +65,7 @@ class FilterClause(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", validate_by_name=True, validate_by_alias=True)
 
-    field: Annotated[str, StringConstraints(min_length=1, max_length=200)] | None = None
+    field: FieldName | None = None
     excluded: FilterClause | None = Field(
         default=None, alias="not", description="A filter that must not hold; a missing field satisfies this."
     )
@@ -134,12 +135,22 @@ class SearchRequest(BaseModel):
 
     query: str | Queries = Field(description="A text, or a list of texts that are answered in their order.")
     top_k: int = Field(default=10, description="How many documents per query.")
+    offset: Annotated[int, Field(ge=0)] | None = Field(
+        default=None,
+        description="How many of the best documents to skip. Pages of equal requests, given an offset from 0 on, are "
+        "slices of one ranking; offset + top_k is bounded as top_k is.",
+    )
     mode: Mode | None = Field(default=None, description="Which scores rank; the service's default where left out.")
     fields: Annotated[tuple[Part, ...], Field(max_length=MAX_FIELDS, fail_fast=True)] = Field(
         default=DEFAULT_PARTS, description="What a hit shows beside id and score."
     )
     filters: Annotated[Clauses, AfterValidator(_bound_clauses)] = Field(
         default=(), description="Filters on metadata; a document must satisfy all."
+    )
+    facets: Annotated[tuple[FieldName, ...], Field(max_length=MAX_FIELDS, fail_fast=True)] = Field(
+        default=(),
+        description="Metadata fields whose values are counted among the best documents of each query, as many as the "
+        "largest top_k, those below min_score left out.",
     )
     fusion: Fusion = Field(default=Fusion.SCORES, description="How hybrid mode makes one ranking of two.")
     weight: Annotated[float, Field(ge=0, le=1)] | None = Field(
@@ -226,6 +237,9 @@ class Result(BaseModel):
 
     hits: list[Hit]
     truncated: bool = Field(description="Whether the query was longer than the encoder reads, and was cut.")
+    facets: dict[str, dict[str, int]] | None = Field(
+        default=None, description="Documents per value, by field, the most frequent values first."
+    )
     hyde: HydeStatus | None = None
 
 

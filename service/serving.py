@@ -100,6 +100,12 @@ class Serving:
         return self.snapshot.documents.row_of(document_id) if self.fresh is None else self.fresh.row_of(document_id)
 
     @property
+    def fields(self) -> list[str]:
+        """The metadata fields that some document has."""
+        fresh = {} if self.fresh is None else self.fresh.kinds
+        return sorted({*self.snapshot.metadata.fields, *fresh})
+
+    @property
     def documents(self) -> int:
         """How many can be found."""
         return len(self.snapshot.documents) if self.fresh is None else self.fresh.documents

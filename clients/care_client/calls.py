@@ -23,6 +23,8 @@ class SearchOptions(TypedDict, total=False):
     """The parameters of a search; for those that are left out, the service's defaults hold."""
 
     top_k: int
+    offset: int
+    facets: Sequence[str]
     mode: Literal["dense", "lexical", "hybrid"]
     fields: Sequence[Literal["title", "snippet", "metadata", "text"]]
     filters: Sequence[Mapping[str, Any]]

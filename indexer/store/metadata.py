@@ -7,7 +7,6 @@ Files: `metadata.json` (the fields in order: name and kind) and, for the field a
 from __future__ import annotations
 
 from collections.abc import Sequence
-from difflib import get_close_matches
 from enum import StrEnum
 from pathlib import Path
 
@@ -19,6 +18,7 @@ from indexer.store.documents import Metadata, Value
 from indexer.store.errors import BadFilter, BadSnapshot
 from indexer.store.filters import AnyOf, Condition, Either, Filter, Not, Range
 from indexer.store.values import NUMBER, TEXT, kind_of, spell_all
+from models.errors import did_you_mean
 
 FIELDS_FILE = "metadata.json"
 FACET_VALUES = 50
@@ -104,10 +104,8 @@ class MetadataIndex:
         field = condition.field
         if field not in self._columns:
             known = ", ".join(self._columns) or "none"
-            near = get_close_matches(field, self._columns, 1)
-            hint = f"; did you mean {near[0]}?" if near else ""
-            said = f"filter on {field}: the collection has no such field; it has {known}{hint}"
-            raise BadFilter(field, said + self._example(near[0] if near else None))
+            said = f"filter on {field}: the collection has no such field; it has {known}"
+            raise BadFilter(field, f"{said}{did_you_mean(field, self._columns)}{self._example()}")
         if isinstance(condition, Range) and condition == Range(field):
             raise BadFilter(field, f"filter on {field}: a range needs at least one of gte, gt, lte, lt")
         return self._columns[field]
@@ -126,7 +124,7 @@ class MetadataIndex:
         except BadFilter as bad:
             raise BadFilter(bad.field, f"{bad}{self._example(bad.field)}") from None
 
-    def _example(self, field: str | None) -> str:
+    def _example(self, field: str | None = None) -> str:
         """The end of an error message: a filter that this collection accepts, on the field if one is named."""
         for name in [field] if field else self._columns:
             if (value := self._columns[name].example()) is not None:

@@ -43,6 +43,6 @@ async def get_collection(request: Request) -> CollectionAnswer:
         default_mode=runtime.settings.default_mode,
         max_top_k=runtime.settings.max_top_k,
         max_queries=runtime.settings.max_queries,
-        fields=sorted({*serving.snapshot.metadata.fields, *({} if fresh is None else fresh.kinds)}),
+        fields=serving.fields,
         facets=serving.facets if fresh is None else await asyncio.to_thread(count_facets, serving),
     )

@@ -20,7 +20,7 @@ PATH = "/v1/search"
 METHODS = ["GET", "POST"]
 # Names in a query string that are not those of the body, and those that may repeat.
 FROM_QUERY_STRING = {"q": "query", "filter": "filters"}
-LISTS = ("query", "fields", "filters")
+LISTS = ("query", "fields", "filters", "facets")
 OPERATORS = ("eq", "in", "gte", "gt", "lte", "lt")
 NEGATION = "not."
 MAX_PARAMETERS = 1000
@@ -78,7 +78,7 @@ def parse_query_string(raw: bytes) -> SearchRequest:
 def _parse_item(field: str, value: str) -> list[Any]:
     if field == "filters":
         return [_parse_filter(value)]
-    return value.split(",") if field == "fields" else [value]
+    return [value] if field == "query" else value.split(",")
 
 
 def _parse_filter(text: str) -> dict[str, Any]:
