@@ -117,10 +117,10 @@ class Searcher:
         queries = request.queries
         if not 1 <= len(queries) <= most:
             raise InvalidRequest("query", f"must hold between 1 and {most} texts, got {len(queries)}")
-        for number, query in enumerate(queries, start=1):
+        for number, query in enumerate(queries):
             if is_blank(query):
-                which = "" if isinstance(request.query, str) else f"text {number} of the list "
-                raise InvalidRequest("query", f"{which}must not be empty")
+                path = "query" if isinstance(request.query, str) else f"query[{number}]"
+                raise InvalidRequest(path, "must not be empty")
         if not 1 <= request.top_k <= self._settings.max_top_k:
             raise InvalidRequest("top_k", f"must be between 1 and {self._settings.max_top_k}")
         if (request.offset or 0) + request.top_k > self._settings.max_top_k:

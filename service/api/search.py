@@ -72,7 +72,7 @@ def parse_query_string(raw: bytes) -> SearchRequest:
     try:
         return SearchRequest.model_validate(fields | ({"query": queries[0]} if len(queries) == 1 else {}))
     except ValidationError as error:
-        raise invalid_request(error) from None
+        raise invalid_request(error, SearchRequest) from None
 
 
 def _parse_item(field: str, value: str) -> list[Any]:
