@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import errno
+import shutil
 import signal
 import sys
 import threading
@@ -84,6 +85,7 @@ def _demo(given: list[str]) -> int:
         _run("index", ["build", DEMO_CORPUS, "--collection", DEMO_COLLECTION, *HERE])
         # By force: the demo's encoder and collection change together.
         _run("index", ["publish", "--force", "--collection", DEMO_COLLECTION, *HERE])
+    shutil.copy(Path(DEMO_CORPUS).with_name("page.json"), DEMO_COLLECTION)
     return _run("serve", ["--collection", DEMO_COLLECTION, "--port", port, *HERE])
 
 

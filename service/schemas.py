@@ -40,6 +40,7 @@ WholeNumber = Annotated[int, Field(strict=True, ge=-EXACT_INTEGER, le=EXACT_INTE
 Number = Annotated[float, Field(strict=True, allow_inf_nan=False)]
 FilterText = Annotated[StrictStr, StringConstraints(max_length=1000)]
 FieldName = Annotated[str, StringConstraints(min_length=1, max_length=200)]
+Words = Annotated[str, StringConstraints(max_length=1000)]
 Value = FilterText | StrictBool | WholeNumber | Number
 Values = Annotated[tuple[Value, ...], Field(min_length=1, max_length=MAX_FILTER_VALUES, fail_fast=True)]
 Queries = Annotated[list[str], Field(fail_fast=True)]
@@ -52,6 +53,7 @@ class Part(StrEnum):
     SNIPPET = "snippet"
     METADATA = "metadata"
     TEXT = "text"
+    HEADLINE = "headline"
 
 
 DEFAULT_PARTS = (Part.TITLE, Part.SNIPPET, Part.METADATA)
@@ -221,6 +223,7 @@ class Hit(BaseModel):
     snippet: str | None = Field(default=None, description="The passage around the words of the query that it holds.")
     highlights: list[tuple[int, int]] | None = Field(default=None, description="Characters of the snippet that match.")
     text: str | None = None
+    headline: str | None = Field(default=None, description="The title, or the beginning of the text if it has none.")
     passages: list[PassageHit] | None = None
     explain: Explanation | None = None
 
@@ -289,6 +292,29 @@ class FreshFacts(BaseModel):
     limit: int = Field(description="How many changes are taken before a re-index.")
 
 
+class NumberRange(BaseModel):
+    """All values of a field lie between these; documents that were deleted or replaced since the build count, too."""
+
+    min: float
+    max: float
+
+
+class PageWords(BaseModel):
+    """What the search page says about a collection, in one language; what is left out has a general default."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    title: Words = Field(default="", description="The headline of the start page.")
+    intro: Words = Field(default="", description="The sentence below it.")
+    hint: Words = Field(default="", description="The text in the empty search box.")
+    questions: Annotated[list[Words], Field(max_length=MAX_FIELDS)] = Field(
+        default=[], description="Questions to try; samples of the documents are offered if there are none."
+    )
+    disclaimer: Words = Field(default="", description="The sentence at the foot of the page.")
+    fields: dict[str, Words] = Field(default={}, description="Names of metadata fields.")
+    values: dict[str, dict[str, Words]] = Field(default={}, description="Names of their values, by field.")
+
+
 class CollectionAnswer(BaseModel):
     """What is served: enough for a page to offer filters."""
 
@@ -304,6 +330,9 @@ class CollectionAnswer(BaseModel):
     max_queries: int
     fields: list[str] = Field(description="Metadata fields that a filter may name.")
     facets: dict[str, dict[str, int]] = Field(description="Documents per value, for fields of few values.")
+    numbers: dict[str, NumberRange] = Field(description="Fields of numbers.")
+    samples: list[str] = Field(description="Titles of a few documents.")
+    page: dict[str, PageWords] = Field(description="What the collection's page.json says, by language.")
 
 
 class SwapAnswer(BaseModel):

@@ -52,6 +52,11 @@ class NumberColumn:
         # What is stored is finite. Not a number is neither below nor above.
         return [(low, high) for low, high in bounds if low <= high and low < np.inf and high > -np.inf]
 
+    def limits(self) -> tuple[float, float] | None:
+        """The least and the greatest value."""
+        low, high = np.fmin.reduce(self._values), np.fmax.reduce(self._values)
+        return None if np.isnan(low) else (float(low), float(high))
+
     def example(self) -> float | None:
         """A value that some document has."""
         some = self._values[:EXAMPLE_ROWS]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from enum import StrEnum
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -98,6 +99,12 @@ class MetadataIndex:
             for name, column in self._columns.items()
             if isinstance(column, KeywordColumn) and len(column) <= FACET_VALUES
         }
+
+    @cached_property
+    def ranges(self) -> dict[str, tuple[float, float]]:
+        """For each field of numbers: the least and the greatest."""
+        numbers = {name: column.limits() for name, column in self._columns.items() if isinstance(column, NumberColumn)}
+        return {name: limits for name, limits in numbers.items() if limits is not None}
 
     def column(self, condition: Condition) -> Column:
         """The column that a condition is about; raises BadFilter if there is none, or nothing to compare."""

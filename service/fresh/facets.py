@@ -45,6 +45,17 @@ def count_values(serving: Serving, rows: Iterable[int], fields: Sequence[str]) -
     return {field: _sorted(counts, FACET_VALUES) for field, counts in counted.items()}
 
 
+def number_ranges(serving: Serving) -> dict[str, tuple[float, float]]:
+    """The least and the greatest value of each field of numbers, hidden documents included."""
+    blocks = () if serving.fresh is None else serving.fresh.blocks
+    found: dict[str, tuple[float, float]] = {}
+    for metadata in (serving.snapshot.metadata, *(block.metadata for block in blocks)):
+        for name, (low, high) in metadata.ranges.items():
+            known = found.get(name, (low, high))
+            found[name] = min(low, known[0]), max(high, known[1])
+    return found
+
+
 def _sorted(counts: Mapping[str, int], most: int | None = None) -> dict[str, int]:
     """The most frequent values first."""
     return dict(sorted(counts.items(), key=lambda pair: (-pair[1], pair[0]))[:most])
