@@ -4,6 +4,11 @@ A CareError is something the caller can understand and mend: its message is one 
 and what to do next. Everything else that is raised is a defect.
 """
 
+from __future__ import annotations
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
 
 class CareError(Exception):
     """Any failure whose message is meant for a person; `exit_code` is how a command ends that met it."""
@@ -29,3 +34,9 @@ class ParityError(CareError):
 
 class BadData(CareError):
     """A training or evaluation file that cannot be read as what it should be."""
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """The end of an error message about an unknown name: the known name nearest to it, if one is near."""
+    near = get_close_matches(name, list(known), 1)
+    return f"; did you mean {near[0]}?" if near else ""

@@ -5,13 +5,13 @@ Every setting is an environment variable (docs/settings.md); the flags here are 
 
 from __future__ import annotations
 
-import difflib
 import os
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
 from pydantic import ValidationError
 
+from models.errors import did_you_mean
 from service.errors import BadSettings
 from service.settings import ENV_PREFIX, Settings
 
@@ -49,8 +49,7 @@ def read_settings(arguments: Namespace) -> Settings:
     known = [f"{ENV_PREFIX}{name}".upper() for name in Settings.model_fields]
     for variable in os.environ:
         if variable.upper().startswith(ENV_PREFIX) and variable.upper() not in known:
-            near = difflib.get_close_matches(variable.upper(), known, 1)
-            hint = f"; did you mean {near[0]}?" if near else ""
+            hint = did_you_mean(variable.upper(), known)
             raise BadSettings(f"{variable}: there is no such setting{hint} (docs/settings.md)")
     given = {name: getattr(arguments, name) for name in FLAGS if getattr(arguments, name) is not None}
     try:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 
-from pydantic import BaseModel, ConfigDict, Field, StrictInt, StringConstraints
+from pydantic import BaseModel, ConfigDict, Field, StrictInt, StringConstraints, model_validator
+
+Id = Annotated[str, StringConstraints(min_length=1)] | StrictInt
 
 
 class DocumentAnswer(BaseModel):
@@ -18,19 +20,33 @@ class DocumentAnswer(BaseModel):
 
 
 class PostedDocument(BaseModel):
-    """A document, by the rules of a corpus: it has a text or a title."""
+    """A document, by the rules of a corpus: it has an id, under either name, and a text or a title."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    id: Annotated[str, StringConstraints(min_length=1)] | StrictInt = Field(
-        description="The caller's name for it; a document with the same id is replaced."
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", json_schema_extra={"oneOf": [{"required": ["id"]}, {"required": ["_id"]}]}
     )
+
+    id: Id | None = Field(
+        default=None, description="The caller's name for it; a document with the same id is replaced."
+    )
+    corpus_id: Id | None = Field(default=None, alias="_id", description="The id under the name that corpora give it.")
     title: str | None = None
     text: str | None = None
     metadata: dict[str, Any] | None = Field(
         default=None,
         description="Texts, numbers, true or false, lists of texts; a field holds one kind in all documents.",
     )
+
+    @model_validator(mode="after")
+    def _one_id(self) -> Self:
+        if (self.id is None) == (self.corpus_id is None):
+            raise ValueError("give an id, under one of the names id and _id")
+        return self
+
+    @property
+    def name(self) -> str:
+        """The id, whichever way it was given."""
+        return str(self.corpus_id if self.id is None else self.id)
 
 
 class DocumentsRequest(BaseModel):

@@ -7,25 +7,31 @@ the request id. Knows nothing of routes.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args
 
 import orjson
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
+from pydantic.fields import FieldInfo
 
 from indexer.store import BadCollection, BadFilter, BadLog, BadSnapshot, DatabaseAway
-from models.errors import BadEncoder, CareError, SpaceMismatch
+from models.errors import BadEncoder, CareError, SpaceMismatch, did_you_mean
 
 RETRY_AFTER_SECONDS = 1
+# Characters of an unknown name that are repeated in a message and compared with known names.
+SHOWN_NAME = 100
+FILTER_EXAMPLE = '[{"field": "kind", "eq": "drug"}]'
 
 
 class InvalidRequest(CareError):
-    """A request that cannot be answered as it stands; `field` is the part of it that is wrong."""
+    """A request that cannot be answered as it stands; `field` is the field of the request that is wrong."""
 
-    def __init__(self, field: str, message: str) -> None:
-        super().__init__(f"{field}: {message}")
-        self.field = field
+    def __init__(self, path: str, message: str) -> None:
+        """`path` leads to the wrong key, such as `documents[0].text`."""
+        super().__init__(f"{path}: {message}")
+        self.field = re.split(r"[.\[]", path, maxsplit=1)[0]
 
 
 class BodyTooLarge(CareError):
@@ -169,17 +175,54 @@ def answer_for(error: Exception) -> ErrorAnswer:
     return ErrorAnswer(*INTERNAL, "something went wrong here; the log has the reason under this request_id")
 
 
-def invalid_request(error: ValidationError) -> InvalidRequest:
-    """The first thing that pydantic found wrong, in one line that names the request's field."""
+def invalid_request(error: ValidationError, model: type[BaseModel]) -> InvalidRequest:
+    """The first thing that pydantic found wrong with a model, in one line that begins with the path of the key."""
     errors = error.errors(include_url=False, include_context=False, include_input=False)
-    place, said = errors[0]["loc"], errors[0]["msg"]
-    if not place:
-        return InvalidRequest("body", said)
-    # Where a field may be of several types, the type that got furthest is the one that was meant.
+    first = errors[0]
+    if first["type"] == "missing":
+        # A field of another name beside it is as a rule the one that is missing, misspelt.
+        beside = (
+            each for each in errors if each["type"] == "extra_forbidden" and each["loc"][:-1] == first["loc"][:-1]
+        )
+        first = next(beside, first)
+    # If a field may be of several types, the type that got furthest is the one that was meant.
     for other in errors[1:]:
-        if other["loc"][0] == place[0] and len(other["loc"]) > len(place):
-            place, said = other["loc"], other["msg"]
-    # Of a location such as ("query", "list[str]", 3), names of union members mean nothing to a client.
-    inner = "".join(f"[{part}]" for part in place[1:] if isinstance(part, int))
-    message = said.removeprefix("Value error, ").replace("Tuple", "List")
-    return InvalidRequest(str(place[0]), f"{inner} {message}".strip())
+        if first["loc"] and other["loc"][0] == first["loc"][0] and len(other["loc"]) > len(first["loc"]):
+            first = other
+    path, known = _path(first["loc"], model)
+    said = first["msg"].removeprefix("Value error, ").replace("Tuple", "List")
+    if first["type"] == "extra_forbidden":
+        name = str(first["loc"][-1])[:SHOWN_NAME]
+        path = f"{path}.{name}".removeprefix(".")
+        said = f"there is no such field{did_you_mean(name, known) or '; there are ' + ', '.join(known)}"
+    if path.startswith("filters"):
+        said += f"; for example {FILTER_EXAMPLE}"
+    return InvalidRequest(path or "body", said)
+
+
+def _path(place: Sequence[int | str], model: type[BaseModel]) -> tuple[str, list[str]]:
+    """The place in a model as `documents[0].text`, and the names of the fields at its end.
+
+    pydantic's places also hold names of union members, such as "list[str]", which mean nothing to a client.
+    """
+    path, inner = "", model
+    names = _names(inner)
+    for part in place:
+        if isinstance(part, int):
+            path += f"[{part}]"
+        elif part in names:
+            path += f".{part}"
+            inner = _model_in(names[part].annotation) or inner
+            names = _names(inner)
+    return path.removeprefix("."), list(names)
+
+
+def _names(model: type[BaseModel]) -> dict[str, FieldInfo]:
+    return {field.alias or name: field for name, field in model.model_fields.items()}
+
+
+def _model_in(annotation: object) -> type[BaseModel] | None:
+    """The model that a field of this type holds, alone, in a list, or among other types."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    return next((found for part in get_args(annotation) if (found := _model_in(part))), None)

@@ -13,21 +13,29 @@ import orjson
 from indexer.store import StoredDocument
 from service.engine.protocol import Found, Options
 from service.evidence import Account, account_for
+from service.fresh.facets import count_values
 from service.schemas import HydeStatus, Part
 from service.serving import Serving
 from service.snippet import make_snippet
 
 SCORE_DECIMALS = 6
+HEADLINE_CHARACTERS = 80
 
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """What a result shows of a ranking: the parts of a hit, its passages, its explanation, and which hits at all."""
+    """What a result shows of a ranking: the parts of a hit, its passages, its explanation, and which hits at all.
+
+    Hits are the ranking from `offset` to `end`; `facets` are counted over all of it.
+    """
 
     parts: frozenset[Part]
     passages: int = 0
     explain: bool = False
     min_score: float | None = None
+    offset: int = 0
+    end: int | None = None
+    facets: tuple[str, ...] = ()
 
     @property
     def needs_evidence(self) -> bool:
@@ -50,13 +58,16 @@ def result_json(serving: Serving, found: Found, options: Options, view: View, re
         account = account_for(serving, options, found.evidence)
     # The score that is shown is the score that is compared.
     scores = [round(score, SCORE_DECIMALS) for score in found.scores.tolist()]
-    hits = [
-        _hit_json(serving, document, passage, score, view, reading.wanted, account)
-        for document, passage, score in zip(found.documents.tolist(), found.passages.tolist(), scores, strict=True)
-        if view.min_score is None or score >= view.min_score
+    ranked = [
+        each
+        for each in zip(found.documents.tolist(), found.passages.tolist(), scores, strict=True)
+        if view.min_score is None or each[2] >= view.min_score
     ]
-    hyde = b"" if reading.hyde is None else b',"hyde":"%b"' % reading.hyde.encode()
-    return b'{"hits":[%b],"truncated":%b%b}' % (b",".join(hits), b"true" if reading.truncated else b"false", hyde)
+    hits = [_hit_json(serving, *each, view, reading.wanted, account) for each in ranked[view.offset : view.end]]
+    more = b"" if reading.hyde is None else b',"hyde":"%b"' % reading.hyde.encode()
+    if view.facets:
+        more += b',"facets":' + orjson.dumps(count_values(serving, [document for document, *_ in ranked], view.facets))
+    return b'{"hits":[%b],"truncated":%b%b}' % (b",".join(hits), b"true" if reading.truncated else b"false", more)
 
 
 def _hit_json(
@@ -74,6 +85,8 @@ def _hit_json(
         written.append(_snippet_json(serving, stored, passage, wanted))
     if Part.TEXT in view.parts:
         written.append(b'"text":' + stored.text_json)
+    if Part.HEADLINE in view.parts:
+        written.append(b'"headline":' + orjson.dumps(stored.headline(HEADLINE_CHARACTERS)))
     if account is not None and view.passages:
         found = account.passages.get(document, [])[: view.passages]
         passages = [_passage_json(serving, stored, *each, view.parts, wanted) for each in found]

@@ -6,12 +6,22 @@ which nobody else is answered, to tell of one."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from enum import StrEnum
 from typing import Annotated, Any, Self
 
-from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictStr, StringConstraints, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    StrictBool,
+    StrictStr,
+    StringConstraints,
+    model_validator,
+)
 
-from indexer.store import AnyOf, Equal, Filter, Range
+from indexer.store import AnyOf, Either, Equal, Filter, Not, Range
 from models.fusion import Fusion
 from service.engine.protocol import Mode
 
@@ -28,6 +38,8 @@ DEFAULT_HYDE_DOCUMENTS = 3
 WholeNumber = Annotated[int, Field(strict=True, ge=-EXACT_INTEGER, le=EXACT_INTEGER)]
 Number = Annotated[float, Field(strict=True, allow_inf_nan=False)]
 FilterText = Annotated[StrictStr, StringConstraints(max_length=1000)]
+FieldName = Annotated[str, StringConstraints(min_length=1, max_length=200)]
+Words = Annotated[str, StringConstraints(max_length=1000)]
 Value = FilterText | StrictBool | WholeNumber | Number
 Values = Annotated[tuple[Value, ...], Field(min_length=1, max_length=MAX_FILTER_VALUES, fail_fast=True)]
 Queries = Annotated[list[str], Field(fail_fast=True)]
@@ -40,17 +52,27 @@ class Part(StrEnum):
     SNIPPET = "snippet"
     METADATA = "metadata"
     TEXT = "text"
+    HEADLINE = "headline"
 
 
 DEFAULT_PARTS = (Part.TITLE, Part.SNIPPET, Part.METADATA)
 
 
+Clauses = Annotated[tuple["FilterClause", ...], Field(max_length=MAX_FILTERS, fail_fast=True)]
+
+
 class FilterClause(BaseModel):
-    """A condition on one metadata field: `eq`, or `in`, or bounds (`gte`, `gt`, `lte`, `lt`)."""
+    """A condition on one metadata field (`eq`, or `in`, or bounds: `gte`, `gt`, `lte`, `lt`), or `not`, or `any`."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", validate_by_name=True, validate_by_alias=True)
 
-    field: Annotated[str, StringConstraints(min_length=1, max_length=200)]
+    field: FieldName | None = None
+    excluded: FilterClause | None = Field(
+        default=None, alias="not", description="A filter that must not hold; a missing field satisfies this."
+    )
+    alternatives: Clauses | None = Field(
+        default=None, alias="any", min_length=1, description="Filters of which at least one must hold."
+    )
     eq: Value | None = None
     any_of: Values | None = Field(default=None, alias="in")
     gte: Value | None = None
@@ -61,28 +83,48 @@ class FilterClause(BaseModel):
     @model_validator(mode="after")
     def _one_kind(self) -> Self:
         bounds = any(bound is not None for bound in (self.gte, self.gt, self.lte, self.lt))
-        if (self.eq is not None) + (self.any_of is not None) + bounds != 1:
-            raise ValueError("give exactly one of: eq, in, or bounds (gte, gt, lte, lt)")
+        conditions = (self.eq is not None) + (self.any_of is not None) + bounds
+        if (self.excluded is not None) + (self.alternatives is not None) + conditions != 1:
+            raise ValueError("give exactly one of: eq, in, bounds (gte, gt, lte, lt), not, any")
+        if conditions != (self.field is not None):
+            raise ValueError("not and any take no field" if self.field else "a condition needs a field")
         return self
 
     @property
     def values(self) -> int:
-        """How many values it compares with."""
+        """How many values it compares with, those of the clauses in it not counted."""
         bounds = (self.eq, self.gte, self.gt, self.lte, self.lt)
         return len(self.any_of or ()) + sum(bound is not None for bound in bounds)
 
+    def walk(self) -> Iterator[FilterClause]:
+        """This clause and all clauses in it."""
+        yield self
+        for part in (self.alternatives or ()) if self.excluded is None else (self.excluded,):
+            yield from part.walk()
+
     def to_filter(self) -> Filter:
+        if self.excluded is not None:
+            return Not(self.excluded.to_filter())
+        if self.alternatives is not None:
+            return Either(tuple(each.to_filter() for each in self.alternatives))
+        field = self.field or ""
         if self.eq is not None:
-            return Equal(self.field, _plain(self.eq))
+            return Equal(field, _plain(self.eq))
         if self.any_of is not None:
-            return AnyOf(self.field, tuple(_plain(value) for value in self.any_of))
+            return AnyOf(field, tuple(_plain(value) for value in self.any_of))
         bounds = {name: getattr(self, name) for name in ("gte", "gt", "lte", "lt")}
-        return Range(self.field, **{name: None if bound is None else _plain(bound) for name, bound in bounds.items()})
+        return Range(field, **{name: None if bound is None else _plain(bound) for name, bound in bounds.items()})
 
 
 def _plain(value: str | bool | int | float) -> str | int | float:
     """True and false as the texts that the store spells them as: in Python True equals 1, and filters are compared."""
     return str(value).lower() if isinstance(value, bool) else value
+
+
+def _bound_clauses(filters: tuple[FilterClause, ...]) -> tuple[FilterClause, ...]:
+    if (count := sum(1 for each in filters for _ in each.walk())) > MAX_FILTERS:
+        raise ValueError(f"must hold at most {MAX_FILTERS} clauses, nested ones included, got {count}")
+    return filters
 
 
 class HydeOptions(BaseModel):
@@ -100,12 +142,22 @@ class SearchRequest(BaseModel):
 
     query: str | Queries = Field(description="A text, or a list of texts that are answered in their order.")
     top_k: int = Field(default=10, description="How many documents per query.")
+    offset: Annotated[int, Field(ge=0)] | None = Field(
+        default=None,
+        description="How many of the best documents to skip. Pages of equal requests, given an offset from 0 on, are "
+        "slices of one ranking; offset + top_k is bounded as top_k is.",
+    )
     mode: Mode | None = Field(default=None, description="Which scores rank; the service's default where left out.")
     fields: Annotated[tuple[Part, ...], Field(max_length=MAX_FIELDS, fail_fast=True)] = Field(
         default=DEFAULT_PARTS, description="What a hit shows beside id and score."
     )
-    filters: Annotated[tuple[FilterClause, ...], Field(max_length=MAX_FILTERS, fail_fast=True)] = Field(
-        default=(), description="Conditions on metadata; a document must satisfy all."
+    filters: Annotated[Clauses, AfterValidator(_bound_clauses)] = Field(
+        default=(), description="Filters on metadata; a document must satisfy all."
+    )
+    facets: Annotated[tuple[FieldName, ...], Field(max_length=MAX_FIELDS, fail_fast=True)] = Field(
+        default=(),
+        description="Metadata fields whose values are counted among the best documents of each query, as many as the "
+        "largest top_k, those below min_score left out.",
     )
     fusion: Fusion = Field(default=Fusion.SCORES, description="How hybrid mode makes one ranking of two.")
     weight: Annotated[float, Field(ge=0, le=1)] | None = Field(
@@ -176,6 +228,7 @@ class Hit(BaseModel):
     snippet: str | None = Field(default=None, description="The passage around the words of the query that it holds.")
     highlights: list[tuple[int, int]] | None = Field(default=None, description="Characters of the snippet that match.")
     text: str | None = None
+    headline: str | None = Field(default=None, description="The title, or the beginning of the text if it has none.")
     passages: list[PassageHit] | None = None
     explain: Explanation | None = None
 
@@ -192,6 +245,9 @@ class Result(BaseModel):
 
     hits: list[Hit]
     truncated: bool = Field(description="Whether the query was longer than the encoder reads, and was cut.")
+    facets: dict[str, dict[str, int]] | None = Field(
+        default=None, description="Documents per value, by field, the most frequent values first."
+    )
     hyde: HydeStatus | None = None
 
 
@@ -241,6 +297,29 @@ class FreshFacts(BaseModel):
     limit: int = Field(description="How many changes are taken before a re-index.")
 
 
+class NumberRange(BaseModel):
+    """All values of a field lie between these; documents that were deleted or replaced since the build count, too."""
+
+    min: float
+    max: float
+
+
+class PageWords(BaseModel):
+    """What the search page says about a collection, in one language; what is left out has a general default."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    title: Words = Field(default="", description="The headline of the start page.")
+    intro: Words = Field(default="", description="The sentence below it.")
+    hint: Words = Field(default="", description="The text in the empty search box.")
+    questions: Annotated[list[Words], Field(max_length=MAX_FIELDS)] = Field(
+        default=[], description="Questions to try; samples of the documents are offered if there are none."
+    )
+    disclaimer: Words = Field(default="", description="The sentence at the foot of the page.")
+    fields: dict[str, Words] = Field(default={}, description="Names of metadata fields.")
+    values: dict[str, dict[str, Words]] = Field(default={}, description="Names of their values, by field.")
+
+
 class CollectionAnswer(BaseModel):
     """What is served: enough for a page to offer filters."""
 
@@ -256,6 +335,9 @@ class CollectionAnswer(BaseModel):
     max_queries: int
     fields: list[str] = Field(description="Metadata fields that a filter may name.")
     facets: dict[str, dict[str, int]] = Field(description="Documents per value, for fields of few values.")
+    numbers: dict[str, NumberRange] = Field(description="Fields of numbers.")
+    samples: list[str] = Field(description="Titles of a few documents.")
+    page: dict[str, PageWords] = Field(description="What the collection's page.json says, by language.")
 
 
 class SwapAnswer(BaseModel):

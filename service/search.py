@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import orjson
 
 from indexer.store import Filter
+from models.errors import did_you_mean
 from service.cache import Cache, Kind
 from service.embed import Embedder
 from service.engine.protocol import Dispatcher, Mode, Options
@@ -107,6 +108,7 @@ class Searcher:
         run = Run(self._tools, serving, request, options, view, line)
         if options.filters:
             await _check_filters(serving, options.filters)
+        _check_facets(serving, request.facets)
         if not request.cache:
             self._tools.cache.bypass(Kind.RESULT, len(request.queries))
         return run
@@ -115,13 +117,16 @@ class Searcher:
         queries = request.queries
         if not 1 <= len(queries) <= most:
             raise InvalidRequest("query", f"must hold between 1 and {most} texts, got {len(queries)}")
-        for number, query in enumerate(queries, start=1):
+        for number, query in enumerate(queries):
             if is_blank(query):
-                which = "" if isinstance(request.query, str) else f"text {number} of the list "
-                raise InvalidRequest("query", f"{which}must not be empty")
+                path = "query" if isinstance(request.query, str) else f"query[{number}]"
+                raise InvalidRequest(path, "must not be empty")
         if not 1 <= request.top_k <= self._settings.max_top_k:
             raise InvalidRequest("top_k", f"must be between 1 and {self._settings.max_top_k}")
-        if (values := sum(clause.values for clause in request.filters)) > self._settings.max_filter_values:
+        if (request.offset or 0) + request.top_k > self._settings.max_top_k:
+            raise InvalidRequest("offset", f"offset + top_k must be at most {self._settings.max_top_k}")
+        values = sum(part.values for clause in request.filters for part in clause.walk())
+        if values > self._settings.max_filter_values:
             most = self._settings.max_filter_values
             raise InvalidRequest("filters", f"name {values} values together, at most {most} are taken; ask for fewer")
         if request.hyde_documents:
@@ -140,14 +145,20 @@ class Searcher:
     def _options(self, request: SearchRequest, view: View) -> Options:
         filters = tuple(clause.to_filter() for clause in request.filters)
         mode = self._mode(request)
-        return Options(mode, request.top_k, filters, request.fusion, request.weight, view.needs_evidence)
+        # Pages are slices of one ranking only if all are ranked to one depth: how many documents are wanted decides
+        # how far the indexes are searched and what enters a fusion.
+        deep = request.offset is not None or request.facets
+        depth = self._settings.max_top_k if deep else request.top_k
+        return Options(mode, depth, filters, request.fusion, request.weight, view.needs_evidence)
 
     def _mode(self, request: SearchRequest) -> Mode:
         return request.mode or self._settings.default_mode
 
 
 def _view(request: SearchRequest) -> View:
-    return View(frozenset(request.fields), request.passages, request.explain, request.min_score)
+    start = request.offset or 0
+    shown = (frozenset(request.fields), request.passages, request.explain, request.min_score)
+    return View(*shown, start, start + request.top_k, request.facets)
 
 
 async def _check_filters(serving: Serving, filters: tuple[Filter, ...]) -> None:
@@ -156,3 +167,11 @@ async def _check_filters(serving: Serving, filters: tuple[Filter, ...]) -> None:
         serving.allowed(filters)
     else:
         await asyncio.to_thread(serving.allowed, filters)
+
+
+def _check_facets(serving: Serving, facets: tuple[str, ...]) -> None:
+    fields = serving.fields if facets else []
+    for facet in facets:
+        if facet not in fields:
+            known, hint = ", ".join(fields) or "none", did_you_mean(facet, fields)
+            raise InvalidRequest("facets", f"the collection has no field {facet}; it has {known}{hint}")

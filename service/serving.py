@@ -74,10 +74,14 @@ class Serving:
         return b"" if self.fresh is None else self.fresh.state
 
     def allowed(self, filters: tuple[Filter, ...]) -> Mask:
-        """Which of the snapshot's passage rows a filter admits; raises BadFilter."""
-        if self.fresh is None:
-            return self.select(filters).mask
-        return self.fresh.main_mask(filters, lambda own: self.select(own).mask)
+        """Which of the snapshot's passage rows the filters admit; raises BadFilter."""
+        if self.fresh is not None:
+            self.fresh.allowed(filters)
+        return self.select(self.snapshot_filters(filters)).mask
+
+    def snapshot_filters(self, filters: tuple[Filter, ...]) -> tuple[Filter, ...]:
+        """The filters as the snapshot alone evaluates them: a field that only fresh documents have matches nothing."""
+        return filters if self.fresh is None else self.fresh.snapshot_filters(filters)
 
     def documents_of(self, passages: NDArray[np.int64]) -> NDArray[np.int64]:
         """The document row of each passage row."""
@@ -94,6 +98,12 @@ class Serving:
 
     def row_of(self, document_id: str) -> int | None:
         return self.snapshot.documents.row_of(document_id) if self.fresh is None else self.fresh.row_of(document_id)
+
+    @property
+    def fields(self) -> list[str]:
+        """The metadata fields that some document has."""
+        fresh = {} if self.fresh is None else self.fresh.kinds
+        return sorted({*self.snapshot.metadata.fields, *fresh})
 
     @property
     def documents(self) -> int:

@@ -90,16 +90,18 @@ class Result:
     """The ranking of one query.
 
     `truncated` says that the query was longer than the encoder reads; `hyde` whether imagined documents were "used" or
-    "failed" to come, None where none were asked for.
+    "failed" to come, None if none were asked for; `facets` has documents per value of each field that was asked for.
     """
 
     hits: tuple[Hit, ...]
     truncated: bool
     hyde: str | None = None
+    facets: dict[str, dict[str, int]] = field(default_factory=dict)
 
     @classmethod
     def parse(cls, json: Json) -> Result:
-        return cls(tuple(Hit.parse(hit) for hit in json["hits"]), json["truncated"], json.get("hyde"))
+        hits = tuple(Hit.parse(hit) for hit in json["hits"])
+        return cls(hits, json["truncated"], json.get("hyde"), json.get("facets") or {})
 
 
 @dataclass(frozen=True, slots=True)

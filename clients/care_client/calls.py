@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, Literal, Required, TypedDict, TypeVar
+from typing import Any, Generic, Literal, TypedDict, TypeVar
 from urllib.parse import quote
 
 import httpx
@@ -23,6 +23,8 @@ class SearchOptions(TypedDict, total=False):
     """The parameters of a search; for those that are left out, the service's defaults hold."""
 
     top_k: int
+    offset: int
+    facets: Sequence[str]
     mode: Literal["dense", "lexical", "hybrid"]
     fields: Sequence[Literal["title", "snippet", "metadata", "text"]]
     filters: Sequence[Mapping[str, Any]]
@@ -38,9 +40,10 @@ class SearchOptions(TypedDict, total=False):
 
 
 class NewDocument(TypedDict, total=False):
-    """A document to add: an id, and a text or a title."""
+    """A document to add: an id, named `id` or `_id`, and a text or a title."""
 
-    id: Required[str]
+    id: str
+    _id: str
     title: str
     text: str
     metadata: Mapping[str, Any]

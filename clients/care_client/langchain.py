@@ -2,46 +2,66 @@
 
 from __future__ import annotations
 
-from typing import Any
+import asyncio
+from collections.abc import Mapping
+from typing import Any, Self
 
 from langchain_core.callbacks import AsyncCallbackManagerForRetrieverRun, CallbackManagerForRetrieverRun
 from langchain_core.documents import Document
 from langchain_core.retrievers import BaseRetriever
-from pydantic import ConfigDict, Field
+from pydantic import AliasChoices, ConfigDict, Field, model_validator
 
 from care_client.aio import AsyncCareClient
 from care_client.answers import Hit
+from care_client.calls import SearchOptions
 from care_client.client import CareClient
 from care_client.retrieval import content_of, metadata_of, search_options
 
 
 class CareRetriever(BaseRetriever):
-    """Finds documents for a query; each carries `id`, `title` and `score` in its metadata.
+    """Finds documents for a query; the metadata of each is its own, with `id`, `title` and `care_score` added.
 
-    `passages` 0 gives whole documents, more gives up to so many matching passages of each. `options` are further
-    parameters of the search, such as `{"mode": "dense", "filters": [{"field": "kind", "eq": "drug"}]}`. Without an
-    `async_client`, `ainvoke` asks the plain one from a thread.
+    `top_k`, also named `k`, is the number of documents. `passages` 0 gives whole documents, more gives up to that many
+    matching passages of each. `search_kwargs`, also named `options`, are any parameters of the search, such as
+    `{"k": 3, "filter": {"kind": "drug"}, "mode": "dense"}`; they override the former. `invoke` takes the same by name
+    for one call. Without an `async_client`, `ainvoke` calls the plain one in a thread.
     """
 
-    model_config = ConfigDict(arbitrary_types_allowed=True)
+    model_config = ConfigDict(arbitrary_types_allowed=True, extra="forbid")
 
     client: CareClient
     async_client: AsyncCareClient | None = None
-    top_k: int = 4
+    top_k: int = Field(default=4, validation_alias=AliasChoices("top_k", "k"))
     passages: int = 0
-    options: dict[str, Any] = Field(default_factory=dict)
+    search_kwargs: dict[str, Any] = Field(
+        default_factory=dict, validation_alias=AliasChoices("search_kwargs", "options")
+    )
 
-    def _get_relevant_documents(self, query: str, *, run_manager: CallbackManagerForRetrieverRun) -> list[Document]:
-        answer = self.client.search(query, **search_options(self.top_k, self.passages, self.options))
-        return [_document(hit) for hit in answer.hits]
+    @model_validator(mode="after")
+    def _check_parameters(self) -> Self:
+        self._options({})
+        return self
+
+    def _get_relevant_documents(
+        self, query: str, *, run_manager: CallbackManagerForRetrieverRun, **kwargs: object
+    ) -> list[Document]:
+        return [_document(hit) for hit in self.client.search(query, **self._options(kwargs)).hits]
 
     async def _aget_relevant_documents(
-        self, query: str, *, run_manager: AsyncCallbackManagerForRetrieverRun
+        self, query: str, *, run_manager: AsyncCallbackManagerForRetrieverRun, **kwargs: object
     ) -> list[Document]:
+        options = self._options(kwargs)
         if self.async_client is None:
-            return await super()._aget_relevant_documents(query, run_manager=run_manager)
-        answer = await self.async_client.search(query, **search_options(self.top_k, self.passages, self.options))
+            answer = await asyncio.to_thread(self.client.search, query, **options)
+        else:
+            answer = await self.async_client.search(query, **options)
         return [_document(hit) for hit in answer.hits]
+
+    def _options(self, given: Mapping[str, Any]) -> SearchOptions:
+        """The parameters of one call. `verbose` is LangChain's own."""
+        call = {name: value for name, value in given.items() if name not in ("search_kwargs", "verbose")}
+        own = {"top_k": self.top_k, "passages": self.passages}
+        return search_options(own, self.search_kwargs, given.get("search_kwargs") or {}, call)
 
 
 def _document(hit: Hit) -> Document:

@@ -16,11 +16,11 @@ from care_client.retrieval import content_of, metadata_of, search_options
 
 
 class CareRetriever(BaseRetriever):
-    """Finds nodes for a query; each carries `id`, `title` and `score` in its metadata, and the score beside it.
+    """Finds nodes for a query; the metadata of each is its own, with `id`, `title` and `care_score` added.
 
-    `passages` 0 gives whole documents, more gives up to so many matching passages of each. `options` are further
-    parameters of the search, such as `{"mode": "dense", "filters": [{"field": "kind", "eq": "drug"}]}`. Without an
-    `async_client`, `aretrieve` asks the plain one from a thread.
+    `passages` 0 gives whole documents, more gives up to that many matching passages of each. `options` are any
+    parameters of the search, such as `{"mode": "dense", "filters": [{"field": "kind", "eq": "drug"}]}`; they override
+    the former. Without an `async_client`, `aretrieve` calls the plain one in a thread.
     """
 
     def __init__(
@@ -35,7 +35,7 @@ class CareRetriever(BaseRetriever):
         super().__init__()
         self._client = client
         self._async_client = async_client
-        self._search_options = search_options(top_k, passages, options or {})
+        self._search_options = search_options({"top_k": top_k, "passages": passages}, options or {})
 
     def _retrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
         answer = self._client.search(query_bundle.query_str, **self._search_options)

@@ -1,23 +1,55 @@
-"""What the retrievers of all frameworks share: how to ask, and what of a hit a language model reads."""
+"""Shared by the retrievers of all frameworks: search parameters, and the part of a hit that a language model reads."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
 from typing import Any, cast
 
 from care_client.answers import Hit
 from care_client.calls import SearchOptions
 
 FIELDS = ("title", "metadata", "text")
+# LangChain's names of search parameters, and the service's.
+SYNONYMS = {"k": "top_k", "filter": "filters", "score_threshold": "min_score"}
+PARAMETERS = SearchOptions.__annotations__.keys() - {"fields"}
+SCORE = "care_score"
 
 
-def search_options(top_k: int, passages: int, further: Mapping[str, Any]) -> SearchOptions:
-    """The parameters of a retriever's search; `further` holds any of the others, by name."""
-    return cast(SearchOptions, {**further, "top_k": top_k, "passages": passages, "fields": FIELDS})
+def search_options(*given: Mapping[str, Any]) -> SearchOptions:
+    """The parameters of a retriever's search, the later mapping before the earlier; raises ValueError for unknown ones.
+
+    The service's names and LangChain's (`k`, `filter`, `score_threshold`) are accepted.
+    """
+    merged: dict[str, Any] = {}
+    for some in given:
+        named: dict[str, Any] = {}
+        for name, value in some.items():
+            own = SYNONYMS.get(name, name)
+            if own not in PARAMETERS:
+                near = get_close_matches(name, [*PARAMETERS, *SYNONYMS], 1)
+                hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(sorted(PARAMETERS))}"
+                raise ValueError(f"{name}: the retriever has no such search parameter; {hint}")
+            if own in named:
+                raise ValueError(f"{own}: given twice, under two names; leave one out")
+            named[own] = _clauses(value) if own == "filters" else value
+        merged |= named
+    return cast(SearchOptions, {**merged, "fields": FIELDS})
+
+
+def _clauses(filters: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Clauses as the service takes them; a mapping of fields to a value, or to several values, becomes such."""
+    if not isinstance(filters, Mapping):
+        return list(filters)
+    several = (list, tuple, set, frozenset)
+    return [
+        {"field": field, "in": list(value)} if isinstance(value, several) else {"field": field, "eq": value}
+        for field, value in filters.items()
+    ]
 
 
 def content_of(hit: Hit) -> str:
-    """The passages that were found, in the order of the text; the whole text where none were asked for.
+    """The passages that were found, in the order of the text; the whole text if none were asked for.
 
     Passages overlap, so that none cuts a thought in two; here what they share is said once.
     """
@@ -32,5 +64,5 @@ def content_of(hit: Hit) -> str:
 
 
 def metadata_of(hit: Hit) -> dict[str, Any]:
-    """The document's own metadata, with its id, its title and the score."""
-    return {**hit.metadata, "id": hit.id, "title": hit.title, "score": hit.score}
+    """The document's own metadata, with `id` and `title` if it has none of these names, and the score."""
+    return {"id": hit.id, "title": hit.title, **hit.metadata, SCORE: hit.score}

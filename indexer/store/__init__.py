@@ -7,7 +7,7 @@ from indexer.store.changes import Change, Deleted, Frame, Posted
 from indexer.store.collection import Collection, new_version
 from indexer.store.documents import StoredDocument
 from indexer.store.errors import BadCollection, BadFilter, BadLog, BadSnapshot, DatabaseAway, NotWritten
-from indexer.store.filters import AnyOf, Equal, Filter, Range
+from indexer.store.filters import AnyOf, Either, Equal, Filter, Not, Range
 from indexer.store.fresh_log import Cursor, FreshLog
 from indexer.store.kinds import IndexKind
 from indexer.store.manifest import Manifest
@@ -25,12 +25,14 @@ __all__ = [
     "Cursor",
     "DatabaseAway",
     "Deleted",
+    "Either",
     "Equal",
     "Filter",
     "Frame",
     "FreshLog",
     "IndexKind",
     "Manifest",
+    "Not",
     "NotWritten",
     "Posted",
     "Range",

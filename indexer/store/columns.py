@@ -17,11 +17,13 @@ from numpy.typing import NDArray
 
 from indexer.store.arrays import Array, Blob, load_array
 from indexer.store.errors import BadFilter
-from indexer.store.filters import AnyOf, Equal, Filter, FilterValue, Range
+from indexer.store.filters import AnyOf, Condition, Equal, FilterValue, Range
 
 # Reading so many values of a vocabulary one after the other takes no longer than looking for one of them.
 SCANNED = 16
 Mask = NDArray[np.bool_]
+# Rows in which an example of a number is looked for.
+EXAMPLE_ROWS = 10_000
 Interval = tuple[float, float]
 """Stored numbers from the first to the second, both included; codes are whole numbers."""
 
@@ -36,13 +38,13 @@ class NumberColumn:
     def open(cls, folder: Path, name: str, documents: int) -> NumberColumn:
         return cls(load_array(folder / f"{name}.values.npy", "<f8", (documents,)))
 
-    def match(self, condition: Filter) -> Mask:
+    def match(self, condition: Condition) -> Mask:
         if isinstance(condition, Range):
             low, high = self._bounds(condition)
             return np.asarray((self._values >= low) & (self._values <= high), dtype=np.bool_)
         return np.isin(self._values, self._numbers(condition))
 
-    def intervals(self, condition: Filter) -> list[Interval]:
+    def intervals(self, condition: Condition) -> list[Interval]:
         """Where the stored number of a document that satisfies the condition lies; none: nowhere."""
         bounds = (
             [self._bounds(condition)]
@@ -51,6 +53,17 @@ class NumberColumn:
         )
         # What is stored is finite. Not a number is neither below nor above.
         return [(low, high) for low, high in bounds if low <= high and low < np.inf and high > -np.inf]
+
+    def limits(self) -> tuple[float, float] | None:
+        """The least and the greatest value."""
+        low, high = np.fmin.reduce(self._values), np.fmax.reduce(self._values)
+        return None if np.isnan(low) else (float(low), float(high))
+
+    def example(self) -> float | None:
+        """A value that some document has."""
+        some = self._values[:EXAMPLE_ROWS]
+        present = some[~np.isnan(some)]
+        return float(present[0]) if len(present) else None
 
     def stored(self, row: int) -> float | None:
         """The number of a document, None where it has none."""
@@ -116,18 +129,22 @@ class KeywordColumn:
         """How many distinct values there are."""
         return len(self._vocabulary)
 
-    def match(self, condition: Filter) -> Mask:
+    def match(self, condition: Condition) -> Mask:
         if isinstance(condition, Range):
             low, high = self._code_range(condition)
             return self._documents((self._codes >= low) & (self._codes < high))
         return self._documents(np.isin(self._codes, self._codes_of(condition.field, condition.wanted)))
 
-    def intervals(self, condition: Filter) -> list[Interval]:
+    def intervals(self, condition: Condition) -> list[Interval]:
         """Which codes a document that satisfies the condition has one of; none: there is no such code."""
         if isinstance(condition, Range):
             low, high = self._code_range(condition)
             return [(low, high - 1)] if low < high else []
         return [(code, code) for code in self._codes_of(condition.field, condition.wanted)]
+
+    def example(self) -> str | None:
+        """A value that some document has."""
+        return self._vocabulary[0].decode() if len(self) else None
 
     def stored(self, row: int) -> list[int]:
         """The codes of a document, none where it has no value."""

@@ -58,6 +58,11 @@ class StoredDocument:
     def text(self) -> str:
         return str(orjson.loads(self.text_json))
 
+    def headline(self, characters: int) -> str:
+        """The title, or the beginning of the text if there is none, in one line of at most so many characters."""
+        shown = " ".join((self.title or self.text[: 4 * characters]).split())
+        return shown if len(shown) <= characters else shown[: characters - 1] + "…"
+
     def _fields(self) -> dict[str, Any]:
         fields: dict[str, Any] = orjson.loads(b"{" + self.json + b"}")
         return fields

@@ -1,7 +1,8 @@
-"""What a request may ask of a document's metadata. Values only; `metadata` answers them."""
+"""Filters on a document's metadata, as plain values; `metadata` evaluates them."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 FilterValue = str | bool | int | float
@@ -42,4 +43,33 @@ class Range:
     lt: FilterValue | None = None
 
 
-Filter = Equal | AnyOf | Range
+@dataclass(frozen=True, slots=True)
+class Not:
+    """Negates a filter: a document without the field satisfies it, too."""
+
+    excluded: Filter
+
+
+@dataclass(frozen=True, slots=True)
+class Either:
+    """Holds if at least one of the filters, of which there is at least one, holds."""
+
+    alternatives: tuple[Filter, ...]
+
+
+Condition = Equal | AnyOf | Range
+"""A filter on one field."""
+Filter = Condition | Not | Either
+
+
+def restrict(filters: Iterable[Filter], has_field: Callable[[str], bool]) -> tuple[Filter, ...]:
+    """Replaces each condition on a field that documents lack by an empty AnyOf, which no document satisfies."""
+    return tuple(_restrict(each, has_field) for each in filters)
+
+
+def _restrict(given: Filter, has_field: Callable[[str], bool]) -> Filter:
+    if isinstance(given, Not):
+        return Not(_restrict(given.excluded, has_field))
+    if isinstance(given, Either):
+        return Either(restrict(given.alternatives, has_field))
+    return given if has_field(given.field) else AnyOf(given.field, ())

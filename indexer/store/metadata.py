@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from enum import StrEnum
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -16,8 +17,9 @@ import orjson
 from indexer.store.columns import Column, KeywordColumn, Mask, NumberColumn
 from indexer.store.documents import Metadata, Value
 from indexer.store.errors import BadFilter, BadSnapshot
-from indexer.store.filters import Filter, Range
+from indexer.store.filters import AnyOf, Condition, Either, Filter, Not, Range
 from indexer.store.values import NUMBER, TEXT, kind_of, spell_all
+from models.errors import did_you_mean
 
 FIELDS_FILE = "metadata.json"
 FACET_VALUES = 50
@@ -82,8 +84,8 @@ class MetadataIndex:
     def select(self, filters: Sequence[Filter]) -> Mask:
         """Which documents satisfy every filter, (documents,)."""
         mask = np.ones(self._documents, dtype=np.bool_)
-        for condition in filters:
-            mask &= self.column(condition).match(condition)
+        for each in filters:
+            mask &= self._match(each)
         return mask
 
     def position(self, field: str) -> int:
@@ -98,15 +100,43 @@ class MetadataIndex:
             if isinstance(column, KeywordColumn) and len(column) <= FACET_VALUES
         }
 
-    def column(self, condition: Filter) -> Column:
-        """The column that a condition is about; raises BadFilter where there is none, or nothing to compare."""
+    @cached_property
+    def ranges(self) -> dict[str, tuple[float, float]]:
+        """For each field of numbers: the least and the greatest."""
+        numbers = {name: column.limits() for name, column in self._columns.items() if isinstance(column, NumberColumn)}
+        return {name: limits for name, limits in numbers.items() if limits is not None}
+
+    def column(self, condition: Condition) -> Column:
+        """The column that a condition is about; raises BadFilter if there is none, or nothing to compare."""
         field = condition.field
         if field not in self._columns:
             known = ", ".join(self._columns) or "none"
-            raise BadFilter(field, f"filter on {field}: the collection has no such field; it has {known}")
+            said = f"filter on {field}: the collection has no such field; it has {known}"
+            raise BadFilter(field, f"{said}{did_you_mean(field, self._columns)}{self._example()}")
         if isinstance(condition, Range) and condition == Range(field):
             raise BadFilter(field, f"filter on {field}: a range needs at least one of gte, gt, lte, lt")
         return self._columns[field]
+
+    def _match(self, given: Filter) -> Mask:
+        if isinstance(given, Not):
+            return ~self._match(given.excluded)
+        if isinstance(given, Either):
+            matched: Mask = np.logical_or.reduce([self._match(each) for each in given.alternatives])
+            return matched
+        if isinstance(given, AnyOf) and not given.values:
+            return np.zeros(self._documents, np.bool_)
+        column = self.column(given)
+        try:
+            return column.match(given)
+        except BadFilter as bad:
+            raise BadFilter(bad.field, f"{bad}{self._example(bad.field)}") from None
+
+    def _example(self, field: str | None = None) -> str:
+        """The end of an error message: a filter that this collection accepts, on the field if one is named."""
+        for name in [field] if field else self._columns:
+            if (value := self._columns[name].example()) is not None:
+                return "; for example " + orjson.dumps({"field": name, "eq": value}).decode()
+        return ""
 
 
 def _column_of(values: dict[int, Value], rows: int) -> Column:

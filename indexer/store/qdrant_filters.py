@@ -14,7 +14,7 @@ import orjson
 from qdrant_client import models
 
 from indexer.store.columns import Interval, NumberColumn
-from indexer.store.filters import Filter
+from indexer.store.filters import AnyOf, Either, Filter, Not
 from indexer.store.metadata import MetadataIndex
 from indexer.store.snapshot import Snapshot
 
@@ -40,13 +40,25 @@ def payload(snapshot: Snapshot, passage: int) -> dict[str, Any]:
 
 def conditions(metadata: MetadataIndex, filters: Sequence[Filter]) -> list[models.Condition] | None:
     """Conditions that all must hold, none for no filters; None where no point can satisfy them. Raises BadFilter."""
-    must: list[models.Condition] = []
-    for condition in filters:
-        intervals = metadata.column(condition).intervals(condition)
-        if not intervals:
-            return None
-        must.append(_condition(_key(metadata.position(condition.field)), intervals))
-    return must
+    written = [_write(metadata, each) for each in filters]
+    if any(each is False for each in written):
+        return None
+    return [each for each in written if not isinstance(each, bool)]
+
+
+def _write(metadata: MetadataIndex, given: Filter) -> models.Condition | bool:
+    """The filter as a condition; True if every point satisfies it, False if none can."""
+    if isinstance(given, Not):
+        excluded = _write(metadata, given.excluded)
+        return not excluded if isinstance(excluded, bool) else models.Filter(must_not=[excluded])
+    if isinstance(given, Either):
+        written = [_write(metadata, each) for each in given.alternatives]
+        possible = [each for each in written if not isinstance(each, bool)]
+        return True if any(each is True for each in written) else bool(possible) and models.Filter(should=possible)
+    if isinstance(given, AnyOf) and not given.values:
+        return False
+    intervals = metadata.column(given).intervals(given)
+    return bool(intervals) and _condition(_key(metadata.position(given.field)), intervals)
 
 
 def _condition(key: str, intervals: list[Interval]) -> models.Condition:

@@ -8,8 +8,9 @@ from fastapi import APIRouter, Request
 
 from service.api.common import errors, runtime_of
 from service.engine.protocol import Mode
-from service.fresh.facets import count_facets
-from service.schemas import CollectionAnswer, EncoderFacts, FreshFacts
+from service.fresh.facets import count_facets, number_ranges
+from service.page import read_page, sample_documents
+from service.schemas import CollectionAnswer, EncoderFacts, FreshFacts, NumberRange
 
 router = APIRouter(prefix="/v1", tags=["search"])
 
@@ -19,6 +20,7 @@ async def get_collection(request: Request) -> CollectionAnswer:
     """What is served: counts, the encoder, and the values that filters may ask for."""
     runtime = runtime_of(request)
     serving = runtime.servings.current()
+    ranges = await asyncio.to_thread(number_ranges, serving)
     manifest, spec, fresh = serving.snapshot.manifest, serving.encoder.spec, serving.fresh
     return CollectionAnswer(
         snapshot=serving.version,
@@ -43,6 +45,9 @@ async def get_collection(request: Request) -> CollectionAnswer:
         default_mode=runtime.settings.default_mode,
         max_top_k=runtime.settings.max_top_k,
         max_queries=runtime.settings.max_queries,
-        fields=sorted({*serving.snapshot.metadata.fields, *({} if fresh is None else fresh.kinds)}),
+        fields=serving.fields,
         facets=serving.facets if fresh is None else await asyncio.to_thread(count_facets, serving),
+        numbers={name: NumberRange(min=low, max=high) for name, (low, high) in ranges.items()},
+        samples=await asyncio.to_thread(sample_documents, serving),
+        page=await asyncio.to_thread(read_page, runtime.settings.collection),
     )

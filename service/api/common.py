@@ -51,7 +51,7 @@ def parse_body(model: type[Model], body: bytes) -> Model:
         if not _is_utf8(body):
             first = next(iter(model.model_fields))
             raise InvalidRequest(first, "the body is not UTF-8") from None
-        raise invalid_request(error) from None
+        raise invalid_request(error, model) from None
 
 
 class JsonRoute(Generic[Model]):

@@ -65,14 +65,14 @@ def _checked(number: int, posted: PostedDocument) -> NewDocument:
     """The document, by the rules of a corpus."""
     title, text = posted.title or "", posted.text or ""
     if not title.strip() and not text.strip():
-        raise InvalidRequest("documents", f"[{number}] has neither text nor title")
-    if is_blank(str(posted.id)):
-        raise InvalidRequest("documents", f"[{number}] has no id")
+        raise InvalidRequest(f"documents[{number}]", "has neither text nor title")
+    if is_blank(posted.name):
+        raise InvalidRequest(f"documents[{number}]", "has no id")
     try:
         metadata = {name: as_value(name, value) for name, value in (posted.metadata or {}).items()}
     except BadValue as bad:
-        raise InvalidRequest("documents", f"[{number}] {bad}") from None
-    return NewDocument(str(posted.id), title, text, metadata)
+        raise InvalidRequest(f"documents[{number}].metadata", str(bad)) from None
+    return NewDocument(posted.name, title, text, metadata)
 
 
 def _answer(receipt: Receipt) -> ChangesAnswer:

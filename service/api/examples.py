@@ -31,6 +31,14 @@ SEARCH = Examples(
                 {"field": "updated", "gte": "2025-01-01", "lt": "2026-01-01"},
             ],
         },
+        "not and any": {
+            "query": "感冒",
+            "filters": [
+                {"not": {"field": "kind", "eq": "test"}},
+                {"any": [{"field": "department", "eq": "儿科"}, {"field": "updated", "gte": "2025-01-01"}]},
+            ],
+        },
+        "the second page, with counts": {"query": "感冒", "top_k": 10, "offset": 10, "facets": ["kind"]},
         "passages for a language model": {
             "query": "糖尿病人能吃水果吗",
             "top_k": 3,

@@ -33,13 +33,19 @@ QUERY_STRING: dict[str, dict[str, Any]] = {
         "description": "What a hit shows beside id and score, separated by commas.",
         "schema": {"type": "string", "default": "title,snippet,metadata"},
     },
+    "facets": {
+        "description": "Metadata fields whose values are counted, separated by commas.",
+        "schema": {"type": "string"},
+        "example": "kind",
+    },
     "filter": {
-        "description": "field:operator:value with eq, in (values separated by commas), gte, gt, lte or lt; may repeat.",
+        "description": "field:operator:value with eq, in (values separated by commas), gte, gt, lte or lt; "
+        "field:not.operator:value negates; may repeat. Only a body can hold any.",
         "schema": {"type": "array", "items": {"type": "string"}},
         "example": ["kind:eq:drug"],
     },
 }
-NOT_IN_QUERY_STRING = ("query", "filters", "fields")
+NOT_IN_QUERY_STRING = ("query", "filters", "fields", "facets")
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +105,7 @@ def _models(settings: Settings) -> dict[str, Any]:
     models: dict[str, Any] = definitions["$defs"]
     fields = models["SearchRequest"]["properties"]
     fields["top_k"] |= {"minimum": 1, "maximum": settings.max_top_k}
+    fields["offset"]["anyOf"][0] |= {"maximum": settings.max_top_k - 1}
     _bound_texts(fields["query"], settings.max_stream_queries)
     _bound_texts(models["EmbeddingsRequest"]["properties"]["input"], settings.max_texts)
     models["DocumentsRequest"]["properties"]["documents"] |= {"minItems": 1, "maxItems": settings.max_texts}

@@ -20,8 +20,9 @@ PATH = "/v1/search"
 METHODS = ["GET", "POST"]
 # Names in a query string that are not those of the body, and those that may repeat.
 FROM_QUERY_STRING = {"q": "query", "filter": "filters"}
-LISTS = ("query", "fields", "filters")
+LISTS = ("query", "fields", "filters", "facets")
 OPERATORS = ("eq", "in", "gte", "gt", "lte", "lt")
+NEGATION = "not."
 MAX_PARAMETERS = 1000
 
 
@@ -71,19 +72,25 @@ def parse_query_string(raw: bytes) -> SearchRequest:
     try:
         return SearchRequest.model_validate(fields | ({"query": queries[0]} if len(queries) == 1 else {}))
     except ValidationError as error:
-        raise invalid_request(error) from None
+        raise invalid_request(error, SearchRequest) from None
 
 
 def _parse_item(field: str, value: str) -> list[Any]:
     if field == "filters":
         return [_parse_filter(value)]
-    return value.split(",") if field == "fields" else [value]
+    return [value] if field == "query" else value.split(",")
 
 
 def _parse_filter(text: str) -> dict[str, Any]:
-    """`field:operator:value`; the values of `in` are separated by commas."""
+    """`field:operator:value` or `field:not.operator:value`; the values of `in` are separated by commas."""
     name, _, rest = text.partition(":")
-    operator, colon, value = rest.partition(":")
+    negated = rest.startswith(NEGATION)
+    operator, colon, value = rest.removeprefix(NEGATION).partition(":")
     if operator not in OPERATORS or not colon:
-        raise InvalidRequest("filters", f"must read field:operator:value with an operator of {', '.join(OPERATORS)}")
-    return {"field": name, operator: value.split(",") if operator == "in" else value}
+        operators = ", ".join(OPERATORS)
+        raise InvalidRequest(
+            "filters",
+            f"must read field:operator:value with an operator of {operators}; for example filter=kind:eq:drug",
+        )
+    clause = {"field": name, operator: value.split(",") if operator == "in" else value}
+    return {"not": clause} if negated else clause

@@ -16,7 +16,7 @@ import numpy as np
 import orjson
 from numpy.typing import NDArray
 
-from indexer.store import AnyOf, Equal, Filter, Range
+from indexer.store import AnyOf, Either, Equal, Filter, Not, Range
 from models.tokenizer import FlatIds
 from service.engine.protocol import BatchTimes
 
@@ -207,6 +207,10 @@ def read_filters(written: bytes) -> tuple[Filter, ...]:
 
 
 def _read_filter(facts: dict[str, Any]) -> Filter:
+    if "excluded" in facts:
+        return Not(_read_filter(facts["excluded"]))
+    if "alternatives" in facts:
+        return Either(tuple(_read_filter(each) for each in facts["alternatives"]))
     if "value" in facts:
         return Equal(**facts)
     return AnyOf(facts["field"], tuple(facts["values"])) if "values" in facts else Range(**facts)

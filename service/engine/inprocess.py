@@ -94,12 +94,10 @@ def _embed(serving: Serving, batch: Sequence[Job]) -> dict[int, Vectors]:
 def _search_group(serving: Serving, index: VectorSearch, queries: Vectors, jobs: Sequence[SearchJob]) -> list[Side]:
     """The best documents of each query, as many as its job wants; all jobs have the same filters."""
     wanted = [documents_wanted(job.options) for job in jobs]
-    filters = jobs[0].options.filters
+    filters = serving.snapshot_filters(jobs[0].options.filters)
     selection = serving.select(filters) if filters else None
     found, passages = [NOTHING] * len(jobs), [0] * len(jobs)
-    # Of the snapshot, a field that only fresh documents have admits nothing.
-    only_fresh = serving.fresh is not None and serving.fresh.is_only_fresh(filters)
-    pending = [] if only_fresh else list(range(len(jobs)))
+    pending = list(range(len(jobs)))
     k = first_k(serving, max(wanted))
     while pending:
         scores, rows = index.search(queries[pending], k, selection)

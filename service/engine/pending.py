@@ -72,8 +72,6 @@ class Pending:
         if not isinstance(job, SearchJob):
             return cls(entry, trip, 0, None, NOTHING)
         k = first_k(entry.serving, documents_wanted(job.options))
-        if entry.serving.fresh is not None and entry.serving.fresh.is_only_fresh(job.options.filters):
-            k = 0  # the engine knows the snapshot alone, and nothing of that can be found
         dense = None if job.needs_vector else NOTHING
         return cls(entry, trip, k, dense, NOTHING if job.options.mode is Mode.DENSE else None)
 
@@ -87,7 +85,8 @@ class Pending:
             return Likeness(0, self.entry.bulk, ready=False, keep_vectors=True, filters=b"")
         ready = job.vector is not None
         keep = job.keep_vector or self.entry.serving.fresh is not None
-        return Likeness(self.k, self.entry.bulk, ready, keep, write_filters(job.options.filters) if self.k else b"")
+        filters = write_filters(self.entry.serving.snapshot_filters(job.options.filters))
+        return Likeness(self.k, self.entry.bulk, ready, keep, filters)
 
     def take_dense(self, answer: Answer, position: int, k: int, fresh: Scores | None) -> bool:
         """Takes this job's part of an answer to a search for `k` passages; False where it must look further.

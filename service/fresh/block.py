@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from indexer.store import Filter, Posted, StoredDocument
+from indexer.store.filters import restrict
 from indexer.store.metadata import MetadataIndex
 from models.postings import Postings
 
@@ -79,6 +80,4 @@ class Block:
 
     def select(self, filters: Sequence[Filter]) -> Mask:
         """Which passages' documents satisfy every filter; raises BadFilter where a value does not suit its field."""
-        if any(condition.field not in self.metadata.kinds for condition in filters):
-            return np.zeros(len(self), np.bool_)
-        return self.metadata.select(filters)[self.owners]
+        return self.metadata.select(restrict(filters, self.metadata.kinds.__contains__))[self.owners]

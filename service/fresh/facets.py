@@ -1,10 +1,12 @@
-"""How many documents have each value, with what lies over the snapshot counted in and what it hides counted out."""
+"""Counts how many documents have each metadata value, fresh documents included and hidden ones left out."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
+
+import orjson
 
 from indexer.store.metadata import FACET_VALUES
 from indexer.store.values import TEXT, kind_of, spell_all
@@ -28,11 +30,35 @@ def count_facets(serving: Serving) -> dict[str, dict[str, int]]:
             if name not in left_out:
                 counted.setdefault(name, Counter())[value] += 1
     present = {name: {value: count for value, count in each.items() if count} for name, each in counted.items()}
-    return {
-        name: dict(sorted(counts.items(), key=lambda pair: (-pair[1], pair[0])))
-        for name, counts in sorted(present.items())
-        if len(counts) <= FACET_VALUES
-    }
+    return {name: _sorted(counts) for name, counts in sorted(present.items()) if len(counts) <= FACET_VALUES}
+
+
+def count_values(serving: Serving, rows: Iterable[int], fields: Sequence[str]) -> dict[str, dict[str, int]]:
+    """The most frequent values of each field among these document rows; a number is spelled as in JSON."""
+    counted: dict[str, Counter[str]] = {field: Counter() for field in fields}
+    for row in rows:
+        metadata = serving.document(row).metadata
+        for field, counts in counted.items():
+            value = metadata.get(field)
+            is_text = value is None or kind_of(value) == TEXT
+            counts.update(set(spell_all(value)) if is_text else [orjson.dumps(value).decode()])
+    return {field: _sorted(counts, FACET_VALUES) for field, counts in counted.items()}
+
+
+def number_ranges(serving: Serving) -> dict[str, tuple[float, float]]:
+    """The least and the greatest value of each field of numbers, hidden documents included."""
+    blocks = () if serving.fresh is None else serving.fresh.blocks
+    found: dict[str, tuple[float, float]] = {}
+    for metadata in (serving.snapshot.metadata, *(block.metadata for block in blocks)):
+        for name, (low, high) in metadata.ranges.items():
+            known = found.get(name, (low, high))
+            found[name] = min(low, known[0]), max(high, known[1])
+    return found
+
+
+def _sorted(counts: Mapping[str, int], most: int | None = None) -> dict[str, int]:
+    """The most frequent values first."""
+    return dict(sorted(counts.items(), key=lambda pair: (-pair[1], pair[0]))[:most])
 
 
 def _texts(metadata: Mapping[str, Any]) -> Iterable[tuple[str, str]]:

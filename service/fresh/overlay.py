@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from indexer.store import Filter, Frame, Posted, Snapshot, StoredDocument
+from indexer.store.filters import restrict
 from models.lexical import Ranking
 from service.fresh.block import Block, Mask, Rows, Scores
 
@@ -120,15 +121,12 @@ class Overlay:
         """What the fields of fresh documents hold."""
         return {name: kind for block in self.blocks for name, kind in block.metadata.kinds.items()}
 
-    def main_mask(self, filters: tuple[Filter, ...], select: Allowed) -> Mask:
-        """Which of the snapshot's passages a filter admits, by its `select`; raises BadFilter."""
-        self.allowed(filters)
-        return np.zeros(len(self.hidden), np.bool_) if self.is_only_fresh(filters) else select(filters)
-
-    def is_only_fresh(self, filters: Sequence[Filter]) -> bool:
-        """Whether a filter names a field that only fresh documents have."""
-        known, fresh = self.snapshot.metadata.fields, self.kinds if filters else {}
-        return any(each.field in fresh and each.field not in known for each in filters)
+    def snapshot_filters(self, filters: tuple[Filter, ...]) -> tuple[Filter, ...]:
+        """See Serving. A field that no document has stays: evaluating it raises BadFilter."""
+        if not filters:
+            return filters
+        only_fresh = self.kinds.keys() - self.snapshot.metadata.fields
+        return restrict(filters, lambda field: field not in only_fresh)
 
     def visible(self, passages: Rows, scores: Scores) -> Ranking:
         """The snapshot's passages that nothing hides."""

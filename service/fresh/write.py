@@ -81,7 +81,7 @@ def _check_ids(documents: Sequence[NewDocument]) -> None:
     for number, document in enumerate(documents):
         first = known.setdefault(document.id, number)
         if first != number:
-            raise InvalidRequest("documents", f"[{number}] has the id of [{first}]")
+            raise InvalidRequest(f"documents[{number}]", f"has the id of documents[{first}]")
 
 
 def _check_kinds(serving: Serving, documents: Sequence[NewDocument]) -> None:

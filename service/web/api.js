@@ -22,11 +22,16 @@ export function getCollection() {
   return ask("/v1/collection");
 }
 
+/** Keeps the digits of a whole number that JavaScript cannot hold, as a text, where the browser shows its source. */
+function exactly(key, value, { source } = {}) {
+  return source && Number.isInteger(value) && !Number.isSafeInteger(value) && /^-?\d+$/.test(source) ? source : value;
+}
+
 async function ask(path, options = {}) {
   let response, body;
   try {
     response = await fetch(path, options);
-    body = await response.json();
+    body = JSON.parse(await response.text(), exactly);
   } catch (error) {
     if (options.signal?.aborted) throw error;
     throw new ServiceError(null, { status: response?.status });

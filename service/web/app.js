@@ -4,19 +4,19 @@ import { countFilters, readAddress, searchBody, writeAddress } from "./address.j
 import { getCollection, search } from "./api.js";
 import { make, makeButton } from "./dom.js";
 import { makeFilters } from "./filters.js";
-import { hush, say, speak, switchLanguage } from "./language.js";
+import { adopt, hush, own, say, speak, switchLanguage } from "./language.js";
 import { drawHits, drawNone, drawSkeletons, drawTimings, drawTrouble } from "./results.js";
 
 const HINTS = { dense: "hintDense", lexical: "hintLexical", hybrid: "hintHybrid" };
-const EXAMPLES = 4;
 const page = Object.fromEntries(
   ["answer", "examples", "explain", "facts", "filters", "fold", "fold-count", "hits", "language", "mode-hint", "modes",
     "none", "notice", "panel", "query", "search", "skip", "snapshot", "summary", "timings", "top-k", "trouble"]
     .map((id) => [id, document.getElementById(id)]));
 
-let question = readAddress(location.hash);
+let question = readAddress(location.hash || location.search);
 let pending = new AbortController(); // the search whose answer may still be drawn
 let collectionSnapshot = null; // the snapshot whose facets are on the page
+let samples = []; // titles of its documents
 const filters = makeFilters(page.panel, change);
 
 /** Asks something else: a new entry in the history, then the answer. Words typed but not yet sent go along. */
@@ -34,12 +34,14 @@ function restore() {
   question = readAddress(location.hash);
   page.query.value = question.query;
   present();
+  // Not on a phone, whose keyboard would cover the page.
+  if (!question.query && !matchMedia("(pointer: coarse)").matches) page.query.focus({ preventScroll: true });
 }
 
 /** Brings controls and answer in line with the question. */
 function present() {
   const { query, mode, topK, explain } = question;
-  document.title = query ? `${query} · CARE Search` : "CARE Search";
+  nameTab();
   document.body.dataset.view = query ? "answer" : "start";
   page.search.elements.mode.value = mode;
   page["top-k"].value = String(topK);
@@ -52,6 +54,10 @@ function present() {
   pending.abort();
   if (query) ask();
   else draw({});
+}
+
+function nameTab() {
+  document.title = [question.query, own("title") || "CARE Search"].filter(Boolean).join(" · ");
 }
 
 async function ask() {
@@ -101,6 +107,10 @@ async function offerCollection() {
   try {
     const collection = await getCollection();
     collectionSnapshot = collection.snapshot;
+    samples = collection.samples;
+    adopt(collection.page);
+    nameTab();
+    offerExamples();
     say(page.facts, "facts", collection.documents, collection.passages);
     say(page.snapshot, "snapshot", collection.snapshot);
     for (const radio of page.modes.querySelectorAll("input")) {
@@ -125,7 +135,11 @@ function listen() {
   page.modes.addEventListener("change", (event) => change({ mode: event.target.value }));
   page["top-k"].addEventListener("change", () => change({ topK: Number(page["top-k"].value) }));
   page.explain.addEventListener("change", () => change({ explain: page.explain.checked }));
-  page.language.addEventListener("click", switchLanguage);
+  page.language.addEventListener("click", () => {
+    switchLanguage();
+    nameTab();
+    offerExamples();
+  });
   page.skip.addEventListener("click", () => page.answer.focus());
   page.fold.addEventListener("click", () => {
     page.fold.setAttribute("aria-expanded", String(page.filters.classList.toggle("open")));
@@ -140,15 +154,23 @@ function listen() {
   });
 }
 
+/** Questions to begin with: the collection's own, or else titles of its documents. */
 function offerExamples() {
-  page.examples.replaceChildren(...Array.from({ length: EXAMPLES }, (_, place) => {
-    const chip = makeButton("chip", () => change({ query: chip.textContent }));
-    return make("li", "", say(chip, "example", place));
+  const questions = own("questions")?.length ? own("questions") : samples;
+  page.examples.replaceChildren(...questions.map((query) => {
+    const chip = makeButton("chip", () => change({ query }));
+    chip.textContent = query;
+    return make("li", "", chip);
   }));
+  if (!questions.length) page.examples.append(say(make("li", "hint"), "noExamples"));
 }
 
 speak();
-offerExamples();
 listen();
-restore();
-offerCollection();
+if (location.search) {
+  // From here on the question stays in the browser.
+  history.replaceState(null, "", location.pathname + writeAddress(question));
+}
+// The start page shows the collection's own words, so it waits for them; an answer does not.
+if (question.query) restore();
+offerCollection().then(() => question.query || restore());

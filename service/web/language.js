@@ -1,5 +1,5 @@
 // Which language the page speaks, and which sentence each node says: switching says them all again, in place, so that
-// nothing that a reader opened, typed or focused is lost.
+// nothing that a reader opened, typed or focused is lost. What the collection says of itself takes precedence.
 
 import { strings } from "./strings.js";
 
@@ -7,16 +7,37 @@ const STORED_AS = "care-language";
 const spoken = new WeakMap(); // node → {what ("" for its text, else an attribute): [key, ...values]}
 let current = remembered() ?? (navigator.language.toLowerCase().startsWith("zh") ? "zh" : "en");
 
+// Sentences that a collection's page.json may replace, by its names.
+const OWN = { heroTitle: "title", heroText: "intro", queryHint: "hint", disclaimer: "disclaimer" };
+let collectionWords = {}; // by language
+
+/** Takes over what a collection's page.json says. */
+export function adopt(words) {
+  collectionWords = words;
+  sayAll();
+}
+
+/** What the collection says under a name, in this language or else in the one that it has. */
+export function own(name) {
+  return (collectionWords[current] ?? Object.values(collectionWords)[0])?.[name];
+}
+
 /** The sentence `key`, with its values filled in; a value that itself depends on the language is a function. */
 export function sentence(key, ...values) {
-  const entry = strings[current][key];
+  const entry = (OWN[key] && own(OWN[key])) || strings[current][key];
   return typeof entry === "function" ? entry(...values.map((v) => (typeof v === "function" ? v() : v))) : entry;
 }
 
 /** The name of a field, or of a field's value, as a reader knows it; the data's own word where the table has none. */
 export function nameOf(field, value) {
-  const { fieldNames, valueNames } = strings[current];
-  return value === undefined ? fieldNames[field] ?? field : valueNames[field]?.[value] ?? String(value);
+  if (value === undefined) return own("fields")?.[field] ?? strings[current].fieldNames[field] ?? field;
+  return own("values")?.[field]?.[value] ?? spell(value);
+}
+
+/** A number to read: no digits that nobody needs, and no separators, which would make a year a quantity. */
+export function spell(value) {
+  if (typeof value !== "number" || Number.isInteger(value)) return String(value);
+  return String(Number(Math.abs(value) < 1 ? value.toPrecision(3) : value.toFixed(3)));
 }
 
 /** Lets a node say a sentence, now and after every change of language. */
@@ -59,6 +80,10 @@ export function switchLanguage() {
   } catch {
     // A browser that forbids storage forgets the choice; nothing else depends on it.
   }
+  sayAll();
+}
+
+function sayAll() {
   document.documentElement.lang = sentence("languageCode");
   for (const node of document.querySelectorAll("*")) {
     for (const [what, words] of Object.entries(spoken.get(node) ?? {})) put(node, what, words());

@@ -24,7 +24,7 @@ export function drawSkeletons(list) {
 }
 
 function hitItem(hit, rank, best) {
-  const title = make("h2", "title", hit.title || hit.id);
+  const title = make("h2", "title", hit.headline || hit.id);
   const snippet = make("p", "snippet");
   for (const piece of pieces(hit.snippet ?? "", hit.highlights ?? [])) {
     snippet.append(piece.marked ? make("mark", "", piece.text) : piece.text);
@@ -79,7 +79,9 @@ function fullText(hit, rank, snippet) {
     if (!loaded) {
       say(button, "loadingText");
       try {
-        text.replaceChildren((await getDocument(hit.id)).text);
+        const whole = (await getDocument(hit.id)).text;
+        if (whole.trim()) text.replaceChildren(whole);
+        else say(text, "noText");
         loaded = true;
       } catch {
         say(button, "textFailed");
@@ -98,7 +100,7 @@ function fullText(hit, rank, snippet) {
 function tags(metadata) {
   const list = make("dl", "tags");
   for (const [field, value] of Object.entries(metadata)) {
-    if (value === null || value === "") continue;
+    if (value === null || value === "" || value.length === 0) continue;
     const values = Array.isArray(value) ? value : [value];
     const known = nameOf(field) !== field;
     const name = sayName(make("dt", known ? "unseen" : ""), field);
@@ -149,7 +151,11 @@ function dropButtons(question, onChange) {
     const filters = Object.fromEntries(Object.entries(left).filter(([, some]) => some.length));
     return way(field, () => nameOf(field, value), { filters });
   }));
-  const { from, to } = question;
+  const { from, to, ranges } = question;
+  for (const [field, bounds] of Object.entries(ranges)) {
+    const left = Object.fromEntries(Object.entries(ranges).filter(([other]) => other !== field));
+    ways.push(way(field, () => sentence("numbers", ...bounds), { ranges: left }));
+  }
   if (from || to) ways.push(way(DATE_FIELD, () => sentence("days", from, to), { from: "", to: "" }));
   return ways;
 }

@@ -1,10 +1,10 @@
-// Every sentence of the page, in each language. Functions take the values that a sentence contains.
+// Every sentence of the page, in each language. Functions take the values that a sentence contains. What is said about
+// one collection (title, questions, disclaimer, names of fields) is the collection's: see page.json in docs/operations.md.
 
 const zhNumber = new Intl.NumberFormat("zh-CN");
 const enNumber = new Intl.NumberFormat("en");
 const plural = (count, one, many) => `${enNumber.format(count)} ${count === 1 ? one : many}`;
-const pick = (list) => (place) => list[place];
-const milliseconds = (value) => value.toFixed(value < 10 ? 2 : 1);
+const milliseconds = (value) => value.toFixed(value < 1 ? 2 : value < 100 ? 1 : 0);
 
 export const strings = {
   zh: {
@@ -18,11 +18,11 @@ export const strings = {
 
     heroTitle: "用自己的话提问",
     heroText: "按意思找，按字词找，或者两者一起。每一条结果从哪里来、每一步用了多久，都看得见。",
-    queryLabel: "检索医学条目",
-    queryHint: "症状、药名，或一句完整的问题",
+    queryLabel: "检索条目",
+    queryHint: "一个词，或一句完整的问题",
     search: "检索",
     examplesTitle: "试试这样问",
-    example: pick(["血压高应该吃哪种药", "孩子半夜发烧怎么办", "空腹血糖多少算偏高", "被狗咬了先做什么"]),
+    noExamples: "这个集合还没有条目。",
     facts: (documents, passages) => `当前收录 ${zhNumber.format(documents)} 个条目，共 ${zhNumber.format(passages)} 个段落`,
 
     mode: "检索方式",
@@ -35,6 +35,10 @@ export const strings = {
 
     filters: "筛选",
     clearFilters: "清除全部筛选",
+    noFilters: "这个集合没有可以筛选的字段。",
+    least: "最小",
+    most: "最大",
+    numbers: (low, high) => (low && high ? `${low} 至 ${high}` : low ? `不小于 ${low}` : `不大于 ${high}`),
     from: "从",
     to: "到",
     moreOptions: (count) => `全部 ${zhNumber.format(count)} 项`,
@@ -54,6 +58,7 @@ export const strings = {
     closeText: "收起全文",
     loadingText: "正在读取全文",
     textFailed: "全文没有取到，请再试一次。",
+    noText: "这个条目没有正文。",
 
     timings: "各步用时（毫秒）",
     stageValue: (value) => milliseconds(value),
@@ -79,14 +84,10 @@ export const strings = {
     requestId: "请求编号",
     retry: "重试",
 
-    disclaimer: "这里的条目只是演示用的例子，不构成医疗建议。身体不适请咨询医生；情况紧急请拨打 120。",
+    disclaimer: "",
     snapshot: (version) => `快照 ${version}`,
 
-    fieldNames: { department: "科室", kind: "类别", language: "语言", updated: "更新日期" },
-    valueNames: {
-      kind: { disease: "疾病", drug: "药物", test: "检查", "first-aid": "急救" },
-      language: { zh: "中文", en: "英文" },
-    },
+    fieldNames: { updated: "更新日期" },
   },
 
   en: {
@@ -100,16 +101,11 @@ export const strings = {
 
     heroTitle: "Ask in your own words",
     heroText: "Search by meaning, by keyword, or both. See where each result comes from and how long each step took.",
-    queryLabel: "Search medical entries",
-    queryHint: "A symptom, a medicine, or a question",
+    queryLabel: "Search the entries",
+    queryHint: "A word, or a question",
     search: "Search",
     examplesTitle: "Try asking",
-    example: pick([
-      "how to take a tick off the skin",
-      "fingers turn white in the cold",
-      "ringing in the ears",
-      "what a finger oxygen clip measures",
-    ]),
+    noExamples: "This collection has no entries yet.",
     facts: (documents, passages) =>
       `The collection holds ${plural(documents, "entry", "entries")} in ${plural(passages, "passage", "passages")}`,
 
@@ -123,6 +119,10 @@ export const strings = {
 
     filters: "Filters",
     clearFilters: "Clear all filters",
+    noFilters: "This collection has no fields to filter by.",
+    least: "Min",
+    most: "Max",
+    numbers: (low, high) => (low && high ? `${low} to ${high}` : low ? `at least ${low}` : `at most ${high}`),
     from: "From",
     to: "To",
     moreOptions: (count) => `All ${enNumber.format(count)}`,
@@ -143,6 +143,7 @@ export const strings = {
     closeText: "Hide full text",
     loadingText: "Loading the full text",
     textFailed: "The full text could not be loaded. Please try again.",
+    noText: "This entry has a title only.",
 
     timings: "Time of each step in milliseconds",
     stageValue: (value) => milliseconds(value),
@@ -168,22 +169,9 @@ export const strings = {
     requestId: "Request id",
     retry: "Retry",
 
-    disclaimer:
-      "The entries are examples for demonstration and no medical advice. " +
-      "If you feel unwell, ask a doctor; in an emergency call your local emergency number.",
+    disclaimer: "",
     snapshot: (version) => `Snapshot ${version}`,
 
-    fieldNames: { department: "Department", kind: "Kind", language: "Language", updated: "Updated" },
-    valueNames: {
-      department: {
-        中医科: "Chinese medicine", 儿科: "Paediatrics", 内分泌科: "Endocrinology", 口腔科: "Dentistry",
-        呼吸内科: "Respiratory", 妇产科: "Obstetrics & gynaecology", 心血管内科: "Cardiology", 急诊科: "Emergency",
-        感染科: "Infectious diseases", 普外科: "General surgery", 泌尿外科: "Urology", 消化内科: "Gastroenterology",
-        皮肤科: "Dermatology", 眼科: "Eye", 神经内科: "Neurology", 精神心理科: "Mental health", 耳鼻喉科: "Ear, nose & throat",
-        肾内科: "Nephrology", 肿瘤科: "Oncology", 血液科: "Haematology", 风湿免疫科: "Rheumatology", 骨科: "Orthopaedics",
-      },
-      kind: { disease: "Disease", drug: "Drug", test: "Test", "first-aid": "First aid" },
-      language: { zh: "Chinese", en: "English" },
-    },
+    fieldNames: { updated: "Updated" },
   },
 };

@@ -139,14 +139,15 @@ async def test_a_cached_answer_does_not_outlive_a_change(client: httpx.AsyncClie
     ("documents", "said"),
     [
         ([], "between 1 and 2048 documents"),
-        ([{"text": "no id"}], "Field required"),
+        ([{"text": "no id"}], "documents[0]: give an id"),
         ([{"id": "", "text": "x"}], "at least 1 character"),
         ([{"id": "\u200b", "text": "x"}], "has no id"),
-        ([{"id": "x"}], "[0] has neither text nor title"),
-        ([{"id": "x", "text": " ", "title": "\n"}], "[0] has neither text nor title"),
+        ([{"id": "x"}], "documents[0]: has neither text nor title"),
+        ([{"id": "x", "text": " ", "title": "\n"}], "documents[0]: has neither text nor title"),
         ([{"id": "x", "text": 7}], "valid string"),
-        ([{"id": "x", "text": "y", "colour": "red"}], "Extra inputs"),
-        ([{"id": "x", "text": "y"}, {"id": "x", "text": "z"}], "[1] has the id of [0]"),
+        ([{"id": "x", "text": "y", "colour": "red"}], "documents[0].colour: there is no such field"),
+        ([{"id": "x", "text": "y"}, {"id": "x", "text": "z"}], "documents[1]: has the id of documents[0]"),
+        ([{"_id": "x", "text": "y"}, {"id": "x", "text": "z"}], "documents[1]: has the id of documents[0]"),
         ([{"id": "x", "text": "y", "metadata": {"year": "2024"}}], "field year is text here and a number elsewhere"),
         ([{"id": "x", "text": "y", "metadata": {"a": {"b": 1}}}], "field a is neither text, number"),
         ([{"id": "x", "text": "y", "metadata": {"a": 2**70}}], "more than 64 bits"),
@@ -164,6 +165,14 @@ async def test_what_makes_no_document_is_named_and_nothing_is_kept(
     assert response.json()["error"]["field"] == "documents"
     assert said in response.json()["error"]["message"]
     assert (await client.get("/v1/collection")).json()["fresh"]["position"] == 0
+
+
+async def test_an_id_may_have_the_name_that_a_corpus_gives_it(client: httpx.AsyncClient) -> None:
+    assert (
+        await post(client, {"_id": "notice-9", "text": "缬沙坦召回"}, {"_id": 9, "text": "nine"})
+    ).status_code == 200
+    assert (await client.get("/v1/documents/notice-9")).json()["id"] == "notice-9"
+    assert (await client.get("/v1/documents/9")).json()["text"] == "nine"
 
 
 async def test_whole_numbers_are_ids_as_in_a_corpus(client: httpx.AsyncClient) -> None:

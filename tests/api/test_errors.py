@@ -48,6 +48,12 @@ def check(response: httpx.Response, status: int, code: str, field: str | None = 
         ({"query": "好", "top_k": "10"}, "top_k"),
         ({"query": "好", "top_k": 2.5}, "top_k"),
         ({"query": "好", "top_k": True}, "top_k"),
+        ({"query": "好", "offset": -1}, "offset"),
+        ({"query": "好", "offset": 91}, "offset"),
+        ({"query": "好", "offset": "5"}, "offset"),
+        ({"query": "好", "facets": ["colour"]}, "facets"),
+        ({"query": "好", "facets": "kind"}, "facets"),
+        ({"query": "好", "facets": ["kind"] * 17}, "facets"),
         ({"query": "好", "mode": "best"}, "mode"),
         ({"query": "好", "fusion": "sum"}, "fusion"),
         ({"query": "好", "weight": 1.5}, "weight"),
@@ -80,7 +86,9 @@ def check(response: httpx.Response, status: int, code: str, field: str | None = 
 )
 async def test_a_wrong_field_is_named(client: httpx.AsyncClient, body: dict[str, Any], field: str) -> None:
     message = check(await client.post("/v1/search", json=body), 422, "invalid_request", field)
-    assert message.startswith((f"{field}: ", "filter on "))
+    assert message.startswith((f"{field}: ", f"{field}[", f"{field}.", "filter on "))
+    if field == "filters":
+        assert "for example " in message
 
 
 @pytest.mark.parametrize(
@@ -114,6 +122,9 @@ async def test_a_body_that_cannot_be_read_is_refused(client: httpx.AsyncClient, 
         ("q=a&top_k=0", "top_k"),
         ("q=a&top_k=ten", "top_k"),
         ("q=a&top_k=1&top_k=2", "top_k"),
+        ("q=a&offset=ten", "offset"),
+        ("q=a&offset=50&top_k=51", "offset"),
+        ("q=a&facets=colour", "facets"),
         ("q=a&mode=best", "mode"),
         ("q=a&colour=red", "colour"),
         ("q=a&filter=kind", "filters"),

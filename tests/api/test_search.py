@@ -85,6 +85,9 @@ async def test_top_k_beyond_the_collection_gives_all_of_it(client: httpx.AsyncCl
         ([{"field": "year", "gte": 2024, "lt": 2025}], {"1", "8"}),
         ([{"field": "year", "gt": 2023.5}, {"field": "kind", "eq": "drug"}], {"1"}),
         ([{"field": "kind", "eq": "nothing of the kind"}], set()),
+        ([{"not": {"field": "kind", "in": ["drug", "disease"]}}], {"4", "5", "8"}),
+        ([{"any": [{"field": "kind", "eq": "test"}, {"field": "year", "lt": 2022}]}], {"6", "7", "8"}),
+        ([{"not": {"any": [{"field": "year", "gte": 2022}, {"not": {"field": "kind", "eq": "disease"}}]}}], {"6", "7"}),
     ],
 )
 async def test_filters_hold_in_every_mode(
@@ -93,6 +96,12 @@ async def test_filters_hold_in_every_mode(
     query = "心肺复苏 骨折 血常规 白细胞 高血压 用药 发热 asthma 糖尿病 头痛"
     answer = await post(client, query=query, mode=mode, top_k=100, filters=filters)
     assert {hit["id"].removeprefix("a-") for hit in answer["results"][0]["hits"]} == expected
+
+
+async def test_a_filter_in_a_url_may_be_negated(client: httpx.AsyncClient) -> None:
+    url = "/v1/search?q=心肺复苏&mode=dense&top_k=100&filter=kind:not.in:drug,disease&filter=year:not.eq:2024"
+    response = await client.get(url)
+    assert {hit["id"] for hit in response.json()["results"][0]["hits"]} == {"a-4", "a-5"}
 
 
 async def test_only_the_asked_fields_are_there(client: httpx.AsyncClient) -> None:

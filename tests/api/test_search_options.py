@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from pathlib import Path
+
 import httpx
 import pytest
 
 from service.engine.protocol import SearchJob
 from tests.api.gate import Gate, hold
-from tests.api.support import ENTRIES, LONG, Built, make_settings, running
+from tests.api.support import ENTRIES, LONG, Built, copy_collection, make_settings, running
 
 pytestmark = pytest.mark.anyio
 
@@ -107,11 +110,63 @@ async def test_explaining_changes_no_ranking(client: httpx.AsyncClient) -> None:
     assert [{name: hit[name] for name in hit if name not in extra} for hit in explained] == plain
 
 
+@pytest.mark.parametrize("mode", ["dense", "lexical", "hybrid"])
+@pytest.mark.parametrize("filters", [[], [{"not": {"field": "kind", "eq": "test"}}]])
+async def test_pages_are_slices_of_one_ranking(client: httpx.AsyncClient, mode: str, filters: list[dict]) -> None:
+    asked = {"query": "高血压 发热 头痛 骨折 血常规", "mode": mode, "filters": filters, "explain": True}
+    whole = await hits(client, **asked, top_k=100, offset=0)
+    assert len(whole) > 4
+    pages = [await hits(client, **asked, top_k=2, offset=start) for start in range(0, 10, 2)]
+    assert [hit for page in pages for hit in page] == whole
+    assert await hits(client, **asked, top_k=2) == whole[:2]
+    assert await hits(client, **asked, top_k=50, offset=50) == []
+
+
+async def test_pages_hold_fresh_documents_and_none_below_the_least_score(built: Built, tmp_path: Path) -> None:
+    own = copy_collection(built, tmp_path / "collection")
+    async with running(make_settings(own, threads=1, reload_seconds=0)) as client:
+        fresh = [{"id": f"f-{n}", "title": "发热", "text": f"发热第 {n} 条。"} for n in range(5)]
+        assert (await client.post("/v1/documents", json={"documents": fresh})).status_code == 200
+        whole = await hits(client, query="发热", offset=0, top_k=100)
+        pages = [await hits(client, query="发热", offset=start, top_k=3) for start in range(0, 15, 3)]
+        assert [hit for page in pages for hit in page] == whole
+        assert len(whole) == len(ENTRIES) + 5
+        least = whole[3]["score"]
+        expected = [hit for hit in whole if hit["score"] >= least][2:]
+        assert await hits(client, query="发热", offset=2, top_k=50, min_score=least) == expected
+
+
+@pytest.mark.parametrize("mode", ["dense", "lexical", "hybrid"])
+async def test_facets_count_the_best_documents_of_each_query(client: httpx.AsyncClient, mode: str) -> None:
+    filters = [{"not": {"field": "kind", "eq": "test"}}]
+    asked = {"query": ["头痛 asthma", "骨折 血常规"], "mode": mode, "filters": filters, "fields": ["metadata"]}
+    response = await client.post("/v1/search", json=asked | {"top_k": 1, "facets": ["kind", "year"]})
+    counted = [result["facets"] for result in response.json()["results"]]
+    assert all(len(result["hits"]) == 1 for result in response.json()["results"])
+    for facets, result in zip(
+        counted, (await client.post("/v1/search", json=asked | {"top_k": 100})).json()["results"], strict=True
+    ):
+        found = [hit["metadata"] for hit in result["hits"]]
+        assert facets == {
+            name: dict(sorted(Counter(str(each[name]) for each in found).items(), key=lambda pair: (-pair[1], pair[0])))
+            for name in ("kind", "year")
+        }
+        assert list(facets["kind"].values()) == sorted(facets["kind"].values(), reverse=True)
+
+
+async def test_facets_leave_out_what_min_score_leaves_out(client: httpx.AsyncClient) -> None:
+    found = await hits(client, query="头痛", mode="dense", top_k=8)
+    body = {"query": "头痛", "mode": "dense", "min_score": found[2]["score"], "facets": ["kind"], "top_k": 1}
+    (result,) = (await client.post("/v1/search", json=body)).json()["results"]
+    assert sum(result["facets"]["kind"].values()) == 3
+
+
 async def test_get_takes_the_same_options(client: httpx.AsyncClient) -> None:
     body = {"query": "头痛", "min_score": 0.1, "passages": 2, "explain": True, "timeout_ms": 60_000, "cache": False}
     query_string = "q=头痛&min_score=0.1&passages=2&explain=true&timeout_ms=60000&cache=false&bulk=true"
-    by_get = (await client.get(f"/v1/search?{query_string}")).json()["results"][0]["hits"]
-    assert by_get == await hits(client, **body)
+    body |= {"offset": 1, "facets": ["kind", "year"]}
+    by_get = (await client.get(f"/v1/search?{query_string}&offset=1&facets=kind,year")).json()["results"]
+    assert by_get == (await client.post("/v1/search", json=body)).json()["results"]
 
 
 async def test_a_request_whose_time_is_over_gets_504(built: Built, gate: Gate) -> None:

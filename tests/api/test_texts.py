@@ -152,7 +152,7 @@ async def test_models_name_the_encoder(client: httpx.AsyncClient) -> None:
 )
 async def test_a_wrong_field_is_named(client: httpx.AsyncClient, path: str, body: dict[str, Any], field: str) -> None:
     message = check(await client.post(f"/v1/{path}", json=body), 422, "invalid_request", field)
-    assert message.startswith(f"{field}: ")
+    assert message.startswith((f"{field}: ", f"{field}["))
 
 
 async def test_token_arrays_are_refused_with_what_to_do(client: httpx.AsyncClient) -> None:

@@ -33,7 +33,7 @@ def check_document(document: Document) -> None:
     assert document.id == document.metadata["id"] == "a-1"
     assert document.metadata["title"] == "高血压用药"
     assert document.metadata["kind"] == "drug"
-    assert document.metadata["score"] > 0
+    assert document.metadata["care_score"] > 0
     assert "氨氯地平" in document.page_content
 
 
@@ -58,10 +58,72 @@ def test_langchain_filters_and_chains(plain: CareClient) -> None:
     assert set(chain.invoke("怎么急救")) == {"a-4", "a-5"}
 
 
+def test_langchain_takes_k_and_search_kwargs_at_construction(plain: CareClient) -> None:
+    drugs = {"k": 8, "filter": {"kind": "drug"}}
+    assert len(LangChainRetriever(client=plain, k=2).invoke("头痛")) == 2
+    assert ids(LangChainRetriever(client=plain, search_kwargs=drugs).invoke("头痛")) == {"a-1", "a-3"}
+    some = LangChainRetriever(client=plain, search_kwargs={"k": 8, "filter": {"kind": ["test", "first-aid"]}})
+    assert ids(some.invoke("头痛")) == {"a-4", "a-5", "a-8"}
+
+
+async def test_langchain_takes_k_and_search_kwargs_for_one_call(plain: CareClient, service_url: str) -> None:
+    async with AsyncCareClient(service_url) as client:
+        for retriever in (LangChainRetriever(client=plain, async_client=client), LangChainRetriever(client=plain)):
+            for call in ({"k": 3}, {"top_k": 3}, {"search_kwargs": {"k": 3}}, {"search_kwargs": {"k": 5}, "k": 3}):
+                assert len(retriever.invoke("头痛", **call)) == 3
+                assert len(await retriever.ainvoke("头痛", **call)) == 3
+                assert len(retriever.bind(**call).invoke("头痛")) == 3
+            clauses = [{"not": {"field": "kind", "in": ["drug", "disease", "test"]}}]
+            assert ids(retriever.invoke("头痛", filter=clauses, mode="dense")) == {"a-4", "a-5"}
+            best = retriever.invoke("头痛", k=1)[0].metadata["care_score"]
+            assert len(await retriever.ainvoke("头痛", score_threshold=best)) == 1
+            assert len(retriever.invoke("头痛")) == 4
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"kk": 3}, "did you mean k"),
+        ({"search_type": "mmr"}, "search_type: the retriever has no such search parameter; there are bulk, "),
+        ({"fields": ["title"]}, "did you mean filters"),
+        ({"k": 3, "top_k": 3}, "top_k: given twice"),
+    ],
+)
+def test_a_retriever_refuses_unknown_search_parameters(plain: CareClient, given: dict[str, Any], said: str) -> None:
+    retriever = LangChainRetriever(client=plain)
+    for refused in (
+        lambda: retriever.invoke("头痛", **given),
+        lambda: retriever.invoke("头痛", search_kwargs=given),
+        lambda: LangChainRetriever(client=plain, search_kwargs=given),
+        lambda: LlamaIndexRetriever(plain, options=given),
+    ):
+        with pytest.raises(ValueError, match=said):
+            refused()
+    with pytest.raises(ValueError, match=r"Extra inputs|kk|search_type|fields|top_k"):
+        LangChainRetriever(client=plain, **given)
+
+
+def test_a_documents_own_score_is_kept(plain: CareClient) -> None:
+    own = {"score": 7, "id": "mine", "title": "own title"}
+    plain.add_documents([{"_id": "scored", "title": "评分量表", "text": "评分量表的说明。", "metadata": own}])
+    try:
+        (document,) = LangChainRetriever(client=plain, k=1).invoke("评分量表")
+        (node,) = LlamaIndexRetriever(plain, top_k=1).retrieve("评分量表")
+    finally:
+        plain.delete_document("scored")
+    assert {name: document.metadata[name] for name in own} == {name: node.metadata[name] for name in own} == own
+    assert (document.id, node.node.node_id) == ("scored", "scored")
+    assert document.metadata["care_score"] == node.score != 7
+
+
+def ids(documents: list[Document]) -> set[str | None]:
+    return {document.id for document in documents}
+
+
 def check_node(node: NodeWithScore) -> None:
     assert node.node.node_id == node.metadata["id"] == "a-1"
     assert node.metadata["kind"] == "drug"
-    assert node.score == node.metadata["score"]
+    assert node.score == node.metadata["care_score"]
     assert "氨氯地平" in node.text
 
 

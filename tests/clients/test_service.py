@@ -61,6 +61,15 @@ def test_all_parameters_reach_the_service(client: CareClient) -> None:
     assert all(hit.score >= 0.01 for hit in answer.hits)
 
 
+def test_pages_facets_and_nested_filters(client: CareClient) -> None:
+    filters = [{"not": {"any": [{"field": "kind", "eq": "test"}, {"field": "year", "lt": 2021}]}}]
+    pages = [client.search("发热怎么办", top_k=3, offset=start, filters=filters, facets=["kind"]) for start in (0, 3)]
+    ids = [hit.id for page in pages for hit in page.hits]
+    assert set(ids) == {"a-1", "a-2", "a-3", "a-4", "a-5", "a-6"}
+    assert all(page.results[0].facets == {"kind": {"disease": 2, "drug": 2, "first-aid": 2}} for page in pages)
+    assert client.search("发热").results[0].facets == {}
+
+
 def test_a_plain_search_explains_nothing(client: CareClient) -> None:
     hit = client.search("发热", mode="lexical").hits[0]
     assert hit.explanation is None

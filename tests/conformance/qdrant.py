@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from indexer.store import AnyOf, Collection, Equal, Filter, Range, Snapshot
+from indexer.store import AnyOf, Collection, Either, Equal, Filter, Not, Range, Snapshot
 from indexer.store.database import Database
 from indexer.store.qdrant import Qdrant, QdrantVectors
 from indexer.upload import REQUEST_ROWS, upload
@@ -69,6 +69,13 @@ FILTERS: list[tuple[Filter, ...]] = [
     (Range("dose", gte=float("-inf"), lt=float("inf")),),
     (Range("dose", gte="1e309"),),
     (Equal("dose", float("nan")),),
+    (Not(Equal("kind", "drug")),),
+    (Not(Equal("tags", "血液")), Not(Range("dose", gt=3 / 7))),
+    (Not(Equal("kind", "nothing has it")),),
+    (Either((Equal("kind", "drug"), Range("dose", lt=3.0))),),
+    (Either((Equal("kind", "nothing has it"), Not(Equal("kind", "nor it")))),),
+    (Either((Equal("kind", "nothing has it"), Equal("kind", "nor it"))),),
+    (Not(Either((Equal("otc", True), Not(Equal("kind", "检查"))))),),
 ]
 
 

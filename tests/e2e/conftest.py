@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -21,6 +22,7 @@ def example_collection(tmp_path_factory: pytest.TempPathFactory) -> Path:
     collection = Collection(tmp_path_factory.mktemp("e2e") / "collection")
     summary = build([REPOSITORY / "examples" / "corpus.jsonl"], OnnxEncoder.load(ENCODER), collection)
     collection.publish(summary.version)
+    shutil.copy(REPOSITORY / "examples" / "page.json", collection.root)
     return collection.root
 
 

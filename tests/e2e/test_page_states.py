@@ -124,7 +124,7 @@ def test_a_shared_address_asks_the_same(page: Page) -> None:
         "query": QUERY,
         "mode": "dense",
         "top_k": 5,
-        "fields": ["title", "snippet", "metadata"],
+        "fields": ["headline", "snippet", "metadata"],
         "filters": [{"field": "kind", "in": ["drug"]}, {"field": "updated", "lt": "2026-01-01"}],
     }
     assert page.one("#modes [value=dense]").is_selected()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -9,8 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from indexer.store import AnyOf, BadFilter, BadSnapshot, Equal, Filter, Range, Snapshot
+from indexer.store import AnyOf, BadFilter, BadSnapshot, Either, Equal, Filter, Not, Range, Snapshot
 from indexer.store.documents import Metadata
+from indexer.store.filters import Condition
 from indexer.store.metadata import FACET_VALUES, MetadataIndex
 from indexer.store.metadata_writer import MetadataWriter
 
@@ -58,6 +60,13 @@ ROWS: list[Metadata] = [
         ([Range("year", lte="2020")], [0, 2]),
         ([Range("tags", gte="心", lte="肺")], [0, 4]),
         ([Equal("kind", "drug"), Range("year", gt=0)], [0]),
+        ([Not(Equal("kind", "drug"))], [1, 3, 4]),
+        ([Not(Equal("tags", "血"))], [2, 3, 4]),
+        ([Not(AnyOf("color", ()))], [0, 1, 2, 3, 4]),
+        ([Either((Equal("kind", "test"), Range("year", lt=0)))], [1, 2]),
+        ([Either((AnyOf("color", ()), Equal("rx", True)))], [1]),
+        ([Not(Either((Equal("kind", "drug"), Not(Equal("rx", True)))))], [1]),
+        ([Either((Equal("kind", "drug"), Equal("kind", "Drug"))), Not(Range("year", lt=0))], [0, 4]),
     ],
 )
 def test_select(tmp_path: Path, filters: list[Filter], rows: list[int]) -> None:
@@ -90,10 +99,29 @@ def test_text_ranges_are_those_of_code_points(
         (Range("tags", lt=1.5), "1.5 is not a text"),
     ],
 )
-def test_filter_that_cannot_be_answered_names_its_field(tmp_path: Path, condition: Filter, message: str) -> None:
-    with pytest.raises(BadFilter, match=message) as caught:
-        index(tmp_path, ROWS).select([condition])
-    assert caught.value.field == condition.field
+def test_filter_that_cannot_be_answered_names_its_field(tmp_path: Path, condition: Condition, message: str) -> None:
+    for nested in (condition, Not(condition), Either((Equal("kind", "drug"), Not(condition)))):
+        with pytest.raises(BadFilter, match=message) as caught:
+            index(tmp_path, ROWS).select([nested])
+        assert caught.value.field == condition.field
+
+
+@pytest.mark.parametrize(
+    ("condition", "hint"),
+    [
+        (Equal("knd", "drug"), 'did you mean kind?; for example {"field":"kind","eq":"Drug"}'),
+        (Equal("colour", "red"), '; for example {"field":"kind","eq":"Drug"}'),
+        (Equal("year", "new"), '; for example {"field":"year","eq":2020.0}'),
+        (Range("kind", gte=3), '; for example {"field":"kind","eq":"Drug"}'),
+    ],
+)
+def test_a_filter_error_ends_with_an_example_that_is_accepted(tmp_path: Path, condition: Filter, hint: str) -> None:
+    metadata = index(tmp_path, ROWS)
+    with pytest.raises(BadFilter) as caught:
+        metadata.select([condition])
+    assert str(caught.value).endswith(hint)
+    example = json.loads(str(caught.value).partition("for example ")[2])
+    assert metadata.select([Equal(example["field"], example["eq"])]).any()
 
 
 def test_documents_without_metadata(tmp_path: Path) -> None:

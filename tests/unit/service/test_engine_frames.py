@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from indexer.store import AnyOf, Equal, Filter, Range
+from indexer.store import AnyOf, Either, Equal, Filter, Not, Range
 from service.engine import frames
 from service.engine.frames import Answer, Ask, BadFrame, FrameReader, Kind, Status
 from service.engine.protocol import BatchTimes
@@ -18,6 +18,7 @@ FILTERS: tuple[Filter, ...] = (
     AnyOf("department", ("心内科", "全科")),
     Range("updated", gte="2025-01-01", lt="2026-01-01"),
     Range("dose", gt=0.5),
+    Not(Either((Equal("kind", "test"), Not(AnyOf("year", (2023, 2024)))))),
 )
 
 

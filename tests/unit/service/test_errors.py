@@ -56,16 +56,44 @@ def test_a_filter_that_the_store_refuses_is_the_field_filters() -> None:
 @pytest.mark.parametrize(
     ("body", "expected"),
     [
-        ('{"query": ["a", 1]}', "query: [1] Input should be a valid string"),
-        ('{"query": "a", "filters": [{"field": "x"}]}', "filters: [0] give exactly one of"),
-        ('{"query": "a", "more": 1}', "more: Extra inputs are not permitted"),
+        ('{"query": ["a", 1]}', "query[1]: Input should be a valid string"),
+        ('{"query": "a", "filters": [{"field": "x"}]}', "filters[0]: give exactly one of"),
+        ('{"query": "a", "filters": [{"field": "x", "in": ["a", null]}]}', "filters[0].in[1]: "),
+        ('{"query": "a", "filters": [{"any": [{"not": {"field": ""}}]}]}', "filters[0].any[0].not.field: "),
+        ('{"query": "a", "filters": [{"field": "x", "equals": 1}]}', "filters[0].equals: there is no such field"),
+        ('{"query": "a", "filters": {"kind": "drug"}}', 'for example [{"field": "kind", "eq": "drug"}]'),
+        ('{"query": "a", "topk": 1}', "topk: there is no such field; did you mean top_k?"),
+        ('{"querry": "a"}', "querry: there is no such field; did you mean query?"),
+        ('{"query": "a", "hyde": {"documnts": 1}}', "hyde.documnts: there is no such field; did you mean documents?"),
+        ('{"query": "a", "zzz": 1}', "zzz: there is no such field; there are query, top_k, offset, "),
+        ('{"query": "a", "%s": 1}' % ("x" * 10**6), f"{'x' * 100}: there is no such field"),
+        ("{}", "query: Field required"),
         ("{", "body: Invalid JSON"),
     ],
 )
-def test_a_validation_error_becomes_one_line(body: str, expected: str) -> None:
+def test_a_validation_error_names_the_key_and_the_nearest_name(body: str, expected: str) -> None:
     with pytest.raises(ValidationError) as caught:
         SearchRequest.model_validate_json(body)
-    assert expected in str(invalid_request(caught.value))
+    message = str(invalid_request(caught.value, SearchRequest))
+    assert expected in message
+    assert len(message) < 500
+
+
+@pytest.mark.parametrize(
+    ("document", "expected"),
+    [
+        ('{"id": "x", "text": 7}', "documents[1].text: Input should be a valid string"),
+        ('{"id": "x", "txt": "y"}', "documents[1].txt: there is no such field; did you mean text?"),
+        ('{"text": "y"}', "documents[1]: give an id, under one of the names id and _id"),
+        ('{"id": "x", "_id": "x", "text": "y"}', "documents[1]: give an id, under one of the names id and _id"),
+        ('{"_id": "", "text": "y"}', "documents[1]._id: "),
+    ],
+)
+def test_an_error_in_a_posted_document_names_its_key(document: str, expected: str) -> None:
+    with pytest.raises(ValidationError) as caught:
+        DocumentsRequest.model_validate_json(f'{{"documents": [{{"id": "a", "text": "b"}}, {document}]}}')
+    error = invalid_request(caught.value, DocumentsRequest)
+    assert (error.field, expected in str(error)) == ("documents", True), str(error)
 
 
 @pytest.mark.parametrize(
@@ -85,4 +113,4 @@ def test_of_a_thousand_faults_in_a_list_the_first_is_told(model: type[BaseModel]
     with pytest.raises(ValidationError) as caught:
         model.model_validate_json(body % ", ".join(["null"] * 1000), strict=True)
     assert caught.value.error_count() <= 5
-    assert "[0]" in str(invalid_request(caught.value))
+    assert "[0]" in str(invalid_request(caught.value, model))

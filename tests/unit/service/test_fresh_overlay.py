@@ -10,7 +10,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from indexer.store import AnyOf, BadFilter, Change, Deleted, Equal, Filter, Frame, Posted, Range, Snapshot
+from indexer.store import (
+    AnyOf,
+    BadFilter,
+    Change,
+    Deleted,
+    Either,
+    Equal,
+    Filter,
+    Frame,
+    Not,
+    Posted,
+    Range,
+    Snapshot,
+)
 from indexer.store.manifest import Corrected
 from models.correction import Correction
 from models.fusion import Fusion
@@ -147,6 +160,11 @@ def brute(
         ((Equal("kind", "drug"),), lambda metadata: metadata["kind"] == "drug"),
         ((Range("year", gte=2002, lt=2005),), lambda metadata: 2002 <= metadata["year"] < 2005),
         ((AnyOf("tags", ("a", "zz")), Equal("kind", "disease")), lambda m: "a" in m["tags"] and m["kind"] == "disease"),
+        ((Not(Equal("kind", "drug")),), lambda metadata: metadata["kind"] != "drug"),
+        (
+            (Either((Equal("tags", "a"), Not(Range("year", gte=2002)))),),
+            lambda metadata: "a" in metadata["tags"] or metadata["year"] < 2002,
+        ),
     ],
 )
 @pytest.mark.parametrize("top_k", [1, 5, 100])
@@ -189,6 +207,13 @@ def test_fields_of_fresh_documents_can_be_asked_for_at_once(main: Snapshot) -> N
     for mode in Mode:
         assert [name for name, _ in search(serving, mode, Equal("region", "华北"))] == ["n"]
         assert search(serving, mode, Equal("region", "华北"), Equal("kind", "drug")) == []
+        kind = str(document("o", 2).metadata["kind"])
+        assert "n" not in {name for name, _ in search(serving, mode, Not(Equal("region", "华北")), top_k=100)}
+        assert "o" in {name for name, _ in search(serving, mode, Not(Equal("region", "华北")), top_k=100)}
+        either = {
+            name for name, _ in search(serving, mode, Either((Equal("region", "华北"), Equal("kind", kind))), top_k=100)
+        }
+        assert either == {"n"} | {name for name, _ in search(serving, mode, Equal("kind", kind), top_k=100)}
     with pytest.raises(BadFilter, match="no such field"):
         serving.allowed((Equal("nobody has it", 1),))
     with pytest.raises(BadFilter, match="not a text"):

@@ -5,8 +5,8 @@ import json
 import pytest
 from pydantic import ValidationError
 
-from indexer.store import AnyOf, Equal, Filter, Range
-from service.schemas import FilterClause
+from indexer.store import AnyOf, Either, Equal, Filter, Not, Range
+from service.schemas import FilterClause, SearchRequest
 
 
 @pytest.mark.parametrize(
@@ -19,6 +19,11 @@ from service.schemas import FilterClause
         ({"field": "kind", "in": ["a", 1, False]}, AnyOf("kind", ("a", 1, "false"))),
         ({"field": "year", "gte": 2020, "lt": 2021.5}, Range("year", gte=2020, lt=2021.5)),
         ({"field": "updated", "gt": "2025"}, Range("updated", gt="2025")),
+        ({"not": {"field": "kind", "eq": "drug"}}, Not(Equal("kind", "drug"))),
+        (
+            {"any": [{"field": "kind", "eq": "drug"}, {"not": {"field": "year", "lt": 2020}}]},
+            Either((Equal("kind", "drug"), Not(Range("year", lt=2020)))),
+        ),
     ],
 )
 def test_a_clause_becomes_the_stores_filter(clause: dict, expected: Filter) -> None:
@@ -40,8 +45,23 @@ def test_a_clause_becomes_the_stores_filter(clause: dict, expected: Filter) -> N
         {"field": "kind", "in": ["a"] * 1001},
         {"field": "kind", "eq": "a" * 1001},
         {"field": "year", "eq": 10**400},
+        {"eq": "a"},
+        {},
+        {"field": "kind", "not": {"field": "kind", "eq": "a"}},
+        {"not": {"field": "kind"}},
+        {"not": {"field": "kind", "eq": "a"}, "any": [{"field": "kind", "eq": "a"}]},
+        {"any": []},
+        {"any": [{"field": "kind", "eq": "a"}] * 33},
     ],
 )
 def test_a_clause_that_means_nothing_is_refused(clause: dict) -> None:
     with pytest.raises(ValidationError):
         FilterClause.model_validate_json(json.dumps(clause), strict=True)
+
+
+def test_nested_clauses_count_towards_the_limit() -> None:
+    leaf = {"field": "kind", "eq": "a"}
+    allowed = [{"any": [leaf] * 15}, {"not": {"any": [leaf] * 13}}, leaf]
+    assert SearchRequest.model_validate({"query": "a", "filters": allowed})
+    with pytest.raises(ValidationError, match="at most 32 clauses, nested ones included, got 33"):
+        SearchRequest.model_validate({"query": "a", "filters": [*allowed, leaf]})
