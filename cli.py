@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from models.errors import CareError
+from models.package import care_version
 
 COMMANDS = {
     "demo": ("", "build the example corpus on the first call, then serve it: the quickest way to see a search"),
@@ -24,7 +25,6 @@ COMMANDS = {
 }
 PARTS = {("eval", "diff"): "models.evaluation.diff"}
 """Second words that are commands of their own, where the first word takes other things, too."""
-DEMO_CORPUS = "examples/corpus.jsonl"
 DEMO_COLLECTION = "var/demo"
 # The demo leaves a database that is configured alone.
 HERE = ("--vectors", "faiss")
@@ -37,6 +37,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # What a stopped build has half written is cleared away, as it is after Ctrl-C.
         signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     parser = _Parser(prog="care", description=_overview(), formatter_class=_Plain)
+    parser.add_argument("--version", action="version", version=f"care-search {care_version()}")
     parser.add_argument("command", choices=COMMANDS, metavar="COMMAND", help="one of the above")
     name = parser.parse_args(given[:1]).command
     try:
@@ -79,23 +80,26 @@ def _demo(given: list[str]) -> int:
     parser = _Parser(prog="care demo", description=COMMANDS["demo"][1])
     parser.add_argument("--port", type=int, default=8000, help="port to listen on (%(default)s)")
     port = str(parser.parse_args(given).port)
+    from indexer.arguments import EXAMPLE_CORPUS
+
     if not _demo_is_built():
         print("Building the snapshot of the example corpus (once) …", flush=True)
-        _run("index", ["build", DEMO_CORPUS, "--collection", DEMO_COLLECTION, *HERE])
+        _run("index", ["build", str(EXAMPLE_CORPUS), "--collection", DEMO_COLLECTION, *HERE])
         # By force: the demo's encoder and collection change together.
         _run("index", ["publish", "--force", "--collection", DEMO_COLLECTION, *HERE])
     return _run("serve", ["--collection", DEMO_COLLECTION, "--port", port, *HERE])
 
 
 def _demo_is_built() -> bool:
-    """Whether there is a snapshot that the bundled encoder made; a newer encoder has the corpus read again."""
+    """Whether there is a snapshot that this encoder made; a newer encoder has the corpus read again."""
     if not Path(DEMO_COLLECTION, "CURRENT").is_file():
         return False
-    from indexer.arguments import ENCODER
+    from indexer.arguments import served_encoder
     from indexer.publish import is_encoded_by
     from indexer.store import Collection
+    from models.package import BUNDLED_ENCODER
 
-    return is_encoded_by(Collection(Path(DEMO_COLLECTION)), ENCODER)
+    return is_encoded_by(Collection(Path(DEMO_COLLECTION)), served_encoder() or BUNDLED_ENCODER)
 
 
 class _Parser(argparse.ArgumentParser):

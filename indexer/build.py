@@ -8,8 +8,6 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
-from importlib.metadata import PackageNotFoundError
-from importlib.metadata import version as installed_version
 from operator import itemgetter
 from pathlib import Path
 
@@ -38,6 +36,7 @@ from indexer.store.vectors import VectorIndex, limit_threads
 from indexer.store.writer import SnapshotWriter
 from indexer.texts import passage_texts
 from models.correction import SAMPLE, names_of
+from models.package import care_version
 from models.sampling import sample_rows
 from models.spec import Side
 
@@ -266,16 +265,9 @@ def _facts(
             recall=indexed.recall,
             passage_tokens=budget.tokens,
             passage_overlap=budget.overlap,
-            care_version=_care_version(),
+            care_version=care_version(),
             created=created,
         ),
         fresh=fresh,
         correction=correction,
     )
-
-
-def _care_version() -> str:
-    try:
-        return installed_version("care-search")
-    except PackageNotFoundError:  # run from a checkout that was never installed
-        return "unknown"

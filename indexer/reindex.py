@@ -46,6 +46,13 @@ class Encoders:
     ray: str | None = None
 
     def load(self) -> Encoder:
+        """The document encoder; refuses one that reads queries only."""
+        encoder = self._load()
+        if Side.DOCUMENT not in encoder.spec.sides:
+            raise BadBuild(f"{self.documents} reads queries only; name the encoder of the documents with --encoder")
+        return encoder
+
+    def _load(self) -> Encoder:
         weights = any(self.documents.glob("*.safetensors"))
         by_torch = self.precision is not None or (weights and not has_graph(self.documents))
         if by_torch and self.variant is not None:
@@ -76,7 +83,8 @@ class Encoders:
 
     def load_queries(self, documents: Encoder) -> Encoder:
         """The encoder of queries; refuses one that cannot be asked about these documents."""
-        encoder = OnnxEncoder.load(self.queries, threads=self.threads) if self.queries else documents
+        same = self.queries in (None, self.documents) and isinstance(documents, OnnxEncoder)
+        encoder = documents if same or not self.queries else OnnxEncoder.load(self.queries, threads=self.threads)
         if Side.QUERY not in encoder.spec.sides:
             raise BadBuild(
                 f"{self.queries or self.documents} reads documents only; name its partner with --query-encoder"

@@ -13,6 +13,7 @@ import cli
 from indexer.publish import is_encoded_by
 from indexer.store import Collection
 from models.errors import CareError
+from models.package import care_version
 
 CORPUS = Path("examples/corpus.jsonl")
 
@@ -53,6 +54,12 @@ def test_wrong_arguments_are_one_line(
     arguments: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert said in failure(capsys, *arguments)
+
+
+def test_the_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        cli.main(["--version"])
+    assert (end.value.code, capsys.readouterr().out) == (0, f"care-search {care_version()}\n")
 
 
 def test_a_collection_that_cannot_be_written_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
