@@ -34,8 +34,8 @@ TRAIN_EXTRA = {"torch", "transformers", "onnx", "safetensors", "onnxscript", "pe
 def main(arguments: Sequence[str] | None = None) -> int:
     given = list(sys.argv[1:] if arguments is None else arguments)
     if threading.current_thread() is threading.main_thread():
-        # What a stopped build has half written is cleared away, as it is after Ctrl-C.
-        signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+        # An exception, so that a stopped build removes what it has half written.
+        signal.signal(signal.SIGTERM, _terminate)
     parser = _Parser(prog="care", description=_overview(), formatter_class=_Plain)
     parser.add_argument("--version", action="version", version=f"care-search {care_version()}")
     parser.add_argument("command", choices=COMMANDS, metavar="COMMAND", help="one of the above")
@@ -55,8 +55,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if (error.name or "").partition(".")[0] not in TRAIN_EXTRA:
             raise
         return _fail(name, f"needs {error.name}, which the train extra brings (make install-train)")
-    except KeyboardInterrupt:
-        return 130
+    except (_Terminated, KeyboardInterrupt) as stop:
+        number = signal.SIGTERM if isinstance(stop, _Terminated) else signal.SIGINT
+        _fail(name, f"stopped by {number.name}; run the same command again to go on")
+        return 128 + number
+
+
+class _Terminated(BaseException):
+    """SIGTERM: ends the command from wherever it is, as KeyboardInterrupt does."""
+
+
+def _terminate(number: int, frame: object) -> NoReturn:
+    raise _Terminated
 
 
 def _fail(name: str, message: str) -> int:

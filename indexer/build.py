@@ -11,8 +11,6 @@ from functools import partial
 from operator import itemgetter
 from pathlib import Path
 
-from tqdm import tqdm
-
 from indexer.corpus import Document, FieldMap, read_corpus
 from indexer.diff import Changes, changes_since_published
 from indexer.embed import embed
@@ -37,6 +35,7 @@ from indexer.store.writer import SnapshotWriter
 from indexer.texts import passage_texts
 from models.correction import SAMPLE, names_of
 from models.package import care_version
+from models.progress import Progress
 from models.sampling import sample_rows
 from models.spec import Side
 
@@ -110,7 +109,8 @@ class _Stages:
     @contextmanager
     def timed(self, name: str) -> Iterator[None]:
         start = time.perf_counter()
-        yield
+        with Progress(name):
+            yield
         self.seconds[name] = time.perf_counter() - start
 
 
@@ -123,7 +123,9 @@ def build(
     """
     options = options or BuildOptions()
     if Side.DOCUMENT not in encoder.spec.sides:
-        raise BadBuild(f"the encoder of space {encoder.spec.space} reads queries only; index with its document encoder")
+        raise BadBuild(
+            f"the encoder of space {encoder.spec.space} reads queries only; name its document encoder with --encoder"
+        )
     if (tokens := options.passage_tokens or 0) > encoder.spec.max_length:
         raise BadBuild(f"passages of {tokens} tokens: the encoder reads at most {encoder.spec.max_length}")
     if options.threads is not None:
@@ -160,7 +162,7 @@ def _build_version(
         with stages.timed("index"):
             indexed = _index(writer, folder, vectors, encoder, documents, options)
         with stages.timed("lexical"):
-            every = tqdm(texts(range(len(passages))), "words", len(passages), unit=" passages", disable=None)
+            every = Progress("words", "passages", len(passages)).over(texts(range(len(passages))))
             writer.write_lexical(f"{title}\n{text}" for title, text in every)
         with stages.timed("write"):
             counts = Counts(documents=len(documents), passages=len(passages), rejects=rejects.count)
@@ -188,8 +190,7 @@ def _read(corpus: Iterable[Document], encoder: Encoder, cutter: Cutter, writer: 
     Returns how many of the last are in no corpus.
     """
     kept = 0
-    # disable=None: no bar where standard error is not a terminal.
-    with tqdm(desc="read", unit=" documents", disable=None) as bar:
+    with Progress("read", "documents") as bar:
         for documents in chunked(corpus, READ_CHUNK):
             cuts = cutter.cut([d.title for d in documents], [d.text for d in documents])
             for document, spans in zip(documents, cuts, strict=True):
@@ -213,7 +214,7 @@ def _read_sample(
     if encoder.fingerprint in names_of(other):
         return None
     rows, side = sample_rows(passages, SAMPLE), other.spec.document_side
-    texts = tqdm(composed(rows), "read by the query encoder", len(rows), unit=" passages", disable=None)
+    texts = Progress("read by the query encoder", "passages", len(rows)).over(composed(rows))
     # In small parts, for the bar's sake: a large encoder takes minutes on a processor.
     parts = (checked(other.encode(some, side), "query encoder") for some in chunked(texts, BAR_TEXTS))
     writer.write_correction(parts, encoder.spec.dim)

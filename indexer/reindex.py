@@ -46,13 +46,6 @@ class Encoders:
     ray: str | None = None
 
     def load(self) -> Encoder:
-        """The document encoder; refuses one that reads queries only."""
-        encoder = self._load()
-        if Side.DOCUMENT not in encoder.spec.sides:
-            raise BadBuild(f"{self.documents} reads queries only; name the encoder of the documents with --encoder")
-        return encoder
-
-    def _load(self) -> Encoder:
         weights = any(self.documents.glob("*.safetensors"))
         by_torch = self.precision is not None or (weights and not has_graph(self.documents))
         if by_torch and self.variant is not None:
