@@ -73,8 +73,9 @@ class BuildSummary:
     """What came of a build.
 
     `changes` are the documents that differ from the published version's; `encoded` is how many texts were read by the
-    encoder, `reused` how many passages got a vector that was known. `recall` is None where the index is exact,
-    `rejects_file` where bad rows were set aside, None where there were none. `posted` documents are in no corpus.
+    encoder, `reused` how many passages got a vector that was known; other passages repeat a text that was encoded.
+    `recall` is None where the index is exact, `rejects_file` where bad rows were set aside, None where there were none.
+    `posted` documents are in no corpus.
     """
 
     version: str
@@ -88,6 +89,13 @@ class BuildSummary:
     rejects_file: Path | None
     seconds: dict[str, float]
     posted: int = 0
+    ignored: tuple[str, ...] = ()
+    """Columns of the corpus that no option names."""
+    unchanged: bool = False
+    """Whether the served version holds the same, so that the new one was dropped; `version` is the served one then."""
+
+    def status(self, *, published: bool) -> str:
+        return "unchanged" if self.unchanged else "published" if published else "built"
 
 
 @dataclass(frozen=True)
@@ -145,17 +153,19 @@ def _build_version(
     budget = Budget(options.passage_tokens or encoder.spec.max_length, options.overlap)
     cutter = Cutter(encoder.tokenizer, encoder.spec.document_instruction, budget)
     word = LogWord.read(collection)
+    columns: set[str] = set()
     rejects = Rejects(collection.rejects / f"{version}.jsonl" if options.skip_bad else None)
     with collection.building(version) as folder, SnapshotWriter(folder) as writer:
         with stages.timed("read"), rejects, closing(DiskDict(folder / "ids")) as ids:
-            kept = _read(read_corpus(corpus, options.fields, rejects, ids, word), encoder, cutter, writer)
+            read = read_corpus(corpus, options.fields, rejects, ids, word, columns)
+            kept = _read(read, encoder, cutter, writer)
             documents, passages, hashes = writer.close_documents()
             writer.write_withdrawn(word.withdrawn())
         texts = partial(passage_texts, documents, passages)
         with stages.timed("encode"):
             composed = partial(_compose, cutter, texts)
             work = Work(place, options.shard_texts or encoder.bulk_texts, options.encode)
-            reuse, encoded = embed(hashes, composed, encoder, collection, work)
+            reuse, encoded, reused = embed(hashes, composed, encoder, collection, work)
             vectors = writer.write_vectors(reuse.vectors(), encoder.spec.dim)
             other = options.query_encoder or encoder
             correction = _read_sample(writer, len(vectors), encoder, composed, other)
@@ -175,10 +185,11 @@ def _build_version(
         counts=counts,
         changes=changes,
         encoded=encoded,
-        reused=len(passages) - encoded,
+        reused=reused,
         index=indexed.kind,
         recall=indexed.recall,
         rejects_file=rejects.path if rejects.count else None,
+        ignored=tuple(sorted(columns - options.fields.used_names())),
         posted=kept,
         seconds=stages.seconds,
     )
