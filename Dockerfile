@@ -12,8 +12,9 @@ COPY pyproject.toml README.md LICENSE cli.py ./
 COPY models models
 COPY indexer indexer
 COPY service service
-# The encoder is laid into the working folder below, where the default paths look for it; once is enough.
-RUN rm -r models/pretrained && pip wheel --no-cache-dir --no-deps --wheel-dir /wheels .
+# The example corpus, to which a link in the indexer points.
+COPY examples examples
+RUN pip wheel --no-cache-dir --no-deps --wheel-dir /wheels .
 
 
 FROM python:3.11-slim AS environment
@@ -38,7 +39,6 @@ RUN groupadd --gid 10001 care \
     && useradd --uid 10001 --gid 10001 --no-create-home --home-dir /nonexistent --shell /usr/sbin/nologin care \
     && install -d -o 10001 -g 10001 /app/var/collection
 WORKDIR /app
-COPY models/pretrained models/pretrained
 COPY examples examples
 ENV PATH=/opt/care/bin:$PATH PYTHONUNBUFFERED=1 ORT_DISABLE_TELEMETRY=1 CARE_HOST=0.0.0.0 CARE_PORT=8000
 USER 10001:10001
@@ -57,7 +57,6 @@ RUN groupadd --gid 10001 care \
     && install -d -o 10001 -g 10001 /app/var/collection
 COPY --from=environment /opt/care /opt/care
 WORKDIR /app
-COPY models/pretrained models/pretrained
 COPY examples examples
 # ONNX Runtime reports its use to its maker unless told not to, and keeps a device id under HOME for it.
 ENV PATH=/opt/care/bin:$PATH PYTHONUNBUFFERED=1 ORT_DISABLE_TELEMETRY=1 CARE_HOST=0.0.0.0 CARE_PORT=8000

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from models.errors import CareError
+from models.package import care_version
 
 COMMANDS = {
     "demo": ("", "build the example corpus on the first call, then serve it: the quickest way to see a search"),
@@ -27,7 +28,6 @@ COMMANDS = {
 }
 PARTS = {("eval", "diff"): "models.evaluation.diff"}
 """Second words that are commands of their own, where the first word takes other things, too."""
-DEMO_CORPUS = "examples/corpus.jsonl"
 DEMO_COLLECTION = "var/demo"
 TOKEN_VARIABLE = "CARE_ADMIN_TOKEN"
 # The demo leaves a database that is configured alone.
@@ -38,9 +38,10 @@ TRAIN_EXTRA = {"torch", "transformers", "onnx", "safetensors", "onnxscript", "pe
 def main(arguments: Sequence[str] | None = None) -> int:
     given = list(sys.argv[1:] if arguments is None else arguments)
     if threading.current_thread() is threading.main_thread():
-        # What a stopped build has half written is cleared away, as it is after Ctrl-C.
-        signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+        # An exception, so that a stopped build removes what it has half written.
+        signal.signal(signal.SIGTERM, _terminate)
     parser = _Parser(prog="care", description=_overview(), formatter_class=_Plain)
+    parser.add_argument("--version", action="version", version=f"care-search {care_version()}")
     parser.add_argument("command", choices=COMMANDS, metavar="COMMAND", help="one of the above")
     name = parser.parse_args(given[:1]).command
     try:
@@ -58,8 +59,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if (error.name or "").partition(".")[0] not in TRAIN_EXTRA:
             raise
         return _fail(name, f"needs {error.name}, which the train extra brings (make install-train)")
-    except KeyboardInterrupt:
-        return 130
+    except (_Terminated, KeyboardInterrupt) as stop:
+        number = signal.SIGTERM if isinstance(stop, _Terminated) else signal.SIGINT
+        _fail(name, f"stopped by {number.name}; run the same command again to go on")
+        return 128 + number
+
+
+class _Terminated(BaseException):
+    """SIGTERM: ends the command from wherever it is, as KeyboardInterrupt does."""
+
+
+def _terminate(number: int, frame: object) -> NoReturn:
+    raise _Terminated
 
 
 def _fail(name: str, message: str) -> int:
@@ -83,9 +94,11 @@ def _demo(given: list[str]) -> int:
     parser = _Parser(prog="care demo", description=COMMANDS["demo"][1])
     parser.add_argument("--port", type=int, default=8000, help="port to listen on (%(default)s)")
     port = str(parser.parse_args(given).port)
+    from indexer.arguments import EXAMPLE_CORPUS
+
     if not _demo_is_built():
         print("Building the snapshot of the example corpus (once) …", flush=True)
-        _run("index", ["build", DEMO_CORPUS, "--collection", DEMO_COLLECTION, *HERE])
+        _run("index", ["build", str(EXAMPLE_CORPUS), "--collection", DEMO_COLLECTION, *HERE])
         # By force: the demo's encoder and collection change together.
         _run("index", ["publish", "--force", "--collection", DEMO_COLLECTION, *HERE])
     if not os.environ.get(TOKEN_VARIABLE):
@@ -96,14 +109,15 @@ def _demo(given: list[str]) -> int:
 
 
 def _demo_is_built() -> bool:
-    """Whether there is a snapshot that the bundled encoder made; a newer encoder has the corpus read again."""
+    """Whether there is a snapshot that this encoder made; a newer encoder has the corpus read again."""
     if not Path(DEMO_COLLECTION, "CURRENT").is_file():
         return False
-    from indexer.arguments import ENCODER
+    from indexer.arguments import served_encoder
     from indexer.publish import is_encoded_by
     from indexer.store import Collection
+    from models.package import BUNDLED_ENCODER
 
-    return is_encoded_by(Collection(Path(DEMO_COLLECTION)), ENCODER)
+    return is_encoded_by(Collection(Path(DEMO_COLLECTION)), served_encoder() or BUNDLED_ENCODER)
 
 
 class _Parser(argparse.ArgumentParser):

@@ -15,18 +15,20 @@ from indexer.store import IndexKind
 from indexer.store.database import HERE, Database
 from indexer.store.errors import BadDatabase
 from models.arguments import positive, share
+from models.package import BUNDLED_ENCODER
 from models.spec import Precision, Variant
 
-ENCODER = Path("models/pretrained/care-small-zh")
 COLLECTION = Path("var/collection")
+EXAMPLE_CORPUS = Path(__file__).parent / "examples" / "corpus.jsonl"
 VECTORS = "CARE_VECTORS"
+READS = "CARE_ENCODER; %(default)s"
 MAPPED = ("id", "title", "text", "metadata")
 
 
 def add_build(parser: ArgumentParser) -> None:
     add = parser.add_argument
     add("corpus", type=Path, nargs="+", help="JSON lines (.gz too), Parquet or CSV files, or a folder")
-    add("--encoder", type=Path, default=ENCODER, help="document encoder folder (%(default)s)")
+    add("--encoder", type=Path, default=served_encoder() or BUNDLED_ENCODER, help=f"document encoder folder ({READS})")
     add("--variant", type=Variant, choices=list(Variant), help="which graph of the encoder")
     add("--device", choices=("cpu", "cuda"), help="where it runs (default: ONNX graphs cpu; torch the card, if any)")
     add("--precision", type=Precision, choices=list(Precision),
@@ -48,18 +50,36 @@ def add_build(parser: ArgumentParser) -> None:
     add("--ray", metavar="ADDRESS", help="encode on a Ray cluster: local, auto or HOST:PORT")
     add("--publish", action="store_true", help="serve the new version at once, if it passes every check")
     add("--canaries", type=Path, help='queries that must find documents: {"query": …, "must": [ids], "within": 10}')
-    add("--query-encoder", type=Path,
-        help="folder that is served: reads canaries, and documents that are posted (default: --encoder)")  # fmt: skip
+    add("--query-encoder", type=Path, default=served_encoder(),
+        help="folder that is served: reads canaries and posted documents (CARE_ENCODER; else --encoder)")  # fmt: skip
     add_keep(parser)
     add("--metrics-file", type=Path, help="a .prom file for Prometheus's textfile collector")
     add("--webhook", type=_url, help="address that is told how the run ended (JSON by POST)")
+
+
+def add_collection(parser: ArgumentParser) -> None:
+    here = Path(os.environ.get("CARE_COLLECTION") or COLLECTION)
+    parser.add_argument(
+        "--collection", type=Path, default=here, help="collection folder (CARE_COLLECTION; %(default)s)"
+    )
+
+
+def served_encoder() -> Path | None:
+    """The query encoder that `care serve` reads from the environment; None if that is the bundled one."""
+    named = os.environ.get("CARE_ENCODER")
+    return Path(named) if named else None
+
+
+def _add_query_encoder(parser: ArgumentParser, what: str) -> None:
+    encoder = served_encoder() or BUNDLED_ENCODER
+    parser.add_argument("--query-encoder", type=Path, default=encoder, help=f"{what} ({READS})")
 
 
 def add_publish(parser: ArgumentParser) -> None:
     parser.add_argument("version", nargs="?")
     parser.add_argument("--force", action="store_true", help="even if its space or dimension differs")
     parser.add_argument("--recall-floor", type=share, default=FLOOR, help="least recall@10 there (%(default)s)")
-    parser.add_argument("--query-encoder", type=Path, default=ENCODER, help="folder that measures it (%(default)s)")
+    _add_query_encoder(parser, "folder that measures it")
 
 
 def add_vectors(parser: ArgumentParser) -> None:
@@ -78,7 +98,7 @@ def add_diff(parser: ArgumentParser) -> None:
     parser.add_argument("old", nargs="?", help="version (default: the served one, or what it replaced)")
     parser.add_argument("new", nargs="?", help="version (default: the newest)")
     parser.add_argument("--queries", type=Path, help='queries to compare, one {"text": …} a line (default: made up)')
-    parser.add_argument("--query-encoder", type=Path, default=ENCODER, help="folder that reads them (%(default)s)")
+    _add_query_encoder(parser, "folder that reads them")
 
 
 def add_suggest(parser: ArgumentParser) -> None:
@@ -86,7 +106,7 @@ def add_suggest(parser: ArgumentParser) -> None:
     parser.add_argument("--passages", type=positive, help="size of the collection to come (default: the version's)")
     parser.add_argument("--memory-mb", type=positive, help="what the index may take (default: the machine's memory)")
     parser.add_argument("--recall-floor", type=share, default=FLOOR, help="least recall@10 (%(default)s)")
-    parser.add_argument("--query-encoder", type=Path, default=ENCODER, help="folder that reads queries (%(default)s)")
+    _add_query_encoder(parser, "folder that reads queries")
 
 
 def build_options(arguments: Namespace) -> BuildOptions:

@@ -8,12 +8,8 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
-from importlib.metadata import PackageNotFoundError
-from importlib.metadata import version as installed_version
 from operator import itemgetter
 from pathlib import Path
-
-from tqdm import tqdm
 
 from indexer.corpus import Document, FieldMap, read_corpus
 from indexer.diff import Changes, changes_since_published
@@ -38,6 +34,8 @@ from indexer.store.vectors import VectorIndex, limit_threads
 from indexer.store.writer import SnapshotWriter
 from indexer.texts import passage_texts
 from models.correction import SAMPLE, names_of
+from models.package import care_version
+from models.progress import Progress
 from models.sampling import sample_rows
 from models.spec import Side
 
@@ -75,8 +73,9 @@ class BuildSummary:
     """What came of a build.
 
     `changes` are the documents that differ from the published version's; `encoded` is how many texts were read by the
-    encoder, `reused` how many passages got a vector that was known. `recall` is None where the index is exact,
-    `rejects_file` where bad rows were set aside, None where there were none. `posted` documents are in no corpus.
+    encoder, `reused` how many passages got a vector that was known; other passages repeat a text that was encoded.
+    `recall` is None where the index is exact, `rejects_file` where bad rows were set aside, None where there were none.
+    `posted` documents are in no corpus.
     """
 
     version: str
@@ -90,6 +89,13 @@ class BuildSummary:
     rejects_file: Path | None
     seconds: dict[str, float]
     posted: int = 0
+    ignored: tuple[str, ...] = ()
+    """Columns of the corpus that no option names."""
+    unchanged: bool = False
+    """Whether the served version holds the same, so that the new one was dropped; `version` is the served one then."""
+
+    def status(self, *, published: bool) -> str:
+        return "unchanged" if self.unchanged else "published" if published else "built"
 
 
 @dataclass(frozen=True)
@@ -111,7 +117,8 @@ class _Stages:
     @contextmanager
     def timed(self, name: str) -> Iterator[None]:
         start = time.perf_counter()
-        yield
+        with Progress(name):
+            yield
         self.seconds[name] = time.perf_counter() - start
 
 
@@ -124,7 +131,9 @@ def build(
     """
     options = options or BuildOptions()
     if Side.DOCUMENT not in encoder.spec.sides:
-        raise BadBuild(f"the encoder of space {encoder.spec.space} reads queries only; index with its document encoder")
+        raise BadBuild(
+            f"the encoder of space {encoder.spec.space} reads queries only; name its document encoder with --encoder"
+        )
     if (tokens := options.passage_tokens or 0) > encoder.spec.max_length:
         raise BadBuild(f"passages of {tokens} tokens: the encoder reads at most {encoder.spec.max_length}")
     if options.threads is not None:
@@ -144,24 +153,26 @@ def _build_version(
     budget = Budget(options.passage_tokens or encoder.spec.max_length, options.overlap)
     cutter = Cutter(encoder.tokenizer, encoder.spec.document_instruction, budget)
     word = LogWord.read(collection)
+    columns: set[str] = set()
     rejects = Rejects(collection.rejects / f"{version}.jsonl" if options.skip_bad else None)
     with collection.building(version) as folder, SnapshotWriter(folder) as writer:
         with stages.timed("read"), rejects, closing(DiskDict(folder / "ids")) as ids:
-            kept = _read(read_corpus(corpus, options.fields, rejects, ids, word), encoder, cutter, writer)
+            read = read_corpus(corpus, options.fields, rejects, ids, word, columns)
+            kept = _read(read, encoder, cutter, writer)
             documents, passages, hashes = writer.close_documents()
             writer.write_withdrawn(word.withdrawn())
         texts = partial(passage_texts, documents, passages)
         with stages.timed("encode"):
             composed = partial(_compose, cutter, texts)
             work = Work(place, options.shard_texts or encoder.bulk_texts, options.encode)
-            reuse, encoded = embed(hashes, composed, encoder, collection, work)
+            reuse, encoded, reused = embed(hashes, composed, encoder, collection, work)
             vectors = writer.write_vectors(reuse.vectors(), encoder.spec.dim)
             other = options.query_encoder or encoder
             correction = _read_sample(writer, len(vectors), encoder, composed, other)
         with stages.timed("index"):
             indexed = _index(writer, folder, vectors, encoder, documents, options)
         with stages.timed("lexical"):
-            every = tqdm(texts(range(len(passages))), "words", len(passages), unit=" passages", disable=None)
+            every = Progress("words", "passages", len(passages)).over(texts(range(len(passages))))
             writer.write_lexical(f"{title}\n{text}" for title, text in every)
         with stages.timed("write"):
             counts = Counts(documents=len(documents), passages=len(passages), rejects=rejects.count)
@@ -174,10 +185,11 @@ def _build_version(
         counts=counts,
         changes=changes,
         encoded=encoded,
-        reused=len(passages) - encoded,
+        reused=reused,
         index=indexed.kind,
         recall=indexed.recall,
         rejects_file=rejects.path if rejects.count else None,
+        ignored=tuple(sorted(columns - options.fields.used_names())),
         posted=kept,
         seconds=stages.seconds,
     )
@@ -189,8 +201,7 @@ def _read(corpus: Iterable[Document], encoder: Encoder, cutter: Cutter, writer: 
     Returns how many of the last are in no corpus.
     """
     kept = 0
-    # disable=None: no bar where standard error is not a terminal.
-    with tqdm(desc="read", unit=" documents", disable=None) as bar:
+    with Progress("read", "documents") as bar:
         for documents in chunked(corpus, READ_CHUNK):
             cuts = cutter.cut([d.title for d in documents], [d.text for d in documents])
             for document, spans in zip(documents, cuts, strict=True):
@@ -214,7 +225,7 @@ def _read_sample(
     if encoder.fingerprint in names_of(other):
         return None
     rows, side = sample_rows(passages, SAMPLE), other.spec.document_side
-    texts = tqdm(composed(rows), "read by the query encoder", len(rows), unit=" passages", disable=None)
+    texts = Progress("read by the query encoder", "passages", len(rows)).over(composed(rows))
     # In small parts, for the bar's sake: a large encoder takes minutes on a processor.
     parts = (checked(other.encode(some, side), "query encoder") for some in chunked(texts, BAR_TEXTS))
     writer.write_correction(parts, encoder.spec.dim)
@@ -266,16 +277,9 @@ def _facts(
             recall=indexed.recall,
             passage_tokens=budget.tokens,
             passage_overlap=budget.overlap,
-            care_version=_care_version(),
+            care_version=care_version(),
             created=created,
         ),
         fresh=fresh,
         correction=correction,
     )
-
-
-def _care_version() -> str:
-    try:
-        return installed_version("care-search")
-    except PackageNotFoundError:  # run from a checkout that was never installed
-        return "unknown"

@@ -14,7 +14,6 @@ from functools import partial
 from pathlib import Path
 
 from indexer import arguments as options
-from indexer.arguments import COLLECTION
 from indexer.diff import compare_answers, compare_documents
 from indexer.probe import load_queries
 from indexer.publish import Measure, VersionInfo, choose, list_versions, newest, prune, publish, rollback, verify
@@ -46,7 +45,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     for changing in ("build", "publish", "rollback", "prune"):
         options.add_vectors(actions.choices[changing])
     for action in actions.choices.values():
-        action.add_argument("--collection", type=Path, default=COLLECTION, help="collection folder (%(default)s)")
+        options.add_collection(action)
 
 
 def run(arguments: Namespace) -> None:

@@ -6,7 +6,7 @@ Knows nothing of encoders or of the snapshot's files.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,6 +24,7 @@ TITLE = "title"
 METADATA = "metadata"
 # A place is one number for the dictionary of ids: the file's number above these bits, the line below.
 LINE_BITS = 40
+SHOWN_NAMES = 12
 # Where a document stands that the service was given.
 GIVEN = "posted to the service"
 
@@ -42,6 +43,10 @@ class FieldMap:
     metadata: str = METADATA
     metadata_fields: tuple[str, ...] = ()
     number_fields: tuple[str, ...] = ()
+
+    def used_names(self) -> set[str]:
+        """The columns that are read; any other is ignored."""
+        return {self.id, self.title, self.text, self.metadata, *self.metadata_fields}
 
     def expected_names(self) -> set[str]:
         """The columns that a row may lack but not all rows: one that no row has is a slip in the mapping."""
@@ -66,20 +71,26 @@ class _BadRow(Exception):
 
 
 def read_corpus(
-    paths: Sequence[Path], fields: FieldMap, rejects: Rejects, ids: DiskDict, word: LogWord | None = None
+    paths: Sequence[Path],
+    fields: FieldMap,
+    rejects: Rejects,
+    ids: DiskDict,
+    word: LogWord | None = None,
+    columns: set[str] | None = None,
 ) -> Iterator[Document]:
     """Every good document of the files and folders, in order, then those of the log; other rows go to `rejects`.
 
-    `ids` is an empty dictionary, in which ids are remembered; `word` is what the service was given since. Raises
-    BadCorpus at the end if there was no document at all, or if a column named in `fields` never occurred.
+    `ids` is an empty dictionary, in which ids are remembered; `word` is what the service was given since. `columns`
+    receives the name of every column. Raises BadCorpus at the end if there was no document at all, or if a column named
+    in `fields` never occurred.
     """
+    columns = set() if columns is None else columns
     word = word or LogWord()
     checker = _Checker(fields, ids)
-    missing = fields.expected_names()
     count = 0
     for path in find_files(paths):
         for row in read_rows(path):
-            missing -= row.columns.keys() if missing and row.columns else set()
+            columns.update(row.columns or ())
             try:
                 document = checker.check(row)
             except _BadRow as bad:
@@ -101,9 +112,17 @@ def read_corpus(
     if not count:
         where = f", set aside in {rejects.path}" if rejects.count else ""
         raise BadCorpus(f"{names}: no documents ({rejects.count} bad rows{where}); an empty corpus cannot be searched")
-    if missing:
-        wrong = ", ".join(sorted(missing))
-        raise BadCorpus(f"{names}: no row has a field named {wrong}; map another (--field text=NAME and the like)")
+    if missing := fields.expected_names() - columns:
+        raise BadCorpus(
+            f"{names}: no row has a field named {listed(missing)}; the rows have {listed(columns)}: map one of these "
+            "(--field text=NAME and the like)"
+        )
+
+
+def listed(names: Collection[str]) -> str:
+    """Sorted names for a message, the first few of them."""
+    more = f" and {len(names) - SHOWN_NAMES} more" if len(names) > SHOWN_NAMES else ""
+    return ", ".join(sorted(names)[:SHOWN_NAMES]) + more
 
 
 class _Checker:
@@ -119,7 +138,7 @@ class _Checker:
         if row.columns is None:
             raise _BadRow(row.reason)
         document = Document(
-            id=self._id(row.columns.get(self._fields.id)),
+            id=self._id(row.columns),
             title=_as_text("title", self._fields.title, row.columns.get(self._fields.title)),
             text=_as_text("text", self._fields.text, row.columns.get(self._fields.text)),
             metadata=self._metadata(row),
@@ -127,7 +146,9 @@ class _Checker:
         )
         if not document.text.strip() and not document.title.strip():
             nowhere = f"neither text in field {self._fields.text} nor a title in field {self._fields.title}"
-            raise _BadRow(f"{nowhere} (map others with --field text=NAME, title=NAME)")
+            raise _BadRow(
+                f"{nowhere}; the row has {listed(row.columns)} (map others with --field text=NAME, title=NAME)"
+            )
         self._remember(document.id, row)
         self._remember_kinds(document)
         return document
@@ -144,11 +165,13 @@ class _Checker:
             if value is not None:
                 self._kinds.setdefault(name, (kind_of(value), document.place))
 
-    def _id(self, value: object) -> str:
+    def _id(self, columns: Mapping[str, object]) -> str:
+        value = columns.get(self._fields.id)
         if isinstance(value, int) and not isinstance(value, bool):
             value = str(value)
         if value is None or value == "":
-            raise _BadRow(f"no id in field {self._fields.id} (map another with --field id=NAME)")
+            here = listed(columns)
+            raise _BadRow(f"no id in field {self._fields.id}; the row has {here} (map another with --field id=NAME)")
         if not isinstance(value, str):
             raise _BadRow(f"the id in field {self._fields.id} is neither text nor a whole number")
         return value

@@ -22,20 +22,25 @@ from indexer.store.shards import Embeddings
 TextsOf = Callable[[Rows], Iterable[str]]
 
 
-def embed(hashes: Array, texts_of: TextsOf, encoder: Encoder, collection: Collection, work: Work) -> tuple[Reuse, int]:
-    """Every passage's vector, and how many texts had to be encoded. `texts_of` gives the texts of passage rows."""
+def embed(
+    hashes: Array, texts_of: TextsOf, encoder: Encoder, collection: Collection, work: Work
+) -> tuple[Reuse, int, int]:
+    """Every passage's vector, how many texts were encoded, and how many passages had a known vector.
+
+    `texts_of` gives the texts of passage rows. Passages of one text are encoded once.
+    """
     reuse = Reuse(hashes)
     for embeddings in _versions(collection, encoder):
         if not reuse.show([embeddings]):
-            return reuse, 0
-    reuse.show(list(work.place.read(encoder.spec.dim)))
+            return reuse, 0, len(hashes)
+    reused = len(hashes) - reuse.show(list(work.place.read(encoder.spec.dim)))
     missing = reuse.missing()
     if len(missing):
         work.do(texts_of(missing), len(missing), encoder)
         # Read back rather than remembered: what is used is what the disk has.
         if reuse.show(list(work.place.read(encoder.spec.dim))):
             raise BadBuild(f"{work.place}: what was just written reads otherwise; check the disk, then build again")
-    return reuse, len(missing)
+    return reuse, len(missing), reused
 
 
 def _versions(collection: Collection, encoder: Encoder) -> Iterator[Embeddings]:

@@ -15,12 +15,12 @@ from typing import Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
-from tqdm import tqdm
 
 from indexer.errors import BadBuild
 from indexer.store.passages import HASH_BYTES
 from indexer.store.shards import Embeddings, Shards
 from models.onnx_encoder import Vectors
+from models.progress import Progress
 from models.spec import EncoderSpec, Precision, Side, Variant
 from models.tokenizer import Tokenizer
 
@@ -79,8 +79,7 @@ class Work:
         last of one size, so a build that lost any of them cuts the rest as the first build did and gets the same
         vectors.
         """
-        # disable=None: no bar where standard error is not a terminal.
-        with tqdm(total=count, desc="encode", unit=" passages", disable=None) as bar:
+        with Progress("encode", "passages", count) as bar:
             for finished in self.encode(chunked(texts, self.shard_texts), encoder, self.place):
                 bar.update(finished)
 

@@ -17,11 +17,12 @@ from indexer.cluster import Cluster
 from indexer.encode import Encoder
 from indexer.errors import BadBuild
 from indexer.probe import load_queries
-from indexer.publish import Measure, prune, publish, readable, served_manifest
+from indexer.publish import Measure, prune, publish, readable, served_manifest, verify
 from indexer.recall import encode_queries, sample_queries
 from indexer.report import Outcome, call_webhook, summary_line, write_metrics
 from indexer.store.collection import Collection
-from indexer.store.errors import Busy
+from indexer.store.errors import BadSnapshot, Busy
+from indexer.store.manifest import Manifest
 from indexer.store.snapshot import Snapshot
 from models.onnx_encoder import OnnxEncoder, Vectors
 from models.reader import has_graph
@@ -76,7 +77,8 @@ class Encoders:
 
     def load_queries(self, documents: Encoder) -> Encoder:
         """The encoder of queries; refuses one that cannot be asked about these documents."""
-        encoder = OnnxEncoder.load(self.queries, threads=self.threads) if self.queries else documents
+        same = self.queries in (None, self.documents) and isinstance(documents, OnnxEncoder)
+        encoder = documents if same or not self.queries else OnnxEncoder.load(self.queries, threads=self.threads)
         if Side.QUERY not in encoder.spec.sides:
             raise BadBuild(
                 f"{self.queries or self.documents} reads documents only; name its partner with --query-encoder"
@@ -156,11 +158,28 @@ def _run(
     try:
         if canaries:
             check_canaries(Snapshot.open(summary.folder, verify=False), asking, canaries)
-        if release.publish:
+        if release.publish and (served := _equal_served(collection, summary)):
+            collection.discard(summary.version)
+            rejects = collection.rejects / f"{served.version}.jsonl" if summary.rejects_file else None
+            folder = collection.folder(served.version)
+            summary = replace(summary, version=served.version, folder=folder, rejects_file=rejects, unchanged=True)
+        elif release.publish:
             publish(collection, summary.version, Measure(partial(_queries, encoder, options), options.recall_floor))
     finally:  # versions that fail week after week must not fill the disk
         removed = _prune(collection, release)
     return summary, removed
+
+
+def _equal_served(collection: Collection, summary: BuildSummary) -> Manifest | None:
+    """The manifest of the served version if it is sound and the new one would replace it by the same."""
+    served = served_manifest(collection)
+    if served is None or not served.is_equal_to(Manifest.read(summary.folder)):
+        return None
+    try:
+        verify(collection, served.version)
+    except BadSnapshot:
+        return None
+    return served
 
 
 def _prune(collection: Collection, release: Release) -> int:

@@ -16,6 +16,7 @@ from pathlib import Path
 from prometheus_client import CollectorRegistry, Gauge, write_to_textfile
 
 from indexer.build import BuildSummary
+from indexer.corpus import listed
 
 WEBHOOK_TIMEOUT_SECONDS = 10.0
 
@@ -33,26 +34,30 @@ class Outcome:
     def status(self) -> str:
         if self.summary is None:
             return "failed"
-        return "published" if self.published else "built"
+        return self.summary.status(published=self.published)
 
 
 def summary_line(summary: BuildSummary, *, published: bool, removed: int, seconds: float) -> str:
     """Everything that an operator reads first, in one line."""
     counts, changes = summary.counts, summary.changes
+    repeats = counts.passages - summary.encoded - summary.reused
+    repeated = f", {repeats} repeated" if repeats else ""
     facts = [
         f"{counts.documents} documents ({changes.added} added, {changes.changed} changed, {changes.removed} removed)",
-        f"{counts.passages} passages ({summary.encoded} encoded, {summary.reused} reused)",
+        f"{counts.passages} passages ({summary.encoded} encoded, {summary.reused} reused{repeated})",
         f"{summary.index} index" + (f" with recall {summary.recall.at_10:.3f}" if summary.recall else ""),
     ]
     if summary.posted:
         facts.append(f"{summary.posted} of the documents posted to the service and in no corpus")
     if summary.rejects_file:
         facts.append(f"{counts.rejects} bad rows set aside in {summary.rejects_file}")
+    if summary.ignored:
+        facts.append(f"columns that were not kept: {listed(summary.ignored)} (keep them with --metadata-field NAME)")
     if removed:
         facts.append(f"old versions removed: {removed}")
     stages = ", ".join(f"{name} {value:.1f}" for name, value in summary.seconds.items())
     facts.append(f"{seconds:.1f} s ({stages})")
-    return f"{'published' if published else 'built'} {summary.version}: {', '.join(facts)}"
+    return f"{summary.status(published=published)} {summary.version}: {', '.join(facts)}"
 
 
 def write_metrics(path: Path, outcome: Outcome, now: float, published_at: float | None) -> None:

@@ -10,12 +10,13 @@ import csv
 import gzip
 import io
 import json
+import os
 import sys
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, cast
+from typing import BinaryIO, NoReturn, cast
 
 import orjson
 
@@ -53,12 +54,15 @@ def find_files(paths: Iterable[Path]) -> list[Path]:
     """
     files: list[Path] = []
     for path in paths:
-        if path.is_file():
-            files.append(path)
-        elif path.is_dir():
-            files += _files_of_folder(path)
-        else:
-            raise BadCorpus(f"{path} does not exist; give a corpus file or a folder of them")
+        try:
+            if path.is_file():
+                files.append(path)
+            elif path.is_dir():
+                files += _files_of_folder(path)
+            else:
+                raise BadCorpus(f"{path} does not exist; give a corpus file or a folder of them")
+        except PermissionError as error:
+            raise _denied(error, path) from error
     return files
 
 
@@ -69,12 +73,24 @@ def read_rows(path: Path) -> Iterator[Row]:
         raise BadCorpus(f"{path} is of no known kind; corpus files end in {', '.join(_READERS)} (also .gz)")
     try:
         yield from reader(path)
+    except PermissionError as error:
+        raise _denied(error, path) from error
     except (OSError, EOFError, zlib.error) as error:
         raise BadCorpus(f"{path} cannot be read to its end ({error}); fetch it again") from error
 
 
+def _denied(error: PermissionError, path: Path) -> BadCorpus:
+    return BadCorpus(f"{error.filename or path} may not be read by this user; change its permissions or its owner")
+
+
+def _raise(error: OSError) -> NoReturn:
+    raise error
+
+
 def _files_of_folder(folder: Path) -> list[Path]:
-    files = sorted(path for path in folder.rglob("*") if path.is_file() and _suffix(path) in _READERS)
+    # Not rglob, which passes over folders that may not be read.
+    found = (Path(place, name) for place, _, names in os.walk(folder, onerror=_raise) for name in names)
+    files = sorted(path for path in found if path.is_file() and _suffix(path) in _READERS)
     visible = [path for path in files if not any(part.startswith(".") for part in path.relative_to(folder).parts)]
     named = [path for path in visible if path.parent == folder and path.name.split(".")[0] == "corpus"]
     if not visible:
@@ -103,14 +119,31 @@ def _json_row(file: str, number: int, source: bytes) -> Row:
     try:
         text = source.decode("utf-8")
     except UnicodeDecodeError as error:
-        return Row(file, number, None, source, f"not UTF-8 (byte {error.start + 1})")
+        return Row(file, number, None, source, _not_utf8(source, error))
+    hint = ""
+    if number == 1 and text.lstrip().startswith("["):
+        hint = f"; if the file is one JSON array, write a line for each document: jq -c '.[]' {file}"
+    elif number == 1 and text.strip() == "{":
+        hint = f"; if objects take several lines, write a line for each document: jq -c . {file}"
     try:
         columns = orjson.loads(text)
     except orjson.JSONDecodeError as error:
-        return Row(file, number, None, source, f"not JSON ({error.msg}, column {error.colno})")
+        return Row(file, number, None, source, f"not JSON ({error.msg}, column {error.colno}){hint}")
     if not isinstance(columns, dict):
-        return Row(file, number, None, source, "not a JSON object")
+        return Row(file, number, None, source, f"not a JSON object{hint}")
     return Row(file, number, columns, source)
+
+
+def _not_utf8(source: bytes, error: UnicodeDecodeError) -> str:
+    """Why a row is not read, and which encoding it seems to have."""
+    reason = f"not UTF-8 (byte {error.start + 1})"
+    if source.startswith((b"\xff\xfe", b"\xfe\xff")):
+        return f"{reason}; it begins as UTF-16 does: convert the file with iconv -f UTF-16 -t UTF-8"
+    chinese = [each for each in source.decode("gb18030", errors="ignore") if "\u4e00" <= each <= "\u9fff"]
+    # Two bytes a character: most of what is not ASCII must have become Chinese.
+    if 4 * len(chinese) >= sum(byte > 127 for byte in source):
+        return f"{reason}; it reads as GBK: convert the file with iconv -f GB18030 -t UTF-8"
+    return reason
 
 
 def _read_csv(path: Path) -> Iterator[Row]:
@@ -122,6 +155,13 @@ def _read_csv(path: Path) -> Iterator[Row]:
             header = next(reader, [])
         except csv.Error as error:
             raise BadCorpus(f"{path}: its first line, the columns, is not CSV ({error}); mend it") from error
+        try:
+            lines.source().decode("utf-8")
+        except UnicodeDecodeError as error:
+            raise BadCorpus(f"{path}: its first line is {_not_utf8(lines.source(), error)}") from error
+        if len(header) == 1 and (other := next((mark for mark in ";\t|" if mark in header[0]), None)):
+            named = {"\t": "tabs"}.get(other, other)
+            raise BadCorpus(f"{path}: its columns are separated by {named}; write it with commas, or as JSON lines")
         if len(set(header)) < len(header):
             raise BadCorpus(f"{path}: its first line names a column twice; give each column a name of its own")
         while True:
@@ -167,7 +207,7 @@ def _csv_row(file: str, number: int, source: bytes, header: list[str], values: l
     try:
         source.decode("utf-8")
     except UnicodeDecodeError as error:
-        return Row(file, number, None, source, f"not UTF-8 (byte {error.start + 1})")
+        return Row(file, number, None, source, _not_utf8(source, error))
     # An empty cell is the only way that CSV has to say that there is no value.
     return Row(file, number, {name: value or None for name, value in zip(header, values, strict=True)}, source)
 

@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable
 
 from qdrant_client import models
-from tqdm import tqdm
 
 from indexer.build import FLAT_PASSAGES
 from indexer.errors import BadBuild
@@ -21,6 +20,7 @@ from indexer.store.qdrant import CONTENT, DEPTH, INDEX, Qdrant, QdrantVectors
 from indexer.store.qdrant_filters import payload, payload_indexes
 from indexer.store.snapshot import Snapshot
 from models.onnx_encoder import Vectors
+from models.progress import Progress
 
 # Rows of one request: some megabytes of JSON.
 REQUEST_ROWS = 256
@@ -85,7 +85,7 @@ def _begin(database: Qdrant, snapshot: Snapshot, kind: IndexKind) -> int:
 
 def _put_rows(database: Qdrant, snapshot: Snapshot, start: int) -> None:
     name, values = database.name(snapshot.version), snapshot.values
-    with tqdm(total=len(values), initial=start, desc="upload", unit=" passages", disable=None) as bar:
+    with Progress("upload", "passages", len(values), first=start) as bar:
         for first in range(start, len(values), REQUEST_ROWS):
             rows = range(first, min(first + REQUEST_ROWS, len(values)))
             batch = models.Batch(

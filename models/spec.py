@@ -100,15 +100,15 @@ class EncoderSpec(BaseModel):
     def instruction(self, side: Side) -> str:
         return self.query_instruction if side is Side.QUERY else self.document_instruction
 
-    def fingerprint(self, *weights: str, precision: Precision | None = None) -> str:
+    def fingerprint(self, *weights: str, computed: str | None = None) -> str:
         """Names the function text → embedding computed with the `weights` files of this folder.
 
-        An ONNX graph says itself in what numbers it computes; of other weights, `precision` does.
+        An ONNX graph itself says how it is computed; of other weights, `computed` does.
         """
         facts = self.model_dump(mode="json", exclude={"parity", "sides", "checksums"})
         facts["files"] = [self.checksums.get(name) for name in (*weights, TOKENIZER_FILE)]
-        if precision is not None:
-            facts["precision"] = precision
+        if computed is not None:
+            facts["computed"] = computed
         return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
 
     @property

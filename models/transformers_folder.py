@@ -1,6 +1,6 @@
 """A transformers folder as a hub publishes it: which backbone it holds, how to pool it, how to tokenise for it.
 
-Reads the JSON files only. Knows nothing of weights, torch or ONNX. Never runs code that came with a checkpoint.
+Reads the JSON files only, and never runs code that came with a checkpoint: what needs it is refused.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import transformers
 from huggingface_hub.errors import StrictDataclassError
 from pydantic import ValidationError
 from tokenizers import Tokenizer as RustTokenizer
@@ -24,6 +25,8 @@ CONFIG_FILE = "config.json"
 DEFAULT_MAX_LENGTH = 512
 # Causal models see the whole text only at its last token, so there is nothing to ask.
 DECODERS = frozenset({"qwen2", "qwen3", "llama", "mistral"})
+# Facts of a decoder's configuration about where attention looks, and the only value that is computed.
+CAUSAL = {"is_causal": True, "is_bidirectional": False, "bidirectional": False, "use_bidirectional_attention": False}
 # Their position table starts after the padding id.
 ROBERTA_LIKE = frozenset({"roberta", "xlm-roberta", "camembert", "xlm-roberta-xl"})
 SENTENCE_POOLING = {"cls": Pooling.CLS, "cls_token": Pooling.CLS, "mean": Pooling.MEAN, "mean_tokens": Pooling.MEAN,
@@ -42,9 +45,9 @@ def read_config(folder: Path) -> PretrainedConfig:
     if model_type == "new":
         values = gte_values(values)
         model_type = "gte"
-    values.pop("auto_map", None)
     if model_type not in CONFIG_MAPPING:
         raise BadEncoder(f"{folder}: transformers has no native class for model_type {model_type!r}")
+    _require_native(folder, values)
     try:
         config = AutoConfig.for_model(str(model_type), **{k: v for k, v in values.items() if k != "model_type"})
     except (ValueError, TypeError, StrictDataclassError) as error:
@@ -54,6 +57,25 @@ def read_config(folder: Path) -> PretrainedConfig:
     if hasattr(config, "use_cache"):
         config.use_cache = False
     return config
+
+
+def _require_native(folder: Path, values: dict[str, Any]) -> None:
+    """Refuses a checkpoint whose authors compute it otherwise than transformers' own class does."""
+    model_type = values["model_type"]
+    cure = f"if transformers' own {model_type} computes the same vectors, remove it from {CONFIG_FILE}"
+    if values.get("auto_map"):
+        raise BadEncoder(f"{folder}: the checkpoint brings code of its own (auto_map), which is never run; {cure}")
+    unknown = [name for name in values.get("architectures") or () if not hasattr(transformers, name)]
+    if unknown:
+        raise BadEncoder(f"{folder}: transformers has no class {unknown[0]} (architectures); {cure}")
+    if model_type not in DECODERS:
+        return
+    for name, needed in CAUSAL.items():
+        if values.get(name, needed) != needed:
+            raise BadEncoder(
+                f"{folder}: {name} {values[name]!r}: its attention looks ahead, which is not computed here; "
+                "take a causal checkpoint, or the ONNX graph of its authors"
+            )
 
 
 def gte_values(values: dict[str, Any]) -> dict[str, Any]:

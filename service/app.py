@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 from collections.abc import AsyncIterator
 from functools import partial
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from fastapi import FastAPI, Request, Response
@@ -17,6 +16,7 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from models.errors import CareError
+from models.package import care_version
 from service.api import admin, collection, documents, health, search, texts
 from service.api.openapi import describe
 from service.errors import MethodNotAllowed, NotFound, answer_for
@@ -48,7 +48,7 @@ def create_app(settings: Settings, place: Place = ALONE) -> FastAPI:
 
     app = FastAPIOffline(
         title=TITLE,
-        version=_version(),
+        version=care_version(),
         description=DESCRIPTION,
         redoc_url=None,
         lifespan=lifespan,
@@ -86,13 +86,6 @@ class _HotPath:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         is_hot = scope["type"] == "http" and scope["path"] == search.PATH and scope["method"] in search.METHODS
         await (self._hot if is_hot else self._rest)(scope, receive, send)
-
-
-def _version() -> str:
-    try:
-        return version("care-search")
-    except PackageNotFoundError:  # run from a checkout that was never installed
-        return "unknown"
 
 
 class _WholeFiles(StaticFiles):

@@ -14,6 +14,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from indexer.store.database import HERE, Database
 from indexer.store.errors import BadDatabase
+from models.package import BUNDLED_ENCODER
 from service.engine.protocol import Mode
 
 ENV_PREFIX = "CARE_"
@@ -30,9 +31,7 @@ class Settings(BaseSettings):
     collection: Path = Field(
         default=Path("var/collection"), description="Collection folder: its published snapshot is served."
     )
-    encoder: Path = Field(
-        default=Path("models/pretrained/care-small-zh"), description="Encoder folder that reads the queries."
-    )
+    encoder: Path = Field(default=BUNDLED_ENCODER, description="Encoder folder that reads the queries.")
     device: Literal["cpu", "cuda"] = Field(default="cpu", description="What encodes and searches: cpu or cuda.")
     vectors: str = Field(
         default=HERE, description="Where vectors are searched: faiss, here, or qdrant+http://host:6333/alias."

@@ -186,6 +186,14 @@ class Collection:
         self.prune_log()
         return removed
 
+    def discard(self, version: str) -> None:
+        """Removes a version that was never published."""
+        hidden = self._versions / f"{REMOVING}{version}"
+        with in_turn(self._versions):
+            self.folder(version).rename(hidden)
+        shutil.rmtree(hidden)
+        (self.rejects / f"{version}.jsonl").unlink(missing_ok=True)
+
     def prune_log(self) -> None:
         """Removes from the log what every version holds, so that a rollback to any finds what it lacks."""
         versions = self.versions()

@@ -9,12 +9,12 @@ from typing import Any
 import faiss
 import numpy as np
 from numpy.typing import NDArray
-from tqdm import tqdm
 
 from indexer.store.arrays import Array
 from indexer.store.cagra import CAGRA_LINKS, build_graph
 from indexer.store.errors import BadIndex, BadSnapshot, NotWritten
 from indexer.store.kinds import HNSW_EF_CONSTRUCTION, HNSW_LINKS, LEAST_ROWS_FOR_LISTS, IndexKind, list_count
+from models.progress import Progress
 
 # FAISS's own type stubs do not know what its Python wrappers add.
 untyped: Any = faiss
@@ -70,7 +70,7 @@ def build_index(vectors: Array, kind: IndexKind, path: Path) -> dict[str, int]:
         if kind is IndexKind.RABITQ:
             _nudge_centres(index)
         parameters = {"lists": lists}
-    with tqdm(total=len(vectors), desc="index", unit=" passages", disable=None) as bar:
+    with Progress("index", "passages", len(vectors)) as bar:
         for block in _blocks(vectors):
             index.add(block)
             bar.update(len(block))

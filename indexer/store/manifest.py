@@ -15,7 +15,7 @@ from typing import Annotated, Any
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationError
 
 from indexer.store.errors import BadSnapshot
-from indexer.store.kinds import IndexKind
+from indexer.store.kinds import INDEX_FILE, IndexKind
 from models.errors import SpaceMismatch
 from models.spec import EncoderSpec, Precision, Variant, sha256_of
 
@@ -130,11 +130,30 @@ class Manifest(Facts):
 
         The lexical library gives its files random names, which two JSON files repeat; their other bytes count.
         """
+        facts = self.model_dump(mode="json", include={"space", "encoder", "dim", "counts", "format"})
+        return _checksum(facts | self._file_checksums())
+
+    def is_equal_to(self, other: Manifest) -> bool:
+        """Whether both hold the same and were built in the same way.
+
+        The index file does not count: it is made of vectors that do, and a graph differs from build to build.
+        """
+        return self._made() == other._made()
+
+    def _made(self) -> dict[str, Any]:
+        varying = {"index", "index_parameters", "passage_tokens", "passage_overlap"}
+        facts = self.model_dump(mode="json", exclude={"version", "built", "files"})
+        facts["built"] = self.built.model_dump(mode="json", include=varying)
+        facts["floor"] = self.built.recall.floor if self.built.recall else None
+        checksums = self._file_checksums()
+        checksums["files"].pop(INDEX_FILE, None)
+        return facts | checksums
+
+    def _file_checksums(self) -> dict[str, Any]:
         lexical = {name: entry for name, entry in self.files.items() if name.startswith(f"{LEXICAL_FOLDER}/")}
         named = {name: entry.sha256 for name, entry in self.files.items() if name not in lexical}
         unnamed = sorted((Path(name).suffix, e.sha256) for name, e in lexical.items() if not name.endswith(".json"))
-        facts = self.model_dump(mode="json", include={"space", "encoder", "dim", "counts", "format"})
-        return _checksum(facts | {"files": named, "lexical": unnamed})
+        return {"files": named, "lexical": unnamed}
 
     def require_encoder(self, spec: EncoderSpec) -> None:
         """Refuses an encoder whose embeddings cannot be compared with this snapshot's."""

@@ -45,8 +45,9 @@ from models.evaluation.report import page, tables
 from models.evaluation.results import Curve, Run, SetResult
 from models.evaluation.sets import RetrievalSet, Task
 from models.fusion import Fusion
+from models.package import BUNDLED_ENCODER
 
-ENCODER = "models/pretrained/care-small-zh"
+ENCODER = str(BUNDLED_ENCODER)
 CACHE = Path("var/embeddings")
 NEEDED = ("ranx", "scipy", "httpx")
 
@@ -57,7 +58,9 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--list", action="store_true", help="list the benchmarks and their sets, and stop")
     parser.add_argument("--instructions", action="store_true", help="ask as the benchmark instructs, not the encoder")
     systems = parser.add_argument_group("systems")
-    systems.add_argument("--encoder", action="append", metavar="FOLDER", help=f"repeatable ({ENCODER})")
+    systems.add_argument(
+        "--encoder", action="append", metavar="FOLDER", help="repeatable (default: the bundled encoder)"
+    )
     systems.add_argument("--pair", action="append", nargs=2, metavar=("QUERY", "DOCUMENT"),
                          help="a query encoder and a document encoder of one space, repeatable")  # fmt: skip
     systems.add_argument("--service", action="append", default=[], metavar="URL", help="a running service, repeatable")

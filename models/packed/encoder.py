@@ -22,7 +22,7 @@ from models.packed.attention import default_backend, padded
 from models.packed.decoder import PackedDecoder
 from models.packed.layout import Packed, pack
 from models.packed.stream import Item, batches, tokenised
-from models.packed.weights import read_weights
+from models.packed.weights import COMPUTATION, read_weights
 from models.spec import EncoderSpec, Pooling, Precision, Side
 from models.tokenizer import Tokenizer
 from models.torch_encoder import TorchEncoder, Vectors, weight_files
@@ -35,6 +35,9 @@ IN_FLIGHT = 2
 # Enough that the end of a call, where the device runs dry, does not count: of a 4B, half a minute on a large card.
 GPU_TEXTS = 8_192
 CPU_TEXTS = 256
+
+# Ada; Hopper has 9.0.
+FP8_CAPABILITY = (8, 9)
 
 Forward = Callable[[Packed], Tensor]
 
@@ -58,7 +61,7 @@ class PackedEncoder:
         on_gpu = device.type == "cuda"
         self.spec = spec
         self.variant = precision
-        self.fingerprint = spec.fingerprint(*weights, precision=precision)
+        self.fingerprint = spec.fingerprint(*weights, computed=f"{precision} {COMPUTATION}")
         self.tokenizer = tokenizer
         self.bulk_texts = GPU_TEXTS if on_gpu else CPU_TEXTS
         self.token_budget = token_budget or (GPU_TOKENS if on_gpu else CPU_TOKENS)
@@ -80,6 +83,8 @@ class PackedEncoder:
         if threads:
             torch.set_num_threads(threads)
         chosen = precision or (Precision.BF16 if place.type == "cuda" else Precision.FP32)
+        if chosen is Precision.FP8 and place.type == "cuda":
+            require_fp8(torch.cuda.get_device_name(place), torch.cuda.get_device_capability(place))
         encoder = TorchEncoder.load(folder, spec, dtype=torch.float32 if chosen is Precision.FP32 else torch.bfloat16)
         if encoder.spec.pooling is not Pooling.EOS:
             raise BadEncoder(f"{folder}: pooling {encoder.spec.pooling} is not encoded by torch here; export it")
@@ -151,6 +156,13 @@ class PackedEncoder:
         done = torch.cuda.Event()  # type: ignore[no-untyped-call]
         done.record()
         return _Sent(rows, here, done)
+
+
+def require_fp8(card: str, capability: tuple[int, int]) -> None:
+    """Refuses a card without fp8 before its weights are loaded."""
+    if capability < FP8_CAPABILITY:
+        needed, own = (".".join(map(str, version)) for version in (FP8_CAPABILITY, capability))
+        raise BadEncoder(f"--precision fp8: {card} has compute capability {own}, fp8 needs {needed}; use bf16")
 
 
 def _receive(sent: _Sent, vectors: Vectors) -> None:

@@ -20,6 +20,9 @@ from models.packed.linear import Dense, Linear, Scaled
 from models.packed.pieces import Biases, Heads
 
 ARCHITECTURES = ("qwen2", "qwen3")
+# Counts the changes of the pass that changed vectors. It is part of an encoder's fingerprint, so that older vectors
+# are not reused after a change. 2: key biases in float32; the first layers never in fp8 for short texts.
+COMPUTATION = 2
 # Their frequencies do not depend on how long a text is.
 ROPES = ("default", "linear", "llama3", "yarn")
 # A layer's matrices, and what they are joined of.
@@ -156,8 +159,9 @@ def _require_known(config: PretrainedConfig) -> None:
         raise BadEncoder(f"torch encodes {known} here, not {config.model_type}; make an ONNX graph (care export)")
     rope = config.rope_parameters["rope_type"]
     if rope not in ROPES:
-        raise BadEncoder(f"positions of rope type {rope!r} are not supported, only {', '.join(ROPES)}")
+        known = ", ".join(ROPES)
+        raise BadEncoder(f"rope type {rope!r} is not supported, only {known}; make an ONNX graph (care export)")
     if "sliding_attention" in (getattr(config, "layer_types", None) or ()):
-        raise BadEncoder("sliding-window attention is not supported; set use_sliding_window to false in config.json")
+        raise BadEncoder("sliding-window attention is not supported; make an ONNX graph (care export)")
     if config.hidden_act != "silu":
-        raise BadEncoder(f"hidden_act {config.hidden_act!r} is not supported, only silu")
+        raise BadEncoder(f"hidden_act {config.hidden_act!r} is not supported, only silu; export it (care export)")

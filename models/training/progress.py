@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import resource
-import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,14 +11,12 @@ from types import TracebackType
 from typing import Any, Self
 
 import torch
-from tqdm import tqdm
 
+from models.progress import Progress
 from models.training.ranks import Ranks
 
 LOG_FILE, CURVES_FILE = "log.jsonl", "curves.png"
 LOG_EVERY = 10
-SAY_EVERY_SECONDS = 30.0
-"""Where there is no terminal for a bar."""
 
 
 class Watch:
@@ -27,19 +24,19 @@ class Watch:
 
     def __init__(self, folder: Path, stage: str, first: int, steps: int, ranks: Ranks) -> None:
         self._folder, self._stage, self._steps, self._ranks = folder, stage, steps, ranks
-        self._first, self._began, self._said = first, time.monotonic(), 0.0
+        self._first, self._began = first, time.monotonic()
         self._texts = self._tokens = 0.0
 
     def __enter__(self) -> Self:
-        quiet = None if self._ranks.is_first else True
-        self._bar = tqdm(desc=self._stage, initial=self._first, total=self._steps, unit="step", disable=quiet)
+        quiet = not self._ranks.is_first
+        self._bar = Progress(self._stage, "steps", self._steps, first=self._first, quiet=quiet).__enter__()
         self._log = (self._folder / LOG_FILE).open("a", encoding="utf-8") if self._ranks.is_first else None
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._bar.close()
+        self._bar.__exit__(kind, error, trace)
         if self._log is not None:
             self._log.close()
 
@@ -50,12 +47,7 @@ class Watch:
         seconds = time.monotonic() - self._began
         memory = _memory_gib(self._ranks.device)
         shown = {"loss": f"{facts['loss']:.3f}", "texts/s": f"{self._texts / seconds:.0f}", "GiB": f"{memory:.1f}"}
-        self._bar.set_postfix(shown, refresh=False)
-        self._bar.update()
-        if self._bar.disable and seconds - self._said >= SAY_EVERY_SECONDS:
-            self._said = seconds
-            left = tqdm.format_interval(seconds / (done - self._first) * (self._steps - done))
-            self.say(f"step {done} of {self._steps}: {', '.join(f'{k} {v}' for k, v in shown.items())}, {left} left")
+        self._bar.update(facts=shown)
         if done % LOG_EVERY == 0 or done in (self._first + 1, self._steps):
             speeds = {"texts_per_second": self._texts / seconds, "tokens_per_second": self._tokens / seconds}
             self.log({"step": done, **facts, "lr": lr, **speeds, "seconds": seconds, "memory_gib": memory})
@@ -67,7 +59,7 @@ class Watch:
     def say(self, text: str) -> None:
         """A line above the bar."""
         if self._ranks.is_first:
-            self._bar.write(f"{self._stage}, {text}", file=sys.stderr)
+            self._bar.write(f"{self._stage}, {text}")
 
 
 def _memory_gib(device: torch.device) -> float:

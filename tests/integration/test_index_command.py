@@ -65,6 +65,29 @@ def place(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Place:
     return Place(tmp_path, capsys)
 
 
+def test_an_unchanged_corpus_adds_no_version(place: Place) -> None:
+    place.build(ROWS, "--publish", "--keep", 2)
+    served = place.collection.current()
+    metrics = ("--metrics-file", place.folder / "care.prom")
+    code, out, err = place.build(ROWS, "--publish", "--keep", 2, *metrics)
+    assert (code, err) == (0, "")
+    assert out.startswith(f"unchanged {served}: 3 documents (0 added, 0 changed, 0 removed)")
+    assert (place.collection.versions(), place.collection.current()) == ([served], served)
+    assert place.metric("care_index_run_success") == 1
+    # What is asked for otherwise, or is damaged, is built.
+    assert place.build(ROWS, "--publish", "--overlap", 8)[1].startswith("published ")
+    (place.collection.folder(place.collection.current() or "") / "hashes.npy").write_bytes(b"damaged")
+    assert place.build(ROWS, "--publish", "--overlap", 8)[1].startswith("published ")
+    assert len(place.collection.versions()) == 3
+
+
+def test_the_line_names_columns_that_were_not_kept(place: Place) -> None:
+    rows = [row | {"kind": "drug", "url": "x"} for row in ROWS]
+    _, out, _ = place.build(rows, "--metadata-field", "kind")
+    assert "columns that were not kept: url (keep them with --metadata-field NAME)" in out
+    assert "not kept" not in place.build(ROWS)[1]
+
+
 def test_a_run_is_one_line_and_pays_for_what_changed(place: Place) -> None:
     code, out, err = place.build(ROWS[:2], "--publish")
     assert (code, err, out.count("\n")) == (0, "", 1)

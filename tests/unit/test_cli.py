@@ -14,6 +14,7 @@ import cli
 from indexer.publish import is_encoded_by
 from indexer.store import Collection
 from models.errors import CareError
+from models.package import care_version
 
 CORPUS = Path("examples/corpus.jsonl")
 
@@ -56,6 +57,12 @@ def test_wrong_arguments_are_one_line(
     assert said in failure(capsys, *arguments)
 
 
+def test_the_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        cli.main(["--version"])
+    assert (end.value.code, capsys.readouterr().out) == (0, f"care-search {care_version()}\n")
+
+
 def test_a_collection_that_cannot_be_written_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "file").write_text("not a folder")
     said = failure(capsys, "index", "build", str(CORPUS), "--collection", str(tmp_path / "file"))
@@ -86,16 +93,18 @@ def test_a_library_of_the_train_extra_is_named_and_any_other_is_a_defect(
         cli.main(["export", "numpy"])
 
 
-def test_a_build_that_is_stopped_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_build_that_is_stopped_says_so_and_leaves_nothing_behind(
+    number: signal.Signals, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     def stopped(name: str, given: list[str]) -> int:
         with Collection(tmp_path).building("1"):
-            signal.raise_signal(signal.SIGTERM)
+            signal.raise_signal(number)
         return 0
 
     monkeypatch.setattr(cli, "_run", stopped)
-    with pytest.raises(SystemExit) as end:
-        cli.main(["index", "build"])
-    assert end.value.code == 128 + signal.SIGTERM
+    assert cli.main(["index", "build"]) == 128 + number
+    assert capsys.readouterr().err == f"care index: stopped by {number.name}; run the same command again to go on\n"
     assert list((tmp_path / "versions").iterdir()) == []
 
 

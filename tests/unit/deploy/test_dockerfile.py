@@ -16,7 +16,8 @@ from pathlib import Path
 
 import pytest
 
-from indexer.arguments import COLLECTION, ENCODER
+from indexer.arguments import COLLECTION
+from models.package import BUNDLED_ENCODER
 from service.settings import ENV_PREFIX, Settings
 from tests.unit.deploy.support import (
     REPOSITORY,
@@ -80,9 +81,8 @@ def test_the_user_is_fixed_and_not_root(target: str) -> None:
 def test_the_default_paths_of_the_commands_hold_in_the_image(target: str) -> None:
     assert instructions(target, "WORKDIR") == ["/app"]
     assert instructions(target, "VOLUME") == [f"/app/{COLLECTION}"]
-    assert f"{ENCODER.parent} {ENCODER.parent}" in instructions(target, "COPY")
     fields = Settings.model_fields
-    assert (fields["collection"].default, fields["encoder"].default) == (COLLECTION, ENCODER)
+    assert (fields["collection"].default, fields["encoder"].default) == (COLLECTION, BUNDLED_ENCODER)
 
 
 @pytest.mark.parametrize("target", TARGETS)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from datetime import date, datetime
@@ -17,6 +18,7 @@ import pytest
 from indexer.corpus import Document, FieldMap, read_corpus
 from indexer.errors import BadCorpus
 from indexer.rejects import Rejects
+from indexer.sources import find_files, read_rows
 from indexer.store.disk_dict import DiskDict
 from tests.unit.indexer.support import write_lines
 
@@ -242,7 +244,7 @@ def test_a_title_is_document_enough(tmp_path: Path) -> None:
 
 def test_a_text_column_that_no_row_has_is_a_slip_even_where_titles_would_do(tmp_path: Path) -> None:
     path = write_lines(tmp_path / "c.jsonl", {"_id": "1", "title": "头痛", "body": "头痛可由感冒引起。"})
-    with pytest.raises(BadCorpus, match=r"no row has a field named text; map another \(--field text=NAME"):
+    with pytest.raises(BadCorpus, match=r"no row has a field named text; .* _id, body, title: .*\(--field text=NAME"):
         read(path)
     assert read(path, fields=FieldMap(text="body"))[0].text == "头痛可由感冒引起。"
 
@@ -279,3 +281,76 @@ def test_paths_that_are_no_corpus_are_refused(tmp_path: Path) -> None:
 def test_no_rejects_file_is_made_without_rejects(tmp_path: Path) -> None:
     read_skipping(write_lines(tmp_path / "c.jsonl", GOOD), tmp_path / "rejects.jsonl")
     assert not (tmp_path / "rejects.jsonl").exists()
+
+
+def test_a_missing_field_lists_the_columns_that_are_there(tmp_path: Path) -> None:
+    path = write_lines(
+        tmp_path / "c.jsonl", {"_id": "1", "title": "t", "body": "x"}, {"_id": "2", "title": "t", "url": "y"}
+    )
+    with pytest.raises(BadCorpus, match="no row has a field named text; the rows have _id, body, title, url: map one"):
+        read(path)
+    path = write_lines(tmp_path / "d.jsonl", {"doc": "1", "text": "x"})
+    with pytest.raises(BadCorpus, match="no id in field _id; the row has doc, text"):
+        read(path)
+
+
+def test_columns_are_reported_and_the_mapping_says_which_are_used(tmp_path: Path) -> None:
+    path = write_lines(
+        tmp_path / "c.jsonl", {"_id": "1", "text": "x", "kind": "drug"}, {"_id": "2", "text": "x", "url": "y"}
+    )
+    columns: set[str] = set()
+    with no_ids() as ids:
+        list(read_corpus([path], FieldMap(), Rejects(None), ids, columns=columns))
+    assert columns - FieldMap().used_names() == {"kind", "url"}
+    assert columns - FieldMap(metadata_fields=("kind",)).used_names() == {"url"}
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("c.json", b'[{"_id": "1", "text": "x"}]', r"one JSON array, write a line for each document: jq -c '\.\[\]'"),
+        ("c.json", b'[\n  {"_id": "1", "text": "x"}\n]', r"one JSON array, write a line for each document"),
+        ("c.json", b'{\n  "_id": "1",\n  "text": "x"\n}', r"several lines, write a line for each document: jq -c \."),
+        ("c.csv", b"_id;title;text\n1;t;x\n", "columns are separated by ;; write it with commas"),
+        ("c.csv", b"_id\ttitle\ttext\n1\tt\tx\n", "columns are separated by tabs; write it with commas"),
+        (
+            "c.csv",
+            "_id,text\n1,高血压的治疗\n".encode("gbk"),
+            "it reads as GBK: convert the file with iconv",
+        ),
+        ("c.csv", "_id,text,科室\n1,x,y\n".encode("gbk"), "its first line is not UTF-8 .* it reads as GBK"),
+        ("c.jsonl", '{"_id": "1", "text": "高血压，a"}'.encode("gbk"), "it reads as GBK"),
+        ("c.jsonl", '{"_id": "1", "text": "x"}'.encode("utf-16"), "it begins as UTF-16 does"),
+        ("c.jsonl", '{"_id": "1", "text": "café"}'.encode("latin-1"), r"not UTF-8 \(byte 26\)\. Mend"),
+    ],
+)
+def test_a_file_of_a_likely_other_form_says_how_to_convert_it(
+    name: str, content: bytes, said: str, tmp_path: Path
+) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(BadCorpus, match=said):
+        read(tmp_path / name)
+
+
+def test_what_may_not_be_read_says_so(tmp_path: Path) -> None:
+    folder = tmp_path / "folder"
+    (folder / "closed").mkdir(parents=True)
+    file = write_lines(folder / "corpus-file.jsonl", GOOD)
+    file.chmod(0)
+    (folder / "closed").chmod(0)
+    modes = {path: path.stat().st_mode for path in (tmp_path, *tmp_path.parents[:2])}
+    before = os.geteuid()
+    try:
+        for path in modes:
+            path.chmod(0o755)
+        if before == 0:  # may read everything
+            os.seteuid(65534)
+        with pytest.raises(BadCorpus, match=r"corpus-file\.jsonl may not be read by this user"):
+            list(read_rows(file))
+        with pytest.raises(BadCorpus, match=r"closed may not be read by this user"):
+            find_files([folder])
+    finally:
+        os.seteuid(before)
+        for path, mode in modes.items():
+            path.chmod(mode)
+        (folder / "closed").chmod(0o755)

@@ -10,6 +10,7 @@ import pytest
 
 from indexer.build import BuildOptions, BuildSummary, build
 from indexer.diff import Changes
+from indexer.report import summary_line
 from indexer.store import Collection, Snapshot
 from tests.bench.index import write_corpus
 from tests.support.fast_encoder import FastEncoder
@@ -82,11 +83,14 @@ def test_metadata_and_ids_cost_no_encoding(corpus: Corpus) -> None:
     assert (texts, summary.changes) == ([], Changes(1, 0, 1))
 
 
-def test_identical_texts_are_read_once(corpus: Corpus) -> None:
+def test_identical_texts_are_read_once_and_not_called_reused(corpus: Corpus) -> None:
     rows = [{"_id": str(number), "text": ["同一段文字", "另一段文字"][number % 2]} for number in range(10)]
     summary, texts = corpus.build(rows)
     assert texts == ["同一段文字", "另一段文字"]
-    assert (summary.encoded, summary.reused) == (2, 8)
+    assert (summary.encoded, summary.reused) == (2, 0)
+    assert "10 passages (2 encoded, 0 reused, 8 repeated)" in summary_line(
+        summary, published=False, removed=0, seconds=1
+    )
     vectors = corpus.vectors(summary)
     assert (vectors[0] == vectors[8]).all()
     assert (vectors[0] != vectors[1]).any()

@@ -162,6 +162,25 @@ def test_a_projection_is_refused_not_left_out(tmp_path: Path) -> None:
         PackedEncoder.load(tmp_path, device="cpu")
 
 
+def test_another_way_of_computing_has_another_fingerprint(monkeypatch: pytest.MonkeyPatch) -> None:
+    encoder = tiny_encoder("qwen3")
+    before = packed(encoder, Forward(encoder), 100).fingerprint
+    monkeypatch.setattr(packed_encoder, "COMPUTATION", packed_encoder.COMPUTATION + 1)
+    assert packed(encoder, Forward(encoder), 100).fingerprint != before
+
+
+def test_fp8_on_a_card_without_it_is_refused_before_the_weights_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "A100")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
+    with pytest.raises(BadEncoder, match=r"A100 has compute capability 8\.0, fp8 needs 8\.9; use bf16"):
+        PackedEncoder.load(tmp_path / "nothing there", device="cuda", precision=Precision.FP8)
+    packed_encoder.require_fp8("L40", (8, 9))
+    packed_encoder.require_fp8("H200", (9, 0))
+
+
 def test_an_adapter_is_merged_and_counts_in_the_fingerprint(tmp_path: Path) -> None:
     encoder = tiny_encoder("qwen3", dim=DIM)
     encoder.save(tmp_path)

@@ -77,9 +77,36 @@ def test_an_architecture_without_a_native_class_is_refused(tmp_path: Path) -> No
         read_config(tmp_path / "nowhere")
 
 
-def test_code_that_comes_with_a_checkpoint_is_forgotten(tmp_path: Path) -> None:
-    write_json(tmp_path / "config.json", {"model_type": "bert", "auto_map": {"AutoModel": "elsewhere--modeling.Own"}})
-    assert "auto_map" not in read_config(tmp_path).to_dict()
+@pytest.mark.parametrize("architecture", ["bert", "qwen2", "qwen3"])
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"auto_map": {"AutoModel": "elsewhere--modeling.Own"}}, r"code of its own \(auto_map\).*remove it"),
+        ({"architectures": ["Qwen2BiModel"]}, r"no class Qwen2BiModel \(architectures\)"),
+    ],
+)
+def test_a_checkpoint_that_needs_its_own_code_is_refused(
+    architecture: str, change: dict[str, Any], said: str, tmp_path: Path
+) -> None:
+    write_checkpoint(tmp_path, "qwen3" if architecture == "qwen2" else architecture)
+    values = json.loads((tmp_path / "config.json").read_text()) | {"model_type": architecture}
+    write_json(tmp_path / "config.json", values | change)
+    with pytest.raises(BadEncoder, match=said):
+        read_config(tmp_path)
+
+
+@pytest.mark.parametrize("architecture", ["qwen2", "qwen3"])
+@pytest.mark.parametrize(
+    "change", [{"is_causal": False}, {"use_bidirectional_attention": True}, {"is_bidirectional": True}]
+)
+def test_a_decoder_that_looks_ahead_is_refused(architecture: str, change: dict[str, Any], tmp_path: Path) -> None:
+    write_checkpoint(tmp_path, "qwen3")
+    values = json.loads((tmp_path / "config.json").read_text()) | {"model_type": architecture}
+    write_json(tmp_path / "config.json", values | change)
+    with pytest.raises(BadEncoder, match=f"{next(iter(change))} .*looks ahead.*causal checkpoint"):
+        read_config(tmp_path)
+    write_json(tmp_path / "config.json", values | {name: not value for name, value in change.items()})
+    assert read_config(tmp_path).model_type == architecture
 
 
 def test_sentence_transformers_files_are_honoured(tmp_path: Path) -> None:

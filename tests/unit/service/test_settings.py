@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
+from models.package import BUNDLED_ENCODER
 from service.command import FLAGS, read_settings
 from service.engine.protocol import Mode
 from service.errors import BadSettings
@@ -21,6 +22,7 @@ DOCS = Path("docs/settings.md")
 def test_every_setting_is_described_and_documented(name: str) -> None:
     field = Settings.model_fields[name]
     default = field.default.value if isinstance(field.default, Enum) else field.default
+    default = "the bundled encoder" if default == BUNDLED_ENCODER else default
     shown = "unset" if default is None else str(default).lower() if isinstance(default, bool) else str(default)
     if field.default_factory is not None:
         shown = "random"

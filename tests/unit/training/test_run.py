@@ -17,6 +17,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from cli import main
+from models import progress as shown
 from models.errors import BadData, BadEncoder, CareError
 from models.spec import Side
 from models.torch_encoder import TorchEncoder
@@ -308,11 +309,11 @@ def test_rows_alone_are_a_result(tmp_path: Path, toy_recipe: Make, capsys: pytes
 def test_without_a_terminal_a_run_says_how_far_it_is(
     tmp_path: Path, toy_recipe: Make, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(progress, "SAY_EVERY_SECONDS", 0.0)
+    monkeypatch.setattr(shown, "SAY_EVERY_SECONDS", 0.0)
     train(toy_recipe(steps=2), tmp_path / "run", ONE)
     lines = capsys.readouterr().err.splitlines()
     assert lines[0] == "stage tune: contrast"
-    assert re.fullmatch(r"tune, step 1 of 2: loss [\d.]+, texts/s \d+, GiB [\d.]+, \d\d:\d\d left", lines[1])
+    assert re.fullmatch(r"tune, 1 of 2 steps: loss [\d.]+, texts/s \d+, GiB [\d.]+, \d\d:\d\d left", lines[1])
     assert lines[-1] == "stage tune: 2 steps"
 
 
