@@ -104,7 +104,7 @@ def _demo(given: list[str]) -> int:
     if not os.environ.get(TOKEN_VARIABLE):
         os.environ[TOKEN_VARIABLE] = secrets.token_urlsafe(16)
         print(f"Adding documents takes this token: export {TOKEN_VARIABLE}={os.environ[TOKEN_VARIABLE]}", flush=True)
-    shutil.copy(Path(DEMO_CORPUS).with_name("page.json"), DEMO_COLLECTION)
+    shutil.copy(EXAMPLE_CORPUS.with_name("page.json"), DEMO_COLLECTION)
     return _run("serve", ["--collection", DEMO_COLLECTION, "--port", port, *HERE])
 
 
