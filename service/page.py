@@ -46,6 +46,5 @@ def sample_documents(serving: Serving) -> list[str]:
     count = len(serving.snapshot.documents)
     gone = frozenset() if serving.fresh is None else serving.fresh.gone
     rows = {count * place // SAMPLES for place in range(SAMPLES)} if count else set()
-    return list(
-        dict.fromkeys(serving.snapshot.documents.get(row).headline(SAMPLE_CHARACTERS) for row in sorted(rows - gone))
-    )
+    headlines = [serving.snapshot.documents.get(row).headline for row in sorted(rows - gone)]
+    return list(dict.fromkeys(headline[:SAMPLE_CHARACTERS].rstrip("… ") for headline in headlines))

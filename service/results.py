@@ -19,7 +19,6 @@ from service.serving import Serving
 from service.snippet import make_snippet
 
 SCORE_DECIMALS = 6
-HEADLINE_CHARACTERS = 80
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +85,7 @@ def _hit_json(
     if Part.TEXT in view.parts:
         written.append(b'"text":' + stored.text_json)
     if Part.HEADLINE in view.parts:
-        written.append(b'"headline":' + orjson.dumps(stored.headline(HEADLINE_CHARACTERS)))
+        written.append(b'"headline":' + orjson.dumps(stored.headline))
     if account is not None and view.passages:
         found = account.passages.get(document, [])[: view.passages]
         passages = [_passage_json(serving, stored, *each, view.parts, wanted) for each in found]

@@ -300,8 +300,8 @@ class FreshFacts(BaseModel):
 class NumberRange(BaseModel):
     """All values of a field lie between these; documents that were deleted or replaced since the build count, too."""
 
-    min: float
-    max: float
+    min: int | float
+    max: int | float
 
 
 class PageWords(BaseModel):

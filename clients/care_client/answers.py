@@ -158,7 +158,8 @@ class Changes:
 
 @dataclass(frozen=True, slots=True)
 class Collection:
-    """What is served. `fields` are the metadata that filters may name, `facets` documents per value of some."""
+    """What is served. `fields` are the metadata that filters may name, `facets` documents per value of some, `numbers`
+    the `min` and `max` of those that hold numbers."""
 
     snapshot: str
     documents: int
@@ -170,6 +171,7 @@ class Collection:
     fields: tuple[str, ...]
     facets: dict[str, dict[str, int]]
     encoder: dict[str, Any]
+    numbers: dict[str, dict[str, float]] = field(default_factory=dict)
 
     @classmethod
     def parse(cls, json: Json) -> Collection:
@@ -184,6 +186,7 @@ class Collection:
             tuple(json["fields"]),
             json["facets"],
             json["encoder"],
+            json.get("numbers") or {},
         )
 
 

@@ -7,6 +7,7 @@ the JSON string of its text), `documents.digests.npy` (what tells whether a docu
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -28,6 +29,8 @@ ID_HASHES_FILE, ID_ROWS_FILE = "ids.hashes.npy", "ids.rows.npy"
 # What two versions are compared by.
 COMPARED_FILES = (DIGESTS_FILE, ID_HASHES_FILE, ID_ROWS_FILE)
 DIGEST_BYTES = 16
+# How much of its text stands for the title of a document that has none.
+HEADLINE_CHARACTERS = 60
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,10 +61,14 @@ class StoredDocument:
     def text(self) -> str:
         return str(orjson.loads(self.text_json))
 
-    def headline(self, characters: int) -> str:
-        """The title, or the beginning of the text if there is none, in one line of at most so many characters."""
-        shown = " ".join((self.title or self.text[: 4 * characters]).split())
-        return shown if len(shown) <= characters else shown[: characters - 1] + "…"
+    @property
+    def headline(self) -> str:
+        """The title, or the beginning of the text, cut between words, if there is none."""
+        if title := self.title.strip():
+            return title
+        begin = " ".join(self.text[: 4 * HEADLINE_CHARACTERS].split())
+        cut = re.sub(r"\s\S{,15}$", "", begin[:HEADLINE_CHARACTERS])
+        return begin if len(begin) <= HEADLINE_CHARACTERS else f"{cut}…"
 
     def _fields(self) -> dict[str, Any]:
         fields: dict[str, Any] = orjson.loads(b"{" + self.json + b"}")

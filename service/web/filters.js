@@ -13,7 +13,7 @@ const SHORT = 8; // options of a long group that show before "more"
  * @param {(change: {filters: Object<string, string[]>, from: string, to: string, ranges: Object<string, string[]>}) => void} onChange
  */
 export function makeFilters(panel, onChange) {
-  let collection = { facets: {}, fields: [], numbers: {} };
+  let collection = { facets: {}, fields: [], numbers: {} }; // one that was offered has a snapshot
   let clear;
 
   const report = () => {
@@ -37,7 +37,7 @@ export function makeFilters(panel, onChange) {
     if (collection.fields.includes(DATE_FIELD) || question.from || question.to) groups.push(dateGroup(report));
     const numbers = new Set([...Object.keys(collection.numbers), ...Object.keys(question.ranges)]);
     groups.push(...[...numbers].sort().map((field) => numberGroup(field, collection.numbers[field], report)));
-    if (!groups.length) groups.push(say(make("p", "hint"), "noFilters"));
+    if (!groups.length && collection.snapshot) groups.push(say(make("p", "hint"), "noFilters"));
     clear = makeButton("quiet", () => onChange({ filters: {}, from: "", to: "", ranges: {} }));
     panel.replaceChildren(...groups, say(clear, "clearFilters"));
   }
@@ -119,9 +119,9 @@ function numberGroup(field, limits, report) {
     Object.assign(input, { type: "number", step: "any", inputMode: "decimal" });
     if (limit !== undefined) input.placeholder = spell(limit);
     input.addEventListener("change", report);
-    return make("label", "", say(make("span"), name), input);
+    return make("label", "", say(make("span", "unseen"), name), input);
   });
-  const group = make("fieldset", "", sayName(make("legend"), field), make("div", "days", ...bounds));
+  const group = make("fieldset", "", sayName(make("legend"), field), make("div", "bounds", ...bounds));
   group.dataset.range = field;
   return group;
 }
