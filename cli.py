@@ -28,7 +28,7 @@ COMMANDS = {
 }
 PARTS = {("eval", "diff"): "models.evaluation.diff"}
 """Second words that are commands of their own, where the first word takes other things, too."""
-DEMO_COLLECTION = "var/demo"
+DEMO_COLLECTION, PAGE = "var/demo", "page.json"
 TOKEN_VARIABLE = "CARE_ADMIN_TOKEN"
 # The demo leaves a database that is configured alone.
 HERE = ("--vectors", "faiss")
@@ -101,16 +101,16 @@ def _demo(given: list[str]) -> int:
         _run("index", ["build", str(EXAMPLE_CORPUS), "--collection", DEMO_COLLECTION, *HERE])
         # By force: the demo's encoder and collection change together.
         _run("index", ["publish", "--force", "--collection", DEMO_COLLECTION, *HERE])
+        shutil.copy(EXAMPLE_CORPUS.with_name(PAGE), DEMO_COLLECTION)
     if not os.environ.get(TOKEN_VARIABLE):
         os.environ[TOKEN_VARIABLE] = secrets.token_urlsafe(16)
         print(f"Adding documents takes this token: export {TOKEN_VARIABLE}={os.environ[TOKEN_VARIABLE]}", flush=True)
-    shutil.copy(EXAMPLE_CORPUS.with_name("page.json"), DEMO_COLLECTION)
     return _run("serve", ["--collection", DEMO_COLLECTION, "--port", port, *HERE])
 
 
 def _demo_is_built() -> bool:
     """Whether there is a snapshot that this encoder made; a newer encoder has the corpus read again."""
-    if not Path(DEMO_COLLECTION, "CURRENT").is_file():
+    if not all(Path(DEMO_COLLECTION, name).is_file() for name in ("CURRENT", PAGE)):
         return False
     from indexer.arguments import served_encoder
     from indexer.publish import is_encoded_by

@@ -70,7 +70,7 @@ def test_a_change_is_checked_against_what_another_worker_was_given_a_moment_ago(
         assert reply["changed"] == 1
 
 
-def test_filters_that_only_fresh_documents_know_reach_no_engine(running: Service) -> None:
+def test_a_filter_on_a_field_that_only_fresh_documents_have_holds_beside_an_engine(running: Service) -> None:
     document = {"id": "regional", "text": "缬沙坦", "metadata": {"region": "华北"}}
     assert running.send("POST", "/v1/documents", {"documents": [document]}).status == 200
     body = {"query": "缬沙坦", "filters": [{"field": "region", "eq": "华北"}]}
@@ -80,6 +80,19 @@ def test_filters_that_only_fresh_documents_know_reach_no_engine(running: Service
         return reply.status == 200 and [hit["id"] for hit in reply.json()["results"][0]["hits"]] == ["regional"]
 
     until(lambda: all(only_that(mode) for mode in ("dense", "lexical", "hybrid") * ASKED))
+    first_aid = {"field": "kind", "eq": "first-aid"}
+    for filters, expected in (
+        ([{"any": [{"field": "region", "eq": "华北"}, first_aid]}], {"regional", "a-4", "a-5"}),
+        ([{"not": {"field": "region", "eq": "华北"}}, first_aid], {"a-4", "a-5"}),
+        ([{"not": {"any": [{"not": first_aid}, {"field": "year", "lt": 2025}]}}], {"a-4"}),
+    ):
+        asked = {"query": "缬沙坦 骨折 心肺复苏", "top_k": 1, "filters": filters, "facets": ["kind"]}
+        for mode in ("dense", "lexical", "hybrid") * ASKED:
+            pages = [running.search(asked | {"mode": mode, "offset": n}).json()["results"][0] for n in range(4)]
+            assert {hit["id"] for page in pages for hit in page["hits"]} == expected
+            assert [len(page["hits"]) for page in pages] == [n < len(expected) for n in range(4)]
+            counts = {"first-aid": len(expected - {"regional"})}
+            assert all(page["facets"] == {"kind": counts} for page in pages)
 
 
 def test_a_worker_and_an_engine_that_come_back_know_everything(running: Service) -> None:
