@@ -18,6 +18,8 @@ from langchain_core.documents import Document
 from langchain_core.runnables import RunnableLambda
 from llama_index.core.schema import NodeWithScore
 
+from tests.api.support import AS_ADMIN
+
 pytestmark = pytest.mark.anyio
 
 FIRST_AID: dict[str, Any] = {"mode": "dense", "filters": [{"field": "kind", "eq": "first-aid"}]}
@@ -25,7 +27,7 @@ FIRST_AID: dict[str, Any] = {"mode": "dense", "filters": [{"field": "kind", "eq"
 
 @pytest.fixture
 def plain(service_url: str) -> Iterator[CareClient]:
-    with CareClient(service_url) as client:
+    with CareClient(service_url, headers=AS_ADMIN) as client:
         yield client
 
 
