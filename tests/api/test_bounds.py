@@ -33,6 +33,7 @@ async def test_the_values_of_all_filters_together_are_bounded(client: httpx.Asyn
         [kinds(4)],
         [kinds(3), {"field": "year", "eq": 2024}],
         [kinds(2), {"field": "year", "gte": 2020, "lt": 2026}],
+        [{"any": [kinds(2), {"not": kinds(2)}]}],
     ],
 )
 async def test_every_value_and_every_bound_of_a_filter_counts(built: Built, filters: list[dict[str, Any]]) -> None:
