@@ -27,12 +27,19 @@ from service.settings import Settings
 
 WEB_FOLDER = Path(__file__).parent / "web"
 PAGE = "/"
+DOCS = "/docs"
 STATIC = "/static"
+# A page runs its own scripts only, speaks to this service only, and is shown in no frame.
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
+    "base-uri 'none'; form-action 'self'; frame-ancestors 'none'"
+)
+PAGE_HEADERS = {"Content-Security-Policy": POLICY, "X-Frame-Options": "DENY"}
 TITLE = "CARE Search"
 # Spans and metrics of requests would carry their URLs, and URLs carry questions, to whoever collects them.
 NO_TELEMETRY = {"tracing": False, "metrics": False, "logs": False}
 # Routes that are not FastAPI's, which says in the scope which one it took.
-LEAN_PATHS = frozenset({search.PATH, texts.EMBEDDINGS, texts.RERANK, PAGE, STATIC})
+LEAN_PATHS = frozenset({search.PATH, texts.EMBEDDINGS, texts.RERANK, PAGE, DOCS, STATIC})
 DESCRIPTION = 'Search by meaning and by words. Every error has one shape: `{"error": {"code", "message", …}}`.'
 
 
@@ -50,6 +57,7 @@ def create_app(settings: Settings, place: Place = ALONE) -> FastAPI:
         title=TITLE,
         version=care_version(),
         description=DESCRIPTION,
+        docs_url=None,
         redoc_url=None,
         lifespan=lifespan,
         telemetry=NO_TELEMETRY,
@@ -67,7 +75,8 @@ def create_app(settings: Settings, place: Place = ALONE) -> FastAPI:
     ]
     for room in (documents, collection, texts, admin, health):
         app.include_router(room.router)
-    app.add_route(PAGE, _index, include_in_schema=False)
+    app.add_route(PAGE, partial(_page, "index.html"), include_in_schema=False)
+    app.add_route(DOCS, partial(_page, "docs.html"), include_in_schema=False)
     app.mount(STATIC, _WholeFiles(directory=WEB_FOLDER), name="static")
     app.openapi = describe(app, settings)  # type: ignore[method-assign]
     layers, hot = app.build_middleware_stack, frame(search_route)
@@ -95,9 +104,9 @@ class _WholeFiles(StaticFiles):
         await super().__call__(_without_range(scope), receive, send)
 
 
-async def _index(request: Request) -> Response:
+async def _page(name: str, request: Request) -> Response:
     request.scope["headers"] = _without_range(request.scope)["headers"]
-    return FileResponse(WEB_FOLDER / "index.html")
+    return FileResponse(WEB_FOLDER / name, headers=PAGE_HEADERS)
 
 
 def _without_range(scope: Scope) -> Scope:

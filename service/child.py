@@ -36,16 +36,22 @@ class Child:
         name: str,
         command: Sequence[str],
         environment: Mapping[str, str],
+        start_seconds: float,
         *,
         on_ready: Callable[[str], None] = lambda text: None,
         on_end: Callable[[int], None] = lambda pid: None,
     ) -> None:
-        """`command` is a module and its arguments. `on_ready` hears what it said, `on_end` its id when it is over."""
+        """`command` is a module and its arguments.
+
+        A process that is not ready after `start_seconds` is killed. `on_ready` gets what it said, `on_end` its id.
+        """
         self.name = name
         self.ready = asyncio.Event()
         self.process: Process | None = None
         self._command = [sys.executable, "-m", *command]
         self._environment = environment
+        self._start_seconds = start_seconds
+        self._missed: int | None = None
         self._on_ready = on_ready
         self._on_end = on_end
         self._ending = False
@@ -70,10 +76,12 @@ class Child:
             await asyncio.sleep(delay)
 
     def send_signal(self, number: int) -> None:
-        """Only to a process that is up: before, it may not know the signal."""
-        if self.process is not None and self.ready.is_set():
-            with contextlib.suppress(ProcessLookupError):
-                self.process.send_signal(number)
+        """Sends a signal to a process that is up; one that starts gets it once it is, when it can handle it."""
+        if self.process is None or not self.ready.is_set():
+            self._missed = number
+            return
+        with contextlib.suppress(ProcessLookupError):
+            self.process.send_signal(number)
 
     def kill(self, process: Process | None = None) -> None:
         """Kills the process, or the one given where it still holds the post."""
@@ -104,11 +112,21 @@ class Child:
             self.process = await asyncio.create_subprocess_exec(*command, stdin=its.fileno(), env=self._environment)
         reader, writer = await asyncio.open_connection(sock=ours)
         try:
-            word = read_word(await reader.readline())
+            try:
+                async with asyncio.timeout(self._start_seconds):
+                    word = read_word(await reader.readline())
+            except TimeoutError:
+                self.kill()
+                await self.process.wait()
+                late = f"the {self.name} was not ready after {self._start_seconds:g} s and was killed"
+                return Word(ready=False, text=f"{late}; its log says how far it came, CARE_START_SECONDS allows more")
             if word is not None and word.ready:
                 self._was_ready = True
                 self.ready.set()
                 self._on_ready(word.text)
+                if (missed := self._missed) is not None:
+                    self._missed = None
+                    self.send_signal(missed)
             await self.process.wait()
             return word
         finally:

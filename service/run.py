@@ -76,6 +76,8 @@ async def _serve(app: FastAPI, config: uvicorn.Config, listener: socket.socket, 
             signal.signal(ending, lambda number, frame: None)
         if not _has_terminal():
             _follow_when_told(app.state.runtime)
+            # The pointer may have moved since it was read, and SIGHUP was ignored until now.
+            await app.state.runtime.servings.follow_now()
         await _AnnouncingServer(config, started).serve(sockets=[listener])
 
 

@@ -48,6 +48,9 @@ class Settings(BaseSettings):
     watchdog_seconds: float = Field(
         default=10.0, ge=0, description="The engine process is replaced once a query takes it so long; 0 never."
     )
+    start_seconds: float = Field(
+        default=600.0, gt=0, description="Longest start of a worker or the engine process, which is killed beyond it."
+    )
     host: str = Field(default="127.0.0.1", description="Address to listen on.")
     port: int = Field(default=8000, ge=0, le=65535, description="Port to listen on; 0 takes a free one.")
     encoder_threads: int = Field(

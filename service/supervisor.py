@@ -60,10 +60,19 @@ class Supervisor:
         engine = ["service.engine.process", "--socket", str(self._socket)]
         worker = ["service.worker", *(["--engine", str(self._socket)] if settings.has_engine_process else [])]
         self._engine = (
-            Child("engine", engine, environment, on_end=self._forget) if settings.has_engine_process else None
+            Child("engine", engine, environment, settings.start_seconds, on_end=self._forget)
+            if settings.has_engine_process
+            else None
         )
         self._workers = [
-            Child(name, [*worker, "--name", name], environment, on_ready=self._say_once, on_end=self._forget)
+            Child(
+                name,
+                [*worker, "--name", name],
+                environment,
+                settings.start_seconds,
+                on_ready=self._say_once,
+                on_end=self._forget,
+            )
             for name in (f"worker {number}" for number in range(1, settings.workers + 1))
         ]
 

@@ -11,6 +11,7 @@ import selectors
 import socket
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from time import monotonic
 from typing import Protocol
 
 from service.engine.frames import READ_BYTES, BadFrame, FrameReader
@@ -19,6 +20,8 @@ logger = logging.getLogger(__name__)
 
 # A worker that leaves so much unread is stuck; it is cut off rather than waited for.
 MOST_UNREAD_BYTES = 64 * 1024 * 1024
+# Between attempts to accept a worker while the process is out of files.
+ACCEPT_SECONDS = 1.0
 
 
 class HasFileno(Protocol):
@@ -52,6 +55,8 @@ class Hub:
         self.connections: set[Connection] = set()
         self._waker, self._woken = socket.socketpair()
         self._selector = selectors.DefaultSelector()
+        self._listener = listener
+        self._accept_again: float | None = None
         for end in (listener, self._waker, self._woken):
             end.setblocking(False)
         self._selector.register(listener, selectors.EVENT_READ, self._accept)
@@ -73,7 +78,14 @@ class Hub:
 
     def poll(self, *, wait: bool) -> None:
         """Takes in what has arrived; waits for something where nothing has."""
-        for key, events in self._selector.select(None if wait else 0):
+        seconds = None if wait else 0.0
+        if self._accept_again is not None:
+            pause = max(0.0, self._accept_again - monotonic())
+            seconds = pause if wait else 0.0
+            if not pause:
+                self._accept_again = None
+                self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
+        for key, events in self._selector.select(seconds):
             if isinstance(key.data, Connection):
                 self._exchange(key.data, events)
             else:
@@ -106,7 +118,16 @@ class Hub:
             resource.close()
 
     def _accept(self, listener: socket.socket) -> None:
-        peer, _ = listener.accept()
+        try:
+            peer, _ = listener.accept()
+        except (BlockingIOError, ConnectionError):  # it has left already
+            return
+        except OSError as error:
+            # The connection stays in the listener's queue, which would wake every poll until then.
+            logger.error("a worker cannot be accepted (%s); raise the limit of open files (ulimit -n)", error)
+            self._selector.unregister(listener)
+            self._accept_again = monotonic() + ACCEPT_SECONDS
+            return
         peer.setblocking(False)
         connection = Connection(peer)
         self.connections.add(connection)

@@ -34,10 +34,15 @@ REFUSALS: dict[str, type[CareError]] = {
 
 @dataclass(slots=True, eq=False)
 class _Opened:
-    """The name of a serving and its handle; another one after every reconnection."""
+    """A serving by its name, and its handle, which is good for one connection only.
+
+    `is_held`: a request may still be answered from it.
+    """
 
     name: tuple[str, str]
-    handle: int | None
+    wire: _Wire | None = None
+    handle: int | None = None
+    is_held: bool = True
 
 
 class Link:
@@ -62,7 +67,7 @@ class Link:
     def handle_of(self, serving: Serving) -> int | None:
         """The engine's name for a serving; None while the link is down or the engine could not open it."""
         opened = self._opened.get(serving.snapshot) if self._up.is_set() else None
-        return None if opened is None else opened.handle
+        return opened.handle if opened is not None and opened.wire is self._wire else None
 
     def send(self, ask: Ask) -> None:
         assert self._wire is not None  # who has a handle has a wire
@@ -74,8 +79,8 @@ class Link:
             await asyncio.wait_for(self._up.wait(), PATIENCE_SECONDS)
         except TimeoutError:
             raise EngineAway(f"no engine process answered for {PATIENCE_SECONDS:.0f} s") from None
-        name = (serving.version, serving.encoder.fingerprint)
-        opened = _Opened(name, await self._ask_open(name))
+        opened = _Opened((serving.version, serving.encoder.fingerprint))
+        await self._open(opened)
         self._opened[serving.snapshot] = opened
         finalize(serving.snapshot, self._let_go, opened).atexit = False
 
@@ -100,12 +105,13 @@ class Link:
 
     async def _reopen(self) -> None:
         for opened in list(self._opened.values()):
+            if not opened.is_held:
+                continue
             try:
-                opened.handle = await self._ask_open(opened.name)
+                await self._open(opened)
             except EngineAway:
                 return
             except CareError as error:
-                opened.handle = None
                 logger.error("the engine does not open snapshot %s any more: %s", opened.name[0], error)
         self._up.set()
 
@@ -118,17 +124,20 @@ class Link:
                 reply.set_exception(EngineAway("the engine process ended; it is started again"))
         self._on_lost()
 
-    async def _ask_open(self, name: tuple[str, str]) -> int:
-        if self._wire is None:
+    async def _open(self, opened: _Opened) -> None:
+        """Has the engine open a serving; one that was let go of meanwhile is released again."""
+        if (wire := self._wire) is None:
             raise EngineAway("the engine process ended; it is started again")
         number = next(self._numbers)
         reply: asyncio.Future[int] = self._loop.create_future()
         self._replies[number] = reply
-        self._wire.transport.write(frames.write_control(Kind.OPEN, number, name))
+        wire.transport.write(frames.write_control(Kind.OPEN, number, opened.name))
         try:
-            return await reply
+            opened.wire, opened.handle = wire, await reply
         finally:
             self._replies.pop(number, None)
+        if not opened.is_held:
+            self._release(opened)
 
     def _let_go(self, opened: _Opened) -> None:
         # The last reference to a serving may go in any thread, and when all is over.
@@ -136,7 +145,9 @@ class Link:
             self._loop.call_soon_threadsafe(self._release, opened)
 
     def _release(self, opened: _Opened) -> None:
-        if self._wire is not None and opened.handle is not None:
+        opened.is_held = False
+        # A handle of another connection is another serving's name in this engine.
+        if self._wire is not None and opened.wire is self._wire:
             self._wire.transport.write(frames.write_control(Kind.RELEASE, 0, opened.handle))
 
     def _received(self, body: memoryview) -> None:

@@ -37,11 +37,11 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
 
 
 @contextlib.contextmanager
-def serving(built: Built, **environment: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+def serving(built: Built, command: str = SERVE, **environment: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
     """A server process and its address."""
     own = {"CARE_COLLECTION": str(built.root), "CARE_ENCODER": str(ENCODER), "CARE_PORT": "0", "CARE_THREADS": "1"}
     process = subprocess.Popen(
-        [sys.executable, "-c", SERVE],
+        [sys.executable, "-c", command],
         env=os.environ | {"PYTHONPATH": "."} | PATIENT | own | environment,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
@@ -79,14 +79,14 @@ def exchange(address: str, request: bytes) -> tuple[int, bytes]:
 
 
 def test_a_url_as_it_is_typed_is_understood(address: str) -> None:
-    line = "GET /v1/search?q=高血压吃什么药&top_k=2 HTTP/1.1\r\nHost: care\r\nConnection: close\r\n\r\n"
+    line = "GET /v1/search?q=高血压吃什么药&top_k=2 HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
     status, body = exchange(address, line.encode())
     assert status == 200
     assert json.loads(body)["results"][0]["hits"][0]["id"] == "a-1"
 
 
 def test_a_url_in_another_encoding_gets_422_that_names_the_query(address: str) -> None:
-    line = "GET /v1/search?q=高血压 HTTP/1.1\r\nHost: care\r\nConnection: close\r\n\r\n"
+    line = "GET /v1/search?q=高血压 HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
     status, body = exchange(address, line.encode("gb18030"))
     assert status == 422
     assert json.loads(body)["error"]["field"] == "query"
@@ -95,7 +95,7 @@ def test_a_url_in_another_encoding_gets_422_that_names_the_query(address: str) -
 def test_a_body_that_looks_like_a_request_is_left_alone(address: str) -> None:
     host, _, port = address.removeprefix("http://").partition(":")
     body = json.dumps({"query": "GET 高血压\r\n"}, ensure_ascii=False).encode()
-    head = b"POST /v1/search HTTP/1.1\r\nHost: care\r\nConnection: close\r\nContent-Length: %d\r\n\r\n" % len(body)
+    head = b"POST /v1/search HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Length: %d\r\n\r\n" % len(body)
     begin = body.index(b"GET ")
     with socket.create_connection((host, int(port)), timeout=WAIT_SECONDS) as connection:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -110,7 +110,7 @@ def test_a_body_that_looks_like_a_request_is_left_alone(address: str) -> None:
 
 
 def test_a_body_too_large_is_refused_on_the_wire(address: str) -> None:
-    head = b"POST /v1/search HTTP/1.1\r\nHost: care\r\nConnection: close\r\nContent-Length: 99999999\r\n\r\n"
+    head = b"POST /v1/search HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Length: 99999999\r\n\r\n"
     status, body = exchange(address, head)
     assert status == 413
     assert json.loads(body)["error"]["code"] == "body_too_large"
@@ -120,10 +120,10 @@ def test_a_body_too_large_is_refused_on_the_wire(address: str) -> None:
     "request_bytes",
     [
         b"nonsense\r\n\r\n",
-        b"FOO / HTTP/1.1\r\nHost: care\r\n\r\n",
-        b"POST /v1/search HTTP/1.1\r\nHost: care\r\nContent-Length: -5\r\n\r\n",
-        b"POST /v1/search HTTP/1.1\r\nHost: care\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
-        b"GET /v1/search?q=" + b"a" * 100_000 + b" HTTP/1.1\r\nHost: care\r\n\r\n",
+        b"FOO / HTTP/1.1\r\nHost: localhost\r\n\r\n",
+        b"POST /v1/search HTTP/1.1\r\nHost: localhost\r\nContent-Length: -5\r\n\r\n",
+        b"POST /v1/search HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
+        b"GET /v1/search?q=" + b"a" * 100_000 + b" HTTP/1.1\r\nHost: localhost\r\n\r\n",
         b"GET / HTTP/1.1\r\nX: " + b"a" * 300_000,
     ],
 )
@@ -137,8 +137,8 @@ def test_what_is_no_http_is_refused_in_the_shape_of_every_error(address: str, re
 
 
 def test_requests_on_one_connection_count_their_headers_apart(address: str) -> None:
-    one = b"GET /livez HTTP/1.1\r\nHost: care\r\nX: " + b"a" * 50_000 + b"\r\n\r\n"
-    last = b"GET /livez HTTP/1.1\r\nHost: care\r\nConnection: close\r\n\r\n"
+    one = b"GET /livez HTTP/1.1\r\nHost: localhost\r\nX: " + b"a" * 50_000 + b"\r\n\r\n"
+    last = b"GET /livez HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
     host, _, port = address.removeprefix("http://").partition(":")
     with socket.create_connection((host, int(port)), timeout=WAIT_SECONDS) as connection:
         connection.sendall(one * 10 + last)
@@ -151,7 +151,7 @@ def test_requests_on_one_connection_count_their_headers_apart(address: str) -> N
 def test_a_client_that_leaves_is_counted_and_harms_nobody(address: str) -> None:
     host, _, port = address.removeprefix("http://").partition(":")
     body = json.dumps({"query": [f"头痛{number}" * 30 for number in range(200)]}).encode()
-    request = b"POST /v1/search HTTP/1.1\r\nHost: care\r\nContent-Length: %d\r\n\r\n" % len(body) + body
+    request = b"POST /v1/search HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % len(body) + body
     with httpx.Client(base_url=address, timeout=WAIT_SECONDS) as client:
         before = clients_that_left(client)
         for _ in range(3):
@@ -203,6 +203,27 @@ def test_a_hangup_has_the_pointer_followed_and_ends_nothing(built: Built, tmp_pa
             process.send_signal(signal.SIGHUP)
             until(lambda letter=letter: client.get("/readyz").json().get("snapshot") == own.versions[letter])
         assert process.poll() is None
+
+
+def test_a_version_published_during_the_start_is_served_without_a_look_at_the_pointer(
+    built: Built, tmp_path: Path
+) -> None:
+    """SIGHUP is ignored until the snapshot is open, so the pointer is read once more after that."""
+    own = copy_collection(built, tmp_path / "collection")
+    start_slowly = f"""
+from indexer.store import Collection
+from service.swap import Servings
+start = Servings.start
+
+async def start_and_publish(servings):
+    await start(servings)
+    Collection(servings.collection.root).publish({own.versions["b"]!r})
+
+Servings.start = start_and_publish
+{SERVE}
+"""
+    with serving(own, start_slowly, CARE_RELOAD_SECONDS="0") as (_, address):
+        assert httpx.get(f"{address}/readyz", timeout=WAIT_SECONDS).json()["snapshot"] == own.versions["b"]
 
 
 def test_interrupting_ends_quietly_too(built: Built) -> None:

@@ -1,6 +1,7 @@
 """A process that does what its test told it in a file, line by line: one line a start, the last one for all others.
 
-`say TEXT`, `refuse TEXT`, `crash`; it lives on where it says `and stay`. Who says `deaf` does not end when asked to.
+`say TEXT`, `refuse TEXT`, `crash`, `hang` (and say nothing); it lives on where it says `and stay`. Who says `deaf` does
+not end when asked to.
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ def main() -> None:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     if verb == "crash":
         os._exit(3)
+    while verb == "hang":
+        time.sleep(60)
     lifeline.say(Word(ready=verb == "say", text=text))
     while line.endswith(" and stay"):
         time.sleep(60)

@@ -30,14 +30,16 @@ def _in_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
 class Heard:
     """What a child told its test."""
 
-    def __init__(self, tmp_path: Path, *plan: str) -> None:
+    def __init__(self, tmp_path: Path, *plan: str, start_seconds: float = WAIT_SECONDS) -> None:
         self.plan = tmp_path / "plan.txt"
         self.plan.write_text("\n".join(plan))
         self.said: list[str] = []
         self.ended: list[int] = []
         environment = os.environ | {"PYTHONPATH": str(Path.cwd())}
         command = ["tests.support.obedient", str(self.plan)]
-        self.child = Child("thing", command, environment, on_ready=self.said.append, on_end=self.ended.append)
+        self.child = Child(
+            "thing", command, environment, start_seconds, on_ready=self.said.append, on_end=self.ended.append
+        )
 
     def starts(self) -> list[str]:
         return self.plan.with_suffix(".starts").read_text().splitlines()
@@ -126,3 +128,34 @@ async def test_a_process_that_does_not_listen_is_killed_in_the_end(tmp_path: Pat
         await asyncio.wait_for(child.end(0.05), WAIT_SECONDS)
         assert child.process is not None
         assert child.process.returncode == -signal.SIGKILL
+
+
+async def test_a_process_that_hangs_at_its_first_start_is_killed_and_reported(tmp_path: Path) -> None:
+    heard = Heard(tmp_path, "hang", start_seconds=0.5)
+    with pytest.raises(StartFailed, match=r"not ready after 0\.5 s and was killed.*CARE_START_SECONDS"):
+        await asyncio.wait_for(heard.child.keep(), WAIT_SECONDS)
+    assert heard.child.process is not None
+    assert heard.child.process.returncode == -signal.SIGKILL
+
+
+async def test_a_process_that_hangs_at_a_later_start_is_replaced(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    caplog.set_level(logging.ERROR)
+    heard = Heard(tmp_path, "say first", "hang", "say second and stay")
+    async with kept(heard) as child:
+        await until(lambda: heard.said == ["first"])
+        monkeypatch.setattr(child, "_start_seconds", 0.5)
+        await until(lambda: "was killed" in caplog.text)
+        monkeypatch.setattr(child, "_start_seconds", WAIT_SECONDS)
+        await until(lambda: "second" in heard.said)
+
+
+async def test_a_signal_that_comes_during_the_start_is_delivered_after_it(tmp_path: Path) -> None:
+    heard = Heard(tmp_path, "say first and stay", "say second and stay")
+    async with kept(heard) as child:
+        await until(lambda: child.process is not None)
+        assert not child.ready.is_set()
+        child.send_signal(signal.SIGHUP)  # of which this process dies
+        await until(lambda: heard.said == ["first", "second"])
+        assert len(heard.ended) == 1

@@ -1,13 +1,16 @@
 """The engine's sockets, with real ones at the other end."""
 
+import contextlib
 import logging
+import os
+import resource
 import socket
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from service.engine.hub import Connection, Hub
+from service.engine.hub import ACCEPT_SECONDS, Connection, Hub
 
 
 class Engine:
@@ -59,3 +62,40 @@ def test_a_worker_that_sends_nonsense_is_cut_off_with_a_warning(
     worker.close()
     assert engine.left == [connection]
     assert "a worker's connection is closed: a frame of" in caplog.text
+
+
+@pytest.fixture
+def few_files() -> Iterator[None]:
+    """A low limit of open files, for as long as the test runs."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(map(int, os.listdir("/dev/fd"))) + 32, hard))
+    yield
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+@pytest.mark.usefixtures("few_files")
+def test_the_file_limit_keeps_a_worker_waiting_and_ends_nothing(
+    engine: Engine, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 0.0
+    monkeypatch.setattr("service.engine.hub.monotonic", lambda: now)
+    first, connection = engine.connect()
+    with first, socket.socket(socket.AF_UNIX) as second, contextlib.ExitStack() as files:
+        while True:
+            try:
+                files.callback(os.close, os.dup(second.fileno()))
+            except OSError:
+                break
+        second.connect(engine.listener.getsockname())
+        with caplog.at_level(logging.ERROR):
+            for _ in range(5):  # it does not try again at once
+                engine.hub.poll(wait=False)
+        assert [record.message for record in caplog.records] == [
+            "a worker cannot be accepted ([Errno 24] Too many open files); raise the limit of open files (ulimit -n)"
+        ]
+        engine.hub.send(connection, b"an answer")
+        assert first.recv(64) == b"an answer"
+        files.close()
+        now = ACCEPT_SECONDS
+        engine.hub.poll(wait=True)
+        assert len(engine.hub.connections) == 2

@@ -1,0 +1,125 @@
+"""A worker's connection to the engine, over a real socket to an engine that answers when its test tells it to."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+from collections.abc import AsyncIterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from service.engine import frames
+from service.engine.frames import FrameReader, Kind
+from service.engine.link import Link
+from service.serving import Serving
+
+pytestmark = pytest.mark.anyio
+
+WAIT_SECONDS = 60.0
+
+
+class Snapshot:
+    """What a link holds on to weakly."""
+
+
+def serving(version: str) -> Serving:
+    encoder = SimpleNamespace(fingerprint="print")
+    return cast(Serving, SimpleNamespace(version=version, encoder=encoder, snapshot=Snapshot()))
+
+
+class Engine:
+    """One engine process after the other, of which each gives out handles from 1 on."""
+
+    def __init__(self) -> None:
+        self._serving: set[Any] = set()
+        self._came: asyncio.Queue[tuple[Kind, int, Any]] = asyncio.Queue()
+        self._connections: asyncio.Queue[asyncio.StreamWriter] = asyncio.Queue()
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._serving.add(asyncio.current_task())
+        self._connections.put_nowait(writer)
+        pieces = FrameReader()
+        while data := await reader.read(65536):
+            for body in pieces.feed(data):
+                self._came.put_nowait((frames.kind_of(body), *frames.read_control(body)))
+        writer.close()
+        await writer.wait_closed()
+
+    async def end(self) -> None:
+        """Waits until every connection is closed."""
+        await asyncio.wait_for(asyncio.gather(*self._serving), WAIT_SECONDS)
+
+    async def begin(self) -> None:
+        self._writer = await asyncio.wait_for(self._connections.get(), WAIT_SECONDS)
+
+    def die(self) -> None:
+        self._writer.close()
+
+    async def hear(self) -> tuple[Kind, int, Any]:
+        return await asyncio.wait_for(self._came.get(), WAIT_SECONDS)
+
+    def grant(self, number: int, handle: int) -> None:
+        self._writer.write(frames.write_control(Kind.OPENED, number, handle))
+
+    async def open(self, link: Link, asked: Serving, handle: int) -> None:
+        opening = asyncio.create_task(link.open(asked))
+        kind, number, facts = await self.hear()
+        assert (kind, facts[0]) == (Kind.OPEN, asked.version)
+        self.grant(number, handle)
+        await asyncio.wait_for(opening, WAIT_SECONDS)
+
+
+@pytest.fixture
+async def engine(tmp_path: Path) -> AsyncIterator[Engine]:
+    made = Engine()
+    async with await asyncio.start_unix_server(made.serve, tmp_path / "engine.sock"):
+        yield made
+        await made.end()
+
+
+@pytest.fixture
+async def link(tmp_path: Path, engine: Engine) -> AsyncIterator[Link]:
+    made = Link(tmp_path / "engine.sock", on_answer=lambda answer: None, on_lost=lambda: None)
+    made.start()
+    await engine.begin()
+    yield made
+    await made.close()
+
+
+async def let_go(held: list[Serving]) -> None:
+    """Drops the last reference, and has the loop do what follows from it."""
+    held.clear()
+    gc.collect()
+    for _ in range(3):
+        await asyncio.sleep(0)
+
+
+async def test_a_handle_of_a_dead_engine_is_not_released_in_the_new_one(engine: Engine, link: Link) -> None:
+    kept, gone = serving("kept"), [serving("gone")]
+    await engine.open(link, kept, 1)
+    await engine.open(link, gone[0], 2)
+    engine.die()
+    await engine.begin()
+    kind, number, facts = await engine.hear()
+    assert (kind, facts[0]) == (Kind.OPEN, "kept")
+    await let_go(gone)
+    engine.grant(number, 2)  # the number that the other serving had before
+    later = serving("later")
+    await engine.open(link, later, 3)  # nothing was sent before it
+    assert link.handle_of(kept) == 2
+    assert link.handle_of(later) == 3
+
+
+async def test_a_serving_that_goes_while_it_is_opened_again_is_released(engine: Engine, link: Link) -> None:
+    gone = [serving("gone")]
+    await engine.open(link, gone[0], 1)
+    engine.die()
+    await engine.begin()
+    kind, number, _ = await engine.hear()
+    assert kind is Kind.OPEN
+    await let_go(gone)
+    engine.grant(number, 7)
+    assert await engine.hear() == (Kind.RELEASE, 0, 7)
