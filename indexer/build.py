@@ -8,6 +8,7 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
+from itertools import chain
 from operator import itemgetter
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from indexer.encode import Encoder, EncodeShards, Work, checked, chunked, conten
 from indexer.errors import BadBuild
 from indexer.fresh import LogWord
 from indexer.passages import Budget, Cutter
+from indexer.publish import served_manifest
 from indexer.recall import FLOOR, choose_depth, encode_queries, sample_queries
 from indexer.rejects import Rejects
 from indexer.reuse import Rows
@@ -177,7 +179,8 @@ def _build_version(
         with stages.timed("write"):
             counts = Counts(documents=len(documents), passages=len(passages), rejects=rejects.count)
             fresh = Included(position=word.position, posted=kept)
-            writer.finish(_facts(version, created, encoder, budget, counts, indexed, fresh, correction))
+            asking = admitted(collection, encoder, other)
+            writer.finish(_facts(version, created, encoder, budget, counts, indexed, fresh, correction, asking))
         changes = changes_since_published(collection, documents)
     return BuildSummary(
         version=version,
@@ -216,6 +219,19 @@ def _read(corpus: Iterable[Document], encoder: Encoder, cutter: Cutter, writer: 
 def _compose(cutter: Cutter, texts: Callable[[Rows], Iterator[tuple[str, str]]], rows: Rows) -> Iterator[str]:
     """What the encoder reads of the passages in `rows`."""
     return (cutter.compose(title, text) for title, text in texts(rows))
+
+
+def admitted(collection: Collection, encoder: Encoder, other: Encoder) -> tuple[str, ...]:
+    """Identities of the query encoders that may search a new version.
+
+    They are those of the encoders at hand that read queries, and those that the served version admits, if the same
+    document encoder made it.
+    """
+    served = served_manifest(collection)
+    same = served is not None and served.encoder.fingerprint == encoder.fingerprint
+    before = served.query_encoders if served is not None and same else ()
+    here = (each.spec.identities for each in (encoder, other) if Side.QUERY in each.spec.sides)
+    return tuple(sorted({*before, *chain.from_iterable(here)}))
 
 
 def _read_sample(
@@ -263,6 +279,7 @@ def _facts(
     indexed: _Indexed,
     fresh: Included,
     correction: Corrected | None,
+    query_encoders: tuple[str, ...],
 ) -> Facts:
     return Facts(
         version=version,
@@ -282,4 +299,5 @@ def _facts(
         ),
         fresh=fresh,
         correction=correction,
+        query_encoders=query_encoders,
     )

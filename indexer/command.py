@@ -16,7 +16,18 @@ from pathlib import Path
 from indexer import arguments as options
 from indexer.diff import compare_answers, compare_documents
 from indexer.probe import load_queries
-from indexer.publish import Measure, VersionInfo, choose, list_versions, newest, prune, publish, rollback, verify
+from indexer.publish import (
+    Measure,
+    VersionInfo,
+    admit,
+    choose,
+    list_versions,
+    newest,
+    prune,
+    publish,
+    rollback,
+    verify,
+)
 from indexer.recall import encode_queries, sample_queries
 from indexer.reindex import reindex
 from indexer.store import Collection, Snapshot
@@ -30,10 +41,13 @@ DIFF_QUERIES = 50
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    names = "build|publish|list|rollback|verify|diff|suggest|prune"
+    names = "build|publish|admit|list|rollback|verify|diff|suggest|prune"
     actions = parser.add_subparsers(dest="action", required=True, metavar=names)
     options.add_build(actions.add_parser("build", help="read a corpus, encode what is new and write a new version"))
     options.add_publish(actions.add_parser("publish", help="serve a version: the newest, or the one named"))
+    admitting = actions.add_parser("admit", help="let a further query encoder search a version")
+    admitting.add_argument("encoder", type=Path, help="folder of the query encoder")
+    admitting.add_argument("version", nargs="?", help="(default: the served one)")
     going_back = actions.add_parser("rollback", help="serve the version published before, or the one named")
     going_back.add_argument("version", nargs="?")
     checking = actions.add_parser("verify", help="open a version and compare every checksum")
@@ -57,6 +71,9 @@ def run(arguments: Namespace) -> None:
         case "publish":
             measure = Measure(partial(_queries, arguments.query_encoder), arguments.recall_floor)
             print(f"published {publish(collection, arguments.version, measure, force=arguments.force).after}")
+        case "admit":
+            version = admit(collection, arguments.encoder, arguments.version)
+            print(f"{arguments.encoder} may search {version}; a service that refused it opens it after a reload")
         case "rollback":
             move = rollback(collection, arguments.version)
             print(f"rolled back from {move.before} to {move.after}")

@@ -15,8 +15,9 @@ from indexer.store.database import Database
 from indexer.store.errors import BadCollection, BadSnapshot
 from indexer.store.manifest import Manifest
 from indexer.store.snapshot import Snapshot
+from models.errors import BadEncoder
 from models.onnx_encoder import Vectors
-from models.spec import EncoderSpec, Variant
+from models.spec import EncoderSpec, Side, Variant
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +69,16 @@ def _put_into(database: Database, snapshot: Snapshot, measure: Measure) -> None:
 
     with closing(database.connect()) as connected:
         upload(connected, snapshot, partial(measure.queries, snapshot), measure.floor)
+
+
+def admit(collection: Collection, encoder: Path, version: str | None = None) -> str:
+    """Lets a query encoder search a version (the served one unless named); returns its name."""
+    spec = EncoderSpec.load(encoder)
+    if Side.QUERY not in spec.sides:
+        raise BadEncoder(f"{encoder} reads documents only; name the folder of the query encoder")
+    chosen = choose(collection, version)
+    collection.admit(chosen, spec)
+    return chosen
 
 
 def rollback(collection: Collection, version: str | None = None) -> Move:

@@ -11,7 +11,7 @@ from functools import partial
 from importlib import import_module
 from pathlib import Path
 
-from indexer.build import BuildOptions, BuildSummary, build
+from indexer.build import BuildOptions, BuildSummary, admitted, build
 from indexer.canary import check_canaries, load_canaries
 from indexer.cluster import Cluster
 from indexer.encode import Encoder
@@ -144,13 +144,18 @@ def _run(
         pass  # before a large encoder is opened beside that of another run, and fails for want of memory
     encoder = encoders.load()
     # Before the work, not after it: what is not there or does not fit should not cost a night.
-    if release.publish:
-        collection.require_same_space(str(encoders.documents), encoder.spec.space, encoder.spec.dim)
     if release.queries:
         options = replace(options, queries=tuple(load_queries(release.queries)))
     canaries = load_canaries(release.canaries) if release.canaries else []
     asking = encoders.load_queries(encoder) if canaries or encoders.queries else encoder
     options = replace(options, query_encoder=asking)
+    query_encoders = admitted(collection, encoder, asking)
+    if release.publish:
+        documents = str(encoders.documents)
+        collection.require_same_space(documents, encoder.spec.space, encoder.spec.dim, query_encoders)
+    if not query_encoders:
+        how = "name one with --query-encoder, or later: care index admit ENCODER_FOLDER"
+        print(f"care index: no query encoder may search this version yet; {how}", file=sys.stderr)
     if cluster := encoders.cluster(encoder):
         options = replace(options, encode=cluster.encode)
     _announce(collection, encoder)

@@ -56,6 +56,7 @@ def build_synthetic(collection: Collection, spec: EncoderSpec, documents: int) -
                 space=spec.space,
                 encoder=DocumentEncoder(fingerprint="synthetic", variant=Variant.FP32),
                 dim=spec.dim,
+                query_encoders=tuple(spec.identities),
                 counts=Counts(documents=documents, passages=documents, rejects=0),
                 built=Built(
                     index=IndexKind.FLAT,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -82,6 +83,8 @@ class EncoderSpec(BaseModel):
     space: Annotated[str, Field(min_length=1)]
     checksums: dict[str, str] = {}
     parity: dict[Variant, Parity] = {}
+    weights: str | None = None
+    """Names the trained weights that the folder's graphs were exported from."""
 
     @model_validator(mode="after")
     def _dim_fits(self) -> EncoderSpec:
@@ -105,7 +108,7 @@ class EncoderSpec(BaseModel):
 
         An ONNX graph itself says how it is computed; of other weights, `computed` does.
         """
-        facts = self.model_dump(mode="json", exclude={"parity", "sides", "checksums"})
+        facts = self.model_dump(mode="json", exclude={"parity", "sides", "checksums", "weights"})
         facts["files"] = [self.checksums.get(name) for name in (*weights, TOKENIZER_FILE)]
         if computed is not None:
             facts["computed"] = computed
@@ -115,6 +118,21 @@ class EncoderSpec(BaseModel):
     def fingerprints(self) -> frozenset[str]:
         """Those of all graphs of the folder: one encoder, in whatever numbers it computes."""
         return frozenset(self.fingerprint(each.filename) for each in Variant if each.filename in self.checksums)
+
+    @property
+    def identities(self) -> frozenset[str]:
+        """Names of the encoder by its weights: of each graph, and of the trained weights, which all exports share.
+
+        A snapshot lists those of the query encoders that may search it. Unlike a fingerprint they do not depend on
+        instructions, which change what is asked and not the embedding space.
+        """
+        graphs = {variant.filename for variant in Variant}
+        trained = {name: value for name, value in self.checksums.items() if name not in (*graphs, TOKENIZER_FILE)}
+        files = [value for name, value in self.checksums.items() if name in graphs]
+        files += [name_of_weights(trained)] if trained else []
+        files += [self.weights] if self.weights else []
+        shared = [self.checksums.get(TOKENIZER_FILE), self.pooling, self.dim]
+        return frozenset(hashlib.sha256(json.dumps([file, *shared]).encode()).hexdigest()[:16] for file in files)
 
     def save(self, folder: Path) -> None:
         text = json.dumps(self.model_dump(mode="json"), ensure_ascii=False, indent=2) + "\n"
@@ -136,6 +154,11 @@ def fault(error: ValidationError) -> str:
     first = error.errors()[0]
     said = first["msg"].removeprefix("Value error, ")
     return ": ".join(filter(None, (".".join(map(str, first["loc"])), said)))
+
+
+def name_of_weights(checksums: Mapping[str, str]) -> str:
+    """One name for weights in several files, of the checksum of each."""
+    return hashlib.sha256(json.dumps(checksums, sort_keys=True).encode()).hexdigest()
 
 
 def sha256_of(path: Path) -> str:

@@ -117,7 +117,7 @@ class TorchEncoder(nn.Module):
             save_file({"weight": self.projection.weight.detach().contiguous().cpu()}, folder / PROJECTION_FILE)
         (folder / TOKENIZER_FILE).write_text(self.tokenizer_json, encoding="utf-8")
         checksums = {name: sha256_of(folder / name) for name in (TOKENIZER_FILE, *weight_files(folder))}
-        self.spec.model_copy(update={"checksums": checksums, "parity": {}}).save(folder)
+        self.spec.model_copy(update={"checksums": checksums, "parity": {}, "weights": None}).save(folder)
 
 
 def embed(hidden: Tensor, mask: Tensor, spec: EncoderSpec) -> Tensor:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 import secrets
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -24,6 +24,7 @@ from indexer.store.lock import in_turn, sole_builder
 from indexer.store.manifest import Manifest
 from indexer.store.snapshot import Snapshot
 from indexer.store.writer import sync
+from models.spec import EncoderSpec
 
 BUILDING = ".building-"
 REMOVING = ".removing-"
@@ -107,7 +108,8 @@ class Collection:
             if snapshot.version != version:
                 raise BadSnapshot(f"{snapshot.folder} says it is version {snapshot.version}; restore the folder's name")
             if not force:
-                self.require_same_space(version, snapshot.manifest.space, snapshot.manifest.dim)
+                made = snapshot.manifest
+                self.require_same_space(version, made.space, made.dim, made.query_encoders)
             if self.database is not None:
                 # First: whoever is killed here leaves a pointer to a version that is still there, and its services
                 # search that version's own collection.
@@ -119,8 +121,11 @@ class Collection:
                 os.fsync(file.fileno())
             self._point_to(version)
 
-    def require_same_space(self, name: str, space: str, dim: int) -> None:
-        """Refuses what the query encoder of the running services does not fit; `name` says what that is."""
+    def require_same_space(self, name: str, space: str, dim: int, query_encoders: Sequence[str]) -> None:
+        """Refuses what the query encoder of the running services does not fit; `name` says what that is.
+
+        `query_encoders` are the identities of those that may search it.
+        """
         current = self.current()
         if current is None or current not in self.versions():
             return
@@ -133,6 +138,18 @@ class Collection:
                 f"{name} is in space {space} ({dim} dimensions), {current} in {old.space} ({old.dim}): the running "
                 "query encoder would not fit; if it changes too, build without --publish, then publish with --force"
             )
+        if old.query_encoders and not set(old.query_encoders) & set(query_encoders):
+            raise BadCollection(
+                f"no query encoder that may search {current} may search {name}: name the one that is served with "
+                "--query-encoder; if it changes too, build without --publish, then publish with --force"
+            )
+
+    def admit(self, version: str, spec: EncoderSpec) -> None:
+        """Lets a further query encoder search a version; services see it when they open the version next."""
+        folder = self.folder(version)
+        with in_turn(self._versions):
+            Manifest.read(folder).admitting(spec).write(folder)
+            sync(folder)
 
     def rollback(self, version: str | None = None) -> str:
         """Serves the version published before the current one, or the one named; returns its name."""

@@ -22,7 +22,7 @@ from models.spec import EncoderSpec, Precision, Variant, sha256_of
 MANIFEST_FILE = "manifest.json"
 LEXICAL_FOLDER = "lexical"
 CORRECTION_FILE = "correction.npy"
-FORMAT = 4
+FORMAT = 5
 # The oldest format that is still read: collections of it go on being served until they are built again.
 OLDEST_FORMAT = 1
 
@@ -107,6 +107,8 @@ class Facts(_Value):
     built: Built
     fresh: Included = Included()
     correction: Corrected | None = None
+    query_encoders: tuple[str, ...] = ()
+    """Identities of the query encoders that may search the snapshot (`EncoderSpec.identities`)."""
 
 
 class Manifest(Facts):
@@ -156,7 +158,26 @@ class Manifest(Facts):
         return {"files": named, "lexical": unnamed}
 
     def require_encoder(self, spec: EncoderSpec) -> None:
-        """Refuses an encoder whose embeddings cannot be compared with this snapshot's."""
+        """Refuses a query encoder that was not made for this snapshot's embeddings.
+
+        Besides those that it names, the document encoder itself may search it, and the encoder that it was corrected
+        for: snapshots of before format 5 name none.
+        """
+        self._require_space(spec)
+        fingerprints = {self.encoder.fingerprint, *(self.correction.encoders if self.correction else ())}
+        if not (spec.identities & set(self.query_encoders) or spec.fingerprints & fingerprints):
+            raise SpaceMismatch(
+                f"the query encoder has other weights than those that may search snapshot {self.version}: if it was "
+                f"trained for these documents, run care index admit ENCODER_FOLDER {self.version}; else serve the "
+                "encoder that the collection was built for, or build again with --query-encoder"
+            )
+
+    def admitting(self, spec: EncoderSpec) -> Manifest:
+        """The manifest with this query encoder among those that may search."""
+        self._require_space(spec)
+        return self.model_copy(update={"query_encoders": tuple(sorted({*self.query_encoders, *spec.identities}))})
+
+    def _require_space(self, spec: EncoderSpec) -> None:
         if spec.space != self.space:
             raise SpaceMismatch(
                 f"the encoder's space is {spec.space}, snapshot {self.version} was built in {self.space}: "
@@ -168,10 +189,12 @@ class Manifest(Facts):
     def write(self, folder: Path) -> None:
         fields = self.model_dump(mode="json")
         text = json.dumps(fields | {"checksum": _checksum(fields)}, ensure_ascii=False, indent=2) + "\n"
-        with (folder / MANIFEST_FILE).open("w", encoding="utf-8") as file:
+        temporary = folder / f".{MANIFEST_FILE}.new"
+        with temporary.open("w", encoding="utf-8") as file:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())
+        os.replace(temporary, folder / MANIFEST_FILE)
 
     @classmethod
     def read(cls, folder: Path) -> Manifest:

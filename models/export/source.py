@@ -20,9 +20,9 @@ from transformers import PretrainedConfig
 from models.export.errors import ExportError
 from models.export.head import HIDDEN_NAMES, IDS, MASK, POSITIONS, TYPES
 from models.export.parity import Vectors
-from models.spec import SPEC_FILE, EncoderSpec, fault
+from models.spec import SPEC_FILE, EncoderSpec, fault, name_of_weights, sha256_of
 from models.tokenizer import Tokenizer, pad
-from models.torch_encoder import TorchEncoder, embed
+from models.torch_encoder import TorchEncoder, embed, weight_files
 from models.transformers_folder import check_length, infer_spec, read_config, read_tokenizer
 
 WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
@@ -65,6 +65,7 @@ def open_source(folder: Path, overrides: Mapping[str, Any]) -> Source:
         spec = _spec(folder, given)
         encoder = TorchEncoder.load(folder, spec)
         _check_size(4 * sum(parameter.numel() for parameter in encoder.parameters()), folder)
+        spec = spec.model_copy(update={"weights": _name_of_weights(folder)})
         return Source(spec, encoder.backbone.config, encoder.tokenizer_json, encoder)
     if graph is None:
         raise ExportError(f"{folder} has neither weights (model.safetensors) nor a backbone graph (model.onnx)")
@@ -78,6 +79,12 @@ def open_source(folder: Path, overrides: Mapping[str, Any]) -> Source:
 
 def has_weights(folder: Path) -> bool:
     return any(True for pattern in WEIGHTS for _ in folder.glob(pattern))
+
+
+def _name_of_weights(folder: Path) -> str:
+    """As the spec of an encoder folder names its own (`EncoderSpec.identities`)."""
+    names = {*weight_files(folder), *(path.name for path in folder.glob(WEIGHTS[1]))}
+    return name_of_weights({name: sha256_of(folder / name) for name in names})
 
 
 def _spec(folder: Path, given: dict[str, Any]) -> EncoderSpec:

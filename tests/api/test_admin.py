@@ -15,7 +15,7 @@ import pytest
 from indexer.store import Collection
 from models.errors import SpaceMismatch
 from models.onnx_encoder import OnnxEncoder
-from models.spec import EncoderSpec
+from models.spec import EncoderSpec, Pooling
 from service.app import create_app
 from service.engine.batcher import Batcher
 from service.errors import EngineAway
@@ -184,6 +184,22 @@ async def test_a_snapshot_of_another_space_is_refused_and_a_rollback_to_it_undon
     with pytest.raises(SpaceMismatch):
         async with running(make_settings(own, threads=1)):
             pass
+
+
+async def test_an_encoder_of_other_weights_is_refused_at_the_start_until_it_is_admitted(
+    own: Built, tmp_path: Path
+) -> None:
+    folder = tmp_path / "encoder"
+    shutil.copytree(ENCODER, folder)
+    spec = EncoderSpec.load(folder).model_copy(update={"pooling": Pooling.MEAN})  # same space, dimension and graph
+    spec.save(folder)
+    settings = make_settings(own, threads=1, reload_seconds=0).model_copy(update={"encoder": folder})
+    with pytest.raises(SpaceMismatch, match="care index admit ENCODER_FOLDER"):
+        async with running(settings):
+            pass
+    Collection(own.root).admit(own.versions["a"], spec)
+    async with running(settings) as client:
+        assert await served(client) == own.versions["a"]
 
 
 async def test_a_new_encoder_in_the_folder_comes_with_the_next_reload(own: Built, tmp_path: Path) -> None:

@@ -125,6 +125,18 @@ def test_a_new_export_replaces_the_old_graphs_and_keeps_the_model_card(trained: 
     assert OnnxEncoder.load(served).encode(["感冒"], Side.QUERY).shape == (1, 8)
 
 
+def test_exports_of_one_encoder_share_an_identity_and_those_of_another_do_not(trained: Path, tmp_path: Path) -> None:
+    tiny_encoder("bert", dim=16).save(tmp_path / "other")
+    for name, variant in (("a", Variant.FP32), ("b", Variant.FP16)):
+        export(trained, tmp_path / name, variants=[variant], backend=Backend.TORCH)
+    one, two, own, other = (
+        EncoderSpec.load(folder) for folder in (tmp_path / "a", tmp_path / "b", trained, tmp_path / "other")
+    )
+    assert not one.fingerprints & two.fingerprints
+    assert one.identities & two.identities == own.identities
+    assert not other.identities & own.identities
+
+
 def optimum_folder(folder: Path, architecture: str = "bert") -> None:
     """Laid out as Optimum does: the graph with its token types, the configuration, the tokenizer; no weights."""
     encoder = tiny_encoder(architecture)

@@ -16,6 +16,8 @@ import cli
 from indexer.build import BuildOptions
 from indexer.reindex import Encoders, Release, Report, reindex
 from indexer.store import Collection, Manifest
+from indexer.store.errors import BadCollection
+from models.errors import SpaceMismatch
 from models.spec import EncoderSpec
 
 ROWS = [
@@ -142,7 +144,7 @@ def test_old_versions_go(place: Place) -> None:
     assert place.care("prune")[0] == 1
 
 
-def another_encoder(folder: Path, **facts: str) -> Path:
+def another_encoder(folder: Path, **facts: object) -> Path:
     """The bundled encoder, but for what is said of it."""
     folder.mkdir()
     for path in BUNDLED.iterdir():
@@ -150,6 +152,41 @@ def another_encoder(folder: Path, **facts: str) -> Path:
             (folder / path.name).symlink_to(path.resolve())
     EncoderSpec.load(BUNDLED).model_copy(update=facts).save(folder)
     return folder
+
+
+def test_a_build_admits_its_encoder_and_keeps_what_was_admitted(place: Place, tmp_path: Path) -> None:
+    assert place.build(ROWS, "--publish")[0] == 0
+    served = place.collection.current() or ""
+    bundled = EncoderSpec.load(BUNDLED)
+    Manifest.read(place.collection.folder(served)).require_encoder(bundled)
+    other = another_encoder(tmp_path / "other", checksums=bundled.checksums | {"model.int8.onnx": "others"})
+    with pytest.raises(SpaceMismatch, match="care index admit"):
+        Manifest.read(place.collection.folder(served)).require_encoder(EncoderSpec.load(other))
+    code, out, err = place.care("admit", other)
+    assert (code, err) == (0, "")
+    assert f"may search {served}" in out
+    assert place.care("verify")[0] == 0
+    assert place.build(ROWS[:2], "--publish")[0] == 0
+    newer = Manifest.read(place.collection.folder(place.collection.current() or ""))
+    assert newer.version != served
+    for spec in (bundled, EncoderSpec.load(other)):
+        newer.require_encoder(spec)
+    code, _, err = place.care("admit", another_encoder(tmp_path / "far", space="elsewhere"))
+    assert code == 1
+    assert "space is elsewhere" in err
+
+
+def test_other_weights_in_the_same_space_are_not_published_over_a_running_encoder(place: Place, tmp_path: Path) -> None:
+    assert place.build(ROWS, "--publish")[0] == 0
+    served = place.collection.current()
+    moved = Collection(tmp_path / "moved")
+    bundled = EncoderSpec.load(BUNDLED)
+    other = bundled.model_copy(update={"checksums": bundled.checksums | {"model.int8.onnx": "others"}})
+    with pytest.raises(BadCollection, match=r"no query encoder that may search .* --query-encoder"):
+        place.collection.require_same_space("folder", bundled.space, bundled.dim, tuple(other.identities))
+    place.collection.require_same_space("folder", bundled.space, bundled.dim, tuple(bundled.identities))
+    assert place.collection.current() == served
+    moved.require_same_space("folder", "any", 1, ())  # where nothing is served anything may come
 
 
 def test_another_encoder_is_announced(place: Place, tmp_path: Path) -> None:

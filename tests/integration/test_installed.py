@@ -103,7 +103,8 @@ def test_the_demo_brings_its_corpus_along(installed: Path, tmp_path: Path) -> No
     )
     corpus = Path(done.stdout.strip())
     assert corpus.is_relative_to(installed)
-    assert corpus.read_bytes() == (REPOSITORY / "examples/corpus.jsonl").read_bytes()
+    for name in ("corpus.jsonl", "page.json"):
+        assert corpus.with_name(name).read_bytes() == (REPOSITORY / "examples" / name).read_bytes()
 
 
 def test_the_index_reads_the_variables_of_the_service(installed: Path, tmp_path: Path) -> None:

@@ -127,9 +127,10 @@ def test_the_demo_is_built_again_for_another_encoder(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("own", ["", "mine"])
 def test_the_demo_makes_a_token_and_prints_it_unless_there_is_one(
-    own: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    own: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     tokens: list[str] = []
+    monkeypatch.setattr(cli, "DEMO_COLLECTION", str(tmp_path))
     monkeypatch.setenv("CARE_ADMIN_TOKEN", own)
     monkeypatch.setattr(cli, "_demo_is_built", lambda: True)
     monkeypatch.setattr(cli, "_run", lambda name, given: tokens.append(os.environ["CARE_ADMIN_TOKEN"]) or 0)

@@ -65,6 +65,12 @@ def test_a_failure_says_one_line_and_passes_its_code_on(home: Path, code: int) -
     assert (home / "var/reindex.log").read_text().endswith(f" ended with {code}\n")
 
 
+def test_a_new_installation_needs_no_folder_but_its_own(home: Path) -> None:
+    (home / "var").rmdir()
+    assert run_line(home, 0).returncode == 0
+    assert (home / "var/reindex.log").is_file()
+
+
 def test_a_missing_folder_is_said(tmp_path: Path) -> None:
     environment = {"PATH": os.environ["PATH"]}
     line = COMMAND.replace(HOME, str(tmp_path / "nowhere"))

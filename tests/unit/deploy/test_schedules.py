@@ -67,6 +67,7 @@ def test_systemd_works_where_cron_works() -> None:
     service = SERVICE["Service"]
     assert f"cd {service['WorkingDirectory']} " in CRON
     assert service["ReadWritePaths"] == f"{service['WorkingDirectory']}/{COLLECTION.parts[0]}"
+    assert service["ExecStartPre"].endswith(f" {service['ReadWritePaths']}")  # which must be there when it starts
     assert service["Environment"] == "ORT_DISABLE_TELEMETRY=1"
 
 

@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 
 from indexer.store import BadSnapshot, Equal, IndexKind, Manifest, Snapshot
-from indexer.store.manifest import MANIFEST_FILE, list_files
+from indexer.store.manifest import FORMAT, MANIFEST_FILE, Corrected, list_files
 from models.errors import SpaceMismatch
+from models.package import BUNDLED_ENCODER
 from models.spec import EncoderSpec
 from tests.unit.indexer.support import DIM, ENTRIES, Entry, write_snapshot
 
@@ -108,8 +109,8 @@ def test_half_written_folder_says_so(folder: Path) -> None:
 
 def test_newer_format_asks_for_an_upgrade(folder: Path) -> None:
     fields = json.loads((folder / "manifest.json").read_text())
-    (folder / "manifest.json").write_text(json.dumps(fields | {"format": 5, "colour": "unheard of"}))
-    with pytest.raises(BadSnapshot, match="has format 5, this program reads up to 4: upgrade"):
+    (folder / "manifest.json").write_text(json.dumps(fields | {"format": FORMAT + 1, "colour": "unheard of"}))
+    with pytest.raises(BadSnapshot, match=f"has format {FORMAT + 1}, this program reads up to {FORMAT}: upgrade"):
         Snapshot.open(folder)
 
 
@@ -216,6 +217,39 @@ def test_open_snapshot_outlives_its_folder(folder: Path) -> None:
     assert snapshot.metadata.select([Equal("kind", "drug")]).tolist() == [True, True, False, False]
 
 
+def test_other_weights_under_the_same_name_are_refused_until_they_are_admitted(tmp_path: Path) -> None:
+    def spec(checksum: str) -> EncoderSpec:
+        return EncoderSpec.model_validate(
+            {"architecture": "bert", "sides": ["query"], "pooling": "cls", "native_dim": 64, "dim": DIM}
+            | {"max_length": 512, "space": "test-space", "checksums": {"model.int8.onnx": checksum}}
+        )
+
+    folder, known, other = tmp_path / "v1", spec("known"), spec("other")
+    manifest = write_snapshot(folder).admitting(known)
+    manifest.write(folder)
+    Manifest.read(folder).require_encoder(known)
+    with pytest.raises(SpaceMismatch, match=r"other weights .* care index admit ENCODER_FOLDER v1"):
+        Manifest.read(folder).require_encoder(other)
+    manifest.admitting(other).write(folder)
+    again = Snapshot.open(folder).manifest
+    again.require_encoder(known)
+    again.require_encoder(other)
+    assert again.content == manifest.content
+
+
+def test_a_snapshot_that_names_no_query_encoder_admits_its_document_encoder(tmp_path: Path) -> None:
+    """As those of before format 5 do, and the encoder that they were corrected for."""
+    bundled = EncoderSpec.load(BUNDLED_ENCODER)
+    manifest = write_snapshot(tmp_path, space=bundled.space, dim=bundled.dim)
+    with pytest.raises(SpaceMismatch, match="other weights"):
+        manifest.require_encoder(bundled)
+    (own,) = bundled.fingerprints
+    encoder = manifest.encoder.model_copy(update={"fingerprint": own})
+    manifest.model_copy(update={"encoder": encoder}).require_encoder(bundled)
+    corrected = Corrected(encoders=(own,), passages=1)
+    manifest.model_copy(update={"correction": corrected}).require_encoder(bundled)
+
+
 def test_encoder_of_another_space_or_dimension_is_refused(snapshot: Snapshot) -> None:
     def spec(space: str, dim: int) -> EncoderSpec:
         return EncoderSpec.model_validate(
@@ -223,7 +257,6 @@ def test_encoder_of_another_space_or_dimension_is_refused(snapshot: Snapshot) ->
             | {"max_length": 512, "space": space}
         )
 
-    snapshot.manifest.require_encoder(spec("test-space", DIM))
     with pytest.raises(SpaceMismatch, match="the encoder's space is other, snapshot v1 was built in test-space"):
         snapshot.manifest.require_encoder(spec("other", DIM))
     with pytest.raises(SpaceMismatch, match=f"gives 64 dimensions, snapshot v1 has {DIM}"):

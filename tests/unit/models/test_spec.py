@@ -55,6 +55,16 @@ def test_the_fingerprint_follows_whatever_changes_a_vector() -> None:
     assert base.model_copy(update={"sides": (Side.DOCUMENT,)}).fingerprint("model.onnx") in prints
 
 
+def test_an_encoder_is_identified_by_its_weights_alone() -> None:
+    graph = a_spec(checksums={"model.onnx": "1", "tokenizer.json": "2"})
+    assert graph.identities == graph.model_copy(update={"query_instruction": "x", "max_length": 8}).identities
+    for change in ({"model.onnx": "9", "tokenizer.json": "2"}, {"model.onnx": "1", "tokenizer.json": "9"}):
+        assert not graph.identities & graph.model_copy(update={"checksums": change}).identities
+    both = a_spec(checksums={"model.onnx": "1", "model.int8.onnx": "3", "tokenizer.json": "2"})
+    assert graph.identities < both.identities
+    assert not a_spec().identities  # whose weights nobody named
+
+
 def test_an_altered_or_missing_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "weights").write_bytes(b"right")
     spec = a_spec(checksums={"weights": sha256_of(tmp_path / "weights"), "gone": "0"})
