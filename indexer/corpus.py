@@ -18,7 +18,7 @@ from indexer.rejects import Rejects
 from indexer.sources import Row, find_files, read_rows
 from indexer.store.disk_dict import DiskDict
 from indexer.store.documents import Value
-from indexer.store.values import BadValue, as_value, kind_of
+from indexer.store.values import BadValue, as_value, kind_of, read_number
 
 TITLE = "title"
 METADATA = "metadata"
@@ -222,10 +222,9 @@ def _as_object(column: str, value: object) -> dict[str, object]:
 
 def _as_value(name: str, value: object, *, number: bool) -> Value:
     if number and isinstance(value, str):
-        try:
-            value = float(value)
-        except ValueError:
-            raise _BadRow(f"metadata field {name} is not a number: {value!r}") from None
+        if (parsed := read_number(value)) is None:
+            raise _BadRow(f"metadata field {name} is not a number: {value!r}")
+        value = parsed
     try:
         return as_value(name, value)
     except BadValue as bad:

@@ -22,7 +22,7 @@ from models.spec import EncoderSpec, Precision, Variant, sha256_of
 MANIFEST_FILE = "manifest.json"
 LEXICAL_FOLDER = "lexical"
 CORRECTION_FILE = "correction.npy"
-FORMAT = 4
+FORMAT = 5
 # The oldest format that is still read: collections of it go on being served until they are built again.
 OLDEST_FORMAT = 1
 

@@ -142,7 +142,5 @@ class MetadataIndex:
 def _column_of(values: dict[int, Value], rows: int) -> Column:
     """The column of a field: what each row that has a value has."""
     if kind_of(next(iter(values.values()))) == NUMBER:
-        numbers = np.full(rows, np.nan)
-        numbers[list(values)] = list(values.values())
-        return NumberColumn(numbers)
+        return NumberColumn.of(rows, {row: value for row, value in values.items() if isinstance(value, int | float)})
     return KeywordColumn.of([spell_all(values.get(row)) for row in range(rows)])

@@ -17,7 +17,7 @@ from indexer.store.arrays import Array, ArrayWriter, BlobWriter, load_array
 from indexer.store.disk_dict import DiskDict
 from indexer.store.documents import Metadata
 from indexer.store.metadata import FIELDS_FILE, FieldKind
-from indexer.store.values import spell
+from indexer.store.values import spell, split_number
 
 BLOCK = 1 << 18
 
@@ -60,30 +60,41 @@ class MetadataWriter:
 
 
 class _Numbers:
-    """A number a document, NaN where there is none."""
+    """A number a document, NaN if it has none; a file of rests only if a whole number was rounded."""
 
     def __init__(self, stem: Path) -> None:
-        self._path = stem.with_suffix(".values.npy")
-        self._values = ArrayWriter(self._path, "<f8")
+        self._paths = stem.with_suffix(".values.npy"), stem.with_suffix(".rests.npy")
+        self._values, self._rests = ArrayWriter(self._paths[0], "<f8"), ArrayWriter(self._paths[1], "<i2")
+        self._exact = True
 
     def add(self, row: int, value: object) -> None:
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise TypeError(f"a number column was given {value!r}")
         self._pad(row)
-        self._values.append([float(value)])
+        nearest, rest = split_number(value)
+        self._values.append([nearest])
+        self._rests.append([rest])
+        self._exact &= not rest
 
     def release(self) -> None:
         self._values.release()
+        self._rests.release()
 
     def write(self, folder: Path, stem: str, documents: int) -> FieldKind:
         self._pad(documents)
         self._values.close()
-        self._path.rename(folder / f"{stem}.values.npy")
+        self._rests.close()
+        self._paths[0].rename(folder / f"{stem}.values.npy")
+        if self._exact:
+            self._paths[1].unlink()
+        else:
+            self._paths[1].rename(folder / f"{stem}.rests.npy")
         return FieldKind.NUMBER
 
     def _pad(self, rows: int) -> None:
         if missing := rows - len(self._values):
             self._values.append(np.full(missing, np.nan))
+            self._rests.append(np.zeros(missing, np.int16))
 
 
 class _Keywords:

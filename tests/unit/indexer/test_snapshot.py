@@ -108,8 +108,8 @@ def test_half_written_folder_says_so(folder: Path) -> None:
 
 def test_newer_format_asks_for_an_upgrade(folder: Path) -> None:
     fields = json.loads((folder / "manifest.json").read_text())
-    (folder / "manifest.json").write_text(json.dumps(fields | {"format": 5, "colour": "unheard of"}))
-    with pytest.raises(BadSnapshot, match="has format 5, this program reads up to 4: upgrade"):
+    (folder / "manifest.json").write_text(json.dumps(fields | {"format": 6, "colour": "unheard of"}))
+    with pytest.raises(BadSnapshot, match="has format 6, this program reads up to 5: upgrade"):
         Snapshot.open(folder)
 
 
