@@ -302,7 +302,8 @@ class FreshFacts(BaseModel):
     position: int = Field(description="How far the log was read.")
     documents: int = Field(description="Posted documents that are searched beside the snapshot.")
     changes: int = Field(description="Documents posted or deleted, repeats counted.")
-    limit: int = Field(description="How many changes are taken before a re-index.")
+    passages: int = Field(description="Passages posted, repeats counted.")
+    limit: int = Field(description="How many passages are taken before a re-index.")
 
 
 class NumberRange(BaseModel):

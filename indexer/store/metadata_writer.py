@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 
 from indexer.store.arrays import Array, ArrayWriter, BlobWriter, load_array
 from indexer.store.disk_dict import DiskDict
-from indexer.store.documents import Metadata
+from indexer.store.documents import Metadata, Value
 from indexer.store.metadata import FIELDS_FILE, FieldKind
-from indexer.store.values import spell, split_number
+from indexer.store.values import NUMBER, has_value, kind_of, spell, split_number
 
 BLOCK = 1 << 18
 
@@ -31,13 +31,15 @@ class MetadataWriter:
         self._documents = 0
 
     def add(self, metadata: Metadata) -> None:
-        """The next document's metadata. The corpus reader has seen to it that no field mixes numbers and texts."""
+        """The next document's metadata. A value of another kind than the field's first is in no column."""
         for name, value in metadata.items():
-            if value is None or value == []:
+            if not has_value(value):
                 continue
             if name not in self._fields:
                 self._fields[name] = self._column_for(value)
-            self._fields[name].add(self._documents, value)
+            column = self._fields[name]
+            if isinstance(column, _Numbers) == (kind_of(value) == NUMBER):
+                column.add(self._documents, value)
         self._documents += 1
 
     def release(self) -> None:
@@ -53,10 +55,9 @@ class MetadataWriter:
             fields.append({"name": name, "kind": kind})
         (self._folder / FIELDS_FILE).write_bytes(orjson.dumps(fields, option=orjson.OPT_INDENT_2))
 
-    def _column_for(self, value: object) -> _Keywords | _Numbers:
+    def _column_for(self, value: Value) -> _Keywords | _Numbers:
         stem = self._folder / f"metadata-unsorted-{len(self._fields)}"
-        is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        return _Numbers(stem) if is_number else _Keywords(stem)
+        return _Numbers(stem) if kind_of(value) == NUMBER else _Keywords(stem)
 
 
 class _Numbers:

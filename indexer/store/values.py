@@ -57,6 +57,11 @@ def kind_of(value: Value) -> str:
     return NUMBER if isinstance(value, int | float) and not isinstance(value, bool) else TEXT
 
 
+def has_value(value: Value) -> bool:
+    """Whether a column has to hold it: neither nothing nor an empty list."""
+    return value is not None and value != []
+
+
 def spell(value: object) -> str:
     """A text as keyword columns spell it."""
     if isinstance(value, bool):
