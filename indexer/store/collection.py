@@ -15,6 +15,7 @@ import shutil
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from datetime import UTC, datetime, timedelta
+from hashlib import blake2b
 from pathlib import Path
 
 from indexer.store.database import Database
@@ -70,6 +71,16 @@ class Collection:
     def shards(self, fingerprint: str) -> Path:
         """Where an unfinished build of this encoder keeps what it has encoded."""
         return self.shards_root / fingerprint
+
+    def identity(self) -> str:
+        """A name that no other collection has, for what is kept outside its folder. For the only builder.
+
+        A copy in another folder has another name.
+        """
+        path = self.root / "ID"
+        if not path.exists():
+            self._replace(path, [secrets.token_hex(8)])
+        return blake2b(path.read_bytes() + bytes(self.root.resolve()), digest_size=8).hexdigest()
 
     @contextmanager
     def sole_builder(self) -> Iterator[None]:

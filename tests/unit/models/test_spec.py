@@ -46,13 +46,24 @@ def test_the_fingerprint_follows_whatever_changes_a_vector() -> None:
     prints = {
         base.fingerprint("model.onnx"),
         base.model_copy(update={"dim": 3}).fingerprint("model.onnx"),
-        base.model_copy(update={"query_instruction": "x"}).fingerprint("model.onnx"),
+        base.model_copy(update={"document_instruction": "x"}).fingerprint("model.onnx"),
         base.model_copy(update={"pooling": Pooling.MEAN}).fingerprint("model.onnx"),
         base.model_copy(update={"checksums": {"model.onnx": "9", "tokenizer.json": "2"}}).fingerprint("model.onnx"),
         base.model_copy(update={"checksums": {"model.onnx": "1", "tokenizer.json": "9"}}).fingerprint("model.onnx"),
     }
     assert len(prints) == 6
     assert base.model_copy(update={"sides": (Side.DOCUMENT,)}).fingerprint("model.onnx") in prints
+
+
+def test_another_query_instruction_leaves_documents_as_they_are() -> None:
+    """Unless documents are read as queries, as the query encoder of a pair reads fresh ones."""
+    both = {"sides": (Side.QUERY, Side.DOCUMENT)}
+    base = a_spec(checksums={"model.onnx": "1", "tokenizer.json": "2"}).model_copy(update=both)
+    asking = base.model_copy(update={"query_instruction": "x"})
+    assert asking.fingerprint("model.onnx") == base.fingerprint("model.onnx")
+    assert asking.fingerprints == base.fingerprints
+    one, other = (each.model_copy(update={"sides": (Side.QUERY,)}) for each in (base, asking))
+    assert one.fingerprint("model.onnx") != other.fingerprint("model.onnx")
 
 
 def test_an_altered_or_missing_file_is_refused(tmp_path: Path) -> None:
