@@ -197,7 +197,7 @@ class Collection:
     def discard(self, version: str) -> None:
         """Removes a version that was never published."""
         hidden = self._versions / f"{REMOVING}{version}"
-        with in_turn(self._versions):
+        with in_turn(self._publishing):
             self.folder(version).rename(hidden)
         shutil.rmtree(hidden)
         (self.rejects / f"{version}.jsonl").unlink(missing_ok=True)

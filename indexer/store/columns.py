@@ -59,7 +59,8 @@ class NumberColumn:
     def match(self, condition: Condition) -> Mask:
         if isinstance(condition, Range):
             low, high = self._bounds(condition)
-            return self._compare(np.greater, low) & self._compare(np.less, high)
+            above = self._compare(np.greater, np.greater_equal, low)
+            return above & self._compare(np.less, np.less_equal, high)
         wanted = self._numbers(condition)
         if self._rests is None:
             return np.isin(self._values, [value for value, rest in wanted if not rest])
@@ -92,11 +93,12 @@ class NumberColumn:
         value = float(self._values[row])
         return None if np.isnan(value) else (value, 0 if self._rests is None else int(self._rests[row]))
 
-    def _compare(self, beyond: np.ufunc, bound: SplitNumber) -> Mask:
+    def _compare(self, beyond: np.ufunc, or_equal: np.ufunc, bound: SplitNumber) -> Mask:
         """Which numbers equal the bound or lie beyond it."""
         value, rest = bound
-        rests = 0 if self._rests is None else self._rests
-        at_value = (self._values == value) & (beyond(rests, rest) | np.equal(rests, rest))
+        if self._rests is None:
+            return np.asarray((or_equal if or_equal(0, rest) else beyond)(self._values, value), dtype=np.bool_)
+        at_value = (self._values == value) & or_equal(self._rests, rest)
         return np.asarray(beyond(self._values, value) | at_value, dtype=np.bool_)
 
     def _bounds(self, condition: Range) -> Interval:

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import warnings
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
 from models.onnx_encoder import OnnxEncoder
+from models.reader import TextReader
 from models.spec import Side
 from models.tokenizer import Tokens
 from service.cache.keys import ResultKeys, embedding_key
 from service.engine.protocol import Mode
 from service.schemas import SearchRequest
-from service.serving import Serving
+from service.serving import Serving, is_same_function
 from service.settings import Settings
 from tests.api.support import ENCODER
 
@@ -95,6 +97,14 @@ def test_snapshot_encoder_and_the_settings_that_matter_are_in_the_key() -> None:
     servings.append(serving(query_instruction="问："))
     keys = {key(), *(key(of=each) for each in servings), *map(key, others)}
     assert len(keys) == 9
+
+
+def test_a_folder_with_another_query_instruction_is_not_what_was_loaded(tmp_path: Path) -> None:
+    """Its fingerprint, which names how documents are read, is the same."""
+    reader = TextReader.open(ENCODER)
+    assert is_same_function(ENCODER, reader)
+    reader.spec.model_copy(update={"query_instruction": "问："}).save(tmp_path)
+    assert not is_same_function(tmp_path, reader)
 
 
 def test_parts_do_not_run_into_each_other() -> None:
