@@ -11,7 +11,7 @@ HOST ?= http://127.0.0.1:$(PORT)
 PROCESSES := tests/api tests/e2e tests/integration
 PIP := -m pip install --quiet --disable-pip-version-check
 .DEFAULT_GOAL := help
-.PHONY: help run test test-processes test-parts check unit format bench bench-peers bench-gpu overload kills bench-fresh bench-index bench-encode bench-train kill-index swaps claims loadtest eval install install-train optimum lock clean
+.PHONY: help run test test-processes test-parts check unit format bench bench-peers bench-gpu overload kills bench-fresh bench-index bench-encode bench-train kill-index kill-writes swaps claims loadtest eval install install-train optimum lock clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -75,6 +75,9 @@ bench-train: ## speed and memory of training on a machine with a graphics card (
 
 kill-index: .venv-dev/installed ## 50 builds killed with SIGKILL at random moments: each must end like an undisturbed one
 	$(DEV)/python -m tests.kill.index $(ARGS)
+
+kill-writes: .venv-dev/installed ## 300 runs of writers, builds and rollbacks under random kills: nothing acknowledged is lost
+	$(DEV)/python -m tests.kill.writes $(ARGS)
 
 swaps: .venv-dev/installed ## 20 swaps between two snapshots under load: nothing fails, nothing is mixed
 	$(DEV)/python -m loadtest.lab.swaps $(ARGS)

@@ -10,7 +10,7 @@ from indexer.build import BuildOptions
 from indexer.corpus import FieldMap
 from indexer.errors import BadBuild
 from indexer.recall import FLOOR
-from indexer.reindex import Encoders, Release, Report
+from indexer.reindex import MAX_REMOVED, Encoders, Release, Report
 from indexer.store import IndexKind
 from indexer.store.database import HERE, Database
 from indexer.store.errors import BadDatabase
@@ -49,6 +49,8 @@ def add_build(parser: ArgumentParser) -> None:
     add("--shards", metavar="PLACE", help="folder or s3://… for unfinished work (default: in the collection)")
     add("--ray", metavar="ADDRESS", help="encode on a Ray cluster: local, auto or HOST:PORT")
     add("--publish", action="store_true", help="serve the new version at once, if it passes every check")
+    add("--max-removed", type=share, default=MAX_REMOVED,
+        help="publish only if at most this share of the served documents is missing (%(default)s)")  # fmt: skip
     add("--canaries", type=Path, help='queries that must find documents: {"query": …, "must": [ids], "within": 10}')
     add("--query-encoder", type=Path, default=served_encoder(),
         help="folder that is served: reads canaries and posted documents (CARE_ENCODER; else --encoder)")  # fmt: skip
@@ -138,7 +140,14 @@ def encoders(arguments: Namespace) -> Encoders:
 
 
 def release(arguments: Namespace) -> Release:
-    return Release(arguments.publish, arguments.queries, arguments.canaries, arguments.keep, arguments.keep_days)
+    return Release(
+        arguments.publish,
+        arguments.max_removed,
+        arguments.queries,
+        arguments.canaries,
+        arguments.keep,
+        arguments.keep_days,
+    )
 
 
 def report(arguments: Namespace) -> Report:

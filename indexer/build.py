@@ -140,8 +140,10 @@ def build(
         raise BadBuild(f"passages of {tokens} tokens: the encoder reads at most {encoder.spec.max_length}")
     if options.threads is not None:
         limit_threads(options.threads)
-    place = open_shards(options.shards, encoder.fingerprint, collection.shards(encoder.fingerprint))
     with collection.sole_builder():
+        # At a place that several collections may share, each has a folder of its own: it is removed at the end.
+        name = f"{collection.identity()}/{encoder.fingerprint}" if options.shards else encoder.fingerprint
+        place = open_shards(options.shards, name, collection.shards(encoder.fingerprint))
         summary = _build_version(corpus, encoder, collection, options, place)
         place.clear()  # whatever was encoded is in the version now
         collection.prune_log()
@@ -181,7 +183,7 @@ def _build_version(
             fresh = Included(position=word.position, posted=kept)
             asking = admitted(collection, encoder, other)
             writer.finish(_facts(version, created, encoder, budget, counts, indexed, fresh, correction, asking))
-        changes = changes_since_published(collection, documents)
+        changes = changes_since_published(collection, documents, word.deleted)
     return BuildSummary(
         version=version,
         folder=collection.folder(version),

@@ -6,6 +6,7 @@ Knows nothing of encoders or of the snapshot's files.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +19,9 @@ from indexer.rejects import Rejects
 from indexer.sources import Row, find_files, read_rows
 from indexer.store.disk_dict import DiskDict
 from indexer.store.documents import Value
-from indexer.store.values import BadValue, as_value, kind_of
+from indexer.store.values import BadValue, as_value, has_value, kind_of, read_number
+
+logger = logging.getLogger(__name__)
 
 TITLE = "title"
 METADATA = "metadata"
@@ -100,13 +103,8 @@ def read_corpus(
                     count += 1
                     yield document
     for given in word.documents(ids):
-        try:
-            document = checker.check_given(given)
-        except _BadRow as bad:
-            rejects.add(Row(GIVEN, 0, {"_id": given.id, "title": given.title, "text": given.text}), str(bad))
-        else:
-            count += 1
-            yield document
+        count += 1
+        yield checker.check_given(given)
     rejects.refuse()
     names = ", ".join(str(path) for path in paths)
     if not count:
@@ -154,15 +152,24 @@ class _Checker:
         return document
 
     def check_given(self, given: Given) -> Document:
-        """A document that the service has checked; but a field may hold something else in the corpus by now."""
-        metadata = {name: self._as_known(name, as_value(name, value)) for name, value in given.metadata.items()}
+        """A document that the service acknowledged: it is never refused.
+
+        If a field holds another kind of value in the corpus by now, the document is shown with its own, and no filter
+        on the field matches it.
+        """
+        metadata = {name: as_value(name, value) for name, value in given.metadata.items()}
         document = Document(given.id, given.title, given.text, metadata, f"{GIVEN} ({given.id})", given.kept)
+        for name, value in metadata.items():
+            try:
+                self._as_known(name, value)
+            except _BadRow as bad:
+                logger.warning("%s: %s; filters on %s do not match it: post it again", document.place, bad, name)
         self._remember_kinds(document)
         return document
 
     def _remember_kinds(self, document: Document) -> None:
         for name, value in document.metadata.items():
-            if value is not None:
+            if has_value(value):
                 self._kinds.setdefault(name, (kind_of(value), document.place))
 
     def _id(self, columns: Mapping[str, object]) -> str:
@@ -195,7 +202,7 @@ class _Checker:
 
     def _as_known(self, name: str, value: Value) -> Value:
         kind, place = self._kinds.get(name, ("", ""))
-        if kind and value is not None and kind_of(value) != kind:
+        if kind and has_value(value) and kind_of(value) != kind:
             raise _BadRow(f"metadata field {name} is {kind_of(value)} here and {kind} at {place}")
         return value
 
@@ -222,10 +229,9 @@ def _as_object(column: str, value: object) -> dict[str, object]:
 
 def _as_value(name: str, value: object, *, number: bool) -> Value:
     if number and isinstance(value, str):
-        try:
-            value = float(value)
-        except ValueError:
-            raise _BadRow(f"metadata field {name} is not a number: {value!r}") from None
+        if (parsed := read_number(value)) is None:
+            raise _BadRow(f"metadata field {name} is not a number: {value!r}")
+        value = parsed
     try:
         return as_value(name, value)
     except BadValue as bad:

@@ -5,8 +5,8 @@ Documents are matched by the 64-bit hashes of their ids and compared by their di
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -28,11 +28,16 @@ Rows = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """How many documents are new, differ in anything (metadata too), or are gone."""
+    """How many documents are new, differ in anything (metadata too), or are gone.
+
+    Of those that are gone, `withdrawn` were deleted by the service; `before` is how many there were.
+    """
 
     added: int
     changed: int
     removed: int
+    withdrawn: int = field(default=0, compare=False)
+    before: int = field(default=0, compare=False)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -64,8 +69,11 @@ def compare_documents(old: Documents, new: Documents) -> DocumentDiff:
     return DocumentDiff(*(np.sort(np.concatenate(rows)) for rows in (added, changed, removed)))
 
 
-def changes_since_published(collection: Collection, new: Documents) -> Changes:
-    """Against the version that is served; where none is, or none that can be read, every document is new."""
+def changes_since_published(collection: Collection, new: Documents, deleted: Iterable[str] = ()) -> Changes:
+    """Against the version that is served; if none is, or none that can be read, every document is new.
+
+    `deleted` are ids that the service was told to withdraw.
+    """
     served = served_manifest(collection)
     try:
         old = _open_sound(collection.folder(served.version), served) if served else None
@@ -74,7 +82,8 @@ def changes_since_published(collection: Collection, new: Documents) -> Changes:
     if old is None:
         return Changes(len(new), 0, 0)
     diff = compare_documents(old, new)
-    return Changes(len(diff.added), len(diff.changed), len(diff.removed))
+    withdrawn = sum(old.row_of(each) is not None and new.row_of(each) is None for each in deleted)
+    return Changes(len(diff.added), len(diff.changed), len(diff.removed), withdrawn, len(old))
 
 
 def _open_sound(folder: Path, manifest: Manifest) -> Documents:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import time
 from collections.abc import Sequence
@@ -15,7 +16,7 @@ from indexer.build import BuildOptions, BuildSummary, admitted, build
 from indexer.canary import check_canaries, load_canaries
 from indexer.cluster import Cluster
 from indexer.encode import Encoder
-from indexer.errors import BadBuild
+from indexer.errors import BadBuild, Blocked
 from indexer.probe import load_queries
 from indexer.publish import Measure, prune, publish, readable, served_manifest, verify
 from indexer.recall import encode_queries, sample_queries
@@ -27,6 +28,9 @@ from indexer.store.snapshot import Snapshot
 from models.onnx_encoder import OnnxEncoder, Vectors
 from models.reader import has_graph
 from models.spec import Precision, Side, Variant
+
+# The share of the served documents that a new version may lack, unless told otherwise.
+MAX_REMOVED = 0.2
 
 
 @dataclass(frozen=True)
@@ -95,10 +99,12 @@ class Encoders:
 class Release:
     """What a version must pass, by files of queries, and what is done with it. None: not asked for.
 
-    `queries` measure the recall of its index.
+    `queries` measure the recall of its index. `max_removed` is the share of the served documents that may be missing
+    in it.
     """
 
     publish: bool = False
+    max_removed: float = MAX_REMOVED
     queries: Path | None = None
     canaries: Path | None = None
     keep: int | None = None
@@ -169,6 +175,7 @@ def _run(
             folder = collection.folder(served.version)
             summary = replace(summary, version=served.version, folder=folder, rejects_file=rejects, unchanged=True)
         elif release.publish:
+            _require_documents(summary, release.max_removed)
             publish(collection, summary.version, Measure(partial(_queries, encoder, options), options.recall_floor))
     finally:  # versions that fail week after week must not fill the disk
         removed = _prune(collection, release)
@@ -185,6 +192,18 @@ def _equal_served(collection: Collection, summary: BuildSummary) -> Manifest | N
     except BadSnapshot:
         return None
     return served
+
+
+def _require_documents(summary: BuildSummary, most: float) -> None:
+    """Refuses a version that lacks too many of the served documents; those that the service withdrew do not count."""
+    changes = summary.changes
+    missing = changes.removed - changes.withdrawn
+    if missing > most * changes.before:
+        raise Blocked(
+            f"{summary.version} is built but not published: {missing} of the {changes.before} served documents would "
+            f"vanish ({missing / changes.before:.1%}; at most {most:.1%} may). If the corpus is right, give "
+            f"--max-removed {math.ceil(1000 * missing / changes.before) / 1000}; else mend the corpus and build again"
+        )
 
 
 def _prune(collection: Collection, release: Release) -> int:

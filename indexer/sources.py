@@ -11,6 +11,7 @@ import gzip
 import io
 import json
 import os
+import re
 import sys
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -21,6 +22,8 @@ from typing import BinaryIO, NoReturn, cast
 import orjson
 
 from indexer.errors import BadCorpus
+
+_LONG_NUMBER = re.compile(r"\d{19}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +134,8 @@ def _json_row(file: str, number: int, source: bytes) -> Row:
         return Row(file, number, None, source, f"not JSON ({error.msg}, column {error.colno}){hint}")
     if not isinstance(columns, dict):
         return Row(file, number, None, source, f"not a JSON object{hint}")
+    if _LONG_NUMBER.search(text):  # orjson rounds whole numbers of more than 64 bits; 40 digits tell that it is one
+        columns = json.loads(text, parse_int=lambda digits: int(digits[:40]))
     return Row(file, number, columns, source)
 
 

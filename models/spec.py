@@ -104,11 +104,14 @@ class EncoderSpec(BaseModel):
         return self.query_instruction if side is Side.QUERY else self.document_instruction
 
     def fingerprint(self, *weights: str, computed: str | None = None) -> str:
-        """Names the function text → embedding computed with the `weights` files of this folder.
+        """Names the function document → embedding computed with the `weights` files of this folder.
 
-        An ONNX graph itself says how it is computed; of other weights, `computed` does.
+        An ONNX graph itself says how it is computed; of other weights, `computed` does. The instruction before
+        queries is part of it only if the encoder reads documents as queries.
         """
         facts = self.model_dump(mode="json", exclude={"parity", "sides", "checksums", "weights"})
+        if self.document_side is Side.DOCUMENT:
+            facts["query_instruction"] = ""
         facts["files"] = [self.checksums.get(name) for name in (*weights, TOKENIZER_FILE)]
         if computed is not None:
             facts["computed"] = computed

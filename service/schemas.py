@@ -13,20 +13,21 @@ from typing import Annotated, Any, Self
 from pydantic import (
     AfterValidator,
     BaseModel,
+    BeforeValidator,
     ConfigDict,
     Field,
     StrictBool,
+    StrictInt,
     StrictStr,
     StringConstraints,
     model_validator,
 )
 
 from indexer.store import AnyOf, Either, Equal, Filter, Not, Range
+from indexer.store.values import LARGEST
 from models.fusion import Fusion
 from service.engine.protocol import Mode
 
-# Beyond 2**53 a whole number is compared as the float that the store keeps.
-EXACT_INTEGER = 2**53
 MAX_FIELDS = 16
 MAX_FILTERS = 32
 MAX_FILTER_VALUES = 1000
@@ -35,12 +36,19 @@ MAX_TIMEOUT_MS = 600_000
 MAX_HYDE_DOCUMENTS = 8
 DEFAULT_HYDE_DOCUMENTS = 3
 
-WholeNumber = Annotated[int, Field(strict=True, ge=-EXACT_INTEGER, le=EXACT_INTEGER)]
+
+def _of_64_bits(value: object) -> object:
+    """The value, refused if it is a whole number that no column can hold."""
+    if isinstance(value, int) and not -LARGEST <= value < LARGEST:
+        raise ValueError("a whole number of more than 64 bits matches nothing; documents hold such numbers as text")
+    return value
+
+
 Number = Annotated[float, Field(strict=True, allow_inf_nan=False)]
 FilterText = Annotated[StrictStr, StringConstraints(max_length=1000)]
 FieldName = Annotated[str, StringConstraints(min_length=1, max_length=200)]
 Words = Annotated[str, StringConstraints(max_length=1000)]
-Value = FilterText | StrictBool | WholeNumber | Number
+Value = Annotated[FilterText | StrictBool | StrictInt | Number, BeforeValidator(_of_64_bits)]
 Values = Annotated[tuple[Value, ...], Field(min_length=1, max_length=MAX_FILTER_VALUES, fail_fast=True)]
 Queries = Annotated[list[str], Field(fail_fast=True)]
 
@@ -294,7 +302,8 @@ class FreshFacts(BaseModel):
     position: int = Field(description="How far the log was read.")
     documents: int = Field(description="Posted documents that are searched beside the snapshot.")
     changes: int = Field(description="Documents posted or deleted, repeats counted.")
-    limit: int = Field(description="How many changes are taken before a re-index.")
+    passages: int = Field(description="Passages posted, repeats counted.")
+    limit: int = Field(description="How many passages are taken before a re-index.")
 
 
 class NumberRange(BaseModel):

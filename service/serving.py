@@ -136,4 +136,6 @@ def require_query_encoder(folder: Path) -> Path:
 
 def is_same_function(folder: Path, encoder: TextReader) -> bool:
     """Whether the folder still holds what was loaded from it."""
-    return EncoderSpec.load(folder).fingerprint(encoder.variant.filename) == encoder.fingerprint
+    spec = EncoderSpec.load(folder)
+    same_weights = spec.fingerprint(encoder.variant.filename) == encoder.fingerprint
+    return same_weights and spec.query_instruction == encoder.spec.query_instruction

@@ -79,7 +79,7 @@ class Settings(BaseSettings):
     fresh_limit: int = Field(
         default=10_000,
         ge=0,
-        description="Most documents posted since the snapshot was built (409 beyond it).",
+        description="Most passages of documents posted since the snapshot was built (409 beyond it).",
     )
     receive_seconds: float = Field(
         default=30.0, gt=0, description="Longest time that a request may take to arrive (408 beyond it)."

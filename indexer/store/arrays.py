@@ -16,7 +16,7 @@ import numpy as np
 from numpy.lib.format import dtype_to_descr, write_array_header_1_0
 from numpy.typing import DTypeLike, NDArray
 
-from indexer.store.errors import BadSnapshot
+from indexer.store.errors import BadSnapshot, TooLarge
 
 Array = NDArray[Any]
 
@@ -69,7 +69,19 @@ class ArrayWriter:
 
     def append(self, rows: Any) -> None:  # noqa: ANN401 - whatever numpy makes an array of
         """`rows` (any number, *row_shape)."""
-        self._bytes += self._file.write(np.asarray(rows, dtype=self._dtype).tobytes())
+        self._bytes += self._file.write(self._fitting(rows).tobytes())
+
+    def _fitting(self, rows: Any) -> Array:  # noqa: ANN401
+        """The rows in the file's type; whole numbers that it does not hold are refused, where numpy would wrap them."""
+        given = np.asarray(rows)
+        if self._dtype.kind in "iu" and given.dtype.kind in "iu" and given.dtype.itemsize > self._dtype.itemsize:
+            most = np.iinfo(self._dtype).max
+            if given.size and int(given.max()) > most:
+                raise TooLarge(
+                    f"{self._file.name} holds numbers up to {most}, not {int(given.max())}: "
+                    "divide the corpus into several collections"
+                )
+        return given.astype(self._dtype, copy=False)
 
     def release(self) -> None:
         """Closes the file without completing it; after close() it does nothing."""

@@ -15,6 +15,7 @@ import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from datetime import UTC, datetime, timedelta
+from hashlib import blake2b
 from pathlib import Path
 
 from indexer.store.database import Database
@@ -43,6 +44,7 @@ class Collection:
         self._published = root / "PUBLISHED"
         self.rejects = root / "rejects"
         self.shards_root = root / "shards"
+        self._publishing = root / "LOCK.publish"
         self.fresh_log = FreshLog(root / "fresh")
 
     def current(self) -> str | None:
@@ -70,6 +72,16 @@ class Collection:
     def shards(self, fingerprint: str) -> Path:
         """Where an unfinished build of this encoder keeps what it has encoded."""
         return self.shards_root / fingerprint
+
+    def identity(self) -> str:
+        """A name that no other collection has, for what is kept outside its folder. For the only builder.
+
+        A copy in another folder has another name.
+        """
+        path = self.root / "ID"
+        if not path.exists():
+            self._replace(path, [secrets.token_hex(8)])
+        return blake2b(path.read_bytes() + bytes(self.root.resolve()), digest_size=8).hexdigest()
 
     @contextmanager
     def sole_builder(self) -> Iterator[None]:
@@ -103,7 +115,7 @@ class Collection:
         encoder, unless `force`. Where there is a database, the version must be in it.
         """
         folder = self.folder(version)
-        with in_turn(self._versions):  # else a version could be pruned between its opening and its publication
+        with in_turn(self._publishing):  # else a version could be pruned between its opening and its publication
             snapshot = Snapshot.open(folder)
             if snapshot.version != version:
                 raise BadSnapshot(f"{snapshot.folder} says it is version {snapshot.version}; restore the folder's name")
@@ -115,11 +127,11 @@ class Collection:
                 # search that version's own collection.
                 with closing(self.database.connect()) as connected:
                     connected.point_to(snapshot)
-            with self._published.open("a", encoding="utf-8") as file:
-                file.write(f"{version}\n")
-                file.flush()
-                os.fsync(file.fileno())
-            self._point_to(version)
+            # What PUBLISHED names was served: a version is added once CURRENT names it. If a kill came between the
+            # two, the one that CURRENT names is added now.
+            self._record(self.current())
+            self._replace(self._pointer, [version])
+            self._record(version)
 
     def require_same_space(self, name: str, space: str, dim: int, query_encoders: Sequence[str]) -> None:
         """Refuses what the query encoder of the running services does not fit; `name` says what that is.
@@ -169,11 +181,7 @@ class Collection:
         current = self.current()
         if current is None:
             return None
-        try:
-            history = self._published.read_text(encoding="utf-8").split()
-        except (OSError, UnicodeDecodeError) as error:
-            reason = f"{self._published}, which lists what was published, is not readable ({error})"
-            raise BadCollection(f"{reason}; name the version to go back to") from error
+        history = self._history()
         here = self.versions()
         place = history.index(current) if current in history else len(history)
         while place > 0:
@@ -190,7 +198,7 @@ class Collection:
         """
         # Names begin with the time, so they compare with a time.
         oldest = _stamp((now or datetime.now(UTC)) - timedelta(days=keep_days))
-        with in_turn(self._versions):
+        with in_turn(self._publishing):
             versions = self.versions()
             kept = {*versions[max(0, len(versions) - keep) :], self.current(), self.previous()}
             removed = [version for version in versions if version < oldest and version not in kept]
@@ -206,7 +214,7 @@ class Collection:
     def discard(self, version: str) -> None:
         """Removes a version that was never published."""
         hidden = self._versions / f"{REMOVING}{version}"
-        with in_turn(self._versions):
+        with in_turn(self._publishing):
             self.folder(version).rename(hidden)
         shutil.rmtree(hidden)
         (self.rejects / f"{version}.jsonl").unlink(missing_ok=True)
@@ -228,11 +236,30 @@ class Collection:
                 for version in versions:
                     connected.drop(version)
 
-    def _point_to(self, version: str) -> None:
-        temporary = self._pointer.with_name(".CURRENT.new")
-        temporary.write_text(f"{version}\n", encoding="utf-8")
+    def _history(self) -> list[str]:
+        """What was served, in order."""
+        try:
+            return self._published.read_text(encoding="utf-8").split()
+        except (OSError, UnicodeDecodeError) as error:
+            reason = f"{self._published}, which lists what was published, is not readable ({error})"
+            raise BadCollection(f"{reason}; name the version to go back to") from error
+
+    def _record(self, served: str | None) -> None:
+        """Adds the served version to the list, unless it is the last there. A list that is unreadable begins anew."""
+        try:
+            history = self._history()
+        except BadCollection:
+            history = []
+        if served is not None and history[-1:] != [served]:
+            history.append(served)
+        self._replace(self._published, history)
+
+    def _replace(self, path: Path, lines: list[str]) -> None:
+        """Readers see the old lines or the new ones."""
+        temporary = path.with_name(f".{path.name}.new")
+        temporary.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
         sync(temporary)
-        os.replace(temporary, self._pointer)
+        os.replace(temporary, path)
         sync(self.root)
 
 

@@ -1,15 +1,15 @@
 """One metadata field over all documents, as a column that answers a condition with a boolean array.
 
-A number column is float64 (NaN: missing). A keyword column is codes into a sorted vocabulary, so that a range of
-texts is a range of codes; where documents have lists, the codes of document `row` are
-`codes[starts[row]:starts[row + 1]]`. A missing value matches nothing. What a column stores are numbers either way, and
-every condition is a few intervals of them: in that form it can be asked elsewhere too.
+A number column is float64 (NaN: missing) and, if it holds whole numbers that float64 rounds, what rounding left over:
+64-bit integers compare exactly. A keyword column is codes into a sorted vocabulary: a range of texts is a range of
+codes. If documents have lists, the codes of document `row` are `codes[starts[row]:starts[row + 1]]`. A missing value
+matches nothing. Every condition is a few intervals of what is stored, and can be asked of a database in that form.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -18,31 +18,54 @@ from numpy.typing import NDArray
 from indexer.store.arrays import Array, Blob, load_array
 from indexer.store.errors import BadFilter
 from indexer.store.filters import AnyOf, Condition, Equal, FilterValue, Range
+from indexer.store.values import SplitNumber, read_number, split_number
 
 # Reading so many values of a vocabulary one after the other takes no longer than looking for one of them.
 SCANNED = 16
 Mask = NDArray[np.bool_]
 # Rows in which an example of a number is looked for.
 EXAMPLE_ROWS = 10_000
-Interval = tuple[float, float]
-"""Stored numbers from the first to the second, both included; codes are whole numbers."""
+Interval = tuple[SplitNumber, SplitNumber]
+"""Stored numbers from the first to the second, both included; a code is a whole number with nothing left over."""
 
 
 class NumberColumn:
-    """`values` (documents,) float64."""
+    """`values` (documents,) float64; `rests` int16, None if every value is exact: a number is the sum of both."""
 
-    def __init__(self, values: Array) -> None:
+    def __init__(self, values: Array, rests: Array | None = None) -> None:
         self._values = values
+        self._rests = rests
 
     @classmethod
     def open(cls, folder: Path, name: str, documents: int) -> NumberColumn:
-        return cls(load_array(folder / f"{name}.values.npy", "<f8", (documents,)))
+        rests = folder / f"{name}.rests.npy"
+        return cls(
+            load_array(folder / f"{name}.values.npy", "<f8", (documents,)),
+            load_array(rests, "<i2", (documents,)) if rests.exists() else None,
+        )
+
+    @classmethod
+    def of(cls, rows: int, numbers: Mapping[int, int | float]) -> NumberColumn:
+        """The column of a few documents: the number of each row that has one."""
+        values, rests = np.full(rows, np.nan), np.zeros(rows, np.int16)
+        for row, number in numbers.items():
+            values[row], rests[row] = split_number(number)
+        return cls(values, rests if rests.any() else None)
+
+    @property
+    def has_rests(self) -> bool:
+        return self._rests is not None
 
     def match(self, condition: Condition) -> Mask:
         if isinstance(condition, Range):
             low, high = self._bounds(condition)
-            return np.asarray((self._values >= low) & (self._values <= high), dtype=np.bool_)
-        return np.isin(self._values, self._numbers(condition))
+            above = self._compare(np.greater, np.greater_equal, low)
+            return above & self._compare(np.less, np.less_equal, high)
+        wanted = self._numbers(condition)
+        if self._rests is None:
+            return np.isin(self._values, [value for value, rest in wanted if not rest])
+        # As complex numbers both halves are compared in one call.
+        return np.isin(self._values + 1j * self._rests, [complex(*each) for each in wanted])
 
     def intervals(self, condition: Condition) -> list[Interval]:
         """Where the stored number of a document that satisfies the condition lies; none: nowhere."""
@@ -51,8 +74,8 @@ class NumberColumn:
             if isinstance(condition, Range)
             else [(number, number) for number in self._numbers(condition)]
         )
-        # What is stored is finite. Not a number is neither below nor above.
-        return [(low, high) for low, high in bounds if low <= high and low < np.inf and high > -np.inf]
+        # What is stored is finite.
+        return [(low, high) for low, high in bounds if low <= high and low[0] < np.inf and high[0] > -np.inf]
 
     def limits(self) -> tuple[float, float] | None:
         """The least and the greatest value."""
@@ -65,37 +88,43 @@ class NumberColumn:
         present = some[~np.isnan(some)]
         return float(present[0]) if len(present) else None
 
-    def stored(self, row: int) -> float | None:
-        """The number of a document, None where it has none."""
+    def stored(self, row: int) -> SplitNumber | None:
+        """The number of a document, None if it has none."""
         value = float(self._values[row])
-        return None if np.isnan(value) else value
+        return None if np.isnan(value) else (value, 0 if self._rests is None else int(self._rests[row]))
+
+    def _compare(self, beyond: np.ufunc, or_equal: np.ufunc, bound: SplitNumber) -> Mask:
+        """Which numbers equal the bound or lie beyond it."""
+        value, rest = bound
+        if self._rests is None:
+            return np.asarray((or_equal if or_equal(0, rest) else beyond)(self._values, value), dtype=np.bool_)
+        at_value = (self._values == value) & or_equal(self._rests, rest)
+        return np.asarray(beyond(self._values, value) | at_value, dtype=np.bool_)
 
     def _bounds(self, condition: Range) -> Interval:
         """The least and the greatest number that the condition admits."""
-        lows, highs = [-np.inf], [np.inf]
-        for bound, bounds, towards in (
-            (condition.gte, lows, None),
-            (condition.gt, lows, np.inf),
-            (condition.lte, highs, None),
-            (condition.lt, highs, -np.inf),
+        lows, highs = [(-np.inf, 0)], [(np.inf, 0)]
+        for bound, bounds, step in (
+            (condition.gte, lows, 0),
+            (condition.gt, lows, 1),
+            (condition.lte, highs, 0),
+            (condition.lt, highs, -1),
         ):
             if bound is not None:
-                number = self._number(condition.field, bound)
-                bounds.append(number if towards is None else float(np.nextafter(number, towards)))
-        return float(np.max(lows)), float(np.min(highs))
+                value, rest = self._number(condition.field, bound)
+                bounds.append((value, rest + step))
+        return max(lows), min(highs)
 
-    def _numbers(self, condition: Equal | AnyOf) -> list[float]:
+    def _numbers(self, condition: Equal | AnyOf) -> list[SplitNumber]:
         return [self._number(condition.field, value) for value in condition.wanted]
 
     @staticmethod
-    def _number(field: str, value: FilterValue) -> float:
+    def _number(field: str, value: FilterValue) -> SplitNumber:
         """The value as a number; digits in a text will do, because a URL has nothing else."""
-        try:
-            if isinstance(value, bool):
-                raise ValueError
-            return float(value)
-        except ValueError:
-            raise BadFilter(field, f"filter on {field}: {value!r} is not a number, and {field} holds numbers") from None
+        number = read_number(value) if isinstance(value, str) else None if isinstance(value, bool) else value
+        if number is None or number != number:
+            raise BadFilter(field, f"filter on {field}: {value!r} is not a number, and {field} holds numbers")
+        return split_number(number)
 
 
 class KeywordColumn:
@@ -139,8 +168,8 @@ class KeywordColumn:
         """Which codes a document that satisfies the condition has one of; none: there is no such code."""
         if isinstance(condition, Range):
             low, high = self._code_range(condition)
-            return [(low, high - 1)] if low < high else []
-        return [(code, code) for code in self._codes_of(condition.field, condition.wanted)]
+            return [((low, 0), (high - 1, 0))] if low < high else []
+        return [((code, 0), (code, 0)) for code in self._codes_of(condition.field, condition.wanted)]
 
     def example(self) -> str | None:
         """A value that some document has."""

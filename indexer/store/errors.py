@@ -21,6 +21,20 @@ class Busy(CareError):
     exit_code = 75  # sysexits' EX_TEMPFAIL: try again later
 
 
+class BadDisk(CareError):
+    """A disk on which a lock does not keep other machines out."""
+
+    def __init__(self, folder: Path, reason: object) -> None:
+        super().__init__(
+            f"{folder} lies on a disk without locks between machines ({reason}): two could write at once; "
+            "mount it with locks (NFS 4 without nolock and local_lock), or keep the collection on another disk"
+        )
+
+
+class TooLarge(CareError):
+    """More rows or larger numbers than the snapshot format holds."""
+
+
 class BadIndex(CareError):
     """A kind of index that does not go with the vectors."""
 

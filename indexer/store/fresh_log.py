@@ -2,18 +2,21 @@
 
 `fresh/<position>.log` are segments, named by the position of their first frame; only the last one grows. An append is
 on the disk before it returns. What a death or a full disk left half-written at the end was never acknowledged: the next
-append cuts it off. Whoever reads takes no lock, and stops before a frame that is not whole.
+append cuts it off. After a failed fsync it is unknown what the disk has, and a second fsync would not say: the segment
+is marked, and written anew before anything is appended to it. Readers take no lock, and stop before a frame that is
+not whole.
 """
 
 from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise, zip_longest
 from pathlib import Path
+from typing import IO
 
 from indexer.store.changes import Change, Frame, holds_frame, read_frames, write_frame
 from indexer.store.errors import BadLog, NotWritten
@@ -23,7 +26,13 @@ from indexer.store.writer import sync
 logger = logging.getLogger(__name__)
 
 SUFFIX = ".log"
+LOCK_FILE = "LOCK"
+# Beside a segment whose fsync failed.
+UNSYNCED = ".unsynced"
 DIGITS = 20
+
+Decide = Callable[[Sequence[Frame], int], Sequence[Change]]
+"""Frames that were appended meanwhile and the first position of the last segment → changes to append. May raise."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,18 +59,22 @@ class FreshLog:
 
         The position is beyond `after`, that of the snapshot in service: what a snapshot may hold is never read again.
         """
-        try:
-            with self._in_turn():
-                end = self._sound_end()
-                position = max(end.position, after) + 1
-                if not end.segment or position > end.position + 1:
-                    end = self._begin_segment(position)
-                data = write_frame(position, changes)
-                _append(self._path(end.segment), data)
-                self._known = Cursor(position, end.segment, end.offset + len(data))
-                return position
-        except OSError as error:
-            raise NotWritten(self.folder, error) from error
+        with self._writing() as end:
+            return self._append(changes, end, after)
+
+    def change(self, since: Cursor, decide: Decide, after: int = 0) -> int:
+        """Appends what `decide` returns, as `append` does; no other process appends in between.
+
+        If that is nothing, the position returned is the last one, and everything up to it is on the disk.
+        """
+        with self._writing() as end:
+            frames, _ = self._read(since)
+            if changes := decide(frames, end.segment):
+                return self._append(changes, end, after)
+            if end.segment:
+                with self._path(end.segment).open("rb") as file:
+                    self._sync(file, end.segment)
+            return end.position
 
     def read(self, cursor: Cursor) -> tuple[list[Frame], Cursor]:
         """The frames after the cursor, in order, and where they end. Raises BadLog where the next one is gone."""
@@ -70,12 +83,15 @@ class FreshLog:
         except OSError as error:
             raise BadLog(f"{self.folder} cannot be read ({error}); mend the disk or its permissions") from error
 
+    def last_segment(self) -> int:
+        """The position with which the last segment begins, 0 if there is none: builds hold nothing from there on."""
+        return max(self._segments(), default=0)
+
     def seal(self) -> int:
         """Has the next append begin a segment; returns the last position, 0 where nothing was ever appended."""
         if not self.folder.is_dir():
             return 0
-        with self._in_turn():
-            end = self._sound_end()
+        with self._writing() as end:
             if end.offset:
                 self._begin_segment(end.position + 1)
             return end.position
@@ -116,8 +132,56 @@ class FreshLog:
         if not self.folder.is_dir():
             self.folder.mkdir(exist_ok=True)
             sync(self.folder.parent)
-        with in_turn(self.folder):
+        with in_turn(self.folder / LOCK_FILE):
             yield
+
+    @contextmanager
+    def _writing(self) -> Iterator[Cursor]:
+        """The sound end of the log, under the lock; what the disk does not take is raised as NotWritten."""
+        try:
+            with self._in_turn():
+                yield self._sound_end()
+        except OSError as error:
+            raise NotWritten(self.folder, error) from error
+
+    def _append(self, changes: Sequence[Change], end: Cursor, after: int) -> int:
+        position = max(end.position, after) + 1
+        if not end.segment or position > end.position + 1:
+            end = self._begin_segment(position)
+        data = write_frame(position, changes)
+        with self._path(end.segment).open("ab", buffering=0) as file:
+            start = file.tell()
+            try:
+                rest = memoryview(data)
+                while rest:
+                    rest = rest[file.write(rest) :]
+            except OSError:
+                os.ftruncate(file.fileno(), start)  # no reader saw it whole
+                raise
+            # If this fails, readers may have seen a whole frame: it stays, unacknowledged.
+            self._sync(file, end.segment)
+        self._known = Cursor(position, end.segment, end.offset + len(data))
+        return position
+
+    def _sync(self, file: IO[bytes], segment: int) -> None:
+        try:
+            os.fsync(file.fileno())
+        except OSError:
+            self._mark(segment).touch()
+            sync(self.folder)
+            raise
+
+    def _write_anew(self, segment: int) -> None:
+        """Replaces a segment whose fsync failed by a copy that is on the disk."""
+        path = self._path(segment)
+        copy = path.with_suffix(".copy")
+        with copy.open("wb") as file:
+            file.write(path.read_bytes())
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(copy, path)
+        sync(self.folder)
+        self._mark(segment).unlink()
 
     def _sound_end(self) -> Cursor:
         """The end of the last segment; cuts off what is not whole there. Under the lock only."""
@@ -125,6 +189,8 @@ class FreshLog:
         if not segments:
             return Cursor(0)
         last, path = segments[-1], self._path(segments[-1])
+        if self._mark(last).exists():
+            self._write_anew(last)
         known = self._known
         if known.segment != last or known.offset > path.stat().st_size:
             known = Cursor(last - 1, last)
@@ -169,23 +235,12 @@ class FreshLog:
     def _path(self, first: int) -> Path:
         return self.folder / f"{first:0{DIGITS}}{SUFFIX}"
 
+    def _mark(self, first: int) -> Path:
+        return self._path(first).with_suffix(f"{SUFFIX}{UNSYNCED}")
+
     def _gap(self, position: int, found: int) -> str:
         gap = f"{self.folder} goes on with position {found} after {position}"
         return f"{gap}; restore what is missing from a backup, or remove the folder to go on without all of it"
-
-
-def _append(path: Path, data: bytes) -> None:
-    with path.open("ab", buffering=0) as file:
-        end = file.tell()
-        try:
-            rest = memoryview(data)
-            while rest:
-                rest = rest[file.write(rest) :]
-        except OSError:
-            os.ftruncate(file.fileno(), end)  # nobody saw it whole
-            raise
-        # What fails from here on is a whole frame that readers may have seen: it stays, unacknowledged.
-        os.fsync(file.fileno())
 
 
 def _read_from(path: Path, offset: int) -> bytes:

@@ -18,7 +18,7 @@ from indexer.store.columns import Column, KeywordColumn, Mask, NumberColumn
 from indexer.store.documents import Metadata, Value
 from indexer.store.errors import BadFilter, BadSnapshot
 from indexer.store.filters import AnyOf, Condition, Either, Filter, Not, Range
-from indexer.store.values import NUMBER, TEXT, kind_of, spell_all
+from indexer.store.values import NUMBER, TEXT, has_value, kind_of, spell_all
 from models.errors import did_you_mean
 
 FIELDS_FILE = "metadata.json"
@@ -61,7 +61,7 @@ class MetadataIndex:
         values: dict[str, dict[int, Value]] = {}
         for row, metadata in enumerate(rows):
             for name, value in metadata.items():
-                if value is not None and value != []:
+                if has_value(value):
                     column = values.setdefault(name, {})
                     if not column or kind_of(value) == kind_of(next(iter(column.values()))):
                         column[row] = value
@@ -142,7 +142,5 @@ class MetadataIndex:
 def _column_of(values: dict[int, Value], rows: int) -> Column:
     """The column of a field: what each row that has a value has."""
     if kind_of(next(iter(values.values()))) == NUMBER:
-        numbers = np.full(rows, np.nan)
-        numbers[list(values)] = list(values.values())
-        return NumberColumn(numbers)
+        return NumberColumn.of(rows, {row: value for row, value in values.items() if isinstance(value, int | float)})
     return KeywordColumn.of([spell_all(values.get(row)) for row in range(rows)])

@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 
 from indexer.store.arrays import Array, ArrayWriter, BlobWriter, load_array
 from indexer.store.disk_dict import DiskDict
-from indexer.store.documents import Metadata
+from indexer.store.documents import Metadata, Value
 from indexer.store.metadata import FIELDS_FILE, FieldKind
-from indexer.store.values import spell
+from indexer.store.values import NUMBER, has_value, kind_of, spell, split_number
 
 BLOCK = 1 << 18
 
@@ -31,13 +31,15 @@ class MetadataWriter:
         self._documents = 0
 
     def add(self, metadata: Metadata) -> None:
-        """The next document's metadata. The corpus reader has seen to it that no field mixes numbers and texts."""
+        """The next document's metadata. A value of another kind than the field's first is in no column."""
         for name, value in metadata.items():
-            if value is None or value == []:
+            if not has_value(value):
                 continue
             if name not in self._fields:
                 self._fields[name] = self._column_for(value)
-            self._fields[name].add(self._documents, value)
+            column = self._fields[name]
+            if isinstance(column, _Numbers) == (kind_of(value) == NUMBER):
+                column.add(self._documents, value)
         self._documents += 1
 
     def release(self) -> None:
@@ -53,37 +55,47 @@ class MetadataWriter:
             fields.append({"name": name, "kind": kind})
         (self._folder / FIELDS_FILE).write_bytes(orjson.dumps(fields, option=orjson.OPT_INDENT_2))
 
-    def _column_for(self, value: object) -> _Keywords | _Numbers:
+    def _column_for(self, value: Value) -> _Keywords | _Numbers:
         stem = self._folder / f"metadata-unsorted-{len(self._fields)}"
-        is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        return _Numbers(stem) if is_number else _Keywords(stem)
+        return _Numbers(stem) if kind_of(value) == NUMBER else _Keywords(stem)
 
 
 class _Numbers:
-    """A number a document, NaN where there is none."""
+    """A number a document, NaN if it has none; a file of rests only if a whole number was rounded."""
 
     def __init__(self, stem: Path) -> None:
-        self._path = stem.with_suffix(".values.npy")
-        self._values = ArrayWriter(self._path, "<f8")
+        self._paths = stem.with_suffix(".values.npy"), stem.with_suffix(".rests.npy")
+        self._values, self._rests = ArrayWriter(self._paths[0], "<f8"), ArrayWriter(self._paths[1], "<i2")
+        self._exact = True
 
     def add(self, row: int, value: object) -> None:
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise TypeError(f"a number column was given {value!r}")
         self._pad(row)
-        self._values.append([float(value)])
+        nearest, rest = split_number(value)
+        self._values.append([nearest])
+        self._rests.append([rest])
+        self._exact &= not rest
 
     def release(self) -> None:
         self._values.release()
+        self._rests.release()
 
     def write(self, folder: Path, stem: str, documents: int) -> FieldKind:
         self._pad(documents)
         self._values.close()
-        self._path.rename(folder / f"{stem}.values.npy")
+        self._rests.close()
+        self._paths[0].rename(folder / f"{stem}.values.npy")
+        if self._exact:
+            self._paths[1].unlink()
+        else:
+            self._paths[1].rename(folder / f"{stem}.rests.npy")
         return FieldKind.NUMBER
 
     def _pad(self, rows: int) -> None:
         if missing := rows - len(self._values):
             self._values.append(np.full(missing, np.nan))
+            self._rests.append(np.zeros(missing, np.int16))
 
 
 class _Keywords:

@@ -11,9 +11,12 @@ from pathlib import Path
 import numpy as np
 
 from indexer.store.arrays import Array, ArrayWriter, load_array
+from indexer.store.errors import TooLarge
 
 HASHES_FILE = "hashes.npy"
 HASH_BYTES = 16
+# Graphs of FAISS and the rows that a build remembers of known vectors are 32-bit numbers.
+MOST_PASSAGES = 2**31 - 1
 Span = tuple[int, int]
 
 
@@ -27,6 +30,8 @@ class PassagesWriter:
 
     def add(self, document_row: int, spans: Sequence[Span], hashes: Array) -> None:
         """`hashes` (spans, 16) uint8: what makes the next build able to reuse a vector."""
+        if len(self._documents) + len(spans) > MOST_PASSAGES:
+            raise TooLarge(f"more than {MOST_PASSAGES} passages: divide the corpus into several collections")
         if len(spans) != len(hashes):
             raise ValueError(f"{len(spans)} passages with {len(hashes)} hashes")
         self._documents.append([document_row] * len(spans))

@@ -17,8 +17,8 @@ from indexer.store.errors import NotReached
 from indexer.store.shards import SUFFIX, Embeddings, LocalShards, Shard, Shards, shard_bytes, shard_name
 
 
-def open_shards(place: str | None, fingerprint: str, own: Path) -> Shards:
-    """Where an encoder's shards lie: `own`, or under `place`, a folder that is mounted or an address of fsspec's.
+def open_shards(place: str | None, name: str, own: Path) -> Shards:
+    """Where an encoder's shards lie: `own`, or `name` under `place`, a mounted folder or an address of fsspec's.
 
     What an address has is fetched into `own`.
     """
@@ -26,8 +26,8 @@ def open_shards(place: str | None, fingerprint: str, own: Path) -> Shards:
         return LocalShards(own)
     scheme, separator, path = place.partition("://")
     if not separator or scheme in ("file", "local"):
-        return LocalShards(Path(path or place).absolute() / fingerprint)
-    return RemoteShards(f"{place.rstrip('/')}/{fingerprint}", LocalShards(own))
+        return LocalShards(Path(path or place).absolute() / name)
+    return RemoteShards(f"{place.rstrip('/')}/{name}", LocalShards(own))
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,9 @@ from models.errors import CareError
 LARGEST = 2**63
 NUMBER, TEXT = "a number", "text"
 
+SplitNumber = tuple[float, int]
+"""A number as the nearest float64 and what that leaves over of a whole number: the pairs compare as the numbers do."""
+
 
 class BadValue(CareError):
     """A metadata value that no filter column can hold."""
@@ -23,7 +26,7 @@ def as_value(name: str, value: object) -> Value:
     if isinstance(value, float) and not math.isfinite(value):
         return None  # Parquet files made from data frames spell a missing number this way
     if isinstance(value, int) and not -LARGEST <= value < LARGEST:
-        raise BadValue(f"metadata field {name} is a whole number of more than 64 bits")
+        raise BadValue(f"metadata field {name} is a whole number of more than 64 bits; give it as text")
     if value is None or isinstance(value, str | bool | int | float):
         return value
     if isinstance(value, list) and all(isinstance(item, str) for item in value):
@@ -31,9 +34,32 @@ def as_value(name: str, value: object) -> Value:
     raise BadValue(f"metadata field {name} is neither text, number, true/false nor a list of texts")
 
 
+def split_number(number: int | float) -> SplitNumber:
+    try:
+        nearest = float(number)
+    except OverflowError:  # a whole number of a filter that is larger than anything stored
+        return (math.inf if number > 0 else -math.inf), 0
+    return nearest, number - int(nearest) if isinstance(number, int) else 0
+
+
+def read_number(text: str) -> int | float | None:
+    """The number that a text spells, whole numbers exactly; None if it spells none."""
+    for number_type in (int, float):
+        try:
+            return number_type(text)
+        except ValueError:
+            continue
+    return None
+
+
 def kind_of(value: Value) -> str:
     """In words: one field has one kind in all documents."""
     return NUMBER if isinstance(value, int | float) and not isinstance(value, bool) else TEXT
+
+
+def has_value(value: Value) -> bool:
+    """Whether a column has to hold it: neither nothing nor an empty list."""
+    return value is not None and value != []
 
 
 def spell(value: object) -> str:

@@ -31,6 +31,7 @@ async def get_collection(request: Request) -> CollectionAnswer:
             position=serving.cursor.position,
             documents=0 if fresh is None else len(fresh.rows),
             changes=0 if fresh is None else fresh.changes,
+            passages=0 if fresh is None else fresh.posted,
             limit=runtime.settings.fresh_limit,
         ),
         encoder=EncoderFacts(

@@ -41,8 +41,9 @@ class ResultKeys:
     def __call__(self, serving: Serving, request: SearchRequest, queries: Sequence[str]) -> list[bytes]:
         """One key for each of these queries of the request, in order."""
         parameters = request.model_dump_json(exclude=set(NOT_IN_KEY)).encode()
-        served = serving.version.encode(), serving.state.hex().encode(), serving.encoder.fingerprint.encode()
-        facts = (*served, self._settings, parameters, b"")
+        encoder = serving.encoder
+        served = serving.version.encode(), serving.state.hex().encode(), encoder.fingerprint.encode()
+        facts = (*served, encoder.spec.query_instruction.encode(), self._settings, parameters, b"")
         shared = blake2b(END.join(facts), digest_size=DIGEST_BYTES)
         keys = []
         for query in queries:

@@ -24,7 +24,7 @@ from service.engine.link import Link
 from service.engine.pending import Likeness, Pending, Trip, write_ask
 from service.engine.protocol import Job, Outcome, SearchJob
 from service.engine.queue import Entry, Limits, Queue
-from service.engine.ranking import Side, search_lexical
+from service.engine.ranking import Scores, Side, search_lexical
 from service.errors import DeadlineExceeded, EngineAway, EngineFailed, ShuttingDown
 from service.serving import Serving
 
@@ -45,6 +45,7 @@ class RemoteEngine:
         self._queue = Queue(limits)
         self._expiry = Expiry(self._queue.expire)
         self._words = ThreadPoolExecutor(1, "care-words")
+        self._fresh = ThreadPoolExecutor(1, "care-fresh")
         self._asks: dict[int, tuple[int, list[Pending]]] = {}
         self._numbers = count(1)
         self._bulk_under_way = 0
@@ -101,7 +102,8 @@ class RemoteEngine:
         self._lose(ShuttingDown("the service shut down before this query was answered"))
         self._expiry.cancel()
         await self._link.close()
-        self._words.shutdown(wait=False, cancel_futures=True)
+        for threads in (self._words, self._fresh):
+            threads.shutdown(wait=False, cancel_futures=True)
 
     def _pump_soon(self) -> None:
         # Not at once: what else arrives in this turn of the loop goes into the same frame.
@@ -158,7 +160,23 @@ class RemoteEngine:
 
     def _dense_found(self, asked: Sequence[Pending], answer: Answer, k: int) -> None:
         overlay = asked[0].entry.serving.fresh if asked else None
-        fresh = None if overlay is None else overlay.score_vectors(answer.vectors)
+        if overlay is None or not answer.vectors.size:
+            self._take_dense(asked, answer, k, None)
+            return
+        # Not here: at the limit of fresh passages a batch of queries takes tens of milliseconds.
+        scoring = self._loop.run_in_executor(self._fresh, overlay.score_vectors, answer.vectors)
+        scoring.add_done_callback(partial(self._fresh_scored, asked, answer, k))
+
+    def _fresh_scored(self, asked: Sequence[Pending], answer: Answer, k: int, scoring: asyncio.Future[Scores]) -> None:
+        if scoring.cancelled():
+            return
+        if (error := scoring.exception()) is not None:
+            logger.error("fresh passages could not be scored", exc_info=error)
+            self._fail(asked, EngineFailed(FAILED))
+            return
+        self._take_dense(asked, answer, k, scoring.result())
+
+    def _take_dense(self, asked: Sequence[Pending], answer: Answer, k: int, fresh: Scores | None) -> None:
         further = []
         for position, one in enumerate(asked):
             if one.take_dense(answer, position, k, None if fresh is None else fresh[position]):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -35,6 +35,10 @@ class NewDocument:
     text: str
     metadata: Metadata
 
+    @classmethod
+    def of(cls, posted: Posted) -> NewDocument:
+        return cls(posted.id, posted.title, posted.text, posted.metadata)
+
     def stored(self) -> StoredDocument:
         return StoredDocument.of(self.id, self.title, self.text, self.metadata)
 
@@ -47,15 +51,18 @@ class DocumentEncoder:
         self._embedder = embedder
         self._warned: str | None = None
 
-    async def encode(self, serving: Serving, documents: Sequence[NewDocument]) -> list[Posted]:
+    async def encode(
+        self, serving: Serving, documents: Sequence[NewDocument], admit: Callable[[int], None]
+    ) -> list[Posted]:
         """Spans and vectors of each document, in order; raises what the engine's queue raises.
 
-        A document whose title and text the snapshot has under its id takes the vectors from there: they are the
-        document encoder's, and better.
+        `admit` is called with the number of passages before any is encoded. A document whose title and text the
+        snapshot has under its id takes the vectors from there: they are the document encoder's, and better.
         """
         known = {place: _from_snapshot(serving, document) for place, document in enumerate(documents)}
         unread = [document for place, document in enumerate(documents) if known[place] is None]
-        made = iter(await self._read(serving, unread) if unread else [])
+        reused = sum(len(each.spans) for each in known.values() if each is not None)
+        made = iter(await self._read(serving, unread, lambda cut: admit(cut + reused)))
         return [known[place] or next(made) for place in range(len(documents))]
 
     async def translate(self, serving: Serving, frames: Sequence[Frame]) -> list[Frame]:
@@ -68,8 +75,8 @@ class DocumentEncoder:
         foreign = [each for each in posted if each.encoder not in known or each.vectors.shape[1] != own.spec.dim]
         if not foreign:
             return list(frames)
-        documents = [NewDocument(each.id, each.title, each.text, each.metadata) for each in foreign]
-        made = dict(zip(map(id, foreign), await self._read(serving, documents), strict=True))
+        documents = [NewDocument.of(each) for each in foreign]
+        made = dict(zip(map(id, foreign), await self._read(serving, documents, lambda cut: None), strict=True))
         return [replace(frame, changes=[made.get(id(change), change) for change in frame.changes]) for frame in frames]
 
     def _warn(self, serving: Serving) -> None:
@@ -87,8 +94,13 @@ class DocumentEncoder:
             manifest.encoder.fingerprint,
         )
 
-    async def _read(self, serving: Serving, documents: Sequence[NewDocument]) -> list[Posted]:
-        spans, texts = await asyncio.to_thread(_cut, serving, documents)
+    async def _read(
+        self, serving: Serving, documents: Sequence[NewDocument], admit: Callable[[int], None]
+    ) -> list[Posted]:
+        spans, texts = await asyncio.to_thread(_cut, serving, documents) if documents else ([], [])
+        admit(len(texts))
+        if not documents:
+            return []
         side, deadline = serving.encoder.spec.document_side, Deadline(None, self._timeout_ms)
         embedded = await self._embedder.embed(serving, texts, side, deadline=deadline)
         vectors = embedded.vectors.astype(np.float16)

@@ -31,7 +31,8 @@ class Overlay:
     """`hidden` is a boolean array over the snapshot's passages, `gone` the document rows that they belong to.
 
     `blocks` hold the fresh documents, `live` says of each block which are not replaced or deleted since, `rows` has the
-    row of each live one by id. `state` names what was laid over; `changes` counts documents posted and deleted.
+    row of each live one by id, `positions` the log's position of the last change of each id. `state` names what was
+    laid over; `changes` counts documents posted and deleted, `posted` passages posted.
     """
 
     snapshot: Snapshot
@@ -44,12 +45,14 @@ class Overlay:
     allowed: Allowed
     state: bytes
     changes: int
+    posted: int
+    positions: dict[str, int]
 
     @classmethod
     def over(cls, snapshot: Snapshot) -> Overlay:
         """Nothing, over a snapshot."""
         hidden = np.zeros(len(snapshot.passages), np.bool_)
-        return cls._of(snapshot, hidden, frozenset(), [], [], b"", 0)
+        return cls._of(snapshot, hidden, frozenset(), [], [], b"", 0, 0, {})
 
     def apply(self, frames: Sequence[Frame]) -> Overlay:
         """This overlay, and what further frames of the log say. Takes time with their size, seldom with its own."""
@@ -74,7 +77,9 @@ class Overlay:
         for frame in frames:  # one by one, so that it does not matter how many were taken in at once
             state = blake2b(b"%b%d,%d" % (state, frame.position, frame.checksum), digest_size=STATE_BYTES).digest()
         count = self.changes + sum(len(frame.changes) for frame in frames)
-        return self._of(self.snapshot, hidden, frozenset(gone), blocks, live, state, count)
+        posted_passages = self.posted + sum(map(passages_of, frames))
+        positions = self.positions | {change.id: frame.position for frame in frames for change in frame.changes}
+        return self._of(self.snapshot, hidden, frozenset(gone), blocks, live, state, count, posted_passages, positions)
 
     @classmethod
     def _of(
@@ -86,6 +91,8 @@ class Overlay:
         live: Sequence[Mask],
         state: bytes,
         changes: int,
+        posted: int,
+        positions: dict[str, int],
     ) -> Overlay:
         first = len(snapshot.documents)
         starts = np.cumsum([first, *(len(block.ids) for block in blocks)]).tolist()
@@ -104,7 +111,8 @@ class Overlay:
             selected: Mask = np.concatenate([np.ones(0, np.bool_), *(block.select(filters) for block in blocks)])
             return alive & selected
 
-        return cls(snapshot, hidden, gone, tuple(blocks), tuple(live), rows, owners, allowed, state, changes)
+        counts = (state, changes, posted, positions)
+        return cls(snapshot, hidden, gone, tuple(blocks), tuple(live), rows, owners, allowed, *counts)
 
     @property
     def documents(self) -> int:
@@ -203,6 +211,11 @@ class Overlay:
         """Block, place in it, and row of every fresh document."""
         places = ((number, own) for number, block in enumerate(self.blocks) for own in range(len(block.ids)))
         return [(place, row) for row, place in enumerate(places, len(self.snapshot.documents))]
+
+
+def passages_of(frame: Frame) -> int:
+    """How many passages were posted by a request."""
+    return sum(len(change.spans) for change in frame.changes if isinstance(change, Posted))
 
 
 def _merge(blocks: list[Block], live: list[Mask]) -> None:

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
-from indexer.store import Change, Deleted, FreshLog, NotWritten
-from indexer.store.values import kind_of
+from indexer.store import Change, Deleted, Frame, FreshLog, NotWritten, Posted, StoredDocument
+from indexer.store.errors import BadDisk
+from indexer.store.fresh_log import Decide
+from indexer.store.values import has_value, kind_of
 from service.errors import FreshLimit, InvalidRequest, NotKept
 from service.fresh.encode import DocumentEncoder, NewDocument
+from service.fresh.overlay import passages_of
 from service.serving import Serving
 from service.settings import Settings
 from service.swap import Servings
@@ -27,8 +32,16 @@ class Receipt:
     snapshot: str
 
 
+class _Sealed(Exception):
+    """A build began while documents were encoded: what the log said before may be in its version."""
+
+
 class FreshWriter:
-    """Changes the collection of a running service."""
+    """Changes the collection of a running service.
+
+    Everything is checked twice: before documents are encoded, and under the log's lock against what other processes
+    appended meanwhile.
+    """
 
     def __init__(self, settings: Settings, servings: Servings, encoder: DocumentEncoder, log: FreshLog) -> None:
         self._limit = settings.fresh_limit
@@ -37,43 +50,111 @@ class FreshWriter:
         self._log = log
 
     async def post(self, documents: Sequence[NewDocument]) -> Receipt:
-        """Adds documents, or replaces those of the same id: all of them, or none where this raises."""
-        serving = await self._newest()
+        """Adds documents, or replaces those of the same id: all of them, or none if this raises."""
         _check_ids(documents)
-        changed = [document for document in documents if not _is_posted(serving, document)]
-        _check_kinds(serving, changed)
-        count = 0 if serving.fresh is None else serving.fresh.changes
-        if changed and count + len(changed) > self._limit:
-            raise FreshLimit(f"{count} documents changed since the snapshot was built, {self._limit} may: re-index")
-        return await self._append(serving, await self._encoder.encode(serving, changed))
+        while True:
+            with contextlib.suppress(_Sealed):
+                return await self._post(documents)
+
+    async def _post(self, documents: Sequence[NewDocument]) -> Receipt:
+        serving = await self._newest()
+        sealed = await asyncio.to_thread(self._log.last_segment)
+        now = _Known(serving)
+        _check_kinds(now.kinds, documents)
+        new = [each for each in documents if not now.says(each.id, each.stored(), sealed)]
+        posted = await self._encoder.encode(serving, new, partial(self._check_room, now))
+        encoded = {each.id: each for each in posted}
+        changed = 0
+
+        def decide(frames: Sequence[Frame], segment: int) -> list[Change]:
+            nonlocal changed
+            known = _Known(serving, frames)
+            _check_kinds(known.kinds, documents)
+            unsaid = [each for each in documents if not known.says(each.id, each.stored(), segment)]
+            if any(each.id not in encoded for each in unsaid):
+                raise _Sealed
+            changes: list[Change] = [encoded[each.id] for each in unsaid]
+            self._check_room(known, sum(len(encoded[each.id].spans) for each in unsaid))
+            changed = sum(not known.says(each.id, each.stored()) for each in unsaid)
+            return changes
+
+        position = await self._change(serving, decide)
+        return Receipt(position, changed, serving.version)
 
     async def delete(self, document_id: str) -> Receipt:
-        """Takes a document away; nothing is changed where there is none."""
+        """Takes a document away. One that is not served is logged too: a build under way or an older version may hold
+        it."""
         serving = await self._newest()
-        return await self._append(serving, [] if serving.row_of(document_id) is None else [Deleted(document_id)])
+        changed = 0
+
+        def decide(frames: Sequence[Frame], segment: int) -> list[Change]:
+            nonlocal changed
+            known = _Known(serving, frames)
+            changed = int(known.is_visible(document_id))
+            return [] if known.says(document_id, None, segment) else [Deleted(document_id)]
+
+        position = await self._change(serving, decide)
+        return Receipt(position, changed, serving.version)
 
     async def _newest(self) -> Serving:
         """Another process may have written a moment ago, and what is checked here is checked against that too."""
         await self._servings.catch_up()
         return self._servings.current()
 
-    async def _append(self, serving: Serving, changes: Sequence[Change]) -> Receipt:
-        if not changes:
-            return Receipt(serving.cursor.position, 0, serving.version)
+    def _check_room(self, known: _Known, passages: int) -> None:
+        if passages and known.passages + passages > self._limit:
+            raise FreshLimit(
+                f"{known.passages} passages were posted since the snapshot was built, these are {passages} more, and "
+                f"{self._limit} may be (CARE_FRESH_LIMIT): re-index"
+            )
+
+    async def _change(self, serving: Serving, decide: Decide) -> int:
         included = serving.snapshot.manifest.fresh.position
         try:
-            position = await asyncio.to_thread(self._log.append, changes, included)
-        except NotWritten as error:
+            position = await asyncio.to_thread(self._log.change, serving.cursor, decide, included)
+        except (NotWritten, BadDisk) as error:
             logger.error("%s", error)
             raise NotKept("the disk does not take the change, so it was not made; the service's log says why") from None
         await self._servings.catch_up()
-        return Receipt(position, len(changes), serving.version)
+        return position
 
 
-def _is_posted(serving: Serving, document: NewDocument) -> bool:
-    """Whether the log says already what is posted. What only the snapshot says is put on record: the next may not."""
-    row = None if serving.fresh is None else serving.fresh.rows.get(document.id)
-    return row is not None and serving.document(row) == document.stored()
+class _Known:
+    """What is known of documents by a serving, and by frames of the log beyond it."""
+
+    def __init__(self, serving: Serving, frames: Sequence[Frame] = ()) -> None:
+        self._serving = serving
+        self._later = {change.id: (frame.position, change) for frame in frames for change in frame.changes}
+        self.passages = 0 if serving.fresh is None else serving.fresh.posted
+        self.passages += sum(map(passages_of, frames))
+        self.kinds = serving.snapshot.metadata.kinds | ({} if serving.fresh is None else serving.fresh.kinds)
+        for _, change in self._later.values():
+            for name, value in change.metadata.items() if isinstance(change, Posted) else ():
+                if has_value(value):
+                    self.kinds.setdefault(name, kind_of(value))
+
+    def says(self, document_id: str, content: StoredDocument | None, since: int = 0) -> bool:
+        """Whether the log says this of an id (None: deleted) from position `since` on.
+
+        What it says in an earlier segment may be in a version, and the corpus's word may stand there by now.
+        """
+        position, said = self._last(document_id)
+        return position is not None and position >= since and said == content
+
+    def is_visible(self, document_id: str) -> bool:
+        position, said = self._last(document_id)
+        return said is not None if position is not None else self._serving.row_of(document_id) is not None
+
+    def _last(self, document_id: str) -> tuple[int | None, StoredDocument | None]:
+        """Where in the log a document was last changed, and to what; None: nowhere, and deleted."""
+        if document_id in self._later:
+            position, change = self._later[document_id]
+            return position, NewDocument.of(change).stored() if isinstance(change, Posted) else None
+        overlay = self._serving.fresh
+        if overlay is None or document_id not in overlay.positions:
+            return None, None
+        row = overlay.rows.get(document_id)
+        return overlay.positions[document_id], None if row is None else overlay.document(row)
 
 
 def _check_ids(documents: Sequence[NewDocument]) -> None:
@@ -84,13 +165,12 @@ def _check_ids(documents: Sequence[NewDocument]) -> None:
             raise InvalidRequest(f"documents[{number}]", f"has the id of documents[{first}]")
 
 
-def _check_kinds(serving: Serving, documents: Sequence[NewDocument]) -> None:
+def _check_kinds(known: Mapping[str, str], documents: Sequence[NewDocument]) -> None:
     """One field holds one kind of value in all documents, as in a corpus."""
-    kinds = serving.snapshot.metadata.kinds
-    kinds |= {} if serving.fresh is None else serving.fresh.kinds
+    kinds = dict(known)
     for number, document in enumerate(documents):
         for name, value in document.metadata.items():
-            if value is not None and kind_of(value) != (known := kinds.setdefault(name, kind_of(value))):
+            if has_value(value) and kind_of(value) != (kind := kinds.setdefault(name, kind_of(value))):
                 raise InvalidRequest(
-                    "documents", f"[{number}] metadata field {name} is {kind_of(value)} here and {known} elsewhere"
+                    "documents", f"[{number}] metadata field {name} is {kind_of(value)} here and {kind} elsewhere"
                 )

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import json
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,9 @@ import numpy as np
 import pytest
 
 from indexer.build import BuildOptions, build
-from indexer.store import Collection, Deleted, Posted, fresh_log
+from indexer.encode import Encoder, encode_here
+from indexer.store import Change, Collection, Deleted, Posted, fresh_log
+from indexer.store.shards import Shards
 from models.onnx_encoder import OnnxEncoder
 from service.app import create_app
 from tests.api.support import LONG, Built, client_of, copy_collection, make_settings, running
@@ -85,7 +88,7 @@ async def test_filters_and_facets_know_it(client: httpx.AsyncClient) -> None:
     assert after["passages"] == before["passages"] + 1
     assert after["facets"]["kind"] == before["facets"]["kind"] | {"notice": 1}
     assert after["fields"] == ["kind", "region", "year"]
-    assert after["fresh"] == {"position": 1, "documents": 1, "changes": 1, "limit": 10_000}
+    assert after["fresh"] == {"position": 1, "documents": 1, "changes": 1, "passages": 1, "limit": 10_000}
 
 
 async def test_a_document_of_the_snapshot_is_replaced_and_then_gone(client: httpx.AsyncClient) -> None:
@@ -99,7 +102,7 @@ async def test_a_document_of_the_snapshot_is_replaced_and_then_gone(client: http
     assert (await client.delete("/v1/documents/a-1")).json()["changed"] == 1
     assert (await client.get("/v1/documents/a-1")).status_code == 404
     assert "a-1" not in await ids(client, "骨折", top_k=100, mode="dense")
-    assert (await client.delete("/v1/documents/a-1")).json() == (await client.delete("/v1/documents/zz")).json()
+    assert (await client.delete("/v1/documents/a-1")).json()["changed"] == 0
     await post(client, {"id": "a-1", "text": "高血压吃氨氯地平。"})
     assert (await ids(client, "高血压吃什么药"))[0] == "a-1"
 
@@ -196,6 +199,78 @@ async def test_beyond_the_limit_it_is_time_to_re_index(own: Built) -> None:
         assert (await post(client, NOTICE)).status_code == 200  # it is there already
 
 
+async def test_the_limit_counts_passages(own: Built) -> None:
+    """A long document is many; what is too long is refused before any of it is encoded."""
+    async with running(make_settings(own, threads=1, fresh_limit=3)) as client:
+        refused = await post(client, {"id": "long", "title": "头痛二", "text": LONG})
+        assert (refused.status_code, refused.json()["error"]["code"]) == (409, "fresh_limit")
+        assert "0 passages were posted" in refused.json()["error"]["message"]
+        assert (await post(client, NOTICE)).status_code == 200
+
+
+async def test_posts_at_once_are_checked_against_each_other(own: Built) -> None:
+    """Two services of one collection: a field holds one kind of value, and the limit is never exceeded."""
+    settings = make_settings(own, threads=1, reload_seconds=0, fresh_limit=3)
+    async with running(settings) as one, running(settings) as other:
+        five = [post(client, {"id": f"five-{value}", "text": "五", "metadata": {"zz": value}})
+                for client, value in ((one, 5), (other, "five"))]  # fmt: skip
+        answers = sorted([answer.status_code for answer in await asyncio.gather(*five)])
+        assert answers == [200, 422]
+        many = [post(client, {"id": f"n-{number}", "text": "多"}) for number in range(5) for client in (one, other)]
+        statuses = [answer.status_code for answer in await asyncio.gather(*many)]
+        assert sorted(set(statuses)) == [200, 409]
+        assert (await one.get("/v1/collection")).json()["fresh"]["passages"] == 3
+
+
+async def test_a_document_that_is_not_served_can_be_withdrawn(own: Built, encoder: OnnxEncoder) -> None:
+    """A build that is under way, or a version to which one rolls back, may hold it."""
+    collection = Collection(own.root)
+    began = asyncio.Event()
+    withdrawn = asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def encode(shards: Iterable[list[str]], reading: Encoder, place: Shards) -> Iterator[int]:
+        loop.call_soon_threadsafe(began.set)
+        asyncio.run_coroutine_threadsafe(withdrawn.wait(), loop).result(30)
+        yield from encode_here(shards, reading, place)
+
+    options = BuildOptions(passage_tokens=64, overlap=16, encode=encode)
+    async with running(make_settings(own, threads=1, reload_seconds=0)) as client:
+        building = asyncio.create_task(
+            asyncio.to_thread(build, [corpus_of(own, "a-1", "recalled")], encoder, collection, options)
+        )
+        await began.wait()
+        answer = (await client.delete("/v1/documents/recalled")).json()
+        assert (answer["position"], answer["changed"]) == (1, 0)
+        assert (await client.delete("/v1/documents/recalled")).json() == answer  # said already
+        withdrawn.set()
+        first = (await building).version
+        for version in (first, own.versions["a"], first):
+            collection.publish(version, force=True)
+            await client.post("/admin/reload")
+            assert (await client.get("/v1/collection")).json()["snapshot"] == version
+            assert (await client.get("/v1/documents/recalled")).status_code == 404
+        # The next build leaves it out; going back to the version that holds it does not bring it back either.
+        options = BuildOptions(passage_tokens=64, overlap=16)
+        second = build([corpus_of(own, "a-1", "recalled")], encoder, collection, options)
+        for version in (second.version, first):
+            collection.publish(version)
+            await client.post("/admin/reload")
+            assert (await client.get("/v1/documents/recalled")).status_code == 404
+
+
+async def test_what_a_build_may_have_taken_is_written_again(client: httpx.AsyncClient, own: Built) -> None:
+    """Else a second build would show the corpus's word in the place of a post that was acknowledged after it began."""
+    log = Collection(own.root).fresh_log
+    assert (await post(client, NOTICE)).json()["position"] == 1
+    assert (await client.delete("/v1/documents/a-2")).json()["position"] == 2
+    log.seal()
+    again = (await post(client, NOTICE)).json()
+    assert (again["position"], again["changed"]) == (3, 0)
+    assert (await client.delete("/v1/documents/a-2")).json()["position"] == 4
+    assert (await post(client, NOTICE)).json()["position"] == 4
+
+
 async def test_only_administrators_change_documents(own: Built) -> None:
     for token in (None, "secret"):
         app = create_app(make_settings(own, threads=1, admin_token=token))
@@ -219,7 +294,7 @@ async def test_a_restart_finds_everything_and_a_torn_tail_costs_nothing_that_was
     async with running(settings) as client:
         await post(client, NOTICE)
         await client.delete("/v1/documents/a-2")
-    (segment,) = (own.root / "fresh").iterdir()
+    (segment,) = (own.root / "fresh").glob("*.log")
     with segment.open("ab") as file:
         file.write(segment.read_bytes()[:77])
     async with running(settings) as client:
@@ -235,7 +310,7 @@ async def test_a_damaged_log_is_refused_rather_than_forgotten(own: Built) -> Non
     async with running(settings) as client:
         await post(client, NOTICE)
         await client.delete("/v1/documents/a-2")
-        (segment,) = (own.root / "fresh").iterdir()
+        (segment,) = (own.root / "fresh").glob("*.log")
         content = bytearray(segment.read_bytes())
         content[50] ^= 1
         segment.write_bytes(content)
@@ -248,10 +323,10 @@ async def test_a_damaged_log_is_refused_rather_than_forgotten(own: Built) -> Non
 async def test_a_disk_that_takes_nothing_is_said_and_changes_nothing(
     own: Built, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(path: Path, data: bytes) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+    def full(position: int, changes: Sequence[Change]) -> bytes:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(own.root))
 
-    monkeypatch.setattr(fresh_log, "_append", full)
+    monkeypatch.setattr(fresh_log, "write_frame", full)
     async with running(make_settings(own, threads=1, reload_seconds=0)) as client:
         refused = await post(client, NOTICE)
         assert (refused.status_code, refused.json()["error"]["code"]) == (503, "not_kept")

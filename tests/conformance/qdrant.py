@@ -32,6 +32,8 @@ DOCUMENTS = 300
 QUERIES = 10
 FILTERED_QUERIES = 3
 FLOOR = 0.95
+# A citizen's number: float64 cannot tell it from its neighbours.
+FIRST_PID = 110101199001011234
 MORNING = datetime(2026, 1, 1, tzinfo=UTC)
 
 Vectors = NDArray[np.float32]
@@ -46,6 +48,7 @@ def entries(count: int) -> list[Entry]:
             "tags": [("心脏", "血液", "a b")[part % 3] for part in range(row % 3)],
             "updated": f"2025-{row % 12 + 1:02d}-{row % 28 + 1:02d}",
             "dose": row / 7,
+            "pid": FIRST_PID + row if row % 6 else row / 7,
             "otc": row % 2 == 0,
         }
         kept = {name: value for place, (name, value) in enumerate(metadata.items()) if (row + place) % 5}
@@ -68,7 +71,6 @@ FILTERS: list[tuple[Filter, ...]] = [
     (Range("dose", gt=3 / 7, lte=60.0),),
     (Range("dose", gte=float("-inf"), lt=float("inf")),),
     (Range("dose", gte="1e309"),),
-    (Equal("dose", float("nan")),),
     (Not(Equal("kind", "drug")),),
     (Not(Equal("tags", "血液")), Not(Range("dose", gt=3 / 7))),
     (Not(Equal("kind", "nothing has it")),),
@@ -76,6 +78,10 @@ FILTERS: list[tuple[Filter, ...]] = [
     (Either((Equal("kind", "nothing has it"), Not(Equal("kind", "nor it")))),),
     (Either((Equal("kind", "nothing has it"), Equal("kind", "nor it"))),),
     (Not(Either((Equal("otc", True), Not(Equal("kind", "检查"))))),),
+    (Equal("pid", FIRST_PID + 1),),
+    (AnyOf("pid", (FIRST_PID + 2, FIRST_PID + 3, str(FIRST_PID + 4), 6 / 7)),),
+    (Range("pid", gt=FIRST_PID + 1, lt=FIRST_PID + 8),),
+    (Range("pid", gte=FIRST_PID + 20),),
 ]
 
 

@@ -15,7 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 import cli
 from indexer.build import BuildOptions
 from indexer.reindex import Encoders, Release, Report, reindex
-from indexer.store import Collection, Manifest
+from indexer.store import Collection, Deleted, Manifest
 from indexer.store.errors import BadCollection
 from models.errors import SpaceMismatch
 from models.spec import EncoderSpec
@@ -90,11 +90,28 @@ def test_the_line_names_columns_that_were_not_kept(place: Place) -> None:
     assert "not kept" not in place.build(ROWS)[1]
 
 
+def test_a_corpus_that_lost_most_of_its_rows_is_not_published(place: Place) -> None:
+    """The numbers and the option are said; what the service withdrew is not missing."""
+    many: list[dict[str, object]] = [{"_id": f"d{number}", "text": f"正文 {number}"} for number in range(10)]
+    assert place.build(many, "--publish")[0] == 0
+    served = place.collection.current()
+    code, out, err = place.build(many[:7], "--publish", "--metrics-file", place.folder / "care.prom")
+    assert (code, out, place.collection.current()) == (1, "", served)
+    assert "3 of the 10 served documents would vanish (30.0%; at most 20.0% may)" in err
+    assert "--max-removed 0.3" in err
+    assert place.metric("care_index_run_success") == 0
+    assert place.build(many[:7])[0] == 0  # building is no publishing
+    assert place.build(many[:8], "--publish")[0] == 0
+    place.collection.fresh_log.append([Deleted("d0"), Deleted("d1"), Deleted("d2")])
+    assert place.build(many[:8], "--publish")[0] == 0
+    assert place.build(many[5:8], "--publish", "--max-removed", 0.5)[0] == 0
+
+
 def test_a_run_is_one_line_and_pays_for_what_changed(place: Place) -> None:
     code, out, err = place.build(ROWS[:2], "--publish")
     assert (code, err, out.count("\n")) == (0, "", 1)
     assert out.startswith(f"published {place.collection.current()}: 2 documents (2 added, 0 changed, 0 removed)")
-    code, out, err = place.build([ROWS[0] | {"metadata": {"year": 2026}}, ROWS[2]], "--publish")
+    code, out, err = place.build([ROWS[0] | {"metadata": {"year": 2026}}, ROWS[2]], "--publish", "--max-removed", 0.5)
     assert (code, err) == (0, "")
     assert "2 documents (1 added, 1 changed, 1 removed), 2 passages (1 encoded, 1 reused)" in out
 
@@ -136,7 +153,7 @@ def test_versions_that_fail_do_not_heap_up(place: Place) -> None:
 
 def test_old_versions_go(place: Place) -> None:
     for number in range(4):
-        code, out, _ = place.build(ROWS[: 1 + number % 2], "--publish", "--keep", 2)
+        code, out, _ = place.build(ROWS[: 1 + number % 2], "--publish", "--keep", 2, "--max-removed", 1)
         assert code == 0
     assert "old versions removed: 1" in out
     assert len(place.collection.versions()) == 2
@@ -216,7 +233,7 @@ def test_another_space_is_refused_before_anything_is_encoded(place: Place, tmp_p
 
 
 def test_the_encoder_that_is_served_reads_passages_if_it_is_another(place: Place, tmp_path: Path) -> None:
-    asking = another_encoder(tmp_path / "asking", query_instruction="问：")
+    asking = another_encoder(tmp_path / "asking", document_instruction="文：")
     for folder, passages in ((BUNDLED, None), (asking, len(ROWS))):
         assert place.build(ROWS, "--publish", "--query-encoder", folder)[0] == 0
         version = place.collection.current()

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import gc
 import socket
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from indexer.store import BadSnapshot, Equal
+from indexer.store import BadSnapshot, Equal, Frame, Posted
 from models.onnx_encoder import OnnxEncoder
 from models.spec import Side
 from service.engine.device import Cpu
@@ -23,6 +24,7 @@ from service.engine.link import PATIENCE_SECONDS
 from service.engine.protocol import EncodeJob, Job, Mode, Options, Outcome, SearchJob
 from service.engine.remote import RemoteEngine
 from service.errors import DeadlineExceeded, EngineAway, EngineFailed, ShuttingDown
+from service.fresh.overlay import Overlay
 from service.serving import Serving
 from tests.api.support import Built, build_collection, copy_collection, make_settings
 from tests.integration.engine_half import LIMITS, WAIT_SECONDS, Engine, open_serving, worker
@@ -94,6 +96,34 @@ async def test_every_job_is_answered_as_in_one_process(engine: Engine, built: Bu
                 for ours, theirs in zip(there.found.evidence.dense, here.found.evidence.dense, strict=True):
                     np.testing.assert_allclose(ours, theirs, rtol=1e-6)
             assert there.times.search_seconds > 0
+
+
+async def test_the_event_loop_goes_on_while_fresh_passages_are_scored(
+    engine: Engine, built: Built, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    serving = open_serving(built)
+    dim = serving.encoder.spec.dim
+    posted = Posted("fresh", "骨折", "骨折要固定。", {}, [(0, 6)], "fp", np.eye(1, dim, dtype=np.float16))
+    fresh = replace(serving, fresh=Overlay.over(serving.snapshot).apply([Frame(1, 7, [posted])]))
+    entered, gate, score = asyncio.Event(), threading.Event(), Overlay.score_vectors
+    loop = asyncio.get_running_loop()
+
+    def held(overlay: Overlay, queries: np.ndarray) -> np.ndarray:
+        loop.call_soon_threadsafe(entered.set)
+        assert gate.wait(WAIT_SECONDS)
+        return score(overlay, queries)
+
+    monkeypatch.setattr(Overlay, "score_vectors", held)
+    async with worker(engine) as remote:
+        await remote.prepare(serving)
+        job = SearchJob("骨折", Options(Mode.DENSE, 20), vector=np.eye(1, dim, dtype=np.float32)[0].tobytes())
+        asked = asyncio.create_task(answers(remote, fresh, [job]))
+        async with asyncio.timeout(WAIT_SECONDS):
+            await entered.wait()
+        assert not asked.done()
+        gate.set()
+        (outcome,) = await asked
+        assert fresh.document(int(outcome.found.documents[0])).id == "fresh"
 
 
 async def test_jobs_that_come_together_are_computed_together_and_equal_ones_once(engine: Engine, built: Built) -> None:

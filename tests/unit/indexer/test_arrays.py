@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from indexer.store import BadSnapshot
+from indexer.store import BadSnapshot, passages
 from indexer.store.arrays import ArrayWriter, Blob, BlobWriter, load_array
+from indexer.store.errors import TooLarge
 
 
 @settings(deadline=None)
@@ -65,3 +66,22 @@ def test_runs_of_bytes_come_back(tmp_path_factory: pytest.TempPathFactory, runs:
     writer.close()
     blob = Blob.open(folder, "runs", 2 * len(runs))
     assert [blob[position] for position in range(len(blob))] == runs + runs
+
+
+def test_a_number_that_does_not_fit_is_refused_and_not_wrapped(tmp_path: Path) -> None:
+    with ArrayWriter(tmp_path / "rows.npy", "<i4") as writer:
+        writer.append(np.array([2**31 - 1]))
+        for rows in (np.array([2**31]), [2**31]):
+            with pytest.raises(TooLarge, match=r"rows\.npy holds numbers up to 2147483647, not 2147483648: divide"):
+                writer.append(rows)
+        assert writer.close() == 1
+
+
+def test_more_passages_than_rows_can_number_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(passages, "MOST_PASSAGES", 3)
+    writer = passages.PassagesWriter(tmp_path)
+    hashes = np.zeros((2, passages.HASH_BYTES), np.uint8)
+    writer.add(0, [(0, 1), (1, 2)], hashes)
+    with pytest.raises(TooLarge, match="several collections"):
+        writer.add(1, [(0, 1), (1, 2)], hashes)
+    writer.release()

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import fcntl
 import os
 import platform
 import shutil
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -15,7 +19,8 @@ import pytest
 
 from indexer.publish import Move, list_versions, prune, publish, rollback, verify
 from indexer.store import BadCollection, BadSnapshot, Collection, Snapshot, new_version
-from indexer.store.errors import Busy
+from indexer.store.errors import BadDisk, Busy
+from indexer.store.lock import in_turn, mounted_with_local_locks
 from tests.unit.indexer.support import add_version
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
@@ -155,6 +160,42 @@ def test_a_damaged_snapshot_does_not_keep_a_sound_one_out(collection: Collection
     publish(collection, first)
     (collection.folder(first) / "manifest.json").write_text("{", encoding="utf-8")
     assert publish(collection, second).after == second
+
+
+@pytest.mark.parametrize("operations", range(1, 12))
+def test_a_rollback_never_lands_on_what_was_never_served(
+    collection: Collection, monkeypatch: pytest.MonkeyPatch, operations: int
+) -> None:
+    """A publication ends at any of its operations on the disk, as by a kill; another one follows."""
+    versions = [add(collection, day) for day in range(1, 5)]
+    publish(collection, versions[0])
+    publish(collection, versions[1])
+    served = {versions[0], versions[1]}
+    left = operations
+
+    def ends_after(operation: Callable[..., None]) -> Callable[..., None]:
+        def run(*arguments: object) -> None:
+            nonlocal left
+            left -= 1
+            if left < 0:
+                raise KeyboardInterrupt
+            operation(*arguments)
+
+        return run
+
+    with monkeypatch.context() as killed, contextlib.suppress(KeyboardInterrupt):
+        killed.setattr(os, "replace", ends_after(os.replace))
+        killed.setattr(os, "fsync", ends_after(os.fsync))
+        publish(collection, versions[2])
+    served.add(str(collection.current()))
+    before = collection.current()
+    assert (collection.root / "PUBLISHED").read_text().split()[-1] in served
+    publish(collection, versions[3])
+    assert rollback(collection).after == before
+    while (target := collection.previous()) is not None:
+        assert target in served
+        rollback(collection)
+    assert collection.current() == versions[0]
 
 
 def test_rolling_back_without_the_list_of_what_was_published_needs_a_name(collection: Collection) -> None:
@@ -335,3 +376,47 @@ def test_readers_see_one_version_or_the_other(collection: Collection) -> None:
     reader.join()
     assert seen <= set(versions)
     assert [path.name for path in collection.root.iterdir() if path.name.startswith(".")] == []
+
+
+@pytest.mark.parametrize(
+    ("mount", "refused"),
+    [
+        ("server:/care /srv/care nfs4 rw,vers=4.2,local_lock=none 0 0", False),
+        ("server:/care /srv/care nfs rw,vers=3,nolock,local_lock=all 0 0", True),
+        ("server:/care /srv nfs rw,vers=3,local_lock=flock 0 0", True),
+        ("server:/care /srv nfs rw,vers=3,local_lock=all 0 0\n/dev/sdb /srv/care ext4 rw 0 0", False),
+        ("server:/care /srv/car nfs rw,nolock 0 0", False),
+        ("/dev/sda /srv/care ext4 rw,nolock 0 0", False),
+        ("server:/care /srv/care\\040too nfs rw,nolock 0 0", False),
+    ],
+)
+def test_a_network_disk_that_keeps_locks_local_is_refused(mount: str, refused: bool) -> None:
+    mounts = f"/dev/sda / ext4 rw 0 0\n{mount}\n"
+    assert bool(mounted_with_local_locks(Path("/srv/care/collection"), mounts)) == refused
+
+
+def test_a_disk_without_locks_is_refused_with_what_to_do(
+    collection: Collection, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(file: object, operation: int) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    with pytest.raises(BadDisk, match="mount it with locks"), collection.sole_builder():
+        pass
+    with pytest.raises(BadDisk, match="No locks available"), in_turn(tmp_path / "LOCK"):
+        pass
+
+
+def test_the_lock_is_on_a_file_that_is_open_for_writing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An NFS client keeps locks on folders to itself, and grants exclusive locks to files open for writing only."""
+    flock = fcntl.flock
+
+    def look(file: object, operation: int) -> None:
+        descriptor = file.fileno()  # type: ignore[attr-defined]
+        assert fcntl.fcntl(descriptor, fcntl.F_GETFL) & (os.O_WRONLY | os.O_RDWR)
+        flock(descriptor, operation)
+
+    monkeypatch.setattr(fcntl, "flock", look)
+    with in_turn(tmp_path / "LOCK"):
+        assert (tmp_path / "LOCK").is_file()

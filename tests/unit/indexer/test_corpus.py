@@ -71,6 +71,22 @@ def test_truncated_gzip_is_refused(tmp_path: Path) -> None:
         read(path)
 
 
+@pytest.mark.parametrize("number", [2**63, 2**64, -(2**63) - 1, 10**30])
+def test_whole_numbers_of_more_than_64_bits_are_refused_instead_of_rounded(tmp_path: Path, number: int) -> None:
+    path = write_lines(tmp_path / "c.jsonl", GOOD | {"metadata": {"pid": number}})
+    with pytest.raises(BadCorpus, match="pid is a whole number of more than 64 bits"):
+        read(path)
+
+
+def test_whole_numbers_of_64_bits_are_read_exactly(tmp_path: Path) -> None:
+    lines = write_lines(tmp_path / "c.jsonl", GOOD | {"metadata": {"pid": 2**63 - 1}})
+    table = tmp_path / "c.csv"
+    table.write_text("_id,text,pid\n1,x,110101199001011235\n", encoding="utf-8")
+    fields = FieldMap(metadata_fields=("pid",), number_fields=("pid",))
+    assert read(lines)[0].metadata == {"pid": 2**63 - 1}
+    assert read(table, fields=fields)[0].metadata == {"pid": 110101199001011235}
+
+
 def test_csv_with_mapped_fields(tmp_path: Path) -> None:
     path = tmp_path / "c.csv"
     path.write_text('doc_id,body,year,dept\n1,"two\nlines",2020,内科\n2,text,,\n', encoding="utf-8")

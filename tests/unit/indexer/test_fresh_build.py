@@ -10,7 +10,7 @@ import pytest
 
 from indexer.build import BuildOptions, BuildSummary, build
 from indexer.errors import BadCorpus
-from indexer.store import Collection, Cursor, Deleted, Posted, Snapshot
+from indexer.store import Collection, Cursor, Deleted, Equal, Posted, Snapshot
 from tests.support.fast_encoder import FastEncoder
 from tests.unit.indexer.support import write_lines
 
@@ -184,17 +184,27 @@ def test_a_withdrawn_document_does_not_come_back_with_a_damaged_version(place: P
     assert set(place.texts(place.build("a", "b"))) == {"a"}
 
 
-def test_a_posted_field_of_another_kind_than_the_corpus_has_is_a_bad_row(place: Place) -> None:
+def test_an_acknowledged_document_never_stops_a_build(place: Place, caplog: pytest.LogCaptureFixture) -> None:
+    """Whatever its fields hold: what does not suit is shown, and no filter matches it."""
     place.build("a")
-    place.post("x", year="last")
-    rows = [row("a", year=2024)]
-    with pytest.raises(BadCorpus, match="posted to the service:0: metadata field year is text here and a number"):
-        build([write_lines(place._file, *rows)], FastEncoder(), place.collection, OPTIONS)
-    skipping = BuildOptions(passage_tokens=64, overlap=8, skip_bad=True)
-    summary = build([write_lines(place._file, *rows)], FastEncoder(), place.collection, skipping)
-    assert list(place.texts(summary)) == ["a"]
-    assert summary.rejects_file is not None
-    assert '"x"' in summary.rejects_file.read_text().replace("\\", "")
+    place.post("x", year="last", tags=[])
+    place.post("y", tags=7, dose="much")
+    place.post("z", dose=0.5)
+    for _ in range(2):  # by the log, then by the version before
+        caplog.clear()
+        summary = build([write_lines(place._file, row("a", year=2024))], FastEncoder(), place.collection, OPTIONS)
+        place.collection.publish(summary.version)
+        snapshot = Snapshot.open(summary.folder)
+        assert list(place.texts(summary)) == ["a", "x", "y", "z"]
+        assert [snapshot.documents.get(number).metadata for number in (1, 2, 3)] == [
+            {"year": "last", "tags": []},
+            {"tags": 7, "dose": "much"},
+            {"dose": 0.5},
+        ]
+        assert snapshot.metadata.select([Equal("year", 2024)]).tolist() == [True, False, False, False]
+        assert snapshot.metadata.select([Equal("tags", 7)]).tolist() == [False, False, True, False]
+        assert "posted to the service (x): metadata field year is text here and a number at" in caplog.text
+        assert summary.rejects_file is None
 
 
 def test_a_corpus_of_which_everything_was_deleted_is_refused(place: Place) -> None:

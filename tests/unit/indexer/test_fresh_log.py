@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import logging
+import os
+import stat
 import subprocess
 import sys
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -59,7 +64,7 @@ def test_several_writers_share_one_count_and_readers_follow(log: FreshLog) -> No
 
 def test_a_torn_tail_is_cut_off_and_said(log: FreshLog, caplog: pytest.LogCaptureFixture) -> None:
     log.append([posted("a")])
-    (path,) = log.folder.iterdir()
+    (path,) = log.folder.glob("*.log")
     whole = len(path.read_bytes())
     log.append([posted("b")])
     torn = path.read_bytes()
@@ -76,7 +81,7 @@ def test_a_torn_tail_is_cut_off_and_said(log: FreshLog, caplog: pytest.LogCaptur
 
 def test_pages_that_never_reached_the_disk_are_a_torn_tail_too(log: FreshLog) -> None:
     log.append([posted("a")])
-    (path,) = log.folder.iterdir()
+    (path,) = log.folder.glob("*.log")
     path.write_bytes(path.read_bytes() + bytes(5000))
     assert FreshLog(log.folder).append([posted("b")]) == 2
     assert names(log.read(START)[0]) == [["a"], ["b"]]
@@ -85,7 +90,7 @@ def test_pages_that_never_reached_the_disk_are_a_torn_tail_too(log: FreshLog) ->
 def test_damage_before_whole_frames_is_refused_and_nothing_is_cut(log: FreshLog) -> None:
     for name in "abc":
         log.append([posted(name)])
-    (path,) = log.folder.iterdir()
+    (path,) = log.folder.glob("*.log")
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1
     path.write_bytes(content)
@@ -102,7 +107,7 @@ def test_a_sealed_segment_that_lost_its_end_is_refused(log: FreshLog, kept: int 
     log.append([posted("b")])
     log.seal()
     assert names(log.read(START)[0]) == [["a"], ["b"]]
-    sealed = min(log.folder.iterdir())
+    sealed = min(log.folder.glob("*.log"))
     content = sealed.read_bytes()
     sealed.write_bytes(content[:-1] + b"!" if kept is None else content[:kept])
     with pytest.raises(BadLog, match=r"goes on with position 3 after [01]; restore what is missing"):
@@ -140,7 +145,7 @@ def test_positions_go_on_beyond_what_a_snapshot_holds(log: FreshLog) -> None:
 
 def test_a_full_disk_leaves_the_log_as_it_was(log: FreshLog) -> None:
     log.append([posted("a")])
-    (path,) = log.folder.iterdir()
+    (path,) = log.folder.glob("*.log")
     size = path.stat().st_size
     script = f"""
 import resource, signal
@@ -158,6 +163,88 @@ except NotWritten as error:
     assert "could not be written" in done.stdout, done.stderr
     assert path.stat().st_size == size
     assert log.append([posted("c")]) == 2
+
+
+def test_nothing_is_appended_to_a_segment_whose_fsync_failed(log: FreshLog, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the disk has of it is unknown: it is written anew first, by whichever process appends next."""
+    log.append([posted("a")])
+    (path,) = log.folder.glob("*.log")
+    failed = path.stat().st_ino
+    fsync = os.fsync
+
+    def fail(descriptor: int) -> None:
+        if os.fstat(descriptor).st_ino == failed:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", fail)
+    with pytest.raises(NotWritten, match="Input/output error"):
+        log.append([posted("b")])
+    assert path.stat().st_ino == failed
+    other = FreshLog(log.folder)
+    assert other.append([posted("c")]) == 3  # fsync of the old file would still fail
+    assert path.stat().st_ino != failed
+    assert names(log.read(START)[0]) == [["a"], ["b"], ["c"]]  # readers may have seen the frame: it stays
+    assert sorted(each.name for each in log.folder.iterdir()) == [path.name, "LOCK"]
+
+
+def test_a_segment_that_cannot_be_written_anew_takes_nothing(log: FreshLog, monkeypatch: pytest.MonkeyPatch) -> None:
+    log.append([posted("a")])
+    (path,) = log.folder.glob("*.log")
+    fsync = os.fsync
+
+    def fail(descriptor: int) -> None:
+        if not stat.S_ISDIR(os.fstat(descriptor).st_mode):
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        fsync(descriptor)
+
+    with monkeypatch.context() as broken:
+        broken.setattr(os, "fsync", fail)
+        with pytest.raises(NotWritten):
+            log.append([posted("b")])
+        size = path.stat().st_size
+        for writer in (log, FreshLog(log.folder)):
+            with pytest.raises(NotWritten):
+                writer.append([posted("c")])
+        assert path.stat().st_size == size
+    assert FreshLog(log.folder).append([posted("d")]) == 3
+
+
+def test_what_is_said_already_is_on_the_disk_before_that_is_answered(
+    log: FreshLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The process that wrote it may have been killed before its fsync."""
+    log.append([posted("a")])
+    seen: list[tuple[list[list[str]], int]] = []
+
+    def nothing(frames: Sequence[Frame], segment: int) -> list[Change]:
+        seen.append((names(list(frames)), segment))
+        return []
+
+    assert log.change(START, nothing) == 1
+    assert seen == [([["a"]], 1)]
+
+    def fail(descriptor: int) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(os, "fsync", fail)
+    with pytest.raises(NotWritten):
+        log.change(START, nothing)
+
+
+def test_changes_are_decided_while_no_other_process_appends(log: FreshLog) -> None:
+    """Of many writers that each append only if there are fewer than five frames, five do."""
+    log.append([posted("first")])
+
+    def write(number: int) -> int:
+        def decide(frames: Sequence[Frame], segment: int) -> list[Change]:
+            return [posted(str(number))] if len(frames) < 5 else []
+
+        return FreshLog(log.folder).change(START, decide)
+
+    with ThreadPoolExecutor(8) as threads:
+        positions = list(threads.map(write, range(24)))
+    assert (max(positions), len(log.read(START)[0])) == (5, 5)
 
 
 def test_a_folder_that_cannot_be_written_is_said(tmp_path: Path) -> None:

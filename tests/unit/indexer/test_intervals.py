@@ -6,18 +6,20 @@ from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from indexer.store.columns import Column
 from indexer.store.documents import Value
 from indexer.store.filters import AnyOf, Equal, Filter, Range
 from indexer.store.metadata import MetadataIndex
 from indexer.store.metadata_writer import MetadataWriter
 
 TEXTS = st.sampled_from(["", "a", "ab", "b", "心", "心脏", "2025-01-01", "true"])
-NUMBERS = st.one_of(st.sampled_from([0.0, -0.0, 1.0, 2.5]), st.floats(allow_nan=False, allow_infinity=False))
-ASKED_NUMBERS = st.one_of(NUMBERS, st.floats())
+LARGE = 2**62
+WHOLE = st.one_of(st.integers(LARGE - 600, LARGE + 600), st.integers(-(2**63), 2**63 - 1))
+NUMBERS = st.one_of(st.sampled_from([0.0, -0.0, 1.0, 2.5]), WHOLE, st.floats(allow_nan=False, allow_infinity=False))
+ASKED_NUMBERS = st.one_of(NUMBERS, st.floats(allow_nan=False), st.integers())
 
 
 def filters(values: st.SearchStrategy[str] | st.SearchStrategy[float]) -> st.SearchStrategy[Filter]:
@@ -25,6 +27,11 @@ def filters(values: st.SearchStrategy[str] | st.SearchStrategy[float]) -> st.Sea
     ranges = st.builds(Range, st.just("field"), bound, bound, bound, bound).filter(lambda one: one != Range("field"))
     any_of = st.builds(AnyOf, st.just("field"), st.lists(values, max_size=3).map(tuple))
     return st.one_of(st.builds(Equal, st.just("field"), values), any_of, ranges)
+
+
+def stored_numbers(column: Column, row: int) -> list[tuple[float, int]]:
+    known = column.stored(row)
+    return [(code, 0) for code in known] if isinstance(known, list) else [] if known is None else [known]
 
 
 def check(stored: Sequence[Value], condition: Filter) -> None:
@@ -37,9 +44,8 @@ def check(stored: Sequence[Value], condition: Filter) -> None:
         column = metadata.column(condition)
         intervals = column.intervals(condition)
         admitted = [
-            any(low <= number <= high for number in np.atleast_1d(known) for low, high in intervals)
+            any(low <= number <= high for number in stored_numbers(column, row) for low, high in intervals)
             for row in range(len(stored))
-            for known in [[] if column.stored(row) is None else column.stored(row)]
         ]
         assert admitted == metadata.select([condition]).tolist()
 
@@ -48,6 +54,31 @@ def check(stored: Sequence[Value], condition: Filter) -> None:
 @given(st.lists(st.none() | NUMBERS, max_size=6), filters(ASKED_NUMBERS))
 def test_of_numbers(stored: list[float | None], condition: Filter) -> None:
     check([1.0, *stored], condition)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(NUMBERS, min_size=1, max_size=8), NUMBERS, NUMBERS)
+def test_whole_and_broken_numbers_compare_as_python_compares_them(
+    stored: list[float], first: float, second: float
+) -> None:
+    """Python compares whole numbers and floats exactly."""
+    conditions = {
+        Equal("field", first): lambda value: value == first,
+        AnyOf("field", (first, second)): lambda value: value in (first, second),
+        Range("field", gte=first, lt=second): lambda value: first <= value < second,
+        Range("field", gt=first, lte=second): lambda value: first < value <= second,
+    }
+    with TemporaryDirectory() as folder:
+        writer = MetadataWriter(Path(folder))
+        for value in [*stored, first]:
+            writer.add({"field": value})
+        writer.close()
+        written = MetadataIndex.open(Path(folder), len(stored) + 1)
+        in_memory = MetadataIndex.of([{"field": value} for value in [*stored, first]])
+        for condition, accepts in conditions.items():
+            expected = [accepts(value) for value in [*stored, first]]
+            assert written.select([condition]).tolist() == expected
+            assert in_memory.select([condition]).tolist() == expected
 
 
 @settings(max_examples=60, deadline=None)

@@ -95,6 +95,7 @@ def test_text_ranges_are_those_of_code_points(
         (Range("kind"), "at least one of gte"),
         (Equal("year", "new"), "'new' is not a number"),
         (Range("year", gte=True), "True is not a number"),
+        (Equal("year", "nan"), "'nan' is not a number"),
         (Equal("kind", 3), "3 is not a text"),
         (Range("tags", lt=1.5), "1.5 is not a text"),
     ],
@@ -122,6 +123,19 @@ def test_a_filter_error_ends_with_an_example_that_is_accepted(tmp_path: Path, co
     assert str(caught.value).endswith(hint)
     example = json.loads(str(caught.value).partition("for example ")[2])
     assert metadata.select([Equal(example["field"], example["eq"])]).any()
+
+
+def test_64_bit_integers_are_not_taken_for_their_neighbours(tmp_path: Path) -> None:
+    """As numbers and as the texts of a URL; float64 holds 53 bits."""
+    first = 110101199001011234
+    metadata = index(tmp_path, [{"pid": first}, {"pid": first + 1}, {"pid": 1.5}, {}])
+    for value in (first + 1, str(first + 1)):
+        assert metadata.select([Equal("pid", value)]).tolist() == [False, True, False, False]
+        assert metadata.select([Range("pid", gte=value)]).tolist() == [False, True, False, False]
+        assert metadata.select([Range("pid", lt=value)]).tolist() == [True, False, True, False]
+        assert metadata.select([AnyOf("pid", (value, 1.5))]).tolist() == [False, True, True, False]
+    assert metadata.select([Equal("pid", first + 2)]).sum() == 0
+    assert metadata.select([Range("pid", lt=10**400)]).tolist() == [True, True, True, False]
 
 
 def test_documents_without_metadata(tmp_path: Path) -> None:

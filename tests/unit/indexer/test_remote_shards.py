@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import shutil
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,11 +12,12 @@ import numpy as np
 import pytest
 
 from indexer.build import BuildOptions, build
+from indexer.encode import Encoder, EncodeShards, encode_here
 from indexer.publish import verify
 from indexer.store import Collection
 from indexer.store.errors import NotReached
 from indexer.store.remote_shards import RemoteShards, open_shards
-from indexer.store.shards import Embeddings, LocalShards
+from indexer.store.shards import Embeddings, LocalShards, Shards
 from tests.support.fast_encoder import FastEncoder
 from tests.unit.indexer.support import DIM, unit_vectors, write_lines
 
@@ -133,3 +135,29 @@ def test_a_build_goes_on_with_what_lies_there(tmp_path: Path) -> None:
     assert verify(collection, summary.version).content == verify(plain, whole.version).content
     assert objects() == []
     assert not collection.shards("fast").exists()
+
+
+def test_collections_that_share_a_place_leave_each_others_shards_alone(tmp_path: Path) -> None:
+    """One build dies while another collection, of the same encoder, builds at the same place."""
+    options = BuildOptions(shard_texts=3, shards=str(tmp_path / "shared"))
+    rows = {name: [{"_id": f"{name}{number}", "text": f"{name} {number}"} for number in range(9)] for name in "ab"}
+    corpora = [write_lines(tmp_path / f"{name}.jsonl", *own) for name, own in rows.items()]
+    first, second = (Collection(tmp_path / f"collection-{name}") for name in "ab")
+    with pytest.raises(RuntimeError, match="dies"):
+        build([corpora[0]], FastEncoder(), first, replace(options, encode=_dies_after(2)))
+    build([corpora[1]], FastEncoder(), second, options)
+    assert build([corpora[0]], FastEncoder(), first, options).encoded == 3
+    copied = shutil.copytree(first.root, tmp_path / "copy")
+    with Collection(copied).sole_builder(), first.sole_builder():
+        assert Collection(copied).identity() != first.identity()
+    assert not list((tmp_path / "shared").rglob("*.npy"))
+
+
+def _dies_after(shards: int) -> EncodeShards:
+    def encode(texts: Iterable[list[str]], encoder: Encoder, place: Shards) -> Iterator[int]:
+        for number, finished in enumerate(encode_here(texts, encoder, place), start=1):
+            yield finished
+            if number == shards:
+                raise RuntimeError("dies")
+
+    return encode

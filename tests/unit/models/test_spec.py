@@ -46,7 +46,7 @@ def test_the_fingerprint_follows_whatever_changes_a_vector() -> None:
     prints = {
         base.fingerprint("model.onnx"),
         base.model_copy(update={"dim": 3}).fingerprint("model.onnx"),
-        base.model_copy(update={"query_instruction": "x"}).fingerprint("model.onnx"),
+        base.model_copy(update={"document_instruction": "x"}).fingerprint("model.onnx"),
         base.model_copy(update={"pooling": Pooling.MEAN}).fingerprint("model.onnx"),
         base.model_copy(update={"checksums": {"model.onnx": "9", "tokenizer.json": "2"}}).fingerprint("model.onnx"),
         base.model_copy(update={"checksums": {"model.onnx": "1", "tokenizer.json": "9"}}).fingerprint("model.onnx"),
@@ -63,6 +63,17 @@ def test_an_encoder_is_identified_by_its_weights_alone() -> None:
     both = a_spec(checksums={"model.onnx": "1", "model.int8.onnx": "3", "tokenizer.json": "2"})
     assert graph.identities < both.identities
     assert not a_spec().identities  # whose weights nobody named
+
+
+def test_another_query_instruction_leaves_documents_as_they_are() -> None:
+    """Unless documents are read as queries, as the query encoder of a pair reads fresh ones."""
+    both = {"sides": (Side.QUERY, Side.DOCUMENT)}
+    base = a_spec(checksums={"model.onnx": "1", "tokenizer.json": "2"}).model_copy(update=both)
+    asking = base.model_copy(update={"query_instruction": "x"})
+    assert asking.fingerprint("model.onnx") == base.fingerprint("model.onnx")
+    assert asking.fingerprints == base.fingerprints
+    one, other = (each.model_copy(update={"sides": (Side.QUERY,)}) for each in (base, asking))
+    assert one.fingerprint("model.onnx") != other.fingerprint("model.onnx")
 
 
 def test_an_altered_or_missing_file_is_refused(tmp_path: Path) -> None:

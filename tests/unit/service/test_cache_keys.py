@@ -3,27 +3,29 @@
 from __future__ import annotations
 
 import warnings
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
 from models.onnx_encoder import OnnxEncoder
+from models.reader import TextReader
 from models.spec import Side
 from models.tokenizer import Tokens
 from service.cache.keys import ResultKeys, embedding_key
 from service.engine.protocol import Mode
 from service.schemas import SearchRequest
-from service.serving import Serving
+from service.serving import Serving, is_same_function
 from service.settings import Settings
 from tests.api.support import ENCODER
 
 HYBRID = ResultKeys(Settings(default_mode=Mode.HYBRID))
 
 
-def serving(version: str = "v1", fingerprint: str = "e1", state: bytes = b"") -> Serving:
-    """Keys only ask a serving for three names."""
-    encoder = SimpleNamespace(fingerprint=fingerprint)
+def serving(version: str = "v1", fingerprint: str = "e1", state: bytes = b"", query_instruction: str = "") -> Serving:
+    """Keys only ask a serving for four names."""
+    encoder = SimpleNamespace(fingerprint=fingerprint, spec=SimpleNamespace(query_instruction=query_instruction))
     return cast(Serving, SimpleNamespace(version=version, state=state, encoder=encoder))
 
 
@@ -92,8 +94,17 @@ def test_snapshot_encoder_and_the_settings_that_matter_are_in_the_key() -> None:
         ResultKeys(Settings(hyde_url="http://127.0.0.1/v1", hyde_model="other")),
     ]
     servings = [serving(version="v2"), serving(fingerprint="e2"), serving(state=b"s1"), serving(state=b"s2")]
+    servings.append(serving(query_instruction="问："))
     keys = {key(), *(key(of=each) for each in servings), *map(key, others)}
-    assert len(keys) == 8
+    assert len(keys) == 9
+
+
+def test_a_folder_with_another_query_instruction_is_not_what_was_loaded(tmp_path: Path) -> None:
+    """Its fingerprint, which names how documents are read, is the same."""
+    reader = TextReader.open(ENCODER)
+    assert is_same_function(ENCODER, reader)
+    reader.spec.model_copy(update={"query_instruction": "问："}).save(tmp_path)
+    assert not is_same_function(tmp_path, reader)
 
 
 def test_parts_do_not_run_into_each_other() -> None:

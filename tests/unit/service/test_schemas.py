@@ -18,6 +18,8 @@ from service.schemas import FilterClause, SearchRequest
         ({"field": "open", "eq": False}, Equal("open", "false")),
         ({"field": "kind", "in": ["a", 1, False]}, AnyOf("kind", ("a", 1, "false"))),
         ({"field": "year", "gte": 2020, "lt": 2021.5}, Range("year", gte=2020, lt=2021.5)),
+        ({"field": "pid", "eq": 2**53 + 1}, Equal("pid", 2**53 + 1)),
+        ({"field": "pid", "gte": -(2**63), "lt": 2**63 - 1}, Range("pid", gte=-(2**63), lt=2**63 - 1)),
         ({"field": "updated", "gt": "2025"}, Range("updated", gt="2025")),
         ({"not": {"field": "kind", "eq": "drug"}}, Not(Equal("kind", "drug"))),
         (
@@ -52,6 +54,7 @@ def test_a_clause_becomes_the_stores_filter(clause: dict, expected: Filter) -> N
         {"not": {"field": "kind", "eq": "a"}, "any": [{"field": "kind", "eq": "a"}]},
         {"any": []},
         {"any": [{"field": "kind", "eq": "a"}] * 33},
+        {"field": "year", "eq": 2**63},
     ],
 )
 def test_a_clause_that_means_nothing_is_refused(clause: dict) -> None:
@@ -65,3 +68,9 @@ def test_nested_clauses_count_towards_the_limit() -> None:
     assert SearchRequest.model_validate({"query": "a", "filters": allowed})
     with pytest.raises(ValidationError, match="at most 32 clauses, nested ones included, got 33"):
         SearchRequest.model_validate({"query": "a", "filters": [*allowed, leaf]})
+
+
+def test_a_number_of_more_than_64_bits_is_refused_with_the_reason() -> None:
+    with pytest.raises(ValidationError) as caught:
+        FilterClause.model_validate_json(json.dumps({"field": "pid", "in": [2**63]}), strict=True)
+    assert "more than 64 bits" in caught.value.errors()[0]["msg"]
