@@ -11,6 +11,16 @@ from models.lexical import LexicalIndex, query_terms, terms
 
 TEXTS = ["高血压吃什么药", "糖尿病的饮食", "血压计的使用", "Drugs for hypertension", "高血压与糖尿病"]
 
+# Names that hold a question particle, a part of a question word, a bare letter, or an acronym that is one.
+LISTED = """吗啡、盐酸吗啡、硫酸吗啡缓释片、阿扑吗啡、烯丙吗啡、乙基吗啡、二乙酰吗啡、氢吗啡酮、羟吗啡酮、吗啡喃、
+吗丁啉、吗啉、吗啉胍、盐酸吗啉胍片、吗替麦考酚酯、吗氯贝胺、吗茚酮、吗多明、吗乙苯吡酮、阿吗灵、何首乌、制何首乌、
+首乌藤、没药、乳香没药、少腹逐瘀汤、维生素A、辅酶A、甲型流感A、WHO指南、who标准、vitamin A、vitamin B、vitamin C、
+vitamin D、vitamin E、vitamin K、vitamin a、hepatitis A、hepatitis B、hepatitis C、hepatitis E、hepatitis a、
+influenza A、influenza B、coenzyme A、haemophilia A、protein C、protein S、factor V、immunoglobulin A、
+botulinum toxin A、cyclosporin A、WHO、WHO guidelines、who guidelines、IS、DO、DID、CAN、ARE、AN、THE、HOW、FDA、
+NICE、CDC、EMA、NIH、AHA、ESC、ADA"""
+NAMES = LISTED.replace("\n", "").split("、")
+
 
 def test_chinese_becomes_characters_and_bigrams_and_words_stay_whole() -> None:
     assert terms("血压高 Amlodipine") == ["血", "压", "高", "血压", "压高", "amlodipine"]
@@ -24,6 +34,30 @@ def test_question_words_are_no_terms_of_a_query_unless_there_is_nothing_else() -
     assert query_terms("高血压吃什么药") == [*terms("高血压吃"), *terms("药")]
     assert query_terms("What is Aspirin?") == ["aspirin"]
     assert query_terms("什么") == terms("什么")
+
+
+def test_question_particles_are_removed_at_the_end_of_a_clause_only() -> None:
+    assert query_terms("感冒了能喝酒吗？会头晕么") == [*terms("感冒了能喝酒"), *terms("会头晕")]
+    assert query_terms("发烧吃药了吗 怎么办呢") == terms("发烧吃药了")
+    assert query_terms("吗啡能止痛吗") == terms("吗啡能止痛")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_no_term_of_a_name_is_lost_to_question_words(name: str) -> None:
+    for query in (f"{name}的副作用", f"what is {name}", f"什么是{name}？", name, f"{name} 副作用", f"怎么用{name}呢"):
+        assert set(terms(name)) <= set(query_terms(query)), query
+
+
+def test_capitals_are_acronyms_and_who_asks_only_before_a_verb() -> None:
+    assert query_terms("WHO guidelines on DID") == ["who", "guidelines", "on", "did"]
+    assert query_terms("who guidelines") == ["who", "guidelines"]
+    assert query_terms("Who should take statins?") == ["take", "statins"]
+    assert query_terms("How can hepatitis A spread?") == ["hepatitis", "a", "spread"]
+
+
+def test_morphine_is_found_by_its_name_before_coffee() -> None:
+    index = LexicalIndex.build(["咖啡的副作用：心悸、失眠。", "吗啡的副作用：便秘、呼吸抑制。"])
+    assert index.search("吗啡的副作用", 2)[0].tolist() == [1, 0]
 
 
 def test_a_read_only_folder_can_be_opened_and_is_left_as_it_was(tmp_path: Path) -> None:
