@@ -4,6 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import tantivy
 
 from models import lexical
 from models.errors import CareError
@@ -105,25 +106,42 @@ def test_a_query_without_terms_finds_nothing() -> None:
     assert len(rows) == len(scores) == 0
 
 
-@pytest.mark.parametrize("as_a_set", [0, 1000])
-def test_a_filter_gives_the_best_allowed_rows(monkeypatch: pytest.MonkeyPatch, as_a_set: int) -> None:
-    monkeypatch.setattr(lexical, "_SMALL_FILTER", as_a_set)
-    index = LexicalIndex.build([f"高血压 第{row}种药" for row in range(50)])
-    allowed = np.zeros(50, dtype=bool)
-    allowed[[3, 7, 41]] = True
-    rows, _ = index.search("高血压药", 10, allowed)
-    assert sorted(rows.tolist()) == [3, 7, 41]
-    assert len(index.search("高血压药", 2, allowed)[0]) == 2
+@pytest.mark.parametrize("share", [0.005, 0.1, 0.5, 0.9])
+@pytest.mark.parametrize("against", [False, True])
+def test_a_filter_gives_the_best_allowed_rows(share: float, against: bool) -> None:
+    index = LexicalIndex.build(f"高血压{'慢性病' * (row % 7)} 第{row}种药" for row in range(2000))
+    rows, scores = index.search("高血压药", 2000)
+    allowed = np.random.default_rng(0).random(2000) < share
+    if against:  # every allowed row stands behind all forbidden ones
+        allowed = np.zeros(2000, bool)
+        allowed[rows[-int(2000 * share) :]] = True
+    for k in (1, 10, 300):
+        found = index.search("高血压药", k, allowed)
+        expected = rows[allowed[rows]][:k], scores[allowed[rows]][:k]
+        np.testing.assert_array_equal(np.sort(found[0]), np.sort(expected[0]))
+        np.testing.assert_array_equal(found[1], expected[1])
 
 
-def test_a_wide_filter_finds_what_stands_behind_all_that_it_forbids(monkeypatch: pytest.MonkeyPatch) -> None:
-    index = LexicalIndex.build(["高血压"] * 200 + [f"高血压{'慢性病' * (row % 7 + 1)}" for row in range(200)])
-    allowed = np.arange(400) >= 200
-    few = index.search("高血压", 5, allowed)
-    monkeypatch.setattr(lexical, "_SMALL_FILTER", 0)
-    many = index.search("高血压", 5, allowed)
-    assert many[0].tolist() == few[0].tolist() == [200, 207, 214, 221, 228]
-    np.testing.assert_array_equal(many[1], few[1])
+@pytest.mark.parametrize("permitted", [60, 200, 600, 1000, 1400, 1980])
+def test_a_filter_against_the_query_fetches_a_bounded_number_of_hits(
+    monkeypatch: pytest.MonkeyPatch, permitted: int
+) -> None:
+    monkeypatch.setattr(lexical, "_MOST_HITS", 100)
+    monkeypatch.setattr(lexical, "_MOST_ALLOWED", 500)
+    index = LexicalIndex.build(["高血压" + "慢" * (row // 20) for row in range(2000)])
+    allowed = np.arange(2000) >= 2000 - permitted
+    fetched = []
+    hits = index._hits
+
+    def counted(query: tantivy.Query, limit: int) -> lexical.Ranking:
+        fetched.append(limit)
+        return hits(query, limit)
+
+    monkeypatch.setattr(index, "_hits", counted)
+    rows, _ = index.search("高血压", 5, allowed)
+    assert sum(fetched) <= 2 * 100
+    if permitted <= 500 or permitted >= 2000 - 95:  # few rows are allowed, or few forbidden: nothing is missed
+        assert rows.tolist() == list(range(2000 - permitted, 2005 - permitted))
 
 
 def test_a_filter_that_allows_nothing_finds_nothing() -> None:
