@@ -34,8 +34,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="action", required=True, metavar=names)
     options.add_build(actions.add_parser("build", help="read a corpus, encode what is new and write a new version"))
     options.add_publish(actions.add_parser("publish", help="serve a version: the newest, or the one named"))
-    going_back = actions.add_parser("rollback", help="serve the version published before, or the one named")
-    going_back.add_argument("version", nargs="?")
+    options.add_rollback(actions.add_parser("rollback", help="serve the version published before, or the one named"))
     checking = actions.add_parser("verify", help="open a version and compare every checksum")
     checking.add_argument("version", nargs="?")
     actions.add_parser("list", help="every version, oldest first")
@@ -56,9 +55,12 @@ def run(arguments: Namespace) -> None:
             print(reindex(arguments.corpus, collection, options.encoders(arguments), *how))
         case "publish":
             measure = Measure(partial(_queries, arguments.query_encoder), arguments.recall_floor)
-            print(f"published {publish(collection, arguments.version, measure, force=arguments.force).after}")
+            asking = partial(OnnxEncoder.load, arguments.query_encoder)
+            move = publish(collection, arguments.version, measure, asking=asking, force=arguments.force)
+            print(f"published {move.after}")
         case "rollback":
-            move = rollback(collection, arguments.version)
+            asking = partial(OnnxEncoder.load, arguments.query_encoder)
+            move = rollback(collection, arguments.version, asking=asking, force=arguments.force)
             print(f"rolled back from {move.before} to {move.after}")
         case "verify":
             manifest = verify(collection, arguments.version)
