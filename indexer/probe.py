@@ -14,7 +14,7 @@ from indexer.errors import BadQueries
 from indexer.store.overlay import Overlay
 from indexer.store.snapshot import Snapshot
 from indexer.store.vectors import Rows, Scores
-from models.fusion import CANDIDATES, Fusion, fuse
+from models.fusion import CANDIDATES, LATER_DENSE, LATER_LEXICAL, Fusion, best_passages, fuse
 from models.lexical import Ranking
 from models.spec import Side
 
@@ -62,20 +62,18 @@ def top_documents(
     found = (vectors or snapshot.vectors).search(embedded, depth)
     answers = []
     for query, scores, rows, fresh in zip(queries, *found, overlay.score_vectors(embedded), strict=True):
-        dense = _documents(overlay, (rows[rows >= 0], scores[rows >= 0]), overlay.pick(fresh, (), -np.inf))
+        main = rows[rows >= 0], scores[rows >= 0]
+        dense = _documents(overlay, main, overlay.pick(fresh, (), -np.inf), LATER_DENSE)
         words = overlay.pick(overlay.score_words(query), (), SOME_WORD)
-        lexical = _documents(overlay, snapshot.lexical.search(query, depth), words)
+        lexical = _documents(overlay, snapshot.lexical.search(query, depth), words, LATER_LEXICAL)
         best, _ = fuse(dense, lexical, Fusion.SCORES)
         answers.append([overlay.document(row).id for row in best[:k].tolist()])
     return answers
 
 
-def _documents(overlay: Overlay, main: Ranking, fresh: Ranking) -> Ranking:
+def _documents(overlay: Overlay, main: Ranking, fresh: Ranking, later: float) -> Ranking:
     """Two rankings of passages, the snapshot's and the fresh ones, as one of documents by their best passages."""
     main = overlay.visible(*main)
     rows, scores = np.concatenate([main[0], fresh[0]]), np.concatenate([main[1], fresh[1]])
-    order = np.lexsort((rows, -scores))
-    documents = overlay.documents_of(rows[order])
-    _, first = np.unique(documents, return_index=True)
-    first = np.sort(first)[:CANDIDATES]
-    return documents[first], scores[order][first]
+    documents, _, best = best_passages(rows, scores, overlay.documents_of, later)
+    return documents[:CANDIDATES], best[:CANDIDATES]
