@@ -79,9 +79,15 @@ def _add_query_encoder(parser: ArgumentParser, what: str) -> None:
 
 def add_publish(parser: ArgumentParser) -> None:
     parser.add_argument("version", nargs="?")
-    parser.add_argument("--force", action="store_true", help="even if its space or dimension differs")
+    parser.add_argument("--force", action="store_true", help="even if canaries fail, or its space or dimension differs")
     parser.add_argument("--recall-floor", type=share, default=FLOOR, help="least recall@10 there (%(default)s)")
-    _add_query_encoder(parser, "folder that measures it")
+    _add_query_encoder(parser, "folder that asks the collection's canaries and measures recall")
+
+
+def add_rollback(parser: ArgumentParser) -> None:
+    parser.add_argument("version", nargs="?")
+    parser.add_argument("--force", action="store_true", help="even if canaries fail")
+    _add_query_encoder(parser, "folder that asks the collection's canaries")
 
 
 def add_vectors(parser: ArgumentParser) -> None:

@@ -174,7 +174,7 @@ def _build_version(
             other = options.query_encoder or encoder
             correction = _read_sample(writer, len(vectors), encoder, composed, other)
         with stages.timed("index"):
-            indexed = _index(writer, folder, vectors, encoder, documents, options)
+            indexed = _index(writer, folder, vectors, other, documents, options)
         with stages.timed("lexical"):
             every = Progress("words", "passages", len(passages)).over(texts(range(len(passages))))
             writer.write_lexical(f"{title}\n{text}" for title, text in every)
@@ -254,16 +254,16 @@ def _index(
     writer: SnapshotWriter,
     folder: Path,
     vectors: Array,
-    encoder: Encoder,
+    asking: Encoder,
     documents: Documents,
     options: BuildOptions,
 ) -> _Indexed:
-    """Builds the index and finds out how far it must be searched; an exact one needs no check."""
+    """Builds the index and measures with `asking` how far it must be searched; an exact one needs no check."""
     kind = options.index or (IndexKind.FLAT if len(vectors) <= FLAT_PASSAGES else IndexKind.HNSW)
     parameters = writer.write_index(vectors, kind)
     if kind is IndexKind.FLAT:
         return _Indexed(kind, parameters)
-    queries = encode_queries(encoder, options.queries or sample_queries(documents))
+    queries = encode_queries(asking, options.queries or sample_queries(documents))
     own = VectorIndex.open(folder, kind, *vectors.shape)
     depth, recall = choose_depth(own, queries, options.recall_floor)
     if kind is IndexKind.CAGRA:  # which a service may walk on either: both must reach the floor

@@ -48,8 +48,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     admitting = actions.add_parser("admit", help="let a further query encoder search a version")
     admitting.add_argument("encoder", type=Path, help="folder of the query encoder")
     admitting.add_argument("version", nargs="?", help="(default: the served one)")
-    going_back = actions.add_parser("rollback", help="serve the version published before, or the one named")
-    going_back.add_argument("version", nargs="?")
+    options.add_rollback(actions.add_parser("rollback", help="serve the version published before, or the one named"))
     checking = actions.add_parser("verify", help="open a version and compare every checksum")
     checking.add_argument("version", nargs="?")
     actions.add_parser("list", help="every version, oldest first")
@@ -70,12 +69,15 @@ def run(arguments: Namespace) -> None:
             print(reindex(arguments.corpus, collection, options.encoders(arguments), *how))
         case "publish":
             measure = Measure(partial(_queries, arguments.query_encoder), arguments.recall_floor)
-            print(f"published {publish(collection, arguments.version, measure, force=arguments.force).after}")
+            asking = partial(OnnxEncoder.load, arguments.query_encoder)
+            move = publish(collection, arguments.version, measure, asking=asking, force=arguments.force)
+            print(f"published {move.after}")
         case "admit":
             version = admit(collection, arguments.encoder, arguments.version)
             print(f"{arguments.encoder} may search {version}; a service that refused it opens it after a reload")
         case "rollback":
-            move = rollback(collection, arguments.version)
+            asking = partial(OnnxEncoder.load, arguments.query_encoder)
+            move = rollback(collection, arguments.version, asking=asking, force=arguments.force)
             print(f"rolled back from {move.before} to {move.after}")
         case "verify":
             manifest = verify(collection, arguments.version)

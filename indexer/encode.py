@@ -75,9 +75,9 @@ class Work:
     def do(self, texts: Iterable[str], count: int, encoder: Encoder) -> None:
         """Encodes `count` texts.
 
-        A vector depends a little on the texts beside it in an int8 encoder. Shards are cut from the front, all but the
-        last of one size, so a build that lost any of them cuts the rest as the first build did and gets the same
-        vectors.
+        A vector may depend a little on the texts beside it (half precision on a card). Shards are cut from the front,
+        all but the last of one size, so a build that lost any of them cuts the rest as the first build did and gets
+        the same vectors.
         """
         with Progress("encode", "passages", count) as bar:
             for finished in self.encode(chunked(texts, self.shard_texts), encoder, self.place):

@@ -10,6 +10,8 @@ from datetime import datetime
 from functools import partial
 from pathlib import Path
 
+from indexer.canary import check_canaries, kept_canaries
+from indexer.encode import Encoder
 from indexer.store.collection import Collection
 from indexer.store.database import Database
 from indexer.store.errors import BadCollection, BadSnapshot
@@ -50,16 +52,24 @@ class Move:
 
 
 def publish(
-    collection: Collection, version: str | None = None, measure: Measure | None = None, *, force: bool = False
+    collection: Collection,
+    version: str | None = None,
+    measure: Measure | None = None,
+    *,
+    asking: Callable[[], Encoder] | None = None,
+    force: bool = False,
 ) -> Move:
     """Serves a version, the newest unless named; puts it into the collection's database first, where there is one.
 
-    `measure` is how its recall there is measured.
+    `measure` is how its recall there is measured. `asking` opens the encoder that asks the collection's canaries,
+    which must pass unless `force`.
     """
     before = collection.current()
     after = version or newest(collection)
     if collection.database is not None and measure is not None:
         _put_into(collection.database, Snapshot.open(collection.folder(after)), measure)
+    if not force:
+        _ask_canaries(collection, after, asking)
     collection.publish(after, force=force)
     return Move(before, after)
 
@@ -81,9 +91,23 @@ def admit(collection: Collection, encoder: Path, version: str | None = None) -> 
     return chosen
 
 
-def rollback(collection: Collection, version: str | None = None) -> Move:
-    """Serves the version published before the current one, or the one named."""
+def _ask_canaries(collection: Collection, version: str, asking: Callable[[], Encoder] | None) -> None:
+    if asking is not None and (canaries := kept_canaries(collection)):
+        check_canaries(collection, version, asking(), canaries)
+
+
+def rollback(
+    collection: Collection,
+    version: str | None = None,
+    *,
+    asking: Callable[[], Encoder] | None = None,
+    force: bool = False,
+) -> Move:
+    """Serves the version published before the current one, or the one named; checks canaries as `publish` does."""
     before = collection.current()
+    target = version or (collection.previous() if before else None)
+    if target is not None and not force:
+        _ask_canaries(collection, target, asking)
     return Move(before, collection.rollback(version))
 
 

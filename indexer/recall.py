@@ -50,7 +50,7 @@ def sample_queries(documents: Documents, count: int = QUERIES) -> list[str]:
 
 
 def encode_queries(encoder: Encoder, queries: Sequence[str]) -> Vectors:
-    """By the encoder's query side, if it has one: an encoder of documents stands in for its partner well enough."""
+    """By the encoder's query side; by its document side if the encoder reads documents only."""
     return encoder.encode(queries, Side.QUERY if Side.QUERY in encoder.spec.sides else Side.DOCUMENT)
 
 

@@ -13,7 +13,7 @@ from importlib import import_module
 from pathlib import Path
 
 from indexer.build import BuildOptions, BuildSummary, admitted, build
-from indexer.canary import check_canaries, load_canaries
+from indexer.canary import check_canaries, keep_canaries, kept_canaries, load_canaries
 from indexer.cluster import Cluster
 from indexer.encode import Encoder
 from indexer.errors import BadBuild, Blocked
@@ -152,7 +152,7 @@ def _run(
     # Before the work, not after it: what is not there or does not fit should not cost a night.
     if release.queries:
         options = replace(options, queries=tuple(load_queries(release.queries)))
-    canaries = load_canaries(release.canaries) if release.canaries else []
+    canaries = load_canaries(release.canaries) if release.canaries else kept_canaries(collection)
     asking = encoders.load_queries(encoder) if canaries or encoders.queries else encoder
     options = replace(options, query_encoder=asking)
     query_encoders = admitted(collection, encoder, asking)
@@ -167,16 +167,21 @@ def _run(
     _announce(collection, encoder)
     summary = build(corpus, encoder, collection, options)
     try:
-        if canaries:
-            check_canaries(Snapshot.open(summary.folder, verify=False), asking, canaries)
+        if release.canaries:
+            keep_canaries(collection, release.canaries)
         if release.publish and (served := _equal_served(collection, summary)):
             collection.discard(summary.version)
             rejects = collection.rejects / f"{served.version}.jsonl" if summary.rejects_file else None
             folder = collection.folder(served.version)
             summary = replace(summary, version=served.version, folder=folder, rejects_file=rejects, unchanged=True)
+            if canaries:
+                check_canaries(collection, served.version, asking, canaries)
         elif release.publish:
             _require_documents(summary, release.max_removed)
-            publish(collection, summary.version, Measure(partial(_queries, encoder, options), options.recall_floor))
+            measure = Measure(partial(_queries, asking, options), options.recall_floor)
+            publish(collection, summary.version, measure, asking=lambda: asking)
+        elif canaries:  # in the version's own index: only a publication puts it into a database
+            check_canaries(Collection(collection.root), summary.version, asking, canaries)
     finally:  # versions that fail week after week must not fill the disk
         removed = _prune(collection, release)
     return summary, removed

@@ -6,6 +6,7 @@ nDCG@10 where one side is much better than the other (docs/benchmarks.md).
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from enum import StrEnum
 
 import numpy as np
@@ -13,12 +14,16 @@ from numpy.typing import NDArray
 
 from models.lexical import Ranking
 
+DocumentsOf = Callable[[NDArray[np.int64]], NDArray[np.int64]]
+"""The document row of each passage row."""
 RECIPROCAL_OFFSET = 60.0
 CANDIDATES = 100
 """How many rows of each ranking enter a fusion."""
 # Fitted to development queries (docs/experiments.md): the dense side is trusted the more, the further its first hits
 # stand out from its tenth and its last, measured against a perfect match, and the less BM25's best hit stands out.
 INTERCEPT, DENSE_TENTH, DENSE_LAST, LEXICAL_SECOND, LEXICAL_TENTH = -3.1, 1.5, 1.9, 1.4, 1.7
+# What a passage that is not its document's first counts, by embeddings and by words (docs/experiments.md).
+LATER_DENSE, LATER_LEXICAL = 0.96, 0.9
 
 
 class Fusion(StrEnum):
@@ -33,6 +38,22 @@ def fuse(dense: Ranking, lexical: Ranking, fusion: Fusion, weight: float | None 
     if fusion is Fusion.RECIPROCAL:
         return fuse_reciprocal(dense, lexical)
     return fuse_scores(dense, lexical, query_weight(dense[1], lexical[1]) if weight is None else weight)
+
+
+def best_passages(
+    passages: NDArray[np.int64], scores: NDArray[np.float32], documents_of: DocumentsOf, later: float
+) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float32]]:
+    """The best passage of each document, best first and ties by row: documents, passages and scores.
+
+    A passage that is not its document's first counts `later` of its score: a long document has several chances.
+    """
+    documents = documents_of(passages)
+    follows = (passages > 0) & (documents_of(np.maximum(passages - 1, 0)) == documents)
+    weighed = np.where(follows, np.minimum(scores, np.float32(later) * scores), scores)
+    order = np.lexsort((passages, -weighed))
+    _, first = np.unique(documents[order], return_index=True)
+    chosen = order[np.sort(first)]
+    return documents[chosen], passages[chosen], weighed[chosen]
 
 
 def query_weight(dense: NDArray[np.float32], lexical: NDArray[np.float32]) -> float:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from models.fusion import Fusion, fuse, query_weight
+from models.fusion import LATER_DENSE, LATER_LEXICAL, Fusion, fuse, query_weight
 from models.lexical import Ranking
 from service.engine.protocol import Evidence, Found, Mode, Options
 from service.engine.ranking import documents_wanted, group
@@ -34,7 +34,8 @@ class Account:
 def account_for(serving: Serving, options: Options, evidence: Evidence) -> Account:
     """Repeats, on the rows that were found, what the engine made of them."""
     wanted = documents_wanted(options)
-    dense, lexical = (group(serving, *side, wanted).best for side in (evidence.dense, evidence.lexical))
+    dense = group(serving, *evidence.dense, wanted, LATER_DENSE).best
+    lexical = group(serving, *evidence.lexical, wanted, LATER_LEXICAL).best
     weight = None
     if options.mode is Mode.HYBRID and options.fusion is Fusion.SCORES:
         weight = query_weight(dense.scores, lexical.scores) if options.weight is None else options.weight

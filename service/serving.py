@@ -17,10 +17,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from indexer.store import Cursor, Filter, Snapshot, StoredDocument
+from indexer.store.overlay import Overlay
 from models.errors import BadEncoder
 from models.reader import TextReader
 from models.spec import EncoderSpec, Side
-from service.fresh.overlay import Overlay
 
 if TYPE_CHECKING:
     from service.engine.device import VectorSearch

@@ -14,11 +14,9 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from models.errors import BadEncoder, CareError
 from models.evaluation.cache import Vectors
-from models.onnx_encoder import BULK_TOKENS, OnnxEncoder, bulk_batches
+from models.onnx_encoder import OnnxEncoder
 from models.reader import has_graph
 from models.spec import SPEC_FILE, EncoderSpec, Pooling, Precision, Side, Variant, sha256_of
 
@@ -103,19 +101,10 @@ def open_encoder(text: str) -> OpenEncoder:
 def _open_onnx(folder: Path, options: dict[str, str]) -> OpenEncoder:
     variant = Variant(_choice(options, VARIANT, list(Variant))) if VARIANT in options else None
     encoder = OnnxEncoder.load(folder, variant, device=options.get(DEVICE, DEVICES[0]))
-    # Dynamic int8 has one scale for a whole batch, so that a vector depends on the texts beside it. Alone, it depends
-    # on its own text, as a cache must assume; on a CPU that takes no longer.
-    budget = 1 if encoder.variant is Variant.INT8 else BULK_TOKENS
-
-    def encode(texts: Sequence[str]) -> Vectors:
-        tokens = encoder.tokenizer.batch(texts)
-        vectors = np.empty((len(tokens), encoder.spec.dim), dtype=np.float32)
-        for rows in bulk_batches([len(t) for t in tokens], budget):
-            vectors[rows] = encoder.encode_tokens([tokens[row] for row in rows])
-        return vectors
-
     name = f"{folder.resolve().name} ({encoder.variant})"
-    return OpenEncoder(name, encoder.spec, encoder.fingerprint, None, encode)
+    return OpenEncoder(
+        name, encoder.spec, encoder.fingerprint, None, lambda texts: encoder.encode_bulk(encoder.tokenizer.batch(texts))
+    )
 
 
 def _open_torch(folder: Path, options: dict[str, str]) -> OpenEncoder:

@@ -11,6 +11,7 @@ from time import perf_counter
 
 import numpy as np
 
+from models.fusion import LATER_DENSE
 from models.onnx_encoder import OnnxEncoder
 from models.tokenizer import flatten
 from service.engine.device import CpuEncoder, OpenVectors, Vectors, VectorSearch
@@ -103,11 +104,15 @@ def _search_group(serving: Serving, index: VectorSearch, queries: Vectors, jobs:
         scores, rows = index.search(queries[pending], k, selection)
         for query, own_scores, own_rows in zip(pending, scores, rows, strict=True):
             present = own_rows >= 0
-            found[query] = take_main(serving, own_rows[present], own_scores[present], wanted[query])
+            own = own_rows[present], own_scores[present]
+            found[query] = take_main(serving, *own, wanted[query], LATER_DENSE)
             passages[query] = int(np.count_nonzero(present))
         pending = [query for query in pending if is_short(serving, found[query], wanted[query], passages[query], k)]
         k = widen(serving, k)
     if serving.fresh is None:
         return found
     fresh = serving.fresh.score_vectors(queries)
-    return [join_fresh(serving, job.options, *each) for job, *each in zip(jobs, found, fresh, strict=True)]
+    return [
+        join_fresh(serving, job.options, side, own, LATER_DENSE)
+        for job, side, own in zip(jobs, found, fresh, strict=True)
+    ]

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from models.fusion import LATER_DENSE
 from models.tokenizer import flatten
 from service.engine.frames import Answer, Ask, write_filters
 from service.engine.protocol import BatchTimes, Mode, Outcome, SearchJob, Vector
@@ -105,11 +106,11 @@ class Pending:
         if k:
             present = answer.rows[position] >= 0
             rows = answer.rows[position][present]
-            side = take_main(serving, rows, answer.scores[position][present], wanted)
+            side = take_main(serving, rows, answer.scores[position][present], wanted, LATER_DENSE)
             if is_short(serving, side, wanted, len(rows), k):
                 self.k = widen(serving, k)
                 return False
-        self.dense = side if fresh is None else join_fresh(serving, job.options, side, fresh)
+        self.dense = side if fresh is None else join_fresh(serving, job.options, side, fresh, LATER_DENSE)
         return True
 
     def outcome(self) -> Outcome:

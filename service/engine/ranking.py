@@ -12,13 +12,15 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from models.fusion import CANDIDATES, fuse
+from models.fusion import CANDIDATES, LATER_LEXICAL, best_passages, fuse
 from models.lexical import Ranking
 from service.engine.protocol import Evidence, Found, Mode, Options, SearchJob
 from service.serving import Mask, Serving
 
 # How much further a search looks when the passages it found belong to too few documents.
 WIDEN = 4
+# Passages beyond those that hold the wanted documents: first passages that may rank before a later one.
+SPARE_PASSAGES = 20
 # The least score of a text that shares a word with the query.
 SOME_WORD = float(np.nextafter(np.float32(0), np.float32(1)))
 
@@ -50,13 +52,14 @@ def search_lexical(serving: Serving, job: SearchJob) -> Side:
     k = first_k(serving, wanted)
     while True:
         rows, scores = serving.snapshot.lexical.search(job.query, k, allowed)
-        found = take_main(serving, rows, scores, wanted)
+        found = take_main(serving, rows, scores, wanted, LATER_LEXICAL)
         if not is_short(serving, found, wanted, len(rows), k):
             break
         k = widen(serving, k)
     if serving.fresh is None:
         return found
-    return join_fresh(serving, job.options, found, serving.fresh.score_words(job.query), SOME_WORD)
+    words = serving.fresh.score_words(job.query)
+    return join_fresh(serving, job.options, found, words, LATER_LEXICAL, SOME_WORD)
 
 
 def documents_wanted(options: Options) -> int:
@@ -69,10 +72,10 @@ def allowed_rows(serving: Serving, options: Options) -> Mask | None:
 
 
 def first_k(serving: Serving, documents: int) -> int:
-    """Passages that hold so many documents if they were spread evenly."""
+    """Passages that hold this many documents if they are spread evenly, and some more that `group` may prefer."""
     passages = len(serving.snapshot.passages)
     per_document = -(-passages // len(serving.snapshot.documents))
-    return min(passages, documents * per_document)
+    return min(passages, documents * per_document + (SPARE_PASSAGES if per_document > 1 else 0))
 
 
 def is_short(serving: Serving, found: Side, wanted: int, passages: int, k: int) -> bool:
@@ -85,14 +88,16 @@ def widen(serving: Serving, k: int) -> int:
     return min(len(serving.snapshot.passages), k * WIDEN)
 
 
-def take_main(serving: Serving, passages: Rows, scores: Scores, limit: int) -> Side:
-    """What a search of the snapshot found, less what is replaced or deleted since."""
+def take_main(serving: Serving, passages: Rows, scores: Scores, limit: int, later: float) -> Side:
+    """What a search of the snapshot found, less what is replaced or deleted since; `later` as for `group`."""
     if serving.fresh is not None:
         passages, scores = serving.fresh.visible(passages, scores)
-    return group(serving, passages, scores, limit)
+    return group(serving, passages, scores, limit, later)
 
 
-def join_fresh(serving: Serving, options: Options, main: Side, scores: Scores, least: float = -np.inf) -> Side:
+def join_fresh(
+    serving: Serving, options: Options, main: Side, scores: Scores, later: float, least: float = -np.inf
+) -> Side:
     """A side with the fresh passages, whose `scores` these are, in their places; below `least` one was not found."""
     if serving.fresh is None:
         return main
@@ -104,16 +109,13 @@ def join_fresh(serving: Serving, options: Options, main: Side, scores: Scores, l
         return main
     rows, own = np.concatenate([main.passages[0], rows]), np.concatenate([main.passages[1], own])
     order = np.lexsort((rows, -own))
-    return group(serving, rows[order], own[order], wanted)
+    return group(serving, rows[order], own[order], wanted, later)
 
 
-def group(serving: Serving, passages: Rows, scores: Scores, limit: int) -> Side:
-    """The first passage of each document, best first: the input is sorted, so it is the document's best."""
-    documents = serving.documents_of(passages)
-    _, first = np.unique(documents, return_index=True)
-    first.sort()
-    first = first[:limit]
-    return Side(Found(documents[first], passages[first], scores[first]), (passages, scores))
+def group(serving: Serving, passages: Rows, scores: Scores, limit: int, later: float) -> Side:
+    """The best passage of each document, best first; one that is not the first counts `later` of its score."""
+    documents, rows, best = best_passages(passages, scores, serving.documents_of, later)
+    return Side(Found(documents[:limit], rows[:limit], best[:limit]), (passages, scores))
 
 
 def _fuse(options: Options, dense: Found, lexical: Found) -> Found:

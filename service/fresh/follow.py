@@ -6,8 +6,8 @@ import asyncio
 from dataclasses import replace
 
 from indexer.store import FreshLog
+from indexer.store.overlay import Overlay
 from service.fresh.encode import DocumentEncoder
-from service.fresh.overlay import Overlay
 from service.serving import Serving
 
 

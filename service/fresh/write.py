@@ -12,10 +12,10 @@ from functools import partial
 from indexer.store import Change, Deleted, Frame, FreshLog, NotWritten, Posted, StoredDocument
 from indexer.store.errors import BadDisk
 from indexer.store.fresh_log import Decide
+from indexer.store.overlay import passages_of
 from indexer.store.values import has_value, kind_of
 from service.errors import FreshLimit, InvalidRequest, NotKept
 from service.fresh.encode import DocumentEncoder, NewDocument
-from service.fresh.overlay import passages_of
 from service.serving import Serving
 from service.settings import Settings
 from service.swap import Servings

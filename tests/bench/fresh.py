@@ -27,7 +27,7 @@ import numpy as np
 
 from indexer.build import BuildOptions, build
 from indexer.store import Collection, Cursor, FreshLog, Posted, Snapshot
-from service.fresh.overlay import Overlay
+from indexer.store.overlay import Overlay
 from tests.bench.index import KINDS, SENTENCE, TOPICS, write_corpus
 from tests.support.fast_encoder import FastEncoder
 

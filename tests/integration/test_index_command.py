@@ -9,16 +9,18 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 import cli
 from indexer.build import BuildOptions
 from indexer.reindex import Encoders, Release, Report, reindex
-from indexer.store import Collection, Deleted, Manifest
+from indexer.store import Collection, Deleted, Manifest, Posted
 from indexer.store.errors import BadCollection
 from models.errors import SpaceMismatch
-from models.spec import EncoderSpec
+from models.onnx_encoder import OnnxEncoder
+from models.spec import EncoderSpec, Side
 
 ROWS = [
     {"_id": "hypertension", "title": "高血压用药", "text": "氨氯地平是治疗高血压的常用药。"},
@@ -129,6 +131,35 @@ def test_canaries_decide_what_is_published(place: Place) -> None:
     assert place.collection.current() == served
     assert place.metric("care_index_run_success") == 0
     assert place.metric("care_index_published_timestamp_seconds") > 0
+
+
+def test_a_publish_and_a_rollback_by_hand_run_the_canaries_of_the_collection(place: Place) -> None:
+    canaries = place.write("canaries.jsonl", [{"query": "血压高吃什么药", "must": ["hypertension"], "within": 1}])
+    assert place.build(ROWS[1:], "--publish")[0] == 0
+    assert place.build(ROWS, "--publish", "--canaries", canaries)[0] == 0
+    bad, good = place.collection.versions()
+    for action, words in (("rollback", []), ("rollback", [bad]), ("publish", [bad])):
+        code, _, err = place.care(action, *words)
+        assert (code, place.collection.current()) == (1, good)
+        assert "1 of 1 canaries fail: '血压高吃什么药' lacks hypertension" in err
+        assert "--force" in err
+    assert place.care("rollback", "--force") == (0, f"rolled back from {good} to {bad}\n", "")
+    assert place.care("publish", good)[0] == 0
+    assert place.care("publish", bad, "--force")[0] == 0
+    assert place.build(ROWS[1:], "--publish")[0] == 1  # also a build that does not name them
+
+
+def test_canaries_are_asked_of_what_was_posted_and_deleted_since(place: Place) -> None:
+    canaries = place.write("canaries.jsonl", [{"query": "氨氯地平", "must": ["hypertension"], "within": 2}])
+    assert place.build(ROWS, "--publish", "--canaries", canaries)[0] == 0
+    (version,) = place.collection.versions()
+    log, encoder = place.collection.fresh_log, OnnxEncoder.load(BUNDLED)
+    log.append([Deleted("hypertension")], 0)
+    assert "lacks hypertension" in place.care("publish", version)[2]
+    text = "氨氯地平片"
+    vectors = encoder.encode([text], Side.DOCUMENT).astype(np.float16)
+    log.append([Posted("hypertension", "", text, {}, ((0, len(text)),), encoder.fingerprint, vectors)], 1)
+    assert place.care("publish", version) == (0, f"published {version}\n", "")
 
 
 @pytest.mark.parametrize("option", ["--canaries", "--queries"])

@@ -64,6 +64,24 @@ def test_every_command_that_changes_what_is_served_changes_it_there_too(
     capsys.readouterr()
 
 
+def test_canaries_are_asked_of_the_database_that_will_search(
+    server: QdrantServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    corpus, canaries, root = tmp_path / "corpus.jsonl", tmp_path / "canaries.jsonl", tmp_path / "collection"
+    corpus.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in ROWS), encoding="utf-8")
+    # Shares no word with any document: only vectors find them.
+    canary = {"query": "insulin", "must": ["d0", "d1", "d2", "d3"], "within": 4}
+    canaries.write_text(json.dumps(canary, ensure_ascii=False) + "\n", encoding="utf-8")
+    where = ("--vectors", server.where(), "--collection", str(root))
+    build = ["index", "build", str(corpus), "--threads", "1", "--publish", "--canaries", str(canaries), *where]
+    assert cli.main(build) == 0
+    (version,) = Collection(root).versions()
+    server.local.delete(f"care-{version}", [1])
+    assert cli.main(["index", "publish", version, *where]) == 1
+    assert "canaries fail: 'insulin' lacks d1" in capsys.readouterr().err
+    assert cli.main(["index", "publish", version, "--force", *where]) == 0
+
+
 def test_a_database_that_is_away_ends_the_run_with_its_own_code(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from indexer.store import BadSnapshot, Equal, Frame, Posted
+from indexer.store.overlay import Overlay
 from models.onnx_encoder import OnnxEncoder
 from models.spec import Side
 from service.engine.device import Cpu
@@ -24,7 +25,6 @@ from service.engine.link import PATIENCE_SECONDS
 from service.engine.protocol import EncodeJob, Job, Mode, Options, Outcome, SearchJob
 from service.engine.remote import RemoteEngine
 from service.errors import DeadlineExceeded, EngineAway, EngineFailed, ShuttingDown
-from service.fresh.overlay import Overlay
 from service.serving import Serving
 from tests.api.support import Built, build_collection, copy_collection, make_settings
 from tests.integration.engine_half import LIMITS, WAIT_SECONDS, Engine, open_serving, worker

@@ -33,13 +33,13 @@ from typing import Any
 
 from indexer.build import BuildOptions, build
 from indexer.store import Collection, Cursor, FreshLog, Posted
+from indexer.store.overlay import passages_of
 from indexer.store.values import kind_of
 from models.lexical import query_terms
 from models.spec import Side
 from service.errors import FreshLimit, InvalidRequest
 from service.fresh.encode import DocumentEncoder, NewDocument
 from service.fresh.follow import Freshener
-from service.fresh.overlay import passages_of
 from service.fresh.write import FreshWriter
 from service.metrics import Metrics
 from service.serving import Serving

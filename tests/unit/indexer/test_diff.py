@@ -91,13 +91,14 @@ def test_canaries_let_a_good_snapshot_pass_and_block_a_bad_one(snapshots: list[S
         Canary(query="血压高吃什么药", must=("hypertension",), within=1),
         Canary(query="发烧", must=("fever", "diabetes")),
     ]
-    check_canaries(snapshots[0], encoder, canaries)
+    collection, (good, bad) = Collection(snapshots[0].folder.parents[1]), (one.version for one in snapshots)
+    check_canaries(collection, good, encoder, canaries)
     said = r"is not published: 1 of 2 canaries fail: '血压高吃什么药' lacks hypertension among its first 1\."
     with pytest.raises(Blocked, match=said):
-        check_canaries(snapshots[1], encoder, canaries)
+        check_canaries(collection, bad, encoder, canaries)
     too_deep = Canary(query="发烧", must=("fever", "diabetes"), within=1)
     with pytest.raises(Blocked, match="lacks diabetes among its first 1"):
-        check_canaries(snapshots[0], encoder, [*canaries, too_deep])
+        check_canaries(collection, good, encoder, [*canaries, too_deep])
 
 
 def test_canaries_are_read_from_json_lines(tmp_path: Path) -> None:

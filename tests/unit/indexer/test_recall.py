@@ -98,6 +98,16 @@ def test_a_build_below_the_floor_leaves_no_version_but_keeps_its_work(tmp_path: 
     assert Snapshot.open(summary.folder).vectors.depth == built.search_depth > 0
 
 
+def test_recall_is_measured_with_the_query_encoder(tmp_path: Path) -> None:
+    rows = ({"_id": str(n), "text": f"第{n}种药的用法"} for n in range(300))
+    corpus = write_lines(tmp_path / "c.jsonl", *rows)
+    documents, asking = FastEncoder(), FastEncoder("asking")
+    options = BuildOptions(index=IndexKind.HNSW, queries=("头痛怎么办", "发热"), query_encoder=asking)
+    build([corpus], documents, Collection(tmp_path / "collection"), options)
+    assert asking.texts[-2:] == ["头痛怎么办", "发热"]
+    assert not {"头痛怎么办", "发热"} & set(documents.texts)
+
+
 def test_queries_are_titles_or_first_sentences(tmp_path: Path) -> None:
     writer = DocumentsWriter(tmp_path)
     for title, text in (

@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from models.fusion import Fusion, fuse, fuse_reciprocal, fuse_scores, query_weight
+from models.fusion import Fusion, best_passages, fuse, fuse_reciprocal, fuse_scores, query_weight
 from models.lexical import Ranking
 
 
@@ -72,3 +72,18 @@ scores_of = st.lists(st.floats(0.0625, 0.9375, width=32), min_size=1, max_size=1
 @given(scores_of, scores_of)
 def test_a_weight_is_always_between_nothing_and_all(dense: list[float], lexical: list[float]) -> None:
     assert 0 < query_weight(np.array(dense, np.float32), np.array(lexical, np.float32)) < 1
+
+
+def test_a_later_passage_counts_less_than_its_documents_first() -> None:
+    owners = np.array([0, 0, 1, 2, 2])
+    passages, scores = np.array([4, 2, 1, 0]), np.array([0.95, 0.94, 0.93, 0.5], np.float32)
+    documents, rows, best = best_passages(passages, scores, lambda rows: owners[rows], 0.9)
+    assert documents.tolist() == [1, 2, 0]
+    assert rows.tolist() == [2, 4, 1]
+    np.testing.assert_allclose(best, [0.94, 0.855, 0.837], rtol=1e-6)
+
+
+def test_the_weight_of_later_passages_never_raises_a_score() -> None:
+    owners = np.array([0, 0])
+    _, rows, best = best_passages(np.array([0, 1]), np.array([-0.6, -0.5], np.float32), lambda rows: owners[rows], 0.9)
+    assert (rows.tolist(), best.tolist()) == ([1], [-0.5])

@@ -4,12 +4,23 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import tantivy
 
 from models import lexical
 from models.errors import CareError
 from models.lexical import LexicalIndex, query_terms, terms
 
 TEXTS = ["高血压吃什么药", "糖尿病的饮食", "血压计的使用", "Drugs for hypertension", "高血压与糖尿病"]
+
+# Names that hold a question particle, a part of a question word, a bare letter, or an acronym that is one.
+LISTED = """吗啡、盐酸吗啡、硫酸吗啡缓释片、阿扑吗啡、烯丙吗啡、乙基吗啡、二乙酰吗啡、氢吗啡酮、羟吗啡酮、吗啡喃、
+吗丁啉、吗啉、吗啉胍、盐酸吗啉胍片、吗替麦考酚酯、吗氯贝胺、吗茚酮、吗多明、吗乙苯吡酮、阿吗灵、何首乌、制何首乌、
+首乌藤、没药、乳香没药、少腹逐瘀汤、维生素A、辅酶A、甲型流感A、WHO指南、who标准、vitamin A、vitamin B、vitamin C、
+vitamin D、vitamin E、vitamin K、vitamin a、hepatitis A、hepatitis B、hepatitis C、hepatitis E、hepatitis a、
+influenza A、influenza B、coenzyme A、haemophilia A、protein C、protein S、factor V、immunoglobulin A、
+botulinum toxin A、cyclosporin A、WHO、WHO guidelines、who guidelines、IS、DO、DID、CAN、ARE、AN、THE、HOW、FDA、
+NICE、CDC、EMA、NIH、AHA、ESC、ADA"""
+NAMES = LISTED.replace("\n", "").split("、")
 
 
 def test_chinese_becomes_characters_and_bigrams_and_words_stay_whole() -> None:
@@ -24,6 +35,30 @@ def test_question_words_are_no_terms_of_a_query_unless_there_is_nothing_else() -
     assert query_terms("高血压吃什么药") == [*terms("高血压吃"), *terms("药")]
     assert query_terms("What is Aspirin?") == ["aspirin"]
     assert query_terms("什么") == terms("什么")
+
+
+def test_question_particles_are_removed_at_the_end_of_a_clause_only() -> None:
+    assert query_terms("感冒了能喝酒吗？会头晕么") == [*terms("感冒了能喝酒"), *terms("会头晕")]
+    assert query_terms("发烧吃药了吗 怎么办呢") == terms("发烧吃药了")
+    assert query_terms("吗啡能止痛吗") == terms("吗啡能止痛")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_no_term_of_a_name_is_lost_to_question_words(name: str) -> None:
+    for query in (f"{name}的副作用", f"what is {name}", f"什么是{name}？", name, f"{name} 副作用", f"怎么用{name}呢"):
+        assert set(terms(name)) <= set(query_terms(query)), query
+
+
+def test_capitals_are_acronyms_and_who_asks_only_before_a_verb() -> None:
+    assert query_terms("WHO guidelines on DID") == ["who", "guidelines", "on", "did"]
+    assert query_terms("who guidelines") == ["who", "guidelines"]
+    assert query_terms("Who should take statins?") == ["take", "statins"]
+    assert query_terms("How can hepatitis A spread?") == ["hepatitis", "a", "spread"]
+
+
+def test_morphine_is_found_by_its_name_before_coffee() -> None:
+    index = LexicalIndex.build(["咖啡的副作用：心悸、失眠。", "吗啡的副作用：便秘、呼吸抑制。"])
+    assert index.search("吗啡的副作用", 2)[0].tolist() == [1, 0]
 
 
 def test_a_read_only_folder_can_be_opened_and_is_left_as_it_was(tmp_path: Path) -> None:
@@ -71,25 +106,42 @@ def test_a_query_without_terms_finds_nothing() -> None:
     assert len(rows) == len(scores) == 0
 
 
-@pytest.mark.parametrize("as_a_set", [0, 1000])
-def test_a_filter_gives_the_best_allowed_rows(monkeypatch: pytest.MonkeyPatch, as_a_set: int) -> None:
-    monkeypatch.setattr(lexical, "_SMALL_FILTER", as_a_set)
-    index = LexicalIndex.build([f"高血压 第{row}种药" for row in range(50)])
-    allowed = np.zeros(50, dtype=bool)
-    allowed[[3, 7, 41]] = True
-    rows, _ = index.search("高血压药", 10, allowed)
-    assert sorted(rows.tolist()) == [3, 7, 41]
-    assert len(index.search("高血压药", 2, allowed)[0]) == 2
+@pytest.mark.parametrize("share", [0.005, 0.1, 0.5, 0.9])
+@pytest.mark.parametrize("against", [False, True])
+def test_a_filter_gives_the_best_allowed_rows(share: float, against: bool) -> None:
+    index = LexicalIndex.build(f"高血压{'慢性病' * (row % 7)} 第{row}种药" for row in range(2000))
+    rows, scores = index.search("高血压药", 2000)
+    allowed = np.random.default_rng(0).random(2000) < share
+    if against:  # every allowed row stands behind all forbidden ones
+        allowed = np.zeros(2000, bool)
+        allowed[rows[-int(2000 * share) :]] = True
+    for k in (1, 10, 300):
+        found = index.search("高血压药", k, allowed)
+        expected = rows[allowed[rows]][:k], scores[allowed[rows]][:k]
+        np.testing.assert_array_equal(np.sort(found[0]), np.sort(expected[0]))
+        np.testing.assert_array_equal(found[1], expected[1])
 
 
-def test_a_wide_filter_finds_what_stands_behind_all_that_it_forbids(monkeypatch: pytest.MonkeyPatch) -> None:
-    index = LexicalIndex.build(["高血压"] * 200 + [f"高血压{'慢性病' * (row % 7 + 1)}" for row in range(200)])
-    allowed = np.arange(400) >= 200
-    few = index.search("高血压", 5, allowed)
-    monkeypatch.setattr(lexical, "_SMALL_FILTER", 0)
-    many = index.search("高血压", 5, allowed)
-    assert many[0].tolist() == few[0].tolist() == [200, 207, 214, 221, 228]
-    np.testing.assert_array_equal(many[1], few[1])
+@pytest.mark.parametrize("permitted", [60, 200, 600, 1000, 1400, 1980])
+def test_a_filter_against_the_query_fetches_a_bounded_number_of_hits(
+    monkeypatch: pytest.MonkeyPatch, permitted: int
+) -> None:
+    monkeypatch.setattr(lexical, "_MOST_HITS", 100)
+    monkeypatch.setattr(lexical, "_MOST_ALLOWED", 500)
+    index = LexicalIndex.build(["高血压" + "慢" * (row // 20) for row in range(2000)])
+    allowed = np.arange(2000) >= 2000 - permitted
+    fetched = []
+    hits = index._hits
+
+    def counted(query: tantivy.Query, limit: int) -> lexical.Ranking:
+        fetched.append(limit)
+        return hits(query, limit)
+
+    monkeypatch.setattr(index, "_hits", counted)
+    rows, _ = index.search("高血压", 5, allowed)
+    assert sum(fetched) <= 2 * 100
+    if permitted <= 500 or permitted >= 2000 - 95:  # few rows are allowed, or few forbidden: nothing is missed
+        assert rows.tolist() == list(range(2000 - permitted, 2005 - permitted))
 
 
 def test_a_filter_that_allows_nothing_finds_nothing() -> None:

@@ -29,11 +29,9 @@ def test_vectors_are_of_unit_length_and_of_the_stated_width(encoder: OnnxEncoder
     np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), 1, atol=1e-5)
 
 
-def test_company_in_a_batch_hardly_changes_a_vector(encoder: OnnxEncoder) -> None:
-    """Not at all in fp32; in int8 the scale of an activation is the whole batch's."""
+def test_a_vector_does_not_depend_on_the_texts_beside_it(encoder: OnnxEncoder) -> None:
     alone = np.concatenate([encoder.encode([text], Side.QUERY) for text in TEXTS])
-    together = encoder.encode(TEXTS, Side.QUERY)
-    assert (alone * together).sum(axis=1).min() > 0.98
+    np.testing.assert_array_equal(encoder.encode(TEXTS, Side.QUERY), alone)
 
 
 def test_related_texts_are_closer_than_unrelated_ones(encoder: OnnxEncoder) -> None:

@@ -8,7 +8,7 @@ from typing import cast
 import numpy as np
 import pytest
 
-from models.fusion import Fusion, query_weight
+from models.fusion import LATER_DENSE, LATER_LEXICAL, Fusion, query_weight
 from models.lexical import Ranking
 from service.engine.protocol import Evidence, Mode, Options
 from service.evidence import Account, account_for
@@ -36,8 +36,9 @@ def account(mode: Mode, fusion: Fusion = Fusion.SCORES, weight: float | None = N
 def test_a_document_is_placed_by_its_best_passage() -> None:
     found = account(Mode.HYBRID)
     assert {row: rank for row, (rank, _) in found.dense.items()} == {2: 1, 0: 2, 1: 3}
-    assert found.dense[0][1] == pytest.approx(0.8)
-    assert found.lexical == {0: (1, 10.0), 2: (2, 1.0)}
+    # The best passage of document 0 is not its first, so it counts less.
+    assert found.dense[0][1] == pytest.approx(LATER_DENSE * 0.8)
+    assert found.lexical == {0: (1, pytest.approx(LATER_LEXICAL * 10.0)), 2: (2, 1.0)}
 
 
 @pytest.mark.parametrize(("mode", "expected"), [(Mode.DENSE, [1, 0]), (Mode.LEXICAL, [1, 2])])
@@ -55,7 +56,7 @@ def test_passages_of_both_sides_are_fused_with_the_documents_weight() -> None:
 
 
 def test_the_weight_is_the_one_that_the_documents_were_fused_with() -> None:
-    best = np.array([0.9, 0.8, 0.4], np.float32), np.array([10.0, 1.0], np.float32)
+    best = np.array([0.9, LATER_DENSE * 0.8, 0.4], np.float32), np.array([LATER_LEXICAL * 10.0, 1.0], np.float32)
     assert account(Mode.HYBRID).weight == pytest.approx(query_weight(*best))
     assert account(Mode.HYBRID, fusion=Fusion.RECIPROCAL).weight is None
     assert account(Mode.DENSE).weight is None

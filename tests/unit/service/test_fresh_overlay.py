@@ -25,6 +25,7 @@ from indexer.store import (
     Snapshot,
 )
 from indexer.store.manifest import Corrected
+from indexer.store.overlay import Overlay
 from models.correction import Correction
 from models.fusion import Fusion
 from service.engine.device import Cpu
@@ -32,7 +33,6 @@ from service.engine.devices import searched_by
 from service.engine.inprocess import InProcessEngine
 from service.engine.protocol import Mode, Options, SearchJob
 from service.fresh.facets import count_facets
-from service.fresh.overlay import Overlay
 from service.serving import Selection, Serving
 from tests.unit.indexer.support import DIM, Entry, unit_vectors, write_snapshot
 

@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 
 from indexer.store import Filter, Frame, Posted, Snapshot, StoredDocument
 from indexer.store.filters import restrict
+from indexer.store.fresh_block import Block, Mask, Rows, Scores
 from models.lexical import Ranking
-from service.fresh.block import Block, Mask, Rows, Scores
 
 MEMORISED_FILTERS = 32
 STATE_BYTES = 16
