@@ -83,7 +83,8 @@ class Task:
     """One set as one benchmark asks it: the unit that `judge` hands to every system.
 
     The set is a RetrievalSet for the kinds retrieval and linking, a RerankSet for rerank, a PairSet for sts. An
-    instruction of None leaves the encoder its own; a text, even an empty one, takes its place. `main_metric` is the
+    instruction of None leaves the encoder its own; a text, even an empty one, replaces it. A query instruction is the
+    task's wording, which the encoder's own template joins with the query. `main_metric` is the
     figure that the benchmark prints, one of METRICS[kind]. `hyde_prompt` asks a language model for a document that
     would answer {query}; without one, the prompt is ours (`hyde`).
     """
