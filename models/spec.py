@@ -19,6 +19,8 @@ from models.errors import BadEncoder
 
 SPEC_FILE = "encoder.json"
 TOKENIZER_FILE = "tokenizer.json"
+INSTRUCTION = "{instruction}"
+TEMPLATE = INSTRUCTION + "\nQuery: "
 
 
 class Pooling(StrEnum):
@@ -79,6 +81,8 @@ class EncoderSpec(BaseModel):
     max_length: Annotated[int, Field(gt=2)]
     query_instruction: str = ""
     document_instruction: str = ""
+    query_template: str = TEMPLATE
+    """How an instruction that is given for a task is put before a query; must hold {instruction}."""
     normalize: bool = True
     space: Annotated[str, Field(min_length=1)]
     checksums: dict[str, str] = {}
@@ -90,6 +94,8 @@ class EncoderSpec(BaseModel):
     def _dim_fits(self) -> EncoderSpec:
         if self.dim > self.native_dim:
             raise ValueError(f"dim {self.dim} is larger than native_dim {self.native_dim}")
+        if INSTRUCTION not in self.query_template:
+            raise ValueError(f"query_template {self.query_template!r} must hold {INSTRUCTION}")
         return self
 
     @property
@@ -103,13 +109,17 @@ class EncoderSpec(BaseModel):
     def instruction(self, side: Side) -> str:
         return self.query_instruction if side is Side.QUERY else self.document_instruction
 
+    def prompt(self, instruction: str) -> str:
+        """What stands before a query that has this instruction."""
+        return self.query_template.replace(INSTRUCTION, instruction) if instruction else ""
+
     def fingerprint(self, *weights: str, computed: str | None = None) -> str:
         """Names the function document → embedding computed with the `weights` files of this folder.
 
         An ONNX graph itself says how it is computed; of other weights, `computed` does. The instruction before
         queries is part of it only if the encoder reads documents as queries.
         """
-        facts = self.model_dump(mode="json", exclude={"parity", "sides", "checksums", "weights"})
+        facts = self.model_dump(mode="json", exclude={"parity", "sides", "checksums", "weights", "query_template"})
         if self.document_side is Side.DOCUMENT:
             facts["query_instruction"] = ""
         facts["files"] = [self.checksums.get(name) for name in (*weights, TOKENIZER_FILE)]

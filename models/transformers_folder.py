@@ -6,6 +6,7 @@ Reads the JSON files only, and never runs code that came with a checkpoint: what
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from tokenizers.processors import TemplateProcessing
 from transformers import CONFIG_MAPPING, AutoConfig, AutoTokenizer, PretrainedConfig
 
 from models.errors import BadEncoder
-from models.spec import SPEC_FILE, TOKENIZER_FILE, EncoderSpec, Pooling, Side, fault
+from models.spec import INSTRUCTION, SPEC_FILE, TEMPLATE, TOKENIZER_FILE, EncoderSpec, Pooling, Side, fault
 
 CONFIG_FILE = "config.json"
 DEFAULT_MAX_LENGTH = 512
@@ -31,6 +32,8 @@ CAUSAL = {"is_causal": True, "is_bidirectional": False, "bidirectional": False, 
 ROBERTA_LIKE = frozenset({"roberta", "xlm-roberta", "camembert", "xlm-roberta-xl"})
 SENTENCE_POOLING = {"cls": Pooling.CLS, "cls_token": Pooling.CLS, "mean": Pooling.MEAN, "mean_tokens": Pooling.MEAN,
                     "lasttoken": Pooling.EOS}  # fmt: skip
+# A query prompt that names a task, as those of instruction-tuned encoders do.
+TASK_PROMPT = re.compile(r"(Instruct: ?)?[^\n]+(\n+Query: ?)")
 SENTENCE_MODULES = ("Transformer", "Pooling", "Normalize")
 # Where a vocabulary may lie. Without any, transformers makes a tokenizer that knows its special tokens alone.
 VOCABULARIES = (TOKENIZER_FILE, "vocab.txt", "vocab.json", "*.model")
@@ -117,6 +120,7 @@ def infer_spec(
     """The spec of a transformers folder: what is not given is read from its own and sentence-transformers' files."""
     config = read_config(folder)
     prompts = (_read_json(folder / "config_sentence_transformers.json") or {}).get("prompts") or {}
+    form = TASK_PROMPT.fullmatch(prompts.get("query") or "")
     try:
         return EncoderSpec(
             architecture=config.model_type,
@@ -127,6 +131,7 @@ def infer_spec(
             max_length=_max_length(folder, config) if max_length is None else max_length,
             query_instruction=prompts.get("query") or "",
             document_instruction=prompts.get("document") or prompts.get("passage") or "",
+            query_template=(form[1] or "") + INSTRUCTION + form[2] if form else TEMPLATE,
             space=space,
         )
     except ValidationError as error:

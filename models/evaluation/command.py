@@ -222,7 +222,7 @@ def _line(of_set: Sequence[SetResult]) -> str:
 
 def _row(result: SetResult, marks: significance.Marks) -> dict[str, object]:
     row = {**asdict(replace(result, queries=[])), "value": result.value}
-    mark = marks.get((result.benchmark, result.set_name, result.system))
+    mark = marks.get((result.benchmark, (result.set_name,), result.system))
     return {key: value for key, value in row.items() if key != "queries"} | ({"mark": asdict(mark)} if mark else {})
 
 

@@ -69,12 +69,6 @@ class WithFresh:
         return Correction.fit(self._read(rows.tolist(), task, data), documents[rows])
 
 
-def answers(data: RetrievalSet) -> list[list[int]]:
-    """The documents that answer each query."""
-    rows = {document: row for row, document in enumerate(data.document_ids)}
-    return [[rows[each] for each, grade in data.qrels[query].items() if grade > 0] for query in data.query_ids]
-
-
 def a_tenth(data: RetrievalSet) -> list[list[int]]:
     """The same documents for all queries: a tenth of them, by a hash of their ids."""
     order = sorted(range(len(data.document_ids)), key=lambda row: blake2b(data.document_ids[row].encode()).digest())
@@ -84,5 +78,5 @@ def a_tenth(data: RetrievalSet) -> list[list[int]]:
 def fresh_systems(dense: Dense) -> Iterator[System]:
     """Both systems of a pair; none of a single encoder, which reads every document itself."""
     if isinstance(dense.reader, PairReader):
-        yield WithFresh(dense, dense.reader, "answers fresh", answers)
+        yield WithFresh(dense, dense.reader, "answers fresh", RetrievalSet.answers)
         yield WithFresh(dense, dense.reader, "a tenth fresh", a_tenth)

@@ -10,9 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from models.evaluation.metrics import Values, correlations, mean_percent, ranked
-from models.evaluation.results import GOLD_SCORE, SIMILARITY, Hit, QueryResult, SetResult
-from models.evaluation.sets import METRICS, PairSet, RerankSet, RetrievalSet, Task
-from models.evaluation.systems import Answers, NotApplicable, System
+from models.evaluation.results import GOLD_SCORE, POSITIVE_COSINE, SIMILARITY, Hit, QueryResult, SetResult
+from models.evaluation.sets import METRICS, Kind, PairSet, RerankSet, RetrievalSet, Task
+from models.evaluation.systems import Answers, Dense, NotApplicable, System
 
 HITS, GOLD, TEXT_CHARACTERS = 10, 3, 120
 """How many hits and known answers are kept of a query, and how much of their texts."""
@@ -66,6 +66,11 @@ def judge(
 def judge_one(task: Task, system: System, *, speed: bool = False) -> SetResult:
     """One task by one system; raises NotApplicable."""
     metrics, queries = figures(task, system.answer(task))
+    if isinstance(system, Dense) and isinstance(task.data, RetrievalSet) and task.kind is Kind.RETRIEVAL:
+        cosines = system.positive_cosines(task, task.data)
+        metrics[POSITIVE_COSINE] = mean_percent(np.array(cosines))
+        for query, cosine in zip(queries, cosines, strict=True):
+            query.metrics[POSITIVE_COSINE] = cosine
     rate = None
     if speed and isinstance(task.data, RetrievalSet):
         rate = queries_per_second(system.online(task, task.data), task.data.queries)

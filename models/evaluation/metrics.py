@@ -1,9 +1,9 @@
-"""Figures of rankings and of similarities, by ranx and scipy: this module only puts our values into their shapes.
+"""Metrics of rankings and similarities, computed by ranx and scipy.
 
-nDCG's gain is the grade itself. Recall is over all relevant documents, whether or not so many fit. Average precision
-is over the relevant ones that could have been found: at most k of them. An empty ranking scores 0.
+nDCG uses the grade as gain. Recall and average precision, at every depth, divide by the number R of all relevant
+documents, as trec_eval, BEIR and mteb do. An empty ranking scores 0.
 
-Both libraries take seconds to import, so they are imported where they are called.
+ranx and scipy take seconds to import, so the functions import them.
 """
 
 from __future__ import annotations
@@ -17,28 +17,22 @@ from numpy.typing import NDArray
 
 Values = NDArray[np.float64]
 
-MAP = "MAP"
-_NAME = re.compile(r"(\w+)@(\d+)")
-_RANX = {"nDCG": "ndcg", "Recall": "recall", "MRR": "mrr", "Acc": "hit_rate", MAP: "map"}
+_NAME = re.compile(r"(\w+)(@\d+)?")
+_RANX = {"nDCG": "ndcg", "Recall": "recall", "MRR": "mrr", "Acc": "hit_rate", "MAP": "map"}
 _NOTHING = -1.0
 
 
 def ranked(
     grades: Sequence[Mapping[int, int]], rankings: Sequence[NDArray[np.int64]], names: Sequence[str], relevant: int = 1
 ) -> dict[str, Values]:
-    """Each metric of each query, between 0 and 1: {name: (queries,)}.
+    """Compute each metric of each query, between 0 and 1: {name: (queries,)}.
 
-    `grades` and `rankings` speak of documents by row; a ranking is in its final order, best first. Documents from the
-    grade `relevant` on are relevant.
+    `grades` and `rankings` name documents by row; a ranking is in its final order, best first. Documents are relevant
+    from the grade `relevant` on. A name without a depth ("MAP") covers the whole ranking.
     """
     run = _array([[(row, -place) for place, row in enumerate(rows.tolist())] for rows in rankings])
     best_first = [sorted(of_query.items(), key=lambda pair: -pair[1]) for of_query in grades]
-    found = _evaluate(best_first, run, [name for name in names if _parse(name)[0] != MAP], relevant)
-    for name in set(names) - set(found):
-        depth = _parse(name)[1]
-        findable = [_findable(*pair, depth, relevant) for pair in zip(best_first, rankings, strict=True)]
-        found |= _evaluate(findable, run, [name], relevant)
-    return {name: found[name] for name in names}
+    return _evaluate(best_first, run, names, relevant)
 
 
 def mean_percent(values: Values) -> float:
@@ -61,11 +55,9 @@ def correlations(similarities: Sequence[float] | NDArray[np.float32], scores: Se
 def _evaluate(
     grades: Sequence[Sequence[tuple[int, int]]], run: Values, names: Sequence[str], relevant: int
 ) -> dict[str, Values]:
-    if not names:
-        return {}
     import ranx  # type: ignore[import-untyped]
 
-    asked = {name: f"{_RANX[_parse(name)[0]]}@{_parse(name)[1]}-l{relevant}" for name in names}
+    asked = {name: f"{_parse(name)}-l{relevant}" for name in names}
     # Asked for one metric alone, ranx looks its result up under another name; the last one is never read.
     with warnings.catch_warnings():
         # numba compiles the metrics at the first call and remarks on casts of array sizes.
@@ -74,20 +66,12 @@ def _evaluate(
     return {name: values[theirs] for name, theirs in asked.items()}
 
 
-def _parse(name: str) -> tuple[str, int]:
+def _parse(name: str) -> str:
+    """The name that ranx has for a metric."""
     match = _NAME.fullmatch(name)
     if match is None or match[1] not in _RANX:
         raise ValueError(f"no metric is called {name!r}")
-    return match[1], int(match[2])
-
-
-def _findable(
-    grades: list[tuple[int, int]], ranking: NDArray[np.int64], depth: int, relevant: int
-) -> list[tuple[int, int]]:
-    """The relevant documents, but at most `depth` of them: ranx divides by all, found or not."""
-    first = set(ranking[:depth].tolist())
-    wanted = [(row, grade) for row, grade in grades if grade >= relevant]
-    return sorted(wanted, key=lambda pair: pair[0] not in first)[:depth]
+    return _RANX[match[1]] + (match[2] or "")
 
 
 def _array(lists: Sequence[Sequence[tuple[int, int]]]) -> Values:

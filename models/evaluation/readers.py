@@ -76,9 +76,10 @@ class EncoderReader:
         return EncoderReader(self.encoder, None)
 
     def _prompts(self, texts: Sequence[str], side: Side, task: Task) -> Sequence[str]:
-        stated = task.instruction(side)
-        instruction = self.encoder.spec.instruction(side) if stated is None else stated
-        return [instruction + text for text in texts] if instruction else texts
+        spec, stated = self.encoder.spec, task.instruction(side)
+        given = spec.prompt(stated or "") if side is Side.QUERY else stated or ""
+        prompt = spec.instruction(side) if stated is None else given
+        return [prompt + text for text in texts] if prompt else texts
 
     def _encode(self, prompts: Sequence[str], cache: VectorCache) -> None:
         for rows in bulk_batches([size(prompt) for prompt in prompts], CHUNK_CHARACTERS):

@@ -19,6 +19,8 @@ from models.errors import BadData
 from models.evaluation.sets import Kind
 
 FORMAT = 1
+POSITIVE_COSINE = "positive cosine"
+"""A dense system's cosine of a query and the documents that answer it: the mean over those documents."""
 COMPRESSION = 6
 SIMILARITY, GOLD_SCORE = "similarity", "gold score"
 """The two values that a sentence pair keeps in place of metrics: the system's cosine, and what people gave it."""

@@ -21,9 +21,19 @@ class Kind(StrEnum):
 
 
 METRICS: dict[Kind, tuple[str, ...]] = {
-    Kind.RETRIEVAL: ("nDCG@10", "Recall@100", "MRR@10", "Acc@1", "Acc@5", "Acc@10"),
+    Kind.RETRIEVAL: (
+        "nDCG@10",
+        "nDCG@20",
+        "Recall@5",
+        "Recall@20",
+        "Recall@100",
+        "MRR@10",
+        "Acc@1",
+        "Acc@5",
+        "Acc@10",
+    ),
     Kind.LINKING: ("MRR@5", "Recall@1", "Recall@5"),
-    Kind.RERANK: ("MAP@10", "MRR@10"),
+    Kind.RERANK: ("MAP@10", "MAP", "nDCG", "MRR@10"),
     Kind.STS: ("Pearson", "Spearman"),
 }
 """What is measured for each kind; the first is the figure that the papers print."""
@@ -42,6 +52,11 @@ class RetrievalSet:
     query_ids: list[str]
     queries: list[str]
     qrels: Qrels
+
+    def answers(self) -> list[list[int]]:
+        """The rows of the documents that answer each query."""
+        rows = {document: row for row, document in enumerate(self.document_ids)}
+        return [[rows[each] for each, grade in self.qrels[query].items() if grade > 0] for query in self.query_ids]
 
 
 @dataclass(frozen=True)
@@ -68,7 +83,8 @@ class Task:
     """One set as one benchmark asks it: the unit that `judge` hands to every system.
 
     The set is a RetrievalSet for the kinds retrieval and linking, a RerankSet for rerank, a PairSet for sts. An
-    instruction of None leaves the encoder its own; a text, even an empty one, takes its place. `main_metric` is the
+    instruction of None leaves the encoder its own; a text, even an empty one, replaces it. A query instruction is the
+    task's wording, which the encoder's own template joins with the query. `main_metric` is the
     figure that the benchmark prints, one of METRICS[kind]. `hyde_prompt` asks a language model for a document that
     would answer {query}; without one, the prompt is ours (`hyde`).
     """

@@ -1,15 +1,15 @@
-"""Whether one system is better than another on a set, or only luckier with its queries.
+"""Tests whether a difference between two systems is more than chance, on one set and on averages of sets.
 
-The test is a paired bootstrap: the set's queries are drawn again with replacement, the same draw for every system, and
-the observed difference is held against how far the differences of the draws stray from it. Sentence pairs have no
-value of their own, so their correlation is computed anew for each draw (Spearman's on the ranks of the whole set).
-Knows nothing of how a result is shown.
+The test is a paired bootstrap: the queries of a set are drawn again with replacement, the same draw for every system,
+and the observed difference is compared with the spread of the drawn differences. An average over sets (macro-average)
+draws the queries of every set, each with its own seed, and averages the differences. Sentence pairs have no value of
+their own, so their correlation is computed for each draw (Spearman's on the ranks of the whole set).
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -35,7 +35,7 @@ Statistic = Callable[[Values], Values]
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """How far a system lies above a baseline on one set, in percent points."""
+    """The difference between a system and a baseline, on a set or an average of sets, in percent points."""
 
     baseline: str
     difference: float
@@ -53,49 +53,81 @@ class Mark:
         return "↑" if self.difference > 0 else "↓"
 
 
-Key = tuple[str, str, str]
-"""Benchmark, set and system."""
+Key = tuple[str, tuple[str, ...], str]
+"""Benchmark, sets (one, or those of an average) and system."""
 Marks = dict[Key, Mark]
 
 
 def compare(run: Run, baseline: str) -> Marks:
-    """Every system against the baseline, on each set that both were judged on; no mark where there is none.
+    """Compare every system with the baseline, on each set and on each average of sets that both have.
 
-    A benchmark is one table and its marks are read together, so the p values of its comparisons are corrected by
-    Holm's method: with twenty true ties in a table, uncorrected marks would show one difference that is not there.
+    The marks of a benchmark are one table and are read together, so its p values are corrected by Holm's method: with
+    twenty true ties in a table, uncorrected marks would show one difference that does not exist.
     """
-    sets: dict[tuple[str, str], list[SetResult]] = defaultdict(list)
+    benchmarks: dict[str, list[SetResult]] = defaultdict(list)
     for result in run.results:
-        sets[result.benchmark, result.set_name].append(result)
-    tables: dict[str, Marks] = defaultdict(dict)
-    for (benchmark, set_name), results in sets.items():
-        against = next((result for result in results if result.system == baseline), None)
-        if against is None:
-            continue
-        others = [result for result in results if result is not against]
-        for result, mark in zip(others, paired(others, against), strict=True):
-            tables[benchmark][benchmark, set_name, result.system] = mark
-    return {key: mark for marks in tables.values() for key, mark in _holm(marks).items()}
+        benchmarks[result.benchmark].append(result)
+    found: Marks = {}
+    for benchmark, results in benchmarks.items():
+        marks = {(benchmark, *key): mark for key, mark in _table_marks(results, baseline)}
+        found |= _holm(marks)
+    return found
+
+
+def averages(results: Iterable[SetResult]) -> list[tuple[str, ...]]:
+    """The sets of each average of a table: of every kind that has several sets, then of all kinds."""
+    kinds: dict[Kind, dict[str, None]] = defaultdict(dict)
+    for result in results:
+        kinds[result.kind][result.set_name] = None
+    groups = [tuple(names) for names in kinds.values() if len(names) > 1]
+    return groups + [tuple(name for names in kinds.values() for name in names)] * (len(kinds) > 1)
 
 
 def paired(results: Sequence[SetResult], baseline: SetResult) -> list[Mark]:
     """One mark for each result of the baseline's set, not corrected for the number of comparisons."""
+    return [_mark(baseline.system, *drawn) for drawn in zip(*_drawn(results, baseline), strict=True)]
+
+
+def _table_marks(results: Sequence[SetResult], baseline: str) -> Iterator[tuple[tuple[tuple[str, ...], str], Mark]]:
+    """The marks of one benchmark, not corrected: of its sets, then of its averages."""
+    found = {(result.set_name, result.system): result for result in results}
+    sets = [name for name in dict.fromkeys(result.set_name for result in results) if (name, baseline) in found]
+    drawn: dict[tuple[str, str], tuple[Values, Values]] = {}
+    for place, name in enumerate(sets):
+        others = [result for result in results if result.set_name == name and result.system != baseline]
+        for result, *of_result in zip(others, *_drawn(others, found[name, baseline], place), strict=True):
+            drawn[name, result.system] = (of_result[0], of_result[1])
+    systems = dict.fromkeys(system for _, system in drawn)
+    for group in [*((name,) for name in sets), *averages(results)]:
+        for system in systems:
+            parts = [drawn[name, system] for name in group if (name, system) in drawn]
+            if len(parts) == len(group):
+                observed, draws = (np.mean([part[at] for part in parts], axis=0) for at in (0, 1))
+                yield (group, system), _mark(baseline, observed, draws)
+
+
+def _drawn(results: Sequence[SetResult], baseline: SetResult, stream: int = 0) -> tuple[Values, Values]:
+    """Observed differences (results,) and those of the draws (results, RESAMPLES): NaN if there are too few queries.
+
+    `stream` chooses the draws: two sets of one size in an average must not be drawn alike.
+    """
     for result in results:
         _check_same_queries(result, baseline)
     queries = len(baseline.queries)
     statistics = [_statistic(result) for result in (baseline, *results)]
-    whole = np.ones((1, queries))
-    observed = _differences(statistics, whole)[:, 0]
+    observed = _differences(statistics, np.ones((1, queries)))[:, 0]
     if queries < MIN_QUERIES:
-        return [Mark(baseline.system, 100 * d, 100 * d, 100 * d, None) for d in observed.tolist()]
-    draws = np.concatenate([_differences(statistics, counts) for counts in _draws(queries)], axis=1)
-    marks = []
-    for difference, drawn in zip(observed.tolist(), draws, strict=True):
-        strayed = np.abs(drawn - difference) >= abs(difference) - ROUNDING
-        low, high = np.percentile(drawn, (2.5, 97.5)).tolist()
-        p = (1 + int(strayed.sum())) / (1 + RESAMPLES)
-        marks.append(Mark(baseline.system, 100 * difference, 100 * low, 100 * high, p))
-    return marks
+        return observed, np.full((len(results), RESAMPLES), np.nan)
+    return observed, np.concatenate([_differences(statistics, counts) for counts in _draws(queries, stream)], axis=1)
+
+
+def _mark(baseline: str, observed: Values, drawn: Values) -> Mark:
+    difference = float(observed)
+    if np.isnan(drawn).any():
+        return Mark(baseline, 100 * difference, 100 * difference, 100 * difference, None)
+    strayed = np.abs(drawn - difference) >= abs(difference) - ROUNDING
+    low, high = np.percentile(drawn, (2.5, 97.5)).tolist()
+    return Mark(baseline, 100 * difference, 100 * low, 100 * high, (1 + int(strayed.sum())) / (1 + RESAMPLES))
 
 
 def per_query(result: SetResult) -> Values:
@@ -124,9 +156,9 @@ def _check_same_queries(result: SetResult, baseline: SetResult) -> None:
         )
 
 
-def _draws(queries: int) -> Iterator[Values]:
-    """How often each query was drawn: blocks (draws, queries), the same ones at every call."""
-    generator = np.random.default_rng(SEED)
+def _draws(queries: int, stream: int) -> Iterator[Values]:
+    """How often each query was drawn: blocks (draws, queries), the same ones at every call of a stream."""
+    generator = np.random.default_rng([SEED, stream] if stream else SEED)
     block = max(1, DRAWN_AT_ONCE // queries)
     for start in range(0, RESAMPLES, block):
         draws = min(block, RESAMPLES - start)

@@ -86,6 +86,11 @@ class Dense:
         """Unit vectors of the queries and of the documents of a retrieval task, in the set's order."""
         return self.reader.read(data.queries, Side.QUERY, task), self._documents(data.documents, task, data)
 
+    def positive_cosines(self, task: Task, data: RetrievalSet) -> list[float]:
+        """Each query's mean cosine with the documents that answer it."""
+        queries, documents = self.embeddings(task, data)
+        return [float((documents[rows] @ query).mean()) for query, rows in zip(queries, data.answers(), strict=True)]
+
     def online(self, task: Task, data: RetrievalSet) -> Callable[[str], Ranking]:
         documents, reader = self._documents(data.documents, task, data), self.reader.uncached()
         return lambda query: top((reader.read([query], Side.QUERY, task) @ documents.T)[0], DEPTH)

@@ -32,6 +32,8 @@ class Batch:
     owners: Rows
     known: tuple[Rows, Rows]
     """Query rows and document rows of the batch that are known to belong together."""
+    drawn: tuple[Rows, Rows]
+    """Positions of queries, and the document rows that were drawn as their hard negatives."""
 
     def answers(self, device: torch.device) -> torch.Tensor:
         """(queries, documents): which documents are known to answer which query, the labels among them."""
@@ -44,6 +46,15 @@ class Batch:
         table = torch.zeros(len(queries), len(documents), dtype=torch.bool, device=device)
         table[torch.from_numpy(asked).to(device), torch.from_numpy(found[here]).to(device)] = True
         return table[torch.from_numpy(query_places).to(device)][:, torch.from_numpy(document_places).to(device)]
+
+    def others(self, device: torch.device) -> torch.Tensor:
+        """(queries, documents): which documents are hard negatives of other queries alone."""
+        positives = len(self.queries)
+        table = torch.zeros(positives, len(self.documents), dtype=torch.bool, device=device)
+        table[:, positives:] = True
+        places = positives + np.searchsorted(self.documents[positives:], self.drawn[1])
+        table[torch.from_numpy(self.drawn[0]).to(device), torch.from_numpy(places).to(device)] = False
+        return table
 
 
 class BatchDealer:
@@ -60,15 +71,18 @@ class BatchDealer:
         seed: int,
         leaf: int | None = None,
         embeddings: Embeddings | None = None,
+        trial: bool = False,
     ) -> None:
         self._table, self._size, self._negatives, self._seed = table, size, negatives, seed
-        self._leaf, self._embeddings = leaf, embeddings
+        self._leaf, self._embeddings, self._trial = leaf, embeddings, trial
         self._names = sorted(table.sources)
         rows = np.array([len(table.sources[name]) for name in self._names], dtype=np.float64)
         shares = np.array([weights.get(name, weights.get("*", 1.0)) for name in self._names]) if weights else rows
         if not shares.sum() > 0:
             raise BadData("every source has weight 0: give one of them another in data.weights")
         counts = apportion(shares / shares.sum(), steps)
+        self._wanted = np.minimum(counts * np.minimum(size, rows), rows).astype(np.int64)
+        """How many different pairs of each source the steps draw."""
         plan = np.repeat(np.arange(len(counts)), counts)
         self._plan = np.random.default_rng([seed, 0]).permutation(plan)
         # How many batches of its source came before each step.
@@ -83,11 +97,25 @@ class BatchDealer:
         pairs = self._pairs(source, int(self._turn[step]))
         table = self._table
         places = (chance.random(len(pairs)) * table.positives.sizes(pairs)).astype(np.int64)
-        documents = np.concatenate([table.positives.pick(pairs, places), self._draw_negatives(pairs, chance)])
+        drawn = self._draw_negatives(pairs, chance)
+        documents = np.concatenate([table.positives.pick(pairs, places), np.unique(drawn[1])])
         owners, hypothetical = table.hypothetical.gather(pairs)
         queries = table.query[pairs]
         answered, answers = table.answers.gather(queries)
-        return Batch(self._names[source], queries, documents, hypothetical, owners, (queries[answered], answers))
+        known = (queries[answered], answers)
+        return Batch(self._names[source], queries, documents, hypothetical, owners, known, drawn)
+
+    def drawn(self) -> Rows:
+        """The pairs that the steps draw. Leaves are made of whole sources, in a trial of what it draws of them."""
+        rows = self._table.sources
+        whole = self._leaf is not None and not self._trial
+        parts = [
+            rows[name]
+            if whole and self._wanted[at]
+            else np.random.default_rng([self._seed, 2, at, 0]).permutation(rows[name])[: self._wanted[at]]
+            for at, name in enumerate(self._names)
+        ]
+        return np.sort(np.concatenate(parts))
 
     def _pairs(self, source: int, turn: int) -> Rows:
         """The source's orders, one after the other, cut into batches: no pair is left out between two of them."""
@@ -104,19 +132,24 @@ class BatchDealer:
             chance = np.random.default_rng([self._seed, 2, source, cycle])
             rows = chance.permutation(self._table.sources[self._names[source]])
             if self._leaf is not None and self._embeddings is not None:
+                if self._trial:
+                    rows = rows[: self._wanted[source]]
                 vectors = self._embeddings[self._table.positives.pick(rows, np.zeros_like(rows))].astype(np.float32)
                 leaves = split(rows, vectors, self._leaf, chance)
                 rows = np.concatenate([leaves[leaf] for leaf in chance.permutation(len(leaves))])
             self._orders[source, cycle] = rows
         return self._orders[source, cycle]
 
-    def _draw_negatives(self, pairs: Rows, chance: np.random.Generator) -> Rows:
-        drawn: list[int] = []
-        for pair in pairs if self._negatives else ():
+    def _draw_negatives(self, pairs: Rows, chance: np.random.Generator) -> tuple[Rows, Rows]:
+        """Positions in `pairs`, and the document row of each negative that was drawn for one."""
+        owners, drawn = list[int](), list[int]()
+        for place, pair in enumerate(pairs if self._negatives else ()):
             own = self._table.negatives[pair]
             if len(own):
-                drawn.extend(chance.choice(own, size=min(self._negatives, len(own)), replace=False))
-        return np.unique(np.asarray(drawn, dtype=np.int64))
+                chosen = chance.choice(own, size=min(self._negatives, len(own)), replace=False)
+                owners.extend([place] * len(chosen))
+                drawn.extend(chosen)
+        return np.asarray(owners, dtype=np.int64), np.asarray(drawn, dtype=np.int64)
 
 
 def steps_of(pairs: int, batch: int, epochs: float | None, steps: int | None, most: int | None) -> int:

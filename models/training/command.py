@@ -1,5 +1,6 @@
 """Train encoders by a recipe, stage by stage. The same call goes on where a stopped run left off.
 
+care train models/training/recipes/tiny.toml                 a first try: a few minutes on two cores
 care train models/training/recipes/care-small-zh.toml --out var/runs/care-small-zh
 care train RECIPE --dry-run                                  what would be done, and what it would take
 care train RECIPE --out DIR --set stages.align.lr=5e-5       a recipe with another value
@@ -12,7 +13,7 @@ from argparse import ArgumentParser, Namespace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from models.errors import BadData, CareError
+from models.errors import CareError
 
 if TYPE_CHECKING:
     from models.training.recipe import Recipe
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
 def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("recipe", type=Path, help="a TOML file (models/training/recipes/)")
-    parser.add_argument("--out", type=Path, help="folder of the run: log, checkpoints, encoders")
+    parser.add_argument("--out", type=Path, help="folder of the run: log, checkpoints, encoders (var/runs/RECIPE)")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="change a key of the recipe")
     parser.add_argument("--device", choices=("cuda", "cpu"), help="cuda or cpu (default: the GPU if there is one)")
     parser.add_argument("--dry-run", action="store_true", help="print the plan and what it takes, and train nothing")
@@ -36,8 +37,7 @@ def run(arguments: Namespace) -> None:
 
         print(plan(recipe, tflops=arguments.tflops))
         return
-    if arguments.out is None:
-        raise BadData("--out: say where the run's folder is to be")
+    out = arguments.out or Path("var/runs") / arguments.recipe.stem
     from safetensors import SafetensorError
 
     from models.training.ranks import Ranks
@@ -45,11 +45,11 @@ def run(arguments: Namespace) -> None:
 
     ranks = Ranks.join(arguments.device)
     try:
-        folders = train(recipe, arguments.out, ranks)
+        folders = train(recipe, out, ranks)
     except SafetensorError as error:  # it hides that the disk is full
-        raise CareError(f"{arguments.out}: {error}; free some space, then run the same command again") from error
+        raise CareError(f"{out}: {error}; free some space, then run the same command again") from error
     if ranks.is_first:
-        _tell(recipe, arguments.out, folders)
+        _tell(recipe, out, folders)
 
 
 def _tell(recipe: Recipe, out: Path, folders: list[Path]) -> None:

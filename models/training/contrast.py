@@ -7,12 +7,14 @@ were kept on disk, so that a step costs the trained encoders alone.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
 from models.errors import BadData
+from models.progress import Progress
 from models.spec import Side
 from models.torch_encoder import TorchEncoder
 from models.training.batches import Batch, BatchDealer, steps_of
@@ -23,7 +25,7 @@ from models.training.objective import Contrasted, Objective, with_hypothetical
 from models.training.ranks import Ranks
 from models.training.recipe import Contrast, Data, Recipe
 from models.training.rows import as_pairs, as_texts, read_all
-from models.training.tables import PairTable, Rows, Texts, TokenTable
+from models.training.tables import PairTable, Rows, Texts, TokenTable, shared
 from models.training.vectors import Kept, Reader, file_of, kept_in, take
 
 OBJECTIVE = "objective"
@@ -33,30 +35,40 @@ class ContrastStage:
     """The work of one contrast stage, a step at a time."""
 
     def __init__(
-        self, recipe: Recipe, stage: Contrast, files: list[Path], shelf: Shelf, vectors: Path, ranks: Ranks
+        self,
+        recipe: Recipe,
+        stage: Contrast,
+        files: list[Path],
+        shelf: Shelf,
+        vectors: Path,
+        ranks: Ranks,
+        scratch: Path,
     ) -> None:
         self._recipe, self._stage, self._shelf, self._ranks = recipe, stage, shelf, ranks
-        self._vectors = vectors
+        self._vectors, self._scratch = vectors, scratch
         self._document = stage.document or stage.query
-        self._table = read_table(files, stage.data, recipe.seed)
+        table = read_table(files, stage.data, recipe.seed, scratch, ranks)
         self._token_tables: dict[tuple[str, Side], TokenTable] = {}
         self._kept: dict[tuple[str, Side], Kept] = {}
-        self.steps = steps_of(len(self._table), stage.batch, stage.epochs, stage.steps, recipe.max_steps)
-        self._check_dims()
-        self._prepare_frozen()
-        self.encoders = {name: shelf.open(name, trained=True, seed=recipe.seed) for name in dict.fromkeys(stage.train)}
-        self._starts = {name: _copy(encoder) for name, encoder in self.encoders.items()} if stage.average < 1 else {}
-        self.objective = Objective(stage.loss, recipe.dim).to(ranks.device)
-        self._dealer = BatchDealer(
-            self._table,
-            stage.data.weights,
+        self.steps = steps_of(len(table), stage.batch, stage.epochs, stage.steps, recipe.max_steps)
+        deal = partial(
+            BatchDealer,
+            weights=stage.data.weights,
             size=stage.batch,
             steps=self.steps,
             negatives=stage.data.negatives,
             seed=recipe.seed,
             leaf=stage.data.leaf,
-            embeddings=self._kept[self._document, Side.DOCUMENT] if stage.data.leaf else None,
+            trial=recipe.max_steps is not None,
         )
+        drawn, negatives = deal(table).drawn(), stage.data.negatives > 0
+        self._table = table.limited_to(drawn, negatives=negatives) if len(drawn) < len(table) else table
+        self._prepare_frozen()
+        self.encoders = {name: shelf.open(name, trained=True, seed=recipe.seed) for name in dict.fromkeys(stage.train)}
+        self._starts = {name: _copy(encoder) for name, encoder in self.encoders.items()} if stage.average < 1 else {}
+        self.objective = Objective(stage.loss, recipe.dim).to(ranks.device)
+        embeddings = self._kept[self._document, Side.DOCUMENT] if stage.data.leaf else None
+        self._dealer = deal(self._table, embeddings=embeddings)
         self._lexical = self._lexical_teacher()
         for name, side in self._parts().values():  # here: millions of texts would make the first step last a minute
             self._tokens(name, side)
@@ -142,7 +154,8 @@ class ContrastStage:
             asked = self._tokens(self._stage.query, Side.QUERY).padded(batch.queries)
             shown = self._tokens(self._stage.query, Side.DOCUMENT).padded(batch.documents)
             lexical = self._lexical.scores(asked, shown)
-        return Contrasted(queries, documents, batch.answers(device), targets, teacher, lexical)
+        others = batch.others(device) if settings.own_negatives else None
+        return Contrasted(queries, documents, batch.answers(device), others, targets, teacher, lexical)
 
     def _part(self, part: str, name: str, side: Side, rows: Rows, readings: dict[str, Reading]) -> Tensor:
         return readings[part].leaf if part in readings else take(self._kept[name, side], rows, self._ranks.device)
@@ -168,9 +181,10 @@ class ContrastStage:
     def _keep(self, name: str, texts: Texts) -> Kept:
         path = file_of(self._vectors, self._shelf.fingerprint(name), texts)
         if path.is_file():
-            return kept_in(path, len(texts), self._recipe.dim)
+            return kept_in(path, len(texts), self._recipe.dim_of(name))
         encoder = self._shelf.open(name, trained=False)
-        table = TokenTable.build(texts, encoder.spec, encoder.tokenizer, self._ranks.device)
+        place = self._scratch / f"frozen-{path.stem}"
+        table = TokenTable.build(texts, encoder.spec, encoder.tokenizer, self._ranks.device, place, self._ranks)
         return self._reader(encoder).keep(table, path)
 
     def _reader(self, encoder: TorchEncoder) -> Reader:
@@ -191,7 +205,8 @@ class ContrastStage:
     def _tokens(self, name: str, side: Side) -> TokenTable:
         if (name, side) not in self._token_tables:
             encoder = self.encoders[name]
-            table = TokenTable.build(self._texts(side), encoder.spec, encoder.tokenizer, self._ranks.device)
+            place, device = self._scratch / f"{name}-{side}", self._ranks.device
+            table = TokenTable.build(self._texts(side), encoder.spec, encoder.tokenizer, device, place, self._ranks)
             self._token_tables[name, side] = table
         return self._token_tables[name, side]
 
@@ -201,24 +216,17 @@ class ContrastStage:
             return None
         return LexicalTeacher.fit(self._tokens(self._stage.query, Side.DOCUMENT), seed=self._recipe.seed)
 
-    def _check_dims(self) -> None:
-        """Nested dimensions must be there on both sides."""
-        widths = [
-            self._shelf.spec(name).native_dim if name in self._stage.train else self._recipe.dim
-            for name in (self._stage.query, self._document)
-        ]
-        for dim in self._stage.loss.dims:
-            if dim > min(widths):
-                raise BadData(f"loss.dims: {dim} is more than the {min(widths)} dimensions that both sides have")
 
+def read_table(files: list[Path], data: Data, seed: int, folder: Path, ranks: Ranks) -> PairTable:
+    """The stage's rows, as pairs or as texts: read by the first rank into the folder, and mapped by all."""
 
-def read_table(files: list[Path], data: Data, seed: int) -> PairTable:
-    """The stage's rows, as pairs or as texts."""
-    rows = read_all(files)
-    if data.view == "texts":
-        table = PairTable.of_texts(as_texts(rows, data.crops, seed, sentences=data.sentences))
-    else:
-        table = PairTable.of_pairs(as_pairs(rows, data.crops, seed))
+    def build() -> PairTable:
+        rows = Progress(f"read {', '.join(map(str, files))}", "rows").over(read_all(files))
+        if data.view == "texts":
+            return PairTable.of_texts(as_texts(rows, data.crops, seed, sentences=data.sentences), folder)
+        return PairTable.of_pairs(as_pairs(rows, data.crops, seed), folder=folder)
+
+    table = shared(folder, ranks, build)
     for key, named in (("weights", data.weights), ("crops", data.crops)):
         table.check_sources(f"data.{key}", [source for source in named if source != "*"])
     if data.negatives and not len(table.negatives.values):

@@ -14,15 +14,17 @@ from pathlib import Path
 import torch
 from pydantic import ValidationError
 from torch import Tensor, nn
-from transformers import PretrainedConfig, PreTrainedModel
+from transformers import AutoModel, PretrainedConfig, PreTrainedModel
 
 from models.errors import BadEncoder
-from models.spec import SPEC_FILE, EncoderSpec, sha256_of
+from models.evaluation.benchmarks.spec import wording
+from models.spec import INSTRUCTION, SPEC_FILE, TOKENIZER_FILE, EncoderSpec, sha256_of
 from models.torch_encoder import PROJECTION_FILE, TorchEncoder
 from models.training import gguf
 from models.training.int8 import quantize_base
-from models.training.recipe import Encoder, Lora, Recipe
-from models.transformers_folder import check_length, infer_spec, read_config
+from models.training.recipe import Encoder, Fresh, Lora, Recipe
+from models.training.shapes import fresh_config
+from models.transformers_folder import infer_spec, read_config
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
@@ -43,6 +45,9 @@ class Shelf:
             config = self._recipe.encoders[name]
             if config.copy_of is not None:
                 return self.folder(config.copy_of)
+            if config.fresh is not None:
+                self._folders[name] = _make_fresh(config.fresh, self._run / START / name, self._recipe.seed)
+                return self._folders[name]
             start = Path(str(config.start))
             if start.suffix == ".gguf" and start.is_file():
                 start = gguf.unpack(start, self._run / START / name)
@@ -73,27 +78,22 @@ class Shelf:
         changes: dict[str, object] = {
             "space": self._recipe.space,
             "native_dim": config.projection or spec.native_dim,
-            "dim": self._recipe.dim,
+            "dim": self._recipe.dim_of(name),
             "max_length": config.max_length,
             "pooling": config.pooling or spec.pooling,
             "checksums": {},
             "parity": {},
         }
-        given = {"query_instruction": config.query_instruction, "document_instruction": config.document_instruction}
-        changes |= {key: value for key, value in given.items() if value is not None}
+        keys = ("query_instruction", "document_instruction", "query_template")
+        changes |= {key: value for key in keys if (value := getattr(config, key)) is not None}
+        if config.instruction is not None:
+            template = config.query_template or spec.query_template
+            changes["query_instruction"] = template.replace(INSTRUCTION, wording(config.instruction))
         try:
             return EncoderSpec.model_validate(spec.model_dump() | changes)
         except ValidationError as error:
             said = error.errors()[0]["msg"].removeprefix("Value error, ")
             raise BadEncoder(f"encoders.{name}: {said}") from error
-
-    def check(self, name: str) -> None:
-        """Refuses what could not be opened later, as far as the start's JSON files tell."""
-        folder, layers = self.folder(name), self._recipe.encoders[name].layers
-        spec, config = self.spec(name), read_config(folder)
-        check_length(folder, config, spec.max_length)
-        if layers is not None and layers > config.num_hidden_layers:
-            raise BadEncoder(f"encoders.{name}.layers: {folder} has {config.num_hidden_layers}, not {layers}")
 
     def open(self, name: str, *, trained: bool, seed: int = 0) -> TorchEncoder:
         """The encoder on the training device; what is trained of it requires gradients."""
@@ -142,11 +142,23 @@ class Shelf:
     def _merged(self, name: str, encoder: TorchEncoder) -> TorchEncoder:
         config = self._recipe.encoders[name]
         assert config.lora is not None
-        plain = self._load(name, DTYPES[config.dtype])
+        # In float32, and kept so: a later stage merges into these weights again, and rounding would add up.
+        plain = self._load(name, torch.float32)
         add_adapters(plain, config.lora)
         restore_trained(plain, {key: value.cpu() for key, value in trained_weights(encoder).items()})
         plain.backbone = plain.backbone.merge_and_unload()  # type: ignore[operator]
         return plain
+
+
+def _make_fresh(fresh: Fresh, folder: Path, seed: int) -> Path:
+    """A transformers folder with random weights; the folder is there whole or not at all."""
+    if not folder.is_dir():
+        new = folder.with_name(folder.name + ".new")
+        torch.manual_seed(seed)
+        AutoModel.from_config(fresh_config(fresh), add_pooling_layer=False).save_pretrained(new)  # type: ignore[no-untyped-call]
+        shutil.copyfile(fresh.tokenizer, new / TOKENIZER_FILE)
+        new.rename(folder)
+    return folder
 
 
 def _save(encoder: TorchEncoder, folder: Path) -> None:

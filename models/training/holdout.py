@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-import sys
+from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -97,10 +97,22 @@ def _write_set(folder: Path, documents: Sequence[str], questions: Iterable[tuple
                 print(f"q{row}\t{ids[text]}\t1", file=qrels)
 
 
-def main() -> None:
-    source, out = Path(sys.argv[1]), Path(sys.argv[2])
-    out.mkdir(parents=True, exist_ok=True)
-    hold_out([pair for path in sorted(source.glob("*.jsonl*")) for pair in read_pairs(path)], out)
+def main(arguments: Sequence[str] | None = None) -> None:
+    about, _, usage = str(__doc__).partition("\n")
+    parser = ArgumentParser(
+        prog="python -m models.training.holdout",
+        description=about,
+        epilog=usage,
+        formatter_class=RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("source", type=Path, help="folder with training files (*.jsonl, .gz or .xz)")
+    parser.add_argument("out", type=Path, help="folder for the development sets and the remaining pairs")
+    given = parser.parse_args(arguments)
+    files = sorted(given.source.glob("*.jsonl*"))
+    if not files:
+        parser.error(f"{given.source} holds no *.jsonl files")
+    given.out.mkdir(parents=True, exist_ok=True)
+    hold_out([pair for path in files for pair in read_pairs(path)], given.out)
 
 
 if __name__ == "__main__":

@@ -39,7 +39,7 @@ class LexicalTeacher:
     def fit(cls, documents: TokenTable, sample: int = 20_000, seed: int = 0) -> LexicalTeacher:
         """Document frequencies from a sample of the training documents."""
         rows = np.random.default_rng(seed).permutation(len(documents))[:sample]
-        frequency = torch.zeros(BUCKETS, device=documents.ids.device)
+        frequency = torch.zeros(BUCKETS, device=documents.device)
         lengths = 0.0
         for part in np.array_split(rows, max(1, len(rows) // 256)):
             counts = bigram_counts(*documents.padded(part))

@@ -47,6 +47,19 @@ def distillation(
     return functional.kl_div(student, target, reduction="batchmean", log_target=True)
 
 
+def alignment(students: Tensor, teachers: Tensor, temperature: float | Tensor) -> Tensor:
+    """KALE: Kullback–Leibler divergence of embeddings (texts, dim) taken as distributions over their dimensions.
+
+    KALE takes the softmax of raw hidden states. Kept vectors of a teacher have unit length, so both sides are scaled to
+    the length √dim: a mean square of 1 for each coordinate, as after the last norm layer of a transformer. Without the
+    scale the gradient would be about 2·dim times smaller than that of `mse`. The factor temperature² keeps the
+    gradient's size at any temperature.
+    """
+    scale = students.shape[-1] ** 0.5
+    student, target = (functional.normalize(vectors, dim=-1) * scale for vectors in (students, teachers))
+    return distillation(student, target, temperature, temperature) * temperature**2
+
+
 def matryoshka(dims: Sequence[int], loss_at: Callable[[int], Tensor]) -> Tensor:
     """The mean of a loss over nested dimensions; `loss_at(m)` cuts vectors to m before it normalises them."""
     return torch.stack([loss_at(dim) for dim in dims]).mean()

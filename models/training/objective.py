@@ -27,6 +27,8 @@ class Contrasted:
     """(documents, at least dim), hard negatives after the positives."""
     answers: Tensor
     """(queries, documents)."""
+    others: Tensor | None = None
+    """(queries, documents): hard negatives of other rows, if each row has its own alone."""
     targets: Tensor | None = None
     """(queries, dim): the teacher's reading of the queries."""
     teacher: Tensor | None = None
@@ -55,6 +57,8 @@ class Objective(nn.Module):
         """The loss, and each term of it before its weight."""
         labels = torch.arange(len(batch.queries), device=batch.queries.device)
         ignored = losses.not_negatives(batch.answers, labels)
+        if batch.others is not None:
+            ignored = ignored | batch.others
         if self._settings.false_negative_margin is not None and batch.teacher is not None:
             margin = self._settings.false_negative_margin
             ignored = ignored | losses.likely_positives(batch.teacher, labels, margin)
@@ -80,8 +84,7 @@ class Objective(nn.Module):
         if settings.mse > 0 and batch.targets is not None:
             found["mse"] = losses.mse(queries, batch.targets[:, :dim])
         if settings.align > 0 and batch.targets is not None:
-            student, target = (functional.normalize(vectors, dim=-1) for vectors in (queries, batch.targets[:, :dim]))
-            found["align"] = losses.distillation(student, target, temperature, settings.teacher_temperature)
+            found["align"] = losses.alignment(queries, batch.targets[:, :dim], temperature)
         if settings.distil > 0 and batch.teacher is not None:
             target = self._blended(batch.teacher, batch.lexical)
             found["distil"] = losses.distillation(scores, target, temperature, settings.teacher_temperature)

@@ -7,15 +7,12 @@ another forward where gradients are cached or activations recomputed.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 
-import torch
 from torch import nn
-from transformers import AutoModel
 
 from models.training.encoders import describe
 from models.training.recipe import AnyStage, Contrast, Diversify, Encoder, Filter, Mine, Recipe, Reconstruct
-from models.training.shapes import config_of
+from models.training.shapes import bare_model, check, shape_of
 from models.training.sizes import sizes_of
 
 ADAM_BYTES = 16
@@ -61,17 +58,10 @@ class Cost:
 
 def cost_of(recipe: Recipe, name: str) -> Cost | None:
     """Counted on the backbone's shape, without weights; None where the shape is not known."""
-    config = recipe.encoders[name]
-    start = recipe.encoders[config.copy_of].start if config.copy_of else config.start
-    shape = config_of(Path(str(start)))
+    config, shape = recipe.encoders[name], shape_of(recipe, name)
     if shape is None:
         return None
-    if config.layers is not None:
-        shape.num_hidden_layers = config.layers
-        if getattr(shape, "layer_types", None):
-            shape.layer_types = shape.layer_types[: config.layers]
-    with torch.device("meta"):
-        backbone: nn.Module = AutoModel.from_config(shape)  # type: ignore[no-untyped-call]
+    backbone = bare_model(shape)
     whole = sum(weight.numel() for weight in backbone.parameters())
     projected = shape.hidden_size * (config.projection or 0)
     vocabulary = sum(m.weight.numel() for m in backbone.modules() if isinstance(m, nn.Embedding))
@@ -95,7 +85,8 @@ def _adapters(backbone: nn.Module, config: Encoder) -> int:
 
 
 def plan(recipe: Recipe, tflops: float) -> str:
-    """The plan as text."""
+    """The plan as text; refuses a recipe whose parts do not fit."""
+    check(recipe)
     costs = {name: cost_of(recipe, name) for name in recipe.encoders}
     lines = [recipe.about, f"space {recipe.space}, {recipe.dim} dimensions, seed {recipe.seed}", "", "encoders"]
     lines += [_encoder_line(name, config, costs[name]) for name, config in recipe.encoders.items()]
@@ -112,7 +103,7 @@ def _is_trained(stage: AnyStage) -> bool:
 
 
 def _encoder_line(name: str, config: Encoder, cost: Cost | None) -> str:
-    start = f"copy of {config.copy_of}" if config.copy_of else str(config.start)
+    start = f"copy of {config.copy_of}" if config.copy_of else str(config.start or "random weights")
     size = "shape not known" if cost is None else f"{_count(cost.whole)} parameters, {_count(cost.trained)} trained"
     use = f"{config.pooling or 'own'} pooling, {config.max_length} tokens"
     return f"  {name:10} {start}: {size} ({describe(config)}), {use}"

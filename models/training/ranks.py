@@ -6,12 +6,14 @@
 from __future__ import annotations
 
 import os
+from datetime import timedelta
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from models.training.tables import Rows
+WAIT = timedelta(hours=12)
 
 
 class Ranks:
@@ -28,16 +30,21 @@ class Ranks:
             return cls(0, 1, torch.device(device))
         from accelerate import PartialState
 
-        state = PartialState(cpu=device == "cpu")
+        # The others wait while the first rank reads and tokenises what may be millions of texts.
+        state = PartialState(cpu=device == "cpu", timeout=WAIT)
         return cls(state.process_index, state.num_processes, state.device)
 
     @property
     def is_first(self) -> bool:
         return self.rank == 0
 
-    def share(self, count: int) -> Rows:
+    def share(self, count: int) -> NDArray[np.int64]:
         """The positions among `count` that are this rank's to read."""
         return np.arange(self.rank, count, self.size)
+
+    def seed(self, *parts: int) -> int:
+        """A seed of these numbers and of this rank: no two ranks and no two lists of numbers share one."""
+        return int(np.random.SeedSequence([self.rank, *parts]).generate_state(1, np.uint64)[0])
 
     def sum(self, tensor: Tensor) -> Tensor:
         """The sum over all ranks, in place."""

@@ -24,7 +24,7 @@ Share = Annotated[float, Field(ge=0, le=1)]
 Above = Annotated[float, Field(gt=0)]
 Weight = Annotated[float, Field(ge=0)]
 
-RESERVED = {"vectors", "encoders", "start", "checkpoint", "objective", "decoder"}
+RESERVED = {"vectors", "encoders", "start", "checkpoint", "objective", "decoder", "texts"}
 """What a run's folder and a checkpoint hold beside stages and encoders."""
 
 
@@ -41,6 +41,14 @@ class Lora(_Section):
     dropout: Share = 0.0
 
 
+class Fresh(_Section):
+    """A BERT with random weights, to try a recipe where no weights are at hand."""
+
+    tokenizer: Path
+    width: Annotated[int, Field(gt=0, multiple_of=64)]
+    layers: Positive
+
+
 class Encoder(_Section):
     """Where an encoder starts and what of it is trained."""
 
@@ -48,12 +56,22 @@ class Encoder(_Section):
     """A transformers folder, an encoder folder or a GGUF file."""
     copy_of: str | None = None
     """Instead of `start`: another encoder, as it is when this one is first used."""
+    fresh: Fresh | None = None
+    """Instead of `start`: random weights."""
+    dim: Positive | None = None
+    """Dimensions of its vectors. Default: the recipe's, which every encoder of a contrast stage has."""
     layers: Positive | None = None
     """Only so many of the first layers."""
     pooling: Pooling | None = None
     """Default: what the start's own files say."""
     max_length: Positive = 512
+    instruction: str | None = None
+    """A benchmark or one of its sets ("cmedteb/cmedteb-retrieval"), whose query instruction is put into
+    `query_template`: evaluation and training share one wording."""
+    query_template: str | None = None
+    """What stands before a query, with {instruction} in it; also for the instructions of rows."""
     query_instruction: str | None = None
+    """Instead of `instruction`: what stands before a query, as it is. Default: what the start's own files say."""
     document_instruction: str | None = None
     """Default: what the start's own files say; "" for none."""
     projection: Positive | None = None
@@ -67,8 +85,10 @@ class Encoder(_Section):
 
     @model_validator(mode="after")
     def _whole(self) -> Encoder:
-        if (self.start is None) == (self.copy_of is None):
-            raise ValueError("give either start or copy_of")
+        if sum(value is not None for value in (self.start, self.copy_of, self.fresh)) != 1:
+            raise ValueError("give one of start, copy_of and fresh")
+        if self.instruction is not None and self.query_instruction is not None:
+            raise ValueError("give either instruction or query_instruction")
         if self.bits is not None and self.lora is None:
             raise ValueError("bits is for the base under lora")
         return self
@@ -101,7 +121,8 @@ class Loss(_Section):
     distil: Weight = 0.0
     """Divergence of the batch's scores from the teacher's."""
     align: Weight = 0.0
-    """Divergence of a query's embedding, as a distribution over dimensions, from the teacher's (KALE)."""
+    """Divergence of a query's embedding, as a distribution over dimensions, from the teacher's (KALE). Both sides use
+    `temperature`."""
     teacher: str | None = None
     """A frozen encoder, or "start": the trained encoder as the stage found it. Default: the document encoder."""
     teacher_temperature: Above = 1.0
@@ -114,6 +135,8 @@ class Loss(_Section):
     temperature: Above = 0.02
     learnable: bool = False
     """The temperature is trained, too."""
+    own_negatives: bool = False
+    """A hard negative counts for its own row alone; in-batch negatives are then the other rows' positives."""
     symmetric: bool = False
     """Documents look for their queries as well."""
     dims: list[Positive] = []
@@ -193,11 +216,16 @@ class _RowStage(_Section):
 
 
 class Mine(_RowStage):
-    """Hard negatives for pairs: what an encoder finds and the row does not name."""
+    """Adds hard negatives to those that a row has: what an encoder finds and the row does not name."""
 
     kind: Literal["mine"]
     document: str | None = None
+    corpus: list[str] = []
+    """Files whose documents are searched. Default: the documents of the rows."""
+    within: Literal["all", "source"] = "all"
+    """Which documents a row may find: all, or those of its own source."""
     count: Positive = 7
+    """Negatives that are added to a row."""
     ranks: tuple[Count, Positive] = (0, 100)
     """Negatives are drawn from these ranks, the first included, the last not."""
     margin: float | None = None
@@ -211,22 +239,26 @@ class Filter(_RowStage):
 
     kind: Literal["filter"]
     document: str | None = None
+    within: Literal["all", "source"] = "all"
     top: Positive = 3
     sources: list[str] = []
 
 
 class Diversify(_RowStage):
-    """Rows like too many that are kept already are dropped (appendix B.1, table 14)."""
+    """Drops texts that are like too many that are kept already (appendix B.1, table 14).
+
+    Queries and documents are filtered apart. `query` writes the rows whose query stays. `document` writes a corpus: the
+    documents of the files that stay, for `corpus` of a `mine` stage.
+    """
 
     kind: Literal["diversify"]
     side: Side
-    """Which text of a row is compared: its query, or its first document."""
     neighbours: Positive = 5
     threshold: Share
     most: Count = 1
-    """A row goes if more than so many of its nearest neighbours score above the threshold."""
+    """A text is dropped if more than this many of its nearest neighbours score above the threshold."""
     seeds: Count = 5000
-    """So many rows are kept to begin with."""
+    """The first texts, which are kept without a comparison."""
 
     @property
     def document(self) -> None:
@@ -273,6 +305,10 @@ class Recipe(_Section):
             raise ValueError(f"{wrong.pop()!r} is a folder of every run: choose another name")
         return self
 
+    def dim_of(self, encoder: str) -> int:
+        """How many dimensions the vectors of an encoder have."""
+        return self.encoders[encoder].dim or self.dim
+
     @classmethod
     def load(cls, path: Path, changes: Sequence[str] = ()) -> Recipe:
         """Reads a recipe, its bases below it, and changes like `stages.align.lr=1e-4` above it."""
@@ -286,7 +322,9 @@ class Recipe(_Section):
 
 def files_of(stage: AnyStage) -> list[str]:
     """The files that a stage reads, as the recipe names them."""
-    return stage.data.files if isinstance(stage, Contrast | Reconstruct) else stage.files
+    if isinstance(stage, Contrast | Reconstruct):
+        return stage.data.files
+    return [*stage.files, *(stage.corpus if isinstance(stage, Mine) else [])]
 
 
 def trained_by(stage: AnyStage) -> list[str]:

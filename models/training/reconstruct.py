@@ -8,6 +8,7 @@ heads are thrown away afterwards.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import cast
 
@@ -79,19 +80,24 @@ def visible_parts(mask: Tensor, share: float, chance: torch.Generator) -> Tensor
 class ReconstructStage:
     """The work of one RetroMAE stage, a step at a time."""
 
-    def __init__(self, recipe: Recipe, stage: Reconstruct, files: list[Path], shelf: Shelf, ranks: Ranks) -> None:
+    def __init__(
+        self, recipe: Recipe, stage: Reconstruct, files: list[Path], shelf: Shelf, ranks: Ranks, scratch: Path
+    ) -> None:
         self._recipe, self._stage, self._shelf, self._ranks = recipe, stage, shelf, ranks
         data = stage.data.model_copy(update={"view": "texts"})
-        table = read_table(files, data, recipe.seed)
+        table = read_table(files, data, recipe.seed, scratch, ranks)
+        self.steps = steps_of(len(table), stage.batch, stage.epochs, stage.steps, recipe.max_steps)
+        deal = partial(
+            BatchDealer, weights=data.weights, size=stage.batch, steps=self.steps, negatives=0, seed=recipe.seed
+        )
+        table = table.limited_to(drawn) if len(drawn := deal(table).drawn()) < len(table) else table
+        self._dealer = deal(table)
         self._encoder = shelf.open(stage.encoder, trained=True, seed=recipe.seed)
         spec = self._encoder.spec
         self._decoder = Decoder(self._encoder.backbone.config.hidden_size, spec.max_length).to(ranks.device)
         self._mask_id = mask_id(self._encoder)
-        self._tokens = TokenTable.build(table.documents, spec, self._encoder.tokenizer, ranks.device)
-        self.steps = steps_of(len(table), stage.batch, stage.epochs, stage.steps, recipe.max_steps)
-        self._dealer = BatchDealer(
-            table, data.weights, size=stage.batch, steps=self.steps, negatives=0, seed=recipe.seed
-        )
+        tokenizer = self._encoder.tokenizer
+        self._tokens = TokenTable.build(table.documents, spec, tokenizer, ranks.device, scratch / "tokens", ranks)
 
     @property
     def modules(self) -> dict[str, nn.Module]:
@@ -100,8 +106,9 @@ class ReconstructStage:
     def gradients(self, step: int, scale: Callable[[Tensor], Tensor]) -> dict[str, float]:
         rows = self._dealer.deal(step).documents
         own = rows[self._ranks.share(len(rows))]
-        chance = torch.Generator().manual_seed(self._recipe.seed * 1_000_003 + 2 * step + self._ranks.rank)
-        torch.manual_seed(self._recipe.seed * 1_000_003 + step)
+        seed = self._ranks.seed(self._recipe.seed, step)
+        chance = torch.Generator().manual_seed(seed)
+        torch.manual_seed(seed)
         sums = torch.zeros(2, device=self._ranks.device)
         chunks = [self._tokens.padded(own[chunk]) for chunk in self._tokens.chunks(own, self._stage.tokens)]
         masked = [torch.rand(ids.shape, generator=chance) < self._stage.encoder_mask for ids, _ in chunks]

@@ -34,6 +34,8 @@ from models.training.recipe import (
     trained_by,
 )
 from models.training.reconstruct import ReconstructStage
+from models.training.shapes import check
+from models.training.tables import SCRATCH
 
 DONE, PAIRS = "done.json", "pairs.jsonl"
 RECIPE_FILE, VECTORS, ENCODERS = "recipe.json", "vectors", "encoders"
@@ -61,7 +63,8 @@ def train(recipe: Recipe, folder: Path, ranks: Ranks) -> list[Path]:
             if ranks.is_first:
                 print(f"stage {name}: {', '.join(f'{n:,} {what}' for what, n in facts.items())}", file=sys.stderr)
                 done.write_text(json.dumps(facts))
-                shutil.rmtree(folder / name / loop.CHECKPOINT, ignore_errors=True)
+                for used in (loop.CHECKPOINT, SCRATCH):
+                    shutil.rmtree(folder / name / used, ignore_errors=True)
             ranks.wait()
         for encoder in trained_by(stage):
             shelf.replace(encoder, folder / name / encoder)
@@ -84,16 +87,17 @@ def _run_stage(
     home.mkdir(parents=True, exist_ok=True)
     files = [_resolve(file, folder) for file in files_of(stage)]
     if isinstance(stage, Mine):
-        return mine(recipe, stage, files, shelf, vectors, ranks, home / PAIRS)
+        files, corpus = files[: len(stage.files)], files[len(stage.files) :]
+        return mine(recipe, stage, files, shelf, vectors, ranks, home / PAIRS, corpus)
     if isinstance(stage, Filter):
         return filter_pairs(recipe, stage, files, shelf, vectors, ranks, home / PAIRS)
     if isinstance(stage, Diversify):
         return diversify(recipe, stage, files, shelf, vectors, ranks, home / PAIRS)
     work: ContrastStage | ReconstructStage
     if isinstance(stage, Contrast):
-        work = ContrastStage(recipe, stage, files, shelf, vectors, ranks)
+        work = ContrastStage(recipe, stage, files, shelf, vectors, ranks, home / SCRATCH)
     else:
-        work = ReconstructStage(recipe, stage, files, shelf, ranks)
+        work = ReconstructStage(recipe, stage, files, shelf, ranks, home / SCRATCH)
     loop.run(work, stage, name, folder, ranks, dev if isinstance(stage, Contrast) else None)
     if ranks.is_first:
         work.keep(home)
@@ -108,6 +112,7 @@ def _resolve(file: str, folder: Path) -> Path:
 
 def _look_ahead(recipe: Recipe, folder: Path, shelf: Shelf) -> None:
     """Whatever is missing is said before the first stage, not hours later; GGUF files are unpacked once, here."""
+    check(recipe)
     ready: set[str] = set()
     for name, stage in recipe.stages.items():
         if stage.skip:
@@ -118,7 +123,7 @@ def _look_ahead(recipe: Recipe, folder: Path, shelf: Shelf) -> None:
                     raise BadData(f"stages.{name}: {file} is not there; put the rows there, or name another file")
             for encoder in encoders_of(stage):
                 if encoder not in ready and recipe.encoders[encoder].copy_of not in ready:
-                    shelf.check(encoder)
+                    shelf.spec(encoder)
         ready.update(trained_by(stage))
 
 

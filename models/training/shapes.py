@@ -1,15 +1,25 @@
-"""Shapes of published backbones, for plans and measurements where the weights are not at hand. Written from the
-checkpoints' public configurations; a folder's own configuration comes first wherever there is one."""
+"""Shapes of backbones, and whether the encoders and stages of a recipe fit them. Needs configurations, not weights.
+
+SHAPES are the public configurations of published checkpoints. A folder's own configuration comes first.
+"""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
-from transformers import AutoConfig, PretrainedConfig
+import torch
+from tokenizers import Tokenizer as RustTokenizer
+from torch import nn
+from transformers import AutoConfig, AutoModel, PretrainedConfig
 
+from models.errors import BadData, BadEncoder
+from models.evaluation.benchmarks.spec import wording
+from models.spec import INSTRUCTION, TEMPLATE, Pooling
 from models.training import gguf
-from models.transformers_folder import CONFIG_FILE, read_config
+from models.training.recipe import AnyStage, Contrast, Encoder, Fresh, Recipe, Reconstruct, encoders_of
+from models.training.rows import count_units
+from models.transformers_folder import CONFIG_FILE, check_length, read_config
 
 
 def _decoder(kind: str, width: int, inner: int, layers: int, heads: tuple[int, int, int], words: int) -> dict[str, Any]:
@@ -51,3 +61,106 @@ def made(shape: dict[str, Any]) -> PretrainedConfig:
     """A configuration of this shape."""
     values = {key: value for key, value in shape.items() if key != "model_type"}
     return AutoConfig.for_model(shape["model_type"], use_cache=False, **values)
+
+
+def fresh_config(fresh: Fresh) -> PretrainedConfig:
+    if not fresh.tokenizer.is_file():
+        raise BadEncoder(f"fresh.tokenizer: {fresh.tokenizer} is not there; call care from the repository's root")
+    words = RustTokenizer.from_file(str(fresh.tokenizer)).get_vocab_size()
+    return made(_encoder("bert", fresh.width, fresh.layers, words))
+
+
+def shape_of(recipe: Recipe, name: str) -> PretrainedConfig | None:
+    """The configuration of an encoder as the recipe uses it, with its layers cut; None where it is not known."""
+    config = recipe.encoders[name]
+    origin = recipe.encoders[config.copy_of] if config.copy_of else config
+    shape = fresh_config(origin.fresh) if origin.fresh else config_of(Path(str(origin.start)))
+    if shape is not None and config.layers is not None:
+        if config.layers > shape.num_hidden_layers:
+            there = f"{origin.start} has {shape.num_hidden_layers}, not {config.layers}"
+            raise BadEncoder(f"encoders.{name}.layers: {there}")
+        shape.num_hidden_layers = config.layers
+        if getattr(shape, "layer_types", None):
+            shape.layer_types = shape.layer_types[: config.layers]
+    return shape
+
+
+def bare_model(shape: PretrainedConfig) -> nn.Module:
+    """A backbone of this shape without weights."""
+    with torch.device("meta"):
+        backbone: nn.Module = AutoModel.from_config(shape)  # type: ignore[no-untyped-call]
+    return backbone
+
+
+def check(recipe: Recipe) -> None:
+    """Refuses a recipe whose parts do not fit, at its true sizes: dimensions, lengths, pooling, prompts, losses.
+
+    Encoders whose shape is not known are passed over.
+    """
+    shapes = {name: shape_of(recipe, name) for name in recipe.encoders}
+    known = {name: shape for name, shape in shapes.items() if shape is not None}
+    stages = {name: stage for name, stage in recipe.stages.items() if not stage.skip}
+    for name in dict.fromkeys(name for stage in stages.values() for name in encoders_of(stage)):
+        if name in known:
+            _check_encoder(recipe, name, known[name])
+    for name, stage in stages.items():
+        _check_stage(recipe, f"stages.{name}", stage, known)
+
+
+def _check_encoder(recipe: Recipe, name: str, shape: PretrainedConfig) -> None:
+    config, where = recipe.encoders[name], f"encoders.{name}"
+    width, dim = config.projection or shape.hidden_size, recipe.dim_of(name)
+    if dim > width:
+        raise BadEncoder(f"{where}: it has {width} dimensions, the recipe {dim}; set {where}.dim to at most {width}")
+    check_length(Path(str(config.start or name)), shape, config.max_length)
+    if config.pooling is Pooling.CLS and _is_decoder(shape):
+        raise BadEncoder(f"{where}.pooling: the first token of a {shape.model_type} sees no other; use eos or mean")
+    longest = max(map(count_units, _prompts(config)))
+    if longest >= config.max_length // 2:
+        raise BadEncoder(f"{where}: an instruction of about {longest} tokens leaves little of {config.max_length}")
+    if config.lora is not None and not isinstance(config.lora.targets, str):
+        linear = {n.rpartition(".")[2] for n, m in bare_model(shape).named_modules() if isinstance(m, nn.Linear)}
+        if others := set(config.lora.targets) - linear:
+            there = ", ".join(sorted(linear))
+            raise BadEncoder(f"{where}.lora.targets: {others.pop()!r} is not a layer of the backbone; it has {there}")
+
+
+def _prompts(config: Encoder) -> list[str]:
+    template = config.query_template or TEMPLATE
+    if INSTRUCTION not in template:
+        raise BadData(f"query_template {template!r} must hold {INSTRUCTION}")
+    asked = template.replace(INSTRUCTION, wording(config.instruction)) if config.instruction else ""
+    return [asked, config.query_instruction or "", config.document_instruction or ""]
+
+
+def _is_decoder(shape: PretrainedConfig) -> bool:
+    return hasattr(shape, "num_key_value_heads")
+
+
+def _check_stage(recipe: Recipe, where: str, stage: AnyStage, shapes: dict[str, PretrainedConfig]) -> None:
+    if isinstance(stage, Reconstruct):
+        if stage.encoder in shapes and _is_decoder(shapes[stage.encoder]):
+            kind = shapes[stage.encoder].model_type
+            raise BadEncoder(f"{where}: RetroMAE needs an encoder with a mask token, and a {kind} has none")
+        return
+    readers = [stage.query, *([stage.document] if stage.document else [])]
+    if not isinstance(stage, Contrast):
+        dims = {name: recipe.dim_of(name) for name in readers}
+        if len(set(dims.values())) > 1:
+            raise BadData(f"{where}: {dims} dimensions cannot be compared; give the encoders one dim")
+        return
+    loss = stage.loss
+    if loss.teacher not in (None, "start") and (loss.mse > 0 or loss.align > 0):
+        readers.append(str(loss.teacher))
+    for name in readers:
+        if (dim := recipe.dim_of(name)) != recipe.dim:
+            raise BadData(f"{where}: encoders.{name}.dim is {dim}; a contrast stage needs the recipe's {recipe.dim}")
+    sides = {stage.query, stage.document or stage.query}
+    widths = [
+        (recipe.encoders[name].projection or shapes[name].hidden_size) if name in stage.train else recipe.dim
+        for name in sides
+        if name in shapes
+    ]
+    for dim in loss.dims:
+        if widths and dim > min(widths):
+            raise BadData(f"loss.dims: {dim} is more than the {min(widths)} dimensions that both sides have")

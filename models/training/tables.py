@@ -1,29 +1,40 @@
-"""Training texts as rows, tokenised once. Knows nothing of encoders' weights, of batches or of losses.
+"""Training texts as rows, on disk: strings, pairs and token ids are mapped files, and every process shares them.
 
-Token ids lie in one flat tensor on the training device, so that a batch is one gather and an epoch never meets the
-tokenizer again.
+A process holds the row numbers of a batch and the texts that it asks for, whatever the size of the corpus. The first
+rank writes the files of a stage; the others map them. Tables that are given no folder stay in memory.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+import json
+import shutil
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, closing
+from dataclasses import dataclass, field, replace
+from functools import partial
+from hashlib import blake2b
+from io import BytesIO
+from pathlib import Path
+from typing import Any, BinaryIO, overload
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from tqdm import tqdm
 
 from models.errors import BadData
+from models.progress import Progress
 from models.spec import EncoderSpec, Side
-from models.tokenizer import Tokenizer
+from models.tokenizer import FlatIds, Tokenizer
+from models.training.ranks import Ranks
 from models.training.rows import Pair
 from models.training.tokenise import AT_ONCE, tokenise
 
 Rows = NDArray[np.int64]
 Padded = tuple[torch.Tensor, torch.Tensor]
 """Ids and attention mask, both (texts, longest)."""
+LISTS = ("positives", "negatives", "hypothetical", "answers")
+META, SCRATCH = "table.json", "texts"
 
 
 class Ragged:
@@ -35,7 +46,11 @@ class Ragged:
     @classmethod
     def of(cls, lists: Sequence[Sequence[int]]) -> Ragged:
         sizes = np.fromiter((len(rows) for rows in lists), np.int64, len(lists))
-        values = np.fromiter((row for rows in lists for row in rows), np.int64, int(sizes.sum()))
+        return cls.cut(sizes, np.fromiter((row for rows in lists for row in rows), np.int64, int(sizes.sum())))
+
+    @classmethod
+    def cut(cls, sizes: Rows, values: Rows) -> Ragged:
+        """Values that lie one list after the other, with the size of each list."""
         return cls(np.concatenate([[0], np.cumsum(sizes)]), values)
 
     def __getitem__(self, row: int) -> Rows:
@@ -59,13 +74,74 @@ class Ragged:
         return owners, self.values[self.starts[rows][owners] + within]
 
 
+class Strings(Sequence[str]):
+    """Texts by row, decoded from one buffer when they are asked for."""
+
+    def __init__(self, file: str, buffer: NDArray[np.uint8], starts: Rows, sizes: Rows) -> None:
+        self.file, self.buffer, self.starts, self.sizes = file, buffer, starts, sizes
+
+    def __len__(self) -> int:
+        return len(self.starts)
+
+    @overload
+    def __getitem__(self, row: int) -> str: ...
+    @overload
+    def __getitem__(self, row: slice) -> list[str]: ...
+    def __getitem__(self, row: int | slice) -> str | list[str]:
+        if isinstance(row, slice):
+            return [self[each] for each in range(*row.indices(len(self)))]
+        start = int(self.starts[row])
+        return self.buffer[start : start + int(self.sizes[row])].tobytes().decode("utf-8", "surrogatepass")
+
+    def take(self, rows: Rows) -> Strings:
+        return Strings(self.file, self.buffer, self.starts[rows], self.sizes[rows])
+
+
+class _Column:
+    """Collects texts; equal texts become one row, and rows are numbered by their first occurrence."""
+
+    def __init__(self, folder: Path | None, file: str) -> None:
+        self._path, self.file = folder / file if folder else None, file
+        self._buffer: BinaryIO = self._path.open("wb") if self._path else BytesIO()
+        self._sizes, self._digests = array("q"), bytearray()
+
+    def add(self, text: str, kind: int = 0) -> None:
+        """One occurrence; texts of different kinds are never equal."""
+        raw = text.encode("utf-8", "surrogatepass")
+        self._buffer.write(raw)
+        self._sizes.append(len(raw))
+        self._digests += blake2b(raw, digest_size=16, salt=kind.to_bytes(8, "little")).digest()
+
+    def finish(self) -> tuple[Strings, Rows, Rows]:
+        """The texts, the row of each occurrence, and the first occurrence of each row."""
+        sizes = np.array(self._sizes, dtype=np.int64)
+        keys = np.frombuffer(bytes(self._digests), np.uint64).reshape(-1, 2)
+        order = np.lexsort((keys[:, 1], keys[:, 0]))  # stable: the first of equal keys is the first occurrence
+        new = np.ones(len(order), dtype=bool)
+        new[1:] = (keys[order[1:]] != keys[order[:-1]]).any(axis=1)
+        firsts = np.sort(order[new])
+        rows = np.empty(len(order), dtype=np.int64)
+        rows[order] = np.searchsorted(firsts, order[new])[np.cumsum(new) - 1]
+        starts = (np.cumsum(sizes) - sizes)[firsts]
+        buffer = _mapped(self._path, np.uint8) if self._path else np.frombuffer(self._bytes(), np.uint8)
+        return Strings(self.file, buffer, starts, sizes[firsts]), rows, firsts
+
+    def _bytes(self) -> bytes:
+        assert isinstance(self._buffer, BytesIO)
+        return self._buffer.getvalue()
+
+    def close(self) -> None:
+        if self._path:
+            self._buffer.close()
+
+
 @dataclass(frozen=True)
 class Texts:
-    """Texts of one side, each once; `instructions` may overrule what an encoder puts before its queries."""
+    """Texts of one side, each once; `instructions` may replace the encoder's own instruction for queries."""
 
     side: Side
-    texts: list[str]
-    instructions: list[str | None] | None = None
+    texts: Sequence[str]
+    instructions: Sequence[str | None] | None = None
 
     def __len__(self) -> int:
         return len(self.texts)
@@ -75,7 +151,25 @@ class Texts:
         if self.instructions is None:
             return [own + self.texts[row] for row in rows]
         given = ((self.instructions[row], self.texts[row]) for row in rows)
-        return [(own if instruction is None else instruction) + text for instruction, text in given]
+        return [(own if instruction is None else spec.prompt(instruction)) + text for instruction, text in given]
+
+
+class _Coded(Sequence[str | None]):
+    """A few different values, by a code for each row."""
+
+    def __init__(self, values: list[str | None], codes: Rows) -> None:
+        self.values, self.codes = values, codes
+
+    def __len__(self) -> int:
+        return len(self.codes)
+
+    @overload
+    def __getitem__(self, row: int) -> str | None: ...
+    @overload
+    def __getitem__(self, row: slice) -> list[str | None]: ...
+    def __getitem__(self, row: int | slice) -> str | list[str | None] | None:
+        codes = self.codes[row]
+        return [self.values[code] for code in codes] if isinstance(row, slice) else self.values[int(codes)]
 
 
 @dataclass(frozen=True)
@@ -90,124 +184,284 @@ class PairTable:
     negatives: Ragged
     hypothetical: Ragged
     """Document rows that are read together with the query."""
+    answers: Ragged
+    """The document rows that answer each query row, whichever pair says so."""
     sources: dict[str, Rows]
+    corpus: dict[str, Rows] = field(default_factory=dict)
+    """Document rows by source, of documents that were given beside the pairs."""
 
     def __len__(self) -> int:
         return len(self.query)
 
     def check_sources(self, key: str, named: Iterable[str]) -> None:
-        """A key of the recipe that names a source of which there is no row would do nothing, unseen."""
+        """Refuses a key of the recipe that names a source without rows: it would have no effect."""
         for source in named:
             if source not in self.sources:
                 raise BadData(f"{key}: no row is of {source!r}; the files have {', '.join(sorted(self.sources))}")
 
-    @cached_property
-    def answers(self) -> Ragged:
-        """The document rows that answer each query row, whichever pair says so."""
-        owners, documents = self.positives.gather(np.arange(len(self)))
-        known = np.unique(self.query[owners] * len(self.documents) + documents)
-        starts = np.searchsorted(known, np.arange(len(self.queries) + 1) * len(self.documents))
-        return Ragged(starts, known % len(self.documents))
-
     @classmethod
-    def of_pairs(cls, pairs: Iterable[Pair]) -> PairTable:
-        queries: dict[tuple[str | None, str], int] = {}
-        documents: dict[str, int] = {}
-        asked: list[int] = []
-        lists: tuple[list[list[int]], ...] = ([], [], [])
-        sources: dict[str, list[int]] = {}
-        for pair in pairs:
-            sources.setdefault(pair.source, []).append(len(asked))
-            asked.append(queries.setdefault((pair.instruction, pair.query), len(queries)))
-            for rows, texts in zip(lists, (pair.positives, pair.negatives, pair.hypothetical), strict=True):
-                rows.append([documents.setdefault(text, len(documents)) for text in texts])
-        return cls._checked(
-            Texts(Side.QUERY, [query for _, query in queries], [instruction for instruction, _ in queries]),
-            Texts(Side.DOCUMENT, list(documents)),
-            np.asarray(asked, dtype=np.int64),
-            (Ragged.of(lists[0]), Ragged.of(lists[1]), Ragged.of(lists[2])),
-            sources,
-        )
-
-    @classmethod
-    def of_texts(cls, texts: Iterable[tuple[str, str]]) -> PairTable:
-        """Each text is a query whose document is itself; a text belongs to the source that it came from first."""
-        sources: dict[str, list[int]] = {}
-        seen: dict[str, None] = {}
-        for text, source in texts:
-            if text not in seen:
-                sources.setdefault(source, []).append(len(seen))
-                seen[text] = None
-        unique = list(seen)
-        own, none = Ragged(np.arange(len(unique) + 1), np.arange(len(unique))), Ragged.of([[]] * len(unique))
-        return cls._checked(
-            Texts(Side.QUERY, unique), Texts(Side.DOCUMENT, unique), own.values, (own, none, none), sources
-        )
-
-    @classmethod
-    def _checked(
-        cls,
-        queries: Texts,
-        documents: Texts,
-        asked: Rows,
-        lists: tuple[Ragged, Ragged, Ragged],
-        sources: dict[str, list[int]],
+    def of_pairs(
+        cls, pairs: Iterable[Pair], corpus: Iterable[tuple[str, str]] = (), folder: Path | None = None
     ) -> PairTable:
-        if len(asked) == 0:
+        """Reads pairs, and documents (text, source) beside them; texts go to the folder, if there is one."""
+        instructions: dict[str | None, int] = {}
+        codes, sizes = array("q"), array("q")
+        sources, beside = _Groups(), _Groups()
+        with closing(_Column(folder, "queries.txt")) as asked, closing(_Column(folder, "documents.txt")) as answering:
+            for pair in pairs:
+                codes.append(instructions.setdefault(pair.instruction, len(instructions)))
+                asked.add(pair.query, codes[-1])
+                sources.add(pair.source)
+                for texts in (pair.positives, pair.negatives, pair.hypothetical):
+                    sizes.append(len(texts))
+                    for text in texts:
+                        answering.add(text)
+            for text, source in corpus:
+                answering.add(text)
+                beside.add(source)
+        if not codes:
             raise BadData("the stage's files hold no training rows")
-        arrays = {name: np.asarray(rows, dtype=np.int64) for name, rows in sources.items()}
-        return cls(queries, documents, asked, *lists, arrays)
+        queries, query, firsts = asked.finish()
+        documents, rows, _ = answering.finish()
+        counts = np.array(sizes, dtype=np.int64)
+        kinds = np.repeat(np.tile(np.arange(3), len(codes)), counts)
+        named = rows[: len(kinds)]
+        lists = [Ragged.cut(counts[kind::3], named[kinds == kind]) for kind in range(3)]
+        told = _Coded(list(instructions), np.array(codes)[firsts]) if set(instructions) != {None} else None
+        return cls(
+            queries=Texts(Side.QUERY, queries, told),
+            documents=Texts(Side.DOCUMENT, documents),
+            query=query,
+            positives=lists[0],
+            negatives=lists[1],
+            hypothetical=lists[2],
+            answers=_answers(query, lists[0], len(queries), len(documents)),
+            sources=sources.rows(),
+            corpus={name: np.unique(rows[len(kinds) :][own]) for name, own in beside.rows().items()},
+        )
+
+    @classmethod
+    def of_texts(cls, texts: Iterable[tuple[str, str]], folder: Path | None = None) -> PairTable:
+        """Each text is a query whose document is itself; a text belongs to the source that it came from first."""
+        sources = _Groups()
+        with closing(_Column(folder, "documents.txt")) as column:
+            for text, source in texts:
+                column.add(text)
+                sources.add(source)
+        if not len(sources):
+            raise BadData("the stage's files hold no training rows")
+        unique, _, firsts = column.finish()
+        own, none = Ragged(np.arange(len(unique) + 1), np.arange(len(unique))), Ragged.of([[]] * len(unique))
+        asked, read = Texts(Side.QUERY, unique), Texts(Side.DOCUMENT, unique)
+        return cls(asked, read, own.values, own, none, none, own, sources.rows(firsts))
+
+    def limited_to(self, pairs: Rows, *, negatives: bool = True) -> PairTable:
+        """The table with the texts of these pairs alone. Pairs keep their numbers; texts are numbered anew."""
+        lists = (self.positives, self.negatives, self.hypothetical)
+        queries = np.unique(self.query[pairs])
+        read = lists if negatives else (self.positives, self.hypothetical)
+        documents = np.unique(np.concatenate([part.gather(pairs)[1] for part in read]))
+        places = np.full(len(self.documents), -1, dtype=np.int64)
+        places[documents] = np.arange(len(documents))
+        places_of_queries = np.full(len(self.queries), -1, dtype=np.int64)
+        places_of_queries[queries] = np.arange(len(queries))
+        owners, answers = self.answers.gather(queries)
+        sizes = np.bincount(owners, minlength=len(queries))
+        positives, others, hypothetical = (Ragged(part.starts, places[part.values]) for part in lists)
+        return replace(
+            self,
+            queries=_taken(self.queries, queries),
+            documents=_taken(self.documents, documents),
+            query=places_of_queries[self.query],
+            positives=positives,
+            negatives=others,
+            hypothetical=hypothetical,
+            answers=Ragged.cut(sizes, places[answers]),
+        )
+
+    def save(self, folder: Path) -> None:
+        """Writes the rows beside the texts, which lie in the folder already."""
+        meta: dict[str, Any] = {"sources": list(self.sources), "corpus": list(self.corpus)}
+        for side in (self.queries, self.documents):
+            texts, told = side.texts, side.instructions
+            assert isinstance(texts, Strings)
+            meta[side.side] = texts.file
+            _save(folder, f"{side.side}-starts", texts.starts)
+            _save(folder, f"{side.side}-sizes", texts.sizes)
+            if isinstance(told, _Coded):
+                meta["instructions"] = told.values
+                _save(folder, "instructions", told.codes)
+        _save(folder, "query", self.query)
+        for name in LISTS:
+            _save(folder, f"{name}-starts", getattr(self, name).starts)
+            _save(folder, f"{name}-values", getattr(self, name).values)
+        for kind, groups in (("source", self.sources), ("corpus", self.corpus)):
+            for place, rows in enumerate(groups.values()):
+                _save(folder, f"{kind}-{place}", rows)
+        (folder / META).write_text(json.dumps(meta), encoding="utf-8")
+
+    @classmethod
+    def load(cls, folder: Path) -> PairTable:
+        """Maps what `save` wrote."""
+        meta = json.loads((folder / META).read_text(encoding="utf-8"))
+        read = partial(_load, folder)
+        told = _Coded(meta["instructions"], read("instructions")) if "instructions" in meta else None
+        queries, documents = (
+            Strings(meta[s], _mapped(folder / meta[s], np.uint8), read(f"{s}-starts"), read(f"{s}-sizes"))
+            for s in ("query", "document")
+        )
+        lists = {name: Ragged(read(f"{name}-starts"), read(f"{name}-values")) for name in LISTS}
+        sources, corpus = (
+            {name: read(f"{kind}-{place}") for place, name in enumerate(meta[names])}
+            for kind, names in (("source", "sources"), ("corpus", "corpus"))
+        )
+        return cls(
+            queries=Texts(Side.QUERY, queries, told),
+            documents=Texts(Side.DOCUMENT, documents),
+            query=read("query"),
+            positives=lists["positives"],
+            negatives=lists["negatives"],
+            hypothetical=lists["hypothetical"],
+            answers=lists["answers"],
+            sources=sources,
+            corpus=corpus,
+        )
+
+
+def shared(folder: Path, ranks: Ranks, build: Callable[[], PairTable]) -> PairTable:
+    """A table that the first rank builds in the folder, and that all ranks map."""
+    if ranks.is_first:
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        build().save(folder)
+    ranks.wait()
+    return PairTable.load(folder)
+
+
+class _Groups:
+    """Collects the name of each row."""
+
+    def __init__(self) -> None:
+        self._names: dict[str, int] = {}
+        self._codes = array("q")
+
+    def __len__(self) -> int:
+        return len(self._codes)
+
+    def add(self, name: str) -> None:
+        self._codes.append(self._names.setdefault(name, len(self._names)))
+
+    def rows(self, chosen: Rows | None = None) -> dict[str, Rows]:
+        """The rows of each name; with `chosen`, positions in it. Names without rows are left out."""
+        codes = np.array(self._codes, dtype=np.int64)
+        codes = codes if chosen is None else codes[chosen]
+        found = {name: np.flatnonzero(codes == code) for name, code in self._names.items()}
+        return {name: rows for name, rows in found.items() if len(rows)}
+
+
+def _answers(query: Rows, positives: Ragged, queries: int, documents: int) -> Ragged:
+    owners, answers = positives.gather(np.arange(len(query)))
+    known = np.unique(query[owners] * documents + answers)
+    return Ragged(np.searchsorted(known, np.arange(queries + 1) * documents), known % documents)
+
+
+def _taken(texts: Texts, rows: Rows) -> Texts:
+    assert isinstance(texts.texts, Strings)
+    told = texts.instructions
+    return replace(
+        texts,
+        texts=texts.texts.take(rows),
+        instructions=_Coded(told.values, told.codes[rows]) if isinstance(told, _Coded) else told,
+    )
+
+
+def _save(folder: Path, name: str, rows: Rows) -> None:
+    np.save(folder / f"{name}.npy", rows)
+
+
+def _load(folder: Path, name: str) -> Rows:
+    rows: Rows = np.load(folder / f"{name}.npy", mmap_mode="r")
+    return rows
+
+
+def _mapped(path: Path, dtype: Any) -> NDArray[Any]:  # noqa: ANN401 - numpy's own
+    """A file as an array; an empty one cannot be mapped."""
+    return np.memmap(path, dtype, "r") if path.stat().st_size else np.empty(0, dtype)
 
 
 class TokenTable:
-    """Token ids of many texts in one flat tensor on the training device."""
+    """Token ids of many texts, one after the other; a batch of them is moved to the training device."""
 
-    def __init__(self, ids: torch.Tensor, starts: torch.Tensor, lengths: Rows) -> None:
-        self.ids, self.starts, self.lengths = ids, starts, lengths
+    def __init__(self, ids: FlatIds, starts: Rows, lengths: Rows, device: torch.device) -> None:
+        self.ids, self.starts, self.lengths, self.device = ids, starts, lengths, device
 
     @classmethod
-    def build(cls, texts: Texts, spec: EncoderSpec, tokenizer: Tokenizer, device: torch.device) -> TokenTable:
-        # Hardly a text has more than eight characters to a token (English has four or five); cutting first spares the
-        # tokenizer what nobody reads.
-        longest = 8 * tokenizer.max_length
-        chunks = (
-            [text[:longest] for text in texts.as_read_by(spec, range(first, min(first + AT_ONCE, len(texts))))]
-            for first in range(0, len(texts), AT_ONCE)
-        )
-        found = tokenise(chunks, len(texts), tokenizer)
-        total = -(-len(texts) // AT_ONCE)
-        bar = tqdm(found, f"tokenise, {texts.side}", total, unit="chunk", disable=None, leave=False)
-        ids, sizes = zip(*bar, strict=True)
-        lengths = np.concatenate(sizes).astype(np.int64)
-        places = torch.from_numpy(np.cumsum(lengths) - lengths)
-        return cls(torch.from_numpy(np.concatenate(ids)).to(device), places.to(device), lengths)
+    def build(
+        cls,
+        texts: Texts,
+        spec: EncoderSpec,
+        tokenizer: Tokenizer,
+        device: torch.device,
+        path: Path | None = None,
+        ranks: Ranks | None = None,
+    ) -> TokenTable:
+        """Tokenises all texts; with a path the first rank writes files, which all ranks map."""
+        if path is None:
+            found = zip(*_tokenised(texts, spec, tokenizer, first=ranks is None or ranks.is_first), strict=True)
+            ids, starts, lengths = (np.concatenate(each) for each in found)
+            return cls(ids, starts, lengths, device)
+        paths = [path.with_suffix(suffix) for suffix in (".ids", ".starts", ".lengths")]
+        if ranks is None or ranks.is_first:
+            with ExitStack() as stack:
+                files = [stack.enter_context(each.open("wb")) for each in paths]
+                for ids, starts, lengths in _tokenised(texts, spec, tokenizer, first=True):
+                    for file, part in zip(files, (ids, starts, lengths), strict=True):
+                        file.write(np.asarray(part).tobytes())
+        if ranks is not None:
+            ranks.wait()
+        return cls(_mapped(paths[0], np.int32), _mapped(paths[1], np.int64), _mapped(paths[2], np.int64), device)
 
     def __len__(self) -> int:
         return len(self.lengths)
 
     def padded(self, rows: Rows) -> Padded:
         """Ids and mask (rows, longest), padded on the right with 0."""
-        device = self.ids.device
-        where = torch.from_numpy(rows).to(device)
-        lengths = torch.from_numpy(self.lengths[rows]).to(device)
-        columns = torch.arange(int(self.lengths[rows].max()), device=device)
+        lengths = self.lengths[rows]
+        columns = np.arange(int(lengths.max()))
         mask = columns < lengths[:, None]
-        places = (self.starts[where][:, None] + columns).clamp(max=len(self.ids) - 1)
-        return self.ids[places].long() * mask, mask.long()
+        places = np.minimum(self.starts[rows][:, None] + columns, len(self.ids) - 1)
+        ids = np.where(mask, self.ids[places], 0).astype(np.int64)
+        return torch.from_numpy(ids).to(self.device), torch.from_numpy(mask.astype(np.int64)).to(self.device)
 
     def flat(self, rows: Rows) -> torch.Tensor:
         """The ids of these rows end to end, without padding."""
         lengths = self.lengths[rows]
-        total = int(lengths.sum())
-        before = torch.from_numpy(np.cumsum(lengths) - lengths).to(self.ids.device)
-        shifts = self.starts[torch.from_numpy(rows).to(self.ids.device)] - before
-        owners = torch.from_numpy(lengths).to(self.ids.device)
-        places = torch.repeat_interleave(shifts, owners, output_size=total)
-        return self.ids[places + torch.arange(total, device=self.ids.device)]
+        shifts = np.repeat(self.starts[rows] - (np.cumsum(lengths) - lengths), lengths)
+        return torch.from_numpy(np.asarray(self.ids[shifts + np.arange(len(shifts))])).to(self.device)
 
     def chunks(self, rows: Rows, tokens: int) -> list[Rows]:
         """Positions in `rows`, texts of like lengths together, at most `tokens` padded tokens a chunk."""
         return chunks_of(self.lengths[rows], tokens)
+
+
+def _tokenised(
+    texts: Texts, spec: EncoderSpec, tokenizer: Tokenizer, *, first: bool
+) -> Iterator[tuple[FlatIds, Rows, Rows]]:
+    """Ids, their start in all ids, and the length of each text, a chunk of texts at a time."""
+    # Few texts have more than eight characters a token (English has four or five): cutting first saves tokenising the
+    # rest of a long text.
+    longest = 8 * tokenizer.max_length
+    chunks = (
+        [text[:longest] for text in texts.as_read_by(spec, range(start, min(start + AT_ONCE, len(texts))))]
+        for start in range(0, len(texts), AT_ONCE)
+    )
+    total = -(-len(texts) // AT_ONCE)
+    what = f"tokenise {len(texts):,} texts ({texts.side})"
+    before = 0
+    for ids, sizes in Progress(what, "chunks", total, quiet=not first).over(tokenise(chunks, len(texts), tokenizer)):
+        lengths = sizes.astype(np.int64)
+        yield ids, before + np.cumsum(lengths) - lengths, lengths
+        before += len(ids)
 
 
 def chunks_of(lengths: Rows, tokens: int) -> list[Rows]:

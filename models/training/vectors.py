@@ -15,13 +15,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from tqdm import tqdm
 
 from models.errors import BadEncoder
 from models.packed.attention import default_backend
 from models.packed.decoder import PackedDecoder
 from models.packed.layout import lay_out
 from models.packed.weights import read_weights
+from models.progress import Progress
 from models.spec import Pooling
 from models.torch_encoder import TorchEncoder, finish
 from models.training.gradients import autocast
@@ -104,8 +104,8 @@ class Reader:
 
     def _fill(self, table: TokenTable, chunks: list[Rows], values: Kept, marks: NDArray[np.uint8]) -> None:
         own = [place for place in self._ranks.share(len(chunks)) if not marks[place]]
-        bar = tqdm(own, desc="read frozen texts", unit="chunk", disable=None if self._ranks.is_first else True)
-        for place in bar:
+        what, quiet = f"encode {len(table):,} texts once", not self._ranks.is_first
+        for place in Progress(what, "chunks", len(own), quiet=quiet).over(own):
             values[chunks[place]] = self.vectors(table, chunks[place]).half().cpu().numpy()
             marks[place] = 1
 

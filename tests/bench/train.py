@@ -122,7 +122,7 @@ class Bench:
             torch.backends.cuda.enable_cudnn_sdp(False)
             torch.cuda.reset_peak_memory_stats()
         shelf = Shelf(recipe, self.folder, self.ranks.device)
-        work = ContrastStage(recipe, stage, [file], shelf, self.folder / VECTORS, self.ranks)
+        work = ContrastStage(recipe, stage, [file], shelf, self.folder / VECTORS, self.ranks, self.folder / "texts")
         home = self.folder / name
         home.mkdir()
         loop.run(work, stage, "bench", home, self.ranks, None)
@@ -148,7 +148,7 @@ class Bench:
         stage = recipe.stages["bench"]
         assert isinstance(stage, Contrast)
         shelf = Shelf(recipe, self.folder, self.ranks.device)
-        texts = read_table([file], stage.data, recipe.seed).documents
+        texts = read_table([file], stage.data, recipe.seed, self.folder / "cached", self.ranks).documents
         encoder = shelf.open(name, trained=False)
         table = TokenTable.build(texts, encoder.spec, encoder.tokenizer, self.ranks.device)
         reader = Reader(encoder, self.ranks, tokens=stage.tokens, precision=stage.precision)

@@ -95,12 +95,12 @@ def test_queries_and_documents_go_to_their_own_encoder_with_its_instruction() ->
 def test_an_instruction_may_take_the_place_of_the_encoders_own() -> None:
     recorder = Recorder()
     encoder = recorded("small", recorder, query_instruction="问：", document_instruction="文：")
-    pair = MtebPair(encoder, encoder, query_instruction="找药：", document_instruction="")
+    pair = MtebPair(encoder, encoder, query_instruction="找药", document_instruction="")
     pair.encode([{"text": ["头痛"]}], prompt_type="query")
     pair.encode([{"text": ["止痛药"]}], prompt_type="document")
-    assert recorder.asked == [["找药：头痛"], ["止痛药"]]
+    assert recorder.asked == [["找药\nQuery: 头痛"], ["止痛药"]]
     meta = pair.mteb_model_meta
-    assert meta.experiment_kwargs == {"query_instruction": "找药：", "document_instruction": ""}
+    assert meta.experiment_kwargs == {"query_instruction": "找药", "document_instruction": ""}
     assert MtebPair(encoder, encoder).mteb_model_meta != meta
 
 

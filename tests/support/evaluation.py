@@ -52,7 +52,7 @@ class TableEncoder:
 
     def _encode(self, texts: Sequence[str]) -> NDArray[np.float32]:
         self.asked.extend(texts)
-        return np.array([VECTORS[text.rpartition(":")[2]] for text in texts], dtype=np.float32)
+        return np.array([VECTORS[text.rpartition(":")[2].strip()] for text in texts], dtype=np.float32)
 
 
 def write_set(folder: Path) -> Path:

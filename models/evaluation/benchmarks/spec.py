@@ -91,6 +91,8 @@ class Benchmark(_Section):
     licence: Line
     note: Line | None = None
     """What a reader of the figures must know."""
+    query_instruction: Line | None = None
+    """For training on pairs of no particular task."""
     prompts: dict[str, str] = {}
     sets: Annotated[list[SetSpec], Field(min_length=1)]
 
@@ -121,6 +123,23 @@ def read(name: str) -> Benchmark:
     if name not in names():
         raise CareError(f"no benchmark is called {name!r}; there are {', '.join(names())}")
     return read_file(FOLDER / f"{name}.toml")
+
+
+def wording(reference: str) -> str:
+    """The query instruction of a benchmark ("cmedteb") or of one of its sets ("cmedteb/cmedteb-retrieval").
+
+    Evaluation and training both take their instructions from here.
+    """
+    name, _, of_set = reference.partition("/")
+    benchmark = read(name)
+    if not of_set:
+        found = benchmark.query_instruction
+    else:
+        found = next((item.query_instruction for item in benchmark.sets if item.name == of_set), None)
+    if found is None:
+        known = [f"{name}/{item.name}" for item in benchmark.sets if item.query_instruction]
+        raise BadData(f"{reference!r} has no query_instruction; there are {', '.join(known) or 'none'}")
+    return found
 
 
 def read_file(path: Path) -> Benchmark:

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from models.evaluation.report.css import CSS
-from models.evaluation.report.tables import Cell, Column, Table, legend, tables
+from models.evaluation.report.tables import Cell, Column, Table, explain, legend, tables
 from models.evaluation.results import Run, SetResult
-from models.evaluation.significance import Mark, Marks
+from models.evaluation.significance import Marks
 
 if TYPE_CHECKING:
     from models.evaluation.report.pictures import Picture
@@ -95,16 +95,9 @@ def _plain_row(name: str, texts: Iterable[str]) -> str:
 def _cell(cell: Cell, column: Column) -> str:
     figure = f"<b>{cell.text}</b>" if cell.best else cell.text
     kind = " class='average'" if column.is_average else ""
-    title = f" title='{escape(_explain(cell.mark))}'" if cell.mark else ""
+    title = f" title='{escape(explain(cell.mark))}'" if cell.mark else ""
     direction = DIRECTIONS.get(cell.symbol, "")
     return f"<td{kind}{title}>{figure}<span class='mark {direction}'>{cell.symbol}</span></td>"
-
-
-def _explain(mark: Mark) -> str:
-    against = f"{mark.difference:+.2f} against {mark.baseline}"
-    if mark.p is None:
-        return against
-    return f"{against}, 95 % between {mark.low:+.2f} and {mark.high:+.2f}, p {mark.p:.4f} (corrected)"
 
 
 def _details(results: Iterable[SetResult]) -> Iterator[str]:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from models.evaluation.results import Run, SetResult
-from models.evaluation.significance import ALPHA, MIN_QUERIES, Mark, Marks
+from models.evaluation.significance import ALPHA, MIN_QUERIES, Mark, Marks, averages
 
 WIDTH = 120
 GAP = "  "
@@ -69,20 +69,34 @@ def legend(marks: Marks) -> str:
     if baseline is None:
         return ""
     return (
-        f"↑ ↓ better or worse than {baseline} beyond chance: paired bootstrap over the queries of a set, p < {ALPHA}"
-        f" after Holm's correction within the table; sets of fewer than {MIN_QUERIES} queries are not tested."
+        f"↑ ↓ better or worse than {baseline} beyond chance: paired bootstrap over the queries of a set, or of every"
+        f" set of an average, p < {ALPHA} after Holm's correction within the table; sets of fewer than {MIN_QUERIES}"
+        " queries are not tested."
     )
+
+
+def explain(mark: Mark) -> str:
+    """The difference from the baseline, its interval and its p value."""
+    against = f"{mark.difference:+.2f} against {mark.baseline}"
+    if mark.p is None:
+        return against
+    return f"{against}, 95 % between {mark.low:+.2f} and {mark.high:+.2f}, p {mark.p:.4f} (corrected)"
 
 
 def text(run: Run, marks: Marks | None = None, width: int = WIDTH) -> str:
     """All tables for a terminal; one that is wider is continued below with its systems named again."""
     parts = [_block(table, columns) for table in tables(run, marks) for columns in _fitting(table, width)]
-    missing = [f"not judged: {name} ({how})" for name, how in run.missing.items()]
-    notes = [
-        textwrap.fill(note, width, break_long_words=False, break_on_hyphens=False)
-        for note in (legend(marks or {}), *missing)
+    told = [
+        f"{benchmark}, average of {', '.join(sets)}: {system} {explain(mark)}"
+        for (benchmark, sets, system), mark in (marks or {}).items()
+        if len(sets) > 1
     ]
-    return "\n\n".join(part for part in (*parts, notes[0], "\n".join(notes[1:])) if part)
+    missing = [f"not judged: {name} ({how})" for name, how in run.missing.items()]
+    groups = [
+        "\n".join(textwrap.fill(note, width, break_long_words=False, break_on_hyphens=False) for note in notes)
+        for notes in ([legend(marks or {})], told, missing)
+    ]
+    return "\n\n".join(part for part in (*parts, *groups) if part)
 
 
 def _table(benchmark: str, results: Sequence[SetResult], marks: Marks) -> Table:
@@ -95,8 +109,7 @@ def _table(benchmark: str, results: Sequence[SetResult], marks: Marks) -> Table:
             values = [found[name, system].value for name in column.sets if (name, system) in found]
             # An average over some of the sets would stand beside averages over all of them as if it were one.
             value = sum(values) / len(values) if len(values) == len(column.sets) else None
-            mark = None if column.is_average else marks.get((benchmark, column.sets[0], system))
-            rows[system].append(Cell(value, mark))
+            rows[system].append(Cell(value, marks.get((benchmark, column.sets, system))))
     return Table(benchmark, columns, _with_best(rows, len(columns)))
 
 
@@ -104,15 +117,16 @@ def _columns(results: Sequence[SetResult]) -> list[Column]:
     """Sets grouped by kind in order of appearance; a kind of several sets has an average, and so have several kinds."""
     firsts = {result.set_name: result for result in reversed(results)}
     kinds = dict.fromkeys(result.kind for result in results)
+    groups = averages(results)
     columns: list[Column] = []
     for kind in kinds:
         names = tuple(dict.fromkeys(result.set_name for result in results if result.kind is kind))
         columns += [Column(name, firsts[name].main_metric, (name,)) for name in names]
-        if len(names) > 1:
+        if names in groups:
             metrics = {firsts[name].main_metric for name in names}
             columns.append(Column("average", kind if len(kinds) > 1 or len(metrics) > 1 else metrics.pop(), names))
     if len(kinds) > 1:
-        columns.append(Column("average", "all", tuple(dict.fromkeys(result.set_name for result in results))))
+        columns.append(Column("average", "all", groups[-1]))
     return columns
 
 

@@ -10,7 +10,7 @@ import pytest
 from numpy.typing import NDArray
 
 from models.evaluation.encoders import OpenEncoder
-from models.evaluation.fresh import WithFresh, a_tenth, answers, fresh_systems
+from models.evaluation.fresh import WithFresh, a_tenth, fresh_systems
 from models.evaluation.readers import EncoderReader, PairReader
 from models.evaluation.sets import Kind, RetrievalSet, Task, plain_task
 from models.evaluation.systems import DEPTH, Answers, Dense, NotApplicable
@@ -66,10 +66,10 @@ def uncorrected(row: int, query: int) -> float:
 
 
 def test_only_the_answers_are_fresh_and_they_are_no_nearer_for_it() -> None:
-    assert answers(CORPUS) == [[7], [9, 10]]
+    assert CORPUS.answers() == [[7], [9, 10]]
     indexed = Dense(PAIR)
-    before, after = indexed.answer(TASK), WithFresh(indexed, PAIR, "answers fresh", answers).answer(TASK)
-    for query, rows in enumerate(answers(CORPUS)):
+    before, after = indexed.answer(TASK), WithFresh(indexed, PAIR, "answers fresh", RetrievalSet.answers).answer(TASK)
+    for query, rows in enumerate(CORPUS.answers()):
         known, found = scores_of(before, query), scores_of(after, query)
         kept = {row: score for row, score in found.items() if row in known and row not in rows}
         assert len(kept) >= DEPTH - 2 * len(rows)
@@ -118,4 +118,4 @@ def test_a_pair_has_two_systems_of_their_own_names_and_an_encoder_none() -> None
 
 def test_reranking_has_no_fresh_documents() -> None:
     with pytest.raises(NotApplicable, match="searched"):
-        WithFresh(Dense(PAIR), PAIR, "answers fresh", answers).answer(RERANK)
+        WithFresh(Dense(PAIR), PAIR, "answers fresh", RetrievalSet.answers).answer(RERANK)

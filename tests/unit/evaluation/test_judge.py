@@ -44,6 +44,11 @@ def test_retrieval_is_judged_query_by_query(dense: Dense) -> None:
     assert (result.benchmark, result.set_name, result.kind, result.system) == ("zoo", "pets", Kind.RETRIEVAL, "table")
     assert result.value == result.metrics["nDCG@10"]
     assert result.queries_per_second is None
+    queries, documents = dense.embeddings(RETRIEVAL, PETS)
+    assert [query.metrics["positive cosine"] for query in result.queries] == pytest.approx(
+        [sum(a * b for a, b in zip(query, documents[0], strict=True)) for query in queries.tolist()]
+    ), "document d1 answers both"
+    assert result.metrics["positive cosine"] == pytest.approx(70)
     first, second = result.queries
     assert (first.id, first.text, first.metrics["nDCG@10"]) == ("q1", "小猫", 1)
     assert second.metrics["nDCG@10"] == pytest.approx(half)

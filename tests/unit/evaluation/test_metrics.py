@@ -24,6 +24,9 @@ def test_every_metric_of_a_hand_computed_ranking() -> None:
     assert {name: values[0] for name, values in found.items()} == pytest.approx(
         {
             "nDCG@10": (DISCOUNT[0] + 2 * DISCOUNT[2]) / ideal,
+            "nDCG@20": (DISCOUNT[0] + 2 * DISCOUNT[2]) / ideal,
+            "Recall@5": 2 / 3,
+            "Recall@20": 2 / 3,
             "Recall@100": 2 / 3,
             "MRR@10": 1.0,
             "Acc@1": 1.0,
@@ -60,13 +63,32 @@ def test_recall_is_over_all_relevant_documents() -> None:
     assert one({0: 1, 1: 1, 2: 1, 3: 1}, [3, 9], "Recall@1") == pytest.approx(0.25)
 
 
-def test_average_precision_is_over_what_could_be_found() -> None:
+def test_average_precision_divides_by_all_relevant_documents() -> None:
     assert one({0: 2, 1: 2}, [0, 7, 1], "MAP@10") == pytest.approx((1 + 2 / 3) / 2)
     assert one({0: 2, 1: 2}, [0], "MAP@10") == pytest.approx(1 / 2)
     twelve = dict.fromkeys(range(12), 2)
-    assert one(twelve, list(range(10)), "MAP@10") == pytest.approx(1)
-    assert one(twelve, [90, *range(9)], "MAP@10") == pytest.approx(sum(n / (n + 1) for n in range(1, 10)) / 10)
-    assert one(twelve, [11, 10], "MAP@10") == pytest.approx(2 / 10)
+    assert one(twelve, list(range(10)), "MAP@10") == pytest.approx(10 / 12)
+    assert one(twelve, list(range(12)), "MAP") == pytest.approx(1)
+    assert one(twelve, [11, 10], "MAP@10") == pytest.approx(2 / 12)
+
+
+def test_average_precision_has_one_rule_here_and_in_mteb() -> None:
+    from models.evaluation.mteb_import import RelevanceEvaluator
+
+    generator = np.random.default_rng(3)
+    for _ in range(20):
+        ranking = generator.permutation(40)[:30]
+        grades = {int(row): 1 for row in generator.permutation(40)[: generator.integers(1, 25)]}
+        qrels = {"q": {str(row): grade for row, grade in grades.items()}}
+        scores = {"q": {str(row): 100.0 - place for place, row in enumerate(ranking)}}
+        theirs = RelevanceEvaluator(qrels, {"map_cut.10"}).evaluate(scores)["q"]["map_cut_10"]
+        assert one(grades, ranking.tolist(), "MAP@10") == pytest.approx(theirs)
+
+
+def test_a_metric_without_a_depth_is_over_the_whole_ranking() -> None:
+    ranking = [*range(10, 20), 1]
+    assert one({1: 1}, ranking, "MAP") == pytest.approx(1 / 11)
+    assert one({1: 1}, ranking, "nDCG") == pytest.approx(DISCOUNT[10])
 
 
 def test_the_lowest_relevant_grade_is_given() -> None:

@@ -40,11 +40,18 @@ def test_the_encoders_instruction_is_used_unless_the_task_has_one(tmp_path: Path
     encoder = TableEncoder(spec=a_spec(query_instruction="query:"))
     reader = reader_of(encoder, tmp_path)
     reader.read(["猫"], Side.QUERY, RETRIEVAL)
-    reader.read(["猫"], Side.QUERY, replace(RETRIEVAL, query_instruction="find:"))
+    reader.read(["猫"], Side.QUERY, replace(RETRIEVAL, query_instruction="Find it."))
     reader.read(["猫"], Side.QUERY, replace(RETRIEVAL, query_instruction=""))
     reader.read(["狗"], Side.DOCUMENT, RETRIEVAL)
     reader.read(["狗"], Side.DOCUMENT, replace(RETRIEVAL, document_instruction="text:"))
-    assert encoder.asked == ["query:猫", "find:猫", "猫", "狗", "text:狗"]
+    assert encoder.asked == ["query:猫", "Find it.\nQuery: 猫", "猫", "狗", "text:狗"]
+
+
+def test_the_encoders_template_joins_the_instruction_of_a_task_and_a_query(tmp_path: Path) -> None:
+    template = "Instruct: {instruction}\nQuery: "
+    encoder = TableEncoder(spec=a_spec().model_copy(update={"query_template": template}))
+    reader_of(encoder, tmp_path).read(["猫"], Side.QUERY, replace(RETRIEVAL, query_instruction="Find {it}."))
+    assert encoder.asked == ["Instruct: Find {it}.\nQuery: 猫"]
 
 
 def test_what_is_left_to_encode_is_counted_once_and_reported_as_it_is_done(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from tests.support.runs import make_run, pair_result, set_result
 
 UP = Mark("BM25", 10.0, 5.0, 15.0, 0.001)
 DOWN = Mark("BM25", -10.0, -15.0, -5.0, 0.001)
-MARKS: Marks = {("bench", "one", "dense"): UP, ("bench", "two", "dense"): DOWN}
+MARKS: Marks = {("bench", ("one",), "dense"): UP, ("bench", ("two",), "dense"): DOWN}
 
 
 def rerank(system: str, value: float) -> SetResult:
@@ -38,6 +38,14 @@ def test_the_terminal_shows_sets_averages_and_marks() -> None:
         "dense    60.00↑    30.00↓      45.00    80.00     70.00     60.00",
     ]
     assert " ".join(shown[6:]).startswith("↑ ↓ better or worse than BM25 beyond chance: paired bootstrap")
+
+
+def test_an_average_shows_its_mark_and_what_lies_behind_it() -> None:
+    shown = text(make_run(RESULTS[:4]), {("bench", ("one", "two"), "dense"): UP}).splitlines()
+    assert shown[4] == "dense    60.00     30.00     45.00↑"
+    assert shown[-1] == (
+        "bench, average of one, two: dense +10.00 against BM25, 95 % between +5.00 and +15.00, p 0.0010 (corrected)"
+    )
 
 
 def test_an_average_is_of_all_sets_or_not_there() -> None:

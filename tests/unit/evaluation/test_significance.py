@@ -116,8 +116,8 @@ def test_every_system_is_held_against_the_baseline_where_both_were_judged() -> N
         ]
     )
     marks = compare(run, "BM25")
-    assert list(marks) == [("bench", "one", "dense")]
-    assert marks["bench", "one", "dense"].baseline == "BM25"
+    assert list(marks) == [("bench", ("one",), "dense")]
+    assert marks["bench", ("one",), "dense"].baseline == "BM25"
 
 
 def test_p_values_of_one_table_are_corrected_by_holm() -> None:
@@ -126,20 +126,56 @@ def test_p_values_of_one_table_are_corrected_by_holm() -> None:
     results = [set_result(name, own) for name, own in values.items()]
     raw = {name: mark.p for name, mark in zip(values, paired(results, baseline), strict=True)}
     corrected = compare(make_run([baseline, *results]), "base")
-    found = {name: corrected["bench", "one", name].p for name in values}
+    found = {name: corrected["bench", ("one",), name].p for name in values}
     assert raw["a"] is not None
     assert raw["b"] is not None
     assert raw["c"] is not None
     assert found == {"a": 3 * raw["a"], "b": 2 * raw["b"], "c": max(2 * raw["b"], raw["c"])}
     alone = compare(make_run([baseline, results[1]]), "base")
-    assert alone["bench", "one", "b"].p == raw["b"]
+    assert alone["bench", ("one",), "b"].p == raw["b"]
 
 
 def test_a_corrected_p_is_never_below_that_of_a_clearer_difference() -> None:
-    close = {("bench", "one", str(p)): Mark("base", 1.0, 0.5, 1.5, p) for p in (0.021, 0.02, 0.01, 0.6)}
-    untested = {("bench", "few", "x"): Mark("base", 1.0, 1.0, 1.0, None)}
+    close = {("bench", ("one",), str(p)): Mark("base", 1.0, 0.5, 1.5, p) for p in (0.021, 0.02, 0.01, 0.6)}
+    untested = {("bench", ("few",), "x"): Mark("base", 1.0, 1.0, 1.0, None)}
     corrected = _holm(close | untested)
     assert [mark.p for mark in corrected.values()] == pytest.approx([0.06, 0.06, 0.04, 0.6, None])
+
+
+def test_an_average_is_tested_over_the_queries_of_all_its_sets() -> None:
+    """Beside a naive loop: every set is drawn on its own, and each set weighs the same however many queries it has."""
+    sets = {"one": (BASE, np.array(shifted(0.03))), "two": (BASE[:50], np.array(shifted(0.02, 0.3))[:50])}
+    results = [
+        set_result(system, values.tolist(), name)
+        for name, pair in sets.items()
+        for system, values in zip(("base", "other"), pair, strict=True)
+    ]
+    mark = compare(make_run(results), "base")["bench", ("one", "two"), "other"]
+    differences = [other - base for base, other in sets.values()]
+    observed = sum(each.mean() for each in differences) / 2
+    generator = np.random.default_rng(99)
+    drawn = [sum(generator.choice(each, len(each)).mean() for each in differences) / 2 for _ in range(4000)]
+    assert mark.difference == pytest.approx(100 * observed)
+    assert (mark.low, mark.high) == pytest.approx(100 * np.percentile(drawn, (2.5, 97.5)), abs=0.3)
+    p = float(np.mean(np.abs(np.array(drawn) - observed) >= abs(observed)))
+    assert mark.p is not None
+    assert mark.p / 3 <= p + 0.02 <= mark.p + 0.05, "corrected for three comparisons at most"
+
+
+def test_sets_of_one_size_are_not_drawn_alike_in_an_average() -> None:
+    """Twice the same set: drawn alike, the average would be as uncertain as one set alone."""
+    values = shifted(0.02)
+    pairs = [("base", BASE.tolist()), ("other", values)]
+    marks = compare(make_run([set_result(s, v, name) for name in ("one", "two") for s, v in pairs]), "base")
+    alone, both = (marks["bench", group, "other"] for group in (("one",), ("one", "two")))
+    assert both.high - both.low == pytest.approx((alone.high - alone.low) / 2**0.5, rel=0.05)
+
+
+def test_an_average_of_a_set_with_too_few_queries_is_not_tested() -> None:
+    few = [set_result(system, [0.5] * 5, "few") for system in ("base", "other")]
+    many = [set_result("base", BASE.tolist()), set_result("other", shifted(0.1))]
+    marks = compare(make_run([*many, *few]), "base")
+    assert marks["bench", ("one", "few"), "other"].p is None
 
 
 def test_a_baseline_that_no_set_could_be_judged_with_marks_nothing() -> None:

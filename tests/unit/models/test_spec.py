@@ -25,6 +25,7 @@ def test_a_spec_survives_the_disk(tmp_path: Path) -> None:
     [
         ({"dim": 9}, "dim 9 is larger"),
         ({"pooling": "max"}, "pooling"),
+        ({"query_template": "Query: "}, "must hold {instruction}"),
         ({"colour": "red"}, "colour"),
         ({"space": ""}, "space"),
     ],
@@ -52,6 +53,7 @@ def test_the_fingerprint_follows_whatever_changes_a_vector() -> None:
         base.model_copy(update={"checksums": {"model.onnx": "1", "tokenizer.json": "9"}}).fingerprint("model.onnx"),
     }
     assert len(prints) == 6
+    assert base.model_copy(update={"query_template": "{instruction} "}).fingerprint("model.onnx") in prints
     assert base.model_copy(update={"sides": (Side.DOCUMENT,)}).fingerprint("model.onnx") in prints
 
 

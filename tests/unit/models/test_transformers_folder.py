@@ -122,6 +122,8 @@ def test_sentence_transformers_files_are_honoured(tmp_path: Path) -> None:
     assert (spec.query_instruction, spec.document_instruction) == ("query: ", "")
     write_json(tmp_path / "config_sentence_transformers.json", {"prompts": {"passage": "passage: "}})
     assert infer_spec(tmp_path, space="s").document_instruction == "passage: "
+    write_json(tmp_path / "config_sentence_transformers.json", {"prompts": {"query": "Instruct: Find it.\nQuery:"}})
+    assert infer_spec(tmp_path, space="s").prompt("Other.") == "Instruct: Other.\nQuery:", "the prompt's own form"
     given = infer_spec(tmp_path, space="s", pooling=Pooling.CLS, dim=32, max_length=40)
     assert (given.pooling, given.dim, given.max_length) == (Pooling.CLS, 32, 40)
 

@@ -56,6 +56,42 @@ def test_hard_negatives_follow_the_positives() -> None:
         assert set(texts[len(batch.queries) :]) == {f"n{row}" for row in batch.queries if row % 2}
 
 
+def test_only_hard_negatives_of_other_queries_are_marked_as_others() -> None:
+    table, own = a_table(), dealer()
+    batch = own.deal(3)
+    asked = [table.queries.texts[row] for row in batch.queries]
+    shown = [table.documents.texts[row] for row in batch.documents]
+    expected = [[text.startswith("n") and text[1:] != query[1:] for text in shown] for query in asked]
+    assert batch.others(CPU).tolist() == expected
+    assert any(any(row) for row in expected)
+
+
+@pytest.mark.parametrize("leaf", [None, 4])
+@pytest.mark.parametrize("steps", [3, 9, 40])
+def test_what_is_drawn_is_known_before_anything_is_read(leaf: int | None, steps: int) -> None:
+    table = a_table()
+    vectors = np.random.default_rng(1).standard_normal((len(table.documents), 3)).astype(np.float32)
+    settings = {"size": 4, "steps": steps, "negatives": 1, "seed": 2, "leaf": leaf, "trial": True}
+    drawn = BatchDealer(table, {"a": 2.0, "b": 1.0}, **settings).drawn()
+    limited = table.limited_to(drawn)
+    assert len(limited.documents) < len(table.documents) or steps == 40
+    places = [table.documents.texts[:].index(text) for text in limited.documents.texts]
+    own = BatchDealer(limited, {"a": 2.0, "b": 1.0}, **settings, embeddings=vectors[places])
+    asked = {row for step in range(steps) for row in own.deal(step).queries.tolist()}
+    assert {limited.queries.texts[row] for row in asked} == {f"q{pair}" for pair in drawn}
+    whole = BatchDealer(table, {"a": 2.0, "b": 1.0}, **settings, embeddings=vectors)
+    for step in range(steps):
+        ours, theirs = own.deal(step), whole.deal(step)
+        assert [limited.documents.texts[row] for row in ours.documents[: len(ours.queries)]] == [
+            table.documents.texts[row] for row in theirs.documents[: len(theirs.queries)]
+        ]
+
+
+def test_leaves_of_a_whole_run_are_made_of_whole_sources() -> None:
+    table = a_table()
+    assert len(BatchDealer(table, {}, size=4, steps=3, negatives=0, seed=0, leaf=4).drawn()) == 60
+
+
 def test_sources_are_drawn_by_weight() -> None:
     counts = Counter(dealer(weights={"a": 1.0, "b": 3.0}).deal(step).source for step in range(60))
     assert counts == {"a": 15, "b": 45}

@@ -1,7 +1,7 @@
 """What of an encoder is trained, and how it is handed on."""
 
+import json
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -15,6 +15,7 @@ from models.torch_encoder import TorchEncoder
 from models.training.encoders import Shelf, blend, trained_weights
 from models.training.int8 import Int8Linear
 from models.training.recipe import Encoder, Recipe
+from models.training.shapes import check
 from tests.support.toy_training import DOCUMENTS, write_gguf, write_start
 
 Make = Callable[..., Recipe]
@@ -157,10 +158,36 @@ def test_query_encoders_of_every_family_open_and_train(tmp_path: Path, toy_recip
 def test_what_a_backbone_has_not_got_is_named(
     tmp_path: Path, toy_recipe: Make, changes: dict[str, object], said: str
 ) -> None:
-    own = shelf(toy_recipe(), tmp_path, **changes)
-    refuse = partial(own.open, trained=True) if "lora" in changes else own.check
+    recipe = toy_recipe(document="document")
+    config = Encoder.model_validate(recipe.encoders["document"].model_dump() | changes)
     with pytest.raises(BadEncoder, match=said):
-        refuse("document")
+        check(recipe.model_copy(update={"encoders": recipe.encoders | {"document": config}}))
+
+
+def test_evaluation_and_training_share_the_wording_of_an_instruction(tmp_path: Path, toy_recipe: Make) -> None:
+    """The encoder reads a query in training as `care eval --instructions` has it read later."""
+    from models.evaluation.benchmarks.spec import read
+
+    template = "Instruct: {instruction}\nQuery: "
+    changes = {"instruction": "cmedteb/cmedteb-retrieval", "query_template": template}
+    own = shelf(toy_recipe(), tmp_path, **changes)
+    own.copy("document", tmp_path / "kept")
+    spec = TorchEncoder.load(tmp_path / "kept").spec
+    asked = next(item for item in read("cmedteb").sets if item.name == "cmedteb-retrieval").query_instruction
+    assert asked is not None
+    assert spec.query_instruction == spec.prompt(asked) == f"Instruct: {asked}\nQuery: "
+    assert spec.prompt("") == ""
+
+
+def test_the_prompt_of_a_start_is_left_out_if_the_recipe_says_so(tmp_path: Path, toy_recipe: Make) -> None:
+    recipe = toy_recipe()
+    prompts = {"prompts": {"query": "Instruct: Find.\nQuery:", "document": ""}}
+    (tmp_path / "document" / "config_sentence_transformers.json").write_text(json.dumps(prompts))
+    assert shelf(recipe, tmp_path).spec("document").query_instruction == "Instruct: Find.\nQuery:"
+    cardio = Recipe.load(Path("models/training/recipes/cardioembed.toml")).encoders["both"]
+    bare = {"query_instruction": cardio.query_instruction, "document_instruction": cardio.document_instruction}
+    spec = shelf(recipe, tmp_path, **bare).spec("document")
+    assert (spec.query_instruction, spec.document_instruction) == ("", "")
 
 
 def test_the_recipe_overrules_what_the_start_says_of_itself(tmp_path: Path, toy_recipe: Make) -> None:

@@ -1,5 +1,7 @@
 from pathlib import Path
 
+import pytest
+
 from models.evaluation.reading import load_retrieval
 from models.training import holdout
 from models.training.rows import Pair, read_pairs
@@ -8,6 +10,16 @@ PASSAGE = "第{0}条第一句话说的是病因。第{0}条第二句话说的是
 PAIRS = [Pair(f"方剂{row}", [PASSAGE.format(row)], [], "tcm") for row in range(30)] + [
     Pair(f"疾病{row}", [f"编码{row}", f"名称{row}"], [], "chip-cdn") for row in range(10)
 ]
+
+
+def test_help_and_a_folder_without_files_are_answered(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for given, code in ((["--help"], 0), ([], 2), ([str(tmp_path), str(tmp_path / "out")], 2)):
+        with pytest.raises(SystemExit) as ended:
+            holdout.main(given)
+        assert ended.value.code == code
+    out, said = capsys.readouterr()
+    assert "folder with training files" in out
+    assert f"{tmp_path} holds no *.jsonl files" in said
 
 
 def test_held_out_queries_are_in_no_training_pair(tmp_path: Path, monkeypatch) -> None:  # noqa: ANN001

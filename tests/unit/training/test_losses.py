@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from models.training.losses import (
+    alignment,
     distillation,
     info_nce,
     likely_positives,
@@ -80,6 +81,30 @@ def test_distillation_is_the_divergence_of_the_rows() -> None:
         expected += sum(a / sum(p) * math.log((a / sum(p)) / (b / sum(q))) for a, b in zip(p, q, strict=True)) / 3
     assert distillation(student, teacher, 0.5, 0.1).item() == pytest.approx(expected, abs=1e-6)
     assert distillation(student, student, 0.3, 0.3).item() == pytest.approx(0, abs=1e-6)
+
+
+def test_alignment_is_the_divergence_over_the_dimensions_of_states() -> None:
+    students, teachers = vectors(3, 12), vectors(3, 13)
+    expected = 0.0
+    for student, teacher in zip(students, teachers, strict=True):
+        p, q = (
+            [math.exp(float(x) / math.sqrt(float((row**2).sum())) * math.sqrt(6) / 0.5) for x in row]
+            for row in (teacher, student)
+        )
+        expected += sum(a / sum(p) * math.log((a / sum(p)) / (b / sum(q))) for a, b in zip(p, q, strict=True)) / 3
+    assert alignment(students, teachers, 0.5).item() == pytest.approx(0.25 * expected, abs=1e-6)
+    assert alignment(students, 3 * students, 1.0).item() == pytest.approx(0, abs=1e-9)
+
+
+@pytest.mark.parametrize("dim", [32, 2560])
+def test_the_gradient_of_alignment_is_of_the_size_of_that_of_mse(dim: int) -> None:
+    teachers = vectors(4, 14, dim)
+    students = (teachers + 0.3 * vectors(4, 15, dim)).requires_grad_(True)
+    sizes = [
+        torch.autograd.grad(loss, students)[0].norm().item()
+        for loss in (alignment(students, teachers, 1.0), mse(students, teachers))
+    ]
+    assert 0.3 < sizes[0] / sizes[1] < 3
 
 
 def test_matryoshka_cuts_before_it_normalises() -> None:

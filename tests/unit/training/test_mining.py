@@ -25,19 +25,23 @@ FAR = {"query": "远", "pos": ["答"], "source": "t", "instruction": "找：", "
 def _flat(monkeypatch: pytest.MonkeyPatch) -> None:
     """Texts lie on a circle, at known angles."""
 
-    def read(self: mining.Searcher, name: str, texts) -> np.ndarray:  # noqa: ANN001
+    def read(name: str, texts, *rest: object) -> np.ndarray:  # noqa: ANN001
         angles = np.array([ANGLES.get(text, 1.0) for text in texts.texts])
         return np.stack([np.cos(angles), np.sin(angles)], axis=1).astype(np.float32)
 
-    monkeypatch.setattr(mining.Searcher, "_read", read)
+    monkeypatch.setattr(mining, "read_once", read)
 
 
 @pytest.fixture
 def run(tmp_path: Path, toy_recipe: Callable[..., Recipe]) -> Callable[..., tuple[dict[str, int], list[dict]]]:
-    def run(stage: Mine | Filter | Diversify, *rows: dict[str, object]) -> tuple[dict[str, int], list[dict]]:
-        files = [write_rows(tmp_path / "in.jsonl", rows)]
+    def run(
+        stage: Mine | Filter | Diversify, *rows: dict[str, object], corpus: tuple[dict[str, object], ...] = ()
+    ) -> tuple[dict[str, int], list[dict]]:
+        given = [[write_rows(tmp_path / "in.jsonl", rows)], None, tmp_path, ONE, tmp_path / "out.jsonl"]
         work = {Mine: mine, Filter: filter_pairs, Diversify: diversify}[type(stage)]
-        facts = work(toy_recipe(), stage, files, None, tmp_path, ONE, tmp_path / "out.jsonl")  # type: ignore[arg-type]
+        if corpus:
+            given.append([write_rows(tmp_path / "corpus.jsonl", corpus)])
+        facts = work(toy_recipe(), stage, *given)  # type: ignore[arg-type]
         return facts, [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
 
     return run
@@ -58,8 +62,32 @@ def test_a_margin_keeps_what_is_clearly_below_the_positive(run) -> None:  # noqa
     assert rows[0]["neg"] == ["二", "三"]
 
 
+def test_negatives_come_from_the_documents_of_all_sources(run) -> None:  # noqa: ANN001
+    _, rows = run(a_mine(count=9, ranks=(0, 9)), ROW, *OTHERS, FAR)
+    assert rows[0]["neg"] == ["近", "一", "二", "三", "旧"], "旧 is a document of another source"
+
+
+def test_negatives_that_a_row_has_stay_and_mined_ones_are_added(run) -> None:  # noqa: ANN001
+    facts, rows = run(a_mine(count=2, ranks=(0, 2)), ROW | {"neg": ["近", "远"]}, *OTHERS)
+    assert rows[0]["neg"] == ["近", "远", "一", "二"], "what the row has is not mined again"
+    assert facts["negatives"] == 2 + 4 * 2
+
+
+def test_negatives_come_from_the_corpus_if_one_is_given(run) -> None:  # noqa: ANN001
+    corpus = ({"text": "三", "source": "s"}, {"text": "答", "source": "s"}, {"text": "远", "source": "t"})
+    _, rows = run(a_mine(count=9, ranks=(0, 9)), ROW, *OTHERS, corpus=corpus)
+    assert rows[0]["neg"] == ["三", "远"], "neither the answer nor documents of the rows"
+    _, rows = run(a_mine(count=9, ranks=(0, 9), within="source"), ROW, *OTHERS, corpus=corpus)
+    assert rows[0]["neg"] == ["三"]
+
+
+def test_a_source_without_documents_in_the_corpus_is_named(run) -> None:  # noqa: ANN001
+    with pytest.raises(BadData, match="within: the corpus has no document of 's', only of t"):
+        run(a_mine(within="source"), ROW, corpus=({"text": "远", "source": "t"},))
+
+
 def test_a_source_is_searched_within_itself_and_others_pass(run) -> None:  # noqa: ANN001
-    facts, rows = run(a_mine(count=9, ranks=(0, 9), sources=["s"]), ROW, *OTHERS, FAR)
+    facts, rows = run(a_mine(count=9, ranks=(0, 9), sources=["s"], within="source"), ROW, *OTHERS, FAR)
     assert rows[-1] == FAR | {"neg": ["旧"]}
     assert "旧" not in rows[0]["neg"]
     assert facts == {"pairs": 6, "mined": 5, "negatives": 20}
@@ -77,8 +105,8 @@ def test_a_source_that_no_row_is_of_is_named(run) -> None:  # noqa: ANN001
 
 
 def test_only_one_side_is_read_where_only_one_is_compared(run, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: ANN001
-    read, seen = mining.Searcher._read, []
-    monkeypatch.setattr(mining.Searcher, "_read", lambda *given: (seen.append(given[2].side), read(*given))[1])
+    read, seen = mining.read_once, []
+    monkeypatch.setattr(mining, "read_once", lambda *given: (seen.append(given[1].side), read(*given))[1])
     stage = {"kind": "diversify", "files": ["x"], "query": "query", "side": "query", "threshold": 0.9}
     run(Diversify.model_validate(stage), ROW, *OTHERS)
     assert seen == [Side.QUERY]
@@ -111,6 +139,18 @@ def test_a_row_like_too_many_that_are_kept_is_dropped(run) -> None:  # noqa: ANN
     facts, rows = run(stage, *asked)
     assert [row["query"] for row in rows] == ["问", "近", "一", "远"]
     assert facts == {"pairs": 5, "kept": 4}
+
+
+def test_documents_are_filtered_apart_from_queries(run) -> None:  # noqa: ANN001
+    """A near-duplicate document leaves the corpus; every query that it answers stays in its own file."""
+    settings = {"kind": "diversify", "files": ["x"], "query": "query", "seeds": 1, "threshold": float(np.cos(0.15))}
+    documents = ({"text": text, "source": "c"} for text in ("问", "近", "答", "一", "远", "问"))
+    facts, rows = run(Diversify.model_validate(settings | {"side": "document"}), *documents)
+    assert rows == [{"text": text, "source": "c"} for text in ("问", "近", "一", "远")]
+    assert facts == {"documents": 5, "kept": 4}
+    asked = [{"query": text, "pos": ["答"], "neg": [], "source": "s"} for text in ("问", "远")]
+    _, rows = run(Diversify.model_validate(settings | {"side": "query"}), *asked)
+    assert rows == asked
 
 
 @pytest.mark.parametrize("block", [1, 7, 1000])

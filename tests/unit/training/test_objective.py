@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from models.training.losses import distillation, info_nce, mse, similarities
+from models.training.losses import alignment, distillation, info_nce, mse, similarities
 from models.training.objective import Contrasted, Objective, with_hypothetical
 from models.training.recipe import Loss
 
@@ -74,9 +74,23 @@ def test_distillation_of_scores_and_of_embeddings() -> None:
     _, terms = Objective(settings, 8)(batch(teacher=teacher, targets=targets))
     scores = similarities(vectors(4, 0), vectors(6, 1))
     assert terms["distil"].item() == pytest.approx(distillation(scores, teacher, 0.3, 0.2).item(), abs=1e-6)
-    aligned = distillation(normalize(vectors(4, 0), dim=1), normalize(targets, dim=1), 0.3, 0.2)
-    assert terms["align"].item() == pytest.approx(aligned.item(), abs=1e-6)
+    assert terms["align"].item() == pytest.approx(alignment(vectors(4, 0), targets, 0.3).item(), abs=1e-6)
     assert set(terms) == {"distil", "align"}
+
+
+def test_each_row_has_its_own_hard_negative_as_equation_one_says() -> None:
+    """CardioEmbed: own positive, own hard negative, and the positives of the other rows."""
+    documents = vectors(8, 1)
+    others = torch.zeros(4, 8, dtype=torch.bool)
+    others[:, 4:] = ~torch.eye(4, dtype=torch.bool)
+    given = Contrasted(vectors(4, 0), documents, torch.zeros(4, 8, dtype=torch.bool), others)
+    loss, _ = Objective(Loss(temperature=0.1), 8)(given)
+    q, d = normalize(vectors(4, 0), dim=1), normalize(documents, dim=1)
+    expected = 0.0
+    for row in range(4):
+        exponentials = [float(torch.exp(q[row] @ d[column] / 0.1)) for column in (0, 1, 2, 3, 4 + row)]
+        expected -= float(torch.log(torch.tensor(exponentials[row] / sum(exponentials)))) / 4
+    assert loss.item() == pytest.approx(expected, abs=1e-5)
 
 
 def test_bm25_is_mixed_on_a_common_scale() -> None:

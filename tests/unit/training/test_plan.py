@@ -1,5 +1,6 @@
 """The dry run: table 17 as printed, parameters as published, and nothing loaded."""
 
+import json
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -7,8 +8,10 @@ from pathlib import Path
 import pytest
 
 from cli import main
+from models.errors import CareError
 from models.training.plan import cost_of, plan
 from models.training.recipe import Recipe
+from models.training.shapes import check, shape_of
 from tests.support.toy_training import write_gguf
 
 RECIPES = Path("models/training/recipes")
@@ -114,6 +117,46 @@ def test_memory_counts_the_words_that_a_token_might_be(capsys: pytest.CaptureFix
     assert 23 < int(found[1]) < 40
 
 
-def test_a_run_needs_a_folder(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["train", str(RECIPES / "care-small.toml")]) == 1
-    assert "--out" in capsys.readouterr().err
+@pytest.mark.parametrize("path", sorted(RECIPES.rglob("*.toml")), ids=lambda path: path.stem)
+def test_every_recipe_fits_at_its_true_sizes(path: Path) -> None:
+    """Configurations of the published checkpoints, without weights: widths, lengths, layers, pooling and prompts."""
+    recipe = Recipe.load(path)
+    assert all(shape_of(recipe, name) is not None for name in recipe.encoders), "an unknown shape is not checked"
+    check(recipe)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "change", "said"),
+    [
+        ("bmretriever", "encoders.finder.dim=2048", r"encoders\.finder: it has 768 dimensions, the recipe 2048; set"),
+        ("bmretriever", "encoders.both.dim=768", r"stages\.pretrain: encoders\.both\.dim is 768; .* recipe's 2048"),
+        ("care-0.3b-4b", "dim=1024", r"encoders\.query: it has 768 dimensions, the recipe 1024"),
+        ("care-0.3b-4b", "stages.document.loss.dims=[4096]", "4096 is more than the 2560 dimensions"),
+        ("care-0.3b-4b", "encoders.document.pooling=cls", "the first token of a qwen3 sees no other"),
+        ("care-0.3b-4b", "stages.retromae.encoder=document", "RetroMAE needs an encoder with a mask token"),
+        ("care-0.3b-4b", "encoders.document.instruction=cmedteb", "has no query_instruction; there are cmedteb/"),
+        ("care-0.3b-4b", "encoders.document.query_template=Query", "must hold {instruction}"),
+        ("care-small-zh", "encoders.both.max_length=600", "max_length 600 is more than"),
+        ("competitors/kale", "encoders.student.layers=40", r"encoders\.student\.layers: .* has 36, not 40"),
+        ("cardioembed", "encoders.both.lora.targets=['query']", "'query' is not a layer of the backbone; it has down_"),
+    ],
+)
+def test_a_recipe_that_does_not_fit_is_refused_before_anything_runs(recipe: str, change: str, said: str) -> None:
+    with pytest.raises(CareError, match=said):
+        plan(Recipe.load(RECIPES / f"{recipe}.toml", [change]), tflops=1)
+
+
+def test_a_run_has_a_folder_of_its_recipes_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The smallest recipe from the command line, on the example corpus, as a newcomer calls it."""
+    for name in ("models", "examples"):
+        (tmp_path / name).symlink_to(Path(name).resolve())
+    monkeypatch.chdir(tmp_path)
+    given = ["train", "models/training/recipes/tiny.toml", "--device", "cpu", "--set", "max_steps=2"]
+    assert main([*given, "--set", "stages.*.batch=4"]) == 0
+    out = capsys.readouterr().out
+    assert "var/runs/tiny/encoders/both: care export var/runs/tiny/encoders/both TARGET" in out
+    rows = [json.loads(line) for line in Path("var/runs/tiny/mine/pairs.jsonl").read_text().splitlines()]
+    assert len(rows) == 400
+    assert all(len(row["neg"]) == 3 for row in rows)

@@ -39,6 +39,7 @@ TOY = [
     "stages.*.loss.dims=[64,32]",
     "encoders.*.max_length=32",
     "encoders.*.projection=80",
+    "encoders.*.dim=16",
     "encoders.*.layers=1",
     "encoders.*.query_instruction=问：",
     "encoders.*.document_instruction=文：",
@@ -91,6 +92,7 @@ def test_a_recipe_runs_and_its_result_searches(
     monkeypatch.setattr("models.training.run.draw_curves", lambda folder: None)
     Path("data").mkdir()
     Path("data/weights").symlink_to(starts)
+    Path("models").symlink_to(FOLDER.parents[1])
     changes = [change for change in TOY if change.partition(".")[0] != "dev" or "[dev]" in path.read_text()]
     recipe = Recipe.load(path, changes)
     write_data(recipe)

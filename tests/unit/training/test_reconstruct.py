@@ -69,6 +69,13 @@ def test_the_loss_falls_and_the_heads_are_not_kept(tmp_path: Path, toy_recipe: M
     assert not any("decoder" in name for name in TorchEncoder.load(folder).state_dict())
 
 
+def test_masks_differ_by_step_and_rank_for_any_number_of_ranks() -> None:
+    cpu = torch.device("cpu")
+    seeds = {Ranks(rank, 8, cpu).seed(seed, step) for seed in range(3) for step in range(50) for rank in range(8)}
+    assert len(seeds) == 3 * 50 * 8
+    assert Ranks(3, 8, cpu).seed(1, 7) == Ranks(3, 4, cpu).seed(1, 7)
+
+
 def test_chunks_add_up_to_the_batch(tmp_path: Path, toy_recipe: Make) -> None:
     """The masks are drawn by chunk, so the same chunks are put together by hand."""
     from models.training.encoders import Shelf
@@ -84,6 +91,7 @@ def test_chunks_add_up_to_the_batch(tmp_path: Path, toy_recipe: Make) -> None:
                 [tmp_path / "rows.jsonl"],
                 Shelf(recipe, tmp_path, ONE.device),
                 ONE,
+                tmp_path / "texts",
             )
             for module in work.modules.values():
                 module.eval()

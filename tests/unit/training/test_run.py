@@ -123,6 +123,8 @@ def test_stage_one_leaves_the_frozen_encoder_alone_and_reads_it_once(
     rows = [str(tmp_path / "rows.jsonl")]
     recipe = toy_recipe(
         document="document",
+        steps=None,
+        epochs=1,
         data={"files": rows, "view": "texts", "sentences": True, "crops": {"*": 1.0}},
         loss={"info_nce": 1.0, "mse": 1.0, "temperature": 0.05},
     )
@@ -313,8 +315,65 @@ def test_without_a_terminal_a_run_says_how_far_it_is(
     train(toy_recipe(steps=2), tmp_path / "run", ONE)
     lines = capsys.readouterr().err.splitlines()
     assert lines[0] == "stage tune: contrast"
-    assert re.fullmatch(r"tune, 1 of 2 steps: loss [\d.]+, texts/s \d+, GiB [\d.]+, \d\d:\d\d left", lines[1])
+    assert any(re.fullmatch(rf"read {tmp_path}/rows.jsonl, 12 rows: [\d.,]+ rows/s", line) for line in lines)
+    assert any(line.startswith("tokenise 8 texts (query), 1 of 1 chunks: ") for line in lines)
+    step = r"tune, 1 of 2 steps: loss [\d.]+, texts/s \d+, GiB [\d.]+, \d\d:\d\d left"
+    assert any(re.fullmatch(step, line) for line in lines)
     assert lines[-1] == "stage tune: 2 steps"
+
+
+def test_a_frozen_encoder_reads_only_the_texts_that_the_steps_draw(
+    tmp_path: Path, toy_recipe: Make, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Four of twelve rows are drawn; what the teacher reads before the first step is told."""
+    monkeypatch.setattr("models.progress.SAY_EVERY_SECONDS", 0.0)
+    loss = {"info_nce": 0.0, "distil": 1.0, "teacher": "document"}
+    stage = {"loss": loss, "data": {"files": [str(tmp_path / "rows.jsonl")], "leaf": 2}, "document": "document"}
+    recipe = toy_recipe(extra={"max_steps": 1}, **stage)
+    train(recipe, tmp_path / "run", ONE)
+    read = [np.fromfile(path, np.float16).reshape(-1, 32) for path in (tmp_path / "run" / "vectors").iterdir()]
+    assert sorted(map(len, read)) == [4, 4], "queries and documents of one batch, without negatives"
+    assert "encode 4 texts once, 1 of" in capsys.readouterr().err
+
+
+def test_the_texts_of_a_stage_are_removed_when_it_is_done(tmp_path: Path, toy_recipe: Make) -> None:
+    train(toy_recipe(steps=1), tmp_path / "run", ONE)
+    assert sorted(path.name for path in (tmp_path / "run" / "tune").iterdir()) == ["done.json", "query"]
+
+
+@pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")  # a processor without bf16
+def test_two_stages_of_adapters_lose_nothing_to_rounding(
+    tmp_path: Path, toy_recipe: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The result is the first weights plus both adapters, in float32, however coarse the frozen base is."""
+    from models.training.encoders import Shelf
+
+    adapters: list[dict[str, torch.Tensor]] = []
+    write = Shelf.write
+
+    def spied(self: Shelf, name: str, encoder: TorchEncoder, folder: Path) -> None:
+        parts = {}
+        for key, module in encoder.backbone.named_modules():
+            if hasattr(module, "lora_A"):
+                product = module.lora_B["default"].weight @ module.lora_A["default"].weight
+                parts[key.removeprefix("base_model.model.")] = module.scaling["default"] * product.detach()
+        adapters.append(parts)
+        write(self, name, encoder, folder)
+
+    monkeypatch.setattr(Shelf, "write", spied)
+    plain = toy_recipe(lr=1e-2)
+    config = plain.encoders["query"].model_dump() | {"lora": {"rank": 2, "alpha": 4}, "dtype": "bf16"}
+    stage = plain.stages["tune"].model_dump()
+    recipe = Recipe.model_validate(
+        plain.model_dump() | {"encoders": {"query": config}, "stages": {"one": stage, "two": stage}}
+    )
+    (folder,) = train(recipe, tmp_path / "run", ONE)
+    start, found = TorchEncoder.load(tmp_path / "query", _spec(recipe, tmp_path, "query")), TorchEncoder.load(folder)
+    assert len(adapters) == 2
+    before, after = start.backbone.state_dict(), found.backbone.state_dict()
+    for key, first in adapters[0].items():
+        expected = before[f"{key}.weight"] + first + adapters[1][key]
+        torch.testing.assert_close(after[f"{key}.weight"], expected, rtol=0, atol=1e-6)
 
 
 def test_a_line_of_the_log_that_was_cut_off_is_passed_over(tmp_path: Path) -> None:

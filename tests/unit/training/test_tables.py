@@ -10,7 +10,7 @@ from models.errors import BadData
 from models.spec import Side
 from models.tokenizer import Tokenizer
 from models.training.rows import Pair
-from models.training.tables import PairTable, Ragged, Texts, TokenTable, chunks_of
+from models.training.tables import PairTable, Ragged, Strings, Texts, TokenTable, chunks_of
 from tests.support.tiny_models import tiny_spec
 
 BUNDLED = Path("models/pretrained/care-small-zh/tokenizer.json")
@@ -34,7 +34,7 @@ def test_rows_are_gathered_as_the_tokenizer_gave_them() -> None:
 
 def test_an_instruction_of_the_row_comes_before_the_encoders_own() -> None:
     tokens, tokenizer = table(Texts(Side.QUERY, ["感冒", "感冒"], [None, "找："]))
-    for row, prefix in enumerate(("问：", "找：")):
+    for row, prefix in enumerate(("问：", "找：\nQuery: ")):
         ids, _ = tokens.padded(np.array([row]))
         assert ids[0].tolist() == tokenizer(f"{prefix}感冒").ids
 
@@ -48,7 +48,7 @@ def test_equal_texts_are_one_row() -> None:
         ]
     )
     assert pairs.query.tolist() == [0, 1, 0]
-    assert pairs.documents.texts == ["同", "异", "新", "想"]
+    assert list(pairs.documents.texts) == ["同", "异", "新", "想"]
     assert [pairs.positives[row].tolist() for row in range(3)] == [[0], [0, 2], [2]]
     assert pairs.negatives[0].tolist() == [1]
     assert pairs.hypothetical[1].tolist() == [3]
@@ -71,9 +71,82 @@ def test_sources_that_are_not_there_are_named() -> None:
 
 def test_a_text_is_its_own_document() -> None:
     pairs = PairTable.of_texts([("甲", "x"), ("乙", "y"), ("甲", "y")])
-    assert pairs.queries.texts == pairs.documents.texts == ["甲", "乙"]
+    assert list(pairs.queries.texts) == list(pairs.documents.texts) == ["甲", "乙"]
     assert [pairs.positives[row].tolist() for row in range(2)] == [[0], [1]]
     assert {name: rows.tolist() for name, rows in pairs.sources.items()} == {"x": [0], "y": [1]}
+
+
+PAIRS = [
+    Pair("问", ["同"], ["异", "同"], "x", instruction="找"),
+    Pair("问", ["新"], [], "x"),
+    Pair("b", ["同", "新"], ["\ud800"], "y", hypothetical=["想"]),
+]
+
+
+def as_lists(table: PairTable) -> object:
+    """Everything that a table holds, as plain values."""
+    told = table.queries.instructions
+    return (
+        list(table.queries.texts),
+        None if told is None else list(told),
+        list(table.documents.texts),
+        table.query.tolist(),
+        *([part[row].tolist() for row in range(len(table))] for part in (table.positives, table.negatives)),
+        *({name: rows.tolist() for name, rows in groups.items()} for groups in (table.sources, table.corpus)),
+        [table.answers[row].tolist() for row in range(len(table.queries))],
+    )
+
+
+def test_a_table_on_disk_is_the_table_in_memory_and_is_mapped(tmp_path: Path) -> None:
+    corpus = [("更多", "y"), ("同", "z"), ("更多", "y")]
+    PairTable.of_pairs(PAIRS, corpus, tmp_path).save(tmp_path)
+    mapped = PairTable.load(tmp_path)
+    assert as_lists(mapped) == as_lists(PairTable.of_pairs(PAIRS, corpus))
+    assert {name: [mapped.documents.texts[row] for row in rows] for name, rows in mapped.corpus.items()} == {
+        "y": ["更多"],
+        "z": ["同"],
+    }
+    assert list(mapped.queries.instructions or ()) == ["找", None, None]
+    held = [mapped.query, mapped.positives.values, mapped.answers.starts, mapped.sources["x"]]
+    texts = mapped.documents.texts
+    assert isinstance(texts, Strings)
+    assert all(isinstance(array, np.memmap) for array in (*held, texts.buffer, texts.starts)), "not in this process"
+
+
+def test_texts_on_disk_are_the_texts_in_memory(tmp_path: Path) -> None:
+    texts = [("甲", "x"), ("乙", "y"), ("甲", "y"), ("", "y")]
+    PairTable.of_texts(texts, tmp_path).save(tmp_path)
+    assert as_lists(PairTable.load(tmp_path)) == as_lists(PairTable.of_texts(texts))
+
+
+def test_token_ids_on_disk_are_those_in_memory_and_are_mapped(tmp_path: Path) -> None:
+    texts, tokenizer = Texts(Side.DOCUMENT, TEXTS), Tokenizer.load(BUNDLED, 16)
+    plain = TokenTable.build(texts, SPEC, tokenizer, torch.device("cpu"))
+    mapped = TokenTable.build(texts, SPEC, tokenizer, torch.device("cpu"), tmp_path / "t")
+    rows = np.array([2, 0, 1])
+    for ours, theirs in zip(mapped.padded(rows), plain.padded(rows), strict=True):
+        torch.testing.assert_close(ours, theirs)
+    assert mapped.flat(rows).tolist() == plain.flat(rows).tolist()
+    assert all(isinstance(array, np.memmap) for array in (mapped.ids, mapped.starts, mapped.lengths))
+
+
+def test_a_table_limited_to_some_pairs_has_their_texts_alone(tmp_path: Path) -> None:
+    whole = PairTable.of_pairs(PAIRS)
+    some = whole.limited_to(np.array([1]))
+    assert (list(some.queries.texts), list(some.documents.texts), len(some)) == (["问"], ["新"], 3)
+    assert some.documents.texts[int(some.positives[1][0])] == "新"
+    both = whole.limited_to(np.array([0, 2]))
+    assert [both.queries.texts[int(both.query[pair])] for pair in (0, 2)] == ["问", "b"]
+    assert [both.documents.texts[row] for row in both.hypothetical[2]] == ["想"]
+    assert [both.documents.texts[row] for row in both.answers[0]] == ["同"]
+
+
+@given(st.lists(st.text(max_size=3), min_size=1, max_size=30))
+def test_equal_texts_are_one_row_numbered_by_first_occurrence(texts: list[str]) -> None:
+    table = PairTable.of_pairs([Pair("q", [text], [], "s") for text in texts])
+    unique = list(dict.fromkeys(texts))
+    assert list(table.documents.texts) == unique
+    assert table.positives.values.tolist() == [unique.index(text) for text in texts]
 
 
 @given(st.lists(st.lists(st.integers(0, 9), max_size=4), min_size=1, max_size=8), st.data())
