@@ -171,6 +171,5 @@ def _check_kinds(known: Mapping[str, str], documents: Sequence[NewDocument]) -> 
     for number, document in enumerate(documents):
         for name, value in document.metadata.items():
             if has_value(value) and kind_of(value) != (kind := kinds.setdefault(name, kind_of(value))):
-                raise InvalidRequest(
-                    "documents", f"[{number}] metadata field {name} is {kind_of(value)} here and {kind} elsewhere"
-                )
+                path = f"documents[{number}].metadata"
+                raise InvalidRequest(path, f"field {name} is {kind_of(value)} here and {kind} elsewhere")

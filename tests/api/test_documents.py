@@ -156,7 +156,7 @@ async def test_a_cached_answer_does_not_outlive_a_change(client: httpx.AsyncClie
         ([{"id": "x", "text": "y", "metadata": {"a": 2**70}}], "more than 64 bits"),
         (
             [{"id": "x", "text": "y", "metadata": {"n": 1}}, {"id": "z", "text": "y", "metadata": {"n": "one"}}],
-            "[1] metadata field n is text here and a number elsewhere",
+            "documents[1].metadata: field n is text here and a number elsewhere",
         ),
     ],
 )

@@ -27,7 +27,7 @@ from indexer.store import (
 from indexer.store.manifest import Corrected
 from indexer.store.overlay import Overlay
 from models.correction import Correction
-from models.fusion import Fusion
+from models.fusion import LATER_DENSE, Fusion
 from service.engine.device import Cpu
 from service.engine.devices import searched_by
 from service.engine.inprocess import InProcessEngine
@@ -149,7 +149,9 @@ def brute(
             scores[stored.id] = float(main.vectors.values[row].astype(np.float32) @ query)
     for name, change in expected.items():
         if change is not None and accepts(dict(change.metadata)):
-            scores[name] = float((change.vectors.astype(np.float32) @ query).max())
+            products = change.vectors.astype(np.float32) @ query
+            products[1:] = np.minimum(products[1:], LATER_DENSE * products[1:])
+            scores[name] = float(products.max())
     return sorted(scores.items(), key=lambda pair: -pair[1])
 
 
