@@ -27,7 +27,7 @@ from indexer.store import (
 from indexer.store.manifest import Corrected
 from indexer.store.overlay import Overlay
 from models.correction import Correction
-from models.fusion import Fusion
+from models.fusion import LATER_DENSE, Fusion
 from service.engine.device import Cpu
 from service.engine.devices import searched_by
 from service.engine.inprocess import InProcessEngine
@@ -140,7 +140,7 @@ def test_few_blocks_hold_many_documents(laid: tuple[Overlay, dict[str, Posted | 
 def brute(
     main: Snapshot, expected: dict[str, Posted | None], accepts: Callable[[dict], bool]
 ) -> list[tuple[str, float]]:
-    """Cosines of every visible document's best passage, best first."""
+    """Cosines of every visible document's best passage, best first; a passage that is not the first counts less."""
     query = unit_vectors(1, seed=99)[0].astype(np.float32)
     scores = {}
     for row in range(MAIN):
@@ -149,7 +149,8 @@ def brute(
             scores[stored.id] = float(main.vectors.values[row].astype(np.float32) @ query)
     for name, change in expected.items():
         if change is not None and accepts(dict(change.metadata)):
-            scores[name] = float((change.vectors.astype(np.float32) @ query).max())
+            first, *later = (change.vectors.astype(np.float32) @ query).tolist()
+            scores[name] = max([first, *(min(score, LATER_DENSE * score) for score in later)])
     return sorted(scores.items(), key=lambda pair: -pair[1])
 
 
