@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from models.lexical import LexicalIndex
 
@@ -23,7 +25,7 @@ def main() -> None:
     randomly = np.random.default_rng(0)
     texts = ["".join(chr(0x4E00 + code) for code in _codes(randomly, LENGTH)) for _ in range(rows)]
     index = LexicalIndex.build(texts)
-    queries = ["".join(text[start : start + QUERY]) for text, start in zip(texts[::997], range(QUERIES), strict=False)]
+    queries = [text[start : start + QUERY] for text, start in zip(texts[::997], range(QUERIES), strict=False)]
     print(f"{rows} rows, k {K}, {len(queries)} queries, milliseconds of processor time")
     print(f"no filter: {_timed(index, queries, [None] * len(queries))}")
     orders = [index.search(query, rows)[0] for query in queries]
@@ -36,16 +38,17 @@ def main() -> None:
 
 def _codes(randomly: np.random.Generator, count: int) -> list[int]:
     """Characters as unevenly frequent as in a language."""
-    return np.minimum(CHARACTERS * randomly.random(count) ** 3, CHARACTERS - 1).astype(int).tolist()
+    codes: list[int] = np.minimum(CHARACTERS * randomly.random(count) ** 3, CHARACTERS - 1).astype(int).tolist()
+    return codes
 
 
-def _without(forbidden: np.ndarray, rows: int) -> np.ndarray:
+def _without(forbidden: NDArray[np.int64], rows: int) -> NDArray[np.bool_]:
     allowed = np.ones(rows, np.bool_)
     allowed[forbidden] = False
     return allowed
 
 
-def _timed(index: LexicalIndex, queries: list[str], masks: list[np.ndarray | None]) -> str:
+def _timed(index: LexicalIndex, queries: list[str], masks: Sequence[NDArray[np.bool_] | None]) -> str:
     spent = []
     for query, allowed in zip(queries, masks, strict=True):
         began = time.process_time()

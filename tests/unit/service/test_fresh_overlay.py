@@ -140,7 +140,7 @@ def test_few_blocks_hold_many_documents(laid: tuple[Overlay, dict[str, Posted | 
 def brute(
     main: Snapshot, expected: dict[str, Posted | None], accepts: Callable[[dict], bool]
 ) -> list[tuple[str, float]]:
-    """Cosines of every visible document's best passage, best first."""
+    """Cosines of every visible document's best passage, best first; a passage that is not the first counts less."""
     query = unit_vectors(1, seed=99)[0].astype(np.float32)
     scores = {}
     for row in range(MAIN):
