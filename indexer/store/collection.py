@@ -159,7 +159,7 @@ class Collection:
     def admit(self, version: str, spec: EncoderSpec) -> None:
         """Lets a further query encoder search a version; services see it when they open the version next."""
         folder = self.folder(version)
-        with in_turn(self._versions):
+        with in_turn(self._publishing):
             Manifest.read(folder).admitting(spec).write(folder)
             sync(folder)
 
