@@ -120,7 +120,7 @@ def test_a_run_is_one_line_and_pays_for_what_changed(place: Place) -> None:
 
 def test_canaries_decide_what_is_published(place: Place) -> None:
     canaries = place.write("canaries.jsonl", [{"query": "血压高吃什么药", "must": ["hypertension"], "within": 1}])
-    release = ("--publish", "--canaries", canaries, "--metrics-file", place.folder / "care.prom")
+    release = ("--publish", "--max-removed", 1, "--canaries", canaries, "--metrics-file", place.folder / "care.prom")
     assert place.build(ROWS, *release)[0] == 0
     served = place.collection.current()
     assert place.metric("care_index_run_success") == 1

@@ -101,7 +101,8 @@ def main() -> int:
     query_terms("词典")  # loads the dictionary once, before processes are forked
     began = time.monotonic()
     runs = []
-    with tempfile.TemporaryDirectory(prefix="care-writes-") as folder:
+    memory = Path("/dev/shm")  # a kill loses nothing that was written, so no disk is needed
+    with tempfile.TemporaryDirectory(prefix="care-writes-", dir=memory if memory.is_dir() else None) as folder:
         tempfile.tempdir = folder  # processes that are killed leave theirs behind
         first = _prepare(Path(folder, "first"))
         for seed in range(given.seed, given.seed + given.runs):
