@@ -214,7 +214,7 @@ def test_a_build_admits_its_encoder_and_keeps_what_was_admitted(place: Place, tm
     assert (code, err) == (0, "")
     assert f"may search {served}" in out
     assert place.care("verify")[0] == 0
-    assert place.build(ROWS[:2], "--publish")[0] == 0
+    assert place.build(ROWS[:2], "--publish", "--max-removed", 0.5)[0] == 0
     newer = Manifest.read(place.collection.folder(place.collection.current() or ""))
     assert newer.version != served
     for spec in (bundled, EncoderSpec.load(other)):
