@@ -176,8 +176,13 @@ def test_versions_that_fail_do_not_heap_up(place: Place) -> None:
     assert place.build(ROWS, "--publish")[0] == 0
     served = place.collection.current()
     canaries = place.write("canaries.jsonl", [{"query": "发热", "must": ["nowhere"]}])
-    for _ in range(3):
-        assert place.build(ROWS, "--publish", "--keep", 1, "--canaries", canaries)[0] == 1
+    for number in range(3):
+        assert (
+            place.build([*ROWS, {"_id": "new", "text": f"{number}"}], "--publish", "--keep", 1, "--canaries", canaries)[
+                0
+            ]
+            == 1
+        )
     assert len(place.collection.versions()) == 2
     assert place.collection.versions()[0] == served == place.collection.current()
 
