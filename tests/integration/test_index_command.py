@@ -146,7 +146,8 @@ def test_a_publish_and_a_rollback_by_hand_run_the_canaries_of_the_collection(pla
     assert place.care("rollback", "--force") == (0, f"rolled back from {good} to {bad}\n", "")
     assert place.care("publish", good)[0] == 0
     assert place.care("publish", bad, "--force")[0] == 0
-    assert place.build(ROWS[1:], "--publish")[0] == 1  # also a build that does not name them
+    assert place.build(ROWS[:2], "--publish", "--max-removed", 1)[0] == 0
+    assert place.build(ROWS[1:], "--publish", "--max-removed", 1)[0] == 1  # also a build that does not name them
 
 
 def test_canaries_are_asked_of_what_was_posted_and_deleted_since(place: Place) -> None:
@@ -177,12 +178,8 @@ def test_versions_that_fail_do_not_heap_up(place: Place) -> None:
     served = place.collection.current()
     canaries = place.write("canaries.jsonl", [{"query": "发热", "must": ["nowhere"]}])
     for number in range(3):
-        assert (
-            place.build([*ROWS, {"_id": "new", "text": f"{number}"}], "--publish", "--keep", 1, "--canaries", canaries)[
-                0
-            ]
-            == 1
-        )
+        rows = [*ROWS, {"_id": f"new-{number}", "text": "新药"}]
+        assert place.build(rows, "--publish", "--keep", 1, "--canaries", canaries)[0] == 1
     assert len(place.collection.versions()) == 2
     assert place.collection.versions()[0] == served == place.collection.current()
 
@@ -219,7 +216,7 @@ def test_a_build_admits_its_encoder_and_keeps_what_was_admitted(place: Place, tm
     assert (code, err) == (0, "")
     assert f"may search {served}" in out
     assert place.care("verify")[0] == 0
-    assert place.build(ROWS[:2], "--publish", "--max-removed", 0.5)[0] == 0
+    assert place.build(ROWS[:2], "--publish", "--max-removed", 1)[0] == 0
     newer = Manifest.read(place.collection.folder(place.collection.current() or ""))
     assert newer.version != served
     for spec in (bundled, EncoderSpec.load(other)):
