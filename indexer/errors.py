@@ -17,9 +17,5 @@ class BadCluster(CareError):
     """A Ray cluster that cannot be reached, or a node of it that cannot encode."""
 
 
-class BadQueries(CareError):
-    """A file of queries or canaries that cannot be read as one."""
-
-
 class Blocked(CareError):
     """A version that was built but may not be published."""

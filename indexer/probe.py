@@ -10,7 +10,8 @@ import numpy as np
 import orjson
 
 from indexer.encode import Encoder
-from indexer.errors import BadQueries
+from indexer.store.canaries import TOP
+from indexer.store.errors import BadQueries
 from indexer.store.overlay import Overlay
 from indexer.store.snapshot import Snapshot
 from indexer.store.vectors import Rows, Scores
@@ -18,7 +19,6 @@ from models.fusion import CANDIDATES, LATER_DENSE, LATER_LEXICAL, Fusion, best_p
 from models.lexical import Ranking
 from models.spec import Side
 
-TOP = 10
 # The least score of a text that shares a word with the query.
 SOME_WORD = float(np.nextafter(np.float32(0), np.float32(1)))
 

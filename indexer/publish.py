@@ -10,8 +10,9 @@ from datetime import datetime
 from functools import partial
 from pathlib import Path
 
-from indexer.canary import check_canaries, kept_canaries
+from indexer.canary import check_canaries
 from indexer.encode import Encoder
+from indexer.store.canaries import kept_canaries
 from indexer.store.collection import Collection
 from indexer.store.database import Database
 from indexer.store.errors import BadCollection, BadSnapshot
@@ -92,7 +93,7 @@ def admit(collection: Collection, encoder: Path, version: str | None = None) -> 
 
 
 def _ask_canaries(collection: Collection, version: str, asking: Callable[[], Encoder] | None) -> None:
-    if asking is not None and (canaries := kept_canaries(collection)):
+    if asking is not None and (canaries := kept_canaries(collection.root)):
         check_canaries(collection, version, asking(), canaries)
 
 

@@ -13,7 +13,7 @@ from importlib import import_module
 from pathlib import Path
 
 from indexer.build import BuildOptions, BuildSummary, admitted, build
-from indexer.canary import check_canaries, keep_canaries, kept_canaries, load_canaries
+from indexer.canary import check_canaries
 from indexer.cluster import Cluster
 from indexer.encode import Encoder
 from indexer.errors import BadBuild, Blocked
@@ -21,6 +21,7 @@ from indexer.probe import load_queries
 from indexer.publish import Measure, prune, publish, readable, served_manifest, verify
 from indexer.recall import encode_queries, sample_queries
 from indexer.report import Outcome, call_webhook, summary_line, write_metrics
+from indexer.store.canaries import keep_canaries, kept_canaries, load_canaries
 from indexer.store.collection import Collection
 from indexer.store.errors import BadSnapshot, Busy
 from indexer.store.manifest import Manifest
@@ -152,7 +153,7 @@ def _run(
     # Before the work, not after it: what is not there or does not fit should not cost a night.
     if release.queries:
         options = replace(options, queries=tuple(load_queries(release.queries)))
-    canaries = load_canaries(release.canaries) if release.canaries else kept_canaries(collection)
+    canaries = load_canaries(release.canaries) if release.canaries else kept_canaries(collection.root)
     asking = encoders.load_queries(encoder) if canaries or encoders.queries else encoder
     options = replace(options, query_encoder=asking)
     query_encoders = admitted(collection, encoder, asking)
@@ -168,7 +169,7 @@ def _run(
     summary = build(corpus, encoder, collection, options)
     try:
         if release.canaries:
-            keep_canaries(collection, release.canaries)
+            keep_canaries(collection.root, release.canaries)
         if release.publish and (served := _equal_served(collection, summary)):
             collection.discard(summary.version)
             rejects = collection.rejects / f"{served.version}.jsonl" if summary.rejects_file else None

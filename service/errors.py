@@ -17,6 +17,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
 from indexer.store import BadCollection, BadFilter, BadLog, BadSnapshot, DatabaseAway
+from indexer.store.errors import BadQueries
 from models.errors import BadEncoder, CareError, SpaceMismatch, did_you_mean
 
 RETRY_AFTER_SECONDS = 1
@@ -136,6 +137,7 @@ STATUS_AND_CODE: Mapping[type[CareError], tuple[int, str]] = {
     BadLog: (503, "bad_log"),
     NotKept: (503, "not_kept"),
     BadCollection: (409, "bad_collection"),
+    BadQueries: (409, "bad_canaries"),
     BadSnapshot: (409, "bad_snapshot"),
     BadEncoder: (409, "bad_encoder"),
     SpaceMismatch: (409, "space_mismatch"),

@@ -71,7 +71,9 @@ async def run_parts(settings: Settings, metrics: Metrics, place: Place = ALONE) 
     # With an engine process, that one reads every byte and searches; the workers need not do it again.
     alone = place.engine is None
     open_serving = partial(Serving.open, verify=settings.verify and alone, searched=alone)
-    opening = Opening(load, open_serving, batcher.prepare, Freshener(log, documents), searcher.probe)
+    opening = Opening(
+        load, open_serving, batcher.prepare, Freshener(log, documents), searcher.probe, searcher.check_canaries
+    )
     servings = Servings(settings, metrics, encoder, opening, place.tell_others)
     metrics.watch_queue(batcher.__len__)
     if place.again:

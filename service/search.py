@@ -6,14 +6,15 @@ validate → cache → tokenise → engine → fetch → bytes, each stage timed
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import orjson
 
-from indexer.store import Filter
+from indexer.store import BadCollection, Filter
+from indexer.store.canaries import Canary, failures_of
 from models.errors import did_you_mean
 from service.cache import Cache, Kind
 from service.embed import Embedder
@@ -96,6 +97,19 @@ class Searcher:
             raise NotReady(f"a query did not get through within {timeout_ms} ms") from None
         if serving.documents and not orjson.loads(result)["hits"]:
             raise NotReady(f"a query found nothing in snapshot {serving.version}")
+
+    async def check_canaries(self, serving: Serving, canaries: Sequence[Canary]) -> None:
+        """Asks the canaries of the collection; raises BadCollection that names those whose documents are not found."""
+        answers = []
+        for canary in canaries:
+            top_k = min(canary.within, self._settings.max_top_k)
+            request = SearchRequest(
+                query=canary.query, top_k=top_k, mode=Mode.HYBRID, fields=(), cache=False, bulk=True
+            )
+            (result,) = orjson.loads((await self.search(serving, request)).body)["results"]
+            answers.append([hit["id"] for hit in result["hits"]])
+        if failures := failures_of(canaries, answers):
+            raise BadCollection(f"{serving.version} is not served: {failures}; force the rollback to serve it anyway")
 
     async def _begin(self, serving: Serving, request: SearchRequest, most: int) -> Run:
         """The request under way, once everything that its shape cannot say was checked."""

@@ -9,11 +9,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from indexer.store import BadCollection, BadSnapshot, Collection, DatabaseAway
+from indexer.store.canaries import Canary, kept_canaries
 from models.errors import BadEncoder, CareError, SpaceMismatch
 from models.reader import TextReader
 from service.errors import NotReady
@@ -35,13 +36,14 @@ TRIES = 3
 @dataclass(frozen=True, slots=True)
 class Opening:
     """The steps to a serving: the encoder's folder once more, a snapshot for an encoder, the engine's share of it, what
-    the log has beyond it, a real query through all."""
+    the log has beyond it, a real query through all, and the queries that a rollback must answer."""
 
     load_encoder: Callable[[], TextReader]
     open: Callable[[Path, TextReader], Serving]
     prepare: Callable[[Serving], Awaitable[None]]
     freshen: Callable[[Serving], Awaitable[Serving]]
     probe: Callable[[Serving], Awaitable[None]]
+    check_canaries: Callable[[Serving, Sequence[Canary]], Awaitable[None]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,15 +118,19 @@ class Servings:
             await self._swap_to(version)
             return True
 
-    async def rollback(self, version: str | None) -> bool:
-        """Moves the pointer to an older version and serves it everywhere; one that cannot be served is undone."""
+    async def rollback(self, version: str | None, *, force: bool = False) -> bool:
+        """Moves the pointer to an older version and serves it everywhere; one that cannot be served is undone.
+
+        A version that fails a canary of the collection is not served unless forced.
+        """
         async with self._changing:
             before = await asyncio.to_thread(self.collection.current)
             target = await asyncio.to_thread(self.collection.rollback, version)
             changed = target != self.serving
             try:
                 if changed:
-                    await self._swap_to(target)
+                    canaries = [] if force else await asyncio.to_thread(kept_canaries, self.collection.root)
+                    await self._swap_to(target, canaries)
             except Exception:
                 if before is not None:
                     await asyncio.to_thread(self.collection.rollback, before)
@@ -174,9 +180,11 @@ class Servings:
                         "fresh documents are not followed: %s", error, exc_info=not isinstance(error, CareError)
                     )
 
-    async def _swap_to(self, version: str) -> None:
+    async def _swap_to(self, version: str, canaries: Sequence[Canary] = ()) -> None:
         try:
-            await self._put_in_service(await self._prepare(version))
+            serving = await self._prepare(version)
+            await self._opening.check_canaries(serving, canaries)
+            await self._put_in_service(serving)
         except Exception as error:
             reason = str(error) if isinstance(error, CareError) else "it failed unexpectedly; the log says how"
             self._refused = Refusal(version, reason, self._tries_left(version, error))

@@ -73,3 +73,7 @@ class BadFilter(CareError):
     def __init__(self, field: str, message: str) -> None:
         super().__init__(message)
         self.field = field
+
+
+class BadQueries(CareError):
+    """A file of queries or canaries that cannot be read as one."""

@@ -42,10 +42,13 @@ async def reload(request: Request) -> SwapAnswer:
 
 
 @router.post("/rollback", responses=errors(409, 422, 503))
-async def rollback(request: Request, version: str | None = None) -> SwapAnswer:
-    """Point to the version published before the current one, or to the one named, and serve it."""
+async def rollback(request: Request, version: str | None = None, force: bool = False) -> SwapAnswer:
+    """Point to the version published before the current one, or to the one named, and serve it.
+
+    A version that fails a canary of the collection is refused; `force` skips the canaries.
+    """
     servings = runtime_of(request).servings
-    changed = await servings.rollback(version)
+    changed = await servings.rollback(version, force=force)
     return SwapAnswer(snapshot=servings.current().version, changed=changed)
 
 

@@ -85,6 +85,22 @@ async def test_rollback_moves_the_pointer_and_serves(own: Built) -> None:
         assert await served(client) == own.versions["a"]
 
 
+async def test_a_rollback_asks_the_canaries_unless_forced(own: Built) -> None:
+    Collection(own.root).publish(own.versions["b"])
+    canary = {"query": "高血压吃什么药", "must": ["b-1"]}
+    (own.root / "canaries.jsonl").write_text(json.dumps(canary), encoding="utf-8")
+    older = {"version": own.versions["a"]}
+    async with running(make_settings(own, threads=1, reload_seconds=0)) as client:
+        refused = await client.post("/admin/rollback", params=older)
+        assert refused.status_code == 409
+        assert "lacks b-1 among its first 10" in refused.json()["error"]["message"]
+        assert Collection(own.root).current() == await served(client) == own.versions["b"]
+        forced = await client.post("/admin/rollback", params=older | {"force": "true"})
+        assert forced.json() == {"snapshot": own.versions["a"], "changed": True}
+        back = await client.post("/admin/rollback", params={"version": own.versions["b"]})
+        assert back.json() == {"snapshot": own.versions["b"], "changed": True}
+
+
 @pytest.mark.parametrize("version", ["nothing", "../../etc", ""])
 async def test_a_version_that_does_not_exist_is_refused(own: Built, version: str) -> None:
     (own.root / "PUBLISHED").write_text(f"{own.versions['a']}\n")
