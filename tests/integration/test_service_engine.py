@@ -11,7 +11,7 @@ import pytest
 
 from indexer.build import BuildOptions, build
 from indexer.store import Collection, Equal, IndexKind
-from models.fusion import Fusion, fuse
+from models.fusion import LATER_DENSE, LATER_LEXICAL, Fusion, fuse
 from models.onnx_encoder import OnnxEncoder
 from models.spec import Side
 from service.engine.device import Cpu
@@ -60,12 +60,13 @@ def run(serving: Serving, batch: list[Job], threads: int = 0) -> list[Found]:
 
 
 def dense_by_hand(serving: Serving, vector: np.ndarray, half: str | None = None) -> dict[int, float]:
-    """The best score of every document, from every vector of the snapshot."""
+    """The best score of every document, from every vector of the snapshot; later passages count less."""
     best: dict[int, float] = {}
     scores = serving.snapshot.vectors.values.astype(np.float32) @ vector
     for row, document in enumerate(serving.snapshot.passages.documents.tolist()):
         if half is None or serving.snapshot.documents.get(document).metadata["half"] == half:
-            best[document] = max(best.get(document, -2.0), float(scores[row]))
+            later = min(float(scores[row]), LATER_DENSE * float(scores[row]))
+            best[document] = max(best[document], later) if document in best else float(scores[row])
     return best
 
 
@@ -98,8 +99,11 @@ def test_lexical_ranks_documents_by_their_best_passage(serving: Serving, top_k: 
     for query in QUERIES:
         rows, scores = serving.snapshot.lexical.search(query, everything)
         best: dict[int, float] = {}
+        documents = serving.snapshot.passages.documents
         for row, score in zip(rows.tolist(), scores.tolist(), strict=True):
-            best.setdefault(int(serving.snapshot.passages.documents[row]), score)
+            document = int(documents[row])
+            is_later = row > 0 and documents[row - 1] == document
+            best[document] = max(best.get(document, 0.0), score * (LATER_LEXICAL if is_later else 1))
         (found,) = run(serving, [make_job(serving, query, mode=Mode.LEXICAL, top_k=top_k)])
         np.testing.assert_allclose(found.scores, sorted(best.values(), reverse=True)[:top_k], rtol=1e-6)
         np.testing.assert_allclose([best[document] for document in found.documents.tolist()], found.scores, rtol=1e-6)

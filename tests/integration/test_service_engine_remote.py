@@ -243,7 +243,7 @@ async def test_a_job_that_cannot_be_sent_fails_alone(engine: Engine, built: Buil
     serving = open_serving(built)
     async with worker(engine) as remote:
         await remote.prepare(serving)
-        good, bad = make_jobs(serving)[1], SearchJob("骨折", Options(Mode.DENSE, 7))
+        good, bad = make_jobs(serving)[1], SearchJob("骨折", Options(Mode.DENSE, 7), keep_vector=True)
         futures = remote.submit(serving, [good, bad])
         results = await asyncio.wait_for(asyncio.gather(*futures, return_exceptions=True), WAIT_SECONDS)
         assert isinstance(results[0], Outcome)
