@@ -110,7 +110,7 @@ def test_the_collection_says_what_may_be_asked(client: CareClient) -> None:
     assert set(collection.modes) == {"dense", "lexical", "hybrid"}
     assert {"kind", "year"} <= set(collection.fields)
     assert collection.facets["kind"]["drug"] == 2
-    assert collection.numbers == {"year": {"min": 2020, "max": 2025}}
+    assert collection.numbers["year"] == {"min": 2020, "max": 2025}
     assert collection.encoder["dim"] > 0
 
 

@@ -65,7 +65,7 @@ def test_hypothetical_documents_are_read_as_documents(endpoint: Endpoint, tmp_pa
     encoder = TableEncoder()
     task = replace(RETRIEVAL, query_instruction="query:", document_instruction="document:")
     hyde_of(endpoint, tmp_path, 1, encoder).read(["小狗"], Side.QUERY, task)
-    assert encoder.asked == ["query:小狗", "document:猫"]
+    assert encoder.asked == ["query:\nQuery: 小狗", "document:猫"]
 
 
 def test_the_model_is_asked_in_the_querys_language_or_as_the_task_says(

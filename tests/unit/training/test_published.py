@@ -30,6 +30,8 @@ SMALL = [
     "stages.*.tokens=400",
     "stages.*.data.negatives=1",
     "encoders.*.max_length=48",
+    # A processor may lack bf16, and then takes minutes for these widths.
+    "encoders.*.dtype=fp32",
     *(f"stages.{stage}.skip=true" for stage in ("retromae", "unsupervised", "query", "document", "align")),
 ]
 

@@ -61,7 +61,7 @@ def test_the_spaces_of_all_recipes_differ() -> None:
         (WHOLE.replace('train = ["e"]', 'train = ["f"]'), "stages.one.train: 'f' reads nothing"),
         (WHOLE.replace('files = ["f"]', 'files = ["@two"]'), "stages.one: @two: no stage before this one writes"),
         (WHOLE.replace("stages.one", "stages.vectors"), "'vectors' is a folder of every run"),
-        (WHOLE.replace('start = "here"', ""), "either start or copy_of"),
+        (WHOLE.replace('start = "here"', ""), "give one of start, copy_of and fresh"),
         (WHOLE.replace('start = "here"', 'start = "here"\nbits = 8'), "bits is for the base under lora"),
     ],
 )
