@@ -11,9 +11,9 @@ What is measured, in this order
 - memory: resident megabytes of the service before, highest during, and after the overload.
 - recovery: seconds from the end of the load until ten requests in a row are answered within twice the unloaded p99.
 
-Limits, at both loads: every answer is a search or a 429 with Retry-After; at least 80 % of the capacity is answered
-behind the proxy, 60 % without it; the p99 of the answered is at most 100 ms above the unloaded p99; the median refusal
-takes less than 20 ms behind the proxy. Exit status 1 if a limit is missed or the service does not recover.
+Limits, at both loads: every answer is a search or a 429 with Retry-After. Behind the proxy at least 80 % of the capacity
+is answered, with a p99 at most 100 ms above the unloaded p99, and the median refusal takes less than 20 ms. Without it at
+least 60 % is answered, with a p99 at most 1 s above. Exit status 1 if a limit is missed or the service does not recover.
 
 The generator shares the cores with the service; how late it sent its requests is reported.
 """
@@ -54,11 +54,14 @@ CAPACITY_CONNECTIONS = 8
 RECOVERED_IN_A_ROW = 10
 RECOVERY_SECONDS = 20.0
 TIMEOUT_SECONDS = 10.0
-ANSWERED_SHARE = {True: 0.8, False: 0.6}  # by whether a proxy stands before the service
-EXTRA_P99_MS = 100.0
+# By whether a proxy stands before the service.
+ANSWERED_SHARE = {True: 0.8, False: 0.6}
+EXTRA_P99_MS = {True: 100.0, False: 1000.0}
 REFUSED_MEDIAN_MS = 20.0
 PROXY_CONFIG = REPOSITORY / "deploy" / "haproxy.cfg"
-IN_FLIGHT = 24
+# Of CARE_IN_FLIGHT: what the service answers in this time, and no less than a batch.
+IN_FLIGHT_SECONDS = 0.08
+LEAST_IN_FLIGHT = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +95,8 @@ class Result:
                 "recovered": load.recovery_seconds is not None,
                 f"answered at least {ANSWERED_SHARE[self.proxied]:.0%} of the capacity": share
                 >= ANSWERED_SHARE[self.proxied],
-                "p99 of the answered": percentile(flooded.accepted_ms, 0.99) <= self.unloaded.p99 + EXTRA_P99_MS,
+                "p99 of the answered": percentile(flooded.accepted_ms, 0.99)
+                <= self.unloaded.p99 + EXTRA_P99_MS[self.proxied],
                 "median refusal": not self.proxied
                 or not flooded.refused_ms
                 or percentile(flooded.refused_ms, 0.5) < REFUSED_MEDIAN_MS,
@@ -194,13 +198,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     machine = bench_facts.machine()
     settings = FORCED | (CACHE if given.cached else {})
     try:
-        with (
-            _service(given.collection, settings, shlex.split(given.serve)) as started,
-            proxy(started.url) if given.proxy else contextlib.nullcontext(started.url) as url,
-        ):
+        with _service(given.collection, settings, shlex.split(given.serve)) as started:
             queries = read_queries(given.queries)
-            measure(Job(started.url, queries, given.mode, CAPACITY_CONNECTIONS, 2.0))
-            result = overload(started, url, queries, given.mode, given.seconds)
+            warm = measure(Job(started.url, queries, given.mode, CAPACITY_CONNECTIONS, 3.0))
+            in_flight = max(LEAST_IN_FLIGHT, round(IN_FLIGHT_SECONDS * warm.requests_per_second))
+            with proxy(started.url, in_flight) if given.proxy else contextlib.nullcontext(started.url) as url:
+                result = overload(started, url, queries, given.mode, given.seconds)
     except BenchError as error:
         print(f"overload: {error}", file=sys.stderr)
         return 1
@@ -210,7 +213,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "date": f"{datetime.now(UTC):%Y-%m-%d}",
         "machine": machine,
         "settings": bench_facts.settings(settings),
-        "load": f"{given.mode}; {len(queries)} queries, each time with another number after it",
+        "load": f"{given.mode}; {len(queries)} queries, each time with another number after it"
+        + (f"; HAProxy with CARE_IN_FLIGHT={in_flight}" if given.proxy else ""),
     }
     print(as_markdown(facts, result))
     return 1 if result.misses() else 0
@@ -228,7 +232,7 @@ def _service(collection: Path | None, settings: dict[str, str], flags: Sequence[
 
 
 @contextlib.contextmanager
-def proxy(url: str, in_flight: int = IN_FLIGHT) -> Iterator[str]:
+def proxy(url: str, in_flight: int) -> Iterator[str]:
     """HAProxy with the documented configuration before the service at `url`; yields its own address."""
     program = shutil.which("haproxy") or shutil.which("haproxy", path="/usr/sbin")
     if program is None:
