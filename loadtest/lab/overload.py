@@ -11,9 +11,10 @@ What is measured, in this order
 - memory: resident megabytes of the service before, highest during, and after the overload.
 - recovery: seconds from the end of the load until ten requests in a row are answered within twice the unloaded p99.
 
-Limits, at both loads: every answer is a search or a 429 with Retry-After. Behind the proxy at least 80 % of the capacity
-is answered, with a p99 at most 100 ms above the unloaded p99, and the median refusal takes less than 20 ms. Without it at
-least 60 % is answered, with a p99 at most 1 s above. Exit status 1 if a limit is missed or the service does not recover.
+Limits, at both loads: every answer is a search or a 429 with Retry-After. Behind the proxy at least 80 % of the
+capacity is answered, with a p99 at most 100 ms above the unloaded p99, and the median refusal takes less than 20 ms.
+Without it at least 60 % is answered, with a p99 at most 1 s above. Exit status 1 if a limit is missed or the service
+does not recover.
 
 The generator shares the cores with the service; how late it sent its requests is reported.
 """
