@@ -67,9 +67,9 @@ class Started:
                 os.kill(pid, number)
 
 
-def build_example(collection: Path, corpus: str | Path = CORPUS) -> None:
+def build_example(collection: Path, corpus: str | Path = CORPUS, *flags: str) -> None:
     """Builds and publishes the snapshot of the example corpus, or of another, as a user would."""
-    care_index("build", str(corpus), "--collection", str(collection), "--publish")
+    care_index("build", str(corpus), "--collection", str(collection), "--publish", *flags)
 
 
 def care_index(*arguments: str) -> str:

@@ -99,7 +99,7 @@ def _build_two(folder: Path) -> dict[str, str]:
     for prefix in ("a-", "b-"):
         corpus = folder / f"{prefix}corpus.jsonl"
         corpus.write_text("\n".join(json.dumps(row | {"_id": prefix + row["_id"]}) for row in rows), encoding="utf-8")
-        build_example(folder / "collection", corpus)
+        build_example(folder / "collection", corpus, "--max-removed", "1")  # every id is another one
         letters[(folder / "collection" / "CURRENT").read_text().strip()] = prefix
     return letters
 

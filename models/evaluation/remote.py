@@ -16,6 +16,9 @@ from models.evaluation.systems import DEPTH, NotApplicable
 from models.evaluation.web import Endpoint
 from models.lexical import Ranking
 
+# Queries of one request: more of them, if they are long, take a slow processor longer than a service waits.
+AT_ONCE = 32
+
 
 class Service:
     """Asks /v1/search, in its default mode where `mode` is None, and /v1/rerank."""
@@ -25,7 +28,7 @@ class Service:
         facts = endpoint.get("/v1/collection")
         try:
             self._documents, encoder = int(facts["documents"]), facts["encoder"]
-            self._at_once, self._depth = int(facts["max_queries"]), int(facts["max_top_k"])
+            self._at_once, self._depth = min(int(facts["max_queries"]), AT_ONCE), int(facts["max_top_k"])
             name = f"service {mode or facts['default_mode']}"
             self.facts = SystemFacts(name, "service", str(encoder["fingerprint"]), int(encoder["dim"]))
         except (KeyError, TypeError, ValueError) as error:
