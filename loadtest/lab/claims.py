@@ -12,6 +12,7 @@ are those of the documents, not the published figures themselves, because machin
 from __future__ import annotations
 
 import argparse
+import os
 import re
 import shlex
 import subprocess
@@ -94,11 +95,11 @@ def run(claims: Sequence[Claim]) -> bool:
 
 
 def _run(command: str) -> tuple[str, int]:
-    words = shlex.split(command)
-    if words[0] == "python":
-        words[0] = sys.executable
+    # `python` is the interpreter of this environment, also inside a shell.
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
+    how = {"cwd": REPOSITORY, "env": os.environ | {"PATH": path}, "capture_output": True, "text": True}
     try:
-        done = subprocess.run(words, cwd=REPOSITORY, capture_output=True, text=True, timeout=LIMIT_SECONDS)
+        done = subprocess.run(shlex.split(command), timeout=LIMIT_SECONDS, **how)  # type: ignore[call-overload]
     except subprocess.TimeoutExpired as late:
         said = late.stdout.decode(errors="replace") if isinstance(late.stdout, bytes) else late.stdout or ""
         return f"{said}\nended after {LIMIT_SECONDS:.0f} s", 124

@@ -21,7 +21,7 @@ from service.settings import Settings
 BATCHES = {"cpu": (8, 4096), "cuda": (256, 32_768)}
 # Requests of one worker that are never refused for a long wait, however slow the encoder is. A card needs as many at
 # once as two of its batches hold, from all workers together.
-FEW_REQUESTS = 16
+FEW_REQUESTS = 32
 CROWD_BATCHES = 2
 
 

@@ -322,7 +322,7 @@ def _service(run: Run) -> tuple[Servings, FreshWriter]:
     documents = DocumentEncoder(settings, _Embedder())  # type: ignore[arg-type]
     log = Collection(root).fresh_log
 
-    async def nothing(serving: Serving) -> None:
+    async def nothing(serving: Serving, canaries: object = None) -> None:
         return None
 
     def load() -> Any:  # noqa: ANN401
@@ -331,7 +331,7 @@ def _service(run: Run) -> tuple[Servings, FreshWriter]:
     def opened(folder: Path, encoder: Any) -> Serving:  # noqa: ANN401
         return Serving.open(folder, encoder, verify=False, searched=False)
 
-    opening = Opening(load, opened, nothing, Freshener(log, documents), nothing)
+    opening = Opening(load, opened, nothing, Freshener(log, documents), nothing, nothing)
     servings = Servings(settings, Metrics(), ENCODER, opening)  # type: ignore[arg-type]
     return servings, FreshWriter(settings, servings, documents, log)
 
