@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 
 from fastapi import FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
 from fastapi_offline import FastAPIOffline
 from starlette.exceptions import HTTPException
 from starlette.responses import FileResponse
@@ -19,7 +20,7 @@ from models.errors import CareError
 from models.package import care_version
 from service.api import admin, collection, documents, health, search, texts
 from service.api.openapi import describe
-from service.errors import MethodNotAllowed, NotFound, answer_for
+from service.errors import InvalidRequest, MethodNotAllowed, NotFound, answer_for
 from service.metrics import Metrics
 from service.middleware import REQUEST_ID, RequestFrame
 from service.runtime import ALONE, Place, run_parts
@@ -67,6 +68,7 @@ def create_app(settings: Settings, place: Place = ALONE) -> FastAPI:
     )
     app.add_middleware(frame)
     app.add_exception_handler(HTTPException, _answer_http_exception)
+    app.add_exception_handler(RequestValidationError, _answer_bad_parameter)
     search_route = search.SearchRoute()
     app.router.routes += [
         Route(search.PATH, search_route, methods=search.METHODS, include_in_schema=False),
@@ -123,3 +125,11 @@ async def _answer_http_exception(request: Request, error: Exception) -> Response
     answer = answer_for(known.get(error.status_code, error))
     headers = dict(error.headers or {}) | dict(answer.headers)
     return Response(answer.body(request.scope[REQUEST_ID]), answer.status, headers, media_type="application/json")
+
+
+async def _answer_bad_parameter(request: Request, error: Exception) -> Response:
+    """Answers a parameter of a URL that FastAPI cannot read, in the shape that every error has."""
+    assert isinstance(error, RequestValidationError)
+    first = error.errors()[0]
+    answer = answer_for(InvalidRequest(str(first["loc"][-1]), first["msg"]))
+    return Response(answer.body(request.scope[REQUEST_ID]), answer.status, media_type="application/json")

@@ -95,6 +95,8 @@ async def test_a_rollback_asks_the_canaries_unless_forced(own: Built) -> None:
         assert refused.status_code == 409
         assert "lacks b-1 among its first 10" in refused.json()["error"]["message"]
         assert Collection(own.root).current() == await served(client) == own.versions["b"]
+        unclear = await client.post("/admin/rollback", params=older | {"force": "perhaps"})
+        assert (unclear.status_code, unclear.json()["error"]["field"]) == (422, "force")
         forced = await client.post("/admin/rollback", params=older | {"force": "true"})
         assert forced.json() == {"snapshot": own.versions["a"], "changed": True}
         back = await client.post("/admin/rollback", params={"version": own.versions["b"]})
