@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 
 import httpx
 import pytest
@@ -16,6 +16,7 @@ from tests.api.live import live
 from tests.api.support import Built, build_collection, make_settings
 
 WAIT_SECONDS = 60.0
+CLIENTS = 8
 
 
 @pytest.fixture(scope="module")
@@ -49,17 +50,12 @@ def test_what_passes_the_proxy_is_answered_by_the_service(client: httpx.Client) 
 
 
 def test_a_flood_is_refused_by_the_proxy_and_health_is_still_answered(client: httpx.Client, gate: Gate) -> None:
-    while gate.entered.acquire(blocking=False):
-        pass
     gate.open.clear()
-    with ThreadPoolExecutor(2) as pool:
+    with ThreadPoolExecutor(CLIENTS) as pool:
         try:
-            inside = [pool.submit(client.get, "/v1/search", params={"q": query}) for query in "ab"]
-            # One is in the engine, the other waits in the service's queue.
-            assert gate.entered.acquire(timeout=WAIT_SECONDS)
-            while "care_queue_length 1.0" not in client.get("/metrics").text:
-                pass
-            refused = client.get("/v1/search", params={"q": "c"})
+            # The gate holds every search that is let in, so only a refusal ends.
+            asked = [pool.submit(client.get, "/v1/search", params={"q": f"query {number}"}) for number in range(CLIENTS)]
+            refused = next(as_completed(asked, timeout=WAIT_SECONDS)).result()
             assert refused.status_code == 429
             assert refused.headers["retry-after"] == "1"
             error = refused.json()["error"]
@@ -70,5 +66,7 @@ def test_a_flood_is_refused_by_the_proxy_and_health_is_still_answered(client: ht
             assert client.get("/livez").status_code == 200
         finally:
             gate.open.set()
-        assert [one.result().status_code for one in inside] == [200, 200]
+        statuses = [one.result().status_code for one in asked]
+    assert statuses.count(200) >= 2
+    assert set(statuses) == {200, 429}
     assert client.get("/v1/search", params={"q": "c"}).status_code == 200
