@@ -14,9 +14,8 @@ from indexer.reindex import MAX_REMOVED, Encoders, Release, Report
 from indexer.store import IndexKind
 from indexer.store.database import HERE, Database
 from indexer.store.errors import BadDatabase
-from models.arguments import positive, share
-from models.package import BUNDLED_ENCODER
-from models.spec import Precision, Variant
+from models.encoder.spec import Precision, Variant
+from models.package import BUNDLED_ENCODER, positive, share
 
 COLLECTION = Path("var/collection")
 EXAMPLE_CORPUS = Path(__file__).parent / "examples" / "corpus.jsonl"

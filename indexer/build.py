@@ -35,11 +35,10 @@ from indexer.store.shards import Shards
 from indexer.store.vectors import VectorIndex, limit_threads
 from indexer.store.writer import SnapshotWriter
 from indexer.texts import passage_texts
-from models.correction import SAMPLE, names_of
+from models.correction import SAMPLE, names_of, sample_rows
+from models.encoder.spec import Side
 from models.package import care_version
 from models.progress import Progress
-from models.sampling import sample_rows
-from models.spec import Side
 
 READ_CHUNK = 512
 BAR_TEXTS = 32

@@ -34,7 +34,7 @@ from indexer.store import Collection, Snapshot
 from indexer.store.documents import Documents
 from indexer.store.kinds import LEAST_ROWS_FOR_LISTS
 from indexer.suggest import SAMPLE_ROWS, measure_kinds, propose
-from models.onnx_encoder import OnnxEncoder, Vectors
+from models.encoder.onnx import OnnxEncoder, Vectors
 
 SHOWN = 10
 DIFF_QUERIES = 50

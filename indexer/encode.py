@@ -19,10 +19,10 @@ from numpy.typing import NDArray
 from indexer.errors import BadBuild
 from indexer.store.passages import HASH_BYTES
 from indexer.store.shards import Embeddings, Shards
-from models.onnx_encoder import Vectors
+from models.encoder.onnx import Vectors
+from models.encoder.spec import EncoderSpec, Precision, Side, Variant
+from models.encoder.tokenizer import Tokenizer
 from models.progress import Progress
-from models.spec import EncoderSpec, Precision, Side, Variant
-from models.tokenizer import Tokenizer
 
 # The graph ends in the norm, so this allows for the arithmetic of int8 and fp16 graphs only.
 NORM_TOLERANCE = 1e-2

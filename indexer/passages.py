@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from indexer.errors import BadBuild
 from indexer.store.passages import Span
-from models.tokenizer import Tokenizer
+from models.encoder.tokenizer import Tokenizer
 
 SENTENCE_ENDS = frozenset("。！？；!?;\n")
 # How far back from the budget's end a sentence end is looked for, as a share of the budget.

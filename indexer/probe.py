@@ -15,9 +15,9 @@ from indexer.store.errors import BadQueries
 from indexer.store.overlay import Overlay
 from indexer.store.snapshot import Snapshot
 from indexer.store.vectors import Rows, Scores
+from models.encoder.spec import Side
 from models.fusion import CANDIDATES, LATER_DENSE, LATER_LEXICAL, Fusion, best_passages, fuse
 from models.lexical import Ranking
-from models.spec import Side
 
 # The least score of a text that shares a word with the query.
 SOME_WORD = float(np.nextafter(np.float32(0), np.float32(1)))

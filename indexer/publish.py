@@ -18,9 +18,9 @@ from indexer.store.database import Database
 from indexer.store.errors import BadCollection, BadSnapshot
 from indexer.store.manifest import Manifest
 from indexer.store.snapshot import Snapshot
+from models.encoder.onnx import Vectors
+from models.encoder.spec import EncoderSpec, Side, Variant
 from models.errors import BadEncoder
-from models.onnx_encoder import Vectors
-from models.spec import EncoderSpec, Side, Variant
 
 
 @dataclass(frozen=True, slots=True)

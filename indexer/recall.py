@@ -17,9 +17,9 @@ from indexer.store.documents import Documents, StoredDocument
 from indexer.store.kinds import IndexKind
 from indexer.store.manifest import Recall
 from indexer.store.vectors import Rows
-from models.onnx_encoder import Vectors
-from models.sampling import sample_rows
-from models.spec import Side
+from models.correction import sample_rows
+from models.encoder.onnx import Vectors
+from models.encoder.spec import Side
 
 FLOOR = 0.95
 QUERIES = 200

@@ -26,9 +26,9 @@ from indexer.store.collection import Collection
 from indexer.store.errors import BadSnapshot, Busy
 from indexer.store.manifest import Manifest
 from indexer.store.snapshot import Snapshot
-from models.onnx_encoder import OnnxEncoder, Vectors
-from models.reader import has_graph
-from models.spec import Precision, Side, Variant
+from models.encoder.onnx import OnnxEncoder, Vectors
+from models.encoder.spec import Precision, Side, Variant
+from models.encoder.tokenizer import has_graph
 
 # The share of the served documents that a new version may lack, unless told otherwise.
 MAX_REMOVED = 0.2
@@ -59,7 +59,7 @@ class Encoders:
         if not by_torch:
             return OnnxEncoder.load(self.documents, self.variant, device=self.device or "cpu", threads=self.threads)
         try:  # by name: a build by ONNX graphs needs no torch
-            packed = import_module("models.packed.encoder")
+            packed = import_module("models.encoder.packed.encoder")
         except ModuleNotFoundError as error:
             raise BadBuild(
                 f"{self.documents} is read by torch, which is not here: install care-search[train]"

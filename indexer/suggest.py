@@ -20,7 +20,7 @@ from indexer.store.arrays import Array
 from indexer.store.faiss_index import build_index, exact_index, open_index
 from indexer.store.kinds import INDEX_FILE, LEAST_ROWS_FOR_LISTS, IndexKind
 from indexer.store.vectors import VectorIndex, limit_threads
-from models.onnx_encoder import Vectors
+from models.encoder.onnx import Vectors
 
 SAMPLE_ROWS = 20_000
 TIMED_QUERIES = 100

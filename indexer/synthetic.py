@@ -20,7 +20,7 @@ from indexer.store import Collection, IndexKind, SnapshotWriter, new_version
 from indexer.store.documents import Metadata
 from indexer.store.manifest import Built, Counts, DocumentEncoder, Facts
 from indexer.store.passages import HASH_BYTES
-from models.spec import EncoderSpec, Variant
+from models.encoder.spec import EncoderSpec, Variant
 
 BLOCK_ROWS = 65_536
 NO_HASH = np.zeros((1, HASH_BYTES), np.uint8)

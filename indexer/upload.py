@@ -19,7 +19,7 @@ from indexer.store.kinds import HNSW_EF_CONSTRUCTION, HNSW_LINKS, IndexKind
 from indexer.store.qdrant import CONTENT, DEPTH, INDEX, Qdrant, QdrantVectors
 from indexer.store.qdrant_filters import payload, payload_indexes
 from indexer.store.snapshot import Snapshot
-from models.onnx_encoder import Vectors
+from models.encoder.onnx import Vectors
 from models.progress import Progress
 
 # Rows of one request: some megabytes of JSON.

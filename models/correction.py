@@ -13,7 +13,7 @@ from typing import Any, Protocol, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from models.spec import EncoderSpec
+from models.encoder.spec import EncoderSpec
 
 SAMPLE = 512
 """Passages that both encoders read."""
@@ -88,3 +88,9 @@ def _nearest(queries: Matrix, passages: Matrix) -> Matrix:
 def _slope(own: Matrix, wanted: Matrix) -> float:
     """What the ones are multiplied by to come nearest to the others; 1 where there are none."""
     return float((own * wanted).sum() / (own * own).sum()) if own.any() else 1.0
+
+
+def sample_rows(rows: int, count: int) -> NDArray[np.int64]:
+    """At most `count` of so many rows, at equal distances, ascending, the first and the last among them."""
+    count = min(count, rows)
+    return np.arange(count, dtype=np.int64) * (rows - 1) // max(count - 1, 1)

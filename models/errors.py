@@ -40,3 +40,7 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     """The end of an error message about an unknown name: the known name nearest to it, if one is near."""
     near = get_close_matches(name, list(known), 1)
     return f"; did you mean {near[0]}?" if near else ""
+
+
+class ExportError(CareError):
+    """A source, an exporter or an environment that cannot give the graph that was asked for."""

@@ -1,7 +1,8 @@
-"""What an installed copy of this package brings along: its version and the bundled encoder."""
+"""The installed package: its version, the bundled encoder, and argparse types that all commands share."""
 
 from __future__ import annotations
 
+from argparse import ArgumentTypeError
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -13,3 +14,19 @@ def care_version() -> str:
         return version("care-search")
     except PackageNotFoundError:  # run from a checkout that was never installed
         return "unknown"
+
+
+def positive(text: str) -> int:
+    if not text.isdecimal() or int(text) == 0:
+        raise ArgumentTypeError(f"{text!r} is not a whole number above 0")
+    return int(text)
+
+
+def share(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value <= 1:
+        raise ArgumentTypeError(f"{text!r} is not a number between 0 and 1")
+    return value

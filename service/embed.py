@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from models.spec import Side
-from models.tokenizer import Tokens
+from models.encoder.spec import Side
+from models.encoder.tokenizer import Tokens
 from service.cache import Cache, EmbeddingCache
 from service.engine.protocol import Dispatcher, EncodeJob, Outcome, Vector
 from service.engine.queue import ONLINE_JOBS

@@ -10,9 +10,8 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from models.reader import TextReader
-from models.spec import Side
-from models.tokenizer import Tokens
+from models.encoder.spec import Side
+from models.encoder.tokenizer import TextReader, Tokens
 
 # Longer texts are cut before they are tokenised: no language has so many characters to a token on average, and a
 # megabyte of text would hold up everyone else, in the tokenizer and in the lexical index.

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from time import perf_counter
 from typing import TYPE_CHECKING
 
-from models.spec import Side
+from models.encoder.spec import Side
 from service.cache import Cache, EmbeddingCache, Kind, ResultKeys
 from service.embed import Embedder, blend
 from service.engine.protocol import Mode, Options, Outcome, SearchJob, Vector

@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 
 from indexer.store import Cursor, Filter, Snapshot, StoredDocument
 from indexer.store.overlay import Overlay
+from models.encoder.spec import EncoderSpec, Side
+from models.encoder.tokenizer import TextReader
 from models.errors import BadEncoder
-from models.reader import TextReader
-from models.spec import EncoderSpec, Side
 
 if TYPE_CHECKING:
     from service.engine.device import VectorSearch

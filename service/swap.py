@@ -15,8 +15,8 @@ from pathlib import Path
 
 from indexer.store import BadCollection, BadSnapshot, Collection, DatabaseAway
 from indexer.store.canaries import Canary, kept_canaries
+from models.encoder.tokenizer import TextReader
 from models.errors import BadEncoder, CareError, SpaceMismatch
-from models.reader import TextReader
 from service.errors import NotReady
 from service.metrics import Metrics
 from service.serving import Serving, is_same_function

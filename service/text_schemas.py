@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
-from models.spec import Side
+from models.encoder.spec import Side
 
 
 class EncodingFormat(StrEnum):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
-    from models.onnx_encoder import OnnxEncoder
+    from models.encoder.onnx import OnnxEncoder
 
 
 @pytest.fixture(scope="session")
@@ -19,6 +19,6 @@ def anyio_backend() -> str:
 @pytest.fixture(scope="session")
 def encoder() -> OnnxEncoder:
     """The bundled one."""
-    from models.onnx_encoder import OnnxEncoder
+    from models.encoder.onnx import OnnxEncoder
 
     return OnnxEncoder.load(Path("models/pretrained/care-small-zh"), threads=1)

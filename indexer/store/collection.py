@@ -25,7 +25,7 @@ from indexer.store.lock import in_turn, sole_builder
 from indexer.store.manifest import Manifest
 from indexer.store.snapshot import Snapshot
 from indexer.store.writer import sync
-from models.spec import EncoderSpec
+from models.encoder.spec import EncoderSpec
 
 BUILDING = ".building-"
 REMOVING = ".removing-"

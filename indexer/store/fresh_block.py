@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from indexer.store import Filter, Posted, StoredDocument
 from indexer.store.filters import restrict
 from indexer.store.metadata import MetadataIndex
-from models.postings import Postings
+from models.lexical import Postings
 
 Mask = NDArray[np.bool_]
 Scores = NDArray[np.float32]

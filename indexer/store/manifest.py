@@ -16,8 +16,8 @@ from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationErro
 
 from indexer.store.errors import BadSnapshot
 from indexer.store.kinds import INDEX_FILE, IndexKind
+from models.encoder.spec import EncoderSpec, Precision, Variant, sha256_of
 from models.errors import SpaceMismatch
-from models.spec import EncoderSpec, Precision, Variant, sha256_of
 
 MANIFEST_FILE = "manifest.json"
 LEXICAL_FOLDER = "lexical"

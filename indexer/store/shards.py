@@ -21,7 +21,7 @@ import numpy as np
 from indexer.store.arrays import Array
 from indexer.store.passages import HASH_BYTES
 from indexer.store.writer import sync
-from models.spec import sha256_of
+from models.encoder.spec import sha256_of
 
 SUFFIX = ".npy"
 UNFINISHED = ".unfinished-"

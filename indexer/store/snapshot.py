@@ -15,10 +15,9 @@ from indexer.store.kinds import VECTORS_FILE
 from indexer.store.manifest import CORRECTION_FILE, LEXICAL_FOLDER, Manifest, verify_files
 from indexer.store.metadata import MetadataIndex
 from indexer.store.passages import Passages, load_hashes
-from models.correction import Correction
+from models.correction import Correction, sample_rows
 from models.errors import CareError
 from models.lexical import LexicalIndex
-from models.sampling import sample_rows
 
 if TYPE_CHECKING:  # loads FAISS, which only those need who search
     from indexer.store.vectors import VectorIndex

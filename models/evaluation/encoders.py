@@ -1,6 +1,5 @@
-"""Encoder folders as an evaluation opens them: ONNX graphs, torch weights, transformers checkpoints.
+"""Encoders as an evaluation uses them: folders opened as functions of texts, and readers with instructions and a cache.
 
-All become one thing, a function from texts as they stand to unit vectors, with a fingerprint that names the function.
 torch and transformers are loaded only when a folder needs them.
 """
 
@@ -8,17 +7,21 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
-from models.errors import BadEncoder, CareError
-from models.evaluation.cache import Vectors
-from models.onnx_encoder import OnnxEncoder
-from models.reader import has_graph
-from models.spec import SPEC_FILE, EncoderSpec, Pooling, Precision, Side, Variant, sha256_of
+import numpy as np
+
+from models.encoder.onnx import OnnxEncoder, bulk_batches
+from models.encoder.spec import SPEC_FILE, EncoderSpec, Pooling, Precision, Side, Variant, sha256_of
+from models.encoder.tokenizer import has_graph
+from models.errors import BadEncoder, CareError, SpaceMismatch
+from models.evaluation.cache import VectorCache, Vectors
+from models.evaluation.results import SystemFacts
+from models.evaluation.sets import Task
 
 DEVICE, DTYPE, MAX_LENGTH, POOLING, PRECISION, VARIANT = (
     "device", "dtype", "max_length", "pooling", "precision", "variant"
@@ -112,7 +115,7 @@ def _open_torch(folder: Path, options: dict[str, str]) -> OpenEncoder:
         raise BadEncoder(f"{folder} holds neither {SPEC_FILE} with an ONNX graph nor {CONFIG_FILE} with torch weights")
     dtype = _choice(options, DTYPE, DTYPES)
     # By name: whoever imports this module must not need torch.
-    torch, torch_encoder = import_module("torch"), import_module("models.torch_encoder")
+    torch, torch_encoder = import_module("torch"), import_module("models.encoder.torch")
     spec = EncoderSpec.load(folder) if (folder / SPEC_FILE).is_file() else _inferred(folder, options)
     plain = spec.model_copy(update=NO_INSTRUCTIONS)
     device = options.get(DEVICE, DEVICES[0])
@@ -132,7 +135,7 @@ def _open_packed(folder: Path, options: dict[str, str]) -> OpenEncoder:
     precision = Precision(_choice(options, PRECISION, list(Precision)))
     spec = EncoderSpec.load(folder)
     plain = spec.model_copy(update=NO_INSTRUCTIONS)
-    packed = import_module("models.packed.encoder").PackedEncoder
+    packed = import_module("models.encoder.packed.encoder").PackedEncoder
     encoder = packed.load(folder, plain, device=options.get(DEVICE), precision=precision)
     return OpenEncoder(
         name=f"{folder.resolve().name} ({precision})",
@@ -151,9 +154,7 @@ def _inferred(folder: Path, options: dict[str, str]) -> EncoderSpec:
         if not options[MAX_LENGTH].isdecimal():
             raise BadEncoder(f"{MAX_LENGTH}={options[MAX_LENGTH]} is not a whole number")
         given[MAX_LENGTH] = int(options[MAX_LENGTH])
-    spec: EncoderSpec = import_module("models.transformers_folder").infer_spec(
-        folder, space=folder.resolve().name, **given
-    )
+    spec: EncoderSpec = import_module("models.encoder.folder").infer_spec(folder, space=folder.resolve().name, **given)
     return spec
 
 
@@ -171,3 +172,132 @@ def _choice(options: dict[str, str], name: str, known: Sequence[str]) -> str:
     if value not in known:
         raise BadEncoder(f"{name}={value}: choose from {', '.join(known)}")
     return value
+
+
+# What is encoded, kept and reported together: some seconds of work. Longer texts are cut by most encoders.
+CHUNK_CHARACTERS, LONGEST = 32_768, 512
+
+
+class Reader(Protocol):
+    """Turns texts of a task into unit vectors (texts, dim)."""
+
+    @property
+    def facts(self) -> SystemFacts: ...
+
+    def read(self, texts: Sequence[str], side: Side, task: Task) -> Vectors: ...
+
+    def uncached(self) -> Reader:
+        """The same function without its cache, for timing."""
+        ...
+
+
+class EncoderReader:
+    """One encoder; `advance` is told how many characters were encoded."""
+
+    def __init__(
+        self, encoder: OpenEncoder, cache: VectorCache | None, advance: Callable[[int], object] = lambda count: None
+    ) -> None:
+        self.encoder, self._cache, self._advance = encoder, cache, advance
+
+    @property
+    def facts(self) -> SystemFacts:
+        encoder = self.encoder
+        return SystemFacts(encoder.name, "encoder", encoder.fingerprint, encoder.spec.dim, encoder.parameters)
+
+    def read(self, texts: Sequence[str], side: Side, task: Task) -> Vectors:
+        prompts = self._prompts(texts, side, task)
+        if self._cache is None:
+            return _checked(self.encoder, self.encoder.encode(prompts))
+        vectors = np.empty((len(prompts), self.encoder.spec.dim), dtype=np.float32)
+        missing = self._cache.find(prompts, vectors)
+        if missing:
+            self._encode(list(dict.fromkeys(prompts[row] for row in missing)), self._cache)
+            self._cache.find(prompts, vectors)
+        return vectors
+
+    def unread(self, tasks: Iterable[Task], sides: Collection[Side]) -> set[str]:
+        """What has yet to be encoded before the tasks can be judged, as the encoder will read it."""
+        prompts = {
+            prompt
+            for task in tasks
+            for side, texts in task.texts()
+            if side in sides
+            for prompt in self._prompts(texts, side, task)
+        }
+        return prompts if self._cache is None else set(self._cache.unknown(prompts))
+
+    def uncached(self) -> EncoderReader:
+        return EncoderReader(self.encoder, None)
+
+    def _prompts(self, texts: Sequence[str], side: Side, task: Task) -> Sequence[str]:
+        spec, stated = self.encoder.spec, task.instruction(side)
+        given = spec.prompt(stated or "") if side is Side.QUERY else stated or ""
+        prompt = spec.instruction(side) if stated is None else given
+        return [prompt + text for text in texts] if prompt else texts
+
+    def _encode(self, prompts: Sequence[str], cache: VectorCache) -> None:
+        for rows in bulk_batches([size(prompt) for prompt in prompts], CHUNK_CHARACTERS):
+            chunk = [prompts[row] for row in rows]
+            cache.add(chunk, _checked(self.encoder, self.encoder.encode(chunk)))
+            self._advance(sum(map(size, chunk)))
+
+
+@dataclass(frozen=True, slots=True)
+class PairReader:
+    """Queries by one encoder and documents by another of the same space."""
+
+    query: EncoderReader
+    document: EncoderReader
+
+    def __post_init__(self) -> None:
+        first, second = self.query.encoder, self.document.encoder
+        if (first.spec.space, first.spec.dim) != (second.spec.space, second.spec.dim):
+            raise SpaceMismatch(
+                f"{first.name} gives {first.spec.dim} dimensions of space {first.spec.space}, {second.name} "
+                f"{second.spec.dim} of {second.spec.space}; take two encoders that were trained as a pair"
+            )
+
+    @property
+    def facts(self) -> SystemFacts:
+        first, second = self.query.facts, self.document.facts
+        fingerprint = f"{first.fingerprint}+{second.fingerprint}"
+        return SystemFacts(f"{first.name} + {second.name}", "pair", fingerprint, first.dim, first.parameters)
+
+    def read(self, texts: Sequence[str], side: Side, task: Task) -> Vectors:
+        return (self.query if side is Side.QUERY else self.document).read(texts, side, task)
+
+    def uncached(self) -> PairReader:
+        return PairReader(self.query.uncached(), self.document.uncached())
+
+
+@dataclass(frozen=True, slots=True)
+class CutReader:
+    """The first dimensions of another reader's vectors, brought back to unit length."""
+
+    whole: Reader
+    dim: int
+
+    @property
+    def facts(self) -> SystemFacts:
+        facts = self.whole.facts
+        return SystemFacts(f"{facts.name} {self.dim}d", facts.kind, facts.fingerprint, self.dim, facts.parameters)
+
+    def read(self, texts: Sequence[str], side: Side, task: Task) -> Vectors:
+        cut = self.whole.read(texts, side, task)[:, : self.dim]
+        unit: Vectors = cut / np.maximum(np.linalg.norm(cut, axis=1, keepdims=True), np.finfo(np.float32).tiny)
+        return unit
+
+    def uncached(self) -> CutReader:
+        return CutReader(self.whole.uncached(), self.dim)
+
+
+def size(prompt: str) -> int:
+    """The work of encoding a text, in characters."""
+    return min(len(prompt), LONGEST)
+
+
+def _checked(encoder: OpenEncoder, vectors: Vectors) -> Vectors:
+    """A vector that is not a number would rank at random, and would be kept."""
+    if not np.isfinite(vectors).all():
+        raise BadEncoder(f"{encoder.name}: the encoder gave a vector that is not finite; export or train it again")
+    return vectors

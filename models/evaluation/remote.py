@@ -1,20 +1,97 @@
-"""A running service as a system: its answers over HTTP, judged like any other ranking.
-
-The service must hold the documents of the set, all of them and no others, under their ids.
-"""
+"""Systems behind HTTP: a running service, and HyDE by an endpoint that speaks OpenAI's chat completions."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import json
+import re
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
+import httpx
 import numpy as np
+from tqdm import tqdm
 
+from models.encoder.spec import Side
 from models.errors import CareError
+from models.evaluation.cache import Vectors, text_hash, written_whole
+from models.evaluation.encoders import Reader
 from models.evaluation.results import SystemFacts
 from models.evaluation.sets import PairSet, RerankSet, RetrievalSet, Task
 from models.evaluation.systems import DEPTH, NotApplicable
-from models.evaluation.web import Endpoint
 from models.lexical import Ranking
+
+TIMEOUT_SECONDS = 120.0
+ATTEMPTS = 4
+FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.5, 30.0
+BUSY = 429
+
+
+class Endpoint:
+    """A base address whose routes speak JSON; safe to call from several threads."""
+
+    def __init__(
+        self,
+        base: str,
+        headers: Mapping[str, str] | None = None,
+        *,
+        timeout_seconds: float = TIMEOUT_SECONDS,
+        pause: Callable[[float], object] = time.sleep,
+    ) -> None:
+        if not base.startswith(("http://", "https://")):
+            raise CareError(f"{base}: not an address; write http://HOST:PORT")
+        self.base = base.rstrip("/")
+        self._client = httpx.Client(timeout=timeout_seconds, headers=dict(headers or {}))
+        self._pause = pause
+
+    def get(self, route: str) -> dict[str, Any]:
+        return self._call("GET", route, None)
+
+    def post(self, route: str, body: Mapping[str, object]) -> dict[str, Any]:
+        return self._call("POST", route, body)
+
+    def close(self) -> None:
+        self._client.close()
+
+    def _call(self, method: str, route: str, body: Mapping[str, object] | None) -> dict[str, Any]:
+        """The answer's object; what may pass by itself (no connection, too busy, broken down) is tried again."""
+        address, problem = f"{self.base}{route}", ""
+        for attempt in range(ATTEMPTS):
+            wait = min(FIRST_PAUSE_SECONDS * 4**attempt, LONGEST_PAUSE_SECONDS)
+            try:
+                response = self._client.request(method, address, json=body)
+            except httpx.TransportError as error:
+                problem = f"does not answer ({type(error).__name__})"
+            else:
+                if response.is_success:
+                    return _object(address, response)
+                problem = f"answers {response.status_code}: {response.text[:200]}"
+                if response.status_code != BUSY and not response.is_server_error:
+                    break
+                wait = min(_retry_after(response) or wait, LONGEST_PAUSE_SECONDS)
+            if attempt + 1 < ATTEMPTS:
+                self._pause(wait)
+        raise CareError(f"{address} {problem}; is it running, and is the address right?")
+
+
+def _object(address: str, response: httpx.Response) -> dict[str, Any]:
+    try:
+        answer = response.json()
+    except ValueError:
+        answer = None
+    if not isinstance(answer, dict):
+        raise CareError(f"{address} does not answer with a JSON object; is the address right?")
+    return answer
+
+
+def _retry_after(response: httpx.Response) -> float | None:
+    value = response.headers.get("retry-after", "")
+    return float(value) if value.isdecimal() else None
+
 
 # Queries of one request: more of them, if they are long, take a slow processor longer than a service waits.
 AT_ONCE = 32
@@ -82,3 +159,101 @@ class Service:
 def _ranking(hits: Sequence[tuple[int, float]]) -> Ranking:
     """In the order in which the service gave them."""
     return np.array([row for row, _ in hits], np.int64), np.array([score for _, score in hits], np.float32)
+
+
+TEMPERATURE = 0.7
+MAX_TOKENS = 512
+REQUESTS_AT_ONCE = 8
+CHINESE = re.compile(r"[\u3400-\u9fff]")
+CHINESE_PROMPT = (
+    "请像医学教科书或科普文章那样写一段约两百字的文字，内容应能回答下面的问题。"
+    "直接写正文，不要标题和客套话。\n\n问题：{query}"
+)
+OTHER_PROMPT = (
+    "Write one passage of about 120 words, as a medical textbook or article would have it, that answers the question "
+    "below. Give only the passage, without a heading.\n\nQuestion: {query}"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Generator:
+    """Writes `documents` hypothetical documents a query; `folder` None keeps nothing."""
+
+    endpoint: Endpoint
+    model: str
+    documents: int
+    folder: Path | None
+
+    def write(self, queries: Sequence[str], prompt: str | None) -> list[list[str]]:
+        """For each of the `documents` rounds, a document for each query."""
+        prompts = [(prompt or prompt_for(query)).replace("{query}", query) for query in queries]
+        jobs = [(text, number) for number in range(self.documents) for text in prompts]
+        with ThreadPoolExecutor(REQUESTS_AT_ONCE) as pool:
+            bar = tqdm(pool.map(self._write_one, jobs), f"{self.model} writes", len(jobs), leave=False, disable=None)
+            texts = list(bar)
+        return [texts[start : start + len(prompts)] for start in range(0, len(texts), len(prompts))]
+
+    def _write_one(self, job: tuple[str, int]) -> str:
+        prompt, number = job
+        if self.folder is None:
+            return self._ask(prompt, number)
+        settings = f"{self.model} {TEMPERATURE} {MAX_TOKENS} {number}"
+        path = self.folder / f"{text_hash(settings, prompt).hex()}.json"
+        # A file that cannot be read is written anew, as every other part of the cache is.
+        with suppress(OSError, ValueError, LookupError, TypeError):
+            return str(json.loads(path.read_bytes())["document"])
+        document = self._ask(prompt, number)
+        with written_whole(path) as file:
+            file.write(json.dumps({"prompt": prompt, "document": document}, ensure_ascii=False).encode())
+        return document
+
+    def _ask(self, prompt: str, seed: int) -> str:
+        body = {
+            "model": self.model,
+            "messages": [{"role": "user", "content": prompt}],
+            "temperature": TEMPERATURE,
+            "max_tokens": MAX_TOKENS,
+            "seed": seed,
+        }
+        answer = self.endpoint.post("/chat/completions", body)
+        try:
+            document = str(answer["choices"][0]["message"]["content"] or "").strip()
+        except (LookupError, TypeError) as error:
+            raise CareError(f"{self.endpoint.base}: the answer is not a chat completion") from error
+        if not document:
+            raise CareError(f"{self.endpoint.base}: {self.model} wrote nothing; try another model")
+        return document
+
+
+@dataclass(frozen=True, slots=True)
+class HydeReader:
+    """Reads queries together with their hypothetical documents; documents are read as ever."""
+
+    reader: Reader
+    generator: Generator
+
+    @property
+    def facts(self) -> SystemFacts:
+        plain, count = self.reader.facts, self.generator.documents
+        name = f"HyDE {plain.name}" + (f" × {count}" if count > 1 else "")
+        return SystemFacts(name, "hyde", plain.fingerprint, plain.dim, plain.parameters)
+
+    def read(self, texts: Sequence[str], side: Side, task: Task) -> Vectors:
+        if isinstance(task.data, PairSet):
+            raise NotApplicable("HyDE writes answers to questions, and sentence pairs have none")
+        vectors = self.reader.read(texts, side, task)
+        if side is Side.DOCUMENT:
+            return vectors
+        for documents in self.generator.write(texts, task.hyde_prompt):
+            vectors = vectors + self.reader.read(documents, Side.DOCUMENT, task)
+        mean: Vectors = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+        return mean
+
+    def uncached(self) -> HydeReader:
+        generator = Generator(self.generator.endpoint, self.generator.model, self.generator.documents, None)
+        return HydeReader(self.reader.uncached(), generator)
+
+
+def prompt_for(query: str) -> str:
+    """Our prompt in the query's language; {query} stands for the query."""
+    return CHINESE_PROMPT if CHINESE.search(query) else OTHER_PROMPT

@@ -1,14 +1,27 @@
-"""Evaluation sets as values, and the task that asks one of them of a system. Nothing is read here (see `reading`).
+"""Evaluation sets (retrieval in BEIR's shape, reranking lists, sentence pairs), read from disk, and tasks over them.
 
-Knows nothing of encoders or metrics beyond their names.
+A defect of the data is named with file and line.
 """
 
 from __future__ import annotations
 
+import codecs
+import gzip
+import math
+import os
+import re
+import zlib
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import lru_cache
+from pathlib import Path
+from typing import IO, Any, cast
 
-from models.spec import Side
+import orjson
+
+from models.encoder.spec import Side
+from models.errors import BadData
 
 
 class Kind(StrEnum):
@@ -119,3 +132,223 @@ class Task:
 def plain_task(benchmark: str, data: RetrievalSet | RerankSet | PairSet, kind: Kind) -> Task:
     """A task by the kind's own main metric and without instructions."""
     return Task(benchmark, data, kind, METRICS[kind][0])
+
+
+QUERIES, QRELS, SPLIT_QRELS = "queries.jsonl", "qrels.tsv", "qrels"
+LINKING, RERANK, STS, TRAIN = "linking", "rerank", "sts", "train"
+# On the usual scale 0 … 2 a candidate of grade 1 is near the query and not an answer to it.
+RELEVANT_CANDIDATE = 2
+_INTEGER = re.compile(r"-?\d+")
+
+Row = dict[str, Any]
+
+
+def find_tasks(root: Path) -> list[Task]:
+    """Every set below a folder, also behind links, read and checked; what lies in folders named train is left out.
+
+    A folder with queries.jsonl is a retrieval set, a linking set below a folder named linking; rerank/*.jsonl and
+    sts/*.jsonl are the other kinds. The folder that holds a set names its benchmark.
+    """
+    if not root.is_dir():
+        raise BadData(f"{root}: no such folder")
+    folders = list(_folders(root))
+    tasks = []
+    for folder in folders:
+        if not (folder / QUERIES).is_file():
+            continue
+        linking = LINKING in folder.relative_to(root).parts
+        benchmark = (folder if folder == root else folder.parent).resolve().name
+        tasks.append(plain_task(benchmark, load_retrieval(folder), Kind.LINKING if linking else Kind.RETRIEVAL))
+    tasks += [plain_task(RERANK, load_rerank(path), Kind.RERANK) for path in _files(folders, RERANK)]
+    tasks += [plain_task(STS, load_pairs(path), Kind.STS) for path in _files(folders, STS)]
+    if not tasks:
+        raise BadData(f"{root}: no evaluation set (a folder with {QUERIES}, {RERANK}/*.jsonl or {STS}/*.jsonl)")
+    return tasks
+
+
+def load_retrieval(folder: Path, split: str = "test") -> RetrievalSet:
+    """A folder with queries.jsonl, corpus.jsonl(.gz), which may stand in the folder above, and qrels.tsv.
+
+    With BEIR's qrels/SPLIT.tsv instead, the queries that the split does not judge belong to another one.
+    """
+    ids, documents = _corpus(_find_corpus(folder))
+    queries = {row["_id"]: (row["text"], number) for row, number in _unique_rows(folder / QUERIES)}
+    if not queries:
+        raise BadData(f"{folder / QUERIES}: there is no query")
+    whole = (folder / QRELS).is_file() or not (folder / SPLIT_QRELS).is_dir()
+    path = folder / QRELS if whole else folder / SPLIT_QRELS / f"{split}.tsv"
+    qrels = _qrels(path, set(ids), set(queries))
+    for query, (_, number) in queries.items():
+        if query not in qrels and not whole:
+            continue
+        if not any(grade > 0 for grade in qrels.get(query, {}).values()):
+            raise BadData(f"{folder / QUERIES}:{number}: query {query!r} has no relevant document in {path.name}")
+    judged = {query: text for query, (text, _) in queries.items() if query in qrels}
+    return RetrievalSet(folder.resolve().name, ids, documents, list(judged), list(judged.values()), qrels)
+
+
+def load_rerank(path: Path) -> RerankSet:
+    """Lines {query, candidates: [{text, grade}]}; relevant is grade 2, or grade 1 where no candidate has more."""
+    queries, lists = [], []
+    for row, number in _rows(path):
+        where = f"{path}:{number}"
+        queries.append(_text(row, "query", where, filled=True))
+        candidates = row.get("candidates")
+        if not isinstance(candidates, list) or not candidates:
+            raise BadData(f"{where}: candidates is not a list of at least one")
+        lists.append([_candidate(value, f"{where}: candidate {n}") for n, value in enumerate(candidates, start=1)])
+    if not queries:
+        raise BadData(f"{path}: there is no list")
+    best = max(grade for candidates in lists for _, grade in candidates)
+    if best < 1:
+        raise BadData(f"{path}: no candidate has a grade above 0")
+    return RerankSet(path.stem, queries, lists, min(RELEVANT_CANDIDATE, best))
+
+
+def load_pairs(path: Path) -> PairSet:
+    """Lines {a, b, score}."""
+    pairs, scores = [], []
+    for row, number in _rows(path):
+        where = f"{path}:{number}"
+        pairs.append((_text(row, "a", where, filled=True), _text(row, "b", where, filled=True)))
+        score = row.get("score")
+        if isinstance(score, bool) or not isinstance(score, int | float) or not math.isfinite(score):
+            raise BadData(f"{where}: score {score!r} is not a finite number")
+        scores.append(float(score))
+    if len(set(scores)) < 2:
+        raise BadData(f"{path}: a correlation needs pairs of at least two different scores")
+    return PairSet(path.stem, pairs, scores)
+
+
+def _files(folders: Sequence[Path], name: str) -> Iterator[Path]:
+    """What lies in folders of that name."""
+    for folder in folders:
+        if name in (folder.name, folder.resolve().name):
+            yield from sorted(folder.glob("*.jsonl"))
+
+
+def _folders(root: Path) -> Iterator[Path]:
+    """The root and the folders below it, each once, however many links lead there."""
+    seen: set[str] = set()
+    for place, names, _ in os.walk(root, followlinks=True):
+        real = os.path.realpath(place)
+        # In place, as os.walk has it: what is left is what it enters.
+        names[:] = [] if real in seen else sorted(name for name in names if name != TRAIN)
+        if real not in seen:
+            yield Path(place)
+        seen.add(real)
+
+
+def _find_corpus(folder: Path) -> Path:
+    for place in (folder, folder.parent):
+        for name in ("corpus.jsonl", "corpus.jsonl.gz"):
+            if (place / name).is_file():
+                return place / name
+    raise BadData(f"{folder}: no corpus.jsonl or corpus.jsonl.gz, neither here nor in the folder above")
+
+
+def _corpus(path: Path) -> tuple[list[str], list[str]]:
+    """Ids and texts; sets that share a corpus and are read one after the other share the lists."""
+    facts = path.stat()
+    return _read_corpus(path.resolve(), facts.st_mtime_ns, facts.st_size)
+
+
+@lru_cache(maxsize=1)
+def _read_corpus(path: Path, mtime_ns: int, size: int) -> tuple[list[str], list[str]]:
+    ids, texts = [], []
+    for row, number in _unique_rows(path, filled=False):
+        title = row.get("title") or ""
+        if not isinstance(title, str):
+            raise BadData(f"{path}:{number}: title is not a text")
+        ids.append(row["_id"])
+        texts.append(f"{title}\n{row['text']}" if title else row["text"])
+    if not ids:
+        raise BadData(f"{path}: the corpus is empty")
+    return ids, texts
+
+
+def _unique_rows(path: Path, *, filled: bool = True) -> Iterator[tuple[Row, int]]:
+    """Rows {_id, text}, each id once."""
+    first: dict[str, int] = {}
+    for row, number in _rows(path):
+        id = _text(row, "_id", f"{path}:{number}", filled=True)
+        _text(row, "text", f"{path}:{number}", filled=filled)
+        if id in first:
+            raise BadData(f"{path}:{number}: id {id!r} was given in line {first[id]} already")
+        first[id] = number
+        yield row, number
+
+
+def _text(row: Row, field: str, where: str, *, filled: bool) -> str:
+    if field not in row:
+        raise BadData(f"{where}: lacks {field}")
+    value = row[field]
+    if not isinstance(value, str):
+        raise BadData(f"{where}: {field} is not a text")
+    if filled and not value.strip():
+        raise BadData(f"{where}: {field} is empty")
+    return value
+
+
+def _candidate(value: object, where: str) -> tuple[str, int]:
+    if not isinstance(value, dict):
+        raise BadData(f"{where} is not an object {{text, grade}}")
+    grade = value.get("grade")
+    if isinstance(grade, bool) or not isinstance(grade, int):
+        raise BadData(f"{where}: grade {grade!r} is not a whole number")
+    return _text(value, "text", where, filled=True), grade
+
+
+def _rows(path: Path) -> Iterator[tuple[Row, int]]:
+    for line, number in _lines(path):
+        try:
+            row = orjson.loads(line)
+        except orjson.JSONDecodeError as error:
+            raise BadData(f"{path}:{number}: not JSON: {error}") from error
+        if not isinstance(row, dict):
+            raise BadData(f"{path}:{number}: not an object")
+        yield row, number
+
+
+def _qrels(path: Path, documents: set[str], queries: set[str]) -> Qrels:
+    qrels: Qrels = {}
+    for raw, number in _lines(path):
+        where = f"{path}:{number}"
+        try:
+            parts = raw.decode().split("\t")
+        except UnicodeDecodeError as error:
+            raise BadData(f"{where}: not UTF-8") from error
+        is_grade = len(parts) == 3 and _INTEGER.fullmatch(parts[2]) is not None
+        if number == 1:
+            if is_grade:
+                raise BadData(f"{where}: a judgement where the header query-id<TAB>corpus-id<TAB>score should be")
+            continue
+        if not is_grade:
+            raise BadData(f"{where}: not 'query-id<TAB>corpus-id<TAB>score' with a whole number")
+        query, document, grade = parts
+        if document not in documents:
+            raise BadData(f"{where}: document {document!r} is not in the corpus")
+        if query not in queries:
+            raise BadData(f"{where}: query {query!r} is not in {QUERIES}")
+        # A judgement that is merely repeated says nothing wrong; chip-cdn has some.
+        before = qrels.setdefault(query, {}).setdefault(document, int(grade))
+        if before != int(grade):
+            raise BadData(f"{where}: document {document!r} of query {query!r} was given grade {before} before")
+    if not qrels:
+        raise BadData(f"{path}: no judgements")
+    return qrels
+
+
+def _lines(path: Path) -> Iterator[tuple[bytes, int]]:
+    """The lines of a plain or gzipped file that hold something, with their numbers, from 1."""
+    if not path.is_file():
+        raise BadData(f"{path}: no such file")
+    number = 0
+    with cast(IO[bytes], gzip.open(path) if path.suffix == ".gz" else path.open("rb")) as file:
+        try:
+            for number, line in enumerate(file, start=1):
+                content = line.removeprefix(codecs.BOM_UTF8).rstrip(b"\r\n") if number == 1 else line.rstrip(b"\r\n")
+                if content.strip():
+                    yield content, number
+        except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+            raise BadData(f"{path}:{number + 1}: not sound gzip: {error}") from error

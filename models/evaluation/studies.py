@@ -16,7 +16,7 @@ import faiss
 import numpy as np
 from numpy.typing import NDArray
 
-from models.evaluation.metrics import mean_percent, ranked
+from models.evaluation.judge import mean_percent, ranked
 from models.evaluation.results import Curve
 from models.evaluation.sets import RetrievalSet
 from models.evaluation.systems import top

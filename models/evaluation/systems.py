@@ -1,13 +1,15 @@
-"""The systems that an evaluation compares: an encoder, BM25, and the two together as the service fuses them.
+"""The systems that an evaluation compares: dense, BM25, hybrid, and a pair with some fresh documents.
 
-A system answers a task: rankings by row for retrieval and reranking, cosines for sentence pairs. The fusion and the
-lexical index are the ones that serve. Knows nothing of metrics.
+A system answers a task: rankings by row for retrieval and reranking, cosines for sentence pairs. The fusion, the
+lexical index and the correction are the ones that serve.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from hashlib import blake2b
 from importlib.metadata import version
 from pathlib import Path
 from typing import Generic, Protocol, TypeVar
@@ -16,14 +18,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from models import lexical
+from models.correction import SAMPLE, Correction, names_of, sample_rows
+from models.encoder.spec import Side
 from models.errors import CareError
 from models.evaluation.cache import Vectors, load_rankings, save_rankings, text_hash
-from models.evaluation.readers import Reader
+from models.evaluation.encoders import PairReader, Reader
 from models.evaluation.results import SystemFacts
 from models.evaluation.sets import PairSet, RerankSet, RetrievalSet, Task
 from models.fusion import CANDIDATES, Fusion, fuse
 from models.lexical import LexicalIndex, Ranking
-from models.spec import Side
 
 DEPTH = CANDIDATES
 """How many documents a ranking holds; Recall@100 looks at all of them."""
@@ -203,3 +206,63 @@ def top(scores: NDArray[np.float32], k: int) -> Ranking:
     rows = np.flatnonzero(scores >= bar)
     order = np.lexsort((rows, -scores[rows]))[:k]
     return rows[order].astype(np.int64), scores[rows[order]]
+
+
+TENTH = 10
+
+Choose = Callable[[RetrievalSet], Sequence[Sequence[int]]]
+"""The rows of the documents that are fresh, for each query."""
+
+
+class WithFresh:
+    """Exact search by a pair, some documents being fresh."""
+
+    def __init__(self, indexed: Dense, pair: PairReader, name: str, choose: Choose) -> None:
+        self._indexed, self._pair, self._name, self._choose = indexed, pair, name, choose
+
+    @property
+    def facts(self) -> SystemFacts:
+        facts = self._indexed.facts
+        return replace(facts, name=f"{facts.name}, {self._name}")
+
+    def answer(self, task: Task) -> Answers:
+        if not isinstance(task.data, RetrievalSet):
+            raise NotApplicable("only a corpus that is searched has fresh documents")
+        return list(self._rank(task, task.data))
+
+    def online(self, task: Task, data: RetrievalSet) -> Callable[[str], Ranking]:
+        return self._indexed.online(task, data)
+
+    def _rank(self, task: Task, data: RetrievalSet) -> Iterator[Ranking]:
+        chosen = self._choose(data)
+        distinct = np.unique(np.concatenate([np.empty(0, np.int64), *chosen]).astype(np.int64))
+        queries, documents = self._indexed.embeddings(task, data)
+        fresh = self._correction(task, data, documents)(self._read(distinct.tolist(), task, data))
+        for query, rows in zip(queries, chosen, strict=True):
+            scores = documents @ query
+            scores[rows] = (fresh @ query)[np.searchsorted(distinct, rows)]
+            yield top(scores, DEPTH)
+
+    def _read(self, rows: Sequence[int], task: Task, data: RetrievalSet) -> Vectors:
+        reader = self._pair.query
+        return reader.read([data.documents[row] for row in rows], reader.encoder.spec.document_side, task)
+
+    def _correction(self, task: Task, data: RetrievalSet, documents: Vectors) -> Callable[[Vectors], Vectors]:
+        """As a build learns it from the passages of its corpus."""
+        if self._pair.document.encoder.fingerprint in names_of(self._pair.query.encoder):
+            return lambda vectors: vectors
+        rows = sample_rows(len(documents), SAMPLE)
+        return Correction.fit(self._read(rows.tolist(), task, data), documents[rows])
+
+
+def a_tenth(data: RetrievalSet) -> list[list[int]]:
+    """The same documents for all queries: a tenth of them, by a hash of their ids."""
+    order = sorted(range(len(data.document_ids)), key=lambda row: blake2b(data.document_ids[row].encode()).digest())
+    return [order[: -(-len(order) // TENTH)]] * len(data.query_ids)
+
+
+def fresh_systems(dense: Dense) -> Iterator[System]:
+    """Both systems of a pair; none of a single encoder, which reads every document itself."""
+    if isinstance(dense.reader, PairReader):
+        yield WithFresh(dense, dense.reader, "answers fresh", RetrievalSet.answers)
+        yield WithFresh(dense, dense.reader, "a tenth fresh", a_tenth)

@@ -13,8 +13,8 @@ from __future__ import annotations
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
-from models.arguments import positive
-from models.spec import Pooling, Variant
+from models.encoder.spec import Pooling, Variant
+from models.package import positive
 
 
 def add_arguments(parser: ArgumentParser) -> None:

@@ -18,13 +18,16 @@ from pathlib import Path
 import onnx
 from onnx import ModelProto
 
-from models.export import fp16, int8, optimum_route, slim, torch_route
-from models.export.check_texts import CHECK_TEXTS
-from models.export.errors import ExportError
-from models.export.head import append_head
-from models.export.parity import FLOORS, Floor, Vectors, check_parity
+from models.encoder.spec import SPEC_FILE, TOKENIZER_FILE, EncoderSpec, Parity, Pooling, Variant, sha256_of
+from models.errors import ExportError
+from models.export import backbone as optimum_route
+from models.export import backbone as torch_route
+from models.export import variants as fp16
+from models.export import variants as int8
+from models.export import variants as slim
+from models.export.backbone import append_head
+from models.export.parity import CHECK_TEXTS, FLOORS, Floor, Vectors, check_parity
 from models.export.source import Source, has_weights, open_source
-from models.spec import SPEC_FILE, TOKENIZER_FILE, EncoderSpec, Parity, Pooling, Variant, sha256_of
 
 GRAPH = "model.onnx"
 # Files of a target that an export replaces; anything else there (a model card) stays.

@@ -17,13 +17,13 @@ from numpy.typing import NDArray
 from pydantic import ValidationError
 from transformers import PretrainedConfig
 
-from models.export.errors import ExportError
-from models.export.head import HIDDEN_NAMES, IDS, MASK, POSITIONS, TYPES
+from models.encoder.folder import check_length, infer_spec, read_config, read_tokenizer
+from models.encoder.spec import SPEC_FILE, EncoderSpec, fault, name_of_weights, sha256_of
+from models.encoder.tokenizer import Tokenizer, pad
+from models.encoder.torch import TorchEncoder, embed, weight_files
+from models.errors import ExportError
+from models.export.backbone import HIDDEN_NAMES, IDS, MASK, POSITIONS, TYPES
 from models.export.parity import Vectors
-from models.spec import SPEC_FILE, EncoderSpec, fault, name_of_weights, sha256_of
-from models.tokenizer import Tokenizer, pad
-from models.torch_encoder import TorchEncoder, embed, weight_files
-from models.transformers_folder import check_length, infer_spec, read_config, read_tokenizer
 
 WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
 GRAPHS = ("model.onnx", "onnx/model.onnx")

@@ -23,9 +23,9 @@ from tokenizers.pre_tokenizers import BertPreTokenizer
 from tokenizers.processors import TemplateProcessing
 from transformers import BertConfig, BertModel
 
+from models.encoder.spec import TOKENIZER_FILE, Pooling, Variant
 from models.export.parity import FLOORS, Floor
 from models.export.pipeline import Backend, ExportReport, export
-from models.spec import TOKENIZER_FILE, Pooling, Variant
 
 SEED = 0
 SPACE = "synthetic"

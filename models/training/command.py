@@ -54,7 +54,7 @@ def run(arguments: Namespace) -> None:
 
 def _tell(recipe: Recipe, out: Path, folders: list[Path]) -> None:
     """What a run has made, and what to do with it."""
-    from models.training.progress import CURVES_FILE
+    from models.training.monitor import CURVES_FILE
     from models.training.run import PAIRS
 
     if (out / CURVES_FILE).is_file():

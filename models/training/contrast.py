@@ -13,20 +13,18 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from models.encoder.spec import Side
+from models.encoder.torch import TorchEncoder
 from models.errors import BadData
 from models.progress import Progress
-from models.spec import Side
-from models.torch_encoder import TorchEncoder
 from models.training.batches import Batch, BatchDealer, steps_of
 from models.training.encoders import Shelf, blend, trained_weights
-from models.training.gradients import Passes, Reading
-from models.training.lexical import LexicalTeacher
-from models.training.objective import Contrasted, Objective, with_hypothetical
+from models.training.losses import Contrasted, LexicalTeacher, Objective, with_hypothetical
+from models.training.passes import Kept, Passes, Reader, Reading, TokenTable, file_of, kept_in, take
 from models.training.ranks import Ranks
 from models.training.recipe import Contrast, Data, Recipe
 from models.training.rows import as_pairs, as_texts, read_all
-from models.training.tables import PairTable, Rows, Texts, TokenTable, shared
-from models.training.vectors import Kept, Reader, file_of, kept_in, take
+from models.training.tables import PairTable, Rows, Texts, shared
 
 OBJECTIVE = "objective"
 

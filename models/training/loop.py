@@ -1,29 +1,31 @@
-"""The loop: gradients, clip, step, log, judge, save. Knows nothing of what a stage computes.
+"""The training loop: gradients, clip, step, log, judge, checkpoint.
 
-A step depends on the recipe and its number alone; so a stage that was stopped or killed ends in the same weights.
+A step depends on the recipe and its number alone; so a stage that was stopped or killed ends in the same weights. A
+checkpoint is written beside the old one and replaces it by renames: a kill leaves one of them whole.
 """
 
 from __future__ import annotations
 
+import json
 import math
 import os
+import shutil
 import signal
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any, Protocol, Self
 
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from models.errors import CareError
-from models.training import checkpoint
-from models.training.checkpoint import Progress
 from models.training.contrast import OBJECTIVE
-from models.training.dev import DevSets
-from models.training.progress import Watch
+from models.training.encoders import restore_trained, trained_weights
+from models.training.monitor import DevSets, Watch
 from models.training.ranks import Ranks
 from models.training.recipe import Contrast, Reconstruct
 from models.training.tables import Texts
@@ -58,7 +60,7 @@ def run(
     """All steps of a stage from where it stopped; afterwards the weights are the last, or the best by the dev sets."""
     home = folder / name / CHECKPOINT
     optimiser = make_optimiser(work.modules, settings)
-    progress = checkpoint.restore(home, work.modules, optimiser)
+    progress = restore(home, work.modules, optimiser)
     half = settings.precision == "fp16" and ranks.device.type == "cuda"
     scaler = torch.amp.GradScaler(ranks.device.type, enabled=half, init_scale=progress.scale or 2.0**16)
     with Watch(folder, name, progress.step, work.steps, ranks) as watch, _Ear() as ear:
@@ -82,14 +84,14 @@ def run(
             stopped = ranks.any(ear.stop)
             if stopped or done % settings.checkpoint_every == 0 or done == work.steps or progress.best_step == done:
                 if ranks.is_first:
-                    checkpoint.save(home, work.modules, optimiser, progress)
+                    save(home, work.modules, optimiser, progress)
                 ranks.wait()
             if stopped:
                 raise Stopped(
                     f"stopped after step {done} of {work.steps} of {name}; the same command goes on from there"
                 )
     if dev is not None:
-        checkpoint.restore_best(home, work.modules)
+        restore_best(home, work.modules)
 
 
 def _step(
@@ -186,3 +188,87 @@ class _Ear:
         self.stop = True
         # Not print: the signal may have come in the middle of one.
         os.write(2, b"\nstops after this step, which is saved; a second Ctrl-C ends at once\n")
+
+
+META, WEIGHTS, OPTIMISER, BEST = "meta.json", "weights.safetensors", "optimiser.safetensors", "best.safetensors"
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far a stage has come."""
+
+    step: int = 0
+    """Steps that are done."""
+    best: float | None = None
+    """The best development figure so far, and the step after which it was reached."""
+    best_step: int | None = None
+    scale: float | None = None
+    """The loss scale of half precision."""
+
+
+def weights_of(modules: Mapping[str, nn.Module]) -> dict[str, Tensor]:
+    """Trained weights of several modules, by `module/weight`."""
+    return {
+        f"{name}/{key}": value for name, module in modules.items() for key, value in trained_weights(module).items()
+    }
+
+
+def restore_weights(modules: Mapping[str, nn.Module], weights: Mapping[str, Tensor]) -> None:
+    for name, module in modules.items():
+        prefix = f"{name}/"
+        own = {key.removeprefix(prefix): value for key, value in weights.items() if key.startswith(prefix)}
+        restore_trained(module, own)
+
+
+def save(folder: Path, modules: Mapping[str, nn.Module], optimiser: torch.optim.Optimizer, progress: Progress) -> None:
+    """Replaces the checkpoint. The best weights come along: from the modules if this step is the best, else as they
+    were."""
+    fresh, old = folder.with_name(folder.name + ".new"), folder.with_name(folder.name + ".old")
+    shutil.rmtree(fresh, ignore_errors=True)
+    fresh.mkdir(parents=True)
+    save_file(_on_cpu(weights_of(modules)), fresh / WEIGHTS)
+    save_file(_on_cpu(_optimiser_state(optimiser)), fresh / OPTIMISER)
+    if progress.best_step == progress.step and progress.best is not None:
+        shutil.copyfile(fresh / WEIGHTS, fresh / BEST)
+    elif (folder / BEST).is_file():
+        os.link(folder / BEST, fresh / BEST)
+    (fresh / META).write_text(json.dumps(asdict(progress)))
+    shutil.rmtree(old, ignore_errors=True)
+    if folder.exists():
+        os.replace(folder, old)
+    os.replace(fresh, folder)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def restore(folder: Path, modules: Mapping[str, nn.Module], optimiser: torch.optim.Optimizer) -> Progress:
+    """Loads the checkpoint, if there is one, and says how far it had come."""
+    old = folder.with_name(folder.name + ".old")
+    if not folder.exists() and old.exists():
+        os.replace(old, folder)
+    if not folder.exists():
+        return Progress()
+    restore_weights(modules, load_file(folder / WEIGHTS))
+    _restore_optimiser(optimiser, load_file(folder / OPTIMISER))
+    return Progress(**json.loads((folder / META).read_text()))
+
+
+def restore_best(folder: Path, modules: Mapping[str, nn.Module]) -> None:
+    if (folder / BEST).is_file():
+        restore_weights(modules, load_file(folder / BEST))
+
+
+def _optimiser_state(optimiser: torch.optim.Optimizer) -> dict[str, Tensor]:
+    state = optimiser.state_dict()["state"]
+    return {f"{number}.{key}": value for number, values in state.items() for key, value in values.items()}
+
+
+def _restore_optimiser(optimiser: torch.optim.Optimizer, tensors: Mapping[str, Tensor]) -> None:
+    state: dict[int, dict[str, Tensor]] = {}
+    for name, tensor in tensors.items():
+        number, _, key = name.partition(".")
+        state.setdefault(int(number), {})[key] = tensor
+    optimiser.load_state_dict({"state": state, "param_groups": optimiser.state_dict()["param_groups"]})
+
+
+def _on_cpu(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: tensor.detach().contiguous().cpu() for name, tensor in tensors.items()}

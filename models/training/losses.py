@@ -1,12 +1,18 @@
-"""Losses as pure functions of tensors. Rows are queries, columns documents. Knows no encoder and no recipe."""
+"""What a contrast stage minimises: losses, BM25 as a teacher, and their weighted sum over a batch of vectors."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
+import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
+
+from models.training.passes import Padded, TokenTable
+from models.training.recipe import Loss
 
 
 def similarities(queries: Tensor, documents: Tensor, *, cosine: bool = True) -> Tensor:
@@ -86,3 +92,147 @@ def reconstruction(states: Tensor, vocabulary: Tensor, targets: Tensor, chosen: 
     """
     scores = functional.linear(states[chosen], vocabulary).float()
     return functional.cross_entropy(scores, targets[chosen], reduction="sum")
+
+
+BUCKETS = 1 << 17
+K1, B = 1.2, 0.75
+
+
+def bigram_counts(ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """How often each text holds each bucket of neighbouring tokens, (texts, BUCKETS).
+
+    The first and the last token of a text are markers, not text: bigrams with either do not count.
+    """
+    buckets = (ids[:, :-1] * 1_000_003 + ids[:, 1:]) % BUCKETS
+    inner = mask.clone()
+    inner[:, 0] = 0
+    inner[torch.arange(len(ids), device=ids.device), mask.sum(1) - 1] = 0
+    counts = torch.zeros(len(ids), BUCKETS, device=ids.device)
+    return counts.scatter_add_(1, buckets, (inner[:, :-1] * inner[:, 1:]).float())
+
+
+class LexicalTeacher:
+    """BM25 of queries against the documents of one batch."""
+
+    def __init__(self, idf: torch.Tensor, mean_length: float) -> None:
+        self._idf = idf
+        self._mean_length = mean_length
+
+    @classmethod
+    def fit(cls, documents: TokenTable, sample: int = 20_000, seed: int = 0) -> LexicalTeacher:
+        """Document frequencies from a sample of the training documents."""
+        rows = np.random.default_rng(seed).permutation(len(documents))[:sample]
+        frequency = torch.zeros(BUCKETS, device=documents.device)
+        lengths = 0.0
+        for part in np.array_split(rows, max(1, len(rows) // 256)):
+            counts = bigram_counts(*documents.padded(part))
+            frequency += (counts > 0).sum(0)
+            lengths += float(counts.sum())
+        total = len(rows)
+        return cls(torch.log1p((total - frequency + 0.5) / (frequency + 0.5)), max(1.0, lengths / total))
+
+    def scores(self, queries: Padded, documents: Padded) -> torch.Tensor:
+        """(queries, documents), each row divided by its best."""
+        counts = bigram_counts(*documents)
+        length = counts.sum(1, keepdim=True)
+        weights = self._idf * counts * (K1 + 1) / (counts + K1 * (1 - B + B * length / self._mean_length))
+        scores = bigram_counts(*queries) @ weights.T
+        return scores / scores.amax(1, keepdim=True).clamp_min(1e-6)
+
+
+def stretch(scores: torch.Tensor) -> torch.Tensor:
+    """Each row stretched to 0 … 1, as score fusion does at search time."""
+    low, high = scores.amin(1, keepdim=True), scores.amax(1, keepdim=True)
+    return (scores - low) / (high - low).clamp_min(1e-6)
+
+
+COLDEST = 0.005
+"""A learned temperature stays above this: below it a batch is decided by rounding."""
+
+
+@dataclass(frozen=True, slots=True)
+class Contrasted:
+    """A batch as vectors; query i is answered by document i, and `answers` says which others are no negatives."""
+
+    queries: Tensor
+    """(queries, at least dim)."""
+    documents: Tensor
+    """(documents, at least dim), hard negatives after the positives."""
+    answers: Tensor
+    """(queries, documents)."""
+    others: Tensor | None = None
+    """(queries, documents): hard negatives of other rows, if each row has its own alone."""
+    targets: Tensor | None = None
+    """(queries, dim): the teacher's reading of the queries."""
+    teacher: Tensor | None = None
+    """(queries, documents): the teacher's scores."""
+    lexical: Tensor | None = None
+    """(queries, documents): BM25, each row divided by its best."""
+
+
+class Objective(nn.Module):
+    """The weighted sum, at one dimension or averaged over nested ones; holds the temperature if that is learned."""
+
+    def __init__(self, settings: Loss, dim: int) -> None:
+        super().__init__()
+        self._settings = settings
+        self._dims = settings.dims or [dim]
+        start = torch.tensor(math.log(settings.temperature))
+        self.log_temperature = nn.Parameter(start) if settings.learnable else None
+
+    @property
+    def temperature(self) -> float | Tensor:
+        if self.log_temperature is None:
+            return self._settings.temperature
+        return self.log_temperature.exp().clamp_min(COLDEST)
+
+    def forward(self, batch: Contrasted) -> tuple[Tensor, dict[str, Tensor]]:
+        """The loss, and each term of it before its weight."""
+        labels = torch.arange(len(batch.queries), device=batch.queries.device)
+        ignored = not_negatives(batch.answers, labels)
+        if batch.others is not None:
+            ignored = ignored | batch.others
+        if self._settings.false_negative_margin is not None and batch.teacher is not None:
+            margin = self._settings.false_negative_margin
+            ignored = ignored | likely_positives(batch.teacher, labels, margin)
+        terms: dict[str, list[Tensor]] = {}
+
+        def loss_at(dim: int) -> Tensor:
+            found = self._terms(batch, dim, labels, ignored)
+            for name, value in found.items():
+                terms.setdefault(name, []).append(value)
+            return torch.stack([getattr(self._settings, name) * value for name, value in found.items()]).sum()
+
+        loss = matryoshka(self._dims, loss_at)
+        return loss, {name: torch.stack(values).mean().detach() for name, values in terms.items()}
+
+    def _terms(self, batch: Contrasted, dim: int, labels: Tensor, ignored: Tensor) -> dict[str, Tensor]:
+        settings, temperature = self._settings, self.temperature
+        queries, documents = batch.queries[:, :dim], batch.documents[:, :dim]
+        scores = similarities(queries, documents, cosine=settings.similarity == "cosine")
+        found: dict[str, Tensor] = {}
+        if settings.info_nce > 0:
+            contrast = symmetric_info_nce if settings.symmetric else info_nce
+            found["info_nce"] = contrast(scores, labels, ignored, temperature)
+        if settings.mse > 0 and batch.targets is not None:
+            found["mse"] = mse(queries, batch.targets[:, :dim])
+        if settings.align > 0 and batch.targets is not None:
+            found["align"] = alignment(queries, batch.targets[:, :dim], temperature)
+        if settings.distil > 0 and batch.teacher is not None:
+            target = self._blended(batch.teacher, batch.lexical)
+            found["distil"] = distillation(scores, target, temperature, settings.teacher_temperature)
+        return found
+
+    def _blended(self, teacher: Tensor, lexical: Tensor | None) -> Tensor:
+        """The teacher's scores, mixed with BM25 on a common scale of 0 … 1 if the recipe wants that."""
+        if lexical is None:
+            return teacher
+        share = self._settings.lexical_share
+        return (1 - share) * stretch(teacher) + share * lexical
+
+
+def with_hypothetical(queries: Tensor, hypothetical: Tensor, owners: Tensor) -> Tensor:
+    """Each query's vector averaged with those of its imagined documents, all normalised first (SL-HyDE, formula 8)."""
+    total = functional.normalize(queries, dim=-1).index_add(0, owners, functional.normalize(hypothetical, dim=-1))
+    counts = torch.bincount(owners, minlength=len(queries)) + 1
+    return total / counts[:, None]

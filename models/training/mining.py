@@ -13,15 +13,15 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from models.encoder.spec import Side
 from models.errors import BadData
 from models.progress import Progress
-from models.spec import Side
 from models.training.encoders import Shelf
+from models.training.passes import Kept, Reader, TokenTable, file_of, kept_in, take
 from models.training.ranks import Ranks
 from models.training.recipe import Diversify, Filter, Mine, Recipe
 from models.training.rows import Pair, as_pairs, read_all
-from models.training.tables import SCRATCH, PairTable, Rows, Texts, TokenTable, shared
-from models.training.vectors import Kept, Reader, file_of, kept_in, take
+from models.training.tables import SCRATCH, PairTable, Rows, Texts, shared
 
 QUERIES_AT_ONCE = 1024
 READ_TOKENS = 32768

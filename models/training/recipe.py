@@ -7,16 +7,16 @@ but for `base`; a file called "@NAME" is what the stage of that name wrote.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import tomllib
+from collections.abc import Collection, Iterator, Sequence
+from difflib import get_close_matches
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from models.encoder.spec import Pooling, Side
 from models.errors import BadData
-from models.spec import Pooling, Side
-from models.training.recipe_faults import check_stars, first_fault
-from models.training.recipe_files import read_values
 
 Positive = Annotated[int, Field(gt=0)]
 Count = Annotated[int, Field(ge=0)]
@@ -366,3 +366,97 @@ def _known_keys() -> list[str]:
     for section in sections:
         sections += section.__subclasses__()
     return sorted({key for section in sections for key in section.model_fields})
+
+
+def read_values(path: Path, changes: Sequence[str] = ()) -> dict[str, Any]:
+    """The tables of a TOML file; a change is KEY=VALUE, the key with dots, the value as in TOML or a bare word."""
+    values = _read(path)
+    for change in changes:
+        _apply(values, change)
+    return values
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        values = tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise BadData(f"{path}: no such recipe") from error
+    except tomllib.TOMLDecodeError as error:
+        raise BadData(f"{path}: not TOML: {error}") from error
+    base = values.pop("base", None)
+    return values if base is None else _overlaid(_read(path.parent / base), values)
+
+
+def _overlaid(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
+    """Tables are merged, anything else is replaced; new keys come last."""
+    merged = dict(below)
+    for key, value in above.items():
+        old = merged.get(key)
+        merged[key] = _overlaid(old, value) if isinstance(old, dict) and isinstance(value, dict) else value
+    return merged
+
+
+def _apply(values: dict[str, Any], change: str) -> None:
+    key, equals, text = change.partition("=")
+    if not equals:
+        raise BadData(f"--set {change}: write KEY=VALUE, for example stages.align.lr=1e-4")
+    try:
+        value = tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        value = text
+    first, *rest = key.split(".")
+    table = values.get(first)
+    if len(rest) > 1 and isinstance(table, dict) and rest[0] not in (*table, "*"):
+        raise BadData(f"--set {key}: {first} has no {rest[0]}, only {', '.join(table)}")
+    _put(values, [first, *rest], value)
+
+
+def _put(values: dict[str, Any], path: Sequence[str], value: object) -> None:
+    """Sets a key; below "*", in every table, only what is there is replaced."""
+    first, *rest = path
+    if first == "*":
+        for table in values.values():
+            if isinstance(table, dict) and _has(table, rest):
+                _put(table, rest, value)
+    elif rest:
+        below = values.setdefault(first, {})
+        if not isinstance(below, dict):
+            raise BadData(f"--set: {first} is no table, so it has no {'.'.join(rest)}")
+        _put(below, rest, value)
+    else:
+        values[first] = value
+
+
+def _has(table: object, path: Sequence[str]) -> bool:
+    for key in path:
+        if not isinstance(table, dict) or key not in table:
+            return False
+        table = table[key]
+    return True
+
+
+def first_fault(error: ValidationError, keys: Collection[str]) -> str:
+    """The first fault, by its key and in words."""
+    first = error.errors()[0]
+    place = [str(part) for part in first["loc"]]
+    if place[:1] == ["stages"]:
+        del place[2:3]  # the kind of the stage, which is not part of the key
+    said = first["msg"].removeprefix("Value error, ")
+    if first["type"] == "extra_forbidden":
+        said = _no_such_key(place[-1], keys)
+    elif first["type"] == "union_tag_not_found":
+        said = "a stage needs a kind"
+    return ": ".join(part for part in (".".join(place), said) if part)
+
+
+def check_stars(changes: Sequence[str], keys: Collection[str]) -> None:
+    """A change with a star touches only what is there: so a key that is nowhere would pass unseen."""
+    for key in (change.partition("=")[0] for change in changes):
+        last = key.rpartition(".")[2]
+        if "*" in key and last not in keys:
+            raise BadData(f"--set {key}: {_no_such_key(last, keys)}")
+
+
+def _no_such_key(name: str, keys: Collection[str]) -> str:
+    near = get_close_matches(name, keys, n=1, cutoff=0.7)
+    return f"no such key; did you mean {near[0]}?" if near else "no such key; models/training/recipe.py has them all"

@@ -17,17 +17,16 @@ from tokenizers import Tokenizer as RustTokenizer
 from torch import Tensor, nn
 from torch.nn import functional
 
+from models.encoder.torch import TorchEncoder, pool
 from models.errors import BadEncoder
-from models.torch_encoder import TorchEncoder, pool
 from models.training.batches import BatchDealer, steps_of
 from models.training.contrast import read_table
 from models.training.encoders import Shelf
-from models.training.gradients import autocast
 from models.training.losses import reconstruction
+from models.training.passes import Reader, TokenTable, autocast
 from models.training.ranks import Ranks
 from models.training.recipe import Recipe, Reconstruct
-from models.training.tables import Texts, TokenTable
-from models.training.vectors import Reader
+from models.training.tables import Texts
 
 MASK_TOKENS = ("[MASK]", "<mask>")
 HEADS_WIDTH = 64

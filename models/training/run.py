@@ -17,10 +17,9 @@ import torch
 from models.errors import BadData, CareError
 from models.training import loop
 from models.training.contrast import ContrastStage
-from models.training.dev import DevSets
 from models.training.encoders import Shelf
 from models.training.mining import diversify, filter_pairs, mine
-from models.training.progress import draw_curves
+from models.training.monitor import DevSets, draw_curves
 from models.training.ranks import Ranks
 from models.training.recipe import (
     AnyStage,

@@ -9,8 +9,8 @@ from __future__ import annotations
 import json
 import shutil
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, closing
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from functools import partial
 from hashlib import blake2b
@@ -19,20 +19,14 @@ from pathlib import Path
 from typing import Any, BinaryIO, overload
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
+from models.encoder.spec import EncoderSpec, Side
 from models.errors import BadData
-from models.progress import Progress
-from models.spec import EncoderSpec, Side
-from models.tokenizer import FlatIds, Tokenizer
 from models.training.ranks import Ranks
 from models.training.rows import Pair
-from models.training.tokenise import AT_ONCE, tokenise
 
 Rows = NDArray[np.int64]
-Padded = tuple[torch.Tensor, torch.Tensor]
-"""Ids and attention mask, both (texts, longest)."""
 LISTS = ("positives", "negatives", "hypothetical", "answers")
 META, SCRATCH = "table.json", "texts"
 
@@ -387,89 +381,3 @@ def _load(folder: Path, name: str) -> Rows:
 def _mapped(path: Path, dtype: Any) -> NDArray[Any]:  # noqa: ANN401 - numpy's own
     """A file as an array; an empty one cannot be mapped."""
     return np.memmap(path, dtype, "r") if path.stat().st_size else np.empty(0, dtype)
-
-
-class TokenTable:
-    """Token ids of many texts, one after the other; a batch of them is moved to the training device."""
-
-    def __init__(self, ids: FlatIds, starts: Rows, lengths: Rows, device: torch.device) -> None:
-        self.ids, self.starts, self.lengths, self.device = ids, starts, lengths, device
-
-    @classmethod
-    def build(
-        cls,
-        texts: Texts,
-        spec: EncoderSpec,
-        tokenizer: Tokenizer,
-        device: torch.device,
-        path: Path | None = None,
-        ranks: Ranks | None = None,
-    ) -> TokenTable:
-        """Tokenises all texts; with a path the first rank writes files, which all ranks map."""
-        if path is None:
-            found = zip(*_tokenised(texts, spec, tokenizer, first=ranks is None or ranks.is_first), strict=True)
-            ids, starts, lengths = (np.concatenate(each) for each in found)
-            return cls(ids, starts, lengths, device)
-        paths = [path.with_suffix(suffix) for suffix in (".ids", ".starts", ".lengths")]
-        if ranks is None or ranks.is_first:
-            with ExitStack() as stack:
-                files = [stack.enter_context(each.open("wb")) for each in paths]
-                for ids, starts, lengths in _tokenised(texts, spec, tokenizer, first=True):
-                    for file, part in zip(files, (ids, starts, lengths), strict=True):
-                        file.write(np.asarray(part).tobytes())
-        if ranks is not None:
-            ranks.wait()
-        return cls(_mapped(paths[0], np.int32), _mapped(paths[1], np.int64), _mapped(paths[2], np.int64), device)
-
-    def __len__(self) -> int:
-        return len(self.lengths)
-
-    def padded(self, rows: Rows) -> Padded:
-        """Ids and mask (rows, longest), padded on the right with 0."""
-        lengths = self.lengths[rows]
-        columns = np.arange(int(lengths.max()))
-        mask = columns < lengths[:, None]
-        places = np.minimum(self.starts[rows][:, None] + columns, len(self.ids) - 1)
-        ids = np.where(mask, self.ids[places], 0).astype(np.int64)
-        return torch.from_numpy(ids).to(self.device), torch.from_numpy(mask.astype(np.int64)).to(self.device)
-
-    def flat(self, rows: Rows) -> torch.Tensor:
-        """The ids of these rows end to end, without padding."""
-        lengths = self.lengths[rows]
-        shifts = np.repeat(self.starts[rows] - (np.cumsum(lengths) - lengths), lengths)
-        return torch.from_numpy(np.asarray(self.ids[shifts + np.arange(len(shifts))])).to(self.device)
-
-    def chunks(self, rows: Rows, tokens: int) -> list[Rows]:
-        """Positions in `rows`, texts of like lengths together, at most `tokens` padded tokens a chunk."""
-        return chunks_of(self.lengths[rows], tokens)
-
-
-def _tokenised(
-    texts: Texts, spec: EncoderSpec, tokenizer: Tokenizer, *, first: bool
-) -> Iterator[tuple[FlatIds, Rows, Rows]]:
-    """Ids, their start in all ids, and the length of each text, a chunk of texts at a time."""
-    # Few texts have more than eight characters a token (English has four or five): cutting first saves tokenising the
-    # rest of a long text.
-    longest = 8 * tokenizer.max_length
-    chunks = (
-        [text[:longest] for text in texts.as_read_by(spec, range(start, min(start + AT_ONCE, len(texts))))]
-        for start in range(0, len(texts), AT_ONCE)
-    )
-    total = -(-len(texts) // AT_ONCE)
-    what = f"tokenise {len(texts):,} texts ({texts.side})"
-    before = 0
-    for ids, sizes in Progress(what, "chunks", total, quiet=not first).over(tokenise(chunks, len(texts), tokenizer)):
-        lengths = sizes.astype(np.int64)
-        yield ids, before + np.cumsum(lengths) - lengths, lengths
-        before += len(ids)
-
-
-def chunks_of(lengths: Rows, tokens: int) -> list[Rows]:
-    """Positions, longest first, in groups whose padded size stays within the budget (or that are one text)."""
-    order = np.argsort(-lengths, kind="stable")
-    groups, first = [], 0
-    while first < len(order):
-        size = max(1, tokens // max(1, int(lengths[order[first]])))
-        groups.append(order[first : first + size])
-        first += size
-    return groups

@@ -13,7 +13,7 @@ import orjson
 from fastapi import APIRouter, Request
 from numpy.typing import NDArray
 
-from models.spec import Side
+from models.encoder.spec import Side
 from service.api.common import JsonRoute, errors, runtime_of
 from service.embed import shorten
 from service.errors import InvalidRequest, NotFound

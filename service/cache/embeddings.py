@@ -7,8 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from models.reader import TextReader
-from models.tokenizer import Tokens
+from models.encoder.tokenizer import TextReader, Tokens
 from service.cache.keys import Kind, embedding_key
 from service.cache.layers import Cache
 

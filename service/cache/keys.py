@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from enum import StrEnum
 from hashlib import blake2b
 
-from models.tokenizer import Tokens
+from models.encoder.tokenizer import Tokens
 from service.schemas import SearchRequest
 from service.serving import Serving
 from service.settings import Settings

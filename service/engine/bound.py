@@ -13,8 +13,7 @@ import numpy as np
 import onnxruntime as ort
 from numpy.typing import NDArray
 
-from models.reader import TextReader
-from models.tokenizer import FlatIds, Ids
+from models.encoder.tokenizer import FlatIds, Ids, TextReader
 
 # Lengths are multiples of this; so are numbers of queries, in steps that grow.
 LENGTH_STEP = 8

@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 from indexer.store import IndexKind
 from indexer.store.cagra import CardGraph
 from indexer.store.vectors import VectorIndex
-from models.reader import TextReader
-from models.spec import verify_file
+from models.encoder.spec import verify_file
+from models.encoder.tokenizer import TextReader
 from service.engine.bound import RECORDED, BoundEncoder
 from service.engine.device import CpuVectors, Rows, Vectors, VectorSearch
 from service.errors import BadDevice

@@ -16,9 +16,8 @@ from numpy.typing import NDArray
 
 from indexer.store import Snapshot
 from indexer.store.vectors import VectorIndex, limit_threads
-from models.onnx_encoder import OnnxEncoder, bulk_batches
-from models.reader import TextReader
-from models.tokenizer import FlatIds, pad_flat
+from models.encoder.onnx import OnnxEncoder, bulk_batches
+from models.encoder.tokenizer import FlatIds, TextReader, pad_flat
 from service.serving import Selection
 
 # A processor pays for every token, padding included, and hardly for a call: calls of so many tokens, of queries of like

@@ -17,7 +17,7 @@ import orjson
 from numpy.typing import NDArray
 
 from indexer.store import AnyOf, Either, Equal, Filter, Not, Range
-from models.tokenizer import FlatIds
+from models.encoder.tokenizer import FlatIds
 from service.engine.protocol import BatchTimes
 
 # Larger than any batch of vectors: who announces more is no worker of ours.

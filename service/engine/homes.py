@@ -9,7 +9,7 @@ import os
 from pathlib import Path
 from typing import Protocol
 
-from models.reader import TextReader
+from models.encoder.tokenizer import TextReader
 from service.engine.protocol import Dispatcher
 from service.engine.queue import Limits
 from service.engine.remote import RemoteEngine
@@ -54,7 +54,7 @@ def load_encoder(settings: Settings, socket: Path | None) -> TextReader:
     folder = require_query_encoder(settings.encoder)
     if socket is not None:
         return TextReader.open(folder, device=settings.device)
-    from models.onnx_encoder import OnnxEncoder  # a worker that does not compute must not pay for it
+    from models.encoder.onnx import OnnxEncoder
 
     return OnnxEncoder.load(folder, threads=settings.encoder_threads)
 

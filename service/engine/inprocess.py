@@ -11,9 +11,9 @@ from time import perf_counter
 
 import numpy as np
 
+from models.encoder.onnx import OnnxEncoder
+from models.encoder.tokenizer import flatten
 from models.fusion import LATER_DENSE
-from models.onnx_encoder import OnnxEncoder
-from models.tokenizer import flatten
 from service.engine.device import CpuEncoder, OpenVectors, Vectors, VectorSearch
 from service.engine.protocol import BatchTimes, Job, Outcome, SearchJob
 from service.engine.ranking import (

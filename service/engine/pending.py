@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from models.encoder.tokenizer import flatten
 from models.fusion import LATER_DENSE
-from models.tokenizer import flatten
 from service.engine.frames import Answer, Ask, write_filters
 from service.engine.protocol import BatchTimes, Mode, Outcome, SearchJob, Vector
 from service.engine.queue import Entry

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from models.encoder.spec import Side
+from models.encoder.tokenizer import Tokens
 from models.fusion import Fusion
 from models.lexical import Ranking
-from models.spec import Side
-from models.tokenizer import Tokens
 
 if TYPE_CHECKING:
     from indexer.store import Filter

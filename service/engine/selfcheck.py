@@ -23,10 +23,9 @@ from indexer.store import IndexKind
 from indexer.store.faiss_index import build_index, exact_index, open_index
 from indexer.store.kinds import INDEX_FILE
 from indexer.store.vectors import VectorIndex
+from models.encoder.onnx import OnnxEncoder
+from models.encoder.tokenizer import FlatIds, TextReader, best_variant
 from models.errors import CareError
-from models.onnx_encoder import OnnxEncoder
-from models.reader import TextReader, best_variant
-from models.tokenizer import FlatIds
 from service.engine.device import CpuEncoder, CpuVectors, Device, Encoder, VectorSearch
 from service.engine.devices import open_device
 from service.serving import Selection

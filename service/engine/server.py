@@ -15,9 +15,9 @@ from dataclasses import dataclass, field
 from queue import SimpleQueue
 
 from indexer.store import DatabaseAway
+from models.encoder.spec import Side
+from models.encoder.tokenizer import flatten
 from models.errors import CareError
-from models.spec import Side
-from models.tokenizer import flatten
 from service.engine import frames
 from service.engine.compute import answer_all
 from service.engine.cost import CostModel

@@ -6,7 +6,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from models.onnx_encoder import OnnxEncoder
+from models.encoder.onnx import OnnxEncoder
 from service.engine.inprocess import InProcessEngine
 from tests.api.gate import Gate
 from tests.api.support import Built, build_collection, make_settings, running

@@ -10,8 +10,8 @@ import numpy as np
 
 from indexer.build import BuildOptions, build
 from indexer.store import Collection
-from models.onnx_encoder import OnnxEncoder, Vectors
-from models.spec import Side, Variant
+from models.encoder.onnx import OnnxEncoder, Vectors
+from models.encoder.spec import Side, Variant
 from tests.api.support import ENTRIES, Built
 
 BENT, WEIGHT = "document encoder", 0.6

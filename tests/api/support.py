@@ -15,7 +15,7 @@ from fastapi import FastAPI
 
 from indexer.build import BuildOptions, build
 from indexer.store import Collection
-from models.onnx_encoder import OnnxEncoder
+from models.encoder.onnx import OnnxEncoder
 from service.app import create_app
 from service.settings import Settings
 

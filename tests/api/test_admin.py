@@ -13,9 +13,9 @@ import httpx
 import pytest
 
 from indexer.store import Collection
+from models.encoder.onnx import OnnxEncoder
+from models.encoder.spec import EncoderSpec, Pooling
 from models.errors import SpaceMismatch
-from models.onnx_encoder import OnnxEncoder
-from models.spec import EncoderSpec, Pooling
 from service.app import create_app
 from service.engine.batcher import Batcher
 from service.errors import EngineAway

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from indexer.store import Collection, Posted
-from models.onnx_encoder import OnnxEncoder
-from models.spec import EncoderSpec
+from models.encoder.onnx import OnnxEncoder
+from models.encoder.spec import EncoderSpec
 from tests.api.pair import BENT, bent
 from tests.api.support import ENCODER, ENTRIES, Built, copy_collection, make_settings, running
 

@@ -8,8 +8,8 @@ import httpx
 import numpy as np
 import pytest
 
-from models.onnx_encoder import OnnxEncoder
-from models.spec import Side
+from models.encoder.onnx import OnnxEncoder
+from models.encoder.spec import Side
 from service.engine.protocol import SearchJob
 from tests.api.gate import Gate
 from tests.api.support import Built, make_settings, running

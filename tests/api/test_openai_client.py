@@ -8,8 +8,8 @@ import numpy as np
 import openai
 import pytest
 
-from models.onnx_encoder import OnnxEncoder
-from models.spec import Side
+from models.encoder.onnx import OnnxEncoder
+from models.encoder.spec import Side
 from tests.api.live import live
 from tests.api.support import Built, make_settings
 

@@ -12,8 +12,8 @@ import httpx
 import numpy as np
 import pytest
 
-from models.onnx_encoder import OnnxEncoder
-from models.spec import EncoderSpec, Side
+from models.encoder.onnx import OnnxEncoder
+from models.encoder.spec import EncoderSpec, Side
 from service.api.texts import WRITTEN_TOGETHER, write_vectors
 from service.settings import Settings
 from service.text_schemas import EncodingFormat

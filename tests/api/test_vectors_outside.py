@@ -15,7 +15,7 @@ from indexer.publish import Measure, publish
 from indexer.recall import encode_queries, sample_queries
 from indexer.store import BadCollection, Collection, DatabaseAway
 from indexer.store.database import Database
-from models.onnx_encoder import OnnxEncoder
+from models.encoder.onnx import OnnxEncoder
 from service.breaker import FAILURES_TO_OPEN
 from tests.api.support import Built, copy_collection, make_settings, running
 from tests.support.qdrant_server import QdrantServer, qdrant

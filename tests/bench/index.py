@@ -26,7 +26,7 @@ from typing import Any
 
 from indexer.build import BuildOptions, build
 from indexer.store import Collection, IndexKind
-from models.onnx_encoder import OnnxEncoder
+from models.encoder.onnx import OnnxEncoder
 from tests.support.fast_encoder import FastEncoder
 
 CHANGED_SHARE = 0.02

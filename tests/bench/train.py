@@ -34,14 +34,13 @@ from models.export.synthetic import SPECIAL, save_tokenizer, vocabulary_of
 from models.training import loop
 from models.training.contrast import ContrastStage, read_table
 from models.training.encoders import Shelf
+from models.training.monitor import read_log
+from models.training.passes import Reader, TokenTable, file_of
 from models.training.plan import cost_of
-from models.training.progress import read_log
 from models.training.ranks import Ranks
 from models.training.recipe import Contrast, Recipe
 from models.training.rows import read_all
 from models.training.shapes import SHAPES, made
-from models.training.tables import TokenTable
-from models.training.vectors import Reader, file_of
 from tests.bench.encode.ceiling import ceiling
 
 PAPER_PAIRS_PER_SECOND = 7.4

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from care_client import AsyncCareClient, CareClient
 
-from models.onnx_encoder import OnnxEncoder
+from models.encoder.onnx import OnnxEncoder
 from tests.api.support import AS_ADMIN, ENCODER, PATIENCE_MS, build_collection
 from tests.clients.support import Blocking, Scripted
 from tests.e2e.server import Server

@@ -28,9 +28,9 @@ from indexer.publish import publish
 from indexer.store import Collection, IndexKind, Manifest, Range, Snapshot
 from indexer.store.columns import Mask
 from indexer.store.vectors import Rows, Scores
+from models.encoder.onnx import OnnxEncoder, Vectors
+from models.encoder.spec import Side
 from models.errors import CareError
-from models.onnx_encoder import OnnxEncoder, Vectors
-from models.spec import Side
 from tests.support.fast_encoder import BUNDLED, FastEncoder
 
 CORPUS = Path("examples/corpus.jsonl")

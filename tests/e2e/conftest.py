@@ -11,7 +11,7 @@ from selenium.webdriver import Chrome
 
 from indexer.build import build
 from indexer.store.collection import Collection
-from models.onnx_encoder import OnnxEncoder
+from models.encoder.onnx import OnnxEncoder
 from tests.e2e.browser import Page, start_chromium
 from tests.e2e.server import ENCODER, REPOSITORY, Server
 

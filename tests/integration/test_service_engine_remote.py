@@ -16,8 +16,8 @@ import pytest
 
 from indexer.store import BadSnapshot, Equal, Frame, Posted
 from indexer.store.overlay import Overlay
-from models.onnx_encoder import OnnxEncoder
-from models.spec import Side
+from models.encoder.onnx import OnnxEncoder
+from models.encoder.spec import Side
 from service.engine.device import Cpu
 from service.engine.devices import searched_by
 from service.engine.inprocess import InProcessEngine

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from indexer.store import Collection
-from models.onnx_encoder import OnnxEncoder
+from models.encoder.onnx import OnnxEncoder
 from tests.api.pair import bent
 from tests.api.support import ENCODER, ENTRIES, Built, build_collection, copy_collection
 from tests.integration.processes import Service, service, until

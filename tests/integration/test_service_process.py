@@ -18,7 +18,7 @@ import httpx
 import pytest
 
 from indexer.store import Collection
-from models.onnx_encoder import OnnxEncoder
+from models.encoder.onnx import OnnxEncoder
 from service.errors import PortTaken
 from service.run import serve
 from service.settings import Settings

@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from indexer.store import Collection
-from models.onnx_encoder import OnnxEncoder
+from models.encoder.onnx import OnnxEncoder
 from tests.api.support import ENCODER, Built, build_collection, make_settings, running
 
 SWAPS = 20

@@ -27,7 +27,7 @@ import numpy as np
 
 from indexer.publish import verify
 from indexer.store import Collection
-from models.spec import sha256_of
+from models.encoder.spec import sha256_of
 
 EXAMPLES = Path("examples/corpus.jsonl")
 LIMIT_SECONDS = 300.0

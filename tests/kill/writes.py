@@ -35,8 +35,8 @@ from indexer.build import BuildOptions, build
 from indexer.store import Collection, Cursor, FreshLog, Posted
 from indexer.store.overlay import passages_of
 from indexer.store.values import kind_of
+from models.encoder.spec import Side
 from models.lexical import query_terms
-from models.spec import Side
 from service.errors import FreshLimit, InvalidRequest
 from service.fresh.encode import DocumentEncoder, NewDocument
 from service.fresh.follow import Freshener

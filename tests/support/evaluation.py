@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from models.encoder.spec import EncoderSpec, Pooling, Side
 from models.evaluation.encoders import OpenEncoder
 from models.evaluation.sets import Kind, PairSet, RerankSet, RetrievalSet, Task, plain_task
-from models.spec import EncoderSpec, Pooling, Side
 
 VECTORS = {"猫": (1.0, 0.0), "狗": (0.0, 1.0), "小猫": (0.8, 0.6), "小狗": (0.6, 0.8)}
 

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import numpy as np
 
-from models.onnx_encoder import Vectors
-from models.spec import TOKENIZER_FILE, EncoderSpec, Side, Variant
-from models.tokenizer import Tokenizer
+from models.encoder.onnx import Vectors
+from models.encoder.spec import TOKENIZER_FILE, EncoderSpec, Side, Variant
+from models.encoder.tokenizer import Tokenizer
 
 BUNDLED = Path("models/pretrained/care-small-zh")
 DIM = 64

@@ -6,7 +6,7 @@ from typing import Any
 
 from datasets import Dataset, DatasetDict
 
-from models.evaluation.mteb_import import import_mteb
+from models.evaluation.mteb_model import import_mteb
 
 mteb = import_mteb()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from transformers import AutoModel, PretrainedConfig, PreTrainedModel, Qwen2Config, Qwen3Config
 
-from models.tokenizer import Tokens
+from models.encoder.tokenizer import Tokens
 
 VOCABULARY = 101
 POSITIONS = 64

@@ -22,8 +22,8 @@ from pathlib import Path
 from indexer.build import BuildOptions, build
 from indexer.cluster import Cluster
 from indexer.store import Collection
-from models.onnx_encoder import Vectors
-from models.spec import Side
+from models.encoder.onnx import Vectors
+from models.encoder.spec import Side
 from tests.support.fast_encoder import FastEncoder
 
 WAIT_SECONDS = 240.0

@@ -22,9 +22,9 @@ from transformers import (
     XLMRobertaConfig,
 )
 
-from models.export.check_texts import CALIBRATION_TEXTS, CHECK_TEXTS
-from models.spec import EncoderSpec, Pooling, Side
-from models.torch_encoder import TorchEncoder
+from models.encoder.spec import EncoderSpec, Pooling, Side
+from models.encoder.torch import TorchEncoder
+from models.export.parity import CALIBRATION_TEXTS, CHECK_TEXTS
 
 ARCHITECTURES = ("bert", "xlm-roberta", "modernbert", "gte", "qwen3")
 PAD, UNK, CLS, SEP = range(4)

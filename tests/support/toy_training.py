@@ -13,9 +13,9 @@ from tokenizers import Tokenizer
 from tokenizers.pre_tokenizers import ByteLevel
 from transformers import AutoModel, AutoModelForCausalLM, GemmaConfig, PretrainedConfig, Qwen2Config
 
-from models.export.check_texts import CHECK_TEXTS
-from models.spec import Pooling
-from models.torch_encoder import TorchEncoder
+from models.encoder.spec import Pooling
+from models.encoder.torch import TorchEncoder
+from models.export.parity import CHECK_TEXTS
 from models.training.recipe import Recipe
 from tests.support.tiny_models import tiny_config, tiny_spec, tiny_tokenizer, write_new_checkpoint
 

@@ -1,21 +1,143 @@
-"""From a benchmark's name to the tasks of its sets: from a folder first, then from the library that has the set.
+"""From a benchmark's name to the tasks of its sets: from a folder, else by mteb or from the hub.
 
-A set that is not there, or that is not the benchmark's, is named with how to get it; a set whose files are broken is
-an error, because someone brought them on purpose.
+A set that is missing, or of another size, is reported with how to get it; a set whose files are broken is an error.
+mteb and datasets are imported when a set needs them.
 """
 
 from __future__ import annotations
 
+import importlib
+import urllib.error
+import urllib.request
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache
+from http.client import HTTPException
 from pathlib import Path
+from typing import Any
 
 from models.errors import CareError
-from models.evaluation.benchmarks import libraries
-from models.evaluation.benchmarks.libraries import AnySet, Unavailable
-from models.evaluation.benchmarks.spec import Benchmark, SetSpec, names, read
-from models.evaluation.reading import load_pairs, load_rerank, load_retrieval
-from models.evaluation.sets import Kind, PairSet, RerankSet, RetrievalSet, Task
+from models.evaluation.benchmarks import Benchmark, SetSpec, names, read
+from models.evaluation.mteb_model import import_mteb
+from models.evaluation.sets import Kind, PairSet, RerankSet, RetrievalSet, Task, load_pairs, load_rerank, load_retrieval
+
+AnySet = RetrievalSet | RerankSet | PairSet
+
+PROBE_SECONDS = 5
+SUBSET = "default"
+"""What mteb calls the only subset of a task in one language."""
+
+
+class Unavailable(CareError):
+    """A set that could not be brought; the message is the reason."""
+
+
+def unreachable() -> str | None:
+    """Why the hub cannot be reached; None if it can, or if it is not to be asked and downloads of before must do.
+
+    The libraries themselves try for half a minute a file before they give up.
+    """
+    try:
+        hub = importlib.import_module("huggingface_hub.constants")
+    except ImportError:
+        return "huggingface_hub is not installed; pip install mteb"
+    if hub.HF_HUB_OFFLINE:
+        return None
+    try:
+        with urllib.request.urlopen(urllib.request.Request(hub.ENDPOINT, method="HEAD"), timeout=PROBE_SECONDS):
+            return None
+    except urllib.error.HTTPError:
+        return None
+    except (OSError, HTTPException) as error:
+        reason = getattr(error, "reason", error)
+        return f"{hub.ENDPOINT} cannot be reached ({reason}); HF_HUB_OFFLINE=1 reads what was downloaded before"
+
+
+def fetch(item: SetSpec) -> AnySet:
+    """The set by the library that its description names; Unavailable says why it does not come."""
+    try:
+        return _by_mteb(item) if item.mteb else _by_hub(item)
+    except CareError:
+        raise
+    except Exception as error:  # the errors of mteb, datasets and the hub have no common class
+        reason = str(error).strip().partition("\n")[0]
+        raise Unavailable(f"{source_of(item)}: {type(error).__name__}: {reason}") from error
+
+
+def source_of(item: SetSpec) -> str | None:
+    """Where a library would look for the set, in words; None if only a folder can bring it."""
+    if item.mteb:
+        return f"mteb task {item.mteb}"
+    return f"hub dataset {item.hub}" if item.hub else None
+
+
+def _by_mteb(item: SetSpec) -> AnySet:
+    task = import_mteb().get_task(item.mteb, eval_splits=[item.split])
+    task.load_data()
+    return from_mteb(task, item)
+
+
+def from_mteb(task: Any, item: SetSpec) -> AnySet:  # noqa: ANN401 -- mteb need not be installed
+    """A loaded mteb task (AbsTaskRetrieval, which reranks too, or AbsTaskSTS) as a set of the description's kind."""
+    if item.kind is Kind.STS:
+        first, second = task.column_names
+        rows = task.dataset[item.split]
+        return PairSet(item.name, list(zip(rows[first], rows[second], strict=True)), [float(s) for s in rows["score"]])
+    task.convert_v1_dataset_format_to_v2(num_proc=None)
+    split = task.dataset[SUBSET][item.split]
+    documents = {row["id"]: document_text(row) for row in split["corpus"]}
+    queries = {row["id"]: row["text"] for row in split["queries"]}
+    qrels = {query: split["relevant_docs"][query] for query in queries}
+    if item.kind is not Kind.RERANK:
+        return _retrieval_set(item, documents, queries, qrels)
+    lists = [
+        [(documents[document], int(qrels[query].get(document, 0))) for document in split["top_ranked"][query]]
+        for query in queries
+    ]
+    return RerankSet(item.name, list(queries.values()), lists, item.relevant)
+
+
+def _by_hub(item: SetSpec) -> AnySet:
+    """Reranking: one table of queries with their candidates (SciRepEval). Retrieval: three tables (CMIRB)."""
+    try:
+        load = importlib.import_module("datasets").load_dataset
+    except ImportError as error:
+        raise Unavailable("datasets is not installed; pip install mteb") from error
+    if item.kind is Kind.RERANK:
+        return from_candidates(load(item.hub, item.subset, split=item.split), item)
+    documents = {row["id"]: row["text"] for row in load(item.hub, "corpus", split="corpus")}
+    queries = {row["id"]: row["text"] for row in load(item.hub, "queries", split="queries")}
+    qrels: dict[str, dict[str, int]] = {}
+    for row in load(item.hub, SUBSET, split=item.split):
+        qrels.setdefault(row["q_id"], {})[row["p_id"]] = row["score"]
+    return _retrieval_set(item, documents, {query: text for query, text in queries.items() if query in qrels}, qrels)
+
+
+def from_candidates(rows: Any, item: SetSpec) -> RerankSet:  # noqa: ANN401 -- a datasets.Dataset
+    """Rows {query: paper, candidates: [paper with a score]}; a paper has title and abstract."""
+    queries, lists = [], []
+    for row in rows:
+        queries.append(document_text(row["query"], "abstract"))
+        lists.append([(document_text(paper, "abstract"), int(paper["score"])) for paper in row["candidates"]])
+    return RerankSet(item.name, queries, lists, item.relevant)
+
+
+def document_text(row: Mapping[str, Any], field: str = "text") -> str:
+    """Title and text on two lines, as sets in folders are read."""
+    title, text = row.get("title") or "", row.get(field) or ""
+    return f"{title}\n{text}" if title and text else title or text
+
+
+def _retrieval_set(
+    item: SetSpec, documents: dict[str, str], queries: dict[str, str], qrels: Mapping[str, Mapping[str, int]]
+) -> RetrievalSet:
+    grades = {query: {document: int(grade) for document, grade in qrels[query].items()} for query in queries}
+    for query, of_query in grades.items():
+        for document in of_query.keys() - documents.keys():
+            raise Unavailable(f"{source_of(item)}: document {document!r} of query {query!r} is not in the corpus")
+    texts = list(documents.values())
+    return RetrievalSet(item.name, list(documents), texts, list(queries), list(queries.values()), grades)
+
 
 SHAPES = {
     Kind.RETRIEVAL: "queries.jsonl, corpus.jsonl and qrels.tsv in",
@@ -64,12 +186,12 @@ def listing(data: Path | None) -> str:
 
 
 class _Shelf:
-    """Where the sets of one benchmark stand: a data folder, if there is one, and the libraries."""
+    """Where the sets of one benchmark stand: a data folder, if there is one, and the"""
 
     def __init__(self, benchmark: Benchmark, data: Path | None) -> None:
         self.benchmark = benchmark
         self._data = data
-        self._hub_problem = cache(libraries.unreachable)  # asked once, and only if a set needs it
+        self._hub_problem = cache(unreachable)  # asked once, and only if a set needs it
 
     def find(self, item: SetSpec) -> Path | None:
         places = self._places(item, self._data) if self._data else []
@@ -79,7 +201,7 @@ class _Shelf:
         """Where the set comes from, or why it does not; no library is asked."""
         place = self.find(item)
         if place is None:
-            return libraries.source_of(item) or "not here: a folder must bring it"
+            return source_of(item) or "not here: a folder must bring it"
         try:
             self.load(item)
         except CareError as error:
@@ -92,20 +214,20 @@ class _Shelf:
         found = self._fetch(item) if place is None else _read(place, item)
         difference = item.counts.differ(*_size(found))
         if difference:
-            source = libraries.source_of(item)
+            source = source_of(item)
             instead = f"leave it out for {source}, or " if place and source else ""
             raise Unavailable(f"{place or source} is another set: it has {difference}; {instead}{self._how(item)}")
         return found
 
     def _fetch(self, item: SetSpec) -> AnySet:
-        source = libraries.source_of(item)
+        source = source_of(item)
         if source is None:
             raise Unavailable(self._how(item))
         problem = self._hub_problem()
         if problem:
             raise Unavailable(f"{source}: {problem}; or {self._how(item)}")
         try:
-            return libraries.fetch(item)
+            return fetch(item)
         except CareError as error:
             raise Unavailable(f"{error}; or {self._how(item)}") from error
 

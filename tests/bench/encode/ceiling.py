@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from models.packed.linear import Dense, Quantised, Scaled, quantise
+from models.encoder.packed.kernels import Dense, Quantised, Scaled, quantise
 from tests.bench.encode.clock import repeated
 from tests.bench.encode.shapes import Shape
 

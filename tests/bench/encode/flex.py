@@ -9,8 +9,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from models.packed.attention import Attend
-from models.packed.layout import Packed
+from models.encoder.packed.kernels import Attend, Packed
 
 
 def flex(batch: Packed) -> Attend:

@@ -10,14 +10,12 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from models.packed.attention import BACKENDS as OWN
-from models.packed.decoder import PackedDecoder
-from models.packed.encoder import PackedEncoder
-from models.packed.layout import Packed, pack
-from models.packed.stream import batches, tokenised
-from models.packed.weights import read_weights
-from models.spec import Side
-from models.tokenizer import Tokenizer
+from models.encoder.packed.decoder import PackedDecoder, read_weights
+from models.encoder.packed.encoder import PackedEncoder, batches, tokenised
+from models.encoder.packed.kernels import BACKENDS as OWN
+from models.encoder.packed.kernels import Packed, pack
+from models.encoder.spec import Side
+from models.encoder.tokenizer import Tokenizer
 from tests.bench.encode.clock import Spread, repeated, seconds
 from tests.bench.encode.flex import flex
 from tests.bench.encode.peer import PeerRun

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from transformers import AutoModel, PreTrainedModel, Qwen3Config
 
-from models.spec import TOKENIZER_FILE
+from models.encoder.spec import TOKENIZER_FILE
 from tests.bench.encode.shapes import MAX_LENGTH
 
 BATCH_SIZES = (32, 64, 128, 256)

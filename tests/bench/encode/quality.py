@@ -9,14 +9,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from models.packed.attention import BACKENDS
-from models.packed.decoder import PackedDecoder
-from models.packed.encoder import PackedEncoder
-from models.packed.weights import EDGES, read_weights
-from models.spec import EncoderSpec, Precision, Side
-from models.tokenizer import Tokenizer
-from models.torch_encoder import TorchEncoder
-from models.transformers_folder import infer_spec
+from models.encoder.folder import infer_spec
+from models.encoder.packed.decoder import EDGES, PackedDecoder, read_weights
+from models.encoder.packed.encoder import PackedEncoder
+from models.encoder.packed.kernels import BACKENDS
+from models.encoder.spec import EncoderSpec, Precision, Side
+from models.encoder.tokenizer import Tokenizer
+from models.encoder.torch import TorchEncoder
 from tests.bench.encode.measure import Corpus, Plan
 from tests.bench.encode.shapes import DIM
 

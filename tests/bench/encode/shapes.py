@@ -12,14 +12,13 @@ from pathlib import Path
 import torch
 from transformers import AutoModel, PreTrainedModel, Qwen3Config
 
-from models.packed.attention import Backend
-from models.packed.decoder import PackedDecoder
-from models.packed.encoder import PackedEncoder
-from models.packed.weights import read_weights
-from models.spec import TOKENIZER_FILE, EncoderSpec, Pooling, Precision, Side
-from models.tokenizer import Tokenizer
+from models.encoder.folder import CONFIG_FILE, read_config, read_tokenizer
+from models.encoder.packed.decoder import PackedDecoder, read_weights
+from models.encoder.packed.encoder import PackedEncoder
+from models.encoder.packed.kernels import Backend
+from models.encoder.spec import TOKENIZER_FILE, EncoderSpec, Pooling, Precision, Side
+from models.encoder.tokenizer import Tokenizer
 from models.training.shapes import SHAPES as PUBLISHED
-from models.transformers_folder import CONFIG_FILE, read_config, read_tokenizer
 
 MAX_LENGTH = 512
 DIM = 768

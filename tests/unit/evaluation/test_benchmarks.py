@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from models.errors import BadData, CareError
-from models.evaluation.benchmarks.spec import Counts, names, read, read_file
+from models.evaluation.benchmarks import Counts, names, read, read_file
 from models.evaluation.sets import Kind
 
 GOOD = """

@@ -14,7 +14,8 @@ import pytest
 from huggingface_hub import constants as hub
 
 from models.errors import BadData, CareError
-from models.evaluation.benchmarks import libraries, spec
+from models.evaluation import benchmarks as spec
+from models.evaluation.benchmarks import loader as libraries
 from models.evaluation.benchmarks.loader import listing, load
 from models.evaluation.sets import Kind, PairSet, RerankSet, RetrievalSet
 

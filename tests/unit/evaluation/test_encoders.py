@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 from peft import LoraConfig, get_peft_model
 
+from models.encoder.folder import infer_spec
+from models.encoder.onnx import OnnxEncoder
+from models.encoder.packed.encoder import PackedEncoder
+from models.encoder.spec import Pooling, Precision, Side
+from models.encoder.torch import TorchEncoder
 from models.errors import BadEncoder, CareError
 from models.evaluation.encoders import Address, open_encoder
-from models.onnx_encoder import OnnxEncoder
-from models.packed.encoder import PackedEncoder
-from models.spec import Pooling, Precision, Side
-from models.torch_encoder import TorchEncoder
-from models.transformers_folder import infer_spec
 from tests.support.tiny_models import tiny_encoder, write_checkpoint
 
 BUNDLED = Path("models/pretrained/care-small-zh")

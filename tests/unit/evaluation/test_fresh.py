@@ -9,12 +9,10 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from models.evaluation.encoders import OpenEncoder
-from models.evaluation.fresh import WithFresh, a_tenth, fresh_systems
-from models.evaluation.readers import EncoderReader, PairReader
+from models.encoder.spec import Side
+from models.evaluation.encoders import EncoderReader, OpenEncoder, PairReader
 from models.evaluation.sets import Kind, RetrievalSet, Task, plain_task
-from models.evaluation.systems import DEPTH, Answers, Dense, NotApplicable
-from models.spec import Side
+from models.evaluation.systems import DEPTH, Answers, Dense, NotApplicable, WithFresh, a_tenth, fresh_systems
 from tests.support.evaluation import PETS, RERANK, RETRIEVAL, TableEncoder, a_spec
 
 DIM, DOCUMENTS = 64, 300

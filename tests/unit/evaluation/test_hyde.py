@@ -5,13 +5,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from models.encoder.spec import Side
 from models.errors import CareError
 from models.evaluation.cache import VectorCache
-from models.evaluation.hyde import Generator, HydeReader, prompt_for
-from models.evaluation.readers import EncoderReader
+from models.evaluation.encoders import EncoderReader
+from models.evaluation.remote import Endpoint, Generator, HydeReader, prompt_for
 from models.evaluation.systems import Dense, NotApplicable
-from models.evaluation.web import Endpoint
-from models.spec import Side
 from tests.support.evaluation import PETS, RETRIEVAL, STS, VECTORS, TableEncoder
 from tests.support.json_server import Body, JsonServer, Reply, json_server
 

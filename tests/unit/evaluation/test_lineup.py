@@ -4,13 +4,13 @@ from pathlib import Path
 
 import pytest
 
+from models.encoder.spec import Side
 from models.errors import BadEncoder, CareError, SpaceMismatch
-from models.evaluation import lineup
+from models.evaluation import command as lineup
+from models.evaluation.command import Lineup, Wanted
 from models.evaluation.encoders import OpenEncoder
 from models.evaluation.judge import judge
-from models.evaluation.lineup import Lineup, Wanted
 from models.fusion import Fusion
-from models.spec import Side
 from tests.support.evaluation import TASKS, TableEncoder, a_spec
 from tests.support.json_server import json_server
 

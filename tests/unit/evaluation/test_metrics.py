@@ -6,7 +6,7 @@ import warnings
 import numpy as np
 import pytest
 
-from models.evaluation.metrics import correlations, ranked
+from models.evaluation.judge import correlations, ranked
 from models.evaluation.sets import METRICS, Kind
 
 DISCOUNT = [1 / math.log2(rank + 1) for rank in range(1, 101)]
@@ -73,7 +73,7 @@ def test_average_precision_divides_by_all_relevant_documents() -> None:
 
 
 def test_average_precision_has_one_rule_here_and_in_mteb() -> None:
-    from models.evaluation.mteb_import import RelevanceEvaluator
+    from models.evaluation.mteb_model import RelevanceEvaluator
 
     generator = np.random.default_rng(3)
     for _ in range(20):

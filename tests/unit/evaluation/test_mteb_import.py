@@ -8,7 +8,7 @@ from math import log2
 import pytest
 
 from models.errors import CareError
-from models.evaluation.mteb_import import RelevanceEvaluator, import_mteb
+from models.evaluation.mteb_model import RelevanceEvaluator, import_mteb
 
 MEASURES = {f"{name}.1,2,5,100" for name in ("ndcg_cut", "map_cut", "recall", "P", "success")}
 
@@ -62,13 +62,13 @@ def test_the_real_pytrec_eval_gives_the_same() -> None:
 def test_mteb_is_imported_where_pytrec_eval_is_not_installed() -> None:
     code = (
         "import sys; sys.modules['pytrec_eval'] = None\n"
-        "from models.evaluation.mteb_import import import_mteb\n"
+        "from models.evaluation.mteb_model import import_mteb\n"
         "mteb = import_mteb()\n"
         "assert import_mteb() is mteb\n"
         "print(mteb._evaluators.retrieval_metrics.pytrec_eval.RelevanceEvaluator.__module__)"
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-    assert found.strip() == "models.evaluation.mteb_import"
+    assert found.strip() == "models.evaluation.mteb_model"
 
 
 def test_without_mteb_the_command_to_install_it_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

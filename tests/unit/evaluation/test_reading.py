@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 
 from models.errors import BadData
-from models.evaluation.reading import find_tasks, load_pairs, load_rerank, load_retrieval
-from models.evaluation.sets import Kind
+from models.evaluation.sets import Kind, find_tasks, load_pairs, load_rerank, load_retrieval
 from tests.support.evaluation import write_lines, write_set
 
 HEADER = "query-id\tcorpus-id\tscore\n"

@@ -4,9 +4,8 @@ from typing import Any
 import pytest
 
 from models.errors import CareError
-from models.evaluation.remote import Service
+from models.evaluation.remote import Endpoint, Service
 from models.evaluation.systems import NotApplicable
-from models.evaluation.web import Endpoint
 from tests.support.evaluation import PETS, RERANK, RETRIEVAL, STS
 from tests.support.json_server import Body, JsonServer, Reply, json_server
 

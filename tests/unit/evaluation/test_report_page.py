@@ -8,10 +8,9 @@ import pytest
 from matplotlib.figure import Figure
 
 from models.evaluation import studies
-from models.evaluation.report import theme
+from models.evaluation.report import drawing as theme
 from models.evaluation.report.page import write
-from models.evaluation.report.pictures import draw
-from models.evaluation.report.quality import _front, _speeds
+from models.evaluation.report.pictures import _front, _speeds, draw
 from models.evaluation.results import Curve
 from models.evaluation.significance import compare
 from tests.support.runs import full_run, make_run, set_result

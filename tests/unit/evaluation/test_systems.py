@@ -5,7 +5,7 @@ import pytest
 
 from models.evaluation import systems
 from models.evaluation.cache import VectorCache
-from models.evaluation.readers import EncoderReader
+from models.evaluation.encoders import EncoderReader
 from models.evaluation.sets import Kind, RerankSet, RetrievalSet, plain_task
 from models.evaluation.systems import Dense, Hybrid, Lexical, NotApplicable, top
 from models.fusion import Fusion, fuse

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 import pytest
 
 from models.errors import CareError
-from models.evaluation.web import ATTEMPTS, LONGEST_PAUSE_SECONDS, Endpoint
+from models.evaluation.remote import ATTEMPTS, LONGEST_PAUSE_SECONDS, Endpoint
 from tests.support.json_server import Reply, json_server
 
 

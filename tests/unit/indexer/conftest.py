@@ -8,8 +8,8 @@ import pytest
 
 from indexer.store import Snapshot
 from indexer.store.vectors import limit_threads
-from models.onnx_encoder import OnnxEncoder
-from models.tokenizer import Tokenizer
+from models.encoder.onnx import OnnxEncoder
+from models.encoder.tokenizer import Tokenizer
 from tests.unit.indexer.support import write_snapshot
 
 

@@ -18,7 +18,7 @@ from indexer.store import Collection, IndexKind, SnapshotWriter, new_version
 from indexer.store.documents import Value
 from indexer.store.manifest import Built, Counts, DocumentEncoder, Facts, Manifest, Recall
 from indexer.store.passages import HASH_BYTES
-from models.spec import Variant
+from models.encoder.spec import Variant
 
 DIM = 16
 

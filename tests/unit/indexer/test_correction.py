@@ -16,8 +16,8 @@ from indexer.reindex import Encoders
 from indexer.store import BadSnapshot, Collection, Snapshot
 from indexer.store.manifest import MANIFEST_FILE, Manifest, list_files
 from models.correction import SAMPLE, Correction, names_of
-from models.onnx_encoder import Vectors
-from models.spec import EncoderSpec, Side
+from models.encoder.onnx import Vectors
+from models.encoder.spec import EncoderSpec, Side
 from tests.support.fast_encoder import BUNDLED, DIM, FastEncoder
 from tests.unit.indexer.support import write_lines
 

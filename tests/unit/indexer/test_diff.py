@@ -19,7 +19,7 @@ from indexer.store import Collection, Snapshot
 from indexer.store.canaries import Canary, load_canaries
 from indexer.store.documents import Documents, DocumentsWriter
 from indexer.store.errors import BadQueries
-from models.onnx_encoder import OnnxEncoder
+from models.encoder.onnx import OnnxEncoder
 from tests.unit.indexer.support import write_lines
 
 CORPUS = {"age": st.integers(0, 2)}

@@ -12,8 +12,8 @@ import pytest
 from indexer.encode import Work, chunked, content_hashes
 from indexer.errors import BadBuild
 from indexer.store.shards import LocalShards, Shard
-from models.onnx_encoder import OnnxEncoder, Vectors
-from models.spec import Side
+from models.encoder.onnx import OnnxEncoder, Vectors
+from models.encoder.spec import Side
 from tests.support.fast_encoder import DIM, FastEncoder
 
 TEXTS = ["高血压", "糖尿病患者的饮食建议", "fever", "心电图检查的适应证和注意事项" * 3, "a"]

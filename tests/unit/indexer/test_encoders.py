@@ -12,10 +12,10 @@ from indexer.build import BuildOptions, build
 from indexer.errors import BadBuild
 from indexer.reindex import Encoders
 from indexer.store import Collection, Snapshot
+from models.encoder.onnx import OnnxEncoder
+from models.encoder.packed.encoder import PackedEncoder
+from models.encoder.spec import Precision, Side, Variant
 from models.errors import BadEncoder
-from models.onnx_encoder import OnnxEncoder
-from models.packed.encoder import PackedEncoder
-from models.spec import Precision, Side, Variant
 from tests.support.tiny_models import tiny_encoder
 
 BUNDLED = Path("models/pretrained/care-small-zh")

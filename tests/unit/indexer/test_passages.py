@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from indexer.errors import BadBuild
 from indexer.passages import Budget, Cutter
-from models.spec import TOKENIZER_FILE
-from models.tokenizer import Tokenizer
+from models.encoder.spec import TOKENIZER_FILE
+from models.encoder.tokenizer import Tokenizer
 from tests.support.fast_encoder import BUNDLED
 
 TEXTS = st.text(

@@ -14,8 +14,8 @@ import pytest
 from indexer.build import BuildOptions, BuildSummary, build
 from indexer.publish import verify
 from indexer.store import Collection, IndexKind
-from models.onnx_encoder import Vectors
-from models.spec import Side
+from models.encoder.onnx import Vectors
+from models.encoder.spec import Side
 from tests.support.fast_encoder import FastEncoder
 from tests.unit.indexer.support import write_lines
 

@@ -13,9 +13,9 @@ import pytest
 
 from indexer.store import BadSnapshot, Equal, IndexKind, Manifest, Snapshot
 from indexer.store.manifest import FORMAT, MANIFEST_FILE, Corrected, list_files
+from models.encoder.spec import EncoderSpec
 from models.errors import SpaceMismatch
 from models.package import BUNDLED_ENCODER
-from models.spec import EncoderSpec
 from tests.unit.indexer.support import DIM, ENTRIES, Entry, write_snapshot
 
 # One pattern a file, for the names that the lexical library makes up.

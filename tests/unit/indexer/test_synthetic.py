@@ -6,7 +6,7 @@ import numpy as np
 
 from indexer.store import Collection, Equal, Snapshot
 from indexer.synthetic import build_synthetic
-from models.spec import EncoderSpec
+from models.encoder.spec import EncoderSpec
 
 SPEC = EncoderSpec.load(Path("models/pretrained/care-small-zh"))
 

@@ -9,7 +9,7 @@ import pytest
 from numpy.typing import NDArray
 
 from models.correction import Correction, names_of
-from models.spec import EncoderSpec, Variant
+from models.encoder.spec import EncoderSpec, Variant
 from tests.support.evaluation import a_spec
 
 DIM = 16

@@ -10,11 +10,9 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from models.packed.attention import BACKENDS
-from models.packed.decoder import PackedDecoder
-from models.packed.layout import pack
-from models.packed.weights import read_weights
-from models.tokenizer import Tokens
+from models.encoder.packed.decoder import PackedDecoder, read_weights
+from models.encoder.packed.kernels import BACKENDS, pack
+from models.encoder.tokenizer import Tokens
 from tests.bench.encode.__main__ import main
 from tests.bench.encode.quality import beginnings, cosines
 from tests.bench.encode.shapes import MAX_LENGTH, SHAPES, TINY

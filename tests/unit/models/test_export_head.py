@@ -8,10 +8,10 @@ import pytest
 import torch
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 
-from models.export.errors import ExportError
-from models.export.head import append_head
-from models.spec import EncoderSpec, Pooling
-from models.torch_encoder import embed
+from models.encoder.spec import EncoderSpec, Pooling
+from models.encoder.torch import embed
+from models.errors import ExportError
+from models.export.backbone import append_head
 from tests.support.tiny_models import WIDTH, tiny_spec
 
 TABLE = np.random.default_rng(0).normal(size=(20, WIDTH)).astype(np.float32)

@@ -11,11 +11,10 @@ import pytest
 import torch
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 
-from models.export import int8
-from models.export.check_texts import CALIBRATION_TEXTS, CHECK_TEXTS
-from models.export.head import append_head
-from models.export.torch_route import export_backbone
-from models.tokenizer import Tokenizer, Tokens, pad
+from models.encoder.tokenizer import Tokenizer, Tokens, pad
+from models.export import variants as int8
+from models.export.backbone import append_head, export_backbone
+from models.export.parity import CALIBRATION_TEXTS, CHECK_TEXTS
 from tests.support.tiny_models import tiny_encoder, tiny_tokenizer
 
 BATCH = tiny_encoder("bert").tokenizer.batch(CHECK_TEXTS)

@@ -8,12 +8,10 @@ import numpy as np
 import onnx
 import pytest
 
+from models.encoder.spec import Side, Variant, sha256_of
 from models.errors import ParityError
-from models.export.check_texts import CHECK_TEXTS
-from models.export.head import append_head
-from models.export.parity import FLOORS, Floor, check_parity, top_overlap
-from models.export.torch_route import export_backbone
-from models.spec import Side, Variant, sha256_of
+from models.export.backbone import append_head, export_backbone
+from models.export.parity import CHECK_TEXTS, FLOORS, Floor, check_parity, top_overlap
 from tests.support.tiny_models import tiny_encoder
 
 

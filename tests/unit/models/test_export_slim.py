@@ -12,14 +12,13 @@ import torch
 from onnx import ModelProto, NodeProto, helper, numpy_helper
 from transformers import RobertaConfig, RobertaModel
 
-from models.export import int8
-from models.export.check_texts import CHECK_TEXTS
-from models.export.head import append_head
-from models.export.slim import ATTENTION, slim
-from models.export.torch_route import export_backbone
-from models.spec import Pooling
-from models.tokenizer import pad
-from models.torch_encoder import TorchEncoder
+from models.encoder.spec import Pooling
+from models.encoder.tokenizer import pad
+from models.encoder.torch import TorchEncoder
+from models.export import variants as int8
+from models.export.backbone import append_head, export_backbone
+from models.export.parity import CHECK_TEXTS
+from models.export.variants import ATTENTION, slim
 from tests.support.tiny_models import tiny_config, tiny_encoder, tiny_spec, tiny_tokenizer
 
 LAYERS = 2

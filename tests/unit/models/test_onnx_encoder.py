@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from models.encoder.onnx import OnnxEncoder, bulk_batches
+from models.encoder.spec import EncoderSpec, Side, Variant, sha256_of
 from models.errors import BadEncoder
-from models.onnx_encoder import OnnxEncoder, bulk_batches
-from models.spec import EncoderSpec, Side, Variant, sha256_of
 
 BUNDLED = Path("models/pretrained/care-small-zh")
 TEXTS = ["高血压吃什么药", "What lowers blood pressure?", "糖" * 700, "", "布洛芬"]

@@ -9,18 +9,15 @@ import pytest
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 
+from models.encoder.packed import encoder as packed_encoder
+from models.encoder.packed.decoder import PackedDecoder, Weights, read_weights
+from models.encoder.packed.encoder import CHUNK_TEXTS, Item, PackedEncoder, batches, tokenised
+from models.encoder.packed.kernels import BACKENDS, SHORT_TOKENS, Packed
+from models.encoder.spec import EncoderSpec, Pooling, Precision, Side, sha256_of
+from models.encoder.tokenizer import Tokens
+from models.encoder.torch import TorchEncoder, weight_files
 from models.errors import BadEncoder, OutOfDeviceMemory
-from models.export.check_texts import CHECK_TEXTS
-from models.packed import encoder as packed_encoder
-from models.packed.attention import BACKENDS
-from models.packed.decoder import PackedDecoder
-from models.packed.encoder import PackedEncoder
-from models.packed.layout import SHORT_TOKENS, Packed
-from models.packed.stream import CHUNK_TEXTS, Item, batches, tokenised
-from models.packed.weights import Weights, read_weights
-from models.spec import EncoderSpec, Pooling, Precision, Side, sha256_of
-from models.tokenizer import Tokens
-from models.torch_encoder import TorchEncoder, weight_files
+from models.export.parity import CHECK_TEXTS
 from tests.support.packed import CPU
 from tests.support.tiny_models import MAX_LENGTH, tiny_encoder
 

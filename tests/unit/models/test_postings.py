@@ -7,8 +7,7 @@ import random
 import numpy as np
 import pytest
 
-from models.lexical import LexicalIndex
-from models.postings import Postings, rounded_length
+from models.lexical import LexicalIndex, Postings, rounded_length
 
 LETTERS = "高血压糖尿病用药饮食发热心肺复苏骨折 abc def"
 QUERIES = ["高血压吃什么药", "abc 高高", "糖尿病人的饮食 def", "nothing of it"]

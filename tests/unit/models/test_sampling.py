@@ -1,4 +1,4 @@
-from models.sampling import sample_rows
+from models.correction import sample_rows
 
 
 def test_rows_are_taken_at_equal_distances() -> None:

@@ -3,8 +3,8 @@ from pathlib import Path
 
 import pytest
 
+from models.encoder.spec import SPEC_FILE, EncoderSpec, Pooling, Side, sha256_of, verify_file
 from models.errors import BadEncoder
-from models.spec import SPEC_FILE, EncoderSpec, Pooling, Side, sha256_of, verify_file
 
 
 def a_spec(**changes: object) -> EncoderSpec:

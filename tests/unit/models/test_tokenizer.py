@@ -4,7 +4,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from models.tokenizer import Tokenizer, Tokens, pad
+from models.encoder.tokenizer import Tokenizer, Tokens, pad
 
 BUNDLED = Path("models/pretrained/care-small-zh/tokenizer.json")
 

@@ -10,11 +10,11 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from models.encoder.spec import EncoderSpec, Pooling, Side, sha256_of
+from models.encoder.tokenizer import pad
+from models.encoder.torch import TorchEncoder, embed, pool
 from models.errors import BadEncoder
-from models.export.check_texts import CHECK_TEXTS
-from models.spec import EncoderSpec, Pooling, Side, sha256_of
-from models.tokenizer import pad
-from models.torch_encoder import TorchEncoder, embed, pool
+from models.export.parity import CHECK_TEXTS
 from tests.support.tiny_models import ARCHITECTURES, tiny_encoder, tiny_spec, write_checkpoint
 
 TEXTS = CHECK_TEXTS[:24]

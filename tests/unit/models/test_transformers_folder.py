@@ -11,12 +11,12 @@ import pytest
 import torch
 from tokenizers.processors import TemplateProcessing
 
+from models.encoder.folder import gte_values, infer_spec, read_config, read_tokenizer
+from models.encoder.spec import Pooling, Side
+from models.encoder.tokenizer import Tokenizer
+from models.encoder.torch import TorchEncoder
 from models.errors import BadEncoder
-from models.export.check_texts import CHECK_TEXTS
-from models.spec import Pooling, Side
-from models.tokenizer import Tokenizer
-from models.torch_encoder import TorchEncoder
-from models.transformers_folder import gte_values, infer_spec, read_config, read_tokenizer
+from models.export.parity import CHECK_TEXTS
 from tests.support.tiny_models import CLS, MAX_LENGTH, SEP, tiny_spec, tiny_tokenizer, write_checkpoint
 from tests.support.tiny_models import write_new_checkpoint as write_new
 

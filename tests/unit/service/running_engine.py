@@ -12,7 +12,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from models.tokenizer import Tokens
+from models.encoder.tokenizer import Tokens
 from service.engine import frames
 from service.engine.frames import Answer, Ask, FrameReader, Kind
 from service.engine.queue import Limits

@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from models.spec import Side
-from models.tokenizer import Tokens
+from models.encoder.spec import Side
+from models.encoder.tokenizer import Tokens
 from service.engine.batcher import Batcher
 from service.engine.lanes import LEAST_SLICE
 from service.engine.protocol import EncodeJob

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from models.tokenizer import Tokens
+from models.encoder.tokenizer import Tokens
 from service.breaker import FAILURES_TO_OPEN, OPEN_SECONDS, Breaker
 from service.cache import Cache, EmbeddingCache, Kind
 from service.cache.keys import embedding_key

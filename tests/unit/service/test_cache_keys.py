@@ -9,10 +9,9 @@ from typing import Any, cast
 
 import pytest
 
-from models.onnx_encoder import OnnxEncoder
-from models.reader import TextReader
-from models.spec import Side
-from models.tokenizer import Tokens
+from models.encoder.onnx import OnnxEncoder
+from models.encoder.spec import Side
+from models.encoder.tokenizer import TextReader, Tokens
 from service.cache.keys import ResultKeys, embedding_key
 from service.engine.protocol import Mode
 from service.schemas import SearchRequest

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from indexer.store import IndexKind
 from indexer.store.vectors import VectorIndex
-from models.onnx_encoder import OnnxEncoder
-from models.spec import Side
-from models.tokenizer import Tokens, flatten, pad, pad_flat
+from models.encoder.onnx import OnnxEncoder
+from models.encoder.spec import Side
+from models.encoder.tokenizer import Tokens, flatten, pad, pad_flat
 from service.engine.bound import (
     LENGTH_STEP,
     MOST_SHAPES,

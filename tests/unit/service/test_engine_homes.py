@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from models.encoder.onnx import OnnxEncoder
+from models.encoder.spec import EncoderSpec, Side
+from models.encoder.tokenizer import TextReader
 from models.errors import BadEncoder
-from models.onnx_encoder import OnnxEncoder
-from models.reader import TextReader
-from models.spec import EncoderSpec, Side
 from service.engine.batcher import Batcher
 from service.engine.homes import limits_of, load_encoder, open_home
 from service.engine.protocol import Mode

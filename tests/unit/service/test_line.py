@@ -10,8 +10,8 @@ from typing import cast
 import numpy as np
 import pytest
 
-from models.spec import Side
-from models.tokenizer import Tokens
+from models.encoder.spec import Side
+from models.encoder.tokenizer import Tokens
 from service.engine.protocol import BatchTimes, EncodeJob, Found, Job, Outcome
 from service.errors import DeadlineExceeded, EngineFailed, Overloaded
 from service.line import PORTION, WINDOW, Deadline, Line, Prepared

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from models.reader import TextReader
-from models.spec import Side
+from models.encoder.spec import Side
+from models.encoder.tokenizer import TextReader
 from service.reading import CHARACTERS_PER_TOKEN, LOOP_CHARACTERS, cut, is_blank, read
 
 pytestmark = pytest.mark.anyio

@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import nn
 
-from models.training import checkpoint
-from models.training.checkpoint import Progress
+from models.training import loop as checkpoint
+from models.training.loop import Progress
 
 
 def trained(steps: int) -> tuple[dict[str, nn.Module], torch.optim.Optimizer]:

@@ -8,12 +8,11 @@ import pytest
 import torch
 from torch import nn
 
+from models.encoder.packed.encoder import PackedEncoder
+from models.encoder.spec import Side
+from models.encoder.torch import TorchEncoder
 from models.errors import BadEncoder
-from models.packed.encoder import PackedEncoder
-from models.spec import Side
-from models.torch_encoder import TorchEncoder
-from models.training.encoders import Shelf, blend, trained_weights
-from models.training.int8 import Int8Linear
+from models.training.encoders import Int8Linear, Shelf, blend, trained_weights
 from models.training.recipe import Encoder, Recipe
 from models.training.shapes import check
 from tests.support.toy_training import DOCUMENTS, write_gguf, write_start
@@ -166,7 +165,7 @@ def test_what_a_backbone_has_not_got_is_named(
 
 def test_evaluation_and_training_share_the_wording_of_an_instruction(tmp_path: Path, toy_recipe: Make) -> None:
     """The encoder reads a query in training as `care eval --instructions` has it read later."""
-    from models.evaluation.benchmarks.spec import read
+    from models.evaluation.benchmarks import read
 
     template = "Instruct: {instruction}\nQuery: "
     changes = {"instruction": "cmedteb/cmedteb-retrieval", "query_template": template}

@@ -5,12 +5,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from models.spec import Side
-from models.torch_encoder import TorchEncoder
-from models.training.gradients import Passes, Reading, graphs_kept
+from models.encoder.spec import Side
+from models.encoder.torch import TorchEncoder
 from models.training.losses import info_nce, similarities
+from models.training.passes import Passes, Reading, TokenTable, graphs_kept
 from models.training.ranks import Ranks
-from models.training.tables import Texts, TokenTable
+from models.training.tables import Texts
 from tests.support.toy_training import DOCUMENTS, QUERIES, toy_encoder
 
 ONE = Ranks(0, 1, torch.device("cpu"))

@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from models.evaluation.reading import load_retrieval
+from models.evaluation.sets import load_retrieval
 from models.training import holdout
 from models.training.rows import Pair, read_pairs
 

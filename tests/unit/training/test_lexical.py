@@ -3,10 +3,11 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from models.spec import Side
-from models.tokenizer import Tokenizer
-from models.training.lexical import LexicalTeacher, stretch
-from models.training.tables import Texts, TokenTable
+from models.encoder.spec import Side
+from models.encoder.tokenizer import Tokenizer
+from models.training.losses import LexicalTeacher, stretch
+from models.training.passes import TokenTable
+from models.training.tables import Texts
 from tests.support.tiny_models import tiny_spec
 
 BUNDLED = Path("models/pretrained/care-small-zh/tokenizer.json")

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
+from models.encoder.spec import Side
 from models.errors import BadData
-from models.spec import Side
 from models.training import mining
 from models.training.mining import diversify, filter_pairs, mine, spread
 from models.training.ranks import Ranks

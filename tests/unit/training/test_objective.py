@@ -5,8 +5,16 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from models.training.losses import alignment, distillation, info_nce, mse, similarities
-from models.training.objective import Contrasted, Objective, with_hypothetical
+from models.training.losses import (
+    Contrasted,
+    Objective,
+    alignment,
+    distillation,
+    info_nce,
+    mse,
+    similarities,
+    with_hypothetical,
+)
 from models.training.recipe import Loss
 
 NOTHING = torch.zeros(4, 6, dtype=torch.bool)

@@ -11,11 +11,10 @@ from transformers import AutoModelForCausalLM
 
 from indexer.build import BuildOptions, build
 from indexer.store import Collection, Snapshot
-from models.export.check_texts import CHECK_TEXTS
-from models.export.parity import FLOORS
+from models.encoder.onnx import OnnxEncoder
+from models.encoder.spec import Side, Variant
+from models.export.parity import CHECK_TEXTS, FLOORS
 from models.export.pipeline import Backend, export
-from models.onnx_encoder import OnnxEncoder
-from models.spec import Side, Variant
 from models.training.ranks import Ranks
 from models.training.recipe import Recipe
 from models.training.run import train

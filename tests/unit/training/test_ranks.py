@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 import torch
 
-from models.spec import Side
-from models.torch_encoder import TorchEncoder
+from models.encoder.spec import Side
+from models.encoder.torch import TorchEncoder
 from models.training.ranks import Ranks
 from models.training.recipe import Recipe
 from models.training.run import train

@@ -8,10 +8,10 @@ import torch
 
 from indexer.build import BuildOptions, build
 from indexer.store import Collection, Snapshot
+from models.encoder.onnx import OnnxEncoder
+from models.encoder.spec import Side, Variant
 from models.export.parity import FLOORS, Floor
 from models.export.pipeline import Backend, export
-from models.onnx_encoder import OnnxEncoder
-from models.spec import Side, Variant
 from models.training.ranks import Ranks
 from models.training.recipe import Contrast, Recipe, Reconstruct
 from models.training.run import train

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from models.encoder.torch import TorchEncoder
 from models.errors import BadEncoder
-from models.torch_encoder import TorchEncoder
 from models.training.ranks import Ranks
 from models.training.recipe import Recipe
 from models.training.reconstruct import Decoder, ReconstructStage, mask_id, visible_parts

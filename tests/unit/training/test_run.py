@@ -18,10 +18,10 @@ from safetensors.torch import load_file
 
 from cli import main
 from models import progress as shown
+from models.encoder.spec import Side
+from models.encoder.torch import TorchEncoder
 from models.errors import BadData, BadEncoder, CareError
-from models.spec import Side
-from models.torch_encoder import TorchEncoder
-from models.training import progress
+from models.training import monitor as progress
 from models.training.loop import Stopped, schedule
 from models.training.ranks import Ranks
 from models.training.recipe import Recipe
@@ -179,7 +179,7 @@ def test_snapshots_are_encoders_on_the_way(tmp_path: Path, toy_recipe: Make) -> 
 
 
 def test_the_best_checkpoint_is_kept(tmp_path: Path, toy_recipe: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    from models.training import dev
+    from models.training import monitor as dev
 
     write_dev(tmp_path / "dev")
     figures = iter([10.0, 30.0, 20.0])
@@ -301,7 +301,7 @@ def test_a_full_disk_is_said(
         raise SafetensorError("I/O error: No space left on device (os error 28)")
 
     (tmp_path / "recipe.toml").write_text(recipe_toml(toy_recipe()))
-    monkeypatch.setattr("models.training.checkpoint.save_file", full)
+    monkeypatch.setattr("models.training.loop.save_file", full)
     assert main(["train", str(tmp_path / "recipe.toml"), "--out", str(tmp_path / "run"), "--device", "cpu"]) == 1
     assert "No space left on device (os error 28); free some space" in capsys.readouterr().err
 

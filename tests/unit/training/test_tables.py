@@ -6,11 +6,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from models.encoder.spec import Side
+from models.encoder.tokenizer import Tokenizer
 from models.errors import BadData
-from models.spec import Side
-from models.tokenizer import Tokenizer
+from models.training.passes import TokenTable, chunks_of
 from models.training.rows import Pair
-from models.training.tables import PairTable, Ragged, Strings, Texts, TokenTable, chunks_of
+from models.training.tables import PairTable, Ragged, Strings, Texts
 from tests.support.tiny_models import tiny_spec
 
 BUNDLED = Path("models/pretrained/care-small-zh/tokenizer.json")

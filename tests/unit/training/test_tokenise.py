@@ -5,8 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-from models.tokenizer import Tokenizer
-from models.training.tokenise import tokenise
+from models.encoder.tokenizer import Tokenizer, tokenise
 
 BUNDLED = Path("models/pretrained/care-small-zh/tokenizer.json")
 CHUNKS = [

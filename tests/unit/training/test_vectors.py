@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from models.spec import Side
+from models.encoder.spec import Side
+from models.training.passes import Reader, TokenTable, file_of, kept_in, take
 from models.training.ranks import Ranks
-from models.training.tables import Texts, TokenTable
-from models.training.vectors import Reader, file_of, kept_in, take
+from models.training.tables import Texts
 from tests.support.toy_training import DOCUMENTS, toy_encoder
 
 CPU = torch.device("cpu")

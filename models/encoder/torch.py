@@ -22,10 +22,10 @@ from transformers import AutoModel, PretrainedConfig, PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_MAPPING
 from transformers.utils import logging as transformers_logging
 
+from models.encoder.folder import CONFIG_FILE, check_length, read_config, read_tokenizer
+from models.encoder.spec import SPEC_FILE, TOKENIZER_FILE, EncoderSpec, Pooling, Side, sha256_of, verify_file
+from models.encoder.tokenizer import Tokenizer, pad
 from models.errors import BadEncoder
-from models.spec import SPEC_FILE, TOKENIZER_FILE, EncoderSpec, Pooling, Side, sha256_of, verify_file
-from models.tokenizer import Tokenizer, pad
-from models.transformers_folder import CONFIG_FILE, check_length, read_config, read_tokenizer
 
 Vectors = NDArray[np.float32]
 
@@ -63,7 +63,7 @@ class TorchEncoder(nn.Module):
         spec = spec or own
         if spec is None:
             raise BadEncoder(
-                f"{folder} has no {SPEC_FILE}: say how the encoder is used (models.transformers_folder.infer_spec)"
+                f"{folder} has no {SPEC_FILE}: say how the encoder is used (models.encoder.folder.infer_spec)"
             )
         if own is not None:
             _verify(folder, own)

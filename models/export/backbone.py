@@ -1,17 +1,30 @@
-"""The end of every graph: pooling, truncation to dim, L2 norm. Written once, whoever exported the backbone.
+"""The fp32 graph: the backbone exported by torch or by Optimum, and the head (pooling, truncation, L2 norm).
 
-`models.torch_encoder.embed` is the same function in torch; the parity check holds the two together.
+Optimum runs in an environment of its own, because it pins an older transformers (docs/adr/0002-export-split.md). It
+only reads folders that were written here, never a downloaded checkpoint.
 """
 
 from __future__ import annotations
 
+import inspect
+import json
+import os
+import subprocess
+import warnings
+from pathlib import Path
+from typing import Any
+
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 from onnxruntime.transformers.onnx_model import OnnxModel
+from torch import Tensor, nn
+from transformers import PretrainedConfig, PreTrainedModel
 
-from models.export.errors import ExportError
-from models.spec import EncoderSpec, Pooling
+from models.encoder.folder import CONFIG_FILE
+from models.encoder.spec import EncoderSpec, Pooling
+from models.errors import ExportError
 
 HIDDEN = "last_hidden_state"
 # What exporters call the hidden states: transformers' tasks, and sentence-transformers' own.
@@ -124,3 +137,114 @@ def _pool(added: _Nodes, hidden: str, pooling: Pooling) -> str:
     tokens = added.add("ReduceSum", weights, added.constant([1]), keepdims=0)
     total = added.add("ReduceSum", states, added.constant([1]), keepdims=0)
     return added.add("Div", total, added.add("Max", tokens, added.constant(1.0, TensorProto.FLOAT)))
+
+
+OPSET = 18
+
+
+class _Backbone(nn.Module):
+    """The backbone with positional inputs and one output, as the tracer wants it."""
+
+    def __init__(self, backbone: PreTrainedModel, inputs: list[str]) -> None:
+        super().__init__()
+        self.backbone = backbone
+        self.inputs = inputs
+
+    def forward(self, *tensors: Tensor) -> Tensor:
+        output = self.backbone(**dict(zip(self.inputs, tensors, strict=True)))
+        hidden: Tensor = output.last_hidden_state
+        return hidden
+
+
+def export_backbone(backbone: PreTrainedModel, path: Path) -> None:
+    """Writes the fp32 graph input_ids, attention_mask (, token_type_ids) → last_hidden_state, any batch and length.
+
+    The tracing exporter with eager attention, because only its graphs get ONNX Runtime's Attention fusion. Token
+    types are an input where the backbone has them: the embedding fusion looks for it, and the head removes it.
+    """
+    backbone.set_attn_implementation("eager")
+    ids = torch.arange(1, 19).reshape(2, 9) % backbone.config.vocab_size
+    mask = torch.ones_like(ids)
+    mask[1, 5:] = 0
+    examples = {"input_ids": ids, "attention_mask": mask}
+    if "token_type_ids" in inspect.signature(backbone.forward).parameters:
+        examples["token_type_ids"] = torch.zeros_like(ids)
+    with warnings.catch_warnings():
+        # The tracer is deprecated in favour of one without Attention fusion, and remarks on every Python branch;
+        # that no branch was frozen wrongly is for the parity check to see, which runs many lengths.
+        warnings.simplefilter("ignore")
+        torch.onnx.export(
+            _Backbone(backbone, list(examples)).eval(),
+            tuple(examples.values()),
+            str(path),
+            input_names=list(examples),
+            output_names=[HIDDEN],
+            dynamic_axes={name: {0: "batch", 1: "sequence"} for name in (*examples, HIDDEN)},
+            opset_version=OPSET,
+            dynamo=False,
+        )
+
+
+PYTHON_VARIABLE = "CARE_OPTIMUM_PYTHON"
+DEFAULT_PYTHON = Path(__file__).parents[2] / ".venv-optimum" / "bin" / "python"
+WORKER = Path(__file__).with_name("optimum_worker.py")
+HOW_TO = f"make optimum creates it, or name its interpreter in {PYTHON_VARIABLE}"
+TIMEOUT_SECONDS = 3600
+# What was seen exported right. Optimum lists many more; GteModel is not among them.
+EXPORTS = frozenset({"bert", "roberta", "xlm-roberta", "modernbert", "qwen2", "qwen3"})
+OPTIMIZES = EXPORTS - {"qwen2", "qwen3"}
+
+
+def find_python(given: Path | None = None) -> Path | None:
+    """The interpreter of the Optimum environment: as given, as the environment says, else the repository's own."""
+    named = given or (Path(value) if (value := os.environ.get(PYTHON_VARIABLE)) else None)
+    if named is not None and not named.is_file():
+        raise ExportError(f"no Optimum interpreter at {named}: {HOW_TO}")
+    return named or (DEFAULT_PYTHON if DEFAULT_PYTHON.is_file() else None)
+
+
+def write_backbone(backbone: PreTrainedModel, folder: Path) -> None:
+    """Writes the backbone for Optimum's transformers: safetensors and a configuration in its dialect."""
+    backbone.save_pretrained(folder)
+    values = json.loads((folder / CONFIG_FILE).read_bytes())
+    (folder / CONFIG_FILE).write_text(json.dumps(older_dialect(values), indent=2), encoding="utf-8")
+
+
+def write_graph_config(config: PretrainedConfig, folder: Path) -> None:
+    """Lays the configuration beside a graph: Optimum's tools read the number of heads and the width from it."""
+    text = json.dumps(older_dialect(config.to_dict()), indent=2)
+    (folder / CONFIG_FILE).write_text(text, encoding="utf-8")
+
+
+def older_dialect(values: dict[str, Any]) -> dict[str, Any]:
+    """A transformers 5 configuration as transformers 4 reads it, where rotary settings had names of their own.
+
+    Left as it is, transformers 4 would ignore them and silently use its defaults.
+    """
+    values = dict(values)
+    rope = values.pop("rope_parameters", None)
+    if rope is None:
+        return values
+    if "full_attention" in rope:
+        scaled = [part for part in rope.values() if part["rope_type"] != "default"]
+        values["global_rope_theta"] = rope["full_attention"]["rope_theta"]
+        values["local_rope_theta"] = rope["sliding_attention"]["rope_theta"]
+    else:
+        scaled = [rope] if rope["rope_type"] != "default" else []
+        values["rope_theta"] = rope["rope_theta"]
+    if scaled:
+        raise ExportError(f"Optimum's transformers cannot scale rotary positions by {scaled[0]!r}: use backend torch")
+    return values
+
+
+def run_worker(python: Path, job: str, source: Path, target: Path) -> None:
+    """One job of `optimum_worker`: export, optimize or quantize."""
+    command = [str(python), "-I", str(WORKER), job, str(source), str(target)]
+    offline = {**os.environ, "HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error"}
+    try:
+        subprocess.run(command, check=True, capture_output=True, text=True, env=offline, timeout=TIMEOUT_SECONDS)
+    except subprocess.CalledProcessError as error:
+        last = (error.stderr.strip().splitlines() or ["no message"])[-1]
+        raise ExportError(f"Optimum could not {job} the encoder ({last}): use backend torch") from error
+    except subprocess.TimeoutExpired as error:
+        raise ExportError(f"Optimum took more than {TIMEOUT_SECONDS} s to {job} the encoder") from error

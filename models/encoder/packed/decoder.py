@@ -1,7 +1,7 @@
-"""The weights of transformers' Qwen2 and Qwen3 models as a packed pass wants them.
+"""Qwen2 and Qwen3 decoders without padding: weights of transformers' models, and the forward pass over a batch.
 
-Query, key and value matrices stand side by side, gate and up likewise, so that a layer is four products. What the pass
-does not compute is refused here.
+Query, key and value matrices are joined, gate and up likewise, so that a layer is four products. Configurations that
+the pass does not compute are refused.
 """
 
 from __future__ import annotations
@@ -12,12 +12,23 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 from transformers import PretrainedConfig, PreTrainedModel
 
+from models.encoder.packed.kernels import (
+    TILE,
+    Attend,
+    Backend,
+    Biases,
+    Dense,
+    Heads,
+    Linear,
+    Packed,
+    Pieces,
+    Scaled,
+    norm,
+)
 from models.errors import BadEncoder
-from models.packed.layout import TILE
-from models.packed.linear import Dense, Linear, Scaled
-from models.packed.pieces import Biases, Heads
 
 ARCHITECTURES = ("qwen2", "qwen3")
 # Counts the changes of the pass that changed vectors. It is part of an encoder's fingerprint, so that older vectors
@@ -165,3 +176,39 @@ def _require_known(config: PretrainedConfig) -> None:
         raise BadEncoder("sliding-window attention is not supported; make an ONNX graph (care export)")
     if config.hidden_act != "silu":
         raise BadEncoder(f"hidden_act {config.hidden_act!r} is not supported, only silu; export it (care export)")
+
+
+class PackedDecoder:
+    """The forward pass."""
+
+    def __init__(self, weights: Weights, attention: Backend, *, compiled: bool = False) -> None:
+        self._weights = weights
+        self._attention = attention
+        self._pieces = Pieces(compiled=compiled)
+
+    @torch.no_grad()
+    def __call__(self, batch: Packed) -> Tensor:
+        """The last hidden state (documents, hidden) of each document's last token, normed."""
+        weights = self._weights
+        hidden = functional.embedding(batch.ids, weights.embedding)
+        attend = self._attention(batch)
+        *layers, final = weights.careful if batch.short else weights.layers
+        for layer in layers:
+            hidden = self._run(layer, hidden, batch, attend, None)
+        # Of the last layer nothing but the last tokens is read: the others give it keys and values, no more.
+        hidden = self._run(final, hidden, batch, attend, batch.last)
+        return norm(hidden, weights.norm, weights.eps)
+
+    def _run(self, layer: Layer, hidden: Tensor, batch: Packed, attend: Attend, rows: Tensor | None) -> Tensor:
+        """The residual stream after the layer, in place; only its `rows`, and a copy, if they are given."""
+        pieces, weights = self._pieces, self._weights
+        joint = layer.qkv(pieces.norm[layer.qkv.quantised](hidden, layer.input_norm, weights.eps))
+        turns = (batch.positions, weights.cos, weights.sin, layer.head_norms, layer.biases, weights.eps, weights.heads)
+        queries, keys = pieces.rotate(joint, *turns)
+        mixed = attend(queries, keys, weights.heads.split(joint)[2]).flatten(1)
+        if rows is not None:
+            mixed, hidden = mixed[rows], hidden[rows]
+        layer.out.add_to(hidden, pieces.carry[layer.out.quantised](mixed))
+        joint = layer.gate_up(pieces.norm[layer.gate_up.quantised](hidden, layer.output_norm, weights.eps))
+        layer.down.add_to(hidden, pieces.gate[layer.down.quantised](joint))
+        return hidden

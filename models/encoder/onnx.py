@@ -12,10 +12,9 @@ import numpy as np
 import onnxruntime as ort
 from numpy.typing import NDArray
 
+from models.encoder.spec import EncoderSpec, Side, Variant, verify_file
+from models.encoder.tokenizer import Ids, TextReader, Tokenizer, Tokens, best_variant, open_tokenizer, pad
 from models.errors import BadEncoder
-from models.reader import TextReader, best_variant, open_tokenizer
-from models.spec import EncoderSpec, Side, Variant, verify_file
-from models.tokenizer import Ids, Tokenizer, Tokens, pad
 
 Vectors = NDArray[np.float32]
 

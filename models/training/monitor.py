@@ -1,19 +1,28 @@
-"""What a person sees of a run: a bar, a log in JSON lines, and curves at the end."""
+"""What a run shows: progress, a log in JSON lines, figures on development sets, and curves at the end."""
 
 from __future__ import annotations
 
 import json
 import resource
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+import numpy as np
 import torch
+from torch import Tensor
 
+from models.encoder.spec import Side
+from models.errors import BadData
+from models.evaluation.judge import figures
+from models.evaluation.sets import METRICS, Kind, RetrievalSet, Task, find_tasks
+from models.evaluation.systems import top
 from models.progress import Progress
 from models.training.ranks import Ranks
+from models.training.recipe import Dev
+from models.training.tables import Texts
 
 LOG_FILE, CURVES_FILE = "log.jsonl", "curves.png"
 LOG_EVERY = 10
@@ -106,3 +115,45 @@ def read_log(folder: Path) -> dict[str, list[dict[str, Any]]]:
             continue
         found.setdefault(line["stage"], {})[line["step"], "dev" in line] = line
     return {stage: [lines[key] for key in sorted(lines)] for stage, lines in found.items()}
+
+
+DEPTH = 100
+QUERIES_AT_ONCE = 256
+
+Read = Callable[[Texts], Tensor]
+"""Vectors (texts, dim) of texts, by whoever reads their side."""
+
+
+class DevSets:
+    """Retrieval sets that stages are judged by."""
+
+    def __init__(self, settings: Dev, tasks: list[Task]) -> None:
+        self.every, self.metric = settings.every, settings.metric
+        self._tasks = tasks
+
+    @classmethod
+    def load(cls, settings: Dev) -> DevSets:
+        tasks = [task for task in find_tasks(settings.folder) if isinstance(task.data, RetrievalSet)]
+        known = METRICS[Kind.RETRIEVAL]
+        if settings.metric not in known:
+            raise BadData(f"dev.metric: {settings.metric!r} is not one of {', '.join(known)}")
+        if not tasks:
+            raise BadData(f"{settings.folder}: no retrieval set; python -m models.training.holdout makes some")
+        return cls(settings, tasks)
+
+    def figure(self, read: Read) -> float:
+        """The metric in percent, mean over the sets."""
+        return float(np.mean([self._of(task, read) for task in self._tasks]))
+
+    def _of(self, task: Task, read: Read) -> float:
+        data = task.data
+        assert isinstance(data, RetrievalSet)
+        queries = read(Texts(Side.QUERY, data.queries)).float()
+        documents = read(Texts(Side.DOCUMENT, data.documents)).float()
+        rankings = [
+            top(row, DEPTH)
+            for first in range(0, len(queries), QUERIES_AT_ONCE)
+            for row in (queries[first : first + QUERIES_AT_ONCE] @ documents.T).numpy()
+        ]
+        found, _ = figures(task, rankings)
+        return found[self.metric]

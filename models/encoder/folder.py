@@ -19,8 +19,8 @@ from tokenizers.processors import Sequence as ProcessorSequence
 from tokenizers.processors import TemplateProcessing
 from transformers import CONFIG_MAPPING, AutoConfig, AutoTokenizer, PretrainedConfig
 
+from models.encoder.spec import INSTRUCTION, SPEC_FILE, TEMPLATE, TOKENIZER_FILE, EncoderSpec, Pooling, Side, fault
 from models.errors import BadEncoder
-from models.spec import INSTRUCTION, SPEC_FILE, TEMPLATE, TOKENIZER_FILE, EncoderSpec, Pooling, Side, fault
 
 CONFIG_FILE = "config.json"
 DEFAULT_MAX_LENGTH = 512

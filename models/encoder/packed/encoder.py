@@ -1,14 +1,15 @@
-"""An encoder folder with torch weights as the indexer uses it: texts in, unit vectors out, the device always busy.
+"""PackedEncoder encodes texts for the indexer with torch, keeping the device busy.
 
-While the device works on one batch, the next is tokenised, laid out and sent after it, and the vectors of the one
-before are copied back. A device that runs out of memory gets half as many tokens at a time from then on.
+While the device runs one batch, the next is tokenised and sent, and the vectors of the one before are copied back.
+After running out of memory, batches have half as many tokens.
 """
 
 from __future__ import annotations
 
 import sys
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,15 +18,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from models.encoder.packed.decoder import COMPUTATION, PackedDecoder, read_weights
+from models.encoder.packed.kernels import SHORT_TOKENS, Packed, default_backend, pack, padded
+from models.encoder.spec import EncoderSpec, Pooling, Precision, Side
+from models.encoder.tokenizer import Tokenizer, Tokens
+from models.encoder.torch import TorchEncoder, Vectors, weight_files
 from models.errors import BadEncoder, OutOfDeviceMemory
-from models.packed.attention import default_backend, padded
-from models.packed.decoder import PackedDecoder
-from models.packed.layout import Packed, pack
-from models.packed.stream import Item, batches, tokenised
-from models.packed.weights import COMPUTATION, read_weights
-from models.spec import EncoderSpec, Pooling, Precision, Side
-from models.tokenizer import Tokenizer
-from models.torch_encoder import TorchEncoder, Vectors, weight_files
 
 # Enough rows for the matrix kernels to run at their full speed; activations of an 8B take about 5 GB.
 GPU_TOKENS = 32_768
@@ -169,3 +167,54 @@ def _receive(sent: _Sent, vectors: Vectors) -> None:
     if sent.done is not None:
         sent.done.synchronize()
     vectors[sent.rows] = sent.vectors.numpy()
+
+
+# One call of the tokenizer, which spreads it over the cores and holds no lock meanwhile; two calls ahead keep a device
+# busy that needs longer for their tokens than they take.
+CHUNK_TEXTS = 512
+AHEAD = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """A text's tokens, and where its vector belongs."""
+
+    row: int
+    tokens: Tokens
+
+
+def tokenised(texts: Sequence[str], tokenizer: Tokenizer) -> Iterator[Item]:
+    """Every text, longest first (by characters), while later ones are being tokenised."""
+    order = sorted(range(len(texts)), key=lambda row: len(texts[row]), reverse=True)
+    chunks = [order[start : start + CHUNK_TEXTS] for start in range(0, len(order), CHUNK_TEXTS)]
+    with ThreadPoolExecutor(1, "tokenizer") as pool:
+        ahead: deque[tuple[list[int], Future[list[Tokens]]]] = deque()
+        for rows in chunks:
+            ahead.append((rows, pool.submit(tokenizer.batch, [texts[row] for row in rows])))
+            if len(ahead) > AHEAD:
+                yield from _items(*ahead.popleft())
+        while ahead:
+            yield from _items(*ahead.popleft())
+
+
+def _items(rows: list[int], future: Future[list[Tokens]]) -> Iterator[Item]:
+    for row, tokens in zip(rows, future.result(), strict=True):
+        yield Item(row, tokens)
+
+
+def batches(items: Iterable[Item], budget: Callable[[], int]) -> Iterator[list[Item]]:
+    """Items in their order, in lists of at most so many tokens; one that is longer comes alone.
+
+    Short texts are read apart, so that it does not depend on a text's company how fp8 reads it (`Packed.short`). The
+    budget is asked for anew each time: it may have shrunk.
+    """
+    waiting: dict[bool, list[Item]] = {False: [], True: []}
+    sizes = {False: 0, True: 0}
+    for item in items:
+        short = len(item.tokens) <= SHORT_TOKENS
+        if waiting[short] and sizes[short] + len(item.tokens) > budget():
+            yield waiting[short]
+            waiting[short], sizes[short] = [], 0
+        waiting[short].append(item)
+        sizes[short] += len(item.tokens)
+    yield from filter(None, waiting.values())

@@ -1,0 +1,1 @@
+"""Encoders: their description, tokens, and how ONNX Runtime or torch runs them."""

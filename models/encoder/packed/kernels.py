@@ -1,0 +1,297 @@
+"""Operations on packed batches: layout, attention, linear layers, and what torch.compile fuses between them.
+
+Matrix products stay outside of torch.compile: the vendor's kernels are faster and add to the residual in place. Norms
+and rotations are computed in float32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from inspect import signature
+from typing import Any, NamedTuple, cast
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn import functional
+
+from models.encoder.tokenizer import Tokens, flatten
+
+# Matrix kernels are written for whole tiles; at most 63 tokens of a batch are filler.
+TILE = 64
+# More than twice the tokens of the longest text that fp8 was seen to tip over (docs/adr/0008).
+SHORT_TOKENS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """A batch on its device. The filler at its end, if any, is one more document, which `last` leaves out."""
+
+    ids: Tensor
+    """(tokens,) int32"""
+    positions: Tensor
+    """(tokens,) int64: each token's place in its document"""
+    boundaries: Tensor
+    """(documents + 1,) int32: where documents begin, and the end"""
+    last: Tensor
+    """(documents,) int64: the row of each document's last token"""
+    longest: int
+    """tokens of the longest document"""
+    short: bool
+    """whether a document has at most SHORT_TOKENS tokens"""
+
+
+def pack(batch: Sequence[Tokens], device: torch.device) -> Packed:
+    """Lays the documents out and sends them to the device, without waiting for it."""
+    ids, lengths = flatten(batch)
+    return lay_out(_send(ids, device), lengths)
+
+
+def lay_out(ids: Tensor, lengths: NDArray[np.integer]) -> Packed:
+    """A batch of documents whose tokens already lie end to end on their device."""
+    device, tokens = ids.device, len(ids)
+    last = np.cumsum(lengths, dtype=np.int64) - 1
+    short = bool(lengths.min() <= SHORT_TOKENS)
+    filler = -tokens % TILE
+    if filler:
+        ids = functional.pad(ids, (0, filler))
+        lengths = np.append(lengths, filler)
+    boundaries = np.concatenate([[0], np.cumsum(lengths)])
+    positions = np.arange(len(ids)) - np.repeat(boundaries[:-1], lengths)
+    ends = _send(boundaries.astype(np.int32), device)
+    return Packed(ids, _send(positions, device), ends, _send(last, device), int(lengths.max()), short)
+
+
+def _send(array: np.ndarray, device: torch.device) -> Tensor:
+    tensor = torch.from_numpy(array)
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor
+
+
+Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
+Backend = Callable[[Packed], Attend]
+
+
+def varlen(batch: Packed) -> Attend:
+    """torch's variable-length flash attention; half precision on a graphics card only."""
+    from torch.nn.attention.varlen import varlen_attn
+
+    # torch 2.11 takes fewer key heads without being told.
+    grouped = {"enable_gqa": True} if "enable_gqa" in signature(varlen_attn).parameters else {}
+    options: dict[str, Any] = {"window_size": (-1, 0), **grouped}
+    extent = (batch.boundaries, batch.boundaries, batch.longest, batch.longest)
+
+    def attend(queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+        return cast(Tensor, varlen_attn(queries, keys, values, *extent, **options))
+
+    return attend
+
+
+def padded(batch: Packed) -> Attend:
+    """Scaled dot-product attention over a padded grid. Padding follows the tokens, so causality alone hides it."""
+    documents, longest = len(batch.boundaries) - 1, batch.longest
+    row = torch.bucketize(torch.arange(len(batch.ids), device=batch.ids.device), batch.boundaries[1:], right=True)
+    slots = row * longest + batch.positions
+
+    def grid(part: Tensor) -> Tensor:
+        empty = part.new_zeros((documents * longest, *part.shape[1:]))
+        return empty.index_copy_(0, slots, part).view(documents, longest, *part.shape[1:]).transpose(1, 2)
+
+    def attend(queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+        found = functional.scaled_dot_product_attention(
+            grid(queries), grid(keys), grid(values), is_causal=True, enable_gqa=True
+        )
+        return found.transpose(1, 2).flatten(0, 1)[slots]
+
+    return attend
+
+
+BACKENDS: dict[str, Backend] = {"varlen": varlen, "padded": padded}
+
+
+def default_backend(device: torch.device) -> Backend:
+    return varlen if device.type == "cuda" else padded
+
+
+FP8 = torch.float8_e4m3fn
+FP8_MAX = torch.finfo(FP8).max
+
+Quantised = tuple[Tensor, Tensor]
+"""(rows, columns) in fp8, and the scale of each row, (rows, 1) float32"""
+Activation = Tensor | Quantised
+
+
+@dataclass(frozen=True, slots=True)
+class Dense:
+    """A matrix (outputs, inputs) in the encoder's own numbers."""
+
+    weight: Tensor
+    bias: Tensor | None = None
+    quantised = False
+
+    def __call__(self, inputs: Activation) -> Tensor:
+        assert isinstance(inputs, Tensor)
+        return functional.linear(inputs, self.weight, self.bias)
+
+    def add_to(self, residual: Tensor, inputs: Activation) -> None:
+        """Adds the product in place: the matrix kernel does it on its way out, with no pass over memory of its own."""
+        assert isinstance(inputs, Tensor)
+        residual.addmm_(inputs, self.weight.t())
+
+
+@dataclass(frozen=True, slots=True)
+class Scaled:
+    """A matrix (outputs, inputs) in fp8 and the scale of each output, (1, outputs); products are in `dtype`."""
+
+    weight: Tensor
+    scale: Tensor
+    dtype: torch.dtype
+    bias: Tensor | None = None
+    quantised = True
+
+    @classmethod
+    def of(cls, dense: Dense) -> Scaled:
+        weight, scale = quantise(dense.weight)
+        return cls(weight, scale.t().contiguous(), dense.weight.dtype, dense.bias)
+
+    def __call__(self, inputs: Activation) -> Tensor:
+        values, scale = inputs
+        if values.is_cuda:
+            product = torch._scaled_mm(
+                values, self.weight.t(), scale, self.scale, out_dtype=self.dtype, use_fast_accum=True
+            )
+        else:  # no such kernel: the same numbers, multiplied in float32
+            product = ((values.float() @ self.weight.float().t()) * scale * self.scale).to(self.dtype)
+        return product if self.bias is None else product.add_(self.bias)
+
+    def add_to(self, residual: Tensor, inputs: Activation) -> None:
+        residual.add_(self(inputs))
+
+
+Linear = Dense | Scaled
+
+
+def quantise(values: Tensor) -> Quantised:
+    """Rows in fp8, each scaled so that its largest value is the largest of fp8."""
+    wide = values.float()
+    scale = wide.abs().amax(dim=-1, keepdim=True).clamp(min=1e-12) / FP8_MAX
+    return (wide / scale).clamp(-FP8_MAX, FP8_MAX).to(FP8), scale
+
+
+class Heads(NamedTuple):
+    """How the columns of the joint query, key and value matrix are read."""
+
+    queries: int
+    keys: int
+    width: int
+
+    def split(self, joint: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values (tokens, heads, width): views."""
+        parts = joint.view(len(joint), -1, self.width)
+        first, second = self.queries, self.queries + self.keys
+        return parts[:, :first], parts[:, first:second], parts[:, second:]
+
+
+def norm(hidden: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """RMS norm over the last dimension."""
+    wide = hidden.float()
+    wide = wide * torch.rsqrt(wide.square().mean(dim=-1, keepdim=True) + eps)
+    return (wide * weight.float()).to(hidden.dtype)
+
+
+class Biases(NamedTuple):
+    """Qwen2's biases of queries and keys (heads, width), and what every key is the less by, all float32.
+
+    Key biases reach 145 where the rest of a key is about 1: a sum in bf16, which has steps of 1 there, leaves little of
+    it. Attention weighs keys by their differences, so it does not see what all keys share, and large biases are nearly
+    that: they lie where a turn is slow. So they are added in float32, and their mean over all positions taken off.
+    """
+
+    queries: Tensor
+    keys: Tensor
+    shared: Tensor
+
+    @classmethod
+    def of(cls, queries: Tensor, keys: Tensor, cos: Tensor, sin: Tensor) -> Biases:
+        queries, keys = queries.to(torch.float32, copy=True), keys.to(torch.float32, copy=True)
+        one, two = keys.chunk(2, dim=-1)
+        return cls(queries, keys, torch.cat(_turned(one, two, cos.mean(dim=0), sin.mean(dim=0)), dim=-1))
+
+
+def rotate(
+    joint: Tensor, positions: Tensor, cos: Tensor, sin: Tensor, norms: tuple[Tensor, Tensor] | None,
+    biases: Biases | None, eps: float, heads: Heads,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Queries and keys (tokens, heads, width): normed where Qwen3 does, with Qwen2's biases, then turned.
+
+    `cos` and `sin` are (positions, width / 2).
+    """
+    queries, keys, _ = heads.split(joint)
+    turn = (cos[positions].unsqueeze(1), sin[positions].unsqueeze(1), eps)
+    query_norm, key_norm = norms or (None, None)
+    query_bias, key_bias, shared = biases or (None, None, None)
+    return _turn(queries, *turn, query_norm, query_bias), _turn(keys, *turn, key_norm, key_bias, shared)
+
+
+def _turn(
+    part: Tensor, cos: Tensor, sin: Tensor, eps: float, weight: Tensor | None, bias: Tensor | None,
+    less: Tensor | None = None,
+) -> Tensor:  # fmt: skip
+    # By halves, so that the sum of squares and the turn read each value once, in one kernel.
+    half = part.shape[-1] // 2
+    one, two = part[..., :half].float(), part[..., half:].float()
+    if weight is not None:
+        squares = (one.square() + two.square()).sum(dim=-1, keepdim=True)
+        scale = torch.rsqrt(squares / part.shape[-1] + eps)
+        one, two = one * scale * weight[:half].float(), two * scale * weight[half:].float()
+    if bias is not None:
+        one, two = one + bias[..., :half], two + bias[..., half:]
+    one, two = _turned(one, two, cos, sin)
+    if less is not None:
+        one, two = one - less[..., :half], two - less[..., half:]
+    return torch.cat((one, two), dim=-1).to(part.dtype)
+
+
+def _turned(one: Tensor, two: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+    return one * cos - two * sin, two * cos + one * sin
+
+
+def gate(joint: Tensor) -> Tensor:
+    """SwiGLU of gate and up columns side by side: (tokens, 2 · width) to (tokens, width)."""
+    gates, ups = joint.chunk(2, dim=-1)
+    return (functional.silu(gates.float()) * ups.float()).to(joint.dtype)
+
+
+def norm_fp8(hidden: Tensor, weight: Tensor, eps: float) -> Quantised:
+    return quantise(norm(hidden, weight, eps))
+
+
+def gate_fp8(joint: Tensor) -> Quantised:
+    return quantise(gate(joint))
+
+
+class Pieces:
+    """The functions, compiled or as they stand; norm, gate and carry by whether fp8 comes out of them."""
+
+    def __init__(self, *, compiled: bool) -> None:
+        fuse = partial(_fuse, compiled=compiled)
+        self.rotate = fuse(rotate, rows=2)
+        self.norm = {False: fuse(norm), True: fuse(norm_fp8)}
+        self.gate = {False: fuse(gate), True: fuse(gate_fp8)}
+        self.carry: dict[bool, Callable[..., Any]] = {False: lambda values: values, True: fuse(quantise)}
+
+
+def _fuse(function: Callable[..., Any], rows: int = 1, *, compiled: bool) -> Callable[..., Any]:
+    """The function compiled for any number of tokens, the first dimension of its first `rows` arguments."""
+    if not compiled:
+        return function
+    kernel = torch.compile(function, fullgraph=True, mode="max-autotune-no-cudagraphs")
+
+    def call(*arguments: Any) -> Any:  # noqa: ANN401 - whatever the function takes and gives
+        for tensor in arguments[:rows]:
+            torch._dynamo.maybe_mark_dynamic(tensor, 0)
+        return kernel(*arguments)
+
+    return call

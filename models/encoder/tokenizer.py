@@ -1,0 +1,191 @@
+"""Text to token ids: one text, a batch, or millions of texts by several processes. No torch, no ONNX Runtime."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import chain, islice
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Self
+
+import numpy as np
+from numpy.typing import NDArray
+from tokenizers import Tokenizer as RustTokenizer
+
+from models.encoder.spec import TOKENIZER_FILE, EncoderSpec, Side, Variant, verify_file
+from models.errors import BadEncoder
+
+Ids = NDArray[np.int64]
+FlatIds = NDArray[np.int32]
+
+
+@dataclass(frozen=True, slots=True)
+class Tokens:
+    """The ids of one text, special tokens included, and whether the text was cut to fit."""
+
+    ids: list[int]
+    truncated: bool
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+
+class Tokenizer:
+    """Tokenises single texts and batches, cut at `max_length` tokens."""
+
+    def __init__(self, backend: RustTokenizer, max_length: int) -> None:
+        backend.no_padding()
+        backend.enable_truncation(max_length)
+        self._backend = backend
+        self.max_length = max_length
+
+    @classmethod
+    def load(cls, path: Path, max_length: int) -> Tokenizer:
+        try:
+            return cls(RustTokenizer.from_file(str(path)), max_length)
+        except Exception as error:  # the library raises plain Exception
+            raise BadEncoder(f"{path}: not a tokenizer; export the encoder again") from error
+
+    @classmethod
+    def from_json(cls, content: str, max_length: int) -> Tokenizer:
+        return cls(RustTokenizer.from_str(content), max_length)
+
+    @property
+    def vocabulary_size(self) -> int:
+        return self._backend.get_vocab_size()
+
+    def __call__(self, text: str) -> Tokens:
+        encoding = self._backend.encode(text)
+        return Tokens(encoding.ids, bool(encoding.overflowing))
+
+    def batch(self, texts: Sequence[str]) -> list[Tokens]:
+        return [Tokens(e.ids, bool(e.overflowing)) for e in self._backend.encode_batch_fast(list(texts))]
+
+    def offsets(self, text: str) -> list[tuple[int, int]]:
+        """Character spans of the tokens of the whole text, without special tokens and without a cut."""
+        encoding = self._backend.encode(text, add_special_tokens=False)
+        # What was cut off follows in pieces; to turn the cutting off meanwhile would turn it off for other threads.
+        return [span for piece in (encoding, *encoding.overflowing) for span in piece.offsets]
+
+
+def pad(batch: Sequence[Tokens], pad_id: int = 0) -> tuple[Ids, Ids]:
+    """Ids and attention mask, both (texts, longest), padded on the right."""
+    longest = max(len(tokens) for tokens in batch)
+    ids = np.full((len(batch), longest), pad_id, dtype=np.int64)
+    mask = np.zeros((len(batch), longest), dtype=np.int64)
+    for row, tokens in enumerate(batch):
+        ids[row, : len(tokens)] = tokens.ids
+        mask[row, : len(tokens)] = 1
+    return ids, mask
+
+
+def flatten(batch: Sequence[Tokens]) -> tuple[FlatIds, FlatIds]:
+    """The ids of all texts in one run, and the length of each."""
+    lengths = np.fromiter((len(tokens) for tokens in batch), np.int32, len(batch))
+    ids = np.fromiter(chain.from_iterable(tokens.ids for tokens in batch), np.int32, int(lengths.sum()))
+    return ids, lengths
+
+
+def pad_flat(ids: FlatIds, lengths: FlatIds, pad_id: int = 0) -> tuple[Ids, Ids]:
+    """As `pad`, of texts that were flattened: a few array operations for any number of them."""
+    present = np.arange(int(lengths.max())) < lengths[:, None]
+    padded = np.full(present.shape, pad_id, np.int64)
+    padded[present] = ids
+    return padded, present.astype(np.int64)
+
+
+AT_ONCE = 4096
+# Fewer are done before a process has begun.
+MANY = 200_000
+
+Flat = tuple[FlatIds, FlatIds]
+"""The ids of some texts in one run, and the length of each."""
+
+_own: list[Tokenizer] = []
+"""A process's tokenizer, once it has one."""
+
+
+def tokenise(chunks: Iterable[Sequence[str]], texts: int, tokenizer: Tokenizer, processes: int = 0) -> Iterator[Flat]:
+    """Each chunk's tokens, in order. `texts` is how many there are in all; 0 processes: as many as there are cores."""
+    processes = processes or (len(os.sched_getaffinity(0)) if texts >= MANY else 1)
+    if processes < 3:
+        return (flatten(tokenizer.batch(chunk)) for chunk in chunks)
+    return _by_processes(iter(chunks), tokenizer, processes)
+
+
+def _by_processes(chunks: Iterator[Sequence[str]], tokenizer: Tokenizer, processes: int) -> Iterator[Flat]:
+    with _single_threaded(), ProcessPoolExecutor(processes, get_context("spawn"), _begin, (tokenizer,)) as pool:
+        ahead = [pool.submit(_flat, chunk) for chunk in islice(chunks, 2 * processes)]
+        while ahead:
+            yield ahead.pop(0).result()
+            ahead.extend(pool.submit(_flat, chunk) for chunk in islice(chunks, 1))
+
+
+@contextmanager
+def _single_threaded() -> Iterator[None]:
+    """Processes begun in here leave the cores to each other."""
+    name = "RAYON_NUM_THREADS"
+    before = os.environ.get(name)
+    os.environ[name] = "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = before
+
+
+def _begin(tokenizer: Tokenizer) -> None:
+    _own.append(tokenizer)
+
+
+def _flat(chunk: Sequence[str]) -> Flat:
+    return flatten(_own[0].batch(chunk))
+
+
+CPU_PREFERENCE = (Variant.INT8, Variant.FP32)
+GPU_PREFERENCE = (Variant.FP16, Variant.FP32)
+
+
+class TextReader:
+    """What an encoder is to those who prepare its texts; `fingerprint` names the function text → embedding."""
+
+    def __init__(self, spec: EncoderSpec, variant: Variant, tokenizer: Tokenizer) -> None:
+        self.spec = spec
+        self.variant = variant
+        self.fingerprint = spec.fingerprint(variant.filename)
+        self.tokenizer = tokenizer
+
+    @classmethod
+    def open(cls, folder: Path, *, device: str = "cpu") -> Self:
+        """Opens an encoder folder for whoever holds its weights on the device."""
+        spec = EncoderSpec.load(folder)
+        return cls(spec, best_variant(folder, device), open_tokenizer(folder, spec))
+
+    def tokenize(self, texts: Sequence[str], side: Side) -> list[Tokens]:
+        instruction = self.spec.instruction(side)
+        return self.tokenizer.batch([instruction + text for text in texts] if instruction else texts)
+
+
+def open_tokenizer(folder: Path, spec: EncoderSpec) -> Tokenizer:
+    return Tokenizer.load(verify_file(folder, TOKENIZER_FILE, spec), spec.max_length)
+
+
+def has_graph(folder: Path) -> bool:
+    """Whether any ONNX graph lies in the folder."""
+    return any((folder / variant.filename).is_file() for variant in Variant)
+
+
+def best_variant(folder: Path, device: str) -> Variant:
+    """The fastest of the folder's graphs on cpu or cuda."""
+    preference = GPU_PREFERENCE if device == "cuda" else CPU_PREFERENCE
+    for variant in preference:
+        if (folder / variant.filename).is_file():
+            return variant
+    names = " or ".join(variant.filename for variant in preference)
+    raise BadEncoder(f"{folder}: no ONNX graph ({names}); care export makes one")

@@ -1,0 +1,327 @@
+"""How encoders read token tables: with gradients in chunks (gradient caching), or once, kept on disk.
+
+With gradients: the first pass computes vectors without a graph, the loss gives each vector its gradient, and the second
+pass carries it into the weights. Vectors that fit at once keep their graphs instead. Dropout is seeded by step, reading
+and chunk, so that both passes see the same masks. Frozen encoders: a file is named by fingerprint and texts, and chunks
+that were written are not read again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from models.encoder.packed.decoder import PackedDecoder, read_weights
+from models.encoder.packed.kernels import default_backend, lay_out
+from models.encoder.spec import EncoderSpec, Pooling
+from models.encoder.tokenizer import AT_ONCE, FlatIds, Tokenizer, tokenise
+from models.encoder.torch import TorchEncoder, finish
+from models.errors import BadEncoder
+from models.progress import Progress
+from models.training.ranks import Ranks
+from models.training.tables import Rows, Texts, _mapped
+
+Padded = tuple[torch.Tensor, torch.Tensor]
+"""Ids and attention mask, both (texts, longest)."""
+PARTS = 8
+AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+def autocast(device: torch.device, precision: str) -> torch.autocast:
+    """Half precision on a graphics card; a CPU computes in float32 whatever the recipe says."""
+    enabled = device.type == "cuda" and precision in AUTOCAST
+    return torch.autocast(device.type, dtype=AUTOCAST.get(precision, torch.bfloat16), enabled=enabled)
+
+
+@dataclass
+class Reading:
+    """Texts that one encoder reads in a step: rows of its token table."""
+
+    encoder: TorchEncoder
+    tokens: TokenTable
+    rows: Rows
+    leaf: Tensor = field(init=False)
+    """Vectors (rows, native_dim) of all ranks, where the loss leaves its gradient."""
+    kept: list[Tensor] = field(init=False, default_factory=list)
+    """The chunks' vectors with their graphs, if all of them fit."""
+
+
+class Passes:
+    """The two passes of one step over its readings."""
+
+    def __init__(self, readings: Sequence[Reading], ranks: Ranks, *, tokens: int, precision: str, seed: int) -> None:
+        self._readings, self._ranks = readings, ranks
+        self._precision, self._seed = precision, seed
+        shares = [ranks.share(len(reading.rows)) for reading in readings]
+        lengths = [reading.tokens.lengths[reading.rows[own]] for reading, own in zip(readings, shares, strict=True)]
+        # What is kept is still cut by length, for less padding.
+        small = [chunks_of(of_reading, max(1, tokens // PARTS)) for of_reading in lengths]
+        sizes = [_padded(of_reading, chunks) for of_reading, chunks in zip(lengths, small, strict=True)]
+        self._keeps, kept = graphs_kept(sizes, tokens)
+        self._chunks: list[list[Rows]] = [
+            [own[chunk] for chunk in (cut if keep else chunks_of(of_reading, tokens - kept))]
+            for own, of_reading, cut, keep in zip(shares, lengths, small, self._keeps, strict=True)
+        ]
+
+    def forward(self) -> None:
+        """Fills every reading's leaf."""
+        for number, reading in enumerate(self._readings):
+            leaf = torch.zeros(len(reading.rows), reading.encoder.spec.native_dim, device=self._ranks.device)
+            with torch.set_grad_enabled(self._keeps[number]):
+                for place, chunk in enumerate(self._chunks[number]):
+                    vectors = self._encode(number, place)
+                    leaf[torch.from_numpy(chunk).to(leaf.device)] = vectors.detach()
+                    if self._keeps[number]:
+                        reading.kept.append(vectors)
+            reading.leaf = self._ranks.sum(leaf).requires_grad_(True)
+
+    def backward(self) -> None:
+        """Carries the leaves' gradients into the weights; those of several ranks are not yet added up."""
+        for number, reading in enumerate(self._readings):
+            if reading.leaf.grad is None:
+                continue
+            for place, chunk in enumerate(self._chunks[number]):
+                vectors = reading.kept[place] if self._keeps[number] else self._encode(number, place)
+                gradient = reading.leaf.grad[torch.from_numpy(chunk).to(vectors.device)]
+                vectors.backward(gradient)  # type: ignore[no-untyped-call]
+            reading.kept.clear()
+
+    @property
+    def padded_tokens(self) -> int:
+        """What the chunks of this rank hold, padding included."""
+        return sum(
+            _padded(reading.tokens.lengths[reading.rows], chunks)
+            for reading, chunks in zip(self._readings, self._chunks, strict=True)
+        )
+
+    def _encode(self, number: int, place: int) -> Tensor:
+        reading, chunk = self._readings[number], self._chunks[number][place]
+        torch.manual_seed(
+            int(np.random.SeedSequence([self._seed, self._ranks.rank, number, place]).generate_state(1)[0])
+        )
+        with autocast(self._ranks.device, self._precision):
+            return reading.encoder.pooled(*reading.tokens.padded(reading.rows[chunk]), padded_right=True)
+
+
+def _padded(lengths: Rows, chunks: list[Rows]) -> int:
+    return sum(len(chunk) * int(lengths[chunk].max()) for chunk in chunks)
+
+
+def graphs_kept(sizes: Sequence[int], tokens: int) -> tuple[list[bool], int]:
+    """Which readings keep their graphs, and their tokens: all if they fit together, else what fits into a half.
+
+    The other half is for the chunks that pass through beside them.
+    """
+    room = tokens if sum(sizes) <= tokens else tokens // 2
+    keeps: list[bool] = []
+    for size in sizes:
+        keeps.append(size <= room)
+        room -= size if keeps[-1] else 0
+    return keeps, sum(size for size, keep in zip(sizes, keeps, strict=True) if keep)
+
+
+class TokenTable:
+    """Token ids of many texts, one after the other; a batch of them is moved to the training device."""
+
+    def __init__(self, ids: FlatIds, starts: Rows, lengths: Rows, device: torch.device) -> None:
+        self.ids, self.starts, self.lengths, self.device = ids, starts, lengths, device
+
+    @classmethod
+    def build(
+        cls,
+        texts: Texts,
+        spec: EncoderSpec,
+        tokenizer: Tokenizer,
+        device: torch.device,
+        path: Path | None = None,
+        ranks: Ranks | None = None,
+    ) -> TokenTable:
+        """Tokenises all texts; with a path the first rank writes files, which all ranks map."""
+        if path is None:
+            found = zip(*_tokenised(texts, spec, tokenizer, first=ranks is None or ranks.is_first), strict=True)
+            ids, starts, lengths = (np.concatenate(each) for each in found)
+            return cls(ids, starts, lengths, device)
+        paths = [path.with_suffix(suffix) for suffix in (".ids", ".starts", ".lengths")]
+        if ranks is None or ranks.is_first:
+            with ExitStack() as stack:
+                files = [stack.enter_context(each.open("wb")) for each in paths]
+                for ids, starts, lengths in _tokenised(texts, spec, tokenizer, first=True):
+                    for file, part in zip(files, (ids, starts, lengths), strict=True):
+                        file.write(np.asarray(part).tobytes())
+        if ranks is not None:
+            ranks.wait()
+        return cls(_mapped(paths[0], np.int32), _mapped(paths[1], np.int64), _mapped(paths[2], np.int64), device)
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def padded(self, rows: Rows) -> Padded:
+        """Ids and mask (rows, longest), padded on the right with 0."""
+        lengths = self.lengths[rows]
+        columns = np.arange(int(lengths.max()))
+        mask = columns < lengths[:, None]
+        places = np.minimum(self.starts[rows][:, None] + columns, len(self.ids) - 1)
+        ids = np.where(mask, self.ids[places], 0).astype(np.int64)
+        return torch.from_numpy(ids).to(self.device), torch.from_numpy(mask.astype(np.int64)).to(self.device)
+
+    def flat(self, rows: Rows) -> torch.Tensor:
+        """The ids of these rows end to end, without padding."""
+        lengths = self.lengths[rows]
+        shifts = np.repeat(self.starts[rows] - (np.cumsum(lengths) - lengths), lengths)
+        return torch.from_numpy(np.asarray(self.ids[shifts + np.arange(len(shifts))])).to(self.device)
+
+    def chunks(self, rows: Rows, tokens: int) -> list[Rows]:
+        """Positions in `rows`, texts of like lengths together, at most `tokens` padded tokens a chunk."""
+        return chunks_of(self.lengths[rows], tokens)
+
+
+def _tokenised(
+    texts: Texts, spec: EncoderSpec, tokenizer: Tokenizer, *, first: bool
+) -> Iterator[tuple[FlatIds, Rows, Rows]]:
+    """Ids, their start in all ids, and the length of each text, a chunk of texts at a time."""
+    # Few texts have more than eight characters a token (English has four or five): cutting first saves tokenising the
+    # rest of a long text.
+    longest = 8 * tokenizer.max_length
+    chunks = (
+        [text[:longest] for text in texts.as_read_by(spec, range(start, min(start + AT_ONCE, len(texts))))]
+        for start in range(0, len(texts), AT_ONCE)
+    )
+    total = -(-len(texts) // AT_ONCE)
+    what = f"tokenise {len(texts):,} texts ({texts.side})"
+    before = 0
+    for ids, sizes in Progress(what, "chunks", total, quiet=not first).over(tokenise(chunks, len(texts), tokenizer)):
+        lengths = sizes.astype(np.int64)
+        yield ids, before + np.cumsum(lengths) - lengths, lengths
+        before += len(ids)
+
+
+def chunks_of(lengths: Rows, tokens: int) -> list[Rows]:
+    """Positions, longest first, in groups whose padded size stays within the budget (or that are one text)."""
+    order = np.argsort(-lengths, kind="stable")
+    groups, first = [], 0
+    while first < len(order):
+        size = max(1, tokens // max(1, int(lengths[order[first]])))
+        groups.append(order[first : first + size])
+        first += size
+    return groups
+
+
+Kept = NDArray[np.float16]
+
+
+# Compiling takes some seconds: fewer tokens would not win them back. A guess, not measured.
+COMPILED_TOKENS = 5_000_000
+
+
+class Reader:
+    """One encoder as it is now, reading texts without a graph."""
+
+    def __init__(self, encoder: TorchEncoder, ranks: Ranks, *, tokens: int, precision: str) -> None:
+        self._encoder, self._ranks, self._tokens, self._precision = encoder, ranks, tokens, precision
+        self._packed: PackedDecoder | None = None
+
+    @property
+    def is_packed(self) -> bool:
+        return self._packed is not None
+
+    def pack(self, table: TokenTable) -> None:
+        """From now on reads without padding, if the decoder is known and its weights are bf16."""
+        encoder, weight = self._encoder, next(self._encoder.parameters())
+        if encoder.spec.pooling is not Pooling.EOS or encoder.projection is not None or weight.dtype != torch.bfloat16:
+            return
+        try:
+            weights = read_weights(encoder.backbone, encoder.spec.max_length, weight.device)
+        except BadEncoder:  # another architecture
+            return
+        compiled = weight.is_cuda and int(table.lengths.sum()) > COMPILED_TOKENS
+        self._packed = PackedDecoder(weights, default_backend(weight.device), compiled=compiled)
+
+    @torch.inference_mode()
+    def vectors(self, table: TokenTable, rows: Rows) -> Tensor:
+        """Finished vectors (rows, dim) in float32 on the device, whatever mode the encoder is in."""
+        if self._packed is not None:
+            hidden = self._packed(lay_out(table.flat(rows), table.lengths[rows]))
+            return finish(hidden.float(), self._encoder.spec)
+        was_training = self._encoder.training
+        self._encoder.eval()
+        with autocast(self._ranks.device, self._precision):
+            pooled = self._encoder.pooled(*table.padded(rows), padded_right=True)
+        self._encoder.train(was_training)
+        return finish(pooled, self._encoder.spec)
+
+    def all(self, table: TokenTable) -> NDArray[np.float32]:
+        """The vectors of a whole table; every rank reads its share and gets all."""
+        found = torch.zeros(len(table), self._encoder.spec.dim, device=self._ranks.device)
+        chunks = table.chunks(np.arange(len(table)), self._tokens)
+        for place in self._ranks.share(len(chunks)):
+            found[torch.from_numpy(chunks[place]).to(found.device)] = self.vectors(table, chunks[place])
+        return self._ranks.sum(found).cpu().numpy()
+
+    def keep(self, table: TokenTable, path: Path) -> Kept:
+        """The vectors of a whole table in a file (texts, dim), float16, mapped; read by all ranks together."""
+        if self._ranks.device.type == "cuda":
+            self.pack(table)
+        chunks = table.chunks(np.arange(len(table)), self._tokens)
+        shape = (len(table), self._encoder.spec.dim)
+        part, done = path.with_suffix(".part"), path.with_suffix(".done")
+        if self._ranks.is_first:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            _allocate(part, 2 * shape[0] * shape[1])
+            _allocate(done, len(chunks))
+        self._ranks.wait()
+        values = np.memmap(part, dtype=np.float16, mode="r+", shape=shape)
+        marks = np.memmap(done, dtype=np.uint8, mode="r+", shape=(len(chunks),))
+        self._fill(table, chunks, values, marks)
+        values.flush()
+        self._ranks.wait()
+        if self._ranks.is_first:
+            os.replace(part, path)
+            done.unlink()
+        self._ranks.wait()
+        return kept_in(path, *shape)
+
+    def _fill(self, table: TokenTable, chunks: list[Rows], values: Kept, marks: NDArray[np.uint8]) -> None:
+        own = [place for place in self._ranks.share(len(chunks)) if not marks[place]]
+        what, quiet = f"encode {len(table):,} texts once", not self._ranks.is_first
+        for place in Progress(what, "chunks", len(own), quiet=quiet).over(own):
+            values[chunks[place]] = self.vectors(table, chunks[place]).half().cpu().numpy()
+            marks[place] = 1
+
+
+def file_of(folder: Path, fingerprint: str, texts: Texts) -> Path:
+    """Where the vectors of these texts by this encoder are kept."""
+    digest = hashlib.blake2b(f"{fingerprint} {texts.side}".encode(), digest_size=12)
+    for row, text in enumerate(texts.texts):
+        given = texts.instructions[row] if texts.instructions is not None else None
+        # Lengths keep two lists apart whose texts join to the same bytes.
+        content = repr((given, text)).encode("utf-8", "surrogatepass")
+        digest.update(len(content).to_bytes(8, "little") + content)
+    return folder / f"{digest.hexdigest()}.f16"
+
+
+def kept_in(path: Path, texts: int, dim: int) -> Kept:
+    """The vectors of a finished file."""
+    return np.memmap(path, dtype=np.float16, mode="r", shape=(texts, dim))
+
+
+def take(kept: Kept, rows: Rows, device: torch.device) -> Tensor:
+    """Rows of kept vectors in float32 on the device."""
+    return torch.from_numpy(np.asarray(kept[rows])).to(device).float()
+
+
+def _allocate(path: Path, size: int) -> None:
+    """A file of this size whose room is sure: a full disk shows here, not in the middle of a mapped write."""
+    if path.is_file() and path.stat().st_size == size:
+        return
+    with path.open("wb") as file:
+        if size:
+            os.posix_fallocate(file.fileno(), 0, size)
