@@ -21,7 +21,6 @@ from models.evaluation.significance import MIN_QUERIES, Mark, paired, per_query
 
 HITS_SHOWN, GOLD_SHOWN = 3, 2
 LINE = 120
-Pair = tuple[SetResult, SetResult]
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,12 +46,8 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("a", type=Path, metavar="A", help="a run that care eval saved")
     parser.add_argument("b", type=Path, metavar="B", help="the run to hold against it; may be the same one")
     parser.add_argument("--set", dest="set_name", metavar="NAME", help="only this set (default: all)")
-    parser.add_argument(
-        "--system",
-        action="append",
-        metavar="NAME",
-        help="only this system; given twice: the first of A against the second of B (default: all that both have)",
-    )
+    both = "only this system; given twice: the first of A against the second of B (default: all that both have)"
+    parser.add_argument("--system", action="append", metavar="NAME", help=both)
     parser.add_argument("--limit", type=int, default=10, help="queries shown for each set (%(default)s)")
 
 
@@ -90,7 +85,13 @@ def choose_systems(before: Run, after: Run, named: Sequence[str], *, same_run: b
 
 def compare(before: Run, after: Run, systems: Sequence[tuple[str, str]], set_name: str | None) -> list[SetDiff]:
     """Every set that both runs hold, or the named one, for each pair of systems."""
-    pairs = [pair for first, second in systems for pair in _common_sets(before, after, first, second)]
+    theirs = {(each.benchmark, each.set_name, each.system): each for each in after.results}
+    pairs = [
+        (ours, theirs[ours.benchmark, ours.set_name, second])
+        for first, second in systems
+        for ours in before.results
+        if ours.system == first and (ours.benchmark, ours.set_name, second) in theirs
+    ]
     known = list(dict.fromkeys(first.set_name for first, _ in pairs))
     if set_name is not None:
         pairs = [pair for pair in pairs if pair[0].set_name == set_name]
@@ -119,15 +120,6 @@ def lines(diff: SetDiff, limit: int) -> Iterator[str]:
         if change.difference:
             yield ""
             yield from _change_lines(place, change, before)
-
-
-def _common_sets(before: Run, after: Run, first: str, second: str) -> list[Pair]:
-    theirs = {(r.benchmark, r.set_name): r for r in after.results if r.system == second}
-    return [
-        (result, theirs[result.benchmark, result.set_name])
-        for result in before.results
-        if result.system == first and (result.benchmark, result.set_name) in theirs
-    ]
 
 
 def _compare_set(before: SetResult, after: SetResult) -> SetDiff:

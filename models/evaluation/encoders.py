@@ -23,24 +23,20 @@ from models.evaluation.cache import VectorCache, Vectors
 from models.evaluation.results import SystemFacts
 from models.evaluation.sets import Task
 
-DEVICE, DTYPE, MAX_LENGTH, POOLING, PRECISION, VARIANT = (
+OPTIONS = DEVICE, DTYPE, MAX_LENGTH, POOLING, PRECISION, VARIANT = (
     "device", "dtype", "max_length", "pooling", "precision", "variant"
 )  # fmt: skip
 NO_INSTRUCTIONS = {"query_instruction": "", "document_instruction": ""}
 DEVICES = ("cpu", "cuda")
 DTYPES = ("float32", "bfloat16", "float16")
-WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
 CONFIG_FILE = "config.json"
 # What of a checkpoint decides about its vectors.
 CHECKPOINT_FILES = (
-    CONFIG_FILE,
-    "*token*.json",
-    "vocab.*",
-    "merges.txt",
-    "*.model",
-    *WEIGHTS,
+    CONFIG_FILE, "*token*.json", "vocab.*", "merges.txt", "*.model", "*.safetensors", "pytorch_model*.bin",
     "adapter/adapter_*.*",
-)
+)  # fmt: skip
+# What is encoded, kept and reported together: some seconds of work. Longer texts are cut by most encoders.
+CHUNK_CHARACTERS, LONGEST = 32_768, 512
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +47,7 @@ class OpenEncoder:
     spec: EncoderSpec
     fingerprint: str
     parameters: int | None
-    """None where the folder does not tell without more than inference needs."""
+    """None where counting them takes more than inference needs."""
     encode: Callable[[Sequence[str]], Vectors]
 
 
@@ -78,54 +74,52 @@ class Address:
 def open_encoder(text: str) -> OpenEncoder:
     """Opens `FOLDER[,pooling=mean,…]`; pooling and max_length matter to folders without encoder.json only.
 
-    A precision has the folder read as the indexer reads an LLM's.
+    With a precision, the folder is read as the indexer reads an LLM's.
     """
-    address = Address.parse(text, (DEVICE, DTYPE, MAX_LENGTH, POOLING, PRECISION, VARIANT))
+    address = Address.parse(text, OPTIONS)
     folder, options = Path(address.place), address.options
     if not folder.is_dir():
         raise BadEncoder(f"{folder}: no such encoder folder")
     described = (folder / SPEC_FILE).is_file()
     if described and (POOLING in options or MAX_LENGTH in options):
         raise BadEncoder(f"{text}: the folder's {SPEC_FILE} says its {POOLING} and {MAX_LENGTH}; leave them out")
-    _choice(options, DEVICE, DEVICES)
+    device = _choice(options, DEVICE, DEVICES)
     if PRECISION in options:
         if DTYPE in options or VARIANT in options:
             raise BadEncoder(f"{text}: a {PRECISION} says in what numbers to compute; leave {DTYPE} and {VARIANT} out")
         return _open_packed(folder, options)
     if described and has_graph(folder) and DTYPE not in options:
-        return _open_onnx(folder, options)
+        variant = Variant(_choice(options, VARIANT, list(Variant))) if VARIANT in options else None
+        onnx = OnnxEncoder.load(folder, variant, device=device)
+        name = f"{folder.resolve().name} ({onnx.variant})"
+        tokenise = onnx.tokenizer.batch
+        return OpenEncoder(name, onnx.spec, onnx.fingerprint, None, lambda texts: onnx.encode_bulk(tokenise(texts)))
     if VARIANT in options:
         raise BadEncoder(
             f"{text}: there is no ONNX graph to choose from (a {DTYPE} asks for torch); leave {VARIANT} out"
         )
-    return _open_torch(folder, options)
+    return _open_torch(folder, options, device)
 
 
-def _open_onnx(folder: Path, options: dict[str, str]) -> OpenEncoder:
-    variant = Variant(_choice(options, VARIANT, list(Variant))) if VARIANT in options else None
-    encoder = OnnxEncoder.load(folder, variant, device=options.get(DEVICE, DEVICES[0]))
-    name = f"{folder.resolve().name} ({encoder.variant})"
-    return OpenEncoder(
-        name, encoder.spec, encoder.fingerprint, None, lambda texts: encoder.encode_bulk(encoder.tokenizer.batch(texts))
-    )
-
-
-def _open_torch(folder: Path, options: dict[str, str]) -> OpenEncoder:
+def _open_torch(folder: Path, options: dict[str, str], device: str) -> OpenEncoder:
     if not (folder / CONFIG_FILE).is_file():
         raise BadEncoder(f"{folder} holds neither {SPEC_FILE} with an ONNX graph nor {CONFIG_FILE} with torch weights")
-    dtype = _choice(options, DTYPE, DTYPES)
-    # By name: whoever imports this module must not need torch.
+    dtype, name = _choice(options, DTYPE, DTYPES), folder.resolve().name
+    # Imported by name: this module must not need torch.
     torch, torch_encoder = import_module("torch"), import_module("models.encoder.torch")
     spec = EncoderSpec.load(folder) if (folder / SPEC_FILE).is_file() else _inferred(folder, options)
-    plain = spec.model_copy(update=NO_INSTRUCTIONS)
-    device = options.get(DEVICE, DEVICES[0])
     if device == "cuda" and not torch.cuda.is_available():
         raise BadEncoder(f"{DEVICE}={device}: torch sees no graphics card here; leave it out")
+    plain = spec.model_copy(update=NO_INSTRUCTIONS)
     encoder = torch_encoder.TorchEncoder.load(folder, plain, dtype=getattr(torch, dtype)).to(device)
+    # The spec, the arithmetic and the content of every file that decides about the vectors.
+    facts = spec.model_dump(mode="json", include={"pooling", "dim", "max_length", "normalize"})
+    paths = sorted({path for pattern in CHECKPOINT_FILES for path in folder.glob(pattern)})
+    files = {path.relative_to(folder).as_posix(): sha256_of(path) for path in paths}
     return OpenEncoder(
-        name=folder.resolve().name if dtype == DTYPES[0] else f"{folder.resolve().name} ({dtype})",
+        name=name if dtype == DTYPES[0] else f"{name} ({dtype})",
         spec=spec,
-        fingerprint=_fingerprint(folder, spec, dtype),
+        fingerprint=hashlib.sha256(json.dumps([facts, dtype, files], sort_keys=True).encode()).hexdigest()[:16],
         parameters=sum(parameter.numel() for parameter in encoder.parameters()),
         encode=lambda texts: encoder.encode(texts, Side.DOCUMENT),
     )
@@ -133,17 +127,11 @@ def _open_torch(folder: Path, options: dict[str, str]) -> OpenEncoder:
 
 def _open_packed(folder: Path, options: dict[str, str]) -> OpenEncoder:
     precision = Precision(_choice(options, PRECISION, list(Precision)))
-    spec = EncoderSpec.load(folder)
+    spec, name = EncoderSpec.load(folder), f"{folder.resolve().name} ({precision})"
     plain = spec.model_copy(update=NO_INSTRUCTIONS)
     packed = import_module("models.encoder.packed.encoder").PackedEncoder
     encoder = packed.load(folder, plain, device=options.get(DEVICE), precision=precision)
-    return OpenEncoder(
-        name=f"{folder.resolve().name} ({precision})",
-        spec=spec,
-        fingerprint=encoder.fingerprint,
-        parameters=None,
-        encode=lambda texts: encoder.encode(texts, Side.DOCUMENT),
-    )
+    return OpenEncoder(name, spec, encoder.fingerprint, None, lambda texts: encoder.encode(texts, Side.DOCUMENT))
 
 
 def _inferred(folder: Path, options: dict[str, str]) -> EncoderSpec:
@@ -154,16 +142,9 @@ def _inferred(folder: Path, options: dict[str, str]) -> EncoderSpec:
         if not options[MAX_LENGTH].isdecimal():
             raise BadEncoder(f"{MAX_LENGTH}={options[MAX_LENGTH]} is not a whole number")
         given[MAX_LENGTH] = int(options[MAX_LENGTH])
-    spec: EncoderSpec = import_module("models.encoder.folder").infer_spec(folder, space=folder.resolve().name, **given)
+    infer_spec = import_module("models.encoder.folder").infer_spec
+    spec: EncoderSpec = infer_spec(folder, space=folder.resolve().name, **given)
     return spec
-
-
-def _fingerprint(folder: Path, spec: EncoderSpec, dtype: str) -> str:
-    """Names the function from the spec, the arithmetic and the content of every file that decides about it."""
-    facts = spec.model_dump(mode="json", include={"pooling", "dim", "max_length", "normalize"})
-    paths = {path for pattern in CHECKPOINT_FILES for path in folder.glob(pattern)}
-    files = {path.relative_to(folder).as_posix(): sha256_of(path) for path in sorted(paths)}
-    return hashlib.sha256(json.dumps([facts, dtype, files], sort_keys=True).encode()).hexdigest()[:16]
 
 
 def _choice(options: dict[str, str], name: str, known: Sequence[str]) -> str:
@@ -174,25 +155,19 @@ def _choice(options: dict[str, str], name: str, known: Sequence[str]) -> str:
     return value
 
 
-# What is encoded, kept and reported together: some seconds of work. Longer texts are cut by most encoders.
-CHUNK_CHARACTERS, LONGEST = 32_768, 512
-
-
 class Reader(Protocol):
     """Turns texts of a task into unit vectors (texts, dim)."""
 
     @property
     def facts(self) -> SystemFacts: ...
-
     def read(self, texts: Sequence[str], side: Side, task: Task) -> Vectors: ...
-
     def uncached(self) -> Reader:
         """The same function without its cache, for timing."""
         ...
 
 
 class EncoderReader:
-    """One encoder; `advance` is told how many characters were encoded."""
+    """One encoder with the task's instruction or its own; `advance` is called with the characters encoded."""
 
     def __init__(
         self, encoder: OpenEncoder, cache: VectorCache | None, advance: Callable[[int], object] = lambda count: None
@@ -205,25 +180,23 @@ class EncoderReader:
         return SystemFacts(encoder.name, "encoder", encoder.fingerprint, encoder.spec.dim, encoder.parameters)
 
     def read(self, texts: Sequence[str], side: Side, task: Task) -> Vectors:
-        prompts = self._prompts(texts, side, task)
-        if self._cache is None:
-            return _checked(self.encoder, self.encoder.encode(prompts))
+        prompts, cache = self._prompts(texts, side, task), self._cache
+        if cache is None:
+            return self._encode(prompts)
         vectors = np.empty((len(prompts), self.encoder.spec.dim), dtype=np.float32)
-        missing = self._cache.find(prompts, vectors)
-        if missing:
-            self._encode(list(dict.fromkeys(prompts[row] for row in missing)), self._cache)
-            self._cache.find(prompts, vectors)
+        if missing := cache.find(prompts, vectors):
+            new = list(dict.fromkeys(prompts[row] for row in missing))
+            for rows in bulk_batches([size(prompt) for prompt in new], CHUNK_CHARACTERS):
+                chunk = [new[row] for row in rows]
+                cache.add(chunk, self._encode(chunk))
+                self._advance(sum(map(size, chunk)))
+            cache.find(prompts, vectors)
         return vectors
 
     def unread(self, tasks: Iterable[Task], sides: Collection[Side]) -> set[str]:
         """What has yet to be encoded before the tasks can be judged, as the encoder will read it."""
-        prompts = {
-            prompt
-            for task in tasks
-            for side, texts in task.texts()
-            if side in sides
-            for prompt in self._prompts(texts, side, task)
-        }
+        read = ((task, side, texts) for task in tasks for side, texts in task.texts() if side in sides)
+        prompts = {prompt for task, side, texts in read for prompt in self._prompts(texts, side, task)}
         return prompts if self._cache is None else set(self._cache.unknown(prompts))
 
     def uncached(self) -> EncoderReader:
@@ -235,11 +208,14 @@ class EncoderReader:
         prompt = spec.instruction(side) if stated is None else given
         return [prompt + text for text in texts] if prompt else texts
 
-    def _encode(self, prompts: Sequence[str], cache: VectorCache) -> None:
-        for rows in bulk_batches([size(prompt) for prompt in prompts], CHUNK_CHARACTERS):
-            chunk = [prompts[row] for row in rows]
-            cache.add(chunk, _checked(self.encoder, self.encoder.encode(chunk)))
-            self._advance(sum(map(size, chunk)))
+    def _encode(self, prompts: Sequence[str]) -> Vectors:
+        """Refuses a vector that is not finite: it would rank at random, and would be kept."""
+        vectors = self.encoder.encode(prompts)
+        if not np.isfinite(vectors).all():
+            raise BadEncoder(
+                f"{self.encoder.name}: the encoder gave a vector that is not finite; export or train it again"
+            )
+        return vectors
 
 
 @dataclass(frozen=True, slots=True)
@@ -283,21 +259,19 @@ class CutReader:
         return SystemFacts(f"{facts.name} {self.dim}d", facts.kind, facts.fingerprint, self.dim, facts.parameters)
 
     def read(self, texts: Sequence[str], side: Side, task: Task) -> Vectors:
-        cut = self.whole.read(texts, side, task)[:, : self.dim]
-        unit: Vectors = cut / np.maximum(np.linalg.norm(cut, axis=1, keepdims=True), np.finfo(np.float32).tiny)
-        return unit
+        return unit(self.whole.read(texts, side, task)[:, : self.dim])
 
     def uncached(self) -> CutReader:
         return CutReader(self.whole.uncached(), self.dim)
 
 
+def unit(vectors: Vectors) -> Vectors:
+    """Rows brought to unit length."""
+    norms = np.linalg.norm(vectors, axis=1, keepdims=True)
+    rows: Vectors = vectors / np.maximum(norms, np.finfo(np.float32).tiny)
+    return rows
+
+
 def size(prompt: str) -> int:
     """The work of encoding a text, in characters."""
     return min(len(prompt), LONGEST)
-
-
-def _checked(encoder: OpenEncoder, vectors: Vectors) -> Vectors:
-    """A vector that is not a number would rank at random, and would be kept."""
-    if not np.isfinite(vectors).all():
-        raise BadEncoder(f"{encoder.name}: the encoder gave a vector that is not finite; export or train it again")
-    return vectors

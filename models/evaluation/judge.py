@@ -22,9 +22,11 @@ from models.evaluation.systems import Answers, Dense, NotApplicable, System
 
 Values = NDArray[np.float64]
 
+HITS, GOLD, TEXT_CHARACTERS = 10, 3, 120
+"""How many hits and known answers are kept of a query, and how much of their texts."""
+TIMED_QUERIES, WARM_UP_QUERIES = 50, 3
 _NAME = re.compile(r"(\w+)(@\d+)?")
 _RANX = {"nDCG": "ndcg", "Recall": "recall", "MRR": "mrr", "Acc": "hit_rate", "MAP": "map"}
-_NOTHING = -1.0
 
 
 def ranked(
@@ -35,9 +37,32 @@ def ranked(
     `grades` and `rankings` name documents by row; a ranking is in its final order, best first. Documents are relevant
     from the grade `relevant` on. A name without a depth ("MAP") covers the whole ranking.
     """
+    import ranx  # type: ignore[import-untyped]
+
     run = _array([[(row, -place) for place, row in enumerate(rows.tolist())] for rows in rankings])
-    best_first = [sorted(of_query.items(), key=lambda pair: -pair[1]) for of_query in grades]
-    return _evaluate(best_first, run, names, relevant)
+    qrels = _array([sorted(of_query.items(), key=lambda pair: -pair[1]) for of_query in grades])
+    asked: dict[str, str] = {}
+    for name in names:
+        match = _NAME.fullmatch(name)
+        if match is None or match[1] not in _RANX:
+            raise ValueError(f"no metric is called {name!r}")
+        asked[name] = f"{_RANX[match[1]]}{match[2] or ''}-l{relevant}"
+    # Asked for one metric alone, ranx looks its result up under another name; the last one is never read.
+    with warnings.catch_warnings():
+        # numba compiles the metrics at the first call and warns of casts of array sizes.
+        warnings.simplefilter("ignore")
+        values = ranx.evaluate(qrels, run, [*asked.values(), "hits@1"], return_mean=False)
+    return {name: values[theirs] for name, theirs in asked.items()}
+
+
+def _array(lists: Sequence[Sequence[tuple[int, int]]]) -> Values:
+    """(queries, longest, 2) of rows and values; short lists end in row -1, which no document has, of grade 0."""
+    array = np.zeros((len(lists), max([1, *map(len, lists)]), 2))
+    array[:, :, 0] = -1.0
+    for place, pairs in enumerate(lists):
+        if pairs:
+            array[place, : len(pairs)] = pairs
+    return array
 
 
 def mean_percent(values: Values) -> float:
@@ -51,48 +76,8 @@ def correlations(similarities: Sequence[float] | NDArray[np.float32], scores: Se
     first, second = np.asarray(similarities, dtype=np.float64), np.asarray(scores, dtype=np.float64)
     if np.ptp(first) == 0 or np.ptp(second) == 0:
         return {"Pearson": 0.0, "Spearman": 0.0}
-    return {
-        "Pearson": float(stats.pearsonr(first, second).statistic),
-        "Spearman": float(stats.spearmanr(first, second).statistic),
-    }
-
-
-def _evaluate(
-    grades: Sequence[Sequence[tuple[int, int]]], run: Values, names: Sequence[str], relevant: int
-) -> dict[str, Values]:
-    import ranx  # type: ignore[import-untyped]
-
-    asked = {name: f"{_parse(name)}-l{relevant}" for name in names}
-    # Asked for one metric alone, ranx looks its result up under another name; the last one is never read.
-    with warnings.catch_warnings():
-        # numba compiles the metrics at the first call and remarks on casts of array sizes.
-        warnings.simplefilter("ignore")
-        values = ranx.evaluate(_array(grades), run, [*asked.values(), "hits@1"], return_mean=False)
-    return {name: values[theirs] for name, theirs in asked.items()}
-
-
-def _parse(name: str) -> str:
-    """The name that ranx has for a metric."""
-    match = _NAME.fullmatch(name)
-    if match is None or match[1] not in _RANX:
-        raise ValueError(f"no metric is called {name!r}")
-    return _RANX[match[1]] + (match[2] or "")
-
-
-def _array(lists: Sequence[Sequence[tuple[int, int]]]) -> Values:
-    """(queries, longest, 2) of rows and values; short lists end in a row that no document has, of grade 0."""
-    longest = max([1, *(len(pairs) for pairs in lists)])
-    array = np.zeros((len(lists), longest, 2))
-    array[:, :, 0] = _NOTHING
-    for place, pairs in enumerate(lists):
-        if pairs:
-            array[place, : len(pairs)] = pairs
-    return array
-
-
-HITS, GOLD, TEXT_CHARACTERS = 10, 3, 120
-"""How many hits and known answers are kept of a query, and how much of their texts."""
-TIMED_QUERIES, WARM_UP_QUERIES = 50, 3
+    pearson, spearman = stats.pearsonr(first, second), stats.spearmanr(first, second)
+    return {"Pearson": float(pearson.statistic), "Spearman": float(spearman.statistic)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +90,7 @@ class Judgement:
 
 @dataclass(frozen=True, slots=True)
 class _Query:
-    """A query and what it is asked of, by row: the corpus, or its own candidates."""
+    """A query, and what it searches by row: the corpus, or its own candidates."""
 
     id: str
     text: str
@@ -113,8 +98,13 @@ class _Query:
     texts: Sequence[str]
     grades: Mapping[int, int]
 
-    def hit(self, row: int) -> Hit:
-        return Hit(self.ids[row], self.texts[row][:TEXT_CHARACTERS], self.grades.get(row, 0))
+    def result(self, metrics: dict[str, float], rows: Sequence[int]) -> QueryResult:
+        answers = sorted((row for row, grade in self.grades.items() if grade > 0), key=lambda row: -self.grades[row])
+        hits, gold = (
+            [Hit(self.ids[row], self.texts[row][:TEXT_CHARACTERS], self.grades.get(row, 0)) for row in of_query]
+            for of_query in (rows[:HITS], answers[:GOLD])
+        )
+        return QueryResult(self.id, self.text, metrics, hits, gold)
 
 
 def judge(
@@ -124,7 +114,7 @@ def judge(
     *,
     speed: bool = False,
 ) -> Judgement:
-    """Every task by every system; `report` is told the results of each set when it is through."""
+    """Every task by every system; `report` is called with the results of each set when it is through."""
     judgement = Judgement()
     for task in tasks:
         of_set: list[SetResult] = []
@@ -155,44 +145,31 @@ def judge_one(task: Task, system: System, *, speed: bool = False) -> SetResult:
 
 
 def figures(task: Task, answers: Answers) -> tuple[dict[str, float], list[QueryResult]]:
-    """The figures of a set in percent, and what lies behind them."""
-    if isinstance(task.data, PairSet):
+    """The figures of a set in percent, and the result of each query or sentence pair."""
+    data = task.data
+    if isinstance(data, PairSet):
         assert isinstance(answers, np.ndarray)
-        return _of_pairs(task.data, answers)
+        rows = zip(data.pairs, answers.tolist(), data.scores, strict=True)
+        pairs = [
+            QueryResult(str(place), "\n".join(pair), {SIMILARITY: cosine, GOLD_SCORE: score})
+            for place, (pair, cosine, score) in enumerate(rows, 1)
+        ]
+        return {name: 100 * value for name, value in correlations(answers, data.scores).items()}, pairs
     assert isinstance(answers, list)
-    queries = list(_queries(task.data))
-    relevant = task.data.relevant if isinstance(task.data, RerankSet) else 1
+    queries = list(_queries(data))
+    relevant = data.relevant if isinstance(data, RerankSet) else 1
     rankings = [rows for rows, _ in answers]
     values = ranked([query.grades for query in queries], rankings, METRICS[task.kind], relevant)
-    means = {name: mean_percent(of_queries) for name, of_queries in values.items()}
-    return means, [_result(query, rankings[place], values, place) for place, query in enumerate(queries)]
-
-
-def queries_per_second(answer: Callable[[str], object], queries: Sequence[str]) -> float:
-    """One query at a time, over queries spread through the set, by the wall clock; other work on the machine counts."""
-    step = max(1, len(queries) // TIMED_QUERIES)
-    sample = queries[::step][:TIMED_QUERIES]
-    for query in sample[:WARM_UP_QUERIES]:
-        answer(query)
-    began = time.perf_counter()
-    for query in sample:
-        answer(query)
-    return len(sample) / (time.perf_counter() - began)
-
-
-def _of_pairs(data: PairSet, cosines: NDArray[np.float32]) -> tuple[dict[str, float], list[QueryResult]]:
-    pairs = [
-        QueryResult(str(place), "\n".join(pair), {SIMILARITY: cosine, GOLD_SCORE: score})
-        for place, (pair, cosine, score) in enumerate(zip(data.pairs, cosines.tolist(), data.scores, strict=True), 1)
+    results = [
+        query.result({name: float(of_queries[place]) for name, of_queries in values.items()}, rankings[place].tolist())
+        for place, query in enumerate(queries)
     ]
-    return {name: 100 * value for name, value in correlations(cosines, data.scores).items()}, pairs
+    return {name: mean_percent(of_queries) for name, of_queries in values.items()}, results
 
 
 def _queries(data: RetrievalSet | RerankSet) -> Iterator[_Query]:
     if isinstance(data, RetrievalSet):
-        row_of = {id: row for row, id in enumerate(data.document_ids)}
-        for id, text in zip(data.query_ids, data.queries, strict=True):
-            grades = {row_of[document]: grade for document, grade in data.qrels[id].items()}
+        for id, text, grades in zip(data.query_ids, data.queries, data.grades(), strict=True):
             yield _Query(id, text, data.document_ids, data.documents, grades)
         return
     for number, (text, candidates) in enumerate(zip(data.queries, data.candidates, strict=True), start=1):
@@ -201,12 +178,12 @@ def _queries(data: RetrievalSet | RerankSet) -> Iterator[_Query]:
         yield _Query(str(number), text, ids, [candidate for candidate, _ in candidates], grades)
 
 
-def _result(query: _Query, rows: NDArray[np.int64], values: Mapping[str, Values], place: int) -> QueryResult:
-    answers = sorted((row for row, grade in query.grades.items() if grade > 0), key=lambda row: -query.grades[row])
-    return QueryResult(
-        id=query.id,
-        text=query.text,
-        metrics={name: float(of_queries[place]) for name, of_queries in values.items()},
-        hits=[query.hit(row) for row in rows[:HITS].tolist()],
-        gold=[query.hit(row) for row in answers[:GOLD]],
-    )
+def queries_per_second(answer: Callable[[str], object], queries: Sequence[str]) -> float:
+    """One query at a time, over queries spread through the set, by the wall clock; other work on the machine counts."""
+    sample = queries[:: max(1, len(queries) // TIMED_QUERIES)][:TIMED_QUERIES]
+    for query in sample[:WARM_UP_QUERIES]:
+        answer(query)
+    began = time.perf_counter()
+    for query in sample:
+        answer(query)
+    return len(sample) / (time.perf_counter() - began)

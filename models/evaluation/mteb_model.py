@@ -43,7 +43,8 @@ class RelevanceEvaluator:
 
     def __init__(self, query_relevance: Mapping[str, Mapping[str, int]], measures: Iterable[str]) -> None:
         self._qrels = query_relevance
-        self._measures = [(name, _cuts(cuts)) for name, _, cuts in (measure.partition(".") for measure in measures)]
+        parts = (measure.partition(".") for measure in measures)
+        self._measures = [(name, [int(cut) for cut in cuts.split(",")]) for name, _, cuts in parts]
 
     def evaluate(self, scores: Mapping[str, Mapping[str, float]]) -> dict[str, dict[str, float]]:
         """By query, every measure at every cut-off (`ndcg_cut_10`); queries that no one judged are left out."""
@@ -58,10 +59,6 @@ class RelevanceEvaluator:
             for name, cuts in self._measures
             for cut in cuts
         }
-
-
-def _cuts(text: str) -> list[int]:
-    return [int(cut) for cut in text.split(",")]
 
 
 def _dcg(gains: Values) -> float:
@@ -92,13 +89,9 @@ class MtebPair:
     """Implements mteb's `EncoderProtocol`. An instruction of None leaves the encoder its own."""
 
     def __init__(
-        self,
-        query: OpenEncoder,
-        document: OpenEncoder,
-        *,
-        query_instruction: str | None = None,
+        self, query: OpenEncoder, document: OpenEncoder, *, query_instruction: str | None = None,
         document_instruction: str | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         for encoder, side in ((query, Side.QUERY), (document, Side.DOCUMENT)):
             if side not in encoder.spec.sides:
                 raise BadEncoder(f"{encoder.name}: not made to read {side} texts; take the pair's other encoder")
@@ -110,13 +103,9 @@ class MtebPair:
 
     @classmethod
     def load(
-        cls,
-        query: str,
-        document: str | None = None,
-        *,
-        query_instruction: str | None = None,
+        cls, query: str, document: str | None = None, *, query_instruction: str | None = None,
         document_instruction: str | None = None,
-    ) -> MtebPair:
+    ) -> MtebPair:  # fmt: skip
         """Opens a query encoder and a document encoder of one space; a single folder is its own pair.
 
         Folders are written as `care eval` takes them, with ONNX graphs or torch weights: `FOLDER[,variant=fp32,…]`.

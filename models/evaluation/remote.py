@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,19 +29,28 @@ TIMEOUT_SECONDS = 120.0
 ATTEMPTS = 4
 FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.5, 30.0
 BUSY = 429
+# Queries of one request: more of them, if they are long, take a slow processor longer than a service waits.
+AT_ONCE = 32
+TEMPERATURE, MAX_TOKENS = 0.7, 512
+REQUESTS_AT_ONCE = 8
+CHINESE = re.compile(r"[\u3400-\u9fff]")
+CHINESE_PROMPT = (
+    "请像医学教科书或科普文章那样写一段约两百字的文字，内容应能回答下面的问题。"
+    "直接写正文，不要标题和客套话。\n\n问题：{query}"
+)
+OTHER_PROMPT = (
+    "Write one passage of about 120 words, as a medical textbook or article would have it, that answers the question "
+    "below. Give only the passage, without a heading.\n\nQuestion: {query}"
+)
 
 
 class Endpoint:
-    """A base address whose routes speak JSON; safe to call from several threads."""
+    """A base address whose routes speak JSON, with timeouts and retries; safe to call from several threads."""
 
     def __init__(
-        self,
-        base: str,
-        headers: Mapping[str, str] | None = None,
-        *,
-        timeout_seconds: float = TIMEOUT_SECONDS,
+        self, base: str, headers: Mapping[str, str] | None = None, *, timeout_seconds: float = TIMEOUT_SECONDS,
         pause: Callable[[float], object] = time.sleep,
-    ) -> None:
+    ) -> None:  # fmt: skip
         if not base.startswith(("http://", "https://")):
             raise CareError(f"{base}: not an address; write http://HOST:PORT")
         self.base = base.rstrip("/")
@@ -58,47 +67,35 @@ class Endpoint:
         self._client.close()
 
     def _call(self, method: str, route: str, body: Mapping[str, object] | None) -> dict[str, Any]:
-        """The answer's object; what may pass by itself (no connection, too busy, broken down) is tried again."""
+        """The answer's object; no connection, 429 and 5xx are tried again."""
         address, problem = f"{self.base}{route}", ""
         for attempt in range(ATTEMPTS):
-            wait = min(FIRST_PAUSE_SECONDS * 4**attempt, LONGEST_PAUSE_SECONDS)
+            wait = FIRST_PAUSE_SECONDS * 4**attempt
             try:
                 response = self._client.request(method, address, json=body)
             except httpx.TransportError as error:
                 problem = f"does not answer ({type(error).__name__})"
             else:
                 if response.is_success:
-                    return _object(address, response)
+                    with suppress(ValueError):
+                        if isinstance(answer := response.json(), dict):
+                            return answer
+                    raise CareError(f"{address} does not answer with a JSON object; is the address right?")
                 problem = f"answers {response.status_code}: {response.text[:200]}"
                 if response.status_code != BUSY and not response.is_server_error:
                     break
-                wait = min(_retry_after(response) or wait, LONGEST_PAUSE_SECONDS)
+                retry_after = response.headers.get("retry-after", "")
+                wait = (float(retry_after) if retry_after.isdecimal() else 0.0) or wait
             if attempt + 1 < ATTEMPTS:
-                self._pause(wait)
+                self._pause(min(wait, LONGEST_PAUSE_SECONDS))
         raise CareError(f"{address} {problem}; is it running, and is the address right?")
 
 
-def _object(address: str, response: httpx.Response) -> dict[str, Any]:
-    try:
-        answer = response.json()
-    except ValueError:
-        answer = None
-    if not isinstance(answer, dict):
-        raise CareError(f"{address} does not answer with a JSON object; is the address right?")
-    return answer
-
-
-def _retry_after(response: httpx.Response) -> float | None:
-    value = response.headers.get("retry-after", "")
-    return float(value) if value.isdecimal() else None
-
-
-# Queries of one request: more of them, if they are long, take a slow processor longer than a service waits.
-AT_ONCE = 32
-
-
 class Service:
-    """Asks /v1/search, in its default mode where `mode` is None, and /v1/rerank."""
+    """Asks /v1/search, in its default mode where `mode` is None, and /v1/rerank.
+
+    The service must hold the documents of the set, all of them and no others, under their ids.
+    """
 
     def __init__(self, endpoint: Endpoint, mode: str | None) -> None:
         self._endpoint, self._mode = endpoint, mode
@@ -161,23 +158,9 @@ def _ranking(hits: Sequence[tuple[int, float]]) -> Ranking:
     return np.array([row for row, _ in hits], np.int64), np.array([score for _, score in hits], np.float32)
 
 
-TEMPERATURE = 0.7
-MAX_TOKENS = 512
-REQUESTS_AT_ONCE = 8
-CHINESE = re.compile(r"[\u3400-\u9fff]")
-CHINESE_PROMPT = (
-    "请像医学教科书或科普文章那样写一段约两百字的文字，内容应能回答下面的问题。"
-    "直接写正文，不要标题和客套话。\n\n问题：{query}"
-)
-OTHER_PROMPT = (
-    "Write one passage of about 120 words, as a medical textbook or article would have it, that answers the question "
-    "below. Give only the passage, without a heading.\n\nQuestion: {query}"
-)
-
-
 @dataclass(frozen=True, slots=True)
 class Generator:
-    """Writes `documents` hypothetical documents a query; `folder` None keeps nothing."""
+    """Writes `documents` hypothetical documents a query by a language model; `folder` None keeps nothing."""
 
     endpoint: Endpoint
     model: str
@@ -208,13 +191,8 @@ class Generator:
         return document
 
     def _ask(self, prompt: str, seed: int) -> str:
-        body = {
-            "model": self.model,
-            "messages": [{"role": "user", "content": prompt}],
-            "temperature": TEMPERATURE,
-            "max_tokens": MAX_TOKENS,
-            "seed": seed,
-        }
+        settings = {"temperature": TEMPERATURE, "max_tokens": MAX_TOKENS, "seed": seed}
+        body = {"model": self.model, "messages": [{"role": "user", "content": prompt}], **settings}
         answer = self.endpoint.post("/chat/completions", body)
         try:
             document = str(answer["choices"][0]["message"]["content"] or "").strip()
@@ -227,7 +205,7 @@ class Generator:
 
 @dataclass(frozen=True, slots=True)
 class HydeReader:
-    """Reads queries together with their hypothetical documents; documents are read as ever."""
+    """HyDE: a query's vector is the mean of its own and those of its hypothetical documents, at unit length."""
 
     reader: Reader
     generator: Generator
@@ -235,8 +213,7 @@ class HydeReader:
     @property
     def facts(self) -> SystemFacts:
         plain, count = self.reader.facts, self.generator.documents
-        name = f"HyDE {plain.name}" + (f" × {count}" if count > 1 else "")
-        return SystemFacts(name, "hyde", plain.fingerprint, plain.dim, plain.parameters)
+        return replace(plain, name=f"HyDE {plain.name}" + (f" × {count}" if count > 1 else ""), kind="hyde")
 
     def read(self, texts: Sequence[str], side: Side, task: Task) -> Vectors:
         if isinstance(task.data, PairSet):
@@ -250,8 +227,7 @@ class HydeReader:
         return mean
 
     def uncached(self) -> HydeReader:
-        generator = Generator(self.generator.endpoint, self.generator.model, self.generator.documents, None)
-        return HydeReader(self.reader.uncached(), generator)
+        return HydeReader(self.reader.uncached(), replace(self.generator, folder=None))
 
 
 def prompt_for(query: str) -> str:

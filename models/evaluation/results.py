@@ -1,7 +1,7 @@
-"""What an evaluation found, as plain values, and the one file that keeps it.
+"""What an evaluation found, as plain values, and the file that keeps it.
 
 A run is written as gzipped JSON: figures, and for every query its metrics and its first hits with their texts, so that
-two runs can be compared query by query long after. Knows nothing of how the numbers came about.
+two runs can be compared query by query later.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from models.errors import BadData
 from models.evaluation.sets import Kind
 
 FORMAT = 1
+COMPRESSION = 6
 POSITIVE_COSINE = "positive cosine"
 """A dense system's cosine of a query and the documents that answer it: the mean over those documents."""
-COMPRESSION = 6
 SIMILARITY, GOLD_SCORE = "similarity", "gold score"
 """The two values that a sentence pair keeps in place of metrics: the system's cosine, and what people gave it."""
 
@@ -111,8 +111,20 @@ class Run:
     """Sets of a benchmark that were not there, each with how to get it."""
 
     def save(self, path: Path) -> None:
+        """Writes the run; every text is written once, as systems find the same documents."""
         texts: dict[str, int] = {}
-        results = [_shelve(result, texts) for result in self.results]
+
+        def hits(found: list[Hit]) -> list[tuple[str, int, int]]:
+            return [(hit.id, texts.setdefault(hit.text, len(texts)), hit.grade) for hit in found]
+
+        def query(each: QueryResult) -> list[Any]:
+            text = texts.setdefault(each.text, len(texts))
+            return [each.id, text, each.metrics, hits(each.hits), hits(each.gold)]
+
+        results = [
+            {**asdict(replace(result, queries=[])), "queries": list(map(query, result.queries))}
+            for result in self.results
+        ]
         values = {"format": FORMAT, **asdict(replace(self, results=[])), "results": results, "texts": list(texts)}
         path.write_bytes(gzip.compress(orjson.dumps(values), COMPRESSION, mtime=0))
 
@@ -124,33 +136,15 @@ class Run:
             if not isinstance(values, dict) or values.pop("format", None) != FORMAT:
                 raise BadData(f"{path}: not a run of this version; run care eval again")
             texts = values.pop("texts")
-            values["results"] = [_unshelve(result, texts) for result in values["results"]]
+
+            def hits(found: list[Any]) -> list[dict[str, Any]]:
+                return [{"id": id, "text": texts[text], "grade": grade} for id, text, grade in found]
+
+            for result in values["results"]:
+                result["queries"] = [
+                    {"id": id, "text": texts[text], "metrics": metrics, "hits": hits(found), "gold": hits(gold)}
+                    for id, text, metrics, found, gold in result["queries"]
+                ]
             return TypeAdapter(cls).validate_python(values)
         except (OSError, EOFError, ValueError, LookupError, TypeError, zlib.error) as error:
             raise BadData(f"{path}: not a run that care eval wrote ({error})") from error
-
-
-def _shelve(result: SetResult, texts: dict[str, int]) -> dict[str, Any]:
-    """A result as the file has it: every text is written once, as systems find the same documents."""
-
-    def place(text: str) -> int:
-        return texts.setdefault(text, len(texts))
-
-    queries = [
-        [query.id, place(query.text), query.metrics]
-        + [[(hit.id, place(hit.text), hit.grade) for hit in hits] for hits in (query.hits, query.gold)]
-        for query in result.queries
-    ]
-    return {**asdict(replace(result, queries=[])), "queries": queries}
-
-
-def _unshelve(result: dict[str, Any], texts: list[str]) -> dict[str, Any]:
-    queries = [
-        {"id": id, "text": texts[text], "metrics": metrics} | {"hits": _hits(hits, texts), "gold": _hits(gold, texts)}
-        for id, text, metrics, hits, gold in result["queries"]
-    ]
-    return {**result, "queries": queries}
-
-
-def _hits(shelved: list[Any], texts: list[str]) -> list[dict[str, Any]]:
-    return [{"id": id, "text": texts[text], "grade": grade} for id, text, grade in shelved]

@@ -11,7 +11,7 @@ import math
 import os
 import re
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import lru_cache
@@ -35,15 +35,8 @@ class Kind(StrEnum):
 
 METRICS: dict[Kind, tuple[str, ...]] = {
     Kind.RETRIEVAL: (
-        "nDCG@10",
-        "nDCG@20",
-        "Recall@5",
-        "Recall@20",
-        "Recall@100",
-        "MRR@10",
-        "Acc@1",
-        "Acc@5",
-        "Acc@10",
+        *("nDCG@10", "nDCG@20", "Recall@5", "Recall@20", "Recall@100", "MRR@10"),
+        *("Acc@1", "Acc@5", "Acc@10"),
     ),
     Kind.LINKING: ("MRR@5", "Recall@1", "Recall@5"),
     Kind.RERANK: ("MAP@10", "MAP", "nDCG", "MRR@10"),
@@ -66,10 +59,14 @@ class RetrievalSet:
     queries: list[str]
     qrels: Qrels
 
+    def grades(self) -> list[dict[int, int]]:
+        """The grades of each query's judged documents, by row of the corpus."""
+        rows = {document: row for row, document in enumerate(self.document_ids)}
+        return [{rows[document]: grade for document, grade in self.qrels[query].items()} for query in self.query_ids]
+
     def answers(self) -> list[list[int]]:
         """The rows of the documents that answer each query."""
-        rows = {document: row for row, document in enumerate(self.document_ids)}
-        return [[rows[each] for each, grade in self.qrels[query].items() if grade > 0] for query in self.query_ids]
+        return [[row for row, grade in of_query.items() if grade > 0] for of_query in self.grades()]
 
 
 @dataclass(frozen=True)
@@ -93,13 +90,12 @@ class PairSet:
 
 @dataclass(frozen=True)
 class Task:
-    """One set as one benchmark asks it: the unit that `judge` hands to every system.
+    """One set as one benchmark asks it.
 
     The set is a RetrievalSet for the kinds retrieval and linking, a RerankSet for rerank, a PairSet for sts. An
-    instruction of None leaves the encoder its own; a text, even an empty one, replaces it. A query instruction is the
-    task's wording, which the encoder's own template joins with the query. `main_metric` is the
-    figure that the benchmark prints, one of METRICS[kind]. `hyde_prompt` asks a language model for a document that
-    would answer {query}; without one, the prompt is ours (`hyde`).
+    instruction of None leaves the encoder its own; a text, even an empty one, replaces it. The encoder's template joins
+    a query instruction with the query. `main_metric`, one of METRICS[kind], is what the benchmark prints. `hyde_prompt`
+    asks a language model for a document that would answer {query}; without one, `remote` has a prompt.
     """
 
     benchmark: str
@@ -153,14 +149,17 @@ def find_tasks(root: Path) -> list[Task]:
         raise BadData(f"{root}: no such folder")
     folders = list(_folders(root))
     tasks = []
-    for folder in folders:
-        if not (folder / QUERIES).is_file():
-            continue
-        linking = LINKING in folder.relative_to(root).parts
+    for folder in (folder for folder in folders if (folder / QUERIES).is_file()):
+        kind = Kind.LINKING if LINKING in folder.relative_to(root).parts else Kind.RETRIEVAL
         benchmark = (folder if folder == root else folder.parent).resolve().name
-        tasks.append(plain_task(benchmark, load_retrieval(folder), Kind.LINKING if linking else Kind.RETRIEVAL))
-    tasks += [plain_task(RERANK, load_rerank(path), Kind.RERANK) for path in _files(folders, RERANK)]
-    tasks += [plain_task(STS, load_pairs(path), Kind.STS) for path in _files(folders, STS)]
+        tasks.append(plain_task(benchmark, load_retrieval(folder), kind))
+
+    def files(name: str) -> list[Path]:
+        named = [folder for folder in folders if name in (folder.name, folder.resolve().name)]
+        return [path for folder in named for path in sorted(folder.glob("*.jsonl"))]
+
+    tasks += [plain_task(RERANK, load_rerank(path), Kind.RERANK) for path in files(RERANK)]
+    tasks += [plain_task(STS, load_pairs(path), Kind.STS) for path in files(STS)]
     if not tasks:
         raise BadData(f"{root}: no evaluation set (a folder with {QUERIES}, {RERANK}/*.jsonl or {STS}/*.jsonl)")
     return tasks
@@ -171,7 +170,7 @@ def load_retrieval(folder: Path, split: str = "test") -> RetrievalSet:
 
     With BEIR's qrels/SPLIT.tsv instead, the queries that the split does not judge belong to another one.
     """
-    ids, documents = _corpus(_find_corpus(folder))
+    ids, documents = _corpus(folder)
     queries = {row["_id"]: (row["text"], number) for row, number in _unique_rows(folder / QUERIES)}
     if not queries:
         raise BadData(f"{folder / QUERIES}: there is no query")
@@ -220,13 +219,6 @@ def load_pairs(path: Path) -> PairSet:
     return PairSet(path.stem, pairs, scores)
 
 
-def _files(folders: Sequence[Path], name: str) -> Iterator[Path]:
-    """What lies in folders of that name."""
-    for folder in folders:
-        if name in (folder.name, folder.resolve().name):
-            yield from sorted(folder.glob("*.jsonl"))
-
-
 def _folders(root: Path) -> Iterator[Path]:
     """The root and the folders below it, each once, however many links lead there."""
     seen: set[str] = set()
@@ -239,18 +231,13 @@ def _folders(root: Path) -> Iterator[Path]:
         seen.add(real)
 
 
-def _find_corpus(folder: Path) -> Path:
-    for place in (folder, folder.parent):
-        for name in ("corpus.jsonl", "corpus.jsonl.gz"):
-            if (place / name).is_file():
-                return place / name
-    raise BadData(f"{folder}: no corpus.jsonl or corpus.jsonl.gz, neither here nor in the folder above")
-
-
-def _corpus(path: Path) -> tuple[list[str], list[str]]:
+def _corpus(folder: Path) -> tuple[list[str], list[str]]:
     """Ids and texts; sets that share a corpus and are read one after the other share the lists."""
-    facts = path.stat()
-    return _read_corpus(path.resolve(), facts.st_mtime_ns, facts.st_size)
+    for place in (folder, folder.parent):
+        for path in (place / "corpus.jsonl", place / "corpus.jsonl.gz"):
+            if path.is_file():
+                return _read_corpus(path.resolve(), path.stat().st_mtime_ns, path.stat().st_size)
+    raise BadData(f"{folder}: no corpus.jsonl or corpus.jsonl.gz, neither here nor in the folder above")
 
 
 @lru_cache(maxsize=1)

@@ -1,25 +1,23 @@
-"""Studies of one encoder on one retrieval set: how short its vectors may be, how fast an index finds what exact search
-finds, and how far apart answers and other documents lie.
+"""Studies of an encoder on a retrieval set: short vectors, speed of indexes, similarities of answers and others.
 
-Each takes the set and its embeddings, unit rows in the set's order, and gives the curves of a picture. Knows nothing
-of encoders, caches or pictures. The first and the last cost about a search of the set; building the indexes of the
-second costs about twelve seconds of a core at worst, so one set of a corpus is enough for it.
+Each takes the set and its embeddings, unit rows in the set's order, and gives the curves of a picture. Two of them cost
+about a search of the set; building indexes costs up to twelve seconds of a core, so it is done once for a corpus.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 
 import faiss
 import numpy as np
 from numpy.typing import NDArray
 
+from models.evaluation.encoders import unit
 from models.evaluation.judge import mean_percent, ranked
 from models.evaluation.results import Curve
 from models.evaluation.sets import RetrievalSet
-from models.evaluation.systems import top
+from models.evaluation.systems import score_rows, search
 
 DIMENSIONS, INDEXES, SIMILARITIES = "dimensions", "indexes", "similarities"
 POSITIVES, HARD_NEGATIVES, RANDOM_NEGATIVES = "answers", "hardest others", "random others"
@@ -27,7 +25,6 @@ FLAT, HNSW, IVF = "exact", "HNSW, by efSearch", "IVF, by lists probed"
 
 WIDTHS = (64, 128, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096)
 METRIC, DEPTH = "nDCG@10", 10
-QUERIES_AT_ONCE = 256
 # The graph is the one that the indexer builds; a list of the inverted file holds some tens of documents at least.
 HNSW_LINKS, HNSW_EF_CONSTRUCTION = 32, 200
 EF_SEARCH = (10, 20, 40, 80, 160)
@@ -45,12 +42,10 @@ Embeddings = NDArray[np.float32]
 
 def dimension_sweep(data: RetrievalSet, system: str, queries: Embeddings, documents: Embeddings) -> Curve:
     """nDCG@10 of the first dimensions alone: cut off, brought back to unit length, and searched exactly."""
-    grades = _grades(data)
-    full = queries.shape[1]
+    grades, full = data.grades(), queries.shape[1]
     points = []
     for width in (*(width for width in WIDTHS if width < full), full):
-        scores = _scores(_unit(queries[:, :width]), _unit(documents[:, :width]))
-        rankings = [top(of_query, DEPTH)[0] for of_query in scores]
+        rankings = [rows for rows, _ in search(unit(queries[:, :width]), unit(documents[:, :width]), DEPTH)]
         points.append((float(width), mean_percent(ranked(grades, rankings, [METRIC])[METRIC])))
     return Curve(DIMENSIONS, data.name, system, system, "dimensions", METRIC, points)
 
@@ -79,19 +74,20 @@ def index_speed(data: RetrievalSet, system: str, queries: Embeddings, documents:
         speed = f"queries/s, {len(documents):,} documents"
         return Curve(INDEXES, data.name, system, line, speed, f"recall@{DEPTH}", points, labels)
 
-    graph, lists = _hnsw(documents), _inverted_file(documents)
+    graph = faiss.IndexHNSWFlat(documents.shape[1], HNSW_LINKS, faiss.METRIC_INNER_PRODUCT)
+    graph.hnsw.efConstruction = HNSW_EF_CONSTRUCTION
+    graph.add(documents)
+    lists = _inverted_file(documents)
     walks = [(f"{ef}", faiss.SearchParametersHNSW(efSearch=ef)) for ef in EF_SEARCH]  # type: ignore[attr-defined]
-    probes = [
-        (f"{count}", faiss.SearchParametersIVF(nprobe=count))  # type: ignore[call-arg]
-        for count in PROBES
-        if count <= lists.nlist
-    ]
-    with _one_thread():
-        return [
-            curve(FLAT, flat, [("", faiss.SearchParameters())]),
-            curve(HNSW, graph, walks),
-            curve(IVF, lists, probes),
-        ]
+    counts = [count for count in PROBES if count <= lists.nlist]
+    probes = [(f"{count}", faiss.SearchParametersIVF(nprobe=count)) for count in counts]  # type: ignore[call-arg]
+    threads = faiss.omp_get_max_threads()
+    faiss.omp_set_num_threads(1)
+    try:
+        exact = curve(FLAT, flat, [("", faiss.SearchParameters())])
+        return [exact, curve(HNSW, graph, walks), curve(IVF, lists, probes)]
+    finally:
+        faiss.omp_set_num_threads(threads)
 
 
 def similarities(data: RetrievalSet, system: str, queries: Embeddings, documents: Embeddings) -> list[Curve]:
@@ -99,7 +95,7 @@ def similarities(data: RetrievalSet, system: str, queries: Embeddings, documents
     best-ranked one that does not as far as is known, and others at random. A curve gives each bin's share."""
     generator = np.random.default_rng(SEED)
     found: dict[str, list[float]] = {POSITIVES: [], HARD_NEGATIVES: [], RANDOM_NEGATIVES: []}
-    for grades, scores in zip(_grades(data), _scores(queries, documents), strict=True):
+    for grades, scores in zip(data.grades(), score_rows(queries, documents), strict=True):
         answers = [row for row, grade in grades.items() if grade > 0]
         others = np.setdiff1d(generator.integers(0, len(documents), RANDOM_PER_QUERY), answers)
         found[POSITIVES] += scores[answers].tolist()
@@ -119,31 +115,6 @@ def _histogram(set_name: str, system: str, line: str, cosines: Sequence[float]) 
     middles = (lowest + np.arange(len(shares)) + 0.5) * BIN_WIDTH
     points = list(zip(middles.round(6).tolist(), shares.tolist(), strict=True))
     return Curve(SIMILARITIES, set_name, system, line, "cosine", "share", points)
-
-
-def _grades(data: RetrievalSet) -> list[dict[int, int]]:
-    """What each query's judgements say, by row of the corpus."""
-    rows = {document: row for row, document in enumerate(data.document_ids)}
-    return [{rows[document]: grade for document, grade in data.qrels[query].items()} for query in data.query_ids]
-
-
-def _unit(vectors: Embeddings) -> Embeddings:
-    norms = np.linalg.norm(vectors, axis=1, keepdims=True)
-    unit: Embeddings = vectors / np.maximum(norms, np.finfo(np.float32).tiny)
-    return unit
-
-
-def _scores(queries: Embeddings, documents: Embeddings) -> Iterator[Embeddings]:
-    """Each query's cosine with every document, computed for a block of queries at a time."""
-    for start in range(0, len(queries), QUERIES_AT_ONCE):
-        yield from queries[start : start + QUERIES_AT_ONCE] @ documents.T
-
-
-def _hnsw(documents: Embeddings) -> faiss.IndexHNSWFlat:
-    index = faiss.IndexHNSWFlat(documents.shape[1], HNSW_LINKS, faiss.METRIC_INNER_PRODUCT)
-    index.hnsw.efConstruction = HNSW_EF_CONSTRUCTION
-    index.add(documents)
-    return index
 
 
 def _inverted_file(documents: Embeddings) -> faiss.IndexIVFFlat:
@@ -169,13 +140,3 @@ def _queries_per_second(
         answered += 1
         seconds = time.thread_time() - began
     return answered / seconds
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    threads = faiss.omp_get_max_threads()
-    faiss.omp_set_num_threads(1)
-    try:
-        yield
-    finally:
-        faiss.omp_set_num_threads(threads)

@@ -32,6 +32,7 @@ DEPTH = CANDIDATES
 """How many documents a ranking holds; Recall@100 looks at all of them."""
 # Scores of a block of queries with the whole corpus are held at once: 40 MB for 40,000 documents.
 QUERIES_AT_ONCE = 256
+TENTH = 10
 
 Answers = list[Ranking] | NDArray[np.float32]
 """A ranking for each query, of corpus rows or of places among its candidates; or a cosine for each pair."""
@@ -47,7 +48,6 @@ class System(Protocol):
 
     @property
     def facts(self) -> SystemFacts: ...
-
     def answer(self, task: Task) -> Answers:
         """Answers the whole task, from the cache where it can; raises NotApplicable."""
         ...
@@ -75,7 +75,7 @@ class Dense:
 
     def __init__(self, reader: Reader) -> None:
         self.reader = reader
-        self._documents = _Last(self._read_documents)
+        self._documents = _Last(lambda task, data: self.reader.read(data.documents, Side.DOCUMENT, task))
         self._answers = _Last(self._answer)
 
     @property
@@ -98,28 +98,16 @@ class Dense:
         documents, reader = self._documents(data.documents, task, data), self.reader.uncached()
         return lambda query: top((reader.read([query], Side.QUERY, task) @ documents.T)[0], DEPTH)
 
-    def _read_documents(self, task: Task, data: RetrievalSet) -> Vectors:
-        return self.reader.read(data.documents, Side.DOCUMENT, task)
-
     def _answer(self, task: Task) -> Answers:
-        match task.data:
-            case RetrievalSet() as data:
-                queries, documents = self.embeddings(task, data)
-                blocks = range(0, len(queries), QUERIES_AT_ONCE)
-                return [
-                    top(scores, DEPTH)
-                    for start in blocks
-                    for scores in queries[start : start + QUERIES_AT_ONCE] @ documents.T
-                ]
-            case RerankSet() as data:
-                (_, queries), (_, candidates) = ((side, self.reader.read(t, side, task)) for side, t in task.texts())
-                ends = np.cumsum([len(of_query) for of_query in data.candidates])[:-1]
-                lists = zip(queries, np.split(candidates, ends), strict=True)
-                return [top(of_query @ query, len(of_query)) for query, of_query in lists]
-            case PairSet():
-                first, second = (self.reader.read(texts, side, task) for side, texts in task.texts())
-                cosines: NDArray[np.float32] = (first * second).sum(axis=1)
-                return cosines
+        if isinstance(task.data, RetrievalSet):
+            return search(*self.embeddings(task, task.data), DEPTH)
+        first, second = (self.reader.read(texts, side, task) for side, texts in task.texts())
+        if isinstance(task.data, PairSet):
+            cosines: NDArray[np.float32] = (first * second).sum(axis=1)
+            return cosines
+        ends = np.cumsum([len(of_query) for of_query in task.data.candidates])[:-1]
+        lists = zip(first, np.split(second, ends), strict=True)
+        return [top(of_query @ query, len(of_query)) for query, of_query in lists]
 
 
 class Lexical:
@@ -168,7 +156,7 @@ class Hybrid:
     def facts(self) -> SystemFacts:
         dense = self._dense.facts
         how = " reciprocal" if self._fusion is Fusion.RECIPROCAL else "" if self._weight is None else f" {self._weight}"
-        return SystemFacts(f"hybrid {dense.name}{how}", "hybrid", dense.fingerprint, dense.dim, dense.parameters)
+        return replace(dense, name=f"hybrid {dense.name}{how}", kind="hybrid")
 
     def answer(self, task: Task) -> list[Ranking]:
         lexical = self._lexical.answer(task)
@@ -184,40 +172,15 @@ class Hybrid:
         return fuse(dense, lexical, self._fusion, self._weight)
 
 
-def _rank_candidates(data: RerankSet) -> list[Ranking]:
-    """The places of the candidates that share a term with their query; terms are weighed by all lists together."""
-    index = LexicalIndex.build(text for of_query in data.candidates for text, _ in of_query)
-    rankings = []
-    start = 0
-    for query, of_query in zip(data.queries, data.candidates, strict=True):
-        allowed = np.zeros(len(index), dtype=np.bool_)
-        allowed[start : start + len(of_query)] = True
-        rows, scores = index.search(query, len(of_query), allowed)
-        rankings.append((rows - start, scores))
-        start += len(of_query)
-    return rankings
-
-
-def top(scores: NDArray[np.float32], k: int) -> Ranking:
-    """The k best rows of a score vector, ties by row."""
-    k = min(k, len(scores))
-    # The k-th best score, and then every row that reaches it: a partition alone would choose among ties at random.
-    bar = np.partition(scores, len(scores) - k)[len(scores) - k]
-    rows = np.flatnonzero(scores >= bar)
-    order = np.lexsort((rows, -scores[rows]))[:k]
-    return rows[order].astype(np.int64), scores[rows[order]]
-
-
-TENTH = 10
-
-Choose = Callable[[RetrievalSet], Sequence[Sequence[int]]]
-"""The rows of the documents that are fresh, for each query."""
-
-
 class WithFresh:
-    """Exact search by a pair, some documents being fresh."""
+    """Exact search by a pair, some documents being fresh: read by its query encoder, as the service reads them.
 
-    def __init__(self, indexed: Dense, pair: PairReader, name: str, choose: Choose) -> None:
+    `choose` gives the rows of the fresh documents for each query. Their vectors are corrected as the service does.
+    """
+
+    def __init__(
+        self, indexed: Dense, pair: PairReader, name: str, choose: Callable[[RetrievalSet], Sequence[Sequence[int]]]
+    ) -> None:
         self._indexed, self._pair, self._name, self._choose = indexed, pair, name, choose
 
     @property
@@ -237,22 +200,18 @@ class WithFresh:
         chosen = self._choose(data)
         distinct = np.unique(np.concatenate([np.empty(0, np.int64), *chosen]).astype(np.int64))
         queries, documents = self._indexed.embeddings(task, data)
-        fresh = self._correction(task, data, documents)(self._read(distinct.tolist(), task, data))
-        for query, rows in zip(queries, chosen, strict=True):
+        fresh = self._read(distinct, task, data)
+        if self._pair.document.encoder.fingerprint not in names_of(self._pair.query.encoder):
+            rows = sample_rows(len(documents), SAMPLE)  # as a build learns it from the passages of its corpus
+            fresh = Correction.fit(self._read(rows, task, data), documents[rows])(fresh)
+        for query, of_query in zip(queries, chosen, strict=True):
             scores = documents @ query
-            scores[rows] = (fresh @ query)[np.searchsorted(distinct, rows)]
+            scores[of_query] = (fresh @ query)[np.searchsorted(distinct, of_query)]
             yield top(scores, DEPTH)
 
-    def _read(self, rows: Sequence[int], task: Task, data: RetrievalSet) -> Vectors:
+    def _read(self, rows: NDArray[np.int64], task: Task, data: RetrievalSet) -> Vectors:
         reader = self._pair.query
-        return reader.read([data.documents[row] for row in rows], reader.encoder.spec.document_side, task)
-
-    def _correction(self, task: Task, data: RetrievalSet, documents: Vectors) -> Callable[[Vectors], Vectors]:
-        """As a build learns it from the passages of its corpus."""
-        if self._pair.document.encoder.fingerprint in names_of(self._pair.query.encoder):
-            return lambda vectors: vectors
-        rows = sample_rows(len(documents), SAMPLE)
-        return Correction.fit(self._read(rows.tolist(), task, data), documents[rows])
+        return reader.read([data.documents[row] for row in rows.tolist()], reader.encoder.spec.document_side, task)
 
 
 def a_tenth(data: RetrievalSet) -> list[list[int]]:
@@ -262,7 +221,42 @@ def a_tenth(data: RetrievalSet) -> list[list[int]]:
 
 
 def fresh_systems(dense: Dense) -> Iterator[System]:
-    """Both systems of a pair; none of a single encoder, which reads every document itself."""
+    """A pair with each query's answers fresh, and with a tenth of all; none for a single encoder."""
     if isinstance(dense.reader, PairReader):
         yield WithFresh(dense, dense.reader, "answers fresh", RetrievalSet.answers)
         yield WithFresh(dense, dense.reader, "a tenth fresh", a_tenth)
+
+
+def _rank_candidates(data: RerankSet) -> list[Ranking]:
+    """The places of the candidates that share a term with their query; terms are weighed by all lists together."""
+    index = LexicalIndex.build(text for of_query in data.candidates for text, _ in of_query)
+    rankings = []
+    start = 0
+    for query, of_query in zip(data.queries, data.candidates, strict=True):
+        allowed = np.zeros(len(index), dtype=np.bool_)
+        allowed[start : start + len(of_query)] = True
+        rows, scores = index.search(query, len(of_query), allowed)
+        rankings.append((rows - start, scores))
+        start += len(of_query)
+    return rankings
+
+
+def score_rows(queries: Vectors, documents: Vectors) -> Iterator[Vectors]:
+    """Each query's score with every document, computed for a block of queries at a time."""
+    for start in range(0, len(queries), QUERIES_AT_ONCE):
+        yield from queries[start : start + QUERIES_AT_ONCE] @ documents.T
+
+
+def search(queries: Vectors, documents: Vectors, depth: int) -> list[Ranking]:
+    """The best documents of each query, by exact search."""
+    return [top(scores, depth) for scores in score_rows(queries, documents)]
+
+
+def top(scores: NDArray[np.float32], k: int) -> Ranking:
+    """The k best rows of a score vector, ties by row."""
+    k = min(k, len(scores))
+    # The k-th best score, and then every row that reaches it: a partition alone would choose among ties at random.
+    bar = np.partition(scores, len(scores) - k)[len(scores) - k]
+    rows = np.flatnonzero(scores >= bar)
+    order = np.lexsort((rows, -scores[rows]))[:k]
+    return rows[order].astype(np.int64), scores[rows[order]]

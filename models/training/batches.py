@@ -1,4 +1,4 @@
-"""Which pairs meet in a batch. Deterministic in (seed, step), so that a resumed run deals the same batches.
+"""Which pairs form a batch. Deterministic in (seed, step), so that a resumed run deals the same batches.
 
 A batch comes from one source. A source is gone through in a new order each time; with a leaf size its order is made of
 leaves, groups of pairs whose documents lie close together in some encoder's space, so that in-batch negatives are hard.
@@ -61,18 +61,9 @@ class BatchDealer:
     """Deals the batch of any of `steps` steps."""
 
     def __init__(
-        self,
-        table: PairTable,
-        weights: Mapping[str, float],
-        *,
-        size: int,
-        steps: int,
-        negatives: int,
-        seed: int,
-        leaf: int | None = None,
-        embeddings: Embeddings | None = None,
-        trial: bool = False,
-    ) -> None:
+        self, table: PairTable, weights: Mapping[str, float], *, size: int, steps: int, negatives: int, seed: int,
+        leaf: int | None = None, embeddings: Embeddings | None = None, trial: bool = False,
+    ) -> None:  # fmt: skip
         self._table, self._size, self._negatives, self._seed = table, size, negatives, seed
         self._leaf, self._embeddings, self._trial = leaf, embeddings, trial
         self._names = sorted(table.sources)
@@ -81,10 +72,9 @@ class BatchDealer:
         if not shares.sum() > 0:
             raise BadData("every source has weight 0: give one of them another in data.weights")
         counts = apportion(shares / shares.sum(), steps)
+        # How many different pairs of each source the steps draw.
         self._wanted = np.minimum(counts * np.minimum(size, rows), rows).astype(np.int64)
-        """How many different pairs of each source the steps draw."""
-        plan = np.repeat(np.arange(len(counts)), counts)
-        self._plan = np.random.default_rng([seed, 0]).permutation(plan)
+        self._plan = np.random.default_rng([seed, 0]).permutation(np.repeat(np.arange(len(counts)), counts))
         # How many batches of its source came before each step.
         self._turn = np.empty(steps, dtype=np.int64)
         for source in range(len(counts)):
@@ -102,19 +92,16 @@ class BatchDealer:
         owners, hypothetical = table.hypothetical.gather(pairs)
         queries = table.query[pairs]
         answered, answers = table.answers.gather(queries)
-        known = (queries[answered], answers)
-        return Batch(self._names[source], queries, documents, hypothetical, owners, known, drawn)
+        return Batch(self._names[source], queries, documents, hypothetical, owners, (queries[answered], answers), drawn)
 
     def drawn(self) -> Rows:
         """The pairs that the steps draw. Leaves are made of whole sources, in a trial of what it draws of them."""
-        rows = self._table.sources
-        whole = self._leaf is not None and not self._trial
-        parts = [
-            rows[name]
-            if whole and self._wanted[at]
-            else np.random.default_rng([self._seed, 2, at, 0]).permutation(rows[name])[: self._wanted[at]]
-            for at, name in enumerate(self._names)
-        ]
+        parts = []
+        for at, name in enumerate(self._names):
+            rows, wanted = self._table.sources[name], self._wanted[at]
+            if self._leaf is None or self._trial or not wanted:
+                rows = np.random.default_rng([self._seed, 2, at, 0]).permutation(rows)[:wanted]
+            parts.append(rows)
         return np.sort(np.concatenate(parts))
 
     def _pairs(self, source: int, turn: int) -> Rows:

@@ -11,12 +11,8 @@ from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from models.errors import CareError
-
-if TYPE_CHECKING:
-    from models.training.recipe import Recipe
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -37,26 +33,20 @@ def run(arguments: Namespace) -> None:
 
         print(plan(recipe, tflops=arguments.tflops))
         return
-    out = arguments.out or Path("var/runs") / arguments.recipe.stem
     from safetensors import SafetensorError
 
+    from models.training.monitor import CURVES_FILE
     from models.training.ranks import Ranks
-    from models.training.run import train
+    from models.training.run import PAIRS, train
 
+    out = arguments.out or Path("var/runs") / arguments.recipe.stem
     ranks = Ranks.join(arguments.device)
     try:
         folders = train(recipe, out, ranks)
     except SafetensorError as error:  # it hides that the disk is full
         raise CareError(f"{out}: {error}; free some space, then run the same command again") from error
-    if ranks.is_first:
-        _tell(recipe, out, folders)
-
-
-def _tell(recipe: Recipe, out: Path, folders: list[Path]) -> None:
-    """What a run has made, and what to do with it."""
-    from models.training.monitor import CURVES_FILE
-    from models.training.run import PAIRS
-
+    if not ranks.is_first:
+        return
     if (out / CURVES_FILE).is_file():
         print(f"{out / CURVES_FILE}: loss and development figures")
     for folder in folders:

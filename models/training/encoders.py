@@ -1,7 +1,7 @@
 """The encoders of a run: where each one is now, and how it is opened for training or for reading.
 
-Stages hand encoders on as folders. What is trained of one (all weights, or adapters on a frozen base) is settled when
-it is opened; when it is kept, adapters are merged into the weights that they were trained on.
+Stages pass encoders on as folders. Opening one decides what is trained of it: all weights, or adapters on a frozen
+base. Writing it merges adapters into the weights that they were trained on.
 """
 
 from __future__ import annotations
@@ -16,69 +16,82 @@ import torch
 from pydantic import ValidationError
 from torch import Tensor, nn
 from torch.nn import functional
-from transformers import AutoModel, PretrainedConfig, PreTrainedModel
+from transformers import AutoModel, PreTrainedModel
 
 from models.encoder.folder import infer_spec, read_config
 from models.encoder.spec import INSTRUCTION, SPEC_FILE, TOKENIZER_FILE, EncoderSpec, sha256_of
 from models.encoder.torch import PROJECTION_FILE, TorchEncoder
 from models.errors import BadEncoder
 from models.evaluation.benchmarks import wording
-from models.training.recipe import Encoder, Fresh, Lora, Recipe
+from models.training.ranks import Ranks
+from models.training.recipe import Encoder, Lora, Recipe
 from models.training.shapes import fresh_config, unpack_gguf
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
-START = "start"
+START, VECTORS = "start", "vectors"
 
 
-class Shelf:
-    """The current folder of each encoder. Encoders are opened anew by each stage that needs them."""
+class EncoderStore:
+    """The current folder of each encoder. Each stage opens the encoders that it needs anew."""
 
-    def __init__(self, recipe: Recipe, run: Path, device: torch.device) -> None:
-        self._recipe, self._run, self._device = recipe, run, device
+    def __init__(self, recipe: Recipe, folder: Path, ranks: Ranks) -> None:
+        self.recipe, self.ranks = recipe, ranks
+        self.vectors = folder / VECTORS
+        self._starts = folder / START
         self._folders: dict[str, Path] = {}
         self._fingerprints: dict[tuple[str, Path], str] = {}
 
     def folder(self, name: str) -> Path:
         """Where the encoder is: what a stage wrote, or its start."""
         if name not in self._folders:
-            config = self._recipe.encoders[name]
+            config = self.recipe.encoders[name]
             if config.copy_of is not None:
                 return self.folder(config.copy_of)
-            if config.fresh is not None:
-                self._folders[name] = _make_fresh(config.fresh, self._run / START / name, self._recipe.seed)
-                return self._folders[name]
-            start = Path(str(config.start))
-            if start.suffix == ".gguf" and start.is_file():
-                start = unpack_gguf(start, self._run / START / name)
-            if not start.is_dir():
-                raise BadEncoder(f"encoders.{name}.start: {start} is not there; put the weights into that folder")
-            self._folders[name] = start
+            self._folders[name] = self._make_fresh(name) if config.fresh else self._start(name, Path(str(config.start)))
         return self._folders[name]
+
+    def _start(self, name: str, start: Path) -> Path:
+        if start.suffix == ".gguf" and start.is_file():
+            start = unpack_gguf(start, self._starts / name)
+        if not start.is_dir():
+            raise BadEncoder(f"encoders.{name}.start: {start} is not there; put the weights into that folder")
+        return start
+
+    def _make_fresh(self, name: str) -> Path:
+        """A transformers folder with random weights; the folder is there whole or not at all."""
+        folder, fresh = self._starts / name, self.recipe.encoders[name].fresh
+        assert fresh is not None
+        if not folder.is_dir():
+            new = folder.with_name(folder.name + ".new")
+            torch.manual_seed(self.recipe.seed)
+            AutoModel.from_config(fresh_config(fresh), add_pooling_layer=False).save_pretrained(new)  # type: ignore[no-untyped-call]
+            shutil.copyfile(fresh.tokenizer, new / TOKENIZER_FILE)
+            new.rename(folder)
+        return folder
 
     def replace(self, name: str, folder: Path) -> None:
         self._folders[name] = folder
 
     def fingerprint(self, name: str) -> str:
         """Names the function text → vector that the encoder is now."""
-        folder, config = self.folder(name), self._recipe.encoders[name]
-        if (name, folder) in self._fingerprints:  # every weight is hashed, which takes a while
-            return self._fingerprints[name, folder]
-        files = sorted({path for pattern in (*WEIGHTS, "*.json") for path in folder.glob(pattern)})
-        facts = [self.spec(name).model_dump_json(exclude={"checksums", "parity", "space"}), str(config.layers)]
-        facts += [f"{path.name} {sha256_of(path)}" for path in files]
-        self._fingerprints[name, folder] = hashlib.sha256("\n".join(facts).encode()).hexdigest()[:16]
+        folder = self.folder(name)
+        if (name, folder) not in self._fingerprints:  # hashing all weights takes a while
+            files = sorted({path for pattern in (*WEIGHTS, "*.json") for path in folder.glob(pattern)})
+            facts = [self.spec(name).model_dump_json(exclude={"checksums", "parity", "space"})]
+            facts += [str(self.recipe.encoders[name].layers), *(f"{path.name} {sha256_of(path)}" for path in files)]
+            self._fingerprints[name, folder] = hashlib.sha256("\n".join(facts).encode()).hexdigest()[:16]
         return self._fingerprints[name, folder]
 
     def spec(self, name: str) -> EncoderSpec:
-        """The encoder as the recipe wants it used; what the recipe does not say is the folder's own."""
-        folder, config = self.folder(name), self._recipe.encoders[name]
+        """The encoder as the recipe uses it; what the recipe does not say is the folder's own."""
+        folder, config = self.folder(name), self.recipe.encoders[name]
         own = EncoderSpec.load(folder) if (folder / SPEC_FILE).is_file() else None
-        spec = own or infer_spec(folder, space=self._recipe.space, pooling=config.pooling)
+        spec = own or infer_spec(folder, space=self.recipe.space, pooling=config.pooling)
         changes: dict[str, object] = {
-            "space": self._recipe.space,
+            "space": self.recipe.space,
             "native_dim": config.projection or spec.native_dim,
-            "dim": self._recipe.dim_of(name),
+            "dim": self.recipe.dim_of(name),
             "max_length": config.max_length,
             "pooling": config.pooling or spec.pooling,
             "checksums": {},
@@ -92,13 +105,12 @@ class Shelf:
         try:
             return EncoderSpec.model_validate(spec.model_dump() | changes)
         except ValidationError as error:
-            said = error.errors()[0]["msg"].removeprefix("Value error, ")
-            raise BadEncoder(f"encoders.{name}: {said}") from error
+            raise BadEncoder(f"encoders.{name}: {error.errors()[0]['msg'].removeprefix('Value error, ')}") from error
 
-    def open(self, name: str, *, trained: bool, seed: int = 0) -> TorchEncoder:
+    def open(self, name: str, *, trained: bool) -> TorchEncoder:
         """The encoder on the training device; what is trained of it requires gradients."""
-        config = self._recipe.encoders[name]
-        torch.manual_seed(seed)
+        config = self.recipe.encoders[name]
+        torch.manual_seed(self.recipe.seed if trained else 0)
         frozen_base = not trained or config.lora is not None
         encoder = self._load(name, DTYPES[config.dtype] if frozen_base else torch.float32)
         encoder.requires_grad_(not frozen_base)
@@ -110,24 +122,31 @@ class Shelf:
                 encoder.projection.float().requires_grad_(True)
         if trained and config.checkpointing:
             encoder.backbone.gradient_checkpointing_enable({"use_reentrant": False})
-        return encoder.to(self._device).train(trained)
+        return encoder.to(self.ranks.device).train(trained)
 
     def keep(self, name: str, encoder: TorchEncoder, folder: Path) -> None:
-        """Writes the encoder and goes on with it."""
+        """Writes the encoder, which is then the current one."""
         self.write(name, encoder, folder)
         self.replace(name, folder)
 
     def write(self, name: str, encoder: TorchEncoder, folder: Path) -> None:
         """Writes the encoder, adapters merged; the folder is there whole or not at all."""
-        _save(self._merged(name, encoder) if self._recipe.encoders[name].lora is not None else encoder, folder)
+        lora = self.recipe.encoders[name].lora
+        if lora is not None:
+            # Merged in float32: a later stage merges into these weights again, and rounding would add up.
+            plain = self._load(name, torch.float32)
+            add_adapters(plain, lora)
+            restore_trained(plain, {key: value.cpu() for key, value in trained_weights(encoder).items()})
+            plain.backbone = plain.backbone.merge_and_unload()  # type: ignore[operator]
+            encoder = plain
+        _save(encoder, folder)
 
     def copy(self, name: str, folder: Path) -> None:
-        """Writes the encoder as the recipe has it used, untrained."""
+        """Writes an encoder that was not trained, as the recipe uses it."""
         _save(self.open(name, trained=False), folder)
 
     def _load(self, name: str, dtype: torch.dtype) -> TorchEncoder:
-        config, spec = self._recipe.encoders[name], self.spec(name)
-        folder = self.folder(name)
+        config, spec, folder = self.recipe.encoders[name], self.spec(name), self.folder(name)
         if config.projection is None or (folder / PROJECTION_FILE).is_file():
             encoder = TorchEncoder.load(folder, spec, dtype=dtype)
         else:
@@ -138,27 +157,6 @@ class Shelf:
         if config.layers is not None:
             keep_layers(encoder.backbone, config.layers)
         return encoder
-
-    def _merged(self, name: str, encoder: TorchEncoder) -> TorchEncoder:
-        config = self._recipe.encoders[name]
-        assert config.lora is not None
-        # In float32, and kept so: a later stage merges into these weights again, and rounding would add up.
-        plain = self._load(name, torch.float32)
-        add_adapters(plain, config.lora)
-        restore_trained(plain, {key: value.cpu() for key, value in trained_weights(encoder).items()})
-        plain.backbone = plain.backbone.merge_and_unload()  # type: ignore[operator]
-        return plain
-
-
-def _make_fresh(fresh: Fresh, folder: Path, seed: int) -> Path:
-    """A transformers folder with random weights; the folder is there whole or not at all."""
-    if not folder.is_dir():
-        new = folder.with_name(folder.name + ".new")
-        torch.manual_seed(seed)
-        AutoModel.from_config(fresh_config(fresh), add_pooling_layer=False).save_pretrained(new)  # type: ignore[no-untyped-call]
-        shutil.copyfile(fresh.tokenizer, new / TOKENIZER_FILE)
-        new.rename(folder)
-    return folder
 
 
 def _save(encoder: TorchEncoder, folder: Path) -> None:
@@ -178,15 +176,14 @@ def add_adapters(encoder: TorchEncoder, lora: Lora) -> None:
     try:
         encoder.backbone = get_peft_model(encoder.backbone, config)  # type: ignore[assignment]
     except ValueError as error:
-        kinds = sorted({n.rpartition(".")[2] for n, m in encoder.backbone.named_modules() if isinstance(m, nn.Linear)})
-        raise BadEncoder(
-            f"lora.targets: {targets} are not layers of the backbone; it has {', '.join(kinds)}"
-        ) from error
+        there = {n.rpartition(".")[2] for n, m in encoder.backbone.named_modules() if isinstance(m, nn.Linear)}
+        known = ", ".join(sorted(there))
+        raise BadEncoder(f"lora.targets: {targets} are not layers of the backbone; it has {known}") from error
 
 
 def keep_layers(backbone: PreTrainedModel, layers: int) -> None:
-    """Leaves the first layers of a transformer."""
-    config: PretrainedConfig = backbone.config
+    """Keeps only the first layers of a transformer."""
+    config = backbone.config
     for parent in backbone.modules():
         for name, child in list(parent.named_children()):
             if isinstance(child, nn.ModuleList) and len(child) == config.num_hidden_layers:
@@ -239,7 +236,7 @@ class _Int8Product(torch.autograd.Function):
 
 
 class Int8Linear(nn.Module):
-    """A frozen linear layer in 8 bits."""
+    """A frozen linear layer in 8 bits with one scale a row. Weights are widened when used and never kept wide."""
 
     weight: Tensor
     scale: Tensor
@@ -261,7 +258,7 @@ class Int8Linear(nn.Module):
 
 
 def quantize_base(model: nn.Module) -> int:
-    """Puts every adapted linear layer's base into 8 bits, in place; returns how many there were."""
+    """Puts the base of every adapted linear layer into 8 bits, in place; returns how many there were."""
     adapted = [module for module in model.modules() if isinstance(getattr(module, "base_layer", None), nn.Linear)]
     for module in adapted:
         module.base_layer = Int8Linear(module.base_layer)  # type: ignore[arg-type]

@@ -12,11 +12,12 @@ import os
 import shutil
 import signal
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from types import FrameType, TracebackType
-from typing import Any, Protocol, Self
+from types import FrameType
+from typing import Any, Protocol
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -31,10 +32,11 @@ from models.training.recipe import Contrast, Reconstruct
 from models.training.tables import Texts
 
 CHECKPOINT = "checkpoint"
+META, WEIGHTS, OPTIMISER, BEST = "meta.json", "weights.safetensors", "optimiser.safetensors", "best.safetensors"
 
 
 class Stopped(CareError):
-    """Someone asked the run to stop, and it did, after saving."""
+    """The run was asked to stop, and did so after saving."""
 
     exit_code = 130
 
@@ -46,12 +48,19 @@ class Work(Protocol):
 
     @property
     def modules(self) -> Mapping[str, nn.Module]: ...
-
     def gradients(self, step: int, scale: Callable[[Tensor], Tensor]) -> dict[str, float]: ...
-
     def vectors_of(self, texts: Texts) -> Tensor: ...
-
     def write(self, folder: Path) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How many steps of a stage are done, the best development figure with its step, and the fp16 loss scale."""
+
+    step: int = 0
+    best: float | None = None
+    best_step: int | None = None
+    scale: float | None = None
 
 
 def run(
@@ -63,10 +72,10 @@ def run(
     progress = restore(home, work.modules, optimiser)
     half = settings.precision == "fp16" and ranks.device.type == "cuda"
     scaler = torch.amp.GradScaler(ranks.device.type, enabled=half, init_scale=progress.scale or 2.0**16)
-    with Watch(folder, name, progress.step, work.steps, ranks) as watch, _Ear() as ear:
+    with Watch(folder, name, progress.step, work.steps, ranks) as watch, _stop_signals() as signals:
         for step in range(progress.step, work.steps):
             share = schedule(step, work.steps, settings.warmup, settings.schedule)
-            facts = _step(work, settings, step, share, optimiser, scaler, ranks)
+            facts = _step(work, settings.clip, step, share, optimiser, scaler, ranks)
             done = step + 1
             # Half precision skips a step now and then, at a smaller scale each time; below 1 it has skipped them all.
             if scaler.get_scale() < 1 if half else not math.isfinite(facts["gradient_norm"]):
@@ -76,12 +85,11 @@ def run(
                 )
             watch.step(done, facts, lr=max(group["lr"] for group in optimiser.param_groups))
             progress = replace(progress, step=done, scale=scaler.get_scale() if half else None)
-            judged = dev is not None and (done % dev.every == 0 or done == work.steps)
-            if judged:
+            if dev is not None and (done % dev.every == 0 or done == work.steps):
                 progress = _judge(work, dev, progress, watch, ranks)
             if done in settings.snapshots and ranks.is_first:
                 work.write(folder / name / f"at-{done}")
-            stopped = ranks.any(ear.stop)
+            stopped = ranks.any(bool(signals))
             if stopped or done % settings.checkpoint_every == 0 or done == work.steps or progress.best_step == done:
                 if ranks.is_first:
                     save(home, work.modules, optimiser, progress)
@@ -95,44 +103,32 @@ def run(
 
 
 def _step(
-    work: Work,
-    settings: Contrast | Reconstruct,
-    step: int,
-    share: float,
-    optimiser: torch.optim.Optimizer,
-    scaler: torch.amp.GradScaler,
+    work: Work, clip: float, step: int, share: float, optimiser: torch.optim.Optimizer, scaler: torch.amp.GradScaler,
     ranks: Ranks,
-) -> dict[str, float]:
+) -> dict[str, float]:  # fmt: skip
     for group in optimiser.param_groups:
         group["lr"] = group["peak"] * share
     optimiser.zero_grad(set_to_none=True)
     facts = work.gradients(step, scaler.scale)
-    _add_up(work.modules, ranks)
+    # Gradients are summed over the ranks; each rank has the objective's whole, for each computes the whole loss.
+    for name, module in work.modules.items() if ranks.size > 1 else ():
+        for parameter in module.parameters() if name != OBJECTIVE else ():
+            if parameter.requires_grad:
+                parameter.grad = ranks.sum(torch.zeros_like(parameter) if parameter.grad is None else parameter.grad)
     scaler.unscale_(optimiser)
     trained = [parameter for group in optimiser.param_groups for parameter in group["params"]]
-    norm = torch.nn.utils.clip_grad_norm_(trained, settings.clip)
+    norm = torch.nn.utils.clip_grad_norm_(trained, clip)
     scaler.step(optimiser)
     scaler.update()
     return facts | {"gradient_norm": float(norm)}
 
 
-def _add_up(modules: Mapping[str, nn.Module], ranks: Ranks) -> None:
-    """Sums gradients over the ranks; the objective's own are whole on each, for each computes the whole loss."""
-    if ranks.size == 1:
-        return
-    for name, module in modules.items():
-        for parameter in module.parameters() if name != OBJECTIVE else ():
-            if parameter.requires_grad:
-                parameter.grad = ranks.sum(torch.zeros_like(parameter) if parameter.grad is None else parameter.grad)
-
-
-def _judge(work: Work, dev: DevSets | None, progress: Progress, watch: Watch, ranks: Ranks) -> Progress:
-    assert dev is not None
-    # Two cards may round otherwise; what follows must be the same on all.
+def _judge(work: Work, dev: DevSets, progress: Progress, watch: Watch, ranks: Ranks) -> Progress:
+    # Two cards may round differently; what follows must be the same on all ranks.
     figure = ranks.of_first(dev.figure(work.vectors_of))
     watch.log({"step": progress.step, "dev": figure, "metric": dev.metric})
     better = progress.best is None or figure > progress.best
-    watch.say(f"step {progress.step}: {dev.metric} {figure:.2f}{', the best so far' if better else ''}")
+    watch.write(f"step {progress.step}: {dev.metric} {figure:.2f}{', the best so far' if better else ''}")
     return replace(progress, best=figure, best_step=progress.step) if better else progress
 
 
@@ -163,54 +159,31 @@ def schedule(step: int, steps: int, warmup: float, kind: str) -> float:
     return left if kind == "linear" else 0.5 * (1 - math.cos(math.pi * left))
 
 
-class _Ear:
-    """Hears Ctrl-C and a request to end, once; the step is finished first. A second Ctrl-C ends at once."""
+@contextmanager
+def _stop_signals() -> Iterator[list[int]]:
+    """Collects Ctrl-C and SIGTERM, so that the step is finished first; a second Ctrl-C ends at once."""
+    heard: list[int] = []
 
-    def __init__(self) -> None:
-        self.stop = False
-        self._before: dict[int, object] = {}
-
-    def __enter__(self) -> Self:
-        if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGINT, signal.SIGTERM):
-                self._before[number] = signal.signal(number, self._hear)
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)  # type: ignore[arg-type]
-
-    def _hear(self, number: int, frame: FrameType | None) -> None:
-        if self.stop and number == signal.SIGINT:
+    def handle(number: int, frame: FrameType | None) -> None:
+        if heard and number == signal.SIGINT:
             raise KeyboardInterrupt
-        self.stop = True
+        heard.append(number)
         # Not print: the signal may have come in the middle of one.
         os.write(2, b"\nstops after this step, which is saved; a second Ctrl-C ends at once\n")
 
-
-META, WEIGHTS, OPTIMISER, BEST = "meta.json", "weights.safetensors", "optimiser.safetensors", "best.safetensors"
-
-
-@dataclass(frozen=True, slots=True)
-class Progress:
-    """How far a stage has come."""
-
-    step: int = 0
-    """Steps that are done."""
-    best: float | None = None
-    """The best development figure so far, and the step after which it was reached."""
-    best_step: int | None = None
-    scale: float | None = None
-    """The loss scale of half precision."""
+    on_main = threading.current_thread() is threading.main_thread()
+    before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)} if on_main else {}
+    try:
+        yield heard
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def weights_of(modules: Mapping[str, nn.Module]) -> dict[str, Tensor]:
     """Trained weights of several modules, by `module/weight`."""
-    return {
-        f"{name}/{key}": value for name, module in modules.items() for key, value in trained_weights(module).items()
-    }
+    named = ((name, trained_weights(module)) for name, module in modules.items())
+    return {f"{name}/{key}": value for name, weights in named for key, value in weights.items()}
 
 
 def restore_weights(modules: Mapping[str, nn.Module], weights: Mapping[str, Tensor]) -> None:
@@ -221,13 +194,14 @@ def restore_weights(modules: Mapping[str, nn.Module], weights: Mapping[str, Tens
 
 
 def save(folder: Path, modules: Mapping[str, nn.Module], optimiser: torch.optim.Optimizer, progress: Progress) -> None:
-    """Replaces the checkpoint. The best weights come along: from the modules if this step is the best, else as they
-    were."""
+    """Replaces the checkpoint. The best weights are the modules' if this step is the best, else those of before."""
     fresh, old = folder.with_name(folder.name + ".new"), folder.with_name(folder.name + ".old")
     shutil.rmtree(fresh, ignore_errors=True)
     fresh.mkdir(parents=True)
-    save_file(_on_cpu(weights_of(modules)), fresh / WEIGHTS)
-    save_file(_on_cpu(_optimiser_state(optimiser)), fresh / OPTIMISER)
+    states = optimiser.state_dict()["state"].items()
+    state = {f"{number}.{key}": value for number, values in states for key, value in values.items()}
+    for name, tensors in ((WEIGHTS, weights_of(modules)), (OPTIMISER, state)):
+        save_file({key: tensor.detach().contiguous().cpu() for key, tensor in tensors.items()}, fresh / name)
     if progress.best_step == progress.step and progress.best is not None:
         shutil.copyfile(fresh / WEIGHTS, fresh / BEST)
     elif (folder / BEST).is_file():
@@ -241,34 +215,21 @@ def save(folder: Path, modules: Mapping[str, nn.Module], optimiser: torch.optim.
 
 
 def restore(folder: Path, modules: Mapping[str, nn.Module], optimiser: torch.optim.Optimizer) -> Progress:
-    """Loads the checkpoint, if there is one, and says how far it had come."""
+    """Loads the checkpoint, if there is one, and returns how far it had come."""
     old = folder.with_name(folder.name + ".old")
     if not folder.exists() and old.exists():
         os.replace(old, folder)
     if not folder.exists():
         return Progress()
     restore_weights(modules, load_file(folder / WEIGHTS))
-    _restore_optimiser(optimiser, load_file(folder / OPTIMISER))
+    state: dict[int, dict[str, Tensor]] = {}
+    for name, tensor in load_file(folder / OPTIMISER).items():
+        number, _, key = name.partition(".")
+        state.setdefault(int(number), {})[key] = tensor
+    optimiser.load_state_dict({"state": state, "param_groups": optimiser.state_dict()["param_groups"]})
     return Progress(**json.loads((folder / META).read_text()))
 
 
 def restore_best(folder: Path, modules: Mapping[str, nn.Module]) -> None:
     if (folder / BEST).is_file():
         restore_weights(modules, load_file(folder / BEST))
-
-
-def _optimiser_state(optimiser: torch.optim.Optimizer) -> dict[str, Tensor]:
-    state = optimiser.state_dict()["state"]
-    return {f"{number}.{key}": value for number, values in state.items() for key, value in values.items()}
-
-
-def _restore_optimiser(optimiser: torch.optim.Optimizer, tensors: Mapping[str, Tensor]) -> None:
-    state: dict[int, dict[str, Tensor]] = {}
-    for name, tensor in tensors.items():
-        number, _, key = name.partition(".")
-        state.setdefault(int(number), {})[key] = tensor
-    optimiser.load_state_dict({"state": state, "param_groups": optimiser.state_dict()["param_groups"]})
-
-
-def _on_cpu(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {name: tensor.detach().contiguous().cpu() for name, tensor in tensors.items()}

@@ -1,4 +1,7 @@
-"""What a contrast stage minimises: losses, BM25 as a teacher, and their weighted sum over a batch of vectors."""
+"""What a contrast stage minimises: losses, BM25 as a teacher, and their weighted sum over a batch of vectors.
+
+Rows are queries, columns documents.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +17,11 @@ from torch.nn import functional
 from models.training.passes import Padded, TokenTable
 from models.training.recipe import Loss
 
+BUCKETS = 1 << 17
+K1, B = 1.2, 0.75
+# A learned temperature stays above this: below it a batch is decided by rounding.
+COLDEST = 0.005
+
 
 def similarities(queries: Tensor, documents: Tensor, *, cosine: bool = True) -> Tensor:
     """Scores (queries, documents): cosines, or inner products of the vectors as they are."""
@@ -27,8 +35,7 @@ def info_nce(scores: Tensor, labels: Tensor, ignored: Tensor, temperature: float
 
     With the scores of two encoders this is Asym-InfoNCE: only the origin of the vectors differs.
     """
-    logits = (scores / temperature).masked_fill(ignored, float("-inf"))
-    return functional.cross_entropy(logits, labels)
+    return functional.cross_entropy((scores / temperature).masked_fill(ignored, float("-inf")), labels)
 
 
 def symmetric_info_nce(scores: Tensor, labels: Tensor, ignored: Tensor, temperature: float | Tensor) -> Tensor:
@@ -57,9 +64,8 @@ def alignment(students: Tensor, teachers: Tensor, temperature: float | Tensor) -
     """KALE: Kullback–Leibler divergence of embeddings (texts, dim) taken as distributions over their dimensions.
 
     KALE takes the softmax of raw hidden states. Kept vectors of a teacher have unit length, so both sides are scaled to
-    the length √dim: a mean square of 1 for each coordinate, as after the last norm layer of a transformer. Without the
-    scale the gradient would be about 2·dim times smaller than that of `mse`. The factor temperature² keeps the
-    gradient's size at any temperature.
+    the length √dim, as after the last norm layer of a transformer. Without the scale the gradient would be about 2·dim
+    times smaller than that of `mse`. The factor temperature² keeps the gradient's size at any temperature.
     """
     scale = students.shape[-1] ** 0.5
     student, target = (functional.normalize(vectors, dim=-1) * scale for vectors in (students, teachers))
@@ -72,7 +78,7 @@ def matryoshka(dims: Sequence[int], loss_at: Callable[[int], Tensor]) -> Tensor:
 
 
 def not_negatives(same: Tensor, labels: Tensor) -> Tensor:
-    """`same` (queries, documents) says which documents answer which query; all but the label are to be ignored."""
+    """Ignores the documents that answer a query by `same` (queries, documents), all but its label."""
     ignored = same.clone()
     ignored[torch.arange(len(labels), device=labels.device), labels] = False
     return ignored
@@ -80,25 +86,20 @@ def not_negatives(same: Tensor, labels: Tensor) -> Tensor:
 
 def likely_positives(teacher: Tensor, labels: Tensor, margin: float) -> Tensor:
     """True where the teacher scores a document above the positive by more than the margin."""
-    own = teacher.gather(1, labels[:, None])
-    return not_negatives(teacher > own + margin, labels)
+    return not_negatives(teacher > teacher.gather(1, labels[:, None]) + margin, labels)
 
 
 def reconstruction(states: Tensor, vocabulary: Tensor, targets: Tensor, chosen: Tensor) -> Tensor:
     """Sum over the chosen tokens of the cross-entropy of naming them.
 
     States (texts, tokens, width), vocabulary (words, width), the others (texts, tokens). A sum, so that a batch in
-    chunks adds up to the batch in one; words are scored for chosen tokens alone, for that is the largest tensor.
+    chunks adds up to the batch in one; only chosen tokens are scored, for that is the largest tensor.
     """
     scores = functional.linear(states[chosen], vocabulary).float()
     return functional.cross_entropy(scores, targets[chosen], reduction="sum")
 
 
-BUCKETS = 1 << 17
-K1, B = 1.2, 0.75
-
-
-def bigram_counts(ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+def bigram_counts(ids: Tensor, mask: Tensor) -> Tensor:
     """How often each text holds each bucket of neighbouring tokens, (texts, BUCKETS).
 
     The first and the last token of a text are markers, not text: bigrams with either do not count.
@@ -112,11 +113,13 @@ def bigram_counts(ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
 
 
 class LexicalTeacher:
-    """BM25 of queries against the documents of one batch."""
+    """BM25 over token bigrams, of queries against the documents of one batch: it matches rare words.
 
-    def __init__(self, idf: torch.Tensor, mean_length: float) -> None:
-        self._idf = idf
-        self._mean_length = mean_length
+    Bigrams are hashed into buckets, so that BM25 of a whole batch is one matrix product on the training device.
+    """
+
+    def __init__(self, idf: Tensor, mean_length: float) -> None:
+        self._idf, self._mean_length = idf, mean_length
 
     @classmethod
     def fit(cls, documents: TokenTable, sample: int = 20_000, seed: int = 0) -> LexicalTeacher:
@@ -128,10 +131,10 @@ class LexicalTeacher:
             counts = bigram_counts(*documents.padded(part))
             frequency += (counts > 0).sum(0)
             lengths += float(counts.sum())
-        total = len(rows)
-        return cls(torch.log1p((total - frequency + 0.5) / (frequency + 0.5)), max(1.0, lengths / total))
+        idf = torch.log1p((len(rows) - frequency + 0.5) / (frequency + 0.5))
+        return cls(idf, max(1.0, lengths / len(rows)))
 
-    def scores(self, queries: Padded, documents: Padded) -> torch.Tensor:
+    def scores(self, queries: Padded, documents: Padded) -> Tensor:
         """(queries, documents), each row divided by its best."""
         counts = bigram_counts(*documents)
         length = counts.sum(1, keepdim=True)
@@ -140,34 +143,31 @@ class LexicalTeacher:
         return scores / scores.amax(1, keepdim=True).clamp_min(1e-6)
 
 
-def stretch(scores: torch.Tensor) -> torch.Tensor:
+def stretch(scores: Tensor) -> Tensor:
     """Each row stretched to 0 … 1, as score fusion does at search time."""
     low, high = scores.amin(1, keepdim=True), scores.amax(1, keepdim=True)
     return (scores - low) / (high - low).clamp_min(1e-6)
 
 
-COLDEST = 0.005
-"""A learned temperature stays above this: below it a batch is decided by rounding."""
-
-
 @dataclass(frozen=True, slots=True)
 class Contrasted:
-    """A batch as vectors; query i is answered by document i, and `answers` says which others are no negatives."""
+    """A batch as vectors; query i is answered by document i, and `answers` says which others are no negatives.
+
+    Shapes: queries (queries, at least dim), documents (documents, at least dim), hard negatives after the positives,
+    targets (queries, dim), all others (queries, documents).
+    """
 
     queries: Tensor
-    """(queries, at least dim)."""
     documents: Tensor
-    """(documents, at least dim), hard negatives after the positives."""
     answers: Tensor
-    """(queries, documents)."""
     others: Tensor | None = None
-    """(queries, documents): hard negatives of other rows, if each row has its own alone."""
+    """Hard negatives of other rows, if each row has its own alone."""
     targets: Tensor | None = None
-    """(queries, dim): the teacher's reading of the queries."""
+    """The teacher's vectors of the queries."""
     teacher: Tensor | None = None
-    """(queries, documents): the teacher's scores."""
+    """The teacher's scores."""
     lexical: Tensor | None = None
-    """(queries, documents): BM25, each row divided by its best."""
+    """BM25, each row divided by its best."""
 
 
 class Objective(nn.Module):
@@ -188,20 +188,20 @@ class Objective(nn.Module):
 
     def forward(self, batch: Contrasted) -> tuple[Tensor, dict[str, Tensor]]:
         """The loss, and each term of it before its weight."""
+        settings = self._settings
         labels = torch.arange(len(batch.queries), device=batch.queries.device)
         ignored = not_negatives(batch.answers, labels)
         if batch.others is not None:
             ignored = ignored | batch.others
-        if self._settings.false_negative_margin is not None and batch.teacher is not None:
-            margin = self._settings.false_negative_margin
-            ignored = ignored | likely_positives(batch.teacher, labels, margin)
+        if settings.false_negative_margin is not None and batch.teacher is not None:
+            ignored = ignored | likely_positives(batch.teacher, labels, settings.false_negative_margin)
         terms: dict[str, list[Tensor]] = {}
 
         def loss_at(dim: int) -> Tensor:
             found = self._terms(batch, dim, labels, ignored)
             for name, value in found.items():
                 terms.setdefault(name, []).append(value)
-            return torch.stack([getattr(self._settings, name) * value for name, value in found.items()]).sum()
+            return torch.stack([getattr(settings, name) * value for name, value in found.items()]).sum()
 
         loss = matryoshka(self._dims, loss_at)
         return loss, {name: torch.stack(values).mean().detach() for name, values in terms.items()}
@@ -219,20 +219,14 @@ class Objective(nn.Module):
         if settings.align > 0 and batch.targets is not None:
             found["align"] = alignment(queries, batch.targets[:, :dim], temperature)
         if settings.distil > 0 and batch.teacher is not None:
-            target = self._blended(batch.teacher, batch.lexical)
+            target, share = batch.teacher, settings.lexical_share
+            if batch.lexical is not None:  # mixed with BM25 on a common scale of 0 … 1
+                target = (1 - share) * stretch(target) + share * batch.lexical
             found["distil"] = distillation(scores, target, temperature, settings.teacher_temperature)
         return found
-
-    def _blended(self, teacher: Tensor, lexical: Tensor | None) -> Tensor:
-        """The teacher's scores, mixed with BM25 on a common scale of 0 … 1 if the recipe wants that."""
-        if lexical is None:
-            return teacher
-        share = self._settings.lexical_share
-        return (1 - share) * stretch(teacher) + share * lexical
 
 
 def with_hypothetical(queries: Tensor, hypothetical: Tensor, owners: Tensor) -> Tensor:
     """Each query's vector averaged with those of its imagined documents, all normalised first (SL-HyDE, formula 8)."""
     total = functional.normalize(queries, dim=-1).index_add(0, owners, functional.normalize(hypothetical, dim=-1))
-    counts = torch.bincount(owners, minlength=len(queries)) + 1
-    return total / counts[:, None]
+    return total / (torch.bincount(owners, minlength=len(queries)) + 1)[:, None]

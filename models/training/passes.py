@@ -1,9 +1,9 @@
 """How encoders read token tables: with gradients in chunks (gradient caching), or once, kept on disk.
 
-With gradients: the first pass computes vectors without a graph, the loss gives each vector its gradient, and the second
-pass carries it into the weights. Vectors that fit at once keep their graphs instead. Dropout is seeded by step, reading
-and chunk, so that both passes see the same masks. Frozen encoders: a file is named by fingerprint and texts, and chunks
-that were written are not read again.
+With gradients: a first pass computes vectors without a graph, the loss gives each vector its gradient, and a second
+pass carries it into the weights. Readings that fit at once keep their graphs instead. Dropout is seeded by step,
+reading and chunk, so that both passes see the same masks. Frozen encoders: a file is named by fingerprint and texts,
+and chunks that were written are not read again.
 """
 
 from __future__ import annotations
@@ -27,17 +27,102 @@ from models.encoder.tokenizer import AT_ONCE, FlatIds, Tokenizer, tokenise
 from models.encoder.torch import TorchEncoder, finish
 from models.errors import BadEncoder
 from models.progress import Progress
+from models.training.encoders import EncoderStore
 from models.training.ranks import Ranks
-from models.training.tables import Rows, Texts, _mapped
+from models.training.tables import Rows, Texts, map_file
 
-Padded = tuple[torch.Tensor, torch.Tensor]
+Kept = NDArray[np.float16]
+Padded = tuple[Tensor, Tensor]
 """Ids and attention mask, both (texts, longest)."""
 PARTS = 8
 AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
+READ_TOKENS = 32768
+# Compiling takes some seconds: fewer tokens would not win them back. A guess, not measured.
+COMPILED_TOKENS = 5_000_000
+
+
+class TokenTable:
+    """Token ids of many texts, one after the other; a batch of them is moved to the training device."""
+
+    def __init__(self, ids: FlatIds, starts: Rows, lengths: Rows, device: torch.device) -> None:
+        self.ids, self.starts, self.lengths, self.device = ids, starts, lengths, device
+
+    @classmethod
+    def build(
+        cls, texts: Texts, spec: EncoderSpec, tokenizer: Tokenizer, device: torch.device,
+        path: Path | None = None, ranks: Ranks | None = None,
+    ) -> TokenTable:  # fmt: skip
+        """Tokenises all texts; with a path the first rank writes files, which all ranks map."""
+        first = ranks is None or ranks.is_first
+        if path is None:
+            parts = zip(*_tokenised(texts, spec, tokenizer, first=first), strict=True)
+            ids, starts, lengths = (np.concatenate(each) for each in parts)
+            return cls(ids, starts, lengths, device)
+        paths = [path.with_suffix(suffix) for suffix in (".ids", ".starts", ".lengths")]
+        if first:
+            with ExitStack() as stack:
+                files = [stack.enter_context(each.open("wb")) for each in paths]
+                for chunk in _tokenised(texts, spec, tokenizer, first=True):
+                    for file, part in zip(files, chunk, strict=True):
+                        file.write(np.asarray(part).tobytes())
+        if ranks is not None:
+            ranks.wait()
+        ids, starts, lengths = (map_file(*each) for each in zip(paths, (np.int32, np.int64, np.int64), strict=True))
+        return cls(ids, starts, lengths, device)
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def padded(self, rows: Rows) -> Padded:
+        """Ids and mask (rows, longest), padded on the right with 0."""
+        lengths = self.lengths[rows]
+        columns = np.arange(int(lengths.max()))
+        mask = columns < lengths[:, None]
+        places = np.minimum(self.starts[rows][:, None] + columns, len(self.ids) - 1)
+        ids = np.where(mask, self.ids[places], 0).astype(np.int64)
+        return torch.from_numpy(ids).to(self.device), torch.from_numpy(mask.astype(np.int64)).to(self.device)
+
+    def flat(self, rows: Rows) -> Tensor:
+        """The ids of these rows end to end, without padding."""
+        lengths = self.lengths[rows]
+        shifts = np.repeat(self.starts[rows] - (np.cumsum(lengths) - lengths), lengths)
+        return torch.from_numpy(np.asarray(self.ids[shifts + np.arange(len(shifts))])).to(self.device)
+
+    def chunks(self, rows: Rows, tokens: int) -> list[Rows]:
+        """Positions in `rows`, texts of like lengths together, at most `tokens` padded tokens a chunk."""
+        return chunks_of(self.lengths[rows], tokens)
+
+
+def _tokenised(
+    texts: Texts, spec: EncoderSpec, tokenizer: Tokenizer, *, first: bool
+) -> Iterator[tuple[FlatIds, Rows, Rows]]:
+    """Ids, their start in all ids, and the length of each text, a chunk of texts at a time."""
+    # Few texts have more than eight characters a token: cutting first saves tokenising the rest of a long text.
+    longest = 8 * tokenizer.max_length
+    starts = range(0, len(texts), AT_ONCE)
+    blocks = (texts.as_read_by(spec, range(start, min(start + AT_ONCE, len(texts)))) for start in starts)
+    chunks = ([text[:longest] for text in block] for block in blocks)
+    progress = Progress(f"tokenise {len(texts):,} texts ({texts.side})", "chunks", len(starts), quiet=not first)
+    before = 0
+    for ids, sizes in progress.over(tokenise(chunks, len(texts), tokenizer)):
+        lengths = sizes.astype(np.int64)
+        yield ids, before + np.cumsum(lengths) - lengths, lengths
+        before += len(ids)
+
+
+def chunks_of(lengths: Rows, tokens: int) -> list[Rows]:
+    """Positions, longest first, in groups whose padded size stays within the budget (or that are one text)."""
+    order = np.argsort(-lengths, kind="stable")
+    groups, first = [], 0
+    while first < len(order):
+        size = max(1, tokens // max(1, int(lengths[order[first]])))
+        groups.append(order[first : first + size])
+        first += size
+    return groups
 
 
 def autocast(device: torch.device, precision: str) -> torch.autocast:
-    """Half precision on a graphics card; a CPU computes in float32 whatever the recipe says."""
+    """Half precision on a GPU; a CPU computes in float32 whatever the recipe says."""
     enabled = device.type == "cuda" and precision in AUTOCAST
     return torch.autocast(device.type, dtype=AUTOCAST.get(precision, torch.bfloat16), enabled=enabled)
 
@@ -59,13 +144,12 @@ class Passes:
     """The two passes of one step over its readings."""
 
     def __init__(self, readings: Sequence[Reading], ranks: Ranks, *, tokens: int, precision: str, seed: int) -> None:
-        self._readings, self._ranks = readings, ranks
-        self._precision, self._seed = precision, seed
+        self._readings, self._ranks, self._precision, self._seed = readings, ranks, precision, seed
         shares = [ranks.share(len(reading.rows)) for reading in readings]
         lengths = [reading.tokens.lengths[reading.rows[own]] for reading, own in zip(readings, shares, strict=True)]
-        # What is kept is still cut by length, for less padding.
+        # Readings that keep their graphs are cut by length too, for less padding.
         small = [chunks_of(of_reading, max(1, tokens // PARTS)) for of_reading in lengths]
-        sizes = [_padded(of_reading, chunks) for of_reading, chunks in zip(lengths, small, strict=True)]
+        sizes = [_padded_size(*each) for each in zip(lengths, small, strict=True)]
         self._keeps, kept = graphs_kept(sizes, tokens)
         self._chunks: list[list[Rows]] = [
             [own[chunk] for chunk in (cut if keep else chunks_of(of_reading, tokens - kept))]
@@ -98,28 +182,25 @@ class Passes:
     @property
     def padded_tokens(self) -> int:
         """What the chunks of this rank hold, padding included."""
-        return sum(
-            _padded(reading.tokens.lengths[reading.rows], chunks)
-            for reading, chunks in zip(self._readings, self._chunks, strict=True)
-        )
+        lengths = (reading.tokens.lengths[reading.rows] for reading in self._readings)
+        return sum(_padded_size(*each) for each in zip(lengths, self._chunks, strict=True))
 
     def _encode(self, number: int, place: int) -> Tensor:
         reading, chunk = self._readings[number], self._chunks[number][place]
-        torch.manual_seed(
-            int(np.random.SeedSequence([self._seed, self._ranks.rank, number, place]).generate_state(1)[0])
-        )
+        sequence = np.random.SeedSequence([self._seed, self._ranks.rank, number, place])
+        torch.manual_seed(int(sequence.generate_state(1)[0]))
         with autocast(self._ranks.device, self._precision):
             return reading.encoder.pooled(*reading.tokens.padded(reading.rows[chunk]), padded_right=True)
 
 
-def _padded(lengths: Rows, chunks: list[Rows]) -> int:
+def _padded_size(lengths: Rows, chunks: list[Rows]) -> int:
     return sum(len(chunk) * int(lengths[chunk].max()) for chunk in chunks)
 
 
 def graphs_kept(sizes: Sequence[int], tokens: int) -> tuple[list[bool], int]:
-    """Which readings keep their graphs, and their tokens: all if they fit together, else what fits into a half.
+    """Which readings keep their graphs, and their tokens: all if they fit together, else those that fit into a half.
 
-    The other half is for the chunks that pass through beside them.
+    The other half is for the chunks of the others.
     """
     room = tokens if sum(sizes) <= tokens else tokens // 2
     keeps: list[bool] = []
@@ -127,99 +208,6 @@ def graphs_kept(sizes: Sequence[int], tokens: int) -> tuple[list[bool], int]:
         keeps.append(size <= room)
         room -= size if keeps[-1] else 0
     return keeps, sum(size for size, keep in zip(sizes, keeps, strict=True) if keep)
-
-
-class TokenTable:
-    """Token ids of many texts, one after the other; a batch of them is moved to the training device."""
-
-    def __init__(self, ids: FlatIds, starts: Rows, lengths: Rows, device: torch.device) -> None:
-        self.ids, self.starts, self.lengths, self.device = ids, starts, lengths, device
-
-    @classmethod
-    def build(
-        cls,
-        texts: Texts,
-        spec: EncoderSpec,
-        tokenizer: Tokenizer,
-        device: torch.device,
-        path: Path | None = None,
-        ranks: Ranks | None = None,
-    ) -> TokenTable:
-        """Tokenises all texts; with a path the first rank writes files, which all ranks map."""
-        if path is None:
-            found = zip(*_tokenised(texts, spec, tokenizer, first=ranks is None or ranks.is_first), strict=True)
-            ids, starts, lengths = (np.concatenate(each) for each in found)
-            return cls(ids, starts, lengths, device)
-        paths = [path.with_suffix(suffix) for suffix in (".ids", ".starts", ".lengths")]
-        if ranks is None or ranks.is_first:
-            with ExitStack() as stack:
-                files = [stack.enter_context(each.open("wb")) for each in paths]
-                for ids, starts, lengths in _tokenised(texts, spec, tokenizer, first=True):
-                    for file, part in zip(files, (ids, starts, lengths), strict=True):
-                        file.write(np.asarray(part).tobytes())
-        if ranks is not None:
-            ranks.wait()
-        return cls(_mapped(paths[0], np.int32), _mapped(paths[1], np.int64), _mapped(paths[2], np.int64), device)
-
-    def __len__(self) -> int:
-        return len(self.lengths)
-
-    def padded(self, rows: Rows) -> Padded:
-        """Ids and mask (rows, longest), padded on the right with 0."""
-        lengths = self.lengths[rows]
-        columns = np.arange(int(lengths.max()))
-        mask = columns < lengths[:, None]
-        places = np.minimum(self.starts[rows][:, None] + columns, len(self.ids) - 1)
-        ids = np.where(mask, self.ids[places], 0).astype(np.int64)
-        return torch.from_numpy(ids).to(self.device), torch.from_numpy(mask.astype(np.int64)).to(self.device)
-
-    def flat(self, rows: Rows) -> torch.Tensor:
-        """The ids of these rows end to end, without padding."""
-        lengths = self.lengths[rows]
-        shifts = np.repeat(self.starts[rows] - (np.cumsum(lengths) - lengths), lengths)
-        return torch.from_numpy(np.asarray(self.ids[shifts + np.arange(len(shifts))])).to(self.device)
-
-    def chunks(self, rows: Rows, tokens: int) -> list[Rows]:
-        """Positions in `rows`, texts of like lengths together, at most `tokens` padded tokens a chunk."""
-        return chunks_of(self.lengths[rows], tokens)
-
-
-def _tokenised(
-    texts: Texts, spec: EncoderSpec, tokenizer: Tokenizer, *, first: bool
-) -> Iterator[tuple[FlatIds, Rows, Rows]]:
-    """Ids, their start in all ids, and the length of each text, a chunk of texts at a time."""
-    # Few texts have more than eight characters a token (English has four or five): cutting first saves tokenising the
-    # rest of a long text.
-    longest = 8 * tokenizer.max_length
-    chunks = (
-        [text[:longest] for text in texts.as_read_by(spec, range(start, min(start + AT_ONCE, len(texts))))]
-        for start in range(0, len(texts), AT_ONCE)
-    )
-    total = -(-len(texts) // AT_ONCE)
-    what = f"tokenise {len(texts):,} texts ({texts.side})"
-    before = 0
-    for ids, sizes in Progress(what, "chunks", total, quiet=not first).over(tokenise(chunks, len(texts), tokenizer)):
-        lengths = sizes.astype(np.int64)
-        yield ids, before + np.cumsum(lengths) - lengths, lengths
-        before += len(ids)
-
-
-def chunks_of(lengths: Rows, tokens: int) -> list[Rows]:
-    """Positions, longest first, in groups whose padded size stays within the budget (or that are one text)."""
-    order = np.argsort(-lengths, kind="stable")
-    groups, first = [], 0
-    while first < len(order):
-        size = max(1, tokens // max(1, int(lengths[order[first]])))
-        groups.append(order[first : first + size])
-        first += size
-    return groups
-
-
-Kept = NDArray[np.float16]
-
-
-# Compiling takes some seconds: fewer tokens would not win them back. A guess, not measured.
-COMPILED_TOKENS = 5_000_000
 
 
 class Reader:
@@ -258,6 +246,11 @@ class Reader:
         self._encoder.train(was_training)
         return finish(pooled, self._encoder.spec)
 
+    def read(self, texts: Texts) -> Tensor:
+        """Vectors (texts, dim) of texts, on the CPU."""
+        table = TokenTable.build(texts, self._encoder.spec, self._encoder.tokenizer, self._ranks.device)
+        return torch.from_numpy(self.all(table))
+
     def all(self, table: TokenTable) -> NDArray[np.float32]:
         """The vectors of a whole table; every rank reads its share and gets all."""
         found = torch.zeros(len(table), self._encoder.spec.dim, device=self._ranks.device)
@@ -280,7 +273,11 @@ class Reader:
         self._ranks.wait()
         values = np.memmap(part, dtype=np.float16, mode="r+", shape=shape)
         marks = np.memmap(done, dtype=np.uint8, mode="r+", shape=(len(chunks),))
-        self._fill(table, chunks, values, marks)
+        own = [place for place in self._ranks.share(len(chunks)) if not marks[place]]
+        what, quiet = f"encode {len(table):,} texts once", not self._ranks.is_first
+        for place in Progress(what, "chunks", len(own), quiet=quiet).over(own):
+            values[chunks[place]] = self.vectors(table, chunks[place]).half().cpu().numpy()
+            marks[place] = 1
         values.flush()
         self._ranks.wait()
         if self._ranks.is_first:
@@ -289,12 +286,17 @@ class Reader:
         self._ranks.wait()
         return kept_in(path, *shape)
 
-    def _fill(self, table: TokenTable, chunks: list[Rows], values: Kept, marks: NDArray[np.uint8]) -> None:
-        own = [place for place in self._ranks.share(len(chunks)) if not marks[place]]
-        what, quiet = f"encode {len(table):,} texts once", not self._ranks.is_first
-        for place in Progress(what, "chunks", len(own), quiet=quiet).over(own):
-            values[chunks[place]] = self.vectors(table, chunks[place]).half().cpu().numpy()
-            marks[place] = 1
+
+def read_once(
+    name: str, texts: Texts, store: EncoderStore, scratch: Path, tokens: int = READ_TOKENS, precision: str = "bf16"
+) -> Kept:
+    """The vectors of texts by an encoder as it is now, from disk if it has read them before."""
+    path = file_of(store.vectors, store.fingerprint(name), texts)
+    if path.is_file():
+        return kept_in(path, len(texts), store.recipe.dim_of(name))
+    encoder, ranks = store.open(name, trained=False), store.ranks
+    table = TokenTable.build(texts, encoder.spec, encoder.tokenizer, ranks.device, scratch / path.stem, ranks)
+    return Reader(encoder, ranks, tokens=tokens, precision=precision).keep(table, path)
 
 
 def file_of(folder: Path, fingerprint: str, texts: Texts) -> Path:
@@ -319,7 +321,7 @@ def take(kept: Kept, rows: Rows, device: torch.device) -> Tensor:
 
 
 def _allocate(path: Path, size: int) -> None:
-    """A file of this size whose room is sure: a full disk shows here, not in the middle of a mapped write."""
+    """Reserves a file of this size: a full disk shows here, not in the middle of a mapped write."""
     if path.is_file() and path.stat().st_size == size:
         return
     with path.open("wb") as file:

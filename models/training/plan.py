@@ -1,7 +1,7 @@
-"""`care train --dry-run`: what a recipe would do, and what that takes. Loads no weights and trains nothing.
+"""`care train --dry-run`: what a recipe would do, and the memory and hours it takes. Loads no weights.
 
-Memory and hours are reckoned from shapes: 2 operations a weight and token forward, twice that backward,
-another forward where gradients are cached or activations recomputed.
+Memory and hours are estimated from shapes: 2 operations a weight and token forward, twice that backward, another
+forward where gradients are cached or activations recomputed. Examples and their lengths come from a sample of the rows.
 """
 
 from __future__ import annotations
@@ -15,30 +15,41 @@ from pathlib import Path
 from torch import nn
 
 from models.training.encoders import describe
-from models.training.recipe import AnyStage, Contrast, Data, Diversify, Encoder, Filter, Mine, Recipe, Reconstruct
+from models.training.recipe import (
+    AnyStage,
+    Contrast,
+    Data,
+    Diversify,
+    Encoder,
+    Filter,
+    Mine,
+    Recipe,
+    Reconstruct,
+    trained_by,
+)  # fmt: skip
 from models.training.rows import Pair, as_pairs, as_texts, count_units, sample
 from models.training.shapes import bare_model, check, shape_of
 
+# Weight, gradient and two moments, in float32.
 ADAM_BYTES = 16
-"""Weight, gradient and two moments, in float32."""
+# Half-precision values that a layer's backward keeps, in widths a token; measured with BERT and with Qwen3-4B.
 ENCODER_WIDTHS, DECODER_WIDTHS = 24, 52
-"""Half-precision values that a layer's backward keeps, in widths a token; measured with BERT and with Qwen3-4B."""
+# Tables (queries, documents) in float32 that the loss and its gradient hold at once.
 SCORE_TABLES = 6
-"""Tables (queries, documents) in float32 that the loss and its gradient hold at once."""
+# What a token holds for each word that it might be while it is being named: scores, their logarithms and gradients.
 WORD_BYTES = 12
-"""What a token holds for each word that it might be while it is being named: scores, their logarithms and gradients."""
+SAMPLE = 2000
 
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What one encoder is and costs."""
+    """What one encoder is and costs; `body` are the weights that every token passes: all but the vocabulary."""
 
     whole: int
     trained: int
     layers: int
     width: int
     body: int
-    """Weights that every token passes: all but the vocabulary."""
     layer_widths: int
 
     @property
@@ -66,26 +77,17 @@ def cost_of(recipe: Recipe, name: str) -> Cost | None:
     if shape is None:
         return None
     backbone = bare_model(shape)
-    whole = sum(weight.numel() for weight in backbone.parameters())
+    whole = trained = sum(weight.numel() for weight in backbone.parameters())
     projected = shape.hidden_size * (config.projection or 0)
     vocabulary = sum(m.weight.numel() for m in backbone.modules() if isinstance(m, nn.Embedding))
-    trained = whole if config.lora is None else _adapters(backbone, config)
-    return Cost(
-        whole=whole + projected,
-        trained=trained + projected,
-        layers=shape.num_hidden_layers,
-        width=shape.hidden_size,
-        body=whole - vocabulary,
-        layer_widths=DECODER_WIDTHS if hasattr(shape, "num_key_value_heads") else ENCODER_WIDTHS,
-    )
-
-
-def _adapters(backbone: nn.Module, config: Encoder) -> int:
-    assert config.lora is not None
-    targets = config.lora.targets
-    linear = [(name.rpartition(".")[2], m) for name, m in backbone.named_modules() if isinstance(m, nn.Linear)]
-    chosen = [m for name, m in linear if targets == "all-linear" or name in targets]
-    return config.lora.rank * sum(m.in_features + m.out_features for m in chosen)
+    if config.lora is not None:
+        targets = config.lora.targets
+        linear = [(name.rpartition(".")[2], m) for name, m in backbone.named_modules() if isinstance(m, nn.Linear)]
+        chosen = [m for name, m in linear if targets == "all-linear" or name in targets]
+        trained = config.lora.rank * sum(m.in_features + m.out_features for m in chosen)
+    widths = DECODER_WIDTHS if hasattr(shape, "num_key_value_heads") else ENCODER_WIDTHS
+    sizes = (whole + projected, trained + projected, shape.num_hidden_layers, shape.hidden_size)
+    return Cost(*sizes, whole - vocabulary, widths)
 
 
 def plan(recipe: Recipe, tflops: float) -> str:
@@ -93,86 +95,57 @@ def plan(recipe: Recipe, tflops: float) -> str:
     check(recipe)
     costs = {name: cost_of(recipe, name) for name in recipe.encoders}
     lines = [recipe.about, f"space {recipe.space}, {recipe.dim} dimensions, seed {recipe.seed}", "", "encoders"]
-    lines += [_encoder_line(name, config, costs[name]) for name, config in recipe.encoders.items()]
+    for name, config in recipe.encoders.items():
+        start, cost = f"copy of {config.copy_of}" if config.copy_of else config.start or "random weights", costs[name]
+        size = f"{_count(cost.whole)} parameters, {_count(cost.trained)} trained" if cost else "shape not known"
+        use = f"{config.pooling or 'own'} pooling, {config.max_length} tokens"
+        lines.append(f"  {name:10} {start}: {size} ({describe(config)}), {use}")
     for name, stage in recipe.stages.items():
         lines += ["", f"stage {name}: {stage.kind}" + (", skipped" if stage.skip else "")]
         if not stage.skip:
-            detail = _trained_lines(recipe, stage, costs, tflops) if _is_trained(stage) else _search_lines(stage)
+            trains = isinstance(stage, Contrast | Reconstruct)
+            detail = _trained_lines(recipe, stage, costs, tflops) if trains else _row_stage_line(stage)
             lines += [f"  {line}" for line in detail]
     return "\n".join(lines)
-
-
-def _is_trained(stage: AnyStage) -> bool:
-    return isinstance(stage, Contrast | Reconstruct)
-
-
-def _encoder_line(name: str, config: Encoder, cost: Cost | None) -> str:
-    start = f"copy of {config.copy_of}" if config.copy_of else str(config.start or "random weights")
-    size = "shape not known" if cost is None else f"{_count(cost.whole)} parameters, {_count(cost.trained)} trained"
-    use = f"{config.pooling or 'own'} pooling, {config.max_length} tokens"
-    return f"  {name:10} {start}: {size} ({describe(config)}), {use}"
 
 
 def _trained_lines(recipe: Recipe, stage: AnyStage, costs: dict[str, Cost | None], tflops: float) -> list[str]:
     assert isinstance(stage, Contrast | Reconstruct)
     readers = [stage.encoder] if isinstance(stage, Reconstruct) else [stage.query, stage.document or stage.query]
-    trained = readers if isinstance(stage, Reconstruct) else stage.train
+    trained = trained_by(stage)
     length = f"{stage.epochs:g} epochs" if stage.epochs is not None else f"{stage.steps} steps"
     rates = stage.lr if isinstance(stage.lr, dict) else {"": stage.lr}
     rate = ", ".join(f"{value:.0e} {name}".strip().replace("e-0", "e-") for name, value in rates.items())
+    frozen = "".join(f", {name} frozen" for name in dict.fromkeys(readers) if name not in trained)
     lines = [
         f"peak learning rate {rate}, warm-up {stage.warmup:g}, {stage.schedule} schedule, AdamW, "
         f"weight decay {stage.weight_decay:g}, clip {stage.clip:g}",
         f"global batch {stage.batch:,}, {length}, {stage.precision}, chunks of {stage.tokens:,} tokens",
-        f"trains {', '.join(dict.fromkeys(trained))}"
-        + "".join(f", {name} frozen" for name in dict.fromkeys(readers) if name not in trained),
+        f"trains {', '.join(trained)}{frozen}",
     ]
     if isinstance(stage, Contrast):
-        lines.append(_loss_line(recipe, stage))
+        loss = stage.loss
+        terms = {"InfoNCE": loss.info_nce, "MSE": loss.mse, "score distillation": loss.distil, "alignment": loss.align}
+        total = " + ".join(f"{weight:g} x {name}" for name, weight in terms.items() if weight)
+        heat = f"temperature {'learned from ' if loss.learnable else ''}{loss.temperature:g}"
+        dims = ", ".join(map(str, loss.dims or [recipe.dim]))
+        lines.append(f"loss {total}, {heat}, dimensions {dims}, {stage.data.negatives} hard negatives")
     if stage.note:
         lines.append(f"note: {stage.note}")
-    return [*lines, *_reckoned(recipe, stage, readers, list(trained), costs, tflops)]
-
-
-def _loss_line(recipe: Recipe, stage: Contrast) -> str:
-    loss = stage.loss
-    terms = {"InfoNCE": loss.info_nce, "MSE": loss.mse, "score distillation": loss.distil, "alignment": loss.align}
-    total = " + ".join(f"{weight:g} x {name}" for name, weight in terms.items() if weight)
-    learned = "learned from " if loss.learnable else ""
-    dims = ", ".join(map(str, loss.dims or [recipe.dim]))
-    heat = f"temperature {learned}{loss.temperature:g}"
-    return f"loss {total}, {heat}, dimensions {dims}, {stage.data.negatives} hard negatives"
-
-
-def _reckoned(
-    recipe: Recipe,
-    stage: Contrast | Reconstruct,
-    readers: list[str],
-    trained: list[str],
-    costs: dict[str, Cost | None],
-    tflops: float,
-) -> list[str]:
     known = {name: cost for name in dict.fromkeys(readers) if (cost := costs[name]) is not None}
     if len(known) < len(set(readers)):
-        return ["memory and hours: the shape of an encoder is not known; put its weights where the recipe says"]
+        return [*lines, "memory and hours: the shape of an encoder is not known; put its weights where the recipe says"]
     memory = sum(c.memory(recipe.encoders[n], stage.tokens, trained=n in trained) for n, c in known.items())
     if isinstance(stage, Contrast):
         memory += 4 * SCORE_TABLES * stage.batch * stage.batch * (1 + stage.data.negatives)
     else:
         memory += WORD_BYTES * stage.tokens * known[stage.encoder].words
-    return [
-        f"memory about {memory / 2**30:.0f} GiB on each card",
-        *_hours(recipe, stage, readers, trained, known, tflops),
-    ]
+    lines.append(f"memory about {memory / 2**30:.0f} GiB on each card")
+    return [*lines, *_hours(recipe, stage, readers, known, tflops)]
 
 
 def _hours(
-    recipe: Recipe,
-    stage: Contrast | Reconstruct,
-    readers: list[str],
-    trained: list[str],
-    known: dict[str, Cost],
-    tflops: float,
+    recipe: Recipe, stage: Contrast | Reconstruct, readers: list[str], known: dict[str, Cost], tflops: float
 ) -> list[str]:
     """A trained encoder reads every example that is drawn, a frozen one every text of the files once."""
     longest = [recipe.encoders[name].max_length for name in readers]
@@ -184,8 +157,8 @@ def _hours(
     cached = stage.batch * sum(tokens) > stage.tokens
     work = {True: 0.0, False: 0.0}
     for name, read in zip(readers, tokens, strict=True):
-        is_trained = name in trained
-        work[is_trained] += read * known[name].operations(recipe.encoders[name], trained=is_trained, cached=cached)
+        trained = name in trained_by(stage)
+        work[trained] += read * known[name].operations(recipe.encoders[name], trained=trained, cached=cached)
     speed = tflops * 1e12 / work[True]
     told = " and ".join(f"{length:.0f}" for length in lengths)
     lines = [f"speed about {speed:,.1f} rows/s on one card at {tflops:g} TFLOP/s and {told} tokens a text"]
@@ -199,12 +172,11 @@ def _hours(
     return [*lines, f"{there}{drawn / speed / 3600 + once:,.2f} h on one card{reading}"]
 
 
-def _search_lines(stage: AnyStage) -> list[str]:
+def _row_stage_line(stage: AnyStage) -> list[str]:
     if isinstance(stage, Mine):
         margin = "" if stage.margin is None else f", {stage.margin:g} below the positive"
-        return [
-            f"{stage.count} negatives a pair from ranks {stage.ranks[0]} to {stage.ranks[1]} of {stage.query}{margin}"
-        ]
+        ranks = f"ranks {stage.ranks[0]} to {stage.ranks[1]}"
+        return [f"{stage.count} negatives a pair from {ranks} of {stage.query}{margin}"]
     if isinstance(stage, Diversify):
         near = f"{stage.most} of the nearest {stage.neighbours} above {stage.threshold:g} by {stage.query}"
         return [f"rows stay whose {stage.side} has at most {near}; {stage.seeds:,} to begin with"]
@@ -214,9 +186,6 @@ def _search_lines(stage: AnyStage) -> list[str]:
 
 def _count(number: int) -> str:
     return f"{number / 1e9:.2f}B" if number >= 1e9 else f"{number / 1e6:.1f}M"
-
-
-SAMPLE = 2000
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,31 +199,30 @@ class Sizes:
 
 @lru_cache
 def _sampled(files: tuple[Path, ...], seed: int) -> tuple[int, list[Pair]]:
-    """Stages share files: each is gone through once."""
+    """A sample of the rows; stages share files, and each is read once."""
     return sample(files, SAMPLE, seed)
 
 
 def sizes_of(recipe: Recipe, data: Data, query_longest: int, document_longest: int) -> Sizes | None:
-    """None where a file is not there. Texts that come twice are counted twice, rows that a stage makes of others as
-    those that it is given."""
+    """None where a file is not there. Texts that come twice are counted twice; rows that a stage makes of others
+    count as its inputs."""
     files, seed = tuple(Path(file) for name in data.files for file in _given(recipe, name)), recipe.seed
     if not all(path.is_file() for path in files):
         return None
     rows, drawn = _sampled(files, seed)
     if data.view == "texts":
-        texts = list(as_texts(drawn, data.crops, seed, sentences=data.sentences))
+        texts = as_texts(drawn, data.crops, seed, sentences=data.sentences)
         pairs = [(source, text, text) for text, source in texts]
     else:
         pairs = [(pair.source, pair.query, pair.positives[0]) for pair in as_pairs(drawn, data.crops, seed)]
-    return Sizes(
-        round(rows * len(pairs) / max(1, len(drawn))),
-        _mean(((source, min(query_longest, count_units(text))) for source, text, _ in pairs), data.weights),
-        _mean(((source, min(document_longest, count_units(text))) for source, _, text in pairs), data.weights),
-    )
+    query = ((source, min(query_longest, count_units(text))) for source, text, _ in pairs)
+    document = ((source, min(document_longest, count_units(text))) for source, _, text in pairs)
+    examples = round(rows * len(pairs) / max(1, len(drawn)))
+    return Sizes(examples, _mean(query, data.weights), _mean(document, data.weights))
 
 
 def _given(recipe: Recipe, file: str) -> list[str]:
-    """The files that a file is made of: itself, or what the stage is given that makes it."""
+    """The files that a file is made of: itself, or the inputs of the stage that makes it."""
     if not file.startswith("@"):
         return [file]
     maker = recipe.stages[file[1:]]
@@ -267,9 +235,7 @@ def _mean(lengths: Iterable[tuple[str, int]], weights: Mapping[str, float]) -> f
     by_source: dict[str, list[int]] = defaultdict(list)
     for source, length in lengths:
         by_source[source].append(length)
-    shares = {
-        source: weights.get(source, weights.get("*", 1.0)) if weights else len(found)
-        for source, found in by_source.items()
-    }
+    default = weights.get("*", 1.0)
+    shares = {name: weights.get(name, default) if weights else len(found) for name, found in by_source.items()}
     total = sum(share * sum(by_source[source]) / len(by_source[source]) for source, share in shares.items())
     return max(1.0, total / (sum(shares.values()) or 1.0))

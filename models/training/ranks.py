@@ -1,6 +1,6 @@
-"""Which of several processes this is, and how they add up tensors. One process is a run of one rank.
+"""Ranks: which of several training processes this is, and how they add up tensors. One process is one rank.
 
-`accelerate launch` starts the processes; they all deal the same batches and each reads its share of the texts.
+`accelerate launch` starts the processes. All deal the same batches, and each reads its share of the texts.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ class Ranks:
 
     def __init__(self, rank: int, size: int, device: torch.device) -> None:
         self.rank, self.size, self.device = rank, size, device
+        self.is_first = rank == 0
 
     @classmethod
     def join(cls, device: str | None = None) -> Ranks:
@@ -34,12 +35,8 @@ class Ranks:
         state = PartialState(cpu=device == "cpu", timeout=WAIT)
         return cls(state.process_index, state.num_processes, state.device)
 
-    @property
-    def is_first(self) -> bool:
-        return self.rank == 0
-
     def share(self, count: int) -> NDArray[np.int64]:
-        """The positions among `count` that are this rank's to read."""
+        """The positions among `count` that this rank reads."""
         return np.arange(self.rank, count, self.size)
 
     def seed(self, *parts: int) -> int:
@@ -59,9 +56,8 @@ class Ranks:
 
     def of_first(self, value: float) -> float:
         """The first rank's value, on every rank."""
-        mine = torch.tensor(value if self.is_first else 0.0, dtype=torch.float64, device=self.device)
-        return float(self.sum(mine))
+        return float(self.sum(torch.tensor(value if self.is_first else 0.0, dtype=torch.float64, device=self.device)))
 
     def any(self, flag: bool) -> bool:
-        """Whether some rank says yes."""
+        """Whether the flag is set on any rank."""
         return flag if self.size == 1 else bool(self.sum(torch.tensor(int(flag), device=self.device)))

@@ -1,4 +1,4 @@
-"""A recipe: every fact of a training run, read from one TOML file. Knows nothing of torch.
+"""A recipe: every fact of a training run, read from one TOML file.
 
 `[encoders.NAME]` are what is trained, `[stages.NAME]` how, in the order of the file. A recipe may stand on another
 one: `base = "other.toml"`, and the keys that differ. Paths are relative to the folder from which `care` is called,
@@ -8,7 +8,7 @@ but for `base`; a file called "@NAME" is what the stage of that name wrote.
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -149,8 +149,14 @@ class Loss(_Section):
         return self
 
     @property
-    def needs_teacher(self) -> bool:
-        return self.mse > 0 or self.distil > 0 or self.align > 0 or self.false_negative_margin is not None
+    def needs_targets(self) -> bool:
+        """Whether the teacher's vectors of queries are needed."""
+        return self.mse > 0 or self.align > 0
+
+    @property
+    def needs_scores(self) -> bool:
+        """Whether the teacher's scores of queries and documents are needed."""
+        return self.distil > 0 or self.false_negative_margin is not None
 
 
 class _Trained(_Section):
@@ -158,7 +164,7 @@ class _Trained(_Section):
 
     skip: bool = False
     note: str = ""
-    """For whoever reads the plan."""
+    """Shown in the plan."""
     data: Data
     batch: Positive
     epochs: Above | None = None
@@ -311,13 +317,17 @@ class Recipe(_Section):
 
     @classmethod
     def load(cls, path: Path, changes: Sequence[str] = ()) -> Recipe:
-        """Reads a recipe, its bases below it, and changes like `stages.align.lr=1e-4` above it."""
-        keys = _known_keys()
-        check_stars(changes, keys)
+        """Reads a recipe, its bases below it, and changes like `stages.align.lr=1e-4` above it.
+
+        A change is KEY=VALUE, the key with dots, the value as in TOML or a bare word.
+        """
+        values = _read(path)
+        for change in changes:
+            _apply(values, change)
         try:
-            return cls.model_validate(read_values(path, changes))
+            return cls.model_validate(values)
         except ValidationError as error:
-            raise BadData(f"{path}: {first_fault(error, keys)}") from error
+            raise BadData(f"{path}: {_first_fault(error)}") from error
 
 
 def files_of(stage: AnyStage) -> list[str]:
@@ -361,21 +371,6 @@ def _check_names(where: str, stage: AnyStage, encoders: set[str], written: set[s
             raise ValueError(f"{where}: {file}: no stage before this one writes pairs under that name")
 
 
-def _known_keys() -> list[str]:
-    sections = [_Section]
-    for section in sections:
-        sections += section.__subclasses__()
-    return sorted({key for section in sections for key in section.model_fields})
-
-
-def read_values(path: Path, changes: Sequence[str] = ()) -> dict[str, Any]:
-    """The tables of a TOML file; a change is KEY=VALUE, the key with dots, the value as in TOML or a bare word."""
-    values = _read(path)
-    for change in changes:
-        _apply(values, change)
-    return values
-
-
 def _read(path: Path) -> dict[str, Any]:
     try:
         values = tomllib.loads(path.read_text(encoding="utf-8"))
@@ -404,11 +399,14 @@ def _apply(values: dict[str, Any], change: str) -> None:
         value = tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
         value = text
-    first, *rest = key.split(".")
+    first, *rest = path = key.split(".")
     table = values.get(first)
     if len(rest) > 1 and isinstance(table, dict) and rest[0] not in (*table, "*"):
         raise BadData(f"--set {key}: {first} has no {rest[0]}, only {', '.join(table)}")
-    _put(values, [first, *rest], value)
+    # A star touches only keys that are there, so a key that is nowhere would pass unseen.
+    if "*" in key and path[-1] not in _known_keys():
+        raise BadData(f"--set {key}: {_no_such_key(path[-1])}")
+    _put(values, path, value)
 
 
 def _put(values: dict[str, Any], path: Sequence[str], value: object) -> None:
@@ -435,28 +433,27 @@ def _has(table: object, path: Sequence[str]) -> bool:
     return True
 
 
-def first_fault(error: ValidationError, keys: Collection[str]) -> str:
-    """The first fault, by its key and in words."""
+def _first_fault(error: ValidationError) -> str:
+    """The first fault of a recipe, by its key and in words."""
     first = error.errors()[0]
     place = [str(part) for part in first["loc"]]
     if place[:1] == ["stages"]:
         del place[2:3]  # the kind of the stage, which is not part of the key
-    said = first["msg"].removeprefix("Value error, ")
+    message = first["msg"].removeprefix("Value error, ")
     if first["type"] == "extra_forbidden":
-        said = _no_such_key(place[-1], keys)
+        message = _no_such_key(place[-1])
     elif first["type"] == "union_tag_not_found":
-        said = "a stage needs a kind"
-    return ": ".join(part for part in (".".join(place), said) if part)
+        message = "a stage needs a kind"
+    return ": ".join(part for part in (".".join(place), message) if part)
 
 
-def check_stars(changes: Sequence[str], keys: Collection[str]) -> None:
-    """A change with a star touches only what is there: so a key that is nowhere would pass unseen."""
-    for key in (change.partition("=")[0] for change in changes):
-        last = key.rpartition(".")[2]
-        if "*" in key and last not in keys:
-            raise BadData(f"--set {key}: {_no_such_key(last, keys)}")
+def _known_keys() -> list[str]:
+    sections = [_Section]
+    for section in sections:
+        sections += section.__subclasses__()
+    return sorted({key for section in sections for key in section.model_fields})
 
 
-def _no_such_key(name: str, keys: Collection[str]) -> str:
-    near = get_close_matches(name, keys, n=1, cutoff=0.7)
+def _no_such_key(name: str) -> str:
+    near = get_close_matches(name, _known_keys(), n=1, cutoff=0.7)
     return f"no such key; did you mean {near[0]}?" if near else "no such key; models/training/recipe.py has them all"

@@ -2,7 +2,7 @@
 
 The encoder sees a lightly masked text. The decoder is a single layer that gets the embedding and, for each position,
 another random choice of the text's other tokens; it has to name every token (enhanced decoding). The decoder and the
-heads are thrown away afterwards.
+heads are not kept.
 """
 
 from __future__ import annotations
@@ -21,11 +21,10 @@ from models.encoder.torch import TorchEncoder, pool
 from models.errors import BadEncoder
 from models.training.batches import BatchDealer, steps_of
 from models.training.contrast import read_table
-from models.training.encoders import Shelf
+from models.training.encoders import EncoderStore
 from models.training.losses import reconstruction
 from models.training.passes import Reader, TokenTable, autocast
-from models.training.ranks import Ranks
-from models.training.recipe import Recipe, Reconstruct
+from models.training.recipe import Reconstruct
 from models.training.tables import Texts
 
 MASK_TOKENS = ("[MASK]", "<mask>")
@@ -43,27 +42,24 @@ class Decoder(nn.Module):
         self.query, self.key, self.value, self.out = (nn.Linear(width, width) for _ in range(4))
         self.norms = nn.ModuleList(nn.LayerNorm(width) for _ in range(2))
         self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+        # Between states and the word embeddings: of the encoder, of the decoder.
         self.naming = nn.ModuleList(
             nn.Sequential(nn.Linear(width, width), nn.GELU(), nn.LayerNorm(width)) for _ in range(2)
         )
-        """What stands between states and the word embeddings: of the encoder, of the decoder."""
 
     def forward(self, embedding: Tensor, words: Tensor, visible: Tensor) -> Tensor:
         """Hidden states (texts, tokens, width): of the embedding (texts, width), the words' own vectors (texts,
         tokens, width) and what each position may see (texts, tokens, tokens)."""
-        places = self.positions.weight[: words.shape[1]]
+        texts, tokens, width = words.shape
+        places = self.positions.weight[:tokens]
         asking = embedding[:, None] + places
         context = torch.cat([embedding[:, None], words[:, 1:] + places[1:]], dim=1)
-        mixed = self._attend(self.query(asking), self.key(context), self.value(context), visible)
-        states = self.norms[0](asking + self.out(mixed))
+        parts = (self.query(asking), self.key(context), self.value(context))
+        q, k, v = (part.view(texts, tokens, self.heads, -1).transpose(1, 2) for part in parts)
+        mixed = functional.scaled_dot_product_attention(q, k, v, attn_mask=visible[:, None])
+        states = self.norms[0](asking + self.out(mixed.transpose(1, 2).reshape(texts, tokens, width)))
         widened: Tensor = self.norms[1](states + self.down(functional.gelu(self.up(states))))
         return widened
-
-    def _attend(self, query: Tensor, key: Tensor, value: Tensor, visible: Tensor) -> Tensor:
-        texts, tokens, width = query.shape
-        q, k, v = (part.view(texts, tokens, self.heads, -1).transpose(1, 2) for part in (query, key, value))
-        mixed = functional.scaled_dot_product_attention(q, k, v, attn_mask=visible[:, None])
-        return mixed.transpose(1, 2).reshape(texts, tokens, width)
 
 
 def visible_parts(mask: Tensor, share: float, chance: torch.Generator) -> Tensor:
@@ -79,10 +75,9 @@ def visible_parts(mask: Tensor, share: float, chance: torch.Generator) -> Tensor
 class ReconstructStage:
     """The work of one RetroMAE stage, a step at a time."""
 
-    def __init__(
-        self, recipe: Recipe, stage: Reconstruct, files: list[Path], shelf: Shelf, ranks: Ranks, scratch: Path
-    ) -> None:
-        self._recipe, self._stage, self._shelf, self._ranks = recipe, stage, shelf, ranks
+    def __init__(self, store: EncoderStore, stage: Reconstruct, files: list[Path], scratch: Path) -> None:
+        recipe, ranks = store.recipe, store.ranks
+        self._store, self._stage, self._ranks = store, stage, ranks
         data = stage.data.model_copy(update={"view": "texts"})
         table = read_table(files, data, recipe.seed, scratch, ranks)
         self.steps = steps_of(len(table), stage.batch, stage.epochs, stage.steps, recipe.max_steps)
@@ -91,12 +86,11 @@ class ReconstructStage:
         )
         table = table.limited_to(drawn) if len(drawn := deal(table).drawn()) < len(table) else table
         self._dealer = deal(table)
-        self._encoder = shelf.open(stage.encoder, trained=True, seed=recipe.seed)
-        spec = self._encoder.spec
-        self._decoder = Decoder(self._encoder.backbone.config.hidden_size, spec.max_length).to(ranks.device)
-        self._mask_id = mask_id(self._encoder)
-        tokenizer = self._encoder.tokenizer
-        self._tokens = TokenTable.build(table.documents, spec, tokenizer, ranks.device, scratch / "tokens", ranks)
+        self._encoder = encoder = store.open(stage.encoder, trained=True)
+        self._decoder = Decoder(encoder.backbone.config.hidden_size, encoder.spec.max_length).to(ranks.device)
+        self._mask_id = mask_id(encoder)
+        place = scratch / "tokens"
+        self._tokens = TokenTable.build(table.documents, encoder.spec, encoder.tokenizer, ranks.device, place, ranks)
 
     @property
     def modules(self) -> dict[str, nn.Module]:
@@ -105,7 +99,7 @@ class ReconstructStage:
     def gradients(self, step: int, scale: Callable[[Tensor], Tensor]) -> dict[str, float]:
         rows = self._dealer.deal(step).documents
         own = rows[self._ranks.share(len(rows))]
-        seed = self._ranks.seed(self._recipe.seed, step)
+        seed = self._ranks.seed(self._store.recipe.seed, step)
         chance = torch.Generator().manual_seed(seed)
         torch.manual_seed(seed)
         sums = torch.zeros(2, device=self._ranks.device)
@@ -126,15 +120,14 @@ class ReconstructStage:
         return facts | {"texts": len(rows), "tokens": tokens}
 
     def vectors_of(self, texts: Texts) -> Tensor:
-        table = TokenTable.build(texts, self._encoder.spec, self._encoder.tokenizer, self._ranks.device)
-        reader = Reader(self._encoder, self._ranks, tokens=self._stage.tokens, precision=self._stage.precision)
-        return torch.from_numpy(reader.all(table))
+        stage = self._stage
+        return Reader(self._encoder, self._ranks, tokens=stage.tokens, precision=stage.precision).read(texts)
 
     def keep(self, folder: Path) -> None:
-        self._shelf.keep(self._stage.encoder, self._encoder, folder / self._stage.encoder)
+        self._store.keep(self._stage.encoder, self._encoder, folder / self._stage.encoder)
 
     def write(self, folder: Path) -> None:
-        self._shelf.write(self._stage.encoder, self._encoder, folder / self._stage.encoder)
+        self._store.write(self._stage.encoder, self._encoder, folder / self._stage.encoder)
 
     def _chunk(self, ids: Tensor, mask: Tensor, chosen: Tensor, inner: Tensor, chance: torch.Generator) -> Tensor:
         """The two sums of cross-entropies: of the encoder's masked tokens, and of all tokens by the decoder."""
@@ -143,16 +136,11 @@ class ReconstructStage:
         shown = ids.masked_fill(chosen, self._mask_id)
         states = backbone(input_ids=shown, attention_mask=mask).last_hidden_state
         embedding = pool(states, mask, self._encoder.spec.pooling)
-        visible = visible_parts(mask, 1 - self._stage.decoder_mask, chance)
-        rebuilt = self._decoder(embedding, words(ids), visible)
+        rebuilt = self._decoder(embedding, words(ids), visible_parts(mask, 1 - self._stage.decoder_mask, chance))
         own, others = self._decoder.naming
         vocabulary = cast(Tensor, words.weight)
-        return torch.stack(
-            [
-                reconstruction(own(states), vocabulary, ids, chosen),
-                reconstruction(others(rebuilt), vocabulary, ids, inner),
-            ]
-        )
+        encoder_loss = reconstruction(own(states), vocabulary, ids, chosen)
+        return torch.stack([encoder_loss, reconstruction(others(rebuilt), vocabulary, ids, inner)])
 
 
 def _inner(mask: Tensor) -> Tensor:
@@ -167,7 +155,6 @@ def mask_id(encoder: TorchEncoder) -> int:
     """The id of the tokenizer's mask token."""
     backend = RustTokenizer.from_str(encoder.tokenizer_json)
     for token in MASK_TOKENS:
-        found = backend.token_to_id(token)
-        if found is not None:
+        if (found := backend.token_to_id(token)) is not None:
             return int(found)
     raise BadEncoder(f"RetroMAE needs a tokenizer with {' or '.join(MASK_TOKENS)}; this one has neither")

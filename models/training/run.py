@@ -1,8 +1,8 @@
-"""A run: the stages of a recipe in order, each handing its encoders to the next as folders.
+"""A run: the stages of a recipe in order, each passing its encoders to the next as folders.
 
 The folder of a run holds `recipe.json`, `log.jsonl`, a folder for each stage (checkpoint, then the encoders that it
 trained or the pairs that it wrote), `vectors/` of frozen encoders, `curves.png`, and at the end `encoders/`. The same
-recipe in the same folder goes on where it stopped.
+recipe in the same folder resumes where it stopped.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import torch
 from models.errors import BadData, CareError
 from models.training import loop
 from models.training.contrast import ContrastStage
-from models.training.encoders import Shelf
+from models.training.encoders import EncoderStore
 from models.training.mining import diversify, filter_pairs, mine
 from models.training.monitor import DevSets, draw_curves
 from models.training.ranks import Ranks
@@ -37,15 +37,15 @@ from models.training.shapes import check
 from models.training.tables import SCRATCH
 
 DONE, PAIRS = "done.json", "pairs.jsonl"
-RECIPE_FILE, VECTORS, ENCODERS = "recipe.json", "vectors", "encoders"
+RECIPE_FILE, ENCODERS = "recipe.json", "encoders"
 
 
 def train(recipe: Recipe, folder: Path, ranks: Ranks) -> list[Path]:
     """Runs what is not done yet; returns the encoder folders: those that were trained, then one that was only read."""
     dev = DevSets.load(recipe.dev) if recipe.dev is not None else None
-    shelf = Shelf(recipe, folder, ranks.device)
+    store = EncoderStore(recipe, folder, ranks)
     if ranks.is_first:
-        _claim(folder, recipe, shelf)
+        _claim(folder, store)
     ranks.wait()
     if ranks.device.type == "cuda":
         # cuDNN's attention was seen giving NaN gradients on padded batches.
@@ -58,7 +58,7 @@ def train(recipe: Recipe, folder: Path, ranks: Ranks) -> list[Path]:
         if not done.is_file():
             if ranks.is_first:
                 print(f"stage {name}: {stage.kind}", file=sys.stderr)
-            facts = _run_stage(recipe, name, stage, folder, shelf, ranks, dev)
+            facts = _run_stage(store, name, stage, folder, dev)
             if ranks.is_first:
                 print(f"stage {name}: {', '.join(f'{n:,} {what}' for what, n in facts.items())}", file=sys.stderr)
                 done.write_text(json.dumps(facts))
@@ -66,54 +66,57 @@ def train(recipe: Recipe, folder: Path, ranks: Ranks) -> list[Path]:
                     shutil.rmtree(folder / name / used, ignore_errors=True)
             ranks.wait()
         for encoder in trained_by(stage):
-            shelf.replace(encoder, folder / name / encoder)
+            store.replace(encoder, folder / name / encoder)
             trained[encoder] = None
     if ranks.is_first:
         draw_curves(folder)
-    return _publish(folder, shelf, list(trained), _read_last(recipe, set(trained)), ranks)
+    return _publish(folder, store, list(trained))
 
 
-def _run_stage(
-    recipe: Recipe,
-    name: str,
-    stage: AnyStage,
-    folder: Path,
-    shelf: Shelf,
-    ranks: Ranks,
-    dev: DevSets | None,
-) -> dict[str, int]:
-    home, vectors = folder / name, folder / VECTORS
+def _run_stage(store: EncoderStore, name: str, stage: AnyStage, folder: Path, dev: DevSets | None) -> dict[str, int]:
+    home = folder / name
     home.mkdir(parents=True, exist_ok=True)
-    files = [_resolve(file, folder) for file in files_of(stage)]
+    # A file of the recipe is a path, or "@NAME" for the pairs that a stage wrote.
+    files = [folder / file[1:] / PAIRS if file.startswith("@") else Path(file) for file in files_of(stage)]
     if isinstance(stage, Mine):
-        files, corpus = files[: len(stage.files)], files[len(stage.files) :]
-        return mine(recipe, stage, files, shelf, vectors, ranks, home / PAIRS, corpus)
+        return mine(store, stage, files[: len(stage.files)], home / PAIRS, files[len(stage.files) :])
     if isinstance(stage, Filter):
-        return filter_pairs(recipe, stage, files, shelf, vectors, ranks, home / PAIRS)
+        return filter_pairs(store, stage, files, home / PAIRS)
     if isinstance(stage, Diversify):
-        return diversify(recipe, stage, files, shelf, vectors, ranks, home / PAIRS)
+        return diversify(store, stage, files, home / PAIRS)
     work: ContrastStage | ReconstructStage
     if isinstance(stage, Contrast):
-        work = ContrastStage(recipe, stage, files, shelf, vectors, ranks, home / SCRATCH)
+        work = ContrastStage(store, stage, files, home / SCRATCH)
     else:
-        work = ReconstructStage(recipe, stage, files, shelf, ranks, home / SCRATCH)
-    loop.run(work, stage, name, folder, ranks, dev if isinstance(stage, Contrast) else None)
-    if ranks.is_first:
+        work, dev = ReconstructStage(store, stage, files, home / SCRATCH), None
+    loop.run(work, stage, name, folder, store.ranks, dev)
+    if store.ranks.is_first:
         work.keep(home)
-    ranks.wait()
+    store.ranks.wait()
     return {"steps": work.steps}
 
 
-def _resolve(file: str, folder: Path) -> Path:
-    """A file of the recipe: a path, or "@NAME" for the pairs that a stage wrote."""
-    return folder / file[1:] / PAIRS if file.startswith("@") else Path(file)
+def _claim(folder: Path, store: EncoderStore) -> None:
+    """Makes the folder belong to this recipe, unless it is another's or something is missing."""
+    facts, path = store.recipe.model_dump(mode="json"), folder / RECIPE_FILE
+    if path.is_file():
+        other = _difference(json.loads(path.read_text(encoding="utf-8")), facts)
+        if other is not None:
+            raise CareError(
+                f"{folder} belongs to another recipe ({other}): choose another --out, or delete it to start anew"
+            )
+    _look_ahead(folder, store)
+    folder.mkdir(parents=True, exist_ok=True)
+    fresh = path.with_suffix(".new")
+    fresh.write_text(json.dumps(facts, ensure_ascii=False, indent=2), encoding="utf-8")
+    fresh.replace(path)
 
 
-def _look_ahead(recipe: Recipe, folder: Path, shelf: Shelf) -> None:
-    """Whatever is missing is said before the first stage, not hours later; GGUF files are unpacked once, here."""
-    check(recipe)
+def _look_ahead(folder: Path, store: EncoderStore) -> None:
+    """Reports what is missing before the first stage, not hours later; GGUF files are unpacked once, here."""
+    check(store.recipe)
     ready: set[str] = set()
-    for name, stage in recipe.stages.items():
+    for name, stage in store.recipe.stages.items():
         if stage.skip:
             continue
         if not (folder / name / DONE).is_file():
@@ -121,26 +124,9 @@ def _look_ahead(recipe: Recipe, folder: Path, shelf: Shelf) -> None:
                 if not file.startswith("@") and not Path(file).is_file():
                     raise BadData(f"stages.{name}: {file} is not there; put the rows there, or name another file")
             for encoder in encoders_of(stage):
-                if encoder not in ready and recipe.encoders[encoder].copy_of not in ready:
-                    shelf.spec(encoder)
+                if encoder not in ready and store.recipe.encoders[encoder].copy_of not in ready:
+                    store.spec(encoder)
         ready.update(trained_by(stage))
-
-
-def _claim(folder: Path, recipe: Recipe, shelf: Shelf) -> None:
-    """A folder belongs to one recipe: to the first of which nothing is missing."""
-    facts = recipe.model_dump(mode="json")
-    path = folder / RECIPE_FILE
-    if path.is_file():
-        other = _difference(json.loads(path.read_text(encoding="utf-8")), facts)
-        if other is not None:
-            raise CareError(
-                f"{folder} belongs to another recipe ({other}): choose another --out, or delete it to start anew"
-            )
-    _look_ahead(recipe, folder, shelf)
-    folder.mkdir(parents=True, exist_ok=True)
-    fresh = path.with_suffix(".new")
-    fresh.write_text(json.dumps(facts, ensure_ascii=False, indent=2), encoding="utf-8")
-    fresh.replace(path)
 
 
 def _difference(there: object, here: object, key: str = "") -> str | None:
@@ -152,23 +138,21 @@ def _difference(there: object, here: object, key: str = "") -> str | None:
     return None if there == here else f"{key} is {json.dumps(there)} there, {json.dumps(here)} here"
 
 
-def _read_last(recipe: Recipe, trained: set[str]) -> list[str]:
-    """Encoders that no stage trained but the last contrast reads: what was trained is of no use without them."""
-    contrasts = [stage for stage in recipe.stages.values() if isinstance(stage, Contrast) and not stage.skip]
-    last = contrasts[-1:]
-    return [name for stage in last for name in (stage.query, stage.document) if name and name not in trained]
+def _publish(folder: Path, store: EncoderStore, trained: list[str]) -> list[Path]:
+    """`encoders/NAME` are links to what the last stage of each trained encoder left, and copies of others.
 
-
-def _publish(folder: Path, shelf: Shelf, trained: list[str], read: list[str], ranks: Ranks) -> list[Path]:
-    """`encoders/NAME` are links to what the last stage of each trained encoder left, and copies of those only read."""
+    The others are those that the last contrast reads: what was trained is of no use without them.
+    """
+    contrasts = [s for s in store.recipe.stages.values() if isinstance(s, Contrast) and not s.skip]
+    read = [name for s in contrasts[-1:] for name in (s.query, s.document) if name and name not in trained]
     home = folder / ENCODERS
-    if ranks.is_first:
+    if store.ranks.is_first:
         home.mkdir(exist_ok=True)
         for name in trained:
             (home / name).unlink(missing_ok=True)
-            (home / name).symlink_to(Path("..") / shelf.folder(name).relative_to(folder))
+            (home / name).symlink_to(Path("..") / store.folder(name).relative_to(folder))
         for name in read:
             if not (home / name).is_dir():
-                shelf.copy(name, home / name)
-    ranks.wait()
+                store.copy(name, home / name)
+    store.ranks.wait()
     return [home / name for name in (*trained, *read)]

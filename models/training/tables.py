@@ -1,4 +1,4 @@
-"""Training texts as rows, on disk: strings, pairs and token ids are mapped files, and every process shares them.
+"""Training texts and pairs as rows on disk: mapped files, which all processes share.
 
 A process holds the row numbers of a batch and the texts that it asks for, whatever the size of the corpus. The first
 rank writes the files of a stage; the others map them. Tables that are given no folder stay in memory.
@@ -11,8 +11,7 @@ import shutil
 from array import array
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field, replace
-from functools import partial
+from dataclasses import dataclass, field
 from hashlib import blake2b
 from io import BytesIO
 from pathlib import Path
@@ -61,7 +60,7 @@ class Ragged:
         return values
 
     def gather(self, rows: Rows) -> tuple[Rows, Rows]:
-        """All values of these rows, and of each the position in `rows` that it belongs to."""
+        """For each value of these rows the position in `rows` that it belongs to, and the values."""
         sizes = self.sizes(rows)
         owners = np.repeat(np.arange(len(rows)), sizes)
         within = np.arange(len(owners)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
@@ -117,35 +116,34 @@ class _Column:
         rows = np.empty(len(order), dtype=np.int64)
         rows[order] = np.searchsorted(firsts, order[new])[np.cumsum(new) - 1]
         starts = (np.cumsum(sizes) - sizes)[firsts]
-        buffer = _mapped(self._path, np.uint8) if self._path else np.frombuffer(self._bytes(), np.uint8)
+        in_memory = self._buffer.getvalue() if isinstance(self._buffer, BytesIO) else b""
+        buffer = map_file(self._path, np.uint8) if self._path else np.frombuffer(in_memory, np.uint8)
         return Strings(self.file, buffer, starts, sizes[firsts]), rows, firsts
-
-    def _bytes(self) -> bytes:
-        assert isinstance(self._buffer, BytesIO)
-        return self._buffer.getvalue()
 
     def close(self) -> None:
         if self._path:
             self._buffer.close()
 
 
-@dataclass(frozen=True)
-class Texts:
-    """Texts of one side, each once; `instructions` may replace the encoder's own instruction for queries."""
+class _Groups:
+    """Collects the name of each row."""
 
-    side: Side
-    texts: Sequence[str]
-    instructions: Sequence[str | None] | None = None
+    def __init__(self) -> None:
+        self._names: dict[str, int] = {}
+        self._codes = array("q")
 
     def __len__(self) -> int:
-        return len(self.texts)
+        return len(self._codes)
 
-    def as_read_by(self, spec: EncoderSpec, rows: range) -> list[str]:
-        own = spec.instruction(self.side)
-        if self.instructions is None:
-            return [own + self.texts[row] for row in rows]
-        given = ((self.instructions[row], self.texts[row]) for row in rows)
-        return [(own if instruction is None else spec.prompt(instruction)) + text for instruction, text in given]
+    def add(self, name: str) -> None:
+        self._codes.append(self._names.setdefault(name, len(self._names)))
+
+    def rows(self, chosen: Rows | None = None) -> dict[str, Rows]:
+        """The rows of each name; with `chosen`, positions in it. Names without rows are left out."""
+        codes = np.array(self._codes, dtype=np.int64)
+        codes = codes if chosen is None else codes[chosen]
+        found = {name: np.flatnonzero(codes == code) for name, code in self._names.items()}
+        return {name: rows for name, rows in found.items() if len(rows)}
 
 
 class _Coded(Sequence[str | None]):
@@ -167,6 +165,31 @@ class _Coded(Sequence[str | None]):
 
 
 @dataclass(frozen=True)
+class Texts:
+    """Texts of one side, each once; `instructions` may replace the encoder's own instruction for queries."""
+
+    side: Side
+    texts: Sequence[str]
+    instructions: Sequence[str | None] | None = None
+
+    def __len__(self) -> int:
+        return len(self.texts)
+
+    def as_read_by(self, spec: EncoderSpec, rows: range) -> list[str]:
+        own = spec.instruction(self.side)
+        if self.instructions is None:
+            return [own + self.texts[row] for row in rows]
+        given = ((self.instructions[row], self.texts[row]) for row in rows)
+        return [(own if instruction is None else spec.prompt(instruction)) + text for instruction, text in given]
+
+    def take(self, rows: Rows) -> Texts:
+        assert isinstance(self.texts, Strings)
+        told = self.instructions
+        told = _Coded(told.values, told.codes[rows]) if isinstance(told, _Coded) else told
+        return Texts(self.side, self.texts.take(rows), told)
+
+
+@dataclass(frozen=True)
 class PairTable:
     """All pairs as rows into two lists of texts; `sources[name]` are the pairs of one source."""
 
@@ -183,6 +206,15 @@ class PairTable:
     sources: dict[str, Rows]
     corpus: dict[str, Rows] = field(default_factory=dict)
     """Document rows by source, of documents that were given beside the pairs."""
+
+    @classmethod
+    def _of(
+        cls, queries: Texts, documents: Texts, query: Rows, lists: Sequence[Ragged], sources: dict[str, Rows],
+        corpus: dict[str, Rows],
+    ) -> PairTable:  # fmt: skip
+        """Takes the lists in the order of LISTS."""
+        positives, negatives, hypothetical, answers = lists
+        return cls(queries, documents, query, positives, negatives, hypothetical, answers, sources, corpus)
 
     def __len__(self) -> int:
         return len(self.query)
@@ -219,20 +251,17 @@ class PairTable:
         documents, rows, _ = answering.finish()
         counts = np.array(sizes, dtype=np.int64)
         kinds = np.repeat(np.tile(np.arange(3), len(codes)), counts)
-        named = rows[: len(kinds)]
-        lists = [Ragged.cut(counts[kind::3], named[kinds == kind]) for kind in range(3)]
+        named, others = rows[: len(kinds)], rows[len(kinds) :]
+        positives, negatives, hypothetical = (Ragged.cut(counts[k::3], named[kinds == k]) for k in range(3))
+        owners, answered = positives.gather(np.arange(len(query)))
+        known = np.unique(query[owners] * len(documents) + answered)
+        starts = np.searchsorted(known, np.arange(len(queries) + 1) * len(documents))
+        answers = Ragged(starts, known % len(documents))
         told = _Coded(list(instructions), np.array(codes)[firsts]) if set(instructions) != {None} else None
-        return cls(
-            queries=Texts(Side.QUERY, queries, told),
-            documents=Texts(Side.DOCUMENT, documents),
-            query=query,
-            positives=lists[0],
-            negatives=lists[1],
-            hypothetical=lists[2],
-            answers=_answers(query, lists[0], len(queries), len(documents)),
-            sources=sources.rows(),
-            corpus={name: np.unique(rows[len(kinds) :][own]) for name, own in beside.rows().items()},
-        )
+        asks, answers_with = Texts(Side.QUERY, queries, told), Texts(Side.DOCUMENT, documents)
+        found = {name: np.unique(others[own]) for name, own in beside.rows().items()}
+        lists = (positives, negatives, hypothetical, answers)
+        return cls._of(asks, answers_with, query, lists, sources.rows(), found)
 
     @classmethod
     def of_texts(cls, texts: Iterable[tuple[str, str]], folder: Path | None = None) -> PairTable:
@@ -255,71 +284,55 @@ class PairTable:
         queries = np.unique(self.query[pairs])
         read = lists if negatives else (self.positives, self.hypothetical)
         documents = np.unique(np.concatenate([part.gather(pairs)[1] for part in read]))
-        places = np.full(len(self.documents), -1, dtype=np.int64)
-        places[documents] = np.arange(len(documents))
-        places_of_queries = np.full(len(self.queries), -1, dtype=np.int64)
-        places_of_queries[queries] = np.arange(len(queries))
+        places, query_places = (np.full(len(texts), -1, np.int64) for texts in (self.documents, self.queries))
+        places[documents], query_places[queries] = np.arange(len(documents)), np.arange(len(queries))
         owners, answers = self.answers.gather(queries)
-        sizes = np.bincount(owners, minlength=len(queries))
-        positives, others, hypothetical = (Ragged(part.starts, places[part.values]) for part in lists)
-        return replace(
-            self,
-            queries=_taken(self.queries, queries),
-            documents=_taken(self.documents, documents),
-            query=places_of_queries[self.query],
-            positives=positives,
-            negatives=others,
-            hypothetical=hypothetical,
-            answers=Ragged.cut(sizes, places[answers]),
-        )
+        answers_of = Ragged.cut(np.bincount(owners, minlength=len(queries)), places[answers])
+        renumbered = [Ragged(part.starts, places[part.values]) for part in lists]
+        texts = self.queries.take(queries), self.documents.take(documents)
+        return self._of(*texts, query_places[self.query], [*renumbered, answers_of], self.sources, self.corpus)
 
     def save(self, folder: Path) -> None:
         """Writes the rows beside the texts, which lie in the folder already."""
         meta: dict[str, Any] = {"sources": list(self.sources), "corpus": list(self.corpus)}
+        arrays = {"query": self.query}
         for side in (self.queries, self.documents):
             texts, told = side.texts, side.instructions
             assert isinstance(texts, Strings)
             meta[side.side] = texts.file
-            _save(folder, f"{side.side}-starts", texts.starts)
-            _save(folder, f"{side.side}-sizes", texts.sizes)
+            arrays |= {f"{side.side}-starts": texts.starts, f"{side.side}-sizes": texts.sizes}
             if isinstance(told, _Coded):
-                meta["instructions"] = told.values
-                _save(folder, "instructions", told.codes)
-        _save(folder, "query", self.query)
+                meta["instructions"], arrays["instructions"] = told.values, told.codes
         for name in LISTS:
-            _save(folder, f"{name}-starts", getattr(self, name).starts)
-            _save(folder, f"{name}-values", getattr(self, name).values)
+            part = getattr(self, name)
+            arrays |= {f"{name}-starts": part.starts, f"{name}-values": part.values}
         for kind, groups in (("source", self.sources), ("corpus", self.corpus)):
-            for place, rows in enumerate(groups.values()):
-                _save(folder, f"{kind}-{place}", rows)
+            arrays |= {f"{kind}-{place}": rows for place, rows in enumerate(groups.values())}
+        for name, rows in arrays.items():
+            np.save(folder / f"{name}.npy", rows)
         (folder / META).write_text(json.dumps(meta), encoding="utf-8")
 
     @classmethod
     def load(cls, folder: Path) -> PairTable:
         """Maps what `save` wrote."""
         meta = json.loads((folder / META).read_text(encoding="utf-8"))
-        read = partial(_load, folder)
+
+        def read(name: str) -> Rows:
+            rows: Rows = np.load(folder / f"{name}.npy", mmap_mode="r")
+            return rows
+
         told = _Coded(meta["instructions"], read("instructions")) if "instructions" in meta else None
         queries, documents = (
-            Strings(meta[s], _mapped(folder / meta[s], np.uint8), read(f"{s}-starts"), read(f"{s}-sizes"))
+            Strings(meta[s], map_file(folder / meta[s], np.uint8), read(f"{s}-starts"), read(f"{s}-sizes"))
             for s in ("query", "document")
         )
-        lists = {name: Ragged(read(f"{name}-starts"), read(f"{name}-values")) for name in LISTS}
+        lists = [Ragged(read(f"{name}-starts"), read(f"{name}-values")) for name in LISTS]
         sources, corpus = (
             {name: read(f"{kind}-{place}") for place, name in enumerate(meta[names])}
             for kind, names in (("source", "sources"), ("corpus", "corpus"))
         )
-        return cls(
-            queries=Texts(Side.QUERY, queries, told),
-            documents=Texts(Side.DOCUMENT, documents),
-            query=read("query"),
-            positives=lists["positives"],
-            negatives=lists["negatives"],
-            hypothetical=lists["hypothetical"],
-            answers=lists["answers"],
-            sources=sources,
-            corpus=corpus,
-        )
+        texts = Texts(Side.QUERY, queries, told), Texts(Side.DOCUMENT, documents)
+        return cls._of(*texts, read("query"), lists, sources, corpus)
 
 
 def shared(folder: Path, ranks: Ranks, build: Callable[[], PairTable]) -> PairTable:
@@ -332,52 +345,6 @@ def shared(folder: Path, ranks: Ranks, build: Callable[[], PairTable]) -> PairTa
     return PairTable.load(folder)
 
 
-class _Groups:
-    """Collects the name of each row."""
-
-    def __init__(self) -> None:
-        self._names: dict[str, int] = {}
-        self._codes = array("q")
-
-    def __len__(self) -> int:
-        return len(self._codes)
-
-    def add(self, name: str) -> None:
-        self._codes.append(self._names.setdefault(name, len(self._names)))
-
-    def rows(self, chosen: Rows | None = None) -> dict[str, Rows]:
-        """The rows of each name; with `chosen`, positions in it. Names without rows are left out."""
-        codes = np.array(self._codes, dtype=np.int64)
-        codes = codes if chosen is None else codes[chosen]
-        found = {name: np.flatnonzero(codes == code) for name, code in self._names.items()}
-        return {name: rows for name, rows in found.items() if len(rows)}
-
-
-def _answers(query: Rows, positives: Ragged, queries: int, documents: int) -> Ragged:
-    owners, answers = positives.gather(np.arange(len(query)))
-    known = np.unique(query[owners] * documents + answers)
-    return Ragged(np.searchsorted(known, np.arange(queries + 1) * documents), known % documents)
-
-
-def _taken(texts: Texts, rows: Rows) -> Texts:
-    assert isinstance(texts.texts, Strings)
-    told = texts.instructions
-    return replace(
-        texts,
-        texts=texts.texts.take(rows),
-        instructions=_Coded(told.values, told.codes[rows]) if isinstance(told, _Coded) else told,
-    )
-
-
-def _save(folder: Path, name: str, rows: Rows) -> None:
-    np.save(folder / f"{name}.npy", rows)
-
-
-def _load(folder: Path, name: str) -> Rows:
-    rows: Rows = np.load(folder / f"{name}.npy", mmap_mode="r")
-    return rows
-
-
-def _mapped(path: Path, dtype: Any) -> NDArray[Any]:  # noqa: ANN401 - numpy's own
+def map_file(path: Path, dtype: Any) -> NDArray[Any]:  # noqa: ANN401 - numpy's own
     """A file as an array; an empty one cannot be mapped."""
     return np.memmap(path, dtype, "r") if path.stat().st_size else np.empty(0, dtype)

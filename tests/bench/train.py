@@ -33,7 +33,7 @@ from transformers import CONFIG_MAPPING, AutoModel
 from models.export.synthetic import SPECIAL, save_tokenizer, vocabulary_of
 from models.training import loop
 from models.training.contrast import ContrastStage, read_table
-from models.training.encoders import Shelf
+from models.training.encoders import EncoderStore
 from models.training.monitor import read_log
 from models.training.passes import Reader, TokenTable, file_of
 from models.training.plan import cost_of
@@ -44,7 +44,6 @@ from models.training.shapes import SHAPES, made
 from tests.bench.encode.ceiling import ceiling
 
 PAPER_PAIRS_PER_SECOND = 7.4
-VECTORS = "vectors"
 PARTS = ("stage-1", "lora", "peer")
 TINY_SHAPES = {
     "gte-multilingual-base": {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2,
@@ -120,8 +119,8 @@ class Bench:
         if self.ranks.device.type == "cuda":
             torch.backends.cuda.enable_cudnn_sdp(False)
             torch.cuda.reset_peak_memory_stats()
-        shelf = Shelf(recipe, self.folder, self.ranks.device)
-        work = ContrastStage(recipe, stage, [file], shelf, self.folder / VECTORS, self.ranks, self.folder / "texts")
+        store = EncoderStore(recipe, self.folder, self.ranks)
+        work = ContrastStage(store, stage, [file], self.folder / "texts")
         home = self.folder / name
         home.mkdir()
         loop.run(work, stage, "bench", home, self.ranks, None)
@@ -146,13 +145,13 @@ class Bench:
         """The frozen encoder's pass over the stage's texts, timed by itself; the stage then finds the vectors."""
         stage = recipe.stages["bench"]
         assert isinstance(stage, Contrast)
-        shelf = Shelf(recipe, self.folder, self.ranks.device)
+        store = EncoderStore(recipe, self.folder, self.ranks)
         texts = read_table([file], stage.data, recipe.seed, self.folder / "cached", self.ranks).documents
-        encoder = shelf.open(name, trained=False)
+        encoder = store.open(name, trained=False)
         table = TokenTable.build(texts, encoder.spec, encoder.tokenizer, self.ranks.device)
         reader = Reader(encoder, self.ranks, tokens=stage.tokens, precision=stage.precision)
         began = time.monotonic()
-        reader.keep(table, file_of(self.folder / VECTORS, shelf.fingerprint(name), texts))
+        reader.keep(table, file_of(store.vectors, store.fingerprint(name), texts))
         seconds = time.monotonic() - began
         cost = cost_of(recipe, name)
         share = 100 * 2 * (cost.body if cost else 0) * table.lengths.sum() / seconds / 1e12 / self.ceiling

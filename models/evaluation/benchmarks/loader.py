@@ -26,14 +26,127 @@ AnySet = RetrievalSet | RerankSet | PairSet
 PROBE_SECONDS = 5
 SUBSET = "default"
 """What mteb calls the only subset of a task in one language."""
+RETRIEVAL_FILES = "queries.jsonl, corpus.jsonl and qrels.tsv in"
+SHAPES = {
+    Kind.RETRIEVAL: RETRIEVAL_FILES,
+    Kind.LINKING: RETRIEVAL_FILES,
+    Kind.RERANK: "lines {query, candidates: [{text, grade}]} in",
+    Kind.STS: "lines {a, b, score} in",
+}
 
 
 class Unavailable(CareError):
-    """A set that could not be brought; the message is the reason."""
+    """A set that could not be loaded; the message is the reason."""
+
+
+def load(name: str, data: Path | None, *, instructions: bool = False) -> tuple[list[Task], dict[str, str]]:
+    """The tasks that could be loaded, and for each other set one line: why it is not there and how to get it.
+
+    Tasks carry the benchmark's instructions only if asked to: an encoder that was not trained to follow them finds less
+    with them.
+    """
+    if data is not None and not data.is_dir():
+        raise CareError(f"{data}: no such folder")
+    sources = _Sources(read(name), data)
+    tasks: list[Task] = []
+    missing: dict[str, str] = {}
+    for item in sources.benchmark.sets:
+        try:
+            found = sources.load(item)
+        except Unavailable as error:
+            missing[item.name] = str(error)
+            continue
+        asked = (item.query_instruction, item.document_instruction) if instructions else (None, None)
+        tasks.append(Task(name, found, item.kind, item.metric, *asked, sources.benchmark.hyde_prompt(item)))
+    return tasks, missing
+
+
+def listing(data: Path | None) -> str:
+    """Every benchmark with its sets, as a table: kind, metric, size, and where the set comes from; then the warnings.
+
+    Sets in the folder are read, so that one that is broken or of another size is seen here already.
+    """
+    lines = ["| benchmark | set | kind | metric | queries | documents | from |", "|---|---|---|---|---:|---:|---|"]
+    benchmarks = [read(name) for name in names()]
+    for sources in (_Sources(benchmark, data) for benchmark in benchmarks):
+        for item in sources.benchmark.sets:
+            documents = f"{item.counts.documents:,}" if item.counts.documents else ""
+            sizes = (f"{item.counts.queries:,}", documents)
+            cells = (sources.benchmark.name, item.name, item.kind, item.metric, *sizes, sources.describe(item))
+            lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join([*lines, *(f"\n{known.name}: {known.note}" for known in benchmarks if known.note)])
+
+
+class _Sources:
+    """Where the sets of one benchmark come from: a data folder, if there is one, and the libraries."""
+
+    def __init__(self, benchmark: Benchmark, data: Path | None) -> None:
+        self.benchmark = benchmark
+        self._data = data
+        self._hub_problem = cache(lambda: unreachable())  # asked once, and only if a set needs it
+
+    def describe(self, item: SetSpec) -> str:
+        """Where the set comes from, or why it does not; no library is asked."""
+        place = self._find(item)
+        if place is None:
+            return source_of(item) or "not here: a folder must bring it"
+        try:
+            self.load(item)
+        except CareError as error:
+            return str(error)
+        return str(place)
+
+    def load(self, item: SetSpec) -> AnySet:
+        """The set, of the size that the benchmark says; Unavailable says why not, and how to get it."""
+        place, source = self._find(item), source_of(item)
+        found: AnySet
+        if place is None:
+            found = self._fetch(item)
+        elif item.kind is Kind.STS:
+            found = replace(load_pairs(place), name=item.name)
+        elif item.kind is Kind.RERANK:
+            found = replace(load_rerank(place), name=item.name, relevant=item.relevant)
+        else:
+            found = replace(load_retrieval(place, item.split), name=item.name)
+        queries = len(found.pairs if isinstance(found, PairSet) else found.queries)
+        difference = item.counts.differ(queries, len(found.documents) if isinstance(found, RetrievalSet) else None)
+        if difference:
+            instead = f"leave it out for {source}, or " if place and source else ""
+            raise Unavailable(f"{place or source} is another set: it has {difference}; {instead}{self._how(item)}")
+        return found
+
+    def _fetch(self, item: SetSpec) -> AnySet:
+        source = source_of(item)
+        if source is None:
+            raise Unavailable(self._how(item))
+        problem = self._hub_problem()
+        if problem:
+            raise Unavailable(f"{source}: {problem}; or {self._how(item)}")
+        try:
+            return fetch(item)
+        except CareError as error:
+            raise Unavailable(f"{error}; or {self._how(item)}") from error
+
+    def _how(self, item: SetSpec) -> str:
+        """One line: what to put where, and where to get the data."""
+        place = self._places(item, self._data or Path("DATA"))[0]
+        return f"put {SHAPES[item.kind]} {place}" + (f" ({item.obtain})" if item.obtain else "")
+
+    def _find(self, item: SetSpec) -> Path | None:
+        places = self._places(item, self._data) if self._data else []
+        return next((place for place in places if place.exists()), None)
+
+    def _places(self, item: SetSpec, data: Path) -> list[Path]:
+        """Where in the folder the set may lie, the usual place first."""
+        if item.path:
+            return [data / item.path]
+        own = Path(item.kind, f"{item.name}.jsonl") if item.kind in (Kind.RERANK, Kind.STS) else Path(item.name)
+        places = [data / own, data / self.benchmark.name / own]
+        return [*places, data / item.kind / own] if item.kind is Kind.LINKING else places
 
 
 def unreachable() -> str | None:
-    """Why the hub cannot be reached; None if it can, or if it is not to be asked and downloads of before must do.
+    """Why the hub cannot be reached; None if it can, or if offline mode is on and only earlier downloads are read.
 
     The libraries themselves try for half a minute a file before they give up.
     """
@@ -56,7 +169,11 @@ def unreachable() -> str | None:
 def fetch(item: SetSpec) -> AnySet:
     """The set by the library that its description names; Unavailable says why it does not come."""
     try:
-        return _by_mteb(item) if item.mteb else _by_hub(item)
+        if not item.mteb:
+            return _by_hub(item)
+        task = import_mteb().get_task(item.mteb, eval_splits=[item.split])
+        task.load_data()
+        return from_mteb(task, item)
     except CareError:
         raise
     except Exception as error:  # the errors of mteb, datasets and the hub have no common class
@@ -69,12 +186,6 @@ def source_of(item: SetSpec) -> str | None:
     if item.mteb:
         return f"mteb task {item.mteb}"
     return f"hub dataset {item.hub}" if item.hub else None
-
-
-def _by_mteb(item: SetSpec) -> AnySet:
-    task = import_mteb().get_task(item.mteb, eval_splits=[item.split])
-    task.load_data()
-    return from_mteb(task, item)
 
 
 def from_mteb(task: Any, item: SetSpec) -> AnySet:  # noqa: ANN401 -- mteb need not be installed
@@ -124,8 +235,7 @@ def from_candidates(rows: Any, item: SetSpec) -> RerankSet:  # noqa: ANN401 -- a
 
 def document_text(row: Mapping[str, Any], field: str = "text") -> str:
     """Title and text on two lines, as sets in folders are read."""
-    title, text = row.get("title") or "", row.get(field) or ""
-    return f"{title}\n{text}" if title and text else title or text
+    return "\n".join(filter(None, (row.get("title"), row.get(field))))
 
 
 def _retrieval_set(
@@ -137,128 +247,3 @@ def _retrieval_set(
             raise Unavailable(f"{source_of(item)}: document {document!r} of query {query!r} is not in the corpus")
     texts = list(documents.values())
     return RetrievalSet(item.name, list(documents), texts, list(queries), list(queries.values()), grades)
-
-
-SHAPES = {
-    Kind.RETRIEVAL: "queries.jsonl, corpus.jsonl and qrels.tsv in",
-    Kind.LINKING: "queries.jsonl, corpus.jsonl and qrels.tsv in",
-    Kind.RERANK: "lines {query, candidates: [{text, grade}]} in",
-    Kind.STS: "lines {a, b, score} in",
-}
-
-
-def load(name: str, data: Path | None, *, instructions: bool = False) -> tuple[list[Task], dict[str, str]]:
-    """The tasks that could be loaded, and for each other set one line: why it is not there and how to get it.
-
-    Only if `instructions` are asked for do the tasks carry the benchmark's: an encoder that was not trained to follow
-    them finds less with them.
-    """
-    if data is not None and not data.is_dir():
-        raise CareError(f"{data}: no such folder")
-    shelf = _Shelf(read(name), data)
-    tasks: list[Task] = []
-    missing: dict[str, str] = {}
-    for item in shelf.benchmark.sets:
-        try:
-            found = shelf.load(item)
-        except Unavailable as error:
-            missing[item.name] = str(error)
-            continue
-        asked = (item.query_instruction, item.document_instruction) if instructions else (None, None)
-        tasks.append(Task(name, found, item.kind, item.metric, *asked, shelf.benchmark.hyde_prompt(item)))
-    return tasks, missing
-
-
-def listing(data: Path | None) -> str:
-    """Every benchmark with its sets, as a table: kind, metric, size, and where the set comes from; then the warnings.
-
-    Sets in the folder are read, so that what is broken or of another size is seen here already.
-    """
-    lines = ["| benchmark | set | kind | metric | queries | documents | from |", "|---|---|---|---|---:|---:|---|"]
-    benchmarks = [read(name) for name in names()]
-    for shelf in (_Shelf(benchmark, data) for benchmark in benchmarks):
-        for item in shelf.benchmark.sets:
-            documents = f"{item.counts.documents:,}" if item.counts.documents else ""
-            sizes = (f"{item.counts.queries:,}", documents)
-            cells = (shelf.benchmark.name, item.name, item.kind, item.metric, *sizes, shelf.whence(item))
-            lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join([*lines, *(f"\n{known.name}: {known.note}" for known in benchmarks if known.note)])
-
-
-class _Shelf:
-    """Where the sets of one benchmark stand: a data folder, if there is one, and the"""
-
-    def __init__(self, benchmark: Benchmark, data: Path | None) -> None:
-        self.benchmark = benchmark
-        self._data = data
-        self._hub_problem = cache(unreachable)  # asked once, and only if a set needs it
-
-    def find(self, item: SetSpec) -> Path | None:
-        places = self._places(item, self._data) if self._data else []
-        return next((place for place in places if place.exists()), None)
-
-    def whence(self, item: SetSpec) -> str:
-        """Where the set comes from, or why it does not; no library is asked."""
-        place = self.find(item)
-        if place is None:
-            return source_of(item) or "not here: a folder must bring it"
-        try:
-            self.load(item)
-        except CareError as error:
-            return str(error)
-        return str(place)
-
-    def load(self, item: SetSpec) -> AnySet:
-        """The set, of the size that the benchmark says; Unavailable tells why not, and how to get it."""
-        place = self.find(item)
-        found = self._fetch(item) if place is None else _read(place, item)
-        difference = item.counts.differ(*_size(found))
-        if difference:
-            source = source_of(item)
-            instead = f"leave it out for {source}, or " if place and source else ""
-            raise Unavailable(f"{place or source} is another set: it has {difference}; {instead}{self._how(item)}")
-        return found
-
-    def _fetch(self, item: SetSpec) -> AnySet:
-        source = source_of(item)
-        if source is None:
-            raise Unavailable(self._how(item))
-        problem = self._hub_problem()
-        if problem:
-            raise Unavailable(f"{source}: {problem}; or {self._how(item)}")
-        try:
-            return fetch(item)
-        except CareError as error:
-            raise Unavailable(f"{error}; or {self._how(item)}") from error
-
-    def _how(self, item: SetSpec) -> str:
-        """One line: what to put where, and where the data are to be had."""
-        place = self._places(item, self._data or Path("DATA"))[0]
-        return f"put {SHAPES[item.kind]} {place}" + (f" ({item.obtain})" if item.obtain else "")
-
-    def _places(self, item: SetSpec, data: Path) -> list[Path]:
-        """Where in the folder the set may lie, the usual place first."""
-        if item.path:
-            return [data / item.path]
-        own = Path(item.kind, f"{item.name}.jsonl") if item.kind in (Kind.RERANK, Kind.STS) else Path(item.name)
-        places = [data / own, data / self.benchmark.name / own]
-        return [*places, data / item.kind / own] if item.kind is Kind.LINKING else places
-
-
-def _read(place: Path, item: SetSpec) -> AnySet:
-    if item.kind is Kind.STS:
-        return replace(load_pairs(place), name=item.name)
-    if item.kind is Kind.RERANK:
-        return replace(load_rerank(place), name=item.name, relevant=item.relevant)
-    return replace(load_retrieval(place, item.split), name=item.name)
-
-
-def _size(data: AnySet) -> tuple[int, int | None]:
-    """How many queries, and documents where the set has a corpus."""
-    match data:
-        case RetrievalSet():
-            return len(data.queries), len(data.documents)
-        case RerankSet():
-            return len(data.queries), None
-        case PairSet():
-            return len(data.pairs), None

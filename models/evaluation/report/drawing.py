@@ -177,10 +177,7 @@ def panels(down: int, abreast: int, height: float, width: float = WIDTH) -> tupl
 
 def some_panels(count: int) -> tuple[Figure, list[Axes]]:
     """One large panel, or small ones two by two."""
-    if count == 1:
-        figure, rows = panels(1, 1, SINGLE_HEIGHT)
-    else:
-        figure, rows = panels(-(-count // 2), 2, PANEL_HEIGHT)
+    figure, rows = panels(1, 1, SINGLE_HEIGHT) if count == 1 else panels(-(-count // 2), 2, PANEL_HEIGHT)
     axes = [one for row in rows for one in row]
     for spare in axes[count:]:
         spare.remove()
@@ -238,16 +235,9 @@ def place_labels(figure: Figure, axes: Axes, labels: Sequence[Label], size: floa
 def _try(axes: Axes, label: Label, place: Place, size: float, taken: list[Bbox]) -> bool:
     """Writes a label at one place, and takes it away again if the place is taken or outside."""
     dx, dy, across, along = place
-    text = axes.annotate(
-        drawable(label.text),
-        (label.x, label.y),
-        (dx, dy),
-        textcoords="offset points",
-        ha=across,
-        va=along,
-        size=size,
-        color=label.colour,
-    )
+    where: dict[str, Any] = {"textcoords": "offset points", "ha": across, "va": along}
+    point = (label.x, label.y)
+    text = axes.annotate(drawable(label.text), point, (dx, dy), **where, size=size, color=label.colour)
     box = text.get_window_extent()
     if axes.bbox.count_contains(box.corners()) < len(box.corners()) or box.count_overlaps(taken):
         text.remove()
@@ -259,12 +249,8 @@ def _try(axes: Axes, label: Label, place: Place, size: float, taken: list[Bbox])
 def _boxes(axes: Axes, line: Line2D, dot: float) -> list[Bbox]:
     """What a line covers: its points, and a chain of small boxes between them."""
     corners = axes.transData.transform(np.column_stack((line.get_xdata(), line.get_ydata())))
-    boxes = [_around(corner, POINT_REACH * dot) for corner in corners]
+    reaches = [(corner, POINT_REACH * dot) for corner in corners]
     for start, end in pairwise(corners):
         steps = max(2, int(np.hypot(*(end - start)) / (LINE_REACH * dot)))
-        boxes += [_around(point, LINE_REACH * dot) for point in np.linspace(start, end, steps)]
-    return boxes
-
-
-def _around(point: np.ndarray, reach: float) -> Bbox:
-    return Bbox([point - reach, point + reach])
+        reaches += [(point, LINE_REACH * dot) for point in np.linspace(start, end, steps)]
+    return [Bbox([point - reach, point + reach]) for point, reach in reaches]

@@ -7,7 +7,7 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from models.evaluation.report.tables import Cell, Column, Table, explain, legend, tables
+from models.evaluation.report.tables import Cell, Column, explain, legend, tables
 from models.evaluation.results import Run, SetResult
 from models.evaluation.significance import Marks
 
@@ -47,8 +47,10 @@ def _document(run: Run, marks: Marks, figures: list[str]) -> Iterator[str]:
     yield f'<link rel="icon" href="data:,"><style>{CSS}</style></head><body>'
     yield f"<h1>Evaluation</h1><p class='lead'>{systems} on {sets}, {escape(run.made)}</p><main>"
     for table in tables(run, marks):
+        heads = [f"{escape(column.title)}<small>{escape(column.subtitle)}</small>" for column in table.columns]
+        rows = [_row(system, map(_cell, row, table.columns)) for system, row in table.rows.items()]
         yield f"<section><h2>{escape(table.benchmark or 'Results')}</h2>"
-        yield _table(table)
+        yield _grid(["system", *heads], rows)
         yield f"<p class='note'>{escape(legend(marks))} The best figure of a column is bold.</p>"
         yield from _details([result for result in run.results if result.benchmark == table.benchmark])
         yield "</section>"
@@ -56,9 +58,17 @@ def _document(run: Run, marks: Marks, figures: list[str]) -> Iterator[str]:
         yield "<section><h2>Pictures</h2><div class='pictures'>"
         yield from figures
         yield "</div></section>"
-    yield from _missing(run.missing)
-    yield from _systems(run)
-    yield "</main>"
+    if run.missing:
+        yield "<section><h2>Not judged</h2><dl>"
+        yield from (f"<dt>{escape(name)}</dt><dd>{escape(how)}</dd>" for name, how in run.missing.items())
+        yield "</dl></section>"
+    rows = []
+    for facts in run.systems:
+        sizes = (f"{size:,}" if size else "–" for size in (facts.dim, facts.parameters))
+        rows.append(_plain_row(facts.name, (facts.kind, *sizes, facts.fingerprint or "–")))
+    yield "<section><h2>Systems</h2>"
+    yield _grid(("system", "kind", "dimensions", "parameters", "fingerprint"), rows)
+    yield "</section></main>"
     yield f"<footer><p><code>{escape(run.command)}</code></p>"
     yield f"<p>{escape(run.machine)} · {escape(run.made)} · {run.seconds:,.0f} s</p></footer></body></html>"
 
@@ -67,28 +77,19 @@ def _count(number: int, noun: str) -> str:
     return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
-def _table(table: Table) -> str:
-    """The papers' table, with marks and the best figures."""
-    heads = [f"{escape(column.title)}<small>{escape(column.subtitle)}</small>" for column in table.columns]
-    rows = [
-        _row(f"<th scope='row'>{escape(system)}</th>", map(_cell, row, table.columns))
-        for system, row in table.rows.items()
-    ]
-    return _grid(["system", *heads], rows)
-
-
 def _grid(heads: Iterable[str], rows: Iterable[str]) -> str:
     """A table that scrolls on a narrow screen; heads and rows are HTML."""
-    head = _row("", (f"<th scope='col'>{head}</th>" for head in heads))
-    return f"<div class='card scroll'><table><thead>{head}</thead><tbody>{''.join(rows)}</tbody></table></div>"
+    head = "".join(f"<th scope='col'>{head}</th>" for head in heads)
+    body = "".join(rows)
+    return f"<div class='card scroll'><table><thead><tr>{head}</tr>\n</thead><tbody>{body}</tbody></table></div>"
 
 
-def _row(first: str, cells: Iterable[str]) -> str:
-    return f"<tr>{first}{''.join(cells)}</tr>\n"
+def _row(name: str, cells: Iterable[str]) -> str:
+    return f"<tr><th scope='row'>{escape(name)}</th>{''.join(cells)}</tr>\n"
 
 
 def _plain_row(name: str, texts: Iterable[str]) -> str:
-    return _row(f"<th scope='row'>{escape(name)}</th>", (f"<td>{escape(text)}</td>" for text in texts))
+    return _row(name, (f"<td>{escape(text)}</td>" for text in texts))
 
 
 def _cell(cell: Cell, column: Column) -> str:
@@ -107,14 +108,13 @@ def _details(results: Iterable[SetResult]) -> Iterator[str]:
     yield "<details><summary>Every metric</summary>"
     for kind, group in kinds.items():
         metrics = list(dict.fromkeys(name for result in group for name in result.metrics))
-        rows = [_plain_row(f"{result.set_name} · {result.system}", _figures(result, metrics)) for result in group]
+        rows = []
+        for result in group:
+            figures = (f"{result.metrics[name]:.2f}" if name in result.metrics else "–" for name in metrics)
+            speed = f"{result.queries_per_second:,.1f}" if result.queries_per_second else "–"
+            rows.append(_plain_row(f"{result.set_name} · {result.system}", (*figures, speed)))
         yield _grid([kind, *map(escape, metrics), "queries/s"], rows)
     yield "</details>"
-
-
-def _figures(result: SetResult, metrics: Iterable[str]) -> Iterator[str]:
-    yield from (f"{result.metrics[name]:.2f}" if name in result.metrics else "–" for name in metrics)
-    yield f"{result.queries_per_second:,.1f}" if result.queries_per_second else "–"
 
 
 def _figure(picture: Picture, svg: str) -> str:
@@ -123,23 +123,6 @@ def _figure(picture: Picture, svg: str) -> str:
         f"<figure class='card' id='{picture.name}'><h3>{escape(picture.title)}</h3><div class='scroll'>{svg}</div>"
         f"<figcaption>{escape(picture.caption)} {files}</figcaption></figure>"
     )
-
-
-def _missing(missing: dict[str, str]) -> Iterator[str]:
-    if missing:
-        yield "<section><h2>Not judged</h2><dl>"
-        yield from (f"<dt>{escape(name)}</dt><dd>{escape(how)}</dd>" for name, how in missing.items())
-        yield "</dl></section>"
-
-
-def _systems(run: Run) -> Iterator[str]:
-    rows = []
-    for facts in run.systems:
-        sizes = (f"{size:,}" if size else "–" for size in (facts.dim, facts.parameters))
-        rows.append(_plain_row(facts.name, (facts.kind, *sizes, facts.fingerprint or "–")))
-    yield "<section><h2>Systems</h2>"
-    yield _grid(("system", "kind", "dimensions", "parameters", "fingerprint"), rows)
-    yield "</section>"
 
 
 CSS = """

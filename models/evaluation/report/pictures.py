@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, NullLocator, StrMethodFormatter
 
@@ -77,7 +76,7 @@ def dimensions(curves: Sequence[Curve], places: dict[str, int]) -> Figure:
         panel.xaxis.set_minor_locator(NullLocator())
         panel.xaxis.set_major_formatter(StrMethodFormatter("{x:.0f}"))
         panel.margins(y=0.12)
-        _name_axes(panel, lines[0])
+        panel.set(xlabel=lines[0].x_label, ylabel=lines[0].y_label)
     legend(figure, [line_entry(system, places[system]) for system in dict.fromkeys(curve.system for curve in curves)])
     return figure
 
@@ -95,17 +94,17 @@ def indexes(curves: Sequence[Curve]) -> Figure:
             panel.plot(*_columns(curve), color=drawing.colour(place), marker=drawing.marker(place))
         speed_axis(panel)
         panel.margins(0.12, 0.25)
-        _name_axes(panel, lines[0])
+        panel.set(xlabel=lines[0].x_label, ylabel=lines[0].y_label)
     legend(figure, [line_entry(line, place) for line, place in INDEX_PLACES.items()])
     for panel, lines in zip(axes, groups.values(), strict=True):
-        place_labels(figure, panel, [label for curve in lines for label in _settings(curve)], size=drawing.SIZE - 1.5)
+        labels = [
+            Label(x, y, text, drawing.SOFT, SETTING_PLACES[curve.line])
+            for curve in lines
+            for (x, y), text in zip(curve.points, curve.labels, strict=True)
+            if text
+        ]
+        place_labels(figure, panel, labels, size=drawing.SIZE - 1.5)
     return figure
-
-
-def _settings(curve: Curve) -> list[Label]:
-    places = SETTING_PLACES[curve.line]
-    named = zip(curve.points, curve.labels, strict=True)
-    return [Label(x, y, text, drawing.SOFT, places) for (x, y), text in named if text]
 
 
 def similarities(curves: Sequence[Curve]) -> Figure:
@@ -136,13 +135,8 @@ def similarities(curves: Sequence[Curve]) -> Figure:
     return figure
 
 
-def _columns(curve: Curve) -> tuple[list[float], list[float]]:
-    return [x for x, _ in curve.points], [y for _, y in curve.points]
-
-
-def _name_axes(panel: Axes, curve: Curve) -> None:
-    panel.set_xlabel(curve.x_label)
-    panel.set_ylabel(curve.y_label)
+def _columns(curve: Curve) -> list[tuple[float, ...]]:
+    return list(zip(*curve.points, strict=True))
 
 
 BAR, GAP = 0.135, 1.3
@@ -161,6 +155,7 @@ def speed(run: Run, places: dict[str, int]) -> Figure | None:
     if not found:
         return None
     metrics = {result.main_metric for result in retrieval}
+    sizes = {facts.name: facts.parameters for facts in run.systems}
     figure, axes = some_panels(len(found))
     for panel, (name, points) in zip(axes, found.items(), strict=True):
         if len(found) > 1:
@@ -172,21 +167,18 @@ def speed(run: Run, places: dict[str, int]) -> Figure | None:
             panel.plot(x, y, marker=drawing.marker(place), color=drawing.colour(place), markersize=9, linestyle="none")
         speed_axis(panel)
         panel.margins(0.18, 0.16)
-        panel.set_xlabel("queries per second, one at a time")
-        panel.set_ylabel(f"mean {' or '.join(sorted(metrics))}")
+        panel.set(xlabel="queries per second, one at a time", ylabel=f"mean {' or '.join(sorted(metrics))}")
     for panel, points in zip(axes, found.values(), strict=True):
-        labels = {system: Label(*points[system], _sized(system, run), drawing.INK) for system in points}
+        labels = {
+            system: Label(*point, f"{system}, {short_number(size)} parameters" if size else system, drawing.INK)
+            for system, point in points.items()
+            for size in [sizes.get(system)]
+        }
         left_out = place_labels(figure, panel, list(labels.values()))
         entries = [line_entry(label.text, places[system]) for system, label in labels.items() if label in left_out]
         if entries:
             panel.legend(handles=entries, loc="best")
     return figure
-
-
-def _sized(system: str, run: Run) -> str:
-    """A system's name, and its parameters where they are known."""
-    size = next((facts.parameters for facts in run.systems if facts.name == system), None)
-    return f"{system}, {short_number(size)} parameters" if size else system
 
 
 def tasks(run: Run, places: dict[str, int]) -> Figure:

@@ -1,6 +1,6 @@
 """The table that the papers print: a row a system, a column a set, an average for each kind and for the benchmark.
 
-Laid out as values, then written as text for a terminal. Knows nothing of HTML or pictures.
+Laid out as values, then written as text for a terminal.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import textwrap
 import unicodedata
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from models.evaluation.results import Run, SetResult
 from models.evaluation.significance import ALPHA, MIN_QUERIES, Mark, Marks, averages
@@ -110,7 +110,13 @@ def _table(benchmark: str, results: Sequence[SetResult], marks: Marks) -> Table:
             # An average over some of the sets would stand beside averages over all of them as if it were one.
             value = sum(values) / len(values) if len(values) == len(column.sets) else None
             rows[system].append(Cell(value, marks.get((benchmark, column.sets, system))))
-    return Table(benchmark, columns, _with_best(rows, len(columns)))
+    # The best of each column are all of those that print alike; there is none where there is nothing to choose from.
+    for place in range(len(columns)):
+        shown = [row[place].text for row in rows.values() if row[place].value is not None]
+        best = max(shown, key=float) if len(shown) > 1 else None
+        for row in rows.values():
+            row[place] = replace(row[place], best=row[place].text == best)
+    return Table(benchmark, columns, rows)
 
 
 def _columns(results: Sequence[SetResult]) -> list[Column]:
@@ -128,16 +134,6 @@ def _columns(results: Sequence[SetResult]) -> list[Column]:
     if len(kinds) > 1:
         columns.append(Column("average", "all", groups[-1]))
     return columns
-
-
-def _with_best(rows: dict[str, list[Cell]], columns: int) -> dict[str, list[Cell]]:
-    """Names the best of each column, all of those that print alike; none where there is nothing to choose from."""
-    shown = [[row[place].text for row in rows.values() if row[place].value is not None] for place in range(columns)]
-    best = [max(texts, key=float) if len(texts) > 1 else None for texts in shown]
-    return {
-        system: [Cell(cell.value, cell.mark, cell.text == best[place]) for place, cell in enumerate(row)]
-        for system, row in rows.items()
-    }
 
 
 def _fitting(table: Table, width: int) -> Iterable[list[int]]:
@@ -161,8 +157,8 @@ def _block(table: Table, places: Sequence[int]) -> str:
     widths = [_column_width(table, place) for place in places]
 
     def line(first: str, cells: Iterable[str]) -> str:
-        padded = (_pad_left(cell, width) for cell, width in zip(cells, widths, strict=True))
-        return GAP.join((_pad_right(first, systems), *padded)).rstrip()
+        padded = (" " * (width - display_width(cell)) + cell for cell, width in zip(cells, widths, strict=True))
+        return GAP.join((first + " " * (systems - display_width(first)), *padded)).rstrip()
 
     lines = [
         line(table.benchmark, (f"{table.columns[place].title} " for place in places)),
@@ -187,11 +183,3 @@ def _column_width(table: Table, place: int) -> int:
 def display_width(text: str) -> int:
     """Columns of a terminal that a text takes: Chinese characters take two."""
     return sum(2 if unicodedata.east_asian_width(character) in "WF" else 1 for character in text)
-
-
-def _pad_left(text: str, width: int) -> str:
-    return " " * (width - display_width(text)) + text
-
-
-def _pad_right(text: str, width: int) -> str:
-    return text + " " * (width - display_width(text))

@@ -12,19 +12,20 @@ from models.encoder.packed.encoder import PackedEncoder
 from models.encoder.spec import Side
 from models.encoder.torch import TorchEncoder
 from models.errors import BadEncoder
-from models.training.encoders import Int8Linear, Shelf, blend, trained_weights
+from models.training.encoders import EncoderStore, Int8Linear, blend, trained_weights
+from models.training.ranks import Ranks
 from models.training.recipe import Encoder, Recipe
 from models.training.shapes import check
 from tests.support.toy_training import DOCUMENTS, write_gguf, write_start
 
 Make = Callable[..., Recipe]
-CPU = torch.device("cpu")
+CPU = Ranks(0, 1, torch.device("cpu"))
 
 
-def shelf(recipe: Recipe, folder: Path, **changes: object) -> Shelf:
+def shelf(recipe: Recipe, folder: Path, **changes: object) -> EncoderStore:
     """A shelf whose document encoder is configured otherwise."""
     config = Encoder.model_validate(recipe.encoders["document"].model_dump() | changes)
-    return Shelf(recipe.model_copy(update={"encoders": recipe.encoders | {"document": config}}), folder, CPU)
+    return EncoderStore(recipe.model_copy(update={"encoders": recipe.encoders | {"document": config}}), folder, CPU)
 
 
 def step(encoder: TorchEncoder) -> None:
@@ -82,7 +83,7 @@ def test_a_frozen_encoder_requires_no_gradient(tmp_path: Path, toy_recipe: Make)
 def test_a_copy_with_fewer_layers_starts_as_the_other_is_now(tmp_path: Path, toy_recipe: Make) -> None:
     recipe = toy_recipe()
     student = Encoder(copy_of="document", layers=1, max_length=40)
-    own = Shelf(recipe.model_copy(update={"encoders": recipe.encoders | {"student": student}}), tmp_path, CPU)
+    own = EncoderStore(recipe.model_copy(update={"encoders": recipe.encoders | {"student": student}}), tmp_path, CPU)
     encoder = own.open("document", trained=True)
     step(encoder)
     own.keep("document", encoder, tmp_path / "kept")
@@ -200,7 +201,7 @@ def test_the_recipe_overrules_what_the_start_says_of_itself(tmp_path: Path, toy_
 
 
 def test_more_dimensions_than_there_are_is_said(tmp_path: Path, toy_recipe: Make) -> None:
-    own = Shelf(toy_recipe(extra={"dim": 100}), tmp_path, CPU)
+    own = EncoderStore(toy_recipe(extra={"dim": 100}), tmp_path, CPU)
     with pytest.raises(BadEncoder, match=r"encoders\.document: .*dim 100 is larger"):
         own.open("document", trained=False)
 

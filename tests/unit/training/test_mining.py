@@ -9,6 +9,7 @@ import torch
 from models.encoder.spec import Side
 from models.errors import BadData
 from models.training import mining
+from models.training.encoders import EncoderStore
 from models.training.mining import diversify, filter_pairs, mine, spread
 from models.training.ranks import Ranks
 from models.training.recipe import Diversify, Filter, Mine, Recipe
@@ -37,11 +38,11 @@ def run(tmp_path: Path, toy_recipe: Callable[..., Recipe]) -> Callable[..., tupl
     def run(
         stage: Mine | Filter | Diversify, *rows: dict[str, object], corpus: tuple[dict[str, object], ...] = ()
     ) -> tuple[dict[str, int], list[dict]]:
-        given = [[write_rows(tmp_path / "in.jsonl", rows)], None, tmp_path, ONE, tmp_path / "out.jsonl"]
+        given = [[write_rows(tmp_path / "in.jsonl", rows)], tmp_path / "out.jsonl"]
         work = {Mine: mine, Filter: filter_pairs, Diversify: diversify}[type(stage)]
         if corpus:
             given.append([write_rows(tmp_path / "corpus.jsonl", corpus)])
-        facts = work(toy_recipe(), stage, *given)  # type: ignore[arg-type]
+        facts = work(EncoderStore(toy_recipe(), tmp_path, ONE), stage, *given)  # type: ignore[arg-type]
         return facts, [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
 
     return run

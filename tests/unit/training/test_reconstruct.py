@@ -78,7 +78,7 @@ def test_masks_differ_by_step_and_rank_for_any_number_of_ranks() -> None:
 
 def test_chunks_add_up_to_the_batch(tmp_path: Path, toy_recipe: Make) -> None:
     """The masks are drawn by chunk, so the same chunks are put together by hand."""
-    from models.training.encoders import Shelf
+    from models.training.encoders import EncoderStore
 
     found = []
     for share in (0.0, 1.0):
@@ -86,11 +86,9 @@ def test_chunks_add_up_to_the_batch(tmp_path: Path, toy_recipe: Make) -> None:
         stage = recipe.stages["rebuild"]
         for tokens in (60, 10_000):
             work = ReconstructStage(
-                recipe,
+                EncoderStore(recipe, tmp_path, ONE),
                 stage.model_copy(update={"tokens": tokens}),  # type: ignore[arg-type]
                 [tmp_path / "rows.jsonl"],
-                Shelf(recipe, tmp_path, ONE.device),
-                ONE,
                 tmp_path / "texts",
             )
             for module in work.modules.values():

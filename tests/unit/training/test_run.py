@@ -148,9 +148,9 @@ def test_stage_one_leaves_the_frozen_encoder_alone_and_reads_it_once(
 
 
 def _spec(recipe: Recipe, folder: Path, name: str):  # noqa: ANN202
-    from models.training.encoders import Shelf
+    from models.training.encoders import EncoderStore
 
-    return Shelf(recipe, folder, ONE.device).spec(name)
+    return EncoderStore(recipe, folder, ONE).spec(name)
 
 
 def test_kept_vectors_of_another_encoder_are_not_used(tmp_path: Path, toy_recipe: Make) -> None:
@@ -353,12 +353,12 @@ def test_two_stages_of_adapters_lose_nothing_to_rounding(
     tmp_path: Path, toy_recipe: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The result is the first weights plus both adapters, in float32, however coarse the frozen base is."""
-    from models.training.encoders import Shelf
+    from models.training.encoders import EncoderStore
 
     adapters: list[dict[str, torch.Tensor]] = []
-    write = Shelf.write
+    write = EncoderStore.write
 
-    def spied(self: Shelf, name: str, encoder: TorchEncoder, folder: Path) -> None:
+    def spied(self: EncoderStore, name: str, encoder: TorchEncoder, folder: Path) -> None:
         parts = {}
         for key, module in encoder.backbone.named_modules():
             if hasattr(module, "lora_A"):
@@ -367,7 +367,7 @@ def test_two_stages_of_adapters_lose_nothing_to_rounding(
         adapters.append(parts)
         write(self, name, encoder, folder)
 
-    monkeypatch.setattr(Shelf, "write", spied)
+    monkeypatch.setattr(EncoderStore, "write", spied)
     plain = toy_recipe(lr=1e-2)
     config = plain.encoders["query"].model_dump() | {"lora": {"rank": 2, "alpha": 4}, "dtype": "bf16"}
     stage = plain.stages["tune"].model_dump()
