@@ -35,11 +35,11 @@ def run(arguments: Namespace) -> None:
 def serve(settings: Settings) -> None:
     """One process, or a supervisor of several, which has no use for the parts that serve."""
     if settings.workers > 1 or settings.has_engine_process:
-        from service.supervisor import supervise
+        from service.processes.supervisor import supervise
 
         supervise(settings)
     else:
-        from service.run import serve as serve_alone
+        from service.processes.server import serve as serve_alone
 
         serve_alone(settings)
 

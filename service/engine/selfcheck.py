@@ -28,7 +28,7 @@ from models.onnx_encoder import OnnxEncoder
 from models.reader import TextReader, best_variant
 from models.tokenizer import FlatIds
 from service.engine.device import CpuEncoder, CpuVectors, Device, Encoder, VectorSearch
-from service.engine.devices import open_device
+from service.engine.open import open_device
 from service.serving import Selection
 from service.settings import Settings
 

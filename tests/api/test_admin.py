@@ -17,7 +17,7 @@ from models.errors import SpaceMismatch
 from models.onnx_encoder import OnnxEncoder
 from models.spec import EncoderSpec, Pooling
 from service.app import create_app
-from service.engine.batcher import Batcher
+from service.engine.local import Batcher
 from service.errors import EngineAway
 from service.serving import Serving
 from service.swap import TRIES

@@ -10,7 +10,7 @@ import pytest
 
 from loadtest.lab.overload import proxy
 from models.onnx_encoder import OnnxEncoder
-from service.engine.inprocess import InProcessEngine
+from service.engine.local import InProcessEngine
 from tests.api.gate import Gate
 from tests.api.live import live
 from tests.api.support import Built, build_collection, make_settings
@@ -54,7 +54,9 @@ def test_a_flood_is_refused_by_the_proxy_and_health_is_still_answered(client: ht
     with ThreadPoolExecutor(CLIENTS) as pool:
         try:
             # The gate holds every search that is let in, so only a refusal ends.
-            asked = [pool.submit(client.get, "/v1/search", params={"q": f"query {number}"}) for number in range(CLIENTS)]
+            asked = [
+                pool.submit(client.get, "/v1/search", params={"q": f"query {number}"}) for number in range(CLIENTS)
+            ]
             refused = next(as_completed(asked, timeout=WAIT_SECONDS)).result()
             assert refused.status_code == 429
             assert refused.headers["retry-after"] == "1"

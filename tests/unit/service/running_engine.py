@@ -13,11 +13,11 @@ from typing import Any, cast
 import numpy as np
 
 from models.tokenizer import Tokens
-from service.engine import frames
-from service.engine.frames import Answer, Ask, FrameReader, Kind
 from service.engine.queue import Limits
-from service.engine.server import EngineServer
-from service.engine.shelf import Held, Name, Result, Shelf
+from service.engine.remote import frames
+from service.engine.remote.compute import Name, OpenServing, OpenServings
+from service.engine.remote.frames import FrameReader, Kind, Request, Response
+from service.engine.remote.server import EngineServer
 
 WAIT_SECONDS = 60.0
 POISON = 66
@@ -59,25 +59,25 @@ class FakeShelf:
         self.asked: list[Name] = []
         self.released: list[int] = []
 
-    def make(self, handle: int) -> Held:
+    def make(self, handle: int) -> OpenServing:
         serving = SimpleNamespace(allowed=lambda filters: None)
-        return Held(handle, cast(Any, serving), cast(Any, self.device), cast(Any, self.device))
+        return OpenServing(handle, cast(Any, serving), cast(Any, self.device), cast(Any, self.device))
 
     @property
-    def newest(self) -> Held | None:
+    def newest(self) -> OpenServing | None:
         return self.held[max(self.held)] if self.held else None
 
-    def get(self, handle: int) -> Held | None:
+    def get(self, handle: int) -> OpenServing | None:
         return self.held.get(handle)
 
-    def find(self, name: Name) -> Held | None:
+    def find(self, name: Name) -> OpenServing | None:
         return self.held[1] if name == OPEN else None
 
     def open(self, name: Name) -> None:
         self.asked.append(name)
 
-    def put(self, result: Result) -> Held | Exception:
-        return result[1]
+    def put(self, opened: OpenServing) -> None:
+        self.held[opened.handle] = opened
 
     def release(self, handle: int) -> None:
         self.released.append(handle)
@@ -97,7 +97,7 @@ class Running:
         self.server = EngineServer(
             self.listener, LIMITS, lambda size, seconds, waiting: self.told.append((size, waiting))
         )
-        self._thread = threading.Thread(target=self.server.serve, args=[cast(Shelf, self.shelf)], daemon=True)
+        self._thread = threading.Thread(target=self.server.serve, args=[cast(OpenServings, self.shelf)], daemon=True)
         self._thread.start()
 
     def is_over(self) -> bool:
@@ -122,8 +122,8 @@ class Worker:
 
     def ask(self, number: int, *first: int, handle: int = 1, k: int = 2, **facts: object) -> None:
         ids = np.array([token for token in first for _ in range(2)], np.int32)
-        ask = Ask(number, handle, k, ids=ids, lengths=np.full(len(first), 2, np.int32), **cast(Any, facts))
-        self.connection.sendall(frames.write_ask(ask))
+        ask = Request(number, handle, k, ids=ids, lengths=np.full(len(first), 2, np.int32), **cast(Any, facts))
+        self.connection.sendall(frames.write_request(ask))
 
     def tell(self, kind: Kind, number: int, facts: object = None) -> None:
         self.connection.sendall(frames.write_control(kind, number, facts))
@@ -135,8 +135,8 @@ class Worker:
             self._bodies += self._reader.feed(data)
         return self._bodies.pop(0)
 
-    def answer(self) -> Answer:
-        return frames.read_answer(self.body())
+    def answer(self) -> Response:
+        return frames.read_response(self.body())
 
     def is_cut_off(self) -> bool:
         try:

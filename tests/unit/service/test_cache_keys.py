@@ -14,7 +14,7 @@ from models.reader import TextReader
 from models.spec import Side
 from models.tokenizer import Tokens
 from service.cache.keys import ResultKeys, embedding_key
-from service.engine.protocol import Mode
+from service.engine.jobs import Mode
 from service.schemas import SearchRequest
 from service.serving import Serving, is_same_function
 from service.settings import Settings

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from service.engine.hub import ACCEPT_SECONDS, Connection, Hub
+from service.engine.remote.server import ACCEPT_SECONDS, Connection, Connections
 
 
 class Engine:
@@ -21,7 +21,7 @@ class Engine:
         self.listener.bind(str(address))
         self.listener.listen()
         self.left: list[Connection] = []
-        self.hub = Hub(self.listener, on_body=lambda *_: None, on_close=self.left.append)
+        self.hub = Connections(self.listener, on_body=lambda *_: None, on_close=self.left.append)
 
     def connect(self) -> tuple[socket.socket, Connection]:
         worker = socket.socket(socket.AF_UNIX)
@@ -78,7 +78,7 @@ def test_the_file_limit_keeps_a_worker_waiting_and_ends_nothing(
     engine: Engine, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = 0.0
-    monkeypatch.setattr("service.engine.hub.monotonic", lambda: now)
+    monkeypatch.setattr("service.engine.remote.server.monotonic", lambda: now)
     first, connection = engine.connect()
     with first, socket.socket(socket.AF_UNIX) as second, contextlib.ExitStack() as files:
         while True:

@@ -1,7 +1,7 @@
-"""What crosses the socket between a worker and the engine process: frames of a few numbers and the bytes of arrays.
+"""Frames on the socket between a worker and the engine process: a few numbers and the bytes of arrays.
 
-A frame is its length and its body; the first byte of a body says what it is. Both ends run on one machine, so numbers
-are in its own byte order and times are its monotonic clock's. Nothing is ever unpickled. Knows nothing of sockets.
+A frame is its length and its body; the first byte of a body is its kind. Both ends run on one machine, so numbers are
+in native byte order and times are of its monotonic clock. Nothing is unpickled.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from numpy.typing import NDArray
 
 from indexer.store import AnyOf, Either, Equal, Filter, Not, Range
 from models.tokenizer import FlatIds
-from service.engine.protocol import BatchTimes
+from service.engine.jobs import BatchTimes
 
-# Larger than any batch of vectors: who announces more is no worker of ours.
+# Larger than any batch of vectors: a longer frame is not from a worker.
 MOST_BYTES = 256 * 1024 * 1024
-# What is read from a socket at a time.
+# Bytes of one read from a socket.
 READ_BYTES = 256 * 1024
 
 Vectors = NDArray[np.float32]
 Rows = NDArray[np.int64]
 
 _LENGTH = struct.Struct("=I")
-_ASK = struct.Struct("=BBIIIIId")
-_ANSWER = struct.Struct("=BBIIIIIIff")
+_REQUEST = struct.Struct("=BBIIIIId")
+_RESPONSE = struct.Struct("=BBIIIIIIff")
 _CONTROL = struct.Struct("=BI")
 _BULK, _KEEP_VECTORS, _READY_VECTORS = 1, 2, 4
 
@@ -40,23 +40,23 @@ NO_ROWS = np.empty((0, 0), np.int64)
 
 
 class BadFrame(Exception):
-    """Bytes that no end of this protocol sends."""
+    """Bytes that are not a frame of this protocol."""
 
 
 class Kind(IntEnum):
-    """What a frame is, and who sends it."""
+    """Kinds of frames: four from workers, three from the engine."""
 
-    ASK = 1
+    REQUEST = 1
     OPEN = 2
     RELEASE = 3
     CHECK = 4
-    ANSWER = 5
+    RESPONSE = 5
     OPENED = 6
     REFUSED = 7
 
 
 class Status(IntEnum):
-    """How an ask ended."""
+    """How a request ended."""
 
     DONE = 0
     FAILED = 1
@@ -65,10 +65,9 @@ class Status(IntEnum):
     DATABASE_AWAY = 4
 
 
-# Not frozen, though nobody changes them: a frozen object takes five times as long to make, and these are made for every
-# ask of every worker.
+# Not frozen: a frozen object takes five times as long to make, and these are made for every request.
 @dataclass(slots=True, eq=False)
-class Ask:
+class Request:
     """Queries of one serving with equal options: tokens (`ids` one query after the other, `lengths`) or `vectors`.
 
     `k` rows are wanted for each; 0 wants the embeddings alone. `deadline` is of the monotonic clock.
@@ -91,10 +90,10 @@ class Ask:
 
 
 @dataclass(slots=True, eq=False)
-class Answer:
-    """What one ask found: `rows` and `scores` (queries, k), `vectors` (queries, dim) where they were wanted.
+class Response:
+    """What one request found: `rows` and `scores` (queries, k), and `vectors` (queries, dim) if they were wanted.
 
-    `batch` queries were computed together; `waiting` more stood before the engine when they were done.
+    `batch` queries were computed together; `waiting` more waited for the engine at the end.
     """
 
     number: int
@@ -108,7 +107,7 @@ class Answer:
 
 
 class FrameReader:
-    """Cuts what arrives on one connection into the bodies of frames."""
+    """Splits the bytes of one connection into bodies of frames."""
 
     def __init__(self) -> None:
         self._rest = b""
@@ -136,55 +135,56 @@ def kind_of(body: memoryview) -> Kind:
         raise BadFrame(f"a frame of kind {body[0]}") from error
 
 
-def write_ask(ask: Ask) -> bytes:
-    ready = len(ask.vectors) > 0
-    flags = _BULK * ask.bulk | _KEEP_VECTORS * ask.keep_vectors | _READY_VECTORS * ready
-    head = _ASK.pack(Kind.ASK, flags, ask.number, ask.handle, ask.size, ask.k, len(ask.filters), ask.deadline)
-    arrays = [ask.vectors] if ready else [ask.lengths, ask.ids]
-    return _frame([head, ask.filters, *(array.tobytes() for array in arrays)])
+def write_request(request: Request) -> bytes:
+    ready = len(request.vectors) > 0
+    flags = _BULK * request.bulk | _KEEP_VECTORS * request.keep_vectors | _READY_VECTORS * ready
+    own = (request.number, request.handle, request.size, request.k, len(request.filters), request.deadline)
+    arrays = [request.vectors] if ready else [request.lengths, request.ids]
+    head = _REQUEST.pack(Kind.REQUEST, flags, *own)
+    return _frame([head, request.filters, *(array.tobytes() for array in arrays)])
 
 
-def read_ask(body: memoryview) -> Ask:
+def read_request(body: memoryview) -> Request:
     try:
-        _, flags, number, handle, size, k, filters, deadline = _ASK.unpack_from(body)
-        rest = body[_ASK.size + filters :]
-        keep, bulk = bool(flags & _KEEP_VECTORS), bool(flags & _BULK)
-        own = bytes(body[_ASK.size : _ASK.size + filters])
+        _, flags, number, handle, size, k, filters, deadline = _REQUEST.unpack_from(body)
+        rest = body[_REQUEST.size + filters :]
+        own = bytes(body[_REQUEST.size : _REQUEST.size + filters])
+        request = Request(number, handle, k, bool(flags & _BULK), bool(flags & _KEEP_VECTORS), deadline, own)
         if flags & _READY_VECTORS:
-            vectors = np.frombuffer(rest, np.float32).reshape(size, -1)
-            ask = Ask(number, handle, k, bulk, keep, deadline, own, vectors=vectors)
+            request.vectors = np.frombuffer(rest, np.float32).reshape(size, -1)
         else:
             tokens = np.frombuffer(rest, np.int32)
-            ask = Ask(number, handle, k, bulk, keep, deadline, own, tokens[size:], tokens[:size])
+            request.ids, request.lengths = tokens[size:], tokens[:size]
     except (struct.error, ValueError) as error:
-        raise BadFrame("an ask that cannot be read") from error
-    # By lists: of a few numbers they are several times quicker than arrays.
-    lengths = ask.lengths.tolist()
-    if not (lengths or ask.vectors.size) or min(lengths, default=1) < 1 or sum(lengths) != len(ask.ids):
-        raise BadFrame("an ask for nothing, or of tokens that do not add up")
-    return ask
+        raise BadFrame("a request that cannot be read") from error
+    # By lists: for a few numbers they are several times faster than arrays.
+    lengths = request.lengths.tolist()
+    if not (lengths or request.vectors.size) or min(lengths, default=1) < 1 or sum(lengths) != len(request.ids):
+        raise BadFrame("a request for nothing, or of tokens that do not add up")
+    return request
 
 
-def write_answer(answer: Answer) -> bytes:
-    size, k = answer.rows.shape
-    own = (answer.number, size or len(answer.vectors), k, answer.vectors.shape[1], answer.batch, answer.waiting)
-    times = (answer.times.encode_seconds, answer.times.search_seconds)
-    head = _ANSWER.pack(Kind.ANSWER, answer.status, *own, *times)
-    return _frame([head, answer.rows.tobytes(), answer.scores.tobytes(), answer.vectors.tobytes()])
+def write_response(response: Response) -> bytes:
+    size, k = response.rows.shape
+    size, dim = size or len(response.vectors), response.vectors.shape[1]
+    own = (response.number, size, k, dim, response.batch, response.waiting)
+    times = (response.times.encode_seconds, response.times.search_seconds)
+    head = _RESPONSE.pack(Kind.RESPONSE, response.status, *own, *times)
+    return _frame([head, response.rows.tobytes(), response.scores.tobytes(), response.vectors.tobytes()])
 
 
-def read_answer(body: memoryview) -> Answer:
-    _, status, number, size, k, dim, batch, waiting, encode_seconds, search_seconds = _ANSWER.unpack_from(body)
-    start = _ANSWER.size
+def read_response(body: memoryview) -> Response:
+    _, status, number, size, k, dim, batch, waiting, encode_seconds, search_seconds = _RESPONSE.unpack_from(body)
+    start = _RESPONSE.size
     rows = np.frombuffer(body, np.int64, size * k, start).reshape(size, k)
     scores = np.frombuffer(body, np.float32, size * k, start + rows.nbytes).reshape(size, k)
     vectors = np.frombuffer(body, np.float32, size * dim, start + rows.nbytes + scores.nbytes).reshape(size, dim)
     times = BatchTimes(encode_seconds, search_seconds)
-    return Answer(number, Status(status), times, batch, waiting, rows, scores, vectors)
+    return Response(number, Status(status), times, batch, waiting, rows, scores, vectors)
 
 
 def write_control(kind: Kind, number: int, facts: object = None) -> bytes:
-    """A frame of a number and a JSON value."""
+    """Writes a frame of a number and a JSON value."""
     return _frame([_CONTROL.pack(kind, number), orjson.dumps(facts)])
 
 
@@ -197,7 +197,7 @@ def read_control(body: memoryview) -> tuple[int, Any]:
 
 
 def write_filters(filters: Iterable[Filter]) -> bytes:
-    """Equal filters give equal bytes; no filters give none."""
+    """Writes filters as JSON: equal filters give equal bytes, no filters give none."""
     plain = tuple(filters)
     return orjson.dumps(plain) if plain else b""
 

@@ -1,0 +1,117 @@
+"""Jobs that the service gives to an engine, and the outcomes that it gets back."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from models.fusion import Fusion
+from models.lexical import Ranking
+from models.spec import Side
+from models.tokenizer import Tokens
+
+if TYPE_CHECKING:
+    from indexer.store import Filter
+
+Vector = NDArray[np.float32]
+# Messages for clients, the same for every engine.
+DATABASE_AWAY = "the vector database does not answer; try again when it is back"
+ENGINE_FAILED = "the search engine failed on this query; try again"
+EXPIRED = "the time for this request is over; allow it more"
+
+
+class Mode(StrEnum):
+    """Which scores rank the documents."""
+
+    DENSE = "dense"
+    LEXICAL = "lexical"
+    HYBRID = "hybrid"
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """Search options. Equal options and text give an equal ranking; `evidence` also asks for the passages found."""
+
+    mode: Mode
+    top_k: int
+    filters: tuple[Filter, ...] = ()
+    fusion: Fusion = Fusion.SCORES
+    weight: float | None = None
+    evidence: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class SearchJob:
+    """A query to rank documents for. Jobs that compare equal are computed once.
+
+    `tokens` follow from the text; lexical mode needs none. `vector`, a ready embedding (dim,) float32 as bytes,
+    replaces them and need not follow from the text. `keep_vector` asks for the embedding in the outcome.
+    """
+
+    query: str
+    options: Options
+    tokens: Tokens | None = field(default=None, compare=False)
+    vector: bytes | None = None
+    keep_vector: bool = False
+
+    @property
+    def needs_vector(self) -> bool:
+        return self.options.mode is not Mode.LEXICAL
+
+
+@dataclass(frozen=True, slots=True)
+class EncodeJob:
+    """A text to encode, without a search."""
+
+    text: str
+    side: Side
+    tokens: Tokens = field(compare=False)
+
+    vector: ClassVar[None] = None
+    keep_vector: ClassVar[bool] = True
+    needs_vector: ClassVar[bool] = True
+
+
+Job = SearchJob | EncodeJob
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """The passage rows that the dense and the lexical search found, best first."""
+
+    dense: Ranking
+    lexical: Ranking
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """The best documents of one query, best first: three arrays of one length.
+
+    `passages` holds the row of each document's best passage. `evidence` is set if the options ask for it.
+    """
+
+    documents: NDArray[np.int64]
+    passages: NDArray[np.int64]
+    scores: NDArray[np.float32]
+    evidence: Evidence | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class BatchTimes:
+    """The seconds that one batch took; every job of the batch shares the object."""
+
+    encode_seconds: float
+    search_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """The engine's answer to one job; `found` is empty for an EncodeJob, `vector` (dim,) is set if the job keeps it."""
+
+    found: Found
+    times: BatchTimes
+    vector: Vector | None = None
