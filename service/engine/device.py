@@ -28,14 +28,12 @@ from service.serving import Selection
 if TYPE_CHECKING:
     from indexer.store.qdrant import Qdrant, QdrantVectors
 
-# Tokens of one call: a CPU pays for padding and hardly for a call. Calls of this size, of queries of similar length,
-# take a quarter less time than one padded batch.
+# Tokens of one call: calls of this size, of queries of similar length, take a quarter less time than a padded batch.
 CALL_TOKENS = 128
 # A search of fewer products takes one core a few milliseconds. Threads would take longer: they meet at barriers, and on
 # a busy machine one that is not running delays the rest for a whole time slice.
 PARALLEL_PRODUCTS = 50_000_000
-# Approximate number of rows that a graph search visits.
-GRAPH_ROWS = 2000
+GRAPH_ROWS = 2000  # that a graph search visits, about
 RETRY_SECONDS = 1.0
 
 Vectors = NDArray[np.float32]
@@ -62,7 +60,6 @@ class VectorSearch(Protocol):
 
 
 OpenVectors = Callable[[Snapshot], VectorSearch]
-"""Opens a snapshot's vectors for searching."""
 
 
 class Device(Protocol):
@@ -120,7 +117,7 @@ class Cpu:
 class DatabaseVectors:
     """Searches one snapshot's vectors in a database; opens them at the first search that gets through.
 
-    While the database keeps failing the breaker makes searches fail at once instead of after a timeout each.
+    While the database keeps failing, the breaker saves searches the timeout.
     """
 
     def __init__(self, database: Qdrant, snapshot: Snapshot, breaker: Breaker) -> None:

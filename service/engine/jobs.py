@@ -100,12 +100,12 @@ class Found:
     evidence: Evidence | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class BatchTimes:
     """The seconds that one batch took; every job of the batch shares the object."""
 
-    encode_seconds: float
-    search_seconds: float
+    encode_seconds: float = 0.0
+    search_seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,50 +10,30 @@ import asyncio
 import contextlib
 import logging
 import threading
-from collections import defaultdict
 from collections.abc import Callable, Sequence
 from time import perf_counter
-from typing import Protocol
+from typing import cast
 from weakref import WeakKeyDictionary
 
-import numpy as np
-
 from indexer.store import BadCollection, DatabaseAway, Snapshot
-from models.fusion import LATER_DENSE
 from models.onnx_encoder import OnnxEncoder
-from models.tokenizer import flatten
-from service.engine.device import CpuEncoder, OpenVectors, Vectors, VectorSearch
+from service.engine.compute import OpenServing, PendingJob, compute_batch, group_jobs, make_request
+from service.engine.device import CpuEncoder, OpenVectors, VectorSearch
 from service.engine.jobs import ENGINE_FAILED, BatchTimes, Job, Outcome, SearchJob
 from service.engine.queue import Dispatcher, Entry, Limits, OnBatch
-from service.engine.ranking import (
-    NOTHING,
-    Side,
-    documents_wanted,
-    first_k,
-    join_fresh,
-    rank,
-    rank_passages,
-    search_lexical,
-    widen,
-)
+from service.engine.ranking import search_lexical
 from service.errors import EngineFailed
 from service.serving import Serving
 
 logger = logging.getLogger(__name__)
 
 
-class Engine(Protocol):
-    """Runs one batch at a time, in the batcher's thread."""
-
-    def run(self, serving: Serving, batch: Sequence[Job]) -> list[Outcome]:
-        """Answers every job of the batch, in its order, from the given serving."""
-        ...
-
-
 class Batcher(Dispatcher):
     """Runs an engine in a thread of its own."""
 
-    def __init__(self, engine: Engine, limits: Limits, on_batch: OnBatch = lambda size, seconds, waiting: None) -> None:
+    def __init__(
+        self, engine: InProcessEngine, limits: Limits, on_batch: OnBatch = lambda size, seconds, waiting: None
+    ) -> None:
         super().__init__(limits)
         self._engine = engine
         self._on_batch = on_batch
@@ -135,77 +115,31 @@ class InProcessEngine:
         self._opened: WeakKeyDictionary[Snapshot, VectorSearch] = WeakKeyDictionary()
 
     def run(self, serving: Serving, batch: Sequence[Job]) -> list[Outcome]:
+        """Answers every job of the batch, in its order; called in the batcher's thread, one batch at a time."""
         began = perf_counter()
-        vectors = _embed(serving, batch)
-        encoded = perf_counter()
-        searches = {position: job for position, job in enumerate(batch) if isinstance(job, SearchJob)}
-        dense = self._search_dense(serving, searches, vectors)
-        found = {
-            position: rank(job.options, dense.get(position, NOTHING), search_lexical(serving, job))
-            for position, job in searches.items()
-        }
-        times = BatchTimes(encoded - began, perf_counter() - encoded)
-        return [
-            Outcome(found.get(position, NOTHING.best), times, vectors.get(position) if job.keep_vector else None)
-            for position, job in enumerate(batch)
-        ]
+        times = BatchTimes()
+        pending = [PendingJob.begin(Entry(serving, job, bulk=False, share=1.0), times) for job in batch]
+        while missing := [one for one in pending if one.dense is None]:
+            times.encode_seconds += self._search_dense(serving, missing)
+        for one in pending:
+            if one.lexical is None and isinstance(one.entry.job, SearchJob):
+                one.lexical = search_lexical(serving, one.entry.job)
+        times.search_seconds = perf_counter() - began - times.encode_seconds
+        return [one.outcome() for one in pending]
 
-    def _search_dense(
-        self, serving: Serving, searches: dict[int, SearchJob], vectors: dict[int, Vectors]
-    ) -> dict[int, Side]:
-        """Searches by vectors, jobs of equal filters in one call; returns sides by position in the batch."""
-        index = self._opened.get(serving.snapshot)
-        if index is None:
-            index = self._opened[serving.snapshot] = self._open_vectors(serving.snapshot)
-        groups: defaultdict[object, dict[int, SearchJob]] = defaultdict(dict)
-        for position, job in searches.items():
-            if position in vectors:
-                groups[job.options.filters][position] = job
-        found: dict[int, Side] = {}
-        for jobs in groups.values():
-            queries = np.stack([vectors[position] for position in jobs])
-            found.update(zip(jobs, _search_group(serving, index, queries, list(jobs.values())), strict=True))
-        return found
-
-
-def _embed(serving: Serving, batch: Sequence[Job]) -> dict[int, Vectors]:
-    """Returns the embedding (dim,) of every job that needs one, by position in the batch."""
-    vectors: dict[int, Vectors] = {}
-    tokens = {}
-    for position, job in enumerate(batch):
-        if not job.needs_vector:
-            continue
-        if job.vector is not None:
-            vectors[position] = np.frombuffer(job.vector, np.float32)
-        elif job.tokens is not None:
-            tokens[position] = job.tokens
-        else:
-            raise ValueError("a job came with neither tokens nor a vector")
-    if tokens:
-        encoder = serving.encoder
-        assert isinstance(encoder, OnnxEncoder)  # a process with this engine loads the weights
-        vectors.update(zip(tokens, CpuEncoder(encoder).encode(*flatten(list(tokens.values()))), strict=True))
-    return vectors
-
-
-def _search_group(serving: Serving, index: VectorSearch, queries: Vectors, jobs: Sequence[SearchJob]) -> list[Side]:
-    """Finds the best documents of each query; all jobs have the same filters."""
-    filters = serving.snapshot_filters(jobs[0].options.filters)
-    selection = serving.select(filters) if filters else None
-    found: dict[int, Side] = {}
-    k = first_k(serving, max(documents_wanted(job.options) for job in jobs))
-    while pending := [query for query in range(len(jobs)) if query not in found]:
-        scores, rows = index.search(queries[pending], k, selection)
-        for query, own_scores, own_rows in zip(pending, scores, rows, strict=True):
-            side = rank_passages(serving, jobs[query].options, own_rows, own_scores, k, LATER_DENSE)
-            if side is not None:
-                found[query] = side
-        k = widen(serving, k)
-    sides = [found[query] for query in range(len(jobs))]
-    if serving.fresh is None:
-        return sides
-    fresh = serving.fresh.score_vectors(queries)
-    return [
-        join_fresh(serving, job.options, side, own, LATER_DENSE)
-        for job, side, own in zip(jobs, sides, fresh, strict=True)
-    ]
+    def _search_dense(self, serving: Serving, pending: Sequence[PendingJob]) -> float:
+        """Searches by vectors once; returns the seconds of encoding."""
+        vectors = self._opened.get(serving.snapshot)
+        if vectors is None:
+            vectors = self._opened[serving.snapshot] = self._open_vectors(serving.snapshot)
+        # A process with this engine loads the weights.
+        held = OpenServing(serving, CpuEncoder(cast(OnnxEncoder, serving.encoder)), vectors)
+        groups = group_jobs(pending)
+        # Vectors are kept, so that a job that must search deeper is not encoded again.
+        requests = [make_request(key._replace(keep_vectors=True), jobs) for key, jobs in groups.items()]
+        responses = compute_batch(held, requests)
+        for jobs, response in zip(groups.values(), responses, strict=True):
+            fresh = serving.fresh.score_vectors(response.vectors) if serving.fresh is not None and jobs[0].k else None
+            for position, one in enumerate(jobs):
+                one.take_dense(response, position, None if fresh is None else fresh[position])
+        return responses[0].times.encode_seconds

@@ -1,7 +1,6 @@
-"""Admission control and the job queue: two priorities, a model of batch times, and the dispatcher that requests use.
+"""Admission control and the job queue: online before bulk, equal jobs computed once, refusal by expected wait.
 
-A job is refused if it would wait too long behind too many requests. Online jobs run before bulk jobs, and equal jobs
-are computed once. All but Dispatcher are plain data structures without threads or sockets.
+All but Dispatcher are plain data structures without threads or sockets.
 """
 
 from __future__ import annotations
@@ -22,30 +21,23 @@ from service.serving import Serving
 
 # A request of more jobs than this is bulk unless it says otherwise.
 ONLINE_JOBS = 8
-# Tolerance of the sum of shares: 32 requests of three jobs are 32.000000000000014 in floats.
-ROUNDING = 1e-6
+ROUNDING = 1e-6  # tolerance of the sum of shares: 32 requests of three jobs are 32.000000000000014 in floats
 CROWDED = "too many queries are waiting; try again shortly"
-# Interval at which deadlines are checked while jobs are in flight.
-EXPIRY_SECONDS = 0.05
+EXPIRY_SECONDS = 0.05  # between two checks of deadlines while jobs are in flight
 
-# Target duration of a batch that holds bulk work, and its minimum size for queries of question length: on a CPU four
-# documents would take a fifth of a second.
+# A batch that holds bulk work: its target duration, its minimum size, and the tokens up to which that size holds. On a
+# CPU four documents would take a fifth of a second.
 SLICE_SECONDS = 0.010
 LEAST_SLICE = 4
 LEAST_SLICE_TOKENS = 128
-# Maximum number of batches in a row without bulk work.
-MOST_PASSES = 4
+MOST_PASSES = 4  # batches in a row without bulk work
 
-# Weight of the newest batch in the cost model: about the last twenty count.
-NEWEST = 0.1
-# No estimate is made from fewer queries than this: the first ones are slow.
-LEAST_SEEN = 10
-# A batch counts at most this many times its estimate: a longer one means that the machine stalled.
-MOST_LATE = 4.0
-# Batch sizes that vary by this share of their mean weigh as much as the mean in the slope.
-DOUBT = 0.25
-# Upper bound of a batch.
-MOST_QUERIES = 1_000_000
+# Cost model.
+NEWEST = 0.1  # weight of the newest batch: about the last twenty count
+LEAST_SEEN = 10  # no estimate from fewer queries: the first ones are slow
+MOST_LATE = 4.0  # a batch counts at most this many times its estimate: beyond it the machine stalled
+DOUBT = 0.25  # batch sizes that vary by this share of their mean weigh as much as the mean in the slope
+MOST_QUERIES = 1_000_000  # upper bound of a batch
 
 Future = asyncio.Future[Outcome]
 OnBatch = Callable[[int, float, int], None]
@@ -55,8 +47,7 @@ OnBatch = Callable[[int, float, int], None]
 class CostModel:
     """Estimates batch times: seconds = fixed + per_query · queries, fitted to a moving average.
 
-    A CPU takes time per query, a GPU mostly per batch. With batches of one size the two cannot be separated, and all
-    time counts as per query: the conservative estimate.
+    With batches of one size all time counts as per query: the conservative estimate.
     """
 
     def __init__(self) -> None:
@@ -65,7 +56,6 @@ class CostModel:
         self._size = self._seconds = self._variance = self._covariance = 0.0
 
     def observe(self, queries: int, seconds: float) -> None:
-        """Takes the time of one batch into account."""
         if self._seen >= LEAST_SEEN:
             seconds = min(seconds, MOST_LATE * (self.fixed + queries * self.per_query))
         self._seen += queries
@@ -111,8 +101,7 @@ W = TypeVar("W", bound=Work)
 class Lanes(Generic[W]):
     """Two-priority queue: online before bulk, in batches of one serving, limited in queries and padded tokens.
 
-    A batch with bulk work stays short, so that an online query waits for one slice at most. After MOST_PASSES batches
-    bulk work goes first, so that it finishes.
+    A batch with bulk work stays short. After MOST_PASSES batches bulk work goes first, so that it finishes.
     """
 
     def __init__(self, batch_queries: int, batch_tokens: int) -> None:
@@ -120,12 +109,9 @@ class Lanes(Generic[W]):
         self._batch_tokens = batch_tokens
         self._online: deque[W] = deque()
         self._bulk: deque[W] = deque()
-        self._passes = 0
-        self.online_queries = 0
-        self.bulk_queries = 0
+        self._passes = self.online_queries = self.bulk_queries = 0
 
     def __len__(self) -> int:
-        """Counts the waiting queries."""
         return self.online_queries + self.bulk_queries
 
     def add(self, works: Iterable[W], *, bulk: bool = False, first: bool = False) -> None:
@@ -138,10 +124,7 @@ class Lanes(Generic[W]):
                 self.online_queries += work.size
 
     def take(self, now: float, slice_queries: int, *, bulk: bool = True) -> tuple[list[W], list[W]]:
-        """Takes the next batch, with bulk work only if `bulk`; also returns the work dropped because nobody waits.
-
-        Work that exceeds the limits goes alone.
-        """
+        """Returns the next batch, and the work dropped because nobody waits. Work beyond the limits goes alone."""
         batch: list[W] = []
         dropped: list[W] = []
         waits = bulk and bool(self._bulk)
@@ -156,11 +139,17 @@ class Lanes(Generic[W]):
 
     def drop(self, is_useless: Callable[[W], bool], *, bulk: bool = True) -> list[W]:
         """Removes and returns useless work; from the bulk lane only if `bulk`."""
-        online = _take_out(self._online, is_useless)
-        others = _take_out(self._bulk, is_useless) if bulk else []
-        self.online_queries -= sum(work.size for work in online)
-        self.bulk_queries -= sum(work.size for work in others)
-        return online + others
+        dropped: list[W] = []
+        for lane in (self._online, self._bulk) if bulk else (self._online,):
+            if useless := [work for work in lane if is_useless(work)]:
+                dropped += useless
+                kept = [work for work in lane if not is_useless(work)]
+                lane.clear()
+                lane.extend(kept)
+        if dropped:
+            self.online_queries = sum(work.size for work in self._online)
+            self.bulk_queries = sum(work.size for work in self._bulk)
+        return dropped
 
     def clear(self) -> None:
         self._online.clear()
@@ -178,7 +167,7 @@ class Lanes(Generic[W]):
         return queries
 
     def _move(self, lane: deque[W], batch: list[W], dropped: list[W], most: int, now: float) -> int:
-        """Moves work from the head of a lane to the batch, up to the limits; returns the queries that left the lane."""
+        """Moves work from a lane to the batch, up to the limits; returns the number of queries moved or dropped."""
         size = sum(work.size for work in batch)
         longest = max((work.length for work in batch), default=0)
         left = 0
@@ -195,22 +184,12 @@ class Lanes(Generic[W]):
         return left
 
 
-def _take_out(lane: deque[W], is_useless: Callable[[W], bool]) -> list[W]:
-    taken = [work for work in lane if is_useless(work)]
-    if taken:
-        kept = [work for work in lane if not is_useless(work)]
-        lane.clear()
-        lane.extend(kept)
-    return taken
-
-
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Limits of a batch and of the queue.
+    """Limits of a batch and of the queue, which holds at most `queue` waiting jobs.
 
-    An online request is refused if its answer is expected later than `wait_seconds`, and if more requests than one
-    batch or a `crowd` are in flight. The second condition means that a few clients are never refused, however slow the
-    encoder is. `queue` bounds the waiting jobs of both lanes together.
+    An online request is refused if its answer is expected later than `wait_seconds` and more requests than one batch or
+    a `crowd` are in flight. So a few clients are never refused, however slow the encoder is.
     """
 
     batch_queries: int
@@ -224,7 +203,7 @@ class Limits:
 class Entry:
     """A job in the queue or in the engine, with the futures that wait for it and their deadlines.
 
-    `share` is the part of its request that the job is: the shares in flight add up to the number of requests.
+    `share` is its part of a request: the shares in flight add up to the number of requests.
     """
 
     serving: Serving
@@ -280,7 +259,6 @@ class Queue:
 
     @property
     def in_flight(self) -> int:
-        """Counts the waiting jobs and those in the engine."""
         return len(self._in_flight)
 
     def enter(

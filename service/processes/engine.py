@@ -10,8 +10,7 @@ from pathlib import Path
 
 from models.errors import CareError
 from service.engine.open import limits_of, open_device
-from service.engine.remote.compute import OpenServings
-from service.engine.remote.server import EngineServer
+from service.engine.remote.server import EngineServer, OpenServings
 from service.metrics import Metrics
 from service.processes.startup import StartupMessage, SupervisorPipe, configure_logging
 from service.settings import Settings
@@ -39,7 +38,7 @@ def main() -> int:
             signal.signal(signal.SIGTERM, lambda number, frame: server.end())
             server.end_with(pipe)
             device = open_device(settings.device, settings.encoder_threads, settings.threads)
-            servings = OpenServings(settings, device, server.opened)
+            servings = OpenServings(settings, device)
             listener.listen()
             pipe.send(StartupMessage(ready=True, text=""))
             server.serve(servings)

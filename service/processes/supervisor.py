@@ -14,7 +14,7 @@ import socket
 import sys
 import tempfile
 from asyncio.subprocess import Process
-from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
 from time import monotonic
 from typing import Any
@@ -23,8 +23,9 @@ import orjson
 from pydantic import SecretStr
 
 import service
+from service.engine.compute import Status
 from service.engine.remote import frames
-from service.engine.remote.frames import BadFrame, FrameReader, Kind, Status
+from service.engine.remote.frames import BadFrame, FrameReader, Kind
 from service.errors import StartFailed
 from service.metrics import SHARED_FOLDER
 from service.processes.startup import StartupMessage, configure_logging, reserve
@@ -32,12 +33,9 @@ from service.settings import ENV_PREFIX, Settings
 
 logger = logging.getLogger(__name__)
 
-# Interval between two checks of the engine.
-WATCH_SECONDS = 1.0
-# Time to end beyond the time that accepted requests have.
-GRACE_SECONDS = 5.0
-# How often a process may end without a message before it was ever ready.
-STARTS = 3
+WATCH_SECONDS = 1.0  # between two checks of the engine
+GRACE_SECONDS = 5.0  # time to end beyond the time that accepted requests have
+STARTS = 3  # a process may end this often without a message before it was ever ready
 # Delay before a restart: doubled each time, unless the process had run for STEADY_SECONDS.
 FIRST_DELAY_SECONDS = 0.1
 MOST_DELAY_SECONDS = 5.0
@@ -87,7 +85,12 @@ class Supervisor:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._request_end)
         loop.add_signal_handler(signal.SIGHUP, self._reload)
-        tasks = [loop.create_task(keeper) for keeper in (self._stop.wait(), *self._keepers())]
+        keepers: list[Coroutine[Any, Any, object]] = [self._stop.wait(), *map(self._keep_worker, self._workers)]
+        if self._engine is not None:
+            keepers.append(self._engine.keep())
+            if self._settings.watchdog_seconds:
+                keepers.append(self._watch(self._engine))
+        tasks = [loop.create_task(keeper) for keeper in keepers]
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -97,14 +100,6 @@ class Supervisor:
             await asyncio.gather(*tasks, return_exceptions=True)
         for task in done:
             task.result()
-
-    def _keepers(self) -> Iterator[Coroutine[Any, Any, None]]:
-        if self._engine is not None:
-            yield self._engine.keep()
-            if self._settings.watchdog_seconds:
-                yield self._watch(self._engine)
-        for worker in self._workers:
-            yield self._keep_worker(worker)
 
     async def _keep_worker(self, worker: Child) -> None:
         if self._engine is not None:
@@ -169,10 +164,7 @@ class Child:
         on_ready: Callable[[str], None] = lambda text: None,
         on_end: Callable[[int], None] = lambda pid: None,
     ) -> None:
-        """`command` is a module and its arguments.
-
-        A process that is not ready after `start_seconds` is killed. `on_ready` gets its message, `on_end` its id.
-        """
+        """`command` is a module and its arguments; `on_ready` gets the process's message, `on_end` its id."""
         self.name = name
         self.ready = asyncio.Event()
         self.process: Process | None = None

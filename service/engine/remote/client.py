@@ -8,45 +8,19 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from functools import partial
 from itertools import count
 from pathlib import Path
 from time import perf_counter
-from typing import NamedTuple, TypeVar
-
-import numpy as np
+from typing import TypeVar
 
 from indexer.store import DatabaseAway
-from models.fusion import LATER_DENSE
-from models.tokenizer import flatten
-from service.engine.jobs import (
-    DATABASE_AWAY,
-    ENGINE_FAILED,
-    EXPIRED,
-    BatchTimes,
-    Mode,
-    Outcome,
-    SearchJob,
-    Vector,
-)
+from service.engine.compute import PendingJob, Response, Status, group_jobs, make_request
+from service.engine.jobs import DATABASE_AWAY, ENGINE_FAILED, EXPIRED, BatchTimes, SearchJob
 from service.engine.queue import Dispatcher, Entry, Limits
-from service.engine.ranking import (
-    NOTHING,
-    Scores,
-    Side,
-    documents_wanted,
-    first_k,
-    join_fresh,
-    rank,
-    rank_passages,
-    search_lexical,
-    widen,
-)
-from service.engine.remote.frames import Request, Response, Status, write_filters
+from service.engine.ranking import Scores, Side, search_lexical
 from service.engine.remote.link import Link
 from service.errors import DeadlineExceeded, EngineAway, EngineFailed
 from service.serving import Serving
@@ -55,93 +29,6 @@ logger = logging.getLogger(__name__)
 
 AWAY = "the engine process is not there; it is being started again"
 T = TypeVar("T")
-
-
-@dataclass(slots=True)
-class SharedTimes:
-    """The times of jobs that were sent together; they share one BatchTimes, made when the first is answered."""
-
-    encode_seconds: float = 0.0
-    dense_seconds: float = 0.0
-    words_seconds: float = 0.0
-    _times: BatchTimes | None = None
-
-    @property
-    def times(self) -> BatchTimes:
-        if self._times is None:
-            self._times = BatchTimes(self.encode_seconds, max(self.dense_seconds, self.words_seconds))
-        return self._times
-
-
-class BatchKey(NamedTuple):
-    """What jobs must have in common to share a request."""
-
-    k: int
-    bulk: bool
-    ready: bool
-    keep_vectors: bool
-    filters: bytes
-
-
-@dataclass(slots=True, eq=False)
-class PendingJob:
-    """A job under way; a side that has not come back yet is None."""
-
-    entry: Entry
-    shared: SharedTimes
-    k: int = 0
-    dense: Side | None = None
-    lexical: Side | None = NOTHING
-    vector: Vector | None = None
-
-    @classmethod
-    def begin(cls, entry: Entry, shared: SharedTimes) -> PendingJob:
-        job = entry.job
-        if not isinstance(job, SearchJob):
-            return cls(entry, shared)
-        k = first_k(entry.serving, documents_wanted(job.options))
-        dense = None if job.needs_vector else NOTHING
-        return cls(entry, shared, k, dense, NOTHING if job.options.mode is Mode.DENSE else None)
-
-    @property
-    def key(self) -> BatchKey:
-        job, serving, bulk = self.entry.job, self.entry.serving, self.entry.bulk
-        if not isinstance(job, SearchJob):
-            return BatchKey(0, bulk, ready=False, keep_vectors=True, filters=b"")
-        keep = job.keep_vector or serving.fresh is not None
-        filters = write_filters(serving.snapshot_filters(job.options.filters))
-        return BatchKey(self.k, bulk, job.vector is not None, keep, filters)
-
-    def take_dense(self, response: Response, position: int, fresh: Scores | None) -> bool:
-        """Takes this job's part of a response; False if it must be asked again with a larger `k`.
-
-        `fresh` are the scores of the fresh passages, if there are any.
-        """
-        self.shared.encode_seconds = response.times.encode_seconds
-        self.shared.dense_seconds = response.times.search_seconds
-        if response.vectors.size:
-            self.vector = response.vectors[position].copy()
-        job, serving, side = self.entry.job, self.entry.serving, NOTHING
-        if isinstance(job, SearchJob):
-            if self.k:
-                rows, scores = response.rows[position], response.scores[position]
-                found = rank_passages(serving, job.options, rows, scores, self.k, LATER_DENSE)
-                if found is None:
-                    self.k = widen(serving, self.k)
-                    return False
-                side = found
-            if fresh is not None:
-                side = join_fresh(serving, job.options, side, fresh, LATER_DENSE)
-        self.dense = side
-        return True
-
-    def outcome(self) -> Outcome:
-        """Ranks the job once both sides are there."""
-        job = self.entry.job
-        found = NOTHING.best
-        if isinstance(job, SearchJob):
-            found = rank(job.options, self.dense or NOTHING, self.lexical or NOTHING)
-        return Outcome(found, self.shared.times, self.vector)
 
 
 class RemoteEngine(Dispatcher):
@@ -196,9 +83,9 @@ class RemoteEngine(Dispatcher):
         """Sends every online job, and a slice of the bulk jobs if none is under way."""
         self._pumping = False
         while batch := self._queue.take(bulk=not self._bulk_under_way):
-            shared = SharedTimes()
+            times = BatchTimes()
             self._bulk_under_way += sum(entry.bulk for entry in batch)
-            pending = [PendingJob.begin(entry, shared) for entry in batch]
+            pending = [PendingJob.begin(entry, times) for entry in batch]
             self._send(batch[0].serving, [one for one in pending if one.dense is None])
             if words := [one for one in pending if one.lexical is None]:
                 self._call_in(
@@ -234,16 +121,13 @@ class RemoteEngine(Dispatcher):
     def _send(self, serving: Serving, pending: Iterable[PendingJob]) -> None:
         """Sends jobs to the engine, those of one key in one frame."""
         handle = self._link.handle_of(serving)
-        groups: defaultdict[BatchKey, list[PendingJob]] = defaultdict(list)
-        for one in pending:
-            groups[one.key].append(one)
-        for key, together in groups.items():
+        for key, together in group_jobs(pending).items():
             if handle is None:
                 self._fail(together, EngineAway(AWAY))
                 continue
             number = next(self._numbers)
             try:
-                self._link.send(make_request(number, handle, key, together))
+                self._link.send(make_request(key, together, number, handle))
             except Exception:
                 logger.exception("%d queries could not be sent to the engine", len(together))
                 self._fail(together, EngineFailed(ENGINE_FAILED))
@@ -257,8 +141,8 @@ class RemoteEngine(Dispatcher):
             self._queue.cost.observe(response.batch, response.times.encode_seconds + response.times.search_seconds)
             self._queue.others_wait(max(0, response.waiting - self._queue.in_flight))
         if response.status is Status.DONE:
-            overlay = sent[0].entry.serving.fresh if sent else None
-            if overlay is None or not response.vectors.size:
+            overlay = sent[0].entry.serving.fresh if sent and sent[0].k else None
+            if overlay is None:
                 self._take_dense(sent, response)
             else:
                 # In a thread: at the limit of fresh passages a batch of queries takes tens of milliseconds.
@@ -277,19 +161,18 @@ class RemoteEngine(Dispatcher):
             self._fail(sent, EngineFailed(ENGINE_FAILED))
 
     def _take_dense(self, sent: Sequence[PendingJob], response: Response, fresh: Scores | None = None) -> None:
-        again = []
         for position, one in enumerate(sent):
-            if one.take_dense(response, position, None if fresh is None else fresh[position]):
-                self._settle(one)
-            else:
-                again.append(one)
-        if again:
+            one.times.encode_seconds = max(one.times.encode_seconds, response.times.encode_seconds)
+            one.times.search_seconds = max(one.times.search_seconds, response.times.search_seconds)
+            one.take_dense(response, position, None if fresh is None else fresh[position])
+            self._settle(one)
+        if again := [one for one in sent if one.dense is None]:
             self._send(again[0].entry.serving, again)
 
     def _take_words(self, pending: Sequence[PendingJob], found: tuple[list[Side], float]) -> None:
         sides, seconds = found
         for one, side in zip(pending, sides, strict=True):
-            one.lexical, one.shared.words_seconds = side, seconds
+            one.lexical, one.times.search_seconds = side, max(one.times.search_seconds, seconds)
             self._settle(one)
 
     def _settle(self, one: PendingJob) -> None:
@@ -325,19 +208,6 @@ class RemoteEngine(Dispatcher):
         for entry in self._queue.clear():
             entry.fail(EngineAway(AWAY))
         self._drained.set()
-
-
-def make_request(number: int, handle: int, key: BatchKey, together: Sequence[PendingJob]) -> Request:
-    """Makes the request for jobs of one key; raises ValueError if one has neither tokens nor a vector."""
-    deadline = max(deadline for one in together for _, deadline in one.entry.waiters)
-    jobs = [one.entry.job for one in together]
-    own = (number, handle, key.k, key.bulk, key.keep_vectors, deadline, key.filters)
-    if key.ready:
-        return Request(*own, vectors=np.stack([np.frombuffer(job.vector or b"", np.float32) for job in jobs]))
-    tokens = [job.tokens for job in jobs if job.tokens is not None]
-    if len(tokens) != len(jobs):
-        raise ValueError("a job came with neither tokens nor a vector")
-    return Request(*own, *flatten(tokens))
 
 
 def _search_words(pending: Sequence[PendingJob]) -> tuple[list[Side], float]:

@@ -7,17 +7,14 @@ in native byte order and times are of its monotonic clock. Nothing is unpickled.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable
-from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any
 
 import numpy as np
 import orjson
-from numpy.typing import NDArray
 
 from indexer.store import AnyOf, Either, Equal, Filter, Not, Range
-from models.tokenizer import FlatIds
+from service.engine.compute import Request, Response, Status
 from service.engine.jobs import BatchTimes
 
 # Larger than any batch of vectors: a longer frame is not from a worker.
@@ -25,18 +22,11 @@ MOST_BYTES = 256 * 1024 * 1024
 # Bytes of one read from a socket.
 READ_BYTES = 256 * 1024
 
-Vectors = NDArray[np.float32]
-Rows = NDArray[np.int64]
-
 _LENGTH = struct.Struct("=I")
 _REQUEST = struct.Struct("=BBIIIIId")
 _RESPONSE = struct.Struct("=BBIIIIIIff")
 _CONTROL = struct.Struct("=BI")
 _BULK, _KEEP_VECTORS, _READY_VECTORS = 1, 2, 4
-
-NO_TOKENS = np.empty(0, np.int32)
-NO_VECTORS = np.empty((0, 0), np.float32)
-NO_ROWS = np.empty((0, 0), np.int64)
 
 
 class BadFrame(Exception):
@@ -53,57 +43,6 @@ class Kind(IntEnum):
     RESPONSE = 5
     OPENED = 6
     REFUSED = 7
-
-
-class Status(IntEnum):
-    """How a request ended."""
-
-    DONE = 0
-    FAILED = 1
-    EXPIRED = 2
-    UNKNOWN_SERVING = 3
-    DATABASE_AWAY = 4
-
-
-# Not frozen: a frozen object takes five times as long to make, and these are made for every request.
-@dataclass(slots=True, eq=False)
-class Request:
-    """Queries of one serving with equal options: tokens (`ids` one query after the other, `lengths`) or `vectors`.
-
-    `k` rows are wanted for each; 0 wants the embeddings alone. `deadline` is of the monotonic clock.
-    """
-
-    number: int
-    handle: int
-    k: int
-    bulk: bool = False
-    keep_vectors: bool = False
-    deadline: float = float("inf")
-    filters: bytes = b""
-    ids: FlatIds = field(default_factory=lambda: NO_TOKENS)
-    lengths: FlatIds = field(default_factory=lambda: NO_TOKENS)
-    vectors: Vectors = field(default_factory=lambda: NO_VECTORS)
-
-    @property
-    def size(self) -> int:
-        return len(self.lengths) or len(self.vectors)
-
-
-@dataclass(slots=True, eq=False)
-class Response:
-    """What one request found: `rows` and `scores` (queries, k), and `vectors` (queries, dim) if they were wanted.
-
-    `batch` queries were computed together; `waiting` more waited for the engine at the end.
-    """
-
-    number: int
-    status: Status
-    times: BatchTimes = field(default_factory=lambda: BatchTimes(0.0, 0.0))
-    batch: int = 0
-    waiting: int = 0
-    rows: Rows = field(default_factory=lambda: NO_ROWS)
-    scores: Vectors = field(default_factory=lambda: NO_VECTORS)
-    vectors: Vectors = field(default_factory=lambda: NO_VECTORS)
 
 
 class FrameReader:
@@ -138,18 +77,19 @@ def kind_of(body: memoryview) -> Kind:
 def write_request(request: Request) -> bytes:
     ready = len(request.vectors) > 0
     flags = _BULK * request.bulk | _KEEP_VECTORS * request.keep_vectors | _READY_VECTORS * ready
-    own = (request.number, request.handle, request.size, request.k, len(request.filters), request.deadline)
+    filters = orjson.dumps(request.filters) if request.filters else b""
+    own = (request.number, request.handle, request.size, request.k, len(filters), request.deadline)
     arrays = [request.vectors] if ready else [request.lengths, request.ids]
-    head = _REQUEST.pack(Kind.REQUEST, flags, *own)
-    return _frame([head, request.filters, *(array.tobytes() for array in arrays)])
+    return _frame([_REQUEST.pack(Kind.REQUEST, flags, *own), filters, *(array.tobytes() for array in arrays)])
 
 
 def read_request(body: memoryview) -> Request:
     try:
         _, flags, number, handle, size, k, filters, deadline = _REQUEST.unpack_from(body)
         rest = body[_REQUEST.size + filters :]
-        own = bytes(body[_REQUEST.size : _REQUEST.size + filters])
-        request = Request(number, handle, k, bool(flags & _BULK), bool(flags & _KEEP_VECTORS), deadline, own)
+        facts = orjson.loads(body[_REQUEST.size : _REQUEST.size + filters]) if filters else ()
+        request = Request(number, handle, k, bool(flags & _BULK), bool(flags & _KEEP_VECTORS), deadline)
+        request.filters = tuple(map(_read_filter, facts))
         if flags & _READY_VECTORS:
             request.vectors = np.frombuffer(rest, np.float32).reshape(size, -1)
         else:
@@ -194,16 +134,6 @@ def read_control(body: memoryview) -> tuple[int, Any]:
         return number, orjson.loads(body[_CONTROL.size :])
     except (struct.error, orjson.JSONDecodeError) as error:
         raise BadFrame("a control frame that cannot be read") from error
-
-
-def write_filters(filters: Iterable[Filter]) -> bytes:
-    """Writes filters as JSON: equal filters give equal bytes, no filters give none."""
-    plain = tuple(filters)
-    return orjson.dumps(plain) if plain else b""
-
-
-def read_filters(written: bytes) -> tuple[Filter, ...]:
-    return tuple(_read_filter(facts) for facts in orjson.loads(written)) if written else ()
 
 
 def _read_filter(facts: dict[str, Any]) -> Filter:

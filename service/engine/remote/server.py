@@ -10,35 +10,98 @@ import contextlib
 import logging
 import selectors
 import socket
+import threading
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from queue import SimpleQueue
 from time import monotonic, perf_counter
-from typing import Protocol
+from typing import TYPE_CHECKING
 
-from indexer.store import DatabaseAway
-from models.errors import CareError
+from indexer.store import Collection, DatabaseAway
+from models.errors import BadEncoder, CareError
 from models.spec import Side
 from models.tokenizer import flatten
+from service.engine.compute import OpenServing, Request, Response, Status, compute_batch
+from service.engine.device import Device, searched_by
 from service.engine.queue import SLICE_SECONDS, CostModel, Lanes, Limits, OnBatch
 from service.engine.remote import frames
-from service.engine.remote.compute import Name, OpenServing, OpenServings, Result, compute_batch
-from service.engine.remote.frames import READ_BYTES, BadFrame, FrameReader, Kind, Request, Response, Status
+from service.engine.remote.frames import READ_BYTES, BadFrame, FrameReader, Kind
+from service.serving import Serving, require_query_encoder
+from service.settings import Settings
+
+if TYPE_CHECKING:
+    from _typeshed import HasFileno
 
 logger = logging.getLogger(__name__)
 
 CHECK_QUERY = "ready"
-# A worker that leaves more unread is stuck; its connection is closed.
-MOST_UNREAD_BYTES = 64 * 1024 * 1024
-# Pause before accepting again while the process is out of files.
-ACCEPT_SECONDS = 1.0
+MOST_UNREAD_BYTES = 64 * 1024 * 1024  # a worker that leaves more unread is stuck; its connection is closed
+ACCEPT_SECONDS = 1.0  # pause before accepting again while the process is out of files
 
 
-class HasFileno(Protocol):
-    """What a selector can watch."""
+Name = tuple[str, str]
+"""A snapshot's version and an encoder's fingerprint."""
 
-    def fileno(self) -> int: ...
+
+class OpenServings:
+    """The servings by handle: each is opened once for all workers, in a thread, and closed when no worker holds it."""
+
+    def __init__(self, settings: Settings, device: Device) -> None:
+        self._settings = settings
+        self._device = device
+        self._opener = ThreadPoolExecutor(1, "care-open")
+        self._open_vectors = searched_by(device, settings.database)
+        self._encoder = device.load_encoder(require_query_encoder(settings.encoder))
+        self._held: dict[int, OpenServing] = {}
+        self._handles = 0
+
+    @property
+    def newest(self) -> OpenServing | None:
+        return self._held[max(self._held)] if self._held else None
+
+    def get(self, handle: int) -> OpenServing | None:
+        return self._held.get(handle)
+
+    def find(self, name: Name) -> OpenServing | None:
+        for held in self._held.values():
+            if (held.serving.version, held.serving.encoder.fingerprint) == name:
+                return held
+        return None
+
+    def open(self, name: Name) -> Future[OpenServing]:
+        """Begins to open a serving; the caller passes the result to `put`."""
+        return self._opener.submit(self._open, *name)
+
+    def put(self, opened: OpenServing) -> None:
+        self._encoder = opened.encoder
+        self._held[opened.handle] = opened
+        self._close_unheld()
+
+    def release(self, handle: int) -> None:
+        if (held := self._held.get(handle)) is not None:
+            held.holders -= 1
+            self._close_unheld()
+
+    def close(self) -> None:
+        self._opener.shutdown(wait=False, cancel_futures=True)
+
+    def _close_unheld(self) -> None:
+        # The newest stays without holders: if all workers died, the next ones will open it again.
+        newest = max(self._held, default=0)
+        for handle in [number for number, held in self._held.items() if held.holders <= 0 and number != newest]:
+            logger.info("snapshot %s is let go", self._held.pop(handle).serving.version)
+
+    def _open(self, version: str, fingerprint: str) -> OpenServing:
+        settings, encoder = self._settings, self._encoder
+        if encoder.reader.fingerprint != fingerprint:
+            encoder = self._device.load_encoder(require_query_encoder(settings.encoder))
+        if encoder.reader.fingerprint != fingerprint:
+            raise BadEncoder(f"{settings.encoder} changed while it was opened; reload once more")
+        folder = Collection(settings.collection).folder(version)
+        serving = Serving.open(folder, encoder.reader, verify=settings.verify)
+        self._handles += 1
+        return OpenServing(serving, encoder, self._open_vectors(serving.snapshot), self._handles)
 
 
 @dataclass(slots=True, eq=False)
@@ -53,10 +116,7 @@ class Connection:
 
 
 class Connections:
-    """Accepts workers and exchanges frames with them; only `poll` blocks.
-
-    `on_body` gets each frame's body, `on_close` each closed connection.
-    """
+    """Accepts workers and exchanges frames; only `poll` blocks. `on_body` gets each frame's body."""
 
     def __init__(
         self,
@@ -200,14 +260,9 @@ class EngineServer:
         self._cost = CostModel()
         self._lanes: Lanes[QueuedRequest] = Lanes(limits.batch_queries, limits.batch_tokens)
         self._connections = Connections(listener, self._receive, self._release_all)
-        self._opened: SimpleQueue[Result] = SimpleQueue()
-        self._openings: dict[Name, list[tuple[Connection, int]]] = {}
-        self._ending = self._alone = False
-
-    def opened(self, result: Result) -> None:
-        """Takes the result of opening a serving; may be called from any thread."""
-        self._opened.put(result)
-        self._connections.wake()
+        self._openings: dict[Name, tuple[Future[OpenServing], list[tuple[Connection, int]]]] = {}
+        self._ending = False
+        self._alone = threading.Event()
 
     def end(self) -> None:
         """Ends `serve` after the current batch; may be called from any thread and from a signal handler."""
@@ -217,18 +272,14 @@ class EngineServer:
     def end_with(self, supervisor: HasFileno) -> None:
         """Ends `serve` once the supervisor is gone and no worker is left."""
 
-        def be_alone() -> None:
-            self._alone = True
-
-        self._connections.watch(supervisor, be_alone)
+        self._connections.watch(supervisor, self._alone.set)
 
     def serve(self, servings: OpenServings) -> None:
         self._servings = servings
         try:
-            while not self._ending and (self._connections.connections or not self._alone):
+            while not self._ending and (self._connections.connections or not self._alone.is_set()):
                 self._connections.poll(wait=not len(self._lanes))
-                while not self._opened.empty():
-                    self._answer_openers(*self._opened.get())
+                self._answer_openings()
                 self._run_batch()
         finally:
             self._connections.close()
@@ -240,7 +291,12 @@ class EngineServer:
     def _receive(self, connection: Connection, body: memoryview) -> None:
         kind = frames.kind_of(body)
         if kind is Kind.REQUEST:
-            self._enqueue(connection, frames.read_request(body))
+            request = frames.read_request(body)
+            held = self._servings.get(request.handle)
+            if held is None:
+                self._respond(connection, Response(request.number, Status.UNKNOWN_SERVING))
+            else:
+                self._lanes.add([QueuedRequest(connection, request, held)], bulk=request.bulk)
             return
         number, facts = frames.read_control(body)
         if kind is Kind.OPEN:
@@ -250,13 +306,6 @@ class EngineServer:
             self._servings.release(facts)
         elif kind is Kind.CHECK:
             self._check(connection, number)
-
-    def _enqueue(self, connection: Connection, request: Request) -> None:
-        held = self._servings.get(request.handle)
-        if held is None:
-            self._respond(connection, Response(request.number, Status.UNKNOWN_SERVING))
-        else:
-            self._lanes.add([QueuedRequest(connection, request, held)], bulk=request.bulk)
 
     def _check(self, connection: Connection, number: int) -> None:
         """Runs a real query through the newest serving, ahead of the queue; without a serving answers at once."""
@@ -274,23 +323,27 @@ class EngineServer:
         name = facts[0], facts[1]
         if (held := self._servings.find(name)) is not None:
             self._grant(connection, number, held)
-        elif name in self._openings:
-            self._openings[name].append((connection, number))
-        else:
-            self._openings[name] = [(connection, number)]
-            self._servings.open(name)
+            return
+        if name not in self._openings:
+            self._openings[name] = self._servings.open(name), []
+            self._openings[name][0].add_done_callback(lambda _: self._connections.wake())
+        self._openings[name][1].append((connection, number))
 
-    def _answer_openers(self, name: Name, opened: OpenServing | Exception) -> None:
-        if isinstance(opened, OpenServing):
-            self._servings.put(opened)
-        elif not isinstance(opened, CareError):
-            logger.error("a serving could not be opened", exc_info=opened)
-        for connection, number in self._openings.pop(name, []):
-            if isinstance(opened, OpenServing):
-                self._grant(connection, number, opened)
-            else:
-                reason = (type(opened).__name__, str(opened))
-                self._connections.send(connection, frames.write_control(Kind.REFUSED, number, reason))
+    def _answer_openings(self) -> None:
+        """Grants or refuses the servings whose opening has ended."""
+        for name in [name for name, (opening, _) in self._openings.items() if opening.done()]:
+            opening, waiters = self._openings.pop(name)
+            error = opening.exception()
+            if error is None:
+                self._servings.put(opening.result())
+            elif not isinstance(error, CareError):
+                logger.error("a serving could not be opened", exc_info=error)
+            for connection, number in waiters:
+                if error is None:
+                    self._grant(connection, number, opening.result())
+                else:
+                    reason = (type(error).__name__, str(error))
+                    self._connections.send(connection, frames.write_control(Kind.REFUSED, number, reason))
 
     def _grant(self, connection: Connection, number: int, held: OpenServing) -> None:
         if connection.is_open:

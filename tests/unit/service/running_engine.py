@@ -6,6 +6,7 @@ import contextlib
 import socket
 import threading
 from collections.abc import Iterator
+from concurrent.futures import Future
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -13,11 +14,11 @@ from typing import Any, cast
 import numpy as np
 
 from models.tokenizer import Tokens
+from service.engine.compute import OpenServing, Request, Response
 from service.engine.queue import Limits
 from service.engine.remote import frames
-from service.engine.remote.compute import Name, OpenServing, OpenServings
-from service.engine.remote.frames import FrameReader, Kind, Request, Response
-from service.engine.remote.server import EngineServer
+from service.engine.remote.frames import FrameReader, Kind
+from service.engine.remote.server import EngineServer, Name, OpenServings
 
 WAIT_SECONDS = 60.0
 POISON = 66
@@ -57,11 +58,12 @@ class FakeShelf:
         self.device = device
         self.held = {1: self.make(1)}
         self.asked: list[Name] = []
+        self.opening: Future[OpenServing] = Future()
         self.released: list[int] = []
 
     def make(self, handle: int) -> OpenServing:
         serving = SimpleNamespace(allowed=lambda filters: None)
-        return OpenServing(handle, cast(Any, serving), cast(Any, self.device), cast(Any, self.device))
+        return OpenServing(cast(Any, serving), cast(Any, self.device), cast(Any, self.device), handle)
 
     @property
     def newest(self) -> OpenServing | None:
@@ -73,8 +75,9 @@ class FakeShelf:
     def find(self, name: Name) -> OpenServing | None:
         return self.held[1] if name == OPEN else None
 
-    def open(self, name: Name) -> None:
+    def open(self, name: Name) -> Future[OpenServing]:
         self.asked.append(name)
+        return self.opening
 
     def put(self, opened: OpenServing) -> None:
         self.held[opened.handle] = opened

@@ -8,9 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from indexer.store import AnyOf, Either, Equal, Filter, Not, Range
+from service.engine.compute import NO_ROWS, NO_VECTORS, Request, Response, Status
 from service.engine.jobs import BatchTimes
 from service.engine.remote import frames
-from service.engine.remote.frames import BadFrame, FrameReader, Kind, Request, Response, Status
+from service.engine.remote.frames import BadFrame, FrameReader, Kind
 
 FILTERS: tuple[Filter, ...] = (
     Equal("kind", "drug"),
@@ -29,7 +30,7 @@ def only(written: bytes) -> memoryview:
 
 def test_an_ask_of_tokens() -> None:
     ids, lengths = np.arange(9, dtype=np.int32), np.array([4, 5], np.int32)
-    ask = Request(7, 3, 10, True, True, 12.5, frames.write_filters(FILTERS), ids, lengths)
+    ask = Request(7, 3, 10, True, True, 12.5, FILTERS, ids, lengths)
     body = only(frames.write_request(ask))
     assert frames.kind_of(body) is Kind.REQUEST
     read = frames.read_request(body)
@@ -41,7 +42,7 @@ def test_an_ask_of_tokens() -> None:
         True,
         12.5,
     )
-    assert frames.read_filters(read.filters) == FILTERS
+    assert read.filters == FILTERS
     np.testing.assert_array_equal(read.ids, ids)
     np.testing.assert_array_equal(read.lengths, lengths)
     assert (read.size, len(read.vectors)) == (2, 0)
@@ -51,16 +52,16 @@ def test_an_ask_of_vectors() -> None:
     vectors = np.random.default_rng(0).random((3, 5), np.float32)
     read = frames.read_request(only(frames.write_request(Request(1, 2, 4, vectors=vectors))))
     np.testing.assert_array_equal(read.vectors, vectors)
-    assert (read.size, read.bulk, read.keep_vectors, read.filters) == (3, False, False, b"")
+    assert (read.size, read.bulk, read.keep_vectors, read.filters) == (3, False, False, ())
     assert read.deadline == float("inf")
 
 
 @pytest.mark.parametrize(("k", "dim"), [(4, 0), (4, 6), (0, 6)])
 def test_an_answer(k: int, dim: int) -> None:
     randomly = np.random.default_rng(0)
-    rows = randomly.integers(-1, 2**40, (3, k)) if k else frames.NO_ROWS
-    scores = randomly.random((3, k), np.float32) if k else frames.NO_VECTORS
-    vectors = randomly.random((3, dim), np.float32) if dim else frames.NO_VECTORS
+    rows = randomly.integers(-1, 2**40, (3, k)) if k else NO_ROWS
+    scores = randomly.random((3, k), np.float32) if k else NO_VECTORS
+    vectors = randomly.random((3, dim), np.float32) if dim else NO_VECTORS
     answer = Response(9, Status.DONE, BatchTimes(0.25, 0.5), 17, 4, rows, scores, vectors)
     body = only(frames.write_response(answer))
     assert frames.kind_of(body) is Kind.RESPONSE
@@ -94,9 +95,13 @@ def test_a_control_frame() -> None:
 
 
 def test_no_filters_are_no_bytes_and_equal_ones_are_equal() -> None:
-    assert frames.write_filters(()) == b""
-    assert frames.read_filters(b"") == ()
-    assert frames.write_filters(FILTERS) == frames.write_filters(list(FILTERS))
+    plain, filtered, equal = (
+        frames.write_request(Request(1, 1, 1, filters=filters, vectors=np.ones((1, 2), np.float32)))
+        for filters in ((), FILTERS, (*FILTERS,))
+    )
+    assert len(plain) < len(filtered)
+    assert frames.read_request(only(plain)).filters == ()
+    assert filtered == equal
 
 
 @given(st.lists(st.integers(0, 300), min_size=1, max_size=8), st.lists(st.integers(1, 50), min_size=1, max_size=60))

@@ -11,8 +11,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from service.engine.compute import Request, Status
 from service.engine.remote import frames
-from service.engine.remote.frames import Kind, Request, Status
+from service.engine.remote.frames import Kind
 from service.processes.startup import SupervisorPipe
 from tests.unit.service.running_engine import CLOSED, OPEN, POISON, WAIT_SECONDS, Running, Worker
 
@@ -188,7 +189,7 @@ def test_a_serving_is_opened_once_for_all_while_others_are_answered(engine: Runn
         second.ask(9, 1)
         assert second.answer().status is Status.DONE
         assert engine.shelf.asked == [CLOSED]
-        engine.server.opened((CLOSED, engine.shelf.make(2)))
+        engine.shelf.opening.set_result(engine.shelf.make(2))
         assert frames.read_control(first.body()) == (1, 2)
         assert frames.read_control(second.body()) == (2, 2)
 
@@ -200,7 +201,7 @@ def test_a_serving_that_cannot_be_opened_is_refused_with_the_reason(
         worker.tell(Kind.OPEN, 1, CLOSED)
         worker.ask(9, 1)
         worker.answer()
-        engine.server.opened((CLOSED, ValueError("no such thing")))
+        engine.shelf.opening.set_exception(ValueError("no such thing"))
         body = worker.body()
         assert frames.kind_of(body) is Kind.REFUSED
         assert frames.read_control(body) == (1, ["ValueError", "no such thing"])
