@@ -36,12 +36,11 @@ def main() -> int:
             listener.bind(str(arguments.socket))
             server = EngineServer(listener, limits_of(settings), metrics.batch)
             signal.signal(signal.SIGTERM, lambda number, frame: server.end())
-            server.end_with(pipe)
             device = open_device(settings.device, settings.encoder_threads, settings.threads)
             servings = OpenServings(settings, device)
             listener.listen()
             pipe.send(StartupMessage(ready=True, text=""))
-            server.serve(servings)
+            server.serve(servings, pipe)
             servings.close()
     except CareError as error:
         pipe.send(StartupMessage(ready=False, text=str(error)))

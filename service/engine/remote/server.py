@@ -6,17 +6,17 @@ A lone query starts at once, and under load batches form by themselves.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
-import selectors
 import socket
-import threading
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from time import monotonic, perf_counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 from indexer.store import Collection, DatabaseAway
 from models.errors import BadEncoder, CareError
@@ -26,7 +26,7 @@ from service.engine.compute import OpenServing, Request, Response, Status, compu
 from service.engine.device import Device, searched_by
 from service.engine.queue import SLICE_SECONDS, CostModel, Lanes, Limits, OnBatch
 from service.engine.remote import frames
-from service.engine.remote.frames import READ_BYTES, BadFrame, FrameReader, Kind
+from service.engine.remote.frames import BadFrame, FrameReader, Kind
 from service.serving import Serving, require_query_encoder
 from service.settings import Settings
 
@@ -37,7 +37,6 @@ logger = logging.getLogger(__name__)
 
 CHECK_QUERY = "ready"
 MOST_UNREAD_BYTES = 64 * 1024 * 1024  # a worker that leaves more unread is stuck; its connection is closed
-ACCEPT_SECONDS = 1.0  # pause before accepting again while the process is out of files
 
 
 Name = tuple[str, str]
@@ -104,134 +103,42 @@ class OpenServings:
         return OpenServing(serving, encoder, self._open_vectors(serving.snapshot), self._handles)
 
 
-@dataclass(slots=True, eq=False)
-class Connection:
-    """A worker's connection: received parts of frames, bytes to send, and the servings that the worker holds."""
+class Connection(asyncio.Protocol):
+    """A worker's connection, with the handles of the servings that the worker holds."""
 
-    peer: socket.socket
-    reader: FrameReader = field(default_factory=FrameReader)
-    unsent: bytearray = field(default_factory=bytearray)
-    handles: list[int] = field(default_factory=list)
-    is_open: bool = True
+    def __init__(self, server: EngineServer) -> None:
+        self._server = server
+        self._reader = FrameReader()
+        self.handles: list[int] = []
+        self.is_open = True
 
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        self._server.connections.add(self)
 
-class Connections:
-    """Accepts workers and exchanges frames; only `poll` blocks. `on_body` gets each frame's body."""
-
-    def __init__(
-        self,
-        listener: socket.socket,
-        on_body: Callable[[Connection, memoryview], None],
-        on_close: Callable[[Connection], None],
-    ) -> None:
-        self._on_body = on_body
-        self._on_close = on_close
-        self.connections: set[Connection] = set()
-        self._waker, self._woken = socket.socketpair()
-        self._selector = selectors.DefaultSelector()
-        self._listener = listener
-        self._accept_again: float | None = None
-        for end in (listener, self._waker, self._woken):
-            end.setblocking(False)
-        self._selector.register(listener, selectors.EVENT_READ, self._accept)
-        self._selector.register(self._woken, selectors.EVENT_READ, lambda woken: woken.recv(READ_BYTES))
-
-    def watch(self, source: HasFileno, on_readable: Callable[[], None]) -> None:
-        """Calls `on_readable` once, when the source is readable."""
-
-        def call(readable: HasFileno) -> None:
-            self._selector.unregister(readable)
-            on_readable()
-
-        self._selector.register(source, selectors.EVENT_READ, call)
-
-    def wake(self) -> None:
-        """Makes `poll` return; may be called from any thread and from a signal handler."""
-        with contextlib.suppress(OSError):  # closed, or awake already: the socket is full
-            self._waker.send(b"\0")
-
-    def poll(self, *, wait: bool) -> None:
-        """Handles what has arrived; if `wait`, waits until something does."""
-        seconds = None if wait else 0.0
-        if self._accept_again is not None:
-            pause = max(0.0, self._accept_again - monotonic())
-            seconds = pause if wait else 0.0
-            if not pause:
-                self._accept_again = None
-                self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
-        for key, events in self._selector.select(seconds):
-            if isinstance(key.data, Connection):
-                self._exchange(key.data, events)
-            else:
-                key.data(key.fileobj)
-
-    def send(self, connection: Connection, data: bytes) -> None:
-        """Sends what the socket takes now, and keeps the rest for later."""
-        if not connection.is_open:
-            return
-        waited = bool(connection.unsent)
-        connection.unsent += data
+    def data_received(self, data: bytes) -> None:
         try:
-            del connection.unsent[: connection.peer.send(connection.unsent)]
-        except BlockingIOError:
-            pass
-        except OSError:
-            self._close(connection)
-            return
-        if len(connection.unsent) > MOST_UNREAD_BYTES:
-            logger.warning("a worker that does not read its answers is cut off")
-            self._close(connection)
-        elif waited != bool(connection.unsent):
-            events = selectors.EVENT_READ | (selectors.EVENT_WRITE if connection.unsent else 0)
-            self._selector.modify(connection.peer, events, connection)
+            for body in self._reader.feed(data):
+                self._server.receive(self, body)
+        except BadFrame as error:
+            logger.warning("a worker's connection is closed: %s", error)
+            self.close()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self.close()
+
+    def send(self, data: bytes) -> None:
+        if self.is_open:
+            self._transport.write(data)
+            if self._transport.get_write_buffer_size() > MOST_UNREAD_BYTES:
+                logger.warning("a worker that does not read its answers is cut off")
+                self.close()
 
     def close(self) -> None:
-        for connection in list(self.connections):
-            self._close(connection)
-        for resource in (self._selector, self._waker, self._woken):
-            resource.close()
-
-    def _accept(self, listener: socket.socket) -> None:
-        try:
-            peer, _ = listener.accept()
-        except (BlockingIOError, ConnectionError):  # the worker has left already
-            return
-        except OSError as error:
-            # The connection stays in the listener's queue, which would wake every poll until then.
-            logger.error("a worker cannot be accepted (%s); raise the limit of open files (ulimit -n)", error)
-            self._selector.unregister(listener)
-            self._accept_again = monotonic() + ACCEPT_SECONDS
-            return
-        peer.setblocking(False)
-        connection = Connection(peer)
-        self.connections.add(connection)
-        self._selector.register(peer, selectors.EVENT_READ, connection)
-
-    def _exchange(self, connection: Connection, events: int) -> None:
-        try:
-            if events & selectors.EVENT_WRITE:
-                self.send(connection, b"")
-            if events & selectors.EVENT_READ:
-                data = connection.peer.recv(READ_BYTES)
-                for body in connection.reader.feed(data):
-                    self._on_body(connection, body)
-                if not data:
-                    self._close(connection)
-        except BlockingIOError:
-            pass
-        except ConnectionError:  # the worker ended before it read all that was sent
-            self._close(connection)
-        except (OSError, BadFrame) as error:
-            logger.warning("a worker's connection is closed: %s", error)
-            self._close(connection)
-
-    def _close(self, connection: Connection) -> None:
-        if connection.is_open:
-            connection.is_open = False
-            self.connections.discard(connection)
-            self._selector.unregister(connection.peer)
-            connection.peer.close()
-            self._on_close(connection)
+        if self.is_open:
+            self.is_open = False
+            self._transport.abort()
+            self._server.disconnected(self)
 
 
 @dataclass(slots=True, eq=False)
@@ -256,45 +163,66 @@ class EngineServer:
     """Serves the workers that connect to its listener, until `end`, or until supervisor and workers are gone."""
 
     def __init__(self, listener: socket.socket, limits: Limits, on_batch: OnBatch) -> None:
+        self.connections: set[Connection] = set()
+        self._listener = listener
         self._on_batch = on_batch
         self._cost = CostModel()
         self._lanes: Lanes[QueuedRequest] = Lanes(limits.batch_queries, limits.batch_tokens)
-        self._connections = Connections(listener, self._receive, self._release_all)
-        self._openings: dict[Name, tuple[Future[OpenServing], list[tuple[Connection, int]]]] = {}
-        self._ending = False
-        self._alone = threading.Event()
+        self._openings: dict[Name, list[tuple[Connection, int]]] = {}
+        self._changed = asyncio.Event()
+        self._loop = asyncio.new_event_loop()
+        self._ending = self._alone = False
 
     def end(self) -> None:
         """Ends `serve` after the current batch; may be called from any thread and from a signal handler."""
         self._ending = True
-        self._connections.wake()
+        with contextlib.suppress(RuntimeError):  # it has ended
+            self._loop.call_soon_threadsafe(self._changed.set)
 
-    def end_with(self, supervisor: HasFileno) -> None:
-        """Ends `serve` once the supervisor is gone and no worker is left."""
-
-        self._connections.watch(supervisor, self._alone.set)
-
-    def serve(self, servings: OpenServings) -> None:
+    def serve(self, servings: OpenServings, supervisor: HasFileno | None = None) -> None:
+        """Runs the loop; `supervisor` becomes readable when the supervisor ends."""
         self._servings = servings
-        try:
-            while not self._ending and (self._connections.connections or not self._alone.is_set()):
-                self._connections.poll(wait=not len(self._lanes))
-                self._answer_openings()
-                self._run_batch()
-        finally:
-            self._connections.close()
+        with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
+            runner.run(self._serve(supervisor))
 
-    def _release_all(self, connection: Connection) -> None:
+    async def _serve(self, supervisor: HasFileno | None) -> None:
+        self._loop.set_exception_handler(_log_error)
+        if supervisor is not None:
+            self._loop.add_reader(supervisor, self._lose_supervisor, supervisor)
+        server = await self._loop.create_unix_server(lambda: Connection(self), sock=self._listener)
+        try:
+            while not self._ending and (self.connections or not self._alone):
+                if not len(self._lanes):
+                    await self._changed.wait()
+                self._changed.clear()
+                self._run_batch()
+                # Twice: the loop calls this task before it handles what the first pause let arrive.
+                await asyncio.sleep(0)
+                await asyncio.sleep(0)
+        finally:
+            server.close()
+            for connection in list(self.connections):
+                connection.close()
+
+    def _lose_supervisor(self, supervisor: HasFileno) -> None:
+        self._loop.remove_reader(supervisor)
+        self._alone = True
+        self._changed.set()
+
+    def disconnected(self, connection: Connection) -> None:
+        self.connections.discard(connection)
         for handle in connection.handles:
             self._servings.release(handle)
+        self._changed.set()
 
-    def _receive(self, connection: Connection, body: memoryview) -> None:
+    def receive(self, connection: Connection, body: memoryview) -> None:
+        self._changed.set()
         kind = frames.kind_of(body)
         if kind is Kind.REQUEST:
             request = frames.read_request(body)
             held = self._servings.get(request.handle)
             if held is None:
-                self._respond(connection, Response(request.number, Status.UNKNOWN_SERVING))
+                connection.send(frames.write_response(Response(request.number, Status.UNKNOWN_SERVING)))
             else:
                 self._lanes.add([QueuedRequest(connection, request, held)], bulk=request.bulk)
             return
@@ -311,7 +239,7 @@ class EngineServer:
         """Runs a real query through the newest serving, ahead of the queue; without a serving answers at once."""
         held = self._servings.newest
         if held is None:
-            self._respond(connection, Response(number, Status.DONE))
+            connection.send(frames.write_response(Response(number, Status.DONE)))
             return
         ids, lengths = flatten(held.encoder.reader.tokenize([CHECK_QUERY], Side.QUERY))
         request = Request(number, held.handle, k=1, ids=ids, lengths=lengths)
@@ -325,36 +253,37 @@ class EngineServer:
             self._grant(connection, number, held)
             return
         if name not in self._openings:
-            self._openings[name] = self._servings.open(name), []
-            self._openings[name][0].add_done_callback(lambda _: self._connections.wake())
-        self._openings[name][1].append((connection, number))
+            self._openings[name] = []
+            opening = asyncio.wrap_future(self._servings.open(name), loop=self._loop)
+            opening.add_done_callback(partial(self._opened, name))
+        self._openings[name].append((connection, number))
 
-    def _answer_openings(self) -> None:
-        """Grants or refuses the servings whose opening has ended."""
-        for name in [name for name, (opening, _) in self._openings.items() if opening.done()]:
-            opening, waiters = self._openings.pop(name)
-            error = opening.exception()
+    def _opened(self, name: Name, opening: asyncio.Future[OpenServing]) -> None:
+        """Grants or refuses a serving when its opening has ended."""
+        if opening.cancelled():
+            return
+        error = opening.exception()
+        if error is None:
+            self._servings.put(opening.result())
+        elif not isinstance(error, CareError):
+            logger.error("a serving could not be opened", exc_info=error)
+        for connection, number in self._openings.pop(name):
             if error is None:
-                self._servings.put(opening.result())
-            elif not isinstance(error, CareError):
-                logger.error("a serving could not be opened", exc_info=error)
-            for connection, number in waiters:
-                if error is None:
-                    self._grant(connection, number, opening.result())
-                else:
-                    reason = (type(error).__name__, str(error))
-                    self._connections.send(connection, frames.write_control(Kind.REFUSED, number, reason))
+                self._grant(connection, number, opening.result())
+            else:
+                reason = (type(error).__name__, str(error))
+                connection.send(frames.write_control(Kind.REFUSED, number, reason))
 
     def _grant(self, connection: Connection, number: int, held: OpenServing) -> None:
         if connection.is_open:
             held.holders += 1
             connection.handles.append(held.handle)
-            self._connections.send(connection, frames.write_control(Kind.OPENED, number, held.handle))
+            connection.send(frames.write_control(Kind.OPENED, number, held.handle))
 
     def _run_batch(self) -> None:
         batch, dropped = self._lanes.take(monotonic(), self._cost.queries(SLICE_SECONDS))
         for late in dropped:
-            self._respond(late.connection, Response(late.request.number, Status.EXPIRED))
+            late.connection.send(frames.write_response(Response(late.request.number, Status.EXPIRED)))
         if not batch:
             return
         began = perf_counter()
@@ -365,7 +294,7 @@ class EngineServer:
         for queued, response in zip(batch, responses, strict=True):
             written[queued.connection].append(frames.write_response(response))
         for connection, parts in written.items():
-            self._connections.send(connection, b"".join(parts))
+            connection.send(b"".join(parts))
         self._on_batch(size, seconds, len(self._lanes))
 
     def _compute(self, batch: Sequence[QueuedRequest]) -> list[Response]:
@@ -380,5 +309,11 @@ class EngineServer:
         # One by one, so that only the request that causes the failure fails.
         return [self._compute([queued])[0] for queued in batch]
 
-    def _respond(self, connection: Connection, response: Response) -> None:
-        self._connections.send(connection, frames.write_response(response))
+
+def _log_error(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """Logs an error of the event loop, which accepts again a second after it ran out of files."""
+    if "accept" in context["message"]:
+        error = context["exception"]
+        logger.error("a worker cannot be accepted (%s); raise the limit of open files (ulimit -n)", error)
+    else:
+        loop.default_exception_handler(context)

@@ -19,6 +19,7 @@ from service.engine.queue import Limits
 from service.engine.remote import frames
 from service.engine.remote.frames import FrameReader, Kind
 from service.engine.remote.server import EngineServer, Name, OpenServings
+from service.processes.startup import SupervisorPipe
 
 WAIT_SECONDS = 60.0
 POISON = 66
@@ -89,7 +90,7 @@ class FakeShelf:
 class Running:
     """A server in a thread, and the ways to speak to it."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, supervisor: SupervisorPipe | None = None) -> None:
         self.device = FakeDevice()
         self.shelf = FakeShelf(self.device)
         self.told: list[tuple[int, int]] = []
@@ -100,7 +101,9 @@ class Running:
         self.server = EngineServer(
             self.listener, LIMITS, lambda size, seconds, waiting: self.told.append((size, waiting))
         )
-        self._thread = threading.Thread(target=self.server.serve, args=[cast(OpenServings, self.shelf)], daemon=True)
+        self._thread = threading.Thread(
+            target=self.server.serve, args=[cast(OpenServings, self.shelf), supervisor], daemon=True
+        )
         self._thread.start()
 
     def is_over(self) -> bool:

@@ -1,66 +1,60 @@
-"""The engine's sockets, with real ones at the other end."""
+"""Workers' connections to the engine: they may end at any time, and may outnumber the files of the process."""
+
+from __future__ import annotations
 
 import contextlib
 import logging
 import os
 import resource
 import socket
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from service.engine.remote.server import ACCEPT_SECONDS, Connection, Connections
-
-
-class Engine:
-    """A hub and what it was told."""
-
-    def __init__(self, address: Path) -> None:
-        self.listener = socket.socket(socket.AF_UNIX)
-        self.listener.bind(str(address))
-        self.listener.listen()
-        self.left: list[Connection] = []
-        self.hub = Connections(self.listener, on_body=lambda *_: None, on_close=self.left.append)
-
-    def connect(self) -> tuple[socket.socket, Connection]:
-        worker = socket.socket(socket.AF_UNIX)
-        worker.connect(self.listener.getsockname())
-        self.hub.poll(wait=True)
-        (connection,) = self.hub.connections
-        return worker, connection
+from service.engine.compute import Status
+from tests.unit.service.running_engine import WAIT_SECONDS, Running, Worker
 
 
 @pytest.fixture
-def engine(tmp_path: Path) -> Iterator[Engine]:
-    made = Engine(tmp_path / "engine")
-    yield made
-    made.hub.close()
-    made.listener.close()
+def engine(tmp_path: Path) -> Iterator[Running]:
+    running = Running(tmp_path)
+    yield running
+    running.server.end()
+    assert running.is_over()
+    running.listener.close()
 
 
-@pytest.mark.parametrize("unread", [b"", b"an answer"], ids=["at its end", "with an answer unread"])
-def test_a_worker_may_leave_at_any_time(engine: Engine, unread: bytes, caplog: pytest.LogCaptureFixture) -> None:
-    """One that ends before it has read all is no fault of anybody's: its socket is reset, not closed."""
-    worker, connection = engine.connect()
-    engine.hub.send(connection, unread)
-    worker.close()
+def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + WAIT_SECONDS
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize("unread", [False, True], ids=["at its end", "with an answer unread"])
+def test_a_worker_may_leave_at_any_time(engine: Running, unread: bool, caplog: pytest.LogCaptureFixture) -> None:
+    """One that ends before it has read all is not an error: its socket is reset, not closed."""
     with caplog.at_level(logging.WARNING):
-        engine.hub.poll(wait=True)
-    assert engine.left == [connection]
-    assert not engine.hub.connections
+        with engine.worker() as worker:
+            worker.ask(1, 1)
+            worker.answer()
+            assert len(engine.server.connections) == 1
+            if unread:
+                worker.ask(2, 1)
+                until(lambda: len(engine.told) == 2)
+        until(lambda: not engine.server.connections)
     assert caplog.records == []
 
 
 def test_a_worker_that_sends_nonsense_is_cut_off_with_a_warning(
-    engine: Engine, caplog: pytest.LogCaptureFixture
+    engine: Running, caplog: pytest.LogCaptureFixture
 ) -> None:
-    worker, connection = engine.connect()
-    worker.sendall(b"\xff" * 64)
-    with caplog.at_level(logging.WARNING):
-        engine.hub.poll(wait=True)
-    worker.close()
-    assert engine.left == [connection]
+    with caplog.at_level(logging.WARNING), engine.worker() as worker:
+        worker.connection.sendall(b"\xff" * 64)
+        assert worker.is_cut_off()
+        until(lambda: not engine.server.connections)
     assert "a worker's connection is closed: a frame of" in caplog.text
 
 
@@ -75,27 +69,29 @@ def few_files() -> Iterator[None]:
 
 @pytest.mark.usefixtures("few_files")
 def test_the_file_limit_keeps_a_worker_waiting_and_ends_nothing(
-    engine: Engine, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    engine: Running, caplog: pytest.LogCaptureFixture
 ) -> None:
-    now = 0.0
-    monkeypatch.setattr("service.engine.remote.server.monotonic", lambda: now)
-    first, connection = engine.connect()
-    with first, socket.socket(socket.AF_UNIX) as second, contextlib.ExitStack() as files:
+    with engine.worker() as first, socket.socket(socket.AF_UNIX) as second, contextlib.ExitStack() as files:
+        first.ask(1, 1)
+        first.answer()
+        second.settimeout(WAIT_SECONDS)
         while True:
             try:
                 files.callback(os.close, os.dup(second.fileno()))
             except OSError:
                 break
-        second.connect(engine.listener.getsockname())
         with caplog.at_level(logging.ERROR):
-            for _ in range(5):  # it does not try again at once
-                engine.hub.poll(wait=False)
-        assert [record.message for record in caplog.records] == [
+            second.connect(str(engine.path))
+            until(lambda: bool(caplog.records))
+            for number in range(5):  # it does not try again at once
+                first.ask(number, 1)
+                assert first.answer().status is Status.DONE
+        assert {record.message for record in caplog.records} == {
             "a worker cannot be accepted ([Errno 24] Too many open files); raise the limit of open files (ulimit -n)"
-        ]
-        engine.hub.send(connection, b"an answer")
-        assert first.recv(64) == b"an answer"
+        }
+        assert len(engine.server.connections) == 1
         files.close()
-        now = ACCEPT_SECONDS
-        engine.hub.poll(wait=True)
-        assert len(engine.hub.connections) == 2
+        later = Worker(second)
+        later.ask(1, 1)
+        assert later.answer().status is Status.DONE
+        assert len(engine.server.connections) == 2

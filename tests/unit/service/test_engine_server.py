@@ -242,10 +242,10 @@ def test_a_worker_that_reads_slowly_gets_everything_and_holds_up_nobody(engine: 
         assert sorted(slow.answer().number for _ in range(40)) == list(range(40))
 
 
-def test_the_engine_ends_with_its_supervisor_once_the_workers_have_left(engine: Running) -> None:
+def test_the_engine_ends_with_its_supervisor_once_the_workers_have_left(tmp_path: Path) -> None:
     ours, its = socket.socketpair()
-    with its, engine.worker() as worker:
-        engine.server.end_with(SupervisorPipe(its))
+    engine = Running(tmp_path, SupervisorPipe(its))
+    with its, engine.listener, engine.worker() as worker:
         worker.ask(1, 1)
         worker.answer()
         ours.close()
