@@ -134,12 +134,13 @@ def _search(held: OpenServing, requests: Sequence[Request], vectors: Sequence[Ve
     for filters, positions in groups.items():
         selection = held.serving.select(filters) if filters else None
         k = max(requests[position].k for position in positions)
-        scores, rows = held.vectors.search(np.concatenate([vectors[position] for position in positions]), k, selection)
+        own = [vectors[position] for position in positions]
+        scores, rows = held.vectors.search(own[0] if len(own) == 1 else np.concatenate(own), k, selection)
         start = 0
         for position in positions:
-            own, depth = slice(start, start + requests[position].size), requests[position].k
-            found[position] = scores[own, :depth], rows[own, :depth]
-            start = own.stop
+            end, depth = start + requests[position].size, requests[position].k
+            found[position] = scores[start:end, :depth], rows[start:end, :depth]
+            start = end
     return found
 
 
@@ -187,7 +188,7 @@ class PendingJob:
         `fresh` are the scores of the fresh passages, if there are any.
         """
         if response.vectors.size:
-            self.vector = response.vectors[position].copy()
+            self.vector = response.vectors[position]
         job, serving = self.entry.job, self.entry.serving
         if not isinstance(job, SearchJob):
             self.dense = NOTHING
@@ -204,7 +205,9 @@ class PendingJob:
         job, found = self.entry.job, NOTHING.best
         if isinstance(job, SearchJob):
             found = ranking.rank(job.options, self.dense or NOTHING, self.lexical or NOTHING)
-        return Outcome(found, self.times, self.vector if job.keep_vector else None)
+        # A copy: the vector is part of a batch's or a frame's memory.
+        kept = self.vector.copy() if job.keep_vector and self.vector is not None else None
+        return Outcome(found, self.times, kept)
 
 
 def group_jobs(pending: Iterable[PendingJob]) -> dict[RequestKey, list[PendingJob]]:
