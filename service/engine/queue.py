@@ -124,7 +124,7 @@ class Lanes(Generic[W]):
                 self.online_queries += work.size
 
     def take(self, now: float, slice_queries: int, *, bulk: bool = True) -> tuple[list[W], list[W]]:
-        """Returns the next batch, and the work dropped because nobody waits. Work beyond the limits goes alone."""
+        """Returns the next batch, and the work dropped because its clients left. Work beyond the limits goes alone."""
         batch: list[W] = []
         dropped: list[W] = []
         waits = bulk and bool(self._bulk)
@@ -369,7 +369,7 @@ class Queue:
 
 
 class Dispatcher:
-    """Takes jobs from requests, in the event loop. Subclasses say where jobs are computed."""
+    """Takes jobs from requests, in the event loop. Subclasses compute the jobs."""
 
     def __init__(self, limits: Limits) -> None:
         self._queue = Queue(limits)
