@@ -7,81 +7,35 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
-from enum import IntEnum
+from dataclasses import dataclass
 from time import perf_counter
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from models.fusion import LATER_DENSE
-from models.tokenizer import FlatIds, flatten
+from models.tokenizer import flatten
 from service.engine import ranking
-from service.engine.jobs import BatchTimes, Mode, Outcome, SearchJob, Vector
+from service.engine.jobs import (
+    NO_ROWS,
+    NO_VECTORS,
+    BatchTimes,
+    Mode,
+    Outcome,
+    Request,
+    Response,
+    Rows,
+    SearchJob,
+    Status,
+    Vectors,
+)
 from service.engine.queue import Entry
-from service.engine.ranking import NOTHING, Rows, Scores, Side
+from service.engine.ranking import NOTHING, Scores, Side
 from service.serving import Serving
 
 if TYPE_CHECKING:
     from indexer.store import Filter
     from service.engine.device import Encoder, VectorSearch
-
-Vectors = NDArray[np.float32]
-NO_TOKENS = np.empty(0, np.int32)
-NO_VECTORS = np.empty((0, 0), np.float32)
-NO_ROWS = np.empty((0, 0), np.int64)
-
-
-class Status(IntEnum):
-    """How a request ended."""
-
-    DONE = 0
-    FAILED = 1
-    EXPIRED = 2
-    UNKNOWN_SERVING = 3
-    DATABASE_AWAY = 4
-
-
-# Not frozen: a frozen object takes five times as long to make, and these are made for every request.
-@dataclass(slots=True, eq=False)
-class Request:
-    """Queries of one serving with equal options: tokens (`ids` one query after the other, `lengths`) or `vectors`.
-
-    `k` rows are wanted for each; 0 wants the embeddings alone. `deadline` is of the monotonic clock.
-    """
-
-    number: int
-    handle: int
-    k: int
-    bulk: bool = False
-    keep_vectors: bool = False
-    deadline: float = float("inf")
-    filters: tuple[Filter, ...] = ()
-    ids: FlatIds = field(default_factory=lambda: NO_TOKENS)
-    lengths: FlatIds = field(default_factory=lambda: NO_TOKENS)
-    vectors: Vectors = field(default_factory=lambda: NO_VECTORS)
-
-    @property
-    def size(self) -> int:
-        return len(self.lengths) or len(self.vectors)
-
-
-@dataclass(slots=True, eq=False)
-class Response:
-    """What one request found: `rows` and `scores` (queries, k), and `vectors` (queries, dim) if they were wanted.
-
-    `batch` queries were computed together; `waiting` more waited for the engine at the end.
-    """
-
-    number: int
-    status: Status
-    times: BatchTimes = field(default_factory=BatchTimes)
-    batch: int = 0
-    waiting: int = 0
-    rows: Rows = field(default_factory=lambda: NO_ROWS)
-    scores: Vectors = field(default_factory=lambda: NO_VECTORS)
-    vectors: Vectors = field(default_factory=lambda: NO_VECTORS)
 
 
 @dataclass(slots=True, eq=False)
@@ -163,7 +117,7 @@ class PendingJob:
     k: int = 0
     dense: Side | None = None
     lexical: Side | None = NOTHING
-    vector: Vector | None = None
+    vector: Vectors | None = None
 
     @classmethod
     def begin(cls, entry: Entry, times: BatchTimes) -> PendingJob:

@@ -1,9 +1,9 @@
-"""Jobs that the service gives to an engine, and the outcomes that it gets back."""
+"""Jobs that the service gives to an engine, their outcomes, and the requests by which a device computes them."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from enum import StrEnum
+from enum import IntEnum, StrEnum
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
@@ -12,12 +12,17 @@ from numpy.typing import NDArray
 from models.fusion import Fusion
 from models.lexical import Ranking
 from models.spec import Side
-from models.tokenizer import Tokens
+from models.tokenizer import FlatIds, Tokens
 
 if TYPE_CHECKING:
     from indexer.store import Filter
 
 Vector = NDArray[np.float32]
+Vectors = NDArray[np.float32]
+Rows = NDArray[np.int64]
+NO_TOKENS = np.empty(0, np.int32)
+NO_VECTORS = np.empty((0, 0), np.float32)
+NO_ROWS = np.empty((0, 0), np.int64)
 # Messages for clients, the same for every engine.
 DATABASE_AWAY = "the vector database does not answer; try again when it is back"
 ENGINE_FAILED = "the search engine failed on this query; try again"
@@ -115,3 +120,54 @@ class Outcome:
     found: Found
     times: BatchTimes
     vector: Vector | None = None
+
+
+class Status(IntEnum):
+    """How a request ended."""
+
+    DONE = 0
+    FAILED = 1
+    EXPIRED = 2
+    UNKNOWN_SERVING = 3
+    DATABASE_AWAY = 4
+
+
+# Not frozen: a frozen object takes five times as long to make, and these are made for every request.
+@dataclass(slots=True, eq=False)
+class Request:
+    """Queries of one serving with equal options: tokens (`ids` one query after the other, `lengths`) or `vectors`.
+
+    `k` rows are wanted for each; 0 wants the embeddings alone. `deadline` is of the monotonic clock.
+    """
+
+    number: int
+    handle: int
+    k: int
+    bulk: bool = False
+    keep_vectors: bool = False
+    deadline: float = float("inf")
+    filters: tuple[Filter, ...] = ()
+    ids: FlatIds = field(default_factory=lambda: NO_TOKENS)
+    lengths: FlatIds = field(default_factory=lambda: NO_TOKENS)
+    vectors: Vectors = field(default_factory=lambda: NO_VECTORS)
+
+    @property
+    def size(self) -> int:
+        return len(self.lengths) or len(self.vectors)
+
+
+@dataclass(slots=True, eq=False)
+class Response:
+    """What one request found: `rows` and `scores` (queries, k), and `vectors` (queries, dim) if they were wanted.
+
+    `batch` queries were computed together; `waiting` more waited for the engine at the end.
+    """
+
+    number: int
+    status: Status
+    times: BatchTimes = field(default_factory=BatchTimes)
+    batch: int = 0
+    waiting: int = 0
+    rows: Rows = field(default_factory=lambda: NO_ROWS)
+    scores: Vectors = field(default_factory=lambda: NO_VECTORS)
+    vectors: Vectors = field(default_factory=lambda: NO_VECTORS)

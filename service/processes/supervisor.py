@@ -23,7 +23,7 @@ import orjson
 from pydantic import SecretStr
 
 import service
-from service.engine.compute import Status
+from service.engine.jobs import Status
 from service.engine.remote import frames
 from service.engine.remote.frames import BadFrame, FrameReader, Kind
 from service.errors import StartFailed

@@ -17,8 +17,8 @@ from time import perf_counter
 from typing import TypeVar
 
 from indexer.store import DatabaseAway
-from service.engine.compute import PendingJob, Response, Status, group_jobs, make_request
-from service.engine.jobs import DATABASE_AWAY, ENGINE_FAILED, EXPIRED, BatchTimes, SearchJob
+from service.engine.compute import PendingJob, group_jobs, make_request
+from service.engine.jobs import DATABASE_AWAY, ENGINE_FAILED, EXPIRED, BatchTimes, Response, SearchJob, Status
 from service.engine.queue import Dispatcher, Entry, Limits
 from service.engine.ranking import Scores, Side, search_lexical
 from service.engine.remote.link import Link
@@ -28,6 +28,8 @@ from service.serving import Serving
 logger = logging.getLogger(__name__)
 
 AWAY = "the engine process is not there; it is being started again"
+FAILED = EngineFailed(ENGINE_FAILED)
+FAILURES = {Status.EXPIRED: DeadlineExceeded(EXPIRED), Status.DATABASE_AWAY: DatabaseAway(DATABASE_AWAY)}
 T = TypeVar("T")
 
 
@@ -112,7 +114,7 @@ class RemoteEngine(Dispatcher):
                 return
             if (error := future.exception()) is not None:
                 logger.error(failure, exc_info=error)
-                self._fail(pending, EngineFailed(ENGINE_FAILED))
+                self._fail(pending, FAILED)
             else:
                 then(future.result())
 
@@ -130,7 +132,7 @@ class RemoteEngine(Dispatcher):
                 self._link.send(make_request(key, together, number, handle))
             except Exception:
                 logger.exception("%d queries could not be sent to the engine", len(together))
-                self._fail(together, EngineFailed(ENGINE_FAILED))
+                self._fail(together, FAILED)
             else:
                 self._sent[number] = together
 
@@ -153,12 +155,8 @@ class RemoteEngine(Dispatcher):
                     partial(overlay.score_vectors, response.vectors),
                     partial(self._take_dense, sent, response),
                 )
-        elif response.status is Status.EXPIRED:
-            self._fail(sent, DeadlineExceeded(EXPIRED))
-        elif response.status is Status.DATABASE_AWAY:
-            self._fail(sent, DatabaseAway(DATABASE_AWAY))
         else:
-            self._fail(sent, EngineFailed(ENGINE_FAILED))
+            self._fail(sent, FAILURES.get(response.status, FAILED))
 
     def _take_dense(self, sent: Sequence[PendingJob], response: Response, fresh: Scores | None = None) -> None:
         for position, one in enumerate(sent):
@@ -183,7 +181,7 @@ class RemoteEngine(Dispatcher):
             outcome = one.outcome()
         except Exception:
             logger.exception("a ranking failed")
-            self._fail([one], EngineFailed(ENGINE_FAILED))
+            self._fail([one], FAILED)
         else:
             self._leave(one.entry)
             one.entry.answer(outcome)

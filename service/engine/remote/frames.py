@@ -14,8 +14,7 @@ import numpy as np
 import orjson
 
 from indexer.store import AnyOf, Either, Equal, Filter, Not, Range
-from service.engine.compute import Request, Response, Status
-from service.engine.jobs import BatchTimes
+from service.engine.jobs import BatchTimes, Request, Response, Status
 
 # Larger than any batch of vectors: a longer frame is not from a worker.
 MOST_BYTES = 256 * 1024 * 1024

@@ -17,7 +17,7 @@ from weakref import WeakKeyDictionary, finalize
 
 from indexer.store import BadCollection, BadSnapshot, Snapshot
 from models.errors import BadEncoder, CareError, SpaceMismatch
-from service.engine.compute import Request, Response
+from service.engine.jobs import Request, Response
 from service.engine.remote import frames
 from service.engine.remote.frames import FrameReader, Kind
 from service.errors import EngineAway, EngineFailed

@@ -22,8 +22,9 @@ from indexer.store import Collection, DatabaseAway
 from models.errors import BadEncoder, CareError
 from models.spec import Side
 from models.tokenizer import flatten
-from service.engine.compute import OpenServing, Request, Response, Status, compute_batch
+from service.engine.compute import OpenServing, compute_batch
 from service.engine.device import Device, searched_by
+from service.engine.jobs import Request, Response, Status
 from service.engine.queue import SLICE_SECONDS, CostModel, Lanes, Limits, OnBatch
 from service.engine.remote import frames
 from service.engine.remote.frames import BadFrame, FrameReader, Kind

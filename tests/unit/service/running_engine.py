@@ -14,7 +14,8 @@ from typing import Any, cast
 import numpy as np
 
 from models.tokenizer import Tokens
-from service.engine.compute import OpenServing, Request, Response
+from service.engine.compute import OpenServing
+from service.engine.jobs import Request, Response
 from service.engine.queue import Limits
 from service.engine.remote import frames
 from service.engine.remote.frames import FrameReader, Kind

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from service.engine.compute import Status
+from service.engine.jobs import Status
 from tests.unit.service.running_engine import WAIT_SECONDS, Running, Worker
 
 

@@ -8,8 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from indexer.store import AnyOf, Either, Equal, Filter, Not, Range
-from service.engine.compute import NO_ROWS, NO_VECTORS, Request, Response, Status
-from service.engine.jobs import BatchTimes
+from service.engine.jobs import NO_ROWS, NO_VECTORS, BatchTimes, Request, Response, Status
 from service.engine.remote import frames
 from service.engine.remote.frames import BadFrame, FrameReader, Kind
 

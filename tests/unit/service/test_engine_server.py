@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from service.engine.compute import Request, Status
+from service.engine.jobs import Request, Status
 from service.engine.remote import frames
 from service.engine.remote.frames import Kind
 from service.processes.startup import SupervisorPipe
