@@ -40,7 +40,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--bytes", type=int, required=True, help="size of the answer")
     given = parser.parse_args(arguments)
-    # The same options as service/run.py gives; one worker is uvicorn's default.
+    # The same options as service/processes/server.py gives; one worker is uvicorn's default.
     uvicorn.run(
         create_app(given.bytes),
         host=HOST,

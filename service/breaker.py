@@ -1,4 +1,4 @@
-"""A circuit breaker: stops asking a server that keeps failing. Knows nothing of what is asked."""
+"""A circuit breaker: stops calls to a server that keeps failing."""
 
 from __future__ import annotations
 
@@ -13,15 +13,14 @@ OPEN_SECONDS = 5.0
 
 
 class Breaker:
-    """Open after a few failures in a row; then one attempt at a time, each a while after the last, until one succeeds.
+    """Opens after a few failures in a row; then allows one attempt every `open_seconds` until one succeeds.
 
-    An attempt whose end nobody records (its request was cancelled) counts as failed: the next comes in its turn.
+    An attempt without a recorded result (its request was cancelled) counts as failed. `name` appears in the log.
     """
 
     def __init__(
         self, name: str, open_seconds: float = OPEN_SECONDS, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        """`name` says in the log what it is that fails; attempts come `open_seconds` apart."""
         self._name = name
         self._open_seconds = open_seconds
         self._clock = clock
@@ -29,7 +28,7 @@ class Breaker:
         self._next_attempt = 0.0
 
     def allows(self) -> bool:
-        """Whether to ask now; whoever is told so must ask, or the one attempt of an open breaker is spent."""
+        """Returns whether to call now; if so the caller must, or the one attempt of an open breaker is spent."""
         if self._failures < FAILURES_TO_OPEN:
             return True
         now = self._clock()
@@ -39,13 +38,13 @@ class Breaker:
         return True
 
     def succeeded(self) -> None:
-        """Asking worked: everyone may ask again."""
+        """Records a success: closes the breaker."""
         if self._failures >= FAILURES_TO_OPEN:
             logger.warning("%s works again", self._name)
         self._failures = 0
 
     def failed(self, reason: str) -> None:
-        """Asking did not work; the reason goes to the log, so it must tell nothing of what was asked."""
+        """Records a failure; the reason is logged, so it must not contain a query."""
         self._failures += 1
         if self._failures == FAILURES_TO_OPEN:
             self._next_attempt = self._clock() + self._open_seconds

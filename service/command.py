@@ -33,19 +33,19 @@ def run(arguments: Namespace) -> None:
 
 
 def serve(settings: Settings) -> None:
-    """One process, or a supervisor of several, which has no use for the parts that serve."""
+    """Runs one process, or a supervisor, which does not load what serves."""
     if settings.workers > 1 or settings.has_engine_process:
-        from service.supervisor import supervise
+        from service.processes.supervisor import supervise
 
         supervise(settings)
     else:
-        from service.run import serve as serve_alone
+        from service.processes.server import serve as serve_alone
 
         serve_alone(settings)
 
 
 def read_settings(arguments: Namespace) -> Settings:
-    """The environment's settings; a flag overrules. Refuses a variable that no setting reads: it is a slip."""
+    """Reads the environment and the flags, which override it; refuses an unknown CARE_ variable."""
     known = [f"{ENV_PREFIX}{name}".upper() for name in Settings.model_fields]
     for variable in os.environ:
         if variable.upper().startswith(ENV_PREFIX) and variable.upper() not in known:
@@ -57,5 +57,5 @@ def read_settings(arguments: Namespace) -> Settings:
     except ValidationError as error:
         first = error.errors()[0]
         names = [f"{ENV_PREFIX}{part}: ".upper() for part in first["loc"][:1]]
-        said = first["msg"].removeprefix("Value error, ")
-        raise BadSettings(f"{''.join(names)}{said} (docs/settings.md)") from error
+        reason = first["msg"].removeprefix("Value error, ")
+        raise BadSettings(f"{''.join(names)}{reason} (docs/settings.md)") from error

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from models.encoder.spec import Side
 from models.encoder.tokenizer import Tokens
 from service.cache import Cache, EmbeddingCache
-from service.engine.protocol import Dispatcher, EncodeJob, Outcome, Vector
-from service.engine.queue import ONLINE_JOBS
+from service.engine.jobs import EncodeJob, Outcome, Vector
+from service.engine.queue import ONLINE_JOBS, Dispatcher
 from service.line import Deadline, Line, Prepared
 from service.reading import read
 from service.serving import Serving

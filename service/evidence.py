@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from models.fusion import LATER_DENSE, LATER_LEXICAL, Fusion, fuse, query_weight
 from models.lexical import Ranking
-from service.engine.protocol import Evidence, Found, Mode, Options
+from service.engine.jobs import Evidence, Found, Mode, Options
 from service.engine.ranking import documents_wanted, group
 from service.serving import Serving
 

@@ -13,7 +13,8 @@ from contextlib import aclosing
 from time import perf_counter
 from typing import TypeVar
 
-from service.engine.protocol import BatchTimes, Dispatcher, Job, Outcome
+from service.engine.jobs import BatchTimes, Job, Outcome
+from service.engine.queue import Dispatcher
 from service.errors import DeadlineExceeded, Overloaded
 from service.serving import Serving
 

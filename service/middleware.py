@@ -17,8 +17,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from models.errors import CareError
 from service.errors import UnknownHost, answer_for
 from service.http import ClientLeft, closing_answer, send_bytes
-from service.logs import ACCESS_LOGGER
 from service.metrics import Metrics
+from service.processes.startup import ACCESS_LOGGER
 
 logger = logging.getLogger(__name__)
 access_logger = logging.getLogger(ACCESS_LOGGER)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import orjson
 
 from indexer.store import StoredDocument
-from service.engine.protocol import Found, Options
+from service.engine.jobs import Found, Options
 from service.evidence import Account, account_for
 from service.fresh.facets import count_values
 from service.schemas import HydeStatus, Part

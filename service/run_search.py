@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from models.encoder.spec import Side
 from service.cache import Cache, EmbeddingCache, Kind, ResultKeys
 from service.embed import Embedder, blend
-from service.engine.protocol import Mode, Options, Outcome, SearchJob, Vector
+from service.engine.jobs import Mode, Options, Outcome, SearchJob, Vector
 from service.errors import InvalidRequest
 from service.line import Line, Prepared
 from service.metrics import Metrics

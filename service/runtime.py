@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from indexer.store import Collection
 from service.cache import Cache
 from service.embed import Embedder
-from service.engine.homes import load_encoder, open_home
+from service.engine.open import load_encoder, open_home
 from service.fresh.encode import DocumentEncoder
 from service.fresh.follow import Freshener
 from service.fresh.write import FreshWriter

@@ -26,7 +26,7 @@ from pydantic import (
 from indexer.store import AnyOf, Either, Equal, Filter, Not, Range
 from indexer.store.values import LARGEST
 from models.fusion import Fusion
-from service.engine.protocol import Mode
+from service.engine.jobs import Mode
 
 MAX_FIELDS = 16
 MAX_FILTERS = 32

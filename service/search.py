@@ -18,8 +18,8 @@ from indexer.store.canaries import Canary, failures_of
 from models.errors import did_you_mean
 from service.cache import Cache, Kind
 from service.embed import Embedder
-from service.engine.protocol import Dispatcher, Mode, Options
-from service.engine.queue import ONLINE_JOBS
+from service.engine.jobs import Mode, Options
+from service.engine.queue import ONLINE_JOBS, Dispatcher
 from service.errors import DeadlineExceeded, InvalidRequest, NotReady
 from service.line import Deadline, Line
 from service.metrics import Metrics

@@ -8,10 +8,9 @@ interpreter when its last request lets go. Knows nothing of HTTP or of batches.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,9 +20,6 @@ from indexer.store.overlay import Overlay
 from models.encoder.spec import EncoderSpec, Side
 from models.encoder.tokenizer import TextReader
 from models.errors import BadEncoder
-
-if TYPE_CHECKING:
-    from service.engine.device import VectorSearch
 
 Mask = NDArray[np.bool_]
 MEMORISED_FILTERS = 32
@@ -53,7 +49,6 @@ class Serving:
 
     `facets` and `select` are the snapshot's: `select(filters)` is what filters admit of it, remembered for the last few
     filters: equal ones get one Selection. `fresh` is what lies over it, and `cursor` how far the log was read.
-    `opened` is what engines keep for the snapshot, by engine; all servings that are made of this one share it.
     """
 
     snapshot: Snapshot
@@ -62,7 +57,6 @@ class Serving:
     select: Callable[[tuple[Filter, ...]], Selection]
     fresh: Overlay | None = None
     cursor: Cursor = START
-    opened: dict[object, VectorSearch] = field(default_factory=dict)
 
     @property
     def version(self) -> str:

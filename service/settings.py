@@ -15,7 +15,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 from indexer.store.database import HERE, Database
 from indexer.store.errors import BadDatabase
 from models.package import BUNDLED_ENCODER
-from service.engine.protocol import Mode
+from service.engine.jobs import Mode
 
 ENV_PREFIX = "CARE_"
 REDIS_SCHEMES = ("redis://", "rediss://", "unix://")

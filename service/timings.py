@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
 
-from service.engine.protocol import BatchTimes
+from service.engine.jobs import BatchTimes
 
 
 @dataclass(slots=True)

@@ -50,8 +50,8 @@ WARM_UP_SECONDS = 3
 WORKERS = 12
 # A card wants large batches; 1,024 connections may all be waiting.
 SETTINGS = {"CARE_BATCH_QUERIES": "256", "CARE_BATCH_TOKENS": "8192", "CARE_QUEUE_LIMIT": "4096"}
-ENGINE_COMMAND = "service.engine.process"
-WORKER_COMMAND = "service.worker"
+ENGINE_COMMAND = "service.processes.engine"
+WORKER_COMMAND = "service.processes.server"
 METRIC = re.compile(r"^(care_batch_size_sum|care_batch_size_count|care_engine_seconds_total) (\S+)", re.MULTILINE)
 
 

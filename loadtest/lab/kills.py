@@ -53,8 +53,8 @@ BACK_SECONDS = 60.0
 REDIS_AWAY_SECONDS = 2.0
 REDIS_START_SECONDS = 60.0
 POLL_SECONDS = 0.05
-ENGINE_COMMAND = "service.engine.process"
-WORKER_COMMAND = "service.worker"
+ENGINE_COMMAND = "service.processes.engine"
+WORKER_COMMAND = "service.processes.server"
 REDIS_HITS = re.compile(r'^care_cache_total\{(?=[^}]*layer="redis")(?=[^}]*outcome="hit")[^}]*\} (\S+)', re.MULTILINE)
 
 

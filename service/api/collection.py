@@ -7,7 +7,7 @@ import asyncio
 from fastapi import APIRouter, Request
 
 from service.api.common import errors, runtime_of
-from service.engine.protocol import Mode
+from service.engine.jobs import Mode
 from service.fresh.facets import count_facets, number_ranges
 from service.page import read_page, sample_documents
 from service.schemas import CollectionAnswer, EncoderFacts, FreshFacts, NumberRange

@@ -1,1 +1,1 @@
-"""Queries in batches to rankings: the batcher, and the engine that runs a batch."""
+"""The search engine: a queue of jobs, and what computes them in batches."""

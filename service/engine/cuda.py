@@ -1,14 +1,12 @@
-"""What an engine computes with on a graphics card: ONNX Runtime's CUDA provider, FAISS's search by cuVS.
+"""Encoders and vector search on a GPU: ONNX Runtime's CUDA provider, and FAISS's search by cuVS. Needs the gpu extra.
 
-Vectors are searched exactly, in fp16, unless the snapshot has a graph that was made for the card.
-
-FAISS's objects on the card are for one thread at a time; the engine process has one. Needs the gpu extra. What is not
-the card's own runs on any machine, and is tested there.
+Vectors are searched exactly, in fp16, unless the snapshot has a graph built for the GPU. FAISS's GPU objects are for
+one thread at a time; the engine process has one. BoundEncoder and FlatVectors run on any device, and are tested there.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from functools import cache, lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -21,29 +19,51 @@ from indexer.store import IndexKind
 from indexer.store.cagra import CardGraph
 from indexer.store.vectors import VectorIndex
 from models.encoder.spec import verify_file
-from models.encoder.tokenizer import TextReader
-from service.engine.bound import RECORDED, BoundEncoder
+from models.encoder.tokenizer import FlatIds, Ids, TextReader
 from service.engine.device import CpuVectors, Rows, Vectors, VectorSearch
 from service.errors import BadDevice
 from service.serving import Selection
 
 PROVIDER = "CUDAExecutionProvider"
 NEEDS = "CARE_DEVICE=cuda needs an NVIDIA card and the gpu extra"
-# FAISS selects no more than this on a card.
+# FAISS's limit of k on a GPU.
 MOST_K = 2048
 ADD_ROWS = 65_536
 MEMORISED_FILTERS = 32
-# Larger batches than those that are recorded at the start, each of them once more to be replayed.
+
+# Buffers are kept for a bounded number of shapes, so a batch is padded up to the next shape: a GPU computes a few rows
+# more in the same time. Lengths are multiples of LENGTH_STEP; numbers of queries grow in steps.
+LENGTH_STEP = 8
+MOST_SHAPES = 128
+# Launching the kernels of few queries takes longer than running them: on a GPU they are recorded once for each shape
+# (a CUDA graph) and replayed. Larger batches gain nothing by it.
+RECORDED_QUERIES = 8
+RECORDED_TOKENS = 64
+RECORDED = [
+    (queries, tokens) for queries in (1, 2, 4, 8) for tokens in range(LENGTH_STEP, RECORDED_TOKENS + 1, LENGTH_STEP)
+]
+RECORDING = "gpu_graph_id"
+NOT_RECORDED = -1
+# Larger batches that are run once at the start.
 WARM_UP = ((16, 16), (64, 32))
+OUTPUT = "embedding"
+Shape = tuple[int, int]
+NUMPY_TYPES: dict[str, type[np.generic]] = {
+    "tensor(float)": np.float32,
+    "tensor(float16)": np.float16,
+    "tensor(int64)": np.int64,
+    "tensor(int32)": np.int32,
+}
 
 
 class Cuda:
-    """The first graphics card of this machine."""
+    """The first GPU of this machine."""
 
     def load_encoder(self, folder: Path) -> BoundEncoder:
         reader = TextReader.open(folder, device="cuda")
         graph = verify_file(folder, reader.variant.filename, reader.spec)
         encoder = BoundEncoder(reader, open_session(graph), "cuda")
+        # Twice: the first run of a shape records, the second replays.
         for queries, tokens in (*RECORDED, *RECORDED, *WARM_UP):
             if tokens <= reader.spec.max_length:
                 encoder.encode(np.ones(queries * tokens, np.int32), np.full(queries, tokens, np.int32))
@@ -55,8 +75,76 @@ class Cuda:
         return FlatVectors(build_flat(vectors.values), CpuVectors(vectors, 0))
 
 
+class Buffers:
+    """Ids, mask and embeddings of one shape in device memory, bound to the session."""
+
+    def __init__(self, session: ort.InferenceSession, device: str, dim: int, shape: Shape) -> None:
+        def allocate(shape: Shape, kind: str) -> ort.OrtValue:
+            return ort.OrtValue.ortvalue_from_shape_and_type(shape, NUMPY_TYPES[kind], device, 0)
+
+        (output,) = session.get_outputs()
+        self._inputs = {node.name: allocate(shape, node.type) for node in session.get_inputs()}
+        self._types = {node.name: NUMPY_TYPES[node.type] for node in session.get_inputs()}
+        self._embeddings = allocate((shape[0], dim), output.type)
+        self.binding: Any = session.io_binding()
+        for name, buffer in self._inputs.items():
+            self.binding.bind_ortvalue_input(name, buffer)
+        self.binding.bind_ortvalue_output(OUTPUT, self._embeddings)
+        self.options = ort.RunOptions()
+        # Numbered by shape: a CUDA graph contains the addresses of its buffers.
+        number = shape[0] * (RECORDED_TOKENS + 1) + shape[1] if is_recorded(shape) else NOT_RECORDED
+        self.options.add_run_config_entry(RECORDING, str(number))
+
+    def fill(self, ids: Ids, mask: Ids) -> None:
+        for name, values in (("input_ids", ids), ("attention_mask", mask)):
+            if name in self._inputs:
+                self._inputs[name].update_inplace(values.astype(self._types[name], copy=False))
+
+    def read(self, queries: int) -> Vectors:
+        # A copy: on memory that the CPU can see, numpy() is a view.
+        return np.array(self._embeddings.numpy()[:queries], np.float32)
+
+
+class BoundEncoder:
+    """Runs one session on one device, in one thread, with bound buffers: a batch allocates nothing."""
+
+    def __init__(self, reader: TextReader, session: ort.InferenceSession, device: str) -> None:
+        self.reader = reader
+        self._session = session
+        allocate = partial(Buffers, session, device, reader.spec.dim)
+        self._recorded = cache(allocate)
+        self._buffers = lru_cache(MOST_SHAPES)(allocate)
+
+    def encode(self, ids: FlatIds, lengths: FlatIds) -> Vectors:
+        """See Encoder."""
+        shape = next_shape(len(lengths), int(lengths.max()), self.reader.spec.max_length)
+        present = np.zeros(shape, bool)
+        present[: len(lengths)] = np.arange(shape[1]) < lengths[:, None]
+        padded = np.zeros(shape, np.int64)
+        padded[present] = ids
+        # A row without a token would divide zero by zero.
+        present[len(lengths) :, 0] = True
+        buffers = self._of_shape(shape)
+        buffers.fill(padded, present.astype(np.int64))
+        self._session.run_with_iobinding(buffers.binding, buffers.options)
+        return buffers.read(len(lengths))
+
+    def _of_shape(self, shape: Shape) -> Buffers:
+        return (self._recorded if is_recorded(shape) else self._buffers)(shape)
+
+
+def is_recorded(shape: Shape) -> bool:
+    return shape[0] <= RECORDED_QUERIES and shape[1] <= RECORDED_TOKENS
+
+
+def next_shape(queries: int, longest: int, max_length: int) -> Shape:
+    """Returns the smallest shape in use that holds these queries and tokens."""
+    step = 1 if queries <= 2 else 4 if queries <= 8 else 8 if queries <= 64 else 32
+    return -(-queries // step) * step, min(-(-longest // LENGTH_STEP) * LENGTH_STEP, max_length)
+
+
 class GraphVectors:
-    """A walk over the snapshot's graph on the card."""
+    """Searches the snapshot's graph on the GPU."""
 
     def __init__(self, graph: CardGraph) -> None:
         self._graph = graph
@@ -66,42 +154,37 @@ class GraphVectors:
 
 
 class FlatVectors:
-    """Exact search in an index of FAISS; what it cannot do is done by the snapshot's own index."""
+    """Searches a FAISS index exactly; the fallback does what it cannot."""
 
     def __init__(self, index: Any, fallback: VectorSearch) -> None:  # noqa: ANN401 - faiss-cpu has no such type
         self._index = index
         self._fallback = fallback
-        # The serving gives equal filters one selection; each is kept here with its selector.
-        self._parameters: OrderedDict[Selection, Any] = OrderedDict()
+        # By selection: a serving gives equal filters one selection.
+        self._parameters = lru_cache(MEMORISED_FILTERS)(_parameters_of)
 
     def search(self, queries: Vectors, k: int, selection: Selection | None) -> tuple[Vectors, Rows]:
         if k > MOST_K:
             return self._fallback.search(queries, k, selection)
-        parameters = None if selection is None else self._parameters_of(selection)
+        parameters = None if selection is None else self._parameters(selection)
         scores, rows = self._index.search(np.ascontiguousarray(queries, np.float32), k, params=parameters)
         scores[rows < 0] = -np.inf
         return scores, rows
 
-    def _parameters_of(self, selection: Selection) -> object:
-        known = self._parameters.get(selection)
-        if known is None:
-            selector = faiss.IDSelectorBitmap(np.packbits(selection.mask, bitorder="little"))  # type: ignore[call-arg, arg-type]
-            known = self._parameters[selection] = faiss.SearchParameters(sel=selector)  # type: ignore[call-arg]
-            if len(self._parameters) > MEMORISED_FILTERS:
-                self._parameters.popitem(last=False)
-        self._parameters.move_to_end(selection)
-        return known
+
+def _parameters_of(selection: Selection) -> object:
+    selector = faiss.IDSelectorBitmap(np.packbits(selection.mask, bitorder="little"))  # type: ignore[call-arg, arg-type]
+    return faiss.SearchParameters(sel=selector)  # type: ignore[call-arg]
 
 
 def open_session(graph: Path) -> ort.InferenceSession:
-    """The graph on the card, refused where ONNX Runtime would quietly compute it elsewhere."""
+    """Opens the graph on the GPU; raises BadDevice if ONNX Runtime would silently use the CPU."""
     if PROVIDER not in ort.get_available_providers():
         raise BadDevice(f"{NEEDS}: this ONNX Runtime has no CUDA")
     options = ort.SessionOptions()
     options.log_severity_level = 3
     try:
         session = ort.InferenceSession(str(graph), options, providers=[(PROVIDER, {"enable_cuda_graph": "1"})])
-    except Exception:  # of a graph with a step that is the processor's nothing can be recorded; the reason has no type
+    except Exception:  # a graph with a node on the CPU cannot be recorded; the error has no type of its own
         session = ort.InferenceSession(str(graph), options, providers=[PROVIDER])
     if PROVIDER not in session.get_providers():
         raise BadDevice(f"{NEEDS}: ONNX Runtime cannot use the card; its libraries may be missing")
@@ -109,7 +192,7 @@ def open_session(graph: Path) -> ort.InferenceSession:
 
 
 def build_flat(vectors: NDArray[np.float16]) -> Any:  # noqa: ANN401 - faiss-cpu has no such type
-    """An exact index over vectors (rows, dim) in fp16 on the card."""
+    """Builds an exact index over vectors (rows, dim) in fp16 on the GPU."""
     if not hasattr(faiss, "StandardGpuResources"):
         raise BadDevice(f"{NEEDS}: this FAISS has no GPU")
     resources = faiss.StandardGpuResources()

@@ -1,33 +1,39 @@
-"""What an engine computes with: tokens to embeddings to passage rows. Here on the processor; `cuda` is the twin.
+"""What an engine computes with: encoders and vector search on the CPU (`cuda` has the GPU's) or in a vector database.
 
-Queries come as one run of token ids and the length of each, so that any number of them costs a few array operations.
-Knows nothing of queues, sockets or documents.
+Queries come as one array of token ids and the length of each, so that any number costs a few array operations.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
+from weakref import ref
 
 import numpy as np
 from numpy.typing import NDArray
 
-from indexer.store import Snapshot
+from indexer.store import DatabaseAway, Snapshot
+from indexer.store.database import Database
 from indexer.store.vectors import VectorIndex, limit_threads
 from models.encoder.onnx import OnnxEncoder, bulk_batches
 from models.encoder.tokenizer import FlatIds, TextReader, pad_flat
+from service.breaker import Breaker
+from service.engine.jobs import DATABASE_AWAY
 from service.serving import Selection
 
-# A processor pays for every token, padding included, and hardly for a call: calls of so many tokens, of queries of like
-# length, take a quarter less time than one padded batch.
+if TYPE_CHECKING:
+    from indexer.store.qdrant import Qdrant, QdrantVectors
+
+# Tokens of one call: calls of this size, of queries of similar length, take a quarter less time than a padded batch.
 CALL_TOKENS = 128
-# A search of fewer products than this takes a core a few milliseconds. Sharing it would take longer: the threads meet
-# at barriers, and on a busy machine one that is not running holds up the rest for a whole time slice.
+# A search of fewer products takes one core a few milliseconds. Threads would take longer: they meet at barriers, and on
+# a busy machine one that is not running delays the rest for a whole time slice.
 PARALLEL_PRODUCTS = 50_000_000
-# About how many rows a walk over the graph looks at.
-GRAPH_ROWS = 2000
+GRAPH_ROWS = 2000  # that a graph search visits, about
+RETRY_SECONDS = 1.0
 
 Vectors = NDArray[np.float32]
 Rows = NDArray[np.int64]
@@ -40,7 +46,7 @@ class Encoder(Protocol):
     def reader(self) -> TextReader: ...
 
     def encode(self, ids: FlatIds, lengths: FlatIds) -> Vectors:
-        """Unit vectors (queries, dim); `ids` holds the queries' tokens one after the other."""
+        """Returns unit vectors (queries, dim); `ids` holds the tokens of one query after the other."""
         ...
 
 
@@ -48,12 +54,11 @@ class VectorSearch(Protocol):
     """Searches one snapshot's vectors by inner product."""
 
     def search(self, queries: Vectors, k: int, selection: Selection | None) -> tuple[Vectors, Rows]:
-        """Scores and passage rows, both (queries, k), best first; row −1 with score −inf where there are fewer."""
+        """Returns scores and passage rows, both (queries, k), best first; empty places are row −1, score −inf."""
         ...
 
 
 OpenVectors = Callable[[Snapshot], VectorSearch]
-"""How the vectors of a snapshot come to be searched: by a device, or in a vector database."""
 
 
 class Device(Protocol):
@@ -65,7 +70,7 @@ class Device(Protocol):
 
 
 class CpuEncoder:
-    """An encoder's graph on the processor."""
+    """Runs an encoder's graph on the CPU."""
 
     def __init__(self, encoder: OnnxEncoder) -> None:
         self.reader = encoder
@@ -81,7 +86,7 @@ class CpuEncoder:
 
 
 class CpuVectors:
-    """A snapshot's own index, searched by as many threads as the search is worth."""
+    """Searches a snapshot's own index; uses several threads only for large searches."""
 
     def __init__(self, vectors: VectorIndex, threads: int) -> None:
         self._vectors = vectors
@@ -95,7 +100,7 @@ class CpuVectors:
 
 
 class Cpu:
-    """The processor of this machine; `threads` of one search at most, 0 means one per core."""
+    """The CPU; at most `threads` for one search, 0 means one per core."""
 
     def __init__(self, encoder_threads: int = 1, threads: int = 0) -> None:
         self._encoder_threads = encoder_threads
@@ -106,3 +111,53 @@ class Cpu:
 
     def open_vectors(self, vectors: VectorIndex) -> CpuVectors:
         return CpuVectors(vectors, self._threads)
+
+
+class DatabaseVectors:
+    """Searches one snapshot's vectors in a database; opens them at the first search that gets through.
+
+    While the database keeps failing, the breaker saves searches the timeout.
+    """
+
+    def __init__(self, database: Qdrant, snapshot: Snapshot, breaker: Breaker) -> None:
+        self._database = database
+        # Weak: an engine keeps this object for as long as the snapshot lives.
+        self._snapshot = ref(snapshot)
+        self._breaker = breaker
+        self._vectors: QdrantVectors | None = None
+
+    def open(self) -> QdrantVectors:
+        """Raises BadCollection if the snapshot is not in the database, and DatabaseAway."""
+        if self._vectors is None:
+            snapshot = self._snapshot()
+            assert snapshot is not None  # the caller holds it
+            self._vectors = self._database.open(snapshot)
+        return self._vectors
+
+    def search(self, queries: Vectors, k: int, selection: Selection | None) -> tuple[Vectors, Rows]:
+        """See VectorSearch; raises what `open` raises."""
+        if not self._breaker.allows():
+            raise DatabaseAway(DATABASE_AWAY)
+        try:
+            found = self.open().search(queries, k, () if selection is None else selection.filters)
+        except DatabaseAway as error:
+            self._breaker.failed(str(error))
+            raise
+        self._breaker.succeeded()
+        return found
+
+
+def searched_by(device: Device, database: Database | None = None) -> OpenVectors:
+    """Returns how to open vectors: in the database if there is one, by one client for all, else on the device."""
+    if database is None:
+        return lambda snapshot: device.open_vectors(snapshot.vectors)
+    connected = database.connect()
+    breaker = Breaker(f"searching in {database.url}", RETRY_SECONDS)
+
+    def open_vectors(snapshot: Snapshot) -> DatabaseVectors:
+        vectors = DatabaseVectors(connected, snapshot, breaker)
+        with suppress(DatabaseAway):  # a later search opens it
+            vectors.open()
+        return vectors
+
+    return open_vectors

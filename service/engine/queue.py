@@ -1,38 +1,195 @@
-"""Admission control and the job queue: a job is refused if it would wait too long behind too many requests.
+"""Admission control and the job queue: online before bulk, equal jobs computed once, refusal by expected wait.
 
-A plain data structure without threads or sockets.
+All but Dispatcher are plain data structures without threads or sockets.
 """
 
 from __future__ import annotations
 
 import asyncio
 import math
+import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
+from typing import Generic, Protocol, TypeVar
 
-from service.engine.cost import CostModel
-from service.engine.lanes import SLICE_SECONDS, Lanes
-from service.engine.protocol import Job, Outcome
-from service.errors import DeadlineExceeded, Overloaded
+from service.engine.jobs import EXPIRED, Job, Outcome
+from service.errors import DeadlineExceeded, Overloaded, ShuttingDown
 from service.serving import Serving
 
 # A request of more jobs than this is bulk unless it says otherwise.
 ONLINE_JOBS = 8
-# Tolerance of the sum of shares: 32 requests of three jobs are 32.000000000000014 in floats.
-ROUNDING = 1e-6
+ROUNDING = 1e-6  # tolerance of the sum of shares: 32 requests of three jobs are 32.000000000000014 in floats
 CROWDED = "too many queries are waiting; try again shortly"
+EXPIRY_SECONDS = 0.05  # between two checks of deadlines while jobs are in flight
+
+# A batch that holds bulk work: its target duration, its minimum size, and the tokens up to which that size holds. On a
+# CPU four documents would take a fifth of a second.
+SLICE_SECONDS = 0.010
+LEAST_SLICE = 4
+LEAST_SLICE_TOKENS = 128
+MOST_PASSES = 4  # batches in a row without bulk work
+
+# Cost model.
+NEWEST = 0.1  # weight of the newest batch: about the last twenty count
+LEAST_SEEN = 10  # no estimate from fewer queries: the first ones are slow
+MOST_LATE = 4.0  # a batch counts at most this many times its estimate: beyond it the machine stalled
+DOUBT = 0.25  # batch sizes that vary by this share of their mean weigh as much as the mean in the slope
+MOST_QUERIES = 1_000_000  # upper bound of a batch
 
 Future = asyncio.Future[Outcome]
+OnBatch = Callable[[int, float, int], None]
+"""Called after each batch with its size, its seconds and the number of queries that still wait."""
+
+
+class CostModel:
+    """Estimates batch times: seconds = fixed + per_query · queries, fitted to a moving average.
+
+    With batches of one size all time counts as per query: the conservative estimate.
+    """
+
+    def __init__(self) -> None:
+        self.fixed = self.per_query = 0.0
+        self._batches = self._seen = 0
+        self._size = self._seconds = self._variance = self._covariance = 0.0
+
+    def observe(self, queries: int, seconds: float) -> None:
+        if self._seen >= LEAST_SEEN:
+            seconds = min(seconds, MOST_LATE * (self.fixed + queries * self.per_query))
+        self._seen += queries
+        self._batches += 1
+        newest = max(NEWEST, 1 / self._batches)
+        away, late = queries - self._size, seconds - self._seconds
+        self._size += newest * away
+        self._seconds += newest * late
+        self._variance = (1 - newest) * (self._variance + newest * away * away)
+        self._covariance = (1 - newest) * (self._covariance + newest * away * late)
+        if self._seen >= LEAST_SEEN:
+            average = self._seconds / self._size
+            # With similar sizes the slope is noise: use the mean.
+            doubt = (DOUBT * self._size) ** 2
+            slope = (self._covariance + doubt * average) / (self._variance + doubt)
+            self.per_query = min(max(slope, 0.0), average)
+            self.fixed = self._seconds - self.per_query * self._size
+
+    def seconds(self, queries: int, largest: int) -> float:
+        """Estimates the time of `queries` in batches of at most `largest`; 0 until enough was observed."""
+        return math.ceil(queries / largest) * self.fixed + queries * self.per_query
+
+    def queries(self, seconds: float) -> int:
+        """Estimates how many queries fit into a batch of `seconds`; 0 until enough was observed."""
+        return int(min((seconds - self.fixed) / self.per_query, MOST_QUERIES)) if self.per_query > 0 else 0
+
+
+class Work(Protocol):
+    """One query, or several that stay together: their number, and the tokens of the longest."""
+
+    @property
+    def size(self) -> int: ...
+    @property
+    def length(self) -> int: ...
+    @property
+    def serving(self) -> object: ...
+    def is_wanted(self, now: float) -> bool: ...
+
+
+W = TypeVar("W", bound=Work)
+
+
+class Lanes(Generic[W]):
+    """Two-priority queue: online before bulk, in batches of one serving, limited in queries and padded tokens.
+
+    A batch with bulk work stays short. After MOST_PASSES batches bulk work goes first, so that it finishes.
+    """
+
+    def __init__(self, batch_queries: int, batch_tokens: int) -> None:
+        self._batch_queries = batch_queries
+        self._batch_tokens = batch_tokens
+        self._online: deque[W] = deque()
+        self._bulk: deque[W] = deque()
+        self._passes = self.online_queries = self.bulk_queries = 0
+
+    def __len__(self) -> int:
+        return self.online_queries + self.bulk_queries
+
+    def add(self, works: Iterable[W], *, bulk: bool = False, first: bool = False) -> None:
+        for work in works:
+            if bulk:
+                self._bulk.append(work)
+                self.bulk_queries += work.size
+            else:
+                (self._online.appendleft if first else self._online.append)(work)
+                self.online_queries += work.size
+
+    def take(self, now: float, slice_queries: int, *, bulk: bool = True) -> tuple[list[W], list[W]]:
+        """Returns the next batch, and the work dropped because its clients left. Work beyond the limits goes alone."""
+        batch: list[W] = []
+        dropped: list[W] = []
+        waits = bulk and bool(self._bulk)
+        if self._passes < MOST_PASSES or not waits:
+            self.online_queries -= self._move(self._online, batch, dropped, self._batch_queries, now)
+        if waits:
+            online = len(batch)
+            most = min(max(slice_queries, self._least_slice()), self._batch_queries)
+            self.bulk_queries -= self._move(self._bulk, batch, dropped, most, now)
+            self._passes = self._passes + 1 if self._bulk and len(batch) == online else 0
+        return batch, dropped
+
+    def drop(self, is_useless: Callable[[W], bool], *, bulk: bool = True) -> list[W]:
+        """Removes and returns useless work; from the bulk lane only if `bulk`."""
+        dropped: list[W] = []
+        for lane in (self._online, self._bulk) if bulk else (self._online,):
+            if useless := [work for work in lane if is_useless(work)]:
+                dropped += useless
+                kept = [work for work in lane if not is_useless(work)]
+                lane.clear()
+                lane.extend(kept)
+        if dropped:
+            self.online_queries = sum(work.size for work in self._online)
+            self.bulk_queries = sum(work.size for work in self._bulk)
+        return dropped
+
+    def clear(self) -> None:
+        self._online.clear()
+        self._bulk.clear()
+        self.online_queries = self.bulk_queries = 0
+
+    def _least_slice(self) -> int:
+        """Returns the minimum number of bulk queries in a batch."""
+        tokens, queries = 0, 0
+        for work in islice(self._bulk, LEAST_SLICE):
+            tokens += work.size * work.length
+            if tokens > LEAST_SLICE_TOKENS:
+                break
+            queries += work.size
+        return queries
+
+    def _move(self, lane: deque[W], batch: list[W], dropped: list[W], most: int, now: float) -> int:
+        """Moves work from a lane to the batch, up to the limits; returns the number of queries moved or dropped."""
+        size = sum(work.size for work in batch)
+        longest = max((work.length for work in batch), default=0)
+        left = 0
+        while lane:
+            work = lane[0]
+            if work.is_wanted(now):
+                longest = max(longest, work.length)
+                size += work.size
+                too_large = size > most or size * longest > self._batch_tokens
+                if batch and (too_large or work.serving is not batch[0].serving):
+                    break
+            (batch if work.is_wanted(now) else dropped).append(lane.popleft())
+            left += work.size
+        return left
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """How large a batch may grow, and how much may wait.
+    """Limits of a batch and of the queue, which holds at most `queue` waiting jobs.
 
-    An online request is refused if its answer is expected later than `wait_seconds`, and if more requests than one
-    batch or a `crowd` are in flight. The second condition means that a few clients are never refused, however slow the
-    encoder is. `queue` bounds the waiting jobs of both lanes together.
+    An online request is refused if its answer is expected later than `wait_seconds` and more requests than one batch or
+    a `crowd` are in flight. So a few clients are never refused, however slow the encoder is.
     """
 
     batch_queries: int
@@ -46,7 +203,7 @@ class Limits:
 class Entry:
     """A job in the queue or in the engine, with the futures that wait for it and their deadlines.
 
-    `share` is the part of its request that the job is: the shares in flight add up to the number of requests.
+    `share` is its part of a request: the shares in flight add up to the number of requests.
     """
 
     serving: Serving
@@ -82,7 +239,7 @@ class Entry:
 
 
 class Queue:
-    """The entries in flight, those in the engine and those that wait. Equal jobs of one serving and lane share one."""
+    """The entries in flight: waiting or in the engine. Equal jobs of one serving and lane share an entry."""
 
     def __init__(self, limits: Limits, clock: Callable[[], float] = time.monotonic) -> None:
         self.cost = CostModel()
@@ -97,12 +254,11 @@ class Queue:
         self._crowd = max(limits.batch_queries, limits.crowd)
 
     def __len__(self) -> int:
-        """Jobs that wait, those in the engine not counted."""
+        """Counts the waiting jobs, without those in the engine."""
         return len(self._lanes)
 
     @property
     def in_flight(self) -> int:
-        """Jobs that wait and jobs in the engine."""
         return len(self._in_flight)
 
     def enter(
@@ -129,7 +285,7 @@ class Queue:
                 fresh.append(entry)
             entry.waiters.append((future, deadline))
         if bulk:
-            # Neighbours share a batch, and a batch of like lengths holds little padding.
+            # Neighbours share a batch, and a batch of similar lengths holds little padding.
             fresh.sort(key=lambda entry: entry.length)
         self._lanes.add(fresh, bulk=bulk, first=probe)
 
@@ -176,7 +332,7 @@ class Queue:
         for entry in (*self._in_flight.values(), *self._late):
             for future, deadline in entry.waiters:
                 if deadline <= now and not future.done():
-                    future.set_exception(DeadlineExceeded("the time for this request is over; allow it more"))
+                    future.set_exception(DeadlineExceeded(EXPIRED))
         self._late.clear()
         return bool(self._in_flight)
 
@@ -207,6 +363,89 @@ class Queue:
         return expected if expected > self._limits.wait_seconds else None
 
     def _drop(self, entries: Sequence[Entry]) -> None:
-        # expire() tells their waiters: a future may be touched in the event loop's thread only.
+        # expire() fails their waiters: a future may be touched in the event loop's thread only.
         self.leave(entries)
         self._late += entries
+
+
+class Dispatcher:
+    """Takes jobs from requests, in the event loop. Subclasses compute the jobs."""
+
+    def __init__(self, limits: Limits) -> None:
+        self._queue = Queue(limits)
+        # Guards the queue if an engine's thread shares it with the event loop.
+        self._changed = threading.Condition(threading.Lock())
+        self._closing = False
+        self._timer: asyncio.TimerHandle | None = None
+
+    def __len__(self) -> int:
+        """Counts the waiting jobs, without those in the engine."""
+        return len(self._queue)
+
+    def start(self) -> None:
+        """Begins to work for the running event loop."""
+        self._loop = asyncio.get_running_loop()
+
+    async def prepare(self, serving: Serving) -> None:
+        """Opens what the engine needs to answer from this serving; raises if it cannot."""
+
+    def submit(
+        self,
+        serving: Serving,
+        jobs: Sequence[Job],
+        *,
+        timeout_seconds: float | None = None,
+        bulk: bool | None = None,
+        probe: bool = False,
+    ) -> list[Future]:
+        """Takes all jobs or none; returns one future per job, in order.
+
+        A future fails with DeadlineExceeded after `timeout_seconds`. `bulk` jobs run when online ones leave room; by
+        default many jobs are bulk. A probe is taken even under overload, and goes first. Raises Overloaded,
+        ShuttingDown, or EngineAway.
+        """
+        if self._closing:
+            raise ShuttingDown("the service is shutting down; ask another instance")
+        self._require_engine(serving)
+        futures = [self._loop.create_future() for _ in jobs]
+        with self._changed:
+            self._queue.enter(serving, jobs, futures, timeout_seconds=timeout_seconds, bulk=bulk, probe=probe)
+            self._wake()
+        if timeout_seconds is not None and self._timer is None:
+            self._timer = self._loop.call_later(EXPIRY_SECONDS, self._expire)
+        return futures
+
+    def require_room(self, serving: Serving, jobs: Sequence[Job], *, bulk: bool | None = None) -> None:
+        """Raises Overloaded if `submit` would refuse these jobs now. Called before their texts are tokenised."""
+        with self._changed:
+            self._queue.require_room(serving, jobs, bulk=bulk)
+
+    async def close(self, timeout_seconds: float | None = None) -> None:
+        """Accepts no more jobs, answers the accepted ones; after the timeout the rest fails."""
+        with self._changed:
+            self._closing = True
+            self._wake()
+        await self._drain(timeout_seconds)
+        with self._changed:
+            self._queue.expire()
+            left = self._queue.clear()
+        for entry in left:
+            entry.fail(ShuttingDown("the service shut down before this query was answered"))
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _require_engine(self, serving: Serving) -> None:
+        """Raises EngineAway if no engine can answer from this serving."""
+
+    def _wake(self) -> None:
+        """Has the engine look at the queue; called with the lock held."""
+        raise NotImplementedError
+
+    async def _drain(self, timeout_seconds: float | None) -> None:
+        """Waits until every accepted job is answered."""
+        raise NotImplementedError
+
+    def _expire(self) -> None:
+        with self._changed:
+            left = self._queue.expire()
+        self._timer = self._loop.call_later(EXPIRY_SECONDS, self._expire) if left else None

@@ -1,8 +1,7 @@
-"""Does the device compute what the processor computes? `python -m service.engine.selfcheck --device cuda`
+"""Compares a device with the CPU and times it: `python -m service.engine.selfcheck --device cuda`
 
-Queries of random tokens through the encoder, random vectors through the index, with and without a filter; what comes
-out is held against ONNX Runtime on the processor and against numpy, and timed. On a card a graph is built and walked
-too. Ends with 1 where they differ.
+Random queries go through the encoder and the index, with and without a filter. On a GPU a graph is built and searched
+too. The exit code is 1 if the results differ from ONNX Runtime on the CPU or from numpy.
 """
 
 from __future__ import annotations
@@ -14,6 +13,7 @@ from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from time import perf_counter
+from timeit import repeat
 
 import faiss
 import numpy as np
@@ -27,7 +27,7 @@ from models.encoder.onnx import OnnxEncoder
 from models.encoder.tokenizer import FlatIds, TextReader, best_variant
 from models.errors import CareError
 from service.engine.device import CpuEncoder, CpuVectors, Device, Encoder, VectorSearch
-from service.engine.devices import open_device
+from service.engine.open import open_device
 from service.serving import Selection
 from service.settings import Settings
 
@@ -35,14 +35,12 @@ BATCHES = (1, 8, 64, 256)
 TOKENS = (8, 32)
 K = 10
 LEAST_COSINE = 0.99
-# Of the rows that exact search finds: neighbours closer than fp16 can tell may change places.
-LEAST_OVERLAP = 0.98
+LEAST_OVERLAP = 0.98  # with exact search: neighbours closer than fp16 can tell may change places
 REPEATS = 10
-# Of a graph, walked so far over clusters of so many rows.
+# Graph search, over vectors in clusters.
 GRAPH_DEPTH = 256
 LEAST_GRAPH_OVERLAP = 0.9
-# A processor walks from random nodes and may miss a cluster; a build measures what that costs on its own vectors.
-LEAST_WALKED_HERE = 0.8
+LEAST_CPU_GRAPH_OVERLAP = 0.8  # on a CPU it starts at random nodes and may miss a cluster
 CLUSTER_ROWS = 1000
 SPREAD = np.float32(0.05)
 
@@ -71,7 +69,7 @@ def main() -> int:
 
 
 def check_encoder(encoder: Encoder, folder: Path, device: str, batches: Sequence[int] = BATCHES) -> bool:
-    """Compares and times random queries; the processor runs the very graph that the device runs."""
+    """Compares and times random queries; the CPU runs the same graph as the device."""
     reference = CpuEncoder(OnnxEncoder.load(folder, best_variant(folder, device)))
     right = True
     for batch in batches:
@@ -86,7 +84,7 @@ def check_encoder(encoder: Encoder, folder: Path, device: str, batches: Sequence
 def check_search(
     vectors: VectorSearch, values: NDArray[np.float16], near: Vectors | None = None, least: float = LEAST_OVERLAP
 ) -> bool:
-    """Compares and times queries over every row, and over a half of them; `near` says around what they lie, if any."""
+    """Compares and times queries over all rows and over half of them; they lie around the points `near`, if given."""
     randomly = np.random.default_rng(1)
     half = randomly.random(len(values)) < 0.5
     right = True
@@ -104,7 +102,7 @@ def check_search(
 
 
 def check_graph(device: Device, rows: int, dim: int) -> bool:
-    """Builds a graph on the card over vectors that lie in clusters, as embeddings do, and walks it there and here."""
+    """Builds a graph on the GPU over vectors in clusters, like embeddings, and searches it there and on the CPU."""
     randomly = np.random.default_rng(2)
     centres = _unit(randomly.standard_normal((max(1, rows // CLUSTER_ROWS), dim), np.float32))
     spread = SPREAD * randomly.standard_normal((rows, dim), np.float32)
@@ -117,13 +115,13 @@ def check_graph(device: Device, rows: int, dim: int) -> bool:
         graph = open_index(path, IndexKind.CAGRA, exact_index(values))
         own = VectorIndex(IndexKind.CAGRA, values, graph, GRAPH_DEPTH)
         print("walked on the processor:")
-        right = check_search(CpuVectors(own, 0), values, centres, LEAST_WALKED_HERE)
+        right = check_search(CpuVectors(own, 0), values, centres, LEAST_CPU_GRAPH_OVERLAP)
         print("walked on the card:")
         return right & check_search(device.open_vectors(own), values, centres, LEAST_GRAPH_OVERLAP)
 
 
 def random_index(rows: int, dim: int) -> VectorIndex:
-    """Unit vectors in fp16, and an exact index of the processor over them."""
+    """Makes unit vectors in fp16 with an exact CPU index."""
     values = _unit(np.random.default_rng(0).standard_normal((rows, dim), np.float32)).astype(np.float16)
     index = faiss.IndexFlatIP(dim)
     index.add(values.astype(np.float32))
@@ -131,7 +129,7 @@ def random_index(rows: int, dim: int) -> VectorIndex:
 
 
 def random_tokens(queries: int, reader: TextReader) -> tuple[FlatIds, FlatIds]:
-    """Queries of 8 to 32 tokens of the vocabulary."""
+    """Makes queries of 8 to 32 random tokens."""
     randomly = np.random.default_rng(queries)
     lengths = randomly.integers(TOKENS[0], TOKENS[1] + 1, queries).astype(np.int32)
     ids = randomly.integers(0, reader.tokenizer.vocabulary_size, int(lengths.sum())).astype(np.int32)
@@ -141,7 +139,7 @@ def random_tokens(queries: int, reader: TextReader) -> tuple[FlatIds, FlatIds]:
 def _overlap(
     queries: Vectors, values: NDArray[np.float16], allowed: NDArray[np.bool_] | None, rows: NDArray[np.int64]
 ) -> float:
-    """The share of the truly best K rows among those that were found."""
+    """Returns the share of the true best K rows among those found."""
     scores = queries @ values.astype(np.float32).T
     if allowed is not None:
         scores[:, ~allowed] = -np.inf
@@ -150,18 +148,12 @@ def _overlap(
 
 
 def _unit(vectors: Vectors) -> Vectors:
-    unit: Vectors = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
-    return unit
+    return vectors / np.linalg.norm(vectors, axis=1, keepdims=True)  # type: ignore[no-any-return]
 
 
 def _timed(call: Callable[[], object]) -> float:
-    """The median of some calls, in milliseconds."""
-    spent = []
-    for _ in range(REPEATS):
-        began = perf_counter()
-        call()
-        spent.append(perf_counter() - began)
-    return float(np.median(spent) * 1000)
+    """Returns the median time of some calls, in milliseconds."""
+    return float(np.median(repeat(call, number=1, repeat=REPEATS)) * 1000)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ import httpx
 import pytest
 
 from models.encoder.onnx import OnnxEncoder
-from service.engine.inprocess import InProcessEngine
+from service.engine.local import InProcessEngine
 from tests.api.gate import Gate
 from tests.api.support import Built, build_collection, make_settings, running
 

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 
 import httpx
 
-from service.engine.inprocess import InProcessEngine
-from service.engine.protocol import Job, Outcome, SearchJob
+from service.engine.jobs import Job, Outcome, SearchJob
+from service.engine.local import InProcessEngine
 from service.serving import Serving
 
 WAIT_SECONDS = 120.0

@@ -17,7 +17,7 @@ from models.encoder.onnx import OnnxEncoder
 from models.encoder.spec import EncoderSpec, Pooling
 from models.errors import SpaceMismatch
 from service.app import create_app
-from service.engine.batcher import Batcher
+from service.engine.local import Batcher
 from service.errors import EngineAway
 from service.serving import Serving
 from service.swap import TRIES

@@ -10,7 +10,7 @@ import pytest
 
 from models.encoder.onnx import OnnxEncoder
 from models.encoder.spec import Side
-from service.engine.protocol import SearchJob
+from service.engine.jobs import SearchJob
 from tests.api.gate import Gate
 from tests.api.support import Built, make_settings, running
 from tests.api.test_errors import check

@@ -68,7 +68,7 @@ async def test_a_service_whose_queries_do_not_get_through_is_not_ready(
 
     async with running(make_settings(copy_collection(built, tmp_path / "c"), threads=1)) as client:
         assert (await client.get("/readyz")).status_code == 200
-        monkeypatch.setattr("service.engine.inprocess.InProcessEngine.run", broken)
+        monkeypatch.setattr("service.engine.local.InProcessEngine.run", broken)
         response = await client.get("/readyz")
         assert response.status_code == 503
         assert response.json()["error"]["code"] == "engine_failed"

@@ -8,7 +8,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from service.engine.protocol import SearchJob
+from service.engine.jobs import SearchJob
 from tests.api.gate import Gate, hold
 from tests.api.support import ENTRIES, LONG, Built, copy_collection, make_settings, running
 

@@ -15,7 +15,7 @@ from tests.api.support import OPEN, PATIENT
 
 REPOSITORY = Path(__file__).parents[2]
 ENCODER = REPOSITORY / "models" / "pretrained" / "care-small-zh"
-COMMAND = "from service.run import serve; from service.settings import Settings; serve(Settings())"
+COMMAND = "from service.processes.server import serve; from service.settings import Settings; serve(Settings())"
 START_SECONDS = 120
 STOP_SECONDS = 60
 

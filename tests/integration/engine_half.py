@@ -12,9 +12,8 @@ from indexer.store import Collection
 from models.encoder.tokenizer import TextReader
 from service.engine.device import Cpu
 from service.engine.queue import Limits
-from service.engine.remote import RemoteEngine
-from service.engine.server import EngineServer
-from service.engine.shelf import Shelf
+from service.engine.remote.client import RemoteEngine
+from service.engine.remote.server import EngineServer, OpenServings
 from service.serving import Serving
 from service.settings import Settings
 from tests.api.support import ENCODER, Built
@@ -36,7 +35,7 @@ class Engine:
         self._listener = socket.socket(socket.AF_UNIX)
         self._listener.bind(str(self.path))
         self._server = EngineServer(self._listener, LIMITS, lambda size, seconds, waiting: self.batches.append(size))
-        self.shelf = Shelf(self._settings, Cpu(1, 1), self._server.opened)
+        self.shelf = OpenServings(self._settings, Cpu(1, 1))
         self._listener.listen()
         self._thread = threading.Thread(target=self._server.serve, args=[self.shelf], daemon=True)
         self._thread.start()

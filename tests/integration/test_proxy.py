@@ -10,7 +10,7 @@ import pytest
 
 from loadtest.lab.overload import proxy
 from models.encoder.onnx import OnnxEncoder
-from service.engine.inprocess import InProcessEngine
+from service.engine.local import InProcessEngine
 from tests.api.gate import Gate
 from tests.api.live import live
 from tests.api.support import Built, build_collection, make_settings

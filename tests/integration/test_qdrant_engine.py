@@ -15,12 +15,11 @@ from indexer.store import Collection, DatabaseAway
 from indexer.store.database import Database
 from models.encoder.onnx import OnnxEncoder
 from models.encoder.spec import Side
-from service.engine.check import check_engine
-from service.engine.device import Cpu
-from service.engine.devices import searched_by
-from service.engine.inprocess import InProcessEngine
-from service.engine.protocol import Mode, Options, SearchJob
-from service.engine.remote import RemoteEngine
+from service.engine.device import Cpu, searched_by
+from service.engine.jobs import Mode, Options, SearchJob
+from service.engine.local import InProcessEngine
+from service.engine.remote.client import RemoteEngine
+from service.processes.supervisor import check_engine
 from service.serving import Serving
 from tests.api.support import Built, build_collection, make_settings
 from tests.integration.engine_half import WAIT_SECONDS, Engine, open_serving, worker

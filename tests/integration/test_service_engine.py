@@ -14,10 +14,9 @@ from indexer.store import Collection, Equal, IndexKind
 from models.encoder.onnx import OnnxEncoder
 from models.encoder.spec import Side
 from models.fusion import LATER_DENSE, LATER_LEXICAL, Fusion, fuse
-from service.engine.device import Cpu
-from service.engine.devices import searched_by
-from service.engine.inprocess import InProcessEngine
-from service.engine.protocol import EncodeJob, Found, Job, Mode, Options, SearchJob
+from service.engine.device import Cpu, searched_by
+from service.engine.jobs import EncodeJob, Found, Job, Mode, Options, SearchJob
+from service.engine.local import InProcessEngine
 from service.serving import Serving
 
 TOPICS = ["高血压", "糖尿病", "发热", "骨折", "哮喘", "头痛", "贫血", "胃炎"]

@@ -18,12 +18,11 @@ from indexer.store import BadSnapshot, Equal, Frame, Posted
 from indexer.store.overlay import Overlay
 from models.encoder.onnx import OnnxEncoder
 from models.encoder.spec import Side
-from service.engine.device import Cpu
-from service.engine.devices import searched_by
-from service.engine.inprocess import InProcessEngine
-from service.engine.link import PATIENCE_SECONDS
-from service.engine.protocol import EncodeJob, Job, Mode, Options, Outcome, SearchJob
-from service.engine.remote import RemoteEngine
+from service.engine.device import Cpu, searched_by
+from service.engine.jobs import EncodeJob, Job, Mode, Options, Outcome, SearchJob
+from service.engine.local import InProcessEngine
+from service.engine.remote.client import RemoteEngine
+from service.engine.remote.link import PATIENCE_SECONDS
 from service.errors import DeadlineExceeded, EngineAway, EngineFailed, ShuttingDown
 from service.serving import Serving
 from tests.api.support import Built, build_collection, copy_collection, make_settings

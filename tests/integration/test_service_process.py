@@ -20,13 +20,13 @@ import pytest
 from indexer.store import Collection
 from models.encoder.onnx import OnnxEncoder
 from service.errors import PortTaken
-from service.run import serve
+from service.processes.server import serve
 from service.settings import Settings
 from tests.api.support import ENCODER, PATIENT, Built, build_collection, copy_collection
 from tests.integration.processes import until
 
 WAIT_SECONDS = 60.0
-SERVE = "from service.run import serve; from service.settings import Settings; serve(Settings())"
+SERVE = "from service.processes.server import serve; from service.settings import Settings; serve(Settings())"
 READY = re.compile(r"CARE Search is ready at (http://127\.0\.0\.1:(\d+)) \(8 documents, snapshot (\S+)\)\n")
 
 
@@ -263,7 +263,9 @@ def test_access_log_lines_are_json_on_standard_output(built: Built) -> None:
 
 
 def test_importing_the_app_loads_no_torch() -> None:
-    code = "import sys, service.app, service.run; print(sorted({'torch', 'transformers'} & set(sys.modules)))"
+    code = (
+        "import sys, service.app, service.processes.server; print(sorted({'torch', 'transformers'} & set(sys.modules)))"
+    )
     done = subprocess.run(
         [sys.executable, "-c", code], env=os.environ | {"PYTHONPATH": "."}, capture_output=True, text=True
     )

@@ -12,8 +12,6 @@ import sys
 import time
 from pathlib import Path
 
-from service.lifeline import Lifeline, Word
-
 
 def main() -> None:
     plan = Path(sys.argv[1])
@@ -23,14 +21,16 @@ def main() -> None:
     lines = plan.read_text().splitlines()
     line = lines[min(len(starts.read_text().splitlines()), len(lines)) - 1]
     verb, _, text = line.removesuffix(" and stay").partition(" ")
-    lifeline = Lifeline.inherited()
     if text == "deaf":
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     if verb == "crash":
         os._exit(3)
     while verb == "hang":
         time.sleep(60)
-    lifeline.say(Word(ready=verb == "say", text=text))
+    from service.processes.startup import StartupMessage, SupervisorPipe  # takes a while, in which it might be killed
+
+    pipe = SupervisorPipe.inherited()
+    pipe.send(StartupMessage(ready=verb == "say", text=text))
     while line.endswith(" and stay"):
         time.sleep(60)
 

@@ -6,8 +6,8 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 
-from service.engine.batcher import Batcher
-from service.engine.protocol import Outcome
+from service.engine.jobs import Outcome
+from service.engine.local import Batcher
 from service.engine.queue import Limits
 from tests.unit.service.support import FakeEngine, jobs, serving
 

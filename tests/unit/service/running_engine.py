@@ -6,6 +6,7 @@ import contextlib
 import socket
 import threading
 from collections.abc import Iterator
+from concurrent.futures import Future
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -13,11 +14,13 @@ from typing import Any, cast
 import numpy as np
 
 from models.encoder.tokenizer import Tokens
-from service.engine import frames
-from service.engine.frames import Answer, Ask, FrameReader, Kind
+from service.engine.compute import OpenServing
+from service.engine.jobs import Request, Response
 from service.engine.queue import Limits
-from service.engine.server import EngineServer
-from service.engine.shelf import Held, Name, Result, Shelf
+from service.engine.remote import frames
+from service.engine.remote.frames import FrameReader, Kind
+from service.engine.remote.server import EngineServer, Name, OpenServings
+from service.processes.startup import SupervisorPipe
 
 WAIT_SECONDS = 60.0
 POISON = 66
@@ -57,27 +60,29 @@ class FakeShelf:
         self.device = device
         self.held = {1: self.make(1)}
         self.asked: list[Name] = []
+        self.opening: Future[OpenServing] = Future()
         self.released: list[int] = []
 
-    def make(self, handle: int) -> Held:
+    def make(self, handle: int) -> OpenServing:
         serving = SimpleNamespace(allowed=lambda filters: None)
-        return Held(handle, cast(Any, serving), cast(Any, self.device), cast(Any, self.device))
+        return OpenServing(cast(Any, serving), cast(Any, self.device), cast(Any, self.device), handle)
 
     @property
-    def newest(self) -> Held | None:
+    def newest(self) -> OpenServing | None:
         return self.held[max(self.held)] if self.held else None
 
-    def get(self, handle: int) -> Held | None:
+    def get(self, handle: int) -> OpenServing | None:
         return self.held.get(handle)
 
-    def find(self, name: Name) -> Held | None:
+    def find(self, name: Name) -> OpenServing | None:
         return self.held[1] if name == OPEN else None
 
-    def open(self, name: Name) -> None:
+    def open(self, name: Name) -> Future[OpenServing]:
         self.asked.append(name)
+        return self.opening
 
-    def put(self, result: Result) -> Held | Exception:
-        return result[1]
+    def put(self, opened: OpenServing) -> None:
+        self.held[opened.handle] = opened
 
     def release(self, handle: int) -> None:
         self.released.append(handle)
@@ -86,7 +91,7 @@ class FakeShelf:
 class Running:
     """A server in a thread, and the ways to speak to it."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, supervisor: SupervisorPipe | None = None) -> None:
         self.device = FakeDevice()
         self.shelf = FakeShelf(self.device)
         self.told: list[tuple[int, int]] = []
@@ -97,7 +102,9 @@ class Running:
         self.server = EngineServer(
             self.listener, LIMITS, lambda size, seconds, waiting: self.told.append((size, waiting))
         )
-        self._thread = threading.Thread(target=self.server.serve, args=[cast(Shelf, self.shelf)], daemon=True)
+        self._thread = threading.Thread(
+            target=self.server.serve, args=[cast(OpenServings, self.shelf), supervisor], daemon=True
+        )
         self._thread.start()
 
     def is_over(self) -> bool:
@@ -122,8 +129,8 @@ class Worker:
 
     def ask(self, number: int, *first: int, handle: int = 1, k: int = 2, **facts: object) -> None:
         ids = np.array([token for token in first for _ in range(2)], np.int32)
-        ask = Ask(number, handle, k, ids=ids, lengths=np.full(len(first), 2, np.int32), **cast(Any, facts))
-        self.connection.sendall(frames.write_ask(ask))
+        ask = Request(number, handle, k, ids=ids, lengths=np.full(len(first), 2, np.int32), **cast(Any, facts))
+        self.connection.sendall(frames.write_request(ask))
 
     def tell(self, kind: Kind, number: int, facts: object = None) -> None:
         self.connection.sendall(frames.write_control(kind, number, facts))
@@ -135,8 +142,8 @@ class Worker:
             self._bodies += self._reader.feed(data)
         return self._bodies.pop(0)
 
-    def answer(self) -> Answer:
-        return frames.read_answer(self.body())
+    def answer(self) -> Response:
+        return frames.read_response(self.body())
 
     def is_cut_off(self) -> bool:
         try:

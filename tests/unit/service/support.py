@@ -9,7 +9,7 @@ from typing import Any, cast
 import numpy as np
 
 from models.encoder.tokenizer import Tokens
-from service.engine.protocol import BatchTimes, EncodeJob, Found, Job, Mode, Options, Outcome, SearchJob
+from service.engine.jobs import BatchTimes, EncodeJob, Found, Job, Mode, Options, Outcome, SearchJob
 from service.serving import Serving
 
 WAIT_SECONDS = 60.0

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from service.engine.batcher import Batcher
-from service.engine.protocol import Outcome
+from service.engine.jobs import Outcome
+from service.engine.local import Batcher
 from service.engine.queue import Limits
 from service.errors import DeadlineExceeded, EngineFailed, Overloaded
 from tests.unit.service.support import FakeEngine, job, score_of, serving

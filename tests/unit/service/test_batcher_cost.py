@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from service.engine.cost import LEAST_SEEN, CostModel
+from service.engine.queue import LEAST_SEEN, CostModel
 
 
 def taught(batches: list[tuple[int, float]]) -> CostModel:
@@ -64,10 +64,7 @@ def test_a_change_that_lasts_is_learned() -> None:
     assert model.seconds(1, 32) == pytest.approx(0.009, rel=0.02)
 
 
-def test_what_is_usual_is_no_guess() -> None:
-    model = taught([(1, 0.004)] * (LEAST_SEEN - 1))
-    assert model.usual(1.0) == 0
-    model = taught([(1, 0.0041), (2, 0.0042)] * 20)
-    assert model.queries(1.0) > 900  # by a slope that is hardly one
-    assert model.usual(1.0) == pytest.approx(360, abs=20)
-    assert taught([(1, 0.0)] * LEAST_SEEN).usual(1.0) == 0
+def test_queries_of_a_batch_are_estimated_by_the_slope_once_enough_was_seen() -> None:
+    assert taught([(1, 0.004)] * (LEAST_SEEN - 1)).queries(1.0) == 0
+    assert taught([(1, 0.0041), (2, 0.0042)] * 20).queries(1.0) > 900
+    assert taught([(1, 0.0)] * LEAST_SEEN).queries(1.0) == 0

@@ -7,7 +7,7 @@ import math
 
 import pytest
 
-from service.engine.protocol import Outcome
+from service.engine.jobs import Outcome
 from service.engine.queue import ONLINE_JOBS, Limits, Queue
 from service.errors import DeadlineExceeded, Overloaded
 from service.serving import Serving

@@ -13,7 +13,7 @@ from models.encoder.onnx import OnnxEncoder
 from models.encoder.spec import Side
 from models.encoder.tokenizer import TextReader, Tokens
 from service.cache.keys import ResultKeys, embedding_key
-from service.engine.protocol import Mode
+from service.engine.jobs import Mode
 from service.schemas import SearchRequest
 from service.serving import Serving, is_same_function
 from service.settings import Settings

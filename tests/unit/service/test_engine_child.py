@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from service import child as module
-from service.child import STARTS, Child
 from service.errors import StartFailed
+from service.processes import supervisor as module
+from service.processes.supervisor import STARTS, Child
 
 pytestmark = pytest.mark.anyio
 

@@ -15,8 +15,9 @@ from indexer.store.vectors import VectorIndex
 from models.encoder.onnx import OnnxEncoder
 from models.encoder.spec import Side
 from models.encoder.tokenizer import Tokens, flatten, pad, pad_flat
-from service.engine.bound import (
+from service.engine.cuda import (
     LENGTH_STEP,
+    MOST_K,
     MOST_SHAPES,
     NOT_RECORDED,
     RECORDED,
@@ -24,11 +25,13 @@ from service.engine.bound import (
     RECORDED_TOKENS,
     RECORDING,
     BoundEncoder,
+    FlatVectors,
+    build_flat,
     next_shape,
+    open_session,
 )
-from service.engine.cuda import MOST_K, FlatVectors, build_flat, open_session
 from service.engine.device import Cpu, CpuEncoder, CpuVectors
-from service.engine.devices import open_device
+from service.engine.open import open_device
 from service.engine.selfcheck import check_encoder, check_search, random_index, random_tokens
 from service.errors import BadDevice
 from service.serving import Selection
@@ -89,8 +92,11 @@ def test_buffers_are_kept_for_a_bounded_number_of_shapes(encoder: OnnxEncoder) -
     bound = BoundEncoder(encoder, encoder._session, "cpu")
     for number in range(MOST_SHAPES + 5):
         bound._of_shape((16, number + 1))
-    assert len(bound._buffers) == MOST_SHAPES
-    assert (16, 1) not in bound._buffers
+    kept = bound._buffers.cache_info()
+    assert (kept.currsize, kept.hits) == (MOST_SHAPES, 0)
+    bound._of_shape((16, MOST_SHAPES + 5))
+    bound._of_shape((16, 1))
+    assert (bound._buffers.cache_info().hits, bound._buffers.cache_info().misses) == (1, kept.misses + 1)
 
 
 def test_small_shapes_keep_their_buffers_because_recorded_kernels_know_their_addresses(encoder: OnnxEncoder) -> None:
@@ -121,7 +127,7 @@ def test_a_flat_index_finds_what_the_snapshots_own_finds() -> None:
     for selection in (None, some, some, few):
         for ours, theirs in zip(flat.search(queries, 10, selection), plain.search(queries, 10, selection), strict=True):
             np.testing.assert_allclose(ours, theirs, rtol=1e-5)
-    assert len(flat._parameters) == 2
+    assert flat._parameters.cache_info().currsize == 2
 
 
 def test_a_flat_index_leaves_to_the_snapshots_own_what_a_card_cannot_do() -> None:

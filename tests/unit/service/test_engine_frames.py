@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from indexer.store import AnyOf, Either, Equal, Filter, Not, Range
-from service.engine import frames
-from service.engine.frames import Answer, Ask, BadFrame, FrameReader, Kind, Status
-from service.engine.protocol import BatchTimes
+from service.engine.jobs import NO_ROWS, NO_VECTORS, BatchTimes, Request, Response, Status
+from service.engine.remote import frames
+from service.engine.remote.frames import BadFrame, FrameReader, Kind
 
 FILTERS: tuple[Filter, ...] = (
     Equal("kind", "drug"),
@@ -29,10 +29,10 @@ def only(written: bytes) -> memoryview:
 
 def test_an_ask_of_tokens() -> None:
     ids, lengths = np.arange(9, dtype=np.int32), np.array([4, 5], np.int32)
-    ask = Ask(7, 3, 10, True, True, 12.5, frames.write_filters(FILTERS), ids, lengths)
-    body = only(frames.write_ask(ask))
-    assert frames.kind_of(body) is Kind.ASK
-    read = frames.read_ask(body)
+    ask = Request(7, 3, 10, True, True, 12.5, FILTERS, ids, lengths)
+    body = only(frames.write_request(ask))
+    assert frames.kind_of(body) is Kind.REQUEST
+    read = frames.read_request(body)
     assert (read.number, read.handle, read.k, read.bulk, read.keep_vectors, read.deadline) == (
         7,
         3,
@@ -41,7 +41,7 @@ def test_an_ask_of_tokens() -> None:
         True,
         12.5,
     )
-    assert frames.read_filters(read.filters) == FILTERS
+    assert read.filters == FILTERS
     np.testing.assert_array_equal(read.ids, ids)
     np.testing.assert_array_equal(read.lengths, lengths)
     assert (read.size, len(read.vectors)) == (2, 0)
@@ -49,22 +49,22 @@ def test_an_ask_of_tokens() -> None:
 
 def test_an_ask_of_vectors() -> None:
     vectors = np.random.default_rng(0).random((3, 5), np.float32)
-    read = frames.read_ask(only(frames.write_ask(Ask(1, 2, 4, vectors=vectors))))
+    read = frames.read_request(only(frames.write_request(Request(1, 2, 4, vectors=vectors))))
     np.testing.assert_array_equal(read.vectors, vectors)
-    assert (read.size, read.bulk, read.keep_vectors, read.filters) == (3, False, False, b"")
+    assert (read.size, read.bulk, read.keep_vectors, read.filters) == (3, False, False, ())
     assert read.deadline == float("inf")
 
 
 @pytest.mark.parametrize(("k", "dim"), [(4, 0), (4, 6), (0, 6)])
 def test_an_answer(k: int, dim: int) -> None:
     randomly = np.random.default_rng(0)
-    rows = randomly.integers(-1, 2**40, (3, k)) if k else frames.NO_ROWS
-    scores = randomly.random((3, k), np.float32) if k else frames.NO_VECTORS
-    vectors = randomly.random((3, dim), np.float32) if dim else frames.NO_VECTORS
-    answer = Answer(9, Status.DONE, BatchTimes(0.25, 0.5), 17, 4, rows, scores, vectors)
-    body = only(frames.write_answer(answer))
-    assert frames.kind_of(body) is Kind.ANSWER
-    read = frames.read_answer(body)
+    rows = randomly.integers(-1, 2**40, (3, k)) if k else NO_ROWS
+    scores = randomly.random((3, k), np.float32) if k else NO_VECTORS
+    vectors = randomly.random((3, dim), np.float32) if dim else NO_VECTORS
+    answer = Response(9, Status.DONE, BatchTimes(0.25, 0.5), 17, 4, rows, scores, vectors)
+    body = only(frames.write_response(answer))
+    assert frames.kind_of(body) is Kind.RESPONSE
+    read = frames.read_response(body)
     assert (read.number, read.status, read.times, read.batch, read.waiting) == (9, Status.DONE, answer.times, 17, 4)
     assert read.rows.shape == (3, k)
     assert read.vectors.shape == (3, dim)
@@ -75,14 +75,15 @@ def test_an_answer(k: int, dim: int) -> None:
 
 def test_part_of_a_deeper_answer_is_written_as_it_is() -> None:
     rows, scores = np.arange(12).reshape(3, 4), np.arange(12, dtype=np.float32).reshape(3, 4)
-    read = frames.read_answer(only(frames.write_answer(Answer(1, Status.DONE, rows=rows[:, :2], scores=scores[:, :2]))))
+    response = Response(1, Status.DONE, rows=rows[:, :2], scores=scores[:, :2])
+    read = frames.read_response(only(frames.write_response(response)))
     assert read.rows.tolist() == [[0, 1], [4, 5], [8, 9]]
     assert read.scores.tolist() == [[0, 1], [4, 5], [8, 9]]
 
 
 @pytest.mark.parametrize("status", [Status.FAILED, Status.EXPIRED, Status.UNKNOWN_SERVING])
 def test_an_answer_without_results(status: Status) -> None:
-    read = frames.read_answer(only(frames.write_answer(Answer(5, status))))
+    read = frames.read_response(only(frames.write_response(Response(5, status))))
     assert (read.number, read.status, read.rows.size, read.vectors.size) == (5, status, 0, 0)
 
 
@@ -93,9 +94,13 @@ def test_a_control_frame() -> None:
 
 
 def test_no_filters_are_no_bytes_and_equal_ones_are_equal() -> None:
-    assert frames.write_filters(()) == b""
-    assert frames.read_filters(b"") == ()
-    assert frames.write_filters(FILTERS) == frames.write_filters(list(FILTERS))
+    plain, filtered, equal = (
+        frames.write_request(Request(1, 1, 1, filters=filters, vectors=np.ones((1, 2), np.float32)))
+        for filters in ((), FILTERS, (*FILTERS,))
+    )
+    assert len(plain) < len(filtered)
+    assert frames.read_request(only(plain)).filters == ()
+    assert filtered == equal
 
 
 @given(st.lists(st.integers(0, 300), min_size=1, max_size=8), st.lists(st.integers(1, 50), min_size=1, max_size=60))
@@ -119,14 +124,14 @@ def test_a_length_that_nobody_sends_is_refused(nonsense: bytes) -> None:
 @pytest.mark.parametrize("body", [b"\x01", b"\x01" + b"\0" * 20, b"\x01\x04" + b"\x07\0\0\0" * 5 + b"\0" * 8])
 def test_an_ask_that_is_cut_short_is_refused(body: bytes) -> None:
     with pytest.raises(BadFrame):
-        frames.read_ask(memoryview(body))
+        frames.read_request(memoryview(body))
 
 
 @pytest.mark.parametrize(("ids", "lengths"), [(9, [4, 4]), (4, [4, 0]), (0, []), (3, [4, -1])])
 def test_tokens_that_do_not_add_up_are_refused(ids: int, lengths: list[int]) -> None:
-    ask = Ask(1, 1, 1, ids=np.zeros(ids, np.int32), lengths=np.array(lengths, np.int32))
+    ask = Request(1, 1, 1, ids=np.zeros(ids, np.int32), lengths=np.array(lengths, np.int32))
     with pytest.raises(BadFrame):
-        frames.read_ask(only(frames.write_ask(ask)))
+        frames.read_request(only(frames.write_request(ask)))
 
 
 def test_other_nonsense_is_refused() -> None:

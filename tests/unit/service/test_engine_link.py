@@ -11,9 +11,9 @@ from typing import Any, cast
 
 import pytest
 
-from service.engine import frames
-from service.engine.frames import FrameReader, Kind
-from service.engine.link import Link
+from service.engine.remote import frames
+from service.engine.remote.frames import FrameReader, Kind
+from service.engine.remote.link import Link
 from service.serving import Serving
 
 pytestmark = pytest.mark.anyio
@@ -82,7 +82,7 @@ async def engine(tmp_path: Path) -> AsyncIterator[Engine]:
 
 @pytest.fixture
 async def link(tmp_path: Path, engine: Engine) -> AsyncIterator[Link]:
-    made = Link(tmp_path / "engine.sock", on_answer=lambda answer: None, on_lost=lambda: None)
+    made = Link(tmp_path / "engine.sock", on_response=lambda response: None, on_lost=lambda: None)
     made.start()
     await engine.begin()
     yield made

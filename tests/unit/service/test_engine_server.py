@@ -11,9 +11,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from service.engine import frames
-from service.engine.frames import Ask, Kind, Status
-from service.lifeline import Lifeline
+from service.engine.jobs import Request, Status
+from service.engine.remote import frames
+from service.engine.remote.frames import Kind
+from service.processes.startup import SupervisorPipe
 from tests.unit.service.running_engine import CLOSED, OPEN, POISON, WAIT_SECONDS, Running, Worker
 
 
@@ -93,8 +94,8 @@ def test_embeddings_come_back_where_they_were_asked_for(engine: Running) -> None
 
 def test_ready_embeddings_are_searched_as_they_are(engine: Running) -> None:
     with engine.worker() as worker:
-        ask = Ask(1, 1, 2, vectors=np.array([[4, 4], [6, 6]], np.float32))
-        worker.connection.sendall(frames.write_ask(ask))
+        ask = Request(1, 1, 2, vectors=np.array([[4, 4], [6, 6]], np.float32))
+        worker.connection.sendall(frames.write_request(ask))
         assert worker.answer().rows.tolist() == [[4, 5], [6, 7]]
     assert engine.device.batches == []
 
@@ -187,8 +188,8 @@ def test_a_serving_is_opened_once_for_all_while_others_are_answered(engine: Runn
         assert first.answer().status is Status.DONE
         second.ask(9, 1)
         assert second.answer().status is Status.DONE
-        assert engine.shelf.asked == [CLOSED, CLOSED]
-        engine.server.opened((CLOSED, engine.shelf.make(2)))
+        assert engine.shelf.asked == [CLOSED]
+        engine.shelf.opening.set_result(engine.shelf.make(2))
         assert frames.read_control(first.body()) == (1, 2)
         assert frames.read_control(second.body()) == (2, 2)
 
@@ -200,7 +201,7 @@ def test_a_serving_that_cannot_be_opened_is_refused_with_the_reason(
         worker.tell(Kind.OPEN, 1, CLOSED)
         worker.ask(9, 1)
         worker.answer()
-        engine.server.opened((CLOSED, ValueError("no such thing")))
+        engine.shelf.opening.set_exception(ValueError("no such thing"))
         body = worker.body()
         assert frames.kind_of(body) is Kind.REFUSED
         assert frames.read_control(body) == (1, ["ValueError", "no such thing"])
@@ -241,10 +242,10 @@ def test_a_worker_that_reads_slowly_gets_everything_and_holds_up_nobody(engine: 
         assert sorted(slow.answer().number for _ in range(40)) == list(range(40))
 
 
-def test_the_engine_ends_with_its_supervisor_once_the_workers_have_left(engine: Running) -> None:
+def test_the_engine_ends_with_its_supervisor_once_the_workers_have_left(tmp_path: Path) -> None:
     ours, its = socket.socketpair()
-    with its, engine.worker() as worker:
-        engine.server.end_with(Lifeline(its))
+    engine = Running(tmp_path, SupervisorPipe(its))
+    with its, engine.listener, engine.worker() as worker:
         worker.ask(1, 1)
         worker.answer()
         ours.close()

@@ -10,7 +10,7 @@ import pytest
 
 from models.fusion import LATER_DENSE, LATER_LEXICAL, Fusion, query_weight
 from models.lexical import Ranking
-from service.engine.protocol import Evidence, Mode, Options
+from service.engine.jobs import Evidence, Mode, Options
 from service.evidence import Account, account_for
 from service.serving import Serving
 

@@ -28,10 +28,9 @@ from indexer.store.manifest import Corrected
 from indexer.store.overlay import Overlay
 from models.correction import Correction
 from models.fusion import LATER_DENSE, Fusion
-from service.engine.device import Cpu
-from service.engine.devices import searched_by
-from service.engine.inprocess import InProcessEngine
-from service.engine.protocol import Mode, Options, SearchJob
+from service.engine.device import Cpu, searched_by
+from service.engine.jobs import Mode, Options, SearchJob
+from service.engine.local import InProcessEngine
 from service.fresh.facets import count_facets
 from service.serving import Selection, Serving
 from tests.unit.indexer.support import DIM, Entry, unit_vectors, write_snapshot

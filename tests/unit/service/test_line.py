@@ -12,7 +12,7 @@ import pytest
 
 from models.encoder.spec import Side
 from models.encoder.tokenizer import Tokens
-from service.engine.protocol import BatchTimes, EncodeJob, Found, Job, Outcome
+from service.engine.jobs import BatchTimes, EncodeJob, Found, Job, Outcome
 from service.errors import DeadlineExceeded, EngineFailed, Overloaded
 from service.line import PORTION, WINDOW, Deadline, Line, Prepared
 from tests.unit.service.support import serving

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from models.package import BUNDLED_ENCODER
 from service.command import FLAGS, read_settings
-from service.engine.protocol import Mode
+from service.engine.jobs import Mode
 from service.errors import BadSettings
 from service.settings import ENV_PREFIX, Settings
 

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from service.engine.protocol import BatchTimes
+from service.engine.jobs import BatchTimes
 from service.timings import STAGES, Timings
 
 

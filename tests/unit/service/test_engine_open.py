@@ -13,13 +13,13 @@ from models.encoder.onnx import OnnxEncoder
 from models.encoder.spec import EncoderSpec, Side
 from models.encoder.tokenizer import TextReader
 from models.errors import BadEncoder
-from service.engine.batcher import Batcher
-from service.engine.homes import limits_of, load_encoder, open_home
-from service.engine.protocol import Mode
-from service.engine.remote import RemoteEngine
+from service.engine.jobs import Mode
+from service.engine.local import Batcher
+from service.engine.open import limits_of, load_encoder, open_home
+from service.engine.remote.client import RemoteEngine
 from service.metrics import Metrics
+from service.processes.supervisor import environment_of
 from service.settings import Settings
-from service.supervisor import environment_of
 
 ENCODER = Path("models/pretrained/care-small-zh")
 
@@ -78,7 +78,7 @@ def test_an_encoder_that_reads_no_queries_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_worker_beside_an_engine_process_imports_no_onnx_runtime() -> None:
-    code = "import sys, service.worker, service.engine.remote; print('onnxruntime' in sys.modules)"
+    code = "import sys, service.processes.server, service.engine.remote.client; print('onnxruntime' in sys.modules)"
     done = subprocess.run(
         [sys.executable, "-c", code], env=os.environ | {"PYTHONPATH": "."}, capture_output=True, text=True
     )

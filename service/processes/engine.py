@@ -1,7 +1,4 @@
-"""The engine process: `python -m service.engine.process`, started by the supervisor, never by hand.
-
-It loads the encoder, listens on a Unix socket, and computes for whoever connects, until the supervisor ends it.
-"""
+"""The engine process: `python -m service.processes.engine`, started by the supervisor, not by hand."""
 
 from __future__ import annotations
 
@@ -12,13 +9,10 @@ from argparse import ArgumentParser
 from pathlib import Path
 
 from models.errors import CareError
-from service.engine.devices import open_device
-from service.engine.homes import limits_of
-from service.engine.server import EngineServer
-from service.engine.shelf import Shelf
-from service.lifeline import Lifeline, Word
-from service.logs import configure_logging
+from service.engine.open import limits_of, open_device
+from service.engine.remote.server import EngineServer, OpenServings
 from service.metrics import Metrics
+from service.processes.startup import StartupMessage, SupervisorPipe, configure_logging
 from service.settings import Settings
 
 
@@ -31,33 +25,27 @@ def main() -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     settings = Settings()
     configure_logging(settings, "engine")
-    lifeline = Lifeline.inherited()
+    pipe = SupervisorPipe.inherited()
     metrics = Metrics()
     if arguments.again:
         metrics.restart("engine")
+    # The socket of an engine that ended is still there.
+    arguments.socket.unlink(missing_ok=True)
     try:
-        with _bind(arguments.socket) as listener:
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.bind(str(arguments.socket))
             server = EngineServer(listener, limits_of(settings), metrics.batch)
             signal.signal(signal.SIGTERM, lambda number, frame: server.end())
-            server.end_with(lifeline)
             device = open_device(settings.device, settings.encoder_threads, settings.threads)
-            shelf = Shelf(settings, device, server.opened)
+            servings = OpenServings(settings, device)
             listener.listen()
-            lifeline.say(Word(ready=True, text=""))
-            server.serve(shelf)
-            shelf.close()
+            pipe.send(StartupMessage(ready=True, text=""))
+            server.serve(servings, pipe)
+            servings.close()
     except CareError as error:
-        lifeline.say(Word(ready=False, text=str(error)))
+        pipe.send(StartupMessage(ready=False, text=str(error)))
         return 1
     return 0
-
-
-def _bind(path: Path) -> socket.socket:
-    """The socket, bound but not yet listened on; the one of an engine that ended is taken away."""
-    path.unlink(missing_ok=True)
-    listener = socket.socket(socket.AF_UNIX)
-    listener.bind(str(path))
-    return listener
 
 
 if __name__ == "__main__":

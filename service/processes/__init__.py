@@ -1,0 +1,1 @@
+"""The processes of a service: supervisor, HTTP server, engine."""

@@ -1,0 +1,101 @@
+"""What every process does at its start: configure its log, take its address, report to the supervisor."""
+
+from __future__ import annotations
+
+import logging
+import socket
+import sys
+from dataclasses import dataclass
+
+import orjson
+
+from service.errors import PortTaken
+from service.settings import Settings
+
+ACCESS_LOGGER = "service.access"
+STDIN = 0
+
+
+def configure_logging(settings: Settings, process: str = "") -> None:
+    """Logs to standard error, the access log to standard output; `process` names this process in every line."""
+    own = f" [{process}]" if process else ""
+    line = f"%(asctime)s{own} %(levelname)s %(name)s: %(message)s"
+    logging.basicConfig(level=settings.log_level.upper(), stream=sys.stderr, format=line)
+    if settings.access_log:
+        lines = logging.StreamHandler(sys.stdout)
+        lines.setFormatter(logging.Formatter("%(message)s"))
+        access_logger = logging.getLogger(ACCESS_LOGGER)
+        access_logger.addHandler(lines)
+        access_logger.setLevel(logging.INFO)
+        access_logger.propagate = False
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """Binds the address without listening: clients are refused, not kept waiting, while the snapshot opens."""
+    return _bind(host, port, f"cannot listen on {host}:{port}", "choose another CARE_HOST or CARE_PORT")
+
+
+def reserve(host: str, port: int) -> socket.socket:
+    """Binds the address for processes that use `join`; raises PortTaken if another service shares it already."""
+    if port:
+        bind(host, port).close()
+    return join(host, port)
+
+
+def join(host: str, port: int) -> socket.socket:
+    """Binds one of several sockets at an address; the kernel spreads new connections over those that listen.
+
+    Each worker has its own: of workers that accept from one socket, the one that is awake takes most connections.
+    """
+    return _bind(host, port, f"cannot share {host}:{port}", "choose another CARE_PORT", shared=True)
+
+
+def _bind(host: str, port: int, failure: str, remedy: str, *, shared: bool = False) -> socket.socket:
+    listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    if shared:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    try:
+        listener.bind((host, port))
+    except OSError as error:
+        listener.close()
+        raise PortTaken(f"{failure} ({error.strerror}); {remedy}") from error
+    return listener
+
+
+def address_of(listener: socket.socket) -> str:
+    host, port = listener.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+@dataclass(frozen=True, slots=True)
+class StartupMessage:
+    """A process's report to its supervisor: ready, with the text to print, or why it cannot start."""
+
+    ready: bool
+    text: str
+
+
+class SupervisorPipe:
+    """A process's end of the socket to its supervisor, inherited as standard input.
+
+    The process sends one message. The supervisor sends nothing: the socket becomes readable when the supervisor ends.
+    """
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+
+    @classmethod
+    def inherited(cls) -> SupervisorPipe:
+        return cls(socket.socket(fileno=STDIN))
+
+    def fileno(self) -> int:
+        return self._connection.fileno()
+
+    def wait(self) -> None:
+        """Returns when the supervisor has ended."""
+        while self._connection.recv(1):
+            pass
+
+    def send(self, message: StartupMessage) -> None:
+        self._connection.sendall(orjson.dumps(message) + b"\n")

@@ -1,0 +1,97 @@
+"""Workers' connections to the engine: they may end at any time, and may outnumber the files of the process."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import resource
+import socket
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from service.engine.jobs import Status
+from tests.unit.service.running_engine import WAIT_SECONDS, Running, Worker
+
+
+@pytest.fixture
+def engine(tmp_path: Path) -> Iterator[Running]:
+    running = Running(tmp_path)
+    yield running
+    running.server.end()
+    assert running.is_over()
+    running.listener.close()
+
+
+def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + WAIT_SECONDS
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize("unread", [False, True], ids=["at its end", "with an answer unread"])
+def test_a_worker_may_leave_at_any_time(engine: Running, unread: bool, caplog: pytest.LogCaptureFixture) -> None:
+    """One that ends before it has read all is not an error: its socket is reset, not closed."""
+    with caplog.at_level(logging.WARNING):
+        with engine.worker() as worker:
+            worker.ask(1, 1)
+            worker.answer()
+            assert len(engine.server.connections) == 1
+            if unread:
+                worker.ask(2, 1)
+                until(lambda: len(engine.told) == 2)
+        until(lambda: not engine.server.connections)
+    assert caplog.records == []
+
+
+def test_a_worker_that_sends_nonsense_is_cut_off_with_a_warning(
+    engine: Running, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING), engine.worker() as worker:
+        worker.connection.sendall(b"\xff" * 64)
+        assert worker.is_cut_off()
+        until(lambda: not engine.server.connections)
+    assert "a worker's connection is closed: a frame of" in caplog.text
+
+
+@pytest.fixture
+def few_files() -> Iterator[None]:
+    """A low limit of open files, for as long as the test runs."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(map(int, os.listdir("/dev/fd"))) + 32, hard))
+    yield
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+@pytest.mark.usefixtures("few_files")
+def test_the_file_limit_keeps_a_worker_waiting_and_ends_nothing(
+    engine: Running, caplog: pytest.LogCaptureFixture
+) -> None:
+    with engine.worker() as first, socket.socket(socket.AF_UNIX) as second, contextlib.ExitStack() as files:
+        first.ask(1, 1)
+        first.answer()
+        second.settimeout(WAIT_SECONDS)
+        while True:
+            try:
+                files.callback(os.close, os.dup(second.fileno()))
+            except OSError:
+                break
+        with caplog.at_level(logging.ERROR):
+            second.connect(str(engine.path))
+            until(lambda: bool(caplog.records))
+            for number in range(5):  # it does not try again at once
+                first.ask(number, 1)
+                assert first.answer().status is Status.DONE
+        assert {record.message for record in caplog.records} == {
+            "a worker cannot be accepted ([Errno 24] Too many open files); raise the limit of open files (ulimit -n)"
+        }
+        assert len(engine.server.connections) == 1
+        files.close()
+        later = Worker(second)
+        later.ask(1, 1)
+        assert later.answer().status is Status.DONE
+        assert len(engine.server.connections) == 2
