@@ -15,12 +15,12 @@ import uvicorn
 from fastapi import FastAPI
 
 from models.errors import CareError
-from service.app import create_app
+from service.http.app import create_app
+from service.http.protocol import http_config
 from service.listener import address_of, bind
 from service.logs import configure_logging
 from service.runtime import ALONE, Place, Runtime
 from service.settings import Settings
-from service.wire import http_config
 
 Started = Callable[[str], None]
 """Hears the line that says where the service listens, once it does."""

@@ -18,7 +18,7 @@ from service.engine.expiry import Expiry
 from service.engine.protocol import Engine, Job, OnBatch, Outcome
 from service.engine.queue import Entry, Limits, Queue
 from service.errors import EngineFailed, ShuttingDown
-from service.serving import Serving
+from service.serving.serving import Serving
 
 logger = logging.getLogger(__name__)
 

@@ -25,7 +25,7 @@ from models.spec import verify_file
 from service.engine.bound import RECORDED, BoundEncoder
 from service.engine.device import CpuVectors, Rows, Vectors, VectorSearch
 from service.errors import BadDevice
-from service.serving import Selection
+from service.serving.serving import Selection
 
 PROVIDER = "CUDAExecutionProvider"
 NEEDS = "CARE_DEVICE=cuda needs an NVIDIA card and the gpu extra"

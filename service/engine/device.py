@@ -19,7 +19,7 @@ from indexer.store.vectors import VectorIndex, limit_threads
 from models.onnx_encoder import OnnxEncoder, bulk_batches
 from models.reader import TextReader
 from models.tokenizer import FlatIds, pad_flat
-from service.serving import Selection
+from service.serving.serving import Selection
 
 # A processor pays for every token, padding included, and hardly for a call: calls of so many tokens, of queries of like
 # length, take a quarter less time than one padded batch.

@@ -14,7 +14,7 @@ from service.engine.protocol import Dispatcher
 from service.engine.queue import Limits
 from service.engine.remote import RemoteEngine
 from service.metrics import Metrics
-from service.serving import Serving, require_query_encoder
+from service.serving.serving import Serving, require_query_encoder
 from service.settings import Settings
 
 # Queries and tokens of one batch: a processor gains nothing by more, a card is idle with less.

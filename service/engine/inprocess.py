@@ -28,7 +28,7 @@ from service.engine.ranking import (
     take_main,
     widen,
 )
-from service.serving import Serving
+from service.serving.serving import Serving
 
 
 class InProcessEngine:

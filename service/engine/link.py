@@ -20,7 +20,7 @@ from models.errors import BadEncoder, CareError, SpaceMismatch
 from service.engine import frames
 from service.engine.frames import Answer, Ask, FrameReader, Kind
 from service.errors import EngineAway, EngineFailed
-from service.serving import Serving
+from service.serving.serving import Serving
 
 logger = logging.getLogger(__name__)
 

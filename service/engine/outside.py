@@ -13,7 +13,7 @@ from indexer.store.database import Database
 from indexer.store.qdrant import Qdrant, QdrantVectors
 from service.breaker import Breaker
 from service.engine.device import OpenVectors, Rows, Vectors
-from service.serving import Selection
+from service.serving.serving import Selection
 
 RETRY_SECONDS = 1.0
 AWAY = "the vector database does not answer; try again when it is back"

@@ -18,7 +18,7 @@ from models.tokenizer import Tokens
 
 if TYPE_CHECKING:
     from indexer.store import Filter
-    from service.serving import Serving
+    from service.serving.serving import Serving
 
 Vector = NDArray[np.float32]
 OnBatch = Callable[[int, float, int], None]

@@ -15,7 +15,7 @@ from service.engine.cost import CostModel
 from service.engine.lanes import SLICE_SECONDS, Lanes
 from service.engine.protocol import Job, Outcome
 from service.errors import DeadlineExceeded, Overloaded
-from service.serving import Serving
+from service.serving.serving import Serving
 
 # A request of more jobs than this is bulk unless it says otherwise.
 ONLINE_JOBS = 8

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from models.fusion import CANDIDATES, LATER_LEXICAL, best_passages, fuse
 from models.lexical import Ranking
 from service.engine.protocol import Evidence, Found, Mode, Options, SearchJob
-from service.serving import Mask, Serving
+from service.serving.serving import Mask, Serving
 
 # How much further a search looks when the passages it found belong to too few documents.
 WIDEN = 4

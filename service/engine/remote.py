@@ -26,7 +26,7 @@ from service.engine.protocol import Job, Outcome, SearchJob
 from service.engine.queue import Entry, Limits, Queue
 from service.engine.ranking import Scores, Side, search_lexical
 from service.errors import DeadlineExceeded, EngineAway, EngineFailed, ShuttingDown
-from service.serving import Serving
+from service.serving.serving import Serving
 
 logger = logging.getLogger(__name__)
 

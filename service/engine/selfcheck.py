@@ -29,7 +29,7 @@ from models.reader import TextReader, best_variant
 from models.tokenizer import FlatIds
 from service.engine.device import CpuEncoder, CpuVectors, Device, Encoder, VectorSearch
 from service.engine.devices import open_device
-from service.serving import Selection
+from service.serving.serving import Selection
 from service.settings import Settings
 
 BATCHES = (1, 8, 64, 256)

@@ -15,7 +15,7 @@ from indexer.store import Collection
 from models.errors import BadEncoder
 from service.engine.device import Device, Encoder, VectorSearch
 from service.engine.devices import searched_by
-from service.serving import Serving, require_query_encoder
+from service.serving.serving import Serving, require_query_encoder
 from service.settings import Settings
 
 logger = logging.getLogger(__name__)

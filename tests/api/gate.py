@@ -10,7 +10,7 @@ import httpx
 
 from service.engine.inprocess import InProcessEngine
 from service.engine.protocol import Job, Outcome, SearchJob
-from service.serving import Serving
+from service.serving.serving import Serving
 
 WAIT_SECONDS = 120.0
 REAL_RUN = InProcessEngine.run

@@ -14,9 +14,8 @@ import pytest
 
 from models.onnx_encoder import OnnxEncoder
 from models.spec import EncoderSpec, Side
-from service.api.texts import WRITTEN_TOGETHER, write_vectors
+from service.http.texts import WRITTEN_TOGETHER, EncodingFormat, write_vectors
 from service.settings import Settings
-from service.text_schemas import EncodingFormat
 from tests.api.gate import Gate
 from tests.api.support import ENCODER, Built, make_settings, running
 from tests.api.test_errors import check

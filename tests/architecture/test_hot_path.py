@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from starlette.middleware.base import BaseHTTPMiddleware
 from starlette.types import ASGIApp
 
-from service.api.search import SearchRoute
-from service.app import create_app
-from service.middleware import RequestFrame
+from service.http.app import create_app
+from service.http.middleware import RequestFrame
+from service.http.search import SearchRoute
 from service.settings import Settings
 
 

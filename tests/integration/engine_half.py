@@ -15,7 +15,7 @@ from service.engine.queue import Limits
 from service.engine.remote import RemoteEngine
 from service.engine.server import EngineServer
 from service.engine.shelf import Shelf
-from service.serving import Serving
+from service.serving.serving import Serving
 from service.settings import Settings
 from tests.api.support import ENCODER, Built
 

@@ -21,7 +21,7 @@ from service.engine.devices import searched_by
 from service.engine.inprocess import InProcessEngine
 from service.engine.protocol import Mode, Options, SearchJob
 from service.engine.remote import RemoteEngine
-from service.serving import Serving
+from service.serving.serving import Serving
 from tests.api.support import Built, build_collection, make_settings
 from tests.integration.engine_half import WAIT_SECONDS, Engine, open_serving, worker
 from tests.support.qdrant_server import QdrantServer, qdrant

@@ -18,7 +18,7 @@ from service.engine.device import Cpu
 from service.engine.devices import searched_by
 from service.engine.inprocess import InProcessEngine
 from service.engine.protocol import EncodeJob, Found, Job, Mode, Options, SearchJob
-from service.serving import Serving
+from service.serving.serving import Serving
 
 TOPICS = ["高血压", "糖尿病", "发热", "骨折", "哮喘", "头痛", "贫血", "胃炎"]
 QUERIES = ["高血压 头痛", "糖尿病人发热", "哮喘", "骨折以后贫血", "胃炎"]
@@ -140,7 +140,7 @@ def test_a_mixed_batch_answers_each_query_in_its_own_way(serving: Serving) -> No
 
 
 def test_a_lexical_batch_never_touches_the_encoder(serving: Serving) -> None:
-    blind = Serving(serving.snapshot, None, serving.facets, serving.select)  # type: ignore[arg-type]
+    blind = Serving(serving.snapshot, None, serving.facets, serving.select, serving.overlay)  # type: ignore[arg-type]
     found = run(blind, [make_job(serving, QUERIES[0], mode=Mode.LEXICAL)])
     assert len(found[0].documents)
 

@@ -11,10 +11,10 @@ from fastapi.routing import APIRoute
 from prometheus_client.parser import text_string_to_metric_families
 
 from indexer.report import write_metrics
-from service.api import health, search
-from service.metrics import Metrics
+from service.http import admin as health
+from service.http import search
+from service.metrics import Metrics, Timings
 from service.settings import Settings
-from service.timings import Timings
 from tests.unit.deploy.support import REPOSITORY, compose, load_yaml, parse_care
 from tests.unit.indexer.support import RUN
 

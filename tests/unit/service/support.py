@@ -10,7 +10,7 @@ import numpy as np
 
 from models.tokenizer import Tokens
 from service.engine.protocol import BatchTimes, EncodeJob, Found, Job, Mode, Options, Outcome, SearchJob
-from service.serving import Serving
+from service.serving.serving import Serving
 
 WAIT_SECONDS = 60.0
 DENSE = Options(Mode.DENSE, 10)
@@ -18,7 +18,7 @@ DENSE = Options(Mode.DENSE, 10)
 
 def serving(name: str = "one") -> Serving:
     """The batcher only asks a serving who it is."""
-    return Serving(*[cast(Any, name)] * 4)
+    return Serving(*[cast(Any, name)] * 5)
 
 
 def job(query: str, tokens: int = 1) -> SearchJob:

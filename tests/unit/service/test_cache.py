@@ -10,9 +10,8 @@ import pytest
 
 from models.tokenizer import Tokens
 from service.breaker import FAILURES_TO_OPEN, OPEN_SECONDS, Breaker
-from service.cache import Cache, EmbeddingCache, Kind
-from service.cache.keys import embedding_key
-from service.cache.process import ENTRY_BYTES, ProcessCache
+from service.cache.cache import ENTRY_BYTES, Cache, EmbeddingCache, ProcessCache
+from service.cache.keys import Kind, embedding_key
 from service.metrics import Metrics
 
 ENCODER = SimpleNamespace(fingerprint="encoder", spec=SimpleNamespace(dim=16))

@@ -15,8 +15,8 @@ from models.spec import Side
 from models.tokenizer import Tokens
 from service.cache.keys import ResultKeys, embedding_key
 from service.engine.protocol import Mode
-from service.schemas import SearchRequest
-from service.serving import Serving, is_same_function
+from service.search.request import SearchRequest
+from service.serving.serving import Serving, is_same_function
 from service.settings import Settings
 from tests.api.support import ENCODER
 
@@ -26,7 +26,7 @@ HYBRID = ResultKeys(Settings(default_mode=Mode.HYBRID))
 def serving(version: str = "v1", fingerprint: str = "e1", state: bytes = b"", query_instruction: str = "") -> Serving:
     """Keys only ask a serving for four names."""
     encoder = SimpleNamespace(fingerprint=fingerprint, spec=SimpleNamespace(query_instruction=query_instruction))
-    return cast(Serving, SimpleNamespace(version=version, state=state, encoder=encoder))
+    return cast(Serving, SimpleNamespace(version=version, overlay=SimpleNamespace(state=state), encoder=encoder))
 
 
 def key(keys: ResultKeys = HYBRID, of: Serving | None = None, **fields: object) -> bytes:

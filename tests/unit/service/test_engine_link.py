@@ -14,7 +14,7 @@ import pytest
 from service.engine import frames
 from service.engine.frames import FrameReader, Kind
 from service.engine.link import Link
-from service.serving import Serving
+from service.serving.serving import Serving
 
 pytestmark = pytest.mark.anyio
 

@@ -32,8 +32,8 @@ from service.engine.device import Cpu
 from service.engine.devices import searched_by
 from service.engine.inprocess import InProcessEngine
 from service.engine.protocol import Mode, Options, SearchJob
-from service.fresh.facets import count_facets
-from service.serving import Selection, Serving
+from service.serving.facets import count_facets
+from service.serving.serving import Selection, Serving
 from tests.unit.indexer.support import DIM, Entry, unit_vectors, write_snapshot
 
 WORDS = ["高血压", "糖尿病", "阿司匹林", "血常规", "发热", "骨折", "哮喘", "aspirin"]
@@ -71,7 +71,7 @@ def serving_of(snapshot: Snapshot, overlay: Overlay | None = None) -> Serving:
     def select(filters: tuple[Filter, ...]) -> Selection:
         return Selection(filters, lambda: snapshot.metadata.select(filters)[snapshot.passages.documents])
 
-    return Serving(snapshot, None, snapshot.metadata.facets(), select, overlay)  # type: ignore[arg-type]
+    return Serving(snapshot, None, snapshot.metadata.facets(), select, overlay or Overlay.over(snapshot))  # type: ignore[arg-type]
 
 
 def search(serving: Serving, mode: Mode, *filters: Filter, top_k: int = 10) -> list[tuple[str, float]]:
