@@ -85,6 +85,7 @@ class Metrics:
         )
         self._queue = gauge("care_queue_length", "Queries that wait for the engine.", multiprocess_mode="livesum")
         self._queue_length: Callable[[], int] | None = None
+        self.waiting = self._queue.set
         cache = counter("care_cache", "Look-ups by layer, kind and outcome.", ["layer", "kind", "outcome"])
         self._cache = {
             labels: cache.labels(*labels)
@@ -97,9 +98,9 @@ class Metrics:
         self._snapshot = gauge("care_snapshot_info", "1 for the snapshot that is served.", ["version"])
         self._served: str | None = None
         self._documents = gauge("care_snapshot_documents", "Documents in the served snapshot.")
-        self._fresh = gauge("care_fresh_changes", "Documents posted or deleted since the served snapshot was built.")
+        self.fresh = gauge("care_fresh_changes", "Documents posted or deleted since the served snapshot was built.").set
         self._swaps = counter("care_swaps", "Snapshots that were put into service, by each worker.")
-        self._failed_swaps = counter("care_failed_swaps", "Snapshots that were refused.")
+        self.failed_swap = counter("care_failed_swaps", "Snapshots that were refused.").inc
         self._restarts = counter(
             "care_restarts", "Processes that were started again because they had ended.", ["process"]
         )
@@ -127,9 +128,6 @@ class Metrics:
         self._engine_seconds.inc(seconds)
         self._queue.set(waiting)
 
-    def waiting(self, queries: int) -> None:
-        self._queue.set(queries)
-
     def cache(self, layer: str, kind: str, outcome: str, count: int) -> None:
         self._cache[layer, kind, outcome].inc(count)
 
@@ -148,14 +146,8 @@ class Metrics:
         self._documents.set(documents)
         self._swaps.inc()
 
-    def fresh(self, changes: int) -> None:
-        self._fresh.set(changes)
-
     def restart(self, process: str) -> None:
         self._restarts.labels(process).inc()
-
-    def failed_swap(self) -> None:
-        self._failed_swaps.inc()
 
     def watch_queue(self, length: Callable[[], int]) -> None:
         """Reads this process's queue length whenever metrics are exposed."""

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from indexer.store import Collection
-from service.cache.cache import Cache, EmbeddingCache
+from service.cache.cache import Cache
 from service.cache.keys import ResultKeys
 from service.engine.homes import load_encoder, open_home
 from service.search.embedder import Embedder
@@ -23,7 +23,6 @@ from service.updates.writer import FreshWriter
 
 if TYPE_CHECKING:
     from service.metrics import Metrics
-    from service.search.hyde import Hyde
     from service.settings import Settings
 
 
@@ -62,10 +61,13 @@ async def run_parts(settings: Settings, metrics: Metrics, place: Place = ALONE) 
     encoder = await asyncio.to_thread(load)
     batcher = open_home(settings, metrics, place.engine)
     cache = Cache.from_settings(settings, metrics)
-    embeddings, keys = EmbeddingCache(cache), ResultKeys(settings)
-    embedder = Embedder(settings, batcher, embeddings)
-    hyde = _open_hyde(settings)
-    searcher = Searcher(settings, batcher, cache, embeddings, keys, metrics, embedder, hyde)
+    embedder = Embedder(settings, batcher, cache)
+    hyde = None
+    if settings.hyde_url is not None:
+        from service.search.hyde import Hyde  # loads an HTTP client
+
+        hyde = Hyde(settings)
+    searcher = Searcher(settings, batcher, cache, ResultKeys(settings), metrics, embedder, hyde)
     documents = DocumentEncoder(settings, embedder)
     log = Collection(settings.collection).fresh_log
     # An engine process checks every byte and searches; its workers need not do it again.
@@ -89,14 +91,6 @@ async def run_parts(settings: Settings, metrics: Metrics, place: Place = ALONE) 
         await cache.close()
         if hyde is not None:
             await hyde.close()
-
-
-def _open_hyde(settings: Settings) -> Hyde | None:
-    if settings.hyde_url is None:
-        return None
-    from service.search.hyde import Hyde  # loads an HTTP client
-
-    return Hyde.open(settings)
 
 
 @contextlib.asynccontextmanager

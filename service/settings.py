@@ -22,7 +22,7 @@ REDIS_SCHEMES = ("redis://", "rediss://", "unix://")
 HOST_NAME = re.compile(r"\*|[\w-]+(?:\.[\w-]+)*", re.ASCII)
 
 
-def setting(default: Any, description: str, **bounds: float) -> Any:  # noqa: ANN401 (a field of any type)
+def setting(default: Any, description: str, **bounds: Any) -> Any:  # noqa: ANN401 (a field of any type)
     """Declares a setting with its default, its description and the bounds of its value."""
     return Field(default=default, description=description, **bounds)
 

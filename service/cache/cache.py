@@ -115,6 +115,19 @@ class Cache:
         if self._redis is not None:
             self._metrics.cache("redis", kind, NoAnswer.BYPASS, count)
 
+    async def get_embeddings(self, encoder: TextReader, tokens: Sequence[Tokens]) -> list[Vector | None]:
+        """The embedding (dim,) of each text, bit for bit; None if it is not known or has the wrong length."""
+        if not self.enabled or not tokens:
+            return [None] * len(tokens)
+        stored = await self.get(Kind.EMBEDDING, [embedding_key(encoder.fingerprint, text) for text in tokens])
+        size = encoder.spec.dim * STORED.itemsize
+        return [None if value is None or len(value) != size else np.frombuffer(value, STORED) for value in stored]
+
+    def put_embedding(self, encoder: TextReader, tokens: Tokens, vector: Vector) -> None:
+        if self.enabled:
+            value = vector.astype(STORED, copy=False).tobytes()
+            self.put(Kind.EMBEDDING, {embedding_key(encoder.fingerprint, tokens): value})
+
     async def close(self) -> None:
         if self._redis is not None:
             await self._redis.close()
@@ -125,26 +138,3 @@ class Cache:
             self._metrics.cache(layer, kind, "miss", misses)
         if misses < len(values):
             self._metrics.cache(layer, kind, "hit", len(values) - misses)
-
-
-class EmbeddingCache:
-    """Vectors (dim,) by encoder and tokens, bit for bit as they were computed."""
-
-    def __init__(self, cache: Cache) -> None:
-        self._cache = cache
-        self.enabled = cache.enabled
-
-    async def get(self, encoder: TextReader, tokens: Sequence[Tokens]) -> list[Vector | None]:
-        """The embedding of each text, in order; None if it is not known or has the wrong length."""
-        if not self.enabled or not tokens:
-            return [None] * len(tokens)
-        stored = await self._cache.get(Kind.EMBEDDING, [embedding_key(encoder.fingerprint, text) for text in tokens])
-        size = encoder.spec.dim * STORED.itemsize
-        return [None if value is None or len(value) != size else np.frombuffer(value, STORED) for value in stored]
-
-    def put(self, encoder: TextReader, tokens: Sequence[Tokens], vectors: Sequence[Vector]) -> None:
-        """Keeps one vector per text, in order."""
-        if self.enabled and tokens:
-            keys = (embedding_key(encoder.fingerprint, text) for text in tokens)
-            values = (vector.astype(STORED, copy=False).tobytes() for vector in vectors)
-            self._cache.put(Kind.EMBEDDING, dict(zip(keys, values, strict=True)))

@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from hashlib import blake2b
 from hmac import compare_digest
@@ -110,30 +110,29 @@ class _Command:
 
 @dataclass(slots=True)
 class _LookUp:
-    """The names that one request asks for, and the command that carries them."""
-
     names: Sequence[bytes]
     answer: asyncio.Future[Sequence[Any] | None]
     command: _Command | None = None
 
 
+@dataclass(slots=True)
 class RedisReads:
-    """Sends look-ups in as few commands as their arrival allows."""
+    """Sends look-ups in as few commands as their arrival allows.
 
-    def __init__(self, redis: Redis, breaker: Breaker, timeout_seconds: float, give_up_seconds: float) -> None:
-        """A request leaves after `timeout_seconds`, a command is dropped after `give_up_seconds`."""
-        self._redis = redis
-        self._breaker = breaker
-        self._timeout_seconds = timeout_seconds
-        self._give_up_seconds = give_up_seconds
-        self._waiting: deque[_LookUp] = deque()
-        # A task removes itself when it finds nothing waiting: once it has ended it would be too late for a look-up
-        # that arrived in between.
-        self._readers: set[asyncio.Task[None]] = set()
+    A request leaves after `timeout_seconds`, a command is dropped after `give_up_seconds`. A reader removes itself
+    when it finds nothing waiting: after its end it would be too late for a look-up that arrived in between.
+    """
+
+    redis: Redis
+    breaker: Breaker
+    timeout_seconds: float
+    give_up_seconds: float
+    _waiting: deque[_LookUp] = field(default_factory=deque)
+    _readers: set[asyncio.Task[None]] = field(default_factory=set)
 
     async def get(self, names: Sequence[bytes]) -> Sequence[Any] | NoAnswer:
         """Returns what Redis holds under each name, unchecked."""
-        if not self._breaker.allows():
+        if not self.breaker.allows():
             return NoAnswer.BYPASS
         look_up = _LookUp(names, asyncio.get_running_loop().create_future())
         self._waiting.append(look_up)
@@ -141,7 +140,7 @@ class RedisReads:
         if not self._readers or (len(self._waiting) == 1 and len(self._readers) < READS):
             self._readers.add(asyncio.create_task(self._read()))
         try:
-            async with asyncio.timeout(self._timeout_seconds):
+            async with asyncio.timeout(self.timeout_seconds):
                 stored = await look_up.answer
         except TimeoutError:
             if look_up.command is not None:
@@ -158,9 +157,9 @@ class RedisReads:
             return
         command.judged = True
         if failure:
-            self._breaker.failed(failure)
+            self.breaker.failed(failure)
         else:
-            self._breaker.succeeded()
+            self.breaker.succeeded()
 
     async def _read(self) -> None:
         while look_ups := self._take():
@@ -188,8 +187,8 @@ class RedisReads:
     async def _send(self, command: _Command, names: list[bytes]) -> Sequence[Any] | None:
         failure = ""
         try:
-            async with asyncio.timeout(self._give_up_seconds):
-                stored = await self._redis.mget(names)
+            async with asyncio.timeout(self.give_up_seconds):
+                stored = await self.redis.mget(names)
             if not isinstance(stored, list) or len(stored) != len(names):
                 failure = "a reply of another shape"
         except Exception as error:  # not only RedisError: a malformed reply trips the parser anywhere
@@ -198,28 +197,26 @@ class RedisReads:
         return None if failure else stored
 
 
+@dataclass(slots=True)
 class RedisWrites:
     """Writes values in the background: a bounded queue and one task."""
 
-    def __init__(
-        self, redis: Redis, breaker: Breaker, give_up_seconds: float, ttl_seconds: int, on_write: OnWrite
-    ) -> None:
-        self._redis = redis
-        self._breaker = breaker
-        self._give_up_seconds = give_up_seconds
-        self._ttl_seconds = ttl_seconds
-        self._on_write = on_write
-        self._waiting: deque[tuple[bytes, bytes]] = deque()
-        self._waiting_bytes = 0
-        self._writer: asyncio.Task[None] | None = None
+    redis: Redis
+    breaker: Breaker
+    give_up_seconds: float
+    ttl_seconds: int
+    on_write: OnWrite
+    waiting_bytes: int = 0
+    _waiting: deque[tuple[bytes, bytes]] = field(default_factory=deque)
+    _writer: asyncio.Task[None] | None = None
 
     def put(self, values: Sequence[tuple[bytes, bytes]]) -> None:
         size = sum(len(value) for _, value in values)
-        if self._waiting_bytes + size > WAITING_BYTES or not self._breaker.allows():
-            self._on_write("dropped", len(values))
+        if self.waiting_bytes + size > WAITING_BYTES or not self.breaker.allows():
+            self.on_write("dropped", len(values))
             return
         self._waiting.extend(values)
-        self._waiting_bytes += size
+        self.waiting_bytes += size
         if self._writer is None:
             self._writer = asyncio.create_task(self._write())
 
@@ -230,15 +227,15 @@ class RedisWrites:
     async def _write(self) -> None:
         while values := self._take():
             failure = await self._send(values)
-            self._on_write("error" if failure else "written", len(values))
+            self.on_write("error" if failure else "written", len(values))
             if failure:
-                self._breaker.failed(failure)
+                self.breaker.failed(failure)
                 # Values behind a failure would fail too.
-                self._on_write("dropped", len(self._waiting))
+                self.on_write("dropped", len(self._waiting))
                 self._waiting.clear()
-                self._waiting_bytes = 0
+                self.waiting_bytes = 0
             else:
-                self._breaker.succeeded()
+                self.breaker.succeeded()
         self._writer = None
 
     def _take(self) -> list[tuple[bytes, bytes]]:
@@ -247,15 +244,15 @@ class RedisWrites:
         while self._waiting and size < WRITE_BYTES:
             taken.append(self._waiting.popleft())
             size += len(taken[-1][1])
-        self._waiting_bytes -= size
+        self.waiting_bytes -= size
         return taken
 
     async def _send(self, values: Sequence[tuple[bytes, bytes]]) -> str:
         """Returns why Redis did not take every value; empty if it did."""
         try:
-            async with asyncio.timeout(self._give_up_seconds), self._redis.pipeline(transaction=False) as pipe:
+            async with asyncio.timeout(self.give_up_seconds), self.redis.pipeline(transaction=False) as pipe:
                 for name, value in values:
-                    pipe.set(name, value, ex=self._ttl_seconds)
+                    pipe.set(name, value, ex=self.ttl_seconds)
                 replies = await pipe.execute(raise_on_error=False)
         except Exception as error:  # as in RedisReads
             return type(error).__name__

@@ -251,8 +251,3 @@ def sample_documents(serving: Serving) -> list[str]:
     rows = {len(documents) * place // SAMPLES for place in range(SAMPLES)} if len(documents) else set()
     headlines = [documents.get(row).headline for row in sorted(rows - serving.overlay.gone)]
     return list(dict.fromkeys(headline[:SAMPLE_CHARACTERS].rstrip("… ") for headline in headlines))
-
-
-router = APIRouter()
-for part in (collection, admin, health):
-    router.include_router(part)

@@ -75,8 +75,8 @@ def create_app(settings: Settings, place: Place = ALONE) -> FastAPI:
         Route(texts.EMBEDDINGS, texts.embeddings_route, methods=texts.METHODS, include_in_schema=False),
         Route(texts.RERANK, texts.rerank_route, methods=texts.METHODS, include_in_schema=False),
     ]
-    for routes in (documents, texts, admin):
-        app.include_router(routes.router)
+    for router in (documents.router, admin.collection, texts.router, admin.admin, admin.health):
+        app.include_router(router)
     app.add_route(PAGE, partial(_page, "index.html"), include_in_schema=False)
     app.add_route(DOCS, partial(_page, "docs.html"), include_in_schema=False)
     app.mount(STATIC, _WholeFiles(directory=WEB_FOLDER), name="static")

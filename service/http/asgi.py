@@ -80,7 +80,8 @@ async def read_body(scope: Scope, receive: Receive, limit: int) -> bytes:
         message = await receive()
         if message["type"] == "http.disconnect":
             raise ClientLeft
-        body += message.get("body", b"")
+        chunk: bytes = message.get("body", b"")
+        body += chunk
         if len(body) > limit:
             raise BodyTooLarge(too_large)
         if not message.get("more_body", False):

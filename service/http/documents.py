@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, Self
+from typing import Annotated, Any, Self
 
 import orjson
 from fastapi import APIRouter, Depends, Request, Response
@@ -14,9 +14,7 @@ from service.http.admin import require_admin
 from service.http.asgi import errors, parse_body, read_body, runtime_of
 from service.search.portions import is_blank
 from service.updates.encoder import NewDocument
-
-if TYPE_CHECKING:
-    from service.updates.writer import Receipt
+from service.updates.writer import ChangesAnswer
 
 PATH = "/v1/documents"
 Id = Annotated[str, StringConstraints(min_length=1)] | StrictInt
@@ -69,14 +67,6 @@ class DocumentsRequest(BaseModel):
     documents: Annotated[list[PostedDocument], Field(fail_fast=True)]
 
 
-class ChangesAnswer(BaseModel):
-    """What was done, and is on the disk; in every worker's answers within a second."""
-
-    position: int = Field(description="How far the log of changes is with this one.")
-    changed: int = Field(description="How many documents are now otherwise than before.")
-    snapshot: str
-
-
 @router.get(
     "/documents/{id:path}", response_model=None, responses={200: {"model": DocumentAnswer}, **errors(404, 422, 503)}
 )
@@ -101,13 +91,13 @@ async def post_documents(request: Request) -> ChangesAnswer:
     if not 1 <= len(posted) <= most:
         raise InvalidRequest("documents", f"must hold between 1 and {most} documents, got {len(posted)}")
     documents = [_checked(number, document) for number, document in enumerate(posted)]
-    return _answer(await runtime.writer.post(documents))
+    return await runtime.writer.post(documents)
 
 
 @router.delete("/documents/{id:path}", dependencies=[Depends(require_admin)], responses=errors(403, 422, 503))
 async def delete_document(request: Request, id: str) -> ChangesAnswer:
     """Takes the document with this id out of all answers; `changed` is 0 where there is none."""
-    return _answer(await runtime_of(request).writer.delete(id))
+    return await runtime_of(request).writer.delete(id)
 
 
 def _checked(number: int, posted: PostedDocument) -> NewDocument:
@@ -122,7 +112,3 @@ def _checked(number: int, posted: PostedDocument) -> NewDocument:
     except BadValue as bad:
         raise InvalidRequest(f"documents[{number}].metadata", str(bad)) from None
     return NewDocument(posted.name, title, text, metadata)
-
-
-def _answer(receipt: Receipt) -> ChangesAnswer:
-    return ChangesAnswer(position=receipt.position, changed=receipt.changed, snapshot=receipt.snapshot)

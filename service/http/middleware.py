@@ -6,6 +6,7 @@ import logging
 import re
 import secrets
 from collections.abc import Collection
+from dataclasses import dataclass
 from time import perf_counter, time
 from typing import TYPE_CHECKING
 
@@ -152,15 +153,15 @@ def _request_id(scope: Scope) -> str:
     return secrets.token_hex(8)
 
 
+@dataclass(frozen=True, slots=True)
 class HotPath:
     """Sends searches past the framework's middleware, which takes longer than a search in the cache."""
 
-    def __init__(self, path: str, methods: Collection[str], hot: ASGIApp, rest: ASGIApp) -> None:
-        self._path = path
-        self._methods = methods
-        self._hot = hot
-        self._rest = rest
+    path: str
+    methods: Collection[str]
+    hot: ASGIApp
+    rest: ASGIApp
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        is_hot = scope["type"] == "http" and scope["path"] == self._path and scope["method"] in self._methods
-        await (self._hot if is_hot else self._rest)(scope, receive, send)
+        is_hot = scope["type"] == "http" and scope["path"] == self.path and scope["method"] in self.methods
+        await (self.hot if is_hot else self.rest)(scope, receive, send)

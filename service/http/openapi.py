@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Body, Depends, FastAPI
@@ -12,10 +14,11 @@ from pydantic import BaseModel, Field
 from service.http import documents, search, texts
 from service.http.admin import require_admin
 from service.http.asgi import errors
-from service.http.documents import ChangesAnswer, DocumentsRequest
+from service.http.documents import DocumentsRequest
 from service.http.texts import EmbeddingsAnswer, EmbeddingsRequest, RerankAnswer, RerankRequest
 from service.search.request import HydeStatus, SearchRequest
 from service.settings import Settings
+from service.updates.writer import ChangesAnswer
 
 SCHEMAS = "#/components/schemas/"
 # Parameters of the query string that differ from the body's fields.
@@ -122,107 +125,21 @@ class SearchAnswer(BaseModel):
     timings_ms: StageTimings
 
 
-SEARCHES = {
-    "one query": {"query": "高血压吃什么药", "top_k": 5},
-    "several queries": {
-        "query": ["发烧怎么办", "chest pain first aid"],
-        "mode": "dense",
-        "fields": ["title", "text"],
-    },
-    "filters": {
-        "query": "感冒",
-        "filters": [
-            {"field": "kind", "eq": "drug"},
-            {"field": "department", "in": ["呼吸内科", "全科"]},
-            {"field": "updated", "gte": "2025-01-01", "lt": "2026-01-01"},
-        ],
-    },
-    "not and any": {
-        "query": "感冒",
-        "filters": [
-            {"not": {"field": "kind", "eq": "test"}},
-            {"any": [{"field": "department", "eq": "儿科"}, {"field": "updated", "gte": "2025-01-01"}]},
-        ],
-    },
-    "the second page, with counts": {"query": "感冒", "top_k": 10, "offset": 10, "facets": ["kind"]},
-    "passages for a language model": {
-        "query": "糖尿病人能吃水果吗",
-        "top_k": 3,
-        "passages": 2,
-        "min_score": 0.2,
-        "fields": ["title", "text"],
-        "timeout_ms": 2000,
-    },
-    "why these hits": {"query": "心绞痛", "explain": True, "weight": 0.5},
-}
-SEARCH_HIT = {
-    "score": 0.931207,
-    "id": "drug-001",
-    "title": "氨氯地平",
-    "metadata": {"kind": "drug", "department": "心血管内科", "updated": "2025-06-01"},
-    "snippet": "用于治疗高血压和心绞痛……",
-    "highlights": [[4, 7]],
-}
-SNAPSHOT = "20261115T041500123Z-1a2b3c4d"
-SEARCH_TIMES = {"tokenize": 0.05, "queue": 0.12, "encode": 1.9, "search": 0.4, "fetch": 0.1, "total": 2.6}
-SEARCH_ANSWER = {
-    "results": [{"hits": [SEARCH_HIT], "truncated": False}],
-    "snapshot": SNAPSHOT,
-    "timings_ms": SEARCH_TIMES,
-}
-EMBEDDINGS = {
-    "one text": {"input": "高血压吃什么药"},
-    "documents, shortened": {
-        "input": ["氨氯地平用于治疗高血压。", "布洛芬用于退热。"],
-        "input_type": "document",
-        "dimensions": 256,
-        "encoding_format": "base64",
-    },
-}
-EMBEDDINGS_ANSWER = {
-    "object": "list",
-    "data": [{"object": "embedding", "index": 0, "embedding": [0.0132, -0.0471, 0.0289]}],
-    "model": "care-small-zh",
-    "usage": {"prompt_tokens": 9, "total_tokens": 9},
-}
-RERANKS = {
-    "texts": {
-        "query": "发烧怎么办",
-        "documents": ["布洛芬用于退热。", "氨氯地平用于治疗高血压。"],
-        "top_n": 1,
-        "return_documents": True,
-    },
-    "objects": {"query": "chest pain", "documents": [{"text": "Angina is chest pain."}, {"text": "A sprain."}]},
-}
-RERANK_ANSWER = {
-    "model": "care-small-zh",
-    "results": [{"index": 0, "relevance_score": 0.712384, "document": {"text": "布洛芬用于退热。"}}],
-    "usage": {"prompt_tokens": 31, "total_tokens": 31},
-}
-NOTICE = {
-    "id": "notice-2026-11",
-    "title": "缬沙坦批次召回",
-    "text": "因检出杂质，部分批次的缬沙坦片自即日起召回。",
-    "metadata": {"kind": "notice", "updated": "2026-11-15"},
-}
-DOCUMENTS = {
-    "one document": {"documents": [NOTICE]},
-    "several documents": {"documents": [{"id": "a", "text": "Take with food."}, {"id": "b", "title": "Only a title"}]},
-}
+EXAMPLES = json.loads(Path(__file__).with_name("examples.json").read_text(encoding="utf-8"))
 LINES = {"schema": {"anyOf": [{"$ref": SCHEMAS + name} for name in ("Result", "StreamEnd", "ErrorAnswer")]}}
 BUSY = (408, 413, 422, 429, 503, 504)
 
 
-def _body(examples: Mapping[str, Any]) -> Any:  # noqa: ANN401 (what FastAPI's Body returns)
-    return Body(openapi_examples={name: {"value": value} for name, value in examples.items()})
+def _body(name: str) -> Any:  # noqa: ANN401 (what FastAPI's Body returns)
+    return Body(openapi_examples={title: {"value": value} for title, value in EXAMPLES[name]["requests"].items()})
 
 
-def _answers(example: Mapping[str, Any], *statuses: int) -> dict[int | str, dict[str, Any]]:
-    content: dict[str, Any] = {"application/json": {"example": example}}
+def _answers(name: str, *statuses: int) -> dict[int | str, dict[str, Any]]:
+    content: dict[str, Any] = {"application/json": {"example": EXAMPLES[name]["answer"]}}
     return {200: {"description": "The answer", "content": content}, **errors(*statuses)}
 
 
-SEARCH_ANSWERS = _answers(SEARCH_ANSWER, *BUSY)
+SEARCH_ANSWERS = _answers("search", *BUSY)
 SEARCH_ANSWERS[200]["content"]["application/x-ndjson"] = LINES
 router = APIRouter()  # describes; requests never reach it
 
@@ -233,7 +150,7 @@ async def get_search() -> SearchAnswer:
 
 
 @router.post(search.PATH, tags=["search"], summary="Search", responses=SEARCH_ANSWERS)
-async def post_search(request: Annotated[SearchRequest, _body(SEARCHES)]) -> SearchAnswer:
+async def post_search(request: Annotated[SearchRequest, _body("search")]) -> SearchAnswer:
     raise NotImplementedError
 
 
@@ -241,9 +158,9 @@ async def post_search(request: Annotated[SearchRequest, _body(SEARCHES)]) -> Sea
     texts.EMBEDDINGS,
     tags=["texts"],
     summary="Embeddings, as OpenAI's",
-    responses=_answers(EMBEDDINGS_ANSWER, 404, *BUSY),
+    responses=_answers("embeddings", 404, *BUSY),
 )
-async def post_embeddings(request: Annotated[EmbeddingsRequest, _body(EMBEDDINGS)]) -> EmbeddingsAnswer:
+async def post_embeddings(request: Annotated[EmbeddingsRequest, _body("embeddings")]) -> EmbeddingsAnswer:
     raise NotImplementedError
 
 
@@ -251,9 +168,9 @@ async def post_embeddings(request: Annotated[EmbeddingsRequest, _body(EMBEDDINGS
     texts.RERANK,
     tags=["texts"],
     summary="Rerank, as Cohere's and Jina's",
-    responses=_answers(RERANK_ANSWER, 404, *BUSY),
+    responses=_answers("rerank", 404, *BUSY),
 )
-async def post_rerank(request: Annotated[RerankRequest, _body(RERANKS)]) -> RerankAnswer:
+async def post_rerank(request: Annotated[RerankRequest, _body("rerank")]) -> RerankAnswer:
     raise NotImplementedError
 
 
@@ -262,9 +179,9 @@ async def post_rerank(request: Annotated[RerankRequest, _body(RERANKS)]) -> Rera
     tags=["documents"],
     summary="Add or replace documents",
     dependencies=[Depends(require_admin)],
-    responses=_answers({"position": 42, "changed": 1, "snapshot": SNAPSHOT}, 403, 409, *BUSY),
+    responses=_answers("documents", 403, 409, *BUSY),
 )
-async def post_documents(request: Annotated[DocumentsRequest, _body(DOCUMENTS)]) -> ChangesAnswer:
+async def post_documents(request: Annotated[DocumentsRequest, _body("documents")]) -> ChangesAnswer:
     raise NotImplementedError
 
 

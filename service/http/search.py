@@ -45,8 +45,8 @@ class SearchRoute:
                 await send_lines(send, lines, scope[REQUEST_ID])
             return
         async with WhileConnected(receive):
-            answer = await runtime.searcher.search(serving, request)
-        await send_bytes(send, answer.body, headers=[(b"server-timing", answer.timings.as_server_timing())])
+            body, timings = await runtime.searcher.search(serving, request)
+        await send_bytes(send, body, headers=[(b"server-timing", timings.as_server_timing())])
 
 
 def parse_query_string(raw: bytes) -> SearchRequest:

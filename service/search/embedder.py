@@ -17,7 +17,7 @@ from service.engine.queue import ONLINE_JOBS
 from service.search.portions import Deadline, Portions, Prepared, tokenise
 
 if TYPE_CHECKING:
-    from service.cache.cache import EmbeddingCache
+    from service.cache.cache import Cache
     from service.serving.serving import Serving
     from service.settings import Settings
 
@@ -36,7 +36,7 @@ class Embedder:
     `model` is the name by which clients know the encoder: that of its folder.
     """
 
-    def __init__(self, settings: Settings, dispatcher: Dispatcher, cache: EmbeddingCache) -> None:
+    def __init__(self, settings: Settings, dispatcher: Dispatcher, cache: Cache) -> None:
         self.model = settings.encoder.resolve().name
         self._settings = settings
         self._dispatcher = dispatcher
@@ -57,7 +57,7 @@ class Embedder:
             count += sum(map(len, ids))
             known: Sequence[Vector | None] = [None] * len(ids)
             if side is Side.QUERY:
-                known = await self._cache.get(encoder, ids)
+                known = await self._cache.get_embeddings(encoder, ids)
             return [
                 (None if vector is not None else EncodeJob(text.text, side, token), (token, vector))
                 for text, token, vector in zip(ready, ids, known, strict=True)
@@ -69,7 +69,7 @@ class Embedder:
                 vector = known if outcome is None else outcome.vector
                 assert vector is not None  # it was cached, or the job was an EncodeJob
                 if outcome is not None and side is Side.QUERY:
-                    self._cache.put(encoder, [token], [vector])
+                    self._cache.put_embedding(encoder, token, vector)
                 vectors.append(vector)
         return Embeddings(np.stack(vectors), count)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 import httpx
 import orjson
@@ -38,27 +38,18 @@ PROMPTS = {
 class Hyde:
     """A client of the configured model, with one connection pool for the process."""
 
-    def __init__(self, client: httpx.AsyncClient, model: str, max_tokens: int, timeout_seconds: float) -> None:
-        self._client = client
-        self._model = model
-        self._max_tokens = max_tokens
-        self._timeout_seconds = timeout_seconds
-        self._breaker = Breaker("the language model of HyDE")
-
-    @classmethod
-    def open(cls, settings: Settings) -> Self:
-        """Opens a client for settings that name an endpoint; it connects at the first query."""
+    def __init__(self, settings: Settings) -> None:
+        """For settings that name an endpoint and a model; connects at the first query."""
         assert settings.hyde_url is not None
-        assert settings.hyde_model is not None  # Settings refuses one without the other
-        headers = {"Authorization": f"Bearer {settings.hyde_key.get_secret_value()}"} if settings.hyde_key else {}
-        timeout_seconds = settings.hyde_timeout_ms / 1000
-        client = httpx.AsyncClient(
+        self._timeout_seconds = settings.hyde_timeout_ms / 1000
+        self._client = httpx.AsyncClient(
             base_url=settings.hyde_url,
-            headers=headers,
-            timeout=timeout_seconds,
+            headers={"Authorization": f"Bearer {settings.hyde_key.get_secret_value()}"} if settings.hyde_key else {},
+            timeout=self._timeout_seconds,
             limits=httpx.Limits(max_connections=CONNECTIONS, max_keepalive_connections=CONNECTIONS),
         )
-        return cls(client, settings.hyde_model, settings.hyde_max_tokens, timeout_seconds)
+        self._body = {"model": settings.hyde_model, "temperature": TEMPERATURE, "max_tokens": settings.hyde_max_tokens}
+        self._breaker = Breaker("the language model of HyDE")
 
     async def imagine(self, query: str, count: int, seconds_left: float) -> list[str]:
         """Returns the documents, at most `count`, that came in time; never raises."""
@@ -85,12 +76,9 @@ class Hyde:
     async def _ask(self, query: str) -> str:
         """Returns one document, empty if the model gave none."""
         language = "zh" if CHINESE.search(query) else "en"
-        message = {"role": "user", "content": PROMPTS[language].format(query=query)}
-        body = {"model": self._model, "messages": [message], "temperature": TEMPERATURE}
+        body = self._body | {"messages": [{"role": "user", "content": PROMPTS[language].format(query=query)}]}
         try:
-            async with self._client.stream(
-                "POST", "chat/completions", json=body | {"max_tokens": self._max_tokens}
-            ) as response:
+            async with self._client.stream("POST", "chat/completions", json=body) as response:
                 response.raise_for_status()
                 received = b""
                 async for chunk in response.aiter_bytes():

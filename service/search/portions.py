@@ -6,7 +6,7 @@ import asyncio
 import re
 from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from time import perf_counter
 from typing import TYPE_CHECKING, TypeVar
 
@@ -86,53 +86,44 @@ class Deadline:
         return left
 
 
+@dataclass(slots=True)
 class Portions:
     """Submits the items of one request, a window of them at a time: a slow reader of the results slows the rest.
 
-    Adds up how long the request waited for the engine, and for which batches.
+    `portion` is at most what the queue can ever take. Adds up how long the request waited for which batches.
     """
 
-    def __init__(
-        self,
-        dispatcher: Dispatcher,
-        serving: Serving,
-        deadline: Deadline,
-        *,
-        portion: int = PORTION,
-        bulk: bool = False,
-        probe: bool = False,
-    ) -> None:
-        """`portion`: at most as many items as the queue can ever take."""
-        self.waited_seconds = 0.0
-        self.batches: list[BatchTimes] = []
-        self.deadline = deadline
-        self._dispatcher = dispatcher
-        self._serving = serving
-        self._portion = min(portion, PORTION)
-        self._bulk = bulk
-        self._probe = probe
-        self._begun = False
+    dispatcher: Dispatcher
+    serving: Serving
+    deadline: Deadline
+    portion: int = PORTION
+    bulk: bool = False
+    probe: bool = False
+    waited_seconds: float = 0.0
+    batches: list[BatchTimes] = field(default_factory=list)
+    _begun: bool = False
 
     def require_room(self, jobs: Sequence[Job]) -> None:
         """Raises Overloaded if the first portion would be refused; later portions wait for room instead."""
-        if not (self._begun or self._probe):
-            self._dispatcher.require_room(self._serving, jobs, bulk=self._bulk)
+        if not (self._begun or self.probe):
+            self.dispatcher.require_room(self.serving, jobs, bulk=self.bulk)
 
     async def outcomes(
         self, items: Sequence[Item], prepare: Callable[[Sequence[Item]], Awaitable[Sequence[Prepared[Note]]]]
     ) -> AsyncGenerator[tuple[Note, Outcome | None], None]:
         """Yields the note and the outcome of each item, in order, each as soon as it is there. Must be closed."""
         waiting: deque[tuple[Note, asyncio.Future[Outcome] | None]] = deque()
+        size = min(self.portion, PORTION)
         try:
-            for start in range(0, len(items), self._portion):
-                prepared = await prepare(items[start : start + self._portion])
+            for start in range(0, len(items), size):
+                prepared = await prepare(items[start : start + size])
                 while len(waiting) + len(prepared) > WINDOW:
                     yield await self._next(waiting)
                 while (futures := self._submit(prepared, patient=bool(waiting))) is None:
                     yield await self._next(waiting)
                 answers = iter(futures)
                 waiting.extend((note, None if job is None else next(answers)) for job, note in prepared)
-                if not futures and len(items) > self._portion:
+                if not futures and len(items) > size:
                     await asyncio.sleep(0)  # cached items never wait; other requests need the event loop
             while waiting:
                 yield await self._next(waiting)
@@ -149,9 +140,7 @@ class Portions:
             return []
         seconds = self.deadline.seconds_left()
         try:
-            return self._dispatcher.submit(
-                self._serving, jobs, timeout_seconds=seconds, bulk=self._bulk, probe=self._probe
-            )
+            return self.dispatcher.submit(self.serving, jobs, timeout_seconds=seconds, bulk=self.bulk, probe=self.probe)
         except Overloaded:
             if patient:
                 return None

@@ -12,7 +12,7 @@ from models.fusion import LATER_DENSE, LATER_LEXICAL, Fusion, fuse, query_weight
 from service.engine.protocol import Evidence, Found, Mode, Options
 from service.engine.ranking import documents_wanted, group
 from service.search.request import HydeStatus, Part
-from service.search.snippet import make_snippet
+from service.search.snippet import make_snippet, marked_terms
 from service.serving.facets import count_values
 from service.serving.serving import Serving
 
@@ -40,15 +40,6 @@ class View:
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
-    """How the query was read: the terms that snippets mark, whether it was cut, and what HyDE did."""
-
-    wanted: Sequence[str]
-    truncated: bool
-    hyde: HydeStatus | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class Account:
     """What a ranking is based on, by document row: its placing on each side, and its passages, best first.
 
@@ -61,8 +52,17 @@ class Account:
     weight: float | None
 
 
-def result_json(serving: Serving, found: Found, options: Options, view: View, reading: Reading) -> bytes:
-    """Writes `{"hits": […], "truncated": …}` of one query."""
+def result_json(
+    serving: Serving,
+    found: Found,
+    options: Options,
+    view: View,
+    query: str,
+    truncated: bool,
+    hyde: HydeStatus | None,
+) -> bytes:
+    """Writes `{"hits": […], "truncated": …}` of one query; `truncated` says that it was cut."""
+    wanted = marked_terms(query) if Part.SNIPPET in view.parts else []
     account = None
     if view.needs_evidence and found.evidence is not None:
         account = account_for(serving, options, found.evidence)
@@ -73,11 +73,11 @@ def result_json(serving: Serving, found: Found, options: Options, view: View, re
         for each in zip(found.documents.tolist(), found.passages.tolist(), scores, strict=True)
         if view.min_score is None or each[2] >= view.min_score
     ]
-    hits = [_hit_json(serving, *each, view, reading.wanted, account) for each in ranked[view.offset : view.end]]
-    more = b"" if reading.hyde is None else b',"hyde":"%b"' % reading.hyde.encode()
+    hits = [_hit_json(serving, *each, view, wanted, account) for each in ranked[view.offset : view.end]]
+    more = b"" if hyde is None else b',"hyde":"%b"' % hyde.encode()
     if view.facets:
         more += b',"facets":' + orjson.dumps(count_values(serving, [document for document, *_ in ranked], view.facets))
-    return b'{"hits":[%b],"truncated":%b%b}' % (b",".join(hits), b"true" if reading.truncated else b"false", more)
+    return b'{"hits":[%b],"truncated":%b%b}' % (b",".join(hits), b"true" if truncated else b"false", more)
 
 
 def _hit_json(

@@ -22,12 +22,11 @@ from service.errors import DeadlineExceeded, InvalidRequest, NotReady
 from service.metrics import Metrics, Timings
 from service.search.embedder import blend
 from service.search.portions import Deadline, Portions, Prepared, ReadText, cut, is_blank, tokenise
-from service.search.request import HydeStatus, Part, SearchRequest
-from service.search.results import Reading, View, result_json
-from service.search.snippet import marked_terms
+from service.search.request import HydeStatus, SearchRequest
+from service.search.results import View, result_json
 
 if TYPE_CHECKING:
-    from service.cache.cache import Cache, EmbeddingCache
+    from service.cache.cache import Cache
     from service.cache.keys import ResultKeys
     from service.search.embedder import Embedder
     from service.search.hyde import Hyde
@@ -41,28 +40,19 @@ PROBE = SearchRequest(query="ready", top_k=1, mode=Mode.HYBRID, cache=False)
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
-    """The body of an answer, and the time of its stages."""
-
-    body: bytes
-    timings: Timings
-
-
-@dataclass(frozen=True, slots=True)
 class Searcher:
     """Answers requests from the serving that it is given. `hyde` is None if no language model is configured."""
 
     settings: Settings
     dispatcher: Dispatcher
     cache: Cache
-    embeddings: EmbeddingCache
     keys: ResultKeys
     metrics: Metrics
     embedder: Embedder
     hyde: Hyde | None
 
-    async def search(self, serving: Serving, request: SearchRequest) -> Answer:
-        """Returns the whole answer; raises InvalidRequest, BadFilter, DeadlineExceeded, and the dispatcher's errors."""
+    async def search(self, serving: Serving, request: SearchRequest) -> tuple[bytes, Timings]:
+        """Returns body and timings; raises InvalidRequest, BadFilter, DeadlineExceeded, and the dispatcher's errors."""
         run = _Run(self, serving, request)
         await run.check(self.settings.max_queries)
         results, left = [], self.settings.max_answer_bytes
@@ -76,7 +66,7 @@ class Searcher:
                 results.append(result)
         timings = run.end()
         body = b'{"results":[%b],"snapshot":%b,"timings_ms":%b}'
-        return Answer(body % (b",".join(results), orjson.dumps(serving.version), timings.as_json()), timings)
+        return body % (b",".join(results), orjson.dumps(serving.version), timings.as_json()), timings
 
     async def stream(self, serving: Serving, request: SearchRequest) -> AsyncGenerator[bytes, None]:
         """Yields a line per query, in order, each as soon as it is there, and a last one; raises as `search` does."""
@@ -107,7 +97,8 @@ class Searcher:
             request = SearchRequest(
                 query=canary.query, top_k=top_k, mode=Mode.HYBRID, fields=(), cache=False, bulk=True
             )
-            (result,) = orjson.loads((await self.search(serving, request)).body)["results"]
+            body, _ = await self.search(serving, request)
+            (result,) = orjson.loads(body)["results"]
             answers.append([hit["id"] for hit in result["hits"]])
         if failures := failures_of(canaries, answers):
             raise BadCollection(f"{serving.version} is not served: {failures}; force the rollback to serve it anyway")
@@ -117,7 +108,7 @@ class Searcher:
 class _Query:
     """A query on its way: its cached result, or what is needed to write its result and to cache it."""
 
-    result: bytes | None = None
+    result: bytes = b""
     text: ReadText = UNREAD
     hyde: HydeStatus | None = None
     keep_vector: bool = False
@@ -212,7 +203,7 @@ class _Run:
             return await self._make_jobs(queries, [None] * len(queries))
         keys = self._shared.keys(self._serving, self._request, queries)
         known = await self._shared.cache.get(Kind.RESULT, keys)
-        prepared: list[Prepared[_Query]] = [(None, _Query(result)) for result in known]
+        prepared: list[Prepared[_Query]] = [(None, _Query(result or b"")) for result in known]
         missing = [place for place, result in enumerate(known) if result is None]
         if missing:
             jobs = await self._make_jobs([queries[place] for place in missing], [keys[place] for place in missing])
@@ -237,7 +228,7 @@ class _Run:
             job = SearchJob(text.text, self._options, text.tokens, None if vector is None else vector.tobytes(), keep)
             # A plain result in place of one with imagined documents is not cached.
             key = None if hyde is HydeStatus.FAILED else key
-            jobs.append((job, _Query(None, text, hyde, keep, key)))
+            jobs.append((job, _Query(b"", text, hyde, keep, key)))
         return jobs
 
     async def _vectors(self, texts: Sequence[ReadText]) -> Sequence[tuple[Vector | None, HydeStatus | None]]:
@@ -247,7 +238,7 @@ class _Run:
         tokens = [text.tokens for text in texts if text.tokens is not None]
         if not self._cached or not tokens:
             return [(None, None)] * len(texts)
-        return [(vector, None) for vector in await self._shared.embeddings.get(self._serving.encoder, tokens)]
+        return [(vector, None) for vector in await self._shared.cache.get_embeddings(self._serving.encoder, tokens)]
 
     async def _imagine(self, texts: Sequence[ReadText]) -> Sequence[tuple[Vector | None, HydeStatus | None]]:
         hyde = self._shared.hyde
@@ -274,13 +265,12 @@ class _Run:
     def _write(self, query: _Query, outcome: Outcome) -> bytes:
         """Fetches the documents of a ranking, writes them as JSON, and caches result and embedding."""
         began = perf_counter()
-        wanted = marked_terms(query.text.text) if Part.SNIPPET in self._view.parts else []
-        reading = Reading(wanted, query.text.truncated, query.hyde)
-        result = result_json(self._serving, outcome.found, self._options, self._view, reading)
+        text, hyde = query.text, query.hyde
+        result = result_json(self._serving, outcome.found, self._options, self._view, text.text, text.truncated, hyde)
         if query.key is not None:
             self._shared.cache.put(Kind.RESULT, {query.key: result})
         if query.keep_vector and query.text.tokens is not None and outcome.vector is not None:
-            self._shared.embeddings.put(self._serving.encoder, [query.text.tokens], [outcome.vector])
+            self._shared.cache.put_embedding(self._serving.encoder, query.text.tokens, outcome.vector)
         self._timings.fetch += perf_counter() - began
         return result
 

@@ -138,27 +138,22 @@ class Servings:
         self._tell_others()
         return changed
 
-    async def follow_now(self) -> None:
-        """Serves what the pointer names, after an administrator's request to another process."""
+    async def follow_now(self, *, wanted: bool = True) -> None:
+        """Serves what the pointer names. Unless `wanted` by an administrator, a refused version is left alone."""
         try:
-            await self._reload()
+            version = None if wanted else await asyncio.to_thread(self.collection.current)
+            if wanted or (version not in (None, self.serving) and self._tries_left(version) > 0):
+                await self._reload()
         except CareError:
             pass  # logged by the swap, and shown by /admin/versions
         except Exception:
             logger.exception("following the pointer of %s failed", self.collection.root)
 
     async def follow_pointer(self, seconds: float) -> None:
-        """Polls the pointer until cancelled. A version that was refused for good is not tried again."""
+        """Polls the pointer until cancelled."""
         while True:
             await asyncio.sleep(seconds)
-            try:
-                version = await asyncio.to_thread(self.collection.current)
-                if version not in (None, self.serving) and self._tries_left(version) > 0:
-                    await self._reload()
-            except CareError:
-                pass  # logged by the swap, and shown by /admin/versions
-            except Exception:
-                logger.exception("looking at the pointer of %s failed", self.collection.root)
+            await self.follow_now(wanted=False)
 
     async def catch_up(self) -> None:
         """Serves all documents of the log; raises BadLog."""

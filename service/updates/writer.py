@@ -6,9 +6,10 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
+
+from pydantic import BaseModel, Field
 
 from indexer.store import Change, Deleted, Frame, FreshLog, NotWritten, Posted, StoredDocument
 from indexer.store.errors import BadDisk
@@ -26,12 +27,11 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class Receipt:
-    """How far the log is, and how many documents changed; both are on disk."""
+class ChangesAnswer(BaseModel):
+    """What was done, and is on the disk; in every worker's answers within a second."""
 
-    position: int
-    changed: int
+    position: int = Field(description="How far the log of changes is with this one.")
+    changed: int = Field(description="How many documents are now otherwise than before.")
     snapshot: str
 
 
@@ -51,14 +51,14 @@ class FreshWriter:
         self._encoder = encoder
         self._log = log
 
-    async def post(self, documents: Sequence[NewDocument]) -> Receipt:
+    async def post(self, documents: Sequence[NewDocument]) -> ChangesAnswer:
         """Adds documents or replaces those of equal id: all of them, or none if this raises."""
         _check_ids(documents)
         while True:
             with contextlib.suppress(_Sealed):
                 return await self._post(documents)
 
-    async def _post(self, documents: Sequence[NewDocument]) -> Receipt:
+    async def _post(self, documents: Sequence[NewDocument]) -> ChangesAnswer:
         serving = await self._newest()
         sealed = await asyncio.to_thread(self._log.last_segment)
         now = _Known(serving)
@@ -79,9 +79,10 @@ class FreshWriter:
             changed = sum(not known.holds(each.id, each.stored()) for each in unwritten)
             return [encoded[each.id] for each in unwritten]
 
-        return Receipt(await self._change(serving, decide), changed, serving.version)
+        position = await self._change(serving, decide)
+        return ChangesAnswer(position=position, changed=changed, snapshot=serving.version)
 
-    async def delete(self, document_id: str) -> Receipt:
+    async def delete(self, document_id: str) -> ChangesAnswer:
         """Deletes a document. One that is not served is logged too: a running build or an older version may hold it."""
         serving = await self._newest()
         changed = 0
@@ -92,7 +93,8 @@ class FreshWriter:
             changed = int(known.is_visible(document_id))
             return [] if known.holds(document_id, None, segment) else [Deleted(document_id)]
 
-        return Receipt(await self._change(serving, decide), changed, serving.version)
+        position = await self._change(serving, decide)
+        return ChangesAnswer(position=position, changed=changed, snapshot=serving.version)
 
     async def _newest(self) -> Serving:
         """The serving with what other processes wrote a moment ago."""

@@ -75,7 +75,7 @@ async def open_breaker(cache: RedisCache) -> int:
 
 def half_open(cache: RedisCache, next_seconds: float) -> None:
     """As if the time of both breakers had come; their next one comes after so many seconds."""
-    for breaker in (cache._reads._breaker, cache._writes._breaker):
+    for breaker in (cache._reads.breaker, cache._writes.breaker):
         breaker._next_attempt = 0.0
         breaker._open_seconds = next_seconds
 
@@ -204,7 +204,7 @@ async def test_writes_that_a_frozen_server_does_not_take_are_dropped_not_piled_u
         with frozen(server):
             for number in range(200):
                 cache.put(Kind.RESULT, {b"%d" % number: value})
-                assert cache._writes._waiting_bytes <= WAITING_BYTES
+                assert cache._writes.waiting_bytes <= WAITING_BYTES
             assert writes["dropped"] >= 200 - 2 * WAITING_BYTES // len(value)
             cache.put(Kind.RESULT, {b"huge": b"x" * (WAITING_BYTES + 1)})
             await until(lambda: writes["dropped"] + writes["error"] == 201)
