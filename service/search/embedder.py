@@ -12,12 +12,13 @@ from numpy.typing import NDArray
 
 from models.spec import Side
 from models.tokenizer import Tokens
-from service.engine.protocol import Dispatcher, EncodeJob, Vector
+from service.engine.protocol import EncodeJob, Vector
 from service.engine.queue import ONLINE_JOBS
 from service.search.portions import Deadline, Portions, Prepared, tokenise
 
 if TYPE_CHECKING:
     from service.cache.cache import Cache
+    from service.engine.protocol import Dispatcher
     from service.serving.serving import Serving
     from service.settings import Settings
 

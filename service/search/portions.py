@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, TypeVar
 from models.reader import TextReader
 from models.spec import Side
 from models.tokenizer import Tokens
-from service.engine.protocol import BatchTimes, Dispatcher, Job, Outcome
+from service.engine.protocol import BatchTimes, Job, Outcome
 from service.errors import DeadlineExceeded, Overloaded
 
 if TYPE_CHECKING:
+    from service.engine.protocol import Dispatcher
     from service.serving.serving import Serving
 
 PORTION = 32  # items that are prepared and submitted together, at most

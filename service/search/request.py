@@ -153,8 +153,9 @@ class SearchRequest(BaseModel):
         description="A text, or a list of texts that are answered in their order."
     )
     top_k: int = Field(default=10, description="How many documents per query.")
-    offset: Annotated[int, Field(ge=0)] | None = Field(
+    offset: int | None = Field(
         default=None,
+        ge=0,
         description="How many of the best documents to skip. Pages of equal requests, given an offset from 0 on, are "
         "slices of one ranking; offset + top_k is bounded as top_k is.",
     )
@@ -171,25 +172,19 @@ class SearchRequest(BaseModel):
         "largest top_k, those below min_score left out.",
     )
     fusion: Fusion = Field(default=Fusion.SCORES, description="How hybrid mode makes one ranking of two.")
-    weight: Annotated[float, Field(ge=0, le=1)] | None = Field(
-        default=None, description="Share of the dense score in fusion by scores; a tuned default where left out."
+    weight: float | None = Field(
+        default=None, ge=0, le=1, description="Share of the dense score in fusion by scores; default: tuned."
     )
-    min_score: Annotated[float, Field(allow_inf_nan=False)] | None = Field(
-        default=None, description="Leaves out hits of a lower score."
-    )
-    passages: Annotated[int, Field(ge=0, le=MAX_PASSAGES)] = Field(
-        default=0, description="How many of its matching passages a hit shows at most."
-    )
+    min_score: float | None = Field(default=None, allow_inf_nan=False, description="Leaves out hits of a lower score.")
+    passages: int = Field(default=0, ge=0, le=MAX_PASSAGES, description="Most matching passages that a hit shows.")
     explain: bool = Field(default=False, description="Whether a hit shows its rank and score on either side.")
     hyde: bool | HydeOptions = Field(
         default=False, description="Search with documents that a language model imagines, too; true means three."
     )
-    timeout_ms: Annotated[int, Field(ge=1, le=MAX_TIMEOUT_MS)] | None = Field(
-        default=None, description="Longest wait for the answer (504 beyond it)."
+    timeout_ms: int | None = Field(
+        default=None, ge=1, le=MAX_TIMEOUT_MS, description="Longest wait for the answer (504 beyond it)."
     )
-    bulk: bool = Field(
-        default=False, description="Whether other requests may go first; large requests always let them."
-    )
+    bulk: bool = Field(default=False, description="Whether other requests may go first; always if it is large.")
     cache: bool = Field(default=True, description="Whether the answer may come from a cache.")
 
     @property

@@ -16,7 +16,7 @@ from indexer.store.canaries import Canary, failures_of
 from models.errors import did_you_mean
 from models.spec import Side
 from service.cache.keys import Kind
-from service.engine.protocol import Dispatcher, Mode, Options, Outcome, SearchJob, Vector
+from service.engine.protocol import Mode, Options, Outcome, SearchJob, Vector
 from service.engine.queue import ONLINE_JOBS
 from service.errors import DeadlineExceeded, InvalidRequest, NotReady
 from service.metrics import Metrics, Timings
@@ -28,6 +28,7 @@ from service.search.results import View, result_json
 if TYPE_CHECKING:
     from service.cache.cache import Cache
     from service.cache.keys import ResultKeys
+    from service.engine.protocol import Dispatcher
     from service.search.embedder import Embedder
     from service.search.hyde import Hyde
     from service.serving.serving import Serving
