@@ -55,8 +55,8 @@ class Timings:
         return _SERVER_TIMING % self._milliseconds()
 
     def _milliseconds(self) -> tuple[float, ...]:
-        stages = (self.tokenize, self.queue, self.encode, self.search, self.fetch, self.total)
-        return tuple([1000 * seconds for seconds in stages])
+        first = (1000 * self.tokenize, 1000 * self.queue, 1000 * self.encode)
+        return (*first, 1000 * self.search, 1000 * self.fetch, 1000 * self.total)
 
 
 STAGES = tuple(stage.name for stage in fields(Timings))

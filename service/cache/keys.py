@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 DIGEST_BYTES = 16
 # Fields of a request that a result does not depend on; each query is added by itself.
-NOT_IN_KEY = frozenset({"query", "timeout_ms", "bulk", "cache"})
+NOT_IN_KEY = {"query", "timeout_ms", "bulk", "cache"}
 # Settings that a result depends on: processes that share a Redis may differ in them.
 SETTINGS_IN_KEY = ("default_mode", "vectors", "hyde_url", "hyde_model", "hyde_max_tokens")
 # Separates the parts of a key: neither versions nor JSON can hold it, and the query comes last.
@@ -42,7 +42,7 @@ class ResultKeys:
 
     def __call__(self, serving: Serving, request: SearchRequest, queries: Sequence[str]) -> list[bytes]:
         """One key for each of these queries of the request, in order."""
-        parameters = request.model_dump_json(exclude=set(NOT_IN_KEY)).encode()
+        parameters = request.model_dump_json(exclude=NOT_IN_KEY).encode()
         encoder = serving.encoder
         served = serving.version.encode(), serving.overlay.state.hex().encode(), encoder.fingerprint.encode()
         facts = (*served, encoder.spec.query_instruction.encode(), self._settings, parameters, b"")

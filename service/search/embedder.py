@@ -14,7 +14,7 @@ from models.spec import Side
 from models.tokenizer import Tokens
 from service.engine.protocol import EncodeJob, Vector
 from service.engine.queue import ONLINE_JOBS
-from service.search.portions import Deadline, Portions, Prepared, tokenise
+from service.search.portions import PORTION, Deadline, Portions, Prepared, tokenise
 
 if TYPE_CHECKING:
     from service.cache.cache import Cache
@@ -48,7 +48,9 @@ class Embedder:
     ) -> Embeddings:
         """Encodes any number of texts, as bulk if they are many; raises what the dispatcher raises."""
         bulk = bulk or len(texts) > ONLINE_JOBS
-        portions = Portions(self._dispatcher, serving, deadline, portion=self._settings.queue_limit, bulk=bulk)
+        portions = Portions(
+            self._dispatcher, serving, deadline, size=min(PORTION, self._settings.queue_limit), bulk=bulk
+        )
         encoder, count = serving.encoder, 0
 
         async def prepare(portion: Sequence[str]) -> list[Prepared[tuple[Tokens, Vector | None]]]:

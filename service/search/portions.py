@@ -37,6 +37,8 @@ Item = TypeVar("Item")
 Note = TypeVar("Note")
 Prepared = tuple[Job | None, Note]
 """The job of an item, None if its result needs no engine, and what the caller wants back with the outcome."""
+Prepare = Callable[[Sequence[Item]], Awaitable[Sequence[Prepared[Note]]]]
+Waiting = deque[tuple[Note, asyncio.Future[Outcome] | None]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,13 +93,13 @@ class Deadline:
 class Portions:
     """Submits the items of one request, a window of them at a time: a slow reader of the results slows the rest.
 
-    `portion` is at most what the queue can ever take. Adds up how long the request waited for which batches.
+    `size` is at most what the queue can ever take. Adds up how long the request waited for which batches.
     """
 
     dispatcher: Dispatcher
     serving: Serving
     deadline: Deadline
-    portion: int = PORTION
+    size: int = PORTION
     bulk: bool = False
     probe: bool = False
     waited_seconds: float = 0.0
@@ -109,45 +111,52 @@ class Portions:
         if not (self._begun or self.probe):
             self.dispatcher.require_room(self.serving, jobs, bulk=self.bulk)
 
+    async def single(self, items: Sequence[Item], prepare: Prepare[Item, Note]) -> list[tuple[Note, Outcome | None]]:
+        """Returns what `outcomes` yields, for items of one portion: 8 µs less of 125 µs for a cached answer."""
+        waiting = self._submit(await prepare(items), patient=False) or deque()
+        try:
+            return [await self._next(waiting) for _ in items]
+        finally:
+            _cancel(waiting)
+
     async def outcomes(
-        self, items: Sequence[Item], prepare: Callable[[Sequence[Item]], Awaitable[Sequence[Prepared[Note]]]]
+        self, items: Sequence[Item], prepare: Prepare[Item, Note]
     ) -> AsyncGenerator[tuple[Note, Outcome | None], None]:
         """Yields the note and the outcome of each item, in order, each as soon as it is there. Must be closed."""
-        waiting: deque[tuple[Note, asyncio.Future[Outcome] | None]] = deque()
-        size = min(self.portion, PORTION)
+        waiting: Waiting[Note] = deque()
         try:
-            for start in range(0, len(items), size):
-                prepared = await prepare(items[start : start + size])
+            for start in range(0, len(items), self.size):
+                prepared = await prepare(items[start : start + self.size])
                 while len(waiting) + len(prepared) > WINDOW:
                     yield await self._next(waiting)
-                while (futures := self._submit(prepared, patient=bool(waiting))) is None:
+                while (submitted := self._submit(prepared, patient=bool(waiting))) is None:
                     yield await self._next(waiting)
-                answers = iter(futures)
-                waiting.extend((note, None if job is None else next(answers)) for job, note in prepared)
-                if not futures and len(items) > size:
+                waiting.extend(submitted)
+                if all(future is None for _, future in submitted):
                     await asyncio.sleep(0)  # cached items never wait; other requests need the event loop
             while waiting:
                 yield await self._next(waiting)
         finally:
-            for _, future in waiting:
-                if future is not None:
-                    future.cancel()
+            _cancel(waiting)
 
-    def _submit(self, prepared: Sequence[Prepared[Note]], *, patient: bool) -> list[asyncio.Future[Outcome]] | None:
+    def _submit(self, prepared: Sequence[Prepared[Note]], *, patient: bool) -> Waiting[Note] | None:
         """Submits the jobs of a portion; None if there is no room and earlier items are still under way."""
         self._begun = True
         jobs = [job for job, _ in prepared if job is not None]
         if not jobs:
-            return []
+            return deque((note, None) for _, note in prepared)
         seconds = self.deadline.seconds_left()
         try:
-            return self.dispatcher.submit(self.serving, jobs, timeout_seconds=seconds, bulk=self.bulk, probe=self.probe)
+            futures = iter(
+                self.dispatcher.submit(self.serving, jobs, timeout_seconds=seconds, bulk=self.bulk, probe=self.probe)
+            )
         except Overloaded:
             if patient:
                 return None
             raise
+        return deque((note, None if job is None else next(futures)) for job, note in prepared)
 
-    async def _next(self, waiting: deque[tuple[Note, asyncio.Future[Outcome] | None]]) -> tuple[Note, Outcome | None]:
+    async def _next(self, waiting: Waiting[Note]) -> tuple[Note, Outcome | None]:
         note, future = waiting[0]
         outcome = None
         if future is not None:
@@ -160,3 +169,9 @@ class Portions:
                 self.batches.append(outcome.times)
         waiting.popleft()
         return note, outcome
+
+
+def _cancel(waiting: Waiting[Note]) -> None:
+    for _, future in waiting:
+        if future is not None:
+            future.cancel()

@@ -41,7 +41,7 @@ Range = tuple[int, int]
 Match = tuple[int, int, str]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class View:
     """What a result shows: hits from `offset` to `end`, their parts, passages and explanation, facets over all."""
 

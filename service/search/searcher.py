@@ -21,7 +21,7 @@ from service.engine.queue import ONLINE_JOBS
 from service.errors import DeadlineExceeded, InvalidRequest, NotReady
 from service.metrics import Metrics, Timings
 from service.search.embedder import blend
-from service.search.portions import Deadline, Portions, Prepared, ReadText, cut, is_blank, tokenise
+from service.search.portions import PORTION, Deadline, Portions, Prepared, ReadText, cut, is_blank, tokenise
 from service.search.request import HydeStatus, SearchRequest
 from service.search.results import View, result_json
 
@@ -36,7 +36,6 @@ if TYPE_CHECKING:
 
 LOOP_DOCUMENTS = 50_000  # that the event loop filters itself, because a thread would take longer
 HYDE_SHARE = 0.75  # of the time left, for imagining documents; the rest is for a search without them
-UNREAD = ReadText("", None, truncated=False)
 PROBE = SearchRequest(query="ready", top_k=1, mode=Mode.HYBRID, cache=False)
 
 
@@ -56,15 +55,7 @@ class Searcher:
         """Returns body and timings; raises InvalidRequest, BadFilter, DeadlineExceeded, and the dispatcher's errors."""
         run = _Run(self, serving, request)
         await run.check(self.settings.max_queries)
-        results, left = [], self.settings.max_answer_bytes
-        async with aclosing(run.results()) as found:
-            async for result in found:
-                left -= len(result)
-                if left < 0:
-                    less = "ask fewer queries, a smaller top_k or fewer fields, or for lines"
-                    most = f"the answer is larger than {self.settings.max_answer_bytes} bytes"
-                    raise InvalidRequest("query", f"{most}; {less} (Accept: application/x-ndjson)")
-                results.append(result)
+        results = await run.results(self.settings.max_answer_bytes)
         timings = run.end()
         body = b'{"results":[%b],"snapshot":%b,"timings_ms":%b}'
         return body % (b",".join(results), orjson.dumps(serving.version), timings.as_json()), timings
@@ -73,9 +64,9 @@ class Searcher:
         """Yields a line per query, in order, each as soon as it is there, and a last one; raises as `search` does."""
         run = _Run(self, serving, request)
         await run.check(self.settings.max_stream_queries)
-        async with aclosing(run.results()) as results:
-            async for result in results:
-                yield result + b"\n"
+        async with aclosing(run.outcomes()) as outcomes:
+            async for query, outcome in outcomes:
+                yield run.write(query, outcome) + b"\n"
         yield b'{"snapshot":%b,"timings_ms":%b}\n' % (orjson.dumps(serving.version), run.end().as_json())
 
     async def probe(self, serving: Serving) -> None:
@@ -83,8 +74,8 @@ class Searcher:
         timeout_ms = self.settings.probe_timeout_ms
         run = _Run(self, serving, PROBE.model_copy(update={"timeout_ms": timeout_ms}), probe=True)
         try:
-            async with asyncio.timeout(timeout_ms / 1000), aclosing(run.results()) as results:
-                result = await anext(results)
+            async with asyncio.timeout(timeout_ms / 1000):
+                (result,) = await run.results(self.settings.max_answer_bytes)
         except (TimeoutError, DeadlineExceeded):
             raise NotReady(f"a query did not get through within {timeout_ms} ms") from None
         if serving.documents and not orjson.loads(result)["hits"]:
@@ -107,13 +98,12 @@ class Searcher:
 
 @dataclass(frozen=True, slots=True)
 class _Query:
-    """A query on its way: its cached result, or what is needed to write its result and to cache it."""
+    """A query in the engine: what is needed to write its result and to cache it."""
 
-    result: bytes = b""
-    text: ReadText = UNREAD
-    hyde: HydeStatus | None = None
-    keep_vector: bool = False
-    key: bytes | None = None
+    text: ReadText
+    hyde: HydeStatus | None
+    keep_vector: bool
+    key: bytes | None
 
 
 class _Run:
@@ -135,7 +125,7 @@ class _Run:
         self._options = Options(
             request.mode or settings.default_mode,
             depth,
-            tuple(clause.to_filter() for clause in request.filters),
+            tuple([clause.to_filter() for clause in request.filters]),
             request.fusion,
             request.weight,
             self._view.needs_evidence,
@@ -144,7 +134,7 @@ class _Run:
             shared.dispatcher,
             serving,
             Deadline(request.timeout_ms, settings.timeout_ms),
-            portion=settings.queue_limit,
+            size=min(PORTION, settings.queue_limit),
             bulk=request.bulk or len(request.queries) > ONLINE_JOBS,
             probe=probe,
         )
@@ -192,19 +182,38 @@ class _Run:
             less = f"send fewer queries or ask for fewer documents, at most {most} together"
             raise InvalidRequest("hyde", f"would call the language model {calls} times; {less}")
 
-    async def results(self) -> AsyncGenerator[bytes, None]:
-        """Yields the JSON of one result per query, in order, each as soon as it is there. Must be closed."""
-        async with aclosing(self._portions.outcomes(self._request.queries, self._prepare)) as outcomes:
-            async for query, outcome in outcomes:
-                yield query.result if outcome is None else self._write(query, outcome)
+    async def results(self, most_bytes: int) -> list[bytes]:
+        """Returns the JSON of one result per query, in order; raises InvalidRequest if they are too large together."""
+        queries, results, left = self._request.queries, [], most_bytes
 
-    async def _prepare(self, queries: Sequence[str]) -> list[Prepared[_Query]]:
+        def write(query: _Query | bytes, outcome: Outcome | None) -> None:
+            nonlocal left
+            results.append(self.write(query, outcome))
+            left -= len(results[-1])
+            if left < 0:
+                less = "ask fewer queries, a smaller top_k or fewer fields, or for lines (Accept: application/x-ndjson)"
+                raise InvalidRequest("query", f"the answer is larger than {most_bytes} bytes; {less}")
+
+        if len(queries) <= self._portions.size:
+            for each in await self._portions.single(queries, self._prepare):
+                write(*each)
+            return results
+        async with aclosing(self.outcomes()) as outcomes:
+            async for each in outcomes:
+                write(*each)
+        return results
+
+    def outcomes(self) -> AsyncGenerator[tuple[_Query | bytes, Outcome | None], None]:
+        """Yields what `write` needs for each query, in order, each as soon as it is there. Must be closed."""
+        return self._portions.outcomes(self._request.queries, self._prepare)
+
+    async def _prepare(self, queries: Sequence[str]) -> list[Prepared[_Query | bytes]]:
         """Looks results up in the cache and makes jobs of the other queries."""
         if not self._cached:
             return await self._make_jobs(queries, [None] * len(queries))
         keys = self._shared.keys(self._serving, self._request, queries)
         known = await self._shared.cache.get(Kind.RESULT, keys)
-        prepared: list[Prepared[_Query]] = [(None, _Query(result or b"")) for result in known]
+        prepared: list[Prepared[_Query | bytes]] = [(None, result or b"") for result in known]
         missing = [place for place, result in enumerate(known) if result is None]
         if missing:
             jobs = await self._make_jobs([queries[place] for place in missing], [keys[place] for place in missing])
@@ -212,7 +221,7 @@ class _Run:
                 prepared[place] = job
         return prepared
 
-    async def _make_jobs(self, queries: Sequence[str], keys: Sequence[bytes | None]) -> list[Prepared[_Query]]:
+    async def _make_jobs(self, queries: Sequence[str], keys: Sequence[bytes | None]) -> list[Prepared[_Query | bytes]]:
         encoder = self._serving.encoder
         began = perf_counter()
         texts = [cut(query, encoder) for query in queries]
@@ -223,13 +232,13 @@ class _Run:
         if is_dense:
             texts = await tokenise(queries, encoder, Side.QUERY)
         self._timings.tokenize += perf_counter() - began
-        jobs: list[Prepared[_Query]] = []
+        jobs: list[Prepared[_Query | bytes]] = []
         for text, key, (vector, hyde) in zip(texts, keys, await self._vectors(texts), strict=True):
             keep = self._cached and vector is None and text.tokens is not None
             job = SearchJob(text.text, self._options, text.tokens, None if vector is None else vector.tobytes(), keep)
             # A plain result in place of one with imagined documents is not cached.
             key = None if hyde is HydeStatus.FAILED else key
-            jobs.append((job, _Query(b"", text, hyde, keep, key)))
+            jobs.append((job, _Query(text, hyde, keep, key)))
         return jobs
 
     async def _vectors(self, texts: Sequence[ReadText]) -> Sequence[tuple[Vector | None, HydeStatus | None]]:
@@ -263,8 +272,11 @@ class _Run:
         embed, deadline = self._shared.embedder.embed, self._portions.deadline
         return list((await embed(self._serving, texts, side, bulk=self._request.bulk, deadline=deadline)).vectors)
 
-    def _write(self, query: _Query, outcome: Outcome) -> bytes:
+    def write(self, query: _Query | bytes, outcome: Outcome | None) -> bytes:
         """Fetches the documents of a ranking, writes them as JSON, and caches result and embedding."""
+        if isinstance(query, bytes):
+            return query  # the cached result
+        assert outcome is not None  # a query that is not cached has a job
         began = perf_counter()
         text, hyde = query.text, query.hyde
         result = result_json(self._serving, outcome.found, self._options, self._view, text.text, text.truncated, hyde)

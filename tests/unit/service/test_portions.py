@@ -56,8 +56,8 @@ class Desk:
         return len(self.open)
 
 
-def portions(desk: Desk, deadline: Deadline | None = None, portion: int = PORTION) -> Portions:
-    return Portions(desk, serving(), deadline or Deadline(None, 1000), portion=portion)
+def portions(desk: Desk, deadline: Deadline | None = None, size: int = PORTION) -> Portions:
+    return Portions(desk, serving(), deadline or Deadline(None, 1000), size)
 
 
 async def stream(request: Portions, items: Sequence[int], prepare: Prepare) -> AsyncGenerator[int, None]:
@@ -69,6 +69,8 @@ async def stream(request: Portions, items: Sequence[int], prepare: Prepare) -> A
 
 async def run(request: Portions, items: Sequence[int]) -> list[int]:
     """All results."""
+    if len(items) <= request.size:
+        return [finish(note, outcome) for note, outcome in await request.single(items, prepare)]
     async with aclosing(stream(request, items, prepare)) as results:
         return [result async for result in results]
 
@@ -125,7 +127,7 @@ async def test_no_more_than_a_window_is_under_way() -> None:
 
 async def test_a_portion_is_no_larger_than_the_queue() -> None:
     desk = Desk(room=5)
-    assert len(await run(portions(desk, portion=5), range(50))) == 50
+    assert len(await run(portions(desk, size=5), range(50))) == 50
     assert max(cast(int, call["jobs"]) for call in desk.calls) <= 5
 
 
