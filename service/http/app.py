@@ -20,7 +20,7 @@ from models.errors import CareError
 from models.package import care_version
 from service.errors import InvalidRequest, MethodNotAllowed, NotFound, answer_for
 from service.http import admin, documents, search, texts
-from service.http.middleware import REQUEST_ID, HotPath, RequestFrame
+from service.http.middleware import REQUEST_ID, HotPath, RequestFrame, host_pattern
 from service.http.openapi import describe
 from service.metrics import Metrics
 from service.runtime import ALONE, Place, run_parts
@@ -64,7 +64,11 @@ def create_app(settings: Settings, place: Place = ALONE) -> FastAPI:
         telemetry=NO_TELEMETRY,
     )
     frame = partial(
-        RequestFrame, metrics=metrics, paths=LEAN_PATHS, hosts=settings.host_names, access_log=settings.access_log
+        RequestFrame,
+        metrics=metrics,
+        paths=LEAN_PATHS,
+        hosts=host_pattern(settings.host_names),
+        access_log=settings.access_log,
     )
     app.add_middleware(frame)
     app.add_exception_handler(HTTPException, _answer_http_exception)

@@ -36,31 +36,23 @@ LOCAL_HOSTS = (rb"localhost", rb"[\d.]+", rb"\[[\da-f:.]+\]")
 NO_SNIFFING = (b"x-content-type-options", b"nosniff")
 
 
+@dataclass(frozen=True, slots=True)
 class RequestFrame:
-    """The outermost layer that belongs to the service."""
+    """The outermost layer that belongs to the service.
 
-    def __init__(
-        self,
-        app: ASGIApp,
-        metrics: Metrics,
-        paths: Collection[str],
-        *,
-        hosts: Collection[str] | None,
-        access_log: bool,
-    ) -> None:
-        """`paths` are those of routes outside FastAPI, which names its own in the scope.
+    `paths` are those of routes outside FastAPI, which names its own in the scope. `hosts` matches the Host headers
+    that are served; None: any.
+    """
 
-        `hosts` are the names that a Host header may have beside localhost and IP addresses; None: any name.
-        """
-        self._app = app
-        self._hosts = None if hosts is None else _host_pattern(hosts)
-        self._metrics = metrics
-        self._paths = paths
-        self._access_log = access_log
+    app: ASGIApp
+    metrics: Metrics
+    paths: Collection[str]
+    hosts: re.Pattern[bytes] | None
+    access_log: bool
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
-            await self._app(scope, receive, send)
+            await self.app(scope, receive, send)
             return
         began = perf_counter()
         request_id = scope[REQUEST_ID] = _request_id(scope)
@@ -74,9 +66,9 @@ class RequestFrame:
             await send(message)
 
         try:
-            if self._hosts is not None:
-                _require_host(self._hosts, scope)
-            await self._app(scope, receive, send_with_id)
+            if self.hosts is not None:
+                _require_host(self.hosts, scope)
+            await self.app(scope, receive, send_with_id)
         except ClientLeft:
             pass
         except Exception as error:
@@ -107,8 +99,8 @@ class RequestFrame:
     def _account(
         self, method: str, route: str, request_id: str, status: int, seconds: float | None, queries: object = None
     ) -> None:
-        self._metrics.request(route, status, seconds)
-        if self._access_log:
+        self.metrics.request(route, status, seconds)
+        if self.access_log:
             line = {
                 "time": round(time(), 3),
                 "request_id": request_id,
@@ -127,13 +119,15 @@ class RequestFrame:
             return str(route.path)
         path: str = scope["path"]
         for candidate in (path, "/" + path[1:].partition("/")[0]):
-            if candidate in self._paths:
+            if candidate in self.paths:
                 return candidate
         return UNMATCHED
 
 
-def _host_pattern(names: Collection[str]) -> re.Pattern[bytes]:
-    """Matches a Host header of one of these names, of localhost or of an IP address, with or without a port."""
+def host_pattern(names: Collection[str] | None) -> re.Pattern[bytes] | None:
+    """Matches a Host header of these names, of localhost or of an IP address, with or without a port; None: any."""
+    if names is None:
+        return None
     known = b"|".join((*LOCAL_HOSTS, *(re.escape(name.encode()) for name in names)))
     return re.compile(rb"(?:%b)(?::\d*)?" % known, re.IGNORECASE)
 

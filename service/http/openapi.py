@@ -21,30 +21,6 @@ from service.settings import Settings
 from service.updates.writer import ChangesAnswer
 
 SCHEMAS = "#/components/schemas/"
-# Parameters of the query string that differ from the body's fields.
-QUERY_STRING: dict[str, dict[str, Any]] = {
-    "q": {
-        "description": "A query; repeat it for several.",
-        "required": True,
-        "schema": {"type": "string", "minLength": 1},
-        "example": "高血压吃什么药",
-    },
-    "fields": {
-        "description": "What a hit shows beside id and score, separated by commas.",
-        "schema": {"type": "string", "default": "title,snippet,metadata"},
-    },
-    "facets": {
-        "description": "Metadata fields whose values are counted, separated by commas.",
-        "schema": {"type": "string"},
-        "example": "kind",
-    },
-    "filter": {
-        "description": "field:operator:value with eq, in (values separated by commas), gte, gt, lte or lt; "
-        "field:not.operator:value negates; may repeat. Only a body can hold any.",
-        "schema": {"type": "array", "items": {"type": "string"}},
-        "example": ["kind:eq:drug"],
-    },
-}
 NOT_IN_QUERY_STRING = ("query", "filters", "fields", "facets")
 
 
@@ -125,6 +101,7 @@ class SearchAnswer(BaseModel):
     timings_ms: StageTimings
 
 
+# Requests and answers of the lean routes, and the parameters of a search that differ from its body.
 EXAMPLES = json.loads(Path(__file__).with_name("examples.json").read_text(encoding="utf-8"))
 LINES = {"schema": {"anyOf": [{"$ref": SCHEMAS + name} for name in ("Result", "StreamEnd", "ErrorAnswer")]}}
 BUSY = (408, 413, 422, 429, 503, 504)
@@ -224,7 +201,7 @@ def _bound(models: Mapping[str, Any], settings: Settings) -> None:
 
 def _parameters(fields: Mapping[str, Any]) -> list[dict[str, Any]]:
     """The query string of a search: its own parameters and the fields of the body."""
-    parameters = [{"name": name, "in": "query"} | facts for name, facts in QUERY_STRING.items()]
+    parameters: list[dict[str, Any]] = [*EXAMPLES["query_string"]]
     for name, field in fields.items():
         if name not in NOT_IN_QUERY_STRING:
             schema = {key: value for key, value in field.items() if key != "description"}

@@ -35,6 +35,7 @@ VISIBLE = re.compile(
 
 Item = TypeVar("Item")
 Note = TypeVar("Note")
+Result = TypeVar("Result")
 Prepared = tuple[Job | None, Note]
 """The job of an item, None if its result needs no engine, and what the caller wants back with the outcome."""
 Prepare = Callable[[Sequence[Item]], Awaitable[Sequence[Prepared[Note]]]]
@@ -111,11 +112,13 @@ class Portions:
         if not (self._begun or self.probe):
             self.dispatcher.require_room(self.serving, jobs, bulk=self.bulk)
 
-    async def single(self, items: Sequence[Item], prepare: Prepare[Item, Note]) -> list[tuple[Note, Outcome | None]]:
-        """Returns what `outcomes` yields, for items of one portion: 8 µs less of 125 µs for a cached answer."""
+    async def single(
+        self, items: Sequence[Item], prepare: Prepare[Item, Note], finish: Callable[[Note, Outcome | None], Result]
+    ) -> list[Result]:
+        """Finishes the items of one portion as they come; without `outcomes`, which adds 8 µs to a cached answer."""
         waiting = self._submit(await prepare(items), patient=False) or deque()
         try:
-            return [await self._next(waiting) for _ in items]
+            return [finish(*await self._next(waiting)) for _ in items]
         finally:
             _cancel(waiting)
 

@@ -184,24 +184,21 @@ class _Run:
 
     async def results(self, most_bytes: int) -> list[bytes]:
         """Returns the JSON of one result per query, in order; raises InvalidRequest if they are too large together."""
-        queries, results, left = self._request.queries, [], most_bytes
+        queries, left = self._request.queries, most_bytes
 
-        def write(query: _Query | bytes, outcome: Outcome | None) -> None:
+        def write(query: _Query | bytes, outcome: Outcome | None) -> bytes:
             nonlocal left
-            results.append(self.write(query, outcome))
-            left -= len(results[-1])
+            result = self.write(query, outcome)
+            left -= len(result)
             if left < 0:
                 less = "ask fewer queries, a smaller top_k or fewer fields, or for lines (Accept: application/x-ndjson)"
                 raise InvalidRequest("query", f"the answer is larger than {most_bytes} bytes; {less}")
+            return result
 
         if len(queries) <= self._portions.size:
-            for each in await self._portions.single(queries, self._prepare):
-                write(*each)
-            return results
+            return await self._portions.single(queries, self._prepare, write)
         async with aclosing(self.outcomes()) as outcomes:
-            async for each in outcomes:
-                write(*each)
-        return results
+            return [write(*each) async for each in outcomes]
 
     def outcomes(self) -> AsyncGenerator[tuple[_Query | bytes, Outcome | None], None]:
         """Yields what `write` needs for each query, in order, each as soon as it is there. Must be closed."""

@@ -70,7 +70,7 @@ async def stream(request: Portions, items: Sequence[int], prepare: Prepare) -> A
 async def run(request: Portions, items: Sequence[int]) -> list[int]:
     """All results."""
     if len(items) <= request.size:
-        return [finish(note, outcome) for note, outcome in await request.single(items, prepare)]
+        return await request.single(items, prepare, finish)
     async with aclosing(stream(request, items, prepare)) as results:
         return [result async for result in results]
 
