@@ -1,7 +1,6 @@
-"""The service's errors, and the one table from an error to what a client sees of it.
+"""The service's errors, and the table from an error to its HTTP status.
 
-The message of an error in the table is written for the client; of any other exception the client learns nothing but
-the request id. Knows nothing of routes.
+Messages of errors in the table reach the client. Any other exception is answered with the request id alone.
 """
 
 from __future__ import annotations
@@ -21,13 +20,12 @@ from indexer.store.errors import BadQueries
 from models.errors import BadEncoder, CareError, SpaceMismatch, did_you_mean
 
 RETRY_AFTER_SECONDS = 1
-# Characters of an unknown name that are repeated in a message and compared with known names.
-SHOWN_NAME = 100
+SHOWN_NAME = 100  # characters of an unknown name that a message repeats
 FILTER_EXAMPLE = '[{"field": "kind", "eq": "drug"}]'
 
 
 class InvalidRequest(CareError):
-    """A request that cannot be answered as it stands; `field` is the field of the request that is wrong."""
+    """A request that cannot be answered as it stands; `field` is the wrong field of the request."""
 
     def __init__(self, path: str, message: str) -> None:
         """`path` leads to the wrong key, such as `documents[0].text`."""
@@ -40,11 +38,11 @@ class BodyTooLarge(CareError):
 
 
 class NotFound(CareError):
-    """A path or a document that is not there."""
+    """A path or a document that does not exist."""
 
 
 class MalformedHttp(CareError):
-    """Bytes on the connection that are no HTTP request."""
+    """Bytes on the connection that are not an HTTP request."""
 
 
 class SlowRequest(CareError):
@@ -52,44 +50,44 @@ class SlowRequest(CareError):
 
 
 class MethodNotAllowed(CareError):
-    """A path that exists, asked in a way that it does not take."""
+    """A method that the path does not take."""
 
 
 class UnknownHost(CareError):
-    """A Host header that names none of the service's own names."""
+    """A Host header with a name that is not served."""
 
 
 class Forbidden(CareError):
-    """A route for administrators, asked without the admin token."""
+    """An administrator's route without the admin token."""
 
 
 class FreshLimit(CareError):
-    """More documents were posted since the last build than are searched beside a snapshot."""
+    """More documents posted since the last build than are searched beside a snapshot."""
 
 
 class NotKept(CareError):
-    """Documents that could not be written to the disk, and so were not taken."""
+    """Documents that could not be written to disk, and were not accepted."""
 
 
 class Overloaded(CareError):
-    """More waits than can be answered in time: refused, so that the accepted queries keep their latency."""
+    """A request refused because the queue is too long."""
 
     def __init__(self, message: str, expected_seconds: float = 0.0) -> None:
-        """`expected_seconds`: when the engine will have worked off what waits."""
+        """`expected_seconds`: when the engine will have emptied the queue."""
         super().__init__(message)
         self.expected_seconds = expected_seconds
 
 
 class DeadlineExceeded(CareError):
-    """The request's own time limit passed before its answer was there."""
+    """The request's time limit passed before its answer was ready."""
 
 
 class NotReady(CareError):
-    """There is nothing to answer from, or queries do not get through."""
+    """No snapshot is served, or queries are not answered."""
 
 
 class ShuttingDown(CareError):
-    """The process is ending and takes no more queries."""
+    """The process is ending and accepts no more queries."""
 
 
 class EngineFailed(CareError):
@@ -97,7 +95,7 @@ class EngineFailed(CareError):
 
 
 class EngineAway(CareError):
-    """The engine's process is not there: it died or hangs, and is being started again."""
+    """The engine process died or hangs, and is being restarted."""
 
 
 class BadSettings(CareError):
@@ -105,15 +103,15 @@ class BadSettings(CareError):
 
 
 class BadDevice(CareError):
-    """A device to compute on that is not there, or not usable."""
+    """A compute device that is missing or not usable."""
 
 
 class PortTaken(CareError):
-    """The address to listen on is not to be had."""
+    """The address to listen on is already in use."""
 
 
 class StartFailed(CareError):
-    """A process of the service did not come up."""
+    """A process of the service did not start."""
 
 
 STATUS_AND_CODE: Mapping[type[CareError], tuple[int, str]] = {
@@ -146,8 +144,8 @@ INTERNAL = (500, "internal")
 
 
 @dataclass(frozen=True, slots=True)
-class ErrorAnswer:
-    """An error as HTTP: status, further headers, and the body's facts."""
+class ErrorResponse:
+    """An error as HTTP: status, further headers, and the facts of its body."""
 
     status: int
     code: str
@@ -165,57 +163,54 @@ class ErrorAnswer:
         return orjson.dumps({"error": facts | {"request_id": request_id}})
 
 
-def answer_for(error: Exception) -> ErrorAnswer:
-    """What a client sees of an exception."""
+def answer_for(error: Exception) -> ErrorResponse:
+    """Returns what a client sees of an exception."""
     for kind in type(error).__mro__:
         if kind in STATUS_AND_CODE:
             status, code = STATUS_AND_CODE[kind]
             name = "filters" if isinstance(error, BadFilter) else getattr(error, "field", None)
             wait = max(RETRY_AFTER_SECONDS, math.ceil(getattr(error, "expected_seconds", 0)))
             retry = (("Retry-After", str(wait)),) if status in (429, 503) else ()
-            return ErrorAnswer(status, code, str(error), name, retry)
-    return ErrorAnswer(*INTERNAL, "something went wrong here; the log has the reason under this request_id")
+            return ErrorResponse(status, code, str(error), name, retry)
+    return ErrorResponse(*INTERNAL, "something went wrong here; the log has the reason under this request_id")
 
 
 def invalid_request(error: ValidationError, model: type[BaseModel]) -> InvalidRequest:
-    """The first thing that pydantic found wrong with a model, in one line that begins with the path of the key."""
+    """Turns pydantic's first error into one line that begins with the path of the wrong key."""
     errors = error.errors(include_url=False, include_context=False, include_input=False)
     first = errors[0]
     if first["type"] == "missing":
-        # A field of another name beside it is as a rule the one that is missing, misspelt.
-        beside = (
-            each for each in errors if each["type"] == "extra_forbidden" and each["loc"][:-1] == first["loc"][:-1]
-        )
+        # An unknown field beside a missing one is usually the missing one, misspelt.
+        beside = (e for e in errors if e["type"] == "extra_forbidden" and e["loc"][:-1] == first["loc"][:-1])
         first = next(beside, first)
-    # If a field may be of several types, the type that got furthest is the one that was meant.
+    # If a field may have several types, the longest path belongs to the type that was meant.
     for other in errors[1:]:
         if first["loc"] and other["loc"][0] == first["loc"][0] and len(other["loc"]) > len(first["loc"]):
             first = other
     path, known = _path(first["loc"], model)
-    said = first["msg"].removeprefix("Value error, ").replace("Tuple", "List")
+    message = first["msg"].removeprefix("Value error, ").replace("Tuple", "List")
     if first["type"] == "extra_forbidden":
         name = str(first["loc"][-1])[:SHOWN_NAME]
         path = f"{path}.{name}".removeprefix(".")
-        said = f"there is no such field{did_you_mean(name, known) or '; there are ' + ', '.join(known)}"
+        message = f"there is no such field{did_you_mean(name, known) or '; there are ' + ', '.join(known)}"
     if path.startswith("filters"):
-        said += f"; for example {FILTER_EXAMPLE}"
-    return InvalidRequest(path or "body", said)
+        message += f"; for example {FILTER_EXAMPLE}"
+    return InvalidRequest(path or "body", message)
 
 
-def _path(place: Sequence[int | str], model: type[BaseModel]) -> tuple[str, list[str]]:
-    """The place in a model as `documents[0].text`, and the names of the fields at its end.
+def _path(location: Sequence[int | str], model: type[BaseModel]) -> tuple[str, list[str]]:
+    """Writes pydantic's location as `documents[0].text`; returns it and the field names of the model at its end.
 
-    pydantic's places also hold names of union members, such as "list[str]", which mean nothing to a client.
+    Names of union members in a location, such as "list[str]", are left out.
     """
-    path, inner = "", model
-    names = _names(inner)
-    for part in place:
+    path, names = "", _names(model)
+    for part in location:
         if isinstance(part, int):
             path += f"[{part}]"
         elif part in names:
             path += f".{part}"
-            inner = _model_in(names[part].annotation) or inner
-            names = _names(inner)
+            model = _model_in(names[part].annotation) or model
+            names = _names(model)
     return path.removeprefix("."), list(names)
 
 
@@ -224,7 +219,7 @@ def _names(model: type[BaseModel]) -> dict[str, FieldInfo]:
 
 
 def _model_in(annotation: object) -> type[BaseModel] | None:
-    """The model that a field of this type holds, alone, in a list, or among other types."""
+    """Finds the model in a field's type: alone, in a list, or in a union."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return annotation
     return next((found for part in get_args(annotation) if (found := _model_in(part))), None)

@@ -1,23 +1,67 @@
-"""What an operator can see of the service, as Prometheus metrics in a registry of the app's own.
+"""Prometheus metrics of one app in its own registry, and the stage timings of a request.
 
-Label values are bounded: routes are templates, never paths. Knows nothing of who measures.
+Label values are bounded: routes are templates, never paths.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, fields
+from functools import partial
 from itertools import product
+from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.multiprocess import MultiProcessCollector
 
-from service.timings import STAGES, Timings
+if TYPE_CHECKING:
+    from service.engine.jobs import BatchTimes
 
 SECONDS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
-# Where processes that serve together keep their numbers; prometheus_client looks at it when it is imported.
-SHARED_FOLDER = "PROMETHEUS_MULTIPROC_DIR"
 SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
+# Folder in which several processes keep their metrics; prometheus_client reads it when it is imported.
+SHARED_FOLDER = "PROMETHEUS_MULTIPROC_DIR"
+
+
+@dataclass(slots=True)
+class Timings:
+    """Seconds per stage of one request; header, answer and metrics show the same numbers.
+
+    `queue` is the wait for the engine less the time of the request's own batches, so the stages add up to `total`.
+    """
+
+    tokenize: float = 0.0
+    queue: float = 0.0
+    encode: float = 0.0
+    search: float = 0.0
+    fetch: float = 0.0
+    total: float = 0.0
+
+    def add_engine(self, waited_seconds: float, batches: Iterable[BatchTimes]) -> None:
+        """Splits the wait for the engine into stages; a batch that several queries shared counts once."""
+        distinct = {id(times): times for times in batches}.values()
+        # A query that joined a running batch waited only for its end, which is the search.
+        self.search = min(waited_seconds, sum(times.search_seconds for times in distinct))
+        self.encode = min(waited_seconds - self.search, sum(times.encode_seconds for times in distinct))
+        self.queue = waited_seconds - self.search - self.encode
+
+    def as_json(self) -> bytes:
+        """Writes the answer's `timings_ms`: milliseconds, three decimals."""
+        return _JSON % self._milliseconds()
+
+    def as_server_timing(self) -> bytes:
+        """Writes the Server-Timing header."""
+        return _SERVER_TIMING % self._milliseconds()
+
+    def _milliseconds(self) -> tuple[float, ...]:
+        first = (1000 * self.tokenize, 1000 * self.queue, 1000 * self.encode)
+        return (*first, 1000 * self.search, 1000 * self.fetch, 1000 * self.total)
+
+
+STAGES = tuple(stage.name for stage in fields(Timings))
+_JSON = ("{" + ",".join(f'"{stage}":%.3f' for stage in STAGES) + "}").encode()
+_SERVER_TIMING = ", ".join(f"{stage};dur=%.3f" for stage in STAGES).encode()
 
 
 class Metrics:
@@ -25,71 +69,44 @@ class Metrics:
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
-        registry = self.registry
-        self._requests = Counter(
-            "care_requests", "Requests by route and status.", ["route", "status"], registry=registry
+        counter, histogram = partial(Counter, registry=self.registry), partial(Histogram, registry=self.registry)
+        gauge = partial(Gauge, registry=self.registry, multiprocess_mode="livemax")
+        self._requests = counter("care_requests", "Requests by route and status.", ["route", "status"])
+        self._request_seconds = histogram(
+            "care_request_seconds", "Seconds from request to answer.", ["route"], buckets=SECONDS
         )
-        self._request_seconds = Histogram(
-            "care_request_seconds", "Seconds from request to answer.", ["route"], buckets=SECONDS, registry=registry
-        )
-        # Looked up by the client library at a cost that every request would pay.
-        self._by_answer: dict[tuple[str, int], tuple[Counter, Histogram]] = {}
-        stages = Histogram(
-            "care_stage_seconds", "Seconds per stage of a search.", ["stage"], buckets=SECONDS, registry=registry
-        )
+        self._by_answer: dict[tuple[str, int], tuple[Counter, Histogram]] = {}  # labels() is slow
+        stages = histogram("care_stage_seconds", "Seconds per stage of a search.", ["stage"], buckets=SECONDS)
         self._stages = {stage: stages.labels(stage) for stage in STAGES}
-        self._queries = Counter("care_queries", "Queries answered; a request may hold many.", registry=registry)
-        self._batch_size = Histogram(
-            "care_batch_size", "Queries per batch of the engine.", buckets=SIZES, registry=registry
+        self._queries = counter("care_queries", "Queries answered; a request may hold many.")
+        self._batch_size = histogram("care_batch_size", "Queries per batch of the engine.", buckets=SIZES)
+        self._engine_seconds = counter(
+            "care_engine_seconds", "Seconds that engines spent on batches; its rate is their busy share."
         )
-        self._engine_seconds = Counter(
-            "care_engine_seconds",
-            "Seconds that engines spent on batches; its rate is their busy share.",
-            registry=registry,
-        )
-        self._queue = Gauge(
-            "care_queue_length", "Queries that wait for the engine.", registry=registry, multiprocess_mode="livesum"
-        )
-        cache = Counter(
-            "care_cache", "Look-ups by layer, kind and outcome.", ["layer", "kind", "outcome"], registry=registry
-        )
+        self._queue = gauge("care_queue_length", "Queries that wait for the engine.", multiprocess_mode="livesum")
+        self._queue_length: Callable[[], int] | None = None
+        self.waiting = self._queue.set
+        cache = counter("care_cache", "Look-ups by layer, kind and outcome.", ["layer", "kind", "outcome"])
         self._cache = {
             labels: cache.labels(*labels)
             for labels in product(("process", "redis"), ("result", "embedding"), ("hit", "miss", "bypass", "error"))
         }
-        writes = Counter("care_cache_writes", "Values for Redis by outcome.", ["outcome"], registry=registry)
+        writes = counter("care_cache_writes", "Values for Redis by outcome.", ["outcome"])
         self._cache_writes = {outcome: writes.labels(outcome) for outcome in ("written", "dropped", "error")}
-        hyde = Counter("care_hyde", "Queries that asked for imagined documents.", ["outcome"], registry=registry)
+        hyde = counter("care_hyde", "Queries that asked for imagined documents.", ["outcome"])
         self._hyde = {outcome: hyde.labels(outcome) for outcome in ("used", "failed")}
-        self._snapshot = Gauge(
-            "care_snapshot_info",
-            "1 for the snapshot that is served.",
-            ["version"],
-            registry=registry,
-            multiprocess_mode="livemax",
-        )
+        self._snapshot = gauge("care_snapshot_info", "1 for the snapshot that is served.", ["version"])
         self._served: str | None = None
-        self._documents = Gauge(
-            "care_snapshot_documents",
-            "Documents in the served snapshot.",
-            registry=registry,
-            multiprocess_mode="livemax",
+        self._documents = gauge("care_snapshot_documents", "Documents in the served snapshot.")
+        self.fresh = gauge("care_fresh_changes", "Documents posted or deleted since the served snapshot was built.").set
+        self._swaps = counter("care_swaps", "Snapshots that were put into service, by each worker.")
+        self.failed_swap = counter("care_failed_swaps", "Snapshots that were refused.").inc
+        self._restarts = counter(
+            "care_restarts", "Processes that were started again because they had ended.", ["process"]
         )
-        self._fresh = Gauge(
-            "care_fresh_changes",
-            "Documents posted or deleted since the served snapshot was built.",
-            registry=registry,
-            multiprocess_mode="livemax",
-        )
-        self._swaps = Counter("care_swaps", "Snapshots that were put into service, by each worker.", registry=registry)
-        self._restarts = Counter(
-            "care_restarts", "Processes that were started again because they had ended.", ["process"], registry=registry
-        )
-        self._queue_length: Callable[[], int] | None = None
-        self._failed_swaps = Counter("care_failed_swaps", "Snapshots that were refused.", registry=registry)
 
     def request(self, route: str, status: int, seconds: float | None) -> None:
-        """A request ended; None: it was refused at once, which is no latency to speak of."""
+        """Counts a request; its latency is left out if `seconds` is None: it was refused before it was parsed."""
         known = self._by_answer.get((route, status))
         if known is None:
             known = self._requests.labels(route, status), self._request_seconds.labels(route)
@@ -99,20 +116,17 @@ class Metrics:
             known[1].observe(seconds)
 
     def search(self, queries: int, timings: Timings) -> None:
-        """A search was answered; a stage that it did not need, because the cache knew the answer, is not observed."""
+        """Counts an answered search; stages that it skipped are not observed."""
         self._queries.inc(queries)
         for stage, histogram in self._stages.items():
             if seconds := getattr(timings, stage):
                 histogram.observe(seconds)
 
     def batch(self, size: int, seconds: float, waiting: int) -> None:
-        """A batch was computed, while so many queries waited."""
+        """Counts a computed batch; `waiting` queries were in the queue."""
         self._batch_size.observe(size)
         self._engine_seconds.inc(seconds)
         self._queue.set(waiting)
-
-    def waiting(self, queries: int) -> None:
-        self._queue.set(queries)
 
     def cache(self, layer: str, kind: str, outcome: str, count: int) -> None:
         self._cache[layer, kind, outcome].inc(count)
@@ -124,7 +138,7 @@ class Metrics:
         self._hyde[outcome].inc()
 
     def swap(self, version: str, documents: int) -> None:
-        # Set to nothing rather than taken away, which files that several processes share cannot do.
+        # Set to 0 instead of removed: metrics shared by several processes cannot be removed.
         if self._served is not None:
             self._snapshot.labels(self._served).set(0)
         self._served = version
@@ -132,21 +146,15 @@ class Metrics:
         self._documents.set(documents)
         self._swaps.inc()
 
-    def fresh(self, changes: int) -> None:
-        self._fresh.set(changes)
-
     def restart(self, process: str) -> None:
         self._restarts.labels(process).inc()
 
-    def failed_swap(self) -> None:
-        self._failed_swaps.inc()
-
     def watch_queue(self, length: Callable[[], int]) -> None:
-        """Asks for the length of this process's queue when somebody looks."""
+        """Reads this process's queue length whenever metrics are exposed."""
         self._queue_length = length
 
     def expose(self) -> bytes:
-        """The text that Prometheus reads: of all processes, those that ended included, where there are several."""
+        """Writes the text that Prometheus reads: of all processes, ended ones included, if there are several."""
         if self._queue_length is not None:
             self._queue.set(self._queue_length())
         if SHARED_FOLDER not in os.environ:

@@ -1,4 +1,4 @@
-"""The running parts of one service, put together and taken apart. Knows nothing of HTTP."""
+"""Opens the parts of one service, wires them together and closes them."""
 
 from __future__ import annotations
 
@@ -11,25 +11,24 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from indexer.store import Collection
-from service.cache import Cache
-from service.embed import Embedder
+from service.cache.cache import Cache
+from service.cache.keys import ResultKeys
 from service.engine.open import load_encoder, open_home
-from service.fresh.encode import DocumentEncoder
-from service.fresh.follow import Freshener
-from service.fresh.write import FreshWriter
-from service.metrics import Metrics
-from service.search import Searcher
-from service.serving import Serving
-from service.settings import Settings
-from service.swap import Opening, Servings
+from service.search.embedder import Embedder
+from service.search.searcher import Searcher
+from service.serving.serving import Serving
+from service.updates.encoder import DocumentEncoder, Freshener
+from service.updates.swap import Opening, Servings
+from service.updates.writer import FreshWriter
 
 if TYPE_CHECKING:
-    from service.hyde import Hyde
+    from service.metrics import Metrics
+    from service.settings import Settings
 
 
 @dataclass(frozen=True, slots=True)
 class Runtime:
-    """What the routes work with."""
+    """The parts that routes work with."""
 
     settings: Settings
     metrics: Metrics
@@ -41,10 +40,10 @@ class Runtime:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where this process stands among others.
+    """This process among others.
 
-    `engine` is the socket of the process that computes, where this one does not. `tell_others` has the other workers
-    look at the pointer. `again`: this process takes the place of one that ended.
+    `engine` is the socket of the engine process, None if this process computes. `tell_others` makes the other workers
+    look at the pointer. `again`: this process replaces one that ended.
     """
 
     engine: Path | None = None
@@ -57,18 +56,21 @@ ALONE = Place()
 
 @contextlib.asynccontextmanager
 async def run_parts(settings: Settings, metrics: Metrics, place: Place = ALONE) -> AsyncIterator[Runtime]:
-    """Opens encoder and snapshot, starts batcher and poller; at the end answers what was accepted, then stops them."""
+    """Opens encoder and snapshot and starts engine and pollers; at the end answers accepted requests, then stops."""
     load = partial(load_encoder, settings, place.engine)
     encoder = await asyncio.to_thread(load)
     batcher = open_home(settings, metrics, place.engine)
     cache = Cache.from_settings(settings, metrics)
     embedder = Embedder(settings, batcher, cache)
-    hyde = _open_hyde(settings)
-    searcher = Searcher(settings, batcher, cache, metrics, embedder, hyde)
+    hyde = None
+    if settings.hyde_url is not None:
+        from service.search.hyde import Hyde  # loads an HTTP client
 
+        hyde = Hyde(settings)
+    searcher = Searcher(settings, batcher, cache, ResultKeys(settings), metrics, embedder, hyde)
     documents = DocumentEncoder(settings, embedder)
     log = Collection(settings.collection).fresh_log
-    # With an engine process, that one reads every byte and searches; the workers need not do it again.
+    # An engine process checks every byte and searches; its workers need not do it again.
     alone = place.engine is None
     open_serving = partial(Serving.open, verify=settings.verify and alone, searched=alone)
     opening = Opening(
@@ -89,15 +91,6 @@ async def run_parts(settings: Settings, metrics: Metrics, place: Place = ALONE) 
         await cache.close()
         if hyde is not None:
             await hyde.close()
-
-
-def _open_hyde(settings: Settings) -> Hyde | None:
-    """The language model that imagines documents, where one is configured: only then is an HTTP client loaded."""
-    if settings.hyde_url is None:
-        return None
-    from service.hyde import Hyde
-
-    return Hyde.open(settings)
 
 
 @contextlib.asynccontextmanager

@@ -1,4 +1,4 @@
-"""Every knob of a deployment, read from the environment (`CARE_…`). Facts about artefacts are not settings."""
+"""All settings of a deployment, read from the environment (`CARE_…`)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 import secrets
 from ipaddress import ip_address
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 from urllib.parse import urlsplit
 
 from pydantic import Field, SecretStr, field_validator, model_validator
@@ -22,140 +22,83 @@ REDIS_SCHEMES = ("redis://", "rediss://", "unix://")
 HOST_NAME = re.compile(r"\*|[\w-]+(?:\.[\w-]+)*", re.ASCII)
 
 
+def setting(default: Any, description: str, **bounds: Any) -> Any:  # noqa: ANN401 (a field of any type)
+    """Declares a setting with its default, its description and the bounds of its value."""
+    return Field(default=default, description=description, **bounds)
+
+
 class Settings(BaseSettings):
     """The settings of one service process; `docs/settings.md` lists them all."""
 
     # An empty variable means "not set": a compose file can pass every variable through.
     model_config = SettingsConfigDict(env_prefix=ENV_PREFIX, env_ignore_empty=True, frozen=True, extra="forbid")
 
-    collection: Path = Field(
-        default=Path("var/collection"), description="Collection folder: its published snapshot is served."
+    collection: Path = setting(Path("var/collection"), "Collection folder: its published snapshot is served.")
+    encoder: Path = setting(BUNDLED_ENCODER, "Encoder folder that reads the queries.")
+    device: Literal["cpu", "cuda"] = setting("cpu", "What encodes and searches: cpu or cuda.")
+    vectors: str = setting(HERE, "Where vectors are searched: faiss, here, or qdrant+http://host:6333/alias.")
+    vectors_key: SecretStr | None = setting(None, "Key of the vector database, if it needs one.")
+    vectors_timeout_seconds: int = setting(2, "Longest wait for the vector database (503 beyond it).", ge=1)
+    workers: int = setting(1, "HTTP processes that share the address and the snapshot.", ge=1, le=256)
+    engine: Literal["auto", "process"] = setting(
+        "auto", "auto: one engine process on cuda, none on cpu; process: always one."
     )
-    encoder: Path = Field(default=BUNDLED_ENCODER, description="Encoder folder that reads the queries.")
-    device: Literal["cpu", "cuda"] = Field(default="cpu", description="What encodes and searches: cpu or cuda.")
-    vectors: str = Field(
-        default=HERE, description="Where vectors are searched: faiss, here, or qdrant+http://host:6333/alias."
-    )
-    vectors_key: SecretStr | None = Field(default=None, description="Key of the vector database, where it wants one.")
-    vectors_timeout_seconds: int = Field(
-        default=2, ge=1, description="Longest wait for the vector database (503 beyond it)."
-    )
-    workers: int = Field(default=1, ge=1, le=256, description="HTTP processes that share the address and the snapshot.")
-    engine: Literal["auto", "process"] = Field(
-        default="auto",
-        description="auto: each worker computes by itself on cpu, one process for all on cuda; process: always one.",
-    )
-    watchdog_seconds: float = Field(
-        default=10.0, ge=0, description="The engine process is replaced once a query takes it so long; 0 never."
-    )
-    start_seconds: float = Field(
-        default=600.0, gt=0, description="Longest start of a worker or the engine process, which is killed beyond it."
-    )
-    host: str = Field(default="127.0.0.1", description="Address to listen on.")
-    port: int = Field(default=8000, ge=0, le=65535, description="Port to listen on; 0 takes a free one.")
-    encoder_threads: int = Field(
-        default=1, ge=0, description="Threads of one encoding; 0 means one per core, which pays for large encoders."
-    )
-    threads: int = Field(default=0, ge=0, description="Threads of one large search; 0 means one per core.")
+    watchdog_seconds: float = setting(10.0, "Replaces the engine process once a query takes this long; 0: never.", ge=0)
+    start_seconds: float = setting(600.0, "Longest start of a worker or the engine; killed beyond it.", gt=0)
+    host: str = setting("127.0.0.1", "Address to listen on.")
+    port: int = setting(8000, "Port to listen on; 0 takes a free one.", ge=0, le=65535)
+    encoder_threads: int = setting(1, "Threads of one encoding; 0: one per core, for large encoders.", ge=0)
+    threads: int = setting(0, "Threads of one large search; 0 means one per core.", ge=0)
 
-    default_mode: Mode = Field(
-        default=Mode.HYBRID, description="Mode of a request that names none: dense, lexical or hybrid."
-    )
-    max_top_k: int = Field(default=100, ge=1, le=1000, description="Largest top_k that a request may ask for.")
-    max_queries: int = Field(default=256, ge=1, description="Most queries in one request.")
-    max_body_bytes: int = Field(
-        default=2 * 1024 * 1024, ge=1024, description="Largest request body in bytes (413 beyond it)."
-    )
-    max_stream_queries: int = Field(
-        default=10_000, ge=1, description="Most queries in one request whose answer is streamed."
-    )
-    max_filter_values: int = Field(
-        default=1000, ge=1, le=32_000, description="Most values that the filters of one request name together."
-    )
-    max_answer_bytes: int = Field(
-        default=8 * 1024 * 1024, ge=1024, description="Largest answer to a search that is not streamed, in bytes."
-    )
-    max_texts: int = Field(default=2048, ge=1, description="Most texts in one request of /v1/embeddings or /v1/rerank.")
-    fresh_limit: int = Field(
-        default=10_000,
-        ge=0,
-        description="Most passages of documents posted since the snapshot was built (409 beyond it).",
-    )
-    receive_seconds: float = Field(
-        default=30.0, gt=0, description="Longest time that a request may take to arrive (408 beyond it)."
-    )
-    keep_alive_seconds: int = Field(
-        default=75, ge=1, description="How long an idle connection is kept; longer than a proxy before it keeps one."
-    )
+    default_mode: Mode = setting(Mode.HYBRID, "Mode of a request that names none: dense, lexical or hybrid.")
+    max_top_k: int = setting(100, "Largest top_k that a request may ask for.", ge=1, le=1000)
+    max_queries: int = setting(256, "Most queries in one request.", ge=1)
+    max_body_bytes: int = setting(2 * 1024 * 1024, "Largest request body in bytes (413 beyond it).", ge=1024)
+    max_stream_queries: int = setting(10_000, "Most queries in one request whose answer is streamed.", ge=1)
+    max_filter_values: int = setting(1000, "Most values in all filters of one request.", ge=1, le=32_000)
+    max_answer_bytes: int = setting(8 * 1024 * 1024, "Largest answer in bytes, unless streamed.", ge=1024)
+    max_texts: int = setting(2048, "Most texts in one request of /v1/embeddings or /v1/rerank.", ge=1)
+    fresh_limit: int = setting(10_000, "Most passages posted since the snapshot was built (409 beyond it).", ge=0)
+    receive_seconds: float = setting(30.0, "Longest time for a request to arrive (408 beyond it).", gt=0)
+    keep_alive_seconds: int = setting(75, "How long an idle connection is kept; more than a proxy's.", ge=1)
 
-    hyde_url: str | None = Field(
-        default=None, description="OpenAI-compatible API, as http://host/v1, that imagines documents; unset: no HyDE."
-    )
-    hyde_model: str | None = Field(default=None, description="Model to ask there.")
-    hyde_key: SecretStr | None = Field(default=None, description="Key to ask with, where one is needed.")
-    hyde_timeout_ms: int = Field(
-        default=3000, ge=1, description="Longest wait for imagined documents before the search goes on without them."
-    )
-    hyde_max_calls: int = Field(
-        default=16, ge=1, description="Most documents that one request may have imagined, a call to the model each."
-    )
-    hyde_max_tokens: int = Field(default=256, ge=1, description="Longest document to imagine, in the model's tokens.")
+    hyde_url: str | None = setting(None, "OpenAI-compatible API for HyDE, as http://host/v1; unset: no HyDE.")
+    hyde_model: str | None = setting(None, "Model to ask there.")
+    hyde_key: SecretStr | None = setting(None, "Key of that API, if it needs one.")
+    hyde_timeout_ms: int = setting(3000, "Longest wait for HyDE's documents; then a plain search.", ge=1)
+    hyde_max_calls: int = setting(16, "Most HyDE documents of one request, one call to the model each.", ge=1)
+    hyde_max_tokens: int = setting(256, "Longest document to imagine, in the model's tokens.", ge=1)
 
-    batch_queries: int | None = Field(
-        default=None, ge=1, description="Most queries that the engine runs in one batch; unset: 8 on cpu, 256 on cuda."
-    )
-    batch_tokens: int | None = Field(
-        default=None, ge=1, description="Most tokens in one batch, padding included; unset: 4096 on cpu, 32768 on cuda."
-    )
-    queue_limit: int = Field(default=1024, ge=1, description="Queries that may wait for the engine (429 beyond it).")
-    max_wait_ms: int = Field(
-        default=50,
-        ge=1,
-        description="Longest time that a query may be expected to wait for its answer (429 beyond it).",
-    )
-    timeout_ms: int = Field(
-        default=10_000, ge=1, description="Longest wait for an answer where the request names none (504 beyond it)."
-    )
+    batch_queries: int | None = setting(None, "Most queries in one batch; unset: 8 on cpu, 256 on cuda.", ge=1)
+    batch_tokens: int | None = setting(None, "Most tokens in one batch; unset: 4096 on cpu, 32768 on cuda.", ge=1)
+    queue_limit: int = setting(1024, "Queries that may wait for the engine (429 beyond it).", ge=1)
+    max_wait_ms: int = setting(50, "Longest expected wait of a query for its answer (429 beyond it).", ge=1)
+    timeout_ms: int = setting(10_000, "Longest wait if the request names none (504 beyond it).", ge=1)
 
-    lru_mb: int = Field(
-        default=0, ge=0, description="Megabytes of results and embeddings kept in each process; 0: none."
-    )
-    redis_url: str | None = Field(
-        default=None, description="Redis that processes share results and embeddings through."
-    )
+    lru_mb: int = setting(0, "Megabytes of results and embeddings kept in each process; 0: none.", ge=0)
+    redis_url: str | None = setting(None, "Redis that processes share results and embeddings through.")
     redis_key: SecretStr = Field(
         default_factory=lambda: SecretStr(secrets.token_urlsafe()),
         description="Key that values in Redis are signed with; services that share values share it.",
     )
-    redis_timeout_ms: int = Field(
-        default=20, ge=1, description="Longest wait for Redis before a request goes on without it."
-    )
-    redis_ttl_seconds: int = Field(default=86_400, ge=1, description="How long Redis keeps a value.")
 
-    reload_seconds: float = Field(
-        default=2.0, ge=0, description="Seconds between looks at the pointer; 0 turns them off."
+    redis_timeout_ms: int = setting(20, "Longest wait for Redis before a request goes on without it.", ge=1)
+    redis_ttl_seconds: int = setting(86_400, "How long Redis keeps a value.", ge=1)
+
+    reload_seconds: float = setting(2.0, "Seconds between looks at the pointer; 0 turns them off.", ge=0)
+    verify: bool = setting(True, "Compare every file of a snapshot with its checksum when it is opened.")
+    probe_timeout_ms: int = setting(5000, "Longest wait for the query behind /readyz and a swap.", ge=1)
+    shutdown_seconds: int = setting(30, "Longest wait for accepted requests at shutdown.", ge=1)
+    admin_token: SecretStr | None = setting(
+        None, "Bearer token of /admin and of changes to documents; unset: both are closed."
     )
-    verify: bool = Field(
-        default=True, description="Compare every file of a snapshot with its checksum when it is opened."
-    )
-    probe_timeout_ms: int = Field(
-        default=5000, ge=1, description="Longest wait for the query behind /readyz and a swap."
-    )
-    shutdown_seconds: int = Field(default=30, ge=1, description="Longest wait for accepted requests at shutdown.")
-    admin_token: SecretStr | None = Field(
-        default=None,
-        description="Bearer token of /admin and of changes to documents; unset: both are closed.",
-    )
-    allowed_hosts: str | None = Field(
-        default=None,
-        description="Host names that requests may name, with commas; * for any; unset: none on loopback, else any.",
+    allowed_hosts: str | None = setting(
+        None, "Host names that requests may name, with commas; * for any; unset: none on loopback, else any."
     )
 
-    log_level: Literal["debug", "info", "warning", "error"] = Field(
-        default="warning", description="Least level that is logged."
-    )
-    access_log: bool = Field(default=False, description="Write one JSON line per request to standard output.")
-    log_queries: bool = Field(default=False, description="Put the queries into the access log. They are medical: off.")
+    log_level: Literal["debug", "info", "warning", "error"] = setting("warning", "Lowest level that is logged.")
+    access_log: bool = setting(False, "Write one JSON line per request to standard output.")
+    log_queries: bool = setting(False, "Put the queries into the access log. They are medical: off.")
 
     @property
     def has_engine_process(self) -> bool:

@@ -31,7 +31,7 @@ from service.engine.jobs import (
 )
 from service.engine.queue import Entry
 from service.engine.ranking import NOTHING, Scores, Side
-from service.serving import Serving
+from service.serving.serving import Serving
 
 if TYPE_CHECKING:
     from indexer.store import Filter

@@ -22,7 +22,7 @@ from models.encoder.spec import verify_file
 from models.encoder.tokenizer import FlatIds, Ids, TextReader
 from service.engine.device import CpuVectors, Rows, Vectors, VectorSearch
 from service.errors import BadDevice
-from service.serving import Selection
+from service.serving.serving import Selection
 
 PROVIDER = "CUDAExecutionProvider"
 NEEDS = "CARE_DEVICE=cuda needs an NVIDIA card and the gpu extra"

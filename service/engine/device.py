@@ -22,7 +22,7 @@ from models.encoder.onnx import OnnxEncoder, bulk_batches
 from models.encoder.tokenizer import FlatIds, TextReader, pad_flat
 from service.breaker import Breaker
 from service.engine.jobs import DATABASE_AWAY
-from service.serving import Selection
+from service.serving.serving import Selection
 
 if TYPE_CHECKING:
     from indexer.store.qdrant import Qdrant, QdrantVectors

@@ -23,7 +23,7 @@ from service.engine.jobs import ENGINE_FAILED, BatchTimes, Job, Outcome, SearchJ
 from service.engine.queue import Dispatcher, Entry, Limits, OnBatch
 from service.engine.ranking import search_lexical
 from service.errors import EngineFailed
-from service.serving import Serving
+from service.serving.serving import Serving
 
 logger = logging.getLogger(__name__)
 

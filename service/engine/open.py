@@ -10,7 +10,7 @@ from models.encoder.tokenizer import TextReader
 from service.engine.queue import Dispatcher, Limits
 from service.engine.remote.client import RemoteEngine
 from service.metrics import Metrics
-from service.serving import require_query_encoder
+from service.serving.serving import require_query_encoder
 from service.settings import Settings
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from typing import Generic, Protocol, TypeVar
 
 from service.engine.jobs import EXPIRED, Job, Outcome
 from service.errors import DeadlineExceeded, Overloaded, ShuttingDown
-from service.serving import Serving
+from service.serving.serving import Serving
 
 # A request of more jobs than this is bulk unless it says otherwise.
 ONLINE_JOBS = 8

@@ -28,7 +28,7 @@ from models.encoder.tokenizer import FlatIds, TextReader, best_variant
 from models.errors import CareError
 from service.engine.device import CpuEncoder, CpuVectors, Device, Encoder, VectorSearch
 from service.engine.open import open_device
-from service.serving import Selection
+from service.serving.serving import Selection
 from service.settings import Settings
 
 BATCHES = (1, 8, 64, 256)

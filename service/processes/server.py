@@ -19,11 +19,11 @@ import uvicorn
 from fastapi import FastAPI
 
 from models.errors import CareError
-from service.app import create_app
+from service.http.app import create_app
+from service.http.protocol import http_config
 from service.processes.startup import StartupMessage, SupervisorPipe, address_of, bind, configure_logging, join
 from service.runtime import ALONE, Place, Runtime
 from service.settings import Settings
-from service.wire import http_config
 
 Started = Callable[[str], None]
 """Gets the announcement, once the service listens."""

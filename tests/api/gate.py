@@ -10,7 +10,7 @@ import httpx
 
 from service.engine.jobs import Job, Outcome, SearchJob
 from service.engine.local import InProcessEngine
-from service.serving import Serving
+from service.serving.serving import Serving
 
 WAIT_SECONDS = 120.0
 REAL_RUN = InProcessEngine.run

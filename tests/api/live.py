@@ -11,9 +11,9 @@ from collections.abc import Iterator
 import uvicorn
 from fastapi import FastAPI
 
-from service.app import create_app
+from service.http.app import create_app
+from service.http.protocol import http_config
 from service.settings import Settings
-from service.wire import http_config
 
 START_SECONDS = 60
 

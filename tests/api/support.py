@@ -16,7 +16,7 @@ from fastapi import FastAPI
 from indexer.build import BuildOptions, build
 from indexer.store import Collection
 from models.encoder.onnx import OnnxEncoder
-from service.app import create_app
+from service.http.app import create_app
 from service.settings import Settings
 
 ENCODER = Path("models/pretrained/care-small-zh")

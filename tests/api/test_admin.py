@@ -16,11 +16,11 @@ from indexer.store import Collection
 from models.encoder.onnx import OnnxEncoder
 from models.encoder.spec import EncoderSpec, Pooling
 from models.errors import SpaceMismatch
-from service.app import create_app
 from service.engine.local import Batcher
 from service.errors import EngineAway
-from service.serving import Serving
-from service.swap import TRIES
+from service.http.app import create_app
+from service.serving.serving import Serving
+from service.updates.swap import TRIES
 from tests.api.support import (
     AS_ADMIN,
     ENCODER,

@@ -19,7 +19,7 @@ from indexer.encode import Encoder, encode_here
 from indexer.store import Change, Collection, Deleted, Posted, fresh_log
 from indexer.store.shards import Shards
 from models.encoder.onnx import OnnxEncoder
-from service.app import create_app
+from service.http.app import create_app
 from tests.api.support import LONG, Built, client_of, copy_collection, make_settings, running
 
 pytestmark = pytest.mark.anyio

@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from service.app import create_app
+from service.http.app import create_app
 from tests.api.support import Built, client_of, make_settings
 
 pytestmark = pytest.mark.anyio
@@ -195,7 +195,7 @@ class Broken:
 
 @pytest.fixture
 def broken(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("service.search.Searcher.search", Broken.search)
+    monkeypatch.setattr("service.search.searcher.Searcher.search", Broken.search)
 
 
 @pytest.mark.usefixtures("broken")

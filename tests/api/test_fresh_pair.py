@@ -88,7 +88,7 @@ async def test_without_a_correction_scores_differ_and_the_log_says_once_what_to_
 ) -> None:
     settings = make_settings(bent(tmp_path, encoder, None), threads=1, reload_seconds=0)
     async with running(settings) as client:
-        with caplog.at_level(logging.WARNING, logger="service.fresh.encode"):
+        with caplog.at_level(logging.WARNING, logger="service.updates.encoder"):
             await post_copies(client)
             another = {"id": "another", "text": "氨氯地平缓释片说明书。"}
             assert (await client.post("/v1/documents", json={"documents": [another]})).status_code == 200

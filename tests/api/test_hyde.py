@@ -120,7 +120,7 @@ async def test_a_model_slower_than_the_setting_is_not_waited_for(built: Built, m
 async def test_a_request_with_less_patience_than_the_model_needs_gets_a_plain_search(
     client: httpx.AsyncClient, model: LanguageModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("service.run_search.HYDE_SHARE", 0.01)
+    monkeypatch.setattr("service.search.searcher.HYDE_SHARE", 0.01)
     plain = await result(client)
     model.awake.clear()
     failed = await result(client, hyde=True, timeout_ms=19_000)

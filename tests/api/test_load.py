@@ -9,7 +9,7 @@ import logging
 import httpx
 import pytest
 
-from service.app import create_app
+from service.http.app import create_app
 from tests.api.gate import WAIT_SECONDS, Gate, hold, until_queued
 from tests.api.support import Built, client_of, make_settings, running
 

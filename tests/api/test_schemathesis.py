@@ -21,7 +21,7 @@ from schemathesis.specs.openapi.checks import (
     unsupported_method,
 )
 
-from service.app import create_app
+from service.http.app import create_app
 from service.settings import Settings
 from tests.api.live import live
 from tests.api.support import AS_ADMIN, Built, copy_collection, make_settings

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from service.wire import TolerantProtocol
+from service.http.protocol import TolerantProtocol
 from tests.api.live import live, rest_of
 from tests.api.support import Built, make_settings
 from tests.integration.processes import until

@@ -8,7 +8,7 @@ import json
 import httpx
 import pytest
 
-from service.line import WINDOW
+from service.search.portions import WINDOW
 from tests.api.gate import Gate, hold
 from tests.api.support import Built, make_settings, running
 

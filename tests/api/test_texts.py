@@ -14,9 +14,8 @@ import pytest
 
 from models.encoder.onnx import OnnxEncoder
 from models.encoder.spec import EncoderSpec, Side
-from service.api.texts import WRITTEN_TOGETHER, write_vectors
+from service.http.texts import WRITTEN_TOGETHER, EncodingFormat, write_vectors
 from service.settings import Settings
-from service.text_schemas import EncodingFormat
 from tests.api.gate import Gate
 from tests.api.support import ENCODER, Built, make_settings, running
 from tests.api.test_errors import check

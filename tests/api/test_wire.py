@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from service.wire import CONTINUE, MAX_HEAD_BYTES, _Joined
+from service.http.protocol import CONTINUE, MAX_HEAD_BYTES, _Joined
 from tests.api.live import live, rest_of
 from tests.api.support import Built, make_settings
 
@@ -86,7 +86,7 @@ def test_lines_are_chunks_of_one_answer(connection: socket.socket) -> None:
 
 
 def test_who_still_sends_when_refused_reads_why(connection: socket.socket, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("service.wire.LINGER_SECONDS", 2 * WAIT_SECONDS)
+    monkeypatch.setattr("service.http.protocol.LINGER_SECONDS", 2 * WAIT_SECONDS)
     connection.sendall(b"GET / HTTP/1.1\r\nX: " + b"a" * MAX_HEAD_BYTES)
     received = connection.recv(1)
     for _ in range(20):  # of a connection that is closed already, the second would fail
@@ -97,7 +97,7 @@ def test_who_still_sends_when_refused_reads_why(connection: socket.socket, monke
 
 
 def test_who_is_refused_and_stays_is_left(connection: socket.socket, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("service.wire.LINGER_SECONDS", 0.01)
+    monkeypatch.setattr("service.http.protocol.LINGER_SECONDS", 0.01)
     connection.sendall(b"nonsense\r\n\r\n")
     assert rest_of(connection).startswith(b"HTTP/1.1 400 ")
     with pytest.raises(ConnectionError):

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from starlette.middleware.base import BaseHTTPMiddleware
 from starlette.types import ASGIApp
 
-from service.api.search import SearchRoute
-from service.app import create_app
-from service.middleware import RequestFrame
+from service.http.app import create_app
+from service.http.middleware import RequestFrame
+from service.http.search import SearchRoute
 from service.settings import Settings
 
 
@@ -22,11 +22,11 @@ def layers(app: ASGIApp | None) -> Iterator[ASGIApp]:
 
 def test_a_search_passes_the_framework_by() -> None:
     stack = create_app(Settings()).build_middleware_stack()
-    assert [type(layer) for layer in layers(stack._hot)] == [RequestFrame, SearchRoute]  # type: ignore[attr-defined]
+    assert [type(layer) for layer in layers(stack.hot)] == [RequestFrame, SearchRoute]  # type: ignore[attr-defined]
 
 
 def test_no_request_is_wrapped_in_a_task_of_its_own() -> None:
     stack = create_app(Settings()).build_middleware_stack()
-    wrapped = list(layers(stack._rest))  # type: ignore[attr-defined]
+    wrapped = list(layers(stack.rest))  # type: ignore[attr-defined]
     assert sum(isinstance(layer, RequestFrame) for layer in wrapped) == 1
     assert not any(isinstance(layer, BaseHTTPMiddleware) for layer in wrapped)

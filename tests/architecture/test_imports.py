@@ -7,7 +7,7 @@ HEAVY = ("torch", "transformers", "onnx", "optimum", "safetensors", "qdrant_clie
 
 
 @pytest.mark.parametrize(
-    "module", ["service.app", "service.command", "indexer.command", "models.evaluation.command", "cli"]
+    "module", ["service.http.app", "service.command", "indexer.command", "models.evaluation.command", "cli"]
 )
 def test_serving_indexing_and_judging_load_no_library_of_training_or_of_a_database(module: str) -> None:
     code = f"import {module}, sys; print([name for name in {HEAVY} if name in sys.modules])"
@@ -23,7 +23,7 @@ def test_the_command_itself_loads_no_room() -> None:
 
 def test_a_worker_beside_an_engine_process_loads_what_computes_neither_itself_nor_with_a_snapshot() -> None:
     code = (
-        "import service.processes.server, service.engine.remote.client, service.fresh.encode, sys;"
+        "import service.processes.server, service.engine.remote.client, service.updates.encoder, sys;"
         "from indexer.store import Snapshot;"
         "print([name for name in ('faiss', 'onnxruntime') if name in sys.modules])"
     )

@@ -14,7 +14,7 @@ from service.engine.device import Cpu
 from service.engine.queue import Limits
 from service.engine.remote.client import RemoteEngine
 from service.engine.remote.server import EngineServer, OpenServings
-from service.serving import Serving
+from service.serving.serving import Serving
 from service.settings import Settings
 from tests.api.support import ENCODER, Built
 

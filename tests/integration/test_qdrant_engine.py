@@ -20,7 +20,7 @@ from service.engine.jobs import Mode, Options, SearchJob
 from service.engine.local import InProcessEngine
 from service.engine.remote.client import RemoteEngine
 from service.processes.supervisor import check_engine
-from service.serving import Serving
+from service.serving.serving import Serving
 from tests.api.support import Built, build_collection, make_settings
 from tests.integration.engine_half import WAIT_SECONDS, Engine, open_serving, worker
 from tests.support.qdrant_server import QdrantServer, qdrant

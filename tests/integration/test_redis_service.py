@@ -17,9 +17,9 @@ from indexer.store import Collection
 from models.encoder.onnx import OnnxEncoder
 from models.encoder.spec import Side
 from models.encoder.tokenizer import TextReader
-from service.cache import Cache, Kind
-from service.cache.keys import embedding_key
-from service.cache.redis_layer import PREFIXES, RedisCache
+from service.cache.cache import Cache
+from service.cache.keys import Kind, embedding_key
+from service.cache.redis import PREFIXES, RedisCache
 from service.metrics import Metrics
 from service.settings import Settings
 from tests.api.support import ENCODER, Built, build_collection, copy_collection, make_settings, running
@@ -196,7 +196,7 @@ async def test_a_server_that_is_killed_midway_costs_nothing_but_time(
 async def test_a_server_that_comes_back_is_used_again(
     built: Built, server: ValkeyServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("service.cache.redis_layer.PROBE_SECONDS", 0.0)
+    monkeypatch.setattr("service.cache.redis.PROBE_SECONDS", 0.0)
     port = server.port
     async with running(settings_for(built, server, lru_mb=0)) as client:
         before = await ids(client, "高血压")
@@ -214,7 +214,7 @@ async def test_a_server_that_comes_back_is_used_again(
 async def test_a_server_that_hangs_is_given_up_on(
     built: Built, server: ValkeyServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("service.cache.redis_layer.PROBE_SECONDS", 3600.0)
+    monkeypatch.setattr("service.cache.redis.PROBE_SECONDS", 3600.0)
     async with running(settings_for(built, server, redis_timeout_ms=50, lru_mb=0)) as client:
         before = await ids(client, "高血压")
         with frozen(server):
@@ -245,7 +245,7 @@ async def test_a_full_or_flushed_server_changes_no_answer(built: Built, server: 
 async def test_a_crowd_does_not_notice_what_becomes_of_redis(
     built: Built, server: ValkeyServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("service.cache.redis_layer.PROBE_SECONDS", 0.05)
+    monkeypatch.setattr("service.cache.redis.PROBE_SECONDS", 0.05)
     best = {"高血压": "a-1", "糖尿病饮食": "a-2", "发热": "a-3", "心肺复苏": "a-4", "骨折固定": "a-5", "血常规": "a-8"}
     settings = settings_for(built, server, redis_timeout_ms=50, lru_mb=0, max_wait_ms=600_000, timeout_ms=600_000)
     answers: list[bool] = []

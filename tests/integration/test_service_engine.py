@@ -17,7 +17,7 @@ from models.fusion import LATER_DENSE, LATER_LEXICAL, Fusion, fuse
 from service.engine.device import Cpu, searched_by
 from service.engine.jobs import EncodeJob, Found, Job, Mode, Options, SearchJob
 from service.engine.local import InProcessEngine
-from service.serving import Serving
+from service.serving.serving import Serving
 
 TOPICS = ["高血压", "糖尿病", "发热", "骨折", "哮喘", "头痛", "贫血", "胃炎"]
 QUERIES = ["高血压 头痛", "糖尿病人发热", "哮喘", "骨折以后贫血", "胃炎"]

@@ -24,7 +24,7 @@ from service.engine.local import InProcessEngine
 from service.engine.remote.client import RemoteEngine
 from service.engine.remote.link import PATIENCE_SECONDS
 from service.errors import DeadlineExceeded, EngineAway, EngineFailed, ShuttingDown
-from service.serving import Serving
+from service.serving.serving import Serving
 from tests.api.support import Built, build_collection, copy_collection, make_settings
 from tests.integration.engine_half import LIMITS, WAIT_SECONDS, Engine, open_serving, worker
 
@@ -103,7 +103,7 @@ async def test_the_event_loop_goes_on_while_fresh_passages_are_scored(
     serving = open_serving(built)
     dim = serving.encoder.spec.dim
     posted = Posted("fresh", "骨折", "骨折要固定。", {}, [(0, 6)], "fp", np.eye(1, dim, dtype=np.float16))
-    fresh = replace(serving, fresh=Overlay.over(serving.snapshot).apply([Frame(1, 7, [posted])]))
+    fresh = replace(serving, overlay=Overlay.over(serving.snapshot).apply([Frame(1, 7, [posted])]))
     entered, gate, score = asyncio.Event(), threading.Event(), Overlay.score_vectors
     loop = asyncio.get_running_loop()
 

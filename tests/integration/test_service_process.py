@@ -263,9 +263,8 @@ def test_access_log_lines_are_json_on_standard_output(built: Built) -> None:
 
 
 def test_importing_the_app_loads_no_torch() -> None:
-    code = (
-        "import sys, service.app, service.processes.server; print(sorted({'torch', 'transformers'} & set(sys.modules)))"
-    )
+    imports = "import sys, service.http.app, service.processes.server"
+    code = f"{imports}; print(sorted({{'torch', 'transformers'}} & set(sys.modules)))"
     done = subprocess.run(
         [sys.executable, "-c", code], env=os.environ | {"PYTHONPATH": "."}, capture_output=True, text=True
     )

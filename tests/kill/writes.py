@@ -38,13 +38,12 @@ from indexer.store.values import kind_of
 from models.encoder.spec import Side
 from models.lexical import query_terms
 from service.errors import FreshLimit, InvalidRequest
-from service.fresh.encode import DocumentEncoder, NewDocument
-from service.fresh.follow import Freshener
-from service.fresh.write import FreshWriter
 from service.metrics import Metrics
-from service.serving import Serving
+from service.serving.serving import Serving
 from service.settings import Settings
-from service.swap import Opening, Servings
+from service.updates.encoder import DocumentEncoder, Freshener, NewDocument
+from service.updates.swap import Opening, Servings
+from service.updates.writer import FreshWriter
 from tests.support.fast_encoder import BUNDLED, FastEncoder
 
 WRITERS = 2

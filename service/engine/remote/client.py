@@ -23,7 +23,7 @@ from service.engine.queue import Dispatcher, Entry, Limits
 from service.engine.ranking import Scores, Side, search_lexical
 from service.engine.remote.link import Link
 from service.errors import DeadlineExceeded, EngineAway, EngineFailed
-from service.serving import Serving
+from service.serving.serving import Serving
 
 logger = logging.getLogger(__name__)
 

@@ -21,7 +21,7 @@ from service.engine.jobs import Request, Response
 from service.engine.remote import frames
 from service.engine.remote.frames import FrameReader, Kind
 from service.errors import EngineAway, EngineFailed
-from service.serving import Serving
+from service.serving.serving import Serving
 
 logger = logging.getLogger(__name__)
 

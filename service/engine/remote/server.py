@@ -28,7 +28,7 @@ from service.engine.jobs import Request, Response, Status
 from service.engine.queue import SLICE_SECONDS, CostModel, Lanes, Limits, OnBatch
 from service.engine.remote import frames
 from service.engine.remote.frames import BadFrame, FrameReader, Kind
-from service.serving import Serving, require_query_encoder
+from service.serving.serving import Serving, require_query_encoder
 from service.settings import Settings
 
 if TYPE_CHECKING:

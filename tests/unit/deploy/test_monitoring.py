@@ -11,10 +11,9 @@ from fastapi.routing import APIRoute
 from prometheus_client.parser import text_string_to_metric_families
 
 from indexer.report import write_metrics
-from service.api import health, search
-from service.metrics import Metrics
+from service.http import admin, search
+from service.metrics import Metrics, Timings
 from service.settings import Settings
-from service.timings import Timings
 from tests.unit.deploy.support import REPOSITORY, compose, load_yaml, parse_care
 from tests.unit.indexer.support import RUN
 
@@ -46,7 +45,7 @@ def test_prometheus_scrapes_the_service_where_it_exposes() -> None:
     ((host, port),) = (target.split(":") for target in scrape["static_configs"][0]["targets"])
     assert parse_care(compose()["services"][host]["command"]).keys() >= {"host", "port"}
     assert int(port) == Settings.model_fields["port"].default
-    assert scrape["metrics_path"] in {route.path for route in health.router.routes if isinstance(route, APIRoute)}
+    assert scrape["metrics_path"] in {route.path for route in admin.health.routes if isinstance(route, APIRoute)}
 
 
 def test_prometheus_finds_the_rules() -> None:

@@ -10,7 +10,7 @@ import numpy as np
 
 from models.encoder.tokenizer import Tokens
 from service.engine.jobs import BatchTimes, EncodeJob, Found, Job, Mode, Options, Outcome, SearchJob
-from service.serving import Serving
+from service.serving.serving import Serving
 
 WAIT_SECONDS = 60.0
 DENSE = Options(Mode.DENSE, 10)

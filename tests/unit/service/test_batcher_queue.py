@@ -10,7 +10,7 @@ import pytest
 from service.engine.jobs import Outcome
 from service.engine.queue import ONLINE_JOBS, Limits, Queue
 from service.errors import DeadlineExceeded, Overloaded
-from service.serving import Serving
+from service.serving.serving import Serving
 from tests.unit.service.support import Clock, job, jobs, serving
 
 pytestmark = pytest.mark.anyio

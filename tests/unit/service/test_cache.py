@@ -10,9 +10,8 @@ import pytest
 
 from models.encoder.tokenizer import Tokens
 from service.breaker import FAILURES_TO_OPEN, OPEN_SECONDS, Breaker
-from service.cache import Cache, EmbeddingCache, Kind
-from service.cache.keys import embedding_key
-from service.cache.process import ENTRY_BYTES, ProcessCache
+from service.cache.cache import ENTRY_BYTES, Cache, ProcessCache
+from service.cache.keys import Kind, embedding_key
 from service.metrics import Metrics
 
 ENCODER = SimpleNamespace(fingerprint="encoder", spec=SimpleNamespace(dim=16))
@@ -124,13 +123,14 @@ async def test_results_that_fill_their_memory_leave_the_embeddings_alone() -> No
 
 @pytest.mark.anyio
 async def test_an_embedding_comes_back_to_the_bit_and_only_for_its_encoder_and_tokens() -> None:
-    embeddings = EmbeddingCache(Cache(both_kinds(), None, Metrics()))
+    cache = Cache(both_kinds(), None, Metrics())
     vectors = np.random.default_rng(1).standard_normal((2, 16)).astype(np.float32)
-    embeddings.put(ENCODER, [tokens(1, 2), tokens(3)], list(vectors))
-    last, unknown, first = await embeddings.get(ENCODER, [tokens(3), tokens(1), tokens(1, 2)])
+    cache.put_embedding(ENCODER, tokens(1, 2), vectors[0])
+    cache.put_embedding(ENCODER, tokens(3), vectors[1])
+    last, unknown, first = await cache.get_embeddings(ENCODER, [tokens(3), tokens(1), tokens(1, 2)])
     assert unknown is None
     assert np.array_equal([first, last], vectors)
-    assert await embeddings.get(SimpleNamespace(fingerprint="other", spec=ENCODER.spec), [tokens(3)]) == [None]
+    assert await cache.get_embeddings(SimpleNamespace(fingerprint="other", spec=ENCODER.spec), [tokens(3)]) == [None]
 
 
 @pytest.mark.anyio
@@ -138,13 +138,12 @@ async def test_an_embedding_comes_back_to_the_bit_and_only_for_its_encoder_and_t
 async def test_an_embedding_of_another_length_is_a_miss(size: int) -> None:
     cache = Cache(both_kinds(), None, Metrics())
     cache.put(Kind.EMBEDDING, {embedding_key(ENCODER.fingerprint, tokens(1)): bytes(size)})
-    assert await EmbeddingCache(cache).get(ENCODER, [tokens(1)]) == [None]
+    assert await cache.get_embeddings(ENCODER, [tokens(1)]) == [None]
 
 
 @pytest.mark.anyio
 async def test_without_layers_nothing_is_kept() -> None:
     cache = Cache({}, None, Metrics())
-    embeddings = EmbeddingCache(cache)
-    embeddings.put(ENCODER, [tokens(1)], [np.zeros(4, np.float32)])
+    cache.put_embedding(ENCODER, tokens(1), np.zeros(4, np.float32))
     assert not cache.enabled
-    assert await embeddings.get(ENCODER, [tokens(1)]) == [None]
+    assert await cache.get_embeddings(ENCODER, [tokens(1)]) == [None]

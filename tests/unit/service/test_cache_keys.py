@@ -14,8 +14,8 @@ from models.encoder.spec import Side
 from models.encoder.tokenizer import TextReader, Tokens
 from service.cache.keys import ResultKeys, embedding_key
 from service.engine.jobs import Mode
-from service.schemas import SearchRequest
-from service.serving import Serving, is_same_function
+from service.search.request import SearchRequest
+from service.serving.serving import Serving, is_same_function
 from service.settings import Settings
 from tests.api.support import ENCODER
 

@@ -10,7 +10,7 @@ import pytest
 from redis.asyncio import Redis
 
 from service.breaker import Breaker
-from service.cache.redis_reads import READ_VALUES, READS, NoAnswer, RedisReads
+from service.cache.redis import READ_VALUES, READS, NoAnswer, RedisReads
 
 pytestmark = pytest.mark.anyio
 

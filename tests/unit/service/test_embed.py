@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from service.embed import blend, normalise, shorten
+from service.search.embedder import blend, normalise, shorten
 
 VECTORS = normalise(np.random.default_rng(7).standard_normal((4, 8)).astype(np.float32))
 

@@ -34,7 +34,7 @@ from service.engine.device import Cpu, CpuEncoder, CpuVectors
 from service.engine.open import open_device
 from service.engine.selfcheck import check_encoder, check_search, random_index, random_tokens
 from service.errors import BadDevice
-from service.serving import Selection
+from service.serving.serving import Selection
 
 ENCODER = Path("models/pretrained/care-small-zh")
 TEXTS = ["高血压吃什么药", "fever", "糖尿病人可以吃西瓜吗", "头" * 40, "骨折", "哮喘 inhaler"]

@@ -14,7 +14,7 @@ import pytest
 from service.engine.remote import frames
 from service.engine.remote.frames import FrameReader, Kind
 from service.engine.remote.link import Link
-from service.serving import Serving
+from service.serving.serving import Serving
 
 pytestmark = pytest.mark.anyio
 

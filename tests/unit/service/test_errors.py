@@ -10,10 +10,10 @@ from pydantic import BaseModel, ValidationError
 from indexer.store import BadFilter
 from models.errors import CareError
 from service import errors
-from service.document_schemas import DocumentsRequest
 from service.errors import INTERNAL, STATUS_AND_CODE, InvalidRequest, answer_for, invalid_request
-from service.schemas import SearchRequest
-from service.text_schemas import EmbeddingsRequest, RerankRequest
+from service.http.documents import DocumentsRequest
+from service.http.texts import EmbeddingsRequest, RerankRequest
+from service.search.request import SearchRequest
 
 
 def test_every_error_that_a_request_can_meet_is_in_the_table() -> None:

@@ -11,8 +11,8 @@ import pytest
 from models.fusion import LATER_DENSE, LATER_LEXICAL, Fusion, query_weight
 from models.lexical import Ranking
 from service.engine.jobs import Evidence, Mode, Options
-from service.evidence import Account, account_for
-from service.serving import Serving
+from service.search.results import Account, account_for
+from service.serving.serving import Serving
 
 # Document 0 has passages 0 to 2, document 1 passage 3, document 2 passages 4 and 5.
 DOCUMENTS = np.array([0, 0, 0, 1, 2, 2], np.int32)

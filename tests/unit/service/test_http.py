@@ -10,7 +10,7 @@ import pytest
 from starlette.types import Message
 
 from service.errors import BodyTooLarge, Overloaded
-from service.http import ClientLeft, WhileConnected, read_body, send_lines, wants_lines
+from service.http.asgi import ClientLeft, WhileConnected, read_body, send_lines, wants_lines
 
 pytestmark = pytest.mark.anyio
 

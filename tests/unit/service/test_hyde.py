@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Iterator
 import pytest
 
 from service.breaker import FAILURES_TO_OPEN
-from service.hyde import MAX_ANSWER_BYTES, Hyde
+from service.search.hyde import MAX_ANSWER_BYTES, Hyde
 from service.settings import Settings
 from tests.support.language_model import LanguageModel, choice, language_model
 
@@ -26,7 +26,7 @@ def model() -> Iterator[LanguageModel]:
 @pytest.fixture
 async def hyde(model: LanguageModel) -> AsyncIterator[Hyde]:
     settings = Settings(hyde_url=model.url, hyde_model="tiny", hyde_key="s3cret", hyde_timeout_ms=20_000)  # type: ignore[arg-type]
-    hyde = Hyde.open(settings)
+    hyde = Hyde(settings)
     yield hyde
     await hyde.close()
 
@@ -98,7 +98,7 @@ async def test_requests_without_patience_do_not_count_against_the_model(hyde: Hy
 
 
 async def test_nobody_there_gives_none() -> None:
-    hyde = Hyde.open(Settings(hyde_url="http://127.0.0.1:9/v1", hyde_model="tiny"))
+    hyde = Hyde(Settings(hyde_url="http://127.0.0.1:9/v1", hyde_model="tiny"))
     assert await hyde.imagine("高血压", 2, LONG_SECONDS) == []
     await hyde.close()
 

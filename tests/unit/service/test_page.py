@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from indexer.store.documents import HEADLINE_CHARACTERS, StoredDocument
-from service.page import PAGE_FILE, read_page
+from service.http.admin import PAGE_FILE, read_page
 
 EXAMPLE = Path("examples") / PAGE_FILE
 

@@ -10,7 +10,7 @@ import pytest
 
 from models.encoder.spec import Side
 from models.encoder.tokenizer import TextReader
-from service.reading import CHARACTERS_PER_TOKEN, LOOP_CHARACTERS, cut, is_blank, read
+from service.search.portions import CHARACTERS_PER_TOKEN, LOOP_CHARACTERS, cut, is_blank, tokenise
 
 pytestmark = pytest.mark.anyio
 
@@ -26,7 +26,7 @@ async def test_each_text_gets_its_own_tokens_in_order_on_and_off_the_loop(encode
     few = ["高血压", "asthma"]
     many = [*few, "头痛" * LOOP_CHARACTERS]
     for texts in (few, many):
-        found = await read(texts, encoder, Side.QUERY)
+        found = await tokenise(texts, encoder, Side.QUERY)
         assert [text.text for text in found[:2]] == few
         assert [text.tokens for text in found] == encoder.tokenize([text.text for text in found], Side.QUERY)
         assert [text.truncated for text in found] == [False, False, True][: len(texts)]

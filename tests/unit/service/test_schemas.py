@@ -6,7 +6,7 @@ import pytest
 from pydantic import ValidationError
 
 from indexer.store import AnyOf, Either, Equal, Filter, Not, Range
-from service.schemas import FilterClause, SearchRequest
+from service.search.request import FilterClause, SearchRequest
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from service.snippet import ELLIPSIS, LATIN_WINDOW, LONGEST_WORD, MAX_TERMS, WINDOW, make_snippet, marked_terms
+from service.search.results import ELLIPSIS, LATIN_WINDOW, LONGEST_WORD, MAX_TERMS, WINDOW, make_snippet, marked_terms
 
 
 def marks(text: str, query: str) -> list[str]:

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from service.engine.jobs import BatchTimes
-from service.timings import STAGES, Timings
+from service.metrics import STAGES, Timings
 
 
 def test_queries_of_one_batch_count_its_time_once() -> None:

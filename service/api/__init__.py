@@ -1,1 +1,0 @@
-"""The HTTP routes. Each one validates, calls the core and writes bytes."""

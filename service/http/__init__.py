@@ -1,0 +1,1 @@
+"""HTTP: the protocol, the application and its routes."""

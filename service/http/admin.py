@@ -1,0 +1,253 @@
+"""Routes beside search: /admin, /livez, /readyz, /metrics and /v1/collection with the words of the search page."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import logging
+from pathlib import Path
+from typing import Annotated
+
+from fastapi import APIRouter, Depends, Request, Response
+from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
+from prometheus_client import CONTENT_TYPE_LATEST
+from pydantic import BaseModel, ConfigDict, Field, RootModel, StringConstraints, ValidationError
+
+from service.engine.jobs import Mode
+from service.errors import Forbidden, invalid_request
+from service.http.asgi import errors, runtime_of
+from service.serving.facets import count_facets, number_ranges
+from service.serving.serving import Serving
+
+logger = logging.getLogger(__name__)
+
+SECURITY_SCHEME = "admin_token"
+CLOSED = (
+    "changes are closed, because no admin token is set; set CARE_ADMIN_TOKEN and send it as Authorization: Bearer …"
+)
+PAGE_FILE = "page.json"
+SAMPLES = 4
+SAMPLE_CHARACTERS = 40
+MAX_QUESTIONS = 16
+
+Words = Annotated[str, StringConstraints(max_length=1000)]
+bearer = HTTPBearer(auto_error=False, scheme_name=SECURITY_SCHEME, description="The value of CARE_ADMIN_TOKEN")
+
+
+def require_admin(request: Request, given: Annotated[HTTPAuthorizationCredentials | None, Depends(bearer)]) -> None:
+    """Raises Forbidden unless the request carries the admin token."""
+    token = runtime_of(request).settings.admin_token
+    if token is None:
+        raise Forbidden(CLOSED)
+    sent = "" if given is None else given.credentials
+    if not hmac.compare_digest(sent.encode(), token.get_secret_value().encode()):
+        raise Forbidden("send the admin token (CARE_ADMIN_TOKEN) as Authorization: Bearer …")
+
+
+admin = APIRouter(prefix="/admin", tags=["admin"], dependencies=[Depends(require_admin)], responses=errors(403))
+health = APIRouter(tags=["health"])
+collection = APIRouter(prefix="/v1", tags=["search"])
+
+
+class SwapAnswer(BaseModel):
+    """What is served after an administrator's request, and whether that is new."""
+
+    snapshot: str
+    changed: bool
+
+
+class VersionsAnswer(BaseModel):
+    """The versions of the collection, oldest first."""
+
+    versions: list[str]
+    current: str | None = Field(description="The version that the pointer names.")
+    serving: str | None = Field(description="The version that this process answers from.")
+    failed: str | None = Field(None, description="Why the pointer's version is not served, where it is not.")
+
+
+@admin.post("/reload", responses=errors(409, 503))
+async def reload(request: Request) -> SwapAnswer:
+    """Serve what the pointer names, at once instead of at the next look."""
+    servings = runtime_of(request).servings
+    changed = await servings.reload()
+    return SwapAnswer(snapshot=servings.current().version, changed=changed)
+
+
+@admin.post("/rollback", responses=errors(409, 422, 503))
+async def rollback(request: Request, version: str | None = None, force: bool = False) -> SwapAnswer:
+    """Point to the version published before the current one, or to the one named, and serve it.
+
+    A version that fails a canary of the collection is refused; `force` skips the canaries.
+    """
+    servings = runtime_of(request).servings
+    changed = await servings.rollback(version, force=force)
+    return SwapAnswer(snapshot=servings.current().version, changed=changed)
+
+
+@admin.get("/versions")
+async def versions(request: Request) -> VersionsAnswer:
+    """The versions on disk, the one that is published and the one that this process serves."""
+    servings = runtime_of(request).servings
+    known, current = await asyncio.to_thread(lambda: (servings.collection.versions(), servings.collection.current()))
+    failed = servings.refusal_of(current)
+    return VersionsAnswer(versions=known, current=current, serving=servings.serving, failed=failed)
+
+
+class StatusAnswer(BaseModel):
+    """A word on the state of the process."""
+
+    status: str
+    snapshot: str | None = None
+
+
+@health.get("/livez")
+async def livez() -> StatusAnswer:
+    """The process runs."""
+    return StatusAnswer(status="alive")
+
+
+@health.get("/readyz", responses=errors(503))
+async def readyz(request: Request) -> StatusAnswer:
+    """A real query just went through the snapshot that is served."""
+    runtime = runtime_of(request)
+    serving = runtime.servings.current()
+    await runtime.searcher.probe(serving)
+    return StatusAnswer(status="ready", snapshot=serving.version)
+
+
+@health.get("/metrics", response_class=Response, responses={200: {"content": {"text/plain": {}}}})
+async def metrics(request: Request) -> Response:
+    """Prometheus metrics, of all workers together."""
+    # In a thread: adding up the metrics of many processes takes a while.
+    exposed = await asyncio.to_thread(runtime_of(request).metrics.expose)
+    return Response(exposed, media_type=CONTENT_TYPE_LATEST)
+
+
+class EncoderFacts(BaseModel):
+    """The encoder that reads the queries."""
+
+    architecture: str
+    dim: int
+    max_length: int
+    space: str
+    variant: str
+    fingerprint: str
+
+
+class FreshFacts(BaseModel):
+    """What was posted and deleted since the snapshot was built."""
+
+    position: int = Field(description="How far the log was read.")
+    documents: int = Field(description="Posted documents that are searched beside the snapshot.")
+    changes: int = Field(description="Documents posted or deleted, repeats counted.")
+    passages: int = Field(description="Passages posted, repeats counted.")
+    limit: int = Field(description="How many passages are taken before a re-index.")
+
+
+class NumberRange(BaseModel):
+    """All values of a field lie between these; documents that were deleted or replaced since the build count, too."""
+
+    min: int | float
+    max: int | float
+
+
+class PageWords(BaseModel):
+    """What the search page says about a collection, in one language; what is left out has a general default."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    title: Words = Field("", description="The headline of the start page.")
+    intro: Words = Field("", description="The sentence below it.")
+    hint: Words = Field("", description="The text in the empty search box.")
+    questions: Annotated[list[Words], Field(max_length=MAX_QUESTIONS)] = Field(
+        [], description="Questions to try; samples of the documents are offered if there are none."
+    )
+    disclaimer: Words = Field("", description="The sentence at the foot of the page.")
+    fields: dict[str, Words] = Field({}, description="Names of metadata fields.")
+    values: dict[str, dict[str, Words]] = Field({}, description="Names of their values, by field.")
+
+
+class CollectionAnswer(BaseModel):
+    """What is served: enough for a page to offer filters."""
+
+    snapshot: str
+    created: str
+    documents: int
+    passages: int
+    fresh: FreshFacts
+    encoder: EncoderFacts
+    modes: list[Mode]
+    default_mode: Mode
+    max_top_k: int
+    max_queries: int
+    fields: list[str] = Field(description="Metadata fields that a filter may name.")
+    facets: dict[str, dict[str, int]] = Field(description="Documents per value, for fields of few values.")
+    numbers: dict[str, NumberRange] = Field(description="Fields of numbers.")
+    samples: list[str] = Field(description="Titles of a few documents.")
+    page: dict[str, PageWords] = Field(description="What the collection's page.json says, by language.")
+
+
+class Page(RootModel[dict[str, PageWords]]):
+    """`page.json` of a collection, by language: `zh`, `en`."""
+
+
+@collection.get("/collection", responses=errors(503))
+async def get_collection(request: Request) -> CollectionAnswer:
+    """What is served: counts, the encoder, and the values that filters may ask for."""
+    runtime = runtime_of(request)
+    settings, serving = runtime.settings, runtime.servings.current()
+    encoder, spec, overlay = serving.encoder, serving.encoder.spec, serving.overlay
+    ranges = await asyncio.to_thread(number_ranges, serving)
+    return CollectionAnswer(
+        snapshot=serving.version,
+        created=serving.snapshot.manifest.created.isoformat(),
+        documents=serving.documents,
+        passages=overlay.passages,
+        fresh=FreshFacts(
+            position=serving.cursor.position,
+            documents=len(overlay.rows),
+            changes=overlay.changes,
+            passages=overlay.posted,
+            limit=settings.fresh_limit,
+        ),
+        encoder=EncoderFacts(
+            architecture=spec.architecture,
+            dim=spec.dim,
+            max_length=spec.max_length,
+            space=spec.space,
+            variant=encoder.variant,
+            fingerprint=encoder.fingerprint,
+        ),
+        modes=list(Mode),
+        default_mode=settings.default_mode,
+        max_top_k=settings.max_top_k,
+        max_queries=settings.max_queries,
+        fields=serving.fields,
+        facets=await asyncio.to_thread(count_facets, serving),
+        numbers={name: NumberRange(min=low, max=high) for name, (low, high) in ranges.items()},
+        samples=await asyncio.to_thread(sample_documents, serving),
+        page=await asyncio.to_thread(read_page, settings.collection),
+    )
+
+
+def read_page(folder: Path) -> dict[str, PageWords]:
+    """Reads the collection's `page.json`, if it has one. A file that cannot be used is logged and left out."""
+    path = folder / PAGE_FILE
+    try:
+        return Page.model_validate_json(path.read_bytes()).root
+    except FileNotFoundError:
+        return {}
+    except OSError as error:
+        logger.warning("%s is not shown: %s", path, error)
+    except ValidationError as error:
+        wrong = invalid_request(error, PageWords)
+        logger.warning("%s is not shown: %s; docs/operations.md has an example", path, wrong)
+    return {}
+
+
+def sample_documents(serving: Serving) -> list[str]:
+    """Titles, or the beginnings of texts, of a few documents of the snapshot: queries to begin with."""
+    documents = serving.snapshot.documents
+    rows = {len(documents) * place // SAMPLES for place in range(SAMPLES)} if len(documents) else set()
+    headlines = [documents.get(row).headline for row in sorted(rows - serving.overlay.gone)]
+    return list(dict.fromkeys(headline[:SAMPLE_CHARACTERS].rstrip("… ") for headline in headlines))

@@ -1,0 +1,200 @@
+"""Bodies in and answers out for routes in plain ASGI: read, notice that a client left, send bytes or lines."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from http import HTTPStatus
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
+
+from fastapi import Request
+from pydantic import BaseModel, ValidationError
+from starlette.types import Message, Receive, Scope, Send
+
+from service.errors import INTERNAL, BodyTooLarge, ErrorResponse, InvalidRequest, answer_for, invalid_request
+
+if TYPE_CHECKING:
+    from service.runtime import Runtime
+    from service.serving.serving import Serving
+
+logger = logging.getLogger(__name__)
+
+Model = TypeVar("Model", bound=BaseModel)
+
+JSON = (b"content-type", b"application/json")
+LINES = (b"content-type", b"application/x-ndjson")
+ERRORS = {
+    403: "Not an administrator",
+    404: "No such document or model",
+    408: "The request took too long to arrive",
+    409: "The snapshot was refused, and the one in service stays; or it is time to re-index",
+    413: "Body too large",
+    422: "A field of the request is wrong",
+    429: "Too many queries are waiting: see Retry-After",
+    503: "Nothing is served, or the engine failed: see Retry-After",
+    504: "The time for this request was over before the answer was there",
+}
+
+
+class ErrorFacts(BaseModel):
+    """What went wrong, for a program (`code`) and for a person (`message`)."""
+
+    code: str
+    message: str
+    field: str | None = None
+    request_id: str
+
+
+class ErrorAnswer(BaseModel):
+    """The body of every answer that is not a success."""
+
+    error: ErrorFacts
+
+
+class ClientLeft(Exception):
+    """The client closed the connection, so nothing can be answered."""
+
+
+def errors(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    """The error answers of a route, for FastAPI's `responses`."""
+    return {status: {"model": ErrorAnswer, "description": ERRORS[status]} for status in statuses}
+
+
+def runtime_of(request: Request) -> Runtime:
+    runtime: Runtime = request.app.state.runtime
+    return runtime
+
+
+async def read_body(scope: Scope, receive: Receive, limit: int) -> bytes:
+    """Reads the whole body; refuses it as soon as it is known to be larger than `limit` bytes."""
+    too_large = f"the body is larger than {limit} bytes; send less at a time"
+    for name, value in scope["headers"]:
+        if name == b"content-length" and value.isdigit() and int(value) > limit:
+            raise BodyTooLarge(too_large)
+        if name == b"content-encoding" and value.lower() != b"identity":
+            raise InvalidRequest("body", "is compressed (Content-Encoding), which is not read here; send it plain")
+    body = b""
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise ClientLeft
+        chunk: bytes = message.get("body", b"")
+        body += chunk
+        if len(body) > limit:
+            raise BodyTooLarge(too_large)
+        if not message.get("more_body", False):
+            return body
+
+
+def parse_body(model: type[Model], body: bytes) -> Model:
+    """Parses a JSON body; an error names the wrong field."""
+    try:
+        return model.model_validate_json(body, strict=True)
+    except ValidationError as error:
+        try:
+            body.decode("utf-8")
+        except UnicodeDecodeError:
+            raise InvalidRequest(next(iter(model.model_fields)), "the body is not UTF-8") from None
+        raise invalid_request(error, model) from None
+
+
+class JsonRoute(Generic[Model]):
+    """An ASGI endpoint that takes a JSON body and answers with bytes of JSON."""
+
+    def __init__(self, model: type[Model], answer: Callable[[Runtime, Serving, Model], Awaitable[bytes]]) -> None:
+        self._model = model
+        self._answer = answer
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        runtime: Runtime = scope["app"].state.runtime
+        request = parse_body(self._model, await read_body(scope, receive, runtime.settings.max_body_bytes))
+        serving = runtime.servings.current()
+        async with WhileConnected(receive):
+            answer = await self._answer(runtime, serving, request)
+        await send_bytes(send, answer)
+
+
+class WhileConnected:
+    """Cancels the block as soon as the client leaves; the block then raises ClientLeft.
+
+    Enter it after the body was read: the next message of the connection can only be its end. A block that never
+    waits, such as one with a cached answer, is not watched and costs nothing.
+    """
+
+    def __init__(self, receive: Receive) -> None:
+        self._receive = receive
+        self._watch: asyncio.Future[Message] | None = None
+        self._left = False
+        self._over = False
+
+    async def __aenter__(self) -> Self:
+        task = asyncio.current_task()
+        assert task is not None  # a coroutine that awaits runs in a task
+        self._task = task
+        self._first_wait = asyncio.get_running_loop().call_soon(self._begin)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._over = True
+        self._first_wait.cancel()
+        if self._watch is not None:
+            self._watch.cancel()
+        # As in asyncio.timeout: only the cancellation made here becomes another exception.
+        if self._left and self._task.uncancel() == 0 and kind is asyncio.CancelledError:
+            raise ClientLeft from error
+
+    def _begin(self) -> None:
+        self._watch = asyncio.ensure_future(self._receive())
+        self._watch.add_done_callback(self._end)
+
+    def _end(self, watch: asyncio.Future[Message]) -> None:
+        if not self._over:
+            self._left = True
+            self._task.cancel()
+
+
+def closing_answer(answer: ErrorResponse, request_id: str) -> bytes:
+    """Writes an error as raw HTTP, for a request that the application never sees."""
+    body = answer.body(request_id)
+    own = [(b"content-length", b"%d" % len(body)), (b"x-request-id", request_id.encode()), (b"connection", b"close")]
+    lines = [b"%b: %b" % pair for pair in (JSON, *answer.header_pairs(), *own)]
+    status = b"HTTP/1.1 %d %b" % (answer.status, HTTPStatus(answer.status).phrase.encode())
+    return b"\r\n".join([status, *lines, b"", body])
+
+
+async def send_bytes(send: Send, body: bytes, status: int = 200, headers: Iterable[tuple[bytes, bytes]] = ()) -> None:
+    """Sends a complete JSON body."""
+    length = (b"content-length", str(len(body)).encode())
+    await send({"type": "http.response.start", "status": status, "headers": [JSON, length, *headers]})
+    await send({"type": "http.response.body", "body": body})
+
+
+def wants_lines(scope: Scope) -> bool:
+    """Whether the client accepts JSON lines, and not plain JSON beside them."""
+    for name, value in scope["headers"]:
+        if name == b"accept" and LINES[1] in value:
+            return JSON[1] not in value
+    return False
+
+
+async def send_lines(send: Send, lines: AsyncIterator[bytes], request_id: str) -> None:
+    """Sends lines as they come.
+
+    An error before the first line is raised. A later one, when the status is out, becomes the last line.
+    """
+    first = await anext(lines)
+    await send({"type": "http.response.start", "status": 200, "headers": [LINES]})
+    await send({"type": "http.response.body", "body": first, "more_body": True})
+    try:
+        async for line in lines:
+            await send({"type": "http.response.body", "body": line, "more_body": True})
+    except Exception as error:
+        answer = answer_for(error)
+        if answer.status == INTERNAL[0]:
+            logger.exception("request %s failed after its first line", request_id)
+        await send({"type": "http.response.body", "body": answer.body(request_id) + b"\n", "more_body": True})
+    await send({"type": "http.response.body", "body": b""})

@@ -1,0 +1,114 @@
+"""/v1/documents: reads a document by its id, and adds, replaces and deletes documents between two builds."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Self
+
+import orjson
+from fastapi import APIRouter, Depends, Request, Response
+from pydantic import BaseModel, ConfigDict, Field, StrictInt, StringConstraints, model_validator
+
+from indexer.store.values import BadValue, as_value
+from service.errors import InvalidRequest, NotFound
+from service.http.admin import require_admin
+from service.http.asgi import errors, parse_body, read_body, runtime_of
+from service.search.portions import is_blank
+from service.updates.encoder import NewDocument
+from service.updates.writer import ChangesAnswer
+
+PATH = "/v1/documents"
+Id = Annotated[str, StringConstraints(min_length=1)] | StrictInt
+
+router = APIRouter(prefix="/v1", tags=["documents"])
+
+
+class DocumentAnswer(BaseModel):
+    """A whole document."""
+
+    id: str
+    title: str
+    metadata: dict[str, Any]
+    text: str
+    snapshot: str
+
+
+class PostedDocument(BaseModel):
+    """A document, by the rules of a corpus: it has an id, under either name, and a text or a title."""
+
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", json_schema_extra={"oneOf": [{"required": ["id"]}, {"required": ["_id"]}]}
+    )
+
+    id: Id | None = Field(None, description="The caller's name for it; a document with the same id is replaced.")
+    corpus_id: Id | None = Field(None, alias="_id", description="The id under the name that corpora give it.")
+    title: str | None = None
+    text: str | None = None
+    metadata: dict[str, Any] | None = Field(
+        None, description="Texts, numbers, true or false, lists of texts; a field holds one kind in all documents."
+    )
+
+    @model_validator(mode="after")
+    def _one_id(self) -> Self:
+        if (self.id is None) == (self.corpus_id is None):
+            raise ValueError("give an id, under one of the names id and _id")
+        return self
+
+    @property
+    def name(self) -> str:
+        """The id, under either name."""
+        return str(self.corpus_id if self.id is None else self.id)
+
+
+class DocumentsRequest(BaseModel):
+    """Documents to add or replace: all of them, or none where one is wrong."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    documents: Annotated[list[PostedDocument], Field(fail_fast=True)]
+
+
+@router.get(
+    "/documents/{id:path}", response_model=None, responses={200: {"model": DocumentAnswer}, **errors(404, 422, 503)}
+)
+async def get_document(request: Request, id: str) -> Response:
+    """The whole document with this id, as it is served now."""
+    serving = runtime_of(request).servings.current()
+    row = serving.row_of(id)
+    if row is None:
+        raise NotFound("the collection has no document with this id")
+    stored = serving.document(row)
+    body = b'{%b,"text":%b,"snapshot":%b}' % (stored.json, stored.text_json, orjson.dumps(serving.version))
+    return Response(body, media_type="application/json")
+
+
+# Documented in openapi.py: the body is read here, within the limit of its size, and not by FastAPI.
+@router.post("/documents", dependencies=[Depends(require_admin)], include_in_schema=False)
+async def post_documents(request: Request) -> ChangesAnswer:
+    """Adds documents, or replaces those of the same id."""
+    runtime = runtime_of(request)
+    body = await read_body(request.scope, request.receive, runtime.settings.max_body_bytes)
+    posted, most = parse_body(DocumentsRequest, body).documents, runtime.settings.max_texts
+    if not 1 <= len(posted) <= most:
+        raise InvalidRequest("documents", f"must hold between 1 and {most} documents, got {len(posted)}")
+    documents = [_checked(number, document) for number, document in enumerate(posted)]
+    return await runtime.writer.post(documents)
+
+
+@router.delete("/documents/{id:path}", dependencies=[Depends(require_admin)], responses=errors(403, 422, 503))
+async def delete_document(request: Request, id: str) -> ChangesAnswer:
+    """Takes the document with this id out of all answers; `changed` is 0 where there is none."""
+    return await runtime_of(request).writer.delete(id)
+
+
+def _checked(number: int, posted: PostedDocument) -> NewDocument:
+    """Checks a document by the rules of a corpus."""
+    title, text = posted.title or "", posted.text or ""
+    if not title.strip() and not text.strip():
+        raise InvalidRequest(f"documents[{number}]", "has neither text nor title")
+    if is_blank(posted.name):
+        raise InvalidRequest(f"documents[{number}]", "has no id")
+    try:
+        metadata = {name: as_value(name, value) for name, value in (posted.metadata or {}).items()}
+    except BadValue as bad:
+        raise InvalidRequest(f"documents[{number}].metadata", str(bad)) from None
+    return NewDocument(posted.name, title, text, metadata)

@@ -1,0 +1,161 @@
+"""Around every request, in plain ASGI: its id, metrics, access log line, and the answer to any exception."""
+
+from __future__ import annotations
+
+import logging
+import re
+import secrets
+from collections.abc import Collection
+from dataclasses import dataclass
+from time import perf_counter, time
+from typing import TYPE_CHECKING
+
+import orjson
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from models.errors import CareError
+from service.errors import UnknownHost, answer_for
+from service.http.asgi import ClientLeft, closing_answer, send_bytes
+from service.processes.startup import ACCESS_LOGGER
+
+if TYPE_CHECKING:
+    from service.metrics import Metrics
+
+logger = logging.getLogger(__name__)
+access_logger = logging.getLogger(ACCESS_LOGGER)
+
+REQUEST_ID = "care.request_id"
+QUERIES = "care.queries"
+STATUS = "care.status"
+SANE_ID = re.compile(rb"[A-Za-z0-9._:-]{1,64}")
+CLIENT_CLOSED = 499  # as proxies log a client that closed the connection before its answer
+UNMATCHED = "unmatched"
+NO_METHOD = "-"
+# A name that resolves to this machine may be an attacker's (DNS rebinding); an address cannot.
+LOCAL_HOSTS = (rb"localhost", rb"[\d.]+", rb"\[[\da-f:.]+\]")
+NO_SNIFFING = (b"x-content-type-options", b"nosniff")
+
+
+@dataclass(frozen=True, slots=True)
+class RequestFrame:
+    """The outermost layer that belongs to the service.
+
+    `paths` are those of routes outside FastAPI, which names its own in the scope. `hosts` matches the Host headers
+    that are served; None: any.
+    """
+
+    app: ASGIApp
+    metrics: Metrics
+    paths: Collection[str]
+    hosts: re.Pattern[bytes] | None
+    access_log: bool
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        began = perf_counter()
+        request_id = scope[REQUEST_ID] = _request_id(scope)
+        status = 0
+
+        async def send_with_id(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                message["headers"] = [*message["headers"], (b"x-request-id", request_id.encode()), NO_SNIFFING]
+            await send(message)
+
+        try:
+            if self.hosts is not None:
+                _require_host(self.hosts, scope)
+            await self.app(scope, receive, send_with_id)
+        except ClientLeft:
+            pass
+        except Exception as error:
+            if status:
+                raise  # half an answer is out: the server has to cut the connection
+            answer = answer_for(error)
+            if answer.status == 500:
+                logger.exception("request %s failed", request_id)
+            await send_bytes(send_with_id, answer.body(request_id), answer.status, answer.header_pairs())
+        finally:
+            seconds, queries = perf_counter() - began, scope.get(QUERIES)
+            scope[STATUS] = status or scope.get(STATUS, CLIENT_CLOSED)
+            self._account(scope["method"], self._route(scope), request_id, scope[STATUS], seconds, queries)
+
+    def answer_unparsed(self, error: CareError, scope: Scope | None) -> bytes:
+        """Returns the whole answer to bytes that are not a request, or to a request that stays incomplete.
+
+        `scope` belongs to an incomplete request: its route waits for the rest, and records the status when it ends.
+        """
+        answer = answer_for(error)
+        if scope is not None:
+            scope[STATUS] = answer.status
+            return closing_answer(answer, scope.get(REQUEST_ID) or secrets.token_hex(8))
+        request_id = secrets.token_hex(8)
+        self._account(NO_METHOD, UNMATCHED, request_id, answer.status, None)
+        return closing_answer(answer, request_id)
+
+    def _account(
+        self, method: str, route: str, request_id: str, status: int, seconds: float | None, queries: object = None
+    ) -> None:
+        self.metrics.request(route, status, seconds)
+        if self.access_log:
+            line = {
+                "time": round(time(), 3),
+                "request_id": request_id,
+                "method": method,
+                "route": route,
+                "status": status,
+                "milliseconds": round((seconds or 0.0) * 1000, 3),
+            }
+            if queries is not None:
+                line["queries"] = queries
+            access_logger.info(orjson.dumps(line).decode())
+
+    def _route(self, scope: Scope) -> str:
+        """The template of the route: a path would be a label per document, and may hold private text."""
+        if (route := scope.get("route")) is not None:
+            return str(route.path)
+        path: str = scope["path"]
+        for candidate in (path, "/" + path[1:].partition("/")[0]):
+            if candidate in self.paths:
+                return candidate
+        return UNMATCHED
+
+
+def host_pattern(names: Collection[str] | None) -> re.Pattern[bytes] | None:
+    """Matches a Host header of these names, of localhost or of an IP address, with or without a port; None: any."""
+    if names is None:
+        return None
+    known = b"|".join((*LOCAL_HOSTS, *(re.escape(name.encode()) for name in names)))
+    return re.compile(rb"(?:%b)(?::\d*)?" % known, re.IGNORECASE)
+
+
+def _require_host(hosts: re.Pattern[bytes], scope: Scope) -> None:
+    """Raises UnknownHost. A request without a Host header passes: browsers always send one."""
+    for name, value in scope["headers"]:
+        if name == b"host" and not hosts.fullmatch(value):
+            raise UnknownHost("this host name is not served here; add it to CARE_ALLOWED_HOSTS if it should be")
+
+
+def _request_id(scope: Scope) -> str:
+    """The client's id if it is short and plain, because it goes into headers and logs; else a new one."""
+    for name, value in scope["headers"]:
+        if name == b"x-request-id" and SANE_ID.fullmatch(value):
+            return bytes(value).decode("ascii")
+    return secrets.token_hex(8)
+
+
+@dataclass(frozen=True, slots=True)
+class HotPath:
+    """Sends searches past the framework's middleware, which takes longer than a search in the cache."""
+
+    path: str
+    methods: Collection[str]
+    hot: ASGIApp
+    rest: ASGIApp
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        is_hot = scope["type"] == "http" and scope["path"] == self.path and scope["method"] in self.methods
+        await (self.hot if is_hot else self.rest)(scope, receive, send)

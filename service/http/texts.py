@@ -1,0 +1,244 @@
+"""POST /v1/embeddings, POST /v1/rerank and GET /v1/models: the encoder for applications with their own texts.
+
+The shapes are those of OpenAI, and of Cohere and Jina. Fields that their clients send without effect here are accepted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+from collections.abc import Sequence
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import numpy as np
+import orjson
+from fastapi import APIRouter, Request
+from numpy.typing import NDArray
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+
+from models.encoder.spec import Side
+from service.errors import InvalidRequest, NotFound
+from service.http.asgi import JsonRoute, errors, runtime_of
+from service.search.embedder import shorten
+from service.search.portions import Deadline, is_blank
+
+if TYPE_CHECKING:
+    from service.runtime import Runtime
+    from service.serving.serving import Serving
+
+EMBEDDINGS = "/v1/embeddings"
+RERANK = "/v1/rerank"
+METHODS = ["POST"]
+SCORE_DECIMALS = 6
+WRITTEN_TOGETHER = 32  # vectors that are written before other requests get the event loop
+
+router = APIRouter(prefix="/v1", tags=["texts"])
+
+
+class EncodingFormat(StrEnum):
+    """Numbers, or the little-endian 32-bit floats themselves, which a client reads without parsing."""
+
+    FLOAT = "float"
+    BASE64 = "base64"
+
+
+def _refuse_tokens(given: Any) -> Any:  # noqa: ANN401 (whatever a client sent)
+    if isinstance(given, list) and any(isinstance(each, int | list) for each in given):
+        raise ValueError("token arrays are not read, since tokens of another model mean nothing here; send texts")
+    return given
+
+
+class EmbeddingsRequest(BaseModel):
+    """One text or several that want their embeddings."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    input: Annotated[str | Annotated[list[str], Field(fail_fast=True)], BeforeValidator(_refuse_tokens)] = Field(
+        description="A text, or a list of texts whose embeddings come in their order. Long texts are cut."
+    )
+    model: str | None = Field(None, description="The model that /v1/models names, or nothing.")
+    input_type: Side = Field(
+        Side.QUERY, description="What the texts are; document only where the service's encoder reads documents too."
+    )
+    dimensions: int | None = Field(None, description="How many of the first dimensions to keep, normed again.")
+    encoding_format: EncodingFormat = EncodingFormat.FLOAT
+    user: str | None = Field(None, description="Taken and ignored.")
+
+    @property
+    def texts(self) -> list[str]:
+        return [self.input] if isinstance(self.input, str) else self.input
+
+
+class Embedding(BaseModel):
+    """The unit vector of one text: numbers or base64, as asked."""
+
+    object: Literal["embedding"]
+    index: int
+    embedding: list[float] | str
+
+
+class Usage(BaseModel):
+    """Tokens that the encoder read."""
+
+    prompt_tokens: int
+    total_tokens: int
+
+
+class EmbeddingsAnswer(BaseModel):
+    """One embedding per text, in the order given."""
+
+    object: Literal["list"]
+    data: list[Embedding]
+    model: str
+    usage: Usage
+
+
+class ModelFacts(BaseModel):
+    """A model that the service runs."""
+
+    id: str
+    object: Literal["model"] = "model"
+    created: int = Field(description="When the snapshot that it serves was built, in seconds since 1970.")
+    owned_by: str = "care-search"
+
+
+class ModelsAnswer(BaseModel):
+    """The models that the service runs: one."""
+
+    object: Literal["list"] = "list"
+    data: list[ModelFacts]
+
+
+class RerankDocument(BaseModel):
+    """A document as an object; what it holds beside its text is ignored."""
+
+    model_config = ConfigDict(frozen=True)
+
+    text: str
+
+
+class RerankRequest(BaseModel):
+    """A query, and documents to be put into order by how well they answer it."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    query: str
+    documents: Annotated[list[str | RerankDocument], Field(fail_fast=True)] = Field(
+        description="Texts, or objects with a text. Long texts are cut."
+    )
+    model: str | None = Field(None, description="The model that /v1/models names, or nothing.")
+    top_n: Annotated[int, Field(ge=1)] | None = Field(None, description="How many of the best to give back.")
+    return_documents: bool = Field(False, description="Whether the results hold the documents' texts.")
+
+    @property
+    def texts(self) -> list[str]:
+        return [document if isinstance(document, str) else document.text for document in self.documents]
+
+
+class RerankResult(BaseModel):
+    """A document by its place in the request, and its score."""
+
+    index: int
+    relevance_score: float = Field(description="The cosine of the query's and the document's embeddings.")
+    document: RerankDocument | None = None
+
+
+class RerankAnswer(BaseModel):
+    """The documents, best first."""
+
+    model: str
+    results: list[RerankResult]
+    usage: Usage
+
+
+@router.get("/models", responses=errors(503))
+async def list_models(request: Request) -> ModelsAnswer:
+    """The one model that is served: the encoder that reads the queries."""
+    return ModelsAnswer(data=[_facts(runtime_of(request))])
+
+
+@router.get("/models/{model}", responses=errors(404, 422, 503))
+async def get_model(request: Request, model: str) -> ModelFacts:
+    """The model of this name."""
+    runtime = runtime_of(request)
+    _check_model(runtime, model)
+    return _facts(runtime)
+
+
+async def embed_texts(runtime: Runtime, serving: Serving, request: EmbeddingsRequest) -> bytes:
+    """Answers a request for embeddings."""
+    _check_model(runtime, request.model)
+    _check_texts("input", request.texts, runtime.settings.max_texts)
+    spec = serving.encoder.spec
+    if request.input_type not in spec.sides:
+        raise InvalidRequest("input_type", f"this encoder reads only: {', '.join(spec.sides)}")
+    dimensions = spec.dim if request.dimensions is None else request.dimensions
+    if not 1 <= dimensions <= spec.dim:
+        raise InvalidRequest("dimensions", f"must be between 1 and {spec.dim}")
+    deadline = Deadline(None, runtime.settings.timeout_ms)
+    embedded = await runtime.embedder.embed(serving, request.texts, request.input_type, deadline=deadline)
+    vectors = np.ascontiguousarray(shorten(embedded.vectors, dimensions), "<f4")
+    rest = orjson.dumps({"model": runtime.embedder.model, "usage": _usage(embedded.tokens)})[1:]
+    return b'{"object":"list","data":[%b],%b' % (b",".join(await write_vectors(vectors, request.encoding_format)), rest)
+
+
+async def rerank(runtime: Runtime, serving: Serving, request: RerankRequest) -> bytes:
+    """Orders documents by the cosine of query and document, both encoded by the served encoder."""
+    _check_model(runtime, request.model)
+    if is_blank(request.query):
+        raise InvalidRequest("query", "must not be empty")
+    texts = request.texts
+    _check_texts("documents", texts, runtime.settings.max_texts)
+    embed, deadline = runtime.embedder.embed, Deadline(None, runtime.settings.timeout_ms)
+    query = await embed(serving, [request.query], Side.QUERY, deadline=deadline)
+    documents = await embed(serving, texts, serving.encoder.spec.document_side, deadline=deadline)
+    scores = documents.vectors @ query.vectors[0]
+    best = np.argsort(-scores, kind="stable")[: request.top_n].tolist()
+    results: list[dict[str, Any]] = [
+        {"index": index, "relevance_score": round(float(scores[index]), SCORE_DECIMALS)} for index in best
+    ]
+    if request.return_documents:
+        results = [result | {"document": {"text": texts[result["index"]]}} for result in results]
+    usage = _usage(query.tokens + documents.tokens)
+    return orjson.dumps({"model": runtime.embedder.model, "results": results, "usage": usage})
+
+
+embeddings_route = JsonRoute(EmbeddingsRequest, embed_texts)
+rerank_route = JsonRoute(RerankRequest, rerank)
+
+
+async def write_vectors(vectors: NDArray[np.float32], encoding: EncodingFormat) -> list[bytes]:
+    """Writes each vector as JSON, some at a time: a million numbers at once would block other requests."""
+    written = []
+    for index, vector in enumerate(vectors):
+        if index % WRITTEN_TOGETHER == 0:
+            await asyncio.sleep(0)
+        shown: Any = vector
+        if encoding is EncodingFormat.BASE64:
+            shown = base64.b64encode(vector.tobytes()).decode("ascii")
+        entry = {"object": "embedding", "index": index, "embedding": shown}
+        written.append(orjson.dumps(entry, option=orjson.OPT_SERIALIZE_NUMPY))
+    return written
+
+
+def _facts(runtime: Runtime) -> ModelFacts:
+    created = runtime.servings.current().snapshot.manifest.created
+    return ModelFacts(id=runtime.embedder.model, created=int(created.timestamp()))
+
+
+def _check_model(runtime: Runtime, name: str | None) -> None:
+    if name is not None and name != runtime.embedder.model:
+        raise NotFound(f"this model is not served here; the one that is: {runtime.embedder.model}")
+
+
+def _check_texts(field: str, texts: Sequence[str], most: int) -> None:
+    if not 1 <= len(texts) <= most:
+        raise InvalidRequest(field, f"must hold between 1 and {most} texts, got {len(texts)}")
+    for number, text in enumerate(texts, start=1):
+        if is_blank(text):
+            raise InvalidRequest(field, f"text {number} must not be empty")
+
+
+def _usage(tokens: int) -> dict[str, int]:
+    return {"prompt_tokens": tokens, "total_tokens": tokens}

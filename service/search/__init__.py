@@ -1,0 +1,1 @@
+"""The search path: a parsed request to the bytes of its answer."""

@@ -1,0 +1,199 @@
+"""The body of POST /v1/search as pydantic models: queries, filters and options.
+
+Lists stop at their first error (`fail_fast`): collecting a million errors of one body would block the event loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from enum import StrEnum
+from typing import Annotated, Self
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    StrictBool,
+    StrictInt,
+    StrictStr,
+    StringConstraints,
+    model_validator,
+)
+
+from indexer.store import AnyOf, Either, Equal, Filter, Not, Range
+from indexer.store.values import LARGEST
+from models.fusion import Fusion
+from service.engine.jobs import Mode
+
+MAX_FIELDS = 16
+MAX_FILTERS = 32
+MAX_FILTER_VALUES = 1000
+MAX_PASSAGES = 20
+MAX_TIMEOUT_MS = 600_000
+MAX_HYDE_DOCUMENTS = 8
+DEFAULT_HYDE_DOCUMENTS = 3
+BOUNDS = ("gte", "gt", "lte", "lt")
+
+
+def _require_64_bits(value: object) -> object:
+    if isinstance(value, int) and not -LARGEST <= value < LARGEST:
+        raise ValueError("a whole number of more than 64 bits matches nothing; documents hold such numbers as text")
+    return value
+
+
+Number = Annotated[float, Field(strict=True, allow_inf_nan=False)]
+FilterText = Annotated[StrictStr, StringConstraints(max_length=1000)]
+FieldName = Annotated[str, StringConstraints(min_length=1, max_length=200)]
+Value = Annotated[FilterText | StrictBool | StrictInt | Number, BeforeValidator(_require_64_bits)]
+Values = Annotated[tuple[Value, ...], Field(min_length=1, max_length=MAX_FILTER_VALUES, fail_fast=True)]
+Clauses = Annotated[tuple["FilterClause", ...], Field(max_length=MAX_FILTERS, fail_fast=True)]
+
+
+class Part(StrEnum):
+    """What a hit may show beside its id and score."""
+
+    TITLE = "title"
+    SNIPPET = "snippet"
+    METADATA = "metadata"
+    TEXT = "text"
+    HEADLINE = "headline"
+
+
+DEFAULT_PARTS = (Part.TITLE, Part.SNIPPET, Part.METADATA)
+
+
+class FilterClause(BaseModel):
+    """A condition on one metadata field (`eq`, or `in`, or bounds: `gte`, `gt`, `lte`, `lt`), or `not`, or `any`."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", validate_by_name=True, validate_by_alias=True)
+
+    field: FieldName | None = None
+    excluded: FilterClause | None = Field(
+        None, alias="not", description="A filter that must not hold; a missing field satisfies this."
+    )
+    alternatives: Clauses | None = Field(
+        None, alias="any", min_length=1, description="Filters of which at least one must hold."
+    )
+    eq: Value | None = None
+    any_of: Values | None = Field(None, alias="in")
+    gte: Value | None = None
+    gt: Value | None = None
+    lte: Value | None = None
+    lt: Value | None = None
+
+    @model_validator(mode="after")
+    def _one_kind(self) -> Self:
+        bounds = any(getattr(self, name) is not None for name in BOUNDS)
+        conditions = (self.eq is not None) + (self.any_of is not None) + bounds
+        if (self.excluded is not None) + (self.alternatives is not None) + conditions != 1:
+            raise ValueError("give exactly one of: eq, in, bounds (gte, gt, lte, lt), not, any")
+        if conditions != (self.field is not None):
+            raise ValueError("not and any take no field" if self.field else "a condition needs a field")
+        return self
+
+    @property
+    def values(self) -> int:
+        """How many values this clause compares with, without nested clauses."""
+        return len(self.any_of or ()) + sum(getattr(self, name) is not None for name in ("eq", *BOUNDS))
+
+    def walk(self) -> Iterator[FilterClause]:
+        """Yields this clause and all nested ones."""
+        yield self
+        for part in (self.alternatives or ()) if self.excluded is None else (self.excluded,):
+            yield from part.walk()
+
+    def to_filter(self) -> Filter:
+        if self.excluded is not None:
+            return Not(self.excluded.to_filter())
+        if self.alternatives is not None:
+            return Either(tuple(each.to_filter() for each in self.alternatives))
+        field = self.field or ""
+        if self.eq is not None:
+            return Equal(field, _plain(self.eq))
+        if self.any_of is not None:
+            return AnyOf(field, tuple(_plain(value) for value in self.any_of))
+        bounds = {name: getattr(self, name) for name in BOUNDS}
+        return Range(field, **{name: None if bound is None else _plain(bound) for name, bound in bounds.items()})
+
+
+def _plain(value: str | bool | int | float) -> str | int | float:
+    """Writes booleans as the store does, as texts: in Python True equals 1, and filters are compared."""
+    return str(value).lower() if isinstance(value, bool) else value
+
+
+def _bound_clauses(filters: tuple[FilterClause, ...]) -> tuple[FilterClause, ...]:
+    if (count := sum(1 for each in filters for _ in each.walk())) > MAX_FILTERS:
+        raise ValueError(f"must hold at most {MAX_FILTERS} clauses, nested ones included, got {count}")
+    return filters
+
+
+class HydeOptions(BaseModel):
+    """How many documents to imagine for a query."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    documents: Annotated[int, Field(ge=1, le=MAX_HYDE_DOCUMENTS)] = DEFAULT_HYDE_DOCUMENTS
+
+
+class HydeStatus(StrEnum):
+    """Whether imagined documents took part in a search, or none came in time and it is a plain one."""
+
+    USED = "used"
+    FAILED = "failed"
+
+
+class SearchRequest(BaseModel):
+    """One query or several, and how to answer them."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    query: str | Annotated[list[str], Field(fail_fast=True)] = Field(
+        description="A text, or a list of texts that are answered in their order."
+    )
+    top_k: int = Field(default=10, description="How many documents per query.")
+    offset: int | None = Field(
+        default=None,
+        ge=0,
+        description="How many of the best documents to skip. Pages of equal requests, given an offset from 0 on, are "
+        "slices of one ranking; offset + top_k is bounded as top_k is.",
+    )
+    mode: Mode | None = Field(default=None, description="Which scores rank; the service's default where left out.")
+    fields: Annotated[tuple[Part, ...], Field(max_length=MAX_FIELDS, fail_fast=True)] = Field(
+        default=DEFAULT_PARTS, description="What a hit shows beside id and score."
+    )
+    filters: Annotated[Clauses, AfterValidator(_bound_clauses)] = Field(
+        default=(), description="Filters on metadata; a document must satisfy all."
+    )
+    facets: Annotated[tuple[FieldName, ...], Field(max_length=MAX_FIELDS, fail_fast=True)] = Field(
+        default=(),
+        description="Metadata fields whose values are counted among the best documents of each query, as many as the "
+        "largest top_k, those below min_score left out.",
+    )
+    fusion: Fusion = Field(default=Fusion.SCORES, description="How hybrid mode makes one ranking of two.")
+    weight: float | None = Field(
+        default=None, ge=0, le=1, description="Share of the dense score in fusion by scores; default: tuned."
+    )
+    min_score: float | None = Field(default=None, allow_inf_nan=False, description="Leaves out hits of a lower score.")
+    passages: int = Field(default=0, ge=0, le=MAX_PASSAGES, description="Most matching passages that a hit shows.")
+    explain: bool = Field(default=False, description="Whether a hit shows its rank and score on either side.")
+    hyde: bool | HydeOptions = Field(
+        default=False, description="Search with documents that a language model imagines, too; true means three."
+    )
+    timeout_ms: int | None = Field(
+        default=None, ge=1, le=MAX_TIMEOUT_MS, description="Longest wait for the answer (504 beyond it)."
+    )
+    bulk: bool = Field(default=False, description="Whether other requests may go first; always if it is large.")
+    cache: bool = Field(default=True, description="Whether the answer may come from a cache.")
+
+    @property
+    def queries(self) -> list[str]:
+        return [self.query] if isinstance(self.query, str) else self.query
+
+    @property
+    def hyde_documents(self) -> int:
+        """Documents to imagine per query; 0 for a plain search."""
+        if isinstance(self.hyde, HydeOptions):
+            return self.hyde.documents
+        return DEFAULT_HYDE_DOCUMENTS if self.hyde else 0

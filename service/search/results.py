@@ -1,0 +1,343 @@
+"""Writes a ranking as JSON: stored documents with scores, snippets, matching passages and explanations."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import orjson
+
+from indexer.store import StoredDocument
+from models.fusion import LATER_DENSE, LATER_LEXICAL, Fusion, fuse, query_weight
+from models.lexical import query_terms
+from service.engine.jobs import Evidence, Found, Mode, Options
+from service.engine.ranking import documents_wanted, group
+from service.search.request import HydeStatus, Part
+from service.serving.facets import count_values
+from service.serving.serving import Serving
+
+SCORE_DECIMALS = 6
+WINDOW = 120  # characters of a Chinese snippet
+LATIN_WINDOW = 240
+MAX_TERMS = 64  # to mark: a page of text sent as a query must not block the event loop
+LONGEST_WORD = 20  # characters by which a cut inside a word moves, at most
+ELLIPSIS = "…"
+# Punctuation that a snippet never begins with.
+NO_BEGINNING = frozenset("，。、；：！？）】》”’,.;:!?) \t\n\u3000")
+# Snippets begin after the end of a sentence, or else of a clause. A full stop ends a sentence only before a space.
+_SENTENCE = re.compile(r"[。！？\n]+[”’）」』\s]*|[.!?][\"')]*\s+")
+_CLAUSE = re.compile(r"[；，：;,:]\s*")
+# Words without a topic. A pair of Chinese characters that holds one of these particles is not a word.
+_PARTICLES = frozenset("的了是与或也很就")
+_SMALL_WORDS = frozenset(
+    ["to", "of", "in", "on", "for", "and", "or", "with", "my", "it", "be", "at", "by", "from", "as"]
+)
+
+Placing = tuple[int, float]
+"""Rank, from 1, and score."""
+Range = tuple[int, int]
+Match = tuple[int, int, str]
+
+
+@dataclass(slots=True)
+class View:
+    """What a result shows: hits from `offset` to `end`, their parts, passages and explanation, facets over all."""
+
+    parts: frozenset[Part]
+    passages: int = 0
+    explain: bool = False
+    min_score: float | None = None
+    offset: int = 0
+    end: int | None = None
+    facets: tuple[str, ...] = ()
+
+    @property
+    def needs_evidence(self) -> bool:
+        return self.passages > 0 or self.explain
+
+
+@dataclass(frozen=True, slots=True)
+class Account:
+    """What a ranking is based on, by document row: its placing on each side, and its passages, best first.
+
+    `weight` is the dense side's share in a fusion by scores.
+    """
+
+    dense: Mapping[int, Placing]
+    lexical: Mapping[int, Placing]
+    passages: Mapping[int, list[tuple[int, float]]]
+    weight: float | None
+
+
+def result_json(
+    serving: Serving,
+    found: Found,
+    options: Options,
+    view: View,
+    query: str,
+    truncated: bool,
+    hyde: HydeStatus | None,
+) -> bytes:
+    """Writes `{"hits": […], "truncated": …}` of one query; `truncated` says that it was cut."""
+    wanted = marked_terms(query) if Part.SNIPPET in view.parts else []
+    account = None
+    if view.needs_evidence and found.evidence is not None:
+        account = account_for(serving, options, found.evidence)
+    # The score that is shown is the score that is compared with min_score.
+    scores = [round(score, SCORE_DECIMALS) for score in found.scores.tolist()]
+    ranked = [
+        each
+        for each in zip(found.documents.tolist(), found.passages.tolist(), scores, strict=True)
+        if view.min_score is None or each[2] >= view.min_score
+    ]
+    hits = [_hit_json(serving, *each, view, wanted, account) for each in ranked[view.offset : view.end]]
+    more = b"" if hyde is None else b',"hyde":"%b"' % hyde.encode()
+    if view.facets:
+        more += b',"facets":' + orjson.dumps(count_values(serving, [document for document, *_ in ranked], view.facets))
+    return b'{"hits":[%b],"truncated":%b%b}' % (b",".join(hits), b"true" if truncated else b"false", more)
+
+
+def _hit_json(
+    serving: Serving,
+    document: int,
+    passage: int,
+    score: float,
+    view: View,
+    wanted: Sequence[str],
+    account: Account | None,
+) -> bytes:
+    stored = serving.document(document)
+    written = [b'"score":%b' % repr(score).encode(), _stored_json(stored, view.parts)]
+    if Part.SNIPPET in view.parts:
+        written.append(_snippet_json(serving, stored, passage, wanted))
+    if Part.TEXT in view.parts:
+        written.append(b'"text":' + stored.text_json)
+    if Part.HEADLINE in view.parts:
+        written.append(b'"headline":' + orjson.dumps(stored.headline))
+    if account is not None and view.passages:
+        found = account.passages.get(document, [])[: view.passages]
+        passages = [_passage_json(serving, stored, *each, view.parts, wanted) for each in found]
+        written.append(b'"passages":[%b]' % b",".join(passages))
+    if account is not None and view.explain:
+        written.append(_explanation_json(account, document))
+    return b"{%b}" % b",".join(written)
+
+
+def _passage_json(
+    serving: Serving, stored: StoredDocument, row: int, score: float, parts: frozenset[Part], wanted: Sequence[str]
+) -> bytes:
+    span = serving.span(row)
+    written = [b'"span":[%d,%d],"score":%b' % (*span, repr(round(score, SCORE_DECIMALS)).encode())]
+    if Part.SNIPPET in parts:
+        written.append(_snippet_json(serving, stored, row, wanted))
+    if Part.TEXT in parts:
+        written.append(b'"text":' + orjson.dumps(stored.text[slice(*span)]))
+    return b"{%b}" % b",".join(written)
+
+
+def _snippet_json(serving: Serving, stored: StoredDocument, passage: int, wanted: Sequence[str]) -> bytes:
+    snippet = make_snippet(stored.text, serving.span(passage), wanted)
+    return b'"snippet":%b,"highlights":%b' % (orjson.dumps(snippet.text), orjson.dumps(snippet.highlights))
+
+
+def _explanation_json(account: Account, document: int) -> bytes:
+    sides = {"dense": account.dense.get(document), "lexical": account.lexical.get(document)}
+    facts: dict[str, object] = {
+        name: None if placing is None else {"rank": placing[0], "score": round(placing[1], SCORE_DECIMALS)}
+        for name, placing in sides.items()
+    }
+    facts["weight"] = None if account.weight is None else round(account.weight, SCORE_DECIMALS)
+    return b'"explain":' + orjson.dumps(facts)
+
+
+def _stored_json(stored: StoredDocument, parts: frozenset[Part]) -> bytes:
+    """Id, title and metadata as they are stored; rewritten only if one of them is not wanted."""
+    if Part.TITLE in parts and Part.METADATA in parts:
+        return stored.json
+    fields = orjson.loads(b"{%b}" % stored.json)
+    return orjson.dumps({name: value for name, value in fields.items() if name == "id" or name in parts})[1:-1]
+
+
+def account_for(serving: Serving, options: Options, evidence: Evidence) -> Account:
+    """Repeats the engine's ranking on the rows that it found, and keeps its intermediate steps."""
+    wanted = documents_wanted(options)
+    dense = group(serving, *evidence.dense, wanted, LATER_DENSE).best
+    lexical = group(serving, *evidence.lexical, wanted, LATER_LEXICAL).best
+    weight = None
+    rows, scores = evidence.dense if options.mode is Mode.DENSE else evidence.lexical
+    if options.mode is Mode.HYBRID:
+        if options.fusion is Fusion.SCORES:
+            weight = query_weight(dense.scores, lexical.scores) if options.weight is None else options.weight
+        rows, scores = fuse(evidence.dense, evidence.lexical, options.fusion, weight)
+    passages: dict[int, list[tuple[int, float]]] = {}
+    documents = serving.documents_of(rows).tolist()
+    for document, row, score in zip(documents, rows.tolist(), scores.tolist(), strict=True):
+        passages.setdefault(document, []).append((row, score))
+    return Account(_placings(dense), _placings(lexical), passages, weight)
+
+
+def _placings(side: Found) -> dict[int, Placing]:
+    scored = zip(side.documents.tolist(), side.scores.tolist(), strict=True)
+    return {document: (rank, score) for rank, (document, score) in enumerate(scored, start=1)}
+
+
+@dataclass(frozen=True, slots=True)
+class Snippet:
+    """`highlights` are sorted ranges of `text` in characters (code points) that do not touch."""
+
+    text: str
+    highlights: list[Range]
+
+
+class _Folding(dict[int, str]):
+    """Each character as the lexical index reads it, if that is again one character."""
+
+    def __missing__(self, point: int) -> str:
+        folded = unicodedata.normalize("NFKC", chr(point)).lower()
+        self[point] = folded if len(folded) == 1 else chr(point)
+        return self[point]
+
+
+_FOLDING = _Folding()
+# Raised, circled, compatible and full-width characters. Few texts have any, and folding every text would be slow.
+_OTHER_SHAPES = re.compile("[²³¹\u2070-\u209f\u2460-\u24ff\uf900-\ufaff\uff10-\uff19\uff21-\uff3a\uff41-\uff5a]")
+
+
+def marked_terms(query: str) -> list[str]:
+    """The terms to mark for a query, without question words, particles and, if possible, single characters."""
+    distinct = [term for term in dict.fromkeys(query_terms(query)) if len(term) <= WINDOW]
+    telling = [term for term in distinct if len(term) > 1 and term not in _SMALL_WORDS]
+    return ([term for term in telling if not _PARTICLES.intersection(term)] or telling or distinct)[:MAX_TERMS]
+
+
+def make_snippet(text: str, span: Range, wanted: Sequence[str]) -> Snippet:
+    """Cuts a window around the densest matches out of the passage `span` of a text."""
+    passage = text[slice(*span)]
+    matches = _find(_fold(passage), wanted)
+    # In UTF-8 a Chinese character takes three bytes, a Latin letter one.
+    width = LATIN_WINDOW if len(passage.encode()) < 1.5 * len(passage) else WINDOW
+    begins_sentence = span[0] == 0 or _SENTENCE.fullmatch(text[span[0] - 1 : span[0]]) is not None
+    start, end = (0, len(passage))
+    if len(passage) > width:
+        start, end = _window(passage, matches, width, begins_sentence=begins_sentence)
+    while start < end and passage[start] in NO_BEGINNING:
+        start += 1
+    while start < end and passage[end - 1].isspace():
+        end -= 1
+    before = ELLIPSIS if span[0] + start > 0 else ""
+    after = ELLIPSIS if span[1] < len(text) or passage[end:].strip() else ""
+    inside = [(a, b) for a, b, _ in matches if a >= start and b <= end]
+    # Three replaces take a tenth of what one translate takes.
+    shown = passage[start:end].replace("\n", " ").replace("\r", " ").replace("\t", " ")
+    return Snippet(before + shown + after, _merge(inside, len(before) - start))
+
+
+def _fold(text: str) -> str:
+    """The text as the lexical index reads it, with equal positions."""
+    if not _OTHER_SHAPES.search(text):
+        lower = text.lower()
+        if len(lower) == len(text):
+            return lower
+    return text.translate(_FOLDING)
+
+
+def _find(text: str, wanted: Sequence[str]) -> list[Match]:
+    """Start, end and term of each match, in order of position."""
+    found = []
+    for term in wanted:
+        position = text.find(term)
+        while position >= 0:
+            end = position + len(term)
+            if not term.isascii() or _is_word(text, position, end):
+                found.append((position, end, term))
+            position = text.find(term, position + 1)
+    found.sort()
+    return found
+
+
+def _is_word(text: str, start: int, end: int) -> bool:
+    """Whether the term is a whole word: `in` does not match inside `aspirin`."""
+    before, after = text[start - 1 : start], text[end : end + 1]
+    return not (before.isascii() and before.isalnum()) and not (after.isascii() and after.isalnum())
+
+
+def _window(text: str, matches: Sequence[Match], width: int, *, begins_sentence: bool) -> Range:
+    """The first range of `width` characters with the most different terms, then the most matches.
+
+    It begins and ends with a sentence or a clause if one is near.
+    """
+    first, last = _densest(matches, width) if matches else (0, 0)
+    centred = max(0, min(first - (width - (last - first)) // 2, len(text) - width))
+    # An earlier start would push the last match out; without a match, a later one would hide too much.
+    earliest, latest = max(0, last - width - width // 6), first if matches else width // 3
+    beginnings = _beginnings(text, earliest, latest, begins_sentence=begins_sentence)
+    start = min(beginnings, key=lambda position: abs(position - centred), default=centred)
+    start = _start_of_word(text, start, max(first, start))
+    limit = min(len(text), max(last, start + width))
+    if limit == len(text):
+        return start, limit
+    ends = [found.end() for found in _SENTENCE.finditer(text, max(last - 1, start + width * 2 // 3), limit)]
+    return start, ends[-1] if ends else max(last, _end_of_word(text, limit))
+
+
+def _beginnings(text: str, earliest: int, latest: int, *, begins_sentence: bool) -> list[int]:
+    """Where sentences, or else clauses, begin from `earliest` to `latest`."""
+    for boundary in (_SENTENCE, _CLAUSE):
+        found = [match.end() for match in boundary.finditer(text, max(0, earliest - 1), latest)]
+        found = [position for position in found if position >= earliest]
+        if earliest == 0 and begins_sentence:
+            found.append(0)
+        if found:
+            return found
+    return []
+
+
+def _densest(matches: Sequence[Match], width: int) -> Range:
+    """From where to where the matches of the best window reach, in one pass."""
+    best, chosen = (0, 0), (0, 0)
+    count: dict[str, int] = {}
+    last = 0
+    for first, (start, _, term) in enumerate(matches):
+        while last < len(matches) and matches[last][1] <= start + width:
+            count[matches[last][2]] = count.get(matches[last][2], 0) + 1
+            last += 1
+        if (len(count), last - first) > best:
+            best, chosen = (len(count), last - first), (first, last)
+        if count[term] == 1:
+            del count[term]
+        else:
+            count[term] -= 1
+    return matches[chosen[0]][0], max(end for _, end, _ in matches[slice(*chosen)])
+
+
+def _start_of_word(text: str, start: int, limit: int) -> int:
+    """The next position from `start` on that does not cut a Latin word, or `start` if none is near."""
+    for position in range(start, min(limit, start + LONGEST_WORD) + 1):
+        if not _inside_word(text, position):
+            return position
+    return start
+
+
+def _end_of_word(text: str, end: int) -> int:
+    for position in range(min(end, len(text)), max(0, end - LONGEST_WORD), -1):
+        if not _inside_word(text, position):
+            return position
+    return end
+
+
+def _inside_word(text: str, position: int) -> bool:
+    around = text[max(0, position - 1) : position + 1]
+    return len(around) == 2 and position > 0 and around.isascii() and around.isalnum()
+
+
+def _merge(ranges: Sequence[Range], shift: int) -> list[Range]:
+    """Moves sorted ranges by `shift`, and joins those that touch or overlap."""
+    merged: list[Range] = []
+    for start, end in ranges:
+        if merged and start + shift <= merged[-1][1]:
+            merged[-1] = (merged[-1][0], max(merged[-1][1], end + shift))
+        else:
+            merged.append((start + shift, end + shift))
+    return merged

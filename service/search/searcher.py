@@ -1,0 +1,292 @@
+"""The search path from a parsed request to the bytes of its answer: check, cache, tokenise, rank, fetch, write."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from time import perf_counter
+from typing import TYPE_CHECKING
+
+import orjson
+
+from indexer.store import BadCollection
+from indexer.store.canaries import Canary, failures_of
+from models.encoder.spec import Side
+from models.errors import did_you_mean
+from service.cache.keys import Kind
+from service.engine.jobs import Mode, Options, Outcome, SearchJob, Vector
+from service.engine.queue import ONLINE_JOBS
+from service.errors import DeadlineExceeded, InvalidRequest, NotReady
+from service.metrics import Metrics, Timings
+from service.search.embedder import blend
+from service.search.portions import PORTION, Deadline, Portions, Prepared, ReadText, cut, is_blank, tokenise
+from service.search.request import HydeStatus, SearchRequest
+from service.search.results import View, result_json
+
+if TYPE_CHECKING:
+    from service.cache.cache import Cache
+    from service.cache.keys import ResultKeys
+    from service.engine.queue import Dispatcher
+    from service.search.embedder import Embedder
+    from service.search.hyde import Hyde
+    from service.serving.serving import Serving
+    from service.settings import Settings
+
+LOOP_DOCUMENTS = 50_000  # that the event loop filters itself, because a thread would take longer
+HYDE_SHARE = 0.75  # of the time left, for imagining documents; the rest is for a search without them
+PROBE = SearchRequest(query="ready", top_k=1, mode=Mode.HYBRID, cache=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Searcher:
+    """Answers requests from the serving that it is given. `hyde` is None if no language model is configured."""
+
+    settings: Settings
+    dispatcher: Dispatcher
+    cache: Cache
+    keys: ResultKeys
+    metrics: Metrics
+    embedder: Embedder
+    hyde: Hyde | None
+
+    async def search(self, serving: Serving, request: SearchRequest) -> tuple[bytes, Timings]:
+        """Returns body and timings; raises InvalidRequest, BadFilter, DeadlineExceeded, and the dispatcher's errors."""
+        run = _Run(self, serving, request)
+        await run.check(self.settings.max_queries)
+        results = await run.results(self.settings.max_answer_bytes)
+        timings = run.end()
+        body = b'{"results":[%b],"snapshot":%b,"timings_ms":%b}'
+        return body % (b",".join(results), orjson.dumps(serving.version), timings.as_json()), timings
+
+    async def stream(self, serving: Serving, request: SearchRequest) -> AsyncGenerator[bytes, None]:
+        """Yields a line per query, in order, each as soon as it is there, and a last one; raises as `search` does."""
+        run = _Run(self, serving, request)
+        await run.check(self.settings.max_stream_queries)
+        async with aclosing(run.outcomes()) as outcomes:
+            async for query, outcome in outcomes:
+                yield run.write(query, outcome) + b"\n"
+        yield b'{"snapshot":%b,"timings_ms":%b}\n' % (orjson.dumps(serving.version), run.end().as_json())
+
+    async def probe(self, serving: Serving) -> None:
+        """Sends a real query through encoder, both indexes and documents; raises NotReady if it is not answered."""
+        timeout_ms = self.settings.probe_timeout_ms
+        run = _Run(self, serving, PROBE.model_copy(update={"timeout_ms": timeout_ms}), probe=True)
+        try:
+            async with asyncio.timeout(timeout_ms / 1000):
+                (result,) = await run.results(self.settings.max_answer_bytes)
+        except (TimeoutError, DeadlineExceeded):
+            raise NotReady(f"a query did not get through within {timeout_ms} ms") from None
+        if serving.documents and not orjson.loads(result)["hits"]:
+            raise NotReady(f"a query found nothing in snapshot {serving.version}")
+
+    async def check_canaries(self, serving: Serving, canaries: Sequence[Canary]) -> None:
+        """Searches the canaries of the collection; raises BadCollection naming those that are not found."""
+        answers = []
+        for canary in canaries:
+            top_k = min(canary.within, self.settings.max_top_k)
+            request = SearchRequest(
+                query=canary.query, top_k=top_k, mode=Mode.HYBRID, fields=(), cache=False, bulk=True
+            )
+            body, _ = await self.search(serving, request)
+            (result,) = orjson.loads(body)["results"]
+            answers.append([hit["id"] for hit in result["hits"]])
+        if failures := failures_of(canaries, answers):
+            raise BadCollection(f"{serving.version} is not served: {failures}; force the rollback to serve it anyway")
+
+
+@dataclass(frozen=True, slots=True)
+class _Query:
+    """A query in the engine: what is needed to write its result and to cache it."""
+
+    text: ReadText
+    hyde: HydeStatus | None
+    keep_vector: bool
+    key: bytes | None
+
+
+class _Run:
+    """One request under way; its methods stand in the order of its walk."""
+
+    def __init__(self, shared: Searcher, serving: Serving, request: SearchRequest, *, probe: bool = False) -> None:
+        self._shared = shared
+        self._serving = serving
+        self._request = request
+        self._cached = request.cache and shared.cache.enabled
+        self._timings = Timings()
+        self._began = perf_counter()
+        settings, start = shared.settings, request.offset or 0
+        shown = (frozenset(request.fields), request.passages, request.explain, request.min_score)
+        self._view = View(*shown, start, start + request.top_k, request.facets)
+        # Pages are slices of one ranking only if all are ranked to one depth, which decides how far the indexes are
+        # searched and what enters a fusion.
+        depth = settings.max_top_k if request.offset is not None or request.facets else request.top_k
+        self._options = Options(
+            request.mode or settings.default_mode,
+            depth,
+            tuple([clause.to_filter() for clause in request.filters]),
+            request.fusion,
+            request.weight,
+            self._view.needs_evidence,
+        )
+        self._portions = Portions(
+            shared.dispatcher,
+            serving,
+            Deadline(request.timeout_ms, settings.timeout_ms),
+            size=min(PORTION, settings.queue_limit),
+            bulk=request.bulk or len(request.queries) > ONLINE_JOBS,
+            probe=probe,
+        )
+
+    async def check(self, most: int) -> None:
+        """Checks what the request's types cannot express; `most` is the number of queries allowed."""
+        request, settings, serving = self._request, self._shared.settings, self._serving
+        queries = request.queries
+        if not 1 <= len(queries) <= most:
+            raise InvalidRequest("query", f"must hold between 1 and {most} texts, got {len(queries)}")
+        for number, query in enumerate(queries):
+            if is_blank(query):
+                path = "query" if isinstance(request.query, str) else f"query[{number}]"
+                raise InvalidRequest(path, "must not be empty")
+        if not 1 <= request.top_k <= settings.max_top_k:
+            raise InvalidRequest("top_k", f"must be between 1 and {settings.max_top_k}")
+        if (request.offset or 0) + request.top_k > settings.max_top_k:
+            raise InvalidRequest("offset", f"offset + top_k must be at most {settings.max_top_k}")
+        values, most = sum(c.values for f in request.filters for c in f.walk()), settings.max_filter_values
+        if values > most:
+            raise InvalidRequest("filters", f"name {values} values together, at most {most} are taken; ask for fewer")
+        if request.hyde_documents:
+            self._check_hyde()
+        if filters := self._options.filters:
+            # BadFilter is raised here, for one request, and not in a batch; the engine finds the mask ready.
+            if len(serving.snapshot.documents) <= LOOP_DOCUMENTS:
+                serving.allowed(filters)
+            else:
+                await asyncio.to_thread(serving.allowed, filters)
+        fields = serving.fields if request.facets else []
+        for facet in request.facets:
+            if facet not in fields:
+                known, hint = ", ".join(fields) or "none", did_you_mean(facet, fields)
+                raise InvalidRequest("facets", f"the collection has no field {facet}; it has {known}{hint}")
+        if not request.cache:
+            self._shared.cache.bypass(Kind.RESULT, len(queries))
+
+    def _check_hyde(self) -> None:
+        if self._shared.hyde is None:
+            raise InvalidRequest("hyde", "no language model is configured; set CARE_HYDE_URL and CARE_HYDE_MODEL")
+        if self._options.mode is Mode.LEXICAL:
+            raise InvalidRequest("hyde", "imagined documents have no part in mode lexical; use dense or hybrid")
+        calls = len(self._request.queries) * self._request.hyde_documents
+        if calls > (most := self._shared.settings.hyde_max_calls):
+            less = f"send fewer queries or ask for fewer documents, at most {most} together"
+            raise InvalidRequest("hyde", f"would call the language model {calls} times; {less}")
+
+    async def results(self, most_bytes: int) -> list[bytes]:
+        """Returns the JSON of one result per query, in order; raises InvalidRequest if they are too large together."""
+        queries, left = self._request.queries, most_bytes
+
+        def write(query: _Query | bytes, outcome: Outcome | None) -> bytes:
+            nonlocal left
+            result = self.write(query, outcome)
+            left -= len(result)
+            if left < 0:
+                less = "ask fewer queries, a smaller top_k or fewer fields, or for lines (Accept: application/x-ndjson)"
+                raise InvalidRequest("query", f"the answer is larger than {most_bytes} bytes; {less}")
+            return result
+
+        if len(queries) <= self._portions.size:
+            return await self._portions.single(queries, self._prepare, write)
+        async with aclosing(self.outcomes()) as outcomes:
+            return [write(*each) async for each in outcomes]
+
+    def outcomes(self) -> AsyncGenerator[tuple[_Query | bytes, Outcome | None], None]:
+        """Yields what `write` needs for each query, in order, each as soon as it is there. Must be closed."""
+        return self._portions.outcomes(self._request.queries, self._prepare)
+
+    async def _prepare(self, queries: Sequence[str]) -> list[Prepared[_Query | bytes]]:
+        """Looks results up in the cache and makes jobs of the other queries."""
+        if not self._cached:
+            return await self._make_jobs(queries, [None] * len(queries))
+        keys = self._shared.keys(self._serving, self._request, queries)
+        known = await self._shared.cache.get(Kind.RESULT, keys)
+        prepared: list[Prepared[_Query | bytes]] = [(None, result or b"") for result in known]
+        missing = [place for place, result in enumerate(known) if result is None]
+        if missing:
+            jobs = await self._make_jobs([queries[place] for place in missing], [keys[place] for place in missing])
+            for place, job in zip(missing, jobs, strict=True):
+                prepared[place] = job
+        return prepared
+
+    async def _make_jobs(self, queries: Sequence[str], keys: Sequence[bytes | None]) -> list[Prepared[_Query | bytes]]:
+        encoder = self._serving.encoder
+        began = perf_counter()
+        texts = [cut(query, encoder) for query in queries]
+        is_dense = self._options.mode is not Mode.LEXICAL
+        # Tokenising costs more than a refusal, so an overload is noticed before it.
+        keep = self._cached and is_dense
+        self._portions.require_room([SearchJob(text.text, self._options, keep_vector=keep) for text in texts])
+        if is_dense:
+            texts = await tokenise(queries, encoder, Side.QUERY)
+        self._timings.tokenize += perf_counter() - began
+        jobs: list[Prepared[_Query | bytes]] = []
+        for text, key, (vector, hyde) in zip(texts, keys, await self._vectors(texts), strict=True):
+            keep = self._cached and vector is None and text.tokens is not None
+            job = SearchJob(text.text, self._options, text.tokens, None if vector is None else vector.tobytes(), keep)
+            # A plain result in place of one with imagined documents is not cached.
+            key = None if hyde is HydeStatus.FAILED else key
+            jobs.append((job, _Query(text, hyde, keep, key)))
+        return jobs
+
+    async def _vectors(self, texts: Sequence[ReadText]) -> Sequence[tuple[Vector | None, HydeStatus | None]]:
+        """Finds vectors that the engine need not encode: imagined by HyDE, or cached."""
+        if self._request.hyde_documents:
+            return await self._imagine(texts)
+        tokens = [text.tokens for text in texts if text.tokens is not None]
+        if not self._cached or not tokens:
+            return [(None, None)] * len(texts)
+        return [(vector, None) for vector in await self._shared.cache.get_embeddings(self._serving.encoder, tokens)]
+
+    async def _imagine(self, texts: Sequence[ReadText]) -> Sequence[tuple[Vector | None, HydeStatus | None]]:
+        hyde = self._shared.hyde
+        assert hyde is not None  # `check` refuses the request otherwise
+        count, seconds = self._request.hyde_documents, self._portions.deadline.seconds_left() * HYDE_SHARE
+        imagined = await asyncio.gather(*(hyde.imagine(text.text, count, seconds) for text in texts))
+        for some in imagined:
+            self._shared.metrics.hyde(HydeStatus.USED if some else HydeStatus.FAILED)
+        documents = [document for some in imagined for document in some]
+        if not documents:
+            return [(None, HydeStatus.FAILED)] * len(texts)
+        queries = await self._embed([text.text for text in texts], Side.QUERY)
+        near = iter(await self._embed(documents, self._serving.encoder.spec.document_side))
+        blended: list[tuple[Vector | None, HydeStatus | None]] = []
+        for query, some in zip(queries, imagined, strict=True):
+            own = [next(near) for _ in some]
+            blended.append((blend(query, own), HydeStatus.USED) if own else (None, HydeStatus.FAILED))
+        return blended
+
+    async def _embed(self, texts: Sequence[str], side: Side) -> Sequence[Vector]:
+        embed, deadline = self._shared.embedder.embed, self._portions.deadline
+        return list((await embed(self._serving, texts, side, bulk=self._request.bulk, deadline=deadline)).vectors)
+
+    def write(self, query: _Query | bytes, outcome: Outcome | None) -> bytes:
+        """Fetches the documents of a ranking, writes them as JSON, and caches result and embedding."""
+        if isinstance(query, bytes):
+            return query  # the cached result
+        assert outcome is not None  # a query that is not cached has a job
+        began = perf_counter()
+        text, hyde = query.text, query.hyde
+        result = result_json(self._serving, outcome.found, self._options, self._view, text.text, text.truncated, hyde)
+        if query.key is not None:
+            self._shared.cache.put(Kind.RESULT, {query.key: result})
+        if query.keep_vector and query.text.tokens is not None and outcome.vector is not None:
+            self._shared.cache.put_embedding(self._serving.encoder, query.text.tokens, outcome.vector)
+        self._timings.fetch += perf_counter() - began
+        return result
+
+    def end(self) -> Timings:
+        """Counts the request once its last result is written, and returns the time of its stages."""
+        self._timings.add_engine(self._portions.waited_seconds, self._portions.batches)
+        self._timings.total = perf_counter() - self._began
+        self._shared.metrics.search(len(self._request.queries), self._timings)
+        return self._timings

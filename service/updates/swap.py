@@ -1,0 +1,221 @@
+"""Holds the serving that new requests get, and replaces it when the collection's pointer moves.
+
+A new serving takes over only after a real query went through it. One that cannot be opened leaves a log line and a
+metric, and the old one stays.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from indexer.store import BadCollection, BadSnapshot, Collection, DatabaseAway
+from indexer.store.canaries import Canary, kept_canaries
+from models.encoder.tokenizer import TextReader
+from models.errors import BadEncoder, CareError, SpaceMismatch
+from service.errors import NotReady
+from service.serving.serving import Serving, is_same_function
+
+if TYPE_CHECKING:
+    from service.metrics import Metrics
+    from service.settings import Settings
+
+logger = logging.getLogger(__name__)
+
+LOG_SECONDS = 0.2  # between two looks at the log of posted documents
+PERMANENT = (BadCollection, BadSnapshot, BadEncoder, SpaceMismatch)
+# Attempts after any other error: an engine that died is back soon, but must not die of one version again and again.
+TRIES = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Opening:
+    """The steps to a serving: load the encoder again, open the snapshot, prepare the engine, apply the log, send a
+    real query, and ask the canaries of a rollback."""
+
+    load_encoder: Callable[[], TextReader]
+    open: Callable[[Path, TextReader], Serving]
+    prepare: Callable[[Serving], Awaitable[None]]
+    freshen: Callable[[Serving], Awaitable[Serving]]
+    probe: Callable[[Serving], Awaitable[None]]
+    check_canaries: Callable[[Serving, Sequence[Canary]], Awaitable[None]]
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """A version that is not served, the reason, and how many automatic attempts are left."""
+
+    version: str
+    reason: str
+    tries_left: float
+
+
+class Servings:
+    """Holds the current serving and replaces it. One change at a time."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        metrics: Metrics,
+        encoder: TextReader,
+        opening: Opening,
+        tell_others: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`tell_others` makes other processes follow an administrator's request."""
+        self.collection = Collection(settings.collection, settings.database)
+        self._settings = settings
+        self._metrics = metrics
+        self._encoder = encoder
+        self._opening = opening
+        self._tell_others = tell_others
+        self._current: Serving | None = None
+        self._refused: Refusal | None = None
+        self._changing = asyncio.Lock()
+        self._freshening = asyncio.Lock()
+        self._log_trouble = ""
+
+    @property
+    def serving(self) -> str | None:
+        """The version that requests are answered from."""
+        return None if self._current is None else self._current.version
+
+    def refusal_of(self, version: str | None) -> str | None:
+        """Why a version was refused, None if it was not."""
+        return self._refused.reason if self._refused and self._refused.version == version else None
+
+    def current(self) -> Serving:
+        if self._current is None:
+            reason = self._refused.reason if self._refused else "none is published; care index build makes one"
+            raise NotReady(f"no snapshot is served: {reason}")
+        return self._current
+
+    async def start(self) -> None:
+        """Serves what the pointer names; raises if that cannot be served."""
+        version = await asyncio.to_thread(self.collection.current)
+        if version is None:
+            logger.warning("%s has no published snapshot yet; waiting for one", self.collection.root)
+            return
+        await self._put_in_service(await self._prepare(version))
+
+    async def reload(self) -> bool:
+        """Serves what the pointer names, in all workers; False if that is served already."""
+        changed = await self._reload()
+        self._tell_others()
+        return changed
+
+    async def _reload(self) -> bool:
+        async with self._changing:
+            version = await asyncio.to_thread(self.collection.current)
+            if version is None:
+                raise NotReady("no snapshot is published; care index build makes one")
+            if version == self.serving and await asyncio.to_thread(self._encoder_is_current):
+                return False
+            await self._swap_to(version)
+            return True
+
+    async def rollback(self, version: str | None, *, force: bool = False) -> bool:
+        """Moves the pointer to an older version and serves it in all workers, or moves it back if that fails.
+
+        A version that fails a canary of the collection is not served unless forced.
+        """
+        async with self._changing:
+            before = await asyncio.to_thread(self.collection.current)
+            target = await asyncio.to_thread(self.collection.rollback, version)
+            changed = target != self.serving
+            try:
+                if changed:
+                    canaries = [] if force else await asyncio.to_thread(kept_canaries, self.collection.root)
+                    await self._swap_to(target, canaries)
+            except Exception:
+                if before is not None:
+                    await asyncio.to_thread(self.collection.rollback, before)
+                raise
+        self._tell_others()
+        return changed
+
+    async def follow_now(self, *, wanted: bool = True) -> None:
+        """Serves what the pointer names. Unless `wanted` by an administrator, a refused version is left alone."""
+        try:
+            version = None if wanted else await asyncio.to_thread(self.collection.current)
+            if wanted or (version not in (None, self.serving) and self._tries_left(version) > 0):
+                await self._reload()
+        except CareError:
+            pass  # logged by the swap, and shown by /admin/versions
+        except Exception:
+            logger.exception("following the pointer of %s failed", self.collection.root)
+
+    async def follow_pointer(self, seconds: float) -> None:
+        """Polls the pointer until cancelled."""
+        while True:
+            await asyncio.sleep(seconds)
+            await self.follow_now(wanted=False)
+
+    async def catch_up(self) -> None:
+        """Serves all documents of the log; raises BadLog."""
+        async with self._freshening:
+            if self._current is not None:
+                self._freshen_to(await self._opening.freshen(self._current))
+
+    async def follow_log(self) -> None:
+        """Polls the log until cancelled; an error is logged once."""
+        while True:
+            await asyncio.sleep(LOG_SECONDS)
+            try:
+                await self.catch_up()
+                self._log_trouble = ""
+            except Exception as error:
+                if str(error) != self._log_trouble:
+                    self._log_trouble, unexpected = str(error), not isinstance(error, CareError)
+                    logger.error("fresh documents are not followed: %s", error, exc_info=unexpected)
+
+    async def _swap_to(self, version: str, canaries: Sequence[Canary] = ()) -> None:
+        try:
+            serving = await self._prepare(version)
+            await self._opening.check_canaries(serving, canaries)
+            await self._put_in_service(serving)
+        except Exception as error:
+            reason = str(error) if isinstance(error, CareError) else "it failed unexpectedly; the log says how"
+            self._refused = Refusal(version, reason, self._tries_left(version, error))
+            self._metrics.failed_swap()
+            logger.error("snapshot %s is refused, %s stays in service: %s", version, self.serving, reason)
+            raise
+
+    def _tries_left(self, version: str | None, error: Exception | None = None) -> float:
+        """How many attempts a version has left, after this error."""
+        if isinstance(error, PERMANENT):
+            return 0
+        if isinstance(error, DatabaseAway):
+            return math.inf
+        before = self._refused.tries_left if self._refused and self._refused.version == version else TRIES
+        return before if error is None else before - 1
+
+    async def _prepare(self, version: str) -> Serving:
+        serving = await asyncio.to_thread(self._open, version)
+        await self._opening.prepare(serving)
+        serving = await self._opening.freshen(serving)
+        await self._opening.probe(serving)
+        return serving
+
+    async def _put_in_service(self, serving: Serving) -> None:
+        async with self._freshening:
+            # Once more: documents that came during the probe were visible in the serving before.
+            self._freshen_to(await self._opening.freshen(serving))
+        self._refused, self._encoder = None, serving.encoder
+        self._metrics.swap(serving.version, len(serving.snapshot.documents))
+        logger.info("snapshot %s is in service", serving.version)
+
+    def _freshen_to(self, serving: Serving) -> None:
+        self._current = serving
+        self._metrics.fresh(serving.overlay.changes)
+
+    def _open(self, version: str) -> Serving:
+        encoder = self._encoder if self._encoder_is_current() else self._opening.load_encoder()
+        return self._opening.open(self.collection.folder(version), encoder)
+
+    def _encoder_is_current(self) -> bool:
+        return is_same_function(self._settings.encoder, self._encoder)

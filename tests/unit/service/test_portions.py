@@ -1,0 +1,207 @@
+"""The items of one request: order, windows, patience and what is left behind when somebody stops."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from contextlib import aclosing
+from typing import cast
+
+import numpy as np
+import pytest
+
+from models.encoder.spec import Side
+from models.encoder.tokenizer import Tokens
+from service.engine.jobs import BatchTimes, EncodeJob, Found, Job, Outcome
+from service.errors import DeadlineExceeded, EngineFailed, Overloaded
+from service.search.portions import PORTION, WINDOW, Deadline, Portions, Prepared
+from tests.unit.service.support import serving
+
+pytestmark = pytest.mark.anyio
+
+Prepare = Callable[[Sequence[int]], Awaitable[Sequence[Prepared[int]]]]
+NOTHING = Found(np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.float32))
+
+
+class Desk:
+    """A dispatcher that answers when it is told to, and remembers what it was handed."""
+
+    def __init__(self, room: int = 10_000, *, answers: bool = True) -> None:
+        self.room = room
+        self.answers = answers
+        self.times = BatchTimes(0.0, 0.0)
+        self.futures: list[asyncio.Future[Outcome]] = []
+        self.calls: list[dict[str, object]] = []
+
+    @property
+    def open(self) -> list[asyncio.Future[Outcome]]:
+        return [future for future in self.futures if not future.done()]
+
+    def submit(self, serving: object, jobs: Sequence[Job], **call: object) -> list[asyncio.Future[Outcome]]:
+        if len(self.open) + len(jobs) > self.room:
+            raise Overloaded("full")
+        self.calls.append(call | {"jobs": len(jobs)})
+        futures = [asyncio.get_running_loop().create_future() for _ in jobs]
+        self.futures += futures
+        if self.answers:
+            for future in futures:
+                future.get_loop().call_soon(self.answer, future)
+        return futures
+
+    def answer(self, future: asyncio.Future[Outcome]) -> None:
+        if not future.done():
+            future.set_result(Outcome(NOTHING, self.times))
+
+    def __len__(self) -> int:
+        return len(self.open)
+
+
+def portions(desk: Desk, deadline: Deadline | None = None, size: int = PORTION) -> Portions:
+    return Portions(desk, serving(), deadline or Deadline(None, 1000), size)
+
+
+async def stream(request: Portions, items: Sequence[int], prepare: Prepare) -> AsyncGenerator[int, None]:
+    """A result per item, each as soon as it is there."""
+    async with aclosing(request.outcomes(items, prepare)) as outcomes:
+        async for note, outcome in outcomes:
+            yield finish(note, outcome)
+
+
+async def run(request: Portions, items: Sequence[int]) -> list[int]:
+    """All results."""
+    if len(items) <= request.size:
+        return await request.single(items, prepare, finish)
+    async with aclosing(stream(request, items, prepare)) as results:
+        return [result async for result in results]
+
+
+async def prepare(items: Sequence[int]) -> list[Prepared[int]]:
+    """Every third item needs no engine."""
+    return [(None if item % 3 == 0 else job(item), item) for item in items]
+
+
+def job(item: int) -> EncodeJob:
+    return EncodeJob(str(item), Side.QUERY, Tokens([item], truncated=False))
+
+
+def finish(note: int, outcome: Outcome | None) -> int:
+    assert (outcome is None) == (note % 3 == 0)
+    return -note
+
+
+@pytest.mark.parametrize("count", [1, 2, PORTION, PORTION + 1, 3 * WINDOW])
+async def test_results_come_in_order_whole_and_streamed(count: int) -> None:
+    expected = [-item for item in range(count)]
+    assert await run(portions(Desk()), range(count)) == expected
+    async with aclosing(stream(portions(Desk()), range(count), prepare)) as results:
+        assert [result async for result in results] == expected
+
+
+async def test_others_have_their_turn_beside_items_that_need_no_engine() -> None:
+    turns, count = 0, 20
+
+    async def count_turns() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    async def known(items: Sequence[int]) -> list[Prepared[int]]:
+        return [(None, 3 * item) for item in items]
+
+    other = asyncio.create_task(count_turns())
+    async with aclosing(stream(portions(Desk()), range(count * PORTION), known)) as results:
+        assert [result async for result in results] == [-3 * item for item in range(count * PORTION)]
+    other.cancel()
+    assert turns >= count
+
+
+async def test_no_more_than_a_window_is_under_way() -> None:
+    desk = Desk()
+    most = 0
+    async with aclosing(stream(portions(desk), range(3 * WINDOW), prepare)) as results:
+        async for _ in results:
+            most = max(most, len(desk))
+    assert 0 < most <= WINDOW
+
+
+async def test_a_portion_is_no_larger_than_the_queue() -> None:
+    desk = Desk(room=5)
+    assert len(await run(portions(desk, size=5), range(50))) == 50
+    assert max(cast(int, call["jobs"]) for call in desk.calls) <= 5
+
+
+async def test_a_request_under_way_waits_for_room() -> None:
+    desk = Desk(room=PORTION + 1)
+    assert len(await run(portions(desk), range(5 * PORTION))) == 5 * PORTION
+
+
+async def test_without_room_for_its_first_portion_a_request_is_refused() -> None:
+    with pytest.raises(Overloaded):
+        await run(portions(Desk(room=0)), [1])
+    with pytest.raises(Overloaded):
+        await run(portions(Desk(room=0)), range(100))
+
+
+async def test_what_needs_no_engine_is_not_handed_in() -> None:
+    desk = Desk(room=0)
+    assert await run(portions(desk), [0, 3, 6]) == [0, -3, -6]
+    assert desk.calls == []
+
+
+@pytest.mark.parametrize("count", [5, 3 * WINDOW])
+async def test_a_failure_leaves_nothing_behind(count: int) -> None:
+    desk = Desk(answers=False)
+    task = asyncio.create_task(run(portions(desk), range(count)))
+    while not desk.futures:
+        await asyncio.sleep(0)
+    desk.futures[0].set_exception(EngineFailed("gone"))
+    with pytest.raises(EngineFailed):
+        await task
+    assert desk.open == []
+
+
+@pytest.mark.parametrize("count", [5, 3 * WINDOW])
+async def test_a_cancelled_request_leaves_nothing_behind(count: int) -> None:
+    desk = Desk(answers=False)
+    task = asyncio.create_task(run(portions(desk), range(count)))
+    while not desk.futures:
+        await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert desk.open == []
+
+
+async def test_whoever_stops_early_leaves_nothing_behind() -> None:
+    desk = Desk(answers=False)
+    async with aclosing(stream(portions(desk), range(100), prepare)) as results:
+        assert await anext(results) == 0  # the first needs no engine
+        assert desk.open
+    assert desk.open == []
+
+
+async def test_what_the_dispatcher_is_told() -> None:
+    desk = Desk()
+    await run(Portions(desk, serving(), Deadline(None, 2000), bulk=True), [1])
+    assert desk.calls == [{"jobs": 1, "timeout_seconds": 2.0, "bulk": True, "probe": False}]
+    await run(Portions(desk, serving(), Deadline(60_000, 2000), probe=True), [1])
+    assert 2 < cast(float, desk.calls[1]["timeout_seconds"]) <= 60
+    assert desk.calls[1]["probe"]
+
+
+async def test_a_request_whose_time_is_over_hands_in_nothing() -> None:
+    desk = Desk()
+    over = Deadline(1, 2000)
+    await asyncio.sleep(0.01)
+    with pytest.raises(DeadlineExceeded):
+        await run(portions(desk, over), [1])
+    assert desk.calls == []
+
+
+async def test_batches_are_counted_once() -> None:
+    desk = Desk()
+    under_way = portions(desk)
+    await run(under_way, range(10))
+    assert under_way.batches == [desk.times]
+    assert under_way.waited_seconds > 0
