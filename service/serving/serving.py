@@ -6,10 +6,9 @@ A request takes the current serving once and keeps it to its last byte, so no an
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,9 +18,6 @@ from indexer.store.overlay import Overlay
 from models.encoder.spec import EncoderSpec, Side
 from models.encoder.tokenizer import TextReader
 from models.errors import BadEncoder
-
-if TYPE_CHECKING:
-    from service.engine.device import VectorSearch
 
 Mask = NDArray[np.bool_]
 MEMORISED_FILTERS = 32
@@ -50,8 +46,7 @@ class Serving:
     """One immutable state of what is served. Compared by identity: two openings of one version are two servings.
 
     `facets` and `select` are those of the snapshot alone. `overlay` joins the snapshot and the documents posted and
-    deleted since, read from the log up to `cursor`. `opened` is what engines keep for the snapshot, by engine; all
-    servings made of this one share it.
+    deleted since, read from the log up to `cursor`.
     """
 
     snapshot: Snapshot
@@ -60,7 +55,6 @@ class Serving:
     select: Callable[[tuple[Filter, ...]], Selection]
     overlay: Overlay
     cursor: Cursor = START
-    opened: dict[object, VectorSearch] = field(default_factory=dict)
 
     @property
     def fresh(self) -> Overlay | None:

@@ -18,7 +18,7 @@ DENSE = Options(Mode.DENSE, 10)
 
 def serving(name: str = "one") -> Serving:
     """The batcher only asks a serving who it is."""
-    return Serving(*[cast(Any, name)] * 4)
+    return Serving(*[cast(Any, name)] * 5)
 
 
 def job(query: str, tokens: int = 1) -> SearchJob:

@@ -25,7 +25,7 @@ HYBRID = ResultKeys(Settings(default_mode=Mode.HYBRID))
 def serving(version: str = "v1", fingerprint: str = "e1", state: bytes = b"", query_instruction: str = "") -> Serving:
     """Keys only ask a serving for four names."""
     encoder = SimpleNamespace(fingerprint=fingerprint, spec=SimpleNamespace(query_instruction=query_instruction))
-    return cast(Serving, SimpleNamespace(version=version, state=state, encoder=encoder))
+    return cast(Serving, SimpleNamespace(version=version, overlay=SimpleNamespace(state=state), encoder=encoder))
 
 
 def key(keys: ResultKeys = HYBRID, of: Serving | None = None, **fields: object) -> bytes:

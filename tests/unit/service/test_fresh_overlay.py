@@ -70,7 +70,7 @@ def serving_of(snapshot: Snapshot, overlay: Overlay | None = None) -> Serving:
     def select(filters: tuple[Filter, ...]) -> Selection:
         return Selection(filters, lambda: snapshot.metadata.select(filters)[snapshot.passages.documents])
 
-    return Serving(snapshot, None, snapshot.metadata.facets(), select, overlay)  # type: ignore[arg-type]
+    return Serving(snapshot, None, snapshot.metadata.facets(), select, overlay or Overlay.over(snapshot))  # type: ignore[arg-type]
 
 
 def search(serving: Serving, mode: Mode, *filters: Filter, top_k: int = 10) -> list[tuple[str, float]]:
