@@ -139,7 +139,7 @@ def test_a_mixed_batch_answers_each_query_in_its_own_way(serving: Serving) -> No
 
 
 def test_a_lexical_batch_never_touches_the_encoder(serving: Serving) -> None:
-    blind = Serving(serving.snapshot, None, serving.facets, serving.select)  # type: ignore[arg-type]
+    blind = Serving(serving.snapshot, None, serving.facets, serving.select, serving.overlay)  # type: ignore[arg-type]
     found = run(blind, [make_job(serving, QUERIES[0], mode=Mode.LEXICAL)])
     assert len(found[0].documents)
 

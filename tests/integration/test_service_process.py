@@ -212,7 +212,7 @@ def test_a_version_published_during_the_start_is_served_without_a_look_at_the_po
     own = copy_collection(built, tmp_path / "collection")
     start_slowly = f"""
 from indexer.store import Collection
-from service.swap import Servings
+from service.updates.swap import Servings
 start = Servings.start
 
 async def start_and_publish(servings):
