@@ -1,4 +1,4 @@
-"""What an encoder is: run it, train it, judge it. Inference here needs no torch."""
+"""Encoders: run, train, export and evaluate them. Inference needs no torch."""
 
 import os
 

@@ -1,8 +1,7 @@
-"""A pair's query encoder in its document encoder's place: its vectors of documents, moved to where the other's lie.
+"""Moves a query encoder's vectors of documents to where the document encoder's lie.
 
 Vectors of one encoder lie nearer to each other than to its partner's, so a document that the query encoder read would
-outrank better ones that the document encoder did. What sets the two apart is learnt from passages that both have read.
-Knows nothing of files, snapshots or labels.
+outrank better ones that the document encoder read. The difference is learnt from passages that both have read.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ RIDGE = 10.0
 """How little is believed of a gap that differs from text to text, in mean variances of a dimension: there are no more
 passages than dimensions."""
 NEAREST = 10
-"""So many passages are ranked for each: what is found at the top of a ranking is what must compare."""
+"""Passages ranked for each: scores at the top of a ranking must compare."""
 
 Vectors = NDArray[np.float32]
 Matrix = NDArray[np.float64]
@@ -52,7 +51,8 @@ class Correction:
         # Each passage as it would be moved if it had not been among those that were learnt from.
         errors = (residual - hat @ residual) / (1 - np.diag(hat)[:, None])
         moved = target - centre - errors
-        slope = _slope(_nearest(start, moved - moved.mean(axis=0)), _nearest(start, target - centre))
+        own, wanted = _nearest(start, moved - moved.mean(axis=0)), _nearest(start, target - centre)
+        slope = float((own * wanted).sum() / (own * own).sum()) if own.any() else 1.0
         matrix = slope * (np.eye(start.shape[1]) + apart.T @ inverse @ residual)
         offset = centre - slope * moved.mean(axis=0) - mean @ matrix
         return cls(matrix.astype(np.float32), offset.astype(np.float32))
@@ -64,7 +64,7 @@ class Correction:
 
 
 class Named(Protocol):
-    """An encoder, of which only the name matters."""
+    """An encoder with its names."""
 
     @property
     def spec(self) -> EncoderSpec: ...
@@ -85,12 +85,7 @@ def _nearest(queries: Matrix, passages: Matrix) -> Matrix:
     return nearest
 
 
-def _slope(own: Matrix, wanted: Matrix) -> float:
-    """What the ones are multiplied by to come nearest to the others; 1 where there are none."""
-    return float((own * wanted).sum() / (own * own).sum()) if own.any() else 1.0
-
-
 def sample_rows(rows: int, count: int) -> NDArray[np.int64]:
-    """At most `count` of so many rows, at equal distances, ascending, the first and the last among them."""
+    """At most `count` of `rows` rows, at equal distances, ascending, the first and the last among them."""
     count = min(count, rows)
     return np.arange(count, dtype=np.int64) * (rows - 1) // max(count - 1, 1)

@@ -1,7 +1,7 @@
 """The root of the project's error tree.
 
-A CareError is something the caller can understand and mend: its message is one line that says what is wrong
-and what to do next. Everything else that is raised is a defect.
+A CareError can be corrected by the caller: its message is one line with what is wrong and what to do next. Any other
+exception is a defect.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Two rankings of the same rows, by embeddings and by words, made into one. Pure functions of scores.
+"""Fuses two rankings of the same rows, by embeddings and by words, into one.
 
 Score fusion is the default: reciprocal rank forgets by how much the first hit won, which costs up to 15 points of
 nDCG@10 where one side is much better than the other (docs/benchmarks.md).
@@ -73,7 +73,8 @@ def query_weight(dense: NDArray[np.float32], lexical: NDArray[np.float32]) -> fl
 
 def fuse_scores(dense: Ranking, lexical: Ranking, weight: float) -> Ranking:
     """weight · dense + (1 - weight) · lexical, dense stretched to 0 … 1, lexical divided by its best."""
-    return _sum((dense[0], weight * _stretch(dense[1])), (lexical[0], (1 - weight) * _to_best(lexical[1])))
+    words = lexical[1] / lexical[1].max() if len(lexical[1]) else lexical[1]
+    return _sum((dense[0], weight * _stretch(dense[1])), (lexical[0], (1 - weight) * words))
 
 
 def fuse_reciprocal(dense: Ranking, lexical: Ranking) -> Ranking:
@@ -86,10 +87,6 @@ def _stretch(scores: NDArray[np.float32]) -> NDArray[np.float32]:
         return scores
     low, high = scores.min(), scores.max()
     return (scores - low) / (high - low) if high > low else np.ones_like(scores)
-
-
-def _to_best(scores: NDArray[np.float32]) -> NDArray[np.float32]:
-    return scores / scores.max() if len(scores) else scores
 
 
 def _reciprocal(count: int) -> NDArray[np.float32]:

@@ -32,7 +32,7 @@ Clause = tuple[tantivy.Occur, tantivy.Query]
 _TEXT, _ROW, _ANALYSED = "text", "row", "analysed"
 # A Chinese run, or a word of letters and digits of any other script (decimal points stay inside numbers).
 _RUN = re.compile(r"[\u3400-\u9fff\uf900-\ufaff]+|\d+(?:\.\d+)+|[^\W_\u3400-\u9fff\uf900-\ufaff]+")
-# Question words are rare in answers, so BM25 would weigh them most, and they say nothing about the topic. In capitals
+# Question words are rare in answers, so BM25 would weigh them most, and they are not about the topic. In capitals
 # they are kept as acronyms (WHO, DID). "who" is a question word only before a verb; "a" may be a vitamin.
 _QUESTION_WORDS = re.compile(
     "请问|想问一下|想知道|为什么|为何|什么|怎么样|怎么办|怎么|怎样|咋|如何|哪些|哪个|哪种|哪里|多少|是否|是不是|能不能|可不可以|"
@@ -129,7 +129,7 @@ class LexicalIndex:
         for term, _ in self._searcher.terms_with_prefix(_TEXT, "", limit=1):
             query = self._term(term, 1)
             (_, address), *_ = self._searcher.search(query, 1, count=False).hits
-            # The library tells it only where it explains a score.
+            # tantivy gives it only in the explanation of a score.
             facts = json.loads(query.explain(self._searcher, address).to_json())
             while not facts["description"].startswith("avgdl"):
                 facts = facts["details"][-1]
@@ -192,11 +192,9 @@ def _remove(folder: Path) -> None:
     """Removes a folder in which tantivy's watching thread may still be taking and leaving its lock."""
     for _ in range(_REMOVALS):
         try:
-            shutil.rmtree(folder)
+            return shutil.rmtree(folder)
         except OSError:
             time.sleep(0.01)
-        else:
-            return
     # A left-over folder of links costs nothing; failing to open a sound index would.
     shutil.rmtree(folder, ignore_errors=True)
 
@@ -209,9 +207,9 @@ LENGTH_BITS = 4
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Postings:
-    """Which rows hold which terms: three arrays of one length, ascending by the term's hash, and each row's length.
+    """BM25 over a few texts in memory, scored by the rarities and lengths of a large index, so that both rank together.
 
-    The hashes are the interpreter's, of 64 bits, and mean nothing outside this process.
+    Three arrays of one length, ascending by the term's hash, and each row's length. The hashes are the interpreter's.
     """
 
     hashes: NDArray[np.int64]

@@ -1,4 +1,4 @@
-"""How far long work is: a bar on a terminal, elsewhere a line twice a minute with the rate and the time left."""
+"""Progress of long work: a bar on a terminal, elsewhere a line twice a minute with the rate and the time left."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import sys
 import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from types import TracebackType
 from typing import ClassVar, Self, TypeVar
 
 from tqdm import tqdm
@@ -18,7 +17,7 @@ Item = TypeVar("Item")
 
 
 class Progress:
-    """Counts units of work. Without a unit there is nothing to count, and lines tell the time spent so far.
+    """Counts units of work. Without a unit, lines show the time spent so far.
 
     A thread prints the lines, so that they come while a library is busy. Of nested ones only the innermost prints.
     """
@@ -31,27 +30,25 @@ class Progress:
         """`first` units were done before; `quiet` shows neither a bar nor a line."""
         terminal = sys.stderr.isatty()
         self._name, self._unit, self._total, self._first, self.done = name, unit, total, first, first
-        self._tells = not (quiet or terminal)
-        self._began = self._told = time.monotonic()
+        self._prints_lines = not (quiet or terminal)
+        self._began = self._printed = time.monotonic()
         self._facts: Mapping[str, str] = {}
         hidden = quiet or not (unit and terminal)
         self._bar = tqdm(desc=name, initial=first, total=total, unit=f" {unit}", disable=hidden)
         self._ended = threading.Event()
-        self._teller: threading.Thread | None = None
+        self._printer: threading.Thread | None = None
 
     def __enter__(self) -> Self:
         self._active.append(self)
-        if self._tells and SAY_EVERY_SECONDS:
-            self._teller = threading.Thread(target=self._tell_on, name="progress", daemon=True)
-            self._teller.start()
+        if self._prints_lines and SAY_EVERY_SECONDS:
+            self._printer = threading.Thread(target=self._print_regularly, name="progress", daemon=True)
+            self._printer.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._ended.set()
-        if self._teller is not None:
-            self._teller.join()
+        if self._printer is not None:
+            self._printer.join()
         self._active.remove(self)
         self._bar.close()
 
@@ -62,7 +59,7 @@ class Progress:
             self._facts = facts
             self._bar.set_postfix(facts, refresh=False)
         self._bar.update(count)
-        self._tell_if_due()
+        self._print_if_due()
 
     def over(self, items: Iterable[Item]) -> Iterator[Item]:
         """The items, each counted when the next is asked for."""
@@ -76,7 +73,7 @@ class Progress:
         self._bar.write(text, file=sys.stderr)
 
     def line(self) -> str:
-        """What a line says now: how much of how much, how fast, and how long it will still take."""
+        """The line to print now: how much of how much, how fast, and the time left."""
         seconds = time.monotonic() - self._began
         if not self._unit:
             return f"{self._name}, {tqdm.format_interval(seconds)} so far"
@@ -89,13 +86,13 @@ class Progress:
             facts += [f"{tqdm.format_interval((self._total - self.done) / rate)} left"] if rate else []
         return f"{self._name}, {self.done:,}{whole} {self._unit}: {', '.join(facts)}"
 
-    def _tell_on(self) -> None:
+    def _print_regularly(self) -> None:
         while not self._ended.wait(SAY_EVERY_SECONDS):
-            self._tell_if_due()
+            self._print_if_due()
 
-    def _tell_if_due(self) -> None:
+    def _print_if_due(self) -> None:
         now = time.monotonic()
         # A little early counts: the thread's clock and this one differ by microseconds.
-        if self._tells and self._active[-1:] == [self] and now - self._told >= 0.99 * SAY_EVERY_SECONDS:
-            self._told = now
+        if self._prints_lines and self._active[-1:] == [self] and now - self._printed >= 0.99 * SAY_EVERY_SECONDS:
+            self._printed = now
             print(self.line(), file=sys.stderr, flush=True)

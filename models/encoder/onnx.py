@@ -1,6 +1,6 @@
-"""An encoder folder as a function from tokens to unit vectors, by ONNX Runtime. No torch.
+"""OnnxEncoder runs an encoder folder by ONNX Runtime: tokens to unit vectors, without torch.
 
-The graph holds transformer, pooling, truncation and norm, so there is nothing left to compute here but batches.
+The graph holds transformer, pooling, truncation and norm.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ SLOW_ON_CPU = ["SkipLayerNormFusion"]
 
 
 class OnnxEncoder(TextReader):
-    """A reader that holds the weights too: encodes token batches; safe to call from several threads."""
+    """A TextReader with weights: encodes token batches; safe to call from several threads."""
 
     bulk_texts = BULK_TEXTS
 
@@ -43,11 +43,11 @@ class OnnxEncoder(TextReader):
     def load(
         cls, folder: Path, variant: Variant | None = None, *, device: str = "cpu", threads: int = 0
     ) -> OnnxEncoder:
-        """Opens and verifies an encoder folder; picks the fastest variant for the device unless told."""
+        """Opens and verifies an encoder folder; picks the fastest variant for the device unless one is given."""
         spec = EncoderSpec.load(folder)
         chosen = variant or best_variant(folder, device)
         provider = "CUDAExecutionProvider" if device == "cuda" else "CPUExecutionProvider"
-        # Asked for a provider that it does not have, ONNX Runtime would take the processor and say little.
+        # For a missing provider, ONNX Runtime would fall back to the CPU almost silently.
         if provider not in ort.get_available_providers():
             raise BadEncoder(f"device {device}: ONNX Runtime has no {provider} here; leave the device out")
         graph = verify_file(folder, chosen.filename, spec)

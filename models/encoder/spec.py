@@ -1,7 +1,6 @@
 """`encoder.json`: everything about an encoder that is not a weight.
 
-The file travels with the weights, so that whoever opens the folder knows how to use it and a mismatch is
-refused at opening time. Knows nothing of torch, ONNX or FAISS.
+The file lies beside the weights, so that a mismatch is refused when the folder is opened.
 """
 
 from __future__ import annotations
@@ -100,10 +99,7 @@ class EncoderSpec(BaseModel):
 
     @property
     def document_side(self) -> Side:
-        """How this encoder reads a document: as one, or, where it reads queries only, as a query.
-
-        The two sides of a pair share a space, so the vector stands near the one that the document encoder would give.
-        """
+        """How this encoder reads a document: as one, or as a query if it reads queries only (a pair shares a space)."""
         return Side.DOCUMENT if Side.DOCUMENT in self.sides else Side.QUERY
 
     def instruction(self, side: Side) -> str:
@@ -116,8 +112,7 @@ class EncoderSpec(BaseModel):
     def fingerprint(self, *weights: str, computed: str | None = None) -> str:
         """Names the function document → embedding computed with the `weights` files of this folder.
 
-        An ONNX graph itself says how it is computed; of other weights, `computed` does. The instruction before
-        queries is part of it only if the encoder reads documents as queries.
+        `computed` says how, except for ONNX graphs. The query instruction counts only if documents are read as queries.
         """
         facts = self.model_dump(mode="json", exclude={"parity", "sides", "checksums", "weights", "query_template"})
         if self.document_side is Side.DOCUMENT:
@@ -136,8 +131,7 @@ class EncoderSpec(BaseModel):
     def identities(self) -> frozenset[str]:
         """Names of the encoder by its weights: of each graph, and of the trained weights, which all exports share.
 
-        A snapshot lists those of the query encoders that may search it. Unlike a fingerprint they do not depend on
-        instructions, which change what is asked and not the embedding space.
+        A snapshot lists those of the query encoders that may search it. They do not depend on instructions.
         """
         graphs = {variant.filename for variant in Variant}
         trained = {name: value for name, value in self.checksums.items() if name not in (*graphs, TOKENIZER_FILE)}
@@ -165,8 +159,8 @@ class EncoderSpec(BaseModel):
 def fault(error: ValidationError) -> str:
     """The first field of a spec that is wrong, and how."""
     first = error.errors()[0]
-    said = first["msg"].removeprefix("Value error, ")
-    return ": ".join(filter(None, (".".join(map(str, first["loc"])), said)))
+    message = first["msg"].removeprefix("Value error, ")
+    return ": ".join(filter(None, (".".join(map(str, first["loc"])), message)))
 
 
 def name_of_weights(checksums: Mapping[str, str]) -> str:

@@ -128,16 +128,13 @@ def _by_processes(chunks: Iterator[Sequence[str]], tokenizer: Tokenizer, process
 @contextmanager
 def _single_threaded() -> Iterator[None]:
     """Processes begun in here leave the cores to each other."""
-    name = "RAYON_NUM_THREADS"
-    before = os.environ.get(name)
-    os.environ[name] = "1"
+    before = os.environ.copy()
+    os.environ["RAYON_NUM_THREADS"] = "1"
     try:
         yield
     finally:
-        if before is None:
-            del os.environ[name]
-        else:
-            os.environ[name] = before
+        os.environ.pop("RAYON_NUM_THREADS")
+        os.environ.update(before)
 
 
 def _begin(tokenizer: Tokenizer) -> None:
@@ -153,7 +150,7 @@ GPU_PREFERENCE = (Variant.FP16, Variant.FP32)
 
 
 class TextReader:
-    """What an encoder is to those who prepare its texts; `fingerprint` names the function text → embedding."""
+    """An encoder folder without its weights: tokenises texts; `fingerprint` names the function text → embedding."""
 
     def __init__(self, spec: EncoderSpec, variant: Variant, tokenizer: Tokenizer) -> None:
         self.spec = spec
@@ -163,7 +160,7 @@ class TextReader:
 
     @classmethod
     def open(cls, folder: Path, *, device: str = "cpu") -> Self:
-        """Opens an encoder folder for whoever holds its weights on the device."""
+        """Opens an encoder folder whose weights another process holds on the device."""
         spec = EncoderSpec.load(folder)
         return cls(spec, best_variant(folder, device), open_tokenizer(folder, spec))
 

@@ -1,8 +1,7 @@
-"""What an evaluation need not compute twice: embeddings by encoder and text, and rankings, in files of one folder.
+"""Cache of an evaluation: embeddings by encoder and text, and rankings, in files of one folder.
 
-Embeddings are kept by the hash of the text as the encoder read it, instruction included, in a folder of the encoder's
-own. Every process appends to a file of its own, so that a process that is killed loses at most the record it was
-writing, and two at once never meet. Knows nothing of encoders or sets.
+Embeddings are kept by the hash of the text as the encoder read it, instruction included, in a folder for each encoder.
+Every process appends to a file of its own: a process that is killed loses at most the record it was writing.
 """
 
 from __future__ import annotations

@@ -30,6 +30,7 @@ from datetime import UTC, datetime
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING
 
 from tqdm import tqdm
 
@@ -49,7 +50,6 @@ from models.evaluation.encoders import (
     size,
 )  # fmt: skip
 from models.evaluation.judge import Judgement, judge
-from models.evaluation.remote import Endpoint, Generator, HydeReader, Service
 from models.evaluation.report import page, tables
 from models.evaluation.results import Curve, Run, SetResult
 from models.evaluation.sets import RetrievalSet, Task, find_tasks
@@ -57,6 +57,10 @@ from models.evaluation.systems import Dense, Hybrid, Lexical, System, fresh_syst
 from models.fusion import Fusion
 from models.package import BUNDLED_ENCODER, positive, share
 
+if TYPE_CHECKING:
+    from models.evaluation.remote import Endpoint
+
+ENCODER = str(BUNDLED_ENCODER)
 CACHE = Path("var/embeddings")
 NEEDED = ("ranx", "scipy", "httpx")
 VECTORS, RANKINGS, DOCUMENTS = "vectors", "bm25", "hyde"
@@ -110,7 +114,7 @@ def run(arguments: Namespace) -> None:
     tasks, missing = _tasks(arguments)
     wanted = Wanted(**{field.name: getattr(arguments, field.name) for field in fields(Wanted)})
     if not (wanted.encoders or wanted.pairs or wanted.services):
-        wanted = replace(wanted, encoders=[str(BUNDLED_ENCODER)])
+        wanted = replace(wanted, encoders=[ENCODER])
     with ExitStack() as stack, tqdm(unit=" characters", unit_scale=True, leave=False, disable=None) as bar:
         folder = Path(stack.enter_context(TemporaryDirectory())) if arguments.no_cache else arguments.cache
         lineup = Lineup(wanted, folder, stack, bar.update)
@@ -305,6 +309,8 @@ class Lineup:
                     raise CareError(f"--dims {dim}: {whole.name} has {whole.dim}")
                 yield Dense(CutReader(dense.reader, dim))
         if wanted.hyde is not None:
+            from models.evaluation.remote import Generator, HydeReader  # httpx is slow to import
+
             address, model = wanted.hyde
             key = os.environ.get(KEY)
             endpoint = self._endpoint(address, {"authorization": f"Bearer {key}"} if key else {})
@@ -319,6 +325,8 @@ class Lineup:
         yield from map(self._service, wanted.services)
 
     def _service(self, text: str) -> System:
+        from models.evaluation.remote import Service
+
         address = Address.parse(text, (MODE,))
         mode = address.options.get(MODE)
         if mode is not None and mode not in MODES:
@@ -326,6 +334,8 @@ class Lineup:
         return Service(self._endpoint(address.place, {}), mode)
 
     def _endpoint(self, base: str, headers: dict[str, str]) -> Endpoint:
+        from models.evaluation.remote import Endpoint
+
         endpoint = Endpoint(base, headers)
         self._stack.callback(endpoint.close)
         return endpoint

@@ -93,7 +93,7 @@ class Curve:
     y_label: str
     points: list[tuple[float, float]]
     labels: list[str] = field(default_factory=list)
-    """What to write beside each point; empty where the axes say enough."""
+    """What to write beside each point; empty if the axes are enough."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -317,7 +317,7 @@ def _qrels(path: Path, documents: set[str], queries: set[str]) -> Qrels:
             raise BadData(f"{where}: document {document!r} is not in the corpus")
         if query not in queries:
             raise BadData(f"{where}: query {query!r} is not in {QUERIES}")
-        # A judgement that is merely repeated says nothing wrong; chip-cdn has some.
+        # A repeated judgement is allowed; chip-cdn has some.
         before = qrels.setdefault(query, {}).setdefault(document, int(grade))
         if before != int(grade):
             raise BadData(f"{where}: document {document!r} of query {query!r} was given grade {before} before")

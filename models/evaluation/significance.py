@@ -24,7 +24,7 @@ RESAMPLES = 10_000
 SEED = 20_000
 ALPHA = 0.05
 MIN_QUERIES = 20
-"""Draws from fewer queries than this repeat each other so often that their spread says little."""
+"""Draws from fewer queries than this repeat each other so often that their spread is noise."""
 DRAWN_AT_ONCE = 2_000_000
 # Values are sums of a few reciprocals, so many draws tie with the observed difference but for their rounding.
 ROUNDING = 1e-9

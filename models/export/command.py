@@ -23,23 +23,13 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--space", help="name of the embedding space (default: the source's own)")
     parser.add_argument("--pooling", type=Pooling, choices=list(Pooling), help="default: what the source says")
     parser.add_argument("--dim", type=positive, help="keep the first DIM dimensions (default: all)")
-    parser.add_argument(
-        "--max-length", type=positive, help="tokens read of a text (default: 512 or what the source says)"
-    )
-    parser.add_argument(
-        "--variants",
-        type=Variant,
-        choices=list(Variant),
-        nargs="+",
-        default=list(Variant),
-        help="which graphs (default: all three)",
-    )
-    parser.add_argument(
-        "--backend",
-        choices=("auto", "torch", "optimum"),
-        default="auto",
-        help="who exports (default: Optimum where it is)",
-    )
+    tokens = "tokens read of a text (default: 512 or what the source says)"
+    parser.add_argument("--max-length", type=positive, help=tokens)
+    every = list(Variant)
+    which = "which graphs (default: all three)"
+    parser.add_argument("--variants", type=Variant, choices=every, nargs="+", default=every, help=which)
+    backends, by = ("auto", "torch", "optimum"), "the exporter (default: Optimum if it is installed)"
+    parser.add_argument("--backend", choices=backends, default="auto", help=by)
     parser.add_argument("--optimum-python", type=Path, help="interpreter of the Optimum environment")
 
 
@@ -47,17 +37,9 @@ def run(arguments: Namespace) -> None:
     """Exports and prints one line a graph."""
     from models.export.pipeline import Backend, export
 
-    report = export(
-        arguments.source,
-        arguments.target,
-        space=arguments.space,
-        pooling=arguments.pooling,
-        dim=arguments.dim,
-        max_length=arguments.max_length,
-        variants=arguments.variants,
-        backend=Backend(arguments.backend),
-        optimum_python=arguments.optimum_python,
-    )
+    names = ("space", "pooling", "dim", "max_length", "variants", "optimum_python")
+    options = {name: getattr(arguments, name) for name in names}
+    report = export(arguments.source, arguments.target, backend=Backend(arguments.backend), **options)
     for graph in report.graphs:
         print(
             f"{graph.variant.filename:16} {graph.size_bytes / 1e6:8.1f} MB   cosine {graph.parity.cosine:.5f}   "

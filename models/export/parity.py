@@ -42,19 +42,12 @@ def check_parity(folder: Path, variant: Variant, reference: Vectors, floor: Floo
     gpu = variant is Variant.FP16 and "CUDAExecutionProvider" in ort.get_available_providers()
     encoder = OnnxEncoder.load(folder, variant, device="cuda" if gpu else "cpu")
     vectors = encoder.encode(CHECK_TEXTS, encoder.spec.sides[0])
-    cosines = np.sum(vectors * reference, axis=1) / (
-        np.linalg.norm(vectors, axis=1) * np.linalg.norm(reference, axis=1)
-    )
-    parity = Parity(
-        cosine=round(float(cosines.mean()), 6),
-        top10_overlap=round(top_overlap(vectors, reference), 4),
-        texts=len(CHECK_TEXTS),
-    )
-    worst = float(cosines.min())
+    norms = np.linalg.norm(vectors, axis=1) * np.linalg.norm(reference, axis=1)
+    cosines = np.sum(vectors * reference, axis=1) / norms
+    mean, worst = round(float(cosines.mean()), 6), float(cosines.min())
+    parity = Parity(cosine=mean, top10_overlap=round(top_overlap(vectors, reference), 4), texts=len(CHECK_TEXTS))
     # Written so that a NaN, which compares false with everything, is refused too.
-    if not (
-        parity.cosine >= floor.cosine and worst >= floor.worst_cosine and parity.top10_overlap >= floor.top10_overlap
-    ):
+    if not (mean >= floor.cosine and worst >= floor.worst_cosine and parity.top10_overlap >= floor.top10_overlap):
         raise ParityError(
             f"{variant.filename} is not the encoder it was made from: cosine {parity.cosine:.5f} "
             f"(floor {floor.cosine}), worst {worst:.5f} ({floor.worst_cosine}), top-10 overlap "

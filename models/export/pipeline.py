@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -35,7 +34,7 @@ OWNED = ("*.onnx", "*.json")
 
 
 class Backend(StrEnum):
-    """Who exports: Optimum where its environment is there and it takes the architecture, else torch; or as told."""
+    """The exporter: Optimum if it is installed and takes the architecture, else torch; or the given one."""
 
     AUTO = "auto"
     TORCH = "torch"
@@ -44,7 +43,7 @@ class Backend(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Graph:
-    """One exported graph: how large, how close to its reference, and who made it."""
+    """One exported graph: its size, how close it is to its reference, and the tools that made it."""
 
     variant: Variant
     size_bytes: int
@@ -62,26 +61,19 @@ class ExportReport:
 
 
 def export(
-    source: Path,
-    target: Path,
-    *,
-    space: str | None = None,
-    pooling: Pooling | None = None,
-    dim: int | None = None,
-    max_length: int | None = None,
-    variants: Sequence[Variant] = tuple(Variant),
-    backend: Backend = Backend.AUTO,
-    optimum_python: Path | None = None,
-    floors: Mapping[Variant, Floor] = FLOORS,
-) -> ExportReport:
+    source: Path, target: Path, *, space: str | None = None, pooling: Pooling | None = None, dim: int | None = None,
+    max_length: int | None = None, variants: Sequence[Variant] = tuple(Variant), backend: Backend = Backend.AUTO,
+    optimum_python: Path | None = None, floors: Mapping[Variant, Floor] = FLOORS,
+) -> ExportReport:  # fmt: skip
     """Writes `target` whole or not at all; raises ParityError when a graph stays below its floor."""
     _check_target(source, target)
     variants = tuple(dict.fromkeys(variants))
     opened = open_source(source, {"space": space, "pooling": pooling, "dim": dim, "max_length": max_length})
     maker = _Maker(opened, _choose(backend, opened, optimum_python))
     target.parent.mkdir(parents=True, exist_ok=True)
-    with _beside(target) as work:
-        staged = work / "encoder"
+    # On the target's file system, so that a rename puts the folder in place.
+    with tempfile.TemporaryDirectory(prefix=f".{target.name}-", dir=target.parent) as folder:
+        work, staged = Path(folder), Path(folder, "encoder")
         staged.mkdir()
         (staged / TOKENIZER_FILE).write_text(opened.tokenizer_json, encoding="utf-8")
         made_by = {variant: maker.make(variant, staged / variant.filename, work) for variant in variants}
@@ -115,7 +107,7 @@ class _Maker:
         self._optimum = optimum
 
     def make(self, variant: Variant, path: Path, work: Path) -> str:
-        """Writes one graph and says who made it."""
+        """Writes one graph and returns the names of the tools that made it."""
         backbone, exporter = self._backbone(work)
         model, by = self._fuse(backbone, work) if variant is Variant.FP16 else (onnx.load(backbone), exporter)
         append_head(model, self._source.spec, self._source.projection())
@@ -187,16 +179,6 @@ def _check_target(source: Path, target: Path) -> None:
         raise ExportError(f"{target} is there and is not an encoder folder: give another target")
     if has_weights(target):
         raise ExportError(f"{target} holds a trained encoder, which an export would replace: give another target")
-
-
-@contextmanager
-def _beside(target: Path) -> Iterator[Path]:
-    """A working folder on the target's file system, gone afterwards whatever happens."""
-    work = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
-    try:
-        yield work
-    finally:
-        shutil.rmtree(work)
 
 
 def _replace(staged: Path, target: Path, work: Path) -> None:

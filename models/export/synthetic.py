@@ -12,8 +12,10 @@ from __future__ import annotations
 import argparse
 import string
 import tempfile
+from dataclasses import replace
 from itertools import islice, product
 from pathlib import Path
+from typing import Any
 
 import torch
 from tokenizers import Tokenizer
@@ -24,7 +26,7 @@ from tokenizers.processors import TemplateProcessing
 from transformers import BertConfig, BertModel
 
 from models.encoder.spec import TOKENIZER_FILE, Pooling, Variant
-from models.export.parity import FLOORS, Floor
+from models.export.parity import FLOORS
 from models.export.pipeline import Backend, ExportReport, export
 
 SEED = 0
@@ -40,21 +42,23 @@ WEIGHT_SPREAD = 0.1
 def make_encoder(target: Path, *, layers: int, width: int, vocabulary: int, variant: Variant) -> ExportReport:
     """Writes an encoder folder with one graph."""
     words = vocabulary_of(vocabulary)
+    floors = {variant: replace(FLOORS[variant], top10_overlap=0.0)}
+    use: dict[str, Any] = {"space": SPACE, "pooling": Pooling.CLS, "max_length": MAX_LENGTH}
     with tempfile.TemporaryDirectory(prefix="care-synthetic-") as made:
         source = Path(made)
         save_tokenizer(words, source / TOKENIZER_FILE)
-        _save_backbone(source, layers, width, len(words))
-        floor = Floor(FLOORS[variant].cosine, FLOORS[variant].worst_cosine, top10_overlap=0.0)
-        return export(
-            source,
-            target,
-            space=SPACE,
-            pooling=Pooling.CLS,
-            max_length=MAX_LENGTH,
-            variants=[variant],
-            backend=Backend.TORCH,
-            floors={variant: floor},
+        torch.manual_seed(SEED)
+        config = BertConfig(
+            vocab_size=len(words),
+            hidden_size=width,
+            num_hidden_layers=layers,
+            num_attention_heads=max(1, width // HEAD_WIDTH),
+            intermediate_size=4 * width,
+            max_position_embeddings=MAX_LENGTH,
+            initializer_range=WEIGHT_SPREAD,
         )
+        BertModel(config, add_pooling_layer=False).save_pretrained(source)  # type: ignore[no-untyped-call]
+        return export(source, target, variants=[variant], backend=Backend.TORCH, floors=floors, **use)
 
 
 def vocabulary_of(size: int) -> list[str]:
@@ -75,20 +79,6 @@ def save_tokenizer(words: list[str], file: Path) -> None:
     tokenizer.save(str(file))
 
 
-def _save_backbone(folder: Path, layers: int, width: int, vocabulary: int) -> None:
-    torch.manual_seed(SEED)
-    config = BertConfig(
-        vocab_size=vocabulary,
-        hidden_size=width,
-        num_hidden_layers=layers,
-        num_attention_heads=max(1, width // HEAD_WIDTH),
-        intermediate_size=4 * width,
-        max_position_embeddings=MAX_LENGTH,
-        initializer_range=WEIGHT_SPREAD,
-    )
-    BertModel(config, add_pooling_layer=False).save_pretrained(folder)  # type: ignore[no-untyped-call]
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("target", type=Path, help="the encoder folder to write")
@@ -97,13 +87,10 @@ def main() -> None:
     parser.add_argument("--vocabulary", type=int, default=250_000, help="tokens (%(default)s)")
     parser.add_argument("--variant", type=Variant, choices=list(Variant), default=Variant.FP16, help="(%(default)s)")
     given = parser.parse_args()
-    report = make_encoder(
-        given.target, layers=given.layers, width=given.width, vocabulary=given.vocabulary, variant=given.variant
-    )
+    report = make_encoder(**vars(given))
     (graph,) = report.graphs
-    print(
-        f"{report.folder}: {graph.variant.filename}, {graph.size_bytes / 1e6:.0f} MB, cosine {graph.parity.cosine:.5f}"
-    )
+    size, cosine = f"{graph.size_bytes / 1e6:.0f} MB", f"cosine {graph.parity.cosine:.5f}"
+    print(f"{report.folder}: {graph.variant.filename}, {size}, {cosine}")
 
 
 if __name__ == "__main__":

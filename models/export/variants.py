@@ -65,15 +65,9 @@ def quantize(source: Path, target: Path) -> None:
 
     Seven bits cost 0.001 of cosine and make the graph the same function on every CPU.
     """
+    bits = {"per_channel": True, "reduce_range": True, "weight_type": QuantType.QInt8}
     with quiet():
-        quantize_dynamic(
-            source,
-            target,
-            op_types_to_quantize=["MatMul"],
-            per_channel=True,
-            reduce_range=True,
-            weight_type=QuantType.QInt8,
-        )
+        quantize_dynamic(source, target, op_types_to_quantize=["MatMul"], **bits)
 
 
 @contextmanager
@@ -97,7 +91,9 @@ def _smooth(model: ModelProto, samples: Sequence[Tokens]) -> None:
     divisions: dict[str, NodeProto] = {}
     for activation, nodes in readers.items():
         tables = [numpy_helper.to_array(weights[node.input[1]]) for node in nodes]
-        factors = _factors(peaks[activation], np.max([np.abs(table).max(axis=1) for table in tables], axis=0))
+        largest = np.max([np.abs(table).max(axis=1) for table in tables], axis=0)
+        ratios = np.maximum(peaks[activation], 1e-5) ** STRENGTH / np.maximum(largest, 1e-5) ** (1 - STRENGTH)
+        factors = np.asarray(ratios / np.exp(np.log(ratios).mean()), dtype=np.float32)
         for node, table in zip(nodes, tables, strict=True):
             _set(weights[node.input[1]], table * factors[:, None])
         values = _values(activation, len(nodes), weights, uses, makers)
@@ -134,12 +130,9 @@ def _products(
 
 
 def _values(
-    activation: str,
-    readers: int,
-    weights: Mapping[str, TensorProto],
-    uses: Counter[str],
+    activation: str, readers: int, weights: Mapping[str, TensorProto], uses: Counter[str],
     makers: Mapping[str, NodeProto],
-) -> tuple[TensorProto, TensorProto] | None:
+) -> tuple[TensorProto, TensorProto] | None:  # fmt: skip
     """Weight and bias of the values of the attention that gives an activation.
 
     None where the activation comes from elsewhere, or where anything else reads it or them.
@@ -158,11 +151,6 @@ def _values(
 
 def _set(tensor: TensorProto, values: ArrayLike) -> None:
     tensor.CopyFrom(numpy_helper.from_array(np.ascontiguousarray(values, dtype=np.float32), tensor.name))
-
-
-def _factors(peaks: Floats, weight_peaks: Floats) -> Floats:
-    factors = np.maximum(peaks, 1e-5) ** STRENGTH / np.maximum(weight_peaks, 1e-5) ** (1 - STRENGTH)
-    return np.asarray(factors / np.exp(np.log(factors).mean()), dtype=np.float32)
 
 
 def _peaks(model: ModelProto, activations: list[str], samples: Sequence[Tokens]) -> dict[str, Floats]:
@@ -196,12 +184,22 @@ def _quantize_tables(model: ModelProto) -> None:
     done: set[str] = set()
     for node in nodes:
         table = tensors.get(node.input[0]) if node.op_type == "Gather" else None
-        if table is None or not _is_embedding(table):
+        if (
+            table is None
+            or table.data_type != TensorProto.FLOAT
+            or len(table.dims) != 2
+            or table.dims[0] < SMALLEST_TABLE
+        ):
             model.graph.node.append(node)
             continue
         rows, scales = f"{table.name}/rows", f"{table.name}/scales"
         if table.name not in done:
-            model.graph.initializer.extend(_rows_and_scales(table, rows, scales))
+            values = numpy_helper.to_array(table)
+            scale = np.maximum(np.abs(values).max(axis=1, keepdims=True) / 127, 1e-12).astype(np.float32)
+            quantised = np.round(values / scale).astype(np.int8)
+            model.graph.initializer.extend(
+                [numpy_helper.from_array(quantised, rows), numpy_helper.from_array(scale, scales)]
+            )
             done.add(table.name)
         model.graph.node.extend(_gather_rows(node, rows, scales))
     read = {name for node in model.graph.node for name in node.input}
@@ -209,29 +207,15 @@ def _quantize_tables(model: ModelProto) -> None:
         model.graph.initializer.remove(tensors[name])
 
 
-def _is_embedding(table: TensorProto) -> bool:
-    return table.data_type == TensorProto.FLOAT and len(table.dims) == 2 and table.dims[0] >= SMALLEST_TABLE
-
-
-def _rows_and_scales(table: TensorProto, rows: str, scales: str) -> list[TensorProto]:
-    values = numpy_helper.to_array(table)
-    scale = np.maximum(np.abs(values).max(axis=1, keepdims=True) / 127, 1e-12).astype(np.float32)
-    return [
-        numpy_helper.from_array(np.round(values / scale).astype(np.int8), rows),
-        numpy_helper.from_array(scale, scales),
-    ]
-
-
 def _gather_rows(node: NodeProto, rows: str, scales: str) -> list[NodeProto]:
+    """Gathers int8 rows and their scales, and multiplies them."""
     ids, output = node.input[1], node.output[0]
-    floats = f"{output}/floats"
+    own, floats, factors = f"{output}/rows", f"{output}/floats", f"{output}/scales"
     return [
-        helper.make_node("Gather", [rows, ids], [f"{output}/rows"], name=f"{output}/rows"),
-        helper.make_node(
-            "Cast", [f"{output}/rows"], [f"{output}/floats"], name=f"{output}/floats", to=TensorProto.FLOAT
-        ),
-        helper.make_node("Gather", [scales, ids], [f"{output}/scales"], name=f"{output}/scales"),
-        helper.make_node("Mul", [floats, f"{output}/scales"], [output], name=f"{output}/scaled"),
+        helper.make_node("Gather", [rows, ids], [own], name=own),
+        helper.make_node("Cast", [own], [floats], name=floats, to=TensorProto.FLOAT),
+        helper.make_node("Gather", [scales, ids], [factors], name=factors),
+        helper.make_node("Mul", [floats, factors], [output], name=f"{output}/scaled"),
     ]
 
 
@@ -358,13 +342,8 @@ def fuse(backbone: Path, config: PretrainedConfig) -> ModelProto:
     with quiet(), warnings.catch_warnings():
         # Mask constants of −3e38 become the smallest half, which masks as well.
         warnings.simplefilter("ignore")
-        graph = optimize_model(
-            str(backbone),
-            model_type="bert",
-            num_heads=config.num_attention_heads,
-            hidden_size=config.hidden_size,
-            opt_level=0,
-        )
+        shape = {"num_heads": config.num_attention_heads, "hidden_size": config.hidden_size}
+        graph = optimize_model(str(backbone), model_type="bert", opt_level=0, **shape)
         graph.convert_float_to_float16(keep_io_types=False, use_symbolic_shape_infer=True)
     model: ModelProto = graph.model
     return model

@@ -1,7 +1,7 @@
 """Which pairs form a batch. Deterministic in (seed, step), so that a resumed run deals the same batches.
 
-A batch comes from one source. A source is gone through in a new order each time; with a leaf size its order is made of
-leaves, groups of pairs whose documents lie close together in some encoder's space, so that in-batch negatives are hard.
+A batch comes from one source. Each pass over a source has a new order. With a leaf size the order is made of leaves:
+groups of pairs whose documents lie close together in an encoder's space, so that in-batch negatives are hard.
 """
 
 from __future__ import annotations
@@ -140,7 +140,7 @@ class BatchDealer:
 
 
 def steps_of(pairs: int, batch: int, epochs: float | None, steps: int | None, most: int | None) -> int:
-    """How many steps a stage has: as told, or so many that every pair comes `epochs` times."""
+    """How many steps a stage has: as given, or enough for every pair to come `epochs` times."""
     wanted = steps if steps is not None else math.ceil((epochs or 1) * pairs / min(batch, pairs))
     return min(wanted, most or wanted)
 

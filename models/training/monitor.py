@@ -7,7 +7,6 @@ import resource
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 import numpy as np
@@ -42,10 +41,8 @@ class Watch:
         self._log = (self._folder / LOG_FILE).open("a", encoding="utf-8") if shown else None
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._bar.__exit__(kind, error, trace)
+    def __exit__(self, *error: object) -> None:
+        self._bar.__exit__(*error)
         if self._log is not None:
             self._log.close()
 

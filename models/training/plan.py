@@ -160,8 +160,8 @@ def _hours(
         trained = name in trained_by(stage)
         work[trained] += read * known[name].operations(recipe.encoders[name], trained=trained, cached=cached)
     speed = tflops * 1e12 / work[True]
-    told = " and ".join(f"{length:.0f}" for length in lengths)
-    lines = [f"speed about {speed:,.1f} rows/s on one card at {tflops:g} TFLOP/s and {told} tokens a text"]
+    read_lengths = " and ".join(f"{length:.0f}" for length in lengths)
+    lines = [f"speed about {speed:,.1f} rows/s on one card at {tflops:g} TFLOP/s and {read_lengths} tokens a text"]
     if sizes is None and stage.steps is None:
         whole = 1e6 * sum(work.values()) / (tflops * 1e12) / 3600
         return [*lines, f"hours: {', '.join(stage.data.files)} not there yet; {whole:,.1f} h a million rows"]

@@ -61,7 +61,7 @@ class Encoder(_Section):
     dim: Positive | None = None
     """Dimensions of its vectors. Default: the recipe's, which every encoder of a contrast stage has."""
     layers: Positive | None = None
-    """Only so many of the first layers."""
+    """Number of first layers to keep."""
     pooling: Pooling | None = None
     """Default: what the start's own files say."""
     max_length: Positive = 512
@@ -75,7 +75,7 @@ class Encoder(_Section):
     document_instruction: str | None = None
     """Default: what the start's own files say; "" for none."""
     projection: Positive | None = None
-    """A trained matrix on top, to so many dimensions."""
+    """Dimensions of a trained matrix on top."""
     lora: Lora | None = None
     bits: Literal[8] | None = None
     """The base's linear layers in 8 bits; only with `lora`."""
@@ -109,7 +109,7 @@ class Data(_Section):
     weights: dict[str, Weight] = {}
     """Share of the batches by source, "*" for those not named; without weights every row comes once an epoch."""
     leaf: Positive | None = None
-    """Batches are made of groups of so many neighbouring documents, which makes in-batch negatives hard."""
+    """Batches are made of groups of this many neighbouring documents, which makes in-batch negatives hard."""
 
 
 class Loss(_Section):
@@ -213,7 +213,7 @@ class Reconstruct(_Trained):
 
 
 class _RowStage(_Section):
-    """Files of rows in, one file out, by what an encoder says of them."""
+    """Files of rows in, one file out, chosen by an encoder."""
 
     skip: bool = False
     files: Annotated[list[str], Field(min_length=1)]
@@ -291,7 +291,7 @@ class Recipe(_Section):
     dim: Positive
     seed: int = 0
     max_steps: Positive | None = None
-    """At most so many steps a stage: for trying a recipe out."""
+    """Limits the steps of each stage, to try a recipe out."""
     dev: Dev | None = None
     encoders: Annotated[dict[str, Encoder], Field(min_length=1)]
     stages: Annotated[dict[str, Stage], Field(min_length=1)]

@@ -1,4 +1,4 @@
-"""Training rows as files have them, and what is cut out of them. Knows nothing of tokens.
+"""Training rows: how files are read, and crops, halves and sentences of their texts.
 
 A row is {query, pos: [...], neg?: [...], instruction?, source?, hypothetical?: [...]}, or a document {text, title?,
 source?}: its title asks for it, and without a title one part of it asks for the other.

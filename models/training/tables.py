@@ -184,9 +184,9 @@ class Texts:
 
     def take(self, rows: Rows) -> Texts:
         assert isinstance(self.texts, Strings)
-        told = self.instructions
-        told = _Coded(told.values, told.codes[rows]) if isinstance(told, _Coded) else told
-        return Texts(self.side, self.texts.take(rows), told)
+        given = self.instructions
+        given = _Coded(given.values, given.codes[rows]) if isinstance(given, _Coded) else given
+        return Texts(self.side, self.texts.take(rows), given)
 
 
 @dataclass(frozen=True)
@@ -257,8 +257,8 @@ class PairTable:
         known = np.unique(query[owners] * len(documents) + answered)
         starts = np.searchsorted(known, np.arange(len(queries) + 1) * len(documents))
         answers = Ragged(starts, known % len(documents))
-        told = _Coded(list(instructions), np.array(codes)[firsts]) if set(instructions) != {None} else None
-        asks, answers_with = Texts(Side.QUERY, queries, told), Texts(Side.DOCUMENT, documents)
+        given = _Coded(list(instructions), np.array(codes)[firsts]) if set(instructions) != {None} else None
+        asks, answers_with = Texts(Side.QUERY, queries, given), Texts(Side.DOCUMENT, documents)
         found = {name: np.unique(others[own]) for name, own in beside.rows().items()}
         lists = (positives, negatives, hypothetical, answers)
         return cls._of(asks, answers_with, query, lists, sources.rows(), found)
@@ -297,12 +297,12 @@ class PairTable:
         meta: dict[str, Any] = {"sources": list(self.sources), "corpus": list(self.corpus)}
         arrays = {"query": self.query}
         for side in (self.queries, self.documents):
-            texts, told = side.texts, side.instructions
+            texts, given = side.texts, side.instructions
             assert isinstance(texts, Strings)
             meta[side.side] = texts.file
             arrays |= {f"{side.side}-starts": texts.starts, f"{side.side}-sizes": texts.sizes}
-            if isinstance(told, _Coded):
-                meta["instructions"], arrays["instructions"] = told.values, told.codes
+            if isinstance(given, _Coded):
+                meta["instructions"], arrays["instructions"] = given.values, given.codes
         for name in LISTS:
             part = getattr(self, name)
             arrays |= {f"{name}-starts": part.starts, f"{name}-values": part.values}
@@ -321,7 +321,7 @@ class PairTable:
             rows: Rows = np.load(folder / f"{name}.npy", mmap_mode="r")
             return rows
 
-        told = _Coded(meta["instructions"], read("instructions")) if "instructions" in meta else None
+        given = _Coded(meta["instructions"], read("instructions")) if "instructions" in meta else None
         queries, documents = (
             Strings(meta[s], map_file(folder / meta[s], np.uint8), read(f"{s}-starts"), read(f"{s}-sizes"))
             for s in ("query", "document")
@@ -331,7 +331,7 @@ class PairTable:
             {name: read(f"{kind}-{place}") for place, name in enumerate(meta[names])}
             for kind, names in (("source", "sources"), ("corpus", "corpus"))
         )
-        texts = Texts(Side.QUERY, queries, told), Texts(Side.DOCUMENT, documents)
+        texts = Texts(Side.QUERY, queries, given), Texts(Side.DOCUMENT, documents)
         return cls._of(*texts, read("query"), lists, sources, corpus)
 
 

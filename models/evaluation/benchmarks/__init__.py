@@ -1,7 +1,4 @@
-"""A benchmark as its TOML file describes it: which sets, where they come from, how they are asked and judged.
-
-Reads the files of this folder and nothing else: neither data nor any network.
-"""
+"""Benchmarks as their TOML files here describe them: which sets, where they come from, how they are judged."""
 
 from __future__ import annotations
 
@@ -37,12 +34,10 @@ class Counts(_Section):
     def differ(self, queries: int, documents: int | None) -> str | None:
         """What does not fit, in words; None if everything does."""
         for what, found, expected in (("queries", queries, self.queries), ("documents", documents, self.documents)):
-            if found is not None and expected is not None and not self._fits(found, expected):
+            tolerance = ROUNDING * (expected or 0) if self.rounded else 0
+            if found is not None and expected is not None and abs(found - expected) > tolerance:
                 return f"{found:,} {what} where the benchmark has {'about ' * self.rounded}{expected:,}"
         return None
-
-    def _fits(self, found: int, expected: int) -> bool:
-        return abs(found - expected) <= expected * ROUNDING if self.rounded else found == expected
 
 
 class SetSpec(_Section):

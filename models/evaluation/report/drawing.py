@@ -110,7 +110,7 @@ def save(figure: Figure, stem: Path) -> None:
 
 
 def inline(svg: str, name: str, description: str) -> str:
-    """A saved SVG as a part of a page: names of its own, colours of the page, a description for who cannot see it."""
+    """A saved SVG as a part of a page: names of its own, colours of the page, a description for screen readers."""
     drawing = svg[svg.index("<svg") :]
     drawing = re.sub(r"<metadata>.*?</metadata>", "", drawing, count=1, flags=re.DOTALL)
     drawing = re.sub(r'\b(id="|href="#|url\(#)', rf"\g<1>{name}-", drawing)
@@ -168,7 +168,7 @@ class Label:
 
 
 def panels(down: int, abreast: int, height: float, width: float = WIDTH) -> tuple[Figure, list[list[Axes]]]:
-    """A figure of rows of panels, each so many inches high."""
+    """A figure of rows of panels, each `height` inches high."""
     layout = ConstrainedLayoutEngine(w_pad=0.06, h_pad=0.06)
     figure = Figure(figsize=(width, height * down), layout=layout)
     FigureCanvasAgg(figure)

@@ -12,60 +12,31 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, NullLocator, StrMethodFormatter
 
+from models.evaluation import studies
 from models.evaluation.report import drawing
-from models.evaluation.report.drawing import (
-    ABOVE,
-    BELOW,
-    LEFT,
-    LOWER_LEFT,
-    RIGHT,
-    UPPER_RIGHT,
-    WIDTH,
-    Label,
-    Place,
-    area_entry,
-    legend,
-    line_entry,
-    panels,
-    place_labels,
-    short_number,
-    some_panels,
-    speed_axis,
-)
 from models.evaluation.results import Curve, Run, SetResult
 from models.evaluation.sets import Kind
-from models.evaluation.studies import (
-    DIMENSIONS,
-    FLAT,
-    HARD_NEGATIVES,
-    HNSW,
-    INDEXES,
-    IVF,
-    POSITIVES,
-    RANDOM_NEGATIVES,
-    SIMILARITIES,
-)
 
-INDEX_PLACES = {FLAT: 6, HNSW: 0, IVF: 1}
+INDEX_PLACES = {studies.FLAT: 6, studies.HNSW: 0, studies.IVF: 1}
 """Colour and shape of each index."""
-OUTER: tuple[Place, ...] = (ABOVE, UPPER_RIGHT, RIGHT)
-INNER: tuple[Place, ...] = (LOWER_LEFT, BELOW, LEFT)
-SETTING_PLACES = {FLAT: OUTER, HNSW: OUTER, IVF: INNER}
+OUTER: tuple[drawing.Place, ...] = (drawing.ABOVE, drawing.UPPER_RIGHT, drawing.RIGHT)
+INNER: tuple[drawing.Place, ...] = (drawing.LOWER_LEFT, drawing.BELOW, drawing.LEFT)
+SETTING_PLACES = {studies.FLAT: OUTER, studies.HNSW: OUTER, studies.IVF: INNER}
 SIMILARITY_COLOURS = {
-    RANDOM_NEGATIVES: drawing.SERIES[6],
-    HARD_NEGATIVES: drawing.SERIES[1],
-    POSITIVES: drawing.SERIES[0],
+    studies.RANDOM_NEGATIVES: drawing.SERIES[6],
+    studies.HARD_NEGATIVES: drawing.SERIES[1],
+    studies.POSITIVES: drawing.SERIES[0],
 }
 SIMILARITY_HEIGHT, SIMILARITY_WIDTH, SIMILARITY_FRAME = 0.9, 1.7, 0.7
 """Inches of one panel, and of what stands above the first and below the last."""
 
 
 def dimensions(curves: Sequence[Curve], places: dict[str, int]) -> Figure:
-    """A panel a set, a line an encoder: quality of vectors cut off after so many dimensions."""
+    """A panel a set, a line an encoder: quality of vectors cut off after some dimensions."""
     sets: dict[str, list[Curve]] = {}
     for curve in curves:
         sets.setdefault(curve.set_name, []).append(curve)
-    figure, axes = some_panels(len(sets))
+    figure, axes = drawing.some_panels(len(sets))
     for panel, (set_name, lines) in zip(axes, sets.items(), strict=True):
         panel.set_title(drawing.drawable(set_name))
         for curve in lines:
@@ -77,7 +48,8 @@ def dimensions(curves: Sequence[Curve], places: dict[str, int]) -> Figure:
         panel.xaxis.set_major_formatter(StrMethodFormatter("{x:.0f}"))
         panel.margins(y=0.12)
         panel.set(xlabel=lines[0].x_label, ylabel=lines[0].y_label)
-    legend(figure, [line_entry(system, places[system]) for system in dict.fromkeys(curve.system for curve in curves)])
+    systems = dict.fromkeys(curve.system for curve in curves)
+    drawing.legend(figure, [drawing.line_entry(system, places[system]) for system in systems])
     return figure
 
 
@@ -86,24 +58,24 @@ def indexes(curves: Sequence[Curve]) -> Figure:
     groups: dict[tuple[str, str], list[Curve]] = {}
     for curve in curves:
         groups.setdefault((curve.set_name, curve.system), []).append(curve)
-    figure, axes = some_panels(len(groups))
+    figure, axes = drawing.some_panels(len(groups))
     for panel, (names, lines) in zip(axes, groups.items(), strict=True):
         panel.set_title("\n".join(map(drawing.drawable, names)))
         for curve in lines:
             place = INDEX_PLACES[curve.line]
             panel.plot(*_columns(curve), color=drawing.colour(place), marker=drawing.marker(place))
-        speed_axis(panel)
+        drawing.speed_axis(panel)
         panel.margins(0.12, 0.25)
         panel.set(xlabel=lines[0].x_label, ylabel=lines[0].y_label)
-    legend(figure, [line_entry(line, place) for line, place in INDEX_PLACES.items()])
+    drawing.legend(figure, [drawing.line_entry(line, place) for line, place in INDEX_PLACES.items()])
     for panel, lines in zip(axes, groups.values(), strict=True):
         labels = [
-            Label(x, y, text, drawing.SOFT, SETTING_PLACES[curve.line])
+            drawing.Label(x, y, text, drawing.SOFT, SETTING_PLACES[curve.line])
             for curve in lines
             for (x, y), text in zip(curve.points, curve.labels, strict=True)
             if text
         ]
-        place_labels(figure, panel, labels, size=drawing.SIZE - 1.5)
+        drawing.place_labels(figure, panel, labels, size=drawing.SIZE - 1.5)
     return figure
 
 
@@ -113,7 +85,7 @@ def similarities(curves: Sequence[Curve]) -> Figure:
         list(dict.fromkeys(names)) for names in zip(*((c.set_name, c.system) for c in curves), strict=True)
     )
     height = SIMILARITY_HEIGHT + SIMILARITY_FRAME / len(sets)
-    figure, rows = panels(len(sets), len(systems), height, max(WIDTH, SIMILARITY_WIDTH * len(systems)))
+    figure, rows = drawing.panels(len(sets), len(systems), height, max(drawing.WIDTH, SIMILARITY_WIDTH * len(systems)))
     for set_name, row in zip(sets, rows, strict=True):
         for system, panel in zip(systems, row, strict=True):
             for curve in (c for c in curves if (c.set_name, c.system) == (set_name, system)):
@@ -131,7 +103,7 @@ def similarities(curves: Sequence[Curve]) -> Figure:
         panel.set_title(drawing.drawable(system))
     for panel in rows[-1]:
         panel.set_xlabel(curves[0].x_label)
-    legend(figure, [area_entry(line, colour) for line, colour in reversed(SIMILARITY_COLOURS.items())])
+    drawing.legend(figure, [drawing.area_entry(line, colour) for line, colour in reversed(SIMILARITY_COLOURS.items())])
     return figure
 
 
@@ -156,7 +128,7 @@ def speed(run: Run, places: dict[str, int]) -> Figure | None:
         return None
     metrics = {result.main_metric for result in retrieval}
     sizes = {facts.name: facts.parameters for facts in run.systems}
-    figure, axes = some_panels(len(found))
+    figure, axes = drawing.some_panels(len(found))
     for panel, (name, points) in zip(axes, found.items(), strict=True):
         if len(found) > 1:
             panel.set_title(drawing.drawable(name))
@@ -165,19 +137,19 @@ def speed(run: Run, places: dict[str, int]) -> Figure | None:
         for system, (x, y) in points.items():
             place = places[system]
             panel.plot(x, y, marker=drawing.marker(place), color=drawing.colour(place), markersize=9, linestyle="none")
-        speed_axis(panel)
+        drawing.speed_axis(panel)
         panel.margins(0.18, 0.16)
         panel.set(xlabel="queries per second, one at a time", ylabel=f"mean {' or '.join(sorted(metrics))}")
     for panel, points in zip(axes, found.values(), strict=True):
-        labels = {
-            system: Label(*point, f"{system}, {short_number(size)} parameters" if size else system, drawing.INK)
-            for system, point in points.items()
-            for size in [sizes.get(system)]
-        }
-        left_out = place_labels(figure, panel, list(labels.values()))
-        entries = [line_entry(label.text, places[system]) for system, label in labels.items() if label in left_out]
-        if entries:
-            panel.legend(handles=entries, loc="best")
+        labels = {}
+        for system, point in points.items():
+            size = sizes.get(system)
+            text = f"{system}, {drawing.short_number(size)} parameters" if size else system
+            labels[system] = drawing.Label(*point, text, drawing.INK)
+        left_out = drawing.place_labels(figure, panel, list(labels.values()))
+        others = [(label.text, places[system]) for system, label in labels.items() if label in left_out]
+        if others:
+            panel.legend(handles=[drawing.line_entry(*each) for each in others], loc="best")
     return figure
 
 
@@ -187,7 +159,7 @@ def tasks(run: Run, places: dict[str, int]) -> Figure:
     for result in run.results:
         groups.setdefault((result.benchmark, result.set_name), []).append(result)
     rows = sum(len(group) + GAP for group in groups.values())
-    figure, [[axes]] = panels(1, 1, BAR * rows + 0.6)
+    figure, [[axes]] = drawing.panels(1, 1, BAR * rows + 0.6)
     ticks, names, bottom = [], [], 0.0
     for (_, set_name), group in groups.items():
         places_of_bars = bottom + np.arange(len(group))
@@ -207,7 +179,7 @@ def tasks(run: Run, places: dict[str, int]) -> Figure:
     axes.xaxis.set_visible(False)
     axes.spines["bottom"].set_visible(False)
     systems = dict.fromkeys(result.system for result in run.results)
-    legend(figure, [area_entry(system, drawing.colour(places[system])) for system in systems])
+    drawing.legend(figure, [drawing.area_entry(system, drawing.colour(places[system])) for system in systems])
     return figure
 
 
@@ -246,19 +218,20 @@ def draw(run: Run) -> list[Picture]:
     """Every picture that the run has data for; a system has one colour and shape in all of them."""
     named = (*(result.system for result in run.results), *(curve.system for curve in run.curves))
     places = {system: place for place, system in enumerate(dict.fromkeys(named))}
-    studies = {study: [curve for curve in run.curves if curve.study == study] for study in STUDIES}
+    curves: dict[str, list[Curve]] = {}
+    for curve in run.curves:
+        curves.setdefault(curve.study, []).append(curve)
     with drawing.applied():
-        drawn = {
-            SPEED: speed(run, places),
-            TASKS: tasks(run, places) if run.results else None,
-            DIMENSIONS: dimensions(studies[DIMENSIONS], places) if studies[DIMENSIONS] else None,
-            INDEXES: indexes(studies[INDEXES]) if studies[INDEXES] else None,
-            SIMILARITIES: similarities(studies[SIMILARITIES]) if studies[SIMILARITIES] else None,
-        }
+        drawn = {SPEED: speed(run, places), TASKS: tasks(run, places) if run.results else None}
+        if found := curves.get(studies.DIMENSIONS):
+            drawn[studies.DIMENSIONS] = dimensions(found, places)
+        if found := curves.get(studies.INDEXES):
+            drawn[studies.INDEXES] = indexes(found)
+        if found := curves.get(studies.SIMILARITIES):
+            drawn[studies.SIMILARITIES] = similarities(found)
     return [Picture(name, *WORDS[name], figure) for name, figure in drawn.items() if figure is not None]
 
 
-STUDIES = (DIMENSIONS, INDEXES, SIMILARITIES)
 SPEED, TASKS = "speed", "sets"
 WORDS = {
     SPEED: (
@@ -267,17 +240,17 @@ WORDS = {
         " at a time. Up and to the right is better: no system is both faster and better than one on the dashed line.",
     ),
     TASKS: ("Quality on each set", "The figure that the papers print for each set, in percent; the best one is bold."),
-    DIMENSIONS: (
+    studies.DIMENSIONS: (
         "How short a vector may be",
         "Quality when every embedding is cut off after its first dimensions and brought back to unit length. The last"
         " point of a line is the whole vector.",
     ),
-    INDEXES: (
+    studies.INDEXES: (
         "Approximate search against exact search",
         "The share of the ten nearest documents that an index finds, against queries per second of one thread that is"
         " asked one query at a time, the encoder left out. Numbers beside points are the index's setting.",
     ),
-    SIMILARITIES: (
+    studies.SIMILARITIES: (
         "Answers among other documents",
         "How the cosines of queries with documents are spread: documents that answer the query, the best-ranked one"
         " that is not known to, and others at random. The further answers lie to the right of the rest, the better;"

@@ -86,7 +86,7 @@ def explain(mark: Mark) -> str:
 def text(run: Run, marks: Marks | None = None, width: int = WIDTH) -> str:
     """All tables for a terminal; one that is wider is continued below with its systems named again."""
     parts = [_block(table, columns) for table in tables(run, marks) for columns in _fitting(table, width)]
-    told = [
+    average_notes = [
         f"{benchmark}, average of {', '.join(sets)}: {system} {explain(mark)}"
         for (benchmark, sets, system), mark in (marks or {}).items()
         if len(sets) > 1
@@ -94,7 +94,7 @@ def text(run: Run, marks: Marks | None = None, width: int = WIDTH) -> str:
     missing = [f"not judged: {name} ({how})" for name, how in run.missing.items()]
     groups = [
         "\n".join(textwrap.fill(note, width, break_long_words=False, break_on_hyphens=False) for note in notes)
-        for notes in ([legend(marks or {})], told, missing)
+        for notes in ([legend(marks or {})], average_notes, missing)
     ]
     return "\n\n".join(part for part in (*parts, *groups) if part)
 
