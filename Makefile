@@ -85,11 +85,10 @@ swaps: .venv-dev/installed ## 20 swaps between two snapshots under load: nothing
 claims: .venv-dev/installed .venv-peers-txtai/installed .venv-peers-infinity/installed programs ## what the documents claim, in short form (15 minutes)
 	$(DEV)/python -m loadtest.lab.claims $(ARGS)
 
-loadtest: .venv-dev/installed ## Locust against a running service (HOST=…), then the limits of loadtest/slo.py
+loadtest: .venv-dev/installed ## Locust against a running service (HOST=…), and its limits (ARGS='--p95-ms 250')
 	mkdir -p var/loadtest
 	$(DEV)/locust -f loadtest/locustfile.py --headless --only-summary --exit-code-on-error 0 -u 16 -r 16 -t 20s \
-	  --host $(HOST) --csv var/loadtest/run
-	$(DEV)/python -m loadtest.slo var/loadtest/run_stats.csv $(or $(ARGS),--p95-ms 250 --p99-ms 500)
+	  --host $(HOST) --csv var/loadtest/run $(or $(ARGS),--p95-ms 250 --p99-ms 500)
 
 eval: .venv-dev/installed ## judge the bundled encoder on the example corpus (DATA=… for another folder)
 	$(DEV)/care eval $(or $(DATA),examples) $(ARGS)

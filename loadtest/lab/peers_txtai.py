@@ -1,9 +1,9 @@
-"""txtai's index for `make bench-peers`, from vectors that are there already. Runs in txtai's own environment.
+"""Builds txtai's index for `make bench-peers` from given vectors. Runs in txtai's own environment.
 
   python -m loadtest.lab.peers_txtai VECTORS IDS WEIGHTS TARGET
 
-The index is what txtai chooses by itself for so many vectors (`IVF…,Flat`), without its document store: it answers ids
-and scores only, which is the least work it can be given. Its API then encodes queries with WEIGHTS.
+The index is txtai's own choice for this number of vectors (`IVF…,Flat`), without its document store: it answers ids
+and scores only, which is the least work for it. Its API then encodes queries with WEIGHTS.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def build(vectors: Path, ids: Path, weights: Path, target: Path) -> None:
     values = np.load(vectors, mmap_mode="r").astype(np.float32)
     embeddings = Embeddings({"method": "external", "content": False, "format": "json"})
     embeddings.index((name, value, None) for name, value in zip(names, values, strict=True))
-    # What was given from outside is from here on what the encoder gives.
+    # From here on vectors come from the encoder.
     embeddings.config |= {"method": "clspooling", "path": str(weights), "maxlength": 512}
     embeddings.save(str(target))
     print(f"txtai indexed {embeddings.count()} vectors: {embeddings.config['build']}")

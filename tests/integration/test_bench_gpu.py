@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from loadtest.harness.client import REPOSITORY
+from loadtest.harness import REPOSITORY
 
 # Asks as wrk does, but a dozen times only, and prints what search.lua has wrk print.
 WRK = """#!{python}

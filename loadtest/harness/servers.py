@@ -1,13 +1,10 @@
-"""Servers as processes of their own: the real service on a snapshot, the bare framework, or another by its command.
-
-Each is started by its command line on a free port, is ready when it says so over HTTP, and is ended by its own pid.
-Knows nothing of measurements.
-"""
+"""Starts servers as processes of their own, each on a free port: the service, the bare framework, or any command."""
 
 from __future__ import annotations
 
 import contextlib
 import http.client
+import json
 import os
 import secrets
 import signal
@@ -19,26 +16,26 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from loadtest.bare import READY
-from loadtest.harness.client import REPOSITORY
-from loadtest.harness.errors import BenchError
-from loadtest.harness.footprint import process_tree
-from loadtest.harness.http1 import HOST, port_of
+from loadtest.harness import HOST, READY, REPOSITORY, BenchError, port_of
+from loadtest.harness.machine import process_tree
 
 CORPUS = "examples/corpus.jsonl"
 READY_SECONDS = 300.0
 STOP_SECONDS = 40.0
 POLL_SECONDS = 0.1
-# Of services that listen on loopback for the length of a measurement.
+TIMEOUT_SECONDS = 30.0
+# For services that listen on loopback while they are measured.
 ADMIN_TOKEN = secrets.token_urlsafe(16)
-# Caches would answer instead of the service; the log would be timed with it.
+# Caches would answer instead of the service; the access log would be timed with it.
 FORCED = {"CARE_LRU_MB": "0", "CARE_REDIS_URL": "", "CARE_ACCESS_LOG": "false"}
+CACHE = {"CARE_LRU_MB": "64"}
+# Part of the command line of the service's processes.
+ENGINE_COMMAND, WORKER_COMMAND = "service.engine.process", "service.worker"
 
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """A server that can be started: its command, the port that it is told, and the path that answers 200 once it is
-    ready."""
+    """A server that can be started: its command, its port, and the path that answers 200 once it is ready."""
 
     name: str
     command: Sequence[str]
@@ -49,13 +46,13 @@ class Server:
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """A server that runs."""
+    """A running server."""
 
     url: str
     process: subprocess.Popen[bytes]
 
     def pause(self) -> None:
-        """Takes the processor from it and its children, so that they cost nothing while another one is measured."""
+        """Stops it and its children, so that they use no processor time while another server is measured."""
         self._signal(signal.SIGSTOP)
 
     def resume(self) -> None:
@@ -67,55 +64,63 @@ class Started:
                 os.kill(pid, number)
 
 
-def build_example(collection: Path, corpus: str | Path = CORPUS, *flags: str) -> None:
-    """Builds and publishes the snapshot of the example corpus, or of another, as a user would."""
-    care_index("build", str(corpus), "--collection", str(collection), "--publish", *flags)
-
-
-def care_index(*arguments: str) -> str:
-    """Runs `care index …` and gives what it printed."""
-    command = [sys.executable, "cli.py", "index", *arguments]
-    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True)
+def run_command(*command: object) -> str:
+    """The output of a command that is run in the repository; raises BenchError with its last line if it fails."""
+    words = [str(word) for word in command]
+    done = subprocess.run(words, cwd=REPOSITORY, capture_output=True, text=True)
     if done.returncode != 0:
-        raise BenchError(f"care index {arguments[0]} failed: {_last_line(done.stderr)}")
+        raise BenchError(f"{' '.join(words[1:4])} … failed: {_last_line(done.stderr)}")
     return done.stdout
 
 
+def care(*arguments: object) -> str:
+    """The output of `care …`."""
+    return run_command(sys.executable, "cli.py", *arguments)
+
+
+def build_example(collection: Path, corpus: str | Path = CORPUS, *flags: str) -> None:
+    """Builds and publishes the snapshot of the example corpus, or of another one."""
+    care("index", "build", corpus, "--collection", collection, "--publish", *flags)
+
+
 def care_server(collection: Path, settings: Mapping[str, str] = FORCED, *flags: str) -> Server:
-    """`care serve` on a published collection, caches off unless `settings` say otherwise."""
+    """`care serve` on a published collection, by default without caches."""
     port = free_port()
     own = {"CARE_COLLECTION": str(collection), "CARE_HOST": HOST, "CARE_PORT": str(port)}
     environment = own | {"CARE_ADMIN_TOKEN": ADMIN_TOKEN} | dict(settings)
     return Server("service", [sys.executable, "cli.py", "serve", *flags], port, environment)
 
 
-@contextlib.contextmanager
-def service(collection: Path, folder: Path) -> Iterator[str]:
-    """The service on a published collection, caches off; its address. `folder` takes what it logs."""
-    with running(care_server(collection), folder) as started:
-        yield started.url
-
-
-@contextlib.contextmanager
-def bare(size: int, folder: Path) -> Iterator[str]:
-    """The bare framework answering `size` bytes; its address. `folder` takes what it logs."""
+def bare_server(size: int) -> Server:
+    """The bare framework, which answers `size` bytes."""
     port = free_port()
     command = [sys.executable, "-m", "loadtest.bare", "--port", str(port), "--bytes", str(size)]
-    with running(Server("bare", command, port), folder) as started:
-        yield started.url
+    return Server("bare", command, port)
+
+
+def connect(url: str, timeout_seconds: float = TIMEOUT_SECONDS) -> contextlib.closing[http.client.HTTPConnection]:
+    """A connection that bypasses the environment's proxies; it opens again by itself after it was closed."""
+    return contextlib.closing(http.client.HTTPConnection(HOST, port_of(url), timeout=timeout_seconds))
+
+
+def exchange(
+    connection: http.client.HTTPConnection, method: str, path: str, body: object = None, **headers: str
+) -> tuple[int, bytes]:
+    """Status and body of one request, whose own body is sent as JSON."""
+    connection.request(method, path, None if body is None else json.dumps(body), headers)
+    answer = connection.getresponse()
+    return answer.status, answer.read()
 
 
 def get(url: str, path: str) -> tuple[int, bytes]:
-    """Status and body of a GET; straight to the socket, since a proxy of the environment would be asked otherwise."""
-    with contextlib.closing(http.client.HTTPConnection(HOST, port_of(url), timeout=10)) as connection:
-        connection.request("GET", path)
-        answer = connection.getresponse()
-        return answer.status, answer.read()
+    """Status and body of a GET."""
+    with connect(url, 10) as connection:
+        return exchange(connection, "GET", path)
 
 
 @contextlib.contextmanager
 def running(server: Server, folder: Path) -> Iterator[Started]:
-    """The server from its readiness to the end of the block; `folder` takes what it logs."""
+    """Runs the server from its readiness to the end of the block; `folder` takes its log."""
     log = folder / f"{server.name}.log"
     with log.open("wb") as written:
         process = subprocess.Popen(
@@ -130,7 +135,7 @@ def running(server: Server, folder: Path) -> Iterator[Started]:
         _wait_ready(server, started, log)
         yield started
     finally:
-        started.resume()  # a process that is paused does not hear that it should end
+        started.resume()  # a paused process does not handle SIGTERM
         process.terminate()
         try:
             process.wait(STOP_SECONDS)
@@ -148,8 +153,8 @@ def _wait_ready(server: Server, started: Started, log: Path) -> None:
         time.sleep(POLL_SECONDS)
     ended = started.process.poll()
     what = f"took {READY_SECONDS:.0f} s" if ended is None else f"ended with {ended}"
-    said = _last_line(log.read_text(errors="replace"))
-    raise BenchError(f"the {server.name} process {what} before it was ready: {said}")
+    output = _last_line(log.read_text(errors="replace"))
+    raise BenchError(f"the {server.name} process {what} before it was ready: {output}")
 
 
 def free_port() -> int:
@@ -160,4 +165,4 @@ def free_port() -> int:
 
 
 def _last_line(text: str) -> str:
-    return (text.strip() or "it said nothing").splitlines()[-1]
+    return (text.strip() or "no output").splitlines()[-1]

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from loadtest.harness.footprint import (
+from loadtest.harness.machine import (
     command_lines,
     has_client,
     private_mb,

@@ -12,10 +12,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadtest.harness import client
-from loadtest.harness.client import Form, Job, Measurement, drive, measure, write_requests
-from loadtest.harness.errors import BenchError
-from loadtest.harness.http1 import BadAnswer, ResponseReader
+from loadtest.harness import BenchError, generator
+from loadtest.harness.generator import (
+    BadAnswer,
+    Form,
+    Job,
+    Measurement,
+    ResponseReader,
+    drive,
+    measure,
+    write_requests,
+)
 from tests.unit.loadtest.tiny_server import BODY, TIMINGS, answer, running
 
 
@@ -123,13 +130,13 @@ def test_only_failures_make_a_measurement_too() -> None:
 
 def test_time_is_a_bound_too() -> None:
     with running(lambda number: [answer()]) as server:
-        measured = drive(job(server.url, connections=2, seconds=0.1, max_requests=client.MAX_REQUESTS))
-    assert 2 <= measured.sent == len(measured.latency_ms) < client.MAX_REQUESTS
+        measured = drive(job(server.url, connections=2, seconds=0.1, max_requests=generator.MAX_REQUESTS))
+    assert 2 <= measured.sent == len(measured.latency_ms) < generator.MAX_REQUESTS
     assert measured.failures == {}
 
 
 def test_an_answer_that_never_comes_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client, "DRAIN_SECONDS", 0.1)
+    monkeypatch.setattr(generator, "DRAIN_SECONDS", 0.1)
     with running(lambda number: [] if number == 5 else [answer()]) as server:
         measured = drive(job(server.url, seconds=2, max_requests=50))
     assert measured.failures == {"no answer": 1}
