@@ -61,23 +61,23 @@ kills: .venv-dev/installed ## engine, worker and Redis killed under load: what f
 	$(DEV)/python -m loadtest.lab.kills $(ARGS)
 
 bench-fresh: .venv-dev/installed ## what documents posted since the last build cost a search
-	$(DEV)/python -m tests.bench.fresh $(ARGS)
+	OPENBLAS_NUM_THREADS=1 $(DEV)/python -m indexer.bench fresh $(ARGS)
 
 bench-index: .venv-dev/installed ## memory and time of a build and a re-index (ARGS='--documents 100000 1000000')
-	$(DEV)/python -m tests.bench.index $(ARGS)
+	$(DEV)/python -m indexer.bench index $(ARGS)
 
 bench-encode: ## an LLM's documents a second beside the card's limit and sentence-transformers (docs/benchmarks.md)
-	$(GPU_PYTHON) -m tests.bench.encode --corpus $(or $(CORPUS),../shared/data/eval/cmirb/corpus.jsonl.gz) \
+	$(GPU_PYTHON) -m models.bench.encode --corpus $(or $(CORPUS),../shared/data/eval/cmirb/corpus.jsonl.gz) \
 	  --tokenizer $(or $(TOKENIZER),../shared/weights/bge-small-zh-v1.5) --output $(or $(OUTPUT),var/bench-encode) $(ARGS)
 
 bench-train: ## speed and memory of training on a machine with a graphics card (ARGS=--tiny runs anywhere)
-	$(GPU_PYTHON) -m tests.bench.train $(ARGS)
+	$(GPU_PYTHON) -m models.bench.train $(ARGS)
 
 kill-index: .venv-dev/installed ## 50 builds killed with SIGKILL at random moments: each must end like an undisturbed one
-	$(DEV)/python -m tests.kill.index $(ARGS)
+	$(DEV)/python -m pytest -s --timeout 0 tests/integration/test_index_kills.py --kills 50 --documents 60 $(ARGS)
 
 kill-writes: .venv-dev/installed ## 300 runs of writers, builds and rollbacks under random kills: nothing acknowledged is lost
-	$(DEV)/python -m tests.kill.writes $(ARGS)
+	$(DEV)/python -m pytest -s --timeout 0 tests/integration/test_write_kills.py --runs 300 $(ARGS)
 
 swaps: .venv-dev/installed ## 20 swaps between two snapshots under load: nothing fails, nothing is mixed
 	$(DEV)/python -m loadtest.lab.swaps $(ARGS)

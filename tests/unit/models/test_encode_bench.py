@@ -10,14 +10,14 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
+from models.bench.encode import main
+from models.bench.measure import beginnings, cosines
+from models.bench.shapes import MAX_LENGTH, SHAPES, TINY
 from models.packed.attention import BACKENDS
 from models.packed.decoder import PackedDecoder
 from models.packed.layout import pack
 from models.packed.weights import read_weights
 from models.tokenizer import Tokens
-from tests.bench.encode.__main__ import main
-from tests.bench.encode.quality import beginnings, cosines
-from tests.bench.encode.shapes import MAX_LENGTH, SHAPES, TINY
 from tests.support.packed import CPU
 from tests.support.tiny_models import tiny_encoder
 

@@ -9,13 +9,13 @@ import torch
 from torch.nn.functional import cosine_similarity
 from transformers import PreTrainedModel
 
+from models.bench.measure import flex
 from models.errors import BadEncoder
 from models.packed.attention import BACKENDS, Backend
 from models.packed.decoder import PackedDecoder
 from models.packed.layout import SHORT_TOKENS, TILE, pack
 from models.packed.linear import Dense, Scaled, quantise
 from models.packed.weights import EDGES, Layer, read_weights
-from tests.bench.encode.flex import flex
 from tests.support.packed import CPU, LENGTHS, POSITIONS, decoder, documents, last_states
 from tests.support.tiny_models import tiny_encoder
 

@@ -1,7 +1,9 @@
 """Does a snapshot answer on this machine as it did on the one that built it?
 
-  python -m tests.conformance.snapshot write FOLDER    there: a version of every kind of index, and what it answers
-  python -m tests.conformance.snapshot check FOLDER    here: every checksum, every document, every top 10
+  pytest -s tests/integration/test_snapshot_conformance.py --snapshots FOLDER
+
+An empty FOLDER is filled: a version of every kind of index, and what it answers. One that was filled, on another
+machine, is compared: every checksum, every document, every top 10.
 
 The corpus and the queries are the examples. A snapshot is asked by the vectors that were written with it, so that a
 difference is its own. The encoder of this machine is held against those vectors apart: it rounds as its processor does.
@@ -11,8 +13,6 @@ from __future__ import annotations
 
 import json
 import platform
-import sys
-from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
@@ -25,13 +25,11 @@ from indexer.build import BuildOptions, build
 from indexer.encode import Encoder
 from indexer.probe import TOP, load_queries, top_documents
 from indexer.publish import publish
-from indexer.store import Collection, IndexKind, Manifest, Range, Snapshot
+from indexer.store import Collection, IndexKind, Range, Snapshot
 from indexer.store.columns import Mask
 from indexer.store.vectors import Rows, Scores
-from models.errors import CareError
-from models.onnx_encoder import OnnxEncoder, Vectors
+from models.onnx_encoder import Vectors
 from models.spec import Side
-from tests.support.fast_encoder import BUNDLED, FastEncoder
 
 CORPUS = Path("examples/corpus.jsonl")
 QUERIES = Path("examples/queries.jsonl")
@@ -198,37 +196,11 @@ def _agreement(ones: Sequence[Sequence[object]], others: Sequence[Sequence[objec
     return sum(one == other for one, other in pairs), sum(shared) / len(shared)
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    parser = ArgumentParser(description=__doc__, formatter_class=RawDescriptionHelpFormatter)
-    parser.add_argument("action", choices=("write", "check"))
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("--fast", action="store_true", help="a stand-in for the encoder")
-    given = parser.parse_args(arguments)
-    try:
-        encoder = FastEncoder() if given.fast else OnnxEncoder.load(BUNDLED, threads=THREADS)
-        return _write(given.folder, encoder) if given.action == "write" else _check(given.folder, encoder)
-    except CareError as error:
-        print(f"DIFFERS: {error}", file=sys.stderr)
-        return 1
-
-
-def _write(folder: Path, encoder: Encoder) -> int:
-    for version in write(folder, encoder).versions:
-        manifest = Manifest.read(Collection(folder / "collection").folder(version))
-        print(f"{manifest.built.index:7} {manifest.counts.passages} passages, content {manifest.content[:16]}")
-    return 0
-
-
-def _check(folder: Path, encoder: Encoder) -> int:
+def differences(folder: Path, encoder: Encoder) -> list[str]:
+    """Prints the comparison; returns a line for everything that differs from where the folder was written."""
     print(f"written on {_read(folder).machine}, read on {platform.machine()}")
-    compared = list(compare(folder))
-    encoded = encode_again(folder, encoder)
+    compared, encoded = list(compare(folder)), encode_again(folder, encoder)
     print("\n".join(map(str, [*compared, encoded])))
+    found = [str(one) for one in compared if one.same != one.count]
     # Written so that a NaN, which compares false with everything, differs too.
-    same = all(one.same == one.count for one in compared) and encoded.least >= LEAST_COSINE
-    print("this machine answers as the other did" if same else "THIS MACHINE DIFFERS")
-    return 0 if same else 1
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    return found if encoded.least >= LEAST_COSINE else [*found, str(encoded)]

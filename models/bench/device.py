@@ -1,23 +1,65 @@
-"""The card's own limit: the best rate of large square products, and that of the products that a layer is made of."""
+"""Times work on a device, and measures the device's limit: large square products, and those of a layer."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
+from statistics import median
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from models.packed.linear import Dense, Quantised, Scaled, quantise
-from tests.bench.encode.clock import repeated
-from tests.bench.encode.shapes import Shape
+from models.bench.shapes import Shape
+from models.packed.linear import Dense, Scaled, quantise
 
 ROUNDS = 5
 # Long enough that the card's clock is the one that it keeps under load.
 ROUND_SECONDS = 0.3
 # A rough rate, to choose how many calls make a round.
 EXPECTED = 600e12
+
+
+def seconds(work: Callable[[], object], device: torch.device) -> float:
+    """Wall-clock seconds until the device has finished the work."""
+    _finish(device)
+    start = time.perf_counter()
+    work()
+    _finish(device)
+    return time.perf_counter() - start
+
+
+def _finish(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+@dataclass(frozen=True)
+class Spread:
+    """The middle of several figures, and the least and the largest."""
+
+    middle: float
+    least: float
+    most: float
+
+    @classmethod
+    def of(cls, values: list[float]) -> Spread:
+        return cls(median(values), min(values), max(values))
+
+    def __str__(self) -> str:
+        return f"{self.middle:.1f} ({self.least:.1f} … {self.most:.1f})"
+
+
+def repeated(work: Callable[[], object], device: torch.device, rounds: int, calls: int) -> Spread:
+    """Seconds of one call, in rounds of several, after one round that does not count."""
+
+    def run() -> None:
+        for _ in range(calls):
+            work()
+
+    run()
+    return Spread.of([seconds(run, device) / calls for _ in range(rounds)])
 
 
 def ceiling(device: torch.device, dtype: torch.dtype, sizes: tuple[int, ...]) -> dict[str, Any]:
@@ -48,7 +90,7 @@ def products(shape: Shape, device: torch.device, dtype: torch.dtype, tokens: int
             "plain": partial(dense, inputs),
             "in place": partial(dense.add_to, residual, inputs),
             "fp8": partial(scaled, quantised),
-            "fp8 with quantising": partial(_quantised, scaled, narrow, inputs),
+            "fp8 with quantising": lambda scaled=scaled, inputs=inputs: scaled(narrow(inputs)),  # type: ignore[misc]
         }
         rates: dict[str, float] = {}
         for library in ("cublas", "cublaslt") if on_gpu else ("cpu",):
@@ -64,10 +106,6 @@ def products(shape: Shape, device: torch.device, dtype: torch.dtype, tokens: int
         said = ", ".join(f"{way} {rate:.0f}" for way, rate in rates.items())
         print(f"  {shape.name} {name} {rows} × {columns}: {said} TFLOP/s", flush=True)
     return found
-
-
-def _quantised(matrix: Scaled, narrow: Callable[[Tensor], Quantised], inputs: Tensor) -> Tensor:
-    return matrix(narrow(inputs))
 
 
 def _calls(flops: float, device: torch.device) -> int:

@@ -1,17 +1,11 @@
-"""Does a Qdrant server do what the project asks of it? `python -m tests.conformance.qdrant --url http://host:6333`
+"""Checks that a Qdrant server does what the project asks of it; test_qdrant.py runs this.
 
 Two small random snapshots go into collections of a name of their own, by the code that publishes; every answer is held
-against the snapshot's own exact search; at the end nothing of it is left there. The test suite runs the same against a
-stand-in (`tests.support.qdrant_server`); this is for the real one. The key, if it wants one, is CARE_VECTORS_KEY.
+against the snapshot's own exact search; at the end nothing of it is left there.
 """
 
 from __future__ import annotations
 
-import os
-import secrets
-import sys
-import tempfile
-from argparse import ArgumentParser
 from collections.abc import Iterator
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
@@ -24,7 +18,6 @@ from indexer.store import AnyOf, Collection, Either, Equal, Filter, Not, Range, 
 from indexer.store.database import Database
 from indexer.store.qdrant import Qdrant, QdrantVectors
 from indexer.upload import REQUEST_ROWS, upload
-from models.errors import CareError
 from tests.unit.indexer.support import Entry, unit_vectors, write_snapshot
 
 DIM = 64
@@ -169,24 +162,3 @@ def _interrupt(connected: Qdrant, snapshot: Snapshot) -> None:
     gone = list(range(REQUEST_ROWS + 10, len(snapshot.passages)))
     connected.call(connected.client.delete, name, models.PointIdsList(points=gone))
     connected.call(connected.client.update_collection, name, metadata={"search_depth": None, "recall": None})
-
-
-def main() -> int:
-    parser = ArgumentParser(description=__doc__)
-    parser.add_argument("--url", required=True, help="address of the server, as http://host:6333")
-    url = parser.parse_args().url.rstrip("/")
-    try:
-        database = Database.parse(f"qdrant+{url}/care-{secrets.token_hex(4)}", os.environ.get("CARE_VECTORS_KEY"))
-        assert database is not None
-        with tempfile.TemporaryDirectory(prefix="care-qdrant-") as folder:
-            for line in conform(database, Path(folder, "collection")):
-                print(line)
-    except (CareError, AssertionError) as error:
-        print(f"DOES NOT CONFORM: {error}", file=sys.stderr)
-        return 1
-    print("the server conforms")
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,7 +1,7 @@
 """Writers, builds, publications and rollbacks, killed with SIGKILL at random: no acknowledged change may be lost.
 
-  python -m tests.kill.writes                   300 runs, a seed each
-  python -m tests.kill.writes --runs 1 --seed 7       one of them again
+  python -m tests.support.write_kills                   300 runs, a seed each
+  python -m tests.support.write_kills --runs 1 --seed 7       one of them again
 
 A run is a collection and a few rounds. In each round two writers post and delete through the service's FreshWriter
 while a build of the next corpus is made and published. Each process may be killed, at a random operation on the disk or

@@ -1,9 +1,9 @@
 """Speed and memory of training at the paper's sizes, on random weights; sentence-transformers beside it.
 
-  python -m tests.bench.train                              on a graphics card (make bench-train)
-  python -m tests.bench.train --parts stage-1 lora         some of it
-  python -m tests.bench.train --tiny                       shapes that a CPU can afford: does it run?
-  python -m tests.bench.train --lengths CORPUS.jsonl.gz    text lengths as in this corpus, in characters
+  python -m models.bench.train                              on a graphics card (make bench-train)
+  python -m models.bench.train --parts stage-1 lora         some of it
+  python -m models.bench.train --tiny                       shapes that a CPU can afford: does it run?
+  python -m models.bench.train --lengths CORPUS.jsonl.gz    text lengths as in this corpus, in characters
 
 stage-1   a 0.3B query encoder against the cached vectors of a frozen 4B; the caching pass is reported by itself
 lora      the 4B document encoder, LoRA, batch 640 at 512 tokens through gradient caching
@@ -30,6 +30,7 @@ import numpy as np
 import torch
 from transformers import CONFIG_MAPPING, AutoModel
 
+from models.bench.device import ceiling
 from models.export.synthetic import SPECIAL, save_tokenizer, vocabulary_of
 from models.training import loop
 from models.training.contrast import ContrastStage, read_table
@@ -42,7 +43,6 @@ from models.training.rows import read_all
 from models.training.shapes import SHAPES, made
 from models.training.tables import TokenTable
 from models.training.vectors import Reader, file_of
-from tests.bench.encode.ceiling import ceiling
 
 PAPER_PAIRS_PER_SECOND = 7.4
 VECTORS = "vectors"
@@ -97,7 +97,7 @@ class Bench:
                 print(f"{name}: this transformers has no {shape['model_type']}; a BERT of its size stands in")
                 shape = shape | {"model_type": "bert"}
             with torch.device(self.ranks.device):
-                backbone = AutoModel.from_config(made(shape), dtype=torch.bfloat16)
+                backbone = AutoModel.from_config(made(shape), dtype=torch.bfloat16)  # type: ignore[no-untyped-call]
             backbone.save_pretrained(home)
             save_tokenizer(self.vocabulary, home / "tokenizer.json")
         return home
@@ -241,7 +241,8 @@ def sentence_transformers(bench: Bench, start: Path, file: Path) -> None:
     from transformers import PreTrainedTokenizerFast, TrainerCallback
 
     special = {"pad_token": "[PAD]", "unk_token": "[UNK]", "cls_token": "[CLS]", "sep_token": "[SEP]"}
-    PreTrainedTokenizerFast(tokenizer_file=str(start / "tokenizer.json"), **special).save_pretrained(start)
+    tokenizer = PreTrainedTokenizerFast(tokenizer_file=str(start / "tokenizer.json"), **special)  # type: ignore[no-untyped-call]
+    tokenizer.save_pretrained(start)
     body = Transformer(str(start), max_seq_length=512, model_kwargs={"dtype": torch.float32})
     pooling = Pooling(body.get_embedding_dimension(), pooling_mode="cls")
     model = SentenceTransformer(modules=[body, pooling], device=str(bench.ranks.device))

@@ -1,6 +1,6 @@
 """`care index build CORPUS --publish` with a stand-in for the encoder: what the kill test kills, hundreds of times.
 
-python -m tests.kill.worker CORPUS COLLECTION SHARD
+python -m tests.support.fast_build CORPUS COLLECTION SHARD
 """
 
 from __future__ import annotations

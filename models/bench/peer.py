@@ -5,16 +5,18 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import numpy as np
 import torch
 from transformers import AutoModel, PreTrainedModel, Qwen3Config
 
+from models.bench.shapes import MAX_LENGTH
 from models.spec import TOKENIZER_FILE
-from tests.bench.encode.shapes import MAX_LENGTH
 
 BATCH_SIZES = (32, 64, 128, 256)
 
@@ -52,7 +54,7 @@ class Peer:
                 try:
                     self.use(attention)
                     self.encode(texts[:size], size)
-                    found[attention, size] = time(lambda size=size: self.encode(texts, size))
+                    found[attention, size] = time(partial(self.encode, texts, size))
                 except (torch.OutOfMemoryError, ImportError, ValueError, RuntimeError) as error:
                     print(f"  {attention}, batches of {size}: {str(error).splitlines()[0]}", flush=True)
                     continue
@@ -76,9 +78,14 @@ class PeerRun:
 
 def _write(folder: Path, model: PreTrainedModel, tokenizer_json: str) -> None:
     """A sentence-transformers folder around a stand-in of the model, in the layout that hubs have."""
-    shape = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1}
+    shape: dict[str, Any] = {
+        "hidden_size": 32,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+    }
     config = Qwen3Config(vocab_size=2, intermediate_size=32, head_dim=16, max_position_embeddings=MAX_LENGTH, **shape)
-    AutoModel.from_config(config).save_pretrained(folder)
+    AutoModel.from_config(config).save_pretrained(folder)  # type: ignore[no-untyped-call]
     (folder / TOKENIZER_FILE).write_text(tokenizer_json, encoding="utf-8")
     pad = json.loads(tokenizer_json)["added_tokens"][0]["content"]
     width = model.config.hidden_size

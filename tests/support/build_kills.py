@@ -1,22 +1,17 @@
 """Kills a build with SIGKILL at random moments and starts it again: the result must be that of an undisturbed build.
 
-  python -m tests.kill.index                    50 kills of `care index build` with the bundled encoder
-  python -m tests.kill.index --fast             the same with a stand-in for the encoder
-
 Half of the kills fall at a random time of the work, half right after a random file appears, so that short stages are
 hit as often as long ones. Identical means: the manifests name the same content (docs/index-format.md).
 """
 
 from __future__ import annotations
 
-import argparse
 import os
 import random
 import re
 import shutil
 import subprocess
 import sys
-import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -44,7 +39,14 @@ class Build:
 
     def command(self, collection: Path) -> list[str]:
         if self.fast:
-            return [sys.executable, "-m", "tests.kill.worker", str(self.corpus), str(collection), str(self.shard)]
+            return [
+                sys.executable,
+                "-m",
+                "tests.support.fast_build",
+                str(self.corpus),
+                str(collection),
+                str(self.shard),
+            ]
         options = ["--collection", str(collection), "--shard", str(self.shard), "--publish"]
         return [sys.executable, "cli.py", "index", "build", str(self.corpus), *options]
 
@@ -70,7 +72,7 @@ class Kill:
 
 @dataclass(frozen=True)
 class Undisturbed:
-    """A build that nobody killed: what every other must equal, how long it worked and how many files it made."""
+    """A build without a kill: what every other must equal, how long it worked and how many files it made."""
 
     content: str
     encoded: int
@@ -186,25 +188,9 @@ def _content(root: Path) -> str:
     return verify(Collection(root)).content
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--kills", type=int, default=50)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--documents", type=int, default=60, help="of the example corpus (%(default)s)")
-    parser.add_argument("--shard", type=int, default=8, help="texts of a shard (%(default)s)")
-    parser.add_argument("--fast", action="store_true", help="a stand-in for the encoder")
-    given = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="care-kill-") as folder:
-        corpus = Path(folder, "corpus.jsonl")
-        corpus.write_bytes(b"".join(EXAMPLES.read_bytes().splitlines(keepends=True)[: given.documents]))
-        whole, kills = run_kills(Build(corpus, given.shard, given.fast), given.kills, given.seed, Path(folder))
-    found = problems(whole, kills)
+def summary(whole: Undisturbed, kills: Sequence[Kill]) -> str:
     stages = ", ".join(f"{count} {stage}" for stage, count in Counter(kill.stage for kill in kills).most_common())
-    print(f"undisturbed: {whole.encoded} texts encoded in {whole.seconds:.1f} s, content {whole.content[:16]}")
-    print(f"{len(kills)} kills ({stages}): {sum(kill.identical for kill in kills)} identical results")
-    print("\n".join(found) or f"no finished shard was encoded again; at most {given.shard} texts were lost by a kill")
-    return 1 if found else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    return (
+        f"undisturbed: {whole.encoded} texts encoded in {whole.seconds:.1f} s, content {whole.content[:16]}\n"
+        f"{len(kills)} kills ({stages}): {sum(kill.identical for kill in kills)} identical results"
+    )

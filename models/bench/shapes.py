@@ -80,7 +80,9 @@ class Shape:
         )
         torch.manual_seed(SEED)
         with device:
-            return AutoModel.from_config(config, dtype=dtype).eval()
+            model: PreTrainedModel = AutoModel.from_config(config, dtype=dtype)  # type: ignore[no-untyped-call]
+            model.eval()  # type: ignore[no-untyped-call]
+            return model
 
 
 def _published(name: str, paper_hours: float) -> Shape:

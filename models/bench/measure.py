@@ -1,27 +1,66 @@
-"""One shape: which attention is quickest, how near the card's limit it comes, and sentence-transformers beside it."""
+"""Measures an LLM encoder: each attention, its speed at length beside sentence-transformers, and what fp8 costs."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import cache, partial
+from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 import torch
+from torch import Tensor
 from transformers import PreTrainedModel
 
+from models.bench.device import Spread, repeated, seconds
+from models.bench.peer import PeerRun
+from models.bench.shapes import DIM, MAX_LENGTH, Shape, encoder_of
 from models.packed.attention import BACKENDS as OWN
+from models.packed.attention import Attend
 from models.packed.decoder import PackedDecoder
 from models.packed.encoder import PackedEncoder
 from models.packed.layout import Packed, pack
 from models.packed.stream import batches, tokenised
-from models.packed.weights import read_weights
-from models.spec import Side
+from models.packed.weights import EDGES, read_weights
+from models.spec import EncoderSpec, Precision, Side
 from models.tokenizer import Tokenizer
-from tests.bench.encode.clock import Spread, repeated, seconds
-from tests.bench.encode.flex import flex
-from tests.bench.encode.peer import PeerRun
-from tests.bench.encode.shapes import MAX_LENGTH, Shape, encoder_of
+from models.torch_encoder import TorchEncoder
+from models.transformers_folder import infer_spec
+
+KEEPS: tuple[tuple[str, ...], ...] = ((), (EDGES,), ("down",), ("down", EDGES), ("qkv", "out", EDGES))
+NEAR = 0.99
+WORST_CHARACTERS = 40
+
+
+def flex(batch: Packed) -> Attend:
+    """torch's flex attention over blocks, for comparison: on an H200 it was slower than the variable-length one."""
+    from torch.nn.attention.flex_attention import create_block_mask
+
+    tokens, device = len(batch.ids), batch.ids.device
+    documents = torch.bucketize(torch.arange(tokens, device=device), batch.boundaries[1:], right=True)
+
+    def visible(_batch: Tensor, _head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        return (documents[query] == documents[key]) & (query >= key)
+
+    compiled = device.type == "cuda"
+    mask = create_block_mask(visible, None, None, tokens, tokens, device=device.type, _compile=compiled)
+    kernel = _flex_kernel(compiled=compiled)
+
+    def attend(queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+        parts = (part.transpose(0, 1).unsqueeze(0) for part in (queries, keys, values))
+        return kernel(*parts, block_mask=mask, enable_gqa=True).squeeze(0).transpose(0, 1)
+
+    return attend
+
+
+@cache
+def _flex_kernel(*, compiled: bool) -> Callable[..., Tensor]:
+    from torch.nn.attention.flex_attention import flex_attention
+
+    kernel = torch.compile(flex_attention, dynamic=True) if compiled else flex_attention
+    return cast(Callable[..., Tensor], kernel)
+
 
 BACKENDS = {**OWN, "flex": flex}
 
@@ -72,7 +111,7 @@ def try_ways(shape: Shape, model: PreTrainedModel, corpus: Corpus, plan: Plan, c
             try:
                 decoder = PackedDecoder(weights, BACKENDS[name], compiled=compiled)
                 hidden = decoder(batch).float()
-                taken = repeated(lambda decoder=decoder: decoder(batch), plan.device, plan.rounds, 2)
+                taken = repeated(partial(decoder, batch), plan.device, plan.rounds, 2)
             except Exception as error:  # a way that does not run here is a result, not the end
                 print(f"  {shape.name} {way}: {type(error).__name__}: {str(error).splitlines()[0]}", flush=True)
                 found[way] = {"error": str(error)[:300]}
@@ -99,7 +138,7 @@ def at_length(
 ) -> dict[str, Any]:  # fmt: skip
     """All texts from strings to vectors, by each encoder and the peer in turn, several times."""
     works: dict[str, Any] = {
-        name: lambda encoder=encoder: encoder.encode(corpus.texts, Side.DOCUMENT) for name, encoder in encoders.items()
+        name: partial(encoder.encode, corpus.texts, Side.DOCUMENT) for name, encoder in encoders.items()
     }
     if peer is not None:
         works["sentence-transformers"] = lambda: peer.encode(corpus.texts)
@@ -109,7 +148,7 @@ def at_length(
     vectors: dict[str, np.ndarray] = {}
     for _ in range(plan.rounds):
         for name, work in works.items():
-            taken[name].append(seconds(lambda name=name, work=work: vectors.update({name: work()}), plan.device))
+            taken[name].append(seconds(partial(_store, vectors, name, work), plan.device))
     lengths = corpus.lengths()
     found = {name: _figures(shape, lengths, times, ceiling) for name, times in taken.items()}
     if peer is not None:
@@ -118,6 +157,10 @@ def at_length(
     for name, figures in found.items():
         print(f"  {shape.name} {name}: {figures['said']}", flush=True)
     return {"documents": len(lengths), "tokens": sum(lengths), "paper_hours": shape.paper_hours, "runs": found}
+
+
+def _store(vectors: dict[str, np.ndarray], name: str, work: Callable[[], np.ndarray]) -> None:
+    vectors[name] = work()
 
 
 def _figures(shape: Shape, lengths: Sequence[int], times: list[float], ceiling: float) -> dict[str, Any]:
@@ -148,5 +191,60 @@ def measured_encoder(
     shape: Shape, model: PreTrainedModel, corpus: Corpus, plan: Plan, way: tuple[str, bool], *,
     fp8: bool = False, keep: Sequence[str] = (),
 ) -> PackedEncoder:  # fmt: skip
-    options = {"budget": plan.budget, "compiled": way[1], "fp8": fp8, "keep": keep}
-    return encoder_of(shape, model, corpus.tokenizer, BACKENDS[way[0]], **options)
+    attention, compiled = BACKENDS[way[0]], way[1]
+    return encoder_of(
+        shape, model, corpus.tokenizer, attention, budget=plan.budget, compiled=compiled, fp8=fp8, keep=keep
+    )
+
+
+def fp8_cosines(folder: Path, corpus: Corpus, plan: Plan, way: str) -> dict[str, Any]:
+    """Cosines over the corpus's texts and over their beginnings, tokenised by the folder's own tokenizer."""
+    spec = infer_spec(folder, space="bench")
+    spec = spec.model_copy(update={"dim": min(DIM, spec.native_dim)})
+    whole = len(corpus.texts)
+    texts = corpus.texts + beginnings(corpus.texts)
+    wide = _vectors(folder, spec, texts, plan, "padded", torch.float32, fp8=False)
+    plain = _vectors(folder, spec, texts, plan, way, plan.dtype, fp8=False)
+    pairs = {"bf16 to fp32": (plain, wide)}
+    for keep in KEEPS:
+        name = f"fp8{' but ' + ' '.join(keep) if keep else ''}"
+        vectors = _vectors(folder, spec, texts, plan, way, plan.dtype, fp8=True, keep=keep)
+        pairs |= {f"{name} to bf16": (vectors, plain), f"{name} to fp32": (vectors, wide)}
+    found = {}
+    for name, (one, two) in pairs.items():
+        for kind, rows in (("", slice(whole)), (", beginnings", slice(whole, None))):
+            found[name + kind] = figures = cosines(one[rows], two[rows], texts[rows])
+            said = f"least {figures['least']:.5f} ({figures['worst']!r}), {figures['below']:.2%} below {NEAR}"
+            print(f"  {folder.name} {name}{kind}: cosine mean {figures['mean']:.5f}, {said}", flush=True)
+    return {"folder": folder.name, "texts": whole, "cosines": found}
+
+
+def beginnings(texts: Sequence[str]) -> list[str]:
+    """Texts of a few characters, as names are: they suffer otherwise than long ones, and a mean does not show it."""
+    return list(dict.fromkeys(text[: 2 + row % 6].strip() for row, text in enumerate(texts)))
+
+
+def _vectors(
+    folder: Path, spec: EncoderSpec, texts: Sequence[str], plan: Plan, way: str, dtype: torch.dtype, *,
+    fp8: bool, keep: tuple[str, ...] = (),
+) -> np.ndarray:  # fmt: skip
+    encoder = TorchEncoder.load(folder, spec, dtype=dtype)
+    weights = read_weights(encoder.backbone, spec.max_length, plan.device, fp8=fp8, keep=keep)
+    decoder = PackedDecoder(weights, BACKENDS[way])
+    tokenizer = Tokenizer.from_json(encoder.tokenizer_json, spec.max_length)
+    packed = PackedEncoder(
+        spec, Precision.FP8 if fp8 else Precision.BF16, tokenizer, (), decoder, plan.device, plan.budget
+    )
+    return packed.encode(texts, Side.DOCUMENT)
+
+
+def cosines(one: np.ndarray, two: np.ndarray, texts: Sequence[str]) -> dict[str, Any]:
+    """How near the unit vectors of the same texts are: the worst text by name, and the share that is not near."""
+    found = (one * two).sum(axis=1)
+    return {
+        "least": float(found.min()),
+        "worst": texts[int(found.argmin())][:WORST_CHARACTERS],
+        "p1": float(np.quantile(found, 0.01)),
+        "below": float((found < NEAR).mean()),
+        "mean": float(found.mean()),
+    }
