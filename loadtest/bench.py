@@ -5,22 +5,16 @@
   python -m loadtest.bench --url http://127.0.0.1:8000    a service that runs already, with the settings it has
 
 How to read the output
-- Everything is from one run on one machine. A round measures every scenario once, the service right beside the bare
-  framework; every second round goes backwards.
-- Requests per second and the ratio are medians over the rounds with (lowest–highest) after them. The ratio compares
-  the two of the same round: the bare framework is FastAPI and uvicorn with the service's server settings, answering
-  a constant as large as a typical answer. A wide spread means a busy machine: do not publish it.
-- Medians and p99 of latencies and stages are over all requests of all rounds. Latency is the client's, from writing
-  the request to the last byte of the answer; stages are the service's own `timings_ms`. `queue` is the wait for the
-  batch before and the way to the engine's thread and back; with many connections it is most of `total`.
-- "Cache hit" is a second service with its process cache on and only repeated queries. Its first table has the time
-  inside the server, `total`, with the limit beside it.
-- The last table is for one connection: what each request took beyond its own encode + search + fetch. "Seen by the
-  client" includes everything: client, loopback, framework, parsing, tokenising, threads. The bare framework's latency
-  is the part that any service on this stack pays; "inside the server" is `total` less encode + search + fetch.
-- The client uses a part of a core while it measures; on few cores it competes with the encoder, for both servers.
-- Failures are answers that are not 200, are malformed, lack `timings_ms` or never came. With any failure the exit
-  status is 1.
+- A round measures every scenario once, the service right beside the bare framework (FastAPI and uvicorn with the same
+  server settings, answering a constant of typical size); every second round goes backwards.
+- Requests per second and ratios are medians over the rounds with (lowest–highest). A wide spread means a busy machine:
+  do not publish it. Latencies and stages are over all requests of all rounds.
+- Latency is the client's, from writing the request to the last byte of the answer; stages are the service's own
+  `timings_ms`. `queue` includes the wait for the batch before and the way to the engine's thread and back.
+- "Cache hit" is a second service with its process cache on and only repeated queries.
+- The last table has what a request of one connection took beyond its own encode + search + fetch. "Seen by the client"
+  includes client, loopback and framework; "inside the server" is `total` less encode + search + fetch.
+- Failures are answers that are not 200, are malformed, lack `timings_ms` or never came. They set exit status 1.
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -28,6 +29,25 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--qdrant", help="address of a real Qdrant server, as http://host:6333")
 
 
+# Slow kinds of tests by the beginning of their path: `-m "not browser"` leaves one out.
+KINDS = {
+    "e2e/": "browser",
+    "integration/test_ray": "ray",
+    "unit/indexer/test_cluster": "ray",
+    "integration/test_export_optimum": "optimum",
+    "integration/test_mteb": "mteb",
+    "unit/evaluation/test_mteb": "mteb",
+}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        path = item.path.relative_to(Path(__file__).parent).as_posix()
+        for beginning, kind in KINDS.items():
+            if path.startswith(beginning):
+                item.add_marker(kind)
+
+
 @pytest.fixture(scope="session")
 def anyio_backend() -> str:
     return "asyncio"
@@ -39,3 +59,16 @@ def encoder() -> OnnxEncoder:
     from models.onnx_encoder import OnnxEncoder
 
     return OnnxEncoder.load(Path("models/pretrained/care-small-zh"), threads=1)
+
+
+@pytest.fixture(scope="session")
+def example_collection(tmp_path_factory: pytest.TempPathFactory, encoder: OnnxEncoder) -> Path:
+    """A collection folder with one published snapshot of the example corpus, for tests that only read it."""
+    from indexer.build import build
+    from indexer.store import Collection
+
+    examples = Path(__file__).parents[1] / "examples"
+    collection = Collection(tmp_path_factory.mktemp("examples") / "collection")
+    collection.publish(build([examples / "corpus.jsonl"], encoder, collection).version)
+    shutil.copy(examples / "page.json", collection.root)
+    return collection.root

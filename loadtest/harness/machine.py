@@ -14,15 +14,9 @@ from pathlib import Path
 
 from loadtest.harness import REPOSITORY
 
-# Each line: builds of one library under different names. If both are installed, the GPU build is imported.
-PACKAGES = (
-    ("onnxruntime-gpu", "onnxruntime"),
-    ("faiss-gpu-cuvs", "faiss-gpu", "faiss-cpu"),
-    ("fastapi",),
-    ("uvicorn",),
-    ("uvloop",),
-    ("httptools",),
-)
+# Builds of one library under different names; if several are installed, the first one is imported.
+PACKAGES = [["onnxruntime-gpu", "onnxruntime"], ["faiss-gpu-cuvs", "faiss-gpu", "faiss-cpu"]]
+PACKAGES += [[name] for name in ("fastapi", "uvicorn", "uvloop", "httptools")]
 SECRETS = {"CARE_ADMIN_TOKEN", "CARE_REDIS_KEY"}
 SAMPLE_SECONDS = 0.5
 # As /proc/net/tcp writes it.

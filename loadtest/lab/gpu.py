@@ -3,20 +3,13 @@
   python -m loadtest.lab.gpu                                     1M × 768, 12 × 768, 250k vocabulary, on cuda
   python -m loadtest.lab.gpu --documents 20000 --layers 2 --width 64 --vocabulary 5000 --device cpu    a dry run
 
-What runs
-- An encoder of that shape with random weights (`models.export.synthetic`) and a snapshot of random unit vectors
-  (`indexer.synthetic`), both made on the first call and kept in --folder. Search is exact, so the values do not change
-  its time.
-- `care serve` with an engine process that owns the device and --workers HTTP processes, caches off. Other settings
-  come from the environment (`CARE_…`); those that matter here have defaults below.
-- wrk on the same machine: closed loop, queries of 8–32 tokens, dense, top 10, everything an answer has by default.
-
-How to read the output
-- p50 and p99 are wrk's, over every request of the line. Batch is the mean number of queries in a batch of the engine;
-  "engine busy" the share of the time in which it worked on one; "GPU busy" nvidia-smi's share of the time in which any
-  kernel ran. Cores are processor seconds a second: of the engine, of all workers, of wrk.
-- What limits it: an engine that is always busy; or workers that use all of --workers cores; otherwise the number of
-  connections, which is the number of queries that can be waiting.
+- The encoder (`models.export.synthetic`) and the snapshot (`indexer.synthetic`) are random, made on the first call and
+  kept in --folder. Search is exact, so the values do not change its time.
+- `care serve` runs with an engine process that owns the device and --workers HTTP processes, caches off; other settings
+  come from the environment. wrk on the same machine asks dense queries of 8–32 tokens in a closed loop.
+- Batch is the mean number of queries in a batch; "engine busy" the share of the time in which the engine worked; "GPU
+  busy" nvidia-smi's share of the time in which any kernel ran. Cores are processor seconds a second.
+- The limit is an engine that is always busy, or workers that use all their cores, or else the number of connections.
 """
 
 from __future__ import annotations
@@ -37,19 +30,9 @@ from dataclasses import astuple, dataclass
 from pathlib import Path
 from statistics import mean
 
-from loadtest.harness import REPOSITORY, BenchError
+from loadtest.harness import REPOSITORY, BenchError, servers
 from loadtest.harness.machine import command_lines, private_mb, processor_seconds, settings, versions
 from loadtest.harness.report import Program, exit_with, failures_text, markdown, say, table, yes
-from loadtest.harness.servers import (
-    ENGINE_COMMAND,
-    FORCED,
-    WORKER_COMMAND,
-    Started,
-    care_server,
-    get,
-    run_command,
-    running,
-)
 
 TOKENS = (8, 32)
 BODIES = 20_000
@@ -121,14 +104,14 @@ class Row:
 class Service:
     """A running service: its counters and its processes."""
 
-    def __init__(self, started: Started) -> None:
+    def __init__(self, started: servers.Started) -> None:
         self.url = started.url
         commands = command_lines(started.process.pid)
-        self._engine = [pid for pid, command in commands.items() if ENGINE_COMMAND in command]
-        self._workers = [pid for pid, command in commands.items() if WORKER_COMMAND in command]
+        self._engine = [pid for pid, command in commands.items() if servers.ENGINE_COMMAND in command]
+        self._workers = [pid for pid, command in commands.items() if servers.WORKER_COMMAND in command]
 
     def read(self) -> Reading:
-        _, text = get(self.url, "/metrics")
+        _, text = servers.get(self.url, "/metrics")
         found = {name: float(value) for name, value in METRIC.findall(text.decode())}
         engine, workers = (sum(map(processor_seconds, pids)) for pids in (self._engine, self._workers))
         if missing := [name for name in METRICS if name not in found]:
@@ -276,10 +259,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _run(given: argparse.Namespace, facts: dict[str, str]) -> int:
     encoder, collection = prepare(given)
-    environment = {name: os.environ.get(name, value) for name, value in SETTINGS.items()} | FORCED
+    environment = {name: os.environ.get(name, value) for name, value in SETTINGS.items()} | servers.FORCED
     environment |= {"CARE_ENGINE": "process", "CARE_ENCODER": str(encoder)}
-    server = care_server(collection, environment, "--device", given.device, "--workers", str(given.workers))
-    with tempfile.TemporaryDirectory(prefix="care-bench-gpu-") as made, running(server, Path(made)) as started:
+    server = servers.care_server(collection, environment, "--device", given.device, "--workers", str(given.workers))
+    with tempfile.TemporaryDirectory(prefix="care-bench-gpu-") as made, servers.running(server, Path(made)) as started:
         bodies = Path(made) / "bodies.jsonl"
         write_bodies(bodies, BODIES, TOKENS)
         service = Service(started)
@@ -312,12 +295,12 @@ def prepare(given: argparse.Namespace) -> tuple[Path, Path]:
         # A GPU computes in fp16; a CPU, for the dry run only, in fp32, which needs no calibration.
         variant = "fp16" if given.device == "cuda" else "fp32"
         shape = ("--layers", given.layers, "--width", given.width, "--vocabulary", given.vocabulary)
-        run_command(sys.executable, "-m", "models.export.synthetic", encoder, *shape, "--variant", variant)
+        servers.run_command(sys.executable, "-m", "models.export.synthetic", encoder, *shape, "--variant", variant)
     collection = folder / f"collection-{given.documents}x{given.width}"
     if not (collection / "CURRENT").exists():
         say("bench-gpu: making the snapshot (once)")
         size = ("--encoder", encoder, "--documents", given.documents)
-        run_command(sys.executable, "-m", "indexer.synthetic", collection, *size)
+        servers.run_command(sys.executable, "-m", "indexer.synthetic", collection, *size)
     return encoder, collection
 
 

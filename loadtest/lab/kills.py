@@ -2,14 +2,13 @@
 
   python -m loadtest.lab.kills                        the example corpus; two workers, an engine process, a real Redis
 
-Connections ask without pause; a connection that breaks is opened again. After some seconds one process is ended by
-SIGKILL, several times over. For each victim, all its kills together:
+Connections ask without pause while one process is ended by SIGKILL, several times. For each victim, all kills together:
 - failed: requests without an answer or with one that is not 200, by reason.
-- noticed for: from the kill to the end of the last request that failed; the longest of the kills.
+- noticed for: from the kill to the end of the last failed request; the longest of the kills.
 - whole again: from the kill until /readyz answers 200 (the engine), until both workers serve clients (a worker), until
-  it gives hits again (Redis, which is started anew after two seconds). The longest of the kills.
-- wrong: answers that share less than half of their hits with the ranking of the same query before the kills. An int8
-  encoder's vectors depend a little on the batch, so near ties may change places; another query's answer shares nothing.
+  it gives hits again (Redis, which is started again after two seconds); the longest of the kills.
+- wrong: answers that share less than half of their hits with the same query's ranking before the kills. Near ties may
+  change places, because int8 vectors depend a little on the batch.
 - hangs: requests that were not answered within ten seconds.
 
 Exit status 1 if an answer was wrong, a request hung, or the service did not come back.

@@ -4,19 +4,14 @@
   python -m loadtest.lab.overload --proxy    behind HAProxy with deploy/haproxy.cfg
   python -m loadtest.lab.overload --cached   its process cache on: no query comes twice, so it only gets in the way
 
-What is measured, in this order
-- unloaded: one connection, one request after another.
-- capacity: 8 connections, one request after another each, which fills the batches; the answers per second.
-- overload: 2 and 10 times the capacity, offered at even intervals whatever the service does.
-- memory: resident megabytes of the service before, highest during, and after the overload.
-- recovery: seconds from the end of the load until ten requests in a row are answered within twice the unloaded p99.
+Measured one after another: one connection (unloaded); 8 connections, which fill the batches (capacity); 2 and 10 times
+the capacity, offered at even intervals; the seconds until ten requests in a row take at most twice the unloaded p99
+(recovery). The generator shares the cores with the service; how late it sent its requests is reported.
 
 Limits, at both loads: every answer is a search or a 429 with Retry-After. Behind the proxy at least 80 % of the
 capacity is answered, with a p99 at most 100 ms above the unloaded p99, and the median refusal takes less than 20 ms.
 Without it at least 60 % is answered, with a p99 at most 1 s above. Exit status 1 if a limit is missed or the service
 does not recover.
-
-The generator shares the cores with the service; how late it sent its requests is reported.
 """
 
 from __future__ import annotations

@@ -2,24 +2,14 @@
 
   python -m loadtest.lab.peers --data ../shared/data/eval/cmirb --weights ../shared/weights/bge-small-zh-v1.5
 
-What runs
-- The same weights everywhere: ours exported to int8 (what a CPU serves by default) and to fp32, the peers' in torch,
-  fp32. The same document vectors, one per document, encoded once. Dense search, top 10, no cache.
-- Each is a server of one process; all of them and the client are held to the same two cores. The peers run twice,
-  with torch's own choice of two threads and with one; ours has its default. A peer that is not being measured is
-  paused, so that its polling takes nothing from the others.
-- txtai answers ids and scores from the FAISS index that it chooses for itself, by its API on uvicorn with uvloop and
-  httptools. Infinity's engine runs inside a bare server that searches our own FAISS file in memory: no second HTTP hop
-  and no vectors as JSON. All answer ids and scores; "whole hits" is ours with title, snippet, highlights and metadata,
-  its default.
-
-How to read the output
-- A round measures every contestant at each number of connections, one right after another; every second round goes
-  backwards. Requests per second are medians over the rounds with (lowest–highest); a ratio is made within a round.
-- Latency is the client's, over all requests of all rounds. The processor time is what the server used for each
-  answer, all its threads together: what it costs, however busy the machine was with other things.
-- The last table says how far the rankings agree with ours in fp32: only contestants that do the same work can be
-  compared.
+- All get the same weights: ours exported to int8 and fp32, the peers' in torch, fp32; and the same document vectors.
+  Dense search, top 10, no cache. All servers and the client share two cores; a peer that is not measured is paused.
+- txtai searches the FAISS index of its own choice, by its API. Infinity's engine runs in a bare server that searches
+  our FAISS file in memory. All answer ids and scores; "whole hits" is our default answer.
+- A round measures every contestant at each number of connections; every second round goes backwards. Figures are
+  medians over the rounds with (lowest–highest); a ratio is made within a round. Latencies are over all requests.
+- The processor time is what the server used for each answer. The last table says how far the rankings agree with ours
+  in fp32: only contestants that do the same work can be compared.
 """
 
 from __future__ import annotations
@@ -61,12 +51,10 @@ SECONDS = 3.0
 WARM_UP_SECONDS = 2.0
 COMPARED_QUERIES = 100
 REFERENCE = "CARE fp32"
-# "At least three times the requests per second, a median at one connection of at most a third."
+# Times the requests per second of a peer, and the share of its median at one connection.
 GOAL = 3.0
-# Of the peers: torch's own choice on two cores, and one, which takes less in all under many connections.
-THREADS = (2, 1)
-# Of ours: the best choice on two cores under many connections.
-WORKERS = 2
+# The peers' threads, torch's own choice first, and our workers: the best choices for two cores.
+THREADS, WORKERS = (2, 1), 2
 VERSIONS = "import sys, importlib.metadata as m; print(', '.join(f'{name} {m.version(name)}' for name in sys.argv[1:]))"
 
 
@@ -133,7 +121,7 @@ def _txtai(prepared: Prepared, folder: Path, threads: int) -> Server:
 def _infinity(prepared: Prepared, threads: int) -> Server:
     port = free_port()
     files = (prepared.weights, prepared.vectors, prepared.index, prepared.ids)
-    command = [str(INFINITY), "-m", "loadtest.lab.peers_infinity", *map(str, files), str(port)]
+    command = [str(INFINITY), "-m", "loadtest.lab.peers_programs", "infinity", *map(str, files), str(port)]
     return Server(f"infinity-{threads}", command, port, _environment(threads))
 
 

@@ -71,7 +71,7 @@ def prepare(data: Path, weights: Path, folder: Path, documents: int | None = Non
     if not txtai.exists():
         say("bench-peers: building txtai's index")
         arguments = (snapshot / VECTORS, ids, peers_weights, folder / "txtai-building")
-        run_command(TXTAI, "-m", "loadtest.lab.peers_txtai", *arguments)
+        run_command(TXTAI, "-m", "loadtest.lab.peers_programs", "txtai", *arguments)
         (folder / "txtai-building").rename(txtai)
     return Prepared(queries, encoders, collection, peers_weights, snapshot / VECTORS, snapshot / INDEX, ids, txtai)
 

@@ -24,9 +24,10 @@ def call(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
 
 
-def test_a_quick_run_has_every_line_and_no_failure(tmp_path: Path) -> None:
+def test_a_quick_run_has_every_line_and_no_failure(tmp_path: Path, example_collection: Path) -> None:
     file = tmp_path / "bench.json"
-    done = call("--seconds", "0.5", "--rounds", "1", "--json", str(file))
+    collection = str(example_collection)
+    done = call("--collection", collection, "--seconds", "0.5", "--rounds", "1", "--json", str(file))
     assert done.returncode == 0, done.stderr
     written = json.loads(file.read_text(encoding="utf-8"))
     scenarios = [(scenario.mode, scenario.connections) for scenario in SCENARIOS]
