@@ -7,11 +7,12 @@ DEV := .venv-dev/bin
 GPU_PYTHON ?= $(DEV)/python
 PORT ?= 8000
 HOST ?= http://127.0.0.1:$(PORT)
-# Tests that start services, browsers and clusters.
-PROCESSES := tests/api tests/e2e tests/integration
+# The tests in four parts of similar length: two of processes (services, browsers, clusters), models, and the rest.
+LATE := $(wildcard tests/integration/test_[qrstuvwxyz]*.py)
+MODELS := tests/unit/training tests/unit/models tests/unit/evaluation
 PIP := -m pip install --quiet --disable-pip-version-check
 .DEFAULT_GOAL := help
-.PHONY: help run test test-processes test-parts check unit format bench bench-peers bench-gpu overload kills bench-fresh bench-index bench-encode bench-train kill-index kill-writes swaps claims loadtest eval install install-train optimum lock clean
+.PHONY: help run test test-late test-early test-models test-rest check unit format bench bench-peers bench-gpu overload kills bench-fresh bench-index bench-encode bench-train kill-index kill-writes swaps claims loadtest eval install install-train optimum lock clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -19,9 +20,9 @@ help: ## this list
 run: install ## serve the example corpus at http://127.0.0.1:8000 (PORT=… for another)
 	@$(SERVE)/care demo --port $(PORT)
 
-# Two at a time, for two cores: environments first, then the tests of processes beside everything else.
+# Two at a time, for two cores, the longest first.
 test: ## everything: linters, types, architecture, all tests
-	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target test-processes check test-parts
+	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target test-late test-early test-models test-rest check
 
 check: .venv-dev/installed ## linters, types, import rules
 	$(DEV)/ruff check .
@@ -33,12 +34,18 @@ unit: .venv-dev/installed ## the tests alone (ARGS='tests/unit -k batcher')
 	$(DEV)/pytest $(ARGS)
 
 # Each has one core: threads that wait for each other's would cost most of the time.
-test-processes test-parts: export OMP_NUM_THREADS := 1
-test-processes: .venv-dev/installed .venv-optimum/installed programs
-	$(DEV)/pytest $(PROCESSES)
+test-late test-early test-models test-rest: export OMP_NUM_THREADS := 1
+test-late: .venv-dev/installed programs
+	$(DEV)/pytest $(LATE)
 
-test-parts: .venv-dev/installed
-	$(DEV)/pytest $(PROCESSES:%=--ignore=%)
+test-early: .venv-dev/installed .venv-optimum/installed programs
+	$(DEV)/pytest tests/e2e tests/integration $(LATE:%=--ignore=%)
+
+test-models: .venv-dev/installed
+	$(DEV)/pytest $(MODELS)
+
+test-rest: .venv-dev/installed
+	$(DEV)/pytest --ignore=tests/e2e --ignore=tests/integration $(MODELS:%=--ignore=%)
 
 format: .venv-dev/installed ## let ruff lay out the code
 	$(DEV)/ruff check --fix .

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from models.onnx_encoder import OnnxEncoder
 
 # Needs packages that the development environment does without.
-collect_ignore = [] if find_spec("moto") and find_spec("s3fs") else ["integration/test_s3_shards.py"]
+collect_ignore = [] if find_spec("moto") and find_spec("s3fs") else ["integration/test_index_s3.py"]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
