@@ -69,7 +69,6 @@ def check_page(content: bytes) -> list[str]:
 
 
 def check_file(content: bytes) -> None:
-    """A file that is not empty."""
     if not content:
         raise BadAnswer("an empty file")
 

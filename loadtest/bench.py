@@ -167,17 +167,12 @@ class Bench:
         return measured
 
     def _job(self, scenario: Scenario, seconds: float) -> Job:
-        return Job(
-            url=self._urls.get(scenario.mode, self._service_url),
-            queries=self._queries,
-            # The bare framework is sent what the service is sent.
-            mode=TYPICAL.mode if scenario.mode in (BARE, CACHED) else scenario.mode,
-            connections=scenario.connections,
-            seconds=seconds,
-            first_number=self._sent,
-            timings=scenario.mode != BARE,
-            numbered=scenario.mode != CACHED,
-        )
+        url = self._urls.get(scenario.mode, self._service_url)
+        # The bare framework gets the requests of the service.
+        mode = TYPICAL.mode if scenario.mode in (BARE, CACHED) else scenario.mode
+        timings, numbered = scenario.mode != BARE, scenario.mode != CACHED
+        number = self._sent
+        return Job(url, self._queries, mode, scenario.connections, seconds, number, timings=timings, numbered=numbered)
 
 
 def make_report(facts: Mapping[str, str], measured: Mapping[Scenario, Sequence[Measurement]]) -> Report:

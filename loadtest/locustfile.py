@@ -26,7 +26,7 @@ from locust.stats import CSV_STATS_INTERVAL_SEC
 
 from loadtest import answers
 from loadtest.harness import PATH, REPOSITORY, BadQueries
-from loadtest.limits import Limits, verdict
+from loadtest.limits import verdict
 
 T = TypeVar("T")
 
@@ -65,9 +65,7 @@ def apply_limits(environment: Environment, **_: object) -> None:
     given = environment.parsed_options
     if given is None or isinstance(environment.runner, WorkerRunner):
         return
-    met, text = verdict(
-        environment.stats.entries.values(), Limits(given.p95_ms, given.p99_ms, given.errors, given.refused)
-    )
+    met, text = verdict(environment.stats.entries.values(), given)
     if not met:
         environment.process_exit_code = 1
     print(text, file=sys.stdout if met else sys.stderr, flush=True)

@@ -67,10 +67,13 @@ class Sizes:
     peer_batch: int
     steps: int
     words: int
+    longest: int
+    precision: str
 
 
-FULL = Sizes(768, 10240, 2560, 640, 512, 256, 8, 30000)
-TINY = Sizes(32, 64, 16, 8, 32, 8, 3, 600)
+FULL = Sizes(768, 10240, 2560, 640, 512, 256, 8, 30000, 500, "bf16")
+# Many processors compute bf16 slowly.
+TINY = Sizes(32, 64, 16, 8, 32, 8, 3, 600, 32, "fp32")
 
 
 class Bench:
@@ -82,10 +85,12 @@ class Bench:
         device = self.ranks.device
         on_card = device.type == "cuda"
         print(f"{torch.cuda.get_device_name() if on_card else 'CPU'}, torch {torch.__version__}", flush=True)
-        self.ceiling = ceiling(device, torch.bfloat16, (8192,) if on_card else (256,))["bf16_best"]
+        dtype = torch.bfloat16 if on_card else torch.float32
+        self.ceiling = ceiling(device, dtype, (8192,) if on_card else (256,))["bf16_best"]
         self.vocabulary = vocabulary_of(sizes.words)
         self._chance = np.random.default_rng(0)
-        self._lengths = _lengths(lengths) if lengths else np.clip(self._chance.lognormal(4.6, 0.7, 4096), 8, 500)
+        drawn = _lengths(lengths) if lengths else self._chance.lognormal(4.6, 0.7, 4096)
+        self._lengths = np.clip(drawn, 8, sizes.longest)
 
     def weights(self, name: str) -> Path:
         """A folder of random weights in a published shape, written once."""
@@ -164,21 +169,16 @@ class Bench:
 
     def recipe(self, encoders: dict[str, dict[str, object]], **stage: object) -> Recipe:
         common = {"kind": "contrast", "steps": self.sizes.steps, "lr": 1e-4, "checkpoint_every": 10**6}
-        return Recipe.model_validate(
-            {
-                "about": "bench",
-                "space": "bench",
-                "dim": self.sizes.dim,
-                "encoders": encoders,
-                "stages": {"bench": common | stage},
-            }
-        )
+        common["precision"] = self.sizes.precision
+        named = {"about": "bench", "space": "bench", "dim": self.sizes.dim}
+        return Recipe.model_validate({**named, "encoders": encoders, "stages": {"bench": common | stage}})
 
 
 def stage_one(bench: Bench) -> None:
     file = bench.rows("texts", bench.sizes.texts // 2)
     query = {"start": str(bench.weights("gte-multilingual-base")), "pooling": "cls", "max_length": 512}
-    document = {"start": str(bench.weights("qwen3-4b")), "pooling": "eos", "max_length": 512, "dtype": "bf16"}
+    document = {"start": str(bench.weights("qwen3-4b")), "pooling": "eos", "max_length": 512}
+    document["dtype"] = bench.sizes.precision
     recipe = bench.recipe(
         {"query": query, "document": document},
         query="query",
@@ -198,7 +198,7 @@ def lora(bench: Bench) -> None:
     sizes = bench.sizes
     file = bench.rows("long", 2 * sizes.lora_batch, tokens=sizes.lora_tokens)
     document = {"start": str(bench.weights("qwen3-4b")), "pooling": "eos", "max_length": sizes.lora_tokens}
-    adapted = {"lora": {"rank": 32, "alpha": 64}, "dtype": "bf16", "checkpointing": True}
+    adapted = {"lora": {"rank": 32, "alpha": 64}, "dtype": sizes.precision, "checkpointing": True}
     recipe = bench.recipe(
         {"document": document | adapted},
         query="document",
@@ -286,7 +286,7 @@ def sentence_transformers(bench: Bench, start: Path, file: Path) -> None:
 def _lengths(corpus: Path) -> np.ndarray:
     """Characters of the corpus's texts; a Chinese character is about a token."""
     with gzip.open(corpus, "rt", encoding="utf-8") as file:
-        return np.clip([len(json.loads(line)["text"]) for line in file], 8, 500)
+        return np.array([len(json.loads(line)["text"]) for line in file])
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
