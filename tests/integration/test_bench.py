@@ -21,7 +21,7 @@ from tests.api.support import PATIENT
 def call(*arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "loadtest.bench", *arguments]
     environment = os.environ | PATIENT | {"CARE_THREADS": "1"}
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=570)
 
 
 def test_a_quick_run_has_every_line_and_no_failure(tmp_path: Path, example_collection: Path) -> None:
