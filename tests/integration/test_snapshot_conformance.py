@@ -90,12 +90,12 @@ def test_a_snapshot_that_was_damaged_on_the_way_is_refused(folder: Path) -> None
 
 
 def test_a_folder_of_another_machine_answers_as_it_did_there(
-    pytestconfig: pytest.Config, tmp_path: Path, encoder: OnnxEncoder
+    pytestconfig: pytest.Config, folder: Path, encoder: OnnxEncoder
 ) -> None:
-    """With `--snapshots FOLDER`, and the bundled encoder unless `--fast`, the folder of the command line."""
-    given = pytestconfig.getoption("--snapshots")
-    own = FastEncoder() if given is None or pytestconfig.getoption("--fast") else encoder
-    folder = Path(given or tmp_path)
-    if not (folder / "expected.json").exists():
-        write(folder, own)
+    """With `--snapshots FOLDER` that folder, and the bundled encoder unless `--fast`; an empty one is filled."""
+    own = FastEncoder()
+    if (given := pytestconfig.getoption("--snapshots")) is not None:
+        folder, own = Path(given), own if pytestconfig.getoption("--fast") else encoder
+        if not (folder / "expected.json").exists():
+            write(folder, own)
     assert differences(folder, own) == []
