@@ -58,7 +58,7 @@ bench-peers: .venv-dev/installed .venv-peers-txtai/installed .venv-peers-infinit
 	$(DEV)/python -m loadtest.lab.peers --data $(or $(DATA),../shared/data/eval/cmirb) \
 	  --weights $(or $(WEIGHTS),../shared/weights/bge-small-zh-v1.5) $(ARGS)
 
-bench-gpu: ## searches a second on a machine with a graphics card (docs/benchmarks.md says what it needs)
+bench-gpu: ## searches a second on a machine with a GPU (docs/benchmarks.md says what it needs)
 	$(GPU_PYTHON) -m loadtest.lab.gpu $(ARGS)
 
 overload: .venv-dev/installed ## two and ten times what the service can answer (ARGS=--proxy: behind HAProxy)
@@ -73,11 +73,11 @@ bench-fresh: .venv-dev/installed ## what documents posted since the last build c
 bench-index: .venv-dev/installed ## memory and time of a build and a re-index (ARGS='--documents 100000 1000000')
 	$(DEV)/python -m indexer.bench index $(ARGS)
 
-bench-encode: ## an LLM's documents a second beside the card's limit and sentence-transformers (docs/benchmarks.md)
+bench-encode: ## an LLM's documents a second beside the GPU's limit and sentence-transformers (docs/benchmarks.md)
 	$(GPU_PYTHON) -m models.bench.encode --corpus $(or $(CORPUS),../shared/data/eval/cmirb/corpus.jsonl.gz) \
 	  --tokenizer $(or $(TOKENIZER),../shared/weights/bge-small-zh-v1.5) --output $(or $(OUTPUT),var/bench-encode) $(ARGS)
 
-bench-train: ## speed and memory of training on a machine with a graphics card (ARGS=--tiny runs anywhere)
+bench-train: ## speed and memory of training on a machine with a GPU (ARGS=--tiny runs anywhere)
 	$(GPU_PYTHON) -m models.bench.train $(ARGS)
 
 kill-index: .venv-dev/installed ## 50 builds killed with SIGKILL at random moments: each must end like an undisturbed one

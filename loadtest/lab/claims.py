@@ -101,8 +101,8 @@ def _run(command: str) -> tuple[str, int]:
     try:
         done = subprocess.run(shlex.split(command), timeout=LIMIT_SECONDS, **how)  # type: ignore[call-overload]
     except subprocess.TimeoutExpired as late:
-        said = late.stdout.decode(errors="replace") if isinstance(late.stdout, bytes) else late.stdout or ""
-        return f"{said}\nended after {LIMIT_SECONDS:.0f} s", 124
+        printed = late.stdout.decode(errors="replace") if isinstance(late.stdout, bytes) else late.stdout or ""
+        return f"{printed}\nended after {LIMIT_SECONDS:.0f} s", 124
     return done.stdout + done.stderr, done.returncode
 
 

@@ -15,7 +15,7 @@ from models.bench.shapes import Shape
 from models.packed.linear import Dense, Scaled, quantise
 
 ROUNDS = 5
-# Long enough that the card's clock is the one that it keeps under load.
+# Long enough for the GPU to reach the clock that it keeps under load.
 ROUND_SECONDS = 0.3
 # A rough rate, to choose how many calls make a round.
 EXPECTED = 600e12
@@ -77,7 +77,7 @@ def ceiling(device: torch.device, dtype: torch.dtype, sizes: tuple[int, ...]) ->
 
 
 def products(shape: Shape, device: torch.device, dtype: torch.dtype, tokens: int) -> dict[str, dict[str, float]]:
-    """TFLOP/s of a layer's four products on so many tokens: by each library, in place, and in fp8."""
+    """TFLOP/s of a layer's four products on this number of tokens: by each library, in place, and in fp8."""
     on_gpu = device.type == "cuda"
     narrow = torch.compile(quantise) if on_gpu else quantise
     found: dict[str, dict[str, float]] = {}
@@ -103,8 +103,8 @@ def products(shape: Shape, device: torch.device, dtype: torch.dtype, tokens: int
         if on_gpu:
             torch.backends.cuda.preferred_blas_library("default")
         found[name] = rates
-        said = ", ".join(f"{way} {rate:.0f}" for way, rate in rates.items())
-        print(f"  {shape.name} {name} {rows} × {columns}: {said} TFLOP/s", flush=True)
+        shown = ", ".join(f"{way} {rate:.0f}" for way, rate in rates.items())
+        print(f"  {shape.name} {name} {rows} × {columns}: {shown} TFLOP/s", flush=True)
     return found
 
 

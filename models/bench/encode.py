@@ -1,9 +1,9 @@
-"""How fast an LLM encodes documents on this card, in parts that may run in separate calls and add up in one file.
+"""Measures how fast an LLM encodes documents on a GPU; the parts may run in separate calls and add up in one file.
 
   python -m models.bench.encode --corpus corpus.jsonl.gz --tokenizer FOLDER --real FOLDER --output var/encode
   python -m models.bench.encode --tiny --corpus examples/corpus.jsonl --tokenizer FOLDER --output var/encode
 
-Parts (--only): ceiling, the card's rate at large square products; 4b and 8b, models of these shapes and random weights:
+Parts (--only): ceiling, the GPU's rate at large square products; 4b and 8b, models of these shapes and random weights:
 each attention, then the best at length, and with them products, the rates of a layer's products; peer,
 sentence-transformers in turn with ours; fp8, in turn with bf16, and its cosines on the real weights of --real; profile,
 the kernels of one batch. Shares of the ceiling count operations on real tokens only. With --tiny every step runs on a
@@ -114,7 +114,7 @@ class Bench:
             torch.cuda.empty_cache()
 
     def _peer(self, model: PreTrainedModel) -> PeerRun | None:
-        """sentence-transformers at its best; None, said aloud, where it does not run: ours is measured all the same."""
+        """sentence-transformers at its best; prints the error and returns None if it does not run here."""
         try:
             peer = Peer(model, self.corpus.tokenizer_json)
             some = self.corpus.texts[: len(self.corpus.texts) // 4]

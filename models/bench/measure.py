@@ -168,10 +168,10 @@ def _figures(shape: Shape, lengths: Sequence[int], times: list[float], ceiling: 
     tflops = shape.flops(lengths) / len(lengths) * rates.middle / 1e12
     nominal = shape.flops(lengths, nominal=True) / len(lengths) * rates.middle / 1e12
     hours = 1e6 / rates.middle / 3600
-    said = f"{rates} docs/s, {tflops:.1f} TFLOP/s, {tflops / ceiling:.1%} of the ceiling, {hours:.2f} h a million"
+    summary = f"{rates} docs/s, {tflops:.1f} TFLOP/s, {tflops / ceiling:.1%} of the ceiling, {hours:.2f} h a million"
     return {
         "docs_per_second": rates.middle, "least": rates.least, "most": rates.most, "tflops": tflops,
-        "share": tflops / ceiling, "nominal_share": nominal / ceiling, "hours_per_million": hours, "said": said,
+        "share": tflops / ceiling, "nominal_share": nominal / ceiling, "hours_per_million": hours, "said": summary,
     }  # fmt: skip
 
 
@@ -214,8 +214,8 @@ def fp8_cosines(folder: Path, corpus: Corpus, plan: Plan, way: str) -> dict[str,
     for name, (one, two) in pairs.items():
         for kind, rows in (("", slice(whole)), (", beginnings", slice(whole, None))):
             found[name + kind] = figures = cosines(one[rows], two[rows], texts[rows])
-            said = f"least {figures['least']:.5f} ({figures['worst']!r}), {figures['below']:.2%} below {NEAR}"
-            print(f"  {folder.name} {name}{kind}: cosine mean {figures['mean']:.5f}, {said}", flush=True)
+            worst = f"least {figures['least']:.5f} ({figures['worst']!r}), {figures['below']:.2%} below {NEAR}"
+            print(f"  {folder.name} {name}{kind}: cosine mean {figures['mean']:.5f}, {worst}", flush=True)
     return {"folder": folder.name, "texts": whole, "cosines": found}
 
 

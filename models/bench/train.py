@@ -1,6 +1,6 @@
 """Speed and memory of training at the paper's sizes, on random weights; sentence-transformers beside it.
 
-  python -m models.bench.train                              on a graphics card (make bench-train)
+  python -m models.bench.train                              on a GPU (make bench-train)
   python -m models.bench.train --parts stage-1 lora         some of it
   python -m models.bench.train --tiny                       shapes that a CPU can afford: does it run?
   python -m models.bench.train --lengths CORPUS.jsonl.gz    text lengths as in this corpus, in characters
@@ -10,7 +10,7 @@ lora      the 4B document encoder, LoRA, batch 640 at 512 tokens through gradien
 peer      the 0.3B encoder at a batch that needs no caching, by our loop and by sentence-transformers' trainer: the same
           folder, texts, batch, precision and loss
 
-Texts are made of characters that are one token each. The share is that of the card's own matrix product (bf16, 8192
+Texts are made of characters that are one token each. The share is that of the GPU's own matrix product (bf16, 8192
 cubed, measured first), counting only the operations that a step needs: 6 a weight and token, 4 under LoRA, padding
 included. Where transformers has no Gte, a BERT of the same size stands in, and the output says so.
 """
@@ -83,10 +83,10 @@ class Bench:
         self.folder, self.sizes, self._tiny = folder, sizes, tiny
         self.ranks = Ranks.join()
         device = self.ranks.device
-        on_card = device.type == "cuda"
-        print(f"{torch.cuda.get_device_name() if on_card else 'CPU'}, torch {torch.__version__}", flush=True)
-        dtype = torch.bfloat16 if on_card else torch.float32
-        self.ceiling = ceiling(device, dtype, (8192,) if on_card else (256,))["bf16_best"]
+        on_gpu = device.type == "cuda"
+        print(f"{torch.cuda.get_device_name() if on_gpu else 'CPU'}, torch {torch.__version__}", flush=True)
+        dtype = torch.bfloat16 if on_gpu else torch.float32
+        self.ceiling = ceiling(device, dtype, (8192,) if on_gpu else (256,))["bf16_best"]
         self.vocabulary = vocabulary_of(sizes.words)
         self._chance = np.random.default_rng(0)
         drawn = _lengths(lengths) if lengths else self._chance.lognormal(4.6, 0.7, 4096)
