@@ -1,104 +1,110 @@
-# The only entry point: `make help` lists all targets. Environments are created on first use and kept.
+# The only entry point: `make help` lists what there is. Environments are made on first use and kept.
 SHELL := bash
 PYTHON ?= python3
 SERVE := .venv/bin
 DEV := .venv-dev/bin
-# A GPU machine may have its packages elsewhere; the dry run of docs/benchmarks.md works with .venv-dev.
+# A GPU machine may have its packages elsewhere; the dry run of docs/benchmarks.md works with ours.
 GPU_PYTHON ?= $(DEV)/python
 PORT ?= 8000
 HOST ?= http://127.0.0.1:$(PORT)
-# Tests that start services, browsers and clusters.
-PROCESSES := tests/api tests/e2e tests/integration
+# The tests in four parts of similar length: two of processes (services, browsers, clusters), models, and the rest.
+LATE := $(wildcard tests/integration/test_[qrstuvwxyz]*.py)
+MODELS := tests/unit/training tests/unit/models tests/unit/evaluation
 PIP := -m pip install --quiet --disable-pip-version-check
 .DEFAULT_GOAL := help
-.PHONY: help run test test-processes test-parts check unit format bench bench-peers bench-gpu overload kills bench-fresh bench-index bench-encode bench-train kill-index kill-writes swaps claims loadtest eval install install-train optimum lock clean
+.PHONY: help run test test-late test-early test-models test-rest check unit format bench bench-peers bench-gpu overload kills bench-fresh bench-index bench-encode bench-train kill-index kill-writes swaps claims loadtest eval install install-train optimum lock clean
 
-help: ## print this list
+help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
 
-run: install ## serve the example corpus at http://127.0.0.1:8000 (PORT=… for another port)
+run: install ## serve the example corpus at http://127.0.0.1:8000 (PORT=… for another)
 	@$(SERVE)/care demo --port $(PORT)
 
-# Two jobs at a time, for two cores: environments first, then process tests parallel to everything else.
-test: ## run linters, types, import rules and all tests
-	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target test-processes check test-parts
+# Two at a time, for two cores, the longest first.
+test: ## everything: linters, types, architecture, all tests
+	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target test-late test-early test-models test-rest check
 
-check: .venv-dev/installed ## run linters, types and import rules
+check: .venv-dev/installed ## linters, types, import rules
 	$(DEV)/ruff check .
 	$(DEV)/ruff format --check .
 	$(DEV)/mypy
 	$(DEV)/lint-imports
 
-unit: .venv-dev/installed ## run tests only (ARGS='tests/unit -k batcher')
+unit: .venv-dev/installed ## the tests alone (ARGS='tests/unit -k batcher')
 	$(DEV)/pytest $(ARGS)
 
-# One thread each: two jobs with two threads on two cores would mostly wait for each other.
-test-processes test-parts: export OMP_NUM_THREADS := 1
-test-processes: .venv-dev/installed .venv-optimum/installed programs
-	$(DEV)/pytest $(PROCESSES)
+# Each has one core: threads that wait for each other's would cost most of the time.
+test-late test-early test-models test-rest: export OMP_NUM_THREADS := 1
+test-late: .venv-dev/installed programs
+	$(DEV)/pytest $(LATE)
 
-test-parts: .venv-dev/installed
-	$(DEV)/pytest $(PROCESSES:%=--ignore=%)
+test-early: .venv-dev/installed .venv-optimum/installed programs
+	$(DEV)/pytest tests/e2e tests/integration $(LATE:%=--ignore=%)
 
-format: .venv-dev/installed ## format the code with ruff
+test-models: .venv-dev/installed
+	$(DEV)/pytest $(MODELS)
+
+test-rest: .venv-dev/installed
+	$(DEV)/pytest --ignore=tests/e2e --ignore=tests/integration $(MODELS:%=--ignore=%)
+
+format: .venv-dev/installed ## let ruff lay out the code
 	$(DEV)/ruff check --fix .
 	$(DEV)/ruff format .
 
-bench: .venv-dev/installed ## measure the speed of /v1/search and the bare framework
+bench: .venv-dev/installed ## speed of /v1/search beside the bare framework
 	$(DEV)/python -m loadtest.bench $(ARGS)
 
-bench-peers: .venv-dev/installed .venv-peers-txtai/installed .venv-peers-infinity/installed ## compare speed with txtai and Infinity + FAISS (DATA=…, WEIGHTS=…)
+bench-peers: .venv-dev/installed .venv-peers-txtai/installed .venv-peers-infinity/installed ## ours beside txtai and Infinity + FAISS (DATA=…, WEIGHTS=…)
 	$(DEV)/python -m loadtest.lab.peers --data $(or $(DATA),../shared/data/eval/cmirb) \
 	  --weights $(or $(WEIGHTS),../shared/weights/bge-small-zh-v1.5) $(ARGS)
 
-bench-gpu: ## measure searches a second on a GPU machine (requirements: docs/benchmarks.md)
+bench-gpu: ## searches a second on a machine with a GPU (docs/benchmarks.md says what it needs)
 	$(GPU_PYTHON) -m loadtest.lab.gpu $(ARGS)
 
-overload: .venv-dev/installed ## offer two and ten times the service's capacity (ARGS=--proxy: behind HAProxy)
+overload: .venv-dev/installed ## two and ten times what the service can answer (ARGS=--proxy: behind HAProxy)
 	$(DEV)/python -m loadtest.lab.overload $(ARGS)
 
-kills: .venv-dev/installed ## kill engine, worker and Redis under load; measure failures and recovery
+kills: .venv-dev/installed ## engine, worker and Redis killed under load: what fails, for how long
 	$(DEV)/python -m loadtest.lab.kills $(ARGS)
 
-bench-fresh: .venv-dev/installed ## measure the search cost of documents posted since the last build
-	$(DEV)/python -m tests.bench.fresh $(ARGS)
+bench-fresh: .venv-dev/installed ## what documents posted since the last build cost a search
+	OPENBLAS_NUM_THREADS=1 $(DEV)/python -m indexer.bench fresh $(ARGS)
 
-bench-index: .venv-dev/installed ## measure memory and time of a build and a re-index (ARGS='--documents 100000 1000000')
-	$(DEV)/python -m tests.bench.index $(ARGS)
+bench-index: .venv-dev/installed ## memory and time of a build and a re-index (ARGS='--documents 100000 1000000')
+	$(DEV)/python -m indexer.bench index $(ARGS)
 
-bench-encode: ## measure an LLM's documents a second, the GPU's limit and sentence-transformers (docs/benchmarks.md)
-	$(GPU_PYTHON) -m tests.bench.encode --corpus $(or $(CORPUS),../shared/data/eval/cmirb/corpus.jsonl.gz) \
+bench-encode: ## an LLM's documents a second beside the GPU's limit and sentence-transformers (docs/benchmarks.md)
+	$(GPU_PYTHON) -m models.bench.encode --corpus $(or $(CORPUS),../shared/data/eval/cmirb/corpus.jsonl.gz) \
 	  --tokenizer $(or $(TOKENIZER),../shared/weights/bge-small-zh-v1.5) --output $(or $(OUTPUT),var/bench-encode) $(ARGS)
 
-bench-train: ## measure speed and memory of training on a GPU machine (ARGS=--tiny runs anywhere)
-	$(GPU_PYTHON) -m tests.bench.train $(ARGS)
+bench-train: ## speed and memory of training on a machine with a GPU (ARGS=--tiny runs anywhere)
+	$(GPU_PYTHON) -m models.bench.train $(ARGS)
 
-kill-index: .venv-dev/installed ## kill 50 builds at random moments; each must end like an undisturbed one
-	$(DEV)/python -m tests.kill.index $(ARGS)
+kill-index: .venv-dev/installed ## 50 builds killed with SIGKILL at random moments: each must end like an undisturbed one
+	$(DEV)/python -m pytest -s --timeout 0 tests/integration/test_index_kills.py --kills 50 --documents 60 $(ARGS)
 
-kill-writes: .venv-dev/installed ## kill writers, builds and rollbacks at random, 300 runs; no acknowledged change may be lost
-	$(DEV)/python -m tests.kill.writes $(ARGS)
+kill-writes: .venv-dev/installed ## 300 runs of writers, builds and rollbacks under random kills: nothing acknowledged is lost
+	$(DEV)/python -m pytest -s --timeout 0 tests/integration/test_write_kills.py --runs 300 $(ARGS)
 
-swaps: .venv-dev/installed ## swap two snapshots 20 times under load; no request may fail or mix versions
+swaps: .venv-dev/installed ## 20 swaps between two snapshots under load: nothing fails, nothing is mixed
 	$(DEV)/python -m loadtest.lab.swaps $(ARGS)
 
-claims: .venv-dev/installed .venv-peers-txtai/installed .venv-peers-infinity/installed programs ## check the documents' claims in short form (15 minutes)
+claims: .venv-dev/installed .venv-peers-txtai/installed .venv-peers-infinity/installed programs ## what the documents claim, in short form (15 minutes)
 	$(DEV)/python -m loadtest.lab.claims $(ARGS)
 
-loadtest: .venv-dev/installed ## run Locust against a running service (HOST=…) and check the limits of loadtest/slo.py
+loadtest: .venv-dev/installed ## Locust against a running service (HOST=…), and its limits (ARGS='--p95-ms 250')
 	mkdir -p var/loadtest
 	$(DEV)/locust -f loadtest/locustfile.py --headless --only-summary --exit-code-on-error 0 -u 16 -r 16 -t 20s \
-	  --host $(HOST) --csv var/loadtest/run
-	$(DEV)/python -m loadtest.slo var/loadtest/run_stats.csv $(or $(ARGS),--p95-ms 250 --p99-ms 500)
+	  --host $(HOST) --csv var/loadtest/run $(or $(ARGS),--p95-ms 250 --p99-ms 500)
 
-eval: .venv-dev/installed ## evaluate the bundled encoder on the example corpus (DATA=… for another folder)
+eval: .venv-dev/installed ## judge the bundled encoder on the example corpus (DATA=… for another folder)
 	$(DEV)/care eval $(or $(DATA),examples) $(ARGS)
 
-install: .venv/installed ## create the serving environment (.venv, no torch)
+install: .venv/installed ## the serving environment (.venv, no torch)
 
-install-train: .venv-dev/installed ## create the environment with torch (.venv-dev): .venv-dev/bin/care train …
+install-train: .venv-dev/installed ## the environment with torch (.venv-dev): .venv-dev/bin/care train …
 
-optimum: .venv-optimum/installed ## create the environment for Optimum's exports (.venv-optimum)
+optimum: .venv-optimum/installed ## the environment in which Optimum exports (.venv-optimum)
 
 .venv/installed: requirements/serve.lock pyproject.toml
 	@echo "Installing the serving environment into .venv …"
@@ -107,7 +113,7 @@ optimum: .venv-optimum/installed ## create the environment for Optimum's exports
 	@$(SERVE)/python $(PIP) --no-deps --editable .
 	@touch $@
 
-# torch is installed first and alone: a package index with a CPU build gives that one, and later installs keep it.
+# torch comes first and alone: an index that offers a CPU build gives that one, and nothing after it asks again.
 .venv-dev/installed: requirements/dev.lock pyproject.toml
 	@echo "Installing the development environment into .venv-dev …"
 	@$(PYTHON) -m venv .venv-dev
@@ -136,7 +142,7 @@ programs:
 	  { echo "Installing Chromium and HAProxy for the tests …"; apt-get update -qq && \
 	    DEBIAN_FRONTEND=noninteractive apt-get install -qq -y chromium chromium-driver haproxy >/dev/null; }
 
-lock: ## pin all dependencies again (needs uv)
+lock: ## pin every dependency anew (needs uv)
 	requirements/compile.sh
 
 clean: ## remove environments, snapshots and caches

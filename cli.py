@@ -1,4 +1,4 @@
-"""`care`: the one command. Each subcommand lives in its own room and is imported only when it is called."""
+"""The command `care`: imports the module of a subcommand only when it is called."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ COMMANDS = {
     "export": ("models.export.command", "turn a trained encoder into ONNX graphs (needs the train extra)"),
     "eval": ("models.evaluation.command", "judge encoders, BM25 and their hybrid on evaluation sets"),
 }
+# Subcommands of a subcommand that takes other arguments, too.
 PARTS = {("eval", "diff"): "models.evaluation.diff"}
-"""Second words that are commands of their own, where the first word takes other things, too."""
 DEMO_COLLECTION, PAGE = "var/demo", "page.json"
 TOKEN_VARIABLE = "CARE_ADMIN_TOKEN"
-# The demo leaves a database that is configured alone.
-HERE = ("--vectors", "faiss")
+# The demo does not use a configured vector database.
+OWN_INDEX = ("--vectors", "faiss")
 TRAIN_EXTRA = {"torch", "transformers", "onnx", "safetensors", "onnxscript", "peft", "accelerate", "gguf", "ranx"}
 
 
@@ -40,7 +40,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if threading.current_thread() is threading.main_thread():
         # An exception, so that a stopped build removes what it has half written.
         signal.signal(signal.SIGTERM, _terminate)
-    parser = _Parser(prog="care", description=_overview(), formatter_class=_Plain)
+    parser = _Parser(prog="care", description=_overview(), formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--version", action="version", version=f"care-search {care_version()}")
     parser.add_argument("command", choices=COMMANDS, metavar="COMMAND", help="one of the above")
     name = parser.parse_args(given[:1]).command
@@ -50,7 +50,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _fail(name, str(error))
         return error.exit_code
     except OSError as error:
-        # A disk that is full, a folder that may not be written: the caller's to mend, and the system says what it is.
+        # A full disk or a folder without permission: the caller can fix it.
         where = f"{error.filename}: " if error.filename else ""
         if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             return _fail(name, f"{where}{error.strerror}; free some space, then run the same command again")
@@ -74,7 +74,7 @@ def _terminate(number: int, frame: object) -> NoReturn:
 
 
 def _fail(name: str, message: str) -> int:
-    """One line, whatever line breaks a library put into its message."""
+    """Prints the message in one line."""
     print(f"care {name}: {' '.join(message.split())}", file=sys.stderr)
     return 1
 
@@ -83,10 +83,11 @@ def _run(name: str, given: list[str]) -> int:
     part = PARTS.get((name, given[0])) if given else None
     if part is not None:
         name, given = f"{name} {given[0]}", given[1:]
-    room = import_module(part or COMMANDS[name][0])
-    parser = _Parser(prog=f"care {name}", description=room.__doc__, formatter_class=_Plain)
-    room.add_arguments(parser)
-    room.run(parser.parse_args(given))
+    command = import_module(part or COMMANDS[name][0])
+    form = argparse.RawDescriptionHelpFormatter
+    parser = _Parser(prog=f"care {name}", description=command.__doc__, formatter_class=form)
+    command.add_arguments(parser)
+    command.run(parser.parse_args(given))
     return 0
 
 
@@ -98,18 +99,18 @@ def _demo(given: list[str]) -> int:
 
     if not _demo_is_built():
         print("Building the snapshot of the example corpus (once) …", flush=True)
-        _run("index", ["build", str(EXAMPLE_CORPUS), "--collection", DEMO_COLLECTION, *HERE])
+        _run("index", ["build", str(EXAMPLE_CORPUS), "--collection", DEMO_COLLECTION, *OWN_INDEX])
         # By force: the demo's encoder and collection change together.
-        _run("index", ["publish", "--force", "--collection", DEMO_COLLECTION, *HERE])
+        _run("index", ["publish", "--force", "--collection", DEMO_COLLECTION, *OWN_INDEX])
         shutil.copy(EXAMPLE_CORPUS.with_name(PAGE), DEMO_COLLECTION)
     if not os.environ.get(TOKEN_VARIABLE):
         os.environ[TOKEN_VARIABLE] = secrets.token_urlsafe(16)
         print(f"Adding documents takes this token: export {TOKEN_VARIABLE}={os.environ[TOKEN_VARIABLE]}", flush=True)
-    return _run("serve", ["--collection", DEMO_COLLECTION, "--port", port, *HERE])
+    return _run("serve", ["--collection", DEMO_COLLECTION, "--port", port, *OWN_INDEX])
 
 
 def _demo_is_built() -> bool:
-    """Whether there is a snapshot that this encoder made; a newer encoder has the corpus read again."""
+    """Whether there is a snapshot by the served encoder; after a change of the encoder the corpus is built again."""
     if not all(Path(DEMO_COLLECTION, name).is_file() for name in ("CURRENT", PAGE)):
         return False
     from indexer.arguments import served_encoder
@@ -121,14 +122,10 @@ def _demo_is_built() -> bool:
 
 
 class _Parser(argparse.ArgumentParser):
-    """Says what is wrong with the arguments in one line; sub-parsers are of this class too."""
+    """Reports wrong arguments in one line; sub-parsers are of this class too."""
 
     def error(self, message: str) -> NoReturn:
         self.exit(1, f"{self.prog}: {' '.join(message.split())}; {self.prog} --help says more\n")
-
-
-class _Plain(argparse.RawDescriptionHelpFormatter):
-    """Descriptions as they were written."""
 
 
 def _overview() -> str:

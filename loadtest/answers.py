@@ -1,7 +1,6 @@
-"""Whether an answer of the service is what its request asked for, judged from the outside.
+"""Checks answers of the service against their requests, by the HTTP contract of docs/architecture.md.
 
-Each check takes the body of an answer, raises BadAnswer or returns what the next request needs. Knows the HTTP
-contract of docs/architecture.md, and nothing of how an answer came about or of who asks.
+Each check takes the body of an answer; it raises BadAnswer or returns what the next request needs.
 """
 
 from __future__ import annotations
@@ -13,13 +12,13 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from loadtest.harness.errors import BadQueries
+from loadtest.harness import BadQueries
 
 PAGE_FILE = re.compile(r'(?:href|src)="(/static/[^"]+)"')
 
 
 class BadAnswer(Exception):
-    """What is wrong with an answer, short enough to be counted by."""
+    """A fault of an answer; the message is short, because failures are counted by it."""
 
 
 def read_queries(path: Path) -> list[str]:
@@ -35,11 +34,7 @@ def read_queries(path: Path) -> list[str]:
 
 
 def check_search(body: Mapping[str, Any], content: bytes) -> list[list[dict[str, Any]]]:
-    """The hits of each query of the request `body`; raises BadAnswer.
-
-    Every query must find something, so they have to be queries that the corpus can answer. Of the filters only `eq`
-    is looked at.
-    """
+    """The hits of each query of the request `body`; every query must have some. Of the filters only `eq` is checked."""
     answer = _parse(content)
     queries = [body["query"]] if isinstance(body["query"], str) else body["query"]
     try:
@@ -74,7 +69,6 @@ def check_page(content: bytes) -> list[str]:
 
 
 def check_file(content: bytes) -> None:
-    """A file that is not empty."""
     if not content:
         raise BadAnswer("an empty file")
 

@@ -1,6 +1,6 @@
-"""The yardstick: FastAPI and uvicorn, set up as the service sets them up, answering a constant from memory.
+"""The baseline of the benchmark: FastAPI and uvicorn with the service's settings, answering a constant.
 
-`python -m loadtest.bare --port PORT --bytes N` runs until SIGTERM. What the service takes beyond this is its own work.
+`python -m loadtest.bare --port PORT --bytes N` runs until SIGTERM.
 """
 
 from __future__ import annotations
@@ -12,18 +12,14 @@ from collections.abc import Sequence
 import uvicorn
 from fastapi import FastAPI, Response
 
-from loadtest.harness.client import PATH
-from loadtest.harness.http1 import HOST
-
-READY = "/readyz"
+from loadtest.harness import HOST, PATH, READY
 
 
 def create_app(size: int) -> FastAPI:
-    """A plain route at the path of the search that answers `size` bytes, whatever it is asked."""
+    """A route at the path of the search that answers `size` bytes to every request."""
     app = FastAPI(openapi_url=None)
     body = b"x" * size
 
-    # The decorators of FastAPI keep these two functions.
     @app.post(PATH)
     async def answer() -> Response:
         return Response(body, media_type="application/json")
@@ -40,7 +36,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--bytes", type=int, required=True, help="size of the answer")
     given = parser.parse_args(arguments)
-    # The same options as service/processes/server.py gives; one worker is uvicorn's default.
+    # The same options as `care serve` gives; one worker is uvicorn's default.
     uvicorn.run(
         create_app(given.bytes),
         host=HOST,

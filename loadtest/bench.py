@@ -1,27 +1,20 @@
-"""`make bench`: how fast `/v1/search` of the real service is, and how much of its time is its own.
+"""`make bench`: speed of `/v1/search` of the real service, and how much of a request is the service's own work.
 
   python -m loadtest.bench                        the example corpus, a service started for the run, caches off
   python -m loadtest.bench --collection FOLDER    another published collection
   python -m loadtest.bench --url http://127.0.0.1:8000    a service that runs already, with the settings it has
 
 How to read the output
-- Everything is from one run on one machine. A round measures every scenario once, the service right beside the bare
-  framework, and every second round goes backwards, so that neither is always first.
-- Requests per second and the ratio are medians over the rounds with (lowest–highest) after them. The ratio compares
-  the two of the same round: the bare framework is FastAPI and uvicorn with the service's server settings, answering
-  a constant as large as a typical answer. A wide spread means a busy machine: do not publish it.
-- Medians and p99 of latencies and stages are over all requests of all rounds. Latency is the client's, from writing
-  the request to the last byte of the answer; stages are the service's own `timings_ms`. `queue` holds the wait for
-  the batch before and the way to the engine's thread and back; with many connections it is most of `total`.
-- "Cache hit" is a second service with its process cache on, asked only what it answered before. Its first table
-  has the time inside the server, `total`, with the limit beside it.
-- The last table is for one connection: what each request took beyond its own encode + search + fetch. "Seen by the
-  client" is the honest figure, for it has everything in it: client, loopback, framework, parsing, tokenising, threads.
-  The bare framework's latency is the part that any service on this stack pays; "inside the server" is `total` less
-  encode + search + fetch.
-- The client takes a part of a core while it measures; on few cores it competes with the encoder, in both contestants.
-- Failures are answers that are not 200, are malformed, lack `timings_ms` or never came. One of them and the exit
-  status is 1.
+- A round measures every scenario once, the service right beside the bare framework (FastAPI and uvicorn with the same
+  server settings, answering a constant of typical size); every second round goes backwards.
+- Requests per second and ratios are medians over the rounds with (lowest–highest). A wide spread means a busy machine:
+  do not publish it. Latencies and stages are over all requests of all rounds.
+- Latency is the client's, from writing the request to the last byte of the answer; stages are the service's own
+  `timings_ms`. `queue` includes the wait for the batch before and the way to the engine's thread and back.
+- "Cache hit" is a second service with its process cache on and only repeated queries.
+- The last table has what a request of one connection took beyond its own encode + search + fetch. "Seen by the client"
+  includes client, loopback and framework; "inside the server" is `total` less encode + search + fetch.
+- Failures are answers that are not 200, are malformed, lack `timings_ms` or never came. They set exit status 1.
 """
 
 from __future__ import annotations
@@ -30,45 +23,103 @@ import argparse
 import contextlib
 import json
 import os
-import shlex
-import signal
-import sys
 import tempfile
-from collections.abc import Sequence
-from dataclasses import replace
-from datetime import UTC, datetime
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 
 from loadtest.answers import read_queries
-from loadtest.bench_report import BARE, CACHED, Report, Scenario, as_json, as_markdown, make_report
-from loadtest.harness import facts as bench_facts
-from loadtest.harness.client import MAX_SECONDS, REPOSITORY, Job, Measurement, measure
-from loadtest.harness.errors import BenchError
-from loadtest.harness.processes import FORCED, bare, build_example, care_server, get, running
+from loadtest.harness import REPOSITORY, BenchError
+from loadtest.harness.generator import MAX_SECONDS, STAGES, Job, Measurement, measure
+from loadtest.harness.machine import settings, versions
+from loadtest.harness.report import (
+    Program,
+    Quantiles,
+    Spread,
+    exit_with,
+    failures_text,
+    markdown,
+    publish,
+    say,
+    summary,
+    table,
+    yes,
+)
+from loadtest.harness.servers import CACHE, FORCED, bare_server, build_example, care_server, get, running
 
 QUERIES = REPOSITORY / "examples" / "queries.jsonl"
 ROUNDS = 5
 SECONDS = 2.0
 WARM_UP_SECONDS = 1.0
-# One round, in its order: each ratio's two sides are neighbours.
+BARE, CACHED = "bare framework", "cache hit"
+# What a request takes beyond these stages is the service's overhead.
+WORK = ("encode", "search", "fetch")
+OVERHEAD_LIMIT_MS = 1.0
+HIT_LIMIT_MS = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """What is measured (a search mode, CACHED or BARE) over how many connections."""
+
+    mode: str
+    connections: int
+
+
+# One round, in its order: the two sides of each ratio are neighbours.
 SCENARIOS = (
     Scenario("dense", 1),
     Scenario("lexical", 1),
     Scenario(CACHED, 1),
-    Scenario("hybrid", 1),
-    Scenario(BARE, 1),
-    Scenario("hybrid", 8),
-    Scenario(BARE, 8),
-    Scenario("hybrid", 32),
-    Scenario(BARE, 32),
+    *(Scenario(mode, connections) for connections in (1, 8, 32) for mode in ("hybrid", BARE)),
 )
 TYPICAL = Scenario("hybrid", 1)
-CACHE = {"CARE_LRU_MB": "64"}
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """The figures of a scenario; BARE has no ratio and no stages."""
+
+    scenario: Scenario
+    requests: int
+    requests_per_second: Spread
+    ratio_to_bare: Spread | None
+    latency_ms: Quantiles
+    stages_ms: dict[str, Quantiles]
+    failures: dict[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Overhead:
+    """Milliseconds of one connection beyond encode + search + fetch, medians over requests.
+
+    `client_ms` is measured at the client; `bare_ms` is the bare framework's latency, and `beyond_bare_ms` the
+    difference. `server_ms` is the part that `timings_ms` sees: from the parsed request to the finished body.
+    """
+
+    mode: str
+    client_ms: float
+    bare_ms: float
+    beyond_bare_ms: float
+    server_ms: float
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """The result of one run; `facts` are the command, the machine and what was measured."""
+
+    facts: dict[str, str]
+    rows: list[Row]
+    overheads: list[Overhead]
+
+    @property
+    def failures(self) -> int:
+        return sum(sum(row.failures.values()) for row in self.rows)
 
 
 class Bench:
-    """The rounds of one run; the service is at `service_url`, the one that caches, if there is one, at `cached_url`."""
+    """Runs the rounds; the service is at `service_url`, the caching one, if any, at `cached_url`."""
 
     def __init__(self, service_url: str, queries: Sequence[str], seconds: float, cached_url: str | None = None) -> None:
         self._urls = {CACHED: cached_url} if cached_url else {}
@@ -79,7 +130,7 @@ class Bench:
         self.scenarios = [scenario for scenario in SCENARIOS if cached_url or scenario.mode != CACHED]
 
     def warm_up(self) -> int:
-        """Asks the service in every way that will be measured; the size of a typical answer in bytes."""
+        """Runs every scenario of the service once; returns the size of a typical answer in bytes."""
         size = 0
         for scenario in self.scenarios:
             if scenario.mode == CACHED:
@@ -95,13 +146,13 @@ class Bench:
         self._measure(Scenario(BARE, 1), min(self._seconds, WARM_UP_SECONDS))
         measured: dict[Scenario, list[Measurement]] = {scenario: [] for scenario in self.scenarios}
         for number in range(rounds):
-            _say(f"round {number + 1} of {rounds}")
+            say(f"bench: round {number + 1} of {rounds}")
             for scenario in self.scenarios if number % 2 == 0 else reversed(self.scenarios):
                 measured[scenario].append(self._measure(scenario, self._seconds))
         return measured
 
     def _fill_cache(self) -> None:
-        """Every query once, however long it takes: what is measured later are hits only."""
+        """Sends every query once, so that all later ones are hits."""
         whole = len(self._queries)
         measured = measure(replace(self._job(Scenario(CACHED, 1), MAX_SECONDS), first_number=0, max_requests=whole))
         if len(measured.latency_ms) < whole:
@@ -116,73 +167,111 @@ class Bench:
         return measured
 
     def _job(self, scenario: Scenario, seconds: float) -> Job:
-        return Job(
-            url=self._urls.get(scenario.mode, self._service_url),
-            queries=self._queries,
-            # The bare framework is sent what the service is sent.
-            mode=TYPICAL.mode if scenario.mode in (BARE, CACHED) else scenario.mode,
-            connections=scenario.connections,
-            seconds=seconds,
-            first_number=self._sent,
-            timings=scenario.mode != BARE,
-            numbered=scenario.mode != CACHED,
-        )
+        url = self._urls.get(scenario.mode, self._service_url)
+        # The bare framework gets the requests of the service.
+        mode = TYPICAL.mode if scenario.mode in (BARE, CACHED) else scenario.mode
+        timings, numbered = scenario.mode != BARE, scenario.mode != CACHED
+        number = self._sent
+        return Job(url, self._queries, mode, scenario.connections, seconds, number, timings=timings, numbered=numbered)
+
+
+def make_report(facts: Mapping[str, str], measured: Mapping[Scenario, Sequence[Measurement]]) -> Report:
+    """`measured` has every scenario's rounds in their order; a mode at n connections is compared with BARE at n."""
+    rows = [_row(scenario, rounds, measured) for scenario, rounds in measured.items()]
+    alone = {scenario.mode: rounds for scenario, rounds in measured.items() if scenario.connections == 1}
+    bare = alone.pop(BARE)
+    overheads = [overhead(mode, rounds, bare) for mode, rounds in alone.items() if mode != CACHED]
+    return Report(dict(facts), rows, overheads)
+
+
+def _row(scenario: Scenario, rounds: Sequence[Measurement], measured: Mapping[Scenario, Sequence[Measurement]]) -> Row:
+    ratio, stages = None, {}
+    if scenario.mode != BARE:
+        # Round by round: the two ran side by side, so both saw the same other load.
+        pairs = zip(rounds, measured[Scenario(BARE, scenario.connections)], strict=True)
+        ratio = Spread.of([own.requests_per_second / other.requests_per_second for own, other in pairs])
+        stages = {stage: Quantiles.of(ms for one in rounds for ms in one.timings_ms[stage]) for stage in STAGES}
+    speed, latencies, failures = summary(rounds)
+    return Row(scenario, len(latencies), speed, ratio, Quantiles.of(latencies), stages, failures)
+
+
+def overhead(mode: str, rounds: Iterable[Measurement], bare: Sequence[Measurement]) -> Overhead:
+    at_client, at_server = [], []
+    for one in rounds:
+        stages = [one.timings_ms[stage] for stage in ("total", *WORK)]
+        for latency, total, *work in zip(one.latency_ms, *stages, strict=True):
+            at_client.append(latency - sum(work))
+            at_server.append(total - sum(work))
+    client_ms, bare_ms = median(at_client), median(summary(bare)[1])
+    return Overhead(mode, client_ms, bare_ms, client_ms - bare_ms, median(at_server))
+
+
+def as_markdown(report: Report) -> str:
+    """The facts and a table for each question, ready for docs/benchmarks.md."""
+    throughput, stages, hits = [], [], []
+    for row in report.rows:
+        name, latency = f"{row.scenario.mode} | {row.scenario.connections}", row.latency_ms
+        ratio = "–" if row.ratio_to_bare is None else f"{row.ratio_to_bare:.3f}"
+        figures = f"{row.requests_per_second:.0f} | {ratio} | {latency.median:.2f} | {latency.p99:.2f}"
+        throughput.append(f"{name} | {figures} | {failures_text(row.failures)}")
+        if row.stages_ms:
+            stages.append(" | ".join([name, *(f"{row.stages_ms[stage]:.2f}" for stage in STAGES)]))
+        if row.scenario.mode == CACHED:
+            total = row.stages_ms["total"]
+            met = yes(total.p99 < HIT_LIMIT_MS)
+            hits.append(f"process LRU | {row.scenario.connections} | {total:.3f} | {met} | {latency:.3f}")
+    overheads = [
+        f"{one.mode} | {one.client_ms:.3f} | {yes(one.client_ms < OVERHEAD_LIMIT_MS)} | {one.bare_ms:.3f} | "
+        f"{one.beyond_bare_ms:.3f} | {one.server_ms:.3f}"
+        for one in report.overheads
+    ]
+    tables = {
+        "mode | connections | requests/s (spread) | ratio to bare (spread) | median ms | p99 ms | failures": throughput,
+        " | ".join(["median / p99 ms | connections", *STAGES]): stages,
+        f"{CACHED}, median / p99 ms | connections | inside the server | below {HIT_LIMIT_MS} ms | "
+        "seen by the client": hits,
+        f"one connection, median ms beyond encode + search + fetch | seen by the client | "
+        f"below {OVERHEAD_LIMIT_MS:.0f} ms | {BARE}'s latency | beyond the bare framework | "
+        "inside the server": overheads,
+    }
+    return markdown(report.facts, *(table(columns, rows) for columns, rows in tables.items() if rows))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    given = _parser().parse_args(arguments)
-    command = shlex.join(["python", "-m", "loadtest.bench", *(sys.argv[1:] if arguments is None else arguments)])
-    try:
-        report = _bench(given, command)
-        print(as_markdown(report), flush=True)  # first of all: the file may not be writable
-        if given.json is not None:
-            _write_json(report, given.json)
-    except BenchError as error:
-        _say(str(error))
-        return 1
-    except KeyboardInterrupt:
-        return 130
+    program = Program("bench", "loadtest.bench", __doc__)
+    where = program.add_mutually_exclusive_group()
+    where.add_argument("--url", help="a service that runs already, at http://127.0.0.1:PORT")
+    where.add_argument("--collection", type=Path, help="a published collection (default: the example corpus)")
+    program.add_argument("--queries", type=Path, default=QUERIES, help="JSON lines with a text each (the example's)")
+    program.add_argument("--seconds", type=float, default=SECONDS, help="length of a measurement (%(default)s)")
+    program.add_argument("--rounds", type=int, default=ROUNDS, help="measurements of each scenario (%(default)s)")
+    program.add_argument("--json", type=Path, metavar="FILE", help="write the figures there too")
+    return program.run(arguments, _run)
+
+
+def _run(given: argparse.Namespace, facts: dict[str, str]) -> int:
+    report = _bench(given, facts)
+    publish(as_markdown(report), report, given.json)
     return 1 if report.failures else 0
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="loadtest.bench", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    where = parser.add_mutually_exclusive_group()
-    where.add_argument("--url", help="a service that runs already, at http://127.0.0.1:PORT")
-    where.add_argument(
-        "--collection", type=Path, help="a published collection (default: the example corpus, built anew)"
-    )
-    parser.add_argument("--queries", type=Path, default=QUERIES, help="JSON lines with a text each (the example's)")
-    parser.add_argument("--seconds", type=float, default=SECONDS, help="length of a measurement (%(default)s)")
-    parser.add_argument("--rounds", type=int, default=ROUNDS, help="measurements of each scenario (%(default)s)")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there too")
-    return parser
-
-
-def _bench(given: argparse.Namespace, command: str) -> Report:
+def _bench(given: argparse.Namespace, facts: dict[str, str]) -> Report:
     if given.rounds < 1:
         raise BenchError(f"--rounds must be at least 1, not {given.rounds}")
     if not 0 < given.seconds <= MAX_SECONDS:
         raise BenchError(f"--seconds must be above 0 and at most {MAX_SECONDS:.0f}, not {given.seconds:g}")
     queries = read_queries(given.queries)
-    machine = bench_facts.machine()  # before the run is a part of the load
     with tempfile.TemporaryDirectory(prefix="care-bench-") as made, contextlib.ExitStack() as stack:
         folder = Path(made)
         url, cached_url = (given.url, None) if given.url else _own_services(given.collection, folder, stack)
         bench = Bench(url, queries, given.seconds, cached_url)
-        _say("warming up")
+        say("bench: warming up")
         size = bench.warm_up()
-        measured = bench.run(stack.enter_context(bare(size, folder)), given.rounds)
-        facts = {
-            "command": f"`{command}`",
-            "commit": bench_facts.commit(),
-            "date": f"{datetime.now(UTC):%Y-%m-%d}",
-            "machine": machine,
-            "versions": bench_facts.versions(),
+        measured = bench.run(stack.enter_context(running(bare_server(size), folder)).url, given.rounds)
+        facts |= {
+            "versions": versions(),
             "collection": _collection(url),
-            "settings": "those of the service at --url" if given.url else bench_facts.settings(os.environ | FORCED),
+            "settings": "those of the service at --url" if given.url else settings(os.environ | FORCED),
             "load": f"{given.rounds} rounds of {given.seconds:g} s per line; {len(queries)} queries, each time with "
             f"another number after it; top_k 10; typical answer {size} bytes",
         }
@@ -192,19 +281,12 @@ def _bench(given: argparse.Namespace, command: str) -> Report:
 def _own_services(collection: Path | None, folder: Path, stack: contextlib.ExitStack) -> tuple[str, str]:
     """The addresses of the service without caches and of the one with; both end with the stack."""
     if collection is None:
-        _say("building the snapshot of the example corpus")
+        say("bench: building the snapshot of the example corpus")
         collection = folder / "collection"
         build_example(collection)
     plain = stack.enter_context(running(care_server(collection.resolve()), folder))
     caching = stack.enter_context(running(care_server(collection.resolve(), FORCED | CACHE), folder))
     return plain.url, caching.url
-
-
-def _write_json(report: Report, file: Path) -> None:
-    try:
-        file.write_text(json.dumps(as_json(report), ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
-    except OSError as error:
-        raise BenchError(f"--json {file}: cannot be written ({error.strerror}); the figures are above") from error
 
 
 def _collection(url: str) -> str:
@@ -219,11 +301,5 @@ def _collection(url: str) -> str:
     )
 
 
-def _say(what: str) -> None:
-    print(f"bench: {what}", file=sys.stderr, flush=True)
-
-
 if __name__ == "__main__":
-    # So that the processes started here are ended when this one is told to end.
-    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
-    sys.exit(main())
+    exit_with(main)

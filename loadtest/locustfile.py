@@ -1,10 +1,10 @@
 """Users of the search service, for Locust: programs with one query, programs with many, people at the page.
 
-    locust -f loadtest/locustfile.py --headless -u 16 -r 16 -t 20s --host http://127.0.0.1:8000
+    locust -f loadtest/locustfile.py --headless -u 16 -r 16 -t 20s --host http://127.0.0.1:8000 --p95-ms 250
 
-Every answer is checked, not only its status. An answer of 429 is no failure but a statistic of its own, `refused`: the
-user waits as long as it was asked to. Single queries are the statistics that begin with `search`: loadtest/slo.py
-holds those to a latency. Speaks HTTP only; what there is to filter by, it asks the service.
+Every answer is checked, not only its status. An answer of 429 is not a failure: it is counted as `refused`, and the
+user waits as long as Retry-After says. At the end the run is compared with the limits (loadtest/limits.py): one line,
+and exit status 1 if a limit is exceeded or no search was made.
 """
 
 from __future__ import annotations
@@ -21,23 +21,16 @@ from urllib.parse import quote, urlencode
 from locust import FastHttpUser, events, task
 from locust.argument_parser import LocustArgumentParser
 from locust.env import Environment
+from locust.runners import WorkerRunner
 from locust.stats import CSV_STATS_INTERVAL_SEC
 
-from loadtest.answers import (
-    BadAnswer,
-    check_collection,
-    check_document,
-    check_file,
-    check_page,
-    check_search,
-    read_queries,
-)
-from loadtest.harness.errors import BadQueries
+from loadtest import answers
+from loadtest.harness import PATH, REPOSITORY, BadQueries
+from loadtest.limits import verdict
 
 T = TypeVar("T")
 
-QUERIES = Path(__file__).parents[1] / "examples" / "queries.jsonl"
-SEARCH = "/v1/search"
+QUERIES = REPOSITORY / "examples" / "queries.jsonl"
 REFUSED = "refused (429)"
 MODES, MODE_WEIGHTS = ("hybrid", "dense", "lexical"), (6, 3, 1)
 TOP_K, TOP_K_WEIGHTS = (10, 5, 20, 50), (6, 2, 1, 1)
@@ -48,29 +41,45 @@ _queries: list[str] = []
 
 def add_arguments(parser: LocustArgumentParser) -> None:
     parser.add_argument("--queries", default=str(QUERIES), help="JSON lines of {text}; each must have an answer")
+    parser.add_argument("--p95-ms", type=float, help="most milliseconds for 95 %% of each kind of search")
+    parser.add_argument("--p99-ms", type=float, help="most milliseconds for 99 %% of each kind of search")
+    parser.add_argument("--errors", type=float, default=0.0, help="largest share of failures")
+    parser.add_argument("--refused", type=float, default=0.0, help="largest share of answers of 429")
 
 
 def load_queries(environment: Environment, **_: object) -> None:
     assert environment.parsed_options is not None  # the command line made this environment
     try:
-        _queries[:] = read_queries(Path(environment.parsed_options.queries))
+        _queries[:] = answers.read_queries(Path(environment.parsed_options.queries))
     except BadQueries as error:
         sys.exit(str(error))
 
 
 def await_last_write(environment: Environment, **_: object) -> None:
-    """Locust writes its files every second, not at the end: without a pause the last requests are in none of them."""
+    """Waits for Locust's CSV files: they are written every second, not at the end."""
     time.sleep(CSV_STATS_INTERVAL_SEC * 1.5)
 
 
-# The events are the untyped part of Locust.
+def apply_limits(environment: Environment, **_: object) -> None:
+    """Prints the verdict in one line; a limit that is exceeded sets the exit status."""
+    given = environment.parsed_options
+    if given is None or isinstance(environment.runner, WorkerRunner):
+        return
+    met, text = verdict(environment.stats.entries.values(), given)
+    if not met:
+        environment.process_exit_code = 1
+    print(text, file=sys.stdout if met else sys.stderr, flush=True)
+
+
+# Locust's events have no types.
 events.init_command_line_parser.add_listener(add_arguments)  # type: ignore[no-untyped-call]
 events.init.add_listener(load_queries)  # type: ignore[no-untyped-call]
 events.test_stop.add_listener(await_last_write)  # type: ignore[no-untyped-call]
+events.quitting.add_listener(apply_limits)  # type: ignore[no-untyped-call]
 
 
 class CareUser(FastHttpUser):
-    """A client that pauses at random, so that users do not march in step; `rate` is one over the mean pause in s."""
+    """A client with random pauses of 1 / `rate` seconds on average."""
 
     abstract = True
     rate = 4.0
@@ -81,7 +90,7 @@ class CareUser(FastHttpUser):
     def ask(
         self, method: str, path: str, check: Callable[[bytes], T], *, name: str, body: dict[str, Any] | None = None
     ) -> T | None:
-        """What `check` makes of the answer; None where there was none, which the statistics then say under `name`."""
+        """The result of `check` on the answer; None if there was none, which is counted under `name`."""
         found, pause = None, 0.0
         with self.client.request(method, path, name=name, json=body, catch_response=True) as response:
             if response.status_code == 429:
@@ -91,22 +100,22 @@ class CareUser(FastHttpUser):
             elif response.status_code == 200:
                 try:
                     found = check(response.content or b"")
-                except BadAnswer as error:
+                except answers.BadAnswer as error:
                     response.failure(str(error))
-        time.sleep(pause)  # Locust makes this the pause of one user
+        time.sleep(pause)  # Locust pauses this user only
         return found
 
     def search(self, name: str, body: dict[str, Any]) -> list[list[dict[str, Any]]]:
-        return self.ask("POST", SEARCH, partial(check_search, body), name=name, body=body) or []
+        return self.ask("POST", PATH, partial(answers.check_search, body), name=name, body=body) or []
 
 
 class OneQuery(CareUser):
-    """A program that asks one thing at a time: the traffic that a RAG application makes."""
+    """A program with one query at a time: the traffic of a RAG application."""
 
     weight = 12
 
     def on_start(self) -> None:
-        facets = self.ask("GET", "/v1/collection", check_collection, name="collection") or {}
+        facets = self.ask("GET", "/v1/collection", answers.check_collection, name="collection") or {}
         self._conditions = [{"field": field, "eq": value} for field, values in facets.items() for value in values]
 
     @task(6)
@@ -118,8 +127,8 @@ class OneQuery(CareUser):
     @task(2)
     def get(self) -> None:
         body = {"query": random.choice(_queries), "top_k": 10}
-        path = f"{SEARCH}?{urlencode({'q': body['query'], 'top_k': body['top_k']})}"
-        self.ask("GET", path, partial(check_search, body), name="search by URL")
+        path = f"{PATH}?{urlencode({'q': body['query'], 'top_k': body['top_k']})}"
+        self.ask("GET", path, partial(answers.check_search, body), name="search by URL")
 
     @task(2)
     def filtered(self) -> None:
@@ -129,7 +138,7 @@ class OneQuery(CareUser):
 
 
 class ManyQueries(CareUser):
-    """A program that evaluates or enriches: many queries in one request, now and then."""
+    """A program that sends many queries in one request."""
 
     weight = 1
     rate = 0.5
@@ -147,13 +156,13 @@ class Visitor(CareUser):
     rate = 0.5
 
     def on_start(self) -> None:
-        for path in self.ask("GET", "/", check_page, name="page") or []:
-            self.ask("GET", path, check_file, name="page's files")
-        self.ask("GET", "/v1/collection", check_collection, name="collection")
+        for path in self.ask("GET", "/", answers.check_page, name="page") or []:
+            self.ask("GET", path, answers.check_file, name="page's files")
+        self.ask("GET", "/v1/collection", answers.check_collection, name="collection")
 
     @task
     def look_up(self) -> None:
         for hits in self.search("search hybrid", {"query": random.choice(_queries), "top_k": 10, "mode": "hybrid"}):
             id = str(random.choice(hits)["id"])
             path = f"/v1/documents/{quote(id, safe='')}"
-            self.ask("GET", path, partial(check_document, id), name="document")
+            self.ask("GET", path, partial(answers.check_document, id), name="document")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -9,6 +11,41 @@ import pytest
 
 if TYPE_CHECKING:
     from models.encoder.onnx import OnnxEncoder
+
+# Needs packages that the development environment does without.
+collect_ignore = [] if find_spec("moto") and find_spec("s3fs") else ["integration/test_index_s3.py"]
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Larger sizes for the tests that kill processes, and what only another machine has."""
+    group = parser.getgroup("care", "CARE Search")
+    group.addoption("--kills", type=int, help="kills of a build (make kill-index)")
+    group.addoption("--documents", type=int, help="documents of a build that is killed")
+    group.addoption("--shard", type=int, default=8, help="texts of a shard of a build that is killed")
+    group.addoption("--runs", type=int, default=20, help="runs of writers that are killed (make kill-writes)")
+    group.addoption("--seed", type=int, default=0, help="of the kills")
+    group.addoption("--fast", action="store_true", help="a stand-in for the encoder")
+    group.addoption("--snapshots", help="folder of snapshots, written if it is empty, else compared with this machine")
+    group.addoption("--qdrant", help="address of a real Qdrant server, as http://host:6333")
+
+
+# Slow kinds of tests by the beginning of their path: `-m "not browser"` leaves one out.
+KINDS = {
+    "e2e/": "browser",
+    "integration/test_ray": "ray",
+    "unit/indexer/test_cluster": "ray",
+    "integration/test_export_optimum": "optimum",
+    "integration/test_mteb": "mteb",
+    "unit/evaluation/test_mteb": "mteb",
+}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        path = item.path.relative_to(Path(__file__).parent).as_posix()
+        for beginning, kind in KINDS.items():
+            if path.startswith(beginning):
+                item.add_marker(kind)
 
 
 @pytest.fixture(scope="session")
@@ -22,3 +59,16 @@ def encoder() -> OnnxEncoder:
     from models.encoder.onnx import OnnxEncoder
 
     return OnnxEncoder.load(Path("models/pretrained/care-small-zh"), threads=1)
+
+
+@pytest.fixture(scope="session")
+def example_collection(tmp_path_factory: pytest.TempPathFactory, encoder: OnnxEncoder) -> Path:
+    """A collection folder with one published snapshot of the example corpus, for tests that only read it."""
+    from indexer.build import build
+    from indexer.store import Collection
+
+    examples = Path(__file__).parents[1] / "examples"
+    collection = Collection(tmp_path_factory.mktemp("examples") / "collection")
+    collection.publish(build([examples / "corpus.jsonl"], encoder, collection).version)
+    shutil.copy(examples / "page.json", collection.root)
+    return collection.root

@@ -1,4 +1,4 @@
-"""What the service answers, as plain values. A field that this version does not know is left out, not an error."""
+"""The service's answers as plain values; fields that this version does not know are left out."""
 
 from __future__ import annotations
 
@@ -6,10 +6,19 @@ import base64
 import sys
 from array import array
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, fields
+from typing import Any, Self
 
 Json = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A value whose fields have the names that they have in JSON."""
+
+    @classmethod
+    def parse(cls, json: Json) -> Self:
+        return cls(**_known(cls, json))
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,30 +39,25 @@ class Passage:
 
 
 @dataclass(frozen=True, slots=True)
-class Placing:
+class Placing(Answer):
     """A place in the ranking of one side, the best being 1."""
 
     rank: int
     score: float
 
-    @classmethod
-    def parse(cls, json: Json | None) -> Placing | None:
-        return None if json is None else cls(json["rank"], json["score"])
-
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """How a hit came to its score; None for a side that did not find it, or did not look."""
+    """How a hit got its score; None for a side that did not find it or was not searched."""
 
     dense: Placing | None
     lexical: Placing | None
     weight: float | None
 
     @classmethod
-    def parse(cls, json: Json | None) -> Explanation | None:
-        if json is None:
-            return None
-        return cls(Placing.parse(json["dense"]), Placing.parse(json["lexical"]), json["weight"])
+    def parse(cls, json: Json) -> Explanation:
+        dense, lexical = (json[side] and Placing.parse(json[side]) for side in ("dense", "lexical"))
+        return cls(dense, lexical, json["weight"])
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,25 +76,18 @@ class Hit:
 
     @classmethod
     def parse(cls, json: Json) -> Hit:
-        return cls(
-            json["id"],
-            json["score"],
-            json.get("title"),
-            json.get("snippet"),
-            _ranges(json),
-            json.get("text"),
-            json.get("metadata") or {},
-            tuple(Passage.parse(passage) for passage in json.get("passages") or ()),
-            Explanation.parse(json.get("explain")),
-        )
+        passages = tuple(Passage.parse(passage) for passage in json.get("passages") or ())
+        explanation = Explanation.parse(json["explain"]) if json.get("explain") else None
+        made = {"highlights": _ranges(json), "passages": passages, "explanation": explanation}
+        return cls(**_known(cls, json) | made)
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
     """The ranking of one query.
 
-    `truncated` says that the query was longer than the encoder reads; `hyde` whether imagined documents were "used" or
-    "failed" to come, None if none were asked for; `facets` has documents per value of each field that was asked for.
+    `truncated`: the query was longer than the encoder reads. `hyde`: whether imagined documents were "used" or
+    "failed", None if none were asked for. `facets`: documents per value of each requested field.
     """
 
     hits: tuple[Hit, ...]
@@ -126,7 +123,7 @@ class SearchAnswer:
 
 
 @dataclass(frozen=True, slots=True)
-class Document:
+class Document(Answer):
     """A whole document."""
 
     id: str
@@ -135,31 +132,23 @@ class Document:
     metadata: dict[str, Any]
     snapshot: str
 
-    @classmethod
-    def parse(cls, json: Json) -> Document:
-        return cls(json["id"], json["title"], json["text"], json["metadata"], json["snapshot"])
-
 
 @dataclass(frozen=True, slots=True)
-class Changes:
-    """What became of documents that were added or deleted: it is on the disk, and in every answer within a second.
+class Changes(Answer):
+    """The result of adding or deleting: the change is on the disk, and in every answer within a second.
 
-    `changed` is how many documents are now otherwise than before, `position` how far the service's log is.
+    `changed` is the number of documents that changed, `position` the end of the service's log.
     """
 
     position: int
     changed: int
     snapshot: str
 
-    @classmethod
-    def parse(cls, json: Json) -> Changes:
-        return cls(json["position"], json["changed"], json["snapshot"])
-
 
 @dataclass(frozen=True, slots=True)
-class Collection:
-    """What is served. `fields` are the metadata that filters may name, `facets` documents per value of some, `numbers`
-    the `min` and `max` of those that hold numbers."""
+class Collection(Answer):
+    """The served collection. `fields` are the metadata that filters may name, `facets` documents per value of some,
+    `numbers` the `min` and `max` of those that hold numbers."""
 
     snapshot: str
     documents: int
@@ -172,22 +161,6 @@ class Collection:
     facets: dict[str, dict[str, int]]
     encoder: dict[str, Any]
     numbers: dict[str, dict[str, float]] = field(default_factory=dict)
-
-    @classmethod
-    def parse(cls, json: Json) -> Collection:
-        return cls(
-            json["snapshot"],
-            json["documents"],
-            json["passages"],
-            tuple(json["modes"]),
-            json["default_mode"],
-            json["max_top_k"],
-            json["max_queries"],
-            tuple(json["fields"]),
-            json["facets"],
-            json["encoder"],
-            json.get("numbers") or {},
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,6 +204,12 @@ class Health:
         if "error" in json:
             return cls(False, None, json["error"]["message"])
         return cls(json["status"] == "ready", json["snapshot"], None)
+
+
+def _known(kind: type[Any], json: Json) -> dict[str, Any]:
+    """The members that are fields of the class: null is left out, a list becomes a tuple."""
+    known = {each.name: json[each.name] for each in fields(kind) if json.get(each.name) is not None}
+    return {name: tuple(value) if isinstance(value, list) else value for name, value in known.items()}
 
 
 def _ranges(json: Json) -> tuple[tuple[int, int], ...]:

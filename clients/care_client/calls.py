@@ -1,26 +1,35 @@
-"""What is sent for each call and how its answer is read: shared by both clients. Sends nothing itself."""
+"""The request of each call, the meaning of its reply, and when to retry: shared by both clients."""
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from json import loads
 from typing import Any, Generic, Literal, TypedDict, TypeVar
 from urllib.parse import quote
 
 import httpx
 
-from care_client.answers import Changes, Collection, Document, Embeddings, Health, Ranked, SearchAnswer
-from care_client.exchange import Reply, body_of, checked, parsed, pause
-from care_client.retry import Attempts
+from care_client.answers import Changes, Collection, Document, Embeddings, Health, Json, Ranked, Result, SearchAnswer
+from care_client.errors import KINDS, ApiError, BadAnswer, ConnectionFailed
 
 T = TypeVar("T")
 Texts = str | Sequence[str]
 InputType = Literal["query", "document"]
+Reply = httpx.Response | httpx.RequestError
+"""The result of an attempt: a response whose body is loaded, or the reason why there is none."""
+
 NDJSON = "application/x-ndjson"
+RETRIED = frozenset({429, 503})
+# Errors of a connection: the same call may succeed the next time. A read timeout is not among them, because asking
+# again would add to the work of a service that is slow already.
+BROKEN = (httpx.ConnectError, httpx.ConnectTimeout, httpx.ReadError, httpx.WriteError, httpx.RemoteProtocolError)
+UNREADABLE = (ValueError, LookupError, TypeError, AttributeError)
 
 
 class SearchOptions(TypedDict, total=False):
-    """The parameters of a search; for those that are left out, the service's defaults hold."""
+    """The parameters of a search; the service has a default for each."""
 
     top_k: int
     offset: int
@@ -50,11 +59,43 @@ class NewDocument(TypedDict, total=False):
 
 
 @dataclass(frozen=True, slots=True)
-class Call(Generic[T]):
-    """One request, and the reading of its reply. Every call may be repeated: it reads, or says twice what holds once.
+class Retry:
+    """How often and how long to retry. Every call may be repeated: all are idempotent.
 
-    `answers` are the statuses whose body `parse` reads; any other is an error.
+    The wait before attempt n is drawn between half and all of `first_seconds` · 2ⁿ, never above `longest_seconds`, and
+    never below what the service asks for. A call gives up rather than wait for more than `total_seconds` in all.
     """
+
+    attempts: int = 4
+    first_seconds: float = 0.1
+    longest_seconds: float = 5.0
+    total_seconds: float = 15.0
+
+
+@dataclass(slots=True)
+class Attempts:
+    """The attempts of one call so far."""
+
+    retry: Retry
+    made: int = field(default=0, init=False)
+    waited_seconds: float = field(default=0.0, init=False)
+
+    def next_wait(self, asked_seconds: float = 0.0) -> float | None:
+        """Seconds until the next attempt after one that failed; None when that was the last."""
+        self.made += 1
+        if self.made >= self.retry.attempts:
+            return None
+        backoff = min(self.retry.longest_seconds, self.retry.first_seconds * 2.0 ** (self.made - 1))
+        wait = max(asked_seconds, backoff * random.uniform(0.5, 1.0))
+        if self.waited_seconds + wait > self.retry.total_seconds:
+            return None
+        self.waited_seconds += wait
+        return wait
+
+
+@dataclass(frozen=True, slots=True)
+class Call(Generic[T]):
+    """One request, and the reading of its reply. `answers` are the statuses whose body `parse` reads."""
 
     method: str
     path: str
@@ -67,16 +108,60 @@ class Call(Generic[T]):
         return http.build_request(self.method, self.path, json=self.body, headers=self.headers)
 
     def pause(self, reply: Reply, attempts: Attempts) -> float | None:
-        """Seconds to wait before the next attempt; None where this reply is the last."""
-        return pause(reply, attempts, self.answers)
+        """Seconds to wait before the next attempt; None if this reply is the last."""
+        if isinstance(reply, httpx.RequestError):
+            return attempts.next_wait() if isinstance(reply, BROKEN) else None
+        if reply.status_code in RETRIED and reply.status_code not in self.answers:
+            return attempts.next_wait(_retry_after(reply))
+        return None
 
     def checked(self, reply: Reply) -> httpx.Response:
-        """The response where it is an answer; raises where it is not."""
-        return checked(reply, self.answers)
+        """The response if it is an answer; raises its error if it is not."""
+        if isinstance(reply, httpx.RequestError):
+            reason = str(reply) or type(reply).__name__
+            raise ConnectionFailed(f"no answer from {reply.request.url}: {reason}") from reply
+        if reply.status_code in self.answers:
+            return reply
+        try:
+            raise _api_error(reply.status_code, reply.json())
+        except UNREADABLE:
+            # Not in the service's shape: something in between has answered.
+            request_id = reply.headers.get("x-request-id", "")
+            raise _kind(reply.status_code)(reply.status_code, "http", reply.reason_phrase, request_id) from None
 
     def read(self, reply: Reply) -> T:
-        """The answer; raises where the reply is none."""
-        return parsed(self.parse, body_of(self.checked(reply)))
+        """The parsed answer; raises if the reply is none."""
+        response = self.checked(reply)
+        try:
+            json = response.json()
+        except ValueError as error:
+            raise BadAnswer(f"{response.request.url} answered with something that is not JSON") from error
+        return _parsed(self.parse, json)
+
+
+class Lines:
+    """Reads a streamed answer line by line, and checks that it was whole."""
+
+    def __init__(self) -> None:
+        self._ended = False
+
+    def read(self, line: str) -> Result | None:
+        """The result in a line; None for the last line; raises the service's error."""
+        return _parsed(self._result, line)
+
+    def _result(self, line: str) -> Result | None:
+        json = loads(line)
+        if "hits" in json:
+            return Result.parse(json)
+        if "error" in json:
+            raise _api_error(200, json)
+        self._ended = bool(json["snapshot"])
+        return None
+
+    def end(self) -> None:
+        """Raises if the last line was not the end of the answer."""
+        if not self._ended:
+            raise ConnectionFailed("the answer broke off before its last line")
 
 
 def search(query: Texts, options: SearchOptions) -> Call[SearchAnswer]:
@@ -84,7 +169,7 @@ def search(query: Texts, options: SearchOptions) -> Call[SearchAnswer]:
 
 
 def stream(queries: Sequence[str], options: SearchOptions) -> Call[None]:
-    """Its answer comes in lines, which `exchange.Lines` reads."""
+    """Its answer comes in lines, which `Lines` reads."""
     body = {"query": list(queries), **options}
     return Call("POST", "/v1/search", lambda json: None, body, {"accept": NDJSON})
 
@@ -126,3 +211,27 @@ def health() -> Call[Health]:
 
 def _plain(texts: Texts) -> str | list[str]:
     return texts if isinstance(texts, str) else list(texts)
+
+
+def _parsed(parse: Callable[[Any], T], json: Any) -> T:  # noqa: ANN401 (any JSON)
+    try:
+        return parse(json)
+    except UNREADABLE as error:
+        raise BadAnswer(f"an answer that this client cannot read: {type(error).__name__}: {error}") from error
+
+
+def _api_error(status: int, json: Json) -> ApiError:
+    facts = json["error"]
+    return _kind(status)(status, facts["code"], facts["message"], facts["request_id"], facts.get("field"))
+
+
+def _kind(status: int) -> type[ApiError]:
+    return KINDS.get(status, ApiError)
+
+
+def _retry_after(response: httpx.Response) -> float:
+    """Seconds of Retry-After; 0 without it, or if it is a date."""
+    try:
+        return max(0.0, float(response.headers.get("retry-after", "0")))
+    except ValueError:
+        return 0.0

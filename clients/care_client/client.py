@@ -1,21 +1,21 @@
-"""The client for plain code: every call blocks until its answer is there."""
+"""The clients: `CareClient`, whose calls block, and `AsyncCareClient`, whose calls are awaited."""
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from typing import Self, TypeVar, Unpack
 
 import httpx
 
 from care_client import calls
 from care_client.answers import Changes, Collection, Document, Embeddings, Health, Ranked, Result, SearchAnswer
-from care_client.calls import Call, InputType, NewDocument, SearchOptions, Texts
+from care_client.calls import Attempts, Call, InputType, Lines, NewDocument, Reply, Retry, SearchOptions, Texts
 from care_client.errors import ConnectionFailed
-from care_client.exchange import Lines, Reply
-from care_client.retry import Attempts, Retry
 
 T = TypeVar("T")
+Headers = Mapping[str, str] | None
 TIMEOUT_SECONDS = 30.0
 
 
@@ -23,12 +23,7 @@ class CareClient:
     """Asks one service. Safe to share between threads; to be closed, or used as a context manager."""
 
     def __init__(
-        self,
-        url: str,
-        *,
-        timeout_seconds: float = TIMEOUT_SECONDS,
-        retry: Retry | None = None,
-        headers: Mapping[str, str] | None = None,
+        self, url: str, *, timeout_seconds: float = TIMEOUT_SECONDS, retry: Retry | None = None, headers: Headers = None
     ) -> None:
         """`timeout_seconds` bounds the wait for a connection and for each piece of an answer, in every attempt."""
         self._http = httpx.Client(base_url=url, timeout=timeout_seconds, headers=headers)
@@ -41,7 +36,6 @@ class CareClient:
         self.close()
 
     def close(self) -> None:
-        """Closes the connections."""
         self._http.close()
 
     def search(self, query: Texts, **options: Unpack[SearchOptions]) -> SearchAnswer:
@@ -68,11 +62,11 @@ class CareClient:
         return self._send(calls.document(id))
 
     def add_documents(self, documents: Sequence[NewDocument]) -> Changes:
-        """Adds documents, or replaces those of the same id: all of them, or none where one is wrong."""
+        """Adds documents, or replaces those of the same id: all of them, or none if one is wrong."""
         return self._send(calls.add_documents(documents))
 
     def delete_document(self, id: str) -> Changes:
-        """Takes a document out of all answers; `changed` is 0 where there is none."""
+        """Removes a document from all answers; `changed` is 0 if there is none."""
         return self._send(calls.delete_document(id))
 
     def collection(self) -> Collection:
@@ -88,14 +82,14 @@ class CareClient:
         return self._send(calls.rerank(query, documents, top_n))
 
     def health(self) -> Health:
-        """Whether the service answers queries now; raises only where there is nobody to say so."""
+        """Whether the service answers queries now; raises only if nothing answers."""
         return self._send(calls.health())
 
     def _send(self, call: Call[T]) -> T:
         return call.read(self._attempt(call))
 
     def _attempt(self, call: Call[T], *, stream: bool = False) -> Reply:
-        """Sends until there is a reply to keep. Of a streamed reply, only what is no answer was read."""
+        """Sends until a reply needs no retry. Of a streamed reply the body is read only if it is an error."""
         attempts = Attempts(self._retry)
         while True:
             reply: Reply
@@ -109,3 +103,81 @@ class CareClient:
             if wait is None:
                 return reply
             time.sleep(wait)
+
+
+class AsyncCareClient:
+    """The client for the tasks of one event loop; its methods are those of `CareClient`, to be awaited."""
+
+    def __init__(
+        self, url: str, *, timeout_seconds: float = TIMEOUT_SECONDS, retry: Retry | None = None, headers: Headers = None
+    ) -> None:
+        self._http = httpx.AsyncClient(base_url=url, timeout=timeout_seconds, headers=headers)
+        self._retry = retry or Retry()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *exception: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        await self._http.aclose()
+
+    async def search(self, query: Texts, **options: Unpack[SearchOptions]) -> SearchAnswer:
+        return await self._send(calls.search(query, options))
+
+    async def stream(self, queries: Sequence[str], **options: Unpack[SearchOptions]) -> AsyncGenerator[Result, None]:
+        """Close the generator (`contextlib.aclosing`) to stop before the end."""
+        call = calls.stream(queries, options)
+        lines = Lines()
+        response = call.checked(await self._attempt(call, stream=True))
+        try:
+            async for line in response.aiter_lines():
+                if (result := lines.read(line)) is not None:
+                    yield result
+        except httpx.RequestError as error:
+            raise ConnectionFailed(f"the answer broke off: {error}") from error
+        finally:
+            await response.aclose()
+        lines.end()
+
+    async def document(self, id: str) -> Document:
+        return await self._send(calls.document(id))
+
+    async def add_documents(self, documents: Sequence[NewDocument]) -> Changes:
+        return await self._send(calls.add_documents(documents))
+
+    async def delete_document(self, id: str) -> Changes:
+        return await self._send(calls.delete_document(id))
+
+    async def collection(self) -> Collection:
+        return await self._send(calls.collection())
+
+    async def embeddings(
+        self, texts: Texts, *, input_type: InputType = "query", dimensions: int | None = None
+    ) -> Embeddings:
+        return await self._send(calls.embeddings(texts, input_type, dimensions))
+
+    async def rerank(self, query: str, documents: Sequence[str], *, top_n: int | None = None) -> tuple[Ranked, ...]:
+        return await self._send(calls.rerank(query, documents, top_n))
+
+    async def health(self) -> Health:
+        return await self._send(calls.health())
+
+    async def _send(self, call: Call[T]) -> T:
+        return call.read(await self._attempt(call))
+
+    async def _attempt(self, call: Call[T], *, stream: bool = False) -> Reply:
+        attempts = Attempts(self._retry)
+        while True:
+            reply: Reply
+            try:
+                reply = await self._http.send(call.request(self._http), stream=stream)
+                if stream and reply.status_code not in call.answers:
+                    await reply.aread()
+            except httpx.RequestError as error:
+                reply = error
+            wait = call.pause(reply, attempts)
+            if wait is None:
+                return reply
+            await asyncio.sleep(wait)

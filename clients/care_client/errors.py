@@ -1,4 +1,4 @@
-"""What can go wrong with a call: one tree, from which a program catches as much as it wants to handle."""
+"""The errors of a call, in one tree."""
 
 from __future__ import annotations
 
@@ -8,18 +8,17 @@ class CareClientError(Exception):
 
 
 class ConnectionFailed(CareClientError):
-    """No answer came: the service is not there, or the connection broke or timed out."""
+    """No answer: the service is not reachable, or the connection broke or timed out."""
 
 
 class BadAnswer(CareClientError):
-    """An answer came that is not the service's: something else listens at this address, or it is another version."""
+    """An answer that is not the service's: another program listens at this address, or it is another version."""
 
 
 class ApiError(CareClientError):
-    """The service answered that it does not do what was asked.
+    """An error answer: HTTP `status`, `code` for programs, `message` for people.
 
-    `status` is that of HTTP; `code` names the error for a program, `message` for a person, `field` is the part of the
-    request that is wrong, where one is; `request_id` finds the call in the service's log.
+    `field` is the wrong part of the request, if there is one; `request_id` finds the call in the service's log.
     """
 
     def __init__(self, status: int, code: str, message: str, request_id: str = "", field: str | None = None) -> None:

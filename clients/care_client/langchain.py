@@ -11,10 +11,9 @@ from langchain_core.documents import Document
 from langchain_core.retrievers import BaseRetriever
 from pydantic import AliasChoices, ConfigDict, Field, model_validator
 
-from care_client.aio import AsyncCareClient
 from care_client.answers import Hit
 from care_client.calls import SearchOptions
-from care_client.client import CareClient
+from care_client.client import AsyncCareClient, CareClient
 from care_client.retrieval import content_of, metadata_of, search_options
 
 

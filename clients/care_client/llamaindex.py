@@ -9,9 +9,8 @@ from typing import Any
 from llama_index.core.retrievers import BaseRetriever
 from llama_index.core.schema import NodeWithScore, QueryBundle, TextNode
 
-from care_client.aio import AsyncCareClient
 from care_client.answers import Hit
-from care_client.client import CareClient
+from care_client.client import AsyncCareClient, CareClient
 from care_client.retrieval import content_of, metadata_of, search_options
 
 

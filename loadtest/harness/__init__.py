@@ -1,1 +1,27 @@
-"""What every measurement here shares: servers as processes, two load generators, figures to tables."""
+"""Shared by all measurements: errors, the repository's folder and the only host that is put under load."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+REPOSITORY = Path(__file__).parents[2]
+HOST = "127.0.0.1"
+PATH, READY = "/v1/search", "/readyz"
+URL = re.compile(rf"http://{re.escape(HOST)}:(\d{{1,5}})/?", re.ASCII)
+
+
+class BenchError(Exception):
+    """A measurement that cannot be made; the message is one line that says what to do next."""
+
+
+class BadQueries(BenchError):
+    """A file of queries that cannot be used."""
+
+
+def port_of(url: str) -> int:
+    """The port of `http://127.0.0.1:PORT`; raises BenchError for any other address."""
+    match = URL.fullmatch(url)
+    if match is None:
+        raise BenchError(f"{url}: the load goes to http://{HOST}:PORT only; start the service on this machine")
+    return int(match[1])

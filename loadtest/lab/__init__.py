@@ -1,1 +1,1 @@
-"""Measurements that developers run: peers, cards, kills, swaps, overload, and the claims of the documents."""
+"""Measurements that developers run: peers, GPU, kills, swaps, overload, and the claims of the documents."""

@@ -1,17 +1,16 @@
-"""`make claims`: runs what docs/reliability.md and docs/benchmarks.md claim, and fails where it no longer holds.
+"""`make claims`: runs what docs/reliability.md and docs/benchmarks.md claim, and fails if a claim no longer holds.
 
   python -m loadtest.lab.claims              every claim of claims.toml, and every test that docs/reliability.md names
   python -m loadtest.lab.claims swaps peers  only the claims whose name contains one of these words
   python -m loadtest.lab.claims --list       what there is
 
-A claim is a command and, optionally, a figure that it prints. The published text must stand in the document that the
-claim names (a test holds that), and is printed beside what was measured. The command must end with status 0. Limits
-are those of the documents, not the published figures themselves, because machines differ.
+A claim is a command that must end with status 0 and, optionally, a figure that it prints. The published text must be in
+the document that the claim names (tested). Limits are those of the documents, not the published figures, because
+machines differ.
 """
 
 from __future__ import annotations
 
-import argparse
 import os
 import re
 import shlex
@@ -23,8 +22,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from loadtest.harness.client import REPOSITORY
-from loadtest.harness.tables import heading, line
+from loadtest.harness import REPOSITORY
+from loadtest.harness.report import Program, table
 
 CLAIMS = Path(__file__).with_name("claims.toml")
 RELIABILITY = REPOSITORY / "docs" / "reliability.md"
@@ -77,8 +76,8 @@ def reliability_tests() -> list[Path]:
 
 
 def run(claims: Sequence[Claim]) -> bool:
-    """Runs each command once, prints a row for each claim as soon as it is known; says whether all hold."""
-    print("\n".join(heading("claim", "published", "measured", "holds", "seconds")), flush=True)
+    """Runs each command once and prints a row for each claim; returns whether all hold."""
+    print(table("claim | published | measured | holds | seconds", []).rstrip(), flush=True)
     all_hold = True
     for command in dict.fromkeys(claim.command for claim in claims):
         began = time.monotonic()
@@ -88,7 +87,8 @@ def run(claims: Sequence[Claim]) -> bool:
             if claim.command == command:
                 measured, holds = claim.judge(output, status)
                 all_hold &= holds
-                print(line(claim.name, claim.published, measured, "yes" if holds else "NO", seconds), flush=True)
+                verdict = "yes" if holds else "NO"
+                print(f"| {claim.name} | {claim.published} | {measured} | {verdict} | {seconds} |", flush=True)
                 if not holds:
                     print("\n".join(output.splitlines()[-15:]), file=sys.stderr, flush=True)
     return all_hold
@@ -101,15 +101,13 @@ def _run(command: str) -> tuple[str, int]:
     try:
         done = subprocess.run(shlex.split(command), timeout=LIMIT_SECONDS, **how)  # type: ignore[call-overload]
     except subprocess.TimeoutExpired as late:
-        said = late.stdout.decode(errors="replace") if isinstance(late.stdout, bytes) else late.stdout or ""
-        return f"{said}\nended after {LIMIT_SECONDS:.0f} s", 124
+        printed = late.stdout.decode(errors="replace") if isinstance(late.stdout, bytes) else late.stdout or ""
+        return f"{printed}\nended after {LIMIT_SECONDS:.0f} s", 124
     return done.stdout + done.stderr, done.returncode
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        prog="loadtest.lab.claims", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = Program("claims", "loadtest.lab.claims", __doc__)
     parser.add_argument("words", nargs="*", help="only the claims whose name contains one of these words")
     parser.add_argument("--list", action="store_true", help="print the claims and run nothing")
     given = parser.parse_args(arguments)

@@ -1,8 +1,4 @@
-"""Connections that ask without pause and keep every answer's fate, whatever happens to the service meanwhile.
-
-A connection that breaks is opened again, and each of them now and then, so that a new worker gets its share. Knows
-what each query's ranking was in peace, and nothing of what is done to the service.
-"""
+"""Connections that search without pause and check every answer, also while the service is killed or swapped."""
 
 from __future__ import annotations
 
@@ -11,20 +7,22 @@ import http.client
 import json
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
+from typing import Any
 
-from loadtest.harness.client import PATH
-from loadtest.harness.errors import BenchError
-from loadtest.harness.http1 import HOST, port_of
+from loadtest.harness import PATH
+from loadtest.harness.servers import connect, exchange
 
-# Requests over one connection before it is opened anew.
+# Requests over one connection before it is opened again, so that a new worker gets its share.
 RENEWED = 20
-# Longer than this is a hang.
+# An answer that takes longer is a hang.
 HANG_SECONDS = 10.0
-# A service that refuses at once would be asked as fast as it refuses; a client that retries waits a little.
+# A client that retries waits a little; without this a service that refuses would be asked as fast as it refuses.
 PAUSE_SECONDS = 0.02
+
+Body = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,24 +33,27 @@ class Event:
     seconds: float
     failure: str | None
     wrong: bool = False
+    snapshot: str = ""
 
 
 class Crowd:
-    """So many connections to one service; `rankings` are the ids that each query is known to get."""
+    """Connections to one service that send `requests` in turn; `is_wrong` judges a request and its answer."""
 
-    def __init__(self, url: str, connections: int, rankings: Mapping[str, Sequence[str]]) -> None:
-        self._port = port_of(url)
+    def __init__(
+        self, url: str, connections: int, requests: Sequence[Body], is_wrong: Callable[[Body, Body], bool]
+    ) -> None:
+        self._url = url
         self._connections = connections
-        self._rankings = rankings
-        self._queries = list(rankings)
+        self._requests = requests
+        self._is_wrong = is_wrong
 
     @contextlib.contextmanager
-    def asking(self, *, cached: bool) -> Iterator[list[Event]]:
-        """Asks while the block runs; the list is complete after it. `cached` lets the service answer from a cache."""
+    def asking(self, **options: object) -> Iterator[list[Event]]:
+        """Asks while the block runs; the list is complete after it. `options` are added to every request."""
         events: list[Event] = []
         over = threading.Event()
         threads = [
-            threading.Thread(target=self._ask, args=(number, cached, over, events))
+            threading.Thread(target=self._ask, args=(number, options, over, events))
             for number in range(self._connections)
         ]
         for thread in threads:
@@ -64,60 +65,39 @@ class Crowd:
             for thread in threads:
                 thread.join()
 
-    def _ask(self, first: int, cached: bool, over: threading.Event, events: list[Event]) -> None:
-        connection = http.client.HTTPConnection(HOST, self._port, timeout=HANG_SECONDS)
-        with contextlib.closing(connection):
+    def _ask(self, first: int, options: dict[str, object], over: threading.Event, events: list[Event]) -> None:
+        with connect(self._url, HANG_SECONDS) as connection:
             for turn in count(1):
                 if over.is_set():
                     return
-                query = self._queries[(first + turn * self._connections) % len(self._queries)]
-                event = self._ask_once(connection, query, cached)
+                request = self._requests[(first + turn * self._connections) % len(self._requests)]
+                event = self._ask_once(connection, {**request, **options})
                 events.append(event)
                 if event.failure is not None:
                     time.sleep(PAUSE_SECONDS)
                 if event.failure is not None or turn % RENEWED == 0:
                     connection.close()  # the next request opens it again
 
-    def _ask_once(self, connection: http.client.HTTPConnection, query: str, cached: bool) -> Event:
+    def _ask_once(self, connection: http.client.HTTPConnection, request: Body) -> Event:
         began = time.monotonic()
-        failure, wrong = None, False
+        failure, wrong, snapshot = None, False, ""
         try:
-            status, ids = search(connection, query, cached)
-            failure = None if status == 200 else f"status {status}"
-            wrong = status == 200 and is_wrong(ids, self._rankings[query])
+            status, content = exchange(connection, "POST", PATH, request)
+            if status == 200:
+                answer = json.loads(content)
+                wrong, snapshot = self._is_wrong(request, answer), answer.get("snapshot", "")
+            else:
+                failure = f"status {status}"
         except TimeoutError:
             failure = "hang"
         except (OSError, http.client.HTTPException):
             failure = "connection lost"
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, AttributeError):
             wrong = True
         ended = time.monotonic()
-        return Event(ended, ended - began, failure, wrong)
+        return Event(ended, ended - began, failure, wrong, snapshot)
 
 
-def search(connection: http.client.HTTPConnection, query: str, cached: bool) -> tuple[int, list[str]]:
-    """Status and ids of one search."""
-    connection.request("POST", PATH, json.dumps({"query": query, "cache": cached}))
-    answer = connection.getresponse()
-    content = answer.read()
-    if answer.status != 200:
-        return answer.status, []
-    return 200, [str(hit["id"]) for hit in json.loads(content)["results"][0]["hits"]]
-
-
-def is_wrong(ids: Sequence[str], expected: Sequence[str]) -> bool:
-    """Whether an answer shares less than half of its hits with the ranking that is known."""
-    return 2 * len(set(ids) & set(expected)) < len(expected)
-
-
-def learn_rankings(url: str, queries: Sequence[str]) -> dict[str, list[str]]:
-    """What each query gets in peace; queries without hits are left out."""
-    known: dict[str, list[str]] = {}
-    with contextlib.closing(http.client.HTTPConnection(HOST, port_of(url), timeout=HANG_SECONDS)) as connection:
-        for query in queries:
-            status, ids = search(connection, query, cached=False)
-            if status != 200:
-                raise BenchError(f"the service answered {status} in peace")
-            if ids:
-                known[query] = ids
-    return known
+def ids_of(answer: Body) -> list[str]:
+    """The ids of all hits of all results."""
+    return [str(hit["id"]) for result in answer["results"] for hit in result["hits"]]

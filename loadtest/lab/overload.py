@@ -1,52 +1,38 @@
-"""`make overload`: two and ten times what the service can answer. How much is answered, how fast are the rest refused?
+"""`make overload`: offers two and ten times what the service can answer, and measures answers and refusals.
 
   python -m loadtest.lab.overload            the example corpus, a service started for the run, caches off
   python -m loadtest.lab.overload --proxy    behind HAProxy with deploy/haproxy.cfg
   python -m loadtest.lab.overload --cached   its process cache on: no query comes twice, so it only gets in the way
 
-What is measured, in this order
-- unloaded: one connection, one request after another.
-- capacity: 8 connections, one request after another each, which fills the batches; the answers per second.
-- overload: 2 and 10 times the capacity, offered at even intervals whatever the service does.
-- memory: resident megabytes of the service before, highest during, and after the overload.
-- recovery: seconds from the end of the load until ten requests in a row are answered within twice the unloaded p99.
+Measured one after another: one connection (unloaded); 8 connections, which fill the batches (capacity); 2 and 10 times
+the capacity, offered at even intervals; the seconds until ten requests in a row take at most twice the unloaded p99
+(recovery). The generator shares the cores with the service; how late it sent its requests is reported.
 
 Limits, at both loads: every answer is a search or a 429 with Retry-After. Behind the proxy at least 80 % of the
 capacity is answered, with a p99 at most 100 ms above the unloaded p99, and the median refusal takes less than 20 ms.
 Without it at least 60 % is answered, with a p99 at most 1 s above. Exit status 1 if a limit is missed or the service
 does not recover.
-
-The generator shares the cores with the service; how late it sent its requests is reported.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
-import http.client
-import json
 import shlex
 import shutil
-import signal
-import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from itertools import count
 from pathlib import Path
 
 from loadtest.answers import read_queries
-from loadtest.bench import CACHE, QUERIES
-from loadtest.harness import facts as bench_facts
-from loadtest.harness.client import PATH, REPOSITORY, Job, measure
-from loadtest.harness.errors import BenchError
-from loadtest.harness.footprint import sampled
-from loadtest.harness.http1 import HOST, port_of
-from loadtest.harness.open_loop import Flood, Offer, flood
-from loadtest.harness.processes import FORCED, Server, Started, build_example, care_server, free_port, running
-from loadtest.harness.tables import Quantiles, fact_lines, failures_text, heading, line, percentile
+from loadtest.bench import QUERIES
+from loadtest.harness import HOST, PATH, REPOSITORY, BenchError, port_of, servers
+from loadtest.harness.generator import MAX_OPEN_CONNECTIONS, Job, Measurement, measure
+from loadtest.harness.machine import sampled, settings
+from loadtest.harness.report import Program, Quantiles, exit_with, failures_text, markdown, percentile, table
 
 FACTORS = (2, 10)
 SECONDS = 20.0
@@ -55,23 +41,23 @@ CAPACITY_CONNECTIONS = 8
 RECOVERED_IN_A_ROW = 10
 RECOVERY_SECONDS = 20.0
 TIMEOUT_SECONDS = 10.0
-# By whether a proxy stands before the service.
+# With and without a proxy in front of the service.
 ANSWERED_SHARE = {True: 0.8, False: 0.6}
 EXTRA_P99_MS = {True: 100.0, False: 1000.0}
 REFUSED_MEDIAN_MS = 20.0
 PROXY_CONFIG = REPOSITORY / "deploy" / "haproxy.cfg"
-# Of CARE_IN_FLIGHT: what the service answers in this time, and no less than a batch.
+# CARE_IN_FLIGHT is what the service answers in this time, but at least a batch.
 IN_FLIGHT_SECONDS = 0.08
 LEAST_IN_FLIGHT = 8
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """One offered load and what came of it."""
+    """One offered load and its result."""
 
     factor: int
     offered: float
-    flood: Flood
+    flood: Measurement
     recovery_seconds: float | None
 
 
@@ -86,28 +72,26 @@ class Result:
     proxied: bool
 
     def misses(self) -> list[str]:
-        """The limits that were not kept."""
+        """The limits that were exceeded."""
+        least_share, extra_ms = ANSWERED_SHARE[self.proxied], EXTRA_P99_MS[self.proxied]
         found = []
         for load in self.loads:
-            flooded = load.flood
-            share = len(flooded.accepted_ms) / flooded.seconds / self.capacity
+            flood = load.flood
+            refused = flood.refused_ms if self.proxied else []
             kept = {
-                "only searches and refusals": not flooded.failures and not flooded.without_retry_after,
+                "only searches and refusals": not flood.failures and not flood.without_retry_after,
                 "recovered": load.recovery_seconds is not None,
-                f"answered at least {ANSWERED_SHARE[self.proxied]:.0%} of the capacity": share
-                >= ANSWERED_SHARE[self.proxied],
-                "p99 of the answered": percentile(flooded.accepted_ms, 0.99)
-                <= self.unloaded.p99 + EXTRA_P99_MS[self.proxied],
-                "median refusal": not self.proxied
-                or not flooded.refused_ms
-                or percentile(flooded.refused_ms, 0.5) < REFUSED_MEDIAN_MS,
+                f"answered at least {least_share:.0%} of the capacity": flood.requests_per_second / self.capacity
+                >= least_share,
+                "p99 of the answered": percentile(flood.latency_ms, 0.99) <= self.unloaded.p99 + extra_ms,
+                "median refusal": not refused or percentile(refused, 0.5) < REFUSED_MEDIAN_MS,
             }
             found += [f"{load.factor} x: {name}" for name, is_kept in kept.items() if not is_kept]
         return found
 
 
-def overload(started: Started, url: str, queries: Sequence[str], mode: str, seconds: float) -> Result:
-    """Measures a service at `url`, which may be a proxy's. The service must be warm."""
+def overload(started: servers.Started, url: str, queries: Sequence[str], mode: str, seconds: float) -> Result:
+    """Measures a warm service at `url`, which may be a proxy's."""
     calm = min(seconds, CALM_SECONDS)
     alone = measure(Job(url, queries, mode, 1, calm))
     full = measure(Job(url, queries, mode, CAPACITY_CONNECTIONS, calm, alone.sent))
@@ -117,13 +101,12 @@ def overload(started: Started, url: str, queries: Sequence[str], mode: str, seco
     loads = []
     with sampled(started.process.pid) as memory_mb:
         for factor in FACTORS:
-            offer = Offer(url, queries, mode, factor * capacity, seconds, first_number=number)
-            flooded = flood(offer)
-            number += flooded.sent
-            if not flooded.accepted_ms:
-                raise BenchError(f"nothing was accepted under load: {failures_text(flooded.failures)}")
-            recovery = recovery_seconds(url, queries, mode, 2 * unloaded.p99)
-            loads.append(Load(factor, offer.per_second, flooded, recovery))
+            offered = factor * capacity
+            flood = measure(Job(url, queries, mode, MAX_OPEN_CONNECTIONS, seconds, number, per_second=offered))
+            number += flood.sent
+            if not flood.latency_ms:
+                raise BenchError(f"nothing was accepted under load: {failures_text(flood.failures)}")
+            loads.append(Load(factor, offered, flood, recovery_seconds(url, queries, mode, 2 * unloaded.p99)))
     return Result(unloaded, capacity, loads, memory_mb, proxied=url != started.url)
 
 
@@ -131,16 +114,14 @@ def recovery_seconds(url: str, queries: Sequence[str], mode: str, quick_ms: floa
     """Seconds until the first of ten quick answers in a row; None if they never came."""
     began = time.monotonic()
     first, in_a_row = 0.0, 0
-    with contextlib.closing(http.client.HTTPConnection(HOST, port_of(url), timeout=TIMEOUT_SECONDS)) as connection:
+    with servers.connect(url, TIMEOUT_SECONDS) as connection:
         for number in count():
             asked = time.monotonic()
             if asked > began + RECOVERY_SECONDS:
                 return None
-            query = f"{queries[number % len(queries)]} {-number}"
-            connection.request("POST", PATH, json.dumps({"query": query, "mode": mode}))
-            answer = connection.getresponse()
-            answer.read()
-            quick = answer.status == 200 and (time.monotonic() - asked) * 1000 <= quick_ms
+            body = {"query": f"{queries[number % len(queries)]} {-number}", "mode": mode}
+            status, _ = servers.exchange(connection, "POST", PATH, body)
+            quick = status == 200 and (time.monotonic() - asked) * 1000 <= quick_ms
             in_a_row = in_a_row + 1 if quick else 0
             if in_a_row == 1:
                 first = asked - began
@@ -152,68 +133,56 @@ def recovery_seconds(url: str, queries: Sequence[str], mode: str, quick_ms: floa
 def as_markdown(facts: dict[str, str], result: Result) -> str:
     columns = [_column(result, load) for load in result.loads]
     before, highest, after = result.memory_mb[0], max(result.memory_mb), result.memory_mb[-1]
-    calm = [
+    calm = (
         f"Unloaded, one connection: median {result.unloaded.median:.1f} ms, p99 {result.unloaded.p99:.1f} ms. "
         f"Capacity, {CAPACITY_CONNECTIONS} connections: {result.capacity:.0f} answers/s. "
-        f"Memory before / highest / after: {before:.0f} / {highest:.0f} / {after:.0f} MB.",
-        f"Limits missed: {'; '.join(result.misses()) or 'none'}.",
-        "",
-    ]
+        f"Memory before / highest / after: {before:.0f} / {highest:.0f} / {after:.0f} MB.\n"
+        f"Limits missed: {'; '.join(result.misses()) or 'none'}.\n"
+    )
     names = [f"{load.factor} x the capacity" for load in result.loads]
-    rows = [line(name, *(column[name] for column in columns)) for name in columns[0]]
-    return "\n".join([*fact_lines(facts), *calm, *heading("offered", *names), *rows, ""])
+    rows = [" | ".join([name, *(column[name] for column in columns)]) for name in columns[0]]
+    return markdown(facts, calm, table(" | ".join(["offered", *names]), rows))
 
 
 def _column(result: Result, load: Load) -> dict[str, str]:
-    flooded = load.flood
-    accepted, late = Quantiles.of(flooded.accepted_ms), Quantiles.of(flooded.late_ms)
-    refused = Quantiles.of(flooded.refused_ms) if flooded.refused_ms else None
-    per_second = len(flooded.accepted_ms) / flooded.seconds
+    flood = load.flood
+    per_second = flood.requests_per_second
     recovery = "not within 20 s" if load.recovery_seconds is None else f"{load.recovery_seconds:.2f} s"
     return {
-        "requests/s offered": f"{load.offered:.0f} ({flooded.unsent} found no free connection)",
-        "generator late by, median / p99": f"{late.median:.1f} / {late.p99:.1f} ms",
+        "requests/s offered": f"{load.offered:.0f} ({flood.unsent} found no free connection)",
+        "generator late by, median / p99": f"{Quantiles.of(flood.late_ms):.1f} ms",
         "answered": f"{per_second:.0f}/s, {per_second / result.capacity:.0%} of the capacity",
-        "answered, median / p99": f"{accepted.median:.1f} / {accepted.p99:.1f} ms",
-        "refused with 429": str(len(flooded.refused_ms)),
-        "refused, median / p99": "–" if refused is None else f"{refused.median:.1f} / {refused.p99:.1f} ms",
-        "refusals without Retry-After": str(flooded.without_retry_after),
-        "failures": failures_text(flooded.failures),
+        "answered, median / p99": f"{Quantiles.of(flood.latency_ms):.1f} ms",
+        "refused with 429": str(len(flood.refused_ms)),
+        "refused, median / p99": f"{Quantiles.of(flood.refused_ms):.1f} ms" if flood.refused_ms else "–",
+        "refusals without Retry-After": str(flood.without_retry_after),
+        "failures": failures_text(flood.failures),
         "recovered after": recovery,
     }
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        prog="loadtest.lab.overload", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--collection", type=Path, help="a published collection (default: the example, built anew)")
-    parser.add_argument("--queries", type=Path, default=QUERIES, help="JSON lines with a text each (the example's)")
-    parser.add_argument("--mode", default="hybrid", help="dense, lexical or hybrid (%(default)s)")
-    parser.add_argument("--seconds", type=float, default=SECONDS, help="length of the overload (%(default)s)")
-    parser.add_argument("--proxy", action="store_true", help="behind HAProxy with deploy/haproxy.cfg")
-    parser.add_argument("--cached", action="store_true", help="with the service's process cache")
-    parser.add_argument("--serve", default="", help="further flags of care serve, as one argument ('--workers 2')")
-    given = parser.parse_args(arguments)
-    command = shlex.join(["python", "-m", "loadtest.lab.overload", *(sys.argv[1:] if arguments is None else arguments)])
-    machine = bench_facts.machine()
-    settings = FORCED | (CACHE if given.cached else {})
-    try:
-        with _service(given.collection, settings, shlex.split(given.serve)) as started:
-            queries = read_queries(given.queries)
-            warm = measure(Job(started.url, queries, given.mode, CAPACITY_CONNECTIONS, 3.0))
-            in_flight = max(LEAST_IN_FLIGHT, round(IN_FLIGHT_SECONDS * warm.requests_per_second))
-            with proxy(started.url, in_flight) if given.proxy else contextlib.nullcontext(started.url) as url:
-                result = overload(started, url, queries, given.mode, given.seconds)
-    except BenchError as error:
-        print(f"overload: {error}", file=sys.stderr)
-        return 1
-    facts = {
-        "command": f"`{command}`",
-        "commit": bench_facts.commit(),
-        "date": f"{datetime.now(UTC):%Y-%m-%d}",
-        "machine": machine,
-        "settings": bench_facts.settings(settings),
+    program = Program("overload", "loadtest.lab.overload", __doc__)
+    program.add_argument("--collection", type=Path, help="a published collection (default: the example, built anew)")
+    program.add_argument("--queries", type=Path, default=QUERIES, help="JSON lines with a text each (the example's)")
+    program.add_argument("--mode", default="hybrid", help="dense, lexical or hybrid (%(default)s)")
+    program.add_argument("--seconds", type=float, default=SECONDS, help="length of the overload (%(default)s)")
+    program.add_argument("--proxy", action="store_true", help="behind HAProxy with deploy/haproxy.cfg")
+    program.add_argument("--cached", action="store_true", help="with the service's process cache")
+    program.add_argument("--serve", default="", help="further flags of care serve, as one argument ('--workers 2')")
+    return program.run(arguments, _run)
+
+
+def _run(given: argparse.Namespace, facts: dict[str, str]) -> int:
+    environment = servers.FORCED | (servers.CACHE if given.cached else {})
+    with _service(given.collection, environment, shlex.split(given.serve)) as started:
+        queries = read_queries(given.queries)
+        warm = measure(Job(started.url, queries, given.mode, CAPACITY_CONNECTIONS, 3.0))
+        in_flight = max(LEAST_IN_FLIGHT, round(IN_FLIGHT_SECONDS * warm.requests_per_second))
+        with proxy(started.url, in_flight) if given.proxy else contextlib.nullcontext(started.url) as url:
+            result = overload(started, url, queries, given.mode, given.seconds)
+    facts |= {
+        "settings": settings(environment),
         "load": f"{given.mode}; {len(queries)} queries, each time with another number after it"
         + (f"; HAProxy with CARE_IN_FLIGHT={in_flight}" if given.proxy else ""),
     }
@@ -222,31 +191,29 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 @contextlib.contextmanager
-def _service(collection: Path | None, settings: dict[str, str], flags: Sequence[str]) -> Iterator[Started]:
+def _service(collection: Path | None, settings: dict[str, str], flags: Sequence[str]) -> Iterator[servers.Started]:
     with tempfile.TemporaryDirectory(prefix="care-overload-") as made:
         folder = Path(made)
         if collection is None:
             collection = folder / "collection"
-            build_example(collection)
-        with running(care_server(collection.resolve(), settings, *flags), folder) as started:
+            servers.build_example(collection)
+        with servers.running(servers.care_server(collection.resolve(), settings, *flags), folder) as started:
             yield started
 
 
 @contextlib.contextmanager
 def proxy(url: str, in_flight: int) -> Iterator[str]:
-    """HAProxy with the documented configuration before the service at `url`; yields its own address."""
+    """Runs HAProxy with deploy/haproxy.cfg in front of the service at `url`; yields the proxy's address."""
     program = shutil.which("haproxy") or shutil.which("haproxy", path="/usr/sbin")
     if program is None:
         raise BenchError("haproxy is not installed; `apt-get install haproxy` brings it")
-    port = free_port()
+    port = servers.free_port()
     own = {"CARE_PROXY": f"{HOST}:{port}", "CARE_SERVICE": f"{HOST}:{port_of(url)}", "CARE_IN_FLIGHT": str(in_flight)}
     with tempfile.TemporaryDirectory(prefix="care-proxy-") as folder:
-        server = Server("haproxy", [program, "-db", "-f", str(PROXY_CONFIG)], port, own, ready="/livez")
-        with running(server, Path(folder)) as started:
+        server = servers.Server("haproxy", [program, "-db", "-f", str(PROXY_CONFIG)], port, own, ready="/livez")
+        with servers.running(server, Path(folder)) as started:
             yield started.url
 
 
 if __name__ == "__main__":
-    # So that the service is ended when this process is told to end.
-    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
-    sys.exit(main())
+    exit_with(main)

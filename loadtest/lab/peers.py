@@ -1,25 +1,15 @@
-"""`make bench-peers`: ours beside txtai's API and Infinity with FAISS, on one corpus, one set of weights, one load.
+"""`make bench-peers`: CARE beside txtai's API and Infinity with FAISS, on one corpus, one set of weights, one load.
 
   python -m loadtest.lab.peers --data ../shared/data/eval/cmirb --weights ../shared/weights/bge-small-zh-v1.5
 
-What runs
-- The same weights everywhere: ours exported to int8 (what a CPU serves by default) and to fp32, the peers' in torch,
-  fp32. The same document vectors, one per document, encoded once. Dense search, top 10, no cache.
-- Each is a server of one process; all of them and the client are held to the same two cores. The peers run twice,
-  with torch's own choice of two threads and with one; ours has its default. A peer that is not being measured is
-  paused, so that its polling takes nothing from the others.
-- txtai answers ids and scores from the FAISS index that it chooses for itself, by its API on uvicorn with uvloop and
-  httptools. Infinity's engine runs inside a bare server that searches our own FAISS file in memory: no second HTTP hop
-  and no vectors as JSON. All answer ids and scores; "whole hits" is ours with title, snippet, highlights and metadata,
-  its default.
-
-How to read the output
-- A round measures every contestant at each number of connections, one right after another; every second round goes
-  backwards. Requests per second are medians over the rounds with (lowest–highest); a ratio is made within a round.
-- Latency is the client's, over all requests of all rounds. The processor time is what the server used for each
-  answer, all its threads together: what it costs, however busy the machine was with other things.
-- The last table says how far the rankings agree with ours in fp32: the contestants do the same work, or the ratio
-  means nothing.
+- All get the same weights: ours exported to int8 and fp32, the peers' in torch, fp32; and the same document vectors.
+  Dense search, top 10, no cache. All servers and the client share two cores; a peer that is not measured is paused.
+- txtai searches the FAISS index of its own choice, by its API. Infinity's engine runs in a bare server that searches
+  our FAISS file in memory. All answer ids and scores; "whole hits" is our default answer.
+- A round measures every contestant at each number of connections; every second round goes backwards. Figures are
+  medians over the rounds with (lowest–highest); a ratio is made within a round. Latencies are over all requests.
+- The processor time is what the server used for each answer. The last table says how far the rankings agree with ours
+  in fp32: only contestants that do the same work can be compared.
 """
 
 from __future__ import annotations
@@ -28,35 +18,232 @@ import argparse
 import contextlib
 import json
 import os
-import shlex
-import signal
-import sys
 import tempfile
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict
-from datetime import UTC, datetime
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import median
 
-from loadtest.harness import facts as bench_facts
-from loadtest.harness.client import Job, measure
-from loadtest.harness.errors import BenchError
-from loadtest.harness.footprint import processor_seconds
-from loadtest.harness.processes import Started, running
-from loadtest.lab.peers_contestants import Contestant, ask, contestants, missing_environments, versions
-from loadtest.lab.peers_prepare import prepare
-from loadtest.lab.peers_report import Agreement, Turn, agreement, as_markdown, make_report
+from loadtest.harness import HOST, PATH, BenchError
+from loadtest.harness.generator import TOP_K, Form, Job, Measurement, measure, write_requests
+from loadtest.harness.machine import machine, processor_seconds, versions
+from loadtest.harness.report import (
+    Program,
+    Quantiles,
+    Spread,
+    exit_with,
+    failures_text,
+    markdown,
+    publish,
+    say,
+    summary,
+    table,
+    yes,
+)
+from loadtest.harness.servers import Server, Started, care_server, connect, free_port, run_command, running
+from loadtest.lab.peers_prepare import INFINITY, TXTAI, Prepared, prepare
 
 CORES = 2
-CONNECTIONS = (1, 8, 32)
+ALONE = 1
+CONNECTIONS = (ALONE, 8, 32)
 ROUNDS = 5
 SECONDS = 3.0
 WARM_UP_SECONDS = 2.0
 COMPARED_QUERIES = 100
 REFERENCE = "CARE fp32"
+# Times the requests per second of a peer, and the share of its median at one connection.
+GOAL = 3.0
+# The peers' threads, torch's own choice first, and our workers: the best choices for two cores.
+THREADS, WORKERS = (2, 1), 2
+VERSIONS = "import sys, importlib.metadata as m; print(', '.join(f'{name} {m.version(name)}' for name in sys.argv[1:]))"
+
+
+@dataclass(frozen=True, slots=True)
+class Contestant:
+    """A server and the form of its requests; `own` says that it is ours."""
+
+    name: str
+    server: Server
+    form: Form
+    own: bool
+
+
+def contestants(prepared: Prepared, folder: Path) -> list[Contestant]:
+    """Ours and the peers, each peer with every number of threads; `folder` takes a configuration file."""
+    ours = [Contestant(f"CARE {variant}", _care(prepared, variant), Form.IDS, True) for variant in prepared.encoders]
+    ours.append(Contestant("CARE int8, whole hits", _care(prepared, "int8", "-whole"), Form.CARE, True))
+    for form, suffix in ((Form.IDS, ""), (Form.CARE, ", whole hits")):
+        server = _care(prepared, "int8", f"-{WORKERS}-{form}", WORKERS)
+        ours.append(Contestant(f"CARE int8, {WORKERS} workers{suffix}", server, form, True))
+    peers = []
+    for threads in THREADS:
+        suffix = f"{threads} thread{'s' if threads > 1 else ''}"
+        peers.append(Contestant(f"txtai, {suffix}", _txtai(prepared, folder, threads), Form.TXTAI, False))
+        peers.append(Contestant(f"Infinity + FAISS, {suffix}", _infinity(prepared, threads), Form.IDS, False))
+    return ours + peers
+
+
+def ask(url: str, form: Form, query: str) -> list[str]:
+    """The ids of a contestant's hits, best first."""
+    request = next(write_requests(Job(url, [query], "dense", 1, 1, numbered=False, form=form)))
+    head, _, body = request.partition(b"\r\n\r\n")
+    method, path, _ = head.split(b"\r\n")[0].decode().split(" ")
+    with connect(url) as connection:
+        connection.request(method, path, body or None, {"Content-Type": "application/json"})
+        answer = connection.getresponse()
+        content = answer.read()
+    if answer.status != 200:
+        raise BenchError(f"{url}{PATH} answered {answer.status} to {query!r}; see its log")
+    parsed = json.loads(content)
+    hits = parsed if form is Form.TXTAI else parsed["results"][0]["hits"]
+    ids = [str(hit["id"]) for hit in hits]
+    if len(ids) != TOP_K:
+        raise BenchError(f"{url} gave {len(ids)} hits, not {TOP_K}, to {query!r}")
+    return ids
+
+
+def _care(prepared: Prepared, variant: str, suffix: str = "", workers: int = 1) -> Server:
+    plain = care_server(prepared.collection)
+    own = {"CARE_ENCODER": str(prepared.encoders[variant]), "CARE_WORKERS": str(workers)}
+    environment = {**plain.environment, **own}
+    return Server(f"care-{variant}{suffix}", plain.command, plain.port, environment)
+
+
+def _txtai(prepared: Prepared, folder: Path, threads: int) -> Server:
+    config = folder / "txtai.yml"
+    settings = {"path": str(prepared.txtai), "embeddings": {"path": str(prepared.weights)}}
+    config.write_text(json.dumps(settings), encoding="utf-8")  # JSON is YAML too
+    port = free_port()
+    command = [str(TXTAI), "-m", "uvicorn", "txtai.api:app", "--host", HOST, "--port", str(port), "--no-access-log"]
+    return Server(f"txtai-{threads}", command, port, {"CONFIG": str(config), **_environment(threads)}, ready="/count")
+
+
+def _infinity(prepared: Prepared, threads: int) -> Server:
+    port = free_port()
+    files = (prepared.weights, prepared.vectors, prepared.index, prepared.ids)
+    command = [str(INFINITY), "-m", "loadtest.lab.peers_programs", "infinity", *map(str, files), str(port)]
+    return Server(f"infinity-{threads}", command, port, _environment(threads))
+
+
+def _environment(threads: int) -> dict[str, str]:
+    """Keeps the peers from asking a hub for files and from sending statistics."""
+    offline = {"HF_HUB_OFFLINE": "1", "INFINITY_ANONYMOUS_USAGE_STATS": "0", "DO_NOT_TRACK": "1"}
+    return offline | {"OMP_NUM_THREADS": str(threads)}
+
+
+def _peer_versions() -> str:
+    """The peers' libraries that matter for speed."""
+    txtai = (TXTAI, "txtai", "torch", "transformers", "faiss-cpu", "uvicorn", "uvloop")
+    infinity = (INFINITY, "infinity-emb", "torch", "transformers", "sentence-transformers", "faiss-cpu")
+    return "; ".join(run_command(python, "-c", VERSIONS, *names).strip() for python, *names in (txtai, infinity))
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One contestant at one number of connections."""
+
+    name: str
+    connections: int
+    requests_per_second: Spread
+    latency_ms: Quantiles
+    processor_ms: Spread
+    failures: dict[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Ratio:
+    """How many times faster ours is than a peer: by median latency at one connection, else by requests per second."""
+
+    own: str
+    peer: str
+    connections: int
+    times: Spread
+
+
+@dataclass(frozen=True, slots=True)
+class Agreement:
+    """Shares of queries with the reference's first hit, and of hits that are in the reference's ranking too."""
+
+    name: str
+    same_first: float
+    same_top: float
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """The result of one run."""
+
+    facts: dict[str, str]
+    rows: list[Row]
+    ratios: list[Ratio]
+    agreements: list[Agreement]
+
+    @property
+    def failures(self) -> int:
+        return sum(sum(row.failures.values()) for row in self.rows)
+
+
+def make_report(
+    facts: Mapping[str, str],
+    measured: Mapping[tuple[str, int], Sequence[Measurement]],
+    own: Sequence[str],
+    agreements: Sequence[Agreement],
+) -> Report:
+    """`measured` has the rounds of every contestant by name and connections; those not in `own` are peers."""
+    ratios = [
+        Ratio(mine, name, connections, times(measured[mine, connections], rounds, connections))
+        for mine in own
+        for (name, connections), rounds in measured.items()
+        if name not in own
+    ]
+    return Report(dict(facts), [_row(*name, rounds) for name, rounds in measured.items()], ratios, list(agreements))
+
+
+def times(own: Iterable[Measurement], peer: Iterable[Measurement], connections: int) -> Spread:
+    """Compares round by round: the two ran side by side, so both saw the same other load."""
+    pairs = list(zip(own, peer, strict=True))
+    if connections == ALONE:
+        return Spread.of([median(theirs.latency_ms) / median(ours.latency_ms) for ours, theirs in pairs])
+    return Spread.of([ours.requests_per_second / theirs.requests_per_second for ours, theirs in pairs])
+
+
+def agreement(name: str, rankings: Sequence[Sequence[str]], reference: Sequence[Sequence[str]]) -> Agreement:
+    """Rankings are ids, best first, one per query."""
+    pairs = list(zip(rankings, reference, strict=True))
+    first = sum(given[:1] == expected[:1] for given, expected in pairs)
+    top = sum(len(set(given) & set(expected)) / len(expected) for given, expected in pairs)
+    return Agreement(name, first / len(pairs), top / len(pairs))
+
+
+def _row(name: str, connections: int, rounds: Sequence[Measurement]) -> Row:
+    processor_ms = Spread.of([1000 * one.processor_seconds / len(one.latency_ms) for one in rounds])
+    speed, latencies, failures = summary(rounds)
+    return Row(name, connections, speed, Quantiles.of(latencies), processor_ms, failures)
+
+
+def as_markdown(report: Report) -> str:
+    throughput = [
+        f"{row.name} | {row.connections} | {row.requests_per_second:.0f} | {row.latency_ms.median:.2f} | "
+        f"{row.latency_ms.p99:.2f} | {row.processor_ms:.1f} | {failures_text(row.failures)}"
+        for row in report.rows
+    ]
+    ratios = []
+    for one in report.ratios:
+        alone = one.connections == ALONE
+        what = "median latency at 1 connection" if alone else f"requests/s at {one.connections} connections"
+        ratios.append(f"{one.own} against {one.peer} | {what} | {one.times:.2f} | {yes(one.times.median >= GOAL)}")
+    agreements = [f"{one.name} | {one.same_first:.0%} | {one.same_top:.0%}" for one in report.agreements]
+    columns = "contestant | connections | requests/s (spread) | median ms | p99 ms | processor ms a request | failures"
+    return markdown(
+        report.facts,
+        table(columns, throughput),
+        table(f"ours against | measure | times (spread) | at least {GOAL:.0f}", ratios),
+        table("contestant | same first hit | same among the first ten", agreements),
+    )
 
 
 class Contest:
-    """Contestants that run, all peers paused but the one that is asked."""
+    """The running contestants; all peers are paused but the one that is asked."""
 
     def __init__(self, started: Sequence[tuple[Contestant, Started]], queries: Sequence[str], seconds: float) -> None:
         self._started = started
@@ -82,30 +269,22 @@ class Contest:
             for connections in CONNECTIONS:
                 self._measure(contestant, server, connections, WARM_UP_SECONDS)
 
-    def run(self, rounds: int) -> dict[tuple[str, int], list[Turn]]:
-        """Turns by name and connections, in the order of the rounds."""
+    def run(self, rounds: int) -> dict[tuple[str, int], list[Measurement]]:
+        """Measurements by name and connections, in the order of the rounds."""
         plan = [(*pair, connections) for connections in CONNECTIONS for pair in self._started]
-        measured: dict[tuple[str, int], list[Turn]] = {
+        measured: dict[tuple[str, int], list[Measurement]] = {
             (contestant.name, connections): [] for contestant, _, connections in plan
         }
         for number in range(rounds):
-            _say(f"round {number + 1} of {rounds}")
+            say(f"bench-peers: round {number + 1} of {rounds}")
             for contestant, server, connections in plan if number % 2 == 0 else reversed(plan):
                 one = self._measure(contestant, server, connections, self._seconds)
                 measured[contestant.name, connections].append(one)
         return measured
 
-    def _measure(self, contestant: Contestant, server: Started, connections: int, seconds: float) -> Turn:
-        job = Job(
-            url=server.url,
-            queries=self._queries,
-            mode="dense",
-            connections=connections,
-            seconds=seconds,
-            first_number=self._sent,
-            timings=False,
-            form=contestant.form,
-        )
+    def _measure(self, contestant: Contestant, server: Started, connections: int, seconds: float) -> Measurement:
+        number, form = self._sent, contestant.form
+        job = Job(server.url, self._queries, "dense", connections, seconds, number, timings=False, form=form)
         with self._awake(contestant, server):
             before = processor_seconds(server.process.pid)
             measured = measure(job)
@@ -113,7 +292,7 @@ class Contest:
         self._sent += measured.sent
         if not measured.latency_ms:
             raise BenchError(f"{contestant.name}: no good answer ({', '.join(measured.failures)})")
-        return Turn(measured, used)
+        return replace(measured, processor_seconds=used)
 
     @contextlib.contextmanager
     def _awake(self, contestant: Contestant, server: Started) -> Iterator[None]:
@@ -126,69 +305,44 @@ class Contest:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    given = _parser().parse_args(arguments)
-    command = shlex.join(["python", "-m", "loadtest.lab.peers", *(sys.argv[1:] if arguments is None else arguments)])
-    try:
-        return _bench(given, command)
-    except BenchError as error:
-        _say(str(error))
-        return 1
-    except KeyboardInterrupt:
-        return 130
+    program = Program("bench-peers", "loadtest.lab.peers", __doc__)
+    program.add_argument("--data", type=Path, required=True, help="folder with corpus.jsonl.gz and */queries.jsonl")
+    program.add_argument("--weights", type=Path, required=True, help="transformers folder of a BERT with CLS pooling")
+    program.add_argument("--folder", type=Path, default=Path("var/peers"), help="keeps what is made once (%(default)s)")
+    program.add_argument("--seconds", type=float, default=SECONDS, help="length of a measurement (%(default)s)")
+    program.add_argument("--documents", type=int, help="index only the first documents of the corpus (default: all)")
+    program.add_argument("--rounds", type=int, default=ROUNDS, help="measurements of each line (%(default)s)")
+    program.add_argument("--json", type=Path, metavar="FILE", help="write the figures there too")
+    return program.run(arguments, _run)
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="loadtest.lab.peers", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--data", type=Path, required=True, help="folder with corpus.jsonl.gz and */queries.jsonl")
-    parser.add_argument("--weights", type=Path, required=True, help="transformers folder of a BERT with CLS pooling")
-    parser.add_argument("--folder", type=Path, default=Path("var/peers"), help="keeps what is made once (%(default)s)")
-    parser.add_argument("--seconds", type=float, default=SECONDS, help="length of a measurement (%(default)s)")
-    parser.add_argument("--documents", type=int, help="index only the first documents of the corpus (default: all)")
-    parser.add_argument("--rounds", type=int, default=ROUNDS, help="measurements of each line (%(default)s)")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there too")
-    return parser
-
-
-def _bench(given: argparse.Namespace, command: str) -> int:
-    for python in missing_environments():
-        raise BenchError(f"{python} is missing; make bench-peers installs it")
+def _run(given: argparse.Namespace, facts: dict[str, str]) -> int:
+    for python in (TXTAI, INFINITY):
+        if not python.exists():
+            raise BenchError(f"{python} is missing; make bench-peers installs it")
     # Inherited by every process that is started from here on.
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:CORES])
     prepared = prepare(given.data, given.weights, given.folder.resolve(), given.documents)
-    machine = bench_facts.machine()
+    facts["machine"] = machine()  # with the cores that are used
     with tempfile.TemporaryDirectory(prefix="care-peers-") as made, contextlib.ExitStack() as stack:
         listed = contestants(prepared, Path(made))
-        _say("starting the contestants")
+        say("bench-peers: starting the contestants")
         started = [(one, stack.enter_context(running(one.server, Path(made)))) for one in listed]
         contest = Contest(started, prepared.queries, given.seconds)
         agreements = contest.agreements()
-        _say("warming up")
+        say("bench-peers: warming up")
         contest.warm_up()
         measured = contest.run(given.rounds)
-    facts = {
-        "command": f"`{command}`",
-        "commit": bench_facts.commit(),
-        "date": f"{datetime.now(UTC):%Y-%m-%d}",
-        "machine": machine,
-        "versions": bench_facts.versions(),
-        "peers": versions(),
+    facts |= {
+        "versions": versions(),
+        "peers": _peer_versions(),
         "load": f"{given.rounds} rounds of {given.seconds:g} s per line; {len(prepared.queries)} queries, each time "
         "with another number after it; dense, top 10",
     }
     report = make_report(facts, measured, [one.name for one in listed if one.own], agreements)
-    print(as_markdown(report), flush=True)
-    if given.json is not None:
-        given.json.write_text(json.dumps(asdict(report), ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
+    publish(as_markdown(report), report, given.json)
     return 1 if report.failures else 0
 
 
-def _say(what: str) -> None:
-    print(f"bench-peers: {what}", file=sys.stderr, flush=True)
-
-
 if __name__ == "__main__":
-    # So that the processes started here are ended when this one is told to end.
-    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
-    sys.exit(main())
+    exit_with(main)

@@ -1,8 +1,7 @@
-"""What the contestants of `make bench-peers` need, made once and kept: weights, corpus, snapshot, and txtai's index.
+"""Makes what the contestants of `make bench-peers` need, once: weights, corpus, snapshot, and txtai's index.
 
-All contestants get the same weights and the same document vectors, so that they differ only in how they answer. Texts
-are cut to a length that every encoder reads whole: one document, one passage, one vector, whoever indexes it. Knows
-nothing of servers or measurements.
+All contestants get the same weights and the same document vectors. Texts are cut to a length that every encoder reads
+whole: one document is one passage and one vector.
 """
 
 from __future__ import annotations
@@ -10,17 +9,15 @@ from __future__ import annotations
 import gzip
 import json
 import shutil
-import subprocess
-import sys
-from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
 from safetensors.torch import load_file, save_file
 
-from loadtest.harness.client import REPOSITORY
-from loadtest.harness.errors import BenchError
+from loadtest.harness import REPOSITORY, BenchError
+from loadtest.harness.report import say
+from loadtest.harness.servers import care, run_command
 
 TXTAI = REPOSITORY / ".venv-peers-txtai" / "bin" / "python"
 INFINITY = REPOSITORY / ".venv-peers-infinity" / "bin" / "python"
@@ -29,14 +26,13 @@ TEXT_CHARACTERS = 500
 # A question, not a case history: the sets also hold whole abstracts as queries.
 QUERY_CHARACTERS = 64
 SPACE = "peers"
-# The order is the one in which a snapshot's passages are numbered.
 VECTORS = "vectors.npy"
 INDEX = "index.faiss"
 
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """Folders and files that are complete. `ids` names the document of each row of `vectors` and `index`."""
+    """Complete folders and files. `ids` names the document of each row of `vectors` and `index`."""
 
     queries: list[str]
     encoders: dict[str, Path]
@@ -61,31 +57,21 @@ def prepare(data: Path, weights: Path, folder: Path, documents: int | None = Non
     encoders = {variant: folder / f"encoder-{variant}" for variant in ("int8", "fp32")}
     for variant, encoder in encoders.items():
         if not encoder.exists():
-            _care("export", weights, encoder, "--space", SPACE, "--pooling", "cls", "--variants", variant)
+            care("export", weights, encoder, "--space", SPACE, "--pooling", "cls", "--variants", variant)
     corpus, ids = folder / "corpus.jsonl", folder / "ids.json"
     if not ids.exists():
         _write_corpus(data / "corpus.jsonl.gz", corpus, ids, documents)
     collection = folder / "collection"
     if not (collection / "CURRENT").exists():
-        _say("encoding the corpus (once; minutes)")
-        _care(
-            "index",
-            "build",
-            corpus,
-            "--encoder",
-            encoders["int8"],
-            "--collection",
-            collection,
-            "--index",
-            "hnsw",
-            "--publish",
-        )
+        say("bench-peers: encoding the corpus (once; minutes)")
+        options = ("--encoder", encoders["int8"], "--collection", collection, "--index", "hnsw", "--publish")
+        care("index", "build", corpus, *options)
     snapshot = collection / "versions" / (collection / "CURRENT").read_text(encoding="utf-8").strip()
     txtai = folder / "txtai"
     if not txtai.exists():
-        _say("building txtai's index")
+        say("bench-peers: building txtai's index")
         arguments = (snapshot / VECTORS, ids, peers_weights, folder / "txtai-building")
-        _run([str(TXTAI), "-m", "loadtest.lab.peers_txtai", *map(str, arguments)])
+        run_command(TXTAI, "-m", "loadtest.lab.peers_programs", "txtai", *arguments)
         (folder / "txtai-building").rename(txtai)
     return Prepared(queries, encoders, collection, peers_weights, snapshot / VECTORS, snapshot / INDEX, ids, txtai)
 
@@ -123,7 +109,7 @@ def _write_corpus(source: Path, corpus: Path, ids: Path, documents: int | None) 
 
 
 def _write_weights(source: Path, target: Path) -> None:
-    """The weights in fp32 with what sentence-transformers (Infinity) and txtai read about pooling beside them."""
+    """Writes the weights in fp32 with the pooling configuration of sentence-transformers (Infinity) and txtai."""
     building = target.with_name("weights-building")
     shutil.rmtree(building, ignore_errors=True)
     (building / "1_Pooling").mkdir(parents=True)
@@ -149,18 +135,3 @@ def _write_weights(source: Path, target: Path) -> None:
     for name, content in written.items():
         (building / name).write_text(json.dumps(content, indent=1), encoding="utf-8")
     building.rename(target)
-
-
-def _care(*arguments: str | Path) -> None:
-    _run([sys.executable, "cli.py", *map(str, arguments)])
-
-
-def _run(command: Sequence[str]) -> None:
-    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True)
-    if done.returncode != 0:
-        said = (done.stderr.strip() or "it said nothing").splitlines()[-1]
-        raise BenchError(f"{' '.join(command[:4])} … failed: {said}")
-
-
-def _say(what: str) -> None:
-    print(f"bench-peers: {what}", file=sys.stderr, flush=True)

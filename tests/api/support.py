@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import json
 import shutil
+import tempfile
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -88,8 +90,20 @@ class Built:
         return {version: letter for letter, version in self.versions.items()}
 
 
+_first_builds: dict[tuple[str, str], Built] = {}
+
+
 def build_collection(root: Path, encoder: OnnxEncoder, letters: str = "ab") -> Built:
-    """Builds a version per letter and publishes the first."""
+    """A version per letter, the first one published: built once a session by each encoder, then copied."""
+    key = (encoder.fingerprint, letters)
+    if key not in _first_builds:
+        place = Path(tempfile.mkdtemp(prefix="care-tests-"))
+        atexit.register(shutil.rmtree, place, ignore_errors=True)
+        _first_builds[key] = _build_collection(place / "collection", encoder, letters)
+    return copy_collection(_first_builds[key], root)
+
+
+def _build_collection(root: Path, encoder: OnnxEncoder, letters: str) -> Built:
     collection = Collection(root)
     versions = {}
     for letter in letters:

@@ -18,8 +18,7 @@ from care_client import (
     Retry,
     Unavailable,
 )
-from care_client.calls import collection, health
-from care_client.retry import Attempts
+from care_client.calls import Attempts, collection, health
 
 from tests.clients.support import DROP, Scene, Scripted, refusal
 

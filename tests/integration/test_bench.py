@@ -12,21 +12,22 @@ from pathlib import Path
 import pytest
 
 from loadtest.bench import SCENARIOS
-from loadtest.harness.client import PATH, STAGES, Job, measure
-from loadtest.harness.errors import BenchError
-from loadtest.harness.processes import bare, get, service
+from loadtest.harness import PATH, BenchError
+from loadtest.harness.generator import STAGES, Job, measure
+from loadtest.harness.servers import bare_server, care_server, get, running
 from tests.api.support import PATIENT
 
 
 def call(*arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "loadtest.bench", *arguments]
     environment = os.environ | PATIENT | {"CARE_THREADS": "1"}
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=570)
 
 
-def test_a_quick_run_has_every_line_and_no_failure(tmp_path: Path) -> None:
+def test_a_quick_run_has_every_line_and_no_failure(tmp_path: Path, example_collection: Path) -> None:
     file = tmp_path / "bench.json"
-    done = call("--seconds", "0.5", "--rounds", "1", "--json", str(file))
+    collection = str(example_collection)
+    done = call("--collection", collection, "--seconds", "0.5", "--rounds", "1", "--json", str(file))
     assert done.returncode == 0, done.stderr
     written = json.loads(file.read_text(encoding="utf-8"))
     scenarios = [(scenario.mode, scenario.connections) for scenario in SCENARIOS]
@@ -47,7 +48,8 @@ def test_a_quick_run_has_every_line_and_no_failure(tmp_path: Path) -> None:
 
 
 def test_the_bare_framework_answers_the_size_and_ends_with_the_block(tmp_path: Path) -> None:
-    with bare(1234, tmp_path) as url:
+    with running(bare_server(1234), tmp_path) as started:
+        url = started.url
         measured = measure(Job(url, ["头痛"], "hybrid", 2, 5, max_requests=20, timings=False))
         assert get(url, PATH)[0] == 405
     assert (measured.body_bytes, measured.failures) == ([1234] * 20, {})
@@ -59,15 +61,15 @@ def test_a_service_that_does_not_start_is_said_with_its_reason(tmp_path: Path, m
     monkeypatch.setenv("CARE_ENCODER", str(tmp_path / "nothing"))
     with (
         pytest.raises(BenchError, match=re.escape(str(tmp_path / "nothing"))) as caught,
-        service(tmp_path / "collection", tmp_path),
+        running(care_server(tmp_path / "collection"), tmp_path),
     ):
         pass
     assert "the service process ended with 1 before it was ready: care serve:" in str(caught.value)
 
 
 def test_a_url_with_nobody_behind_it_is_said_in_one_line(tmp_path: Path) -> None:
-    with bare(10, tmp_path) as url:
-        pass
+    with running(bare_server(10), tmp_path) as started:
+        url = started.url
     done = call("--url", url)
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr.splitlines()[-1].startswith(f"bench: {url} is not reachable")

@@ -1,4 +1,4 @@
-"""The load test as an operator runs it: the real service, the real Locust, and the judge on what it wrote."""
+"""The load test as an operator runs it: the real service, the real Locust, and its limits."""
 
 from __future__ import annotations
 
@@ -48,9 +48,13 @@ def locust(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([*command, *arguments], cwd=REPOSITORY, env=environment, capture_output=True, text=True)
 
 
-def slo(stats: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "loadtest/slo.py", str(stats), *arguments]
-    return subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True)
+def load(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """A run that is long enough for a search, also on a busy machine."""
+    for seconds in (4, 16, 64):
+        run = locust(*arguments, "-u", "6", "-r", "6", "-t", f"{seconds}s")
+        if "SLO not judged" not in run.stderr:
+            break
+    return run
 
 
 def test_a_load_test_measures_checks_and_is_judged(
@@ -58,9 +62,10 @@ def test_a_load_test_measures_checks_and_is_judged(
 ) -> None:
     queries = tmp_path / "queries.jsonl"
     queries.write_text("".join(json.dumps({"text": entry["title"]}) + "\n" for entry in entries), encoding="utf-8")
-    options = ("-u", "6", "-r", "6", "-t", "5s", "--host", server.url)
-    run = locust(*options, "--queries", str(queries), "--csv", str(tmp_path / "deep" / "run"))
+    options = ("--host", server.url, "--queries", str(queries))
+    run = load(*options, "--p95-ms", "60000", "--p99-ms", "60000", "--csv", str(tmp_path / "deep" / "run"))
     assert run.returncode == 0, run.stdout + run.stderr
+    assert "\nSLO met: " in f"\n{run.stdout}"
 
     stats = tmp_path / "deep" / "run_stats.csv"
     with stats.open(encoding="utf-8") as file:
@@ -73,19 +78,18 @@ def test_a_load_test_measures_checks_and_is_judged(
     # The table on the screen and the file end with the same request.
     assert f"Aggregated {total['Request Count']} " in " ".join(run.stdout.split() + run.stderr.split())
 
-    met = slo(stats, "--p95-ms", "60000", "--p99-ms", "60000")
-    assert (met.returncode, met.stdout[:7]) == (0, "SLO met"), met.stderr
-    missed = slo(stats, "--p95-ms", "0")
-    assert (missed.returncode, missed.stdout) == (1, "")
-    assert missed.stderr.startswith("SLO missed: p95 of search")
+    missed = load(*options, "--p95-ms", "0")
+    assert missed.returncode == 1
+    assert "SLO" not in missed.stdout
+    assert "\nSLO missed: p95 of search" in f"\n{missed.stderr}"
 
 
 def test_a_service_that_does_not_answer_is_a_failed_run(tmp_path: Path) -> None:
     run = locust("-u", "2", "-r", "2", "-t", "2s", "--host", "http://127.0.0.1:1", "--csv", str(tmp_path / "run"))
     assert run.returncode == 1
-    missed = slo(tmp_path / "run_stats.csv")
-    assert missed.returncode == 1
-    assert missed.stderr.count("\n") == 1
+    verdict = [line for line in run.stderr.splitlines() if line.startswith("SLO ")]
+    assert len(verdict) == 1
+    assert verdict[0].startswith(("SLO missed: errors ", "SLO missed: p9", "SLO not judged: "))
 
 
 def test_a_file_without_queries_stops_the_run_before_it_begins(tmp_path: Path) -> None:

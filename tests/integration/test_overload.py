@@ -7,31 +7,21 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
-from loadtest.harness.client import Job, measure
-from loadtest.harness.open_loop import Offer, flood
-from loadtest.harness.processes import FORCED, build_example, care_server, running
+from loadtest.harness.generator import Job, measure
+from loadtest.harness.servers import FORCED, care_server, running
 
 QUERIES = ["高血压吃什么药", "孩子发烧怎么办", "糖尿病饮食"]
 # A single query may wait, so that far less than is offered here is too much for any machine.
 NARROW = {"CARE_QUEUE_LIMIT": "1", "CARE_MAX_QUERIES": "1", "CARE_BATCH_QUERIES": "1", "CARE_MAX_WAIT_MS": "60000"}
 
 
-@pytest.fixture(scope="module")
-def collection(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder: Path = tmp_path_factory.mktemp("overload") / "collection"
-    build_example(folder)
-    return folder
-
-
-def test_overload_is_refused_in_order_and_passes(collection: Path, tmp_path: Path) -> None:
-    with running(care_server(collection, FORCED | NARROW), tmp_path) as started:
-        flooded = flood(Offer(started.url, QUERIES, "dense", per_second=1500, seconds=2, connections=64))
+def test_overload_is_refused_in_order_and_passes(example_collection: Path, tmp_path: Path) -> None:
+    with running(care_server(example_collection, FORCED | NARROW), tmp_path) as started:
+        flooded = measure(Job(started.url, QUERIES, "dense", connections=64, seconds=2, per_second=1500))
         assert flooded.failures == {}
-        assert flooded.accepted_ms
+        assert flooded.latency_ms
         assert flooded.refused_ms
         assert flooded.without_retry_after == 0
-        assert flooded.sent == len(flooded.accepted_ms) + len(flooded.refused_ms)
+        assert flooded.sent == len(flooded.latency_ms) + len(flooded.refused_ms)
         after = measure(Job(started.url, QUERIES, "dense", 1, 30, first_number=10_000, max_requests=20))
         assert (len(after.latency_ms), after.failures) == (20, {})

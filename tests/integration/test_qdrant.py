@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import secrets
 import shutil
 import threading
 from collections.abc import Iterator
@@ -18,7 +20,7 @@ from indexer.store.database import Database
 from indexer.store.errors import BadDatabase
 from indexer.store.qdrant import Qdrant
 from indexer.upload import REQUEST_ROWS, upload
-from tests.conformance.qdrant import FLOOR, add_version, conform, queries
+from tests.support.qdrant_conformance import FLOOR, add_version, conform, queries
 from tests.support.qdrant_server import QdrantServer, qdrant
 
 MEASURE = Measure(lambda snapshot: queries(), FLOOR)
@@ -63,8 +65,13 @@ def connected(server: QdrantServer) -> Iterator[Qdrant]:
         yield connected
 
 
-def test_the_stand_in_conforms_as_a_real_server_must(server: QdrantServer, tmp_path: Path) -> None:
-    assert len(list(conform(database_of(server), tmp_path / "collection"))) == 5
+def test_a_server_conforms(server: QdrantServer, tmp_path: Path, pytestconfig: pytest.Config) -> None:
+    """The stand-in; with `--qdrant http://host:6333` a real server, whose key, if any, is CARE_VECTORS_KEY."""
+    database, url = database_of(server), pytestconfig.getoption("--qdrant")
+    if url is not None:
+        address = f"qdrant+{url.rstrip('/')}/care-{secrets.token_hex(4)}"
+        database = Database.parse(address, os.environ.get("CARE_VECTORS_KEY")) or database
+    assert len(list(conform(database, tmp_path / "collection"))) == 5
     assert server.collections() == []
     assert server.aliases() == {}
 

@@ -7,9 +7,18 @@ from pathlib import Path
 
 import pytest
 
-from indexer.store import Collection
-from tests.conformance.snapshot import KINDS, LEAST_COSINE, Record, compare, encode_again, main, write
+from indexer.store import BadSnapshot, Collection
+from models.encoder.onnx import OnnxEncoder
 from tests.support.fast_encoder import FastEncoder
+from tests.support.snapshot_conformance import (
+    KINDS,
+    LEAST_COSINE,
+    Record,
+    compare,
+    differences,
+    encode_again,
+    write,
+)
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +52,7 @@ def test_a_snapshot_of_every_kind_answers_as_it_did(folder: Path) -> None:
         ("words", 100),
     }
     assert [one for one in compared if one.same < one.count or one.apart] == []
-    assert main(["check", str(folder), "--fast"]) == 0
+    assert differences(folder, FastEncoder()) == []
 
 
 @pytest.mark.parametrize("way", ["vectors", "filtered", "words"])
@@ -53,8 +62,9 @@ def test_another_top_10_is_found(folder: Path, way: str, capsys: pytest.CaptureF
     rows[0], rows[1] = rows[1], rows[0]
     change(folder, record)
     assert [(one.what, one.count - one.same) for one in compare(folder) if one.same < one.count] == [(way, 1)]
-    assert main(["check", str(folder), "--fast"]) == 1
-    assert "THIS MACHINE DIFFERS" in capsys.readouterr().out
+    (difference,) = differences(folder, FastEncoder())
+    assert f"{way:9} 99 of 100 the same" in difference
+    assert difference in capsys.readouterr().out
 
 
 def test_another_document_is_found(folder: Path) -> None:
@@ -71,9 +81,21 @@ def test_another_encoder_is_found(folder: Path) -> None:
     assert encoded.passages[0] < len(encoded.cosines)
 
 
-def test_a_snapshot_that_was_damaged_on_the_way_is_refused(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_snapshot_that_was_damaged_on_the_way_is_refused(folder: Path) -> None:
     collection = Collection(folder / "collection")
     vectors = collection.folder(collection.versions()[0]) / "vectors.npy"
     vectors.write_bytes(vectors.read_bytes()[:-1] + b"?")
-    assert main(["check", str(folder), "--fast"]) == 1
-    assert "vectors.npy was altered" in capsys.readouterr().err
+    with pytest.raises(BadSnapshot, match=r"vectors\.npy was altered"):
+        differences(folder, FastEncoder())
+
+
+def test_a_folder_of_another_machine_answers_as_it_did_there(
+    pytestconfig: pytest.Config, folder: Path, encoder: OnnxEncoder
+) -> None:
+    """With `--snapshots FOLDER` that folder, and the bundled encoder unless `--fast`; an empty one is filled."""
+    own = FastEncoder()
+    if (given := pytestconfig.getoption("--snapshots")) is not None:
+        folder, own = Path(given), own if pytestconfig.getoption("--fast") else encoder
+        if not (folder / "expected.json").exists():
+            write(folder, own)
+    assert differences(folder, own) == []

@@ -2,7 +2,7 @@
 
 Bodies are read by the models that Qdrant generates from its API description, which refuse fields they do not know, and
 searched by its Python re-implementation. As the real one does for fp16 vectors, queries are rounded to fp16 first. What
-it cannot show is what only the real server has: its graph, its shards, its timing. `tests.conformance.qdrant` asks one.
+it cannot show is what only the real server has: its graph, its shards, its timing. `test_qdrant.py --qdrant` asks one.
 """
 
 from __future__ import annotations

@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from indexer.bench import write_corpus
 from indexer.build import BuildOptions, BuildSummary, build
 from indexer.diff import Changes
 from indexer.report import summary_line
 from indexer.store import Collection, Snapshot
-from tests.bench.index import write_corpus
 from tests.support.fast_encoder import FastEncoder
 from tests.unit.indexer.support import write_lines
 

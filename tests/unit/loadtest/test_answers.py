@@ -17,7 +17,7 @@ from loadtest.answers import (
     check_search,
     read_queries,
 )
-from loadtest.harness.errors import BadQueries
+from loadtest.harness import BadQueries
 
 REPOSITORY = Path(__file__).parents[3]
 ONE = {"query": "发烧", "top_k": 2}

@@ -10,11 +10,9 @@ import pytest
 
 from loadtest import bench
 from loadtest.answers import read_queries
-from loadtest.bench import SCENARIOS, Bench, main
-from loadtest.bench_report import BARE, CACHED, Report, Scenario, make_report
-from loadtest.harness import facts as bench_facts
-from loadtest.harness.client import Job, Measurement
-from loadtest.harness.errors import BenchError
+from loadtest.bench import BARE, CACHED, SCENARIOS, Bench, Report, Scenario, main, make_report
+from loadtest.harness import BenchError, machine
+from loadtest.harness.generator import Job, Measurement
 
 SERVICE = "http://127.0.0.1:8001"
 BARE_URL = "http://127.0.0.1:8002"
@@ -130,7 +128,7 @@ def test_bad_arguments_are_said_in_one_line(
 def test_a_failure_is_the_exit_status(
     failures: dict[str, int], status: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bench, "_bench", lambda given, command: report(failures))
+    monkeypatch.setattr(bench, "_bench", lambda given, facts: report(failures))
     assert main(["--json", str(tmp_path / "bench.json")]) == status
     assert json.loads((tmp_path / "bench.json").read_text(encoding="utf-8"))["rows"][0]["failures"] == failures
 
@@ -138,7 +136,7 @@ def test_a_failure_is_the_exit_status(
 def test_the_figures_are_printed_even_if_the_file_cannot_be_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(bench, "_bench", lambda given, command: report({}))
+    monkeypatch.setattr(bench, "_bench", lambda given, facts: report({}))
     assert main(["--json", str(tmp_path / "nowhere" / "bench.json")]) == 1
     printed = capsys.readouterr()
     assert "| bare framework | 1 | 1 (1–1) |" in printed.out
@@ -150,16 +148,14 @@ def report(failures: dict[str, int]) -> Report:
 
 
 def test_the_facts_name_commit_machine_and_versions() -> None:
-    assert re.fullmatch(
-        r"[0-9a-f]{7,}( with uncommitted changes)?|unknown \(not a git checkout\)", bench_facts.commit()
-    )
-    assert re.search(r", \d+ cores, \w+, load average \d+\.\d before the run$", bench_facts.machine())
-    assert re.match(r"Python 3\.\d+\.\d+, onnxruntime(-gpu)? \d\S+, faiss-\S+ \d", bench_facts.versions())
+    assert re.fullmatch(r"[0-9a-f]{7,}( with uncommitted changes)?|unknown \(not a git checkout\)", machine.commit())
+    assert re.search(r", \d+ cores, \w+, load average \d+\.\d before the run$", machine.machine())
+    assert re.match(r"Python 3\.\d+\.\d+, onnxruntime(-gpu)? \d\S+, faiss-\S+ \d", machine.versions())
 
 
 def test_settings_are_listed_without_secrets() -> None:
     environment = {"CARE_THREADS": "1", "CARE_ADMIN_TOKEN": "secret", "HOME": "x", "CARE_LRU_MB": "0"}
-    assert bench_facts.settings(environment) == "CARE_LRU_MB=0, CARE_THREADS=1"
+    assert machine.settings(environment) == "CARE_LRU_MB=0, CARE_THREADS=1"
 
 
 def test_the_example_queries_are_there() -> None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 
 import pytest
 
-from loadtest.bench_report import BARE, CACHED, Scenario, as_json, as_markdown, make_report
-from loadtest.harness.client import STAGES, Measurement
-from loadtest.harness.tables import Quantiles, Spread, percentile
+from loadtest.bench import BARE, CACHED, Scenario, as_markdown, make_report
+from loadtest.harness.generator import STAGES, Measurement
+from loadtest.harness.report import Quantiles, Spread, percentile
 
 
 def measurement(
@@ -121,7 +122,7 @@ def test_cache_hits_have_a_table_of_their_own_and_no_overhead(total: float, verd
 
 
 def test_the_json_has_every_figure() -> None:
-    written = json.loads(json.dumps(as_json(make_report({"commit": "abc1234"}, MEASURED))))
+    written = json.loads(json.dumps(asdict(make_report({"commit": "abc1234"}, MEASURED))))
     assert written["facts"] == {"commit": "abc1234"}
     assert written["rows"][0]["scenario"] == {"mode": "hybrid", "connections": 1}
     assert written["rows"][0]["ratio_to_bare"] == {"median": 0.25, "lowest": 0.25, "highest": 0.5}

@@ -7,9 +7,10 @@ import time
 
 import pytest
 
-from loadtest.harness.errors import BenchError
+from loadtest.harness import BenchError
 from loadtest.lab import crowd
-from loadtest.lab.crowd import Crowd, Event, is_wrong, learn_rankings
+from loadtest.lab.crowd import Event
+from loadtest.lab.kills import checking_crowd, is_wrong, learn_rankings
 from tests.unit.loadtest.tiny_server import Respond, answer, running
 
 KNOWN = ["a", "b", "c", "d"]
@@ -24,7 +25,7 @@ def ask(respond: Respond, *, connections: int = 1, requests: int = 5, cached: bo
     """What the crowd saw of its first requests."""
     with running(respond) as server:
         give_up = time.monotonic() + GIVE_UP_SECONDS
-        with Crowd(server.url, connections, {"头痛": KNOWN}).asking(cached=cached) as events:
+        with checking_crowd(server.url, connections, {"头痛": KNOWN}).asking(cache=cached) as events:
             while len(events) < requests and time.monotonic() < give_up:
                 time.sleep(0.005)
     return events[:requests]
@@ -71,18 +72,18 @@ def test_connections_are_opened_anew_now_and_then(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(crowd, "RENEWED", 2)
     with running(lambda number: [hits(*KNOWN)]) as server:
         give_up = time.monotonic() + GIVE_UP_SECONDS
-        with Crowd(server.url, 1, {"头痛": KNOWN}).asking(cached=True) as events:
+        with checking_crowd(server.url, 1, {"头痛": KNOWN}).asking(cache=True) as events:
             while len(events) < 6 and time.monotonic() < give_up:
                 time.sleep(0.005)
         assert server.connections >= 3
         assert {body["cache"] for body in server.bodies} == {True}
 
 
-def test_rankings_are_learned_in_peace() -> None:
+def test_rankings_are_learned_before_the_kills() -> None:
     with running(lambda number: [hits("a", "b") if number == 0 else hits()]) as server:
         assert learn_rankings(server.url, ["头痛", "无"]) == {"头痛": ["a", "b"]}
     with (
         running(lambda number: [answer(b"{}", "429 Too Many Requests")]) as server,
-        pytest.raises(BenchError, match="answered 429 in peace"),
+        pytest.raises(BenchError, match="answered 429 before any kill"),
     ):
         learn_rankings(server.url, ["头痛"])

@@ -7,10 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from loadtest.harness.errors import BenchError
-from loadtest.lab.gpu_report import Reading, Row, Usage, as_markdown
-from loadtest.lab.gpu_usage import GpuUsage, read_usage
-from loadtest.lab.wrk import Load, drive, read_summary, write_bodies
+from loadtest.harness import BenchError
+from loadtest.lab.gpu import Load, Reading, Row, as_markdown, busy_share, drive, read_summary, write_bodies
 
 PRINTED = """Running 3s test @ http://127.0.0.1:8000
   4 threads and 8 connections
@@ -22,7 +20,7 @@ def load(connections: int, per_second: int, p50_ms: float, p99_ms: float, **fail
     return Load(connections, 10 * per_second, 10.0, p50_ms, p99_ms, failures, 15.0)
 
 
-USAGE = Usage(batch=64.25, engine_busy=0.9, engine_cores=1.0, workers_cores=8.0)
+USAGE = Reading(queries=257.0, batches=4.0, engine_seconds=0.9, engine_cores=1.0, workers_cores=8.0)
 
 
 def test_the_summary_is_the_last_line() -> None:
@@ -60,19 +58,20 @@ def test_queries_have_as_many_tokens_as_was_said(tmp_path: Path) -> None:
 def test_usage_is_the_difference_of_two_readings() -> None:
     before = Reading(queries=100, batches=10, engine_seconds=1.0, engine_cores=2.0, workers_cores=3.0)
     after = Reading(queries=900, batches=20, engine_seconds=6.0, engine_cores=7.0, workers_cores=43.0)
-    assert after.since(before, 10.0) == Usage(80.0, 0.5, 0.5, 4.0)
+    assert after.since(before, 10.0) == Reading(80.0, 1.0, 0.5, 0.5, 4.0)
+    assert after.since(before, 10.0).batch == 80.0
     assert before.since(before, 10.0).batch == 0.0
 
 
 def test_the_cards_usage_is_the_mean_of_its_samples() -> None:
-    assert read_usage(["90, 4000", "70, 5000", ""]) == GpuUsage(0.8, 4500)
-    assert read_usage([]) is None
+    assert busy_share(["90", "70", ""]) == 0.8
+    assert busy_share([]) is None
 
 
 def test_the_goal_counts_only_lines_that_are_quick_and_whole() -> None:
     rows = [
-        Row(load(1, 400, 2.5, 4.0), USAGE, GpuUsage(0.2, 4000)),
-        Row(load(256, 12_000, 15.0, 24.0), USAGE, GpuUsage(0.875, 4000)),
+        Row(load(1, 400, 2.5, 4.0), USAGE, 0.2),
+        Row(load(256, 12_000, 15.0, 24.0), USAGE, 0.875),
         Row(load(512, 15_000, 30.0, 40.0), USAGE, None),
         Row(load(1024, 16_000, 15.0, 20.0, status=5), USAGE, None),
     ]

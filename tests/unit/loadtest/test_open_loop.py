@@ -7,22 +7,21 @@ from collections.abc import Callable
 
 import pytest
 
-from loadtest.harness import open_loop
-from loadtest.harness.errors import BenchError
-from loadtest.harness.open_loop import Flood, Offer, drive, flood
+from loadtest.harness import BenchError, generator
+from loadtest.harness.generator import Job, Measurement, drive, measure
 from tests.unit.loadtest.tiny_server import answer, running
 
 REFUSAL = answer(b"{}", "429 Too Many Requests", "Retry-After: 1")
 
 
-def offer(url: str, *, per_second: float = 200, seconds: float = 0.1, connections: int = 8) -> Offer:
-    return Offer(url, ["头痛", "fever"], "dense", per_second, seconds, connections, first_number=5)
+def offer(url: str, *, per_second: float = 200, seconds: float = 0.1, connections: int = 8) -> Job:
+    return Job(url, ["头痛", "fever"], "dense", connections, seconds, first_number=5, per_second=per_second)
 
 
 def test_everything_that_is_due_is_sent_and_counted() -> None:
     with running(lambda number: [answer()]) as server:
         result = drive(offer(server.url, connections=20))
-    assert (result.sent, result.unsent, len(result.accepted_ms), result.failures) == (20, 0, 20, {})
+    assert (result.sent, result.unsent, len(result.latency_ms), result.failures) == (20, 0, 20, {})
     assert {body["query"] for body in server.bodies} == {f"{('头痛', 'fever')[n % 2]} {n}" for n in range(5, 25)}
     assert all(late >= 0 for late in result.late_ms)
 
@@ -32,7 +31,7 @@ def test_refusals_are_counted_apart_and_must_say_when_to_come_back() -> None:
     kinds = [answer(), REFUSAL, silent, REFUSAL]
     with running(lambda number: [kinds[number % 4]]) as server:
         result = drive(offer(server.url, connections=20))
-    assert (len(result.accepted_ms), len(result.refused_ms), result.without_retry_after) == (5, 15, 5)
+    assert (len(result.latency_ms), len(result.refused_ms), result.without_retry_after) == (5, 15, 5)
     assert result.failures == {}
 
 
@@ -41,11 +40,11 @@ def test_other_answers_are_failures() -> None:
     with running(lambda number: [kinds[number % 2]]) as server:
         result = drive(offer(server.url, connections=20))
     assert result.failures == {"status 503": 10, "no results": 10}
-    assert result.accepted_ms == []
+    assert result.latency_ms == []
 
 
 def test_what_finds_no_free_connection_is_not_sent(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(open_loop, "DRAIN_SECONDS", 0.1)
+    monkeypatch.setattr(generator, "DRAIN_SECONDS", 0.1)
     with running(lambda number: []) as server:
         result = drive(offer(server.url, connections=3))
     assert (result.sent, result.unsent) == (3, 17)
@@ -62,18 +61,18 @@ def test_a_connection_that_breaks_is_used_no_more() -> None:
 def test_an_idle_connection_that_is_closed_is_no_failure() -> None:
     with running(lambda number: [answer(), b""]) as server:
         result = drive(offer(server.url, connections=20))
-    assert (result.failures, len(result.accepted_ms)) == ({}, 20)
+    assert (result.failures, len(result.latency_ms)) == ({}, 20)
 
 
 def test_the_load_in_its_own_process_says_the_same() -> None:
     with running(lambda number: [answer() if number % 2 else REFUSAL]) as server:
-        result = flood(offer(server.url, connections=20))
-    assert isinstance(result, Flood)
-    assert (len(result.accepted_ms), len(result.refused_ms), result.failures) == (10, 10, {})
+        result = measure(offer(server.url, connections=20))
+    assert isinstance(result, Measurement)
+    assert (len(result.latency_ms), len(result.refused_ms), result.failures) == (10, 10, {})
 
 
-@pytest.mark.parametrize("run", [drive, flood])
-def test_a_service_that_is_not_there_is_said_in_one_line(run: Callable[[Offer], Flood]) -> None:
+@pytest.mark.parametrize("run", [drive, measure])
+def test_a_service_that_is_not_there_is_said_in_one_line(run: Callable[[Job], Measurement]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as closed_soon:
         url = f"http://127.0.0.1:{closed_soon.getsockname()[1]}"
     with pytest.raises(BenchError, match=f"{url} is not reachable .* start the service first$"):

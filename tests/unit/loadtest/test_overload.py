@@ -4,22 +4,23 @@ from __future__ import annotations
 
 import pytest
 
-from loadtest.harness.open_loop import Flood
-from loadtest.harness.tables import Quantiles
+from loadtest.harness.generator import Measurement
+from loadtest.harness.report import Quantiles
 from loadtest.lab import overload
 from loadtest.lab.overload import Load, Result, as_markdown, recovery_seconds
 from tests.unit.loadtest.tiny_server import answer, running
 
 
-def result(flood: Flood, recovery: float | None = 0.25, *, proxied: bool = True) -> Result:
+def result(flood: Measurement, recovery: float | None = 0.25, *, proxied: bool = True) -> Result:
     loads = [Load(2, 200.0, flood, recovery), Load(10, 1000.0, flood, recovery)]
     return Result(Quantiles(5.0, 10.0), 100.0, loads, [200.0, 230.0, 220.0], proxied)
 
 
-def flood(**values: object) -> Flood:
+def flood(**values: object) -> Measurement:
     """80 answers a second."""
-    plain = {"unsent": 2, "accepted_ms": [20.0, 30.0] * 40, "refused_ms": [1.0], "late_ms": [0.5, 0.5, 1.5]}
-    return Flood(1.0, **plain | values)  # type: ignore[arg-type]
+    plain = {"unsent": 2, "latency_ms": [20.0, 30.0] * 40, "refused_ms": [1.0], "late_ms": [0.5, 0.5, 1.5]}
+    fixed = {"sent": 3, "elapsed_seconds": 1.0, "body_bytes": [], "timings_ms": {}, "failures": {}}
+    return Measurement(**fixed | plain | values)  # type: ignore[arg-type]
 
 
 def test_the_table_says_what_was_measured() -> None:
@@ -44,8 +45,8 @@ def test_the_table_says_what_was_measured() -> None:
     [
         ({"failures": {"status 503": 1}}, "only searches and refusals"),
         ({"without_retry_after": 1}, "only searches and refusals"),
-        ({"accepted_ms": [20.0] * 79}, "answered at least 80% of the capacity"),
-        ({"accepted_ms": [110.1] * 80}, "p99 of the answered"),
+        ({"latency_ms": [20.0] * 79}, "answered at least 80% of the capacity"),
+        ({"latency_ms": [110.1] * 80}, "p99 of the answered"),
         ({"refused_ms": [20.0]}, "median refusal"),
     ],
 )
@@ -55,9 +56,9 @@ def test_a_limit_that_is_missed_is_named(faults: dict[str, object], missed: str)
 
 
 def test_without_a_proxy_less_must_be_answered_and_refusals_may_take_longer() -> None:
-    assert result(flood(accepted_ms=[1010.0] * 60, refused_ms=[50.0]), proxied=False).misses() == []
-    assert result(flood(accepted_ms=[1010.1] * 60), proxied=False).misses()
-    assert result(flood(accepted_ms=[20.0] * 59), proxied=False).misses()
+    assert result(flood(latency_ms=[1010.0] * 60, refused_ms=[50.0]), proxied=False).misses() == []
+    assert result(flood(latency_ms=[1010.1] * 60), proxied=False).misses()
+    assert result(flood(latency_ms=[20.0] * 59), proxied=False).misses()
 
 
 def test_a_service_that_does_not_recover_misses_a_limit() -> None:

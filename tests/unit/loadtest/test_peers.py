@@ -12,12 +12,11 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from loadtest.harness.client import Form, Job, Measurement
-from loadtest.harness.errors import BenchError
-from loadtest.harness.processes import Server
+from loadtest.harness import BenchError
+from loadtest.harness.generator import Form, Job, Measurement
+from loadtest.harness.servers import Server, run_command
 from loadtest.lab import peers, peers_prepare
-from loadtest.lab.peers import Contest
-from loadtest.lab.peers_contestants import Contestant, ask, contestants
+from loadtest.lab.peers import Contest, Contestant, ask, contestants
 from loadtest.lab.peers_prepare import Prepared, prepare
 from tests.unit.loadtest.tiny_server import answer, running
 
@@ -53,7 +52,8 @@ def commands(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     """The commands that preparing runs; each one leaves behind what it would make."""
     run: list[list[str]] = []
 
-    def record(command: list[str]) -> None:
+    def record(*words: object) -> None:
+        command = [str(word) for word in words]
         run.append(command)
         if "export" in command:
             Path(command[command.index("export") + 2]).mkdir()
@@ -64,7 +64,8 @@ def commands(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
         else:
             Path(command[-1]).mkdir()
 
-    monkeypatch.setattr(peers_prepare, "_run", record)
+    monkeypatch.setattr(peers_prepare, "run_command", record)
+    monkeypatch.setattr(peers_prepare, "care", record)
     return run
 
 
@@ -109,7 +110,7 @@ def test_data_without_short_queries_are_refused(data: Path, weights: Path, tmp_p
 
 def test_a_step_that_fails_is_said_with_its_reason(tmp_path: Path) -> None:
     with pytest.raises(BenchError, match=r"-c .* failed: it broke"):
-        peers_prepare._run(["/bin/bash", "-c", "echo it broke >&2; exit 3"])
+        run_command("/bin/bash", "-c", "echo it broke >&2; exit 3")
 
 
 @pytest.mark.parametrize(

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from loadtest.harness.client import Measurement
-from loadtest.harness.tables import Quantiles, Spread
-from loadtest.lab.peers_report import Agreement, Turn, agreement, as_markdown, make_report, times
+from loadtest.harness.generator import Measurement
+from loadtest.harness.report import Quantiles, Spread
+from loadtest.lab.peers import Agreement, agreement, as_markdown, make_report, times
 
 
-def turn(latency_ms: list[float], seconds: float, processor_seconds: float = 0.5, **failures: int) -> Turn:
+def turn(latency_ms: list[float], seconds: float, processor_seconds: float = 0.5, **failures: int) -> Measurement:
     count = len(latency_ms)
-    return Turn(Measurement(count, seconds, latency_ms, [100] * count, {}, failures), processor_seconds)
+    return Measurement(count, seconds, latency_ms, [100] * count, {}, failures, processor_seconds=processor_seconds)
 
 
 OURS = [turn([1.0, 3.0], 0.5), turn([2.0], 0.5)]  # 4 and 2 a second, medians 2 and 2

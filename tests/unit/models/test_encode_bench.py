@@ -10,12 +10,12 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
+from models.bench.encode import main
+from models.bench.measure import beginnings, cosines
+from models.bench.shapes import MAX_LENGTH, SHAPES, TINY
 from models.encoder.packed.decoder import PackedDecoder, read_weights
 from models.encoder.packed.kernels import BACKENDS, pack
 from models.encoder.tokenizer import Tokens
-from tests.bench.encode.__main__ import main
-from tests.bench.encode.quality import beginnings, cosines
-from tests.bench.encode.shapes import MAX_LENGTH, SHAPES, TINY
 from tests.support.packed import CPU
 from tests.support.tiny_models import tiny_encoder
 

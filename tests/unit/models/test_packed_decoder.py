@@ -9,10 +9,10 @@ import torch
 from torch.nn.functional import cosine_similarity
 from transformers import PreTrainedModel
 
+from models.bench.measure import flex
 from models.encoder.packed.decoder import EDGES, Layer, PackedDecoder, read_weights
 from models.encoder.packed.kernels import BACKENDS, SHORT_TOKENS, TILE, Backend, Dense, Scaled, pack, quantise
 from models.errors import BadEncoder
-from tests.bench.encode.flex import flex
 from tests.support.packed import CPU, LENGTHS, POSITIONS, decoder, documents, last_states
 from tests.support.tiny_models import tiny_encoder
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.bench.train import main
+from models.bench.train import main
 
 
 def test_the_dry_run_measures_stage_one_and_lora(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,0 +1,151 @@
+"""Reads what a published figure carries (commit, machine, versions), and memory and processor time from /proc."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import platform
+import shutil
+import subprocess
+import threading
+from collections.abc import Iterator, Mapping
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from loadtest.harness import REPOSITORY
+
+# Builds of one library under different names; if several are installed, the first one is imported.
+PACKAGES = [["onnxruntime-gpu", "onnxruntime"], ["faiss-gpu-cuvs", "faiss-gpu", "faiss-cpu"]]
+PACKAGES += [[name] for name in ("fastapi", "uvicorn", "uvloop", "httptools")]
+SECRETS = {"CARE_ADMIN_TOKEN", "CARE_REDIS_KEY"}
+SAMPLE_SECONDS = 0.5
+# As /proc/net/tcp writes it.
+ESTABLISHED = "01"
+
+
+def commit() -> str:
+    """The short hash, and whether there are uncommitted changes."""
+    name = _output("git", "rev-parse", "--short", "HEAD")
+    if not name:
+        return "unknown (not a git checkout)"
+    return f"{name} with uncommitted changes" if _output("git", "status", "--porcelain") else name
+
+
+def machine() -> str:
+    """Model and number of the processors that this process may use, and the load average."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    models = [line.partition(":")[2].strip() for line in _output("lscpu").splitlines() if line.startswith("Model name")]
+    model = next((name for name in models if name not in {"", "-"}), platform.processor() or "unknown processor")
+    return f"{model}, {cores} cores, {platform.machine()}, load average {os.getloadavg()[0]:.1f} before the run"
+
+
+def versions() -> str:
+    known = [f"Python {platform.python_version()}"]
+    for names in PACKAGES:
+        found = [f"{name} {number}" for name in names if (number := _version(name))]
+        known.append(found[0] if found else f"{names[0]} absent")
+    return ", ".join(known)
+
+
+def settings(environment: Mapping[str, str]) -> str:
+    """The `CARE_…` settings of an environment, secrets left out."""
+    own = {name: value for name, value in environment.items() if name.startswith("CARE_") and name not in SECRETS}
+    return ", ".join(f"{name}={value}" for name, value in sorted(own.items()))
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def _output(*command: str) -> str:
+    """The output of a command, in English; empty if it fails or is not installed."""
+    if shutil.which(command[0]) is None:
+        return ""
+    done = subprocess.run(command, cwd=REPOSITORY, env=os.environ | {"LC_ALL": "C"}, capture_output=True, text=True)
+    return done.stdout.strip() if done.returncode == 0 else ""
+
+
+def process_tree(pid: int) -> list[int]:
+    """The process and all its living descendants."""
+    found = [pid]
+    for parent in found:
+        with contextlib.suppress(OSError):
+            for task in Path(f"/proc/{parent}/task").iterdir():
+                with contextlib.suppress(OSError):
+                    found += [int(child) for child in (task / "children").read_text().split()]
+    return found
+
+
+def command_lines(pid: int) -> dict[int, list[str]]:
+    """The command line of the process and of each descendant."""
+    words = {}
+    for one in process_tree(pid):
+        with contextlib.suppress(OSError):
+            words[one] = Path(f"/proc/{one}/cmdline").read_bytes().decode(errors="replace").rstrip("\0").split("\0")
+    return words
+
+
+def has_client(pid: int, port: int) -> bool:
+    """Whether the process itself holds a connection that a client made to the port."""
+    own = set()
+    with contextlib.suppress(OSError):
+        for descriptor in Path(f"/proc/{pid}/fd").iterdir():
+            with contextlib.suppress(OSError):
+                own.add(os.readlink(descriptor))
+    rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+    accepted = [row[9] for row in rows if int(row[1].partition(":")[2], 16) == port and row[3] == ESTABLISHED]
+    return any(f"socket:[{inode}]" in own for inode in accepted)
+
+
+def resident_mb(pid: int) -> float:
+    """Resident megabytes of the process and its descendants; shared pages count once for each."""
+    return sum(_mapped_mb(one, "Rss:") for one in process_tree(pid))
+
+
+def private_mb(pid: int) -> float:
+    """Megabytes that only this process maps."""
+    return _mapped_mb(pid, "Private_")
+
+
+def _mapped_mb(pid: int, beginning: str) -> float:
+    """The sum of the lines with that beginning; 0 if the process has ended."""
+    try:
+        # Not statm: its figures are rounded by what each core has not yet reported.
+        text = Path(f"/proc/{pid}/smaps_rollup").read_text()
+    except OSError:
+        return 0.0
+    return sum(int(line.split()[1]) for line in text.splitlines() if line.startswith(beginning)) * 1024 / 1e6
+
+
+def processor_seconds(pid: int) -> float:
+    """Processor time used so far by the process and its living descendants."""
+    ticks = 0
+    for one in process_tree(pid):
+        with contextlib.suppress(OSError, IndexError):
+            # The name before the figures may hold spaces; it ends with the last bracket.
+            fields = Path(f"/proc/{one}/stat").read_text().rpartition(")")[2].split()
+            ticks += int(fields[11]) + int(fields[12])
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
+@contextlib.contextmanager
+def sampled(pid: int) -> Iterator[list[float]]:
+    """Samples `resident_mb` at even intervals while the block runs, and once before and after."""
+    samples = [resident_mb(pid)]
+    over = threading.Event()
+
+    def watch() -> None:
+        while not over.wait(SAMPLE_SECONDS):
+            samples.append(resident_mb(pid))
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    try:
+        yield samples
+    finally:
+        over.set()
+        watcher.join()
+        samples.append(resident_mb(pid))

@@ -1,0 +1,247 @@
+"""Measures an LLM encoder: each attention, its speed at length beside sentence-transformers, and what fp8 costs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache, partial
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from models.bench.device import Spread, repeated, seconds
+from models.bench.peer import PeerRun
+from models.bench.shapes import DIM, MAX_LENGTH, Shape, encoder_of
+from models.encoder.folder import infer_spec
+from models.encoder.packed.decoder import EDGES, PackedDecoder, read_weights
+from models.encoder.packed.encoder import PackedEncoder, batches, tokenised
+from models.encoder.packed.kernels import BACKENDS as OWN
+from models.encoder.packed.kernels import Attend, Packed, pack
+from models.encoder.spec import EncoderSpec, Precision, Side
+from models.encoder.tokenizer import Tokenizer
+from models.encoder.torch import TorchEncoder
+
+KEEPS: tuple[tuple[str, ...], ...] = ((), (EDGES,), ("down",), ("down", EDGES), ("qkv", "out", EDGES))
+NEAR = 0.99
+WORST_CHARACTERS = 40
+
+
+def flex(batch: Packed) -> Attend:
+    """torch's flex attention over blocks, for comparison: on an H200 it was slower than the variable-length one."""
+    from torch.nn.attention.flex_attention import create_block_mask
+
+    tokens, device = len(batch.ids), batch.ids.device
+    documents = torch.bucketize(torch.arange(tokens, device=device), batch.boundaries[1:], right=True)
+
+    def visible(_batch: Tensor, _head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        return (documents[query] == documents[key]) & (query >= key)
+
+    compiled = device.type == "cuda"
+    mask = create_block_mask(visible, None, None, tokens, tokens, device=device.type, _compile=compiled)
+    kernel = _flex_kernel(compiled=compiled)
+
+    def attend(queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+        parts = (part.transpose(0, 1).unsqueeze(0) for part in (queries, keys, values))
+        return kernel(*parts, block_mask=mask, enable_gqa=True).squeeze(0).transpose(0, 1)
+
+    return attend
+
+
+@cache
+def _flex_kernel(*, compiled: bool) -> Callable[..., Tensor]:
+    from torch.nn.attention.flex_attention import flex_attention
+
+    kernel = torch.compile(flex_attention, dynamic=True) if compiled else flex_attention
+    return cast(Callable[..., Tensor], kernel)
+
+
+BACKENDS = {**OWN, "flex": flex}
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How much is measured, and where."""
+
+    device: torch.device
+    dtype: torch.dtype
+    budget: int
+    rounds: int
+    compiled: bool
+    """whether compiling is tried"""
+
+
+@dataclass(frozen=True)
+class Corpus:
+    texts: list[str]
+    tokenizer_json: str
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        return Tokenizer.from_json(self.tokenizer_json, MAX_LENGTH)
+
+    def lengths(self, count: int | None = None) -> list[int]:
+        return [len(tokens) for tokens in self.tokenizer.batch(self.texts[:count])]
+
+
+def one_batch(corpus: Corpus, plan: Plan) -> tuple[Packed, list[int]]:
+    """The middle batch of the corpus, neither its longest nor its shortest texts, and their lengths."""
+    every = list(batches(tokenised(corpus.texts, corpus.tokenizer), lambda: plan.budget))
+    chosen = [item.tokens for item in every[len(every) // 2]]
+    return pack(chosen, plan.device), [len(tokens) for tokens in chosen]
+
+
+def try_ways(shape: Shape, model: PreTrainedModel, corpus: Corpus, plan: Plan, ceiling: float) -> dict[str, Any]:
+    """One batch by every attention, compiled and not: TFLOP/s, share of the ceiling, nearness to padded attention."""
+    batch, lengths = one_batch(corpus, plan)
+    work = shape.flops(lengths)
+    weights = read_weights(model, MAX_LENGTH, plan.device)
+    names = [name for name in ("padded", "varlen", "flex") if plan.device.type == "cuda" or name == "padded"]
+    found: dict[str, Any] = {}
+    expected: torch.Tensor | None = None
+    for compiled in (False, True) if plan.compiled else (False,):
+        for name in names:
+            way = f"{name}{', compiled' if compiled else ''}"
+            try:
+                decoder = PackedDecoder(weights, BACKENDS[name], compiled=compiled)
+                hidden = decoder(batch).float()
+                taken = repeated(partial(decoder, batch), plan.device, plan.rounds, 2)
+            except Exception as error:  # a way that does not run here is a result, not the end
+                print(f"  {shape.name} {way}: {type(error).__name__}: {str(error).splitlines()[0]}", flush=True)
+                found[way] = {"error": str(error)[:300]}
+                continue
+            expected = hidden if expected is None else expected
+            cosine = torch.nn.functional.cosine_similarity(hidden, expected).min().item()
+            rate = work / taken.middle / 1e12
+            found[way] = {"tflops": rate, "share": rate / ceiling, "seconds": taken.middle, "cosine": cosine}
+            print(f"  {shape.name} {way}: {rate:.1f} TFLOP/s, {rate / ceiling:.1%} of the ceiling, "
+                  f"least cosine to the first {cosine:.5f}", flush=True)  # fmt: skip
+    return {"tokens": sum(lengths), "documents": len(lengths), "ways": found}
+
+
+def best_way(tried: dict[str, Any]) -> tuple[str, bool]:
+    """The quickest attention that agrees with the padded one, and whether compiled."""
+    right = {way: one["tflops"] for way, one in tried["ways"].items() if one.get("cosine", 0) > 0.99}
+    name, _, compiled = max(right, key=lambda way: right[way]).partition(", ")
+    return name, bool(compiled)
+
+
+def at_length(
+    shape: Shape, encoders: dict[str, PackedEncoder], corpus: Corpus, plan: Plan, ceiling: float,
+    peer: PeerRun | None = None,
+) -> dict[str, Any]:  # fmt: skip
+    """All texts from strings to vectors, by each encoder and the peer in turn, several times."""
+    works: dict[str, Any] = {
+        name: partial(encoder.encode, corpus.texts, Side.DOCUMENT) for name, encoder in encoders.items()
+    }
+    if peer is not None:
+        works["sentence-transformers"] = lambda: peer.encode(corpus.texts)
+    for name in encoders:
+        works[name]()  # compiled for every shape that comes
+    taken: dict[str, list[float]] = {name: [] for name in works}
+    vectors: dict[str, np.ndarray] = {}
+    for _ in range(plan.rounds):
+        for name, work in works.items():
+            taken[name].append(seconds(partial(_store, vectors, name, work), plan.device))
+    lengths = corpus.lengths()
+    found = {name: _figures(shape, lengths, times, ceiling) for name, times in taken.items()}
+    if peer is not None:
+        found["sentence-transformers"] |= {"attention": peer.attention, "batch_size": peer.batch_size}
+    _compare(found, vectors)
+    for name, figures in found.items():
+        print(f"  {shape.name} {name}: {figures['said']}", flush=True)
+    return {"documents": len(lengths), "tokens": sum(lengths), "paper_hours": shape.paper_hours, "runs": found}
+
+
+def _store(vectors: dict[str, np.ndarray], name: str, work: Callable[[], np.ndarray]) -> None:
+    vectors[name] = work()
+
+
+def _figures(shape: Shape, lengths: Sequence[int], times: list[float], ceiling: float) -> dict[str, Any]:
+    rates = Spread.of([len(lengths) / one for one in times])
+    tflops = shape.flops(lengths) / len(lengths) * rates.middle / 1e12
+    nominal = shape.flops(lengths, nominal=True) / len(lengths) * rates.middle / 1e12
+    hours = 1e6 / rates.middle / 3600
+    summary = f"{rates} docs/s, {tflops:.1f} TFLOP/s, {tflops / ceiling:.1%} of the ceiling, {hours:.2f} h a million"
+    return {
+        "docs_per_second": rates.middle, "least": rates.least, "most": rates.most, "tflops": tflops,
+        "share": tflops / ceiling, "nominal_share": nominal / ceiling, "hours_per_million": hours, "said": summary,
+    }  # fmt: skip
+
+
+def _compare(found: dict[str, Any], vectors: dict[str, np.ndarray]) -> None:
+    """Adds to each run its speed and its cosines against the first."""
+    first, *_ = vectors
+    base = vectors[first]
+    for name, figures in found.items():
+        other = vectors[name][:, : base.shape[1]]
+        cosines = (base * (other / np.linalg.norm(other, axis=1, keepdims=True))).sum(axis=1)
+        figures["speed"] = figures["docs_per_second"] / found[first]["docs_per_second"]
+        figures["cosine_least"], figures["cosine_mean"] = float(cosines.min()), float(cosines.mean())
+        figures["said"] += f", {figures['speed']:.2f} × {first}, cosine {cosines.min():.4f} at least"
+
+
+def measured_encoder(
+    shape: Shape, model: PreTrainedModel, corpus: Corpus, plan: Plan, way: tuple[str, bool], *,
+    fp8: bool = False, keep: Sequence[str] = (),
+) -> PackedEncoder:  # fmt: skip
+    attention, compiled = BACKENDS[way[0]], way[1]
+    return encoder_of(
+        shape, model, corpus.tokenizer, attention, budget=plan.budget, compiled=compiled, fp8=fp8, keep=keep
+    )
+
+
+def fp8_cosines(folder: Path, corpus: Corpus, plan: Plan, way: str) -> dict[str, Any]:
+    """Cosines over the corpus's texts and over their beginnings, tokenised by the folder's own tokenizer."""
+    spec = infer_spec(folder, space="bench")
+    spec = spec.model_copy(update={"dim": min(DIM, spec.native_dim)})
+    whole = len(corpus.texts)
+    texts = corpus.texts + beginnings(corpus.texts)
+    wide = _vectors(folder, spec, texts, plan, "padded", torch.float32, fp8=False)
+    plain = _vectors(folder, spec, texts, plan, way, plan.dtype, fp8=False)
+    pairs = {"bf16 to fp32": (plain, wide)}
+    for keep in KEEPS:
+        name = f"fp8{' but ' + ' '.join(keep) if keep else ''}"
+        vectors = _vectors(folder, spec, texts, plan, way, plan.dtype, fp8=True, keep=keep)
+        pairs |= {f"{name} to bf16": (vectors, plain), f"{name} to fp32": (vectors, wide)}
+    found = {}
+    for name, (one, two) in pairs.items():
+        for kind, rows in (("", slice(whole)), (", beginnings", slice(whole, None))):
+            found[name + kind] = figures = cosines(one[rows], two[rows], texts[rows])
+            worst = f"least {figures['least']:.5f} ({figures['worst']!r}), {figures['below']:.2%} below {NEAR}"
+            print(f"  {folder.name} {name}{kind}: cosine mean {figures['mean']:.5f}, {worst}", flush=True)
+    return {"folder": folder.name, "texts": whole, "cosines": found}
+
+
+def beginnings(texts: Sequence[str]) -> list[str]:
+    """Texts of a few characters, as names are: they suffer otherwise than long ones, and a mean does not show it."""
+    return list(dict.fromkeys(text[: 2 + row % 6].strip() for row, text in enumerate(texts)))
+
+
+def _vectors(
+    folder: Path, spec: EncoderSpec, texts: Sequence[str], plan: Plan, way: str, dtype: torch.dtype, *,
+    fp8: bool, keep: tuple[str, ...] = (),
+) -> np.ndarray:  # fmt: skip
+    encoder = TorchEncoder.load(folder, spec, dtype=dtype)
+    weights = read_weights(encoder.backbone, spec.max_length, plan.device, fp8=fp8, keep=keep)
+    decoder = PackedDecoder(weights, BACKENDS[way])
+    tokenizer = Tokenizer.from_json(encoder.tokenizer_json, spec.max_length)
+    packed = PackedEncoder(
+        spec, Precision.FP8 if fp8 else Precision.BF16, tokenizer, (), decoder, plan.device, plan.budget
+    )
+    return packed.encode(texts, Side.DOCUMENT)
+
+
+def cosines(one: np.ndarray, two: np.ndarray, texts: Sequence[str]) -> dict[str, Any]:
+    """How near the unit vectors of the same texts are: the worst text by name, and the share that is not near."""
+    found = (one * two).sum(axis=1)
+    return {
+        "least": float(found.min()),
+        "worst": texts[int(found.argmin())][:WORST_CHARACTERS],
+        "p1": float(np.quantile(found, 0.01)),
+        "below": float((found < NEAR).mean()),
+        "mean": float(found.mean()),
+    }

@@ -1,0 +1,212 @@
+"""The load generator against a small server that does exactly what a test tells it."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import socket
+from collections.abc import Callable
+from urllib.parse import parse_qs, urlsplit
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from loadtest.harness import BenchError, generator
+from loadtest.harness.generator import (
+    BadAnswer,
+    Form,
+    Job,
+    Measurement,
+    ResponseReader,
+    drive,
+    measure,
+    write_requests,
+)
+from tests.unit.loadtest.tiny_server import BODY, TIMINGS, answer, running
+
+
+def job(url: str, *, connections: int = 1, seconds: float = 30, max_requests: int = 20, timings: bool = True) -> Job:
+    return Job(url, ["头痛", "fever"], "hybrid", connections, seconds, max_requests=max_requests, timings=timings)
+
+
+@given(st.data())
+def test_an_answer_is_the_same_however_it_is_cut(data: st.DataObject) -> None:
+    bodies = data.draw(st.lists(st.binary(max_size=50), min_size=1, max_size=3))
+    reader = ResponseReader()
+    for body in bodies:
+        raw = answer(body, "404 Not Found")
+        cuts = sorted(data.draw(st.sets(st.integers(1, len(raw) - 1))))
+        pieces = [raw[begin:end] for begin, end in itertools.pairwise([0, *cuts, len(raw)])]
+        head = raw[: len(raw) - len(body)]
+        assert [reader.feed(piece) for piece in pieces] == [None] * len(cuts) + [(404, head, body)]
+
+
+@pytest.mark.parametrize(
+    ("raw", "why"),
+    [
+        (b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n", "no Content-Length"),
+        (b"HTTP/1.1 200 OK\r\nx: y\r\n\r\ncontent-length: 3\r\n\r\n", "no Content-Length"),
+        (b"SSH-2.0\r\ncontent-length: 0\r\n\r\n", "no status line"),
+        (answer(b"abc") + b"d", "bytes after the body"),
+        (b"HTTP/1.1 200 OK\r\nx: " + b"y" * 70_000, "a head without end"),
+    ],
+)
+def test_what_is_no_answer_is_refused(raw: bytes, why: str) -> None:
+    with pytest.raises(BadAnswer, match=why):
+        ResponseReader().feed(raw)
+
+
+def test_requests_cycle_through_the_queries_and_never_repeat() -> None:
+    asked = Job("http://127.0.0.1:1", ['"头痛"\\', "fever"], "dense", 1, 1, first_number=7)
+    bodies = []
+    for request in itertools.islice(write_requests(asked), 4):
+        head, _, body = request.partition(b"\r\n\r\n")
+        assert head.endswith(b"Content-Length: %d" % len(body))
+        bodies.append(json.loads(body))
+    queries = ["fever 7", '"头痛"\\ 8', "fever 9", '"头痛"\\ 10']
+    assert bodies == [{"query": query, "mode": "dense"} for query in queries]
+
+
+def test_queries_that_are_not_numbered_come_again_as_they_are() -> None:
+    asked = Job("http://127.0.0.1:1", ["头痛", "fever"], "dense", 1, 1, numbered=False)
+    bodies = [request.partition(b"\r\n\r\n")[2] for request in itertools.islice(write_requests(asked), 3)]
+    assert [json.loads(body)["query"] for body in bodies] == ["头痛", "fever", "头痛"]
+
+
+def test_txtai_is_asked_by_its_own_route() -> None:
+    with running(lambda number: [answer(b"[]")]) as server:
+        queries = ["头痛 & 发热?", "fever"]
+        measured = drive(
+            Job(server.url, queries, "dense", 1, 30, first_number=7, max_requests=2, timings=False, form=Form.TXTAI)
+        )
+    assert (len(measured.latency_ms), measured.failures) == (2, {})
+    paths = [urlsplit(line.split(" ")[1]) for line in server.lines]
+    assert {(path.path, line.split(" ")[0]) for path, line in zip(paths, server.lines, strict=True)} == {
+        ("/search", "GET")
+    }
+    assert [parse_qs(path.query) for path in paths] == [
+        {"limit": ["10"], "query": ["fever 7"]},
+        {"limit": ["10"], "query": ["头痛 & 发热? 8"]},
+    ]
+
+
+def test_connections_are_kept_and_the_count_is_kept_to() -> None:
+    with running(lambda number: [answer()]) as server:
+        measured = drive(job(server.url, connections=3, max_requests=30))
+    assert server.connections == 3
+    assert set(server.lines) == {"POST /v1/search HTTP/1.1"}
+    assert measured.sent == len(server.bodies) == len(measured.latency_ms) == 30
+    assert {body["query"] for body in server.bodies} == {f"{('头痛', 'fever')[n % 2]} {n}" for n in range(30)}
+    assert measured.failures == {}
+    assert measured.body_bytes == [len(BODY)] * 30
+    assert measured.timings_ms == {stage: [value] * 30 for stage, value in TIMINGS.items()}
+    assert all(latency > 0 for latency in measured.latency_ms)
+    assert measured.requests_per_second == 30 / measured.elapsed_seconds
+
+
+def test_answers_in_small_pieces_are_put_together() -> None:
+    with running(lambda number: [bytes([byte]) for byte in answer()]) as server:
+        measured = drive(job(server.url, max_requests=3))
+    assert (len(measured.latency_ms), measured.failures, server.connections) == (3, {}, 1)
+
+
+def test_an_error_status_is_a_failure_and_the_connection_goes_on() -> None:
+    def respond(number: int) -> list[bytes]:
+        return [answer(b"busy", "503 Service Unavailable") if number % 4 == 0 else answer()]
+
+    with running(respond) as server:
+        measured = drive(job(server.url, max_requests=20))
+    assert measured.failures == {"status 503": 5}
+    assert (measured.sent, len(measured.latency_ms), server.connections) == (20, 15, 1)
+
+
+def test_only_failures_make_a_measurement_too() -> None:
+    with running(lambda number: [answer(b"", "500 Internal Server Error")]) as server:
+        measured = drive(job(server.url, max_requests=4))
+    assert (measured.failures, measured.latency_ms) == ({"status 500": 4}, [])
+    assert measured.requests_per_second == 0
+
+
+def test_time_is_a_bound_too() -> None:
+    with running(lambda number: [answer()]) as server:
+        measured = drive(job(server.url, connections=2, seconds=0.1, max_requests=generator.MAX_REQUESTS))
+    assert 2 <= measured.sent == len(measured.latency_ms) < generator.MAX_REQUESTS
+    assert measured.failures == {}
+
+
+def test_an_answer_that_never_comes_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(generator, "DRAIN_SECONDS", 0.1)
+    with running(lambda number: [] if number == 5 else [answer()]) as server:
+        measured = drive(job(server.url, seconds=2, max_requests=50))
+    assert measured.failures == {"no answer": 1}
+    assert (measured.sent, len(measured.latency_ms)) == (6, 5)
+
+
+@pytest.mark.parametrize(
+    ("pieces", "failure"),
+    [([answer()[:-5], b""], "connection lost"), ([answer() + b"x"], "bad answer: bytes after the body")],
+)
+def test_a_broken_connection_is_one_failure_and_others_go_on(pieces: list[bytes], failure: str) -> None:
+    with running(lambda number: pieces if number == 0 else [answer()]) as server:
+        measured = drive(job(server.url, connections=2, max_requests=10))
+    assert measured.failures == {failure: 1}
+    assert (measured.sent, len(measured.latency_ms)) == (10, 9)
+
+
+@pytest.mark.parametrize("body", [b"{}", b'{"timings_ms":{"total":1}}', b'{"timings_ms":7}', b'{"timings_ms":', b""])
+def test_an_answer_without_timings_is_a_failure_where_they_are_expected(body: bytes) -> None:
+    with running(lambda number: [answer(body)]) as server:
+        expected = drive(job(server.url, max_requests=2))
+        plain = drive(job(server.url, max_requests=2, timings=False))
+    assert (expected.failures, expected.latency_ms) == ({"no timings_ms": 2}, [])
+    assert (plain.failures, len(plain.latency_ms), plain.timings_ms) == ({}, 2, {})
+
+
+def test_the_client_in_its_own_process_says_the_same() -> None:
+    with running(lambda number: [answer()] if number else [answer(b"", "429 Too Many Requests")]) as server:
+        measured = measure(job(server.url, max_requests=5))
+    assert isinstance(measured, Measurement)
+    assert (measured.sent, len(measured.latency_ms), measured.failures) == (5, 4, {"status 429": 1})
+    assert measured.timings_ms["encode"] == [2.0] * 4
+
+
+@pytest.mark.parametrize("run", [drive, measure])
+def test_a_service_that_is_not_there_is_said_in_one_line(run: Callable[[Job], Measurement]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as closed_soon:
+        url = f"http://127.0.0.1:{closed_soon.getsockname()[1]}"
+    with pytest.raises(BenchError, match=f"{url} is not reachable .* start the service first$"):
+        run(job(url))
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://localhost:8000",
+        "http://192.0.2.7:8000",
+        "http://0.0.0.0:8000",
+        "http://127.0.0.1.example.org:80",
+        "http://127.0.0.1@192.0.2.7:80",
+        "https://127.0.0.1:8000",
+        "http://127.0.0.1",
+        "http://127.0.0.1:8000/v1/search",
+        "http://127.0.0.1:none",
+        "http://[127.0.0.1:8000",
+    ],
+)
+def test_other_addresses_are_refused(url: str) -> None:
+    with pytest.raises(BenchError, match=r"http://127\.0\.0\.1:PORT only"):
+        job(url)
+
+
+@pytest.mark.parametrize(
+    ("bound", "value"), [("connections", 0), ("connections", 257), ("seconds", 61.0), ("max_requests", 200_001)]
+)
+def test_a_job_is_bounded(bound: str, value: float) -> None:
+    with pytest.raises(BenchError, match=f"^{bound} must be above 0 and at most"):
+        job("http://127.0.0.1:8000", **{bound: value})  # type: ignore[arg-type]
+
+
+def test_a_job_needs_a_query() -> None:
+    with pytest.raises(BenchError, match="no query"):
+        Job("http://127.0.0.1:8000", [], "hybrid", 1, 1)
