@@ -12,29 +12,22 @@ from itertools import chain
 from operator import itemgetter
 from pathlib import Path
 
-from indexer.corpus import Document, FieldMap, read_corpus
-from indexer.diff import Changes, changes_since_published
-from indexer.embed import embed
+from indexer.checks import FLOOR, Changes, changes_since_published, choose_depth, encode_queries, sample_queries
+from indexer.corpus import Document, FieldMap, Rejects, read_corpus
+from indexer.embed import Rows, embed
 from indexer.encode import Encoder, EncodeShards, Work, checked, chunked, content_hashes, encode_here
 from indexer.errors import BadBuild
 from indexer.fresh import LogWord
-from indexer.passages import Budget, Cutter
-from indexer.publish import served_manifest
-from indexer.recall import FLOOR, choose_depth, encode_queries, sample_queries
-from indexer.rejects import Rejects
-from indexer.reuse import Rows
+from indexer.passages import Budget, Cutter, passage_texts
 from indexer.store.arrays import Array
-from indexer.store.cagra import CardGraph
 from indexer.store.collection import Collection, new_version
-from indexer.store.disk_dict import DiskDict
 from indexer.store.documents import Documents
-from indexer.store.kinds import IndexKind
+from indexer.store.files import DiskDict
+from indexer.store.kinds import FLAT_PASSAGES, IndexKind
 from indexer.store.manifest import Built, Corrected, Counts, DocumentEncoder, Facts, Included, Recall
-from indexer.store.remote_shards import open_shards
-from indexer.store.shards import Shards
-from indexer.store.vectors import VectorIndex, limit_threads
+from indexer.store.shards import Shards, open_shards
+from indexer.store.vectors import CardGraph, VectorIndex, limit_threads
 from indexer.store.writer import SnapshotWriter
-from indexer.texts import passage_texts
 from models.correction import SAMPLE, names_of
 from models.package import care_version
 from models.progress import Progress
@@ -43,8 +36,6 @@ from models.spec import Side
 
 READ_CHUNK = 512
 BAR_TEXTS = 32
-# Exact search over this many passages takes a few milliseconds on one core; beyond it the graph is worth its build.
-FLAT_PASSAGES = 20_000
 
 
 @dataclass(frozen=True)
@@ -229,7 +220,7 @@ def admitted(collection: Collection, encoder: Encoder, other: Encoder) -> tuple[
     They are those of the encoders at hand that read queries, and those that the served version admits, if the same
     document encoder made it.
     """
-    served = served_manifest(collection)
+    served = collection.served_manifest()
     same = served is not None and served.encoder.fingerprint == encoder.fingerprint
     before = served.query_encoders if served is not None and same else ()
     here = (each.spec.identities for each in (encoder, other) if Side.QUERY in each.spec.sides)

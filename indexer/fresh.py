@@ -14,12 +14,11 @@ from pathlib import Path
 
 import orjson
 
-from indexer.store.changes import Posted
+from indexer.errors import BadSnapshot
 from indexer.store.collection import Collection
-from indexer.store.disk_dict import DiskDict
 from indexer.store.documents import DOCUMENTS_FILES, Documents, StoredDocument
-from indexer.store.errors import BadSnapshot
-from indexer.store.fresh_log import Cursor
+from indexer.store.files import DiskDict
+from indexer.store.fresh_log import Cursor, Posted
 from indexer.store.manifest import Manifest, verify_file
 from indexer.store.writer import WITHDRAWN_FILE
 

@@ -7,11 +7,15 @@ the tokenizer; nothing of files or vectors.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from indexer.errors import BadBuild
-from indexer.store.passages import Span
+from indexer.store.arrays import Array
+from indexer.store.documents import Documents
+from indexer.store.passages import Passages, Span
 from models.tokenizer import Tokenizer
 
 SENTENCE_ENDS = frozenset("。！？；!?;\n")
@@ -106,3 +110,19 @@ def _ends_sentence(text: str, offsets: Sequence[Span], token: int) -> bool:
     final, gap = text[end - 1], text[end : offsets[token][0]]
     # A full stop ends a sentence only before a space: 3.5 is a number.
     return final in SENTENCE_ENDS or "\n" in gap or (final == "." and gap != "")
+
+
+BLOCK = 8192
+
+
+def passage_texts(documents: Documents, passages: Passages, rows: Sequence[int] | Array) -> Iterator[tuple[str, str]]:
+    """Title and text of the passages in ascending `rows`; a document is parsed once for all its passages."""
+    at, title, text = -1, "", ""
+    for start in range(0, len(rows), BLOCK):
+        block = np.asarray(rows[start : start + BLOCK])
+        for row, document_row in zip(block.tolist(), passages.documents[block].tolist(), strict=True):
+            if document_row != at:
+                document = documents.get(document_row)
+                at, title, text = document_row, document.title, document.text
+            first, end = passages.span(row)
+            yield title, text[first:end]

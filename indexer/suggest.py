@@ -14,8 +14,8 @@ from time import perf_counter
 
 import numpy as np
 
+from indexer.checks import K, choose_depth
 from indexer.errors import BadBuild
-from indexer.recall import K, choose_depth
 from indexer.store.arrays import Array
 from indexer.store.faiss_index import build_index, exact_index, open_index
 from indexer.store.kinds import INDEX_FILE, LEAST_ROWS_FOR_LISTS, IndexKind

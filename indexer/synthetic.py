@@ -16,10 +16,12 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from indexer.store import Collection, IndexKind, SnapshotWriter, new_version
-from indexer.store.documents import Metadata
+from indexer.store.collection import Collection, new_version
+from indexer.store.filters import Metadata
+from indexer.store.kinds import IndexKind
 from indexer.store.manifest import Built, Counts, DocumentEncoder, Facts
 from indexer.store.passages import HASH_BYTES
+from indexer.store.writer import SnapshotWriter
 from models.spec import EncoderSpec, Variant
 
 BLOCK_ROWS = 65_536

@@ -11,13 +11,10 @@ from collections.abc import Callable
 
 from qdrant_client import models
 
-from indexer.build import FLAT_PASSAGES
-from indexer.errors import BadBuild
-from indexer.recall import choose_depth
-from indexer.store.errors import BadDatabase
-from indexer.store.kinds import HNSW_EF_CONSTRUCTION, HNSW_LINKS, IndexKind
-from indexer.store.qdrant import CONTENT, DEPTH, INDEX, Qdrant, QdrantVectors
-from indexer.store.qdrant_filters import payload, payload_indexes
+from indexer.checks import choose_depth
+from indexer.errors import BadBuild, BadDatabase
+from indexer.store.kinds import FLAT_PASSAGES, HNSW_EF_CONSTRUCTION, HNSW_LINKS, IndexKind
+from indexer.store.qdrant import CONTENT, DEPTH, INDEX, Qdrant, QdrantVectors, payload, payload_indexes
 from indexer.store.snapshot import Snapshot
 from models.onnx_encoder import Vectors
 from models.progress import Progress

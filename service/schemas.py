@@ -24,7 +24,7 @@ from pydantic import (
 )
 
 from indexer.store import AnyOf, Either, Equal, Filter, Not, Range
-from indexer.store.values import LARGEST
+from indexer.store.filters import LARGEST
 from models.fusion import Fusion
 from service.engine.protocol import Mode
 

@@ -3,12 +3,11 @@
 The service needs no more of the indexer than this package; the file format is in docs/index-format.md.
 """
 
-from indexer.store.changes import Change, Deleted, Frame, Posted
+from indexer.errors import BadCollection, BadFilter, BadLog, BadSnapshot, DatabaseAway, NotWritten
 from indexer.store.collection import Collection, new_version
 from indexer.store.documents import StoredDocument
-from indexer.store.errors import BadCollection, BadFilter, BadLog, BadSnapshot, DatabaseAway, NotWritten
 from indexer.store.filters import AnyOf, Either, Equal, Filter, Not, Range
-from indexer.store.fresh_log import Cursor, FreshLog
+from indexer.store.fresh_log import Change, Cursor, Deleted, Frame, FreshLog, Posted
 from indexer.store.kinds import IndexKind
 from indexer.store.manifest import Manifest
 from indexer.store.snapshot import Snapshot

@@ -16,9 +16,12 @@ import numpy as np
 from numpy.lib.format import dtype_to_descr, write_array_header_1_0
 from numpy.typing import DTypeLike, NDArray
 
-from indexer.store.errors import BadSnapshot, TooLarge
+from indexer.errors import BadSnapshot, TooLarge
 
 Array = NDArray[Any]
+Mask = NDArray[np.bool_]
+Scores = NDArray[np.float32]
+Rows = NDArray[np.int64]
 
 WRITE_BUFFER_BYTES = 1 << 20
 
@@ -160,3 +163,20 @@ class Blob:
         if position < 0:
             raise IndexError(position)
         return self._data[self._offsets[position] : self._offsets[position + 1]]
+
+
+ROWS_OF_A_PART = 1 << 17
+SCANNED_AT_ONCE = 1 << 20
+
+
+def part_bits(rows: int) -> int:
+    """How many leading bits of a hash name its part, so that `rows` hashes fall into parts of a fair size."""
+    return (rows // ROWS_OF_A_PART).bit_length()
+
+
+def rows_of_part(hashes: Array, bits: int, part: int) -> NDArray[np.int64]:
+    """The rows, ascending, of the `hashes` (rows,) uint64 whose first `bits` bits are `part`."""
+    shift = np.uint64(64 - bits)  # numpy says that a number moved by all its 64 bits is 0, the only part there is
+    starts = range(0, len(hashes), SCANNED_AT_ONCE)
+    found = [np.flatnonzero(hashes[start : start + SCANNED_AT_ONCE] >> shift == part) + start for start in starts]
+    return np.concatenate(found) if found else np.empty(0, dtype=np.int64)

@@ -11,7 +11,7 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from indexer.store.errors import BadQueries
+from indexer.errors import BadQueries
 
 TOP = 10
 SHOWN = 3

@@ -9,6 +9,14 @@ searched in a database, its alias moves before the pointer, and a version leaves
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+from indexer.errors import BadDatabase
+
+if TYPE_CHECKING:
+    from indexer.store.qdrant import Qdrant
 import os
 import secrets
 import shutil
@@ -18,14 +26,52 @@ from datetime import UTC, datetime, timedelta
 from hashlib import blake2b
 from pathlib import Path
 
-from indexer.store.database import Database
-from indexer.store.errors import BadCollection, BadSnapshot
+from indexer.errors import BadCollection, BadSnapshot
+from indexer.store.files import in_turn, sole_builder, sync
 from indexer.store.fresh_log import FreshLog
-from indexer.store.lock import in_turn, sole_builder
 from indexer.store.manifest import Manifest
 from indexer.store.snapshot import Snapshot
-from indexer.store.writer import sync
 from models.spec import EncoderSpec
+
+HERE = "faiss"
+SCHEMES = {"qdrant+http": "http", "qdrant+https": "https"}
+PORTS = {"http": 6333, "https": 443}
+
+
+@dataclass(frozen=True, slots=True)
+class Database:
+    """A vector database that may or may not be there: its address, and the alias that names the served version."""
+
+    url: str
+    alias: str
+    key: str | None = None
+    timeout_seconds: int = 60
+
+    @classmethod
+    def parse(cls, text: str, key: str | None = None, timeout_seconds: int = 60) -> Database | None:
+        """None for `faiss`; raises BadDatabase where the text is neither that nor an address."""
+        if text == HERE:
+            return None
+        try:
+            parts = urlsplit(text)
+            port = parts.port
+        except ValueError:
+            parts, port = urlsplit(""), None
+        prefix, _, alias = parts.path.rpartition("/")
+        if parts.scheme not in SCHEMES or not parts.hostname or not alias or "@" in parts.netloc or parts.query:
+            raise BadDatabase(f"{text!r} is neither {HERE} nor like qdrant+http://host:6333/alias")
+        scheme = SCHEMES[parts.scheme]
+        host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
+        return cls(f"{scheme}://{host}:{port or PORTS[scheme]}{prefix}", alias, key, timeout_seconds)
+
+    def connect(self) -> Qdrant:
+        """Its client; nothing is asked yet."""
+        try:
+            from indexer.store.qdrant import Qdrant
+        except ImportError as error:
+            raise BadDatabase(f"{self.url} needs the qdrant extra: pip install 'care-search[qdrant]'") from error
+        return Qdrant.connect(self.url, self.alias, self.key, self.timeout_seconds)
+
 
 BUILDING = ".building-"
 REMOVING = ".removing-"
@@ -55,6 +101,14 @@ class Collection:
             return None
         except (OSError, UnicodeDecodeError) as error:
             raise BadCollection(f"{self._pointer} is not readable ({error}); remove it, then publish") from error
+
+    def served_manifest(self) -> Manifest | None:
+        """The manifest of the served version; None if nothing readable is served."""
+        try:
+            current = self.current()
+            return Manifest.read(self.folder(current)) if current else None
+        except (BadCollection, BadSnapshot):
+            return None
 
     def versions(self) -> list[str]:
         """Every finished version, oldest first: the names begin with the time."""

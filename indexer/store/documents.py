@@ -8,7 +8,6 @@ the JSON string of its text), `documents.digests.npy` (what tells whether a docu
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
@@ -17,11 +16,8 @@ from typing import Any
 import numpy as np
 import orjson
 
-from indexer.store.arrays import Array, ArrayWriter, Blob, BlobWriter, load_array
-from indexer.store.parts import part_bits, rows_of_part
-
-Value = str | bool | int | float | Sequence[str] | None
-Metadata = Mapping[str, Value]
+from indexer.store.arrays import Array, ArrayWriter, Blob, BlobWriter, load_array, part_bits, rows_of_part
+from indexer.store.filters import Metadata
 
 DOCUMENTS_FILES = ("documents.bin", "documents.offsets.npy")
 DIGESTS_FILE = "documents.digests.npy"

@@ -10,9 +10,8 @@ import faiss
 import numpy as np
 from numpy.typing import NDArray
 
+from indexer.errors import BadIndex, BadSnapshot, NotWritten
 from indexer.store.arrays import Array
-from indexer.store.cagra import CAGRA_LINKS, build_graph
-from indexer.store.errors import BadIndex, BadSnapshot, NotWritten
 from indexer.store.kinds import HNSW_EF_CONSTRUCTION, HNSW_LINKS, LEAST_ROWS_FOR_LISTS, IndexKind, list_count
 from models.progress import Progress
 
@@ -20,6 +19,7 @@ from models.progress import Progress
 untyped: Any = faiss
 FaissIndex = Any
 
+CAGRA_LINKS = 64
 # Each list of an inverted file is learned from this many rows.
 TRAINING_ROWS_PER_LIST = 64
 # Dimensions that one 4-bit code of the product quantiser stands for, where that divides the dimension.
@@ -76,6 +76,30 @@ def build_index(vectors: Array, kind: IndexKind, path: Path) -> dict[str, int]:
             bar.update(len(block))
     _write(index, kind, path)
     return parameters
+
+
+def build_graph(vectors: Array) -> Any:  # noqa: ANN401 - FAISS's own stubs do not know it
+    """The graph over vectors (rows, dim) float16, built on the card and fetched from it."""
+    resources = require_card()
+    config = untyped.GpuIndexCagraConfig()
+    config.graph_degree = CAGRA_LINKS
+    config.intermediate_graph_degree = 2 * CAGRA_LINKS
+    index = untyped.GpuIndexCagra(resources, vectors.shape[1], faiss.METRIC_INNER_PRODUCT, config)
+    index.train(np.ascontiguousarray(vectors), numeric_type=untyped.Float16)
+    graph = untyped.index_gpu_to_cpu(index)
+    graph.base_level_only = True  # what the card built has no upper levels to descend by
+    return graph
+
+
+def require_card() -> Any:  # noqa: ANN401 - see above
+    """FAISS's resources of the card; raises BadIndex where this FAISS knows none, or there is none."""
+    if not has_card():
+        raise BadIndex("cagra needs an NVIDIA card and the FAISS of the gpu extra; choose hnsw, or build it there")
+    return untyped.StandardGpuResources()
+
+
+def has_card() -> bool:
+    return hasattr(faiss, "GpuIndexCagra") and untyped.get_num_gpus() > 0
 
 
 def open_index(path: Path, kind: IndexKind, exact: FaissIndex) -> FaissIndex:

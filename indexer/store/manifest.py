@@ -14,7 +14,7 @@ from typing import Annotated, Any
 
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationError
 
-from indexer.store.errors import BadSnapshot
+from indexer.errors import BadSnapshot
 from indexer.store.kinds import INDEX_FILE, IndexKind
 from models.errors import SpaceMismatch
 from models.spec import EncoderSpec, Precision, Variant, sha256_of

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import numpy as np
 
+from indexer.errors import TooLarge
 from indexer.store.arrays import Array, ArrayWriter, load_array
-from indexer.store.errors import TooLarge
 
 HASHES_FILE = "hashes.npy"
 HASH_BYTES = 16

@@ -11,16 +11,18 @@ import os
 import secrets
 import shutil
 from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
+from indexer.errors import NotReached
 from indexer.store.arrays import Array
+from indexer.store.files import sync
 from indexer.store.passages import HASH_BYTES
-from indexer.store.writer import sync
 from models.spec import sha256_of
 
 SUFFIX = ".npy"
@@ -131,3 +133,83 @@ def _map(path: Path) -> Array:
 
 def _row_type(dim: int) -> np.dtype[np.void]:
     return np.dtype([("hash", "|u1", (HASH_BYTES,)), ("vector", "<f2", (dim,))])
+
+
+def open_shards(place: str | None, name: str, own: Path) -> Shards:
+    """Where an encoder's shards lie: `own`, or `name` under `place`, a mounted folder or an address of fsspec's.
+
+    What an address has is fetched into `own`.
+    """
+    if place is None:
+        return LocalShards(own)
+    scheme, separator, path = place.partition("://")
+    if not separator or scheme in ("file", "local"):
+        return LocalShards(Path(path or place).absolute() / name)
+    return RemoteShards(f"{place.rstrip('/')}/{name}", LocalShards(own))
+
+
+@dataclass(frozen=True)
+class RemoteShards:
+    """Shards under an address; `here` is the folder of this machine that they are fetched into."""
+
+    url: str
+    here: LocalShards
+
+    def __str__(self) -> str:
+        return self.url
+
+    def write(self, embeddings: Embeddings) -> str:
+        content = shard_bytes(embeddings)
+        name = shard_name(content)
+        with self._reached() as (files, folder):
+            files.makedirs(folder, exist_ok=True)
+            files.pipe_file(f"{folder}/{name}", content)
+        return name
+
+    def bring(self, name: str) -> bool:
+        if self.here.bring(name):
+            return True
+        with self._reached() as (files, folder):
+            path = f"{folder}/{name}"
+            try:
+                content = files.cat_file(path)
+            except FileNotFoundError:
+                return False
+            if shard_name(content) != name:
+                files.rm_file(path)
+                return False
+        self.here.keep(content)
+        return True
+
+    def read(self, dim: int) -> Iterator[Shard]:
+        for name in self._names():
+            self.bring(name)
+        yield from self.here.read(dim)
+
+    def clear(self) -> None:
+        with suppress(NotReached), self._reached() as (files, folder):
+            files.invalidate_cache()
+            if files.exists(folder):
+                files.rm(folder, recursive=True)
+        self.here.clear()
+
+    def _names(self) -> list[str]:
+        with self._reached() as (files, folder):
+            files.invalidate_cache()  # other processes wrote there
+            try:
+                paths = files.ls(folder, detail=False)
+            except FileNotFoundError:
+                return []
+        return sorted(path.rpartition("/")[2] for path in paths if path.endswith(SUFFIX))
+
+    @contextmanager
+    def _reached(self) -> Iterator[tuple[Any, str]]:
+        """The file system of the address and the path in it."""
+        try:
+            from fsspec.core import url_to_fs
+
+            yield url_to_fs(self.url)
+        except OSError as error:
+            raise NotReached(self.url, error.strerror or error) from error
+        except Exception as error:  # a store's own exceptions have no common class; a missing library is among them
+            raise NotReached(self.url, error) from error

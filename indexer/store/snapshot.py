@@ -8,9 +8,9 @@ from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from indexer.errors import BadSnapshot
 from indexer.store.arrays import Array, load_array
 from indexer.store.documents import Documents
-from indexer.store.errors import BadSnapshot
 from indexer.store.kinds import VECTORS_FILE
 from indexer.store.manifest import CORRECTION_FILE, LEXICAL_FOLDER, Manifest, verify_files
 from indexer.store.metadata import MetadataIndex

@@ -12,11 +12,9 @@ from pathlib import Path
 
 import faiss
 import numpy as np
-from numpy.typing import NDArray
 
-from indexer.store.arrays import Array, load_array
-from indexer.store.columns import Mask
-from indexer.store.faiss_index import FaissIndex, exact_index, open_index, untyped
+from indexer.store.arrays import Array, Mask, Rows, Scores, load_array
+from indexer.store.faiss_index import FaissIndex, exact_index, open_index, require_card, untyped
 from indexer.store.kinds import INDEX_FILE, VECTORS_FILE, IndexKind
 
 # Short codes choose this many candidates, or so many times k, and the vectors decide among them.
@@ -27,8 +25,10 @@ RESCORED_SHARE = 4
 EXACT_SHARE = 0.02
 EXACT_ROWS = 1000
 
-Scores = NDArray[np.float32]
-Rows = NDArray[np.int64]
+# A walk on the card keeps at most so many candidates in its quick memory; a search for more is left to the processor.
+MOST_DEPTH = 512
+# Candidates are kept in groups of this size.
+DEPTH_STEP = 32
 
 
 class VectorIndex:
@@ -94,6 +94,37 @@ class VectorIndex:
                 k_factor=rescored / k, base_index_params=of_kind(nprobe=depth, sel=selector)
             )
         return _marked(*self.index.search(queries, k, params=parameters))
+
+
+class CardGraph:
+    """The graph of a snapshot on the card; what the card cannot do is done by the snapshot's own index.
+
+    For one thread at a time, as all of FAISS's objects there are.
+    """
+
+    def __init__(self, own: VectorIndex) -> None:
+        """Copies links and vectors to the card; raises BadIndex where there is none."""
+        self.kind = own.kind
+        self.values = own.values
+        self.search_exactly = own.search_exactly
+        self._own = own
+        self._resources = require_card()
+        self._index = untyped.index_cpu_to_gpu(self._resources, 0, own.index)
+
+    def search(
+        self, queries: Scores, k: int, allowed: Mask | None = None, *, depth: int | None = None
+    ) -> tuple[Scores, Rows]:
+        """See VectorIndex.search. Scores are of fp16 queries."""
+        far = self._own.depth_for(k, allowed, depth)
+        if far is None or far > MOST_DEPTH:
+            return self._own.search(queries, k, allowed, depth=depth)
+        selector = None if allowed is None else untyped.IDSelectorBitmap(np.packbits(allowed, bitorder="little"))
+        kept = -(-far // DEPTH_STEP) * DEPTH_STEP
+        parameters = untyped.SearchParametersCagra(itopk_size=kept, sel=selector)
+        halves = np.ascontiguousarray(queries, np.float16)
+        scores, rows = self._index.search(halves, k, params=parameters, numeric_type=untyped.Float16)
+        scores[rows < 0] = -np.inf
+        return scores, rows
 
 
 def _marked(scores: Scores, rows: Rows) -> tuple[Scores, Rows]:

@@ -18,8 +18,7 @@ import onnxruntime as ort
 from numpy.typing import NDArray
 
 from indexer.store import IndexKind
-from indexer.store.cagra import CardGraph
-from indexer.store.vectors import VectorIndex
+from indexer.store.vectors import CardGraph, VectorIndex
 from models.reader import TextReader
 from models.spec import verify_file
 from service.engine.bound import RECORDED, BoundEncoder

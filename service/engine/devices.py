@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from indexer.store.database import Database
+from indexer.store.collection import Database
 from service.engine.device import Cpu, Device, OpenVectors
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from contextlib import suppress
 
 from indexer.store import DatabaseAway, Snapshot
-from indexer.store.database import Database
+from indexer.store.collection import Database
 from indexer.store.qdrant import Qdrant, QdrantVectors
 from service.breaker import Breaker
 from service.engine.device import OpenVectors, Rows, Vectors

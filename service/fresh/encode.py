@@ -15,7 +15,7 @@ import numpy as np
 
 from indexer.passages import Budget, Cutter
 from indexer.store import Frame, Posted, StoredDocument
-from indexer.store.documents import Metadata
+from indexer.store.filters import Metadata
 from indexer.store.passages import Span
 from models.correction import names_of
 from service.embed import Embedder

@@ -9,11 +9,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
+from indexer.errors import BadDisk
 from indexer.store import Change, Deleted, Frame, FreshLog, NotWritten, Posted, StoredDocument
-from indexer.store.errors import BadDisk
+from indexer.store.filters import has_value, kind_of
 from indexer.store.fresh_log import Decide
 from indexer.store.overlay import passages_of
-from indexer.store.values import has_value, kind_of
 from service.errors import FreshLimit, InvalidRequest, NotKept
 from service.fresh.encode import DocumentEncoder, NewDocument
 from service.serving import Serving

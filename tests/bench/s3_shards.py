@@ -16,8 +16,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from indexer.build import BuildOptions, build
-from indexer.publish import verify
 from indexer.store import Collection
+from indexer.versions import verify
 from models.onnx_encoder import Vectors
 from models.spec import Side
 from tests.support.fast_encoder import FastEncoder

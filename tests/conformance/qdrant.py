@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from indexer.store import AnyOf, Collection, Either, Equal, Filter, Not, Range, Snapshot
-from indexer.store.database import Database
+from indexer.store.collection import Database
 from indexer.store.qdrant import Qdrant, QdrantVectors
 from indexer.upload import REQUEST_ROWS, upload
 from models.errors import CareError

@@ -22,12 +22,11 @@ import numpy as np
 from pydantic import BaseModel
 
 from indexer.build import BuildOptions, build
+from indexer.checks import TOP, load_queries, top_documents
 from indexer.encode import Encoder
-from indexer.probe import TOP, load_queries, top_documents
-from indexer.publish import publish
 from indexer.store import Collection, IndexKind, Manifest, Range, Snapshot
-from indexer.store.columns import Mask
-from indexer.store.vectors import Rows, Scores
+from indexer.store.arrays import Mask, Rows, Scores
+from indexer.versions import publish
 from models.errors import CareError
 from models.onnx_encoder import OnnxEncoder, Vectors
 from models.spec import Side

@@ -15,9 +15,9 @@ from prometheus_client.parser import text_string_to_metric_families
 
 import cli
 from indexer.build import BuildOptions
+from indexer.errors import BadCollection
 from indexer.reindex import Encoders, Release, Report, reindex
 from indexer.store import Collection, Deleted, Manifest, Posted
-from indexer.store.errors import BadCollection
 from models.errors import SpaceMismatch
 from models.onnx_encoder import OnnxEncoder
 from models.spec import EncoderSpec, Side

@@ -11,13 +11,12 @@ from pathlib import Path
 import pytest
 from qdrant_client import models
 
-from indexer.errors import BadBuild
-from indexer.publish import Measure, prune, publish
+from indexer.errors import BadBuild, BadDatabase
 from indexer.store import BadCollection, Collection, DatabaseAway, Snapshot
-from indexer.store.database import Database
-from indexer.store.errors import BadDatabase
+from indexer.store.collection import Database
 from indexer.store.qdrant import Qdrant
 from indexer.upload import REQUEST_ROWS, upload
+from indexer.versions import Measure, prune, publish
 from tests.conformance.qdrant import FLOOR, add_version, conform, queries
 from tests.support.qdrant_server import QdrantServer, qdrant
 

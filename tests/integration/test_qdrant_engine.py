@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from indexer.publish import Measure, publish
-from indexer.recall import encode_queries, sample_queries
+from indexer.checks import encode_queries, sample_queries
 from indexer.store import Collection, DatabaseAway
-from indexer.store.database import Database
+from indexer.store.collection import Database
+from indexer.versions import Measure, publish
 from models.onnx_encoder import OnnxEncoder
 from models.spec import Side
 from service.engine.check import check_engine

@@ -33,8 +33,8 @@ from typing import Any
 
 from indexer.build import BuildOptions, build
 from indexer.store import Collection, Cursor, FreshLog, Posted
+from indexer.store.filters import kind_of
 from indexer.store.overlay import passages_of
-from indexer.store.values import kind_of
 from models.lexical import query_terms
 from models.spec import Side
 from service.errors import FreshLimit, InvalidRequest

@@ -12,10 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from indexer.build import BuildSummary
-from indexer.diff import Changes
-from indexer.report import Outcome
+from indexer.checks import Changes
+from indexer.reindex import Outcome
 from indexer.store import Collection, IndexKind, SnapshotWriter, new_version
-from indexer.store.documents import Value
+from indexer.store.filters import Value
 from indexer.store.manifest import Built, Counts, DocumentEncoder, Facts, Manifest, Recall
 from indexer.store.passages import HASH_BYTES
 from models.spec import Variant

@@ -17,10 +17,10 @@ from pathlib import Path
 
 import pytest
 
-from indexer.publish import Move, list_versions, prune, publish, rollback, verify
+from indexer.errors import BadDisk, Busy
 from indexer.store import BadCollection, BadSnapshot, Collection, Snapshot, new_version
-from indexer.store.errors import BadDisk, Busy
-from indexer.store.lock import in_turn, mounted_with_local_locks
+from indexer.store.files import in_turn, mounted_with_local_locks
+from indexer.versions import Move, list_versions, prune, publish, rollback, verify
 from tests.unit.indexer.support import add_version
 
 START = datetime(2026, 1, 1, tzinfo=UTC)

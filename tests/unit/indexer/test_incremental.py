@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from indexer.build import BuildOptions, BuildSummary, build
-from indexer.diff import Changes
-from indexer.report import summary_line
+from indexer.checks import Changes
+from indexer.reindex import summary_line
 from indexer.store import Collection, Snapshot
 from tests.bench.index import write_corpus
 from tests.support.fast_encoder import FastEncoder

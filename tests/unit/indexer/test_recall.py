@@ -9,8 +9,8 @@ import pytest
 from numpy.typing import NDArray
 
 from indexer.build import BuildOptions, build
+from indexer.checks import choose_depth, measure_recall, sample_queries
 from indexer.errors import BadBuild
-from indexer.recall import choose_depth, measure_recall, sample_queries
 from indexer.store import Collection, IndexKind, Manifest, Snapshot
 from indexer.store.documents import Documents, DocumentsWriter
 from indexer.store.faiss_index import build_index, exact_index, open_index

@@ -13,11 +13,10 @@ import pytest
 
 from indexer.build import BuildOptions, build
 from indexer.encode import Encoder, EncodeShards, encode_here
-from indexer.publish import verify
+from indexer.errors import NotReached
 from indexer.store import Collection
-from indexer.store.errors import NotReached
-from indexer.store.remote_shards import RemoteShards, open_shards
-from indexer.store.shards import Embeddings, LocalShards, Shards
+from indexer.store.shards import Embeddings, LocalShards, RemoteShards, Shards, open_shards
+from indexer.versions import verify
 from tests.support.fast_encoder import FastEncoder
 from tests.unit.indexer.support import DIM, unit_vectors, write_lines
 

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from indexer.build import BuildOptions, BuildSummary, build
-from indexer.publish import verify
 from indexer.store import Collection, IndexKind
+from indexer.versions import verify
 from models.onnx_encoder import Vectors
 from models.spec import Side
 from tests.support.fast_encoder import FastEncoder

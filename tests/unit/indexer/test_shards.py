@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from indexer.reuse import Reuse
+from indexer.embed import Reuse
 from indexer.store.shards import Embeddings, LocalShards
 from tests.unit.indexer.support import DIM, unit_vectors
 

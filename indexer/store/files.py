@@ -10,13 +10,14 @@ import errno
 import fcntl
 import os
 import platform
+import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
 from typing import IO
 
-from indexer.store.errors import BadDisk, Busy
+from indexer.errors import BadDisk, Busy, NotWritten
 
 MOUNTS = Path("/proc/self/mounts")
 NETWORK_DISKS = ("nfs", "nfs4")
@@ -88,3 +89,71 @@ def mounted_with_local_locks(folder: Path, mounts: str) -> str | None:
             nearest, kind, options = len(point.parts), fields[2], fields[3]
     local = LOCAL_LOCKS & set(options.split(","))
     return f"mounted as {kind} with {', '.join(sorted(local))}" if kind in NETWORK_DISKS and local else None
+
+
+# Pages that SQLite may hold in memory; the rest is on disk.
+CACHE_KIB = 16_384
+# The keys met first are remembered beside SQLite: fields of few values, the usual ones, never ask it twice.
+REMEMBERED = 10_000
+
+
+class DiskDict:
+    """Keeps the number that a text was first given."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._remembered: dict[str, int] = {}
+        try:
+            self._database = sqlite3.connect(path, isolation_level=None)
+        except sqlite3.OperationalError as error:
+            raise NotWritten(path, error) from error
+        for statement in (
+            f"PRAGMA cache_size = -{CACHE_KIB}",
+            "PRAGMA journal_mode = OFF",
+            "PRAGMA synchronous = OFF",
+            "CREATE TABLE entries (key BLOB PRIMARY KEY, value INTEGER) WITHOUT ROWID",
+            "BEGIN",
+        ):
+            self._execute(statement)
+
+    def add(self, key: str, value: int) -> int | None:
+        """Gives the key its number; None if that was new, else the number that it has."""
+        encoded = key.encode()
+        if self._execute("INSERT OR IGNORE INTO entries VALUES (?, ?)", (encoded, value)).rowcount:
+            return None
+        (found,) = self._execute("SELECT value FROM entries WHERE key = ?", (encoded,)).fetchone()
+        return int(found)
+
+    def setdefault(self, key: str, value: int) -> int:
+        """The number of `key`, which is `value` if the key is new."""
+        found = self._remembered.get(key)
+        if found is None:
+            found = self.add(key, value)
+            found = value if found is None else found
+            if len(self._remembered) < REMEMBERED:
+                self._remembered[key] = found
+        return found
+
+    def sorted_items(self) -> Iterator[tuple[bytes, int]]:
+        """Every key in UTF-8 and its number, ascending by bytes, which is the order of the code points."""
+        yield from self._execute("SELECT key, value FROM entries ORDER BY key")
+
+    def close(self) -> None:
+        """Gives the file back; called twice, it does nothing."""
+        self._database.close()
+        self._path.unlink(missing_ok=True)
+
+    def _execute(self, statement: str, values: tuple[bytes, int] | tuple[bytes] | tuple[()] = ()) -> sqlite3.Cursor:
+        try:
+            return self._database.execute(statement, values)
+        except sqlite3.OperationalError as error:
+            raise NotWritten(self._path, error) from error
+
+
+def sync(path: Path) -> None:
+    """Returns when the file or folder is on the disk, not only in the page cache."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

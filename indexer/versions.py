@@ -10,12 +10,11 @@ from datetime import datetime
 from functools import partial
 from pathlib import Path
 
-from indexer.canary import check_canaries
+from indexer.checks import check_canaries
 from indexer.encode import Encoder
+from indexer.errors import BadCollection, BadSnapshot
 from indexer.store.canaries import kept_canaries
-from indexer.store.collection import Collection
-from indexer.store.database import Database
-from indexer.store.errors import BadCollection, BadSnapshot
+from indexer.store.collection import Collection, Database
 from indexer.store.manifest import Manifest
 from indexer.store.snapshot import Snapshot
 from models.errors import BadEncoder
@@ -137,15 +136,6 @@ def prune(collection: Collection, keep: int | None, keep_days: float | None, *, 
         return collection.prune(keep or 0, keep_days or 0.0)
 
 
-def served_manifest(collection: Collection) -> Manifest | None:
-    """The manifest of the served version; None where nothing is served that can be read."""
-    try:
-        current = collection.current()
-        return Manifest.read(collection.folder(current)) if current else None
-    except (BadCollection, BadSnapshot):
-        return None
-
-
 def readable(collection: Collection) -> Iterator[Manifest]:
     """The manifests of all versions that have one that can be read, oldest first."""
     for version in collection.versions():
@@ -155,7 +145,7 @@ def readable(collection: Collection) -> Iterator[Manifest]:
 
 def is_encoded_by(collection: Collection, encoder: Path) -> bool:
     """Whether the served version was made by this encoder as it is now; False too where nothing sound is served."""
-    served = served_manifest(collection)
+    served = collection.served_manifest()
     if served is None or not isinstance(served.encoder.variant, Variant):
         return False
     return served.encoder.fingerprint == EncoderSpec.load(encoder).fingerprint(served.encoder.variant.filename)
