@@ -1,13 +1,10 @@
-"""How much of the exact answer an index finds, and how far it must be searched to find enough.
-
-Queries come from a file or are made of the documents themselves. Knows nothing of publishing.
-"""
+"""Checks a version: recall of its index, its answers, its canaries, and what differs from another version."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack, closing
+from contextlib import closing, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -18,13 +15,13 @@ import orjson
 from indexer.encode import Encoder
 from indexer.errors import BadBuild, BadQueries, BadSnapshot, Blocked
 from indexer.passages import SENTENCE_ENDS
-from indexer.store.arrays import Array, Rows, Scores
+from indexer.store.arrays import Array, Rows
 from indexer.store.canaries import CANARIES_FILE, TOP, Canary, failures_of
 from indexer.store.collection import Collection
-from indexer.store.documents import COMPARED_FILES, Documents, StoredDocument
+from indexer.store.documents import COMPARED_FILES, Documents
 from indexer.store.fresh_log import Cursor
 from indexer.store.kinds import IndexKind
-from indexer.store.manifest import Manifest, Recall, verify_file
+from indexer.store.manifest import Recall
 from indexer.store.overlay import Overlay
 from indexer.store.snapshot import Snapshot
 from models.fusion import CANDIDATES, LATER_DENSE, LATER_LEXICAL, Fusion, best_passages, fuse
@@ -39,11 +36,14 @@ K = 10
 LONGEST_QUERY = 64
 # Two ways to the same sum may differ in their last digits; rows that tie with the tenth count as found.
 TIE = 1e-5
+# The least score of a text that shares a word with the query.
+SOME_WORD = float(np.nextafter(np.float32(0), np.float32(1)))
+BLOCK = 1 << 18
 _END = re.compile(f"[{re.escape(''.join(SENTENCE_ENDS))}]|\\. ")
 
 
-class Searched(Protocol):
-    """An index over `values` (passages, dim) that can be searched so far, and exactly."""
+class VectorSearch(Protocol):
+    """An index over `values` (passages, dim): a snapshot's own, or a database's."""
 
     @property
     def kind(self) -> IndexKind: ...
@@ -51,134 +51,9 @@ class Searched(Protocol):
     @property
     def values(self) -> Array: ...
 
-    def search(self, queries: Vectors, k: int, *, depth: int | None) -> tuple[Vectors, Rows]: ...
+    def search(self, queries: Vectors, k: int, *, depth: int | None = None) -> tuple[Vectors, Rows]: ...
 
     def search_exactly(self, queries: Vectors, k: int) -> tuple[Vectors, Rows]: ...
-
-
-def sample_queries(documents: Documents, count: int = QUERIES) -> list[str]:
-    """What somebody might type who looks for one of the documents: titles or first sentences, at equal distances."""
-    return [_query_for(documents.get(row)) for row in sample_rows(len(documents), count).tolist()]
-
-
-def encode_queries(encoder: Encoder, queries: Sequence[str]) -> Vectors:
-    """By the encoder's query side; by its document side if the encoder reads documents only."""
-    return encoder.encode(queries, Side.QUERY if Side.QUERY in encoder.spec.sides else Side.DOCUMENT)
-
-
-def measure_recall(index: Searched, queries: Vectors, depth: int) -> float:
-    """The average share of the ten best rows that the index finds when it searches so far."""
-    k = min(K, len(index.values))
-    exact, _ = index.search_exactly(queries, k)
-    found, _ = index.search(queries, k, depth=depth)
-    return float((found >= exact[:, -1:] - TIE).mean())
-
-
-def choose_depth(index: Searched, queries: Vectors, floor: float) -> tuple[int, Recall]:
-    """The least depth whose recall reaches the floor; raises BadBuild where even the greatest does not."""
-    recall = 0.0
-    for depth in index.kind.depths(len(index.values)):
-        recall = measure_recall(index, queries, depth)
-        if recall >= floor:
-            return depth, Recall(at_10=round(recall, 4), queries=len(queries), floor=floor)
-    raise BadBuild(
-        f"the {index.kind} index finds {recall:.3f} of the exact ten best passages, the floor is {floor:g}: choose "
-        "another kind (care index suggest) or a lower --recall-floor"
-    )
-
-
-def _query_for(document: StoredDocument) -> str:
-    text = document.title.strip() or document.text.strip()
-    return _END.split(text, maxsplit=1)[0][:LONGEST_QUERY] or text[:LONGEST_QUERY]
-
-
-# The least score of a text that shares a word with the query.
-SOME_WORD = float(np.nextafter(np.float32(0), np.float32(1)))
-
-
-class VectorSearch(Protocol):
-    """A snapshot's own index, or the database that holds its vectors."""
-
-    def search(self, queries: Scores, k: int) -> tuple[Scores, Rows]: ...
-
-
-def load_queries(path: Path) -> list[str]:
-    """The queries of a file of JSON lines, one {"text": …} a line, as evaluation sets and the load test have them."""
-    try:
-        lines = path.read_bytes().splitlines()
-        queries = [str(orjson.loads(line)["text"]) for line in lines if line.strip()]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise BadQueries(f'{path} is not a file of queries ({error!r}); write one {{"text": …}} a line') from error
-    if not queries:
-        raise BadQueries(f"{path} holds no query")
-    return queries
-
-
-def top_documents(
-    snapshot: Snapshot,
-    encoder: Encoder,
-    queries: Sequence[str],
-    k: int = TOP,
-    *,
-    vectors: VectorSearch | None = None,
-    overlay: Overlay | None = None,
-) -> list[list[str]]:
-    """The ids of the `k` best documents of each query, best first; `encoder` reads queries.
-
-    `vectors` searches in place of the snapshot's own index, `overlay` is what was posted and deleted since.
-    """
-    overlay = overlay or Overlay.over(snapshot)
-    per_document = -(-len(snapshot.passages) // len(snapshot.documents))
-    wanted = max(CANDIDATES, k) * per_document + int(np.count_nonzero(overlay.hidden))
-    depth = min(len(snapshot.passages), wanted)
-    embedded = encoder.encode(queries, Side.QUERY)
-    found = (vectors or snapshot.vectors).search(embedded, depth)
-    answers = []
-    for query, scores, rows, fresh in zip(queries, *found, overlay.score_vectors(embedded), strict=True):
-        main = rows[rows >= 0], scores[rows >= 0]
-        dense = _documents(overlay, main, overlay.pick(fresh, (), -np.inf), LATER_DENSE)
-        words = overlay.pick(overlay.score_words(query), (), SOME_WORD)
-        lexical = _documents(overlay, snapshot.lexical.search(query, depth), words, LATER_LEXICAL)
-        best, _ = fuse(dense, lexical, Fusion.SCORES)
-        answers.append([overlay.document(row).id for row in best[:k].tolist()])
-    return answers
-
-
-def _documents(overlay: Overlay, main: Ranking, fresh: Ranking, later: float) -> Ranking:
-    """Two rankings of passages, the snapshot's and the fresh ones, as one of documents by their best passages."""
-    main = overlay.visible(*main)
-    rows, scores = np.concatenate([main[0], fresh[0]]), np.concatenate([main[1], fresh[1]])
-    documents, _, best = best_passages(rows, scores, overlay.documents_of, later)
-    return documents[:CANDIDATES], best[:CANDIDATES]
-
-
-def check_canaries(collection: Collection, version: str, encoder: Encoder, canaries: list[Canary]) -> None:
-    """Asks a version as it would be served: in the collection's database, if any, with what was posted and deleted
-    since it was built. Raises Blocked that names the first queries whose documents were not found.
-    """
-    snapshot = Snapshot.open(collection.folder(version), verify=False)
-    snapshot.manifest.require_encoder(encoder.spec)
-    frames, _ = collection.fresh_log.read(Cursor(snapshot.manifest.fresh.position))
-    with ExitStack() as stack:
-        vectors = None
-        if collection.database is not None:
-            vectors = stack.enter_context(closing(collection.database.connect())).open(snapshot)
-        answers = top_documents(
-            snapshot,
-            encoder,
-            [canary.query for canary in canaries],
-            max(canary.within for canary in canaries),
-            vectors=vectors,
-            overlay=Overlay.over(snapshot).apply(frames),
-        )
-    if failures := failures_of(canaries, answers):
-        raise Blocked(
-            f"{version} is not published: {failures}. Correct the corpus or {collection.root / CANARIES_FILE}, "
-            "or run care index publish --force"
-        )
-
-
-BLOCK = 1 << 18
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,14 +81,115 @@ class DocumentDiff:
 
 @dataclass(frozen=True, slots=True)
 class ChangedAnswer:
-    """A query whose ten best documents are others, or in another order: ids that came and went."""
+    """A query whose ten best documents changed: ids that came and went; none of both: another order."""
 
     query: str
     came: list[str]
     went: list[str]
 
 
+def load_queries(path: Path) -> list[str]:
+    """Reads queries, one {"text": …} a line, as evaluation sets and the load test have them."""
+    try:
+        lines = path.read_bytes().splitlines()
+        queries = [str(orjson.loads(line)["text"]) for line in lines if line.strip()]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise BadQueries(f'{path} is not a file of queries ({error!r}); write one {{"text": …}} a line') from error
+    if not queries:
+        raise BadQueries(f"{path} holds no query")
+    return queries
+
+
+def sample_queries(documents: Documents, count: int = QUERIES) -> list[str]:
+    """Makes queries of titles or first sentences of documents at equal distances."""
+    sample = map(documents.get, sample_rows(len(documents), count).tolist())
+    texts = (document.title.strip() or document.text.strip() for document in sample)
+    return [_END.split(text, maxsplit=1)[0][:LONGEST_QUERY] or text[:LONGEST_QUERY] for text in texts]
+
+
+def encode_queries(encoder: Encoder, queries: Sequence[str]) -> Vectors:
+    """Encodes by the query side; by the document side if the encoder reads documents only."""
+    return encoder.encode(queries, Side.QUERY if Side.QUERY in encoder.spec.sides else Side.DOCUMENT)
+
+
+def measure_recall(index: VectorSearch, queries: Vectors, depth: int) -> float:
+    """The average share of the ten best rows that the index finds at this depth."""
+    k = min(K, len(index.values))
+    exact, _ = index.search_exactly(queries, k)
+    found, _ = index.search(queries, k, depth=depth)
+    return float((found >= exact[:, -1:] - TIE).mean())
+
+
+def choose_depth(index: VectorSearch, queries: Vectors, floor: float) -> tuple[int, Recall]:
+    """The least depth whose recall reaches the floor; raises BadBuild if even the greatest does not."""
+    recall = 0.0
+    for depth in index.kind.depths(len(index.values)):
+        recall = measure_recall(index, queries, depth)
+        if recall >= floor:
+            return depth, Recall(at_10=round(recall, 4), queries=len(queries), floor=floor)
+    raise BadBuild(
+        f"the {index.kind} index finds {recall:.3f} of the exact ten best passages, the floor is {floor:g}: choose "
+        "another kind (care index suggest) or a lower --recall-floor"
+    )
+
+
+def top_documents(
+    snapshot: Snapshot,
+    encoder: Encoder,
+    queries: Sequence[str],
+    k: int = TOP,
+    *,
+    vectors: VectorSearch | None = None,
+    overlay: Overlay | None = None,
+) -> list[list[str]]:
+    """The ids of the `k` best documents of each query, found as the service does by default: hybrid, no filters.
+
+    `vectors` searches instead of the snapshot's own index, `overlay` has the documents posted and deleted since.
+    """
+    overlay = overlay or Overlay.over(snapshot)
+    per_document = -(-len(snapshot.passages) // len(snapshot.documents))
+    wanted = max(CANDIDATES, k) * per_document + int(np.count_nonzero(overlay.hidden))
+    depth = min(len(snapshot.passages), wanted)
+    embedded = encoder.encode(queries, Side.QUERY)
+    found = (vectors or snapshot.vectors).search(embedded, depth)
+    answers = []
+    for query, scores, rows, fresh in zip(queries, *found, overlay.score_vectors(embedded), strict=True):
+        main = rows[rows >= 0], scores[rows >= 0]
+        dense = _documents(overlay, main, overlay.pick(fresh, (), -np.inf), LATER_DENSE)
+        words = overlay.pick(overlay.score_words(query), (), SOME_WORD)
+        lexical = _documents(overlay, snapshot.lexical.search(query, depth), words, LATER_LEXICAL)
+        best, _ = fuse(dense, lexical, Fusion.SCORES)
+        answers.append([overlay.document(row).id for row in best[:k].tolist()])
+    return answers
+
+
+def _documents(overlay: Overlay, main: Ranking, fresh: Ranking, later: float) -> Ranking:
+    """Joins rankings of the snapshot's and of fresh passages into one of documents by their best passages."""
+    main = overlay.visible(*main)
+    rows, scores = np.concatenate([main[0], fresh[0]]), np.concatenate([main[1], fresh[1]])
+    documents, _, best = best_passages(rows, scores, overlay.documents_of, later)
+    return documents[:CANDIDATES], best[:CANDIDATES]
+
+
+def check_canaries(collection: Collection, version: str, encoder: Encoder, canaries: list[Canary]) -> None:
+    """Runs canaries against a version as it would be served, fresh documents and database included; raises Blocked."""
+    snapshot = Snapshot.open(collection.folder(version), verify=False)
+    snapshot.manifest.require_encoder(encoder.spec)
+    frames, _ = collection.fresh_log.read(Cursor(snapshot.manifest.fresh.position))
+    overlay = Overlay.over(snapshot).apply(frames)
+    queries, most = [canary.query for canary in canaries], max(canary.within for canary in canaries)
+    with closing(collection.database.connect()) if collection.database else nullcontext() as connected:
+        vectors = connected.open(snapshot) if connected else None
+        answers = top_documents(snapshot, encoder, queries, most, vectors=vectors, overlay=overlay)
+    if failures := failures_of(canaries, answers):
+        raise Blocked(
+            f"{version} is not published: {failures}. Correct the corpus or {collection.root / CANARIES_FILE}, "
+            "or run care index publish --force"
+        )
+
+
 def compare_documents(old: Documents, new: Documents) -> DocumentDiff:
+    """Matches documents by the hashes of their ids and compares their digests; reads no text."""
     added, changed, removed = [], [], []
     for new_rows, old_rows in _matches(new, old):
         added.append(new_rows[old_rows < 0])
@@ -224,46 +200,35 @@ def compare_documents(old: Documents, new: Documents) -> DocumentDiff:
     return DocumentDiff(*(np.sort(np.concatenate(rows)) for rows in (added, changed, removed)))
 
 
-def changes_since_published(collection: Collection, new: Documents, deleted: Iterable[str] = ()) -> Changes:
-    """Against the version that is served; if none is, or none that can be read, every document is new.
+def _matches(ours: Documents, theirs: Documents) -> Iterator[tuple[Rows, Rows]]:
+    """Every document row of `ours`, in blocks, and the row of the same id in `theirs`, −1: none."""
+    for start in range(0, len(ours), BLOCK):
+        hashes = ours.id_hashes[start : start + BLOCK]
+        places = np.minimum(np.searchsorted(theirs.id_hashes, hashes), len(theirs) - 1)
+        rows = np.where(theirs.id_hashes[places] == hashes, theirs.id_rows[places], -1)
+        yield ours.id_rows[start : start + BLOCK].astype(np.int64), rows.astype(np.int64)
 
-    `deleted` are ids that the service was told to withdraw.
-    """
-    served = collection.served_manifest()
+
+def changes_since_published(collection: Collection, new: Documents, deleted: Iterable[str] = ()) -> Changes:
+    """Compares with the served version, if a sound one is served; `deleted` are ids that the service deleted."""
     try:
-        old = _open_sound(collection.folder(served.version), served) if served else None
+        if (served := collection.served_manifest()) is None:
+            return Changes(len(new), 0, 0)
+        folder = collection.folder(served.version)
+        served.verify_files(folder, COMPARED_FILES)
+        old = Documents.open(folder, served.counts.documents)
     except BadSnapshot:
-        old = None
-    if old is None:
         return Changes(len(new), 0, 0)
     diff = compare_documents(old, new)
     withdrawn = sum(old.row_of(each) is not None and new.row_of(each) is None for each in deleted)
     return Changes(len(diff.added), len(diff.changed), len(diff.removed), withdrawn, len(old))
 
 
-def _open_sound(folder: Path, manifest: Manifest) -> Documents:
-    """The documents, once what they are compared by is what was written."""
-    for name in COMPARED_FILES:
-        if name in manifest.files:  # format 1 has no digests
-            verify_file(folder, manifest, name, checksum=True)
-    return Documents.open(folder, manifest.counts.documents)
-
-
 def compare_answers(old: Snapshot, new: Snapshot, encoder: Encoder, queries: Sequence[str]) -> list[ChangedAnswer]:
     """The queries whose ten best documents differ."""
-    changed = []
     answers = zip(queries, top_documents(old, encoder, queries), top_documents(new, encoder, queries), strict=True)
-    for query, before, after in answers:
-        if before != after:
-            came, went = [one for one in after if one not in before], [one for one in before if one not in after]
-            changed.append(ChangedAnswer(query, came, went))
-    return changed
-
-
-def _matches(ours: Documents, theirs: Documents) -> Iterator[tuple[Rows, Rows]]:
-    """Every document row of `ours`, in blocks, and the row of the same id in `theirs`, −1 where it has none."""
-    for start in range(0, len(ours), BLOCK):
-        hashes = ours.id_hashes[start : start + BLOCK]
-        places = np.minimum(np.searchsorted(theirs.id_hashes, hashes), len(theirs) - 1)
-        rows = np.where(theirs.id_hashes[places] == hashes, theirs.id_rows[places], -1)
-        yield ours.id_rows[start : start + BLOCK].astype(np.int64), rows.astype(np.int64)
+    return [
+        ChangedAnswer(query, [one for one in after if one not in before], [one for one in before if one not in after])
+        for query, before, after in answers
+        if before != after
+    ]

@@ -12,6 +12,7 @@ from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from indexer.build import BuildOptions
 from indexer.checks import FLOOR, compare_answers, compare_documents, encode_queries, load_queries, sample_queries
@@ -23,18 +24,7 @@ from indexer.store.documents import Documents
 from indexer.store.kinds import LEAST_ROWS_FOR_LISTS, IndexKind
 from indexer.store.snapshot import Snapshot
 from indexer.suggest import SAMPLE_ROWS, measure_kinds, propose
-from indexer.versions import (
-    Measure,
-    VersionInfo,
-    admit,
-    choose,
-    list_versions,
-    newest,
-    prune,
-    publish,
-    rollback,
-    verify,
-)
+from indexer.versions import Measure, VersionInfo, admit, choose, list_versions, prune, publish, rollback, verify
 from models.arguments import positive, share
 from models.onnx_encoder import OnnxEncoder, Vectors
 from models.package import BUNDLED_ENCODER
@@ -45,9 +35,55 @@ EXAMPLE_CORPUS = Path(__file__).parent / "examples" / "corpus.jsonl"
 VECTORS = "CARE_VECTORS"
 READS = "CARE_ENCODER; %(default)s"
 MAPPED = ("id", "title", "text", "metadata")
+SHOWN = 10
+DIFF_QUERIES = 50
 
 
-def add_build(parser: ArgumentParser) -> None:
+def add_arguments(parser: ArgumentParser) -> None:
+    names = "build|publish|admit|list|rollback|verify|diff|suggest|prune"
+    actions = parser.add_subparsers(dest="action", required=True, metavar=names)
+    _add_build(actions.add_parser("build", help="read a corpus, encode what is new and write a new version"))
+    add = actions.add_parser("publish", help="serve a version: the newest, or the one named").add_argument
+    add("version", nargs="?")
+    add("--force", action="store_true", help="even if canaries fail, or its space or dimension differs")
+    add("--recall-floor", type=share, default=FLOOR, help="least recall@10 there (%(default)s)")
+    add = actions.add_parser("admit", help="let a further query encoder search a version").add_argument
+    add("encoder", type=Path, help="folder of the query encoder")
+    add("version", nargs="?", help="(default: the served one)")
+    add = actions.add_parser("rollback", help="serve the version published before, or the one named").add_argument
+    add("version", nargs="?")
+    add("--force", action="store_true", help="even if canaries fail")
+    actions.add_parser("verify", help="open a version and compare every checksum").add_argument("version", nargs="?")
+    actions.add_parser("list", help="every version, oldest first")
+    add = actions.add_parser("diff", help="what changed between two versions: documents and answers").add_argument
+    add("old", nargs="?", help="version (default: the served one, or what it replaced)")
+    add("new", nargs="?", help="version (default: the newest)")
+    add("--queries", type=Path, help='queries to compare, one {"text": …} a line (default: made up)')
+    add = actions.add_parser("suggest", help="which kind of index suits, by measuring on a sample").add_argument
+    add("version", nargs="?", help="whose vectors are measured (default: the served one)")
+    add("--passages", type=positive, help="size of the collection to come (default: the version's)")
+    add("--memory-mb", type=positive, help="what the index may take (default: the machine's memory)")
+    add("--recall-floor", type=share, default=FLOOR, help="least recall@10 (%(default)s)")
+    _add_keep(actions.add_parser("prune", help="remove old versions, and what unfinished builds have encoded"))
+    encoder = served_encoder() or BUNDLED_ENCODER
+    for name, what in (
+        ("publish", "folder that asks the collection's canaries and measures recall"),
+        ("rollback", "folder that asks the collection's canaries"),
+        ("diff", "folder that reads them"),
+        ("suggest", "folder that reads queries"),
+    ):
+        actions.choices[name].add_argument("--query-encoder", type=Path, default=encoder, help=f"{what} ({READS})")
+    vectors = f"{HERE}, or the database that searches, as qdrant+http://host:6333/alias ({VECTORS}; %(default)s)"
+    for name in ("build", "publish", "rollback", "prune"):  # what changes the published version: a database follows
+        default = os.environ.get(VECTORS) or HERE
+        actions.choices[name].add_argument("--vectors", type=_database, default=default, metavar="WHERE", help=vectors)
+    folder = Path(os.environ.get("CARE_COLLECTION") or COLLECTION)
+    for action in actions.choices.values():
+        text = "collection folder (CARE_COLLECTION; %(default)s)"
+        action.add_argument("--collection", type=Path, default=folder, help=text)
+
+
+def _add_build(parser: ArgumentParser) -> None:
     add = parser.add_argument
     add("corpus", type=Path, nargs="+", help="JSON lines (.gz too), Parquet or CSV files, or a folder")
     add("--encoder", type=Path, default=served_encoder() or BUNDLED_ENCODER, help=f"document encoder folder ({READS})")
@@ -76,16 +112,14 @@ def add_build(parser: ArgumentParser) -> None:
     add("--canaries", type=Path, help='queries that must find documents: {"query": …, "must": [ids], "within": 10}')
     add("--query-encoder", type=Path, default=served_encoder(),
         help="folder that is served: reads canaries and posted documents (CARE_ENCODER; else --encoder)")  # fmt: skip
-    add_keep(parser)
+    _add_keep(parser)
     add("--metrics-file", type=Path, help="a .prom file for Prometheus's textfile collector")
-    add("--webhook", type=_url, help="address that is told how the run ended (JSON by POST)")
+    add("--webhook", type=_url, help="address that receives the result of the run (JSON by POST)")
 
 
-def add_collection(parser: ArgumentParser) -> None:
-    here = Path(os.environ.get("CARE_COLLECTION") or COLLECTION)
-    parser.add_argument(
-        "--collection", type=Path, default=here, help="collection folder (CARE_COLLECTION; %(default)s)"
-    )
+def _add_keep(parser: ArgumentParser) -> None:
+    parser.add_argument("--keep", type=positive, help="remove all but this many versions; never the last two published")
+    parser.add_argument("--keep-days", type=_days, help="but none that is younger than this many days")
 
 
 def served_encoder() -> Path | None:
@@ -94,159 +128,11 @@ def served_encoder() -> Path | None:
     return Path(named) if named else None
 
 
-def _add_query_encoder(parser: ArgumentParser, what: str) -> None:
-    encoder = served_encoder() or BUNDLED_ENCODER
-    parser.add_argument("--query-encoder", type=Path, default=encoder, help=f"{what} ({READS})")
-
-
-def add_publish(parser: ArgumentParser) -> None:
-    parser.add_argument("version", nargs="?")
-    parser.add_argument("--force", action="store_true", help="even if canaries fail, or its space or dimension differs")
-    parser.add_argument("--recall-floor", type=share, default=FLOOR, help="least recall@10 there (%(default)s)")
-    _add_query_encoder(parser, "folder that asks the collection's canaries and measures recall")
-
-
-def add_rollback(parser: ArgumentParser) -> None:
-    parser.add_argument("version", nargs="?")
-    parser.add_argument("--force", action="store_true", help="even if canaries fail")
-    _add_query_encoder(parser, "folder that asks the collection's canaries")
-
-
-def add_vectors(parser: ArgumentParser) -> None:
-    """For everything that changes what is published: a database must follow."""
-    here = os.environ.get(VECTORS) or HERE
-    text = f"{HERE}, or the database that searches, as qdrant+http://host:6333/alias ({VECTORS}; %(default)s)"
-    parser.add_argument("--vectors", type=_database, default=here, metavar="WHERE", help=text)
-
-
-def add_keep(parser: ArgumentParser) -> None:
-    parser.add_argument("--keep", type=positive, help="remove versions beyond so many; never the last two published")
-    parser.add_argument("--keep-days", type=_days, help="but none that is younger than so many days")
-
-
-def add_diff(parser: ArgumentParser) -> None:
-    parser.add_argument("old", nargs="?", help="version (default: the served one, or what it replaced)")
-    parser.add_argument("new", nargs="?", help="version (default: the newest)")
-    parser.add_argument("--queries", type=Path, help='queries to compare, one {"text": …} a line (default: made up)')
-    _add_query_encoder(parser, "folder that reads them")
-
-
-def add_suggest(parser: ArgumentParser) -> None:
-    parser.add_argument("version", nargs="?", help="whose vectors are measured (default: the served one)")
-    parser.add_argument("--passages", type=positive, help="size of the collection to come (default: the version's)")
-    parser.add_argument("--memory-mb", type=positive, help="what the index may take (default: the machine's memory)")
-    parser.add_argument("--recall-floor", type=share, default=FLOOR, help="least recall@10 (%(default)s)")
-    _add_query_encoder(parser, "folder that reads queries")
-
-
-def build_options(arguments: Namespace) -> BuildOptions:
-    return BuildOptions(
-        fields=field_map(arguments.field, arguments.metadata_field, arguments.number_field),
-        skip_bad=arguments.skip_bad,
-        passage_tokens=arguments.passage_tokens,
-        overlap=arguments.overlap,
-        # Where a database searches, an index of ours would be built for nobody.
-        index=arguments.index or (IndexKind.FLAT if arguments.vectors else None),
-        recall_floor=arguments.recall_floor,
-        shard_texts=arguments.shard,
-        shards=arguments.shards,
-        threads=arguments.threads,
-    )
-
-
-def encoders(arguments: Namespace) -> Encoders:
-    return Encoders(
-        documents=arguments.encoder,
-        variant=arguments.variant,
-        queries=arguments.query_encoder,
-        threads=arguments.threads or 0,
-        device=arguments.device,
-        precision=arguments.precision,
-        token_budget=arguments.token_budget,
-        ray=arguments.ray,
-    )
-
-
-def release(arguments: Namespace) -> Release:
-    return Release(
-        arguments.publish,
-        arguments.max_removed,
-        arguments.queries,
-        arguments.canaries,
-        arguments.keep,
-        arguments.keep_days,
-    )
-
-
-def report(arguments: Namespace) -> Report:
-    return Report(arguments.metrics_file, arguments.webhook)
-
-
-def field_map(fields: list[str], metadata_fields: list[str], number_fields: list[str]) -> FieldMap:
-    """`id=doc_id` and the like as a FieldMap."""
-    names: dict[str, str] = {}
-    for text in fields:
-        field, separator, column = text.partition("=")
-        if not separator or not column or field not in MAPPED:
-            raise BadBuild(f"--field {text}: write one of {', '.join(f'{name}=NAME' for name in MAPPED)}")
-        names[field] = column
-    return FieldMap(**names, metadata_fields=tuple(metadata_fields), number_fields=tuple(number_fields))
-
-
-def _database(text: str) -> Database | None:
-    try:
-        return Database.parse(text, os.environ.get(f"{VECTORS}_KEY"))
-    except BadDatabase as error:
-        raise ArgumentTypeError(str(error)) from error
-
-
-def _days(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
-    if not 0 <= value < 100_000:
-        raise ArgumentTypeError(f"{text!r} is not a number of days")
-    return value
-
-
-def _url(text: str) -> str:
-    if not text.startswith(("http://", "https://")):
-        raise ArgumentTypeError(f"{text!r} is not an address that begins with http:// or https://")
-    return text
-
-
-SHOWN = 10
-DIFF_QUERIES = 50
-
-
-def add_arguments(parser: ArgumentParser) -> None:
-    names = "build|publish|admit|list|rollback|verify|diff|suggest|prune"
-    actions = parser.add_subparsers(dest="action", required=True, metavar=names)
-    add_build(actions.add_parser("build", help="read a corpus, encode what is new and write a new version"))
-    add_publish(actions.add_parser("publish", help="serve a version: the newest, or the one named"))
-    admitting = actions.add_parser("admit", help="let a further query encoder search a version")
-    admitting.add_argument("encoder", type=Path, help="folder of the query encoder")
-    admitting.add_argument("version", nargs="?", help="(default: the served one)")
-    add_rollback(actions.add_parser("rollback", help="serve the version published before, or the one named"))
-    checking = actions.add_parser("verify", help="open a version and compare every checksum")
-    checking.add_argument("version", nargs="?")
-    actions.add_parser("list", help="every version, oldest first")
-    add_diff(actions.add_parser("diff", help="what changed between two versions: documents and answers"))
-    add_suggest(actions.add_parser("suggest", help="which kind of index suits, by measuring on a sample"))
-    add_keep(actions.add_parser("prune", help="remove old versions, and what unfinished builds have encoded"))
-    for changing in ("build", "publish", "rollback", "prune"):
-        add_vectors(actions.choices[changing])
-    for action in actions.choices.values():
-        add_collection(action)
-
-
 def run(arguments: Namespace) -> None:
     collection = Collection(arguments.collection, getattr(arguments, "vectors", None))
     match arguments.action:
         case "build":
-            how = build_options(arguments), release(arguments), report(arguments)
-            print(reindex(arguments.corpus, collection, encoders(arguments), *how))
+            print(_build(arguments, collection))
         case "publish":
             measure = Measure(partial(_queries, arguments.query_encoder), arguments.recall_floor)
             asking = partial(OnnxEncoder.load, arguments.query_encoder)
@@ -277,17 +163,51 @@ def run(arguments: Namespace) -> None:
             print(f"removed {', '.join(removed) or 'no version'}")
 
 
+def _build(arguments: Namespace, collection: Collection) -> str:
+    def take(*names: str) -> dict[str, Any]:
+        return {name: getattr(arguments, name) for name in names}
+
+    options = BuildOptions(
+        fields=field_map(arguments.field, arguments.metadata_field, arguments.number_field),
+        # If a database searches, an own index would be useless.
+        index=arguments.index or (IndexKind.FLAT if arguments.vectors else None),
+        shard_texts=arguments.shard,
+        **take("skip_bad", "passage_tokens", "overlap", "recall_floor", "shards", "threads"),
+    )
+    encoders = Encoders(
+        arguments.encoder,
+        queries=arguments.query_encoder,
+        threads=arguments.threads or 0,
+        **take("variant", "device", "precision", "token_budget", "ray"),
+    )
+    release = Release(**take("publish", "max_removed", "queries", "canaries", "keep", "keep_days"))
+    return reindex(arguments.corpus, collection, encoders, options, release, Report(**take("metrics_file", "webhook")))
+
+
+def field_map(fields: list[str], metadata_fields: list[str], number_fields: list[str]) -> FieldMap:
+    """Parses `id=doc_id` and the like."""
+    names: dict[str, str] = {}
+    for text in fields:
+        field, separator, column = text.partition("=")
+        if not separator or not column or field not in MAPPED:
+            raise BadBuild(f"--field {text}: write one of {', '.join(f'{name}=NAME' for name in MAPPED)}")
+        names[field] = column
+    return FieldMap(**names, metadata_fields=tuple(metadata_fields), number_fields=tuple(number_fields))
+
+
 def _queries(encoder: Path, snapshot: Snapshot) -> Vectors:
-    """Vectors of queries that somebody might ask of the snapshot."""
+    """Vectors of queries made of the snapshot's documents."""
     reading = OnnxEncoder.load(encoder)
     snapshot.manifest.require_encoder(reading.spec)
     return encode_queries(reading, sample_queries(snapshot.documents))
 
 
 def _diff(arguments: Namespace, collection: Collection) -> Iterator[str]:
-    after = arguments.new or newest(collection)
-    old = Snapshot.open(collection.folder(arguments.old or _before(collection, after)))
-    new = Snapshot.open(collection.folder(after))
+    after = arguments.new or collection.newest()
+    before = arguments.old or choose(collection, None)
+    if not arguments.old and before == after:  # the served version is compared with what it replaced
+        before = collection.previous() or before
+    old, new = Snapshot.open(collection.folder(before)), Snapshot.open(collection.folder(after))
     diff = compare_documents(old.documents, new.documents)
     yield f"{old.version} → {new.version}"
     yield f"added: {_ids(new.documents, diff.added.tolist())}"
@@ -302,12 +222,6 @@ def _diff(arguments: Namespace, collection: Collection) -> Iterator[str]:
     for answer in answers[:SHOWN]:
         moves = [f"{name} {', '.join(ids)}" for name, ids in (("came", answer.came), ("went", answer.went)) if ids]
         yield f"  {answer.query}: {'; '.join(moves) or 'another order'}"
-
-
-def _before(collection: Collection, version: str) -> str:
-    """What a version is compared with unless told: the served one, or what that replaced where it is the served one."""
-    served = choose(collection, None)
-    return served if served != version else collection.previous() or served
 
 
 def _suggest(arguments: Namespace, collection: Collection) -> Iterator[str]:
@@ -342,3 +256,26 @@ def _line(info: VersionInfo) -> str:
         return f"{mark} {info.version}  unreadable: {info.problem}"
     created = info.created.strftime("%Y-%m-%d %H:%M")
     return f"{mark} {info.version}  {created}  {info.documents:>8} documents  {info.size_bytes / 1e6:8.1f} MB"
+
+
+def _database(text: str) -> Database | None:
+    try:
+        return Database.parse(text, os.environ.get(f"{VECTORS}_KEY"))
+    except BadDatabase as error:
+        raise ArgumentTypeError(str(error)) from error
+
+
+def _days(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < 100_000:
+        raise ArgumentTypeError(f"{text!r} is not a number of days")
+    return value
+
+
+def _url(text: str) -> str:
+    if not text.startswith(("http://", "https://")):
+        raise ArgumentTypeError(f"{text!r} is not an address that begins with http:// or https://")
+    return text

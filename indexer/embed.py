@@ -1,7 +1,7 @@
-"""The embedding of every passage of a corpus, at the cost of those that no kept version has.
+"""Finds or makes the embedding of every passage of a corpus.
 
-Vectors are known by content hash: from the versions of the collection that the same encoder made, newest first, then
-from the shards of a build that did not finish. Only texts that neither has are encoded, each once.
+Vectors are known by content hash: from the collection's versions by the same encoder, newest first, then from the
+shards of an unfinished build. Only texts that neither has are encoded, each once.
 """
 
 from __future__ import annotations
@@ -9,38 +9,69 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
 from indexer.encode import Encoder, Work
 from indexer.errors import BadBuild, BadSnapshot
-from indexer.store.arrays import Array, load_array, part_bits, rows_of_part
+from indexer.store.arrays import Array, Rows, load_array, part_bits, rows_of_part
 from indexer.store.collection import Collection
+from indexer.store.documents import HASHES_FILE, load_hashes
 from indexer.store.kinds import VECTORS_FILE
-from indexer.store.manifest import Manifest, verify_file
-from indexer.store.passages import HASHES_FILE, load_hashes
+from indexer.store.manifest import Manifest
 from indexer.store.shards import Embeddings, Shard
 
 BLOCK = 8192
 
-Rows = NDArray[np.int64]
+TextsOf = Callable[[Rows], Iterable[str]]
+"""The texts of passage rows."""
+
+
+def embed(
+    hashes: Array, texts_of: TextsOf, encoder: Encoder, collection: Collection, work: Work
+) -> tuple[Reuse, int, int]:
+    """Returns every passage's vector, how many texts were encoded, and how many passages had a known vector."""
+    reuse = Reuse(hashes)
+    for embeddings in _versions(collection, encoder):
+        if not reuse.show([embeddings]):
+            return reuse, 0, len(hashes)
+    reused = len(hashes) - reuse.show(list(work.place.read(encoder.spec.dim)))
+    missing = reuse.missing()
+    if len(missing):
+        work.do(texts_of(missing), len(missing), encoder)
+        # Read back rather than remembered: what is used is what the disk has.
+        if reuse.show(list(work.place.read(encoder.spec.dim))):
+            raise BadBuild(f"{work.place}: what was just written reads otherwise; check the disk, then build again")
+    return reuse, len(missing), reused
+
+
+def _versions(collection: Collection, encoder: Encoder) -> Iterator[Embeddings]:
+    """The embeddings of every sound version by this encoder, newest first."""
+    for version in reversed(collection.versions()):
+        folder = collection.folder(version)
+        try:
+            manifest = Manifest.read(folder)
+            if manifest.encoder.fingerprint != encoder.fingerprint:
+                continue
+            manifest.verify_files(folder, (HASHES_FILE, VECTORS_FILE))
+            passages = manifest.counts.passages
+            vectors = load_array(folder / VECTORS_FILE, "<f2", (passages, manifest.dim))
+            yield Embeddings(load_hashes(folder, passages), vectors)
+        except BadSnapshot:  # what a damaged version had is encoded again
+            continue
 
 
 class Reuse:
-    """Finds the vectors of passages by `hashes` (passages, 16) uint8 among embeddings that it is shown."""
+    """Finds vectors by `hashes` (passages, 16) uint8 among embeddings that it is shown; holds 8 bytes a passage."""
 
     def __init__(self, hashes: Array) -> None:
         self._keys = _as_numbers(hashes)
         self._bits = part_bits(len(hashes))
         self._known: list[Embeddings | Shard] = []
-        # Which embeddings have the passage's vector, −1 where none has, and in which row.
+        # Which embeddings have the passage's vector, −1: none, and in which row.
         self._owners = np.full(len(hashes), -1, dtype=np.int32)
         self._rows = np.zeros(len(hashes), dtype=np.int32)
 
     def show(self, known: Sequence[Embeddings | Shard]) -> int:
-        """Takes over the vectors of passages that have none yet; returns how many passages still have none.
-
-        Of equal ones the first is taken.
-        """
+        """Takes vectors for passages that lack one, the first of equal ones; returns how many still lack one."""
         for part, rows in self._parts_without_vector() if known else ():
             # All of them joined at once: one after the other would take time with the square of the corpus.
             keys, owners, theirs = self._gather(known, part)
@@ -51,8 +82,14 @@ class Reuse:
         return int(np.count_nonzero(self._owners < 0))
 
     def missing(self) -> Rows:
-        """A passage row for each distinct content that nobody has a vector of: its first, ascending."""
-        firsts = [rows[_first_of_each(self._keys[rows])] for _, rows in self._parts_without_vector()]
+        """The first passage row, ascending, of each distinct content without a vector."""
+        firsts = []
+        for _, rows in self._parts_without_vector():
+            keys = self._keys[rows]
+            order = np.lexsort((keys[:, 1], keys[:, 0]))  # stable: of equal keys the first stays first
+            new = np.ones(len(keys), dtype=np.bool_)
+            new[1:] = (keys[order[1:]] != keys[order[:-1]]).any(axis=1)
+            firsts.append(rows[order[new]])
         return np.sort(np.concatenate(firsts)) if firsts else np.empty(0, dtype=np.int64)
 
     def vectors(self) -> Iterator[Array]:
@@ -90,13 +127,13 @@ def _as_numbers(hashes: Array) -> Array:
 
 
 def _find(wanted: Array, keys: Array) -> Rows:
-    """For each row of `wanted` a row of `keys` that equals it, −1 where there is none; both (rows, 2) uint64."""
+    """For each row of `wanted` a row of `keys` that equals it, −1: none; both (rows, 2) uint64."""
     order = np.argsort(keys[:, 0], kind="stable")
     firsts, seconds = keys[order, 0], keys[order, 1]
     found = np.full(len(wanted), -1, dtype=np.int64)
     pending = np.arange(len(wanted))
     places = np.searchsorted(firsts, wanted[:, 0])
-    # Keys that share their first half lie side by side; as a rule the first of them is the one.
+    # Keys that share their first half are neighbours; as a rule there is one.
     while len(pending := pending[places[pending] < len(keys)]):
         pending = pending[firsts[places[pending]] == wanted[pending, 0]]
         equal = seconds[places[pending]] == wanted[pending, 1]
@@ -104,53 +141,3 @@ def _find(wanted: Array, keys: Array) -> Rows:
         pending = pending[~equal]
         places[pending] += 1
     return found
-
-
-def _first_of_each(keys: Array) -> Rows:
-    """The positions of the first of each distinct row of `keys` (rows, 2) uint64."""
-    order = np.lexsort((keys[:, 1], keys[:, 0]))  # stable: of equal keys the first stays first
-    ordered = keys[order]
-    new = np.ones(len(keys), dtype=np.bool_)
-    new[1:] = (ordered[1:] != ordered[:-1]).any(axis=1)
-    return order[new]
-
-
-TextsOf = Callable[[Rows], Iterable[str]]
-
-
-def embed(
-    hashes: Array, texts_of: TextsOf, encoder: Encoder, collection: Collection, work: Work
-) -> tuple[Reuse, int, int]:
-    """Every passage's vector, how many texts were encoded, and how many passages had a known vector.
-
-    `texts_of` gives the texts of passage rows. Passages of one text are encoded once.
-    """
-    reuse = Reuse(hashes)
-    for embeddings in _versions(collection, encoder):
-        if not reuse.show([embeddings]):
-            return reuse, 0, len(hashes)
-    reused = len(hashes) - reuse.show(list(work.place.read(encoder.spec.dim)))
-    missing = reuse.missing()
-    if len(missing):
-        work.do(texts_of(missing), len(missing), encoder)
-        # Read back rather than remembered: what is used is what the disk has.
-        if reuse.show(list(work.place.read(encoder.spec.dim))):
-            raise BadBuild(f"{work.place}: what was just written reads otherwise; check the disk, then build again")
-    return reuse, len(missing), reused
-
-
-def _versions(collection: Collection, encoder: Encoder) -> Iterator[Embeddings]:
-    """The embeddings of every sound version that this encoder made, newest first."""
-    for version in reversed(collection.versions()):
-        folder = collection.folder(version)
-        try:
-            manifest = Manifest.read(folder)
-            if manifest.encoder.fingerprint != encoder.fingerprint:
-                continue
-            for name in (HASHES_FILE, VECTORS_FILE):
-                verify_file(folder, manifest, name, checksum=True)
-            passages = manifest.counts.passages
-            vectors = load_array(folder / VECTORS_FILE, "<f2", (passages, manifest.dim))
-            yield Embeddings(load_hashes(folder, passages), vectors)
-        except BadSnapshot:  # what a damaged version had is encoded again
-            continue

@@ -1,4 +1,4 @@
-"""What can go wrong between a corpus and a snapshot."""
+"""Errors of the indexer and of its store."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from models.errors import CareError
 
 
 class BadCorpus(CareError):
-    """A corpus that cannot be read, is empty, or has rows that nobody asked to skip."""
+    """A corpus that cannot be read, is empty, or has bad rows without --skip-bad."""
 
 
 class BadBuild(CareError):
@@ -93,3 +93,7 @@ class BadFilter(CareError):
 
 class BadQueries(CareError):
     """A file of queries or canaries that cannot be read as one."""
+
+
+class BadValue(CareError):
+    """A metadata value that no filter column can hold."""

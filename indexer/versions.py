@@ -1,10 +1,10 @@
-"""What is done to finished versions: publish, list, roll back, verify, prune. Each returns a value to print."""
+"""Publishes, lists, rolls back, verifies and prunes finished versions."""
 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator
-from contextlib import closing, suppress
+from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
@@ -14,7 +14,7 @@ from indexer.checks import check_canaries
 from indexer.encode import Encoder
 from indexer.errors import BadCollection, BadSnapshot
 from indexer.store.canaries import kept_canaries
-from indexer.store.collection import Collection, Database
+from indexer.store.collection import Collection
 from indexer.store.manifest import Manifest
 from indexer.store.snapshot import Snapshot
 from models.errors import BadEncoder
@@ -24,20 +24,20 @@ from models.spec import EncoderSpec, Side, Variant
 
 @dataclass(frozen=True, slots=True)
 class VersionInfo:
-    """One version as a list shows it. Where the manifest is unreadable, `problem` says why and the rest is None."""
+    """One version in a list. If the manifest is unreadable, `problem` says why and the rest is None."""
 
     version: str
     current: bool
-    created: datetime | None
-    documents: int | None
-    passages: int | None
-    size_bytes: int | None
+    created: datetime | None = None
+    documents: int | None = None
+    passages: int | None = None
+    size_bytes: int | None = None
     problem: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Measure:
-    """How the recall of an index in a database is measured: by which queries' vectors, and the least of it."""
+    """How the recall of an index in a database is measured: makes the queries' vectors; the least recall."""
 
     queries: Callable[[Snapshot], Vectors]
     floor: float
@@ -45,7 +45,7 @@ class Measure:
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """The pointer went from one version (None: there was none) to another."""
+    """The pointer moved from one version (None: there was none) to another."""
 
     before: str | None
     after: str
@@ -59,26 +59,22 @@ def publish(
     asking: Callable[[], Encoder] | None = None,
     force: bool = False,
 ) -> Move:
-    """Serves a version, the newest unless named; puts it into the collection's database first, where there is one.
+    """Serves a version, the newest unless named; uploads it first if the collection has a database.
 
-    `measure` is how its recall there is measured. `asking` opens the encoder that asks the collection's canaries,
-    which must pass unless `force`.
+    `measure` measures its recall there. `asking` opens the encoder for the canaries, which must pass unless `force`.
     """
     before = collection.current()
-    after = version or newest(collection)
+    after = version or collection.newest()
     if collection.database is not None and measure is not None:
-        _put_into(collection.database, Snapshot.open(collection.folder(after)), measure)
+        from indexer.upload import upload  # needs the database's client, which is optional
+
+        snapshot = Snapshot.open(collection.folder(after))
+        with closing(collection.database.connect()) as connected:
+            upload(connected, snapshot, partial(measure.queries, snapshot), measure.floor)
     if not force:
         _ask_canaries(collection, after, asking)
     collection.publish(after, force=force)
     return Move(before, after)
-
-
-def _put_into(database: Database, snapshot: Snapshot, measure: Measure) -> None:
-    from indexer.upload import upload  # needs the database's client, which nobody else does
-
-    with closing(database.connect()) as connected:
-        upload(connected, snapshot, partial(measure.queries, snapshot), measure.floor)
 
 
 def admit(collection: Collection, encoder: Path, version: str | None = None) -> str:
@@ -89,11 +85,6 @@ def admit(collection: Collection, encoder: Path, version: str | None = None) -> 
     chosen = choose(collection, version)
     collection.admit(chosen, spec)
     return chosen
-
-
-def _ask_canaries(collection: Collection, version: str, asking: Callable[[], Encoder] | None) -> None:
-    if asking is not None and (canaries := kept_canaries(collection.root)):
-        check_canaries(collection, version, asking(), canaries)
 
 
 def rollback(
@@ -111,10 +102,23 @@ def rollback(
     return Move(before, collection.rollback(version))
 
 
+def _ask_canaries(collection: Collection, version: str, asking: Callable[[], Encoder] | None) -> None:
+    if asking is not None and (canaries := kept_canaries(collection.root)):
+        check_canaries(collection, version, asking(), canaries)
+
+
 def list_versions(collection: Collection) -> list[VersionInfo]:
     """Every version, oldest first."""
-    current = collection.current()
-    return [_info(collection, version, version == current) for version in collection.versions()]
+    found, current = [], collection.current()
+    for version in collection.versions():
+        try:
+            manifest = Manifest.read(collection.folder(version))
+            counts, size = manifest.counts, manifest.size_bytes
+            facts = manifest.created, counts.documents, counts.passages, size
+            found.append(VersionInfo(version, version == current, *facts))
+        except BadSnapshot as error:
+            found.append(VersionInfo(version, version == current, problem=str(error)))
+    return found
 
 
 def verify(collection: Collection, version: str | None = None) -> Manifest:
@@ -123,10 +127,10 @@ def verify(collection: Collection, version: str | None = None) -> Manifest:
 
 
 def prune(collection: Collection, keep: int | None, keep_days: float | None, *, unfinished: bool = False) -> list[str]:
-    """Removes versions that are neither among the `keep` newest nor younger than `keep_days`; returns their names.
+    """Removes and returns versions that are neither among the `keep` newest nor younger than `keep_days`.
 
-    The served version and the one before it stay in any case. With `unfinished`, what builds have encoded that never
-    came to an end goes too. Raises Busy while a build may be reading any of it.
+    The served version and the one before it always stay. `unfinished` also removes the shards of unfinished builds.
+    Raises Busy while a build runs.
     """
     if keep is None and keep_days is None:
         raise BadCollection("nothing says what to keep: give --keep, --keep-days or both")
@@ -136,15 +140,8 @@ def prune(collection: Collection, keep: int | None, keep_days: float | None, *, 
         return collection.prune(keep or 0, keep_days or 0.0)
 
 
-def readable(collection: Collection) -> Iterator[Manifest]:
-    """The manifests of all versions that have one that can be read, oldest first."""
-    for version in collection.versions():
-        with suppress(BadSnapshot):
-            yield Manifest.read(collection.folder(version))
-
-
 def is_encoded_by(collection: Collection, encoder: Path) -> bool:
-    """Whether the served version was made by this encoder as it is now; False too where nothing sound is served."""
+    """Whether the served version was made by this encoder as it is now; False if nothing sound is served."""
     served = collection.served_manifest()
     if served is None or not isinstance(served.encoder.variant, Variant):
         return False
@@ -153,21 +150,4 @@ def is_encoded_by(collection: Collection, encoder: Path) -> bool:
 
 def choose(collection: Collection, version: str | None) -> str:
     """The version named, or the served one, or the newest."""
-    return version or collection.current() or newest(collection)
-
-
-def newest(collection: Collection) -> str:
-    """The newest version, published or not."""
-    versions = collection.versions()
-    if not versions:
-        raise BadCollection(f"{collection.root} has no version; care index build makes one")
-    return versions[-1]
-
-
-def _info(collection: Collection, version: str, current: bool) -> VersionInfo:
-    try:
-        manifest = Manifest.read(collection.folder(version))
-    except BadSnapshot as error:
-        return VersionInfo(version, current, None, None, None, None, str(error))
-    counts = manifest.counts
-    return VersionInfo(version, current, manifest.created, counts.documents, counts.passages, manifest.size_bytes)
+    return version or collection.current() or collection.newest()

@@ -1,7 +1,7 @@
-"""Locks between processes, by flock on a file: the system releases them when a process ends, however it ends.
+"""Locks between processes, durable writes, and a dictionary on disk.
 
-A file, not a folder: an NFS client passes locks on files to the server and keeps locks on folders to itself. A disk
-whose mount keeps locks on files local too, or has none, is refused: two machines would write at once.
+Locks are by flock on a file, which the system releases however a process ends, and an NFS client passes on to the
+server. A mount that keeps locks local, or has none, is refused.
 """
 
 from __future__ import annotations
@@ -24,11 +24,33 @@ NETWORK_DISKS = ("nfs", "nfs4")
 # Options by which an NFS client keeps locks to itself.
 LOCAL_LOCKS = {"nolock", "local_lock=all", "local_lock=flock"}
 NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
+# Pages that SQLite may hold in memory; the rest is on disk.
+CACHE_KIB = 16_384
+# Keys cached in front of SQLite: fields of few values are looked up once.
+REMEMBERED = 10_000
+
+
+def sync(path: Path) -> None:
+    """Returns when the file or folder is on the disk, not only in the page cache."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def replace_file(path: Path, content: bytes) -> None:
+    """Replaces a file atomically; returns when the new content is on the disk."""
+    temporary = path.with_name(f".{path.name}.new")
+    temporary.write_bytes(content)
+    sync(temporary)
+    os.replace(temporary, path)
+    sync(path.parent)
 
 
 @contextmanager
 def sole_builder(path: Path) -> Iterator[None]:
-    """Holds the lock file, which is made at need and then stays; raises Busy if another process holds it."""
+    """Holds a lock file, created if missing and never removed; raises Busy if another process holds it."""
     if not path.parent.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a+", encoding="utf-8") as file:
@@ -49,7 +71,7 @@ def sole_builder(path: Path) -> Iterator[None]:
 
 @contextmanager
 def in_turn(path: Path) -> Iterator[None]:
-    """Waits until no other process holds this lock file, which is made at need and then stays. For short work."""
+    """Waits for a lock file, created if missing and never removed. For short work."""
     with path.open("ab") as file:  # open for writing: NFS grants an exclusive lock to nothing else
         _lock(file, path, fcntl.LOCK_EX)
         yield
@@ -77,10 +99,8 @@ def local_locks(folder: Path) -> str | None:
 
 def mounted_with_local_locks(folder: Path, mounts: str) -> str | None:
     """The same, by the text of /proc/mounts."""
-    kind, options = "", ""
-    nearest = -1
-    for line in mounts.splitlines():
-        fields = line.split(" ")
+    kind, options, nearest = "", "", -1
+    for fields in (line.split(" ") for line in mounts.splitlines()):
         if len(fields) < 4:
             continue
         point = Path(fields[1].replace("\\040", " "))
@@ -91,14 +111,8 @@ def mounted_with_local_locks(folder: Path, mounts: str) -> str | None:
     return f"mounted as {kind} with {', '.join(sorted(local))}" if kind in NETWORK_DISKS and local else None
 
 
-# Pages that SQLite may hold in memory; the rest is on disk.
-CACHE_KIB = 16_384
-# The keys met first are remembered beside SQLite: fields of few values, the usual ones, never ask it twice.
-REMEMBERED = 10_000
-
-
 class DiskDict:
-    """Keeps the number that a text was first given."""
+    """Maps texts to numbers in a SQLite scratch file that close() removes: a million ids cost no memory."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -117,7 +131,7 @@ class DiskDict:
             self._execute(statement)
 
     def add(self, key: str, value: int) -> int | None:
-        """Gives the key its number; None if that was new, else the number that it has."""
+        """Adds a key with its number; returns None if the key is new, else the number that it has."""
         encoded = key.encode()
         if self._execute("INSERT OR IGNORE INTO entries VALUES (?, ?)", (encoded, value)).rowcount:
             return None
@@ -139,7 +153,7 @@ class DiskDict:
         yield from self._execute("SELECT key, value FROM entries ORDER BY key")
 
     def close(self) -> None:
-        """Gives the file back; called twice, it does nothing."""
+        """Removes the file; may be called twice."""
         self._database.close()
         self._path.unlink(missing_ok=True)
 
@@ -148,12 +162,3 @@ class DiskDict:
             return self._database.execute(statement, values)
         except sqlite3.OperationalError as error:
             raise NotWritten(self._path, error) from error
-
-
-def sync(path: Path) -> None:
-    """Returns when the file or folder is on the disk, not only in the page cache."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

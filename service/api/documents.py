@@ -5,7 +5,8 @@ from __future__ import annotations
 import orjson
 from fastapi import APIRouter, Depends, Request, Response
 
-from indexer.store.filters import BadValue, as_value
+from indexer.errors import BadValue
+from indexer.store.filters import as_value
 from service.api.admin import require_admin
 from service.api.common import errors, parse_body, runtime_of
 from service.document_schemas import ChangesAnswer, DocumentAnswer, DocumentsRequest, PostedDocument

@@ -15,8 +15,8 @@ import numpy as np
 
 from indexer.passages import Budget, Cutter
 from indexer.store import Frame, Posted, StoredDocument
+from indexer.store.documents import Span
 from indexer.store.filters import Metadata
-from indexer.store.passages import Span
 from models.correction import names_of
 from service.embed import Embedder
 from service.line import Deadline

@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from indexer.errors import TooLarge
-from indexer.store import BadSnapshot, passages
+from indexer.store import BadSnapshot
+from indexer.store import documents as passages
 from indexer.store.arrays import ArrayWriter, Blob, BlobWriter, load_array
 
 
