@@ -113,7 +113,7 @@ def _demo_is_built() -> bool:
     if not all(Path(DEMO_COLLECTION, name).is_file() for name in ("CURRENT", PAGE)):
         return False
     from indexer.command import served_encoder
-    from indexer.store import Collection
+    from indexer.store.collection import Collection
     from indexer.versions import is_encoded_by
     from models.package import BUNDLED_ENCODER
 

@@ -152,11 +152,8 @@ def run(arguments: Namespace) -> None:
         case "list":
             lines = [_line(info) for info in list_versions(collection)]
             print("\n".join(lines) or f"{collection.root} has no version; care index build makes one")
-        case "diff":
-            for line in _diff(arguments, collection):
-                print(line)
-        case "suggest":
-            for line in _suggest(arguments, collection):
+        case "diff" | "suggest":
+            for line in (_diff if arguments.action == "diff" else _suggest)(arguments, collection):
                 print(line)
         case "prune":
             removed = prune(collection, arguments.keep, arguments.keep_days, unfinished=True)
@@ -252,10 +249,10 @@ def _ids(documents: Documents, rows: list[int]) -> str:
 
 def _line(info: VersionInfo) -> str:
     mark = "*" if info.current else " "
-    if info.problem is not None or info.created is None or info.size_bytes is None:
+    if info.manifest is None:
         return f"{mark} {info.version}  unreadable: {info.problem}"
-    created = info.created.strftime("%Y-%m-%d %H:%M")
-    return f"{mark} {info.version}  {created}  {info.documents:>8} documents  {info.size_bytes / 1e6:8.1f} MB"
+    created, documents = info.manifest.created.strftime("%Y-%m-%d %H:%M"), info.manifest.counts.documents
+    return f"{mark} {info.version}  {created}  {documents:>8} documents  {info.manifest.size_bytes / 1e6:8.1f} MB"
 
 
 def _database(text: str) -> Database | None:

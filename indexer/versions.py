@@ -6,7 +6,6 @@ import shutil
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass
-from datetime import datetime
 from functools import partial
 from pathlib import Path
 
@@ -24,14 +23,11 @@ from models.spec import EncoderSpec, Side, Variant
 
 @dataclass(frozen=True, slots=True)
 class VersionInfo:
-    """One version in a list. If the manifest is unreadable, `problem` says why and the rest is None."""
+    """One version in a list; `problem` says why the manifest is unreadable."""
 
     version: str
     current: bool
-    created: datetime | None = None
-    documents: int | None = None
-    passages: int | None = None
-    size_bytes: int | None = None
+    manifest: Manifest | None = None
     problem: str | None = None
 
 
@@ -112,10 +108,7 @@ def list_versions(collection: Collection) -> list[VersionInfo]:
     found, current = [], collection.current()
     for version in collection.versions():
         try:
-            manifest = Manifest.read(collection.folder(version))
-            counts, size = manifest.counts, manifest.size_bytes
-            facts = manifest.created, counts.documents, counts.passages, size
-            found.append(VersionInfo(version, version == current, *facts))
+            found.append(VersionInfo(version, version == current, Manifest.read(collection.folder(version))))
         except BadSnapshot as error:
             found.append(VersionInfo(version, version == current, problem=str(error)))
     return found

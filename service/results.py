@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import orjson
 
-from indexer.store import StoredDocument
+from indexer.store.documents import StoredDocument
 from service.engine.protocol import Found, Options
 from service.evidence import Account, account_for
 from service.fresh.facets import count_values

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING
 
 import orjson
 
-from indexer.store import BadCollection, Filter
+from indexer.errors import BadCollection
 from indexer.store.canaries import Canary, failures_of
+from indexer.store.filters import Filter
 from models.errors import did_you_mean
 from service.cache import Cache, Kind
 from service.embed import Embedder

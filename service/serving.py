@@ -16,8 +16,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from indexer.store import Cursor, Filter, Snapshot, StoredDocument
+from indexer.store.documents import StoredDocument
+from indexer.store.filters import Filter
+from indexer.store.fresh_log import Cursor
 from indexer.store.overlay import Overlay
+from indexer.store.snapshot import Snapshot
 from models.errors import BadEncoder
 from models.reader import TextReader
 from models.spec import EncoderSpec, Side

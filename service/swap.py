@@ -13,8 +13,9 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from indexer.store import BadCollection, BadSnapshot, Collection, DatabaseAway
+from indexer.errors import BadCollection, BadSnapshot, DatabaseAway
 from indexer.store.canaries import Canary, kept_canaries
+from indexer.store.collection import Collection
 from models.errors import BadEncoder, CareError, SpaceMismatch
 from models.reader import TextReader
 from service.errors import NotReady

@@ -282,8 +282,15 @@ def read_frames(data: bytes, start: int = 0) -> Iterator[tuple[Frame, int]]:
     while (found := _read_body(data, start)) is not None:
         position, checksum, body = found
         (length,) = _LENGTH.unpack_from(body)
-        facts = orjson.loads(body[_LENGTH.size : _LENGTH.size + length])
-        changes = _read_changes(facts, np.frombuffer(body, "<f2", offset=_LENGTH.size + length))
+        numbers = np.frombuffer(body, "<f2", offset=_LENGTH.size + length)
+        changes: list[Change] = []
+        for facts in orjson.loads(body[_LENGTH.size : _LENGTH.size + length]):
+            if "spans" not in facts:
+                changes.append(Deleted(facts["id"]))
+                continue
+            dim, spans = facts.pop("dim"), [(first, end) for first, end in facts.pop("spans")]
+            vectors, numbers = np.split(numbers, [len(spans) * dim])
+            changes.append(Posted(**facts, spans=spans, vectors=vectors.reshape(len(spans), dim)))
         start += HEAD_BYTES + len(body)
         yield Frame(position, checksum, changes), start
 
@@ -306,20 +313,6 @@ def _facts(change: Change) -> dict[str, Any]:
         return {"id": change.id}
     names = ("id", "title", "text", "metadata", "spans", "encoder")
     return {name: getattr(change, name) for name in names} | {"dim": change.vectors.shape[1]}
-
-
-def _read_changes(facts: Sequence[dict[str, Any]], numbers: Vectors) -> list[Change]:
-    changes: list[Change] = []
-    start = 0
-    for each in facts:
-        if "spans" not in each:
-            changes.append(Deleted(each["id"]))
-            continue
-        dim, spans = each.pop("dim"), [(first, end) for first, end in each.pop("spans")]
-        own = slice(start, start + len(spans) * dim)
-        changes.append(Posted(**each, spans=spans, vectors=numbers[own].reshape(len(spans), dim)))
-        start = own.stop
-    return changes
 
 
 def _read_from(path: Path, offset: int) -> bytes:

@@ -250,7 +250,14 @@ class MetadataIndex:
                     column = values.setdefault(name, {})
                     if not column or f.kind_of(value) == f.kind_of(next(iter(column.values()))):
                         column[row] = value
-        return cls({name: _column_of(column, len(rows)) for name, column in sorted(values.items())}, len(rows))
+        columns: dict[str, Column] = {}
+        for name, found in sorted(values.items()):
+            if f.kind_of(next(iter(found.values()))) == f.NUMBER:
+                numbers = {row: value for row, value in found.items() if isinstance(value, int | float)}
+                columns[name] = NumberColumn.of(len(rows), numbers)
+            else:
+                columns[name] = KeywordColumn.of([f.spell_all(found.get(row)) for row in range(len(rows))])
+        return cls(columns, len(rows))
 
     @property
     def kinds(self) -> dict[str, str]:
@@ -315,12 +322,6 @@ class MetadataIndex:
             if (value := self._columns[name].example()) is not None:
                 return "; for example " + orjson.dumps({"field": name, "eq": value}).decode()
         return ""
-
-
-def _column_of(values: dict[int, Value], rows: int) -> Column:
-    if f.kind_of(next(iter(values.values()))) == f.NUMBER:
-        return NumberColumn.of(rows, {row: value for row, value in values.items() if isinstance(value, int | float)})
-    return KeywordColumn.of([f.spell_all(values.get(row)) for row in range(rows)])
 
 
 def _wanted(condition: f.Equal | f.AnyOf) -> tuple[FilterValue, ...]:

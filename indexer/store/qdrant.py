@@ -123,10 +123,7 @@ class QdrantVectors:
     def search(
         self, queries: Scores, k: int, filters: Sequence[Filter] = (), *, depth: int | None = None
     ) -> tuple[Scores, Rows]:
-        """Finds the best `k` passages of each query: scores and rows, both (queries, k), best first.
-
-        Missing results have row −1 and score −inf. Raises DatabaseAway, BadFilter.
-        """
+        """See VectorIndex.search; filters instead of a mask. Raises DatabaseAway, BadFilter."""
         scores = np.full((len(queries), k), -np.inf, np.float32)
         rows = np.full((len(queries), k), -1, np.int64)
         must = conditions(self._metadata, filters)

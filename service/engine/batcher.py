@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable, Sequence
 from time import perf_counter
 
-from indexer.store import BadCollection, DatabaseAway
+from indexer.errors import BadCollection, DatabaseAway
 from service.engine.expiry import Expiry
 from service.engine.protocol import Engine, Job, OnBatch, Outcome
 from service.engine.queue import Entry, Limits, Queue

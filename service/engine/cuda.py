@@ -17,7 +17,7 @@ import numpy as np
 import onnxruntime as ort
 from numpy.typing import NDArray
 
-from indexer.store import IndexKind
+from indexer.store.kinds import IndexKind
 from indexer.store.vectors import CardGraph, VectorIndex
 from models.reader import TextReader
 from models.spec import verify_file

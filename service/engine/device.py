@@ -14,7 +14,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from indexer.store import Snapshot
+from indexer.store.snapshot import Snapshot
 from indexer.store.vectors import VectorIndex, limit_threads
 from models.onnx_encoder import OnnxEncoder, bulk_batches
 from models.reader import TextReader

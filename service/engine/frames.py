@@ -16,7 +16,7 @@ import numpy as np
 import orjson
 from numpy.typing import NDArray
 
-from indexer.store import AnyOf, Either, Equal, Filter, Not, Range
+from indexer.store.filters import AnyOf, Either, Equal, Filter, Not, Range
 from models.tokenizer import FlatIds
 from service.engine.protocol import BatchTimes
 

@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any, cast
 from weakref import WeakKeyDictionary, finalize
 
-from indexer.store import BadCollection, BadSnapshot, Snapshot
+from indexer.errors import BadCollection, BadSnapshot
+from indexer.store.snapshot import Snapshot
 from models.errors import BadEncoder, CareError, SpaceMismatch
 from service.engine import frames
 from service.engine.frames import Answer, Ask, FrameReader, Kind

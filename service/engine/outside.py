@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from contextlib import suppress
 
-from indexer.store import DatabaseAway, Snapshot
+from indexer.errors import DatabaseAway
 from indexer.store.collection import Database
 from indexer.store.qdrant import Qdrant, QdrantVectors
+from indexer.store.snapshot import Snapshot
 from service.breaker import Breaker
 from service.engine.device import OpenVectors, Rows, Vectors
 from service.serving import Selection

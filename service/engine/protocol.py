@@ -17,7 +17,7 @@ from models.spec import Side
 from models.tokenizer import Tokens
 
 if TYPE_CHECKING:
-    from indexer.store import Filter
+    from indexer.store.filters import Filter
     from service.serving import Serving
 
 Vector = NDArray[np.float32]

@@ -17,7 +17,7 @@ from itertools import count
 from pathlib import Path
 from time import perf_counter
 
-from indexer.store import DatabaseAway
+from indexer.errors import DatabaseAway
 from service.engine.expiry import Expiry
 from service.engine.frames import Answer, Status
 from service.engine.link import Link

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from queue import SimpleQueue
 
-from indexer.store import DatabaseAway
+from indexer.errors import DatabaseAway
 from models.errors import CareError
 from models.spec import Side
 from models.tokenizer import flatten

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-from indexer.store import Collection
+from indexer.store.collection import Collection
 from models.errors import BadEncoder
 from service.engine.device import Device, Encoder, VectorSearch
 from service.engine.devices import searched_by

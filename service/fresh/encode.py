@@ -14,9 +14,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from indexer.passages import Budget, Cutter
-from indexer.store import Frame, Posted, StoredDocument
-from indexer.store.documents import Span
+from indexer.store.documents import Span, StoredDocument
 from indexer.store.filters import Metadata
+from indexer.store.fresh_log import Frame, Posted
 from models.correction import names_of
 from service.embed import Embedder
 from service.line import Deadline

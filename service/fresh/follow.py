@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import replace
 
-from indexer.store import FreshLog
+from indexer.store.fresh_log import FreshLog
 from indexer.store.overlay import Overlay
 from service.fresh.encode import DocumentEncoder
 from service.serving import Serving

@@ -9,10 +9,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from indexer.errors import BadDisk
-from indexer.store import Change, Deleted, Frame, FreshLog, NotWritten, Posted, StoredDocument
+from indexer.errors import BadDisk, NotWritten
+from indexer.store.documents import StoredDocument
 from indexer.store.filters import has_value, kind_of
-from indexer.store.fresh_log import Decide
+from indexer.store.fresh_log import Change, Decide, Deleted, Frame, FreshLog, Posted
 from indexer.store.overlay import passages_of
 from service.errors import FreshLimit, InvalidRequest, NotKept
 from service.fresh.encode import DocumentEncoder, NewDocument

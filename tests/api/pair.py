@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from indexer.build import BuildOptions, build
-from indexer.store import Collection
+from indexer.store.collection import Collection
 from models.onnx_encoder import OnnxEncoder, Vectors
 from models.spec import Side, Variant
 from tests.api.support import ENTRIES, Built

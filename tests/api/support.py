@@ -14,7 +14,7 @@ import httpx
 from fastapi import FastAPI
 
 from indexer.build import BuildOptions, build
-from indexer.store import Collection
+from indexer.store.collection import Collection
 from models.onnx_encoder import OnnxEncoder
 from service.app import create_app
 from service.settings import Settings

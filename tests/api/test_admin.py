@@ -12,7 +12,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from indexer.store import Collection
+from indexer.store.collection import Collection
 from models.errors import SpaceMismatch
 from models.onnx_encoder import OnnxEncoder
 from models.spec import EncoderSpec, Pooling

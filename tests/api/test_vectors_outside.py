@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from indexer.checks import encode_queries, sample_queries
-from indexer.store import BadCollection, Collection, DatabaseAway
-from indexer.store.collection import Database
+from indexer.errors import BadCollection, DatabaseAway
+from indexer.store.collection import Collection, Database
 from indexer.versions import Measure, publish
 from models.onnx_encoder import OnnxEncoder
 from service.breaker import FAILURES_TO_OPEN

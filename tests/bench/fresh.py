@@ -26,8 +26,10 @@ from statistics import median
 import numpy as np
 
 from indexer.build import BuildOptions, build
-from indexer.store import Collection, Cursor, FreshLog, Posted, Snapshot
+from indexer.store.collection import Collection
+from indexer.store.fresh_log import Cursor, FreshLog, Posted
 from indexer.store.overlay import Overlay
+from indexer.store.snapshot import Snapshot
 from tests.bench.index import KINDS, SENTENCE, TOPICS, write_corpus
 from tests.support.fast_encoder import FastEncoder
 

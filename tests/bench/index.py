@@ -25,7 +25,8 @@ from pathlib import Path
 from typing import Any
 
 from indexer.build import BuildOptions, build
-from indexer.store import Collection, IndexKind
+from indexer.store.collection import Collection
+from indexer.store.kinds import IndexKind
 from models.onnx_encoder import OnnxEncoder
 from tests.support.fast_encoder import FastEncoder
 

@@ -16,7 +16,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from indexer.build import BuildOptions, build
-from indexer.store import Collection
+from indexer.store.collection import Collection
 from indexer.versions import verify
 from models.onnx_encoder import Vectors
 from models.spec import Side

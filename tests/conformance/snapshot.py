@@ -24,8 +24,12 @@ from pydantic import BaseModel
 from indexer.build import BuildOptions, build
 from indexer.checks import TOP, load_queries, top_documents
 from indexer.encode import Encoder
-from indexer.store import Collection, IndexKind, Manifest, Range, Snapshot
 from indexer.store.arrays import Mask, Rows, Scores
+from indexer.store.collection import Collection
+from indexer.store.filters import Range
+from indexer.store.kinds import IndexKind
+from indexer.store.manifest import Manifest
+from indexer.store.snapshot import Snapshot
 from indexer.versions import publish
 from models.errors import CareError
 from models.onnx_encoder import OnnxEncoder, Vectors

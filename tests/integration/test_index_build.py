@@ -14,7 +14,10 @@ from indexer.build import BuildOptions, BuildSummary, build
 from indexer.corpus import FieldMap
 from indexer.encode import content_hashes
 from indexer.errors import BadBuild, BadCorpus
-from indexer.store import AnyOf, Collection, Equal, IndexKind, Range, Snapshot
+from indexer.store.collection import Collection
+from indexer.store.filters import AnyOf, Equal, Range
+from indexer.store.kinds import IndexKind
+from indexer.store.snapshot import Snapshot
 from indexer.versions import publish
 from models.onnx_encoder import OnnxEncoder
 from models.spec import Side

@@ -17,7 +17,9 @@ import cli
 from indexer.build import BuildOptions
 from indexer.errors import BadCollection
 from indexer.reindex import Encoders, Release, Report, reindex
-from indexer.store import Collection, Deleted, Manifest, Posted
+from indexer.store.collection import Collection
+from indexer.store.fresh_log import Deleted, Posted
+from indexer.store.manifest import Manifest
 from models.errors import SpaceMismatch
 from models.onnx_encoder import OnnxEncoder
 from models.spec import EncoderSpec, Side

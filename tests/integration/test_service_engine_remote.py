@@ -14,7 +14,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from indexer.store import BadSnapshot, Equal, Frame, Posted
+from indexer.errors import BadSnapshot
+from indexer.store.filters import Equal
+from indexer.store.fresh_log import Frame, Posted
 from indexer.store.overlay import Overlay
 from models.onnx_encoder import OnnxEncoder
 from models.spec import Side

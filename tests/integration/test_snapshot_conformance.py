@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from indexer.store import Collection
+from indexer.store.collection import Collection
 from tests.conformance.snapshot import KINDS, LEAST_COSINE, Record, compare, encode_again, main, write
 from tests.support.fast_encoder import FastEncoder
 

@@ -25,7 +25,7 @@ from pathlib import Path
 
 import numpy as np
 
-from indexer.store import Collection
+from indexer.store.collection import Collection
 from indexer.versions import verify
 from models.spec import sha256_of
 

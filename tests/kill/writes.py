@@ -32,8 +32,9 @@ from types import SimpleNamespace
 from typing import Any
 
 from indexer.build import BuildOptions, build
-from indexer.store import Collection, Cursor, FreshLog, Posted
+from indexer.store.collection import Collection
 from indexer.store.filters import kind_of
+from indexer.store.fresh_log import Cursor, FreshLog, Posted
 from indexer.store.overlay import passages_of
 from models.lexical import query_terms
 from models.spec import Side

@@ -14,10 +14,12 @@ from numpy.typing import NDArray
 from indexer.build import BuildSummary
 from indexer.checks import Changes
 from indexer.reindex import Outcome
-from indexer.store import Collection, IndexKind, SnapshotWriter, new_version
+from indexer.store.collection import Collection, new_version
 from indexer.store.documents import HASH_BYTES
 from indexer.store.filters import Value
+from indexer.store.kinds import IndexKind
 from indexer.store.manifest import Built, Counts, DocumentEncoder, Manifest, Recall
+from indexer.store.writer import SnapshotWriter
 from models.spec import Variant
 
 DIM = 16

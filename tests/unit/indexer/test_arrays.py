@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from indexer.errors import TooLarge
-from indexer.store import BadSnapshot
+from indexer.errors import BadSnapshot, TooLarge
 from indexer.store import documents as passages
 from indexer.store.arrays import ArrayWriter, Blob, BlobWriter, load_array
 

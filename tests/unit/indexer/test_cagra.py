@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from indexer.errors import BadIndex
-from indexer.store import IndexKind
 from indexer.store.faiss_index import build_index, has_card
+from indexer.store.kinds import IndexKind
 from indexer.store.vectors import CardGraph, VectorIndex
 from tests.unit.indexer.support import unit_vectors
 

@@ -20,9 +20,10 @@ from indexer.checks import (
     top_documents,
 )
 from indexer.errors import BadQueries, Blocked
-from indexer.store import Collection, Snapshot
 from indexer.store.canaries import Canary, load_canaries
+from indexer.store.collection import Collection
 from indexer.store.documents import Documents, DocumentsWriter
+from indexer.store.snapshot import Snapshot
 from models.onnx_encoder import OnnxEncoder
 from tests.unit.indexer.support import write_lines
 

@@ -11,7 +11,8 @@ import pytest
 from indexer.build import BuildOptions, BuildSummary, build
 from indexer.checks import Changes
 from indexer.reindex import summary_line
-from indexer.store import Collection, Snapshot
+from indexer.store.collection import Collection
+from indexer.store.snapshot import Snapshot
 from tests.bench.index import write_corpus
 from tests.support.fast_encoder import FastEncoder
 from tests.unit.indexer.support import write_lines

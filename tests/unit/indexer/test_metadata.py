@@ -10,9 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from indexer.store import AnyOf, BadFilter, BadSnapshot, Either, Equal, Filter, Not, Range, Snapshot
-from indexer.store.filters import Condition, Metadata
+from indexer.errors import BadFilter, BadSnapshot
+from indexer.store.filters import AnyOf, Condition, Either, Equal, Filter, Metadata, Not, Range
 from indexer.store.metadata import FACET_VALUES, MetadataIndex
+from indexer.store.snapshot import Snapshot
 from indexer.store.writer import MetadataWriter
 
 

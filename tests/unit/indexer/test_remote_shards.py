@@ -14,7 +14,7 @@ import pytest
 from indexer.build import BuildOptions, build
 from indexer.encode import Encoder, EncodeShards, encode_here
 from indexer.errors import NotReached
-from indexer.store import Collection
+from indexer.store.collection import Collection
 from indexer.store.shards import Embeddings, RemoteShards, Shards, open_shards
 from indexer.versions import verify
 from tests.support.fast_encoder import FastEncoder

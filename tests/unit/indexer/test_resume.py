@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 from indexer.build import BuildOptions, BuildSummary, build
-from indexer.store import Collection, IndexKind
+from indexer.store.collection import Collection
+from indexer.store.kinds import IndexKind
 from indexer.versions import verify
 from models.onnx_encoder import Vectors
 from models.spec import Side

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from indexer.store import AnyOf, Either, Equal, Filter, Not, Range
+from indexer.store.filters import AnyOf, Either, Equal, Filter, Not, Range
 from service.engine import frames
 from service.engine.frames import Answer, Ask, BadFrame, FrameReader, Kind, Status
 from service.engine.protocol import BatchTimes

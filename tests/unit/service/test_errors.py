@@ -7,7 +7,7 @@ import json
 import pytest
 from pydantic import BaseModel, ValidationError
 
-from indexer.store import BadFilter
+from indexer.errors import BadFilter
 from models.errors import CareError
 from service import errors
 from service.document_schemas import DocumentsRequest

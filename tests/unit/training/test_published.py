@@ -10,7 +10,8 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from indexer.build import BuildOptions, build
-from indexer.store import Collection, Snapshot
+from indexer.store.collection import Collection
+from indexer.store.snapshot import Snapshot
 from models.export.check_texts import CHECK_TEXTS
 from models.export.parity import FLOORS
 from models.export.pipeline import Backend, export

@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from indexer.build import BuildOptions, build
-from indexer.store import Collection, Snapshot
+from indexer.store.collection import Collection
+from indexer.store.snapshot import Snapshot
 from models.export.parity import FLOORS, Floor
 from models.export.pipeline import Backend, export
 from models.onnx_encoder import OnnxEncoder
