@@ -139,7 +139,7 @@ def _build_version(
         with _timed("read", seconds), rejects, closing(DiskDict(folder / "ids")) as ids:
             kept = _read(read_corpus(corpus, options.fields, rejects, ids, log, columns), encoder, cutter, writer)
             documents, passages, hashes = writer.close_documents()
-            writer.write_withdrawn(log.withdrawn())
+            log.write_withdrawn(folder)
         texts = partial(passage_texts, documents, passages)
         with _timed("encode", seconds):
 
@@ -222,10 +222,9 @@ def _read(corpus: Iterable[Document], encoder: Encoder, cutter: Cutter, writer: 
 
 
 def admitted(collection: Collection, encoder: Encoder, asking: Encoder) -> tuple[str, ...]:
-    """Identities of the query encoders that may search a new version.
+    """Identities of the query encoders that may search a new version: these, and those of the served one.
 
-    They are those of both encoders that read queries, and those that the served version admits if the same document
-    encoder made it.
+    The latter count if the same document encoder made it.
     """
     served = collection.served_manifest()
     before = served.query_encoders if served and served.encoder.fingerprint == encoder.fingerprint else ()

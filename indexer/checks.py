@@ -47,21 +47,15 @@ class VectorSearch(Protocol):
 
     @property
     def kind(self) -> IndexKind: ...
-
     @property
     def values(self) -> Array: ...
-
     def search(self, queries: Vectors, k: int, *, depth: int | None = None) -> tuple[Vectors, Rows]: ...
-
     def search_exactly(self, queries: Vectors, k: int) -> tuple[Vectors, Rows]: ...
 
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """How many documents are new, differ in anything (metadata too), or are gone.
-
-    Of those that are gone, `withdrawn` were deleted by the service; `before` is how many there were.
-    """
+    """How many documents are new, differ, or are gone (`withdrawn`: deleted by the service), of `before`."""
 
     added: int
     changed: int

@@ -84,10 +84,7 @@ class Cluster:
 
 
 class ShardWorker:
-    """A process of the cluster: shards of texts in, names of written shards out.
-
-    An error on a node comes back as an answer and ends the build: another attempt would meet it again.
-    """
+    """A process of the cluster: shards of texts in, names of written shards or errors out."""
 
     def __init__(self, open_encoder: Callable[[], Encoder], fingerprint: str, place: Shards) -> None:
         self._open = open_encoder

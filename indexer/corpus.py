@@ -67,11 +67,7 @@ class Rejects(AbstractContextManager["Rejects"]):
 
 @dataclass(frozen=True)
 class FieldMap:
-    """Which column is what.
-
-    `metadata` is a column that holds an object, `metadata_fields` are further columns that become metadata,
-    `number_fields` metadata to read as numbers, which CSV spells as text.
-    """
+    """Which column is what; `metadata` holds an object, `metadata_fields` are further columns of metadata."""
 
     id: str = "_id"
     title: str = TITLE
@@ -183,10 +179,7 @@ class _Checker:
         return document
 
     def check_posted(self, posted: Posted | StoredDocument, kept: bool) -> Document:
-        """Takes a document that the service acknowledged, which is never refused.
-
-        If the corpus now has another kind of value in a field, filters on the field do not match the document.
-        """
+        """Takes a document that the service acknowledged: it is never refused, but a field may match no filter."""
         metadata = {name: as_value(name, value) for name, value in posted.metadata.items()}
         place = f"posted to the service ({posted.id})"
         for name, value in metadata.items():

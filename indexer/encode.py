@@ -66,11 +66,8 @@ class Work:
     encode: EncodeShards = encode_here
 
     def do(self, texts: Iterable[str], count: int, encoder: Encoder) -> None:
-        """Encodes `count` texts.
-
-        A vector may depend a little on its batch (fp16 on a GPU). Shards are cut from the front, all but the last of
-        one size, so a build that lost some cuts the rest as before and gets the same vectors.
-        """
+        """Encodes `count` texts in shards of one size, cut from the front."""
+        # On a GPU a vector depends a little on its batch: a resumed build cuts the rest as before.
         with Progress("encode", "passages", count) as bar:
             for finished in self.encode(chunked(texts, self.shard_texts), encoder, self.place):
                 bar.update(finished)

@@ -19,7 +19,8 @@ from indexer.store.documents import DOCUMENTS_FILES, Documents, StoredDocument
 from indexer.store.files import DiskDict
 from indexer.store.fresh_log import Cursor, Posted
 from indexer.store.manifest import Manifest
-from indexer.store.writer import WITHDRAWN_FILE
+
+WITHDRAWN_FILE = "withdrawn.json"
 
 
 @dataclass
@@ -72,9 +73,10 @@ class LogChanges:
                 if stored.id not in self.deleted and ids.add(stored.id, 0) is None:
                     yield stored, True
 
-    def withdrawn(self) -> list[str]:
-        """The ids that the corpus has and that stay out."""
-        return sorted(self.deleted & self.met)
+    def write_withdrawn(self, folder: Path) -> None:
+        """Writes the ids that the corpus has and that stay out; no file if there are none."""
+        if withdrawn := sorted(self.deleted & self.met):
+            (folder / WITHDRAWN_FILE).write_bytes(orjson.dumps(withdrawn))
 
 
 def _base(collection: Collection) -> tuple[Path, Manifest, Documents] | None:

@@ -35,9 +35,9 @@ def upload(
     flat_passages: int = FLAT_PASSAGES,
     patience_seconds: float = PATIENCE_SECONDS,
 ) -> None:
-    """Does nothing if the snapshot is there already. Raises DatabaseAway, BadDatabase and BadBuild.
+    """Uploads unless the snapshot is there already; its recall for `queries` must reach `floor`.
 
-    `queries` measure the recall, which must reach `floor`. Up to `flat_passages` are searched exactly, more by a graph.
+    Raises DatabaseAway, BadDatabase and BadBuild.
     """
     if database.holds(snapshot):
         return

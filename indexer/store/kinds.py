@@ -22,10 +22,7 @@ LEAST_ROWS_FOR_LISTS = 1000
 
 
 class IndexKind(StrEnum):
-    """Exact search, a graph, or an inverted file with short codes and exact rescoring.
-
-    A cagra graph is built on a GPU, and searched on a GPU or a CPU.
-    """
+    """Exact search, a graph (cagra: built on a GPU), or an inverted file with short codes and exact rescoring."""
 
     FLAT = "flat"
     HNSW = "hnsw"

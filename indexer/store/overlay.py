@@ -30,11 +30,7 @@ STATE_BYTES = 16
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Block:
-    """A few documents as a small index; rows count from 0 within the block.
-
-    `owners` (passages,) is the document row of each passage, `spans` (passages, 2) its characters of the text,
-    `vectors` (passages, dim) its embedding.
-    """
+    """A few documents as a small index, with rows of its own; `owners` is the document row of each passage."""
 
     ids: tuple[str, ...]
     documents: tuple[StoredDocument, ...]

@@ -81,13 +81,16 @@ class Qdrant:
 
     def holds(self, snapshot: Snapshot) -> bool:
         """Whether all of the snapshot was uploaded and checked."""
+        return self._finished(snapshot) is not None
+
+    def _finished(self, snapshot: Snapshot) -> dict[str, Any] | None:
         marks = self.marks(snapshot.version) or {}
-        return marks.get(CONTENT) == snapshot.manifest.content and marks.get(DEPTH) is not None
+        return marks if marks.get(CONTENT) == snapshot.manifest.content and marks.get(DEPTH) is not None else None
 
     def open(self, snapshot: Snapshot) -> QdrantVectors:
         """The snapshot's vectors there; raises BadCollection if they are missing or incomplete."""
-        version, marks = snapshot.version, self.marks(snapshot.version) or {}
-        if marks.get(CONTENT) != snapshot.manifest.content or marks.get(DEPTH) is None:
+        version = snapshot.version
+        if (marks := self._finished(snapshot)) is None:
             raise BadCollection(f"{version} is not in the vector database; care index publish {version} puts it there")
         return QdrantVectors(self, snapshot, IndexKind(marks[INDEX]), int(marks[DEPTH]))
 

@@ -23,7 +23,6 @@ from indexer.store.manifest import LEXICAL_FOLDER, Manifest, list_files
 from indexer.store.metadata import FIELDS_FILE, FieldKind
 from models.lexical import LexicalIndex
 
-WITHDRAWN_FILE = "withdrawn.json"
 BLOCK = 1 << 18
 
 
@@ -78,11 +77,6 @@ class SnapshotWriter(AbstractContextManager["SnapshotWriter"]):
             LexicalIndex.build(texts, folder)
         except ValueError as error:  # whatever goes wrong inside the library
             raise NotWritten(folder, error) from error
-
-    def write_withdrawn(self, ids: Sequence[str]) -> None:
-        """Writes the ids that the corpus has and the snapshot must not; no file if there are none."""
-        if ids:
-            (self._folder / WITHDRAWN_FILE).write_bytes(orjson.dumps(ids))
 
     def finish(self, facts: Manifest) -> Manifest:
         """Flushes every file to the disk, then writes the manifest: from here on the snapshot exists."""
