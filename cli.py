@@ -95,7 +95,7 @@ def _demo(given: list[str]) -> int:
     parser = _Parser(prog="care demo", description=COMMANDS["demo"][1])
     parser.add_argument("--port", type=int, default=8000, help="port to listen on (%(default)s)")
     port = str(parser.parse_args(given).port)
-    from indexer.arguments import EXAMPLE_CORPUS
+    from indexer.command import EXAMPLE_CORPUS
 
     if not _demo_is_built():
         print("Building the snapshot of the example corpus (once) …", flush=True)
@@ -113,9 +113,9 @@ def _demo_is_built() -> bool:
     """Whether there is a snapshot by the served encoder; after a change of the encoder the corpus is built again."""
     if not all(Path(DEMO_COLLECTION, name).is_file() for name in ("CURRENT", PAGE)):
         return False
-    from indexer.arguments import served_encoder
-    from indexer.publish import is_encoded_by
-    from indexer.store import Collection
+    from indexer.command import served_encoder
+    from indexer.store.collection import Collection
+    from indexer.versions import is_encoded_by
     from models.package import BUNDLED_ENCODER
 
     return is_encoded_by(Collection(Path(DEMO_COLLECTION)), served_encoder() or BUNDLED_ENCODER)

@@ -30,8 +30,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from indexer.build import BuildOptions, build
-from indexer.store import Collection, Cursor, FreshLog, IndexKind, Posted, Snapshot
+from indexer.store.collection import Collection
+from indexer.store.fresh_log import Cursor, FreshLog, Posted
+from indexer.store.kinds import IndexKind
 from indexer.store.overlay import Overlay
+from indexer.store.snapshot import Snapshot
 from models.encoder.onnx import OnnxEncoder, Vectors
 from models.encoder.spec import TOKENIZER_FILE, EncoderSpec, Side, Variant
 from models.encoder.tokenizer import Tokenizer

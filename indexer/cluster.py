@@ -1,7 +1,7 @@
-"""Encoding on a Ray cluster: one process with an encoder for every graphics card, or for every few processors.
+"""Encodes on a Ray cluster: one process with an encoder for every GPU, or for every few CPUs.
 
 The shards are the same lists of texts that one process would encode, so the vectors are the same. Each process writes
-its shards into their place itself; what comes back is names. Ray is imported when a build asks for it.
+its shards itself and returns their names. Ray is imported when a build asks for it.
 """
 
 from __future__ import annotations
@@ -34,11 +34,7 @@ CONNECT_SECONDS = 10.0
 
 @dataclass(frozen=True)
 class Cluster:
-    """Where Ray runs, how the encoder is opened there, and what it takes: a card, if `cards`, or `processors`.
-
-    `address` is "local" (a cluster on this machine, as long as the work lasts), or names one that this machine is a
-    node of: "auto" or host:port.
-    """
+    """Where Ray runs (local, auto or HOST:PORT), how a node opens the encoder, and what it needs: a GPU, or CPUs."""
 
     address: str
     open_encoder: Callable[[], Encoder]
@@ -46,7 +42,7 @@ class Cluster:
     cards: bool = False
 
     def require(self) -> None:
-        """Refuses an address where nobody listens, before the corpus is read."""
+        """Raises BadCluster if the address does not answer, before the corpus is read."""
         if self.address.startswith(RAY_CLIENT):
             advice = "run the command on a node of the cluster, with --ray auto or --ray HOST:PORT"
             raise BadCluster(f"{self.address}: Ray's client cannot run Ray Data; {advice}")
@@ -62,8 +58,8 @@ class Cluster:
     def encode(self, shards: Iterable[list[str]], encoder: Encoder, place: Shards) -> Iterator[int]:
         """As `indexer.encode.EncodeShards`; shards are finished in any order."""
         ray = _import_ray(self.address)
-        with _connected(ray, self.address), _told(ray):
-            # Ray's object store holds the texts, and spills to its disk what is beyond its size; not this process.
+        with _connected(ray, self.address):
+            # Ray's object store holds the texts and spills to its disk; this process does not.
             texts = [ray.put(pa.table({"texts": [shard]})) for shard in shards]
             finished = ray.data.from_arrow_refs(texts).map_batches(
                 ShardWorker,
@@ -88,11 +84,7 @@ class Cluster:
 
 
 class ShardWorker:
-    """A process of the cluster: shards of texts in, names of written shards out.
-
-    What goes wrong on a node, with its encoder, its disk or its card, comes back as an answer, and the build ends with
-    it: another attempt would meet it again.
-    """
+    """A process of the cluster: shards of texts in, names of written shards or errors out."""
 
     def __init__(self, open_encoder: Callable[[], Encoder], fingerprint: str, place: Shards) -> None:
         self._open = open_encoder
@@ -100,7 +92,7 @@ class ShardWorker:
         self._place = place
 
     def __call__(self, batch: pa.Table) -> pa.Table:
-        """One row (texts list<string>) to one row: node, texts, name, problem ("" where there is none)."""
+        """One row (texts list<string>) to one row: node, texts, name, problem (empty if there is none)."""
         texts = batch["texts"][0].as_py()
         name = problem = ""
         try:
@@ -123,7 +115,7 @@ class ShardWorker:
 
 
 def count_texts(row: dict[str, Any], place: Shards) -> int:
-    """The texts of a finished shard that this machine can read, too."""
+    """The texts of a finished shard; raises BadCluster if it failed or this machine cannot read it."""
     if row["problem"]:
         raise BadCluster(f"node {row['node']}: {row['problem']}")
     if not place.bring(row["name"]):
@@ -133,10 +125,10 @@ def count_texts(row: dict[str, Any], place: Shards) -> int:
 
 
 def _import_ray(address: str) -> Any:  # noqa: ANN401
-    # Ray reads them when it is imported: nothing about a run leaves the cluster, and what went wrong is told by us.
+    # Read by Ray when it is imported: no usage statistics leave the cluster, and errors are reported by us.
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")
-    if address == LOCAL:  # as on the systems that the name speaks of: loopback only
+    if address == LOCAL:  # listens on loopback only, as on Windows and macOS
         os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
     try:
         import_module("ray.data")
@@ -150,31 +142,34 @@ def _import_ray(address: str) -> Any:  # noqa: ANN401
 
 @contextmanager
 def _connected(ray: Any, address: str) -> Iterator[None]:  # noqa: ANN401
-    """Ray's connection, as quiet as it can be made; a cluster that was started here ends with it."""
+    """Connects to Ray quietly and raises its errors as BadCluster; a local cluster ends with the connection."""
     options: dict[str, Any] = {"address": address, "log_to_driver": False, "logging_level": "ERROR"}
     if address == LOCAL:
         options["include_dashboard"] = False
-    main = threading.current_thread() is threading.main_thread()
+    main, own = threading.current_thread() is threading.main_thread(), ray.data.exceptions
     terminate = signal.getsignal(signal.SIGTERM)
     try:
-        with _hushed():
+        with _without_stderr():
             ray.init(**options)
     except (OSError, RuntimeError, ValueError) as error:  # ConnectionError is an OSError
         raise BadCluster(f"the Ray cluster {address} cannot be joined ({error}); see `ray status`") from error
-    with redirect_stdout(sys.stderr):  # where Ray tells of processes that died; the other is for our one line
+    with redirect_stdout(sys.stderr):  # Ray prints dead processes; standard output is for our result line
         try:
             if main:
-                signal.signal(signal.SIGTERM, terminate)  # Ray's own would end the command before it has cleared up
+                signal.signal(signal.SIGTERM, terminate)  # Ray's own would end the command before its cleanup
             context = ray.data.DataContext.get_current()
             context.print_on_execution_start = context.enable_progress_bars = False
             yield
+        except (ray.exceptions.RayError, own.ExecutionTimeoutError, own.SystemException) as error:
+            reason = str(error).strip().partition("\n")[0]
+            raise BadCluster(f"Ray gave up ({reason}); run the same command again: what is encoded is kept") from error
         finally:
-            ray.shutdown()  # ends the thread that tells
+            ray.shutdown()  # ends the thread that prints
 
 
 @contextmanager
-def _hushed() -> Iterator[None]:
-    """Nothing on standard error: Ray's core writes there by the descriptor, if only that it will be quiet."""
+def _without_stderr() -> Iterator[None]:
+    """Discards standard error by its descriptor, which Ray's core writes to."""
     kept = os.dup(2)
     with open(os.devnull, "wb") as nowhere:
         os.dup2(nowhere.fileno(), 2)
@@ -183,14 +178,3 @@ def _hushed() -> Iterator[None]:
     finally:
         os.dup2(kept, 2)
         os.close(kept)
-
-
-@contextmanager
-def _told(ray: Any) -> Iterator[None]:  # noqa: ANN401
-    """Ray's own failures as one of ours."""
-    own = ray.data.exceptions
-    try:
-        yield
-    except (ray.exceptions.RayError, own.ExecutionTimeoutError, own.SystemException) as error:
-        reason = str(error).strip().partition("\n")[0]
-        raise BadCluster(f"Ray gave up ({reason}); run the same command again: what is encoded is kept") from error

@@ -1,8 +1,4 @@
-"""Texts to unit vectors, shard by shard, each shard in its place as soon as it is encoded.
-
-The encoder is anything with the few members of `Encoder`. Knows nothing of where the texts come from or what becomes
-of the vectors.
-"""
+"""Encodes texts to unit vectors, shard by shard; each shard is written as soon as it is encoded."""
 
 from __future__ import annotations
 
@@ -17,24 +13,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from indexer.errors import BadBuild
-from indexer.store.passages import HASH_BYTES
+from indexer.store.documents import HASH_BYTES
 from indexer.store.shards import Embeddings, Shards
 from models.encoder.onnx import Vectors
 from models.encoder.spec import EncoderSpec, Precision, Side, Variant
 from models.encoder.tokenizer import Tokenizer
 from models.progress import Progress
 
-# The graph ends in the norm, so this allows for the arithmetic of int8 and fp16 graphs only.
+# The graph ends in the norm, so this allows for the rounding of int8 and fp16 graphs only.
 NORM_TOLERANCE = 1e-2
 
 Item = TypeVar("Item")
 
 
 class Encoder(Protocol):
-    """What the indexer asks of an encoder. Equal `fingerprint`, equal function from text to vector.
-
-    `bulk_texts` is how many texts it likes to get at once.
-    """
+    """An encoder for the indexer: equal `fingerprint`, equal vectors; `bulk_texts` is its preferred batch."""
 
     @property
     def spec(self) -> EncoderSpec: ...
@@ -50,11 +43,11 @@ class Encoder(Protocol):
 
 
 EncodeShards = Callable[[Iterable[list[str]], Encoder, Shards], Iterator[int]]
-"""Encodes every list of texts as one shard and writes it; gives the number of its texts when it is in its place."""
+"""Encodes every list of texts as one shard and writes it; yields the number of its texts when it is written."""
 
 
 def encode_here(shards: Iterable[list[str]], encoder: Encoder, place: Shards) -> Iterator[int]:
-    """In this process, one shard after the other; the texts of the next are read meanwhile."""
+    """Encodes in this process, one shard after the other; a thread reads the texts of the next meanwhile."""
     waiting = iter(shards)
     with ThreadPoolExecutor(1, "reader") as reader:
         ahead = reader.submit(next, waiting, None)
@@ -66,32 +59,28 @@ def encode_here(shards: Iterable[list[str]], encoder: Encoder, place: Shards) ->
 
 @dataclass(frozen=True)
 class Work:
-    """How texts are encoded: where their shards lie, how many texts make one, and who does it."""
+    """How texts are encoded: where their shards lie, how many texts make one, and what encodes them."""
 
     place: Shards
     shard_texts: int
     encode: EncodeShards = encode_here
 
     def do(self, texts: Iterable[str], count: int, encoder: Encoder) -> None:
-        """Encodes `count` texts.
-
-        A vector may depend a little on the texts beside it (half precision on a card). Shards are cut from the front,
-        all but the last of one size, so a build that lost any of them cuts the rest as the first build did and gets
-        the same vectors.
-        """
+        """Encodes `count` texts in shards of one size, cut from the front."""
+        # On a GPU a vector depends a little on its batch: a resumed build cuts the rest as before.
         with Progress("encode", "passages", count) as bar:
             for finished in self.encode(chunked(texts, self.shard_texts), encoder, self.place):
                 bar.update(finished)
 
 
 def encode_shard(texts: Sequence[str], encoder: Encoder, place: Shards) -> str:
-    """One shard; returns its name when it is in its place."""
+    """Encodes and writes one shard; returns its name."""
     vectors = checked(encoder.encode(texts, Side.DOCUMENT), "encoder")
     return place.write(Embeddings(content_hashes(texts, encoder), vectors.astype("<f2")))
 
 
 def content_hashes(texts: Sequence[str], encoder: Encoder) -> NDArray[np.uint8]:
-    """What names an embedding, (texts, 16): the encoder, its instruction and the text. Equal hash, equal vector."""
+    """Hashes (texts, 16) of the encoder, its instruction and the text. Equal hash, equal vector."""
     prefix = f"{encoder.fingerprint}\n{encoder.spec.instruction(Side.DOCUMENT)}\n".encode()
     digests = [blake2b(prefix + text.encode(), digest_size=HASH_BYTES).digest() for text in texts]
     return np.frombuffer(b"".join(digests), dtype=np.uint8).reshape(-1, HASH_BYTES)
@@ -105,7 +94,7 @@ def chunked(items: Iterable[Item], size: int) -> Iterator[list[Item]]:
 
 
 def checked(vectors: Vectors, encoder: str) -> Vectors:
-    """The vectors, unless one of them is none: NaN, or not of length 1; `encoder` is what the reader calls it."""
+    """Raises BadBuild if a vector is NaN or not of length 1; `encoder` names it in the message."""
     norms = np.linalg.norm(vectors, axis=1)
     if not (np.abs(norms - 1) < NORM_TOLERANCE).all():  # also false for NaN
         worst = float(norms[np.argmax(np.nan_to_num(np.abs(norms - 1), nan=np.inf))])

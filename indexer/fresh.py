@@ -1,9 +1,8 @@
-"""What a build makes of the documents that the service was given since: the log's word beside the corpus's.
+"""Merges the service's log of posted and deleted documents into a build.
 
-In the build that reads it the log's word holds: what was posted is in, in the posted form; what was deleted is out.
-After that, a posted document stays while the corpus does not have its id, a deleted one stays away while the corpus
-still has it, and a document that both have is the corpus's. So a snapshot keeps two things for the next build: how many
-of its last documents no corpus had, and the ids that a corpus has and nobody may see (`withdrawn.json`).
+The log wins in the first build that reads it. After that a posted document stays while the corpus lacks its id, a
+deleted one stays out while the corpus has it, and a document that both have is the corpus's. A snapshot tells the next
+build how many of its last documents no corpus had, and which ids of the corpus are deleted (`withdrawn.json`).
 """
 
 from __future__ import annotations
@@ -14,56 +13,47 @@ from pathlib import Path
 
 import orjson
 
-from indexer.store.changes import Posted
+from indexer.errors import BadSnapshot
 from indexer.store.collection import Collection
-from indexer.store.disk_dict import DiskDict
 from indexer.store.documents import DOCUMENTS_FILES, Documents, StoredDocument
-from indexer.store.errors import BadSnapshot
-from indexer.store.fresh_log import Cursor
-from indexer.store.manifest import Manifest, verify_file
-from indexer.store.writer import WITHDRAWN_FILE
+from indexer.store.files import DiskDict
+from indexer.store.fresh_log import Cursor, Posted
+from indexer.store.manifest import Manifest
 
-
-@dataclass(frozen=True)
-class Given:
-    """A document from the service; `kept`: no corpus has its id, so the next build must find it in this snapshot."""
-
-    id: str
-    title: str
-    text: str
-    metadata: dict[str, object]
-    kept: bool
+WITHDRAWN_FILE = "withdrawn.json"
 
 
 @dataclass
-class LogWord:
-    """What the log says of ids, up to `position`, and what the snapshot before keeps for this build.
-
-    `met` collects the ids that the corpus has too.
-    """
+class LogChanges:
+    """The log's changes by id, up to `position`; `met` collects the ids that the corpus has too."""
 
     position: int = 0
     posted: dict[str, Posted] = field(default_factory=dict)
     deleted: set[str] = field(default_factory=set)
     met: set[str] = field(default_factory=set)
-    _kept: tuple[Documents, int] | None = None
+    _base: Documents | None = None
+    _kept: int = 0
 
     @classmethod
-    def read(cls, collection: Collection) -> LogWord:
-        """Seals the log, so that what is included and what is not lie in different segments."""
-        position = collection.fresh_log.seal()
-        base = _base(collection)
-        word = cls(position)
-        if base is not None:
-            folder, manifest, documents = base
-            word = cls(max(position, manifest.fresh.position), _kept=(documents, manifest.fresh.posted))
-            word.deleted.update(read_withdrawn(folder))
-        frames, _ = collection.fresh_log.read(Cursor(base[1].fresh.position if base else 0))
-        for frame in frames:
-            if frame.position <= word.position:
-                for change in frame.changes:
-                    word._take(change.id, change if isinstance(change, Posted) else None)
-        return word
+    def read(cls, collection: Collection) -> LogChanges:
+        """Seals the log first: frames that this build holds and later ones lie in different segments."""
+        log = cls(collection.fresh_log.seal())
+        since = 0
+        if base := _base(collection):
+            folder, manifest, log._base = base
+            since, log._kept = manifest.fresh.position, manifest.fresh.posted
+            log.position = max(log.position, since)
+            if (withdrawn := folder / WITHDRAWN_FILE).exists():
+                log.deleted.update(orjson.loads(withdrawn.read_bytes()))
+        frames, _ = collection.fresh_log.read(Cursor(since))
+        for change in (change for frame in frames if frame.position <= log.position for change in frame.changes):
+            if isinstance(change, Posted):
+                log.deleted.discard(change.id)
+                log.posted[change.id] = change
+            else:
+                log.posted.pop(change.id, None)
+                log.deleted.add(change.id)
+        return log
 
     def decides(self, document_id: str) -> bool:
         """Whether the corpus's document of this id is left out; remembers that the corpus has it."""
@@ -72,53 +62,31 @@ class LogWord:
         self.met.add(document_id)
         return True
 
-    def documents(self, ids: DiskDict) -> Iterator[Given]:
-        """What the service was given, once the corpus is read and `ids` has its ids; those to be kept come last."""
+    def documents(self, ids: DiskDict) -> Iterator[tuple[Posted | StoredDocument, bool]]:
+        """Documents of the service, and whether the corpus (whose ids are in `ids`) lacks their id; those come last."""
         for change in sorted(self.posted.values(), key=lambda change: change.id not in self.met):
             ids.add(change.id, 0)
-            yield Given(change.id, change.title, change.text, dict(change.metadata), change.id not in self.met)
-        for stored in self._kept_documents():
-            if stored.id not in self.deleted and ids.add(stored.id, 0) is None:
-                yield Given(stored.id, stored.title, stored.text, stored.metadata, kept=True)
+            yield change, change.id not in self.met
+        if self._base is not None:
+            for row in range(len(self._base) - self._kept, len(self._base)):
+                stored = self._base.get(row)
+                if stored.id not in self.deleted and ids.add(stored.id, 0) is None:
+                    yield stored, True
 
-    def withdrawn(self) -> list[str]:
-        """The ids that the corpus has and that stay away."""
-        return sorted(self.deleted & self.met)
-
-    def _take(self, document_id: str, posted: Posted | None) -> None:
-        if posted is None:
-            self.posted.pop(document_id, None)
-            self.deleted.add(document_id)
-        else:
-            self.deleted.discard(document_id)
-            self.posted[document_id] = posted
-
-    def _kept_documents(self) -> Iterator[StoredDocument]:
-        if self._kept is not None:
-            documents, kept = self._kept
-            for row in range(len(documents) - kept, len(documents)):
-                yield documents.get(row)
-
-
-def read_withdrawn(folder: Path) -> list[str]:
-    path = folder / WITHDRAWN_FILE
-    ids: list[str] = orjson.loads(path.read_bytes()) if path.exists() else []
-    return ids
+    def write_withdrawn(self, folder: Path) -> None:
+        """Writes the ids that the corpus has and that stay out; no file if there are none."""
+        if withdrawn := sorted(self.deleted & self.met):
+            (folder / WITHDRAWN_FILE).write_bytes(orjson.dumps(withdrawn))
 
 
 def _base(collection: Collection) -> tuple[Path, Manifest, Documents] | None:
-    """The version to go on from: the served one, else the newest that is sound.
-
-    Any would do: the log is kept from the oldest version's position on.
-    """
+    """The version to go on from: the served one, else the newest sound one; the log reaches back to the oldest."""
     versions = sorted(collection.versions(), key=lambda version: (version == collection.current(), version))
     for version in reversed(versions):
         folder = collection.folder(version)
         try:
             manifest = Manifest.read(folder)
-            for name in (*(DOCUMENTS_FILES if manifest.fresh.posted else ()), WITHDRAWN_FILE):
-                if name in manifest.files:
-                    verify_file(folder, manifest, name, checksum=True)
+            manifest.verify_files(folder, (*(DOCUMENTS_FILES if manifest.fresh.posted else ()), WITHDRAWN_FILE))
             return folder, manifest, Documents.open(folder, manifest.counts.documents)
         except BadSnapshot:
             continue

@@ -1,27 +1,30 @@
-"""Cuts documents into passages of so many tokens, preferring the ends of sentences.
+"""Cuts documents into passages by tokens, preferring the ends of sentences, and reads passage texts back from disk.
 
-The encoder reads title + newline + passage, so every passage of a document carries its title, and the title's tokens
-count; where one of the two is missing, it reads the other alone. Spans are characters of the document's text. Knows
-the tokenizer; nothing of files or vectors.
+The encoder reads title + newline + passage, so every passage carries its document's title, whose tokens count; if one
+of the two is missing, it reads the other alone. Spans are characters of the document's text.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from indexer.errors import BadBuild
-from indexer.store.passages import Span
+from indexer.store.arrays import Array
+from indexer.store.documents import Documents, Passages, Span
 from models.encoder.tokenizer import Tokenizer
 
 SENTENCE_ENDS = frozenset("。！？；!?;\n")
 # How far back from the budget's end a sentence end is looked for, as a share of the budget.
 SEARCH_BACK = 0.25
+BLOCK = 8192
 
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """Tokens of one passage, all that the encoder reads beside it included, and tokens that neighbours share."""
+    """Tokens that the encoder reads of one passage, title and instruction included, and tokens neighbours share."""
 
     tokens: int
     overlap: int
@@ -40,7 +43,7 @@ class Cutter:
         self._tokenizer = tokenizer
         self._instruction = instruction
         self._budget = budget
-        # The title may take half of what is left beside the tokens that are always there.
+        # The title may take half of what the fixed tokens leave.
         fixed = len(tokenizer(instruction))
         self._special_tokens = len(tokenizer(""))
         self._title_tokens = (budget.tokens - fixed) // 2
@@ -48,7 +51,7 @@ class Cutter:
             raise BadBuild(f"passages of {budget.tokens} tokens leave no room beside {fixed} fixed ones: allow more")
 
     def cut(self, titles: Sequence[str], texts: Sequence[str]) -> list[list[Span]]:
-        """The passages of each document, in order: at least one; together they cover the text."""
+        """The passages of each document, in order, at least one; together they cover the text."""
         whole = [self._instruction + self.compose(title, text) for title, text in zip(titles, texts, strict=True)]
         spans = []
         for title, text, tokens in zip(titles, texts, self._tokenizer.batch(whole), strict=True):
@@ -57,7 +60,7 @@ class Cutter:
         return spans
 
     def compose(self, title: str, passage: str) -> str:
-        """What the encoder reads of a passage (its instruction apart); a very long title is cut."""
+        """The text that the encoder reads of a passage, without the instruction; a very long title is cut."""
         if not title:
             return passage
         offsets = self._tokenizer.offsets(title)
@@ -67,21 +70,23 @@ class Cutter:
 
     def _cut_long(self, title: str, text: str) -> list[Span]:
         offsets = self._tokenizer.offsets(text)
+        starts = [start for start, _ in offsets] + [len(text)]  # what lies between two tokens goes with the first
         room = self._budget.tokens - self._count(title, "")
         spans: list[Span] = []
         first = 0
         while True:
-            start = offsets[first][0] if spans else 0
+            start = starts[first] if spans else 0
             last = min(first + room, len(offsets))
             if last < len(offsets):
                 ends = range(last, last - int(room * SEARCH_BACK), -1)
                 last = next((token for token in ends if _ends_sentence(text, offsets, token)), last)
-            end = self._end(text, offsets, last)
-            # Tokens of a piece can outnumber those of the same stretch of the whole (a word cut in two); shrink.
-            while last > first + 1 and (excess := self._count(title, text[start:end]) - self._budget.tokens) > 0:
+            # A piece can have more tokens than the same stretch of the whole (a word cut in two): shrink it.
+            while (
+                last > first + 1
+                and (excess := self._count(title, text[start : starts[last]]) - self._budget.tokens) > 0
+            ):
                 last = max(first + 1, last - excess)
-                end = self._end(text, offsets, last)
-            spans.append((start, end))
+            spans.append((start, starts[last]))
             if last >= len(offsets):
                 return spans
             # The next passage begins with a sentence if one begins in the earlier half of the overlap.
@@ -90,14 +95,9 @@ class Cutter:
             first = next((token for token in begins if _ends_sentence(text, offsets, token)), earliest)
 
     def _count(self, title: str, passage: str) -> int:
-        """Tokens that the encoder would read if it cut nothing, special ones included."""
+        """Tokens that the encoder would read without truncation, special ones included."""
         text = self._instruction + self.compose(title, passage)
         return len(self._tokenizer.offsets(text)) + self._special_tokens
-
-    @staticmethod
-    def _end(text: str, offsets: Sequence[Span], last: int) -> int:
-        """Where a passage ends that stops before token `last`: what lies between two tokens goes with the first."""
-        return offsets[last][0] if last < len(offsets) else len(text)
 
 
 def _ends_sentence(text: str, offsets: Sequence[Span], token: int) -> bool:
@@ -106,3 +106,16 @@ def _ends_sentence(text: str, offsets: Sequence[Span], token: int) -> bool:
     final, gap = text[end - 1], text[end : offsets[token][0]]
     # A full stop ends a sentence only before a space: 3.5 is a number.
     return final in SENTENCE_ENDS or "\n" in gap or (final == "." and gap != "")
+
+
+def passage_texts(documents: Documents, passages: Passages, rows: Sequence[int] | Array) -> Iterator[tuple[str, str]]:
+    """Title and text of the passages in ascending `rows`; a document is parsed once for all its passages."""
+    at, title, text = -1, "", ""
+    for start in range(0, len(rows), BLOCK):
+        block = np.asarray(rows[start : start + BLOCK])
+        for row, document_row in zip(block.tolist(), passages.documents[block].tolist(), strict=True):
+            if document_row != at:
+                document = documents.get(document_row)
+                at, title, text = document_row, document.title, document.text
+            first, end = passages.span(row)
+            yield title, text[first:end]

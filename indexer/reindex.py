@@ -1,45 +1,52 @@
-"""One run of the indexer as a schedule starts it: build, check, publish, remove old versions, report."""
+"""One run of the indexer as a schedule starts it: build, check, publish, remove old versions, report.
+
+A run is reported as a line, to Prometheus's textfile collector and to a webhook. Neither of the last two can fail a
+run: their errors go to standard error.
+"""
 
 from __future__ import annotations
 
+import json
 import math
 import sys
+import threading
 import time
+import urllib.request
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import partial
+from http.client import HTTPException
 from importlib import import_module
 from pathlib import Path
 
+from prometheus_client import CollectorRegistry, Gauge, write_to_textfile
+
 from indexer.build import BuildOptions, BuildSummary, admitted, build
-from indexer.canary import check_canaries
+from indexer.checks import check_canaries, encode_queries, load_queries, sample_queries
 from indexer.cluster import Cluster
+from indexer.corpus import listed
 from indexer.encode import Encoder
-from indexer.errors import BadBuild, Blocked
-from indexer.probe import load_queries
-from indexer.publish import Measure, prune, publish, readable, served_manifest, verify
-from indexer.recall import encode_queries, sample_queries
-from indexer.report import Outcome, call_webhook, summary_line, write_metrics
+from indexer.errors import BadBuild, BadSnapshot, Blocked, Busy
 from indexer.store.canaries import keep_canaries, kept_canaries, load_canaries
 from indexer.store.collection import Collection
-from indexer.store.errors import BadSnapshot, Busy
 from indexer.store.manifest import Manifest
 from indexer.store.snapshot import Snapshot
+from indexer.versions import Measure, prune, publish, verify
 from models.encoder.onnx import OnnxEncoder, Vectors
 from models.encoder.spec import Precision, Side, Variant
 from models.encoder.tokenizer import has_graph
 
-# The share of the served documents that a new version may lack, unless told otherwise.
+# The share of the served documents that a new version may lack by default.
 MAX_REMOVED = 0.2
+WEBHOOK_TIMEOUT_SECONDS = 10.0
 
 
 @dataclass(frozen=True)
 class Encoders:
-    """Which folder reads documents and how, and which reads queries (None: the same).
+    """The folder that reads documents, how it runs, and the folder that reads queries (None: the same).
 
-    A folder is read by ONNX Runtime where it has a graph, else by torch; a precision asks for torch.
-    `ray` is the address of the cluster that encodes the documents; None: this process does.
+    ONNX Runtime runs a folder that has a graph, torch any other; a precision asks for torch. `ray` is the address of
+    the cluster that encodes the documents; None: this process does.
     """
 
     documents: Path
@@ -69,7 +76,7 @@ class Encoders:
         return encoder
 
     def cluster(self, documents: Encoder) -> Cluster | None:
-        """Whose nodes open what was opened here: the same path, the same options, but one thread unless told."""
+        """The cluster whose nodes open the same folder with the same options, by default with one thread."""
         if self.ray is None:
             return None
         processors = self.threads or 1
@@ -81,7 +88,7 @@ class Encoders:
         return cluster
 
     def load_queries(self, documents: Encoder) -> Encoder:
-        """The encoder of queries; refuses one that cannot be asked about these documents."""
+        """Opens the encoder of queries; raises BadBuild if it does not fit these documents."""
         same = self.queries in (None, self.documents) and isinstance(documents, OnnxEncoder)
         encoder = documents if same or not self.queries else OnnxEncoder.load(self.queries, threads=self.threads)
         if Side.QUERY not in encoder.spec.sides:
@@ -98,10 +105,10 @@ class Encoders:
 
 @dataclass(frozen=True)
 class Release:
-    """What a version must pass, by files of queries, and what is done with it. None: not asked for.
+    """What a version must pass, and what happens to it. None: not asked for.
 
-    `queries` measure the recall of its index. `max_removed` is the share of the served documents that may be missing
-    in it.
+    `queries` measure the recall of its index, `canaries` must pass; `max_removed` is the share of the served documents
+    that it may lack.
     """
 
     publish: bool = False
@@ -114,10 +121,24 @@ class Release:
 
 @dataclass(frozen=True)
 class Report:
-    """Who is told how a run ended."""
+    """Where the result of a run is reported."""
 
     metrics_file: Path | None = None
     webhook: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """The result of a run. `summary` is None if it failed; `published`: the version is served now."""
+
+    line: str
+    seconds: float
+    summary: BuildSummary | None = None
+    published: bool = False
+
+    @property
+    def status(self) -> str:
+        return "failed" if self.summary is None else self.summary.status(published=self.published)
 
 
 def reindex(
@@ -128,29 +149,31 @@ def reindex(
     release: Release,
     report: Report,
 ) -> str:
-    """One run; returns its line. Whatever it raises has been reported, but Busy: that run is another's to report."""
+    """Runs and returns the result line. Every error is reported before it is raised, except Busy."""
     started = time.monotonic()
     try:
         summary, removed = _run(corpus, collection, encoders, options, release)
     except Busy:
         raise
-    except BaseException as error:  # a run that is told to stop is no success either
-        _tell(report, collection, Outcome(_reason(error), time.monotonic() - started))
+    except BaseException as error:  # a stopped run is no success either
+        reason = " ".join(str(error).split()) or type(error).__name__
+        line = reason if isinstance(error, Exception) else "stopped before its end; the same command goes on"
+        _send(report, collection, Outcome(line, time.monotonic() - started))
         raise
     seconds = time.monotonic() - started
     line = summary_line(summary, published=release.publish, removed=removed, seconds=seconds)
-    _tell(report, collection, Outcome(line, seconds, summary, release.publish))
+    _send(report, collection, Outcome(line, seconds, summary, release.publish))
     return line
 
 
 def _run(
     corpus: Sequence[Path], collection: Collection, encoders: Encoders, options: BuildOptions, release: Release
 ) -> tuple[BuildSummary, int]:
-    """The finished build, and how many old versions were removed."""
+    """Returns the finished build, and how many old versions were removed."""
     with collection.sole_builder():
-        pass  # before a large encoder is opened beside that of another run, and fails for want of memory
+        pass  # raises Busy before two runs load their encoders into one memory
     encoder = encoders.load()
-    # Before the work, not after it: what is not there or does not fit should not cost a night.
+    # Everything that may not fit is checked before hours of work.
     if release.queries:
         options = replace(options, queries=tuple(load_queries(release.queries)))
     canaries = load_canaries(release.canaries) if release.canaries else kept_canaries(collection.root)
@@ -162,11 +185,16 @@ def _run(
         collection.require_same_space(documents, encoder.spec.space, encoder.spec.dim, query_encoders)
     if not query_encoders:
         how = "name one with --query-encoder, or later: care index admit ENCODER_FOLDER"
-        print(f"care index: no query encoder may search this version yet; {how}", file=sys.stderr)
+        _warn(f"no query encoder may search this version yet; {how}")
     if cluster := encoders.cluster(encoder):
         options = replace(options, encode=cluster.encode)
     _announce(collection, encoder)
     summary = build(corpus, encoder, collection, options)
+
+    def queries(snapshot: Snapshot) -> Vectors:
+        """Measures recall in a database by the same queries as that of an own index."""
+        return encode_queries(asking, options.queries or sample_queries(snapshot.documents))
+
     try:
         if release.canaries:
             keep_canaries(collection.root, release.canaries)
@@ -179,29 +207,29 @@ def _run(
                 check_canaries(collection, served.version, asking, canaries)
         elif release.publish:
             _require_documents(summary, release.max_removed)
-            measure = Measure(partial(_queries, asking, options), options.recall_floor)
-            publish(collection, summary.version, measure, asking=lambda: asking)
-        elif canaries:  # in the version's own index: only a publication puts it into a database
+            publish(collection, summary.version, Measure(queries, options.recall_floor), asking=lambda: asking)
+        elif canaries:  # in the version's own index: only a publication uploads it to a database
             check_canaries(Collection(collection.root), summary.version, asking, canaries)
     finally:  # versions that fail week after week must not fill the disk
-        removed = _prune(collection, release)
+        removed = 0
+        if release.keep is not None or release.keep_days is not None:
+            with suppress(Busy):  # another run just began: it removes them
+                removed = len(prune(collection, release.keep, release.keep_days))
     return summary, removed
 
 
 def _equal_served(collection: Collection, summary: BuildSummary) -> Manifest | None:
-    """The manifest of the served version if it is sound and the new one would replace it by the same."""
-    served = served_manifest(collection)
+    """The manifest of the served version if it is sound and equal to the new one."""
+    served = collection.served_manifest()
     if served is None or not served.is_equal_to(Manifest.read(summary.folder)):
         return None
-    try:
-        verify(collection, served.version)
-    except BadSnapshot:
-        return None
-    return served
+    with suppress(BadSnapshot):
+        return verify(collection, served.version)
+    return None
 
 
 def _require_documents(summary: BuildSummary, most: float) -> None:
-    """Refuses a version that lacks too many of the served documents; those that the service withdrew do not count."""
+    """Refuses a version that lacks too many of the served documents, except those that the service deleted."""
     changes = summary.changes
     missing = changes.removed - changes.withdrawn
     if missing > most * changes.before:
@@ -212,37 +240,107 @@ def _require_documents(summary: BuildSummary, most: float) -> None:
         )
 
 
-def _prune(collection: Collection, release: Release) -> int:
-    if release.keep is None and release.keep_days is None:
-        return 0
-    with suppress(Busy):  # another run began at this very moment: it removes them
-        return len(prune(collection, release.keep, release.keep_days))
-    return 0
-
-
-def _queries(encoder: Encoder, options: BuildOptions, snapshot: Snapshot) -> Vectors:
-    """What the recall of an index in a database is measured by: as that of an index of ours."""
-    return encode_queries(encoder, options.queries or sample_queries(snapshot.documents))
-
-
 def _announce(collection: Collection, encoder: Encoder) -> None:
-    """Says that everything will be encoded again, before hours are spent on it."""
-    served = served_manifest(collection)
-    if served and not any(own.encoder.fingerprint == encoder.fingerprint for own in readable(collection)):
-        change = f"{served.encoder.fingerprint} made {served.version}, this one is {encoder.fingerprint}"
-        print(f"care index: another encoder ({change}): every passage is encoded again", file=sys.stderr)
+    """Warns that everything will be encoded again, before hours are spent on it."""
+    if (served := collection.served_manifest()) is None:
+        return
+    for version in collection.versions():
+        with suppress(BadSnapshot):
+            if Manifest.read(collection.folder(version)).encoder.fingerprint == encoder.fingerprint:
+                return
+    change = f"{served.encoder.fingerprint} made {served.version}, this one is {encoder.fingerprint}"
+    _warn(f"another encoder ({change}): every passage is encoded again")
 
 
-def _reason(error: BaseException) -> str:
-    if not isinstance(error, Exception):
-        return "stopped before its end; the same command goes on"
-    return " ".join(str(error).split()) or type(error).__name__
-
-
-def _tell(report: Report, collection: Collection, outcome: Outcome) -> None:
+def _send(report: Report, collection: Collection, outcome: Outcome) -> None:
     if report.metrics_file:
-        served = served_manifest(collection)
-        published_at = served.created.timestamp() if served else None
-        write_metrics(report.metrics_file, outcome, time.time(), published_at)
+        served = collection.served_manifest()
+        write_metrics(report.metrics_file, outcome, time.time(), served.created.timestamp() if served else None)
     if report.webhook:
         call_webhook(report.webhook, outcome)
+
+
+def summary_line(summary: BuildSummary, *, published: bool, removed: int, seconds: float) -> str:
+    """Everything that an operator reads first, in one line."""
+    counts, changes = summary.counts, summary.changes
+    repeats = counts.passages - summary.encoded - summary.reused
+    repeated = f", {repeats} repeated" if repeats else ""
+    facts = [
+        f"{counts.documents} documents ({changes.added} added, {changes.changed} changed, {changes.removed} removed)",
+        f"{counts.passages} passages ({summary.encoded} encoded, {summary.reused} reused{repeated})",
+        f"{summary.index} index" + (f" with recall {summary.recall.at_10:.3f}" if summary.recall else ""),
+    ]
+    if summary.posted:
+        facts.append(f"{summary.posted} of the documents posted to the service and in no corpus")
+    if summary.rejects_file:
+        facts.append(f"{counts.rejects} bad rows set aside in {summary.rejects_file}")
+    if summary.ignored:
+        facts.append(f"columns that were not kept: {listed(summary.ignored)} (keep them with --metadata-field NAME)")
+    if removed:
+        facts.append(f"old versions removed: {removed}")
+    stages = ", ".join(f"{name} {value:.1f}" for name, value in summary.seconds.items())
+    facts.append(f"{seconds:.1f} s ({stages})")
+    return f"{summary.status(published=published)} {summary.version}: {', '.join(facts)}"
+
+
+def write_metrics(path: Path, outcome: Outcome, now: float, published_at: float | None) -> None:
+    """Replaces the file atomically; `published_at` is when the served version was built, None if none is served."""
+    registry = CollectorRegistry()
+
+    def gauge(name: str, meaning: str, value: float) -> None:
+        Gauge(f"care_index_{name}", meaning, registry=registry).set(value)
+
+    def gauges(name: str, meaning: str, label: str, values: dict[str, float]) -> None:
+        metric = Gauge(f"care_index_{name}", meaning, [label], registry=registry)
+        for key, value in values.items():
+            metric.labels(key).set(value)
+
+    gauge("run_success", "1 if the last run succeeded.", outcome.summary is not None)
+    gauge("run_end_timestamp_seconds", "When the last run ended.", now)
+    gauge("run_seconds", "How long the last run took.", outcome.seconds)
+    if published_at is not None:
+        gauge("published_timestamp_seconds", "When the served version was built.", published_at)
+    if summary := outcome.summary:
+        gauge("documents", "Documents of the last version built.", summary.counts.documents)
+        gauge("passages", "Passages of the last version built.", summary.counts.passages)
+        gauge("rejects", "Rows that the last run set aside.", summary.counts.rejects)
+        gauge("encoded_passages", "Texts that the last run encoded.", summary.encoded)
+        gauge("reused_passages", "Passages whose vector the last run knew.", summary.reused)
+        changes = {name: getattr(summary.changes, name) for name in ("added", "changed", "removed")}
+        gauges("changed_documents", "Documents by what the last run did to them.", "change", changes)
+        gauges("stage_seconds", "How long each stage of the last run took.", "stage", summary.seconds)
+        if summary.recall:
+            gauge("recall", "Recall@10 of the last version built.", summary.recall.at_10)
+    try:
+        write_to_textfile(str(path), registry)
+    except OSError as error:
+        _warn(f"the metrics could not be written to {path} ({error.strerror})")
+
+
+def call_webhook(url: str, outcome: Outcome) -> None:
+    """Posts JSON: `status`, `version` (null if it failed), `seconds`, and the line as `text`, as chats expect it."""
+    fields = {
+        "status": outcome.status,
+        "version": outcome.summary.version if outcome.summary else None,
+        "seconds": round(outcome.seconds, 1),
+        "text": outcome.line,
+    }
+    body = json.dumps(fields, ensure_ascii=False).encode()
+
+    def post() -> None:
+        try:
+            request = urllib.request.Request(url, body, {"Content-Type": "application/json"}, method="POST")
+            urllib.request.urlopen(request).close()
+        except (OSError, ValueError, HTTPException) as error:  # HTTP errors and refused connections are OSErrors
+            _warn(f"the webhook was not told ({error})")
+
+    # In a thread that is left behind: urllib's timeout covers each read, not the whole call or name resolution.
+    thread = threading.Thread(target=post, name="webhook", daemon=True)
+    thread.start()
+    thread.join(WEBHOOK_TIMEOUT_SECONDS)
+    if thread.is_alive():
+        _warn(f"the webhook has not answered within {WEBHOOK_TIMEOUT_SECONDS:g} s")
+
+
+def _warn(message: str) -> None:
+    print(f"care index: {message}", file=sys.stderr)

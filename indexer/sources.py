@@ -1,7 +1,6 @@
-"""Raw rows out of corpus files: JSON lines, CSV and Parquet, the first two also gzipped.
+"""Reads raw rows from corpus files: JSON lines, CSV and Parquet, the first two also gzipped.
 
-A row is a mapping of column names to values, or the reason why it is none. Knows nothing of documents: what a
-column means is `corpus`'s affair.
+A row is a mapping of column names to values, or the reason why it cannot be read.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ class Row:
 
     @property
     def raw(self) -> str:
-        """What stood in the file, as text that fits into JSON."""
+        """The row as it stood in the file, as text that fits into JSON."""
         if self.source is not None:
             return self.source.decode("utf-8", errors="backslashreplace")
         text = json.dumps(self.columns, ensure_ascii=False, default=str)
@@ -50,10 +49,9 @@ class Row:
 
 
 def find_files(paths: Iterable[Path]) -> list[Path]:
-    """The corpus files among files and folders, in a fixed order.
+    """Lists the corpus files among files and folders, in a fixed order.
 
-    A folder stands for every readable file under it, but one that has a file named corpus (BEIR's layout, where
-    queries lie beside it) stands for that file alone.
+    A folder stands for every readable file under it; one that has a file named corpus (BEIR's layout) for that alone.
     """
     files: list[Path] = []
     for path in paths:
@@ -70,7 +68,7 @@ def find_files(paths: Iterable[Path]) -> list[Path]:
 
 
 def read_rows(path: Path) -> Iterator[Row]:
-    """Every row of one file; a file that cannot be read at all raises BadCorpus."""
+    """Yields every row of one file; raises BadCorpus if the file cannot be read at all."""
     reader = _READERS.get(_suffix(path))
     if reader is None:
         raise BadCorpus(f"{path} is of no known kind; corpus files end in {', '.join(_READERS)} (also .gz)")
@@ -86,13 +84,12 @@ def _denied(error: PermissionError, path: Path) -> BadCorpus:
     return BadCorpus(f"{error.filename or path} may not be read by this user; change its permissions or its owner")
 
 
-def _raise(error: OSError) -> NoReturn:
-    raise error
-
-
 def _files_of_folder(folder: Path) -> list[Path]:
-    # Not rglob, which passes over folders that may not be read.
-    found = (Path(place, name) for place, _, names in os.walk(folder, onerror=_raise) for name in names)
+    def fail(error: OSError) -> NoReturn:
+        raise error
+
+    # Not rglob, which skips folders that may not be read.
+    found = (Path(place, name) for place, _, names in os.walk(folder, onerror=fail) for name in names)
     files = sorted(path for path in found if path.is_file() and _suffix(path) in _READERS)
     visible = [path for path in files if not any(part.startswith(".") for part in path.relative_to(folder).parts)]
     named = [path for path in visible if path.parent == folder and path.name.split(".")[0] == "corpus"]
@@ -102,8 +99,7 @@ def _files_of_folder(folder: Path) -> list[Path]:
 
 
 def _suffix(path: Path) -> str:
-    name = path.name.removesuffix(".gz")
-    return Path(name).suffix.lower()
+    return Path(path.name.removesuffix(".gz")).suffix.lower()
 
 
 def _open(path: Path) -> BinaryIO:
@@ -113,7 +109,7 @@ def _open(path: Path) -> BinaryIO:
 def _read_json_lines(path: Path) -> Iterator[Row]:
     with _open(path) as file:
         for number, line in enumerate(file, start=1):
-            source = line.removeprefix(b"\xef\xbb\xbf").rstrip(b"\r\n") if number == 1 else line.rstrip(b"\r\n")
+            source = (line.removeprefix(b"\xef\xbb\xbf") if number == 1 else line).rstrip(b"\r\n")
             if source.strip():
                 yield _json_row(str(path), number, source)
 
@@ -134,13 +130,13 @@ def _json_row(file: str, number: int, source: bytes) -> Row:
         return Row(file, number, None, source, f"not JSON ({error.msg}, column {error.colno}){hint}")
     if not isinstance(columns, dict):
         return Row(file, number, None, source, f"not a JSON object{hint}")
-    if _LONG_NUMBER.search(text):  # orjson rounds whole numbers of more than 64 bits; 40 digits tell that it is one
+    if _LONG_NUMBER.search(text):  # orjson rounds integers of more than 64 bits; 40 digits show that it is one
         columns = json.loads(text, parse_int=lambda digits: int(digits[:40]))
     return Row(file, number, columns, source)
 
 
 def _not_utf8(source: bytes, error: UnicodeDecodeError) -> str:
-    """Why a row is not read, and which encoding it seems to have."""
+    """The reason, and which encoding the row seems to have."""
     reason = f"not UTF-8 (byte {error.start + 1})"
     if source.startswith((b"\xff\xfe", b"\xfe\xff")):
         return f"{reason}; it begins as UTF-16 does: convert the file with iconv -f UTF-16 -t UTF-8"
@@ -152,18 +148,26 @@ def _not_utf8(source: bytes, error: UnicodeDecodeError) -> str:
 
 
 def _read_csv(path: Path) -> Iterator[Row]:
-    csv.field_size_limit(sys.maxsize)  # the default refuses a text of 128 KiB, and there is no other way to say so
+    csv.field_size_limit(sys.maxsize)  # the default refuses a text of 128 KiB; the limit is global to the module
+    record: list[str] = []  # the lines of the record at hand, as they stood
+
+    def remembered(lines: Iterable[str]) -> Iterator[str]:
+        for line in lines:
+            record.append(line)
+            yield line
+
+    def source() -> bytes:
+        return "".join(record).encode("utf-8", errors="surrogateescape").rstrip(b"\r\n")
+
     with _open(path) as binary, io.TextIOWrapper(binary, "utf-8-sig", errors="surrogateescape", newline="") as file:
-        lines = _Remembered(file)
-        reader = csv.reader(lines, strict=True)
+        reader = csv.reader(remembered(file), strict=True)
         try:
             header = next(reader, [])
+            source().decode("utf-8")
         except csv.Error as error:
             raise BadCorpus(f"{path}: its first line, the columns, is not CSV ({error}); mend it") from error
-        try:
-            lines.source().decode("utf-8")
         except UnicodeDecodeError as error:
-            raise BadCorpus(f"{path}: its first line is {_not_utf8(lines.source(), error)}") from error
+            raise BadCorpus(f"{path}: its first line is {_not_utf8(source(), error)}") from error
         if len(header) == 1 and (other := next((mark for mark in ";\t|" if mark in header[0]), None)):
             named = {"\t": "tabs"}.get(other, other)
             raise BadCorpus(f"{path}: its columns are separated by {named}; write it with commas, or as JSON lines")
@@ -171,50 +175,25 @@ def _read_csv(path: Path) -> Iterator[Row]:
             raise BadCorpus(f"{path}: its first line names a column twice; give each column a name of its own")
         while True:
             first_line = reader.line_num + 1
-            lines.forget()
+            record.clear()
             try:
                 values = next(reader)
             except StopIteration:
                 return
             except csv.Error as error:
                 reason = f"not CSV ({error}; the record takes {reader.line_num - first_line + 1} lines)"
-                yield Row(str(path), first_line, None, lines.source(), reason)
+                yield Row(str(path), first_line, None, source(), reason)
                 continue
+            columns, reason = None, f"{len(values)} columns, the first line names {len(header)}"
+            if len(values) == len(header):
+                try:
+                    source().decode("utf-8")
+                    # CSV spells a missing value as an empty cell.
+                    columns, reason = {name: value or None for name, value in zip(header, values, strict=True)}, ""
+                except UnicodeDecodeError as error:
+                    reason = _not_utf8(source(), error)
             if values:
-                yield _csv_row(str(path), first_line, lines.source(), header, values)
-
-
-class _Remembered:
-    """Passes lines on and keeps those of the record at hand, so that a bad one can be set aside as it stood."""
-
-    def __init__(self, lines: Iterable[str]) -> None:
-        self._lines = iter(lines)
-        self._kept: list[str] = []
-
-    def __iter__(self) -> Iterator[str]:
-        return self
-
-    def __next__(self) -> str:
-        line = next(self._lines)
-        self._kept.append(line)
-        return line
-
-    def forget(self) -> None:
-        self._kept.clear()
-
-    def source(self) -> bytes:
-        return "".join(self._kept).encode("utf-8", errors="surrogateescape").rstrip(b"\r\n")
-
-
-def _csv_row(file: str, number: int, source: bytes, header: list[str], values: list[str]) -> Row:
-    if len(values) != len(header):
-        return Row(file, number, None, source, f"{len(values)} columns, the first line names {len(header)}")
-    try:
-        source.decode("utf-8")
-    except UnicodeDecodeError as error:
-        return Row(file, number, None, source, _not_utf8(source, error))
-    # An empty cell is the only way that CSV has to say that there is no value.
-    return Row(file, number, {name: value or None for name, value in zip(header, values, strict=True)}, source)
+                yield Row(str(path), first_line, columns, source(), reason)
 
 
 def _read_parquet(path: Path) -> Iterator[Row]:
@@ -222,19 +201,15 @@ def _read_parquet(path: Path) -> Iterator[Row]:
     from pyarrow.parquet import ParquetFile
 
     try:
-        number = 0
-        for batch in ParquetFile(path).iter_batches():
-            for columns in batch.to_pylist():
-                number += 1
-                yield Row(str(path), number, columns)
+        rows = (columns for batch in ParquetFile(path).iter_batches() for columns in batch.to_pylist())
+        for number, columns in enumerate(rows, start=1):
+            yield Row(str(path), number, columns)
     except ArrowException as error:
         raise BadCorpus(f"{path} is not readable Parquet ({error}); fetch or write it again") from error
 
 
 _READERS: dict[str, Callable[[Path], Iterator[Row]]] = {
-    ".jsonl": _read_json_lines,
-    ".ndjson": _read_json_lines,
-    ".json": _read_json_lines,
+    **dict.fromkeys((".jsonl", ".ndjson", ".json"), _read_json_lines),
     ".csv": _read_csv,
     ".parquet": _read_parquet,
 }

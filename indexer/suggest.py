@@ -1,7 +1,7 @@
-"""Which kind of index suits a collection on a processor: each is built over a sample of its vectors and measured.
+"""Suggests the kind of index for a collection on a CPU: builds each over a sample of its vectors and measures it.
 
-Time and memory at the full size are expected, not measured: an exact search grows with the passages, a walk over a
-graph with their logarithm, lists with their square root. The build measures the recall of the real index.
+Time and memory at the full size are extrapolated: exact search grows linearly, a graph with the logarithm, lists with
+the square root. The build measures the recall of the real index.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from time import perf_counter
 
 import numpy as np
 
+from indexer.checks import K, choose_depth
 from indexer.errors import BadBuild
-from indexer.recall import K, choose_depth
 from indexer.store.arrays import Array
 from indexer.store.faiss_index import build_index, exact_index, open_index
 from indexer.store.kinds import INDEX_FILE, LEAST_ROWS_FOR_LISTS, IndexKind
@@ -28,7 +28,7 @@ TIMED_QUERIES = 100
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """One kind over the sample, and what is expected of it at the full size. `recall` is None below the floor."""
+    """One kind over the sample, and its expected cost at the full size. `recall` is None below the floor."""
 
     kind: IndexKind
     recall: float | None
@@ -39,10 +39,10 @@ class Measured:
 
 
 def measure_kinds(vectors: Array, queries: Vectors, passages: int, floor: float) -> list[Measured]:
-    """Every kind that so many `vectors` (rows, dim) float16 allow, for a collection of `passages`; one thread."""
+    """Measures every kind that `vectors` (rows, dim) float16 allow, for a collection of `passages`; one thread."""
     count = min(len(vectors), SAMPLE_ROWS)
     sample = vectors[np.linspace(0, len(vectors) - 1, count, dtype=np.int64)]
-    # A card's graph is for cards, which no measurement on a processor can speak for.
+    # CAGRA is for GPUs, which no measurement on a CPU can judge.
     here = [kind for kind in IndexKind if kind is not IndexKind.CAGRA]
     kinds = [kind for kind in here if not kind.has_lists or count >= LEAST_ROWS_FOR_LISTS]
     limit_threads(1)
@@ -51,7 +51,7 @@ def measure_kinds(vectors: Array, queries: Vectors, passages: int, floor: float)
 
 
 def propose(measured: list[Measured], memory_bytes: int) -> Measured:
-    """The quickest kind that keeps the floor and fits; raises BadBuild where none does."""
+    """The quickest kind that reaches the floor and fits; raises BadBuild if none does."""
     fitting = [one for one in measured if one.recall is not None and one.expected_bytes <= memory_bytes]
     if not fitting:
         least = min(one.expected_bytes for one in measured if one.recall is not None)
@@ -69,27 +69,17 @@ def _measure(kind: IndexKind, sample: Array, queries: Vectors, passages: int, fl
         found: float | None = recall.at_10
     except BadBuild:
         depth, found = kind.depths(len(sample))[-1], None
-    milliseconds = _milliseconds(index, queries, depth)
-    added = (folder / INDEX_FILE).stat().st_size if kind is not IndexKind.FLAT else 0
-    # Codes choose a few hundred rows, which may come from the disk; exact search and graphs read vectors all over.
-    per_row = added / len(sample) + (0 if kind.has_lists else sample.itemsize * sample.shape[1])
-    growth = _growth(kind, len(sample), passages)
-    return Measured(kind, found, depth, milliseconds, milliseconds * growth, int(per_row * passages))
-
-
-def _milliseconds(index: VectorIndex, queries: Vectors, depth: int) -> float:
-    """The median of single queries."""
     times = []
     for query in queries[:TIMED_QUERIES]:
         began = perf_counter()
         index.search(query[np.newaxis], K, depth=depth)
         times.append(perf_counter() - began)
-    return float(np.median(times)) * 1000
-
-
-def _growth(kind: IndexKind, sample: int, passages: int) -> float:
-    if kind is IndexKind.FLAT:
-        return passages / sample
+    milliseconds = float(np.median(times)) * 1000
+    added = (folder / INDEX_FILE).stat().st_size if kind is not IndexKind.FLAT else 0
+    # Lists read only a few hundred vectors, which may come from the disk; other kinds read vectors all over.
+    per_row = added / len(sample) + (0 if kind.has_lists else sample.itemsize * sample.shape[1])
     if kind.is_graph:
-        return math.log(max(2, passages)) / math.log(max(2, sample))
-    return math.sqrt(passages / sample)
+        growth = math.log(max(2, passages)) / math.log(max(2, len(sample)))
+    else:
+        growth = (passages / len(sample)) ** (1.0 if kind is IndexKind.FLAT else 0.5)
+    return Measured(kind, found, depth, milliseconds, milliseconds * growth, int(per_row * passages))

@@ -1,9 +1,9 @@
-"""A snapshot of any size in no time, for measurements: random vectors, made-up texts, the files of a real one.
+"""Writes a snapshot of any size quickly, for measurements: random vectors, made-up texts, the files of a real one.
 
     python -m indexer.synthetic COLLECTION --encoder FOLDER --documents 1000000
 
-It fits the query encoder whose folder is given, and is published. Random vectors are no fair test of approximate
-search; exact search takes the same time whatever they are.
+It is published for the query encoder in the given folder. Random vectors suit exact search only: approximate indexes
+behave differently on real ones.
 """
 
 from __future__ import annotations
@@ -14,12 +14,14 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
-from indexer.store import Collection, IndexKind, SnapshotWriter, new_version
-from indexer.store.documents import Metadata
-from indexer.store.manifest import Built, Counts, DocumentEncoder, Facts
-from indexer.store.passages import HASH_BYTES
+from indexer.store.arrays import Scores
+from indexer.store.collection import Collection, new_version
+from indexer.store.documents import HASH_BYTES
+from indexer.store.filters import Metadata
+from indexer.store.kinds import IndexKind
+from indexer.store.manifest import Built, Counts, DocumentEncoder, Manifest
+from indexer.store.writer import SnapshotWriter
 from models.encoder.spec import EncoderSpec, Variant
 
 BLOCK_ROWS = 65_536
@@ -41,8 +43,25 @@ def main() -> None:
 
 
 def build_synthetic(collection: Collection, spec: EncoderSpec, documents: int) -> str:
-    """Writes a version of so many documents of one passage each, for encoders of this space; returns its name."""
-    version, created = new_version(), datetime.now(UTC)
+    """Writes a version of documents of one passage each, for encoders of this space; returns its name."""
+    version = new_version()
+    built = Built(
+        index=IndexKind.FLAT,
+        index_parameters={},
+        passage_tokens=spec.max_length,
+        passage_overlap=0,
+        care_version="synthetic",
+        created=datetime.now(UTC),
+    )
+    facts = Manifest(
+        version=version,
+        space=spec.space,
+        encoder=DocumentEncoder(fingerprint="synthetic", variant=Variant.FP32),
+        dim=spec.dim,
+        query_encoders=tuple(spec.identities),
+        counts=Counts(documents=documents, passages=documents, rejects=0),
+        built=built,
+    )
     with collection.building(version) as folder, SnapshotWriter(folder) as writer:
         for number, text in enumerate(_texts(documents)):
             metadata: Metadata = {"kind": KINDS[number % len(KINDS)], "year": 2000 + number % 26}
@@ -50,28 +69,11 @@ def build_synthetic(collection: Collection, spec: EncoderSpec, documents: int) -
         writer.close_documents()
         writer.write_vectors(_vectors(documents, spec.dim), spec.dim)
         writer.write_lexical(_texts(documents))
-        writer.finish(
-            Facts(
-                version=version,
-                space=spec.space,
-                encoder=DocumentEncoder(fingerprint="synthetic", variant=Variant.FP32),
-                dim=spec.dim,
-                query_encoders=tuple(spec.identities),
-                counts=Counts(documents=documents, passages=documents, rejects=0),
-                built=Built(
-                    index=IndexKind.FLAT,
-                    index_parameters={},
-                    passage_tokens=spec.max_length,
-                    passage_overlap=0,
-                    care_version="synthetic",
-                    created=created,
-                ),
-            )
-        )
+        writer.finish(facts)
     return version
 
 
-def _vectors(documents: int, dim: int) -> Iterator[NDArray[np.float32]]:
+def _vectors(documents: int, dim: int) -> Iterator[Scores]:
     randomly = np.random.default_rng(0)
     for start in range(0, documents, BLOCK_ROWS):
         block = randomly.standard_normal((min(BLOCK_ROWS, documents - start), dim), np.float32)

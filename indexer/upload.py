@@ -1,7 +1,7 @@
-"""A snapshot into a vector database: put there, waited for, counted and measured, before anybody is led to it.
+"""Uploads a snapshot into a vector database, waits for its index, counts it and measures its recall.
 
-A collection is marked finished as the last step. An upload that was killed is taken up where it stopped, because rows
-go in order and each request is waited for. Moving the alias is part of publishing.
+A collection is marked finished as the last step. A killed upload resumes where it stopped, because rows go in order and
+each request is waited for. Moving the alias is part of publishing.
 """
 
 from __future__ import annotations
@@ -11,13 +11,10 @@ from collections.abc import Callable
 
 from qdrant_client import models
 
-from indexer.build import FLAT_PASSAGES
-from indexer.errors import BadBuild
-from indexer.recall import choose_depth
-from indexer.store.errors import BadDatabase
-from indexer.store.kinds import HNSW_EF_CONSTRUCTION, HNSW_LINKS, IndexKind
-from indexer.store.qdrant import CONTENT, DEPTH, INDEX, Qdrant, QdrantVectors
-from indexer.store.qdrant_filters import payload, payload_indexes
+from indexer.checks import choose_depth
+from indexer.errors import BadBuild, BadDatabase
+from indexer.store.kinds import FLAT_PASSAGES, HNSW_EF_CONSTRUCTION, HNSW_LINKS, IndexKind
+from indexer.store.qdrant import CONTENT, DEPTH, INDEX, Qdrant, QdrantVectors, payload, payload_indexes
 from indexer.store.snapshot import Snapshot
 from models.encoder.onnx import Vectors
 from models.progress import Progress
@@ -25,7 +22,7 @@ from models.progress import Progress
 # Rows of one request: some megabytes of JSON.
 REQUEST_ROWS = 256
 POLL_SECONDS = 0.5
-# A graph over ten million passages takes hours; who waits longer than this has a server that does not get on.
+# Indexing timeout: a graph over ten million passages takes hours.
 PATIENCE_SECONDS = 6 * 3600.0
 
 
@@ -38,15 +35,23 @@ def upload(
     flat_passages: int = FLAT_PASSAGES,
     patience_seconds: float = PATIENCE_SECONDS,
 ) -> None:
-    """Does nothing where the snapshot is there already. Raises DatabaseAway, BadDatabase and BadBuild.
+    """Uploads unless the snapshot is there already; its recall for `queries` must reach `floor`.
 
-    `queries` measure the recall, which must reach `floor`. Up to `flat_passages` are searched exactly, more by a graph.
+    Raises DatabaseAway, BadDatabase and BadBuild.
     """
     if database.holds(snapshot):
         return
     kind = IndexKind.FLAT if len(snapshot.passages) <= flat_passages else IndexKind.HNSW
-    _put_rows(database, snapshot, _begin(database, snapshot, kind))
     name = database.name(snapshot.version)
+    start, values = _begin(database, snapshot, kind), snapshot.values
+    with Progress("upload", "passages", len(values), first=start) as bar:
+        for first in range(start, len(values), REQUEST_ROWS):
+            rows = range(first, min(first + REQUEST_ROWS, len(values)))
+            vectors = values[first : rows.stop].astype("<f4").tolist()
+            payloads = [payload(snapshot, row) for row in rows]
+            batch = models.Batch(ids=list(rows), vectors=vectors, payloads=payloads)
+            database.call(database.client.upsert, name, batch, wait=True)
+            bar.update(len(rows))
     _await_index(database, name, patience_seconds)
     count = database.call(database.client.count, name, exact=True).count
     if count != len(snapshot.passages):
@@ -60,7 +65,7 @@ def upload(
 
 
 def _begin(database: Qdrant, snapshot: Snapshot, kind: IndexKind) -> int:
-    """The collection, made or found unfinished; returns the first row that is not known to be there."""
+    """Makes the collection, or finds it unfinished; returns the first row that may be missing."""
     name, own = database.name(snapshot.version), {CONTENT: snapshot.manifest.content, INDEX: kind.value}
     start = 0
     marks = database.marks(snapshot.version)
@@ -73,39 +78,22 @@ def _begin(database: Qdrant, snapshot: Snapshot, kind: IndexKind) -> int:
         vectors = models.VectorParams(
             size=snapshot.manifest.dim, distance=models.Distance.DOT, datatype=models.Datatype.FLOAT16
         )
-        # No links: no graph is built that nobody walks.
+        # Without links Qdrant builds no graph.
         links = 0 if kind is IndexKind.FLAT else HNSW_LINKS
         graph = models.HnswConfigDiff(m=links, ef_construct=HNSW_EF_CONSTRUCTION)
         database.call(database.client.create_collection, name, vectors, hnsw_config=graph, metadata=own)
-    # Before the rows, so that Qdrant's graph knows of them; again after a kill, because one of them may be missing.
+    # Before the rows, so that Qdrant's graph uses them; again after a kill, because one may be missing.
     for key, schema in payload_indexes(snapshot.metadata).items():
         database.call(database.client.create_payload_index, name, key, schema)
     return start
 
 
-def _put_rows(database: Qdrant, snapshot: Snapshot, start: int) -> None:
-    name, values = database.name(snapshot.version), snapshot.values
-    with Progress("upload", "passages", len(values), first=start) as bar:
-        for first in range(start, len(values), REQUEST_ROWS):
-            rows = range(first, min(first + REQUEST_ROWS, len(values)))
-            batch = models.Batch(
-                ids=list(rows),
-                vectors=values[first : rows.stop].astype("<f4").tolist(),
-                payloads=[payload(snapshot, row) for row in rows],
-            )
-            database.call(database.client.upsert, name, batch, wait=True)
-            bar.update(len(rows))
-
-
 def _await_index(database: Qdrant, name: str, patience_seconds: float) -> None:
     """Returns once nothing is left to index."""
-    # A server that was restarted meanwhile indexes on only when something changes.
+    # A restarted server continues indexing only when something changes.
     database.call(database.client.update_collection, name, optimizers_config=models.OptimizersConfigDiff())
     deadline = time.monotonic() + patience_seconds
-    while True:
-        status = database.call(database.client.get_collection, name).status
-        if status is models.CollectionStatus.GREEN:
-            return
+    while (status := database.call(database.client.get_collection, name).status) is not models.CollectionStatus.GREEN:
         if status is models.CollectionStatus.RED:
             raise BadDatabase(f"the vector database cannot index {name}; its log says why")
         if time.monotonic() > deadline:

@@ -15,8 +15,7 @@ import orjson
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
-from indexer.store import BadCollection, BadFilter, BadLog, BadSnapshot, DatabaseAway
-from indexer.store.errors import BadQueries
+from indexer.errors import BadCollection, BadFilter, BadLog, BadQueries, BadSnapshot, DatabaseAway
 from models.errors import BadEncoder, CareError, SpaceMismatch, did_you_mean
 
 RETRY_AFTER_SECONDS = 1

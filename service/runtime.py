@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from indexer.store import Collection
+from indexer.store.collection import Collection
 from service.cache.cache import Cache
 from service.cache.keys import ResultKeys
 from service.engine.open import load_encoder, open_home

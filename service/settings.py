@@ -12,8 +12,8 @@ from urllib.parse import urlsplit
 from pydantic import Field, SecretStr, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from indexer.store.database import HERE, Database
-from indexer.store.errors import BadDatabase
+from indexer.errors import BadDatabase
+from indexer.store.collection import HERE, Database
 from models.package import BUNDLED_ENCODER
 from service.engine.jobs import Mode
 

@@ -65,7 +65,7 @@ def encoder() -> OnnxEncoder:
 def example_collection(tmp_path_factory: pytest.TempPathFactory, encoder: OnnxEncoder) -> Path:
     """A collection folder with one published snapshot of the example corpus, for tests that only read it."""
     from indexer.build import build
-    from indexer.store import Collection
+    from indexer.store.collection import Collection
 
     examples = Path(__file__).parents[1] / "examples"
     collection = Collection(tmp_path_factory.mktemp("examples") / "collection")

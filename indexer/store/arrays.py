@@ -1,30 +1,35 @@
-"""Arrays and runs of bytes on disk: streamed out, memory-mapped in. Knows nothing of what they mean.
+"""Arrays and byte strings on disk: streamed out, memory-mapped in; and hashes taken in parts.
 
-Everything is little-endian whatever machine writes it, and nothing is ever unpickled. Nothing is written through a
-map: on a full disk a map ends the process with a signal, a write ends with an error that can be told.
+Files are little-endian and never unpickled. Nothing is written through a map: on a full disk a map kills the process
+with a signal, a write raises an error.
 """
 
 from __future__ import annotations
 
 import mmap
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import numpy as np
 from numpy.lib.format import dtype_to_descr, write_array_header_1_0
 from numpy.typing import DTypeLike, NDArray
 
-from indexer.store.errors import BadSnapshot, TooLarge
+from indexer.errors import BadSnapshot, TooLarge
 
 Array = NDArray[Any]
+Mask = NDArray[np.bool_]
+Scores = NDArray[np.float32]
+Rows = NDArray[np.int64]
 
 WRITE_BUFFER_BYTES = 1 << 20
+ROWS_OF_A_PART = 1 << 17
+SCANNED_AT_ONCE = 1 << 20
 
 
 def load_array(path: Path, dtype: str, shape: tuple[int | None, ...]) -> Array:
-    """A read-only map of one .npy file, refused unless it has this type and shape (None: any length)."""
+    """Maps a .npy file for reading; raises BadSnapshot unless it has this type and shape (None: any length)."""
     try:
         mapped = np.load(path, mmap_mode="r", allow_pickle=False)
     except (OSError, ValueError, EOFError) as error:
@@ -35,16 +40,12 @@ def load_array(path: Path, dtype: str, shape: tuple[int | None, ...]) -> Array:
     if mapped.dtype != np.dtype(dtype) or not fits:
         expected = f"{dtype} {tuple('any' if length is None else length for length in shape)}"
         raise BadSnapshot(f"{path} holds {mapped.dtype.str} {mapped.shape}, expected {expected}; build it again")
-    # The memmap subclass makes every slice several times dearer; the view keeps the map alive all the same.
-    plain: Array = mapped.view(np.ndarray)
+    plain: Array = mapped.view(np.ndarray)  # slicing the memmap subclass is several times slower
     return plain
 
 
-class ArrayWriter:
-    """Appends rows to one .npy file whose length is known at the end; holds nothing but a buffer of the file's.
-
-    Used in a `with` where it can be, so that a failure leaves no file open.
-    """
+class ArrayWriter(AbstractContextManager["ArrayWriter"]):
+    """Appends rows to a .npy file whose length is known at the end; a `with` closes the file if a build fails."""
 
     def __init__(self, path: Path, dtype: DTypeLike, row_shape: tuple[int, ...] = ()) -> None:
         """`dtype` names its byte order."""
@@ -56,23 +57,14 @@ class ArrayWriter:
         self._data_start = self._file.tell()
         self._bytes = 0
 
-    def __enter__(self) -> ArrayWriter:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.release()
 
     def __len__(self) -> int:
         return self._bytes // self._row_bytes
 
     def append(self, rows: Any) -> None:  # noqa: ANN401 - whatever numpy makes an array of
-        """`rows` (any number, *row_shape)."""
-        self._bytes += self._file.write(self._fitting(rows).tobytes())
-
-    def _fitting(self, rows: Any) -> Array:  # noqa: ANN401
-        """The rows in the file's type; whole numbers that it does not hold are refused, where numpy would wrap them."""
+        """Writes `rows` (any number, *row_shape); raises TooLarge for integers that numpy would wrap."""
         given = np.asarray(rows)
         if self._dtype.kind in "iu" and given.dtype.kind in "iu" and given.dtype.itemsize > self._dtype.itemsize:
             most = np.iinfo(self._dtype).max
@@ -81,17 +73,17 @@ class ArrayWriter:
                     f"{self._file.name} holds numbers up to {most}, not {int(given.max())}: "
                     "divide the corpus into several collections"
                 )
-        return given.astype(self._dtype, copy=False)
+        self._bytes += self._file.write(given.astype(self._dtype, copy=False).tobytes())
 
     def release(self) -> None:
-        """Closes the file without completing it; after close() it does nothing."""
+        """Closes the file without completing it; does nothing after close()."""
         self._file.close()
 
     def close(self) -> int:
         """Completes the file; returns the number of rows."""
         rows = len(self)
         self._file.seek(0)
-        # numpy pads a header for any length of the first axis, so the final one takes the place of the first.
+        # numpy pads a header for any length of the first axis, so the final one has the size of the first.
         self._write_header(rows)
         if self._file.tell() != self._data_start:
             raise AssertionError("numpy wrote a header of another size")
@@ -104,7 +96,7 @@ class ArrayWriter:
 
 
 class BlobWriter:
-    """Appends runs of bytes to `<name>.bin`, and where each begins to `<name>.offsets.npy`."""
+    """Appends byte strings to `<name>.bin`, and the offset of each to `<name>.offsets.npy`."""
 
     def __init__(self, folder: Path, name: str) -> None:
         self._file = (folder / f"{name}.bin").open("wb", buffering=WRITE_BUFFER_BYTES)
@@ -120,7 +112,7 @@ class BlobWriter:
         self._offsets.append(ends)
 
     def release(self) -> None:
-        """Closes the files without completing them; after close() it does nothing."""
+        """Closes the files without completing them; does nothing after close()."""
         self._file.close()
         self._offsets.release()
 
@@ -130,11 +122,11 @@ class BlobWriter:
 
 
 class Blob:
-    """The runs of bytes that a BlobWriter wrote, by position; a run is copied out of the map when asked for."""
+    """The byte strings of a BlobWriter by position; each is copied out of the map when asked for."""
 
     def __init__(self, data: mmap.mmap | bytes, offsets: Array) -> None:
         self._data = data
-        self._offsets = offsets.data  # whose items are plain integers: slicing by numpy's takes twice as long
+        self._offsets = offsets.data  # its items are plain integers: slicing by numpy's takes twice as long
 
     @classmethod
     def open(cls, folder: Path, name: str, length: int | None = None) -> Blob:
@@ -150,7 +142,7 @@ class Blob:
 
     @classmethod
     def of(cls, runs: Sequence[bytes]) -> Blob:
-        """Runs in memory."""
+        """Holds byte strings in memory."""
         return cls(b"".join(runs), np.cumsum([0, *map(len, runs)]))
 
     def __len__(self) -> int:
@@ -160,3 +152,16 @@ class Blob:
         if position < 0:
             raise IndexError(position)
         return self._data[self._offsets[position] : self._offsets[position + 1]]
+
+
+def part_bits(rows: int) -> int:
+    """How many leading bits of a hash name its part: sorting and joining hashes takes the memory of one part."""
+    return (rows // ROWS_OF_A_PART).bit_length()
+
+
+def rows_of_part(hashes: Array, bits: int, part: int) -> Rows:
+    """The rows, ascending, of the `hashes` (rows,) uint64 whose first `bits` bits are `part`."""
+    shift = np.uint64(64 - bits)  # numpy shifts a number by all its 64 bits to 0, the only part there is
+    starts = range(0, len(hashes), SCANNED_AT_ONCE)
+    found = [np.flatnonzero(hashes[start : start + SCANNED_AT_ONCE] >> shift == part) + start for start in starts]
+    return np.concatenate(found) if found else np.empty(0, dtype=np.int64)

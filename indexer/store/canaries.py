@@ -1,6 +1,6 @@
 """The canaries that a collection keeps: queries that must find certain documents.
 
-The file is JSON lines: {"query": "高血压吃什么药", "must": ["drug-001"], "within": 10}; `within` is 10 unless given.
+The file is JSON lines: {"query": "高血压吃什么药", "must": ["drug-001"], "within": 10}; `within` defaults to 10.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from indexer.store.errors import BadQueries
+from indexer.errors import BadQueries
+from indexer.store.files import replace_file
 
 TOP = 10
 SHOWN = 3
@@ -29,7 +30,7 @@ class Canary(BaseModel):
 
 
 def load_canaries(path: Path) -> list[Canary]:
-    """Every line of the file; raises BadQueries that names the line that is none."""
+    """Reads every line of the file; raises BadQueries that names a bad line."""
     canaries = []
     try:
         lines = path.read_bytes().splitlines()
@@ -49,11 +50,8 @@ def load_canaries(path: Path) -> list[Canary]:
 
 
 def keep_canaries(root: Path, path: Path) -> None:
-    """Keeps the file in a collection's folder: a later publish or rollback runs its queries too."""
-    kept = root / CANARIES_FILE
-    unfinished = kept.with_name(f".{CANARIES_FILE}")
-    unfinished.write_bytes(path.read_bytes())
-    unfinished.replace(kept)
+    """Copies the file into a collection's folder: a later publish or rollback runs its queries too."""
+    replace_file(root / CANARIES_FILE, path.read_bytes())
 
 
 def kept_canaries(root: Path) -> list[Canary]:
@@ -63,7 +61,7 @@ def kept_canaries(root: Path) -> list[Canary]:
 
 
 def failures_of(canaries: Sequence[Canary], answers: Sequence[Sequence[str]]) -> str | None:
-    """Describes the canaries whose documents are not among the ids that were found for them; None if all are."""
+    """Describes the canaries whose documents are not among the ids that were found; None if all are."""
     failures = [
         f"{canary.query!r} lacks {', '.join(lacking)} among its first {canary.within}"
         for canary, answer in zip(canaries, answers, strict=True)

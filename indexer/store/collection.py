@@ -1,54 +1,89 @@
-"""A folder of versions and one pointer to the version that is served.
+"""A collection: a folder of versions, a pointer to the served one, and the log of fresh documents.
 
-`root/versions/<version>/` are snapshots, `root/CURRENT` names the served one, `root/PUBLISHED` lists what was
-served, in order, so that a rollback cannot land on a build that nobody released. Every change is one atomic
-rename: a reader sees the old state or the new one. `root/shards/` keeps what an unfinished build has encoded,
-`root/fresh/` what the service was given, and what was deleted, since the oldest version was built. Where vectors are
-searched in a database, its alias moves before the pointer, and a version leaves it before the disk.
+`root/versions/<version>/` are snapshots, `root/CURRENT` names the served one, `root/PUBLISHED` lists what was served,
+so that a rollback never lands on an unreleased build. Every change is one atomic rename. If a database searches the
+vectors, its alias moves before the pointer, and a version leaves it before the disk.
 """
 
 from __future__ import annotations
 
-import os
 import secrets
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from hashlib import blake2b
 from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
-from indexer.store.database import Database
-from indexer.store.errors import BadCollection, BadSnapshot
+from indexer.errors import BadCollection, BadDatabase, BadSnapshot
+from indexer.store.files import in_turn, replace_file, sole_builder, sync
 from indexer.store.fresh_log import FreshLog
-from indexer.store.lock import in_turn, sole_builder
 from indexer.store.manifest import Manifest
 from indexer.store.snapshot import Snapshot
-from indexer.store.writer import sync
 from models.encoder.spec import EncoderSpec
+
+if TYPE_CHECKING:
+    from indexer.store.qdrant import Qdrant
 
 BUILDING = ".building-"
 REMOVING = ".removing-"
 VERSION_TIME = "%Y%m%dT%H%M%S"
+HERE = "faiss"
+SCHEMES = {"qdrant+http": "http", "qdrant+https": "https"}
+PORTS = {"http": 6333, "https": 443}
+
+
+@dataclass(frozen=True, slots=True)
+class Database:
+    """The address of a vector database, and the alias that names the served version."""
+
+    url: str
+    alias: str
+    key: str | None = None
+    timeout_seconds: int = 60
+
+    @classmethod
+    def parse(cls, text: str, key: str | None = None, timeout_seconds: int = 60) -> Database | None:
+        """None for `faiss`, which searches in the process; raises BadDatabase if the text is no address."""
+        if text == HERE:
+            return None
+        try:
+            parts = urlsplit(text)
+            port = parts.port
+        except ValueError:
+            parts, port = urlsplit(""), None
+        prefix, _, alias = parts.path.rpartition("/")
+        if parts.scheme not in SCHEMES or not parts.hostname or not alias or "@" in parts.netloc or parts.query:
+            raise BadDatabase(f"{text!r} is neither {HERE} nor like qdrant+http://host:6333/alias")
+        scheme = SCHEMES[parts.scheme]
+        host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
+        return cls(f"{scheme}://{host}:{port or PORTS[scheme]}{prefix}", alias, key, timeout_seconds)
+
+    def connect(self) -> Qdrant:
+        """Makes a client, which sends nothing yet."""
+        try:
+            from indexer.store.qdrant import Qdrant  # its client is optional
+        except ImportError as error:
+            raise BadDatabase(f"{self.url} needs the qdrant extra: pip install 'care-search[qdrant]'") from error
+        return Qdrant.connect(self.url, self.alias, self.key, self.timeout_seconds)
 
 
 class Collection:
-    """The versions of one corpus. Holds no state but where it is: every answer is read from the disk."""
+    """The versions of one corpus. Every answer is read from the disk."""
 
     def __init__(self, root: Path, database: Database | None = None) -> None:
-        """`database` is where the vectors of published versions are searched, if not by whoever serves them."""
+        """`database` searches the vectors of published versions; None: the service does."""
         self.root = root
         self.database = database
-        self._versions = root / "versions"
-        self._pointer = root / "CURRENT"
-        self._published = root / "PUBLISHED"
-        self.rejects = root / "rejects"
-        self.shards_root = root / "shards"
-        self._publishing = root / "LOCK.publish"
+        self._versions, self.rejects, self.shards_root = root / "versions", root / "rejects", root / "shards"
+        self._pointer, self._published, self._publishing = root / "CURRENT", root / "PUBLISHED", root / "LOCK.publish"
         self.fresh_log = FreshLog(root / "fresh")
 
     def current(self) -> str | None:
-        """The version that is served, None where nothing was published yet."""
+        """The served version; None if nothing was published yet."""
         try:
             return self._pointer.read_text(encoding="utf-8").strip() or None
         except FileNotFoundError:
@@ -56,14 +91,28 @@ class Collection:
         except (OSError, UnicodeDecodeError) as error:
             raise BadCollection(f"{self._pointer} is not readable ({error}); remove it, then publish") from error
 
+    def served_manifest(self) -> Manifest | None:
+        """The manifest of the served version; None if nothing readable is served."""
+        try:
+            current = self.current()
+            return Manifest.read(self.folder(current)) if current else None
+        except (BadCollection, BadSnapshot):
+            return None
+
     def versions(self) -> list[str]:
         """Every finished version, oldest first: the names begin with the time."""
         if not self._versions.is_dir():
             return []
         return sorted(path.name for path in self._versions.iterdir() if path.is_dir() and path.name[0] != ".")
 
+    def newest(self) -> str:
+        """The newest version, published or not."""
+        if versions := self.versions():
+            return versions[-1]
+        raise BadCollection(f"{self.root} has no version; care index build makes one")
+
     def folder(self, version: str) -> Path:
-        """Where a version is; refuses one that the collection does not have."""
+        """The folder of a version; raises BadCollection if the collection does not have it."""
         if version not in self.versions():
             known = ", ".join(self.versions()[-5:]) or "none; care index build makes one"
             raise BadCollection(f"{self.root} has no version {version}; it has {known}")
@@ -74,18 +123,15 @@ class Collection:
         return self.shards_root / fingerprint
 
     def identity(self) -> str:
-        """A name that no other collection has, for what is kept outside its folder. For the only builder.
-
-        A copy in another folder has another name.
-        """
+        """A name that no other collection has, nor a copy in another folder. For the only builder."""
         path = self.root / "ID"
         if not path.exists():
-            self._replace(path, [secrets.token_hex(8)])
+            replace_file(path, f"{secrets.token_hex(8)}\n".encode())
         return blake2b(path.read_bytes() + bytes(self.root.resolve()), digest_size=8).hexdigest()
 
     @contextmanager
     def sole_builder(self) -> Iterator[None]:
-        """Keeps other builds out, and clears away what one that was killed left half-written. Raises Busy."""
+        """Keeps other builds out, and removes what a killed one left half-written. Raises Busy."""
         with sole_builder(self.root / "LOCK"):
             self._versions.mkdir(exist_ok=True)
             for path in self._versions.iterdir():
@@ -95,7 +141,7 @@ class Collection:
 
     @contextmanager
     def building(self, version: str) -> Iterator[Path]:
-        """A hidden folder to write a snapshot in: it becomes the version on success and goes away on failure."""
+        """A hidden folder to write a snapshot in: it becomes the version on success and is removed on failure."""
         hidden = self._versions / f"{BUILDING}{version}"
         hidden.mkdir(parents=True)
         try:
@@ -109,13 +155,9 @@ class Collection:
         sync(self._versions)
 
     def publish(self, version: str, *, force: bool = False) -> None:
-        """Makes a version the served one, after opening it with every checksum.
-
-        Refuses a change of space or dimension, which would break a service that runs with the present query
-        encoder, unless `force`. Where there is a database, the version must be in it.
-        """
+        """Serves a version after checking every checksum; unless `force`, the query encoder must still fit."""
         folder = self.folder(version)
-        with in_turn(self._publishing):  # else a version could be pruned between its opening and its publication
+        with in_turn(self._publishing):  # a version must not be pruned between its opening and its publication
             snapshot = Snapshot.open(folder)
             if snapshot.version != version:
                 raise BadSnapshot(f"{snapshot.folder} says it is version {snapshot.version}; restore the folder's name")
@@ -123,27 +165,18 @@ class Collection:
                 made = snapshot.manifest
                 self.require_same_space(version, made.space, made.dim, made.query_encoders)
             if self.database is not None:
-                # First: whoever is killed here leaves a pointer to a version that is still there, and its services
-                # search that version's own collection.
+                # First: a kill after this leaves the pointer at a version that is still there and searchable.
                 with closing(self.database.connect()) as connected:
                     connected.point_to(snapshot)
-            # What PUBLISHED names was served: a version is added once CURRENT names it. If a kill came between the
-            # two, the one that CURRENT names is added now.
+            # A version is listed in PUBLISHED once CURRENT names it; the first call repairs a kill between the two.
             self._record(self.current())
-            self._replace(self._pointer, [version])
+            replace_file(self._pointer, f"{version}\n".encode())
             self._record(version)
 
     def require_same_space(self, name: str, space: str, dim: int, query_encoders: Sequence[str]) -> None:
-        """Refuses what the query encoder of the running services does not fit; `name` says what that is.
-
-        `query_encoders` are the identities of those that may search it.
-        """
-        current = self.current()
-        if current is None or current not in self.versions():
-            return
-        try:
-            old = Manifest.read(self.folder(current))
-        except BadSnapshot:  # a damaged snapshot must not keep a sound one from taking its place
+        """Raises BadCollection if the served query encoder cannot search `name`, which `query_encoders` may search."""
+        # A damaged snapshot must not keep a sound one from taking its place.
+        if (current := self.current()) is None or (old := self.served_manifest()) is None:
             return
         if (old.space, old.dim) != (space, dim):
             raise BadCollection(
@@ -161,7 +194,6 @@ class Collection:
         folder = self.folder(version)
         with in_turn(self._publishing):
             Manifest.read(folder).admitting(spec).write(folder)
-            sync(folder)
 
     def rollback(self, version: str | None = None) -> str:
         """Serves the version published before the current one, or the one named; returns its name."""
@@ -174,27 +206,22 @@ class Collection:
         return target
 
     def previous(self) -> str | None:
-        """The older version that was served when the current one was first published: where a rollback goes.
-
-        So a version that was rolled back from, and then replaced by a newer one, is not returned to.
-        """
-        current = self.current()
-        if current is None:
+        """The older version that was served when the current one was first published: where a rollback goes."""
+        if (current := self.current()) is None:
             return None
-        history = self._history()
-        here = self.versions()
+        history, here = self._history(), self.versions()
         place = history.index(current) if current in history else len(history)
         while place > 0:
             before = history[place - 1]
             if before in here and before < current:
                 return before
-            place = history.index(before)
+            place = history.index(before)  # a version that was rolled back from is passed over
         return None
 
     def prune(self, keep: int, keep_days: float, now: datetime | None = None) -> list[str]:
-        """Removes every version that is neither among the `keep` newest nor younger than `keep_days`.
+        """Removes and returns versions that are neither among the `keep` newest nor younger than `keep_days`.
 
-        The current version and the one that a rollback would go to always stay. Returns what was removed.
+        The current version and the one that a rollback would go to always stay.
         """
         # Names begin with the time, so they compare with a time.
         oldest = _stamp((now or datetime.now(UTC)) - timedelta(days=keep_days))
@@ -202,39 +229,35 @@ class Collection:
             versions = self.versions()
             kept = {*versions[max(0, len(versions) - keep) :], self.current(), self.previous()}
             removed = [version for version in versions if version < oldest and version not in kept]
-            self._drop(removed)
-            for version in removed:  # each at once, so that nobody sees half of one
+            if self.database is not None and removed:  # before the disk forgets them
+                with closing(self.database.connect()) as connected:
+                    for version in removed:
+                        connected.drop(version)
+            for version in removed:  # one rename each: readers never see half a version
                 (self._versions / version).rename(self._versions / f"{REMOVING}{version}")
         for version in removed:
-            shutil.rmtree(self._versions / f"{REMOVING}{version}")
-            (self.rejects / f"{version}.jsonl").unlink(missing_ok=True)
+            self._remove(version)
         self.prune_log()
         return removed
 
     def discard(self, version: str) -> None:
         """Removes a version that was never published."""
-        hidden = self._versions / f"{REMOVING}{version}"
         with in_turn(self._publishing):
-            self.folder(version).rename(hidden)
-        shutil.rmtree(hidden)
-        (self.rejects / f"{version}.jsonl").unlink(missing_ok=True)
+            self.folder(version).rename(self._versions / f"{REMOVING}{version}")
+        self._remove(version)
 
     def prune_log(self) -> None:
         """Removes from the log what every version holds, so that a rollback to any finds what it lacks."""
-        versions = self.versions()
         try:
-            included = [Manifest.read(self._versions / version).fresh.position for version in versions]
-        except BadSnapshot:  # somebody may restore it
+            included = [Manifest.read(self._versions / version).fresh.position for version in self.versions()]
+        except BadSnapshot:  # it may be restored
             return
         if included:
             self.fresh_log.prune(min(included))
 
-    def _drop(self, versions: list[str]) -> None:
-        """Out of the database, while the disk still says that they may be there."""
-        if self.database is not None and versions:
-            with closing(self.database.connect()) as connected:
-                for version in versions:
-                    connected.drop(version)
+    def _remove(self, version: str) -> None:
+        shutil.rmtree(self._versions / f"{REMOVING}{version}")
+        (self.rejects / f"{version}.jsonl").unlink(missing_ok=True)
 
     def _history(self) -> list[str]:
         """What was served, in order."""
@@ -245,26 +268,18 @@ class Collection:
             raise BadCollection(f"{reason}; name the version to go back to") from error
 
     def _record(self, served: str | None) -> None:
-        """Adds the served version to the list, unless it is the last there. A list that is unreadable begins anew."""
+        """Adds the served version to the list, unless it is the last there; an unreadable list begins anew."""
         try:
             history = self._history()
         except BadCollection:
             history = []
         if served is not None and history[-1:] != [served]:
             history.append(served)
-        self._replace(self._published, history)
-
-    def _replace(self, path: Path, lines: list[str]) -> None:
-        """Readers see the old lines or the new ones."""
-        temporary = path.with_name(f".{path.name}.new")
-        temporary.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
-        sync(temporary)
-        os.replace(temporary, path)
-        sync(self.root)
+        replace_file(self._published, "".join(f"{each}\n" for each in history).encode())
 
 
 def new_version(now: datetime | None = None) -> str:
-    """A name that sorts by time, to the millisecond, and is its own even within one."""
+    """A unique name that sorts by time, to the millisecond."""
     return f"{_stamp(now or datetime.now(UTC))}Z-{secrets.token_hex(4)}"
 
 

@@ -1,14 +1,9 @@
-"""The documents of a snapshot, kept as the JSON that an answer needs, so that a hit is two slices of a map.
-
-Files: `documents.bin` + `documents.offsets.npy` (two runs a document: the inside of its JSON object without text, and
-the JSON string of its text), `documents.digests.npy` (what tells whether a document changed), `ids.hashes.npy` +
-`ids.rows.npy` (id → document row). Knows nothing of passages, vectors or filters.
-"""
+"""The documents of a snapshot, stored as the JSON of an answer, and their passages; see docs/index-format.md."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
@@ -17,11 +12,9 @@ from typing import Any
 import numpy as np
 import orjson
 
-from indexer.store.arrays import Array, ArrayWriter, Blob, BlobWriter, load_array
-from indexer.store.parts import part_bits, rows_of_part
-
-Value = str | bool | int | float | Sequence[str] | None
-Metadata = Mapping[str, Value]
+from indexer.errors import TooLarge
+from indexer.store.arrays import Array, ArrayWriter, Blob, BlobWriter, load_array, part_bits, rows_of_part
+from indexer.store.filters import Metadata
 
 DOCUMENTS_FILES = ("documents.bin", "documents.offsets.npy")
 DIGESTS_FILE = "documents.digests.npy"
@@ -29,13 +22,18 @@ ID_HASHES_FILE, ID_ROWS_FILE = "ids.hashes.npy", "ids.rows.npy"
 # What two versions are compared by.
 COMPARED_FILES = (DIGESTS_FILE, ID_HASHES_FILE, ID_ROWS_FILE)
 DIGEST_BYTES = 16
+OWNERS_FILE, SPANS_FILE, HASHES_FILE = "passages.documents.npy", "passages.spans.npy", "hashes.npy"
+HASH_BYTES = 16
+# FAISS's graphs and the rows of known vectors in a build are 32-bit numbers.
+MOST_PASSAGES = 2**31 - 1
 # How much of its text stands for the title of a document that has none.
 HEADLINE_CHARACTERS = 60
+Span = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)
 class StoredDocument:
-    """One document; `json` and `text_json` are ready to be written, the rest is parsed when asked for."""
+    """One document; `json` and `text_json` are ready to be written, the rest is parsed on request."""
 
     json: bytes
     text_json: bytes
@@ -63,12 +61,16 @@ class StoredDocument:
 
     @property
     def headline(self) -> str:
-        """The title, or the beginning of the text, cut between words, if there is none."""
+        """The title; if there is none, the beginning of the text, cut between words."""
         if title := self.title.strip():
             return title
         begin = " ".join(self.text[: 4 * HEADLINE_CHARACTERS].split())
         cut = re.sub(r"\s\S{,15}$", "", begin[:HEADLINE_CHARACTERS])
         return begin if len(begin) <= HEADLINE_CHARACTERS else f"{cut}…"
+
+    @property
+    def digest(self) -> bytes:
+        return blake2b(self.json + self.text_json, digest_size=DIGEST_BYTES).digest()
 
     def _fields(self) -> dict[str, Any]:
         fields: dict[str, Any] = orjson.loads(b"{" + self.json + b"}")
@@ -76,7 +78,7 @@ class StoredDocument:
 
 
 class DocumentsWriter:
-    """Streams documents to disk; keeps nothing of them in memory."""
+    """Streams documents to disk."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -87,47 +89,37 @@ class DocumentsWriter:
     def add(self, document_id: str, title: str, text: str, metadata: Metadata) -> None:
         stored = StoredDocument.of(document_id, title, text, metadata)
         self._blob.append(stored.json, stored.text_json)
-        self._digests.append(_digest(stored.json, stored.text_json))
+        self._digests.append(np.frombuffer(stored.digest, np.uint8))
         self._unsorted.append([_hash(document_id)])
 
     def release(self) -> None:
-        """Gives up the open files of a build that failed."""
-        self._blob.release()
-        self._digests.release()
-        self._unsorted.release()
+        """Closes the files of a failed build."""
+        for writer in (self._blob, self._digests, self._unsorted):
+            writer.release()
 
     def close(self) -> int:
-        """Completes the files; returns the number of documents."""
+        """Completes the files, ids sorted by hash; returns the number of documents."""
         self._blob.close()
         self._digests.close()
-        documents = self._unsorted.close()
-        unsorted = self._folder / "ids.unsorted.npy"
-        _write_sorted(self._folder, load_array(unsorted, "<u8", (documents,)))
-        unsorted.unlink()
+        documents, folder = self._unsorted.close(), self._folder
+        hashes, bits = load_array(folder / "ids.unsorted.npy", "<u8", (documents,)), part_bits(documents)
+        with (
+            ArrayWriter(folder / ID_HASHES_FILE, "<u8") as ascending,
+            ArrayWriter(folder / ID_ROWS_FILE, "<i4") as rows,
+        ):
+            for part in range(1 << bits):
+                inside = rows_of_part(hashes, bits, part)
+                order = inside[np.argsort(hashes[inside], kind="stable")]
+                ascending.append(hashes[order])
+                rows.append(order)
+            ascending.close()
+            rows.close()
+        (folder / "ids.unsorted.npy").unlink()
         return documents
 
 
-def _write_sorted(folder: Path, hashes: Array) -> None:
-    """`ids.hashes.npy`, ascending, and `ids.rows.npy`."""
-    bits = part_bits(len(hashes))
-    with (
-        ArrayWriter(folder / ID_HASHES_FILE, "<u8") as ascending,
-        ArrayWriter(folder / ID_ROWS_FILE, "<i4") as rows,
-    ):
-        for part in range(1 << bits):
-            inside = rows_of_part(hashes, bits, part)
-            order = inside[np.argsort(hashes[inside], kind="stable")]
-            ascending.append(hashes[order])
-            rows.append(order)
-        ascending.close()
-        rows.close()
-
-
 class Documents:
-    """Documents by row and by id.
-
-    `id_hashes` uint64 ascending, and `id_rows` the document row of each: by these two versions are matched.
-    """
+    """Documents by row and by id; `id_hashes` uint64 ascending, `id_rows` the document row of each."""
 
     def __init__(self, blob: Blob, digests: Array | None, id_hashes: Array, id_rows: Array) -> None:
         self._blob = blob
@@ -152,18 +144,18 @@ class Documents:
         return StoredDocument(self._blob[2 * row], self._blob[2 * row + 1])
 
     def text_json(self, row: int) -> bytes:
-        """The JSON string of the document's text, quotes included."""
+        """The document's text as a JSON string, quotes included."""
         return self._blob[2 * row + 1]
 
     def digests(self, rows: Array) -> Array:
         """(rows, 16) uint8: equal digest, equal document."""
         if self._digests is not None:
             return self._digests[rows]
-        found = [_digest(self._blob[2 * row], self._blob[2 * row + 1]) for row in rows.tolist()]
-        return np.array(found, dtype=np.uint8).reshape(-1, DIGEST_BYTES)
+        found = b"".join(self.get(row).digest for row in rows.tolist())
+        return np.frombuffer(found, np.uint8).reshape(-1, DIGEST_BYTES)
 
     def row_of(self, document_id: str) -> int | None:
-        """The row of the document with this id; equal hashes are told apart by the id itself."""
+        """The row of a document; ids of equal hash are compared themselves."""
         try:
             wanted = _hash(document_id)
         except UnicodeEncodeError:  # a lone surrogate is in no stored id
@@ -178,8 +170,65 @@ class Documents:
         return None
 
 
-def _digest(json: bytes, text_json: bytes) -> Array:
-    return np.frombuffer(blake2b(json + text_json, digest_size=DIGEST_BYTES).digest(), dtype=np.uint8)
+class PassagesWriter:
+    """Streams the passages of documents that come in row order."""
+
+    def __init__(self, folder: Path) -> None:
+        self._documents = ArrayWriter(folder / OWNERS_FILE, "<i4")
+        self._spans = ArrayWriter(folder / SPANS_FILE, "<i4", (2,))
+        self._hashes = ArrayWriter(folder / HASHES_FILE, "|u1", (HASH_BYTES,))
+
+    def add(self, document_row: int, spans: Sequence[Span], hashes: Array) -> None:
+        """`hashes` (spans, 16) uint8 let the next build reuse the vectors."""
+        if len(self._documents) + len(spans) > MOST_PASSAGES:
+            raise TooLarge(f"more than {MOST_PASSAGES} passages: divide the corpus into several collections")
+        if len(spans) != len(hashes):
+            raise ValueError(f"{len(spans)} passages with {len(hashes)} hashes")
+        self._documents.append([document_row] * len(spans))
+        self._spans.append(spans)
+        self._hashes.append(hashes)
+
+    def release(self) -> None:
+        """Closes the files of a failed build."""
+        for writer in (self._documents, self._spans, self._hashes):
+            writer.release()
+
+    def close(self) -> int:
+        """Completes the files; returns the number of passages."""
+        self._spans.close()
+        self._hashes.close()
+        return self._documents.close()
+
+
+class Passages:
+    """`documents` int32: passage row → document row, ascending, so a document's passages are neighbours."""
+
+    def __init__(self, documents: Array, spans: Array) -> None:
+        self.documents = documents
+        self._spans = spans
+
+    @classmethod
+    def open(cls, folder: Path, count: int) -> Passages:
+        owners = load_array(folder / OWNERS_FILE, "<i4", (count,))
+        return cls(owners, load_array(folder / SPANS_FILE, "<i4", (count, 2)))
+
+    def __len__(self) -> int:
+        return len(self.documents)
+
+    def of(self, document_row: int) -> range:
+        """The rows of a document's passages."""
+        first, end = np.searchsorted(self.documents, [document_row, document_row + 1]).tolist()
+        return range(first, end)
+
+    def span(self, row: int) -> Span:
+        """First and last-plus-one character of the passage in its document's text."""
+        start, end = self._spans[row].tolist()
+        return start, end
+
+
+def load_hashes(folder: Path, count: int) -> Array:
+    """The content hash of each passage, (passages, 16) uint8."""
+    return load_array(folder / HASHES_FILE, "|u1", (count, HASH_BYTES))
 
 
 def _hash(document_id: str) -> int:

@@ -1,35 +1,81 @@
-"""The log of documents that were posted and deleted since the snapshots were built: appended, followed, pruned.
+"""The log of documents posted and deleted since the snapshots were built: appended, followed, pruned.
 
-`fresh/<position>.log` are segments, named by the position of their first frame; only the last one grows. An append is
-on the disk before it returns. What a death or a full disk left half-written at the end was never acknowledged: the next
-append cuts it off. After a failed fsync it is unknown what the disk has, and a second fsync would not say: the segment
-is marked, and written anew before anything is appended to it. Readers take no lock, and stop before a frame that is
-not whole.
+A frame holds one request: `CFD1`, its position (u64), the length of its body (u32), the CRC-32 of position, length and
+body (u32), little-endian; the body is the length of its JSON (u32), the JSON, and the passages' vectors as float16.
+
+`fresh/<position>.log` are segments, named by their first frame; only the last one grows. An append is on the disk
+before it returns; the next one cuts off a half-written frame, which was never acknowledged. After a failed fsync the
+segment is marked, and rewritten before the next append. Readers take no lock, and stop before an incomplete frame.
 """
 
 from __future__ import annotations
 
 import logging
 import os
+import struct
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise, zip_longest
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
-from indexer.store.changes import Change, Frame, holds_frame, read_frames, write_frame
-from indexer.store.errors import BadLog, NotWritten
-from indexer.store.lock import in_turn
-from indexer.store.writer import sync
+import numpy as np
+import orjson
+from numpy.typing import NDArray
+
+from indexer.errors import BadLog, NotWritten
+from indexer.store.documents import Span
+from indexer.store.files import in_turn, replace_file, sync
+from indexer.store.filters import Metadata
 
 logger = logging.getLogger(__name__)
 
+MAGIC = b"CFD1"
+_HEAD = struct.Struct("<QI")
+_LENGTH = struct.Struct("<I")
+HEAD_BYTES = len(MAGIC) + _HEAD.size + _LENGTH.size
 SUFFIX = ".log"
 LOCK_FILE = "LOCK"
 # Beside a segment whose fsync failed.
 UNSYNCED = ".unsynced"
 DIGITS = 20
+
+Vectors = NDArray[np.float16]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Posted:
+    """A document, the spans of its passages, and their vectors (passages, dim) by the encoder of this fingerprint."""
+
+    id: str
+    title: str
+    text: str
+    metadata: Metadata
+    spans: Sequence[Span]
+    encoder: str
+    vectors: Vectors
+
+
+@dataclass(frozen=True, slots=True)
+class Deleted:
+    """The id of a deleted document."""
+
+    id: str
+
+
+Change = Posted | Deleted
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Frame:
+    """What one request changed. Positions count frames, from 1, without a gap; `checksum` is that of the bytes."""
+
+    position: int
+    checksum: int
+    changes: Sequence[Change] = field(repr=False)
+
 
 Decide = Callable[[Sequence[Frame], int], Sequence[Change]]
 """Frames that were appended meanwhile and the first position of the last segment → changes to append. May raise."""
@@ -37,10 +83,7 @@ Decide = Callable[[Sequence[Frame], int], Sequence[Change]]
 
 @dataclass(frozen=True, slots=True)
 class Cursor:
-    """How far a reader is: past the frame at `position`, at byte `offset` of the segment that begins with `segment`.
-
-    `segment` 0: before any segment.
-    """
+    """A reader's place: past the frame at `position`, at byte `offset` of `segment` (0: before any segment)."""
 
     position: int
     segment: int = 0
@@ -48,25 +91,22 @@ class Cursor:
 
 
 class FreshLog:
-    """The log in one folder. What it remembers only spares it reading again what it found sound before."""
+    """The log in one folder. It remembers how far the log is sound."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._known = Cursor(0)
 
     def append(self, changes: Sequence[Change], after: int = 0) -> int:
-        """Returns the position of the changes once they are on the disk; raises NotWritten or BadLog.
+        """Returns the position of the changes, beyond `after`, once they are on the disk; raises NotWritten or BadLog.
 
-        The position is beyond `after`, that of the snapshot in service: what a snapshot may hold is never read again.
+        `after` is the served snapshot's position: readers skip what a snapshot may hold.
         """
         with self._writing() as end:
             return self._append(changes, end, after)
 
     def change(self, since: Cursor, decide: Decide, after: int = 0) -> int:
-        """Appends what `decide` returns, as `append` does; no other process appends in between.
-
-        If that is nothing, the position returned is the last one, and everything up to it is on the disk.
-        """
+        """Appends what `decide` returns, without an append in between; if that is nothing, syncs what is there."""
         with self._writing() as end:
             frames, _ = self._read(since)
             if changes := decide(frames, end.segment):
@@ -77,18 +117,18 @@ class FreshLog:
             return end.position
 
     def read(self, cursor: Cursor) -> tuple[list[Frame], Cursor]:
-        """The frames after the cursor, in order, and where they end. Raises BadLog where the next one is gone."""
+        """The frames after the cursor, in order, and where they end. Raises BadLog if the next one is missing."""
         try:
             return self._read(cursor)
         except OSError as error:
             raise BadLog(f"{self.folder} cannot be read ({error}); mend the disk or its permissions") from error
 
     def last_segment(self) -> int:
-        """The position with which the last segment begins, 0 if there is none: builds hold nothing from there on."""
+        """The first position of the last segment, 0 if there is none: builds hold nothing from there on."""
         return max(self._segments(), default=0)
 
     def seal(self) -> int:
-        """Has the next append begin a segment; returns the last position, 0 where nothing was ever appended."""
+        """Makes the next append begin a segment; returns the last position, 0 if nothing was ever appended."""
         if not self.folder.is_dir():
             return 0
         with self._writing() as end:
@@ -97,19 +137,21 @@ class FreshLog:
             return end.position
 
     def prune(self, position: int) -> None:
-        """Removes segments that hold nothing beyond this position; the last one stays, for its name counts on."""
+        """Removes segments that end at or before this position; the last one stays, because its name counts on."""
         if not self.folder.is_dir():
             return
         with self._in_turn():
-            segments = self._segments()
-            for first, following in pairwise(segments):
+            for first, following in pairwise(self._segments()):
                 if following <= position + 1:
                     self._path(first).unlink()
             sync(self.folder)
 
     def _read(self, cursor: Cursor) -> tuple[list[Frame], Cursor]:
+        segments = self._segments()
+        if segments and segments[0] > cursor.position + 1:
+            raise BadLog(self._gap(cursor.position, segments[0]))
+        segments = segments[sum(following <= cursor.position + 1 for following in segments[1:]) :]
         frames: list[Frame] = []
-        segments = self._segments_from(cursor)
         for first, following in zip_longest(segments, segments[1:]):
             start = cursor.offset if first == cursor.segment else 0
             data = _read_from(self._path(first), start)
@@ -122,7 +164,7 @@ class FreshLog:
                     cursor = Cursor(frame.position, first, start + offset)
             self._require_torn(first, data, offset)
             cursor = Cursor(cursor.position, first, start + offset)
-            # Nothing was appended to it after the next was begun: what it lacks was acknowledged.
+            # Nothing was appended to it after the next began: a missing frame was acknowledged.
             if following is not None and following > cursor.position + 1:
                 raise BadLog(self._gap(cursor.position, following))
         return frames, cursor
@@ -137,7 +179,7 @@ class FreshLog:
 
     @contextmanager
     def _writing(self) -> Iterator[Cursor]:
-        """The sound end of the log, under the lock; what the disk does not take is raised as NotWritten."""
+        """Yields the sound end of the log, under the lock; raises NotWritten if the disk refuses a write."""
         try:
             with self._in_turn():
                 yield self._sound_end()
@@ -171,26 +213,15 @@ class FreshLog:
             sync(self.folder)
             raise
 
-    def _write_anew(self, segment: int) -> None:
-        """Replaces a segment whose fsync failed by a copy that is on the disk."""
-        path = self._path(segment)
-        copy = path.with_suffix(".copy")
-        with copy.open("wb") as file:
-            file.write(path.read_bytes())
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(copy, path)
-        sync(self.folder)
-        self._mark(segment).unlink()
-
     def _sound_end(self) -> Cursor:
-        """The end of the last segment; cuts off what is not whole there. Under the lock only."""
+        """The end of the last segment; cuts off an incomplete frame. Under the lock only."""
         segments = self._segments()
         if not segments:
             return Cursor(0)
         last, path = segments[-1], self._path(segments[-1])
-        if self._mark(last).exists():
-            self._write_anew(last)
+        if self._mark(last).exists():  # its fsync failed
+            replace_file(path, path.read_bytes())
+            self._mark(last).unlink()
         known = self._known
         if known.segment != last or known.offset > path.stat().st_size:
             known = Cursor(last - 1, last)
@@ -207,23 +238,18 @@ class FreshLog:
         return Cursor(position, last, known.offset + end)
 
     def _require_torn(self, segment: int, data: bytes, end: int) -> None:
-        """What follows the last whole frame is the beginning of one at most; else acknowledged frames lie beyond it."""
-        if end < len(data) and holds_frame(data, end + 1):
-            path = self._path(segment)
-            raise BadLog(f"{path} is damaged before frames that are whole; restore it from a backup")
+        """Raises BadLog if a whole frame, which was acknowledged, follows the bytes that are none."""
+        start = end + 1
+        while end < len(data) and (start := data.find(MAGIC, start)) >= 0:
+            if _read_body(data, start) is not None:
+                damaged = f"{self._path(segment)} is damaged before frames that are whole"
+                raise BadLog(f"{damaged}; restore it from a backup")
+            start += 1
 
     def _begin_segment(self, first: int) -> Cursor:
         self._path(first).touch()
         sync(self.folder)
         return Cursor(first - 1, first)
-
-    def _segments_from(self, cursor: Cursor) -> list[int]:
-        """Those that may hold frames after the cursor, in order."""
-        segments = self._segments()
-        if segments and segments[0] > cursor.position + 1:
-            raise BadLog(self._gap(cursor.position, segments[0]))
-        passed = sum(following <= cursor.position + 1 for following in segments[1:])
-        return segments[passed:]
 
     def _segments(self) -> list[int]:
         try:
@@ -241,6 +267,52 @@ class FreshLog:
     def _gap(self, position: int, found: int) -> str:
         gap = f"{self.folder} goes on with position {found} after {position}"
         return f"{gap}; restore what is missing from a backup, or remove the folder to go on without all of it"
+
+
+def write_frame(position: int, changes: Sequence[Change]) -> bytes:
+    facts = orjson.dumps([_facts(change) for change in changes])
+    vectors = [change.vectors.astype("<f2").tobytes() for change in changes if isinstance(change, Posted)]
+    body = b"".join([_LENGTH.pack(len(facts)), facts, *vectors])
+    head = _HEAD.pack(position, len(body))
+    return b"".join([MAGIC, head, _LENGTH.pack(zlib.crc32(body, zlib.crc32(head))), body])
+
+
+def read_frames(data: bytes, start: int = 0) -> Iterator[tuple[Frame, int]]:
+    """Every whole frame from `start` on and where it ends; stops before the first incomplete one."""
+    while (found := _read_body(data, start)) is not None:
+        position, checksum, body = found
+        (length,) = _LENGTH.unpack_from(body)
+        numbers = np.frombuffer(body, "<f2", offset=_LENGTH.size + length)
+        changes: list[Change] = []
+        for facts in orjson.loads(body[_LENGTH.size : _LENGTH.size + length]):
+            if "spans" not in facts:
+                changes.append(Deleted(facts["id"]))
+                continue
+            dim, spans = facts.pop("dim"), [(first, end) for first, end in facts.pop("spans")]
+            vectors, numbers = np.split(numbers, [len(spans) * dim])
+            changes.append(Posted(**facts, spans=spans, vectors=vectors.reshape(len(spans), dim)))
+        start += HEAD_BYTES + len(body)
+        yield Frame(position, checksum, changes), start
+
+
+def _read_body(data: bytes, start: int) -> tuple[int, int, memoryview] | None:
+    """Position, checksum and body of the frame at `start`; None if there is no whole frame."""
+    if data[start : start + len(MAGIC)] != MAGIC or start + HEAD_BYTES > len(data):
+        return None
+    head = data[start + len(MAGIC) : start + len(MAGIC) + _HEAD.size]
+    position, length = _HEAD.unpack(head)
+    (checksum,) = _LENGTH.unpack_from(data, start + len(MAGIC) + _HEAD.size)
+    body = memoryview(data)[start + HEAD_BYTES : start + HEAD_BYTES + length]
+    if len(body) < length or zlib.crc32(body, zlib.crc32(head)) != checksum:
+        return None
+    return position, checksum, body
+
+
+def _facts(change: Change) -> dict[str, Any]:
+    if isinstance(change, Deleted):
+        return {"id": change.id}
+    names = ("id", "title", "text", "metadata", "spans", "encoder")
+    return {name: getattr(change, name) for name in names} | {"dim": change.vectors.shape[1]}
 
 
 def _read_from(path: Path, offset: int) -> bytes:

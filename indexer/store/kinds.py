@@ -1,8 +1,6 @@
-"""The kinds of index over the vectors of a snapshot, and the files that hold them. Loads no FAISS.
+"""The kinds of index over a snapshot's vectors, and their files. Loads no FAISS.
 
-`vectors.npy` is the only copy of the vectors (float16). `index.faiss` holds what a kind adds to it: the links of a
-graph, or codes of a few bits that choose candidates, which are then scored from the vectors. An exact index needs
-no file.
+`vectors.npy` is the only copy of the vectors; `index.faiss` holds what a kind adds, links or short codes.
 """
 
 from __future__ import annotations
@@ -12,20 +10,19 @@ from enum import StrEnum
 VECTORS_FILE = "vectors.npy"
 INDEX_FILE = "index.faiss"
 
+# Exact search over this many passages takes a few milliseconds on one core; beyond it a graph is worth building.
+FLAT_PASSAGES = 20_000
 HNSW_LINKS = 32
 HNSW_EF_CONSTRUCTION = 200
 # Lists of an inverted file: about four times the square root of the rows.
 LISTS_PER_ROOT = 4
 FEWEST_ROWS_PER_LIST = 39  # FAISS warns below this
-# Fewer rows than this teach the codes of a list index nothing.
+# Fewer rows than this cannot train the codes of a list index.
 LEAST_ROWS_FOR_LISTS = 1000
 
 
 class IndexKind(StrEnum):
-    """Every row, a walk over a graph, or the nearest lists of an inverted file with short codes and exact rescoring.
-
-    The graph of cagra is built on a graphics card, and walked there or here.
-    """
+    """Exact search, a graph (cagra: built on a GPU), or an inverted file with short codes and exact rescoring."""
 
     FLAT = "flat"
     HNSW = "hnsw"
@@ -42,7 +39,7 @@ class IndexKind(StrEnum):
         return self in (IndexKind.IVF_PQ, IndexKind.RABITQ)
 
     def depths(self, rows: int) -> list[int]:
-        """How far one may search, the least first: nodes of the graph, or lists; [0] where there is no choice."""
+        """Search depths to choose from, ascending: nodes of the graph, or lists; [0] if there is no choice."""
         if self is IndexKind.FLAT:
             return [0]
         if self.is_graph:
@@ -52,5 +49,5 @@ class IndexKind(StrEnum):
 
 
 def list_count(rows: int) -> int:
-    """How many lists an inverted file over so many rows has."""
+    """How many lists an inverted file over this many rows has."""
     return max(1, min(LISTS_PER_ROOT * int(rows**0.5), rows // FEWEST_ROWS_PER_LIST))

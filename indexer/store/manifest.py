@@ -1,20 +1,21 @@
-"""`manifest.json`: what a snapshot is, how it came to be, and the checksum of every file, itself included.
+"""`manifest.json`: what a snapshot is, how it was built, and the checksum of every file, itself included.
 
-It is written last, so a folder without one is a build that did not finish. Knows nothing of the files' insides.
+It is written last: a folder without one is a build that did not finish.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import os
+from collections.abc import Iterable
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationError
 
-from indexer.store.errors import BadSnapshot
+from indexer.errors import BadSnapshot
+from indexer.store.files import replace_file
 from indexer.store.kinds import INDEX_FILE, IndexKind
 from models.encoder.spec import EncoderSpec, Precision, Variant, sha256_of
 from models.errors import SpaceMismatch
@@ -23,12 +24,13 @@ MANIFEST_FILE = "manifest.json"
 LEXICAL_FOLDER = "lexical"
 CORRECTION_FILE = "correction.npy"
 FORMAT = 5
-# The oldest format that is still read: collections of it go on being served until they are built again.
+# The oldest format that is still read.
 OLDEST_FORMAT = 1
 
 Count = Annotated[int, Field(ge=0)]
 Positive = Annotated[int, Field(gt=0)]
 Share = Annotated[float, Field(ge=0, le=1)]
+Name = Annotated[str, Field(min_length=1)]
 
 
 class _Value(BaseModel):
@@ -36,7 +38,7 @@ class _Value(BaseModel):
 
 
 class DocumentEncoder(_Value):
-    """The encoder that read the documents: which function, in which numbers."""
+    """The encoder that read the documents, and the variant or precision that ran."""
 
     fingerprint: str
     variant: Variant | Precision
@@ -49,7 +51,7 @@ class Counts(_Value):
 
 
 class Recall(_Value):
-    """The share of the exact ten best passages that the index found, over so many queries, and the least allowed."""
+    """The share of the exact ten best passages that the index found, over `queries` queries, and the least allowed."""
 
     at_10: Share
     queries: Positive
@@ -59,8 +61,7 @@ class Recall(_Value):
 class Built(_Value):
     """How the snapshot was made: enough to make it again from the same corpus.
 
-    `search_depth` is how far a search looks unless it is told, 0: the least of the index's kind. `recall` was not
-    measured where it is None: the index is exact, or of format 1.
+    `search_depth` 0 is the least of the index's kind. `recall` is None for an exact index and for format 1.
     """
 
     index: IndexKind
@@ -74,18 +75,14 @@ class Built(_Value):
 
 
 class Included(_Value):
-    """How far the snapshot holds what the service was given: the log's position, and how many of the last documents
-    are in no corpus."""
+    """The log's position up to which the snapshot holds it, and how many of the last documents are in no corpus."""
 
     position: Count = 0
     posted: Count = 0
 
 
 class Corrected(_Value):
-    """Who else read some of the passages, so that what it reads of fresh documents can be corrected.
-
-    `encoders` are the fingerprints of the query encoder's graphs, `passages` is how many of its vectors are kept.
-    """
+    """The query encoder (fingerprints of its graphs) that read `passages` passages, to correct fresh documents."""
 
     encoders: Annotated[tuple[str, ...], Field(min_length=1)]
     passages: Positive
@@ -96,11 +93,11 @@ class FileEntry(_Value):
     sha256: str
 
 
-class Facts(_Value):
-    """Everything that the maker of a snapshot knows before its files are counted."""
+class Manifest(_Value):
+    """The content of `manifest.json` without its own checksum; `SnapshotWriter.finish` fills in `files`."""
 
-    version: Annotated[str, Field(min_length=1)]
-    space: Annotated[str, Field(min_length=1)]
+    version: Name
+    space: Name
     encoder: DocumentEncoder
     dim: Positive
     counts: Counts
@@ -109,14 +106,9 @@ class Facts(_Value):
     correction: Corrected | None = None
     query_encoders: tuple[str, ...] = ()
     """Identities of the query encoders that may search the snapshot (`EncoderSpec.identities`)."""
-
-
-class Manifest(Facts):
-    """The content of `manifest.json`, less its own checksum."""
-
     format: int = FORMAT
     metric: str = "inner_product"
-    files: dict[str, FileEntry]
+    files: dict[str, FileEntry] = {}
 
     @property
     def created(self) -> datetime:
@@ -128,18 +120,12 @@ class Manifest(Facts):
 
     @property
     def content(self) -> str:
-        """Names what the snapshot holds, whenever it was made: builds of one corpus in one way have one content.
-
-        The lexical library gives its files random names, which two JSON files repeat; their other bytes count.
-        """
+        """Identifies what the snapshot holds: equal builds of one corpus have equal content."""
         facts = self.model_dump(mode="json", include={"space", "encoder", "dim", "counts", "format"})
         return _checksum(facts | self._file_checksums())
 
     def is_equal_to(self, other: Manifest) -> bool:
-        """Whether both hold the same and were built in the same way.
-
-        The index file does not count: it is made of vectors that do, and a graph differs from build to build.
-        """
+        """Whether both hold the same, built in the same way; index files vary and do not count."""
         return self._made() == other._made()
 
     def _made(self) -> dict[str, Any]:
@@ -152,16 +138,17 @@ class Manifest(Facts):
         return facts | checksums
 
     def _file_checksums(self) -> dict[str, Any]:
+        # The lexical library gives its files random names, which its JSON files repeat.
         lexical = {name: entry for name, entry in self.files.items() if name.startswith(f"{LEXICAL_FOLDER}/")}
         named = {name: entry.sha256 for name, entry in self.files.items() if name not in lexical}
         unnamed = sorted((Path(name).suffix, e.sha256) for name, e in lexical.items() if not name.endswith(".json"))
         return {"files": named, "lexical": unnamed}
 
     def require_encoder(self, spec: EncoderSpec) -> None:
-        """Refuses a query encoder that was not made for this snapshot's embeddings.
+        """Raises SpaceMismatch for a query encoder that was not made for this snapshot's embeddings.
 
-        Besides those that it names, the document encoder itself may search it, and the encoder that it was corrected
-        for: snapshots of before format 5 name none.
+        Besides the admitted ones, the document encoder itself and the corrected one may search: snapshots before format
+        5 name none.
         """
         self._require_space(spec)
         fingerprints = {self.encoder.fingerprint, *(self.correction.encoders if self.correction else ())}
@@ -189,16 +176,11 @@ class Manifest(Facts):
     def write(self, folder: Path) -> None:
         fields = self.model_dump(mode="json")
         text = json.dumps(fields | {"checksum": _checksum(fields)}, ensure_ascii=False, indent=2) + "\n"
-        temporary = folder / f".{MANIFEST_FILE}.new"
-        with temporary.open("w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, folder / MANIFEST_FILE)
+        replace_file(folder / MANIFEST_FILE, text.encode())
 
     @classmethod
     def read(cls, folder: Path) -> Manifest:
-        """Parses and checks the manifest alone; `verify_files` looks at the rest."""
+        """Parses and checks the manifest alone; `verify_files` checks the rest."""
         path = folder / MANIFEST_FILE
         if not path.is_file():
             raise BadSnapshot(f"{folder} has no {MANIFEST_FILE}: its build did not finish; build it again")
@@ -216,35 +198,27 @@ class Manifest(Facts):
             raise BadSnapshot(f"{path} was altered: its own checksum differs; roll back or build again")
         return manifest
 
+    def verify_files(self, folder: Path, names: Iterable[str] | None = None, *, checksums: bool = True) -> None:
+        """Raises BadSnapshot unless the files (all, or those of `names` that the manifest has) are as it says."""
+        for name in self.files if names is None else self.files.keys() & set(names):
+            path, entry = folder / name, self.files[name]
+            if not path.is_file():
+                raise BadSnapshot(f"{folder}: {name} is missing; roll back or build again")
+            if (size := path.stat().st_size) != entry.size:
+                sizes = f"{size} bytes instead of {entry.size}"
+                raise BadSnapshot(f"{folder}: {name} has {sizes}; roll back or build again")
+            if checksums and sha256_of(path) != entry.sha256:
+                raise BadSnapshot(f"{folder}: {name} was altered: its checksum differs; roll back or build again")
+
 
 def list_files(folder: Path) -> dict[str, FileEntry]:
-    """Size and checksum of every file under the folder, by its path with forward slashes.
-
-    Lock files are left out: they are empty, and readers of the lexical index make them anew.
-    """
-    paths = sorted(path for path in folder.rglob("*") if path.is_file() and path.suffix != ".lock")
-    return {
-        path.relative_to(folder).as_posix(): FileEntry(size=path.stat().st_size, sha256=sha256_of(path))
-        for path in paths
-    }
-
-
-def verify_files(folder: Path, manifest: Manifest, *, checksums: bool) -> None:
-    """Refuses the folder unless every file is there, has its size and (with `checksums`) its very bytes."""
-    for name in manifest.files:
-        verify_file(folder, manifest, name, checksum=checksums)
-
-
-def verify_file(folder: Path, manifest: Manifest, name: str, *, checksum: bool) -> None:
-    """Raises BadSnapshot unless the file is what the manifest says."""
-    path, entry = folder / name, manifest.files[name]
-    if not path.is_file():
-        raise BadSnapshot(f"{folder}: {name} is missing; roll back or build again")
-    size = path.stat().st_size
-    if size != entry.size:
-        raise BadSnapshot(f"{folder}: {name} has {size} bytes instead of {entry.size}; roll back or build again")
-    if checksum and sha256_of(path) != entry.sha256:
-        raise BadSnapshot(f"{folder}: {name} was altered: its checksum differs; roll back or build again")
+    """Size and checksum of every file under the folder, by its path with forward slashes."""
+    entries = {}
+    for path in sorted(path for path in folder.rglob("*") if path.is_file()):
+        if path.suffix != ".lock":  # readers of the lexical index create empty lock files
+            entry = FileEntry(size=path.stat().st_size, sha256=sha256_of(path))
+            entries[path.relative_to(folder).as_posix()] = entry
+    return entries
 
 
 def _checksum(fields: dict[str, Any]) -> str:

@@ -1,122 +1,151 @@
-"""What was posted and deleted since a snapshot was built, laid over it: one immutable value, one state of the log.
+"""Documents posted and deleted since a snapshot was built, laid over it: one immutable value, one state of the log.
 
-Rows go on where the snapshot's end: the document row of a fresh document is the snapshot's number of documents plus its
-own, and so for passages. A posted document hides the snapshot's of the same id, a deleted one hides it too. Knows
-nothing of files, engines or HTTP.
+Rows continue the snapshot's: the row of a fresh document is the snapshot's number of documents plus its own, and so for
+passages. A posted or deleted document hides the snapshot's of the same id.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from copy import copy
 from dataclasses import dataclass
 from functools import lru_cache
 from hashlib import blake2b
-from itertools import chain
+from itertools import chain, compress
 
 import numpy as np
-from numpy.typing import NDArray
 
-from indexer.store import Filter, Frame, Posted, Snapshot, StoredDocument
-from indexer.store.filters import restrict
-from indexer.store.fresh_block import Block, Mask, Rows, Scores
-from models.lexical import Ranking
+from indexer.store.arrays import Mask, Rows, Scores
+from indexer.store.documents import StoredDocument
+from indexer.store.filters import Filter, restrict
+from indexer.store.fresh_log import Frame, Posted
+from indexer.store.metadata import MetadataIndex
+from indexer.store.snapshot import Snapshot
+from models.lexical import Postings, Ranking
 
 MEMORISED_FILTERS = 32
 STATE_BYTES = 16
-Allowed = Callable[[tuple[Filter, ...]], Mask]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Overlay:
-    """`hidden` is a boolean array over the snapshot's passages, `gone` the document rows that they belong to.
+class Block:
+    """A few documents as a small index, with rows of its own; `owners` is the document row of each passage."""
 
-    `blocks` hold the fresh documents, `live` says of each block which are not replaced or deleted since, `rows` has the
-    row of each live one by id, `positions` the log's position of the last change of each id. `state` names what was
-    laid over; `changes` counts documents posted and deleted, `posted` passages posted.
+    ids: tuple[str, ...]
+    documents: tuple[StoredDocument, ...]
+    owners: Rows
+    spans: Rows
+    vectors: Scores
+    postings: Postings
+    metadata: MetadataIndex
+
+    def __len__(self) -> int:
+        """The number of passages."""
+        return len(self.owners)
+
+    @classmethod
+    def of(cls, posted: Sequence[Posted], vectors: Scores) -> Block:
+        """`vectors` (passages of all, dim) are searched instead of those that were posted."""
+        spans = [span for document in posted for span in document.spans]
+        texts = [f"{document.title}\n{document.text[slice(*span)]}" for document in posted for span in document.spans]
+        return cls(
+            tuple(document.id for document in posted),
+            tuple(StoredDocument.of(each.id, each.title, each.text, each.metadata) for each in posted),
+            np.repeat(np.arange(len(posted)), [len(document.spans) for document in posted]),
+            np.array(spans, np.int64).reshape(-1, 2),
+            vectors,
+            Postings.of(texts),
+            MetadataIndex.of([document.metadata for document in posted]),
+        )
+
+    @classmethod
+    def joined(cls, blocks: Sequence[Block], live: Mask) -> Block:
+        """Joins blocks, without the documents that `live` (documents of all,) leaves out."""
+        owners = _shifted(blocks)
+        kept = live[owners]
+        documents = tuple(compress(chain.from_iterable(block.documents for block in blocks), live.tolist()))
+        return cls(
+            tuple(compress(chain.from_iterable(block.ids for block in blocks), live.tolist())),
+            documents,
+            (np.cumsum(live) - 1)[owners[kept]],
+            np.concatenate([block.spans for block in blocks])[kept],
+            np.concatenate([block.vectors for block in blocks])[kept],
+            Postings.joined([block.postings for block in blocks], np.split(kept, np.cumsum([*map(len, blocks)])[:-1])),
+            MetadataIndex.of([stored.metadata for stored in documents]),
+        )
+
+    def select(self, filters: Sequence[Filter]) -> Mask:
+        """Which passages' documents satisfy every filter; raises BadFilter if a value does not suit its field."""
+        return self.metadata.select(restrict(filters, self.metadata.kinds.__contains__))[self.owners]
+
+
+class Overlay:
+    """What the log holds beyond a snapshot; never changes.
+
+    `hidden` is a boolean array over the snapshot's passages, `gone` the rows of their documents. `blocks` hold the
+    fresh documents; `live` (fresh documents,) leaves out those replaced or deleted since, `rows` maps the ids of the
+    live ones to rows, `positions` each changed id to the log's position. `state` identifies the log's content;
+    `changes` counts documents posted and deleted, `posted` passages posted.
     """
 
-    snapshot: Snapshot
-    hidden: Mask
-    gone: frozenset[int]
-    blocks: tuple[Block, ...]
-    live: tuple[Mask, ...]
-    rows: dict[str, int]
-    owners: Rows
-    allowed: Allowed
-    state: bytes
-    changes: int
-    posted: int
-    positions: dict[str, int]
+    def __init__(self, snapshot: Snapshot) -> None:
+        """An empty overlay."""
+        self.snapshot = snapshot
+        self.hidden: Mask = np.zeros(len(snapshot.passages), np.bool_)
+        self.gone: frozenset[int] = frozenset()
+        self.live: Mask = np.ones(0, np.bool_)
+        self.positions: dict[str, int] = {}
+        self.state, self.changes, self.posted = b"", 0, 0
+        self._set_blocks(())
 
     @classmethod
     def over(cls, snapshot: Snapshot) -> Overlay:
-        """Nothing, over a snapshot."""
-        hidden = np.zeros(len(snapshot.passages), np.bool_)
-        return cls._of(snapshot, hidden, frozenset(), [], [], b"", 0, 0, {})
+        return cls(snapshot)
 
     def apply(self, frames: Sequence[Frame]) -> Overlay:
-        """This overlay, and what further frames of the log say. Takes time with their size, seldom with its own."""
+        """A new overlay with further frames of the log."""
+        new, main = copy(self), self.snapshot
         changes = {change.id: change for frame in frames for change in frame.changes}
-        hidden, gone = self.hidden.copy(), set(self.gone)
-        live = [mask.copy() for mask in self.live]
-        places = {row: place for place, row in self._places()}
-        for document_id in changes:
-            if (row := self.snapshot.documents.row_of(document_id)) is not None:
-                gone.add(row)
-                passages = self.snapshot.passages.of(row)
-                hidden[passages.start : passages.stop] = True
-            if (row := self.rows.get(document_id)) is not None:
-                block, own = places[row]
-                live[block][own] = False
+        new.hidden, new.live = self.hidden.copy(), self.live.copy()
+        gone = {row for name in changes if (row := main.documents.row_of(name)) is not None}
+        new.gone = self.gone | gone
+        for passages in map(main.passages.of, gone):
+            new.hidden[passages.start : passages.stop] = True
+        new.live[[self.rows[name] - len(main.documents) for name in changes if name in self.rows]] = False
         blocks = list(self.blocks)
         if posted := [change for change in changes.values() if isinstance(change, Posted)]:
             blocks.append(Block.of(posted, self._vectors(posted)))
-            live.append(np.ones(len(posted), np.bool_))
-            _merge(blocks, live)
-        state = self.state
-        for frame in frames:  # one by one, so that it does not matter how many were taken in at once
-            state = blake2b(b"%b%d,%d" % (state, frame.position, frame.checksum), digest_size=STATE_BYTES).digest()
-        count = self.changes + sum(len(frame.changes) for frame in frames)
-        posted_passages = self.posted + sum(map(passages_of, frames))
-        positions = self.positions | {change.id: frame.position for frame in frames for change in frame.changes}
-        return self._of(self.snapshot, hidden, frozenset(gone), blocks, live, state, count, posted_passages, positions)
+            new.live = _merge(blocks, np.append(new.live, np.ones(len(posted), np.bool_)))
+        new.positions = self.positions | {change.id: frame.position for frame in frames for change in frame.changes}
+        for frame in frames:  # one by one: the state does not depend on how many are applied at once
+            state = b"%b%d,%d" % (new.state, frame.position, frame.checksum)
+            new.state = blake2b(state, digest_size=STATE_BYTES).digest()
+            new.changes += len(frame.changes)
+            new.posted += passages_of(frame)
+        new._set_blocks(tuple(blocks))
+        return new
 
-    @classmethod
-    def _of(
-        cls,
-        snapshot: Snapshot,
-        hidden: Mask,
-        gone: frozenset[int],
-        blocks: Sequence[Block],
-        live: Sequence[Mask],
-        state: bytes,
-        changes: int,
-        posted: int,
-        positions: dict[str, int],
-    ) -> Overlay:
-        first = len(snapshot.documents)
-        starts = np.cumsum([first, *(len(block.ids) for block in blocks)]).tolist()
-        owners = np.concatenate(
-            [np.empty(0, np.int64), *(b.owners + start for b, start in zip(blocks, starts, strict=False))]
-        )
-        alive = np.concatenate([np.ones(0, np.bool_), *(m[b.owners] for b, m in zip(blocks, live, strict=True))])
-        ids = chain.from_iterable(block.ids for block in blocks)
-        lives = chain.from_iterable(mask.tolist() for mask in live)
-        rows = {own: row for row, (own, is_live) in enumerate(zip(ids, lives, strict=True), first) if is_live}
+    def _set_blocks(self, blocks: tuple[Block, ...]) -> None:
+        self.blocks = blocks
+        first = len(self.snapshot.documents)
+        ids = enumerate(chain.from_iterable(block.ids for block in blocks), first)
+        self.rows = {own: row for row, own in compress(ids, self.live.tolist())}
+        self._documents = tuple(chain.from_iterable(block.documents for block in blocks))
+        owners = _shifted(blocks)
+        self._owners, alive = owners + first, self.live[owners]
+        self._spans = np.concatenate([np.empty((0, 2), np.int64), *(block.spans for block in blocks)])
 
         @lru_cache(maxsize=MEMORISED_FILTERS)
         def allowed(filters: tuple[Filter, ...]) -> Mask:
-            if not filters:
-                return alive
-            selected: Mask = np.concatenate([np.ones(0, np.bool_), *(block.select(filters) for block in blocks)])
-            return alive & selected
+            """Which fresh passages are live and satisfy the filters."""
+            selected = [block.select(filters) for block in blocks] if filters else []
+            return np.logical_and(alive, np.concatenate(selected)) if selected else alive
 
-        counts = (state, changes, posted, positions)
-        return cls(snapshot, hidden, gone, tuple(blocks), tuple(live), rows, owners, allowed, *counts)
+        self.allowed = allowed
 
     @property
     def documents(self) -> int:
-        """How many there are to be found, the snapshot's included."""
+        """How many documents can be found, the snapshot's included."""
         return len(self.snapshot.documents) - len(self.gone) + len(self.rows)
 
     @property
@@ -126,7 +155,7 @@ class Overlay:
 
     @property
     def kinds(self) -> dict[str, str]:
-        """What the fields of fresh documents hold."""
+        """The kinds of the fresh documents' fields."""
         return {name: kind for block in self.blocks for name, kind in block.metadata.kinds.items()}
 
     def snapshot_filters(self, filters: tuple[Filter, ...]) -> tuple[Filter, ...]:
@@ -137,7 +166,7 @@ class Overlay:
         return restrict(filters, lambda field: field not in only_fresh)
 
     def visible(self, passages: Rows, scores: Scores) -> Ranking:
-        """The snapshot's passages that nothing hides."""
+        """The snapshot's passages that are not hidden."""
         kept = ~self.hidden[passages]
         return passages[kept], scores[kept]
 
@@ -147,7 +176,7 @@ class Overlay:
         return np.concatenate([np.empty((len(queries), 0), np.float32), *parts], axis=1)
 
     def score_words(self, query: str) -> Scores:
-        """BM25 (fresh passages,), by the rarities of the snapshot's lexical index, so that scores of both compare."""
+        """BM25 (fresh passages,) with the snapshot's term rarities, so that scores of both compare."""
         lexical = self.snapshot.lexical
         weights = lexical.weights(query)
         parts = [block.postings.score(weights, lexical) for block in self.blocks]
@@ -159,39 +188,36 @@ class Overlay:
         chosen = chosen[np.lexsort((chosen, -scores[chosen]))]
         return chosen + len(self.hidden), scores[chosen]
 
-    def documents_of(self, passages: NDArray[np.int64]) -> Rows:
+    def documents_of(self, passages: Rows) -> Rows:
         """The document row of each passage row, fresh or not."""
         main = len(self.hidden)
         found = self.snapshot.passages.documents[np.minimum(passages, main - 1)].astype(np.int64)
         fresh = passages >= main
-        found[fresh] = self.owners[passages[fresh] - main]
+        found[fresh] = self._owners[passages[fresh] - main]
         return found
 
     def document(self, row: int) -> StoredDocument:
         """The document of a row, fresh or not."""
-        return self.snapshot.documents.get(row) if row < len(self.snapshot.documents) else self._fresh(row)
+        own = row - len(self.snapshot.documents)
+        return self.snapshot.documents.get(row) if own < 0 else self._documents[own]
 
     def span(self, passage: int) -> tuple[int, int]:
-        """Where a passage, fresh or not, stands in its document's text."""
+        """The characters of a passage, fresh or not, in its document's text."""
         own = passage - len(self.hidden)
         if own < 0:
             return self.snapshot.passages.span(passage)
-        for block in self.blocks:
-            if own < len(block):
-                start, end = block.spans[own].tolist()
-                return start, end
-            own -= len(block)
-        raise IndexError(passage)
+        start, end = self._spans[own].tolist()
+        return start, end
 
     def row_of(self, document_id: str) -> int | None:
-        """The row of the document with this id, None where there is none, or none any more."""
+        """The row of the document with this id; None if there is none, or it was deleted."""
         if (row := self.rows.get(document_id)) is not None:
             return row
         row = self.snapshot.documents.row_of(document_id)
         return None if row in self.gone else row
 
     def _vectors(self, posted: Sequence[Posted]) -> Scores:
-        """Vectors of all passages where the snapshot's encoder would have put them, as far as the snapshot can tell."""
+        """Vectors of all passages, corrected to the snapshot's encoder if it knows how."""
         vectors: Scores = np.concatenate([document.vectors for document in posted]).astype(np.float32)
         facts, correction = self.snapshot.manifest.correction, self.snapshot.correction
         if facts is not None and correction is not None:
@@ -199,27 +225,23 @@ class Overlay:
             vectors[known] = correction(vectors[known])
         return vectors
 
-    def _fresh(self, row: int) -> StoredDocument:
-        own = row - len(self.snapshot.documents)
-        for block in self.blocks:
-            if own < len(block.ids):
-                return block.documents[own]
-            own -= len(block.ids)
-        raise IndexError(row)
-
-    def _places(self) -> list[tuple[tuple[int, int], int]]:
-        """Block, place in it, and row of every fresh document."""
-        places = ((number, own) for number, block in enumerate(self.blocks) for own in range(len(block.ids)))
-        return [(place, row) for row, place in enumerate(places, len(self.snapshot.documents))]
-
 
 def passages_of(frame: Frame) -> int:
-    """How many passages were posted by a request."""
+    """How many passages a request posted."""
     return sum(len(change.spans) for change in frame.changes if isinstance(change, Posted))
 
 
-def _merge(blocks: list[Block], live: list[Mask]) -> None:
-    """Joins the last blocks while they are of like size: few blocks to search, and a document is joined but seldom."""
+def _shifted(blocks: Sequence[Block]) -> Rows:
+    """The owners of all passages, rows counted over all blocks."""
+    starts = np.cumsum([0, *(len(block.ids) for block in blocks)]).tolist()
+    owners = (block.owners + start for block, start in zip(blocks, starts, strict=False))
+    return np.concatenate([np.empty(0, np.int64), *owners])
+
+
+def _merge(blocks: list[Block], live: Mask) -> Mask:
+    """Joins the last blocks while they are of similar size: few blocks to search, and few joins for each document."""
     while len(blocks) > 1 and len(blocks[-2]) <= 2 * len(blocks[-1]):
-        blocks[-2:] = [Block.joined(blocks[-2:], live[-2:])]
-        live[-2:] = [np.ones(len(blocks[-1].ids), np.bool_)]
+        documents = sum(len(block.ids) for block in blocks[-2:])
+        blocks[-2:] = [Block.joined(blocks[-2:], live[-documents:])]
+        live = np.append(live[:-documents], np.ones(len(blocks[-1].ids), np.bool_))
+    return live

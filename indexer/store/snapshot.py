@@ -4,22 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from indexer.errors import BadSnapshot
 from indexer.store.arrays import Array, load_array
-from indexer.store.documents import Documents
-from indexer.store.errors import BadSnapshot
+from indexer.store.documents import Documents, Passages, load_hashes
 from indexer.store.kinds import VECTORS_FILE
-from indexer.store.manifest import CORRECTION_FILE, LEXICAL_FOLDER, Manifest, verify_files
+from indexer.store.manifest import CORRECTION_FILE, LEXICAL_FOLDER, Manifest
 from indexer.store.metadata import MetadataIndex
-from indexer.store.passages import Passages, load_hashes
 from models.correction import Correction, sample_rows
 from models.errors import CareError
 from models.lexical import LexicalIndex
 
-if TYPE_CHECKING:  # loads FAISS, which only those need who search
+if TYPE_CHECKING:  # loads FAISS, which only a search needs
     from indexer.store.vectors import VectorIndex
 
 
@@ -41,12 +40,12 @@ class Snapshot:
 
     @property
     def vectors(self) -> VectorIndex:
-        """What searches `values`."""
+        """The index over `values`."""
         return self.open_vectors()
 
     @property
     def correction(self) -> Correction | None:
-        """What is done to vectors of fresh documents by the encoders that `manifest.correction` names."""
+        """Corrects vectors of fresh documents by the encoders that `manifest.correction` names."""
         return self.learn_correction()
 
     @property
@@ -55,19 +54,23 @@ class Snapshot:
 
     @classmethod
     def open(cls, folder: Path, *, verify: bool = True, searched: bool = True) -> Snapshot:
-        """Opens a snapshot or raises BadSnapshot with the reason.
+        """Opens a snapshot; raises BadSnapshot with the reason.
 
-        Names, sizes and shapes are always checked against the manifest; `verify=False` leaves out reading every
-        byte for its checksum, for a folder that was verified when it was published; `searched=False` opens the index
-        over the vectors only if it is asked for, because another process searches it.
+        `verify=False` skips checksums, but not sizes and shapes. `searched=False` opens the vector index on first use.
         """
         manifest = Manifest.read(folder)
-        verify_files(folder, manifest, checksums=verify)
-        counts = manifest.counts
+        manifest.verify_files(folder, checksums=verify)
+        counts, built = manifest.counts, manifest.built
         passages = Passages.open(folder, counts.passages)
         if int(passages.documents[-1]) != counts.documents - 1:
             raise BadSnapshot(f"{folder}: the passages do not belong to {counts.documents} documents; build it again")
-        open_vectors = cache(partial(_open_vectors, folder, manifest))
+
+        @cache
+        def open_vectors() -> VectorIndex:
+            from indexer.store.vectors import VectorIndex
+
+            return VectorIndex.open(folder, built.index, counts.passages, manifest.dim, built.search_depth)
+
         if searched:
             open_vectors()
         values = load_array(folder / VECTORS_FILE, "<f2", (counts.passages, manifest.dim))
@@ -85,15 +88,8 @@ class Snapshot:
         )
 
 
-def _open_vectors(folder: Path, manifest: Manifest) -> VectorIndex:
-    from indexer.store.vectors import VectorIndex
-
-    built = manifest.built
-    return VectorIndex.open(folder, built.index, manifest.counts.passages, manifest.dim, built.search_depth)
-
-
 def _open_correction(folder: Path, manifest: Manifest, values: Array) -> Callable[[], Correction | None]:
-    """Checks what was read; it takes some milliseconds to learn from, which only who has fresh documents spends."""
+    """Checks the file now and fits on first use, which takes some milliseconds."""
     if manifest.correction is None:
         return lambda: None
     rows = sample_rows(len(values), manifest.correction.passages)

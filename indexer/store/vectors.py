@@ -1,8 +1,6 @@
-"""The passages' vectors and the index over them: queries in, passage rows out.
+"""Searches the passages' vectors with FAISS, on the CPU or (CAGRA graphs) on a GPU: queries in, passage rows out.
 
-Files: `vectors.npy` (passages, dim) float16 and, unless the index is flat, `index.faiss`. Every score, whichever way
-its row was found, is the exact inner product with the stored vector. Knows nothing of documents or texts. A search
-changes nothing, so threads may share one index.
+Every score is the exact inner product with the stored vector; on a GPU the query is rounded to fp16.
 """
 
 from __future__ import annotations
@@ -12,33 +10,29 @@ from pathlib import Path
 
 import faiss
 import numpy as np
-from numpy.typing import NDArray
 
-from indexer.store.arrays import Array, load_array
-from indexer.store.columns import Mask
-from indexer.store.faiss_index import FaissIndex, exact_index, open_index, untyped
+from indexer.store.arrays import Array, Mask, Rows, Scores, load_array
+from indexer.store.faiss_index import FaissIndex, exact_index, open_index, require_card, untyped
 from indexer.store.kinds import INDEX_FILE, VECTORS_FILE, IndexKind
 
-# Short codes choose this many candidates, or so many times k, and the vectors decide among them.
+# Short codes choose this many candidates, or this many times k; the vectors rank them.
 RESCORED_ROWS = 200
 RESCORED_SHARE = 4
-# A graph is walked through rows that the filter forbids, so a narrow filter finds ever less. Below this share of
-# allowed rows, or this number of them, scoring each one exactly is quicker than walking far enough.
+# A graph search also visits rows that the filter excludes. Below this share or number of allowed rows, scoring each of
+# them exactly is quicker than searching deep enough.
 EXACT_SHARE = 0.02
 EXACT_ROWS = 1000
-
-Scores = NDArray[np.float32]
-Rows = NDArray[np.int64]
+# A GPU search keeps at most this many candidates in shared memory; a deeper search runs on the CPU.
+MOST_DEPTH = 512
+# Candidates are kept in groups of this size.
+DEPTH_STEP = 32
 
 
 class VectorIndex:
-    """Searches one snapshot's vectors by inner product, which for unit vectors is the cosine."""
+    """Searches one snapshot's vectors by inner product, which for unit vectors is the cosine. Threads may share it."""
 
     def __init__(self, kind: IndexKind, vectors: Array, index: FaissIndex, depth: int = 0) -> None:
-        """`index` over `vectors` (passages, dim) float16 is of the kind.
-
-        `depth` is how far a search looks unless it is told (nodes of a graph, or lists); 0: the kind's least.
-        """
+        """`vectors` (passages, dim) float16; `depth` is the default (nodes of a graph, or lists), 0: the least."""
         self.kind = kind
         self.values = vectors
         self.depth = depth or kind.depths(len(vectors))[0]
@@ -53,20 +47,28 @@ class VectorIndex:
     def search(
         self, queries: Scores, k: int, allowed: Mask | None = None, *, depth: int | None = None
     ) -> tuple[Scores, Rows]:
-        """The best `k` passages of each query: scores and rows, both (queries, k), best first.
+        """Finds the best `k` passages of each query: scores and rows (queries, k), best first; missing: −inf and −1.
 
-        Where there are fewer, the row is −1 and the score −inf. `allowed` (passages,) leaves out rows for all
-        queries alike. `depth` is raised to what `k` needs, and for a filter.
+        `allowed` (passages,) restricts the rows of all queries. `depth` is raised to what `k` and the filter need.
         """
         queries = np.ascontiguousarray(queries, dtype=np.float32)
-        selector = None if allowed is None else untyped.IDSelectorBitmap(np.packbits(allowed, bitorder="little"))
+        selector = _selector(allowed)
         depth = self.depth_for(k, allowed, depth)
-        if depth is None:
+        if depth is None or self.kind is IndexKind.FLAT:
             return self.search_exactly(queries, k, selector)
-        return self._search(queries, k, selector, depth)
+        if self.kind.is_graph:
+            parameters = untyped.SearchParametersHNSW(efSearch=depth, sel=selector)
+        else:
+            rabitq = self.kind is IndexKind.RABITQ
+            of_kind = untyped.IVFRaBitQSearchParameters if rabitq else untyped.SearchParametersIVF
+            parameters = untyped.IndexRefineSearchParameters(
+                k_factor=max(RESCORED_ROWS, RESCORED_SHARE * k) / k,
+                base_index_params=of_kind(nprobe=depth, sel=selector),
+            )
+        return _marked(*self.index.search(queries, k, params=parameters))
 
     def depth_for(self, k: int, allowed: Mask | None, depth: int | None = None) -> int | None:
-        """How far to search for `k` of the rows that are allowed; None where scoring each of them is quicker."""
+        """The depth to search for `k` of the allowed rows; None if scoring each of them is quicker."""
         depth = depth or self.depth
         if allowed is not None:
             count = int(np.count_nonzero(allowed))
@@ -76,24 +78,37 @@ class VectorIndex:
         return max(depth, k) if self.kind.is_graph else depth
 
     def search_exactly(self, queries: Scores, k: int, selector: faiss.IDSelector | None = None) -> tuple[Scores, Rows]:
-        """The best `k` passages of each query for certain, by looking at every row that `selector` admits."""
-        parameters = untyped.SearchParameters(sel=selector)
-        return _marked(*self._exact.search(queries, k, params=parameters))
+        """The best `k` passages of each query, by scoring every row that `selector` admits."""
+        return _marked(*self._exact.search(queries, k, params=untyped.SearchParameters(sel=selector)))
 
-    def _search(self, queries: Scores, k: int, selector: faiss.IDSelector | None, depth: int) -> tuple[Scores, Rows]:
-        if self.kind is IndexKind.FLAT:
-            return self.search_exactly(queries, k, selector)
-        if self.kind.is_graph:
-            parameters = untyped.SearchParametersHNSW(efSearch=depth, sel=selector)
-        else:
-            of_kind = (
-                untyped.IVFRaBitQSearchParameters if self.kind is IndexKind.RABITQ else untyped.SearchParametersIVF
-            )
-            rescored = max(RESCORED_ROWS, RESCORED_SHARE * k)
-            parameters = untyped.IndexRefineSearchParameters(
-                k_factor=rescored / k, base_index_params=of_kind(nprobe=depth, sel=selector)
-            )
-        return _marked(*self.index.search(queries, k, params=parameters))
+
+class CardGraph:
+    """A snapshot's CAGRA graph on a GPU; the CPU index does what the GPU cannot. For one thread at a time."""
+
+    def __init__(self, own: VectorIndex) -> None:
+        """Copies links and vectors to the GPU; raises BadIndex if there is none."""
+        self.kind = own.kind
+        self.values = own.values
+        self.search_exactly = own.search_exactly
+        self._own = own
+        self._resources = require_card()
+        self._index = untyped.index_cpu_to_gpu(self._resources, 0, own.index)
+
+    def search(
+        self, queries: Scores, k: int, allowed: Mask | None = None, *, depth: int | None = None
+    ) -> tuple[Scores, Rows]:
+        """See VectorIndex.search."""
+        far = self._own.depth_for(k, allowed, depth)
+        if far is None or far > MOST_DEPTH:
+            return self._own.search(queries, k, allowed, depth=depth)
+        kept = -(-far // DEPTH_STEP) * DEPTH_STEP
+        parameters = untyped.SearchParametersCagra(itopk_size=kept, sel=_selector(allowed))
+        halves = np.ascontiguousarray(queries, np.float16)
+        return _marked(*self._index.search(halves, k, params=parameters, numeric_type=untyped.Float16))
+
+
+def _selector(allowed: Mask | None) -> faiss.IDSelector | None:
+    return None if allowed is None else untyped.IDSelectorBitmap(np.packbits(allowed, bitorder="little"))
 
 
 def _marked(scores: Scores, rows: Rows) -> tuple[Scores, Rows]:
@@ -102,5 +117,5 @@ def _marked(scores: Scores, rows: Rows) -> tuple[Scores, Rows]:
 
 
 def limit_threads(count: int) -> None:
-    """FAISS uses `count` threads in calls from this very thread: OpenMP keeps the number for each caller apart."""
+    """Limits FAISS in calls from this thread: OpenMP keeps the number per calling thread."""
     faiss.omp_set_num_threads(count)

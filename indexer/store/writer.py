@@ -1,32 +1,33 @@
-"""Writes one snapshot folder, stage by stage, the manifest last. Knows nothing of corpora, encoders or versions.
+"""Writes one snapshot folder, stage by stage, the manifest last.
 
-The order is documents, then vectors and lexical index in any order, then `finish`. After `close_documents` the
-documents can be read back from disk, so that no stage has to keep the corpus in memory.
+The order is documents, then vectors and lexical index in any order, then `finish`. After `close_documents` documents
+are read back from disk, so no stage keeps the corpus in memory.
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
-from types import TracebackType
 
+import numpy as np
 import orjson
 
-from indexer.store.arrays import Array, ArrayWriter, load_array
-from indexer.store.documents import Documents, DocumentsWriter, Metadata
-from indexer.store.errors import NotWritten
+from indexer.errors import NotWritten
+from indexer.store.arrays import Array, ArrayWriter, BlobWriter, load_array
+from indexer.store.documents import Documents, DocumentsWriter, Passages, PassagesWriter, Span, load_hashes
+from indexer.store.files import DiskDict, sync
+from indexer.store.filters import NUMBER, Metadata, has_value, kind_of, spell, split_number
 from indexer.store.kinds import INDEX_FILE, VECTORS_FILE, IndexKind
-from indexer.store.manifest import CORRECTION_FILE, LEXICAL_FOLDER, Facts, Manifest, list_files
-from indexer.store.metadata_writer import MetadataWriter
-from indexer.store.passages import Passages, PassagesWriter, Span, load_hashes
+from indexer.store.manifest import LEXICAL_FOLDER, Manifest, list_files
+from indexer.store.metadata import FIELDS_FILE, FieldKind
 from models.lexical import LexicalIndex
 
-WITHDRAWN_FILE = "withdrawn.json"
+BLOCK = 1 << 18
 
 
-class SnapshotWriter:
-    """One folder in the making; used in a `with`, so that a failed build leaves no file open."""
+class SnapshotWriter(AbstractContextManager["SnapshotWriter"]):
+    """Writes one folder; a `with` closes the files of a failed build."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -35,43 +36,37 @@ class SnapshotWriter:
         self._passages = PassagesWriter(folder)
         self._count = 0
 
-    def __enter__(self) -> SnapshotWriter:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         for writer in (self._documents, self._metadata, self._passages):
             writer.release()
 
     def add(
         self, document_id: str, title: str, text: str, metadata: Metadata, spans: Sequence[Span], hashes: Array
     ) -> None:
-        """The next document, the spans of its text that are its passages, at least one, and their content hashes."""
+        """Adds a document, the spans of its passages (at least one) and their content hashes."""
         self._documents.add(document_id, title, text, metadata)
         self._metadata.add(metadata)
         self._passages.add(self._count, spans, hashes)
         self._count += 1
 
     def close_documents(self) -> tuple[Documents, Passages, Array]:
-        """Completes documents, metadata and passages on disk; opens what was written, content hashes included."""
+        """Completes documents, metadata and passages; opens what was written, content hashes included."""
         documents = self._documents.close()
         self._metadata.close()
-        passages = self._passages.close()
-        folder = self._folder
+        passages, folder = self._passages.close(), self._folder
         return Documents.open(folder, documents), Passages.open(folder, passages), load_hashes(folder, passages)
 
-    def write_vectors(self, blocks: Iterable[Array], dim: int) -> Array:
-        """`blocks` of vectors (any number, dim) float16 in passage-row order; returns a map of them all."""
-        with ArrayWriter(self._folder / VECTORS_FILE, "<f2", (dim,)) as writer:
+    def write_vectors(self, blocks: Iterable[Array], dim: int, name: str = VECTORS_FILE) -> Array:
+        """Writes `blocks` of vectors (any number, dim) float16 in row order; returns a map of them all."""
+        with ArrayWriter(self._folder / name, "<f2", (dim,)) as writer:
             for block in blocks:
                 writer.append(block)
-            passages = writer.close()
-        return load_array(self._folder / VECTORS_FILE, "<f2", (passages, dim))
+            rows = writer.close()
+        return load_array(self._folder / name, "<f2", (rows, dim))
 
     def write_index(self, vectors: Array, kind: IndexKind) -> dict[str, int]:
-        """The index over the vectors that were written; returns the parameters that made it."""
-        from indexer.store.faiss_index import build_index  # who only reads documents needs no FAISS
+        """Builds the index over the vectors that were written; returns the build parameters."""
+        from indexer.store.faiss_index import build_index  # a process that only writes documents loads no FAISS
 
         return build_index(vectors, kind, self._folder / INDEX_FILE)
 
@@ -83,19 +78,7 @@ class SnapshotWriter:
         except ValueError as error:  # whatever goes wrong inside the library
             raise NotWritten(folder, error) from error
 
-    def write_correction(self, parts: Iterable[Array], dim: int) -> None:
-        """The query encoder's vectors (passages, dim) of the passages in `sample_rows`."""
-        with ArrayWriter(self._folder / CORRECTION_FILE, "<f2", (dim,)) as writer:
-            for vectors in parts:
-                writer.append(vectors)
-            writer.close()
-
-    def write_withdrawn(self, ids: Sequence[str]) -> None:
-        """Ids that the corpus has and the snapshot must not; no file where there are none."""
-        if ids:
-            (self._folder / WITHDRAWN_FILE).write_bytes(orjson.dumps(ids))
-
-    def finish(self, facts: Facts) -> Manifest:
+    def finish(self, facts: Manifest) -> Manifest:
         """Flushes every file to the disk, then writes the manifest: from here on the snapshot exists."""
         # The lexical library makes some files readable by their owner alone; they get the mode of all the others.
         mode = (self._folder / VECTORS_FILE).stat().st_mode & 0o777
@@ -104,16 +87,141 @@ class SnapshotWriter:
                 path.chmod(mode)
             sync(path)
         sync(self._folder)
-        manifest = Manifest(**dict(facts), files=list_files(self._folder))
+        manifest = facts.model_copy(update={"files": list_files(self._folder)})
         manifest.write(self._folder)
-        sync(self._folder)
         return manifest
 
 
-def sync(path: Path) -> None:
-    """Returns when the file or folder is on the disk, not only in the page cache."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+class MetadataWriter:
+    """Writes filter columns while documents stream by, under working names until all fields are known."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._fields: dict[str, _Keywords | _Numbers] = {}
+        self._documents = 0
+
+    def add(self, metadata: Metadata) -> None:
+        """Adds the next document's metadata; a value of another kind than the field's first is in no column."""
+        for name, value in metadata.items():
+            if not has_value(value):
+                continue
+            number = kind_of(value) == NUMBER
+            if name not in self._fields:
+                stem = self._folder / f"metadata-unsorted-{len(self._fields)}"
+                self._fields[name] = _Numbers(stem) if number else _Keywords(stem)
+            column = self._fields[name]
+            if isinstance(column, _Numbers) == number:
+                column.add(self._documents, value)
+        self._documents += 1
+
+    def release(self) -> None:
+        """Closes the files of a failed build."""
+        for column in self._fields.values():
+            column.release()
+
+    def close(self) -> None:
+        """Completes the files."""
+        fields = []
+        for position, (name, column) in enumerate(sorted(self._fields.items())):
+            kind = column.write(self._folder, f"metadata.{position}", self._documents)
+            fields.append({"name": name, "kind": kind})
+        (self._folder / FIELDS_FILE).write_bytes(orjson.dumps(fields, option=orjson.OPT_INDENT_2))
+
+
+class _Numbers:
+    """A number a document, NaN if it has none; a file of rests only if an integer was rounded."""
+
+    def __init__(self, stem: Path) -> None:
+        self._paths = stem.with_suffix(".values.npy"), stem.with_suffix(".rests.npy")
+        self._values, self._rests = ArrayWriter(self._paths[0], "<f8"), ArrayWriter(self._paths[1], "<i2")
+        self._exact = True
+
+    def add(self, row: int, value: object) -> None:
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise TypeError(f"a number column was given {value!r}")
+        self._pad(row)
+        nearest, rest = split_number(value)
+        self._values.append([nearest])
+        self._rests.append([rest])
+        self._exact &= not rest
+
+    def release(self) -> None:
+        self._values.release()
+        self._rests.release()
+
+    def write(self, folder: Path, stem: str, documents: int) -> FieldKind:
+        self._pad(documents)
+        self._values.close()
+        self._rests.close()
+        self._paths[0].rename(folder / f"{stem}.values.npy")
+        if self._exact:
+            self._paths[1].unlink()
+        else:
+            self._paths[1].rename(folder / f"{stem}.rests.npy")
+        return FieldKind.NUMBER
+
+    def _pad(self, rows: int) -> None:
+        if missing := rows - len(self._values):
+            self._values.append(np.full(missing, np.nan))
+            self._rests.append(np.zeros(missing, np.int16))
+
+
+class _Keywords:
+    """Codes in order of first occurrence, and where each document's begin; write() maps them to final codes."""
+
+    def __init__(self, stem: Path) -> None:
+        self._starts_path, self._codes_path = stem.with_suffix(".starts.npy"), stem.with_suffix(".codes.npy")
+        self._starts, self._codes = ArrayWriter(self._starts_path, "<i8"), ArrayWriter(self._codes_path, "<i4")
+        self._vocabulary = DiskDict(stem.with_suffix(".vocabulary"))
+        self._values = 0
+        self._lists = False
+
+    def add(self, row: int, value: object) -> None:
+        self._pad(row)
+        self._starts.append([len(self._codes)])
+        self._lists |= isinstance(value, list | tuple)
+        texts = dict.fromkeys(value) if isinstance(value, list | tuple) else [value]
+        codes = []
+        for text in texts:
+            codes.append(self._vocabulary.setdefault(spell(text), self._values))
+            self._values += codes[-1] == self._values
+        self._codes.append(codes)
+
+    def release(self) -> None:
+        self._starts.release()
+        self._codes.release()
+        self._vocabulary.close()
+
+    def write(self, folder: Path, stem: str, documents: int) -> FieldKind:
+        self._pad(documents + 1)
+        self._starts.close()
+        final = np.empty(self._values, dtype=np.int32)
+        blob = BlobWriter(folder, f"{stem}.vocabulary")
+        for code, (text, first_code) in enumerate(self._vocabulary.sorted_items()):
+            blob.append(text)
+            final[first_code] = code
+        blob.close()
+        self._vocabulary.close()
+        starts = load_array(self._starts_path, "<i8", (documents + 1,))
+        codes = load_array(self._codes_path, "<i4", (self._codes.close(),))
+        with ArrayWriter(folder / f"{stem}.codes.npy", "<i4") as column:
+            for first in range(0, len(codes) if self._lists else documents, BLOCK):
+                if self._lists:
+                    column.append(final[codes[first : first + BLOCK]])
+                else:  # one code a document, −1: none
+                    bounds = starts[first : first + BLOCK + 1]
+                    dense = np.full(len(bounds) - 1, -1, dtype=np.int32)
+                    dense[bounds[1:] > bounds[:-1]] = final[codes[bounds[0] : bounds[-1]]]
+                    column.append(dense)
+            column.close()
+        self._codes_path.unlink()
+        if self._lists:
+            self._starts_path.rename(folder / f"{stem}.starts.npy")
+            return FieldKind.KEYWORDS
+        self._starts_path.unlink()
+        return FieldKind.KEYWORD
+
+    def _pad(self, rows: int) -> None:
+        """Documents without a value begin where the next begins."""
+        if missing := rows - len(self._starts):
+            self._starts.append(np.full(missing, len(self._codes)))

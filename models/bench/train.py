@@ -44,7 +44,6 @@ from models.training.rows import read_all
 from models.training.shapes import SHAPES, made
 
 PAPER_PAIRS_PER_SECOND = 7.4
-VECTORS = "vectors"
 PARTS = ("stage-1", "lora", "peer")
 TINY_SHAPES = {
     "gte-multilingual-base": {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2,
@@ -125,8 +124,8 @@ class Bench:
         if self.ranks.device.type == "cuda":
             torch.backends.cuda.enable_cudnn_sdp(False)
             torch.cuda.reset_peak_memory_stats()
-        shelf = EncoderStore(recipe, self.folder, self.ranks.device)
-        work = ContrastStage(recipe, stage, [file], shelf, self.folder / VECTORS, self.ranks, self.folder / "texts")
+        store = EncoderStore(recipe, self.folder, self.ranks)
+        work = ContrastStage(store, stage, [file], self.folder / "texts")
         home = self.folder / name
         home.mkdir()
         loop.run(work, stage, "bench", home, self.ranks, None)
@@ -151,13 +150,13 @@ class Bench:
         """The frozen encoder's pass over the stage's texts, timed by itself; the stage then finds the vectors."""
         stage = recipe.stages["bench"]
         assert isinstance(stage, Contrast)
-        shelf = EncoderStore(recipe, self.folder, self.ranks.device)
+        store = EncoderStore(recipe, self.folder, self.ranks)
         texts = read_table([file], stage.data, recipe.seed, self.folder / "cached", self.ranks).documents
-        encoder = shelf.open(name, trained=False)
+        encoder = store.open(name, trained=False)
         table = TokenTable.build(texts, encoder.spec, encoder.tokenizer, self.ranks.device)
         reader = Reader(encoder, self.ranks, tokens=stage.tokens, precision=stage.precision)
         began = time.monotonic()
-        reader.keep(table, file_of(self.folder / VECTORS, shelf.fingerprint(name), texts))
+        reader.keep(table, file_of(store.vectors, store.fingerprint(name), texts))
         seconds = time.monotonic() - began
         cost = cost_of(recipe, name)
         share = 100 * 2 * (cost.body if cost else 0) * table.lengths.sum() / seconds / 1e12 / self.ceiling

@@ -34,7 +34,7 @@ from service.engine.ranking import NOTHING, Scores, Side
 from service.serving.serving import Serving
 
 if TYPE_CHECKING:
-    from indexer.store import Filter
+    from indexer.store.filters import Filter
     from service.engine.device import Encoder, VectorSearch
 
 

@@ -15,9 +15,8 @@ import numpy as np
 import onnxruntime as ort
 from numpy.typing import NDArray
 
-from indexer.store import IndexKind
-from indexer.store.cagra import CardGraph
-from indexer.store.vectors import VectorIndex
+from indexer.store.kinds import IndexKind
+from indexer.store.vectors import CardGraph, VectorIndex
 from models.encoder.spec import verify_file
 from models.encoder.tokenizer import FlatIds, Ids, TextReader
 from service.engine.device import CpuVectors, Rows, Vectors, VectorSearch

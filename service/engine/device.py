@@ -15,8 +15,9 @@ from weakref import ref
 import numpy as np
 from numpy.typing import NDArray
 
-from indexer.store import DatabaseAway, Snapshot
-from indexer.store.database import Database
+from indexer.errors import DatabaseAway
+from indexer.store.collection import Database
+from indexer.store.snapshot import Snapshot
 from indexer.store.vectors import VectorIndex, limit_threads
 from models.encoder.onnx import OnnxEncoder, bulk_batches
 from models.encoder.tokenizer import FlatIds, TextReader, pad_flat

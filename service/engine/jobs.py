@@ -15,7 +15,7 @@ from models.fusion import Fusion
 from models.lexical import Ranking
 
 if TYPE_CHECKING:
-    from indexer.store import Filter
+    from indexer.store.filters import Filter
 
 Vector = NDArray[np.float32]
 Vectors = NDArray[np.float32]

@@ -15,7 +15,8 @@ from time import perf_counter
 from typing import cast
 from weakref import WeakKeyDictionary
 
-from indexer.store import BadCollection, DatabaseAway, Snapshot
+from indexer.errors import BadCollection, DatabaseAway
+from indexer.store.snapshot import Snapshot
 from models.encoder.onnx import OnnxEncoder
 from service.engine.compute import OpenServing, PendingJob, compute_batch, group_jobs, make_request
 from service.engine.device import CpuEncoder, OpenVectors, VectorSearch

@@ -19,9 +19,8 @@ import faiss
 import numpy as np
 from numpy.typing import NDArray
 
-from indexer.store import IndexKind
 from indexer.store.faiss_index import build_index, exact_index, open_index
-from indexer.store.kinds import INDEX_FILE
+from indexer.store.kinds import INDEX_FILE, IndexKind
 from indexer.store.vectors import VectorIndex
 from models.encoder.onnx import OnnxEncoder
 from models.encoder.tokenizer import FlatIds, TextReader, best_variant

@@ -8,7 +8,8 @@ import orjson
 from fastapi import APIRouter, Depends, Request, Response
 from pydantic import BaseModel, ConfigDict, Field, StrictInt, StringConstraints, model_validator
 
-from indexer.store.values import BadValue, as_value
+from indexer.errors import BadValue
+from indexer.store.filters import as_value
 from service.errors import InvalidRequest, NotFound
 from service.http.admin import require_admin
 from service.http.asgi import errors, parse_body, read_body, runtime_of

@@ -22,8 +22,7 @@ from pydantic import (
     model_validator,
 )
 
-from indexer.store import AnyOf, Either, Equal, Filter, Not, Range
-from indexer.store.values import LARGEST
+from indexer.store.filters import LARGEST, AnyOf, Either, Equal, Filter, Not, Range
 from models.fusion import Fusion
 from service.engine.jobs import Mode
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import orjson
 
-from indexer.store import StoredDocument
+from indexer.store.documents import StoredDocument
 from models.fusion import LATER_DENSE, LATER_LEXICAL, Fusion, fuse, query_weight
 from models.lexical import query_terms
 from service.engine.jobs import Evidence, Found, Mode, Options

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import orjson
 
-from indexer.store import BadCollection
+from indexer.errors import BadCollection
 from indexer.store.canaries import Canary, failures_of
 from models.encoder.spec import Side
 from models.errors import did_you_mean

@@ -8,8 +8,8 @@ from typing import Any
 
 import orjson
 
+from indexer.store.filters import TEXT, kind_of, spell_all
 from indexer.store.metadata import FACET_VALUES
-from indexer.store.values import TEXT, kind_of, spell_all
 from service.serving.serving import Serving
 
 

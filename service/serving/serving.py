@@ -13,8 +13,11 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from indexer.store import Cursor, Filter, Snapshot, StoredDocument
+from indexer.store.documents import StoredDocument
+from indexer.store.filters import Filter
+from indexer.store.fresh_log import Cursor
 from indexer.store.overlay import Overlay
+from indexer.store.snapshot import Snapshot
 from models.encoder.spec import EncoderSpec, Side
 from models.encoder.tokenizer import TextReader
 from models.errors import BadEncoder

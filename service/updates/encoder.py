@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from indexer.passages import Budget, Cutter
-from indexer.store import Frame, FreshLog, Posted, StoredDocument
-from indexer.store.documents import Metadata
-from indexer.store.passages import Span
+from indexer.store.documents import Span, StoredDocument
+from indexer.store.filters import Metadata
+from indexer.store.fresh_log import Frame, FreshLog, Posted
 from models.correction import names_of
 from service.search.portions import Deadline
 from service.serving.serving import Serving

@@ -14,8 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from indexer.store import BadCollection, BadSnapshot, Collection, DatabaseAway
+from indexer.errors import BadCollection, BadSnapshot, DatabaseAway
 from indexer.store.canaries import Canary, kept_canaries
+from indexer.store.collection import Collection
 from models.encoder.tokenizer import TextReader
 from models.errors import BadEncoder, CareError, SpaceMismatch
 from service.errors import NotReady

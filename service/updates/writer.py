@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 
 from pydantic import BaseModel, Field
 
-from indexer.store import Change, Deleted, Frame, FreshLog, NotWritten, Posted, StoredDocument
-from indexer.store.errors import BadDisk
-from indexer.store.fresh_log import Decide
+from indexer.errors import BadDisk, NotWritten
+from indexer.store.documents import StoredDocument
+from indexer.store.filters import has_value, kind_of
+from indexer.store.fresh_log import Change, Decide, Deleted, Frame, FreshLog, Posted
 from indexer.store.overlay import passages_of
-from indexer.store.values import has_value, kind_of
 from service.errors import FreshLimit, InvalidRequest, NotKept
 from service.updates.encoder import DocumentEncoder, NewDocument
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from indexer.build import BuildOptions, build
-from indexer.store import Collection
+from indexer.store.collection import Collection
 from models.encoder.onnx import OnnxEncoder, Vectors
 from models.encoder.spec import Side, Variant
 from tests.api.support import ENTRIES, Built

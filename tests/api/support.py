@@ -16,7 +16,7 @@ import httpx
 from fastapi import FastAPI
 
 from indexer.build import BuildOptions, build
-from indexer.store import Collection
+from indexer.store.collection import Collection
 from models.encoder.onnx import OnnxEncoder
 from service.http.app import create_app
 from service.settings import Settings

@@ -12,7 +12,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from indexer.store import Collection
+from indexer.store.collection import Collection
 from models.encoder.onnx import OnnxEncoder
 from models.encoder.spec import EncoderSpec, Pooling
 from models.errors import SpaceMismatch

@@ -16,7 +16,9 @@ import pytest
 
 from indexer.build import BuildOptions, build
 from indexer.encode import Encoder, encode_here
-from indexer.store import Change, Collection, Deleted, Posted, fresh_log
+from indexer.store import fresh_log
+from indexer.store.collection import Collection
+from indexer.store.fresh_log import Change, Deleted, Posted
 from indexer.store.shards import Shards
 from models.encoder.onnx import OnnxEncoder
 from service.http.app import create_app

@@ -11,7 +11,8 @@ import httpx
 import numpy as np
 import pytest
 
-from indexer.store import Collection, Posted
+from indexer.store.collection import Collection
+from indexer.store.fresh_log import Posted
 from models.encoder.onnx import OnnxEncoder
 from models.encoder.spec import EncoderSpec
 from tests.api.pair import BENT, bent

@@ -11,10 +11,10 @@ import httpx
 import numpy as np
 import pytest
 
-from indexer.publish import Measure, publish
-from indexer.recall import encode_queries, sample_queries
-from indexer.store import BadCollection, Collection, DatabaseAway
-from indexer.store.database import Database
+from indexer.checks import encode_queries, sample_queries
+from indexer.errors import BadCollection, DatabaseAway
+from indexer.store.collection import Collection, Database
+from indexer.versions import Measure, publish
 from models.encoder.onnx import OnnxEncoder
 from service.breaker import FAILURES_TO_OPEN
 from tests.api.support import Built, copy_collection, make_settings, running

@@ -24,7 +24,7 @@ def test_the_command_itself_loads_no_room() -> None:
 def test_a_worker_beside_an_engine_process_loads_what_computes_neither_itself_nor_with_a_snapshot() -> None:
     code = (
         "import service.processes.server, service.engine.remote, service.updates.encoder, sys;"
-        "from indexer.store import Snapshot;"
+        "from indexer.store.snapshot import Snapshot;"
         "print([name for name in ('faiss', 'onnxruntime') if name in sys.modules])"
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout

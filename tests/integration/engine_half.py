@@ -8,7 +8,7 @@ import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
 
-from indexer.store import Collection
+from indexer.store.collection import Collection
 from models.encoder.tokenizer import TextReader
 from service.engine.device import Cpu
 from service.engine.queue import Limits

@@ -14,8 +14,11 @@ from indexer.build import BuildOptions, BuildSummary, build
 from indexer.corpus import FieldMap
 from indexer.encode import content_hashes
 from indexer.errors import BadBuild, BadCorpus
-from indexer.publish import publish
-from indexer.store import AnyOf, Collection, Equal, IndexKind, Range, Snapshot
+from indexer.store.collection import Collection
+from indexer.store.filters import AnyOf, Equal, Range
+from indexer.store.kinds import IndexKind
+from indexer.store.snapshot import Snapshot
+from indexer.versions import publish
 from models.encoder.onnx import OnnxEncoder
 from models.encoder.spec import Side
 
@@ -181,6 +184,6 @@ def test_passages_longer_than_the_encoder_reads_are_refused(tmp_path: Path, corp
 
 
 def test_building_does_not_need_torch() -> None:
-    code = "import sys, indexer.build, indexer.publish; print({'torch', 'transformers', 'pyarrow'} & set(sys.modules))"
+    code = "import sys, indexer.build, indexer.versions; print({'torch', 'transformers', 'pyarrow'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"

@@ -15,9 +15,11 @@ from prometheus_client.parser import text_string_to_metric_families
 
 import cli
 from indexer.build import BuildOptions
+from indexer.errors import BadCollection
 from indexer.reindex import Encoders, Release, Report, reindex
-from indexer.store import Collection, Deleted, Manifest, Posted
-from indexer.store.errors import BadCollection
+from indexer.store.collection import Collection
+from indexer.store.fresh_log import Deleted, Posted
+from indexer.store.manifest import Manifest
 from models.encoder.onnx import OnnxEncoder
 from models.encoder.spec import EncoderSpec, Side
 from models.errors import SpaceMismatch

@@ -97,7 +97,7 @@ def test_an_empty_folder_is_enough_to_build_serve_and_search(installed: Path, tm
 
 
 def test_the_demo_brings_its_corpus_along(installed: Path, tmp_path: Path) -> None:
-    script = "from indexer.arguments import EXAMPLE_CORPUS; print(EXAMPLE_CORPUS)"
+    script = "from indexer.command import EXAMPLE_CORPUS; print(EXAMPLE_CORPUS)"
     done = subprocess.run(
         [sys.executable, "-c", script], cwd=tmp_path, env=environment(installed), capture_output=True, text=True
     )

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from indexer.build import build
-from indexer.store import Collection
+from indexer.store.collection import Collection
 from models.encoder.onnx import OnnxEncoder
 from tests.e2e.server import ENCODER, REPOSITORY, Server
 

@@ -13,13 +13,12 @@ from pathlib import Path
 import pytest
 from qdrant_client import models
 
-from indexer.errors import BadBuild
-from indexer.publish import Measure, prune, publish
-from indexer.store import BadCollection, Collection, DatabaseAway, Snapshot
-from indexer.store.database import Database
-from indexer.store.errors import BadDatabase
+from indexer.errors import BadBuild, BadCollection, BadDatabase, DatabaseAway
+from indexer.store.collection import Collection, Database
 from indexer.store.qdrant import Qdrant
+from indexer.store.snapshot import Snapshot
 from indexer.upload import REQUEST_ROWS, upload
+from indexer.versions import Measure, prune, publish
 from tests.support.qdrant_conformance import FLOOR, add_version, conform, queries
 from tests.support.qdrant_server import QdrantServer, qdrant
 

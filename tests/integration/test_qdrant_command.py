@@ -10,7 +10,9 @@ from pathlib import Path
 import pytest
 
 import cli
-from indexer.store import Collection, IndexKind, Manifest
+from indexer.store.collection import Collection
+from indexer.store.kinds import IndexKind
+from indexer.store.manifest import Manifest
 from tests.support.qdrant_server import QdrantServer, qdrant
 
 ROWS = [

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from indexer.publish import Measure, publish
-from indexer.recall import encode_queries, sample_queries
-from indexer.store import Collection, DatabaseAway
-from indexer.store.database import Database
+from indexer.checks import encode_queries, sample_queries
+from indexer.errors import DatabaseAway
+from indexer.store.collection import Collection, Database
+from indexer.versions import Measure, publish
 from models.encoder.onnx import OnnxEncoder
 from models.encoder.spec import Side
 from service.engine.device import Cpu, searched_by

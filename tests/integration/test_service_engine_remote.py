@@ -14,7 +14,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from indexer.store import BadSnapshot, Equal, Frame, Posted
+from indexer.errors import BadSnapshot
+from indexer.store.filters import Equal
+from indexer.store.fresh_log import Frame, Posted
 from indexer.store.overlay import Overlay
 from models.encoder.onnx import OnnxEncoder
 from models.encoder.spec import Side

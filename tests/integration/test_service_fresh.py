@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from indexer.store import Collection
+from indexer.store.collection import Collection
 from models.encoder.onnx import OnnxEncoder
 from tests.api.pair import bent
 from tests.api.support import ENCODER, ENTRIES, Built, build_collection, copy_collection

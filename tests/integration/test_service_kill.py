@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from indexer.store import Collection
+from indexer.store.collection import Collection
 from models.encoder.onnx import OnnxEncoder
 from tests.api.support import ENCODER, Built, build_collection
 from tests.integration.processes import WAIT_SECONDS, Load, Service, assert_whole, service, until

@@ -17,7 +17,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from indexer.store import Collection
+from indexer.store.collection import Collection
 from models.encoder.onnx import OnnxEncoder
 from service.errors import PortTaken
 from service.processes.server import serve
@@ -211,7 +211,7 @@ def test_a_version_published_during_the_start_is_served_without_a_look_at_the_po
     """SIGHUP is ignored until the snapshot is open, so the pointer is read once more after that."""
     own = copy_collection(built, tmp_path / "collection")
     start_slowly = f"""
-from indexer.store import Collection
+from indexer.store.collection import Collection
 from service.updates.swap import Servings
 start = Servings.start
 

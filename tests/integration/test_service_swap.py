@@ -8,7 +8,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from indexer.store import Collection
+from indexer.store.collection import Collection
 from models.encoder.onnx import OnnxEncoder
 from tests.api.support import ENCODER, Built, build_collection, make_settings, running
 

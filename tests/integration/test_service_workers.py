@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from indexer.store import Collection
+from indexer.store.collection import Collection
 from models.encoder.onnx import OnnxEncoder
 from tests.api.support import ENCODER, Built, build_collection, copy_collection
 from tests.integration.processes import SERVE, WAIT_SECONDS, Load, Service, assert_whole, service, until

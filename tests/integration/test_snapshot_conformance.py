@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from indexer.store import BadSnapshot, Collection
+from indexer.errors import BadSnapshot
+from indexer.store.collection import Collection
 from models.encoder.onnx import OnnxEncoder
 from tests.support.fast_encoder import FastEncoder
 from tests.support.snapshot_conformance import (

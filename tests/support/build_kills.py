@@ -20,8 +20,8 @@ from pathlib import Path
 
 import numpy as np
 
-from indexer.publish import verify
-from indexer.store import Collection
+from indexer.store.collection import Collection
+from indexer.versions import verify
 from models.encoder.spec import sha256_of
 
 EXAMPLES = Path("examples/corpus.jsonl")

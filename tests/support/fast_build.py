@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from indexer.build import BuildOptions, build
-from indexer.store import Collection
+from indexer.store.collection import Collection
 from tests.support.fast_encoder import FastEncoder
 
 

@@ -14,9 +14,10 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from indexer.store import AnyOf, Collection, Either, Equal, Filter, Not, Range, Snapshot
-from indexer.store.database import Database
+from indexer.store.collection import Collection, Database
+from indexer.store.filters import AnyOf, Either, Equal, Filter, Not, Range
 from indexer.store.qdrant import Qdrant, QdrantVectors
+from indexer.store.snapshot import Snapshot
 from indexer.upload import REQUEST_ROWS, upload
 from tests.unit.indexer.support import Entry, unit_vectors, write_snapshot
 

@@ -21,7 +21,7 @@ from pathlib import Path
 
 from indexer.build import BuildOptions, build
 from indexer.cluster import Cluster
-from indexer.store import Collection
+from indexer.store.collection import Collection
 from models.encoder.onnx import Vectors
 from models.encoder.spec import Side
 from tests.support.fast_encoder import FastEncoder

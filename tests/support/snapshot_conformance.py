@@ -22,12 +22,14 @@ import numpy as np
 from pydantic import BaseModel
 
 from indexer.build import BuildOptions, build
+from indexer.checks import TOP, load_queries, top_documents
 from indexer.encode import Encoder
-from indexer.probe import TOP, load_queries, top_documents
-from indexer.publish import publish
-from indexer.store import Collection, IndexKind, Range, Snapshot
-from indexer.store.columns import Mask
-from indexer.store.vectors import Rows, Scores
+from indexer.store.arrays import Mask, Rows, Scores
+from indexer.store.collection import Collection
+from indexer.store.filters import Range
+from indexer.store.kinds import IndexKind
+from indexer.store.snapshot import Snapshot
+from indexer.versions import publish
 from models.encoder.onnx import Vectors
 from models.encoder.spec import Side
 

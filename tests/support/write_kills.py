@@ -32,9 +32,10 @@ from types import SimpleNamespace
 from typing import Any
 
 from indexer.build import BuildOptions, build
-from indexer.store import Collection, Cursor, FreshLog, Posted
+from indexer.store.collection import Collection
+from indexer.store.filters import kind_of
+from indexer.store.fresh_log import Cursor, FreshLog, Posted
 from indexer.store.overlay import passages_of
-from indexer.store.values import kind_of
 from models.encoder.spec import Side
 from models.lexical import query_terms
 from service.errors import FreshLimit, InvalidRequest

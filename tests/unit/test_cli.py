@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 import cli
-from indexer.publish import is_encoded_by
-from indexer.store import Collection
+from indexer.store.collection import Collection
+from indexer.versions import is_encoded_by
 from models.errors import CareError
 from models.package import care_version
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import TypeVar
 
-from indexer.store import DatabaseAway
+from indexer.errors import DatabaseAway
 from service.engine.compute import PendingJob, group_jobs, make_request
 from service.engine.jobs import DATABASE_AWAY, ENGINE_FAILED, EXPIRED, BatchTimes, Response, SearchJob, Status
 from service.engine.queue import Dispatcher, Entry, Limits

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import orjson
 
-from indexer.store import AnyOf, Either, Equal, Filter, Not, Range
+from indexer.store.filters import AnyOf, Either, Equal, Filter, Not, Range
 from service.engine.jobs import BatchTimes, Request, Response, Status
 
 # Larger than any batch of vectors: a longer frame is not from a worker.

@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any, cast
 from weakref import WeakKeyDictionary, finalize
 
-from indexer.store import BadCollection, BadSnapshot, Snapshot
+from indexer.errors import BadCollection, BadSnapshot
+from indexer.store.snapshot import Snapshot
 from models.errors import BadEncoder, CareError, SpaceMismatch
 from service.engine.jobs import Request, Response
 from service.engine.remote import frames

@@ -18,7 +18,8 @@ from functools import partial
 from time import monotonic, perf_counter
 from typing import TYPE_CHECKING, Any, cast
 
-from indexer.store import Collection, DatabaseAway
+from indexer.errors import DatabaseAway
+from indexer.store.collection import Collection
 from models.encoder.spec import Side
 from models.encoder.tokenizer import flatten
 from models.errors import BadEncoder, CareError

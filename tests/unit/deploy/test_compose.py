@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from indexer.arguments import COLLECTION
+from indexer.command import COLLECTION
 from service.settings import ENV_PREFIX, Settings
 from tests.unit.deploy.support import REPOSITORY, compose, dockerfile, instructions, parse_care
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from indexer.arguments import COLLECTION
-from indexer.store.errors import Busy
+from indexer.command import COLLECTION
+from indexer.errors import Busy
 from tests.unit.deploy.support import REPOSITORY, parse_care
 
 LINES = [line for line in (REPOSITORY / "deploy/crontab").read_text().splitlines() if not line.startswith("#")]

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from indexer.arguments import COLLECTION
+from indexer.command import COLLECTION
 from models.package import BUNDLED_ENCODER
 from service.settings import ENV_PREFIX, Settings
 from tests.unit.deploy.support import (

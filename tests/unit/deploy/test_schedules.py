@@ -7,8 +7,8 @@ import re
 import shlex
 from typing import Any
 
-from indexer.arguments import COLLECTION
-from indexer.store.errors import Busy
+from indexer.command import COLLECTION
+from indexer.errors import Busy
 from tests.unit.deploy.support import REPOSITORY, compose, instructions, load_yaml, parse_care
 
 CRON = next(line for line in (REPOSITORY / "deploy/crontab").read_text().splitlines() if line.startswith("17 "))

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from indexer.store import Snapshot
+from indexer.store.snapshot import Snapshot
 from indexer.store.vectors import limit_threads
 from models.encoder.onnx import OnnxEncoder
 from models.encoder.tokenizer import Tokenizer

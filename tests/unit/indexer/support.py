@@ -12,12 +12,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from indexer.build import BuildSummary
-from indexer.diff import Changes
-from indexer.report import Outcome
-from indexer.store import Collection, IndexKind, SnapshotWriter, new_version
-from indexer.store.documents import Value
-from indexer.store.manifest import Built, Counts, DocumentEncoder, Facts, Manifest, Recall
-from indexer.store.passages import HASH_BYTES
+from indexer.checks import Changes
+from indexer.reindex import Outcome
+from indexer.store.collection import Collection, new_version
+from indexer.store.documents import HASH_BYTES
+from indexer.store.filters import Value
+from indexer.store.kinds import IndexKind
+from indexer.store.manifest import Built, Counts, DocumentEncoder, Manifest, Recall
+from indexer.store.writer import SnapshotWriter
 from models.encoder.spec import Variant
 
 DIM = 16
@@ -91,8 +93,8 @@ def write_snapshot(
         return writer.finish(facts(version, kind, space, dim, len(documents), len(passages)))
 
 
-def facts(version: str, kind: IndexKind, space: str, dim: int, documents: int, passages: int) -> Facts:
-    return Facts(
+def facts(version: str, kind: IndexKind, space: str, dim: int, documents: int, passages: int) -> Manifest:
+    return Manifest(
         version=version,
         space=space,
         encoder=DocumentEncoder(fingerprint="0" * 16, variant=Variant.INT8),

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from indexer.store import BadSnapshot, passages
+from indexer.errors import BadSnapshot, TooLarge
+from indexer.store import documents as passages
 from indexer.store.arrays import ArrayWriter, Blob, BlobWriter, load_array
-from indexer.store.errors import TooLarge
 
 
 @settings(deadline=None)

@@ -8,11 +8,10 @@ import faiss
 import numpy as np
 import pytest
 
-from indexer.store import IndexKind
-from indexer.store.cagra import CardGraph, has_card
-from indexer.store.errors import BadIndex
-from indexer.store.faiss_index import build_index
-from indexer.store.vectors import VectorIndex
+from indexer.errors import BadIndex
+from indexer.store.faiss_index import build_index, has_card
+from indexer.store.kinds import IndexKind
+from indexer.store.vectors import CardGraph, VectorIndex
 from tests.unit.indexer.support import unit_vectors
 
 ROWS, DIM = 3000, 32

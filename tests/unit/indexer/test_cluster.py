@@ -11,7 +11,7 @@ import pytest
 
 from indexer.cluster import Cluster, ShardWorker, count_texts
 from indexer.errors import BadCluster
-from indexer.store.shards import LocalShards
+from indexer.store.shards import Shards
 from models.errors import BadEncoder
 from tests.support.fast_encoder import DIM, FastEncoder
 
@@ -26,7 +26,7 @@ def broken() -> FastEncoder:
 
 
 def test_a_shard_is_written_where_it_was_encoded(tmp_path: Path) -> None:
-    place = LocalShards(tmp_path)
+    place = Shards(tmp_path)
     row = answer(ShardWorker(FastEncoder, "fast", place), "高血压", "糖尿病")
     assert row == {"node": socket.gethostname(), "texts": 2, "name": row["name"], "problem": ""}
     (shard,) = place.read(DIM)
@@ -35,14 +35,14 @@ def test_a_shard_is_written_where_it_was_encoded(tmp_path: Path) -> None:
 
 
 def test_an_encoder_that_a_node_cannot_open_is_named_with_the_node(tmp_path: Path) -> None:
-    place = LocalShards(tmp_path)
+    place = Shards(tmp_path)
     row = answer(ShardWorker(broken, "fast", place), "a")
     with pytest.raises(BadCluster, match=f"node {socket.gethostname()}: /models/x: encoder.json is missing"):
         count_texts(row, place)
 
 
 def test_another_encoder_than_this_machines_is_refused(tmp_path: Path) -> None:
-    place = LocalShards(tmp_path)
+    place = Shards(tmp_path)
     row = answer(ShardWorker(FastEncoder, "other", place), "a")
     with pytest.raises(BadCluster, match="its encoder is fast, this machine's other; copy the same folder"):
         count_texts(row, place)
@@ -53,7 +53,7 @@ def test_whatever_else_goes_wrong_on_a_node_is_told_and_traced_there(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "file").touch()
-    place = LocalShards(tmp_path / "file" / "shards")
+    place = Shards(tmp_path / "file" / "shards")
     row = answer(ShardWorker(FastEncoder, "fast", place), "a")
     with pytest.raises(BadCluster, match=f"node {socket.gethostname()}: NotADirectoryError: .*file/shards"):
         count_texts(row, place)
@@ -61,9 +61,9 @@ def test_whatever_else_goes_wrong_on_a_node_is_told_and_traced_there(
 
 
 def test_a_folder_that_is_not_shared_is_noticed_at_the_first_shard(tmp_path: Path) -> None:
-    row = answer(ShardWorker(FastEncoder, "fast", LocalShards(tmp_path / "theirs")), "a")
+    row = answer(ShardWorker(FastEncoder, "fast", Shards(tmp_path / "theirs")), "a")
     with pytest.raises(BadCluster, match=r"is not the .* of this machine; give --shards a folder that all nodes mount"):
-        count_texts(row, LocalShards(tmp_path / "ours"))
+        count_texts(row, Shards(tmp_path / "ours"))
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1:1", "nowhere", "127.0.0.1:", "127.0.0.1:99999"])

@@ -17,10 +17,11 @@ from pathlib import Path
 
 import pytest
 
-from indexer.publish import Move, list_versions, prune, publish, rollback, verify
-from indexer.store import BadCollection, BadSnapshot, Collection, Snapshot, new_version
-from indexer.store.errors import BadDisk, Busy
-from indexer.store.lock import in_turn, mounted_with_local_locks
+from indexer.errors import BadCollection, BadDisk, BadSnapshot, Busy
+from indexer.store.collection import Collection, new_version
+from indexer.store.files import in_turn, mounted_with_local_locks
+from indexer.store.snapshot import Snapshot
+from indexer.versions import Move, list_versions, prune, publish, rollback, verify
 from tests.unit.indexer.support import add_version
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
@@ -63,11 +64,13 @@ def test_publish_list_and_roll_back(collection: Collection) -> None:
     assert publish(collection, first) == Move(None, first)
     assert publish(collection) == Move(first, second)
     listed = list_versions(collection)
-    assert [(info.version, info.current, info.documents, info.passages) for info in listed] == [
+    assert [
+        (info.version, info.current, info.manifest.counts.documents, info.manifest.counts.passages) for info in listed
+    ] == [
         (first, False, 4, 5),
         (second, True, 4, 5),
     ]
-    assert all(info.size_bytes and info.created and not info.problem for info in listed)
+    assert all(info.manifest.size_bytes and info.manifest.created and not info.problem for info in listed)
     assert rollback(collection) == Move(second, first)
     assert collection.current() == first
     with pytest.raises(BadCollection, match="no version older"):
@@ -141,7 +144,7 @@ def test_list_shows_what_is_wrong_with_a_version(collection: Collection) -> None
     (info,) = list_versions(collection)
     assert info.problem is not None
     assert "build did not finish" in info.problem
-    assert info.documents is None
+    assert info.manifest is None
 
 
 @pytest.mark.parametrize("change", [{"space": "elsewhere"}, {"dim": 8}])
@@ -252,7 +255,7 @@ def test_killed_build_is_no_version(collection: Collection) -> None:
 
 def test_a_second_builder_is_told_who_the_first_is(collection: Collection) -> None:
     code = (
-        "import sys; from pathlib import Path; from indexer.store import Collection\n"
+        "import sys; from pathlib import Path; from indexer.store.collection import Collection\n"
         "with Collection(Path(sys.argv[1])).sole_builder():\n"
         "    print('in', flush=True); sys.stdin.read()"
     )

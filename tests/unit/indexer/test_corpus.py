@@ -15,11 +15,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from indexer.corpus import Document, FieldMap, read_corpus
+from indexer.corpus import Document, FieldMap, Rejects, read_corpus
 from indexer.errors import BadCorpus
-from indexer.rejects import Rejects
 from indexer.sources import find_files, read_rows
-from indexer.store.disk_dict import DiskDict
+from indexer.store.files import DiskDict
 from tests.unit.indexer.support import write_lines
 
 GOOD = {"_id": "a", "title": "标题", "text": "正文", "metadata": {"kind": "drug"}}

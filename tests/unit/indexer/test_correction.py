@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 
 from indexer.build import BuildOptions, build
-from indexer.errors import BadBuild
+from indexer.errors import BadBuild, BadSnapshot
 from indexer.reindex import Encoders
-from indexer.store import BadSnapshot, Collection, Snapshot
+from indexer.store.collection import Collection
 from indexer.store.manifest import MANIFEST_FILE, Manifest, list_files
+from indexer.store.snapshot import Snapshot
 from models.correction import SAMPLE, Correction, names_of
 from models.encoder.onnx import Vectors
 from models.encoder.spec import EncoderSpec, Side

@@ -6,8 +6,8 @@ import sys
 
 import pytest
 
-from indexer.store.database import Database
-from indexer.store.errors import BadDatabase
+from indexer.errors import BadDatabase
+from indexer.store.collection import Database
 
 
 @pytest.mark.parametrize(

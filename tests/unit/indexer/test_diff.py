@@ -9,16 +9,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from indexer import diff
+from indexer import checks as diff
 from indexer.build import BuildSummary, build
-from indexer.canary import check_canaries
-from indexer.diff import ChangedAnswer, compare_answers, compare_documents
-from indexer.errors import Blocked
-from indexer.probe import load_queries, top_documents
-from indexer.store import Collection, Snapshot
+from indexer.checks import (
+    ChangedAnswer,
+    check_canaries,
+    compare_answers,
+    compare_documents,
+    load_queries,
+    top_documents,
+)
+from indexer.errors import BadQueries, Blocked
 from indexer.store.canaries import Canary, load_canaries
+from indexer.store.collection import Collection
 from indexer.store.documents import Documents, DocumentsWriter
-from indexer.store.errors import BadQueries
+from indexer.store.snapshot import Snapshot
 from models.encoder.onnx import OnnxEncoder
 from tests.unit.indexer.support import write_lines
 

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from indexer.store import disk_dict
-from indexer.store.disk_dict import DiskDict
-from indexer.store.errors import NotWritten
+from indexer.errors import NotWritten
+from indexer.store import files as disk_dict
+from indexer.store.files import DiskDict
 
 KEYS = st.text(st.characters(exclude_categories=["Cs"]), max_size=3)
 

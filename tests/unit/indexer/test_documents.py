@@ -9,9 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from indexer.store import BadSnapshot, Snapshot
+from indexer.errors import BadSnapshot
 from indexer.store import documents as documents_module
 from indexer.store.documents import Documents, DocumentsWriter
+from indexer.store.snapshot import Snapshot
 from tests.unit.indexer.support import ENTRIES
 
 UNICODE = st.text(st.characters(exclude_categories=["Cs"]))

@@ -11,7 +11,7 @@ import pytest
 
 from indexer.encode import Work, chunked, content_hashes
 from indexer.errors import BadBuild
-from indexer.store.shards import LocalShards, Shard
+from indexer.store.shards import Shard, Shards
 from models.encoder.onnx import OnnxEncoder, Vectors
 from models.encoder.spec import Side
 from tests.support.fast_encoder import DIM, FastEncoder
@@ -35,7 +35,7 @@ def found(shards: Sequence[Shard]) -> dict[bytes, np.ndarray]:
 
 
 def test_every_text_is_found_by_its_hash(encoder: OnnxEncoder, tmp_path: Path) -> None:
-    place = LocalShards(tmp_path)
+    place = Shards(tmp_path)
     Work(place, 2).do(iter(TEXTS), len(TEXTS), encoder)
     shards = list(place.read(encoder.spec.dim))
     assert sorted(len(shard.hashes) for shard in shards) == [1, 2, 2]
@@ -67,7 +67,7 @@ def test_the_next_shard_is_read_while_one_is_encoded_but_no_further_one(tmp_path
             finished.append(len(list(tmp_path.glob("*.npy"))))
             yield text
 
-    Work(LocalShards(tmp_path), 2).do(texts(), len(TEXTS), encoder)
+    Work(Shards(tmp_path), 2).do(texts(), len(TEXTS), encoder)
     assert encoder.texts == TEXTS
     assert finished[:2] == [0, 0]
     assert finished[4] >= 1
@@ -78,22 +78,22 @@ def test_texts_that_cannot_be_read_end_the_work_with_their_error(tmp_path: Path)
         yield from TEXTS[:3]
         raise OSError(5, "Input/output error")
 
-    place = LocalShards(tmp_path)
+    place = Shards(tmp_path)
     with pytest.raises(OSError, match="Input/output error"):
         Work(place, 2).do(texts(), len(TEXTS), FastEncoder())
     assert [len(shard.hashes) for shard in place.read(DIM)] == [2]
 
 
 def test_progress_bar_is_quiet_without_a_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    Work(LocalShards(tmp_path), 10).do(["a"], 1, FastEncoder())
+    Work(Shards(tmp_path), 10).do(["a"], 1, FastEncoder())
     assert capsys.readouterr().err == ""
 
 
 @pytest.mark.parametrize("factor", [2.0, 0.0, float("nan"), float("inf")])
 def test_vectors_that_are_not_of_unit_length_are_refused(tmp_path: Path, factor: float) -> None:
     with pytest.raises(BadBuild, match="not 1"), np.errstate(all="ignore"):
-        Work(LocalShards(tmp_path), 10).do(TEXTS, len(TEXTS), Scaled(factor))
-    assert list(LocalShards(tmp_path).read(DIM)) == []
+        Work(Shards(tmp_path), 10).do(TEXTS, len(TEXTS), Scaled(factor))
+    assert list(Shards(tmp_path).read(DIM)) == []
 
 
 def test_content_hash_depends_on_text_encoder_and_instruction() -> None:

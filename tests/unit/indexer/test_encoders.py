@@ -11,7 +11,8 @@ import cli
 from indexer.build import BuildOptions, build
 from indexer.errors import BadBuild
 from indexer.reindex import Encoders
-from indexer.store import Collection, Snapshot
+from indexer.store.collection import Collection
+from indexer.store.snapshot import Snapshot
 from models.encoder.onnx import OnnxEncoder
 from models.encoder.packed.encoder import PackedEncoder
 from models.encoder.spec import Precision, Side, Variant

@@ -10,7 +10,10 @@ import pytest
 
 from indexer.build import BuildOptions, BuildSummary, build
 from indexer.errors import BadCorpus
-from indexer.store import Collection, Cursor, Deleted, Equal, Posted, Snapshot
+from indexer.store.collection import Collection
+from indexer.store.filters import Equal
+from indexer.store.fresh_log import Cursor, Deleted, Posted
+from indexer.store.snapshot import Snapshot
 from tests.support.fast_encoder import FastEncoder
 from tests.unit.indexer.support import write_lines
 

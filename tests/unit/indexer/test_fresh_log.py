@@ -15,7 +15,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from indexer.store import BadLog, Change, Cursor, Deleted, Frame, FreshLog, NotWritten, Posted
+from indexer.errors import BadLog, NotWritten
+from indexer.store.fresh_log import Change, Cursor, Deleted, Frame, FreshLog, Posted
 
 START = Cursor(0)
 
@@ -150,7 +151,7 @@ def test_a_full_disk_leaves_the_log_as_it_was(log: FreshLog) -> None:
     script = f"""
 import resource, signal
 from pathlib import Path
-from indexer.store import NotWritten
+from indexer.errors import NotWritten
 from tests.unit.indexer.test_fresh_log import FreshLog, posted
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, ({size + 50}, {size + 50}))

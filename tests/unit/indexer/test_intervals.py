@@ -9,11 +9,9 @@ from tempfile import TemporaryDirectory
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from indexer.store.columns import Column
-from indexer.store.documents import Value
-from indexer.store.filters import AnyOf, Equal, Filter, Range
-from indexer.store.metadata import MetadataIndex
-from indexer.store.metadata_writer import MetadataWriter
+from indexer.store.filters import AnyOf, Equal, Filter, Range, Value
+from indexer.store.metadata import Column, MetadataIndex
+from indexer.store.writer import MetadataWriter
 
 TEXTS = st.sampled_from(["", "a", "ab", "b", "心", "心脏", "2025-01-01", "true"])
 LARGE = 2**62

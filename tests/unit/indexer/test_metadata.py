@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from indexer.store import AnyOf, BadFilter, BadSnapshot, Either, Equal, Filter, Not, Range, Snapshot
-from indexer.store.documents import Metadata
-from indexer.store.filters import Condition
+from indexer.errors import BadFilter, BadSnapshot
+from indexer.store.filters import AnyOf, Condition, Either, Equal, Filter, Metadata, Not, Range
 from indexer.store.metadata import FACET_VALUES, MetadataIndex
-from indexer.store.metadata_writer import MetadataWriter
+from indexer.store.snapshot import Snapshot
+from indexer.store.writer import MetadataWriter
 
 
 def index(folder: Path, rows: list[Metadata]) -> MetadataIndex:

@@ -9,11 +9,14 @@ import pytest
 from numpy.typing import NDArray
 
 from indexer.build import BuildOptions, build
+from indexer.checks import choose_depth, measure_recall, sample_queries
 from indexer.errors import BadBuild
-from indexer.recall import choose_depth, measure_recall, sample_queries
-from indexer.store import Collection, IndexKind, Manifest, Snapshot
+from indexer.store.collection import Collection
 from indexer.store.documents import Documents, DocumentsWriter
 from indexer.store.faiss_index import build_index, exact_index, open_index
+from indexer.store.kinds import IndexKind
+from indexer.store.manifest import Manifest
+from indexer.store.snapshot import Snapshot
 from indexer.store.vectors import VectorIndex
 from indexer.suggest import Measured, measure_kinds, propose
 from tests.support.fast_encoder import FastEncoder

@@ -13,11 +13,10 @@ import pytest
 
 from indexer.build import BuildOptions, build
 from indexer.encode import Encoder, EncodeShards, encode_here
-from indexer.publish import verify
-from indexer.store import Collection
-from indexer.store.errors import NotReached
-from indexer.store.remote_shards import RemoteShards, open_shards
-from indexer.store.shards import Embeddings, LocalShards, Shards
+from indexer.errors import NotReached
+from indexer.store.collection import Collection
+from indexer.store.shards import Embeddings, RemoteShards, Shards, open_shards
+from indexer.versions import verify
 from tests.support.fast_encoder import FastEncoder
 from tests.unit.indexer.support import DIM, unit_vectors, write_lines
 
@@ -60,7 +59,7 @@ def test_what_one_machine_writes_another_reads(tmp_path: Path) -> None:
 
 
 def test_a_shard_has_one_name_everywhere(tmp_path: Path) -> None:
-    assert shards_at(URL, tmp_path).write(some()) == LocalShards(tmp_path).write(some())
+    assert shards_at(URL, tmp_path).write(some()) == Shards(tmp_path).write(some())
 
 
 @pytest.mark.parametrize("size", [0, 100, -1])
@@ -94,8 +93,8 @@ def test_cleared_is_gone_here_and_there(tmp_path: Path) -> None:
 @pytest.mark.parametrize("scheme", ["", "file://"])
 def test_a_folder_needs_no_fetching(tmp_path: Path, scheme: str) -> None:
     shards = open_shards(f"{scheme}{tmp_path}/mounted", "fingerprint", tmp_path / "own")
-    assert shards == LocalShards(tmp_path / "mounted" / "fingerprint")
-    assert open_shards(None, "fingerprint", tmp_path / "own") == LocalShards(tmp_path / "own")
+    assert shards == Shards(tmp_path / "mounted" / "fingerprint")
+    assert open_shards(None, "fingerprint", tmp_path / "own") == Shards(tmp_path / "own")
 
 
 def test_an_address_that_cannot_be_used_is_one_line(tmp_path: Path) -> None:

@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 
 from indexer.build import BuildOptions, BuildSummary, build
-from indexer.publish import verify
-from indexer.store import Collection, IndexKind
+from indexer.store.collection import Collection
+from indexer.store.kinds import IndexKind
+from indexer.versions import verify
 from models.encoder.onnx import Vectors
 from models.encoder.spec import Side
 from tests.support.fast_encoder import FastEncoder

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from indexer.reuse import Reuse
-from indexer.store import parts
+from indexer.embed import Reuse
+from indexer.store import arrays as parts
 from indexer.store.shards import Embeddings
 
 # Contents 0 … 11 share halves of their hashes: equal first halves are not yet equal contents.

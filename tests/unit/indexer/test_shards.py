@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from indexer.reuse import Reuse
-from indexer.store.shards import Embeddings, LocalShards
+from indexer.embed import Reuse
+from indexer.store.shards import Embeddings, Shards
 from tests.unit.indexer.support import DIM, unit_vectors
 
 
@@ -21,7 +21,7 @@ def some(rows: int = 10, seed: int = 0) -> Embeddings:
 
 
 def test_a_shard_comes_back_as_it_was(tmp_path: Path) -> None:
-    given, shards = some(), LocalShards(tmp_path / "new")
+    given, shards = some(), Shards(tmp_path / "new")
     name = shards.write(given)
     (shard,) = shards.read(DIM)
     np.testing.assert_array_equal(shard.hashes, given.hashes)
@@ -32,14 +32,14 @@ def test_a_shard_comes_back_as_it_was(tmp_path: Path) -> None:
 
 
 def test_the_same_shard_twice_is_one_file(tmp_path: Path) -> None:
-    shards = LocalShards(tmp_path)
+    shards = Shards(tmp_path)
     assert shards.write(some()) == shards.write(some())
     assert shards.write(some(seed=1)) != shards.write(some())
     assert len(list(shards.read(DIM))) == 2
 
 
 def test_many_may_write_at_once(tmp_path: Path) -> None:
-    shards = LocalShards(tmp_path)
+    shards = Shards(tmp_path)
     with ThreadPoolExecutor(8) as pool:
         names = list(pool.map(lambda number: shards.write(some(seed=number % 20)), range(200)))
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(set(names))
@@ -48,7 +48,7 @@ def test_many_may_write_at_once(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("place", [0, 60, 200, -1])
 def test_an_altered_shard_is_removed(tmp_path: Path, place: int) -> None:
-    shards = LocalShards(tmp_path)
+    shards = Shards(tmp_path)
     kept, path = tmp_path / shards.write(some(seed=1)), tmp_path / shards.write(some())
     content = bytearray(path.read_bytes())
     content[place] ^= 1
@@ -59,7 +59,7 @@ def test_an_altered_shard_is_removed(tmp_path: Path, place: int) -> None:
 
 @pytest.mark.parametrize("size", [0, 100, 500])
 def test_a_truncated_shard_is_removed(tmp_path: Path, size: int) -> None:
-    shards = LocalShards(tmp_path)
+    shards = Shards(tmp_path)
     path = tmp_path / shards.write(some())
     path.write_bytes(path.read_bytes()[:size])
     assert list(shards.read(DIM)) == []
@@ -67,7 +67,7 @@ def test_a_truncated_shard_is_removed(tmp_path: Path, size: int) -> None:
 
 
 def test_what_was_being_written_is_no_shard(tmp_path: Path) -> None:
-    shards = LocalShards(tmp_path)
+    shards = Shards(tmp_path)
     name = shards.write(some())
     (tmp_path / ".unfinished-1").write_bytes(b"half")
     assert len(list(shards.read(DIM))) == 1
@@ -75,27 +75,27 @@ def test_what_was_being_written_is_no_shard(tmp_path: Path) -> None:
 
 
 def test_shards_of_another_dimension_are_left_alone(tmp_path: Path) -> None:
-    shards = LocalShards(tmp_path)
+    shards = Shards(tmp_path)
     shards.write(some())
     assert list(shards.read(DIM + 1)) == []
     assert len(list(shards.read(DIM))) == 1
 
 
 def test_no_folder_no_shards(tmp_path: Path) -> None:
-    shards = LocalShards(tmp_path / "nowhere")
+    shards = Shards(tmp_path / "nowhere")
     assert list(shards.read(DIM)) == []
     shards.clear()
 
 
 def test_cleared_is_gone(tmp_path: Path) -> None:
-    shards = LocalShards(tmp_path / "new")
+    shards = Shards(tmp_path / "new")
     shards.write(some())
     shards.clear()
     assert list(tmp_path.iterdir()) == []
 
 
 def test_there_may_be_more_shards_than_files_may_be_open(tmp_path: Path) -> None:
-    shards, made = LocalShards(tmp_path), [some(seed=number) for number in range(80)]
+    shards, made = Shards(tmp_path), [some(seed=number) for number in range(80)]
     for each in made:
         shards.write(each)
     reuse = Reuse(np.concatenate([each.hashes for each in made]))

@@ -11,8 +11,11 @@ import faiss
 import numpy as np
 import pytest
 
-from indexer.store import BadSnapshot, Equal, IndexKind, Manifest, Snapshot
-from indexer.store.manifest import FORMAT, MANIFEST_FILE, Corrected, list_files
+from indexer.errors import BadSnapshot
+from indexer.store.filters import Equal
+from indexer.store.kinds import IndexKind
+from indexer.store.manifest import FORMAT, MANIFEST_FILE, Corrected, Manifest, list_files
+from indexer.store.snapshot import Snapshot
 from models.encoder.spec import EncoderSpec
 from models.errors import SpaceMismatch
 from models.package import BUNDLED_ENCODER

@@ -4,7 +4,9 @@ from pathlib import Path
 
 import numpy as np
 
-from indexer.store import Collection, Equal, Snapshot
+from indexer.store.collection import Collection
+from indexer.store.filters import Equal
+from indexer.store.snapshot import Snapshot
 from indexer.synthetic import build_synthetic
 from models.encoder.spec import EncoderSpec
 

@@ -11,10 +11,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from indexer.store import BadSnapshot, IndexKind
-from indexer.store.errors import BadIndex
+from indexer.errors import BadIndex, BadSnapshot
 from indexer.store.faiss_index import build_index, exact_index, open_index
-from indexer.store.kinds import list_count
+from indexer.store.kinds import IndexKind, list_count
 from indexer.store.vectors import EXACT_ROWS, VectorIndex
 from tests.unit.indexer.support import unit_vectors
 

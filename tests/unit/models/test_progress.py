@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from indexer.build import build
-from indexer.store import Collection
+from indexer.store.collection import Collection
 from models import progress
 from models.progress import Progress
 from tests.support.fast_encoder import FastEncoder

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from indexer.store import IndexKind
+from indexer.store.kinds import IndexKind
 from indexer.store.vectors import VectorIndex
 from models.encoder.onnx import OnnxEncoder
 from models.encoder.spec import Side

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from indexer.store import AnyOf, Either, Equal, Filter, Not, Range
+from indexer.store.filters import AnyOf, Either, Equal, Filter, Not, Range
 from service.engine.jobs import NO_ROWS, NO_VECTORS, BatchTimes, Request, Response, Status
 from service.engine.remote import frames
 from service.engine.remote.frames import BadFrame, FrameReader, Kind

@@ -7,7 +7,7 @@ import json
 import pytest
 from pydantic import BaseModel, ValidationError
 
-from indexer.store import BadFilter
+from indexer.errors import BadFilter
 from models.errors import CareError
 from service import errors
 from service.errors import INTERNAL, STATUS_AND_CODE, InvalidRequest, answer_for, invalid_request

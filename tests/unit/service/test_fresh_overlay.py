@@ -10,22 +10,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from indexer.store import (
-    AnyOf,
-    BadFilter,
-    Change,
-    Deleted,
-    Either,
-    Equal,
-    Filter,
-    Frame,
-    Not,
-    Posted,
-    Range,
-    Snapshot,
-)
+from indexer.errors import BadFilter
+from indexer.store.filters import AnyOf, Either, Equal, Filter, Not, Range
+from indexer.store.fresh_log import Change, Deleted, Frame, Posted
 from indexer.store.manifest import Corrected
 from indexer.store.overlay import Overlay
+from indexer.store.snapshot import Snapshot
 from models.correction import Correction
 from models.fusion import LATER_DENSE, Fusion
 from service.engine.device import Cpu, searched_by

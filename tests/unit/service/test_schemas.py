@@ -5,7 +5,7 @@ import json
 import pytest
 from pydantic import ValidationError
 
-from indexer.store import AnyOf, Either, Equal, Filter, Not, Range
+from indexer.store.filters import AnyOf, Either, Equal, Filter, Not, Range
 from service.search.request import FilterClause, SearchRequest
 
 

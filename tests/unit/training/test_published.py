@@ -10,7 +10,8 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from indexer.build import BuildOptions, build
-from indexer.store import Collection, Snapshot
+from indexer.store.collection import Collection
+from indexer.store.snapshot import Snapshot
 from models.encoder.onnx import OnnxEncoder
 from models.encoder.spec import Side, Variant
 from models.export.parity import CHECK_TEXTS, FLOORS

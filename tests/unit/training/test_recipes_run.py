@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from indexer.build import BuildOptions, build
-from indexer.store import Collection, Snapshot
+from indexer.store.collection import Collection
+from indexer.store.snapshot import Snapshot
 from models.encoder.onnx import OnnxEncoder
 from models.encoder.spec import Side, Variant
 from models.export.parity import FLOORS, Floor
