@@ -6,6 +6,7 @@ import re
 import secrets
 from ipaddress import ip_address
 from pathlib import Path
+from socket import AI_PASSIVE, getaddrinfo
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
@@ -176,10 +177,13 @@ class Settings(BaseSettings):
 
 
 def _is_loopback(host: str) -> bool:
+    """Whether a server at this address or name, in whatever spelling, is reached from this machine alone."""
     try:
-        return host == "localhost" or ip_address(host).is_loopback
-    except ValueError:
-        return False
+        found = getaddrinfo(host or None, None, flags=AI_PASSIVE)
+    except OSError:
+        return False  # the server says so when it listens
+    addresses = [ip_address(str(each[4][0]).partition("%")[0]) for each in found]
+    return all((getattr(address, "ipv4_mapped", None) or address).is_loopback for address in addresses)
 
 
 def _is_address(url: str) -> bool:

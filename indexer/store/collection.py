@@ -197,12 +197,17 @@ class Collection:
 
     def rollback(self, version: str | None = None) -> str:
         """Serves the version published before the current one, or the one named; returns its name."""
+        target = self.rollback_target(version)
+        self.publish(target, force=True)
+        return target
+
+    def rollback_target(self, version: str | None = None) -> str:
+        """The version that a rollback would serve; raises if there is none."""
         if version is None and self.current() is None:
             raise BadCollection(f"{self.root} has no published version; care index publish makes one")
         target = version or self.previous()
         if target is None:
             raise BadCollection(f"{self.root} has no version older than {self.current()} that was published; name one")
-        self.publish(target, force=True)
         return target
 
     def previous(self) -> str | None:

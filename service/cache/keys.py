@@ -22,7 +22,7 @@ DIGEST_BYTES = 16
 # Fields of a request that a result does not depend on; each query is added by itself.
 NOT_IN_KEY = {"query", "timeout_ms", "bulk", "cache"}
 # Settings that a result depends on: processes that share a Redis may differ in them.
-SETTINGS_IN_KEY = ("default_mode", "vectors", "hyde_url", "hyde_model", "hyde_max_tokens")
+SETTINGS_IN_KEY = ("default_mode", "vectors", "hyde_url", "hyde_model", "hyde_max_tokens", "max_top_k")
 # Separates the parts of a key: neither versions nor JSON can hold it, and the query comes last.
 END = b"\0"
 

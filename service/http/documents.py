@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Any, Self
 
 import orjson
@@ -18,6 +19,9 @@ from service.updates.encoder import NewDocument
 from service.updates.writer import ChangesAnswer
 
 PATH = "/v1/documents"
+# An id is part of an address.
+MAX_ID_BYTES = 1024
+CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 Id = Annotated[str, StringConstraints(min_length=1)] | StrictInt
 
 router = APIRouter(prefix="/v1", tags=["documents"])
@@ -73,6 +77,7 @@ class DocumentsRequest(BaseModel):
 )
 async def get_document(request: Request, id: str) -> Response:
     """The whole document with this id, as it is served now."""
+    _require_id(request, id)
     serving = runtime_of(request).servings.current()
     row = serving.row_of(id)
     if row is None:
@@ -98,7 +103,14 @@ async def post_documents(request: Request) -> ChangesAnswer:
 @router.delete("/documents/{id:path}", dependencies=[Depends(require_admin)], responses=errors(403, 422, 503))
 async def delete_document(request: Request, id: str) -> ChangesAnswer:
     """Takes the document with this id out of all answers; `changed` is 0 where there is none."""
+    _require_id(request, id)
     return await runtime_of(request).writer.delete(id)
+
+
+def _require_id(request: Request, id: str) -> None:
+    """Refuses a path that the router read otherwise than it was sent: its patterns stop at a line break."""
+    if not id or request.scope["path"] != f"{PATH}/{id}":
+        raise InvalidRequest("id", "give the document's id after the last slash; it has no control characters")
 
 
 def _checked(number: int, posted: PostedDocument) -> NewDocument:
@@ -108,6 +120,8 @@ def _checked(number: int, posted: PostedDocument) -> NewDocument:
         raise InvalidRequest(f"documents[{number}]", "has neither text nor title")
     if is_blank(posted.name):
         raise InvalidRequest(f"documents[{number}]", "has no id")
+    if len(posted.name.encode()) > MAX_ID_BYTES or CONTROL.search(posted.name):
+        raise InvalidRequest(f"documents[{number}]", f"its id has control characters or more than {MAX_ID_BYTES} bytes")
     try:
         metadata = {name: as_value(name, value) for name, value in (posted.metadata or {}).items()}
     except BadValue as bad:

@@ -12,7 +12,7 @@ from starlette.types import Receive, Scope, Send
 from service.errors import InvalidRequest, invalid_request
 from service.http.asgi import WhileConnected, parse_body, read_body, send_bytes, send_lines, wants_lines
 from service.http.middleware import QUERIES, REQUEST_ID
-from service.search.request import SearchRequest
+from service.search.request import SearchRequest, require_few_clauses
 
 if TYPE_CHECKING:
     from service.runtime import Runtime
@@ -34,6 +34,7 @@ class SearchRoute:
         settings = runtime.settings
         body = await read_body(scope, receive, settings.max_body_bytes)
         if scope["method"] == "POST":
+            require_few_clauses(body)
             request = parse_body(SearchRequest, body)
         else:
             request = parse_query_string(scope["query_string"])

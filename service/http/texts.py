@@ -43,6 +43,10 @@ class EncodingFormat(StrEnum):
     BASE64 = "base64"
 
 
+# Of a float32 of a unit vector, written out or in base64.
+BYTES_A_NUMBER = {EncodingFormat.FLOAT: 12.5, EncodingFormat.BASE64: 16 / 3}
+
+
 def _refuse_tokens(given: Any) -> Any:  # noqa: ANN401 (whatever a client sent)
     if isinstance(given, list) and any(isinstance(each, int | list) for each in given):
         raise ValueError("token arrays are not read, since tokens of another model mean nothing here; send texts")
@@ -176,6 +180,9 @@ async def embed_texts(runtime: Runtime, serving: Serving, request: EmbeddingsReq
     dimensions = spec.dim if request.dimensions is None else request.dimensions
     if not 1 <= dimensions <= spec.dim:
         raise InvalidRequest("dimensions", f"must be between 1 and {spec.dim}")
+    size = int(len(request.texts) * dimensions * BYTES_A_NUMBER[request.encoding_format])
+    if size > (most := runtime.settings.max_answer_bytes):
+        raise InvalidRequest("input", f"the answer would have about {size} bytes, {most} are allowed; send fewer texts")
     deadline = Deadline(None, runtime.settings.timeout_ms)
     embedded = await runtime.embedder.embed(serving, request.texts, request.input_type, deadline=deadline)
     vectors = np.ascontiguousarray(shorten(embedded.vectors, dimensions), "<f4")

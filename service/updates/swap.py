@@ -120,22 +120,19 @@ class Servings:
             return True
 
     async def rollback(self, version: str | None, *, force: bool = False) -> bool:
-        """Moves the pointer to an older version and serves it in all workers, or moves it back if that fails.
+        """Serves an older version in all workers, and moves the pointer to it.
 
-        A version that fails a canary of the collection is not served unless forced.
+        The pointer moves last: other processes follow it, so until then the version must open, answer a query and,
+        unless forced, pass the canaries of the collection.
         """
         async with self._changing:
-            before = await asyncio.to_thread(self.collection.current)
-            target = await asyncio.to_thread(self.collection.rollback, version)
+            target = await asyncio.to_thread(self.collection.rollback_target, version)
             changed = target != self.serving
-            try:
-                if changed:
-                    canaries = [] if force else await asyncio.to_thread(kept_canaries, self.collection.root)
-                    await self._swap_to(target, canaries)
-            except Exception:
-                if before is not None:
-                    await asyncio.to_thread(self.collection.rollback, before)
-                raise
+            canaries = [] if force else await asyncio.to_thread(kept_canaries, self.collection.root)
+            if changed:
+                await self._swap_to(target, canaries, move_pointer=True)
+            else:
+                await asyncio.to_thread(self.collection.rollback, target)
         self._tell_others()
         return changed
 
@@ -174,10 +171,12 @@ class Servings:
                     self._log_trouble, unexpected = str(error), not isinstance(error, CareError)
                     logger.error("fresh documents are not followed: %s", error, exc_info=unexpected)
 
-    async def _swap_to(self, version: str, canaries: Sequence[Canary] = ()) -> None:
+    async def _swap_to(self, version: str, canaries: Sequence[Canary] = (), *, move_pointer: bool = False) -> None:
         try:
             serving = await self._prepare(version)
             await self._opening.check_canaries(serving, canaries)
+            if move_pointer:
+                await asyncio.to_thread(self.collection.rollback, version)
             await self._put_in_service(serving)
         except Exception as error:
             reason = str(error) if isinstance(error, CareError) else "it failed unexpectedly; the log says how"

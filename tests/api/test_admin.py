@@ -95,6 +95,7 @@ async def test_a_rollback_asks_the_canaries_unless_forced(own: Built) -> None:
         assert refused.status_code == 409
         assert "lacks b-1 among its first 10" in refused.json()["error"]["message"]
         assert Collection(own.root).current() == await served(client) == own.versions["b"]
+        assert own.versions["a"] not in (own.root / "PUBLISHED").read_text().splitlines()[1:], "it was never served"
         unclear = await client.post("/admin/rollback", params=older | {"force": "perhaps"})
         assert (unclear.status_code, unclear.json()["error"]["field"]) == (422, "force")
         forced = await client.post("/admin/rollback", params=older | {"force": "true"})

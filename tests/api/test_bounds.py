@@ -44,6 +44,14 @@ async def test_every_value_and_every_bound_of_a_filter_counts(built: Built, filt
                 assert answer.status_code == status
 
 
+async def test_embeddings_beyond_the_limit_are_refused_and_base64_is_shorter(built: Built) -> None:
+    async with running(make_settings(built, threads=1, max_answer_bytes=4096)) as client:
+        texts: dict[str, Any] = {"input": ["a"], "dimensions": 400}
+        said = check(await client.post("/v1/embeddings", json=texts), 422, "invalid_request", "input")
+        assert "about 5000 bytes, 4096 are allowed; send fewer texts" in said
+        assert (await client.post("/v1/embeddings", json=texts | {"encoding_format": "base64"})).status_code == 200
+
+
 async def test_an_answer_beyond_the_limit_is_refused_unless_it_is_streamed(built: Built) -> None:
     """A short request may name many queries and whole texts."""
     whole = {"query": [entry["title"] for entry in ENTRIES], "fields": ["text"], "top_k": 8}

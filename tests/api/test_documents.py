@@ -147,6 +147,8 @@ async def test_a_cached_answer_does_not_outlive_a_change(client: httpx.AsyncClie
         ([{"text": "no id"}], "documents[0]: give an id"),
         ([{"id": "", "text": "x"}], "at least 1 character"),
         ([{"id": "\u200b", "text": "x"}], "has no id"),
+        ([{"id": "x\n", "text": "x"}], "documents[0]: its id has control characters or more than 1024 bytes"),
+        ([{"id": "x" * 1025, "text": "x"}], "documents[0]: its id has control characters or more than 1024 bytes"),
         ([{"id": "x"}], "documents[0]: has neither text nor title"),
         ([{"id": "x", "text": " ", "title": "\n"}], "documents[0]: has neither text nor title"),
         ([{"id": "x", "text": 7}], "valid string"),
@@ -170,6 +172,14 @@ async def test_what_makes_no_document_is_named_and_nothing_is_kept(
     assert response.json()["error"]["field"] == "documents"
     assert said in response.json()["error"]["message"]
     assert (await client.get("/v1/collection")).json()["fresh"]["position"] == 0
+
+
+async def test_a_line_break_after_an_id_names_no_other_document(client: httpx.AsyncClient) -> None:
+    await post(client, {"id": "x", "text": "y"})
+    for path in ("/v1/documents/x%0A", "/v1/documents/"):
+        assert (await client.delete(path)).status_code == 422
+        assert (await client.get(path)).status_code == 422
+    assert (await client.get("/v1/documents/x")).status_code == 200
 
 
 async def test_an_id_may_have_the_name_that_a_corpus_gives_it(client: httpx.AsyncClient) -> None:

@@ -89,13 +89,14 @@ def test_what_a_field_holds_is_told_apart() -> None:
 def test_snapshot_encoder_and_the_settings_that_matter_are_in_the_key() -> None:
     others = [
         ResultKeys(Settings(default_mode=Mode.LEXICAL)),
+        ResultKeys(Settings(max_top_k=50)),
         ResultKeys(Settings(hyde_url="http://127.0.0.1/v1", hyde_model="one")),
         ResultKeys(Settings(hyde_url="http://127.0.0.1/v1", hyde_model="other")),
     ]
     servings = [serving(version="v2"), serving(fingerprint="e2"), serving(state=b"s1"), serving(state=b"s2")]
     servings.append(serving(query_instruction="问："))
     keys = {key(), *(key(of=each) for each in servings), *map(key, others)}
-    assert len(keys) == 9
+    assert len(keys) == 10
 
 
 def test_a_folder_with_another_query_instruction_is_not_what_was_loaded(tmp_path: Path) -> None:

@@ -6,7 +6,8 @@ import pytest
 from pydantic import ValidationError
 
 from indexer.store.filters import AnyOf, Either, Equal, Filter, Not, Range
-from service.search.request import FilterClause, SearchRequest
+from service.errors import InvalidRequest
+from service.search.request import FilterClause, SearchRequest, require_few_clauses
 
 
 @pytest.mark.parametrize(
@@ -66,8 +67,20 @@ def test_nested_clauses_count_towards_the_limit() -> None:
     leaf = {"field": "kind", "eq": "a"}
     allowed = [{"any": [leaf] * 15}, {"not": {"any": [leaf] * 13}}, leaf]
     assert SearchRequest.model_validate({"query": "a", "filters": allowed})
-    with pytest.raises(ValidationError, match="at most 32 clauses, nested ones included, got 33"):
+    with pytest.raises(ValidationError, match="at most 32 clauses, nested ones included"):
         SearchRequest.model_validate({"query": "a", "filters": [*allowed, leaf]})
+
+
+@pytest.mark.parametrize(("inner", "outer"), [("any", "not"), ("alternatives", "excluded"), ("\\u0061ny", "not")])
+def test_a_megabyte_of_nested_clauses_is_refused_before_it_becomes_models(inner: str, outer: str) -> None:
+    leaf = '{"field":"kind","eq":"a"}'
+    leaf = f'{{"{outer}":' * 20 + leaf + "}" * 20
+    for width in (8, 32, 32):
+        leaf = f'{{"{inner}":[{",".join([leaf] * width)}]}}'
+    with pytest.raises(InvalidRequest, match="at most 32 clauses"):
+        require_few_clauses(f'{{"query":"a","filters":[{leaf}]}}'.encode())
+    require_few_clauses(f'{{"query":"{"a" * 5000}","filters":[{{"any":[{{"field":"kind","eq":"a"}}]}}]}}'.encode())
+    require_few_clauses(b"[" * 5000)
 
 
 def test_a_number_of_more_than_64_bits_is_refused_with_the_reason() -> None:
