@@ -54,7 +54,9 @@ def test_a_flood_is_refused_by_the_proxy_and_health_is_still_answered(client: ht
     with ThreadPoolExecutor(CLIENTS) as pool:
         try:
             # The gate holds every search that is let in, so only a refusal ends.
-            asked = [pool.submit(client.get, "/v1/search", params={"q": f"query {number}"}) for number in range(CLIENTS)]
+            asked = [
+                pool.submit(client.get, "/v1/search", params={"q": f"query {number}"}) for number in range(CLIENTS)
+            ]
             refused = next(as_completed(asked, timeout=WAIT_SECONDS)).result()
             assert refused.status_code == 429
             assert refused.headers["retry-after"] == "1"
