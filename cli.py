@@ -94,7 +94,9 @@ def _run(name: str, given: list[str]) -> int:
 def _demo(given: list[str]) -> int:
     parser = _Parser(prog="care demo", description=COMMANDS["demo"][1])
     parser.add_argument("--port", type=int, default=8000, help="port to listen on (%(default)s)")
-    port = str(parser.parse_args(given).port)
+    port = parser.parse_args(given).port
+    if not 0 <= port <= 65535:
+        parser.error(f"argument --port: {port} is not between 0 and 65535")
     from indexer.command import EXAMPLE_CORPUS
 
     if not _demo_is_built():
@@ -106,7 +108,7 @@ def _demo(given: list[str]) -> int:
     if not os.environ.get(TOKEN_VARIABLE):
         os.environ[TOKEN_VARIABLE] = secrets.token_urlsafe(16)
         print(f"Adding documents takes this token: export {TOKEN_VARIABLE}={os.environ[TOKEN_VARIABLE]}", flush=True)
-    return _run("serve", ["--collection", DEMO_COLLECTION, "--port", port, *OWN_INDEX])
+    return _run("serve", ["--collection", DEMO_COLLECTION, "--port", str(port), *OWN_INDEX])
 
 
 def _demo_is_built() -> bool:

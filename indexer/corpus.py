@@ -117,7 +117,7 @@ def read_corpus(
     columns = set() if columns is None else columns
     log = log or LogChanges()
     checker = _Checker(fields, ids)
-    count = 0
+    count = withdrawn = 0
     for path in find_files(paths):
         for row in read_rows(path):
             columns.update(row.columns or ())
@@ -126,7 +126,9 @@ def read_corpus(
             except _BadRow as bad:
                 rejects.add(row, str(bad))
             else:
-                if not log.decides(document.id):
+                if log.decides(document.id):
+                    withdrawn += 1
+                else:
                     count += 1
                     yield document
     for posted, kept in log.documents(ids):
@@ -135,6 +137,8 @@ def read_corpus(
     rejects.refuse()
     names = ", ".join(str(path) for path in paths)
     if not count:
+        if withdrawn:
+            raise BadCorpus(f"{names}: all {withdrawn} documents were deleted by the service; post or add at least one")
         where = f", set aside in {rejects.path}" if rejects.count else ""
         raise BadCorpus(f"{names}: no documents ({rejects.count} bad rows{where}); an empty corpus cannot be searched")
     if missing := fields.expected_names() - columns:

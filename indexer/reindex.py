@@ -206,7 +206,7 @@ def _run(
             if canaries:
                 check_canaries(collection, served.version, asking, canaries)
         elif release.publish:
-            _require_documents(summary, release.max_removed)
+            _require_documents(summary, release.max_removed, collection.served_manifest())
             publish(collection, summary.version, Measure(queries, options.recall_floor), asking=lambda: asking)
         elif canaries:  # in the version's own index: only a publication uploads it to a database
             check_canaries(Collection(collection.root), summary.version, asking, canaries)
@@ -228,15 +228,19 @@ def _equal_served(collection: Collection, summary: BuildSummary) -> Manifest | N
     return None
 
 
-def _require_documents(summary: BuildSummary, most: float) -> None:
-    """Refuses a version that lacks too many of the served documents, except those that the service deleted."""
+def _require_documents(summary: BuildSummary, most: float, served: Manifest | None) -> None:
+    """Refuses a version that lacks too many of the corpus's documents, except those that the service deleted.
+
+    Documents that were posted to the service are in every build, so they do not count as documents of the corpus.
+    """
     changes = summary.changes
     missing = changes.removed - changes.withdrawn
-    if missing > most * changes.before:
+    before = max(changes.before - (served.fresh.posted if served else 0), missing)
+    if missing > most * before:
         raise Blocked(
-            f"{summary.version} is built but not published: {missing} of the {changes.before} served documents would "
-            f"vanish ({missing / changes.before:.1%}; at most {most:.1%} may). If the corpus is right, give "
-            f"--max-removed {math.ceil(1000 * missing / changes.before) / 1000}; else mend the corpus and build again"
+            f"{summary.version} is built but not published: {missing} of the {before} served documents of the corpus "
+            f"would vanish ({missing / before:.1%}; at most {most:.1%} may). If the corpus is right, give "
+            f"--max-removed {math.ceil(1000 * missing / before) / 1000}; else mend the corpus and build again"
         )
 
 

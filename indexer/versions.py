@@ -90,11 +90,16 @@ def rollback(
     asking: Callable[[], Encoder] | None = None,
     force: bool = False,
 ) -> Move:
-    """Serves the version published before the current one, or the one named; checks canaries as `publish` does."""
+    """Serves the version published before the current one, or the one named.
+
+    Unless forced, the query encoder must be admitted to it and the canaries must pass.
+    """
     before = collection.current()
     target = version or (collection.previous() if before else None)
-    if target is not None and not force:
-        _ask_canaries(collection, target, asking)
+    if target is not None and asking is not None and not force:
+        encoder = asking()
+        Manifest.read(collection.folder(target)).require_encoder(encoder.spec)
+        _ask_canaries(collection, target, lambda: encoder)
     return Move(before, collection.rollback(version))
 
 

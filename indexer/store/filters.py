@@ -101,6 +101,12 @@ def split_number(number: int | float) -> SplitNumber:
     return nearest, number - int(nearest) if isinstance(number, int) else 0
 
 
+def whole_number(stored: SplitNumber) -> int | float:
+    """The number that `split_number` took apart; one that float64 holds exactly stays a float."""
+    value, rest = stored
+    return int(value) + rest if rest else value
+
+
 def read_number(text: str) -> int | float | None:
     """Parses a number, integers exactly; None if the text is none."""
     for number_type in (int, float):

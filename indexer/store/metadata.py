@@ -88,12 +88,17 @@ class NumberColumn:
     def limits(self) -> tuple[float, float] | None:
         """The least and the greatest value."""
         low, high = np.fmin.reduce(self._values), np.fmax.reduce(self._values)
-        return None if np.isnan(low) else (float(low), float(high))
+        if np.isnan(low):
+            return None
+        if self._rests is None:
+            return float(low), float(high)
+        least, most = (int(reduce(self._rests[self._values == end])) for end, reduce in ((low, np.min), (high, np.max)))
+        return f.whole_number((float(low), least)), f.whole_number((float(high), most))
 
     def example(self) -> float | None:
-        some = self._values[:EXAMPLE_ROWS]
-        present = some[~np.isnan(some)]
-        return float(present[0]) if len(present) else None
+        present = np.flatnonzero(~np.isnan(self._values[:EXAMPLE_ROWS]))
+        stored = self.stored(int(present[0])) if len(present) else None
+        return None if stored is None else f.whole_number(stored)
 
     def stored(self, row: int) -> SplitNumber | None:
         """The number of a document, None if it has none."""

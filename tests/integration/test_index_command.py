@@ -29,6 +29,7 @@ ROWS = [
     {"_id": "diabetes", "title": "糖尿病饮食", "text": "糖尿病人应当控制主食，监测血糖。"},
     {"_id": "fever", "title": "发热处理", "text": "发热超过38.5度可以服用布洛芬。"},
 ]
+VECTOR = np.eye(1, 512, dtype=np.float16)
 BUNDLED = Path("models/pretrained/care-small-zh")
 
 
@@ -101,7 +102,7 @@ def test_a_corpus_that_lost_most_of_its_rows_is_not_published(place: Place) -> N
     served = place.collection.current()
     code, out, err = place.build(many[:7], "--publish", "--metrics-file", place.folder / "care.prom")
     assert (code, out, place.collection.current()) == (1, "", served)
-    assert "3 of the 10 served documents would vanish (30.0%; at most 20.0% may)" in err
+    assert "3 of the 10 served documents of the corpus would vanish (30.0%; at most 20.0% may)" in err
     assert "--max-removed 0.3" in err
     assert place.metric("care_index_run_success") == 0
     assert place.build(many[:7])[0] == 0  # building is no publishing
@@ -109,6 +110,34 @@ def test_a_corpus_that_lost_most_of_its_rows_is_not_published(place: Place) -> N
     place.collection.fresh_log.append([Deleted("d0"), Deleted("d1"), Deleted("d2")])
     assert place.build(many[:8], "--publish")[0] == 0
     assert place.build(many[5:8], "--publish", "--max-removed", 0.5)[0] == 0
+
+
+def test_posted_documents_do_not_hide_a_loss_of_the_corpus(place: Place) -> None:
+    many: list[dict[str, object]] = [{"_id": f"d{number}", "text": f"正文 {number}"} for number in range(4)]
+    assert place.build(many, "--publish")[0] == 0
+    place.collection.fresh_log.append(
+        [Posted(f"p{number}", "", "新的", {}, ((0, 2),), "other", VECTOR) for number in range(6)]
+    )
+    assert place.build(many, "--publish")[0] == 0
+    code, _, err = place.build(many[:3], "--publish")
+    assert code == 1
+    assert "1 of the 4 served documents of the corpus would vanish" in err
+
+
+def test_a_rollback_is_refused_where_the_query_encoder_is_not_admitted(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(manifest: Manifest, spec: EncoderSpec) -> None:
+        raise SpaceMismatch(f"run care index admit ENCODER_FOLDER {manifest.version}")
+
+    assert place.build(ROWS[1:], "--publish")[0] == 0
+    assert place.build(ROWS, "--publish")[0] == 0
+    older, served = place.collection.versions()
+    monkeypatch.setattr(Manifest, "require_encoder", refuse)
+    code, _, err = place.care("rollback")
+    assert (code, place.collection.current()) == (1, served)
+    assert f"care index admit ENCODER_FOLDER {older}" in err
+    assert place.care("rollback", "--force")[0] == 0
 
 
 def test_a_run_is_one_line_and_pays_for_what_changed(place: Place) -> None:

@@ -136,6 +136,9 @@ def test_64_bit_integers_are_not_taken_for_their_neighbours(tmp_path: Path) -> N
         assert metadata.select([AnyOf("pid", (value, 1.5))]).tolist() == [False, True, True, False]
     assert metadata.select([Equal("pid", first + 2)]).sum() == 0
     assert metadata.select([Range("pid", lt=10**400)]).tolist() == [True, True, True, False]
+    assert metadata.ranges == {"pid": (1.5, first + 1)}
+    with pytest.raises(BadFilter, match=f'"eq":{first}}}'):
+        metadata.select([Equal("other", 1)])
 
 
 def test_documents_without_metadata(tmp_path: Path) -> None:
