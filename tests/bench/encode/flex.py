@@ -9,10 +9,11 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from models.encoder.packed.kernels import Attend, Packed
+from models.encoder.packed.attention import Attend, Scope
+from models.encoder.packed.kernels import Packed
 
 
-def flex(batch: Packed) -> Attend:
+def flex(batch: Packed, scope: Scope) -> Attend:
     """torch's flex attention over blocks: those between two documents are never visited."""
     from torch.nn.attention.flex_attention import create_block_mask
 

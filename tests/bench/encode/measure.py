@@ -10,10 +10,11 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from models.encoder.packed.decoder import PackedDecoder, read_weights
+from models.encoder.packed.attention import BACKENDS as OWN
 from models.encoder.packed.encoder import PackedEncoder, batches, tokenised
-from models.encoder.packed.kernels import BACKENDS as OWN
 from models.encoder.packed.kernels import Packed, pack
+from models.encoder.packed.model import PackedModel
+from models.encoder.packed.weights import read_weights
 from models.encoder.spec import Side
 from models.encoder.tokenizer import Tokenizer
 from tests.bench.encode.clock import Spread, repeated, seconds
@@ -68,7 +69,7 @@ def try_ways(shape: Shape, model: PreTrainedModel, corpus: Corpus, plan: Plan, c
         for name in names:
             way = f"{name}{', compiled' if compiled else ''}"
             try:
-                decoder = PackedDecoder(weights, BACKENDS[name], compiled=compiled)
+                decoder = PackedModel(weights, BACKENDS[name], compiled=compiled)
                 hidden = decoder(batch).float()
                 taken = repeated(lambda decoder=decoder: decoder(batch), plan.device, plan.rounds, 2)
             except Exception as error:  # a way that does not run here is a result, not the end

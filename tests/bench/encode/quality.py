@@ -10,9 +10,10 @@ import numpy as np
 import torch
 
 from models.encoder.folder import infer_spec
-from models.encoder.packed.decoder import EDGES, PackedDecoder, read_weights
+from models.encoder.packed.attention import BACKENDS
 from models.encoder.packed.encoder import PackedEncoder
-from models.encoder.packed.kernels import BACKENDS
+from models.encoder.packed.model import PackedModel
+from models.encoder.packed.weights import EDGES, read_weights
 from models.encoder.spec import EncoderSpec, Precision, Side
 from models.encoder.tokenizer import Tokenizer
 from models.encoder.torch import TorchEncoder
@@ -57,7 +58,7 @@ def _vectors(
 ) -> np.ndarray:  # fmt: skip
     encoder = TorchEncoder.load(folder, spec, dtype=dtype)
     weights = read_weights(encoder.backbone, spec.max_length, plan.device, fp8=fp8, keep=keep)
-    decoder = PackedDecoder(weights, BACKENDS[way])
+    decoder = PackedModel(weights, BACKENDS[way])
     tokenizer = Tokenizer.from_json(encoder.tokenizer_json, spec.max_length)
     packed = PackedEncoder(
         spec, Precision.FP8 if fp8 else Precision.BF16, tokenizer, (), decoder, plan.device, plan.budget

@@ -10,8 +10,10 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from models.encoder.packed.decoder import PackedDecoder, read_weights
-from models.encoder.packed.kernels import BACKENDS, pack
+from models.encoder.packed.attention import BACKENDS
+from models.encoder.packed.kernels import pack
+from models.encoder.packed.model import PackedModel
+from models.encoder.packed.weights import read_weights
 from models.encoder.tokenizer import Tokens
 from tests.bench.encode.__main__ import main
 from tests.bench.encode.quality import beginnings, cosines
@@ -31,7 +33,7 @@ def test_the_work_is_what_the_pass_multiplies() -> None:
     lengths = [64, 50, 14]  # whole tiles: no filler
     model = shape.build(CPU, torch.float32)
     batch = pack([Tokens([7] * length, False) for length in lengths], CPU)
-    decoder = PackedDecoder(read_weights(model, MAX_LENGTH, CPU), BACKENDS["padded"])
+    decoder = PackedModel(read_weights(model, MAX_LENGTH, CPU), BACKENDS["padded"])
     # The counter knows no product that adds in place.
     counted = FlopCounterMode(display=False, custom_mapping={torch.ops.aten.addmm_: _addmm})
     with counted as counter:
