@@ -24,6 +24,10 @@ COMMANDS = {
     "index": ("indexer.command", "build, check, publish, compare and roll back snapshots of a corpus"),
     "train": ("models.training.command", "train encoders by a recipe, stage by stage (needs the train extra)"),
     "export": ("models.export.command", "turn a trained encoder into ONNX graphs (needs the train extra)"),
+    "encoder": (
+        "models.importing.command",
+        "import published encoders, look at them, compare two (import: train extra)",
+    ),
     "eval": ("models.evaluation.command", "judge encoders, BM25 and their hybrid on evaluation sets"),
 }
 # Subcommands of a subcommand that takes other arguments, too.

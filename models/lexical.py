@@ -35,13 +35,14 @@ _RUN = re.compile(r"[\u3400-\u9fff\uf900-\ufaff]+|\d+(?:\.\d+)+|[^\W_\u3400-\u9f
 # Question words are rare in answers, so BM25 would weigh them most, and they are not about the topic. In capitals
 # they are kept as acronyms (WHO, DID). "who" is a question word only before a verb; "a" may be a vitamin.
 _QUESTION_WORDS = re.compile(
-    "请问|想问一下|想知道|为什么|为何|什么|怎么样|怎么办|怎么|怎样|咋|如何|哪些|哪个|哪种|哪里|多少|是否|是不是|能不能|可不可以|"
-    "有没有|要不要|需不需要|"
+    "请问|想问一下|想知道|为什么|为何(?!首)|什么|怎么样|怎么办|怎么|怎样|咋|如何|哪些|哪个|哪种|哪里|多少(?!见)|是否|是不是|"
+    "能不能|可不可以|有没有|要不要|需不需要|"
     r"\b(?![A-Z]{2,}\b)(?i:what|which|how|why|when|where|is|are|do|does|did|can|should|could|the|an|"
     r"who(?=\s+(?:is|are|do|does|did|can|should|could)\b))\b"
 )
-# Particles are removed only at the end of a clause: elsewhere they are parts of names (吗啡, 吗丁啉).
-_FINAL_PARTICLES = re.compile(r"[吗呢么吧啊]+(?!\w)")
+# Particles are removed only at the end of a clause: elsewhere they are parts of names (吗啡, 吗丁啉). 吧 also ends
+# nouns for places (酒吧, 氧吧).
+_FINAL_PARTICLES = re.compile(r"(?:[吗呢么啊]|(?<![酒网氧茶书陶贴水咖])吧)+(?!\w)")
 # BM25's parameters, which tantivy has built in.
 K1, B = 1.2, 0.75
 # What a build holds before it writes a part; four times as much was no quicker to search at a million rows.

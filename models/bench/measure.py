@@ -17,10 +17,12 @@ from models.bench.device import Spread, repeated, seconds
 from models.bench.peer import PeerRun
 from models.bench.shapes import DIM, MAX_LENGTH, Shape, encoder_of
 from models.encoder.folder import infer_spec
-from models.encoder.packed.decoder import EDGES, PackedDecoder, read_weights
+from models.encoder.packed.attention import BACKENDS as OWN
+from models.encoder.packed.attention import Attend, Scope
 from models.encoder.packed.encoder import PackedEncoder, batches, tokenised
-from models.encoder.packed.kernels import BACKENDS as OWN
-from models.encoder.packed.kernels import Attend, Packed, pack
+from models.encoder.packed.kernels import Packed, pack
+from models.encoder.packed.model import PackedModel
+from models.encoder.packed.weights import EDGES, read_weights
 from models.encoder.spec import EncoderSpec, Precision, Side
 from models.encoder.tokenizer import Tokenizer
 from models.encoder.torch import TorchEncoder
@@ -30,7 +32,7 @@ NEAR = 0.99
 WORST_CHARACTERS = 40
 
 
-def flex(batch: Packed) -> Attend:
+def flex(batch: Packed, scope: Scope) -> Attend:
     """torch's flex attention over blocks, for comparison: on an H200 it was slower than the variable-length one."""
     from torch.nn.attention.flex_attention import create_block_mask
 
@@ -106,7 +108,7 @@ def try_ways(shape: Shape, model: PreTrainedModel, corpus: Corpus, plan: Plan, c
         for name in names:
             way = f"{name}{', compiled' if compiled else ''}"
             try:
-                decoder = PackedDecoder(weights, BACKENDS[name], compiled=compiled)
+                decoder = PackedModel(weights, BACKENDS[name], compiled=compiled)
                 hidden = decoder(batch).float()
                 taken = repeated(partial(decoder, batch), plan.device, plan.rounds, 2)
             except Exception as error:  # a way that does not run here is a result, not the end
@@ -227,7 +229,7 @@ def _vectors(
 ) -> np.ndarray:  # fmt: skip
     encoder = TorchEncoder.load(folder, spec, dtype=dtype)
     weights = read_weights(encoder.backbone, spec.max_length, plan.device, fp8=fp8, keep=keep)
-    decoder = PackedDecoder(weights, BACKENDS[way])
+    decoder = PackedModel(weights, BACKENDS[way])
     tokenizer = Tokenizer.from_json(encoder.tokenizer_json, spec.max_length)
     packed = PackedEncoder(
         spec, Precision.FP8 if fp8 else Precision.BF16, tokenizer, (), decoder, plan.device, plan.budget

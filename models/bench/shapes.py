@@ -13,9 +13,10 @@ import torch
 from transformers import AutoModel, PreTrainedModel, Qwen3Config
 
 from models.encoder.folder import CONFIG_FILE, read_config, read_tokenizer
-from models.encoder.packed.decoder import PackedDecoder, read_weights
+from models.encoder.packed.attention import Backend
 from models.encoder.packed.encoder import PackedEncoder
-from models.encoder.packed.kernels import Backend
+from models.encoder.packed.model import PackedModel
+from models.encoder.packed.weights import read_weights
 from models.encoder.spec import TOKENIZER_FILE, EncoderSpec, Pooling, Precision, Side
 from models.encoder.tokenizer import Tokenizer
 from models.training.shapes import SHAPES as PUBLISHED
@@ -45,7 +46,7 @@ class Shape:
         return {
             "qkv": (joint, self.hidden),
             "out": (self.hidden, self.heads * self.width),
-            "gate_up": (2 * self.intermediate, self.hidden),
+            "up": (2 * self.intermediate, self.hidden),
             "down": (self.hidden, self.intermediate),
         }
 
@@ -123,6 +124,6 @@ def encoder_of(
         dim=min(DIM, shape.hidden), max_length=MAX_LENGTH, space="bench",
     )  # fmt: skip
     weights = read_weights(model, MAX_LENGTH, device, fp8=fp8, keep=keep)
-    decoder = PackedDecoder(weights, attention, compiled=compiled)
+    decoder = PackedModel(weights, attention, compiled=compiled)
     precision = Precision.FP8 if fp8 else Precision.BF16
     return PackedEncoder(spec, precision, tokenizer, (), decoder, device, budget)

@@ -9,7 +9,7 @@ import json
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import transformers
 from huggingface_hub.errors import StrictDataclassError
@@ -25,16 +25,18 @@ from models.errors import BadEncoder
 CONFIG_FILE = "config.json"
 DEFAULT_MAX_LENGTH = 512
 # Causal models see the whole text only at its last token, so there is nothing to ask.
-DECODERS = frozenset({"qwen2", "qwen3", "llama", "mistral"})
-# Facts of a decoder's configuration about where attention looks, and the only value that is computed.
-CAUSAL = {"is_causal": True, "is_bidirectional": False, "bidirectional": False, "use_bidirectional_attention": False}
+DECODERS = frozenset({"qwen2", "qwen3", "llama", "mistral", "gemma2", "gemma3_text", "gpt_neox"})
+# How configurations of decoders say that tokens attend to later ones, too.
+BIDIRECTIONAL = {
+    "is_causal": False, "is_bidirectional": True, "bidirectional": True, "use_bidirectional_attention": True,
+}  # fmt: skip
 # Their position table starts after the padding id.
 ROBERTA_LIKE = frozenset({"roberta", "xlm-roberta", "camembert", "xlm-roberta-xl"})
 SENTENCE_POOLING = {"cls": Pooling.CLS, "cls_token": Pooling.CLS, "mean": Pooling.MEAN, "mean_tokens": Pooling.MEAN,
                     "lasttoken": Pooling.EOS}  # fmt: skip
 # A query prompt that names a task, as those of instruction-tuned encoders do.
 TASK_PROMPT = re.compile(r"(Instruct: ?)?[^\n]+(\n+Query: ?)")
-SENTENCE_MODULES = ("Transformer", "Pooling", "Normalize")
+SENTENCE_MODULES = ("Transformer", "Pooling", "Normalize", "Dense")
 # Where a vocabulary may lie. Without any, transformers makes a tokenizer that knows its special tokens alone.
 VOCABULARIES = (TOKENIZER_FILE, "vocab.txt", "vocab.json", "*.model")
 
@@ -51,6 +53,7 @@ def read_config(folder: Path) -> PretrainedConfig:
     if model_type not in CONFIG_MAPPING:
         raise BadEncoder(f"{folder}: transformers has no native class for model_type {model_type!r}")
     _require_native(folder, values)
+    values = _with_attention(values)
     try:
         config = AutoConfig.for_model(str(model_type), **{k: v for k, v in values.items() if k != "model_type"})
     except (ValueError, TypeError, StrictDataclassError) as error:
@@ -71,14 +74,26 @@ def _require_native(folder: Path, values: dict[str, Any]) -> None:
     unknown = [name for name in values.get("architectures") or () if not hasattr(transformers, name)]
     if unknown:
         raise BadEncoder(f"{folder}: transformers has no class {unknown[0]} (architectures); {cure}")
-    if model_type not in DECODERS:
-        return
-    for name, needed in CAUSAL.items():
-        if values.get(name, needed) != needed:
-            raise BadEncoder(
-                f"{folder}: {name} {values[name]!r}: its attention looks ahead, which is not computed here; "
-                "take a causal checkpoint, or the ONNX graph of its authors"
-            )
+
+
+def _with_attention(values: dict[str, Any]) -> dict[str, Any]:
+    """The configuration with one fact about where a decoder's attention looks, in the words of transformers."""
+    if values["model_type"] not in DECODERS:
+        return values
+    ahead = any(values.get(name) == value for name, value in BIDIRECTIONAL.items())
+    if ahead and values["model_type"] not in ("gemma3_text", "llama", "mistral", "qwen2", "qwen3"):
+        raise BadEncoder(
+            f"a {values['model_type']} whose attention looks ahead is not supported; take a causal checkpoint"
+        )
+    kept = {name: value for name, value in values.items() if name not in BIDIRECTIONAL}
+    own = "use_bidirectional_attention" if values["model_type"] == "gemma3_text" else "is_causal"
+    return kept | {own: BIDIRECTIONAL[own]} if ahead else kept
+
+
+def looks_back_only(config: PretrainedConfig) -> bool:
+    """Whether a token attends to those before it alone."""
+    ahead = getattr(config, "use_bidirectional_attention", False) or not getattr(config, "is_causal", True)
+    return config.model_type in DECODERS and not ahead
 
 
 def gte_values(values: dict[str, Any]) -> dict[str, Any]:
@@ -119,15 +134,18 @@ def infer_spec(
 ) -> EncoderSpec:
     """The spec of a transformers folder: what is not given is read from its own and sentence-transformers' files."""
     config = read_config(folder)
-    prompts = (_read_json(folder / "config_sentence_transformers.json") or {}).get("prompts") or {}
+    layers = dense_layers(folder)
+    width = layers[-1].dim if layers else config.hidden_size
+    settings = _read_json(folder / "config_sentence_transformers.json") or {}
+    prompts = settings.get("prompts") or {}
     form = TASK_PROMPT.fullmatch(prompts.get("query") or "")
     try:
         return EncoderSpec(
             architecture=config.model_type,
             sides=tuple(sides),
             pooling=pooling or _pooling(folder, config),
-            native_dim=config.hidden_size,
-            dim=config.hidden_size if dim is None else dim,
+            native_dim=width,
+            dim=dim or settings.get("truncate_dim") or width,
             max_length=_max_length(folder, config) if max_length is None else max_length,
             query_instruction=prompts.get("query") or "",
             document_instruction=prompts.get("document") or prompts.get("passage") or "",
@@ -177,15 +195,58 @@ def _append_eos(backend: RustTokenizer, config: PretrainedConfig, folder: Path) 
     backend.post_processor = ending if before is None else ProcessorSequence([before, ending])
 
 
-def _pooling(folder: Path, config: PretrainedConfig) -> Pooling:
-    for module in _read_json(folder / "modules.json") or []:
-        if module["type"].rsplit(".", 1)[-1] not in SENTENCE_MODULES:
+class DenseLayer(NamedTuple):
+    """A Dense module of a sentence-transformers folder."""
+
+    folder: Path
+    width: int
+    dim: int
+    tanh: bool
+
+    def tensors(self) -> dict[str, Any]:
+        from safetensors.torch import load_file
+
+        path = self.folder / "model.safetensors"
+        if not path.is_file():
+            raise BadEncoder(f"{path} is missing; fetch the whole checkpoint, with safetensors weights")
+        return load_file(path)
+
+
+def dense_layers(folder: Path) -> list[DenseLayer]:
+    """What stands between pooling and norm, in order."""
+    layers = []
+    for place in _modules(folder, "Dense"):
+        stated = _read_json(place / CONFIG_FILE)
+        if stated is None:
+            raise BadEncoder(f"{place / CONFIG_FILE} of the Dense layer is missing; fetch the whole checkpoint")
+        activation = str(stated.get("activation_function", "Tanh")).rsplit(".", 1)[-1]
+        if activation not in ("Identity", "Tanh") or stated.get("use_residual"):
+            raise BadEncoder(f"{place}: a dense layer with {activation} is not supported, only Identity and Tanh")
+        layers.append(DenseLayer(place, stated["in_features"], stated["out_features"], activation == "Tanh"))
+    return layers
+
+
+def _modules(folder: Path, kind: str) -> list[Path]:
+    """Folders of the modules of this kind by modules.json."""
+    found = []
+    for place, module in enumerate(_read_json(folder / "modules.json") or []):
+        name = module["type"].rsplit(".", 1)[-1]
+        if name not in SENTENCE_MODULES:
             raise BadEncoder(f"{folder}: modules.json has {module['type']}, which an encoder here cannot hold")
-    stated = _read_json(folder / "1_Pooling" / CONFIG_FILE)
+        if name == kind:
+            found.append(folder / module.get("path", f"{place}_{name}"))
+    return found
+
+
+def _pooling(folder: Path, config: PretrainedConfig) -> Pooling:
+    places = _modules(folder, "Pooling") or [folder / "1_Pooling"]
+    stated = _read_json(places[0] / CONFIG_FILE)
     if stated is None:
-        if config.model_type in DECODERS:
+        if looks_back_only(config):
             return Pooling.EOS
-        raise BadEncoder(f"{folder} does not say how it is pooled (1_Pooling/{CONFIG_FILE}); give pooling cls or mean")
+        raise BadEncoder(
+            f"{folder} does not say how it is pooled (1_Pooling/{CONFIG_FILE}); give --pooling cls or mean"
+        )
     modes = [name.removeprefix("pooling_mode_") for name, on in stated.items() if "pooling_mode_" in name and on]
     modes = modes or [str(stated.get("pooling_mode"))]
     if len(modes) != 1 or modes[0] not in SENTENCE_POOLING:
@@ -207,8 +268,11 @@ def _positions(config: PretrainedConfig) -> int:
 
 
 def _max_length(folder: Path, config: PretrainedConfig) -> int:
-    stated: int | None = (_read_json(folder / "sentence_bert_config.json") or {}).get("max_seq_length")
-    return min(_positions(config), DEFAULT_MAX_LENGTH, stated or DEFAULT_MAX_LENGTH)
+    stated = [
+        (_read_json(folder / "sentence_bert_config.json") or {}).get("max_seq_length"),
+        (_read_json(folder / "tokenizer_config.json") or {}).get("model_max_length"),
+    ]
+    return int(min(_positions(config), DEFAULT_MAX_LENGTH, *filter(None, stated)))
 
 
 def _read_json(path: Path) -> Any:  # noqa: ANN401 - JSON is what it is

@@ -14,7 +14,7 @@ from typing import cast
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn import functional
@@ -22,7 +22,14 @@ from transformers import AutoModel, PretrainedConfig, PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_MAPPING
 from transformers.utils import logging as transformers_logging
 
-from models.encoder.folder import CONFIG_FILE, check_length, read_config, read_tokenizer
+from models.encoder.folder import (
+    CONFIG_FILE,
+    check_length,
+    dense_layers,
+    looks_back_only,
+    read_config,
+    read_tokenizer,
+)
 from models.encoder.spec import SPEC_FILE, TOKENIZER_FILE, EncoderSpec, Pooling, Side, sha256_of, verify_file
 from models.encoder.tokenizer import Tokenizer, pad
 from models.errors import BadEncoder
@@ -34,11 +41,39 @@ ADAPTER_FOLDER = "adapter"
 WEIGHTS = ("*.safetensors", "*.safetensors.index.json", f"{ADAPTER_FOLDER}/adapter_*.*")
 
 
+class Projection(nn.Linear):
+    """A dense layer on top of pooling, as sentence-transformers' Dense: linear, then perhaps tanh."""
+
+    def __init__(
+        self, width: int, dim: int, *, bias: bool = False, tanh: bool = False, dtype: torch.dtype = torch.float32
+    ) -> None:
+        super().__init__(width, dim, bias=bias, dtype=dtype)
+        self.tanh = tanh
+
+    def forward(self, input: Tensor) -> Tensor:
+        projected = super().forward(input)
+        return projected.tanh() if self.tanh else projected
+
+    @classmethod
+    def load(cls, path: Path, dtype: torch.dtype) -> Projection:
+        tensors = load_file(path)
+        with safe_open(path, "pt") as file:
+            tanh = (file.metadata() or {}).get("activation") == "tanh"
+        dim, width = tensors["weight"].shape
+        projection = cls(width, dim, bias="bias" in tensors, tanh=tanh, dtype=dtype)
+        projection.load_state_dict(tensors)
+        return projection
+
+    def save(self, path: Path) -> None:
+        tensors = {name: value.detach().contiguous().cpu() for name, value in self.state_dict().items()}
+        save_file(tensors, path, metadata={"activation": "tanh"} if self.tanh else None)
+
+
 class TorchEncoder(nn.Module):
     """A function from token ids to unit vectors that can be trained."""
 
     def __init__(
-        self, backbone: PreTrainedModel, spec: EncoderSpec, tokenizer_json: str, projection: nn.Linear | None = None
+        self, backbone: PreTrainedModel, spec: EncoderSpec, tokenizer_json: str, projection: Projection | None = None
     ) -> None:
         super().__init__()
         self.backbone = backbone
@@ -46,7 +81,9 @@ class TorchEncoder(nn.Module):
         self.spec = spec
         self.tokenizer_json = tokenizer_json
         self.tokenizer = Tokenizer.from_json(tokenizer_json, spec.max_length)
-        self._causal = any(getattr(module, "is_causal", False) for module in backbone.modules())
+        self._causal = looks_back_only(backbone.config) and any(
+            getattr(module, "is_causal", False) for module in backbone.modules()
+        )
 
     @classmethod
     def load(cls, folder: Path, spec: EncoderSpec | None = None, *, dtype: torch.dtype = torch.float32) -> TorchEncoder:
@@ -114,7 +151,7 @@ class TorchEncoder(nn.Module):
         folder.mkdir(parents=True, exist_ok=True)
         self.backbone.save_pretrained(folder, save_original_format=False)
         if self.projection is not None:
-            save_file({"weight": self.projection.weight.detach().contiguous().cpu()}, folder / PROJECTION_FILE)
+            self.projection.save(folder / PROJECTION_FILE)
         (folder / TOKENIZER_FILE).write_text(self.tokenizer_json, encoding="utf-8")
         checksums = {name: sha256_of(folder / name) for name in (TOKENIZER_FILE, *weight_files(folder))}
         self.spec.model_copy(update={"checksums": checksums, "parity": {}, "weights": None}).save(folder)
@@ -142,15 +179,37 @@ def pool(hidden: Tensor, mask: Tensor, pooling: Pooling) -> Tensor:
     return (hidden.float() * weights).sum(dim=1) / weights.sum(dim=1).clamp(min=1.0)
 
 
-def _load_projection(folder: Path, width: int, dtype: torch.dtype) -> nn.Linear | None:
+def _load_projection(folder: Path, width: int, dtype: torch.dtype) -> Projection | None:
     path = folder / PROJECTION_FILE
     if not path.is_file():
+        return read_dense_layers(folder, dtype) if not (folder / SPEC_FILE).is_file() else None
+    projection = Projection.load(path, dtype)
+    if projection.in_features != width:
+        raise BadEncoder(
+            f"{path}: made for vectors of {projection.in_features} dimensions, the backbone's have {width}"
+        )
+    return projection
+
+
+def read_dense_layers(folder: Path, dtype: torch.dtype) -> Projection | None:
+    """The Dense modules of a sentence-transformers folder as one layer.
+
+    Layers without an activation between them are one linear function, so their matrices are multiplied.
+    """
+    weight = bias = None
+    tanh = False
+    for layer in dense_layers(folder):
+        if tanh:
+            raise BadEncoder(f"{folder}: two dense layers with tanh between them are not supported")
+        tensors = {name.removeprefix("linear."): value.double() for name, value in layer.tensors().items()}
+        own, shift, tanh = tensors["weight"], tensors.get("bias"), layer.tanh
+        if bias is not None:
+            shift = own @ bias if shift is None else own @ bias + shift
+        weight, bias = own if weight is None else own @ weight, shift
+    if weight is None:
         return None
-    weight = load_file(path)["weight"]
-    if weight.shape[1] != width:
-        raise BadEncoder(f"{path}: made for vectors of {weight.shape[1]} dimensions, the backbone's have {width}")
-    projection = nn.Linear(width, weight.shape[0], bias=False, dtype=dtype)
-    projection.load_state_dict({"weight": weight})
+    projection = Projection(weight.shape[1], weight.shape[0], bias=bias is not None, tanh=tanh, dtype=dtype)
+    projection.load_state_dict({"weight": weight} | ({} if bias is None else {"bias": bias}))
     return projection
 
 
@@ -177,6 +236,11 @@ def _load_backbone(folder: Path, config: PretrainedConfig, dtype: torch.dtype, *
     if wrong:
         some = ", ".join(sorted(wrong)[:3])
         raise BadEncoder(f"{folder}: {len(wrong)} weights do not fit {config.model_type} ({some}…)")
+    if not looks_back_only(config):
+        # transformers leaves the mask out where all texts are equally long, and then goes by this.
+        for module in backbone.modules():
+            if hasattr(module, "is_causal"):
+                setattr(module, "is_causal", False)  # noqa: B010 - torch's stubs allow tensors and modules alone
     return backbone
 
 

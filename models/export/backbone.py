@@ -24,6 +24,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 
 from models.encoder.folder import CONFIG_FILE
 from models.encoder.spec import EncoderSpec, Pooling
+from models.encoder.torch import Projection
 from models.errors import ExportError
 
 HIDDEN = "last_hidden_state"
@@ -63,11 +64,11 @@ class _Nodes:
         return name
 
 
-def append_head(model: ModelProto, spec: EncoderSpec, projection: NDArray[np.float32] | None = None) -> None:
+def append_head(model: ModelProto, spec: EncoderSpec, projection: Projection | None = None) -> None:
     """Makes a backbone graph the whole function, in place.
 
-    input_ids and attention_mask (texts, tokens) in, embedding (texts, dim) out in float32. A projection (native_dim,
-    width of the backbone) comes between pooling and truncation.
+    input_ids and attention_mask (texts, tokens) in, embedding (texts, dim) out in float32. A projection
+    comes between pooling and truncation.
     """
     graph = model.graph
     hidden = next((output.name for output in graph.output if output.name in HIDDEN_NAMES), None)
@@ -109,10 +110,14 @@ def _derive_inputs(added: _Nodes, names: set[str]) -> None:
         added.add("Max", added.add("Sub", counted, added.constant(1)), added.constant(0), output=POSITIONS)
 
 
-def _embed(added: _Nodes, hidden: str, spec: EncoderSpec, projection: NDArray[np.float32] | None) -> None:
+def _embed(added: _Nodes, hidden: str, spec: EncoderSpec, projection: Projection | None) -> None:
     pooled = _pool(added, hidden, spec.pooling)
     if projection is not None:
-        pooled = added.add("MatMul", pooled, added.array(projection.T))
+        weight, bias = projection.weight.detach().float().numpy(), projection.bias
+        pooled = added.add("MatMul", pooled, added.array(weight.T))
+        if bias is not None:
+            pooled = added.add("Add", pooled, added.array(bias.detach().float().numpy()))
+        pooled = added.add("Tanh", pooled) if projection.tanh else pooled
     bounds = [added.constant([place]) for place in (0, spec.dim, 1)]
     if not spec.normalize:
         added.add("Slice", pooled, *bounds, output=EMBEDDING)

@@ -13,14 +13,13 @@ from typing import Any
 import numpy as np
 import onnxruntime as ort
 import torch
-from numpy.typing import NDArray
 from pydantic import ValidationError
 from transformers import PretrainedConfig
 
 from models.encoder.folder import check_length, infer_spec, read_config, read_tokenizer
 from models.encoder.spec import SPEC_FILE, EncoderSpec, fault, name_of_weights, sha256_of
 from models.encoder.tokenizer import Tokenizer, pad
-from models.encoder.torch import TorchEncoder, embed, weight_files
+from models.encoder.torch import Projection, TorchEncoder, embed, weight_files
 from models.errors import ExportError
 from models.export.backbone import HIDDEN_NAMES, IDS, MASK, POSITIONS, TYPES
 from models.export.parity import Vectors
@@ -43,10 +42,9 @@ class Source:
     def tokenizer(self) -> Tokenizer:
         return Tokenizer.from_json(self.tokenizer_json, self.spec.max_length)
 
-    def projection(self) -> NDArray[np.float32] | None:
-        """The matrix on top of the backbone, where the encoder has one."""
-        on_top = self.origin.projection if isinstance(self.origin, TorchEncoder) else None
-        return None if on_top is None else on_top.weight.detach().float().numpy()
+    def projection(self) -> Projection | None:
+        """The dense layer on top of the backbone, if the encoder has one."""
+        return self.origin.projection if isinstance(self.origin, TorchEncoder) else None
 
     def reference(self, texts: Sequence[str]) -> Vectors:
         """The vectors (texts, dim) that an exported graph must give: torch's, or the given graph with torch's head."""

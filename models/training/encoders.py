@@ -19,13 +19,14 @@ from torch.nn import functional
 from transformers import AutoModel, PreTrainedModel
 
 from models.encoder.folder import infer_spec, read_config
+from models.encoder.gguf import unpack_gguf
 from models.encoder.spec import INSTRUCTION, SPEC_FILE, TOKENIZER_FILE, EncoderSpec, sha256_of
-from models.encoder.torch import PROJECTION_FILE, TorchEncoder
+from models.encoder.torch import PROJECTION_FILE, Projection, TorchEncoder
 from models.errors import BadEncoder
 from models.evaluation.benchmarks import wording
 from models.training.ranks import Ranks
 from models.training.recipe import Encoder, Lora, Recipe
-from models.training.shapes import fresh_config, unpack_gguf
+from models.training.shapes import fresh_config
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
@@ -152,7 +153,7 @@ class EncoderStore:
         else:
             width = read_config(folder).hidden_size
             bare = TorchEncoder.load(folder, spec.model_copy(update={"native_dim": width}), dtype=dtype)
-            projection = nn.Linear(width, config.projection, bias=False, dtype=dtype)
+            projection = Projection(width, config.projection, dtype=dtype)
             encoder = TorchEncoder(bare.backbone, spec, bare.tokenizer_json, projection)
         if config.layers is not None:
             keep_layers(encoder.backbone, config.layers)

@@ -20,8 +20,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from models.encoder.packed.decoder import PackedDecoder, read_weights
-from models.encoder.packed.kernels import default_backend, lay_out
+from models.encoder.packed.attention import default_backend
+from models.encoder.packed.kernels import lay_out
+from models.encoder.packed.model import PackedModel
+from models.encoder.packed.weights import read_weights
 from models.encoder.spec import EncoderSpec, Pooling
 from models.encoder.tokenizer import AT_ONCE, FlatIds, Tokenizer, tokenise
 from models.encoder.torch import TorchEncoder, finish
@@ -215,7 +217,7 @@ class Reader:
 
     def __init__(self, encoder: TorchEncoder, ranks: Ranks, *, tokens: int, precision: str) -> None:
         self._encoder, self._ranks, self._tokens, self._precision = encoder, ranks, tokens, precision
-        self._packed: PackedDecoder | None = None
+        self._packed: PackedModel | None = None
 
     @property
     def is_packed(self) -> bool:
@@ -231,7 +233,7 @@ class Reader:
         except BadEncoder:  # another architecture
             return
         compiled = weight.is_cuda and int(table.lengths.sum()) > COMPILED_TOKENS
-        self._packed = PackedDecoder(weights, default_backend(weight.device), compiled=compiled)
+        self._packed = PackedModel(weights, default_backend(weight.device), compiled=compiled)
 
     @torch.inference_mode()
     def vectors(self, table: TokenTable, rows: Rows) -> Tensor:

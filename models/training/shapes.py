@@ -1,23 +1,21 @@
-"""Shapes of backbones, GGUF files, and the check that a recipe fits them. Needs configurations, not weights.
+"""Shapes of backbones, and the check that a recipe fits them. Needs configurations, not weights.
 
 SHAPES are the public configurations of published checkpoints. A folder's own configuration comes first.
 """
 
 from __future__ import annotations
 
-import os
-import shutil
 from pathlib import Path
 from typing import Any
 
 import torch
 from tokenizers import Tokenizer as RustTokenizer
 from torch import nn
-from transformers import AutoConfig, AutoModel, AutoTokenizer, PretrainedConfig, Qwen2Tokenizer
-from transformers.utils import logging as transformers_logging
+from transformers import AutoConfig, AutoModel, PretrainedConfig
 
 from models.encoder.folder import CONFIG_FILE, check_length, read_config
-from models.encoder.spec import INSTRUCTION, TEMPLATE, TOKENIZER_FILE, Pooling
+from models.encoder.gguf import gguf_config
+from models.encoder.spec import INSTRUCTION, TEMPLATE, Pooling
 from models.errors import BadData, BadEncoder
 from models.evaluation.benchmarks import wording
 from models.training.recipe import AnyStage, Contrast, Encoder, Fresh, Recipe, Reconstruct, encoders_of
@@ -166,41 +164,3 @@ def _check_stage(recipe: Recipe, where: str, stage: AnyStage, shapes: dict[str, 
     for dim in loss.dims:
         if widths and dim > min(widths):
             raise BadData(f"loss.dims: {dim} is more than the {min(widths)} dimensions that both sides have")
-
-
-QWEN = ("qwen2", "qwen3")
-
-
-def gguf_config(file: Path) -> PretrainedConfig:
-    """The shape of the model in the file; its weights are not read."""
-    try:
-        config: PretrainedConfig = AutoConfig.from_pretrained(file.parent, gguf_file=file.name, local_files_only=True)
-        return config
-    except (OSError, ValueError, KeyError) as error:
-        raise BadEncoder(f"{file}: transformers cannot read it as GGUF: {error}") from error
-
-
-def unpack_gguf(file: Path, folder: Path) -> Path:
-    """Writes weights, configuration and tokenizer of the file into the folder, unless they are there already."""
-    if folder.is_dir():
-        return folder
-    transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
-    named = {"gguf_file": file.name, "local_files_only": True}
-    try:
-        quantised = AutoModel.from_pretrained(file.parent, dtype=torch.float32, **named)
-        # By itself transformers takes every byte-level vocabulary for GPT-2's, which cuts words and numbers otherwise.
-        reader: Any = Qwen2Tokenizer if quantised.config.model_type in QWEN else AutoTokenizer
-        tokenizer = reader.from_pretrained(file.parent, **named)
-    except (OSError, ValueError, KeyError) as error:
-        raise BadEncoder(f"{file}: transformers cannot read it as GGUF: {error}") from error
-    # What was read from GGUF cannot be saved; a plain model with the same weights can.
-    plain = AutoModel.from_config(quantised.config)  # type: ignore[no-untyped-call]
-    plain.load_state_dict(quantised.state_dict())
-    fresh = folder.with_name(folder.name + ".new")
-    shutil.rmtree(fresh, ignore_errors=True)
-    fresh.mkdir(parents=True)
-    plain.config.quantization_config = None
-    plain.save_pretrained(fresh)
-    tokenizer.backend_tokenizer.save(str(fresh / TOKENIZER_FILE))
-    os.replace(fresh, folder)
-    return folder

@@ -12,15 +12,18 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from models.encoder.packed.decoder import COMPUTATION, PackedDecoder, read_weights
-from models.encoder.packed.kernels import SHORT_TOKENS, Packed, default_backend, pack, padded
-from models.encoder.spec import EncoderSpec, Pooling, Precision, Side
+from models.encoder.packed.attention import default_backend, padded
+from models.encoder.packed.kernels import SHORT_TOKENS, Packed, pack
+from models.encoder.packed.model import PackedModel
+from models.encoder.packed.weights import COMPUTATION, read_weights
+from models.encoder.spec import EncoderSpec, Precision, Side
 from models.encoder.tokenizer import Tokenizer, Tokens
 from models.encoder.torch import TorchEncoder, Vectors, weight_files
 from models.errors import BadEncoder, OutOfDeviceMemory
@@ -84,10 +87,6 @@ class PackedEncoder:
         if chosen is Precision.FP8 and place.type == "cuda":
             require_fp8(torch.cuda.get_device_name(place), torch.cuda.get_device_capability(place))
         encoder = TorchEncoder.load(folder, spec, dtype=torch.float32 if chosen is Precision.FP32 else torch.bfloat16)
-        if encoder.spec.pooling is not Pooling.EOS:
-            raise BadEncoder(f"{folder}: pooling {encoder.spec.pooling} is not encoded by torch here; export it")
-        if encoder.projection is not None:
-            raise BadEncoder(f"{folder}: a projection is not encoded by torch here; export it")
         # Flash attention has no kernel for fp32.
         backend = default_backend(place) if chosen is not Precision.FP32 else padded
         try:
@@ -98,8 +97,9 @@ class PackedEncoder:
                 "--precision fp8 or a smaller encoder"
             ) from error
         # Compiling pays where memory is the limit between the products: on a card.
-        decoder = PackedDecoder(weights, backend, compiled=place.type == "cuda")
-        return cls(encoder.spec, chosen, encoder.tokenizer, weight_files(folder), decoder, place, token_budget)
+        model = PackedModel(weights, backend, encoder.spec.pooling, compiled=place.type == "cuda")
+        forward = model if encoder.projection is None else _projected(model, encoder.projection.to(place).float())
+        return cls(encoder.spec, chosen, encoder.tokenizer, weight_files(folder), forward, place, token_budget)
 
     def encode(self, texts: Sequence[str], side: Side) -> Vectors:
         """Unit vectors (texts, dim) in the order given."""
@@ -154,6 +154,10 @@ class PackedEncoder:
         done = torch.cuda.Event()  # type: ignore[no-untyped-call]
         done.record()
         return _Sent(rows, here, done)
+
+
+def _projected(model: PackedModel, projection: torch.nn.Module) -> Forward:
+    return lambda batch: cast(Tensor, projection(model(batch).float()))
 
 
 def require_fp8(card: str, capability: tuple[int, int]) -> None:

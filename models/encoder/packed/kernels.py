@@ -1,4 +1,4 @@
-"""Operations on packed batches: layout, attention, linear layers, and what torch.compile fuses between them.
+"""Operations on packed batches: layout, linear layers, and what torch.compile fuses between them.
 
 Matrix products stay outside of torch.compile: the vendor's kernels are faster and add to the residual in place. Norms
 and rotations are computed in float32.
@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from inspect import signature
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -70,51 +69,6 @@ def _send(array: np.ndarray, device: torch.device) -> Tensor:
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor
 
 
-Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
-Backend = Callable[[Packed], Attend]
-
-
-def varlen(batch: Packed) -> Attend:
-    """torch's variable-length flash attention; half precision on a graphics card only."""
-    from torch.nn.attention.varlen import varlen_attn
-
-    # torch 2.11 takes fewer key heads without being told.
-    grouped = {"enable_gqa": True} if "enable_gqa" in signature(varlen_attn).parameters else {}
-    options: dict[str, Any] = {"window_size": (-1, 0), **grouped}
-    extent = (batch.boundaries, batch.boundaries, batch.longest, batch.longest)
-
-    def attend(queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-        return cast(Tensor, varlen_attn(queries, keys, values, *extent, **options))
-
-    return attend
-
-
-def padded(batch: Packed) -> Attend:
-    """Scaled dot-product attention over a padded grid. Padding follows the tokens, so causality alone hides it."""
-    documents, longest = len(batch.boundaries) - 1, batch.longest
-    row = torch.bucketize(torch.arange(len(batch.ids), device=batch.ids.device), batch.boundaries[1:], right=True)
-    slots = row * longest + batch.positions
-
-    def grid(part: Tensor) -> Tensor:
-        empty = part.new_zeros((documents * longest, *part.shape[1:]))
-        return empty.index_copy_(0, slots, part).view(documents, longest, *part.shape[1:]).transpose(1, 2)
-
-    def attend(queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-        found = functional.scaled_dot_product_attention(
-            grid(queries), grid(keys), grid(values), is_causal=True, enable_gqa=True
-        )
-        return found.transpose(1, 2).flatten(0, 1)[slots]
-
-    return attend
-
-
-BACKENDS: dict[str, Backend] = {"varlen": varlen, "padded": padded}
-
-
-def default_backend(device: torch.device) -> Backend:
-    return varlen if device.type == "cuda" else padded
-
-
 FP8 = torch.float8_e4m3fn
 FP8_MAX = torch.finfo(FP8).max
 
@@ -139,6 +93,8 @@ class Dense:
         """Adds the product in place: the matrix kernel does it on its way out, with no pass over memory of its own."""
         assert isinstance(inputs, Tensor)
         residual.addmm_(inputs, self.weight.t())
+        if self.bias is not None:
+            residual.add_(self.bias)
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,6 +136,15 @@ def quantise(values: Tensor) -> Quantised:
     return (wide / scale).clamp(-FP8_MAX, FP8_MAX).to(FP8), scale
 
 
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "silu": functional.silu,
+    "gelu": functional.gelu,
+    "relu": functional.relu,
+    "gelu_pytorch_tanh": partial(functional.gelu, approximate="tanh"),
+    "gelu_new": partial(functional.gelu, approximate="tanh"),
+}
+
+
 class Heads(NamedTuple):
     """How the columns of the joint query, key and value matrix are read."""
 
@@ -194,19 +159,29 @@ class Heads(NamedTuple):
         return parts[:, :first], parts[:, first:second], parts[:, second:]
 
 
-def norm(hidden: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """RMS norm over the last dimension."""
+class Norm(NamedTuple):
+    """RMS norm, or layer norm if `centred`, over the last dimension."""
+
+    weight: Tensor
+    bias: Tensor | None
+    eps: float
+    centred: bool
+
+
+def norm(hidden: Tensor, weight: Tensor, bias: Tensor | None, eps: float, centred: bool) -> Tensor:
     wide = hidden.float()
-    wide = wide * torch.rsqrt(wide.square().mean(dim=-1, keepdim=True) + eps)
-    return (wide * weight.float()).to(hidden.dtype)
+    if centred:
+        wide = wide - wide.mean(dim=-1, keepdim=True)
+    wide = wide * torch.rsqrt(wide.square().mean(dim=-1, keepdim=True) + eps) * weight.float()
+    return (wide if bias is None else wide + bias.float()).to(hidden.dtype)
 
 
 class Biases(NamedTuple):
-    """Qwen2's biases of queries and keys (heads, width), and what every key is the less by, all float32.
+    """Biases of queries and keys (heads, width), and the mean rotated key bias, subtracted from all keys, in float32.
 
-    Key biases reach 145 where the rest of a key is about 1: a sum in bf16, which has steps of 1 there, leaves little of
-    it. Attention weighs keys by their differences, so it does not see what all keys share, and large biases are nearly
-    that: they lie where a turn is slow. So they are added in float32, and their mean over all positions taken off.
+    Qwen2's key biases reach 145 where the rest of a key is about 1: a sum in bf16, which has steps of 1 there, leaves
+    little of it. Attention weighs keys by their differences, so it does not see what all keys share, and large biases
+    are nearly that: they lie where the rotation is slow.
     """
 
     queries: Tensor
@@ -224,9 +199,9 @@ def rotate(
     joint: Tensor, positions: Tensor, cos: Tensor, sin: Tensor, norms: tuple[Tensor, Tensor] | None,
     biases: Biases | None, eps: float, heads: Heads,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Queries and keys (tokens, heads, width): normed where Qwen3 does, with Qwen2's biases, then turned.
+    """Queries and keys (tokens, heads, width): normed if the layer has head norms, with biases, then rotated.
 
-    `cos` and `sin` are (positions, width / 2).
+    `cos` and `sin` are (positions, rotated width / 2).
     """
     queries, keys, _ = heads.split(joint)
     turn = (cos[positions].unsqueeze(1), sin[positions].unsqueeze(1), eps)
@@ -237,11 +212,11 @@ def rotate(
 
 def _turn(
     part: Tensor, cos: Tensor, sin: Tensor, eps: float, weight: Tensor | None, bias: Tensor | None,
-    less: Tensor | None = None,
+    shared: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
-    # By halves, so that the sum of squares and the turn read each value once, in one kernel.
-    half = part.shape[-1] // 2
-    one, two = part[..., :half].float(), part[..., half:].float()
+    # By halves, so that the sum of squares and the rotation read each value once, in one kernel.
+    half = cos.shape[-1]
+    one, two, rest = part[..., :half].float(), part[..., half : 2 * half].float(), part[..., 2 * half :]
     if weight is not None:
         squares = (one.square() + two.square()).sum(dim=-1, keepdim=True)
         scale = torch.rsqrt(squares / part.shape[-1] + eps)
@@ -249,38 +224,42 @@ def _turn(
     if bias is not None:
         one, two = one + bias[..., :half], two + bias[..., half:]
     one, two = _turned(one, two, cos, sin)
-    if less is not None:
-        one, two = one - less[..., :half], two - less[..., half:]
-    return torch.cat((one, two), dim=-1).to(part.dtype)
+    if shared is not None:
+        one, two = one - shared[..., :half], two - shared[..., half:]
+    return torch.cat((one.to(part.dtype), two.to(part.dtype), rest), dim=-1)
 
 
 def _turned(one: Tensor, two: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
     return one * cos - two * sin, two * cos + one * sin
 
 
-def gate(joint: Tensor) -> Tensor:
-    """SwiGLU of gate and up columns side by side: (tokens, 2 · width) to (tokens, width)."""
-    gates, ups = joint.chunk(2, dim=-1)
-    return (functional.silu(gates.float()) * ups.float()).to(joint.dtype)
+def activation(name: str, *, gated: bool) -> Callable[[Tensor], Tensor]:
+    """The function of (tokens, columns); gated: of gate and up columns side by side, to half as many."""
+    act = ACTIVATIONS[name]
 
+    def plain(joint: Tensor) -> Tensor:
+        return act(joint.float()).to(joint.dtype)
 
-def norm_fp8(hidden: Tensor, weight: Tensor, eps: float) -> Quantised:
-    return quantise(norm(hidden, weight, eps))
+    def gate(joint: Tensor) -> Tensor:
+        gates, ups = joint.chunk(2, dim=-1)
+        return (act(gates.float()) * ups.float()).to(joint.dtype)
 
-
-def gate_fp8(joint: Tensor) -> Quantised:
-    return quantise(gate(joint))
+    return gate if gated else plain
 
 
 class Pieces:
-    """The functions, compiled or as they stand; norm, gate and carry by whether fp8 comes out of them."""
+    """The functions, compiled or as they stand; norm, activate and carry by whether fp8 comes out of them."""
 
-    def __init__(self, *, compiled: bool) -> None:
+    def __init__(self, activate: Callable[[Tensor], Tensor], *, compiled: bool) -> None:
         fuse = partial(_fuse, compiled=compiled)
         self.rotate = fuse(rotate, rows=2)
-        self.norm = {False: fuse(norm), True: fuse(norm_fp8)}
-        self.gate = {False: fuse(gate), True: fuse(gate_fp8)}
+        self.norm = {False: fuse(norm), True: fuse(_quantised(norm))}
+        self.activate = {False: fuse(activate), True: fuse(_quantised(activate))}
         self.carry: dict[bool, Callable[..., Any]] = {False: lambda values: values, True: fuse(quantise)}
+
+
+def _quantised(function: Callable[..., Tensor]) -> Callable[..., Quantised]:
+    return lambda *arguments: quantise(function(*arguments))
 
 
 def _fuse(function: Callable[..., Any], rows: int = 1, *, compiled: bool) -> Callable[..., Any]:

@@ -13,8 +13,10 @@ from torch.utils.flop_counter import FlopCounterMode
 from models.bench.encode import main
 from models.bench.measure import beginnings, cosines
 from models.bench.shapes import MAX_LENGTH, SHAPES, TINY
-from models.encoder.packed.decoder import PackedDecoder, read_weights
-from models.encoder.packed.kernels import BACKENDS, pack
+from models.encoder.packed.attention import BACKENDS
+from models.encoder.packed.kernels import pack
+from models.encoder.packed.model import PackedModel
+from models.encoder.packed.weights import read_weights
 from models.encoder.tokenizer import Tokens
 from tests.support.packed import CPU
 from tests.support.tiny_models import tiny_encoder
@@ -31,7 +33,7 @@ def test_the_work_is_what_the_pass_multiplies() -> None:
     lengths = [64, 50, 14]  # whole tiles: no filler
     model = shape.build(CPU, torch.float32)
     batch = pack([Tokens([7] * length, False) for length in lengths], CPU)
-    decoder = PackedDecoder(read_weights(model, MAX_LENGTH, CPU), BACKENDS["padded"])
+    decoder = PackedModel(read_weights(model, MAX_LENGTH, CPU), BACKENDS["padded"])
     # The counter knows no product that adds in place.
     counted = FlopCounterMode(display=False, custom_mapping={torch.ops.aten.addmm_: _addmm})
     with counted as counter:
@@ -62,7 +64,7 @@ def test_a_dry_run_writes_its_figures_and_adds_to_them(tmp_path: Path) -> None:
     assert list(figures["length"]["tiny (4b)"]["runs"]) == ["bf16", "fp8"]
     assert figures["length"]["tiny (4b)"]["runs"]["bf16"]["docs_per_second"] > 0
     assert figures["length"]["tiny (4b)"]["runs"]["fp8"]["cosine_mean"] > 0.9
-    assert set(figures["products"]["tiny (4b)"]) == {"qkv", "out", "gate_up", "down"}
+    assert set(figures["products"]["tiny (4b)"]) == {"qkv", "out", "up", "down"}
     assert "| fp8 |" in (tmp_path / "encode.md").read_text()
     assert "| fp8 to bf16, beginnings |" in (tmp_path / "encode.md").read_text()
 

@@ -9,7 +9,7 @@ import torch
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 
 from models.encoder.spec import EncoderSpec, Pooling
-from models.encoder.torch import embed
+from models.encoder.torch import Projection, embed, finish
 from models.errors import ExportError
 from models.export.backbone import append_head
 from tests.support.tiny_models import WIDTH, tiny_spec
@@ -77,13 +77,16 @@ def test_the_head_is_torch_s(pooling: Pooling, mask: np.ndarray, normalize: bool
     np.testing.assert_allclose(run(with_head(table_backbone(), spec), IDS, mask), expected, atol=1e-6)
 
 
-def test_a_projection_comes_before_the_cut() -> None:
-    wide = np.random.default_rng(1).normal(size=(96, WIDTH)).astype(np.float32)
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("tanh", [False, True])
+def test_a_projection_comes_before_the_cut(bias: bool, tanh: bool) -> None:
+    torch.manual_seed(1)
+    projection = Projection(WIDTH, 96, bias=bias, tanh=tanh)
     spec = tiny_spec("bert").model_copy(update={"native_dim": 96, "dim": 70})
     model = table_backbone()
-    append_head(model, spec, wide)
-    pooled = TABLE[IDS][:, 0] @ wide.T
-    expected = pooled[:, :70] / np.linalg.norm(pooled[:, :70], axis=1, keepdims=True)
+    append_head(model, spec, projection)
+    with torch.no_grad():
+        expected = finish(projection(torch.from_numpy(TABLE[IDS][:, 0])), spec).numpy()
     np.testing.assert_allclose(run(model, IDS, RIGHT), expected, atol=1e-5)
 
 

@@ -43,6 +43,25 @@ def test_question_particles_are_removed_at_the_end_of_a_clause_only() -> None:
     assert query_terms("吗啡能止痛吗") == terms("吗啡能止痛")
 
 
+@pytest.mark.parametrize(
+    ("query", "kept"),
+    [
+        ("酒吧", "酒吧"),
+        ("高压氧吧", "氧吧"),
+        ("因为何首乌中毒", "何首"),
+        ("作为何首乌的替代品", "何首"),
+        ("该病多少见", "多少"),
+    ],
+)
+def test_words_that_look_like_question_words_are_kept(query: str, kept: str) -> None:
+    assert kept in query_terms(query)
+
+
+def test_a_final_particle_after_a_verb_is_still_removed() -> None:
+    assert query_terms("这样可以吧") == query_terms("这样可以")
+    assert query_terms("为何头痛") == query_terms("头痛")
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_no_term_of_a_name_is_lost_to_question_words(name: str) -> None:
     for query in (f"{name}的副作用", f"what is {name}", f"什么是{name}？", name, f"{name} 副作用", f"怎么用{name}呢"):

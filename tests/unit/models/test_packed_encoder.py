@@ -10,12 +10,14 @@ import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 
 from models.encoder.packed import encoder as packed_encoder
-from models.encoder.packed.decoder import PackedDecoder, Weights, read_weights
+from models.encoder.packed.attention import BACKENDS
 from models.encoder.packed.encoder import CHUNK_TEXTS, Item, PackedEncoder, batches, tokenised
-from models.encoder.packed.kernels import BACKENDS, SHORT_TOKENS, Packed
+from models.encoder.packed.kernels import SHORT_TOKENS, Packed
+from models.encoder.packed.model import PackedModel
+from models.encoder.packed.weights import Weights, read_weights
 from models.encoder.spec import EncoderSpec, Pooling, Precision, Side, sha256_of
 from models.encoder.tokenizer import Tokens
-from models.encoder.torch import TorchEncoder, weight_files
+from models.encoder.torch import Projection, TorchEncoder, weight_files
 from models.errors import BadEncoder, OutOfDeviceMemory
 from models.export.parity import CHECK_TEXTS
 from tests.support.packed import CPU
@@ -30,7 +32,7 @@ class Forward:
 
     def __init__(self, encoder: TorchEncoder, most: int | None = None) -> None:
         weights = read_weights(encoder.backbone, MAX_LENGTH, CPU)
-        self._pass = PackedDecoder(weights, BACKENDS["padded"])
+        self._pass = PackedModel(weights, BACKENDS["padded"])
         self._most = most
         self.sizes: list[int] = []
 
@@ -145,18 +147,19 @@ def test_a_folder_is_opened_verified_and_named_by_its_precision(tmp_path: Path) 
         PackedEncoder.load(tmp_path, device="cpu")
 
 
-def test_only_decoders_that_end_in_eos_are_read(tmp_path: Path) -> None:
-    tiny_encoder("qwen3", Pooling.MEAN).save(tmp_path)
-    with pytest.raises(BadEncoder, match="pooling mean"):
-        PackedEncoder.load(tmp_path, device="cpu")
-
-
-def test_a_projection_is_refused_not_left_out(tmp_path: Path) -> None:
-    plain = tiny_encoder("qwen3")
-    on_top = torch.nn.Linear(plain.spec.native_dim, plain.spec.native_dim, bias=False)
-    TorchEncoder(plain.backbone, plain.spec, plain.tokenizer_json, on_top).save(tmp_path)
-    with pytest.raises(BadEncoder, match="a projection is not encoded by torch here; export it"):
-        PackedEncoder.load(tmp_path, device="cpu")
+@pytest.mark.parametrize("architecture", ["bert", "qwen3"])
+@pytest.mark.parametrize("pooling", list(Pooling))
+@pytest.mark.parametrize("tanh", [None, False, True])
+def test_any_pooling_and_a_dense_layer_give_torch_s_vectors(
+    architecture: str, pooling: Pooling, tanh: bool | None, tmp_path: Path
+) -> None:
+    plain = tiny_encoder(architecture, pooling)
+    dim = plain.spec.native_dim
+    on_top = None if tanh is None else Projection(dim, dim, bias=True, tanh=tanh)
+    whole = TorchEncoder(plain.backbone, plain.spec, plain.tokenizer_json, on_top)
+    whole.save(tmp_path)
+    found = PackedEncoder.load(tmp_path, device="cpu").encode(TEXTS, Side.QUERY)
+    np.testing.assert_allclose(found, whole.encode(TEXTS, Side.QUERY), atol=1e-5)
 
 
 def test_another_way_of_computing_has_another_fingerprint(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ import pytest
 import torch
 from tokenizers.processors import TemplateProcessing
 
-from models.encoder.folder import gte_values, infer_spec, read_config, read_tokenizer
+from models.encoder.folder import gte_values, infer_spec, looks_back_only, read_config, read_tokenizer
 from models.encoder.spec import Pooling, Side
 from models.encoder.tokenizer import Tokenizer
 from models.encoder.torch import TorchEncoder
@@ -95,18 +95,34 @@ def test_a_checkpoint_that_needs_its_own_code_is_refused(
         read_config(tmp_path)
 
 
-@pytest.mark.parametrize("architecture", ["qwen2", "qwen3"])
+@pytest.mark.parametrize("architecture", ["qwen2", "qwen3", "llama", "mistral"])
 @pytest.mark.parametrize(
     "change", [{"is_causal": False}, {"use_bidirectional_attention": True}, {"is_bidirectional": True}]
 )
-def test_a_decoder_that_looks_ahead_is_refused(architecture: str, change: dict[str, Any], tmp_path: Path) -> None:
+def test_a_decoder_that_looks_ahead_is_read_as_one(architecture: str, change: dict[str, Any], tmp_path: Path) -> None:
     write_checkpoint(tmp_path, "qwen3")
     values = json.loads((tmp_path / "config.json").read_text()) | {"model_type": architecture}
     write_json(tmp_path / "config.json", values | change)
-    with pytest.raises(BadEncoder, match=f"{next(iter(change))} .*looks ahead.*causal checkpoint"):
-        read_config(tmp_path)
+    assert not looks_back_only(read_config(tmp_path))
     write_json(tmp_path / "config.json", values | {name: not value for name, value in change.items()})
-    assert read_config(tmp_path).model_type == architecture
+    assert looks_back_only(read_config(tmp_path))
+
+
+def test_texts_of_one_length_look_ahead_too(tmp_path: Path) -> None:
+    write_checkpoint(tmp_path, "qwen3")
+    values = json.loads((tmp_path / "config.json").read_text())
+    write_json(tmp_path / "config.json", values | {"is_causal": False})
+    encoder = TorchEncoder.load(tmp_path, tiny_spec("qwen3", Pooling.CLS))
+    # Without a look ahead the first token would not see what follows it.
+    one, two = encoder.encode(["感冒发烧", "感冒头痛"], Side.QUERY)
+    assert np.dot(one, two) < 0.999
+    np.testing.assert_allclose(encoder.encode(["感冒发烧", "感"], Side.QUERY)[0], one, atol=1e-5)
+
+
+def test_a_gpt_neox_that_looks_ahead_is_refused(tmp_path: Path) -> None:
+    write_json(tmp_path / "config.json", {"model_type": "gpt_neox", "is_causal": False})
+    with pytest.raises(BadEncoder, match="gpt_neox whose attention looks ahead is not supported"):
+        read_config(tmp_path)
 
 
 def test_sentence_transformers_files_are_honoured(tmp_path: Path) -> None:
@@ -147,7 +163,8 @@ def test_pooling_modes(stated: dict[str, Any], pooling: Pooling, tmp_path: Path)
     [
         ("1_Pooling/config.json", {"pooling_mode_max_tokens": True}, "max_tokens"),
         ("1_Pooling/config.json", {"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": True}, "cls_token"),
-        ("modules.json", [{"type": "sentence_transformers.models.Dense"}], "Dense"),
+        ("modules.json", [{"type": "sentence_transformers.models.CNN"}], "CNN, which an encoder here cannot hold"),
+        ("modules.json", [{"type": "sentence_transformers.models.Dense"}], "0_Dense/config.json of the Dense layer"),
     ],
 )
 def test_what_an_encoder_cannot_hold_is_refused(name: str, values: Any, complaint: str, tmp_path: Path) -> None:  # noqa: ANN401

@@ -4,10 +4,10 @@ import pytest
 import torch
 
 from models.encoder.folder import infer_spec
+from models.encoder.gguf import unpack_gguf
 from models.encoder.spec import Pooling
 from models.encoder.torch import TorchEncoder
 from models.errors import BadEncoder
-from models.training.shapes import unpack_gguf
 from tests.support.toy_training import write_gguf
 
 

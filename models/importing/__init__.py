@@ -1,0 +1,1 @@
+"""Encoders of other people: import a published checkpoint, look at a folder, compare two encoders."""

@@ -1,0 +1,229 @@
+"""Turns a published checkpoint into an encoder folder: works out how it is used, and proves it on the check texts.
+
+A source is a transformers or sentence-transformers folder, a GGUF file, or the id of a model on a hub. This is the only
+place that interprets other people's checkpoints; code that comes with one is never run.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from transformers import PretrainedConfig
+
+from models.encoder.folder import CONFIG_FILE, infer_spec, read_config
+from models.encoder.gguf import unpack_gguf
+from models.encoder.spec import SPEC_FILE, EncoderSpec, Pooling, Side
+from models.encoder.torch import TorchEncoder
+from models.errors import BadEncoder, ParityError
+from models.export.parity import CHECK_TEXTS
+
+Vectors = NDArray[np.float32]
+
+# The least cosine of any check text to the reference library's vector. Sums in another order cost 1e-6 in fp32; bf16
+# weights, which both sides compute in fp32, cost nothing more.
+FLOOR = 0.999
+# Files of a hub's repository that an encoder may need: never code, never weights of other libraries.
+HUB_FILES = ("*.json", "*.safetensors", "*.txt", "*.model", "pytorch_model*.bin")
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """What the caller says about a checkpoint; None: what the checkpoint says of itself."""
+
+    space: str | None = None
+    pooling: Pooling | None = None
+    dim: int | None = None
+    max_length: int | None = None
+    query_instruction: str | None = None
+    document_instruction: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Imported:
+    """An encoder folder that was written, and how its vectors compare with the reference library's."""
+
+    folder: Path
+    spec: EncoderSpec
+    parameters: int
+    weight_bytes: int
+    reference: str
+    cosine: float
+    worst: float
+    texts_per_second: float
+
+
+def import_encoder(source: str, target: Path, given: Given) -> list[Imported]:
+    """Writes `target`, or `target/query` and `target/document` for a sentence-transformers Router."""
+    if target.exists():
+        raise BadEncoder(f"{target} is there already; give another folder, or remove it first")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=f".{target.name}-", dir=target.parent) as work:
+        folder = _fetch(source, Path(work))
+        name = given.space or _space(source)
+        staged = Path(work, "staged")
+        towers = router_towers(folder, Path(work))
+        if towers is None:
+            done = [_import_one(folder, staged, target, given, name, (Side.QUERY, Side.DOCUMENT))]
+        else:
+            done = [
+                _import_one(tower, staged / side, target / side, given, name, (side,)) for side, tower in towers.items()
+            ]
+        staged.rename(target)
+    return done
+
+
+def _import_one(source: Path, staged: Path, final: Path, given: Given, space: str, sides: Sequence[Side]) -> Imported:
+    config = read_config(source)
+    spec = infer_spec(
+        source, space=space, pooling=given.pooling, dim=given.dim, max_length=given.max_length, sides=sides
+    )
+    told = {"query_instruction": given.query_instruction, "document_instruction": given.document_instruction}
+    spec = spec.model_copy(update={name: value for name, value in told.items() if value is not None})
+    encoder = TorchEncoder.load(source, spec, dtype=_dtype(config))
+    staged.mkdir(parents=True)
+    encoder.save(staged)
+    encoder = TorchEncoder.load(staged).float()
+    started = time.perf_counter()
+    found = {side: encoder.encode(CHECK_TEXTS, side, batch_size=16) for side in sides}
+    seconds = time.perf_counter() - started
+    reference, expected = _reference(source, spec, encoder, sides)
+    cosines = np.concatenate([_cosines(found[side], expected[side]) for side in sides])
+    mean, worst = float(cosines.mean()), float(cosines.min())
+    # Written so that NaN, which compares false with everything, is refused too.
+    if not worst >= FLOOR:
+        raise ParityError(
+            f"{source}: vectors differ from {reference}'s (cosine {mean:.5f} on average, {worst:.5f} at worst, floor "
+            f"{FLOOR}); check --pooling, --query-instruction and --document-instruction against the model's card"
+        )
+    return Imported(
+        folder=final,
+        spec=EncoderSpec.load(staged),
+        parameters=sum(parameter.numel() for parameter in encoder.parameters()),
+        weight_bytes=sum(path.stat().st_size for path in staged.glob("*.safetensors")),
+        reference=reference,
+        cosine=mean,
+        worst=worst,
+        texts_per_second=len(CHECK_TEXTS) * len(sides) / seconds,
+    )
+
+
+def _fetch(source: str, work: Path) -> Path:
+    """A folder with the checkpoint: the given one, an unpacked GGUF file, or what a hub has under this id."""
+    path = Path(source)
+    if path.is_dir():
+        if (path / SPEC_FILE).is_file():
+            raise BadEncoder(f"{path} is an encoder folder already; care export makes graphs of it")
+        return path
+    if path.is_file() and path.suffix == ".gguf":
+        return unpack_gguf(path, work / "gguf")
+    if path.exists() or source.count("/") != 1 or source.startswith((".", "/")):
+        raise BadEncoder(f"{source}: neither a folder, nor a .gguf file, nor a hub id (owner/name)")
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError, RepositoryNotFoundError
+
+    try:
+        return Path(snapshot_download(source, allow_patterns=list(HUB_FILES)))
+    except RepositoryNotFoundError as error:
+        raise BadEncoder(f"{source}: the hub has no such model, or HF_TOKEN may not read it") from error
+    except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
+        raise BadEncoder(f"{source}: no hub can be reached; fetch the folder elsewhere and give its path") from error
+
+
+def _space(source: str) -> str:
+    """A name for the space of an encoder that shares it with no other."""
+    return Path(source).resolve().name.removesuffix(".gguf") if Path(source).exists() else source.rsplit("/", 1)[-1]
+
+
+def _dtype(config: PretrainedConfig) -> torch.dtype:
+    """The numbers in which the checkpoint was published."""
+    stated = str(getattr(config, "dtype", None) or "float32").removeprefix("torch.")
+    return DTYPES.get(stated, torch.float32)
+
+
+def _cosines(found: Vectors, expected: Vectors) -> Vectors:
+    norms = np.linalg.norm(found, axis=1) * np.linalg.norm(expected, axis=1)
+    cosines: Vectors = (found * expected).sum(axis=1) / norms
+    return cosines
+
+
+def _reference(
+    source: Path, spec: EncoderSpec, encoder: TorchEncoder, sides: Sequence[Side]
+) -> tuple[str, dict[Side, Vectors]]:
+    """The vectors that the checkpoint's own library gives: sentence-transformers' if it is one of its folders."""
+    prompts = {side: spec.instruction(side) for side in sides}
+    if (source / "modules.json").is_file():
+        from sentence_transformers import SentenceTransformer
+
+        model = SentenceTransformer(
+            str(source), device="cpu", trust_remote_code=False, local_files_only=True, truncate_dim=spec.dim,
+            model_kwargs={"dtype": torch.float32},
+        )  # fmt: skip
+        model.max_seq_length = spec.max_length
+        vectors = {
+            side: np.asarray(model.encode(list(CHECK_TEXTS), prompt=prompt, batch_size=16), dtype=np.float32)
+            for side, prompt in prompts.items()
+        }
+        return "sentence-transformers", vectors
+    return "transformers", {side: _plain_vectors(source, spec, prompt) for side, prompt in prompts.items()}
+
+
+@torch.inference_mode()
+def _plain_vectors(source: Path, spec: EncoderSpec, prompt: str) -> Vectors:
+    """By transformers' own tokenizer and model, one text at a time, with pooling written out once more."""
+    from transformers import AutoModel, AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(source, local_files_only=True)
+    model = AutoModel.from_pretrained(source, local_files_only=True, dtype=torch.float32, config=read_config(source))
+    rows = []
+    for text in CHECK_TEXTS:
+        ids = tokenizer(prompt + text, truncation=True, max_length=spec.max_length)["input_ids"]
+        if spec.pooling is Pooling.EOS and ids[-1] != tokenizer.eos_token_id:
+            ids = [*ids[: spec.max_length - 1], tokenizer.eos_token_id]
+        states = model.eval()(input_ids=torch.tensor([ids])).last_hidden_state[0].float()
+        pooled = {Pooling.CLS: states[0], Pooling.EOS: states[-1], Pooling.MEAN: states.mean(dim=0)}[spec.pooling]
+        rows.append(pooled[: spec.dim].numpy())
+    return np.stack(rows)
+
+
+def router_towers(folder: Path, work: Path) -> dict[Side, Path] | None:
+    """The query and the document tower of a sentence-transformers Router, each as a folder; None if it is none."""
+    modules = _json(folder / "modules.json") or []
+    if not modules or modules[0]["type"].rsplit(".", 1)[-1] not in ("Router", "Asym"):
+        return None
+    root = folder / modules[0]["path"]
+    stated = _json(root / "router_config.json") or _json(root / CONFIG_FILE)
+    if stated is None or set(stated["structure"]) != {"query", "document"}:
+        raise BadEncoder(f"{folder}: a Router is read if it has the routes query and document")
+    towers = {}
+    for side in Side:
+        tower = work / f"tower-{side}"
+        first, *rest = stated["structure"][side]
+        # A tower is a sentence-transformers folder of its own, with the router's prompts.
+        shutil.copytree(root / first, tower)
+        listed = [{"idx": 0, "name": "0", "path": "", "type": stated["types"][first]}]
+        for place, name in enumerate([*rest, *(module["path"] for module in modules[1:])], start=1):
+            kind = stated["types"].get(name) or next(each["type"] for each in modules if each["path"] == name)
+            if (found := next((base / name for base in (root, folder) if (base / name).is_dir()), None)) is not None:
+                shutil.copytree(found, tower / name)
+            listed.append({"idx": place, "name": str(place), "path": name, "type": kind})
+        (tower / "modules.json").write_text(json.dumps(listed), encoding="utf-8")
+        for name in ("config_sentence_transformers.json", "tokenizer.json", "tokenizer_config.json"):
+            if (folder / name).is_file() and not (tower / name).exists():
+                shutil.copyfile(folder / name, tower / name)
+        towers[side] = tower
+    return towers
+
+
+def _json(path: Path) -> Any:  # noqa: ANN401 - JSON is what it is
+    return json.loads(path.read_bytes()) if path.is_file() else None

@@ -1,0 +1,71 @@
+"""Whether two encoders share an embedding space: by what they declare, and by the vectors of the check texts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from models.encoder.spec import EncoderSpec, Side, Variant
+from models.errors import SpaceMismatch
+from models.export.parity import CHECK_TEXTS
+
+# Of texts that find themselves among the others. Two spaces that were never aligned give about one in a hundred.
+MATCHED = 0.8
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """What was found. A text finds itself if its document vector is the nearest to its query vector."""
+
+    spaces: tuple[str, str]
+    texts: int
+    matched: float
+    same: float
+    others: float
+
+    @property
+    def shared(self) -> bool:
+        return self.spaces[0] == self.spaces[1] and self.matched >= MATCHED
+
+    @property
+    def verdict(self) -> str:
+        if self.shared:
+            return "they share a space: documents of one can be searched by queries of the other"
+        if self.matched >= MATCHED:
+            return "the vectors fit, the names of the spaces do not: import or export one with the other's --space"
+        if self.spaces[0] == self.spaces[1]:
+            return f"the names are equal, the vectors do not fit (below {MATCHED:.0%}): never search one by the other"
+        return "they do not share a space: train them together (care train), or use one encoder for both sides"
+
+
+def compare(query: Path, document: Path) -> Comparison:
+    """Encodes the check texts as queries by one and as documents by the other."""
+    specs = EncoderSpec.load(query), EncoderSpec.load(document)
+    if specs[0].dim != specs[1].dim:
+        raise SpaceMismatch(
+            f"{query} has {specs[0].dim} dimensions, {document} {specs[1].dim}: give one the other's --dim"
+        )
+    asked = _encode(query, specs[0], Side.QUERY)
+    found = _encode(document, specs[1], specs[1].document_side)
+    scores = asked @ found.T
+    own = np.arange(len(scores))
+    others = scores[~np.eye(len(scores), dtype=bool)]
+    return Comparison(
+        spaces=(specs[0].space, specs[1].space),
+        texts=len(scores),
+        matched=float((scores.argmax(axis=1) == own).mean()),
+        same=float(scores[own, own].mean()),
+        others=float(others.mean()),
+    )
+
+
+def _encode(folder: Path, spec: EncoderSpec, side: Side) -> np.ndarray:
+    if any(variant.filename in spec.checksums for variant in Variant):
+        from models.encoder.onnx import OnnxEncoder
+
+        return OnnxEncoder.load(folder).encode(CHECK_TEXTS, side)
+    from models.encoder.torch import TorchEncoder
+
+    return TorchEncoder.load(folder).encode(CHECK_TEXTS, side, batch_size=16)

@@ -1,0 +1,157 @@
+"""Published checkpoints become encoder folders that give the reference library's vectors, or are refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer.modules import Dense, Normalize, Pooling, Router, Transformer
+
+from cli import main
+from models.encoder.packed.encoder import PackedEncoder
+from models.encoder.spec import EncoderSpec, Side
+from models.encoder.spec import Pooling as OurPooling
+from models.encoder.torch import TorchEncoder
+from models.errors import BadEncoder, ParityError
+from models.export.parity import CHECK_TEXTS
+from models.importing import checkpoint
+from models.importing.checkpoint import Given, import_encoder
+from models.importing.pairs import compare
+from tests.support.tiny_models import WIDTH, write_checkpoint
+from tests.support.toy_training import write_gguf
+
+TEXTS = list(CHECK_TEXTS)
+
+
+def plain(folder: Path, architecture: str = "bert") -> Path:
+    write_checkpoint(folder, architecture)
+    (folder / "tokenizer_config.json").write_text(
+        json.dumps({"tokenizer_class": "PreTrainedTokenizerFast", "pad_token": "[PAD]", "eos_token": "[SEP]"})
+    )
+    return folder
+
+
+def sentence_folder(folder: Path, *layers: Dense, prompts: dict[str, str] | None = None) -> SentenceTransformer:
+    transformer = Transformer(str(plain(folder / "plain")), max_seq_length=40)
+    modules = [transformer, Pooling(WIDTH, "mean"), *layers, Normalize()]
+    model = SentenceTransformer(modules=modules, device="cpu", prompts=prompts)
+    model.save(str(folder / "model"), create_model_card=False)
+    return model
+
+
+def dense(width: int, dim: int, activation: torch.nn.Module, *, bias: bool = True) -> Dense:
+    torch.manual_seed(width + dim)
+    return Dense(width, dim, bias=bias, activation_function=activation)
+
+
+@pytest.mark.parametrize("architecture", ["bert", "xlm-roberta", "modernbert", "gte", "qwen3"])
+def test_a_transformers_folder_is_imported_and_compared_with_transformers(architecture: str, tmp_path: Path) -> None:
+    source = plain(tmp_path / "source", architecture)
+    given = Given(pooling=None if architecture == "qwen3" else OurPooling.CLS)
+    (made,) = import_encoder(str(source), tmp_path / "out", given)
+    assert (made.reference, made.spec.space) == ("transformers", "source")
+    assert made.worst > 0.9999
+    assert EncoderSpec.load(tmp_path / "out") == made.spec
+
+
+def test_prompts_pooling_and_dense_layers_come_from_a_sentence_transformers_folder(tmp_path: Path) -> None:
+    layers = dense(WIDTH, 96, torch.nn.Identity(), bias=False), dense(96, 48, torch.nn.Identity())
+    model = sentence_folder(tmp_path, *layers, prompts={"query": "问：", "document": "文："})
+    (made,) = import_encoder(str(tmp_path / "model"), tmp_path / "out", Given(dim=32))
+    assert (made.reference, made.spec.native_dim, made.spec.dim) == ("sentence-transformers", 48, 32)
+    assert (made.spec.query_instruction, made.spec.document_instruction) == ("问：", "文：")
+    assert made.spec.pooling is OurPooling.MEAN
+    expected = model.encode_query(TEXTS, truncate_dim=32, normalize_embeddings=True)
+    for encoder in (TorchEncoder.load(tmp_path / "out"), PackedEncoder.load(tmp_path / "out", device="cpu")):
+        np.testing.assert_allclose(encoder.encode(TEXTS, Side.QUERY), expected, atol=2e-5)
+
+
+def test_a_dense_layer_may_end_in_tanh_and_none_may_follow_it(tmp_path: Path) -> None:
+    sentence_folder(tmp_path, dense(WIDTH, 48, torch.nn.Tanh()))
+    (made,) = import_encoder(str(tmp_path / "model"), tmp_path / "out", Given())
+    assert made.worst > 0.9999
+    sentence_folder(tmp_path / "two", dense(WIDTH, 48, torch.nn.Tanh()), dense(48, 48, torch.nn.Identity()))
+    with pytest.raises(BadEncoder, match="two dense layers with tanh between"):
+        import_encoder(str(tmp_path / "two/model"), tmp_path / "other", Given())
+    sentence_folder(tmp_path / "gelu", dense(WIDTH, 48, torch.nn.GELU()))
+    with pytest.raises(BadEncoder, match="a dense layer with GELU is not supported"):
+        import_encoder(str(tmp_path / "gelu/model"), tmp_path / "other", Given())
+    assert not (tmp_path / "other").exists()
+
+
+def test_a_router_becomes_two_encoders_of_one_space(tmp_path: Path) -> None:
+    towers = []
+    for name, seed in (("a", 1), ("b", 2)):
+        torch.manual_seed(seed)
+        towers.append([Transformer(str(plain(tmp_path / name)), max_seq_length=40), Pooling(WIDTH, "mean")])
+    router = Router.for_query_document(query_modules=towers[0], document_modules=towers[1])
+    model = SentenceTransformer(modules=[router, Normalize()], device="cpu", prompts={"query": "问："})
+    model.save(str(tmp_path / "pair"), create_model_card=False)
+    query, document = import_encoder(str(tmp_path / "pair"), tmp_path / "out", Given(space="both"))
+    assert (query.spec.sides, document.spec.sides) == ((Side.QUERY,), (Side.DOCUMENT,))
+    assert query.spec.space == document.spec.space == "both"
+    for side, expected in ((Side.QUERY, model.encode_query(TEXTS)), (Side.DOCUMENT, model.encode_document(TEXTS))):
+        found = TorchEncoder.load(tmp_path / "out" / side).encode(TEXTS, side)
+        np.testing.assert_allclose(found, expected, atol=2e-5)
+
+
+def test_a_gguf_file_is_imported(tmp_path: Path) -> None:
+    write_gguf(tmp_path / "model.gguf")
+    (made,) = import_encoder(str(tmp_path / "model.gguf"), tmp_path / "out", Given())
+    assert (made.spec.architecture, made.spec.pooling, made.spec.space) == ("qwen2", OurPooling.EOS, "model")
+
+
+def test_vectors_that_differ_from_the_reference_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def other(source: Path, spec: EncoderSpec, prompt: str) -> Any:  # noqa: ANN401
+        return np.random.default_rng(0).normal(size=(len(TEXTS), spec.dim)).astype(np.float32)
+
+    monkeypatch.setattr(checkpoint, "_plain_vectors", other)
+    with pytest.raises(ParityError, match=r"vectors differ from transformers's .* check --pooling"):
+        import_encoder(str(plain(tmp_path / "source")), tmp_path / "out", Given(pooling=OurPooling.CLS))
+    assert [path.name for path in tmp_path.iterdir()] == ["source"]
+
+
+def test_what_cannot_be_imported_says_what_to_do(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source = plain(tmp_path / "source")
+    assert main(["encoder", "import", str(source), str(tmp_path / "out")]) == 1
+    assert "does not say how it is pooled" in capsys.readouterr().err
+    assert main(["encoder", "import", str(tmp_path / "nowhere"), str(tmp_path / "out")]) == 1
+    assert "neither a folder, nor a .gguf file, nor a hub id" in capsys.readouterr().err
+    assert main(["encoder", "import", str(source), str(source), "--pooling", "cls"]) == 1
+    assert "is there already" in capsys.readouterr().err
+
+
+def test_the_command_imports_shows_and_compares(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("one", "two"):
+        source = str(plain(tmp_path / name))
+        assert main(["encoder", "import", source, str(tmp_path / f"out-{name}"), "--pooling", "cls"]) == 0
+    assert "cosine to transformers 1.0000" in capsys.readouterr().out
+    assert main(["encoder", "show", str(tmp_path / "out-one")]) == 0
+    assert "bert, cls pooling, 64 dimensions, 48 tokens, space one" in capsys.readouterr().out
+    with pytest.raises(SystemExit):
+        main(["encoder", "pair", str(tmp_path / "out-one"), str(tmp_path / "out-two")])
+    # The same weights under two names.
+    assert "cosine 1.000 to themselves" in (shown := capsys.readouterr().out)
+    assert "the vectors fit, the names of the spaces do not" in shown
+
+
+def test_two_spaces_are_told_apart_by_their_vectors(tmp_path: Path) -> None:
+    for name, seed in (("one", 1), ("two", 2)):
+        source = plain(tmp_path / name)
+        if seed == 2:
+            encoder = TorchEncoder.load(tmp_path / "out-one")
+            torch.manual_seed(seed)
+            for parameter in encoder.backbone.parameters():
+                torch.nn.init.normal_(parameter, 0.0, 0.15)
+            encoder.backbone.save_pretrained(source)
+        import_encoder(str(source), tmp_path / f"out-{name}", Given(pooling=OurPooling.CLS, space="same"))
+    found = compare(tmp_path / "out-one", tmp_path / "out-two")
+    assert not found.shared
+    assert found.matched < 0.5
+    assert "the names are equal, the vectors do not fit" in found.verdict
+    assert compare(tmp_path / "out-one", tmp_path / "out-one").shared
