@@ -26,6 +26,14 @@ INTERCEPT, DENSE_TENTH, DENSE_LAST, LEXICAL_SECOND, LEXICAL_TENTH = -3.1, 1.5, 1
 LATER_DENSE, LATER_LEXICAL = 0.96, 0.9
 
 
+class Mode(StrEnum):
+    """Which scores rank the documents."""
+
+    DENSE = "dense"
+    LEXICAL = "lexical"
+    HYBRID = "hybrid"
+
+
 class Fusion(StrEnum):
     """How the two rankings of a hybrid search become one."""
 

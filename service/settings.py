@@ -15,8 +15,8 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from indexer.errors import BadDatabase
 from indexer.store.collection import HERE, Database
+from models.fusion import Mode
 from models.package import BUNDLED_ENCODER
-from service.engine.jobs import Mode
 
 ENV_PREFIX = "CARE_"
 REDIS_SCHEMES = ("redis://", "rediss://", "unix://")

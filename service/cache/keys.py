@@ -11,10 +11,11 @@ from enum import StrEnum
 from hashlib import blake2b
 from typing import TYPE_CHECKING
 
+from pydantic import BaseModel
+
 from models.encoder.tokenizer import Tokens
 
 if TYPE_CHECKING:
-    from service.search.request import SearchRequest
     from service.serving.serving import Serving
     from service.settings import Settings
 
@@ -40,7 +41,7 @@ class ResultKeys:
     def __init__(self, settings: Settings) -> None:
         self._settings = repr([getattr(settings, name) for name in SETTINGS_IN_KEY]).encode()
 
-    def __call__(self, serving: Serving, request: SearchRequest, queries: Sequence[str]) -> list[bytes]:
+    def __call__(self, serving: Serving, request: BaseModel, queries: Sequence[str]) -> list[bytes]:
         """One key for each of these queries of the request, in order."""
         parameters = request.model_dump_json(exclude=NOT_IN_KEY).encode()
         encoder = serving.encoder

@@ -14,13 +14,12 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from models.encoder.tokenizer import flatten
-from models.fusion import LATER_DENSE
+from models.fusion import LATER_DENSE, Mode
 from service.engine import ranking
 from service.engine.jobs import (
     NO_ROWS,
     NO_VECTORS,
     BatchTimes,
-    Mode,
     Outcome,
     Request,
     Response,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from enum import IntEnum, StrEnum
+from enum import IntEnum
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from models.encoder.spec import Side
 from models.encoder.tokenizer import FlatIds, Tokens
-from models.fusion import Fusion
+from models.fusion import Fusion, Mode
 from models.lexical import Ranking
 
 if TYPE_CHECKING:
@@ -27,14 +27,6 @@ NO_ROWS = np.empty((0, 0), np.int64)
 DATABASE_AWAY = "the vector database does not answer; try again when it is back"
 ENGINE_FAILED = "the search engine failed on this query; try again"
 EXPIRED = "the time for this request is over; allow it more"
-
-
-class Mode(StrEnum):
-    """Which scores rank the documents."""
-
-    DENSE = "dense"
-    LEXICAL = "lexical"
-    HYBRID = "hybrid"
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,9 +11,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from models.fusion import CANDIDATES, LATER_LEXICAL, best_passages, fuse
+from models.fusion import CANDIDATES, LATER_LEXICAL, Mode, best_passages, fuse
 from models.lexical import Ranking
-from service.engine.jobs import Evidence, Found, Mode, Options, SearchJob
+from service.engine.jobs import Evidence, Found, Options, SearchJob
 from service.serving.serving import Serving
 
 # Factor of the next search's depth if the passages found belong to too few documents.

@@ -13,7 +13,7 @@ from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from prometheus_client import CONTENT_TYPE_LATEST
 from pydantic import BaseModel, ConfigDict, Field, RootModel, StringConstraints, ValidationError
 
-from service.engine.jobs import Mode
+from models.fusion import Mode
 from service.errors import Forbidden, invalid_request
 from service.http.asgi import errors, runtime_of
 from service.serving.facets import count_facets, number_ranges

@@ -16,7 +16,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from models.errors import CareError
 from service.errors import UnknownHost, answer_for
 from service.http.asgi import ClientLeft, closing_answer, send_bytes
-from service.processes.startup import ACCESS_LOGGER
+from service.metrics import ACCESS_LOGGER
 
 if TYPE_CHECKING:
     from service.metrics import Metrics

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 import orjson
 
 from service.errors import PortTaken
+from service.metrics import ACCESS_LOGGER
 from service.settings import Settings
 
-ACCESS_LOGGER = "service.access"
 STDIN = 0
 
 

@@ -24,8 +24,7 @@ from pydantic import (
 )
 
 from indexer.store.filters import LARGEST, AnyOf, Either, Equal, Filter, Not, Range
-from models.fusion import Fusion
-from service.engine.jobs import Mode
+from models.fusion import Fusion, Mode
 from service.errors import InvalidRequest
 
 MAX_FIELDS = 16

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 import orjson
 
 from indexer.store.documents import StoredDocument
-from models.fusion import LATER_DENSE, LATER_LEXICAL, Fusion, fuse, query_weight
+from models.fusion import LATER_DENSE, LATER_LEXICAL, Fusion, Mode, fuse, query_weight
 from models.lexical import query_terms
-from service.engine.jobs import Evidence, Found, Mode, Options
+from service.engine.jobs import Evidence, Found, Options
 from service.engine.ranking import documents_wanted, group
 from service.search.request import HydeStatus, Part
 from service.serving.facets import count_values

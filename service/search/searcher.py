@@ -15,8 +15,9 @@ from indexer.errors import BadCollection
 from indexer.store.canaries import Canary, failures_of
 from models.encoder.spec import Side
 from models.errors import did_you_mean
+from models.fusion import Mode
 from service.cache.keys import Kind
-from service.engine.jobs import Mode, Options, Outcome, SearchJob, Vector
+from service.engine.jobs import Options, Outcome, SearchJob, Vector
 from service.engine.queue import ONLINE_JOBS
 from service.errors import DeadlineExceeded, InvalidRequest, NotReady
 from service.metrics import Metrics, Timings

@@ -15,8 +15,9 @@ from indexer.store.collection import Collection, Database
 from indexer.versions import Measure, publish
 from models.encoder.onnx import OnnxEncoder
 from models.encoder.spec import Side
+from models.fusion import Mode
 from service.engine.device import Cpu, searched_by
-from service.engine.jobs import Mode, Options, SearchJob
+from service.engine.jobs import Options, SearchJob
 from service.engine.local import InProcessEngine
 from service.engine.remote.client import RemoteEngine
 from service.processes.supervisor import check_engine

@@ -15,9 +15,9 @@ from indexer.store.filters import Equal
 from indexer.store.kinds import IndexKind
 from models.encoder.onnx import OnnxEncoder
 from models.encoder.spec import Side
-from models.fusion import LATER_DENSE, LATER_LEXICAL, Fusion, fuse
+from models.fusion import LATER_DENSE, LATER_LEXICAL, Fusion, Mode, fuse
 from service.engine.device import Cpu, searched_by
-from service.engine.jobs import EncodeJob, Found, Job, Mode, Options, SearchJob
+from service.engine.jobs import EncodeJob, Found, Job, Options, SearchJob
 from service.engine.local import InProcessEngine
 from service.serving.serving import Serving
 

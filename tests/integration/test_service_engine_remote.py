@@ -20,8 +20,9 @@ from indexer.store.fresh_log import Frame, Posted
 from indexer.store.overlay import Overlay
 from models.encoder.onnx import OnnxEncoder
 from models.encoder.spec import Side
+from models.fusion import Mode
 from service.engine.device import Cpu, searched_by
-from service.engine.jobs import EncodeJob, Job, Mode, Options, Outcome, SearchJob
+from service.engine.jobs import EncodeJob, Job, Options, Outcome, SearchJob
 from service.engine.local import InProcessEngine
 from service.engine.remote.client import RemoteEngine
 from service.engine.remote.link import PATIENCE_SECONDS

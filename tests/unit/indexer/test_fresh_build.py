@@ -213,5 +213,5 @@ def test_an_acknowledged_document_never_stops_a_build(place: Place, caplog: pyte
 def test_a_corpus_of_which_everything_was_deleted_is_refused(place: Place) -> None:
     place.build("a")
     place.delete("a")
-    with pytest.raises(BadCorpus, match="no documents"):
+    with pytest.raises(BadCorpus, match="all 1 documents were deleted by the service"):
         place.build("a")

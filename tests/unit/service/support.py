@@ -9,7 +9,8 @@ from typing import Any, cast
 import numpy as np
 
 from models.encoder.tokenizer import Tokens
-from service.engine.jobs import BatchTimes, EncodeJob, Found, Job, Mode, Options, Outcome, SearchJob
+from models.fusion import Mode
+from service.engine.jobs import BatchTimes, EncodeJob, Found, Job, Options, Outcome, SearchJob
 from service.serving.serving import Serving
 
 WAIT_SECONDS = 60.0

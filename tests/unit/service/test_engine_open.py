@@ -13,7 +13,7 @@ from models.encoder.onnx import OnnxEncoder
 from models.encoder.spec import EncoderSpec, Side
 from models.encoder.tokenizer import TextReader
 from models.errors import BadEncoder
-from service.engine.jobs import Mode
+from models.fusion import Mode
 from service.engine.local import Batcher
 from service.engine.open import limits_of, load_encoder, open_home
 from service.engine.remote.client import RemoteEngine

@@ -8,9 +8,9 @@ from typing import cast
 import numpy as np
 import pytest
 
-from models.fusion import LATER_DENSE, LATER_LEXICAL, Fusion, query_weight
+from models.fusion import LATER_DENSE, LATER_LEXICAL, Fusion, Mode, query_weight
 from models.lexical import Ranking
-from service.engine.jobs import Evidence, Mode, Options
+from service.engine.jobs import Evidence, Options
 from service.search.results import Account, account_for
 from service.serving.serving import Serving
 

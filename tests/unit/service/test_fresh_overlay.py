@@ -17,9 +17,9 @@ from indexer.store.manifest import Corrected
 from indexer.store.overlay import Overlay
 from indexer.store.snapshot import Snapshot
 from models.correction import Correction
-from models.fusion import LATER_DENSE, Fusion
+from models.fusion import LATER_DENSE, Fusion, Mode
 from service.engine.device import Cpu, searched_by
-from service.engine.jobs import Mode, Options, SearchJob
+from service.engine.jobs import Options, SearchJob
 from service.engine.local import InProcessEngine
 from service.serving.facets import count_facets
 from service.serving.serving import Selection, Serving

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
+from models.fusion import Mode
 from models.package import BUNDLED_ENCODER
 from service.command import FLAGS, read_settings
-from service.engine.jobs import Mode
 from service.errors import BadSettings
 from service.settings import ENV_PREFIX, Settings
 
