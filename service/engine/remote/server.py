@@ -16,7 +16,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 from time import monotonic, perf_counter
-from typing import IO, Any
+from typing import Any, Protocol, cast
 
 from indexer.errors import DatabaseAway
 from indexer.store.collection import Collection
@@ -33,6 +33,13 @@ from service.serving.serving import Serving, require_query_encoder
 from service.settings import Settings
 
 logger = logging.getLogger(__name__)
+
+
+class HasFileno(Protocol):
+    """The pipe to the supervisor, or anything else that can be watched for its end."""
+
+    def fileno(self) -> int: ...
+
 
 CHECK_QUERY = "ready"
 MOST_UNREAD_BYTES = 64 * 1024 * 1024  # a worker that leaves more unread is stuck; its connection is closed
@@ -178,13 +185,13 @@ class EngineServer:
         with contextlib.suppress(RuntimeError):  # it has ended
             self._loop.call_soon_threadsafe(self._changed.set)
 
-    def serve(self, servings: OpenServings, supervisor: IO[Any] | None = None) -> None:
+    def serve(self, servings: OpenServings, supervisor: HasFileno | None = None) -> None:
         """Runs the loop; `supervisor` becomes readable when the supervisor ends."""
         self._servings = servings
         with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
             runner.run(self._serve(supervisor))
 
-    async def _serve(self, supervisor: IO[Any] | None) -> None:
+    async def _serve(self, supervisor: HasFileno | None) -> None:
         self._loop.set_exception_handler(_log_error)
         if supervisor is not None:
             self._loop.add_reader(supervisor, self._lose_supervisor, supervisor)
@@ -203,7 +210,7 @@ class EngineServer:
             for connection in list(self.connections):
                 connection.close()
 
-    def _lose_supervisor(self, supervisor: IO[Any]) -> None:
+    def _lose_supervisor(self, supervisor: HasFileno) -> None:
         self._loop.remove_reader(supervisor)
         self._alone = True
         self._changed.set()
