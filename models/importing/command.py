@@ -96,7 +96,7 @@ def _pair(arguments: Namespace) -> None:
     print(
         f"declared: {found.spaces[0]} and {found.spaces[1]}; "
         f"measured on {found.texts} texts: {found.matched:.0%} find themselves, cosine {found.same:.3f} to themselves, "
-        f"{found.others:.3f} to others"
+        f"{found.others:.3f} to others, closeness {found.closeness:.2f}"
     )
     print(found.verdict)
     if not found.shared:
