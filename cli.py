@@ -36,7 +36,10 @@ DEMO_COLLECTION, PAGE = "var/demo", "page.json"
 TOKEN_VARIABLE = "CARE_ADMIN_TOKEN"
 # The demo does not use a configured vector database.
 OWN_INDEX = ("--vectors", "faiss")
-TRAIN_EXTRA = {"torch", "transformers", "onnx", "safetensors", "onnxscript", "peft", "accelerate", "gguf", "ranx"}
+TRAIN_EXTRA = {
+    "torch", "transformers", "onnx", "safetensors", "onnxscript", "peft", "accelerate", "gguf", "ranx",
+    "sentence_transformers",
+}  # fmt: skip
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -3,6 +3,7 @@
 care encoder import Qwen/Qwen3-Embedding-0.6B my-encoder      a hub id, a folder with a checkpoint, a .gguf file
 care encoder show my-encoder                                  what it is, and what it can do
 care encoder pair my-query-encoder my-encoder                 do they share an embedding space?
+care encoder router my-query-encoder my-encoder both          the pair as one folder for sentence-transformers
 
 An import works out pooling, prompts, dense layers, dimensions, length and tokenizer from what the checkpoint says of
 itself, compares its vectors with those of sentence-transformers or transformers, and writes nothing if they differ.
@@ -20,7 +21,7 @@ from models.package import positive
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    parts = parser.add_subparsers(dest="part", required=True, metavar="import | show | pair")
+    parts = parser.add_subparsers(dest="part", required=True, metavar="import | show | pair | router")
     own = parts.add_parser("import", help="make an encoder folder of a published checkpoint")
     own.add_argument("source", help="transformers or sentence-transformers folder, .gguf file, or hub id")
     own.add_argument("target", type=Path, help="the encoder folder to write")
@@ -37,10 +38,14 @@ def add_arguments(parser: ArgumentParser) -> None:
     pair = parts.add_parser("pair", help="whether two encoders share an embedding space")
     pair.add_argument("query", type=Path, help="the encoder that reads queries")
     pair.add_argument("document", type=Path, help="the encoder that reads documents")
+    router = parts.add_parser("router", help="write a pair as one sentence-transformers folder")
+    router.add_argument("query", type=Path, help="the encoder that reads queries, with torch weights")
+    router.add_argument("document", type=Path, help="the encoder that reads documents, with torch weights")
+    router.add_argument("target", type=Path, help="the folder to write")
 
 
 def run(arguments: Namespace) -> None:
-    {"import": _import, "show": _show, "pair": _pair}[arguments.part](arguments)
+    {"import": _import, "show": _show, "pair": _pair, "router": _router}[arguments.part](arguments)
 
 
 def _import(arguments: Namespace) -> None:
@@ -101,3 +106,11 @@ def _pair(arguments: Namespace) -> None:
     print(found.verdict)
     if not found.shared:
         raise SystemExit(1)
+
+
+def _router(arguments: Namespace) -> None:
+    from models.importing.router import write_router
+
+    worst = write_router(arguments.query, arguments.document, arguments.target)
+    print(f"{arguments.target}: cosine to the pair's own vectors at least {worst:.6f}")
+    print(f'SentenceTransformer("{arguments.target}").encode_query(…), .encode_document(…)')

@@ -16,13 +16,13 @@ from cli import main
 from models.encoder.packed.encoder import PackedEncoder
 from models.encoder.spec import EncoderSpec, Side
 from models.encoder.spec import Pooling as OurPooling
-from models.encoder.torch import TorchEncoder
+from models.encoder.torch import Projection, TorchEncoder
 from models.errors import BadEncoder, ParityError
 from models.export.parity import CHECK_TEXTS
 from models.importing import checkpoint
 from models.importing.checkpoint import Given, import_encoder
 from models.importing.pairs import compare
-from tests.support.tiny_models import WIDTH, write_checkpoint
+from tests.support.tiny_models import WIDTH, tiny_encoder, write_checkpoint
 from tests.support.toy_training import write_gguf
 
 TEXTS = list(CHECK_TEXTS)
@@ -98,6 +98,32 @@ def test_a_router_becomes_two_encoders_of_one_space(tmp_path: Path) -> None:
     for side, expected in ((Side.QUERY, model.encode_query(TEXTS)), (Side.DOCUMENT, model.encode_document(TEXTS))):
         found = TorchEncoder.load(tmp_path / "out" / side).encode(TEXTS, side)
         np.testing.assert_allclose(found, expected, atol=2e-5)
+
+
+@pytest.mark.parametrize("pooling", list(OurPooling))
+def test_a_pair_is_written_as_a_router_and_read_back(pooling: OurPooling, tmp_path: Path) -> None:
+    query = tiny_encoder("bert", pooling, dim=32)
+    document = tiny_encoder("qwen3", OurPooling.EOS, dim=32, seed=1)
+    projected = Projection(WIDTH, WIDTH, bias=True, tanh=True)
+    whole = TorchEncoder(document.backbone, document.spec, document.tokenizer_json, projected).eval()
+    query.spec = query.spec.model_copy(update={"query_instruction": "问："})
+    query.save(tmp_path / "q")
+    whole.save(tmp_path / "d")
+    assert main(["encoder", "router", str(tmp_path / "q"), str(tmp_path / "d"), str(tmp_path / "both")]) == 0
+    model = SentenceTransformer(str(tmp_path / "both"), device="cpu")
+    np.testing.assert_allclose(model.encode_query(TEXTS), query.encode(TEXTS, Side.QUERY), atol=2e-5)
+    np.testing.assert_allclose(model.encode_document(TEXTS), whole.encode(TEXTS, Side.DOCUMENT), atol=2e-5)
+    one, two = import_encoder(str(tmp_path / "both"), tmp_path / "again", Given(space="s"))
+    assert min(one.worst, two.worst) > 0.9999
+
+
+def test_encoders_of_two_spaces_make_no_router(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    one, two = tiny_encoder("bert"), tiny_encoder("bert", seed=1)
+    two.spec = two.spec.model_copy(update={"space": "other"})
+    one.save(tmp_path / "q")
+    two.save(tmp_path / "d")
+    assert main(["encoder", "router", str(tmp_path / "q"), str(tmp_path / "d"), str(tmp_path / "both")]) == 1
+    assert "is of space tiny (64 dimensions)" in capsys.readouterr().err
 
 
 def test_a_gguf_file_is_imported(tmp_path: Path) -> None:
