@@ -106,3 +106,9 @@ def test_every_named_volume_and_every_mounted_file_exists() -> None:
 
 def _megabytes(service: str) -> int:
     return int(SERVICES[service]["deploy"]["resources"]["limits"]["memory"].removesuffix("m"))
+
+
+def test_host_names_are_checked_and_prometheus_may_ask() -> None:
+    environment = compose()["services"]["service"]["environment"]
+    assert Settings(host="0.0.0.0", allowed_hosts=environment["CARE_ALLOWED_HOSTS"]).host_names == {"service"}
+    assert "service:8000" in (REPOSITORY / "deploy/prometheus.yml").read_text(encoding="utf-8")
