@@ -94,11 +94,13 @@ def _import_one(source: Path, staged: Path, final: Path, given: Given, space: st
     staged.mkdir(parents=True)
     encoder.save(staged)
     encoder = TorchEncoder.load(staged).float()
+    # Sides without prompts of their own are one function.
+    distinct = list({spec.instruction(side): side for side in sides}.values())
     started = time.perf_counter()
-    found = {side: encoder.encode(CHECK_TEXTS, side, batch_size=16) for side in sides}
+    found = {side: encoder.encode(CHECK_TEXTS, side, batch_size=16) for side in distinct}
     seconds = time.perf_counter() - started
-    reference, expected = _reference(source, spec, encoder, sides)
-    cosines = np.concatenate([_cosines(found[side], expected[side]) for side in sides])
+    reference, expected = _reference(source, spec, distinct)
+    cosines = np.concatenate([_cosines(found[side], expected[side]) for side in distinct])
     mean, worst = float(cosines.mean()), float(cosines.min())
     # Written so that NaN, which compares false with everything, is refused too.
     if not worst >= FLOOR:
@@ -114,7 +116,7 @@ def _import_one(source: Path, staged: Path, final: Path, given: Given, space: st
         reference=reference,
         cosine=mean,
         worst=worst,
-        texts_per_second=len(CHECK_TEXTS) * len(sides) / seconds,
+        texts_per_second=len(CHECK_TEXTS) * len(distinct) / seconds,
     )
 
 
@@ -157,9 +159,7 @@ def _cosines(found: Vectors, expected: Vectors) -> Vectors:
     return cosines
 
 
-def _reference(
-    source: Path, spec: EncoderSpec, encoder: TorchEncoder, sides: Sequence[Side]
-) -> tuple[str, dict[Side, Vectors]]:
+def _reference(source: Path, spec: EncoderSpec, sides: Sequence[Side]) -> tuple[str, dict[Side, Vectors]]:
     """The vectors that the checkpoint's own library gives: sentence-transformers' if it is one of its folders."""
     prompts = {side: spec.instruction(side) for side in sides}
     if (source / "modules.json").is_file():
