@@ -9,6 +9,7 @@ import asyncio
 import math
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -368,7 +369,7 @@ class Queue:
         self._late += entries
 
 
-class Dispatcher:
+class Dispatcher(ABC):
     """Takes jobs from requests, in the event loop. Subclasses compute the jobs."""
 
     def __init__(self, limits: Limits) -> None:
@@ -386,7 +387,7 @@ class Dispatcher:
         """Begins to work for the running event loop."""
         self._loop = asyncio.get_running_loop()
 
-    async def prepare(self, serving: Serving) -> None:
+    async def prepare(self, serving: Serving) -> None:  # noqa: B027 - most engines have nothing to prepare
         """Opens what the engine needs to answer from this serving; raises if it cannot."""
 
     def submit(
@@ -434,16 +435,16 @@ class Dispatcher:
         if self._timer is not None:
             self._timer.cancel()
 
-    def _require_engine(self, serving: Serving) -> None:
+    def _require_engine(self, serving: Serving) -> None:  # noqa: B027 - an engine in this process is always there
         """Raises EngineAway if no engine can answer from this serving."""
 
+    @abstractmethod
     def _wake(self) -> None:
         """Has the engine look at the queue; called with the lock held."""
-        raise NotImplementedError
 
+    @abstractmethod
     async def _drain(self, timeout_seconds: float | None) -> None:
         """Waits until every accepted job is answered."""
-        raise NotImplementedError
 
     def _expire(self) -> None:
         with self._changed:
