@@ -19,7 +19,7 @@ from models.progress import Progress
 from models.training.batches import Batch, BatchDealer, steps_of
 from models.training.encoders import EncoderStore, blend, trained_weights
 from models.training.losses import Contrasted, LexicalTeacher, Objective, with_hypothetical
-from models.training.passes import Kept, Passes, Reader, Reading, TokenTable, read_once, take
+from models.training.passes import Kept, Passes, Reader, Reading, TokenTable, on_device, read_once, take
 from models.training.ranks import Ranks
 from models.training.recipe import Contrast, Data
 from models.training.rows import as_pairs, as_texts, read_all
@@ -45,6 +45,7 @@ class ContrastStage:
         drawn = deal(table).drawn()
         self._table = table.limited_to(drawn, negatives=data.negatives > 0) if len(drawn) < len(table) else table
         self._kept = {key: self._keep(key[0], self._texts(key[1])) for key in sorted(self._frozen())}
+        self._vectors = {key: on_device(kept, ranks.device) for key, kept in self._kept.items()}
         self.encoders = {name: store.open(name, trained=True) for name in dict.fromkeys(stage.train)}
         self._starts = {
             name: {key: value.clone() for key, value in trained_weights(encoder).items()}
@@ -115,7 +116,7 @@ class ContrastStage:
         device, query, settings = self._ranks.device, self._stage.query, self._stage.loss
 
         def vectors(part: str, name: str, side: Side, rows: Rows) -> Tensor:
-            return readings[part].leaf if part in readings else take(self._kept[name, side], rows, device)
+            return readings[part].leaf if part in readings else take(self._vectors[name, side], rows, device)
 
         queries = vectors("queries", query, Side.QUERY, batch.queries)
         documents = vectors("documents", self._document, Side.DOCUMENT, batch.documents)
@@ -124,10 +125,10 @@ class ContrastStage:
             queries = with_hypothetical(queries, imagined, torch.from_numpy(batch.owners).to(device))
         targets = teacher = lexical = None
         if settings.needs_targets:
-            targets = take(self._kept[self._teacher(), self._target_side()], batch.queries, device)
+            targets = take(self._vectors[self._teacher(), self._target_side()], batch.queries, device)
         if settings.needs_scores:
-            own = take(self._kept[self._teacher(), Side.QUERY], batch.queries, device)
-            teacher = own @ take(self._kept[self._teacher(), Side.DOCUMENT], batch.documents, device).T
+            own = take(self._vectors[self._teacher(), Side.QUERY], batch.queries, device)
+            teacher = own @ take(self._vectors[self._teacher(), Side.DOCUMENT], batch.documents, device).T
         if self._lexical is not None:
             asked = self._tokens(query, Side.QUERY).padded(batch.queries)
             lexical = self._lexical.scores(asked, self._tokens(query, Side.DOCUMENT).padded(batch.documents))
@@ -177,7 +178,7 @@ def read_table(files: list[Path], data: Data, seed: int, folder: Path, ranks: Ra
     def build() -> PairTable:
         rows = Progress(f"read {', '.join(map(str, files))}", "rows").over(read_all(files))
         if data.view == "texts":
-            return PairTable.of_texts(as_texts(rows, data.crops, seed, sentences=data.sentences), folder)
+            return PairTable.of_texts(as_texts(rows, data, seed), folder)
         return PairTable.of_pairs(as_pairs(rows, data.crops, seed), folder=folder)
 
     table = shared(folder, ranks, build)

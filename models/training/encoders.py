@@ -7,6 +7,7 @@ base. Writing it merges adapters into the weights that they were trained on.
 from __future__ import annotations
 
 import hashlib
+import json
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -131,9 +132,13 @@ class EncoderStore:
         self.replace(name, folder)
 
     def write(self, name: str, encoder: TorchEncoder, folder: Path) -> None:
-        """Writes the encoder, adapters merged; the folder is there whole or not at all."""
+        """Writes the encoder, adapters merged; the folder is there whole or not at all.
+
+        The adapters lie beside it in `NAME-adapter` as well: a few megabytes that turn the start into this encoder.
+        """
         lora = self.recipe.encoders[name].lora
         if lora is not None:
+            _save_adapter(encoder, folder.with_name(f"{folder.name}-adapter"))
             # Merged in float32: a later stage merges into these weights again, and rounding would add up.
             plain = self._load(name, torch.float32)
             add_adapters(plain, lora)
@@ -166,6 +171,17 @@ def _save(encoder: TorchEncoder, folder: Path) -> None:
     encoder.save(fresh)
     shutil.rmtree(folder, ignore_errors=True)
     fresh.rename(folder)
+
+
+def _save_adapter(encoder: TorchEncoder, folder: Path) -> None:
+    """Writes the adapters as peft does, and the projection, for an encoder folder that holds the start's weights."""
+    encoder.backbone.save_pretrained(folder)
+    path = folder / "adapter_config.json"
+    facts = json.loads(path.read_text(encoding="utf-8"))
+    # peft writes where the start lay: a path of this machine.
+    path.write_text(json.dumps(facts | {"base_model_name_or_path": None}, indent=2), encoding="utf-8")
+    if encoder.projection is not None:
+        encoder.projection.save(folder / PROJECTION_FILE)
 
 
 def add_adapters(encoder: TorchEncoder, lora: Lora) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -24,7 +25,7 @@ from models.encoder.packed.attention import default_backend
 from models.encoder.packed.kernels import lay_out
 from models.encoder.packed.model import PackedModel
 from models.encoder.packed.weights import read_weights
-from models.encoder.spec import EncoderSpec, Pooling
+from models.encoder.spec import EncoderSpec
 from models.encoder.tokenizer import AT_ONCE, FlatIds, Tokenizer, tokenise
 from models.encoder.torch import TorchEncoder, finish
 from models.errors import BadEncoder
@@ -39,8 +40,10 @@ Padded = tuple[Tensor, Tensor]
 PARTS = 8
 AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 READ_TOKENS = 32768
-# Compiling takes some seconds: fewer tokens would not win them back. A guess, not measured.
-COMPILED_TOKENS = 5_000_000
+# Of the GPU's free memory, for one array: there are at most four, and a step needs most of the rest.
+LARGEST_SHARE = 0.1
+# Compiling takes half a minute on an H200: fewer tokens would not win it back.
+COMPILED_TOKENS = 30_000_000
 
 
 class TokenTable:
@@ -48,6 +51,7 @@ class TokenTable:
 
     def __init__(self, ids: FlatIds, starts: Rows, lengths: Rows, device: torch.device) -> None:
         self.ids, self.starts, self.lengths, self.device = ids, starts, lengths, device
+        self._ids = on_device(ids, device)
 
     @classmethod
     def build(
@@ -77,18 +81,19 @@ class TokenTable:
 
     def padded(self, rows: Rows) -> Padded:
         """Ids and mask (rows, longest), padded on the right with 0."""
-        lengths = self.lengths[rows]
-        columns = np.arange(int(lengths.max()))
+        starts, lengths = (torch.from_numpy(part[rows]).to(self._ids.device) for part in (self.starts, self.lengths))
+        columns = torch.arange(int(self.lengths[rows].max()), device=self._ids.device)
         mask = columns < lengths[:, None]
-        places = np.minimum(self.starts[rows][:, None] + columns, len(self.ids) - 1)
-        ids = np.where(mask, self.ids[places], 0).astype(np.int64)
-        return torch.from_numpy(ids).to(self.device), torch.from_numpy(mask.astype(np.int64)).to(self.device)
+        places = (starts[:, None] + columns).clamp_(max=len(self.ids) - 1)
+        ids = torch.where(mask, self._ids[places], 0)
+        return ids.long().to(self.device), mask.long().to(self.device)
 
     def flat(self, rows: Rows) -> Tensor:
         """The ids of these rows end to end, without padding."""
         lengths = self.lengths[rows]
         shifts = np.repeat(self.starts[rows] - (np.cumsum(lengths) - lengths), lengths)
-        return torch.from_numpy(np.asarray(self.ids[shifts + np.arange(len(shifts))])).to(self.device)
+        places = torch.from_numpy(shifts + np.arange(len(shifts))).to(self._ids.device)
+        return self._ids[places].to(self.device)
 
     def chunks(self, rows: Rows, tokens: int) -> list[Rows]:
         """Positions in `rows`, texts of like lengths together, at most `tokens` padded tokens a chunk."""
@@ -224,23 +229,27 @@ class Reader:
         return self._packed is not None
 
     def pack(self, table: TokenTable) -> None:
-        """From now on reads without padding, if the decoder is known and its weights are bf16."""
+        """From now on reads without padding, if the architecture is known and its weights are bf16."""
         encoder, weight = self._encoder, next(self._encoder.parameters())
-        if encoder.spec.pooling is not Pooling.EOS or encoder.projection is not None or weight.dtype != torch.bfloat16:
+        if weight.dtype != torch.bfloat16:
             return
         try:
             weights = read_weights(encoder.backbone, encoder.spec.max_length, weight.device)
         except BadEncoder:  # another architecture
             return
+        if encoder.projection is not None:
+            encoder.projection.float()
         compiled = weight.is_cuda and int(table.lengths.sum()) > COMPILED_TOKENS
-        self._packed = PackedModel(weights, default_backend(weight.device), compiled=compiled)
+        backend = default_backend(weight.device)
+        self._packed = PackedModel(weights, backend, encoder.spec.pooling, compiled=compiled)
 
     @torch.inference_mode()
     def vectors(self, table: TokenTable, rows: Rows) -> Tensor:
         """Finished vectors (rows, dim) in float32 on the device, whatever mode the encoder is in."""
         if self._packed is not None:
-            hidden = self._packed(lay_out(table.flat(rows), table.lengths[rows]))
-            return finish(hidden.float(), self._encoder.spec)
+            hidden = self._packed(lay_out(table.flat(rows), table.lengths[rows])).float()
+            projection = self._encoder.projection
+            return finish(hidden if projection is None else projection(hidden), self._encoder.spec)
         was_training = self._encoder.training
         self._encoder.eval()
         with autocast(self._ranks.device, self._precision):
@@ -317,9 +326,20 @@ def kept_in(path: Path, texts: int, dim: int) -> Kept:
     return np.memmap(path, dtype=np.float16, mode="r", shape=(texts, dim))
 
 
-def take(kept: Kept, rows: Rows, device: torch.device) -> Tensor:
+def on_device(values: Kept | FlatIds, device: torch.device) -> Tensor:
+    """The array on the device if that has the room, else where it is: a step gathers its rows there."""
+    # A mapped file stays one: pages are read when they are asked for. Nothing writes to it.
+    with warnings.catch_warnings(action="ignore", category=UserWarning):
+        tensor = torch.from_numpy(values)
+    fits = device.type == "cuda" and values.nbytes < torch.cuda.mem_get_info(device)[0] * LARGEST_SHARE
+    return tensor.to(device) if fits else tensor
+
+
+def take(kept: Kept | Tensor, rows: Rows, device: torch.device) -> Tensor:
     """Rows of kept vectors in float32 on the device."""
-    return torch.from_numpy(np.asarray(kept[rows])).to(device).float()
+    if not isinstance(kept, Tensor):
+        return torch.from_numpy(np.asarray(kept[rows])).to(device).float()
+    return kept[torch.from_numpy(rows).to(kept.device)].to(device).float()
 
 
 def _allocate(path: Path, size: int) -> None:

@@ -211,7 +211,7 @@ def sizes_of(recipe: Recipe, data: Data, query_longest: int, document_longest: i
         return None
     rows, drawn = _sampled(files, seed)
     if data.view == "texts":
-        texts = as_texts(drawn, data.crops, seed, sentences=data.sentences)
+        texts = as_texts(drawn, data, seed)
         pairs = [(source, text, text) for text, source in texts]
     else:
         pairs = [(pair.source, pair.query, pair.positives[0]) for pair in as_pairs(drawn, data.crops, seed)]

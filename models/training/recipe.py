@@ -99,7 +99,10 @@ class Data(_Section):
 
     files: Annotated[list[str], Field(min_length=1)]
     view: Literal["pairs", "texts"] = "pairs"
-    """pairs: a query and its documents. texts: every text of the files, as query and as document of itself."""
+    """pairs: a query and its documents. texts: every text of the files, as query and as document of itself; the queries
+    of all sources are then a source of their own, "queries"."""
+    documents: bool = True
+    """In view texts: whole documents, too."""
     sentences: bool = False
     """In view texts: the sentences of a document, too."""
     crops: dict[str, float] = {}

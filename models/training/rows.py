@@ -17,11 +17,14 @@ from pathlib import Path
 from typing import IO, Any, NamedTuple
 
 from models.errors import BadData
+from models.training.recipe import Data
 
 _OPENERS = {".gz": gzip.open, ".xz": lzma.open}
 _UNIT = re.compile(r"[\u3400-\u9fff]|[^\s\u3400-\u9fff]+")
 _SENTENCE = re.compile(r"(?<=[。！？!?；;])|(?<=\.)\s+|\n+")
 SHORTEST_SENTENCE = 6
+QUERIES = "queries"
+"""The source of queries among texts: they can be drawn more often than the sentences of documents."""
 CROP_UNITS = (4, 64)
 
 
@@ -123,19 +126,18 @@ def as_pairs(rows: Iterable[Pair], crops: Mapping[str, float], seed: int) -> Ite
                 yield Pair(asking, [document], [], row.source)
 
 
-def as_texts(
-    rows: Iterable[Pair], crops: Mapping[str, float], seed: int, *, sentences: bool
-) -> Iterator[tuple[str, str]]:
-    """Every text of the rows, with its source; then crops and sentences of the documents. Texts may come twice."""
+def as_texts(rows: Iterable[Pair], data: Data, seed: int) -> Iterator[tuple[str, str]]:
+    """The texts of the rows that the stage reads, each with its source. Texts may come twice."""
     chance = random.Random(seed)
     for row in rows:
-        documents = [*row.positives, *row.negatives]
-        for text in [row.query, *documents] if row.query else documents:
-            yield text, row.source
-        for document in documents:
-            for part in crops_of(document, _how_many(crops, row.source, chance), chance):
+        if row.query:
+            yield row.query, QUERIES
+        for document in (*row.positives, *row.negatives):
+            if data.documents:
+                yield document, row.source
+            for part in crops_of(document, _how_many(data.crops, row.source, chance), chance):
                 yield part, row.source
-            if sentences:
+            if data.sentences:
                 yield from ((sentence, row.source) for sentence in sentences_of(document))
 
 

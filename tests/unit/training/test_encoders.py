@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 from models.encoder.packed.encoder import PackedEncoder
-from models.encoder.spec import Side
-from models.encoder.torch import TorchEncoder
+from models.encoder.spec import EncoderSpec, Side, sha256_of
+from models.encoder.torch import TorchEncoder, weight_files
 from models.errors import BadEncoder
 from models.training.encoders import EncoderStore, Int8Linear, blend, trained_weights
 from models.training.ranks import Ranks
@@ -56,6 +56,22 @@ def test_adapters_are_merged_into_the_weights_that_they_stand_on(
     torch.testing.assert_close(encoded(merged), expected, rtol=0, atol=tolerance)
     assert (encoded(merged) - encoded(own._load("document", torch.float32))).abs().max() < 1e-6
     assert own.folder("document") == tmp_path / "kept"
+
+
+def test_adapters_beside_the_encoder_turn_its_start_into_it(tmp_path: Path, toy_recipe: Make) -> None:
+    own = shelf(toy_recipe(), tmp_path, lora={"rank": 4, "alpha": 8})
+    start = own._load("document", torch.float32)
+    encoder = own.open("document", trained=True)
+    step(encoder)
+    own.write("document", encoder, tmp_path / "kept")
+    assert '"base_model_name_or_path": null' in (tmp_path / "kept-adapter/adapter_config.json").read_text()
+    start.save(tmp_path / "start")
+    (tmp_path / "kept-adapter").rename(tmp_path / "start/adapter")
+    spec = EncoderSpec.load(tmp_path / "start")
+    sums = {name: sha256_of(tmp_path / "start" / name) for name in weight_files(tmp_path / "start")}
+    spec.model_copy(update={"checksums": spec.checksums | sums}).save(tmp_path / "start")
+    expected = encoded(TorchEncoder.load(tmp_path / "kept"))
+    torch.testing.assert_close(encoded(TorchEncoder.load(tmp_path / "start")), expected, rtol=0, atol=1e-5)
 
 
 def test_targets_choose_the_adapted_layers(tmp_path: Path, toy_recipe: Make) -> None:

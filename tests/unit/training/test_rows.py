@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from models.errors import BadData
+from models.training.recipe import Data
 from models.training.rows import Pair, as_pairs, as_texts, crops_of, halves, read_pairs, sentences_of
 
 ROW = {"query": "问", "pos": ["答"], "source": "s"}
@@ -89,8 +90,9 @@ def test_documents_without_a_title_ask_for_themselves_and_crops_are_added_by_sou
 
 def test_every_text_is_a_text_once_its_sentences_and_crops_too() -> None:
     row = Pair("问", [TEXT], ["别的"], "a")
-    assert [text for text, _ in as_texts([row], {}, 0, sentences=False)] == ["问", TEXT, "别的"]
-    texts = [text for text, _ in as_texts([row], {"*": 1.0}, 0, sentences=True)]
+    assert list(as_texts([row], Data(files=["a"]), 0)) == [("问", "queries"), (TEXT, "a"), ("别的", "a")]
+    assert list(as_texts([row], Data(files=["a"], documents=False), 0)) == [("问", "queries")]
+    texts = [text for text, _ in as_texts([row], Data(files=["a"], crops={"*": 1.0}, sentences=True), 0)]
     assert set(sentences_of(TEXT)) < set(texts)
     assert len(texts) == 3 + 2 + len(sentences_of(TEXT))
     assert sentences_of(TEXT)[-1] == "Most colds end within ten days."

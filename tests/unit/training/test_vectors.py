@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from models.encoder.spec import Side
+from models.encoder.torch import Projection, TorchEncoder
 from models.training.passes import Reader, TokenTable, file_of, kept_in, take
 from models.training.ranks import Ranks
 from models.training.tables import Texts
@@ -36,8 +37,14 @@ def test_kept_vectors_are_the_encoders_own(tmp_path: Path) -> None:
     assert sorted(path.name for path in (tmp_path / "deep").iterdir()) == ["v.f16"]
 
 
-def test_a_frozen_decoder_reads_packed_what_it_reads_padded() -> None:
-    encoder = toy_encoder("qwen3").eval().to(torch.bfloat16)
+@pytest.mark.parametrize("architecture", ["qwen3", "bert"])
+@pytest.mark.parametrize("projected", [False, True])
+def test_a_frozen_encoder_reads_packed_what_it_reads_padded(architecture: str, projected: bool) -> None:
+    encoder = toy_encoder(architecture).eval()
+    if projected:
+        width = encoder.spec.native_dim
+        encoder = TorchEncoder(encoder.backbone, encoder.spec, encoder.tokenizer_json, Projection(width, width)).eval()
+    encoder = encoder.to(torch.bfloat16)
     table = TokenTable.build(TEXTS, encoder.spec, encoder.tokenizer, CPU)
     reader = Reader(encoder, Ranks(0, 1, CPU), tokens=60, precision="bf16")
     padded = reader.all(table)
