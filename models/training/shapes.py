@@ -39,6 +39,7 @@ SHAPES: dict[str, dict[str, Any]] = {
     "bge-large-zh-v1.5": _encoder("bert", 1024, 24, 21128),
     "e5-base": _encoder("bert", 768, 12, 30522),
     "gemma-2b": _decoder("gemma", 2048, 16384, 18, (8, 1, 256), 256000),
+    "embeddinggemma-300m": _decoder("gemma3_text", 768, 1152, 24, (3, 1, 256), 262144),
     "qwen2.5-coder-0.5b": _decoder("qwen2", 896, 4864, 24, (14, 2, 64), 151936),
     "qwen3-4b": _decoder("qwen3", 2560, 9728, 36, (32, 8, 128), 151936),
     "qwen3-8b": _decoder("qwen3", 4096, 12288, 36, (32, 8, 128), 151936),

@@ -21,6 +21,7 @@ from tests.support.toy_training import (
     QUERIES,
     plain,
     toy_rows,
+    toy_tokenizer,
     write_dev,
     write_gguf,
     write_rows,
@@ -48,7 +49,14 @@ TOY = [
     "stages.*.data.weights={toy = 2.0}",
     "stages.*.data.crops={toy = 1.0}",
 ]
-ARCHITECTURES = {"gte": "new", "bge": "bert", "e5": "bert", "qwen3": "qwen3", "gemma": "gemma"}
+ARCHITECTURES = {
+    "gte": "new",
+    "bge": "bert",
+    "e5": "bert",
+    "qwen3": "qwen3",
+    "gemma": "gemma",
+    "embeddinggemma": "gemma",
+}
 
 
 @pytest.fixture(scope="module")
@@ -64,6 +72,8 @@ def starts(tmp_path_factory: pytest.TempPathFactory) -> Path:
             else:
                 family = encoder.start.name.lower().partition("-")[0]
                 write_start(home / encoder.start.name, ARCHITECTURES[family])
+                if family == "embeddinggemma":  # pooled by mean, it needs a token of an empty text, too
+                    toy_tokenizer().save(str(home / encoder.start.name / "tokenizer.json"))
     return home
 
 

@@ -124,7 +124,7 @@ def test_stage_one_leaves_the_frozen_encoder_alone_and_reads_it_once(
     recipe = toy_recipe(
         document="document",
         steps=None,
-        epochs=1,
+        epochs=4,
         data={"files": rows, "view": "texts", "sentences": True, "crops": {"*": 1.0}},
         loss={"info_nce": 1.0, "mse": 1.0, "temperature": 0.05},
     )
