@@ -25,7 +25,8 @@ from indexer.store.kinds import LEAST_ROWS_FOR_LISTS, IndexKind
 from indexer.store.snapshot import Snapshot
 from indexer.suggest import SAMPLE_ROWS, measure_kinds, propose
 from indexer.versions import Measure, VersionInfo, admit, choose, list_versions, prune, publish, rollback, verify
-from models.encoder.onnx import OnnxEncoder, Vectors
+from models.encoder.address import load_encoder
+from models.encoder.onnx import Vectors
 from models.encoder.spec import Precision, Variant
 from models.package import BUNDLED_ENCODER, positive, share
 
@@ -134,14 +135,14 @@ def run(arguments: Namespace) -> None:
             print(_build(arguments, collection))
         case "publish":
             measure = Measure(partial(_queries, arguments.query_encoder), arguments.recall_floor)
-            asking = partial(OnnxEncoder.load, arguments.query_encoder)
+            asking = partial(load_encoder, arguments.query_encoder)
             move = publish(collection, arguments.version, measure, asking=asking, force=arguments.force)
             print(f"published {move.after}")
         case "admit":
             version = admit(collection, arguments.encoder, arguments.version)
             print(f"{arguments.encoder} may search {version}; a service that refused it opens it after a reload")
         case "rollback":
-            asking = partial(OnnxEncoder.load, arguments.query_encoder)
+            asking = partial(load_encoder, arguments.query_encoder)
             move = rollback(collection, arguments.version, asking=asking, force=arguments.force)
             print(f"rolled back from {move.before} to {move.after}")
         case "verify":
@@ -193,7 +194,7 @@ def field_map(fields: list[str], metadata_fields: list[str], number_fields: list
 
 def _queries(encoder: Path, snapshot: Snapshot) -> Vectors:
     """Vectors of queries made of the snapshot's documents."""
-    reading = OnnxEncoder.load(encoder)
+    reading = load_encoder(encoder)
     snapshot.manifest.require_encoder(reading.spec)
     return encode_queries(reading, sample_queries(snapshot.documents))
 
@@ -209,7 +210,7 @@ def _diff(arguments: Namespace, collection: Collection) -> Iterator[str]:
     yield f"added: {_ids(new.documents, diff.added.tolist())}"
     yield f"changed: {_ids(new.documents, diff.changed.tolist())}"
     yield f"removed: {_ids(old.documents, diff.removed.tolist())}"
-    encoder = OnnxEncoder.load(arguments.query_encoder)
+    encoder = load_encoder(arguments.query_encoder)
     for snapshot in (old, new):
         snapshot.manifest.require_encoder(encoder.spec)
     queries = load_queries(arguments.queries) if arguments.queries else sample_queries(old.documents, DIFF_QUERIES)

@@ -32,8 +32,9 @@ from indexer.store.collection import Collection
 from indexer.store.manifest import Manifest
 from indexer.store.snapshot import Snapshot
 from indexer.versions import Measure, prune, publish, verify
+from models.encoder.address import AddressEncoder, load_encoder
 from models.encoder.onnx import OnnxEncoder, Vectors
-from models.encoder.spec import Precision, Side, Variant
+from models.encoder.spec import EncoderSpec, Precision, Side, Variant
 from models.encoder.tokenizer import has_graph
 
 # The share of the served documents that a new version may lack by default.
@@ -45,8 +46,8 @@ WEBHOOK_TIMEOUT_SECONDS = 10.0
 class Encoders:
     """The folder that reads documents, how it runs, and the folder that reads queries (None: the same).
 
-    ONNX Runtime runs a folder that has a graph, torch any other; a precision asks for torch. `ray` is the address of
-    the cluster that encodes the documents; None: this process does.
+    A server runs a folder that has an address, ONNX Runtime one that has a graph, torch any other; a precision asks for
+    torch. `ray` is the address of the cluster that encodes the documents; None: this process does.
     """
 
     documents: Path
@@ -61,10 +62,12 @@ class Encoders:
     def load(self) -> Encoder:
         weights = any(self.documents.glob("*.safetensors"))
         by_torch = self.precision is not None or (weights and not has_graph(self.documents))
+        if EncoderSpec.load(self.documents).address is not None and (self.variant or self.device or self.precision):
+            raise BadBuild(f"{self.documents} is run by a server; leave --variant, --device and --precision out")
         if by_torch and self.variant is not None:
             raise BadBuild(f"--variant {self.variant}: {self.documents} is read by torch; leave it out, or --precision")
         if not by_torch:
-            return OnnxEncoder.load(self.documents, self.variant, device=self.device or "cpu", threads=self.threads)
+            return load_encoder(self.documents, self.variant, device=self.device or "cpu", threads=self.threads)
         try:  # by name: a build by ONNX graphs needs no torch
             packed = import_module("models.encoder.packed.encoder")
         except ModuleNotFoundError as error:
@@ -89,8 +92,8 @@ class Encoders:
 
     def load_queries(self, documents: Encoder) -> Encoder:
         """Opens the encoder of queries; raises BadBuild if it does not fit these documents."""
-        same = self.queries in (None, self.documents) and isinstance(documents, OnnxEncoder)
-        encoder = documents if same or not self.queries else OnnxEncoder.load(self.queries, threads=self.threads)
+        same = self.queries in (None, self.documents) and isinstance(documents, OnnxEncoder | AddressEncoder)
+        encoder = documents if same or not self.queries else load_encoder(self.queries, threads=self.threads)
         if Side.QUERY not in encoder.spec.sides:
             raise BadBuild(
                 f"{self.queries or self.documents} reads documents only; name its partner with --query-encoder"

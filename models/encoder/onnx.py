@@ -35,7 +35,7 @@ class OnnxEncoder(TextReader):
     def __init__(
         self, spec: EncoderSpec, variant: Variant, tokenizer: Tokenizer, session: ort.InferenceSession
     ) -> None:
-        super().__init__(spec, variant, tokenizer)
+        super().__init__(spec, variant, variant.filename, tokenizer)
         self._session = session
         self._inputs = {node.name for node in session.get_inputs()}
 

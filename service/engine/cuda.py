@@ -60,7 +60,7 @@ class Cuda:
 
     def load_encoder(self, folder: Path) -> BoundEncoder:
         reader = TextReader.open(folder, device="cuda")
-        graph = verify_file(folder, reader.variant.filename, reader.spec)
+        graph = verify_file(folder, reader.weights, reader.spec)
         encoder = BoundEncoder(reader, open_session(graph), "cuda")
         # Twice: the first run of a shape records, the second replays.
         for queries, tokens in (*RECORDED, *RECORDED, *WARM_UP):
