@@ -17,6 +17,7 @@ from typing import Any
 from indexer.build import BuildOptions
 from indexer.checks import FLOOR, compare_answers, compare_documents, encode_queries, load_queries, sample_queries
 from indexer.corpus import FieldMap
+from indexer.devices import parse_devices
 from indexer.errors import BadBuild, BadDatabase
 from indexer.reindex import MAX_REMOVED, Encoders, Release, Report, reindex
 from indexer.store.collection import HERE, Collection, Database
@@ -88,7 +89,9 @@ def _add_build(parser: ArgumentParser) -> None:
     add("corpus", type=Path, nargs="+", help="JSON lines (.gz too), Parquet or CSV files, or a folder")
     add("--encoder", type=Path, default=served_encoder() or BUNDLED_ENCODER, help=f"document encoder folder ({READS})")
     add("--variant", type=Variant, choices=list(Variant), help="which graph of the encoder")
-    add("--device", choices=("cpu", "cuda"), help="where it runs (default: ONNX graphs cpu; torch the card, if any)")
+    add(
+        "--device", help="cpu, cuda, several as cuda:0,cuda:1, or all cards (default: ONNX cpu; torch the card, if any)"
+    )
     add("--precision", type=Precision, choices=list(Precision),
         help="numbers of an encoder that torch runs, Qwen2 or Qwen3 (default: bf16 on a card, else fp32)")  # fmt: skip
     add("--token-budget", type=positive, help="tokens that torch takes at a time (default: by device)")
@@ -175,7 +178,8 @@ def _build(arguments: Namespace, collection: Collection) -> str:
         arguments.encoder,
         queries=arguments.query_encoder,
         threads=arguments.threads or 0,
-        **take("variant", "device", "precision", "token_budget", "ray"),
+        devices=parse_devices(arguments.device) if arguments.device else (),
+        **take("variant", "precision", "token_budget", "ray"),
     )
     release = Release(**take("publish", "max_removed", "queries", "canaries", "keep", "keep_days"))
     return reindex(arguments.corpus, collection, encoders, options, release, Report(**take("metrics_file", "webhook")))
