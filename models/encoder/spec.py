@@ -20,6 +20,8 @@ from models.errors import BadEncoder
 SPEC_FILE = "encoder.json"
 TOKENIZER_FILE = "tokenizer.json"
 CANARIES_FILE = "canaries.json"
+DATA_SUFFIX = ".data"
+"""Of the file with the weights of a graph that is too large for one file."""
 NOT_IN_FINGERPRINT = {"parity", "sides", "checksums", "weights", "query_template", "address"}
 INSTRUCTION = "{instruction}"
 TEMPLATE = INSTRUCTION + "\nQuery: "
@@ -189,7 +191,10 @@ class EncoderSpec(BaseModel):
         A snapshot lists those of the query encoders that may search it. They do not depend on instructions.
         """
         graphs = {variant.filename for variant in Variant}
-        trained = {name: value for name, value in self.checksums.items() if name not in (*graphs, TOKENIZER_FILE)}
+        data = {name + DATA_SUFFIX for name in graphs}
+        trained = {
+            name: value for name, value in self.checksums.items() if name not in (*graphs, *data, TOKENIZER_FILE)
+        }
         files = [value for name, value in self.checksums.items() if name in graphs]
         files += [name_of_weights(trained)] if trained else []
         files += [self.weights] if self.weights else []
@@ -229,6 +234,13 @@ def name_of_weights(checksums: Mapping[str, str]) -> str:
 def sha256_of(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def verify_graph(folder: Path, name: str, spec: EncoderSpec) -> Path:
+    """As `verify_file`, of a graph and of the file with its weights, if it has one."""
+    if name + DATA_SUFFIX in spec.checksums:
+        verify_file(folder, name + DATA_SUFFIX, spec)
+    return verify_file(folder, name, spec)
 
 
 def verify_file(folder: Path, name: str, spec: EncoderSpec) -> Path:
