@@ -17,6 +17,7 @@ from typing import Any
 from indexer.build import BuildOptions
 from indexer.checks import FLOOR, compare_answers, compare_documents, encode_queries, load_queries, sample_queries
 from indexer.corpus import FieldMap
+from indexer.devices import parse_devices
 from indexer.errors import BadBuild, BadDatabase
 from indexer.reindex import MAX_REMOVED, Encoders, Release, Report, reindex
 from indexer.store.collection import HERE, Collection, Database
@@ -25,7 +26,8 @@ from indexer.store.kinds import LEAST_ROWS_FOR_LISTS, IndexKind
 from indexer.store.snapshot import Snapshot
 from indexer.suggest import SAMPLE_ROWS, measure_kinds, propose
 from indexer.versions import Measure, VersionInfo, admit, choose, list_versions, prune, publish, rollback, verify
-from models.encoder.onnx import OnnxEncoder, Vectors
+from models.encoder.address import load_encoder
+from models.encoder.onnx import Vectors
 from models.encoder.spec import Precision, Variant
 from models.package import BUNDLED_ENCODER, positive, share
 
@@ -87,7 +89,9 @@ def _add_build(parser: ArgumentParser) -> None:
     add("corpus", type=Path, nargs="+", help="JSON lines (.gz too), Parquet or CSV files, or a folder")
     add("--encoder", type=Path, default=served_encoder() or BUNDLED_ENCODER, help=f"document encoder folder ({READS})")
     add("--variant", type=Variant, choices=list(Variant), help="which graph of the encoder")
-    add("--device", choices=("cpu", "cuda"), help="where it runs (default: ONNX graphs cpu; torch the card, if any)")
+    add(
+        "--device", help="cpu, cuda, several as cuda:0,cuda:1, or all cards (default: ONNX cpu; torch the card, if any)"
+    )
     add("--precision", type=Precision, choices=list(Precision),
         help="numbers of an encoder that torch runs, Qwen2 or Qwen3 (default: bf16 on a card, else fp32)")  # fmt: skip
     add("--token-budget", type=positive, help="tokens that torch takes at a time (default: by device)")
@@ -134,14 +138,14 @@ def run(arguments: Namespace) -> None:
             print(_build(arguments, collection))
         case "publish":
             measure = Measure(partial(_queries, arguments.query_encoder), arguments.recall_floor)
-            asking = partial(OnnxEncoder.load, arguments.query_encoder)
+            asking = partial(load_encoder, arguments.query_encoder)
             move = publish(collection, arguments.version, measure, asking=asking, force=arguments.force)
             print(f"published {move.after}")
         case "admit":
             version = admit(collection, arguments.encoder, arguments.version)
             print(f"{arguments.encoder} may search {version}; a service that refused it opens it after a reload")
         case "rollback":
-            asking = partial(OnnxEncoder.load, arguments.query_encoder)
+            asking = partial(load_encoder, arguments.query_encoder)
             move = rollback(collection, arguments.version, asking=asking, force=arguments.force)
             print(f"rolled back from {move.before} to {move.after}")
         case "verify":
@@ -174,7 +178,8 @@ def _build(arguments: Namespace, collection: Collection) -> str:
         arguments.encoder,
         queries=arguments.query_encoder,
         threads=arguments.threads or 0,
-        **take("variant", "device", "precision", "token_budget", "ray"),
+        devices=parse_devices(arguments.device) if arguments.device else (),
+        **take("variant", "precision", "token_budget", "ray"),
     )
     release = Release(**take("publish", "max_removed", "queries", "canaries", "keep", "keep_days"))
     return reindex(arguments.corpus, collection, encoders, options, release, Report(**take("metrics_file", "webhook")))
@@ -193,7 +198,7 @@ def field_map(fields: list[str], metadata_fields: list[str], number_fields: list
 
 def _queries(encoder: Path, snapshot: Snapshot) -> Vectors:
     """Vectors of queries made of the snapshot's documents."""
-    reading = OnnxEncoder.load(encoder)
+    reading = load_encoder(encoder)
     snapshot.manifest.require_encoder(reading.spec)
     return encode_queries(reading, sample_queries(snapshot.documents))
 
@@ -209,7 +214,7 @@ def _diff(arguments: Namespace, collection: Collection) -> Iterator[str]:
     yield f"added: {_ids(new.documents, diff.added.tolist())}"
     yield f"changed: {_ids(new.documents, diff.changed.tolist())}"
     yield f"removed: {_ids(old.documents, diff.removed.tolist())}"
-    encoder = OnnxEncoder.load(arguments.query_encoder)
+    encoder = load_encoder(arguments.query_encoder)
     for snapshot in (old, new):
         snapshot.manifest.require_encoder(encoder.spec)
     queries = load_queries(arguments.queries) if arguments.queries else sample_queries(old.documents, DIFF_QUERIES)

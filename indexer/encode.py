@@ -16,7 +16,7 @@ from indexer.errors import BadBuild
 from indexer.store.documents import HASH_BYTES
 from indexer.store.shards import Embeddings, Shards
 from models.encoder.onnx import Vectors
-from models.encoder.spec import EncoderSpec, Precision, Side, Variant
+from models.encoder.spec import Computed, EncoderSpec, Side
 from models.encoder.tokenizer import Tokenizer
 from models.progress import Progress
 
@@ -32,7 +32,7 @@ class Encoder(Protocol):
     @property
     def spec(self) -> EncoderSpec: ...
     @property
-    def variant(self) -> Variant | Precision: ...
+    def variant(self) -> Computed: ...
     @property
     def fingerprint(self) -> str: ...
     @property

@@ -12,8 +12,8 @@ import sys
 import threading
 import time
 import urllib.request
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from http.client import HTTPException
 from importlib import import_module
@@ -25,6 +25,7 @@ from indexer.build import BuildOptions, BuildSummary, admitted, build
 from indexer.checks import check_canaries, encode_queries, load_queries, sample_queries
 from indexer.cluster import Cluster
 from indexer.corpus import listed
+from indexer.devices import DeviceEncoder, is_spread
 from indexer.encode import Encoder
 from indexer.errors import BadBuild, BadSnapshot, Blocked, Busy
 from indexer.store.canaries import keep_canaries, kept_canaries, load_canaries
@@ -32,8 +33,9 @@ from indexer.store.collection import Collection
 from indexer.store.manifest import Manifest
 from indexer.store.snapshot import Snapshot
 from indexer.versions import Measure, prune, publish, verify
+from models.encoder.address import AddressEncoder, load_encoder
 from models.encoder.onnx import OnnxEncoder, Vectors
-from models.encoder.spec import Precision, Side, Variant
+from models.encoder.spec import EncoderSpec, Precision, Side, Variant
 from models.encoder.tokenizer import has_graph
 
 # The share of the served documents that a new version may lack by default.
@@ -45,26 +47,41 @@ WEBHOOK_TIMEOUT_SECONDS = 10.0
 class Encoders:
     """The folder that reads documents, how it runs, and the folder that reads queries (None: the same).
 
-    ONNX Runtime runs a folder that has a graph, torch any other; a precision asks for torch. `ray` is the address of
-    the cluster that encodes the documents; None: this process does.
+    A server runs a folder that has an address, ONNX Runtime one that has a graph, torch any other; a precision asks for
+    torch. `devices` are names as `indexer.devices.parse_devices` gives them; none: by the encoder. `ray` is the address
+    of the cluster that encodes the documents; None: this machine does.
     """
 
     documents: Path
     variant: Variant | None = None
     queries: Path | None = None
     threads: int = 0
-    device: str | None = None
+    devices: tuple[str, ...] = ()
     precision: Precision | None = None
     token_budget: int | None = None
     ray: str | None = None
 
+    @property
+    def device(self) -> str | None:
+        return self.devices[0] if self.devices else None
+
+    def on(self, device: str) -> Encoder:
+        """Opens the encoder of documents on one device, as `indexer.devices.Open`."""
+        return replace(self, devices=(device,)).load()
+
     def load(self) -> Encoder:
+        if is_spread(self.devices):
+            if self.ray is not None:
+                raise BadBuild("--ray finds the devices of its nodes; give --device cpu or cuda, or leave it out")
+            return DeviceEncoder(self.devices, replace(self, documents=self.documents.absolute()).on)
         weights = any(self.documents.glob("*.safetensors"))
         by_torch = self.precision is not None or (weights and not has_graph(self.documents))
+        if EncoderSpec.load(self.documents).address is not None and (self.variant or self.device or self.precision):
+            raise BadBuild(f"{self.documents} is run by a server; leave --variant, --device and --precision out")
         if by_torch and self.variant is not None:
             raise BadBuild(f"--variant {self.variant}: {self.documents} is read by torch; leave it out, or --precision")
         if not by_torch:
-            return OnnxEncoder.load(self.documents, self.variant, device=self.device or "cpu", threads=self.threads)
+            return load_encoder(self.documents, self.variant, device=self.device or "cpu", threads=self.threads)
         try:  # by name: a build by ONNX graphs needs no torch
             packed = import_module("models.encoder.packed.encoder")
         except ModuleNotFoundError as error:
@@ -89,8 +106,8 @@ class Encoders:
 
     def load_queries(self, documents: Encoder) -> Encoder:
         """Opens the encoder of queries; raises BadBuild if it does not fit these documents."""
-        same = self.queries in (None, self.documents) and isinstance(documents, OnnxEncoder)
-        encoder = documents if same or not self.queries else OnnxEncoder.load(self.queries, threads=self.threads)
+        same = self.queries in (None, self.documents) and isinstance(documents, OnnxEncoder | AddressEncoder)
+        encoder = documents if same or not self.queries else load_encoder(self.queries, threads=self.threads)
         if Side.QUERY not in encoder.spec.sides:
             raise BadBuild(
                 f"{self.queries or self.documents} reads documents only; name its partner with --query-encoder"
@@ -172,7 +189,23 @@ def _run(
     """Returns the finished build, and how many old versions were removed."""
     with collection.sole_builder():
         pass  # raises Busy before two runs load their encoders into one memory
-    encoder = encoders.load()
+    with _closed_at_end(encoders.load()) as encoder:
+        return _run_by(encoder, corpus, collection, encoders, options, release)
+
+
+@contextmanager
+def _closed_at_end(encoder: Encoder) -> Iterator[Encoder]:
+    try:
+        yield encoder
+    finally:
+        if isinstance(encoder, DeviceEncoder):
+            encoder.close()
+
+
+def _run_by(
+    encoder: Encoder, corpus: Sequence[Path], collection: Collection, encoders: Encoders, options: BuildOptions,
+    release: Release,
+) -> tuple[BuildSummary, int]:  # fmt: skip
     # Everything that may not fit is checked before hours of work.
     if release.queries:
         options = replace(options, queries=tuple(load_queries(release.queries)))
@@ -188,6 +221,8 @@ def _run(
         _warn(f"no query encoder may search this version yet; {how}")
     if cluster := encoders.cluster(encoder):
         options = replace(options, encode=cluster.encode)
+    if isinstance(encoder, DeviceEncoder):
+        options = replace(options, encode=encoder.encode_shards)
     _announce(collection, encoder)
     summary = build(corpus, encoder, collection, options)
 

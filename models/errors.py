@@ -20,6 +20,20 @@ class BadEncoder(CareError):
     """An encoder folder that is incomplete, altered or does not describe itself correctly."""
 
 
+class EncoderMoved(BadEncoder):
+    """A server that no longer gives the vectors that it gave when its encoder folder was written."""
+
+
+class EncoderAway(CareError):
+    """A server that encodes does not answer, or takes no more for now; `expected_seconds`: when to try again."""
+
+    exit_code = 75  # sysexits' EX_TEMPFAIL: try again later
+
+    def __init__(self, message: str, expected_seconds: float = 0.0) -> None:
+        super().__init__(message)
+        self.expected_seconds = expected_seconds
+
+
 class OutOfDeviceMemory(CareError):
     """A device that cannot hold the activations of a single text."""
 

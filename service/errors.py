@@ -16,7 +16,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
 from indexer.errors import BadCollection, BadFilter, BadLog, BadQueries, BadSnapshot, DatabaseAway
-from models.errors import BadEncoder, CareError, SpaceMismatch, did_you_mean
+from models.errors import BadEncoder, CareError, EncoderAway, EncoderMoved, SpaceMismatch, did_you_mean
 
 RETRY_AFTER_SECONDS = 1
 SHOWN_NAME = 100  # characters of an unknown name that a message repeats
@@ -130,6 +130,8 @@ STATUS_AND_CODE: Mapping[type[CareError], tuple[int, str]] = {
     EngineFailed: (503, "engine_failed"),
     EngineAway: (503, "engine_away"),
     DatabaseAway: (503, "database_away"),
+    EncoderAway: (503, "encoder_away"),
+    EncoderMoved: (503, "encoder_moved"),
     FreshLimit: (409, "fresh_limit"),
     BadLog: (503, "bad_log"),
     NotKept: (503, "not_kept"),

@@ -74,7 +74,7 @@ async def run_parts(settings: Settings, metrics: Metrics, place: Place = ALONE) 
     alone = place.engine is None
     open_serving = partial(Serving.open, verify=settings.verify and alone, searched=alone)
     opening = Opening(
-        load, open_serving, batcher.prepare, Freshener(log, documents), searcher.probe, searcher.check_canaries
+        load, open_serving, batcher.prepare, Freshener(log, documents), searcher.admit, searcher.check_canaries
     )
     servings = Servings(settings, metrics, encoder, opening, place.tell_others)
     metrics.watch_queue(batcher.__len__)
@@ -89,6 +89,7 @@ async def run_parts(settings: Settings, metrics: Metrics, place: Place = ALONE) 
     finally:
         await batcher.close(settings.shutdown_seconds)
         await cache.close()
+        await embedder.close()
         if hyde is not None:
             await hyde.close()
 

@@ -48,6 +48,7 @@ class Settings(BaseSettings):
     start_seconds: float = setting(600.0, "Longest start of a worker or the engine; killed beyond it.", gt=0)
     host: str = setting("127.0.0.1", "Address to listen on.")
     port: int = setting(8000, "Port to listen on; 0 takes a free one.", ge=0, le=65535)
+    encoder_timeout_ms: int = setting(2000, "Longest wait for an encoder behind an address (503 beyond it).", ge=1)
     encoder_threads: int = setting(1, "Threads of one encoding; 0: one per core, for large encoders.", ge=0)
     threads: int = setting(0, "Threads of one large search; 0 means one per core.", ge=0)
 

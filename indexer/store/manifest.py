@@ -17,7 +17,7 @@ from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationErro
 from indexer.errors import BadSnapshot
 from indexer.store.files import replace_file
 from indexer.store.kinds import INDEX_FILE, IndexKind
-from models.encoder.spec import EncoderSpec, Precision, Variant, sha256_of
+from models.encoder.spec import Computed, EncoderSpec, sha256_of
 from models.errors import SpaceMismatch
 
 MANIFEST_FILE = "manifest.json"
@@ -38,10 +38,10 @@ class _Value(BaseModel):
 
 
 class DocumentEncoder(_Value):
-    """The encoder that read the documents, and the variant or precision that ran."""
+    """The encoder that read the documents, and the variant or precision that ran, or that it was a server."""
 
     fingerprint: str
-    variant: Variant | Precision
+    variant: Computed
 
 
 class Counts(_Value):

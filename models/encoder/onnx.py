@@ -12,7 +12,7 @@ import numpy as np
 import onnxruntime as ort
 from numpy.typing import NDArray
 
-from models.encoder.spec import EncoderSpec, Side, Variant, verify_file
+from models.encoder.spec import EncoderSpec, Side, Variant, verify_graph
 from models.encoder.tokenizer import Ids, TextReader, Tokenizer, Tokens, best_variant, open_tokenizer, pad
 from models.errors import BadEncoder
 
@@ -35,7 +35,7 @@ class OnnxEncoder(TextReader):
     def __init__(
         self, spec: EncoderSpec, variant: Variant, tokenizer: Tokenizer, session: ort.InferenceSession
     ) -> None:
-        super().__init__(spec, variant, tokenizer)
+        super().__init__(spec, variant, variant.filename, tokenizer)
         self._session = session
         self._inputs = {node.name for node in session.get_inputs()}
 
@@ -50,7 +50,7 @@ class OnnxEncoder(TextReader):
         # For a missing provider, ONNX Runtime would fall back to the CPU almost silently.
         if provider not in ort.get_available_providers():
             raise BadEncoder(f"device {device}: ONNX Runtime has no {provider} here; leave the device out")
-        graph = verify_file(folder, chosen.filename, spec)
+        graph = verify_graph(folder, chosen.filename, spec)
         tokenizer = open_tokenizer(folder, spec)
         options = ort.SessionOptions()
         options.intra_op_num_threads = threads

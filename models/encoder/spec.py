@@ -10,24 +10,34 @@ import json
 from collections.abc import Mapping
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
+from urllib.parse import urlsplit
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError, field_validator, model_validator
 
 from models.errors import BadEncoder
 
 SPEC_FILE = "encoder.json"
 TOKENIZER_FILE = "tokenizer.json"
+CANARIES_FILE = "canaries.json"
+DATA_SUFFIX = ".data"
+"""Of the file with the weights of a graph that is too large for one file."""
+NOT_IN_FINGERPRINT = {"parity", "sides", "checksums", "weights", "query_template", "address"}
 INSTRUCTION = "{instruction}"
 TEMPLATE = INSTRUCTION + "\nQuery: "
 
 
 class Pooling(StrEnum):
-    """Which hidden states become the embedding."""
+    """Which hidden states become the embedding. SERVER: an encoder behind an address, whose server decides."""
 
     CLS = "cls"
     EOS = "eos"
     MEAN = "mean"
+    SERVER = "server"
+
+
+POOLINGS = (Pooling.CLS, Pooling.EOS, Pooling.MEAN)
+"""Those that are computed here."""
 
 
 class Side(StrEnum):
@@ -55,6 +65,45 @@ class Precision(StrEnum):
     BF16 = "bf16"
     FP32 = "fp32"
     FP8 = "fp8"
+
+
+ADDRESS: Literal["address"] = "address"
+Computed = Variant | Precision | Literal["address"]
+"""What computes an encoder's vectors: a graph, torch in these numbers, or a server."""
+
+
+class Address(BaseModel):
+    """A server with OpenAI's embeddings API: `url` is the part before /embeddings, `model` its name for the encoder.
+
+    `key_variable` names the environment variable that holds the key; the key itself is in no file. The fields are added
+    to the body of requests for queries and for documents, for servers that tell the two apart.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    url: str
+    model: Annotated[str, Field(min_length=1)]
+    key_variable: str | None = None
+    query_fields: dict[str, JsonValue] = {}
+    document_fields: dict[str, JsonValue] = {}
+
+    @field_validator("url")
+    @classmethod
+    def _is_plain(cls, url: str) -> str:
+        parts = urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ValueError(f"{url!r} is not an address; write it as https://host/v1")
+        if parts.username or parts.password or parts.query or parts.fragment:
+            raise ValueError("the address must hold neither a key nor a query; name the key's variable instead")
+        return url.rstrip("/").removesuffix("/embeddings")
+
+    def fields(self, side: Side) -> dict[str, JsonValue]:
+        return self.query_fields if side is Side.QUERY else self.document_fields
+
+    @property
+    def tells_sides_apart(self) -> bool:
+        """Whether the server gives one text two vectors, as a query and as a document."""
+        return self.query_fields != self.document_fields
 
 
 class Parity(BaseModel):
@@ -88,6 +137,8 @@ class EncoderSpec(BaseModel):
     parity: dict[Variant, Parity] = {}
     weights: str | None = None
     """Names the trained weights that the folder's graphs were exported from."""
+    address: Address | None = None
+    """The server that computes the vectors; None: the folder holds weights."""
 
     @model_validator(mode="after")
     def _dim_fits(self) -> EncoderSpec:
@@ -95,6 +146,8 @@ class EncoderSpec(BaseModel):
             raise ValueError(f"dim {self.dim} is larger than native_dim {self.native_dim}")
         if INSTRUCTION not in self.query_template:
             raise ValueError(f"query_template {self.query_template!r} must hold {INSTRUCTION}")
+        if (self.address is None) == (self.pooling is Pooling.SERVER):
+            raise ValueError("pooling is server if the encoder has an address, and only then")
         return self
 
     @property
@@ -114,7 +167,9 @@ class EncoderSpec(BaseModel):
 
         `computed` says how, except for ONNX graphs. The query instruction counts only if documents are read as queries.
         """
-        facts = self.model_dump(mode="json", exclude={"parity", "sides", "checksums", "weights", "query_template"})
+        facts = self.model_dump(mode="json", exclude=NOT_IN_FINGERPRINT)
+        if self.address is not None:  # wherever the server runs
+            facts["model"], facts["fields"] = self.address.model, self.address.fields(self.document_side)
         if self.document_side is Side.DOCUMENT:
             facts["query_instruction"] = ""
         facts["files"] = [self.checksums.get(name) for name in (*weights, TOKENIZER_FILE)]
@@ -125,6 +180,8 @@ class EncoderSpec(BaseModel):
     @property
     def fingerprints(self) -> frozenset[str]:
         """Those of all graphs of the folder: one encoder, in whatever numbers it computes."""
+        if self.address is not None:
+            return frozenset({self.fingerprint(CANARIES_FILE)})
         return frozenset(self.fingerprint(each.filename) for each in Variant if each.filename in self.checksums)
 
     @property
@@ -134,7 +191,10 @@ class EncoderSpec(BaseModel):
         A snapshot lists those of the query encoders that may search it. They do not depend on instructions.
         """
         graphs = {variant.filename for variant in Variant}
-        trained = {name: value for name, value in self.checksums.items() if name not in (*graphs, TOKENIZER_FILE)}
+        data = {name + DATA_SUFFIX for name in graphs}
+        trained = {
+            name: value for name, value in self.checksums.items() if name not in (*graphs, *data, TOKENIZER_FILE)
+        }
         files = [value for name, value in self.checksums.items() if name in graphs]
         files += [name_of_weights(trained)] if trained else []
         files += [self.weights] if self.weights else []
@@ -142,14 +202,17 @@ class EncoderSpec(BaseModel):
         return frozenset(hashlib.sha256(json.dumps([file, *shared]).encode()).hexdigest()[:16] for file in files)
 
     def save(self, folder: Path) -> None:
-        text = json.dumps(self.model_dump(mode="json"), ensure_ascii=False, indent=2) + "\n"
+        fields = self.model_dump(mode="json", exclude=None if self.address else {"address"})
+        text = json.dumps(fields, ensure_ascii=False, indent=2) + "\n"
         (folder / SPEC_FILE).write_text(text, encoding="utf-8")
 
     @classmethod
     def load(cls, folder: Path) -> EncoderSpec:
         path = folder / SPEC_FILE
         if not path.is_file():
-            raise BadEncoder(f"{folder} is not an encoder folder: {SPEC_FILE} is missing (care export writes one)")
+            raise BadEncoder(
+                f"{folder} is not an encoder folder: {SPEC_FILE} is missing (care encoder import writes one)"
+            )
         try:
             return cls.model_validate_json(path.read_bytes())
         except ValidationError as error:
@@ -171,6 +234,13 @@ def name_of_weights(checksums: Mapping[str, str]) -> str:
 def sha256_of(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def verify_graph(folder: Path, name: str, spec: EncoderSpec) -> Path:
+    """As `verify_file`, of a graph and of the file with its weights, if it has one."""
+    if name + DATA_SUFFIX in spec.checksums:
+        verify_file(folder, name + DATA_SUFFIX, spec)
+    return verify_file(folder, name, spec)
 
 
 def verify_file(folder: Path, name: str, spec: EncoderSpec) -> Path:

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from models.encoder.onnx import OnnxEncoder, bulk_batches
-from models.encoder.spec import SPEC_FILE, EncoderSpec, Pooling, Precision, Side, Variant, sha256_of
+from models.encoder.spec import POOLINGS, SPEC_FILE, EncoderSpec, Pooling, Precision, Side, Variant, sha256_of
 from models.encoder.tokenizer import has_graph
 from models.errors import BadEncoder, CareError, SpaceMismatch
 from models.evaluation.cache import VectorCache, Vectors
@@ -83,6 +83,10 @@ def open_encoder(text: str) -> OpenEncoder:
     described = (folder / SPEC_FILE).is_file()
     if described and (POOLING in options or MAX_LENGTH in options):
         raise BadEncoder(f"{text}: the folder's {SPEC_FILE} says its {POOLING} and {MAX_LENGTH}; leave them out")
+    if described and EncoderSpec.load(folder).address is not None:
+        if options:
+            raise BadEncoder(f"{text}: the encoder is run by a server; leave the options out")
+        return _open_address(folder)
     device = _choice(options, DEVICE, DEVICES)
     if PRECISION in options:
         if DTYPE in options or VARIANT in options:
@@ -99,6 +103,18 @@ def open_encoder(text: str) -> OpenEncoder:
             f"{text}: there is no ONNX graph to choose from (a {DTYPE} asks for torch); leave {VARIANT} out"
         )
     return _open_torch(folder, options, device)
+
+
+def _open_address(folder: Path) -> OpenEncoder:
+    if (address := EncoderSpec.load(folder).address) is None or address.tells_sides_apart:
+        raise BadEncoder(
+            f"{folder}: the server is sent other fields for queries than for documents, which an evaluation cannot; "
+            "evaluate a service of it (--service)"
+        )
+    server = import_module("models.encoder.address").AddressEncoder.load(folder)  # loads an HTTP client
+    name = folder.resolve().name
+    encode = server.encode_prompts
+    return OpenEncoder(name, server.spec, server.fingerprint, None, lambda texts: encode(server.cut(texts), Side.QUERY))
 
 
 def _open_torch(folder: Path, options: dict[str, str], device: str) -> OpenEncoder:
@@ -137,7 +153,7 @@ def _open_packed(folder: Path, options: dict[str, str]) -> OpenEncoder:
 def _inferred(folder: Path, options: dict[str, str]) -> EncoderSpec:
     given: dict[str, Any] = {}
     if POOLING in options:
-        given[POOLING] = Pooling(_choice(options, POOLING, list(Pooling)))
+        given[POOLING] = Pooling(_choice(options, POOLING, list(POOLINGS)))
     if MAX_LENGTH in options:
         if not options[MAX_LENGTH].isdecimal():
             raise BadEncoder(f"{MAX_LENGTH}={options[MAX_LENGTH]} is not a whole number")

@@ -11,13 +11,14 @@ import json
 import os
 import subprocess
 import warnings
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
+from onnx import ModelProto, NodeProto, TensorProto, helper, load_model_from_string, numpy_helper
 from onnxruntime.transformers.onnx_model import OnnxModel
 from torch import Tensor, nn
 from transformers import PretrainedConfig, PreTrainedModel
@@ -162,7 +163,25 @@ class _Backbone(nn.Module):
 
 
 def export_backbone(backbone: PreTrainedModel, path: Path) -> None:
-    """Writes the fp32 graph input_ids, attention_mask (, token_type_ids) → last_hidden_state, any batch and length.
+    """Writes the fp32 graph input_ids, attention_mask (, token_type_ids) → last_hidden_state, any batch and length."""
+    _trace(backbone, str(path), weights=True)
+
+
+def trace_backbone(backbone: PreTrainedModel) -> tuple[ModelProto, dict[str, Tensor]]:
+    """The graph of `export_backbone` without its weights, and the weights by the names that its nodes use."""
+    file = BytesIO()
+    traced = _trace(backbone, file, weights=False)
+    model, state = load_model_from_string(file.getvalue()), traced.state_dict()
+    # Of equal weights only one is an input: the others are nodes that repeat it.
+    weights = {value.name: state[value.name] for value in model.graph.input if value.name in state}
+    inputs = [value for value in model.graph.input if value.name not in weights]
+    del model.graph.input[:]
+    model.graph.input.extend(inputs)
+    return model, weights
+
+
+def _trace(backbone: PreTrainedModel, target: Any, *, weights: bool) -> nn.Module:  # noqa: ANN401 - a path or a file
+    """Traces into a file. The module that is returned has the weights under the names of the graph.
 
     The tracing exporter with eager attention, because only its graphs get ONNX Runtime's Attention fusion. Token
     types are an input where the backbone has them: the embedding fusion looks for it, and the head removes it.
@@ -174,20 +193,24 @@ def export_backbone(backbone: PreTrainedModel, path: Path) -> None:
     examples = {"input_ids": ids, "attention_mask": mask}
     if "token_type_ids" in inspect.signature(backbone.forward).parameters:
         examples["token_type_ids"] = torch.zeros_like(ids)
+    traced = _Backbone(backbone, list(examples)).eval()
     with warnings.catch_warnings():
         # The tracer is deprecated in favour of one without Attention fusion, and remarks on every Python branch;
         # that no branch was frozen wrongly is for the parity check to see, which runs many lengths.
         warnings.simplefilter("ignore")
         torch.onnx.export(
-            _Backbone(backbone, list(examples)).eval(),
+            traced,
             tuple(examples.values()),
-            str(path),
+            target,
             input_names=list(examples),
             output_names=[HIDDEN],
             dynamic_axes={name: {0: "batch", 1: "sequence"} for name in (*examples, HIDDEN)},
             opset_version=OPSET,
             dynamo=False,
+            export_params=weights,
+            do_constant_folding=weights,  # without weights: it would transpose every one of them
         )
+    return traced
 
 
 PYTHON_VARIABLE = "CARE_OPTIMUM_PYTHON"

@@ -13,7 +13,7 @@ from __future__ import annotations
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
-from models.encoder.spec import Pooling, Variant
+from models.encoder.spec import POOLINGS, Pooling, Variant
 from models.package import positive
 
 
@@ -21,7 +21,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("source", type=Path, help="encoder folder, transformers folder, or a folder Optimum exported")
     parser.add_argument("target", type=Path, help="the encoder folder to write")
     parser.add_argument("--space", help="name of the embedding space (default: the source's own)")
-    parser.add_argument("--pooling", type=Pooling, choices=list(Pooling), help="default: what the source says")
+    parser.add_argument("--pooling", type=Pooling, choices=POOLINGS, help="default: what the source says")
     parser.add_argument("--dim", type=positive, help="keep the first DIM dimensions (default: all)")
     tokens = "tokens read of a text (default: 512 or what the source says)"
     parser.add_argument("--max-length", type=positive, help=tokens)

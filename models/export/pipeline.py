@@ -3,6 +3,8 @@
 backbone graph (Optimum | torch | given) ── head ──────────────→ model.onnx
                ├── fusions, fp16 (Optimum | ONNX Runtime) ─ head → model.fp16.onnx
                └── head ── slimming, smoothing, int8 (Optimum | ONNX Runtime) → model.int8.onnx
+
+Above 2 GiB `large` traces and writes each graph by itself, with its weights in a file beside it.
 """
 
 from __future__ import annotations
@@ -17,7 +19,17 @@ from pathlib import Path
 import onnx
 from onnx import ModelProto
 
-from models.encoder.spec import SPEC_FILE, TOKENIZER_FILE, EncoderSpec, Parity, Pooling, Variant, sha256_of
+from models.encoder.spec import (
+    DATA_SUFFIX,
+    SPEC_FILE,
+    TOKENIZER_FILE,
+    EncoderSpec,
+    Parity,
+    Pooling,
+    Variant,
+    sha256_of,
+)
+from models.encoder.torch import TorchEncoder
 from models.errors import ExportError
 from models.export import backbone as optimum_route
 from models.export import backbone as torch_route
@@ -25,12 +37,15 @@ from models.export import variants as fp16
 from models.export import variants as int8
 from models.export import variants as slim
 from models.export.backbone import append_head
+from models.export.large import write_large
 from models.export.parity import CHECK_TEXTS, FLOORS, Floor, Vectors, check_parity
 from models.export.source import Source, has_weights, open_source
 
 GRAPH = "model.onnx"
 # Files of a target that an export replaces; anything else there (a model card) stays.
-OWNED = ("*.onnx", "*.json")
+OWNED = ("*.onnx", f"*.onnx{DATA_SUFFIX}", "*.json")
+# fp16 comes last: it halves the weights of a large encoder in place.
+LARGE_ORDER = (Variant.FP32, Variant.INT8, Variant.FP16)
 
 
 class Backend(StrEnum):
@@ -76,11 +91,12 @@ def export(
         work, staged = Path(folder), Path(folder, "encoder")
         staged.mkdir()
         (staged / TOKENIZER_FILE).write_text(opened.tokenizer_json, encoding="utf-8")
-        made_by = {variant: maker.make(variant, staged / variant.filename, work) for variant in variants}
-        spec = _checked(staged, opened.spec, opened.reference(CHECK_TEXTS), variants, floors)
+        reference = opened.reference(CHECK_TEXTS)
+        order = sorted(variants, key=LARGE_ORDER.index) if opened.is_large else variants
+        made_by = {variant: maker.make(variant, staged / variant.filename, work) for variant in order}
+        spec = _checked(staged, opened.spec, reference, variants, floors)
         graphs = tuple(
-            Graph(variant, (staged / variant.filename).stat().st_size, spec.parity[variant], made_by[variant])
-            for variant in variants
+            Graph(variant, _size(staged, variant), spec.parity[variant], made_by[variant]) for variant in variants
         )
         _replace(staged, target, work)
     return ExportReport(target, spec, graphs)
@@ -89,6 +105,10 @@ def export(
 def _choose(backend: Backend, source: Source, given: Path | None) -> Path | None:
     """The Optimum interpreter to use, or None for torch and ONNX Runtime."""
     if backend is Backend.TORCH:
+        return None
+    if source.is_large:
+        if backend is Backend.OPTIMUM:
+            raise ExportError("an encoder above 2 GiB is exported by torch: leave --backend out")
         return None
     taken = source.config.model_type in optimum_route.EXPORTS
     python = optimum_route.find_python(given)
@@ -108,6 +128,9 @@ class _Maker:
 
     def make(self, variant: Variant, path: Path, work: Path) -> str:
         """Writes one graph and returns the names of the tools that made it."""
+        if isinstance(encoder := self._source.origin, TorchEncoder) and self._source.is_large:
+            write_large(encoder, variant, path)
+            return "torch"
         backbone, exporter = self._backbone(work)
         model, by = self._fuse(backbone, work) if variant is Variant.FP16 else (onnx.load(backbone), exporter)
         append_head(model, self._source.spec, self._source.projection())
@@ -163,13 +186,23 @@ def _checked(
     folder: Path, spec: EncoderSpec, reference: Vectors, variants: Sequence[Variant], floors: Mapping[Variant, Floor]
 ) -> EncoderSpec:
     """Writes `encoder.json` with checksums, measures each graph, and writes it again with what was measured."""
-    names = (TOKENIZER_FILE, *(variant.filename for variant in variants))
+    names = [TOKENIZER_FILE, *(path.name for variant in variants for path in _files(folder, variant))]
     spec = spec.model_copy(update={"checksums": {name: sha256_of(folder / name) for name in names}})
     spec.save(folder)
     parity = {variant: check_parity(folder, variant, reference, floors[variant]) for variant in variants}
     spec = spec.model_copy(update={"parity": parity})
     spec.save(folder)
     return spec
+
+
+def _files(folder: Path, variant: Variant) -> list[Path]:
+    """The graph, and the file with its weights if it has one."""
+    data = folder / (variant.filename + DATA_SUFFIX)
+    return [folder / variant.filename, *([data] if data.is_file() else [])]
+
+
+def _size(folder: Path, variant: Variant) -> int:
+    return sum(path.stat().st_size for path in _files(folder, variant))
 
 
 def _check_target(source: Path, target: Path) -> None:

@@ -26,7 +26,7 @@ from models.export.parity import Vectors
 
 WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
 GRAPHS = ("model.onnx", "onnx/model.onnx")
-# A protobuf file ends at 2 GiB; some of it is not weights.
+# A protobuf file ends at 2 GiB; some of it is not weights. Beyond it the weights lie in a file beside the graph.
 LARGEST_BYTES = 2**31 - 2**24
 
 
@@ -38,6 +38,13 @@ class Source:
     config: PretrainedConfig
     tokenizer_json: str
     origin: TorchEncoder | Path
+
+    @property
+    def is_large(self) -> bool:
+        """Whether the weights do not fit one ONNX file in fp32."""
+        if isinstance(self.origin, Path):
+            return False
+        return 4 * sum(parameter.numel() for parameter in self.origin.parameters()) > LARGEST_BYTES
 
     def tokenizer(self) -> Tokenizer:
         return Tokenizer.from_json(self.tokenizer_json, self.spec.max_length)
@@ -62,7 +69,6 @@ def open_source(folder: Path, overrides: Mapping[str, Any]) -> Source:
     if has_weights(folder):
         spec = _spec(folder, given)
         encoder = TorchEncoder.load(folder, spec)
-        _check_size(4 * sum(parameter.numel() for parameter in encoder.parameters()), folder)
         spec = spec.model_copy(update={"weights": _name_of_weights(folder)})
         return Source(spec, encoder.backbone.config, encoder.tokenizer_json, encoder)
     if graph is None:
@@ -71,7 +77,8 @@ def open_source(folder: Path, overrides: Mapping[str, Any]) -> Source:
         raise ExportError(f"{folder} was exported already: give the folder with its weights")
     spec, config = _spec(folder, given), read_config(folder)
     check_length(folder, config, spec.max_length)
-    _check_size(sum(path.stat().st_size for path in graph.parent.glob("*.onnx*")), folder)
+    if (size := sum(path.stat().st_size for path in graph.parent.glob("*.onnx*"))) > LARGEST_BYTES:
+        raise ExportError(f"{folder}: a graph of {size / 2**30:.1f} GiB is not read; give the folder with its weights")
     return Source(spec, config, read_tokenizer(folder, spec.pooling, config), graph)
 
 
@@ -95,14 +102,6 @@ def _spec(folder: Path, given: dict[str, Any]) -> EncoderSpec:
         return EncoderSpec.model_validate(spec.model_dump() | given)
     except ValidationError as error:
         raise ExportError(f"{folder}: {fault(error)}") from error
-
-
-def _check_size(size: int, folder: Path) -> None:
-    if size > LARGEST_BYTES:
-        raise ExportError(
-            f"{folder}: {size / 2**30:.1f} GiB in fp32 do not fit one ONNX file (2 GiB); "
-            "encoders of this size read documents, offline and in torch"
-        )
 
 
 def _graph_vectors(source: Source, graph: Path, texts: Sequence[str]) -> Vectors:

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import numpy as np
 import onnx
@@ -194,20 +195,24 @@ def _quantize_tables(model: ModelProto) -> None:
             continue
         rows, scales = f"{table.name}/rows", f"{table.name}/scales"
         if table.name not in done:
-            values = numpy_helper.to_array(table)
-            scale = np.maximum(np.abs(values).max(axis=1, keepdims=True) / 127, 1e-12).astype(np.float32)
-            quantised = np.round(values / scale).astype(np.int8)
+            quantised, scale = quantise_rows(numpy_helper.to_array(table))
             model.graph.initializer.extend(
                 [numpy_helper.from_array(quantised, rows), numpy_helper.from_array(scale, scales)]
             )
             done.add(table.name)
-        model.graph.node.extend(_gather_rows(node, rows, scales))
+        model.graph.node.extend(gather_rows(node, rows, scales))
     read = {name for node in model.graph.node for name in node.input}
     for name in done - read:
         model.graph.initializer.remove(tensors[name])
 
 
-def _gather_rows(node: NodeProto, rows: str, scales: str) -> list[NodeProto]:
+def quantise_rows(values: NDArray[Any]) -> tuple[NDArray[np.int8], Floats]:
+    """A table (rows, width) in int8, and the scale of each row (rows, 1)."""
+    scale = np.maximum(np.abs(values).max(axis=1, keepdims=True) / 127, 1e-12).astype(np.float32)
+    return np.round(values / scale).astype(np.int8), scale
+
+
+def gather_rows(node: NodeProto, rows: str, scales: str) -> list[NodeProto]:
     """Gathers int8 rows and their scales, and multiplies them."""
     ids, output = node.input[1], node.output[0]
     own, floats, factors = f"{output}/rows", f"{output}/floats", f"{output}/scales"

@@ -1,38 +1,57 @@
-"""Bring an encoder of your own: import a published checkpoint, look at a folder, compare two.
+"""Bring an encoder of your own: import a published checkpoint or a server, look at a folder, compare two.
 
 care encoder import Qwen/Qwen3-Embedding-0.6B my-encoder      a hub id, a folder with a checkpoint, a .gguf file
+care encoder import https://host/v1 my-encoder --model NAME   a server: vLLM, TEI, Infinity, Ollama, a cloud
 care encoder show my-encoder                                  what it is, and what it can do
 care encoder pair my-query-encoder my-encoder                 do they share an embedding space?
 care encoder router my-query-encoder my-encoder both          the pair as one folder for sentence-transformers
 
 An import works out pooling, prompts, dense layers, dimensions, length and tokenizer from what the checkpoint says of
 itself, compares its vectors with those of sentence-transformers or transformers, and writes nothing if they differ.
-Code that comes with a checkpoint is never run.
+Code that comes with a checkpoint is never run. Of a server it keeps the address, never the key, and vectors of a few
+texts, the canaries, by which another model at the same address is noticed.
 """
 
 from __future__ import annotations
 
+import json
 import sys
-from argparse import ArgumentParser, Namespace
+from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from pathlib import Path
+from typing import Any
 
-from models.encoder.spec import EncoderSpec, Pooling, Variant
+from models.encoder.spec import POOLINGS, TOKENIZER_FILE, EncoderSpec, Pooling, Variant
+from models.errors import BadEncoder
 from models.package import positive
+
+SCHEMES = ("http://", "https://")
 
 
 def add_arguments(parser: ArgumentParser) -> None:
     parts = parser.add_subparsers(dest="part", required=True, metavar="import | show | pair | router")
     own = parts.add_parser("import", help="make an encoder folder of a published checkpoint")
-    own.add_argument("source", help="transformers or sentence-transformers folder, .gguf file, or hub id")
+    own.add_argument(
+        "source",
+        help="transformers or sentence-transformers folder, .gguf file, hub id, or https://host/v1 of a server",
+    )
     own.add_argument("target", type=Path, help="the encoder folder to write")
     own.add_argument("--space", help="name of the embedding space (default: the checkpoint's name)")
-    own.add_argument("--pooling", type=Pooling, choices=list(Pooling), help="default: what the checkpoint says")
+    own.add_argument("--pooling", type=Pooling, choices=POOLINGS, help="default: what the checkpoint says")
     own.add_argument("--dim", type=positive, help="keep the first DIM dimensions (Matryoshka; default: all)")
     own.add_argument("--max-length", type=positive, help="tokens read of a text (default: at most 512)")
     own.add_argument(
         "--query-instruction", metavar="TEXT", help="put before queries (default: the checkpoint's prompt)"
     )
     own.add_argument("--document-instruction", metavar="TEXT", help="put before documents (default: likewise)")
+    server = own.add_argument_group("a server with OpenAI's embeddings API")
+    server.add_argument("--model", metavar="NAME", help="its name for the encoder")
+    server.add_argument("--api-key-env", metavar="VARIABLE", help="environment variable that holds its key")
+    server.add_argument(
+        "--tokenizer", type=Path, help="tokenizer.json that counts tokens where texts are cut (default: an estimate)"
+    )
+    fields = "a JSON object added to requests for %s, such as " + """'{"input_type": "%s"}'"""
+    server.add_argument("--query-fields", type=_fields, default={}, help=fields % ("queries", "query"))
+    server.add_argument("--document-fields", type=_fields, default={}, help=fields % ("documents", "document"))
     show = parts.add_parser("show", help="what a folder holds and can do")
     show.add_argument("folder", type=Path)
     pair = parts.add_parser("pair", help="whether two encoders share an embedding space")
@@ -48,7 +67,24 @@ def run(arguments: Namespace) -> None:
     {"import": _import, "show": _show, "pair": _pair, "router": _router}[arguments.part](arguments)
 
 
+def _fields(text: str) -> dict[str, Any]:
+    try:
+        fields = json.loads(text)
+    except ValueError:
+        fields = None
+    if not isinstance(fields, dict):
+        raise ArgumentTypeError(f"{text!r} is not a JSON object")
+    return fields
+
+
 def _import(arguments: Namespace) -> None:
+    if arguments.source.startswith(SCHEMES):
+        _import_address(arguments)
+        return
+    told = ("model", "api_key_env", "tokenizer", "query_fields", "document_fields")
+    for name in (name for name in told if getattr(arguments, name)):
+        flag = name.replace("_", "-")
+        raise BadEncoder(f"--{flag} is for a server; {arguments.source} is not an address (https://host/v1)")
     from models.importing.checkpoint import Given, import_encoder
 
     given = Given(
@@ -69,8 +105,39 @@ def _import(arguments: Namespace) -> None:
         _describe(made.folder, made.spec)
 
 
+def _import_address(arguments: Namespace) -> None:
+    from models.importing.address import MAX_LENGTH, Server, import_address
+
+    if arguments.pooling is not None:
+        raise BadEncoder("--pooling: a server pools by itself; leave it out")
+    if not arguments.model:
+        raise BadEncoder(f"{arguments.source}: name the encoder with --model; {arguments.source}/models may list them")
+    server = Server(
+        arguments.source,
+        arguments.model,
+        space=arguments.space,
+        key_variable=arguments.api_key_env,
+        dim=arguments.dim,
+        max_length=arguments.max_length or MAX_LENGTH,
+        query_instruction=arguments.query_instruction or "",
+        document_instruction=arguments.document_instruction or "",
+        query_fields=arguments.query_fields,
+        document_fields=arguments.document_fields,
+        tokenizer=arguments.tokenizer,
+    )
+    worst = import_address(server, arguments.target)
+    print(f"{arguments.target}: the canaries have a cosine of {worst:.6f} or more when they are asked for again")
+    _describe(arguments.target, EncoderSpec.load(arguments.target))
+
+
 def _show(arguments: Namespace) -> None:
-    _describe(arguments.folder, EncoderSpec.load(arguments.folder))
+    spec = EncoderSpec.load(arguments.folder)
+    _describe(arguments.folder, spec)
+    if spec.address is not None:
+        from models.encoder.address import AddressEncoder
+
+        worst = AddressEncoder.load(arguments.folder).check()
+        print(f"the server answers; the canaries have a cosine of {worst:.6f} or more")
 
 
 def _describe(folder: Path, spec: EncoderSpec) -> None:
@@ -82,6 +149,12 @@ def _describe(folder: Path, spec: EncoderSpec) -> None:
     for side in spec.sides:
         if spec.instruction(side):
             print(f"before a {side}: {spec.instruction(side)!r}")
+    if spec.address is not None:
+        print(f"run by {spec.address.url} as {spec.address.model}", end="")
+        print(f", with the key in {spec.address.key_variable}" if spec.address.key_variable else ", without a key")
+        counted = "its own tokenizer.json" if TOKENIZER_FILE in spec.checksums else "an estimate (--tokenizer: exactly)"
+        print(f"tokens are counted by {counted}")
+        print(f"index: care index build CORPUS --encoder {folder}   serve queries: care serve --encoder {folder}")
     graphs = [variant for variant in Variant if variant.filename in spec.checksums]
     weights = any(name.endswith(".safetensors") for name in spec.checksums)
     if weights:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
+from models.encoder.address import load_encoder
 from models.encoder.spec import EncoderSpec, Side, Variant
 from models.errors import SpaceMismatch
 from models.export.parity import CHECK_TEXTS
@@ -73,10 +74,8 @@ def compare(query: Path, document: Path) -> Comparison:
 
 
 def _encode(folder: Path, spec: EncoderSpec, side: Side) -> np.ndarray:
-    if any(variant.filename in spec.checksums for variant in Variant):
-        from models.encoder.onnx import OnnxEncoder
-
-        return OnnxEncoder.load(folder).encode(CHECK_TEXTS, side)
+    if spec.address is not None or any(variant.filename in spec.checksums for variant in Variant):
+        return load_encoder(folder).encode(CHECK_TEXTS, side)
     from models.encoder.torch import TorchEncoder
 
     return TorchEncoder.load(folder).encode(CHECK_TEXTS, side, batch_size=16)

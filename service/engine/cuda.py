@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from indexer.store.kinds import IndexKind
 from indexer.store.vectors import CardGraph, VectorIndex
-from models.encoder.spec import verify_file
+from models.encoder.spec import verify_graph
 from models.encoder.tokenizer import FlatIds, Ids, TextReader
 from service.engine.device import CpuVectors, Rows, Vectors, VectorSearch
 from service.errors import BadDevice
@@ -60,7 +60,7 @@ class Cuda:
 
     def load_encoder(self, folder: Path) -> BoundEncoder:
         reader = TextReader.open(folder, device="cuda")
-        graph = verify_file(folder, reader.variant.filename, reader.spec)
+        graph = verify_graph(folder, reader.weights, reader.spec)
         encoder = BoundEncoder(reader, open_session(graph), "cuda")
         # Twice: the first run of a shape records, the second replays.
         for queries, tokens in (*RECORDED, *RECORDED, *WARM_UP):

@@ -20,6 +20,7 @@ from indexer.store.collection import Database
 from indexer.store.snapshot import Snapshot
 from indexer.store.vectors import VectorIndex, limit_threads
 from models.encoder.onnx import OnnxEncoder, bulk_batches
+from models.encoder.spec import EncoderSpec
 from models.encoder.tokenizer import FlatIds, TextReader, pad_flat
 from service.breaker import Breaker
 from service.engine.jobs import DATABASE_AWAY
@@ -84,6 +85,25 @@ class CpuEncoder:
             own = np.concatenate([ids[starts[row] : starts[row] + lengths[row]] for row in rows])
             vectors[rows] = self._encoder.encode_padded(*pad_flat(own, lengths[rows]))
         return vectors
+
+
+class ServerEncoder:
+    """Stands for an encoder behind an address: its queries reach the engine with their vectors."""
+
+    def __init__(self, reader: TextReader) -> None:
+        self.reader = reader
+
+    def encode(self, ids: FlatIds, lengths: FlatIds) -> Vectors:
+        raise RuntimeError("a query of an encoder behind an address came without its vector")
+
+
+def open_encoder(device: Device, folder: Path) -> Encoder:
+    """Loads an encoder on the device; of one behind an address only what describes it."""
+    if EncoderSpec.load(folder).address is None:
+        return device.load_encoder(folder)
+    from models.encoder.address import AddressReader
+
+    return ServerEncoder(AddressReader.open(folder))
 
 
 class CpuVectors:

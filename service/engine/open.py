@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from models.encoder.spec import EncoderSpec
 from models.encoder.tokenizer import TextReader
 from service.engine.queue import Dispatcher, Limits
 from service.engine.remote.client import RemoteEngine
@@ -34,8 +35,12 @@ def limits_of(settings: Settings) -> Limits:
 
 # The functions below import what computes only if it is needed: a worker beside an engine process must not load it.
 def load_encoder(settings: Settings, socket: Path | None) -> TextReader:
-    """Loads the query encoder; only its tokenizer if an engine process computes behind `socket`."""
+    """Loads the query encoder; only its tokenizer if an engine process computes behind `socket`, or a server."""
     folder = require_query_encoder(settings.encoder)
+    if EncoderSpec.load(folder).address is not None:
+        from models.encoder.address import AddressReader
+
+        return AddressReader.open(folder)
     if socket is not None:
         return TextReader.open(folder, device=settings.device)
     from models.encoder.onnx import OnnxEncoder

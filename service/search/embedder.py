@@ -1,26 +1,43 @@
-"""Encodes texts into unit vectors through the engine: for /v1/embeddings, /v1/rerank, HyDE and posted documents."""
+"""Encodes texts into unit vectors: for /v1/embeddings, /v1/rerank, HyDE, posted documents, and queries of a server.
+
+The engine encodes, or the server of an encoder behind an address. Neither texts nor a server's messages are logged.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import logging
 from collections.abc import Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from time import monotonic
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from models.encoder.spec import Side
 from models.encoder.tokenizer import Tokens
-from service.engine.jobs import EncodeJob, Vector
+from models.errors import BadEncoder, EncoderAway, EncoderMoved
+from service.breaker import OPEN_SECONDS, Breaker
+from service.engine.jobs import EXPIRED, EncodeJob, Vector
 from service.engine.queue import ONLINE_JOBS
+from service.errors import DeadlineExceeded, EngineFailed
 from service.search.portions import PORTION, Deadline, Portions, Prepared, tokenise
 
 if TYPE_CHECKING:
+    from models.encoder.address import AddressReader, Prompt
     from service.cache.cache import Cache
     from service.engine.queue import Dispatcher
     from service.serving.serving import Serving
     from service.settings import Settings
+
+logger = logging.getLogger(__name__)
+
+SERVER = "the server that encodes"
+CONNECTIONS = 32
+REQUESTS_AT_ONCE = 4  # for the texts of one request
+CHECK_SECONDS = 600.0  # between two looks at the canaries of a server that keeps answering
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,11 +59,18 @@ class Embedder:
         self._settings = settings
         self._dispatcher = dispatcher
         self._cache = cache
+        self._servers: dict[str, EncoderServer] = {}
 
     async def embed(
-        self, serving: Serving, texts: Sequence[str], side: Side, *, deadline: Deadline, bulk: bool = False
-    ) -> Embeddings:
-        """Encodes any number of texts, as bulk if they are many; raises what the dispatcher raises."""
+        self, serving: Serving, texts: Sequence[str], side: Side, *, deadline: Deadline, bulk: bool = False,
+        cached: bool = True,
+    ) -> Embeddings:  # fmt: skip
+        """Encodes any number of texts, as bulk if they are many; raises what the dispatcher raises.
+
+        Of an encoder behind an address it raises EncoderAway, EncoderMoved and DeadlineExceeded.
+        """
+        if serving.encoder.spec.address is not None:
+            return await self._ask(cast("AddressReader", serving.encoder), texts, side, deadline, cached=cached)
         bulk = bulk or len(texts) > ONLINE_JOBS
         portions = Portions(
             self._dispatcher, serving, deadline, size=min(PORTION, self._settings.queue_limit), bulk=bulk
@@ -59,7 +83,7 @@ class Embedder:
             ids = [text.tokens for text in ready if text.tokens is not None]
             count += sum(map(len, ids))
             known: Sequence[Vector | None] = [None] * len(ids)
-            if side is Side.QUERY:
+            if side is Side.QUERY and cached:
                 known = await self._cache.get_embeddings(encoder, ids)
             return [
                 (None if vector is not None else EncodeJob(text.text, side, token), (token, vector))
@@ -71,10 +95,128 @@ class Embedder:
             async for (token, known), outcome in outcomes:
                 vector = known if outcome is None else outcome.vector
                 assert vector is not None  # it was cached, or the job was an EncodeJob
-                if outcome is not None and side is Side.QUERY:
+                if outcome is not None and side is Side.QUERY and cached:
                     self._cache.put_embedding(encoder, token, vector)
                 vectors.append(vector)
         return Embeddings(np.stack(vectors), count)
+
+    async def close(self) -> None:
+        for server in self._servers.values():
+            await server.close()
+
+    async def _ask(
+        self, encoder: AddressReader, texts: Sequence[str], side: Side, deadline: Deadline, *, cached: bool
+    ) -> Embeddings:
+        """Asks the encoder's server for the vectors that are not cached."""
+        server = self._servers.get(encoder.fingerprint)
+        if server is None:
+            server = EncoderServer(encoder, self._settings.encoder_timeout_ms / 1000)
+            self._servers[encoder.fingerprint] = server
+        prompts = await asyncio.to_thread(encoder.prompts, texts, side)
+        # Characters, because the server sees them; tokens may be an estimate.
+        keys = [Tokens([ord(character) for character in prompt.text], truncated=False) for prompt in prompts]
+        vectors: list[Vector | None] = [None] * len(texts)
+        cached = cached and side is Side.QUERY
+        if cached:
+            vectors = await self._cache.get_embeddings(encoder, keys)
+        missing = [place for place, vector in enumerate(vectors) if vector is None]
+        portions = [missing[start : start + PORTION] for start in range(0, len(missing), PORTION)]
+        for start in range(0, len(portions), REQUESTS_AT_ONCE):
+            window = portions[start : start + REQUESTS_AT_ONCE]
+            asked = [server.embed([prompts[place] for place in some], side, deadline) for some in window]
+            for some, found in zip(window, await asyncio.gather(*asked), strict=True):
+                for place, vector in zip(some, found, strict=True):
+                    vectors[place] = vector
+                    if cached:
+                        self._cache.put_embedding(encoder, keys[place], vector)
+        complete = [vector for vector in vectors if vector is not None]
+        return Embeddings(np.stack(complete), sum(prompt.tokens for prompt in prompts))
+
+
+class EncoderServer:
+    """Asks the server of one encoder, within a time limit, and looks at its canaries now and then.
+
+    They are asked for before the first text, after every failure, and every few minutes.
+    """
+
+    def __init__(self, encoder: AddressReader, timeout_seconds: float) -> None:
+        import httpx  # a service whose encoder is here needs none
+
+        self._encoder = encoder
+        self._timeout_seconds = timeout_seconds
+        limits = httpx.Limits(max_connections=CONNECTIONS, max_keepalive_connections=CONNECTIONS)
+        self._client = httpx.AsyncClient(headers=encoder.wire.headers(), timeout=None, limits=limits)
+        self._unreachable = httpx.RequestError
+        self._breaker = Breaker(SERVER)
+        self._checking = asyncio.Lock()
+        self._checked_at: float | None = None
+        self._trouble: EncoderAway | EncoderMoved = EncoderAway(f"{SERVER} does not answer")
+
+    async def embed(self, prompts: Sequence[Prompt], side: Side, deadline: Deadline) -> NDArray[np.float32]:
+        """Unit vectors (prompts, dim); raises EncoderAway, EncoderMoved, or DeadlineExceeded by the request's limit."""
+        left = deadline.seconds_left()
+        if not self._breaker.allows():
+            raise type(self._trouble)(str(self._trouble))
+        try:
+            async with asyncio.timeout(min(self._timeout_seconds, left)):
+                await self._check()
+                vectors = await self._post([prompt.text for prompt in prompts], side)
+        except TimeoutError:
+            if left < self._timeout_seconds:
+                raise DeadlineExceeded(EXPIRED) from None
+            limit = f"no answer within {1000 * self._timeout_seconds:.0f} ms (CARE_ENCODER_TIMEOUT_MS)"
+            raise self._fail(_away(limit, OPEN_SECONDS)) from None
+        except (EncoderAway, EncoderMoved) as error:
+            raise self._fail(error) from None
+        self._breaker.succeeded()
+        return vectors
+
+    async def close(self) -> None:
+        await self._client.aclose()
+
+    def _fail(self, error: EncoderAway | EncoderMoved) -> EncoderAway | EncoderMoved:
+        self._checked_at, self._trouble = None, error
+        self._breaker.failed(str(error))
+        return error
+
+    async def _check(self) -> None:
+        """Compares the canaries with those of the encoder folder, unless that was done a short while ago."""
+        async with self._checking:
+            now = monotonic()
+            if self._checked_at is not None and now - self._checked_at < CHECK_SECONDS:
+                return
+            canaries = self._encoder.canaries
+            for side in self._encoder.checked_sides:
+                # The first alone: a server that is away is asked once, not for each canary.
+                first = await self._post(canaries.texts[:1], side)
+                rest = await asyncio.gather(*(self._post([text], side) for text in canaries.texts[1:]))
+                canaries.require(np.concatenate([first, *rest]), side, SERVER)
+            self._checked_at = now
+
+    async def _post(self, prompts: Sequence[str], side: Side) -> NDArray[np.float32]:
+        from models.encoder.address import Refused
+
+        wire = self._encoder.wire
+        try:
+            response = await self._client.post(wire.route, json=wire.body(prompts, side))
+        except self._unreachable as error:
+            raise _away(type(error).__name__) from None
+        try:
+            return wire.vectors(response, len(prompts))
+        except EncoderMoved:
+            raise EncoderMoved(f"{SERVER} gives vectors of another dimension; run the model that it ran") from None
+        except EncoderAway as error:
+            raise _away(f"status {response.status_code}", error.expected_seconds) from None
+        except Refused:  # the fault of this text, not of the server
+            raise EngineFailed(f"{SERVER} refuses this text (status {response.status_code}); shorten it") from None
+        except BadEncoder:  # its message may repeat the query
+            problem = "an answer that is not usable" if response.is_success else f"status {response.status_code}"
+            raise _away(problem) from None
+
+
+def _away(reason: str, expected_seconds: float = 0.0) -> EncoderAway:
+    words = "mode lexical works without it"
+    return EncoderAway(f"{SERVER} does not answer as it should ({reason}); {words}", expected_seconds)
 
 
 def shorten(vectors: NDArray[np.float32], dimensions: int) -> NDArray[np.float32]:

@@ -43,7 +43,7 @@ Waiting = deque[tuple[Note, asyncio.Future[Outcome] | None]]
 
 @dataclass(frozen=True, slots=True)
 class ReadText:
-    """A text as far as the encoder reads it; without tokens for the lexical index alone."""
+    """A text as far as the encoder reads it; without tokens for the lexical index, and for a server that encodes."""
 
     text: str
     tokens: Tokens | None
@@ -69,7 +69,10 @@ async def tokenise(texts: Sequence[str], encoder: TextReader, side: Side) -> lis
         tokens = encoder.tokenize(words, side)
     else:
         tokens = await asyncio.to_thread(encoder.tokenize, words, side)
-    return [ReadText(a.text, b, a.truncated or b.truncated) for a, b in zip(short, tokens, strict=True)]
+    here = encoder.spec.address is None
+    return [
+        ReadText(a.text, b if here else None, a.truncated or b.truncated) for a, b in zip(short, tokens, strict=True)
+    ]
 
 
 class Deadline:

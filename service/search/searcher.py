@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ import orjson
 from indexer.errors import BadCollection
 from indexer.store.canaries import Canary, failures_of
 from models.encoder.spec import Side
-from models.errors import did_you_mean
+from models.errors import EncoderAway, did_you_mean
 from models.fusion import Mode
 from service.cache.keys import Kind
 from service.engine.jobs import Options, Outcome, SearchJob, Vector
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
     from service.search.hyde import Hyde
     from service.serving.serving import Serving
     from service.settings import Settings
+
+logger = logging.getLogger(__name__)
 
 LOOP_DOCUMENTS = 50_000  # that the event loop filters itself, because a thread would take longer
 HYDE_SHARE = 0.75  # of the time left, for imagining documents; the rest is for a search without them
@@ -70,17 +73,25 @@ class Searcher:
                 yield run.write(query, outcome) + b"\n"
         yield b'{"snapshot":%b,"timings_ms":%b}\n' % (orjson.dumps(serving.version), run.end().as_json())
 
-    async def probe(self, serving: Serving) -> None:
+    async def probe(self, serving: Serving, mode: Mode = Mode.HYBRID) -> None:
         """Sends a real query through encoder, both indexes and documents; raises NotReady if it is not answered."""
         timeout_ms = self.settings.probe_timeout_ms
-        run = _Run(self, serving, PROBE.model_copy(update={"timeout_ms": timeout_ms}), probe=True)
+        run = _Run(self, serving, PROBE.model_copy(update={"timeout_ms": timeout_ms, "mode": mode}), probe=True)
         try:
             async with asyncio.timeout(timeout_ms / 1000):
                 (result,) = await run.results(self.settings.max_answer_bytes)
         except (TimeoutError, DeadlineExceeded):
             raise NotReady(f"a query did not get through within {timeout_ms} ms") from None
-        if serving.documents and not orjson.loads(result)["hits"]:
+        if mode is Mode.HYBRID and serving.documents and not orjson.loads(result)["hits"]:
             raise NotReady(f"a query found nothing in snapshot {serving.version}")
+
+    async def admit(self, serving: Serving) -> None:
+        """As `probe`, for a snapshot that is to be served; by words alone while the encoder's server is away."""
+        try:
+            await self.probe(serving)
+        except EncoderAway as error:
+            logger.warning("snapshot %s is served by words alone for now: %s", serving.version, error)
+            await self.probe(serving, Mode.LEXICAL)
 
     async def check_canaries(self, serving: Serving, canaries: Sequence[Canary]) -> None:
         """Searches the canaries of the collection; raises BadCollection naming those that are not found."""
@@ -117,6 +128,7 @@ class _Run:
         self._cached = request.cache and shared.cache.enabled
         self._timings = Timings()
         self._began = perf_counter()
+        self._asked_seconds = 0.0
         settings, start = shared.settings, request.offset or 0
         shown = (frozenset(request.fields), request.passages, request.explain, request.min_score)
         self._view = View(*shown, start, start + request.top_k, request.facets)
@@ -240,13 +252,26 @@ class _Run:
         return jobs
 
     async def _vectors(self, texts: Sequence[ReadText]) -> Sequence[tuple[Vector | None, HydeStatus | None]]:
-        """Finds vectors that the engine need not encode: imagined by HyDE, or cached."""
+        """Finds vectors that the engine need not encode: imagined by HyDE, encoded by a server, or cached."""
         if self._request.hyde_documents:
-            return await self._imagine(texts)
+            return await self._ask_server(texts, await self._imagine(texts))
         tokens = [text.tokens for text in texts if text.tokens is not None]
         if not self._cached or not tokens:
-            return [(None, None)] * len(texts)
+            return await self._ask_server(texts, [(None, None)] * len(texts))
         return [(vector, None) for vector in await self._shared.cache.get_embeddings(self._serving.encoder, tokens)]
+
+    async def _ask_server(
+        self, texts: Sequence[ReadText], found: Sequence[tuple[Vector | None, HydeStatus | None]]
+    ) -> Sequence[tuple[Vector | None, HydeStatus | None]]:
+        """Fills in the vectors that are missing if the encoder is behind an address."""
+        missing = [text.text for text, (vector, _) in zip(texts, found, strict=True) if vector is None]
+        is_dense = self._options.mode is not Mode.LEXICAL
+        if self._serving.encoder.spec.address is None or not missing or not is_dense:
+            return found
+        began = perf_counter()
+        asked = iter(await self._embed(missing, Side.QUERY))
+        self._asked_seconds += perf_counter() - began
+        return [(next(asked) if vector is None else vector, hyde) for vector, hyde in found]
 
     async def _imagine(self, texts: Sequence[ReadText]) -> Sequence[tuple[Vector | None, HydeStatus | None]]:
         hyde = self._shared.hyde
@@ -267,8 +292,9 @@ class _Run:
         return blended
 
     async def _embed(self, texts: Sequence[str], side: Side) -> Sequence[Vector]:
-        embed, deadline = self._shared.embedder.embed, self._portions.deadline
-        return list((await embed(self._serving, texts, side, bulk=self._request.bulk, deadline=deadline)).vectors)
+        embed, deadline, bulk = self._shared.embedder.embed, self._portions.deadline, self._request.bulk
+        embedded = await embed(self._serving, texts, side, bulk=bulk, deadline=deadline, cached=self._request.cache)
+        return list(embedded.vectors)
 
     def write(self, query: _Query | bytes, outcome: Outcome | None) -> bytes:
         """Fetches the documents of a ranking, writes them as JSON, and caches result and embedding."""
@@ -288,6 +314,7 @@ class _Run:
     def end(self) -> Timings:
         """Counts the request once its last result is written, and returns the time of its stages."""
         self._timings.add_engine(self._portions.waited_seconds, self._portions.batches)
+        self._timings.encode += self._asked_seconds
         self._timings.total = perf_counter() - self._began
         self._shared.metrics.search(len(self._request.queries), self._timings)
         return self._timings

@@ -130,5 +130,5 @@ def require_query_encoder(folder: Path) -> Path:
 def is_same_function(folder: Path, encoder: TextReader) -> bool:
     """Whether the folder still holds the encoder that was loaded from it."""
     spec = EncoderSpec.load(folder)
-    same_weights = spec.fingerprint(encoder.variant.filename) == encoder.fingerprint
+    same_weights = spec.fingerprint(encoder.weights) == encoder.fingerprint
     return same_weights and spec.query_instruction == encoder.spec.query_instruction

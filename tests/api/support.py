@@ -123,8 +123,8 @@ def copy_collection(built: Built, root: Path) -> Built:
 def make_settings(built: Built, **values: object) -> Settings:
     """With patience for a busy machine, where a test is not about patience."""
     patient = {"timeout_ms": PATIENCE_MS, "max_wait_ms": PATIENCE_MS, "probe_timeout_ms": PATIENCE_MS}
-    known = {"admin_token": TOKEN, "allowed_hosts": "care"}
-    return Settings(collection=built.root, encoder=ENCODER, **(patient | known | values))  # type: ignore[arg-type]
+    known = {"admin_token": TOKEN, "allowed_hosts": "care", "encoder": ENCODER}
+    return Settings(collection=built.root, **(patient | known | values))  # type: ignore[arg-type]
 
 
 @contextlib.asynccontextmanager

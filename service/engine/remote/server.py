@@ -18,13 +18,15 @@ from functools import partial
 from time import monotonic, perf_counter
 from typing import Any, Protocol, cast
 
+import numpy as np
+
 from indexer.errors import DatabaseAway
 from indexer.store.collection import Collection
 from models.encoder.spec import Side
 from models.encoder.tokenizer import flatten
 from models.errors import BadEncoder, CareError
 from service.engine.compute import OpenServing, compute_batch
-from service.engine.device import Device, searched_by
+from service.engine.device import Device, open_encoder, searched_by
 from service.engine.jobs import Request, Response, Status
 from service.engine.queue import SLICE_SECONDS, CostModel, Lanes, Limits, OnBatch
 from service.engine.remote import frames
@@ -57,7 +59,7 @@ class OpenServings:
         self._device = device
         self._opener = ThreadPoolExecutor(1, "care-open")
         self._open_vectors = searched_by(device, settings.database)
-        self._encoder = device.load_encoder(require_query_encoder(settings.encoder))
+        self._encoder = open_encoder(device, require_query_encoder(settings.encoder))
         self._held: dict[int, OpenServing] = {}
         self._handles = 0
 
@@ -100,7 +102,7 @@ class OpenServings:
     def _open(self, version: str, fingerprint: str) -> OpenServing:
         settings, encoder = self._settings, self._encoder
         if encoder.reader.fingerprint != fingerprint:
-            encoder = self._device.load_encoder(require_query_encoder(settings.encoder))
+            encoder = open_encoder(self._device, require_query_encoder(settings.encoder))
         if encoder.reader.fingerprint != fingerprint:
             raise BadEncoder(f"{settings.encoder} changed while it was opened; reload once more")
         folder = Collection(settings.collection).folder(version)
@@ -247,8 +249,11 @@ class EngineServer:
         if held is None:
             connection.send(frames.write_response(Response(number, Status.DONE)))
             return
-        ids, lengths = flatten(held.encoder.reader.tokenize([CHECK_QUERY], Side.QUERY))
-        request = Request(number, held.handle, k=1, ids=ids, lengths=lengths)
+        reader, request = held.encoder.reader, Request(number, held.handle, k=1)
+        if reader.spec.address is None:
+            request.ids, request.lengths = flatten(reader.tokenize([CHECK_QUERY], Side.QUERY))
+        else:  # any vector: the encoder's server is not this process's concern
+            request.vectors = np.eye(1, reader.spec.dim, dtype=np.float32)
         self._lanes.add([QueuedRequest(connection, request, held)], first=True)
 
     def _open(self, connection: Connection, number: int, facts: object) -> None:

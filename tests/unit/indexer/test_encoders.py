@@ -39,14 +39,14 @@ def corpus(tmp_path: Path) -> Path:
 
 def test_a_graph_is_read_by_onnx_runtime_and_weights_alone_by_torch(folder: Path) -> None:
     assert isinstance(Encoders(BUNDLED, threads=1).load(), OnnxEncoder)
-    assert isinstance(Encoders(folder, device="cpu").load(), PackedEncoder)
+    assert isinstance(Encoders(folder, devices=("cpu",)).load(), PackedEncoder)
 
 
 def test_torch_wants_weights_and_no_variant(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(BadBuild, match="--variant int8"):
         Encoders(folder, Variant.INT8).load()
     with pytest.raises(BadEncoder, match="no safetensors weights"):
-        Encoders(BUNDLED, precision=Precision.BF16, device="cpu").load()
+        Encoders(BUNDLED, precision=Precision.BF16, devices=("cpu",)).load()
     with pytest.raises(BadEncoder, match="is not an encoder folder"):
         Encoders(tmp_path / "nowhere").load()
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 
-from models.encoder.spec import EncoderSpec, Pooling
+from models.encoder.spec import POOLINGS, EncoderSpec, Pooling
 from models.encoder.torch import Projection, embed, finish
 from models.errors import ExportError
 from models.export.backbone import append_head
@@ -68,7 +68,7 @@ RIGHT = np.array([[1, 1, 1, 1, 0], [1, 0, 0, 0, 0], [1, 1, 1, 1, 1]])
 LEFT = RIGHT[:, ::-1].copy()
 
 
-@pytest.mark.parametrize("pooling", list(Pooling))
+@pytest.mark.parametrize("pooling", POOLINGS)
 @pytest.mark.parametrize("mask", [RIGHT, LEFT], ids=["right", "left"])
 @pytest.mark.parametrize("normalize", [True, False])
 def test_the_head_is_torch_s(pooling: Pooling, mask: np.ndarray, normalize: bool) -> None:
@@ -101,7 +101,7 @@ def test_token_types_are_zero_and_positions_count_the_mask() -> None:
         np.testing.assert_allclose(run(model, IDS, mask), expected, atol=1e-6)
 
 
-@pytest.mark.parametrize("pooling", list(Pooling))
+@pytest.mark.parametrize("pooling", POOLINGS)
 def test_half_precision_states_give_float32_embeddings(pooling: Pooling) -> None:
     spec = tiny_spec("bert", pooling)
     vectors = run(with_head(table_backbone(kind=TensorProto.FLOAT16), spec), IDS, RIGHT)

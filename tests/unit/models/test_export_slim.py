@@ -12,7 +12,7 @@ import torch
 from onnx import ModelProto, NodeProto, helper, numpy_helper
 from transformers import RobertaConfig, RobertaModel
 
-from models.encoder.spec import Pooling
+from models.encoder.spec import POOLINGS, Pooling
 from models.encoder.tokenizer import pad
 from models.encoder.torch import TorchEncoder
 from models.export import variants as int8
@@ -57,7 +57,7 @@ def makers(model: ModelProto) -> dict[str, NodeProto]:
     return {name: node for node in model.graph.node for name in node.output}
 
 
-@pytest.mark.parametrize("pooling", list(Pooling))
+@pytest.mark.parametrize("pooling", POOLINGS)
 @pytest.mark.parametrize("architecture", ["bert", "roberta", "xlm-roberta"])
 def test_the_function_stays_the_same(architecture: str, pooling: Pooling, tmp_path: Path) -> None:
     encoder = encoder_of(architecture, pooling)

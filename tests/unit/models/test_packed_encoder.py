@@ -15,7 +15,7 @@ from models.encoder.packed.encoder import CHUNK_TEXTS, Item, PackedEncoder, batc
 from models.encoder.packed.kernels import SHORT_TOKENS, Packed
 from models.encoder.packed.model import PackedModel
 from models.encoder.packed.weights import Weights, read_weights
-from models.encoder.spec import EncoderSpec, Pooling, Precision, Side, sha256_of
+from models.encoder.spec import POOLINGS, EncoderSpec, Pooling, Precision, Side, sha256_of
 from models.encoder.tokenizer import Tokens
 from models.encoder.torch import Projection, TorchEncoder, weight_files
 from models.errors import BadEncoder, OutOfDeviceMemory
@@ -148,7 +148,7 @@ def test_a_folder_is_opened_verified_and_named_by_its_precision(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("architecture", ["bert", "qwen3"])
-@pytest.mark.parametrize("pooling", list(Pooling))
+@pytest.mark.parametrize("pooling", POOLINGS)
 @pytest.mark.parametrize("tanh", [None, False, True])
 def test_any_pooling_and_a_dense_layer_give_torch_s_vectors(
     architecture: str, pooling: Pooling, tanh: bool | None, tmp_path: Path

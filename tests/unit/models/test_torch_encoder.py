@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from models.encoder.spec import EncoderSpec, Pooling, Side, sha256_of
+from models.encoder.spec import POOLINGS, EncoderSpec, Pooling, Side, sha256_of
 from models.encoder.tokenizer import pad
 from models.encoder.torch import TorchEncoder, embed, pool
 from models.errors import BadEncoder
@@ -28,7 +28,7 @@ def naive_pool(hidden: np.ndarray, mask: np.ndarray, pooling: Pooling) -> np.nda
     return np.stack(rows)
 
 
-@pytest.mark.parametrize("pooling", list(Pooling))
+@pytest.mark.parametrize("pooling", POOLINGS)
 @pytest.mark.parametrize("side", ["right", "left"])
 def test_pooling_is_the_naive_loop(pooling: Pooling, side: str) -> None:
     hidden = torch.randn(5, 7, 4, generator=torch.Generator().manual_seed(1))

@@ -1,0 +1,205 @@
+"""Encodes on several devices of this machine without Ray: one process with an encoder for each.
+
+The shards are the same lists of texts that one device would encode, so the vectors are the same. This process holds no
+weights meanwhile; if it must encode later, queries say, the others have ended.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from importlib import import_module
+from multiprocessing import get_context
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+
+from indexer.encode import Encoder, encode_shard
+from indexer.errors import BadBuild
+from indexer.store.shards import Shards
+from models.encoder.onnx import Vectors
+from models.encoder.spec import Computed, EncoderSpec, Side
+from models.encoder.tokenizer import Tokenizer
+from models.errors import CareError
+
+ALL, CPU, CUDA = "all", "cpu", "cuda"
+NAMES = re.compile(r"cpu|cuda(:\d+)?")
+VISIBLE = "CUDA_VISIBLE_DEVICES"
+CARDS = Path("/proc/driver/nvidia/gpus")
+END_SECONDS = 10.0
+
+Open = Callable[[str], Encoder]
+"""Opens the encoder on cpu or cuda."""
+
+
+def parse_devices(text: str) -> tuple[str, ...]:
+    """`cpu`, `cuda`, `cuda:1`, several of them with commas, or `all` cards; raises BadBuild."""
+    names = tuple(f"{CUDA}:{number}" for number in range(_count_cards())) if text == ALL else tuple(text.split(","))
+    if text == ALL and not names:
+        raise BadBuild("--device all: no graphics card is seen here; leave it out to encode on the CPU")
+    for name in names:
+        if not NAMES.fullmatch(name):
+            raise BadBuild(f"--device {text}: give cpu, cuda, cuda:N, several with commas, or {ALL}")
+    return names
+
+
+def _count_cards() -> int:
+    if (visible := os.environ.get(VISIBLE)) is not None:
+        return len(list(filter(None, visible.split(","))))
+    try:
+        return int(import_module("torch").cuda.device_count())
+    except ModuleNotFoundError:  # an environment for ONNX Runtime alone
+        return len(list(CARDS.glob("*")))
+
+
+def is_spread(devices: Sequence[str]) -> bool:
+    """Whether the devices need processes of their own: several, or a certain card."""
+    return len(devices) > 1 or any(":" in name for name in devices)
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What a build must know of an encoder that another process holds."""
+
+    spec: EncoderSpec
+    variant: Computed
+    fingerprint: str
+    tokenizer: Tokenizer
+    bulk_texts: int
+
+
+class DeviceEncoder:
+    """An encoder (`indexer.encode.Encoder`) in one process for each device; `close` ends them."""
+
+    def __init__(self, devices: Sequence[str], open_encoder: Open) -> None:
+        """Starts the processes and returns when all have opened the encoder; raises BadBuild."""
+        self._devices = devices
+        self._open = open_encoder
+        self._here: Encoder | None = None
+        self._processes = []
+        self._connections: dict[Connection, str] = {}
+        context = get_context("spawn")
+        try:
+            for device in devices:
+                here, there = context.Pipe()
+                process = context.Process(target=_work, args=(there, device, open_encoder), daemon=True)
+                process.start()
+                there.close()
+                self._processes.append(process)
+                self._connections[here] = device
+            facts = [self._receive(connection) for connection in self._connections]
+            others = [device for device, own in zip(devices, facts, strict=True) if _name(own) != _name(facts[0])]
+            if others:
+                raise BadBuild(f"{others[0]} computes in other numbers than {devices[0]}; name devices of one kind")
+        except BaseException:
+            self.close()
+            raise
+        first = facts[0]
+        assert isinstance(first, Facts)
+        self.spec, self.variant, self.fingerprint = first.spec, first.variant, first.fingerprint
+        self.tokenizer, self.bulk_texts = first.tokenizer, first.bulk_texts
+
+    def encode(self, texts: Sequence[str], side: Side) -> Vectors:
+        """Encodes in this process, on the first device."""
+        self.close()
+        if self._here is None:
+            self._here = _open_on(self._devices[0], self._open)
+        return self._here.encode(texts, side)
+
+    def encode_shards(self, shards: Iterable[list[str]], encoder: Encoder, place: Shards) -> Iterator[int]:
+        """As `indexer.encode.EncodeShards`; shards are finished in any order, and the processes end with the last."""
+        waiting, idle, busy = iter(shards), list(self._connections), dict[Connection, int]()
+        with ThreadPoolExecutor(1, "reader") as reader:
+            ahead = reader.submit(next, waiting, None)
+            try:
+                while True:
+                    while idle and (texts := ahead.result()) is not None:
+                        ahead = reader.submit(next, waiting, None)
+                        connection = idle.pop()
+                        self._send(connection, (texts, place))
+                        busy[connection] = len(texts)
+                    if not busy:
+                        return
+                    for ready in wait(list(busy)):
+                        assert isinstance(ready, Connection)
+                        self._receive(ready)
+                        idle.append(ready)
+                        yield busy.pop(ready)
+            finally:
+                self.close()
+
+    def close(self) -> None:
+        """Ends the processes at once; what they have written stays."""
+        for process in self._processes:
+            process.terminate()
+        for process in self._processes:
+            process.join(END_SECONDS)
+        for connection in self._connections:
+            connection.close()
+        self._processes, self._connections = [], {}
+
+    def _send(self, connection: Connection, work: tuple[list[str], Shards]) -> None:
+        try:
+            connection.send(work)
+        except OSError:
+            raise self._died(connection) from None
+
+    def _receive(self, connection: Connection) -> object:
+        """What a process answers; raises BadBuild if it failed or died."""
+        try:
+            answer = connection.recv()
+        except (EOFError, OSError):
+            raise self._died(connection) from None
+        if isinstance(answer, _Problem):
+            raise BadBuild(f"{self._connections[connection]}: {answer.reason}")
+        return answer
+
+    def _died(self, connection: Connection) -> BadBuild:
+        reason = "its process died, perhaps for want of memory"
+        return BadBuild(
+            f"{self._connections[connection]}: {reason}; run the same command again: what is encoded is kept"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Problem:
+    reason: str
+
+
+def _name(answer: object) -> str:
+    assert isinstance(answer, Facts)
+    return answer.fingerprint
+
+
+def _work(connection: Connection, device: str, open_encoder: Open) -> None:
+    """A device's process: opens the encoder, then shards of texts in and names of written shards out."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal sends it to all; the build ends its processes
+    try:
+        encoder = _open_on(device, open_encoder)
+        facts = Facts(encoder.spec, encoder.variant, encoder.fingerprint, encoder.tokenizer, encoder.bulk_texts)
+        connection.send(facts)
+        while True:
+            texts, place = connection.recv()
+            connection.send(encode_shard(texts, encoder, place))
+    except EOFError:  # the build has ended
+        return
+    except CareError as error:
+        connection.send(_Problem(str(error)))
+    except Exception as error:
+        traceback.print_exc()
+        connection.send(_Problem(f"{type(error).__name__}: {error}"))
+
+
+def _open_on(device: str, open_encoder: Open) -> Encoder:
+    """Opens the encoder on a device; a process that is given a card sees no other."""
+    kind, _, number = device.partition(":")
+    if number:
+        visible = list(filter(None, os.environ.get(VISIBLE, "").split(",")))
+        if visible and int(number) >= len(visible):
+            raise BadBuild(f"{VISIBLE} shows {len(visible)} cards; name one from {CUDA}:0 on")
+        os.environ[VISIBLE] = visible[int(number)] if visible else number
+    return open_encoder(kind)

@@ -1,0 +1,46 @@
+"""Opens encoders in the processes of several devices: one that counts, and one that takes its process with it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from models.encoder.onnx import Vectors
+from models.encoder.spec import Side
+from models.errors import BadEncoder
+from tests.support.fast_encoder import FastEncoder
+
+DEADLY = "第33种"
+
+
+class Noting(FastEncoder):
+    """Leaves a file named by its process and device in `folder` for every shard."""
+
+    def __init__(self, folder: Path, device: str, *, deadly: bool) -> None:
+        super().__init__(swayed=True)
+        self._folder, self._device, self._deadly = folder, device, deadly
+
+    def encode(self, texts: Sequence[str], side: Side) -> Vectors:
+        if self._deadly and any(text.startswith(DEADLY) for text in texts):
+            os._exit(9)
+        vectors = super().encode(texts, side)
+        card = os.environ.get("CUDA_VISIBLE_DEVICES", "none")
+        (self._folder / f"{os.getpid()}-{self._device}-{card}-{len(list(self._folder.iterdir()))}").touch()
+        return vectors
+
+
+def open_noting(folder: Path, device: str) -> Noting:
+    return Noting(folder, device, deadly=False)
+
+
+def open_deadly(folder: Path, device: str) -> Noting:
+    return Noting(folder, device, deadly=True)
+
+
+def open_nothing(device: str) -> FastEncoder:
+    raise BadEncoder("there are no weights here")
+
+
+def open_another(device: str) -> FastEncoder:
+    return FastEncoder(f"fast on {device}")
