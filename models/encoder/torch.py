@@ -112,7 +112,7 @@ class TorchEncoder(nn.Module):
         check_length(folder, config, spec.max_length)
         backbone = _load_backbone(folder, config, dtype, strict=own is not None)
         if (folder / ADAPTER_FOLDER).is_dir():
-            backbone = _merge(backbone, folder / ADAPTER_FOLDER)
+            backbone = merge_adapter(backbone, folder / ADAPTER_FOLDER)
         return cls(backbone, spec, read_tokenizer(folder, spec.pooling, config), projection).eval()
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
@@ -244,7 +244,8 @@ def _load_backbone(folder: Path, config: PretrainedConfig, dtype: torch.dtype, *
     return backbone
 
 
-def _merge(backbone: PreTrainedModel, adapter: Path) -> PreTrainedModel:
+def merge_adapter(backbone: PreTrainedModel, adapter: Path) -> PreTrainedModel:
+    """The backbone with a LoRA adapter in its weights."""
     from peft import PeftModel
 
     try:

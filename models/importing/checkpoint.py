@@ -23,7 +23,7 @@ from transformers import PretrainedConfig
 from models.encoder.folder import CONFIG_FILE, infer_spec, read_config
 from models.encoder.gguf import unpack_gguf
 from models.encoder.spec import SPEC_FILE, EncoderSpec, Pooling, Side
-from models.encoder.torch import TorchEncoder
+from models.encoder.torch import PROJECTION_FILE, Projection, TorchEncoder, merge_adapter
 from models.errors import BadEncoder, ParityError
 from models.export.parity import CHECK_TEXTS
 
@@ -47,6 +47,8 @@ class Given:
     max_length: int | None = None
     query_instruction: str | None = None
     document_instruction: str | None = None
+    adapter: Path | None = None
+    """What `care train` wrote beside an encoder that it trained by LoRA; its encoder.json says how it is used."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,8 +90,8 @@ def _import_one(source: Path, staged: Path, final: Path, given: Given, space: st
     spec = infer_spec(
         source, space=space, pooling=given.pooling, dim=given.dim, max_length=given.max_length, sides=sides
     )
-    told = {"query_instruction": given.query_instruction, "document_instruction": given.document_instruction}
-    spec = spec.model_copy(update={name: value for name, value in told.items() if value is not None})
+    names = ("query_instruction", "document_instruction")
+    spec = spec.model_copy(update={name: value for name in names if (value := getattr(given, name)) is not None})
     encoder = TorchEncoder.load(source, spec, dtype=_dtype(config))
     staged.mkdir(parents=True)
     encoder.save(staged)
@@ -108,6 +110,8 @@ def _import_one(source: Path, staged: Path, final: Path, given: Given, space: st
             f"{source}: vectors differ from {reference}'s (cosine {mean:.5f} on average, {worst:.5f} at worst, floor "
             f"{FLOOR}); check --pooling, --query-instruction and --document-instruction against the model's card"
         )
+    if given.adapter is not None:
+        _adapt(staged, given.adapter, given)
     return Imported(
         folder=final,
         spec=EncoderSpec.load(staged),
@@ -118,6 +122,20 @@ def _import_one(source: Path, staged: Path, final: Path, given: Given, space: st
         worst=worst,
         texts_per_second=len(CHECK_TEXTS) * len(distinct) / seconds,
     )
+
+
+def _adapt(staged: Path, adapter: Path, given: Given) -> None:
+    """Turns the imported checkpoint into the encoder that was trained from it."""
+    own = EncoderSpec.load(adapter)
+    names = ("space", "dim", "max_length", "query_instruction", "document_instruction")
+    own = own.model_copy(update={name: value for name in names if (value := getattr(given, name)) is not None})
+    base = TorchEncoder.load(staged)
+    if own.architecture != base.spec.architecture:
+        raise BadEncoder(f"{adapter} was trained from a {own.architecture}, not from a {base.spec.architecture}")
+    path = adapter / PROJECTION_FILE
+    projection = Projection.load(path, torch.float32) if path.is_file() else base.projection
+    shutil.rmtree(staged)
+    TorchEncoder(merge_adapter(base.backbone, adapter), own, base.tokenizer_json, projection).save(staged)
 
 
 def _fetch(source: str, work: Path) -> Path:

@@ -2,6 +2,7 @@
 
 care encoder import Qwen/Qwen3-Embedding-0.6B my-encoder      a hub id, a folder with a checkpoint, a .gguf file
 care encoder import https://host/v1 my-encoder --model NAME   a server: vLLM, TEI, Infinity, Ollama, a cloud
+care encoder import BASE my-encoder --adapter FOLDER          with an adapter that care train wrote
 care encoder show my-encoder                                  what it is, and what it can do
 care encoder pair my-query-encoder my-encoder                 do they share an embedding space?
 care encoder router my-query-encoder my-encoder both          the pair as one folder for sentence-transformers
@@ -43,6 +44,9 @@ def add_arguments(parser: ArgumentParser) -> None:
         "--query-instruction", metavar="TEXT", help="put before queries (default: the checkpoint's prompt)"
     )
     own.add_argument("--document-instruction", metavar="TEXT", help="put before documents (default: likewise)")
+    own.add_argument(
+        "--adapter", type=Path, metavar="FOLDER", help="LoRA adapter trained from the checkpoint (care train writes it)"
+    )
     server = own.add_argument_group("a server with OpenAI's embeddings API")
     server.add_argument("--model", metavar="NAME", help="its name for the encoder")
     server.add_argument("--api-key-env", metavar="VARIABLE", help="environment variable that holds its key")
@@ -94,6 +98,7 @@ def _import(arguments: Namespace) -> None:
         max_length=arguments.max_length,
         query_instruction=arguments.query_instruction,
         document_instruction=arguments.document_instruction,
+        adapter=arguments.adapter,
     )
     print(f"reading {arguments.source} …", file=sys.stderr, flush=True)
     for made in import_encoder(arguments.source, arguments.target, given):
@@ -108,8 +113,9 @@ def _import(arguments: Namespace) -> None:
 def _import_address(arguments: Namespace) -> None:
     from models.importing.address import MAX_LENGTH, Server, import_address
 
-    if arguments.pooling is not None:
-        raise BadEncoder("--pooling: a server pools by itself; leave it out")
+    for flag in ("pooling", "adapter"):
+        if getattr(arguments, flag) is not None:
+            raise BadEncoder(f"--{flag}: a server pools and adapts by itself; leave it out")
     if not arguments.model:
         raise BadEncoder(f"{arguments.source}: name the encoder with --model; {arguments.source}/models may list them")
     server = Server(

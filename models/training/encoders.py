@@ -138,7 +138,7 @@ class EncoderStore:
         """
         lora = self.recipe.encoders[name].lora
         if lora is not None:
-            _save_adapter(encoder, folder.with_name(f"{folder.name}-adapter"))
+            save_adapter(encoder, folder.with_name(f"{folder.name}-adapter"))
             # Merged in float32: a later stage merges into these weights again, and rounding would add up.
             plain = self._load(name, torch.float32)
             add_adapters(plain, lora)
@@ -173,8 +173,8 @@ def _save(encoder: TorchEncoder, folder: Path) -> None:
     fresh.rename(folder)
 
 
-def _save_adapter(encoder: TorchEncoder, folder: Path) -> None:
-    """Writes the adapters as peft does, and the projection, for an encoder folder that holds the start's weights."""
+def save_adapter(encoder: TorchEncoder, folder: Path) -> None:
+    """Writes the adapters as peft does, the projection, and how the encoder is used: for care encoder import."""
     encoder.backbone.save_pretrained(folder)
     path = folder / "adapter_config.json"
     facts = json.loads(path.read_text(encoding="utf-8"))
@@ -182,6 +182,7 @@ def _save_adapter(encoder: TorchEncoder, folder: Path) -> None:
     path.write_text(json.dumps(facts | {"base_model_name_or_path": None}, indent=2), encoding="utf-8")
     if encoder.projection is not None:
         encoder.projection.save(folder / PROJECTION_FILE)
+    encoder.spec.save(folder)
 
 
 def add_adapters(encoder: TorchEncoder, lora: Lora) -> None:

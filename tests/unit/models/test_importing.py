@@ -14,7 +14,7 @@ from sentence_transformers.sentence_transformer.modules import Dense, Normalize,
 
 from cli import main
 from models.encoder.packed.encoder import PackedEncoder
-from models.encoder.spec import EncoderSpec, Side
+from models.encoder.spec import POOLINGS, EncoderSpec, Side
 from models.encoder.spec import Pooling as OurPooling
 from models.encoder.torch import Projection, TorchEncoder
 from models.errors import BadEncoder, ParityError
@@ -22,6 +22,8 @@ from models.export.parity import CHECK_TEXTS
 from models.importing import checkpoint
 from models.importing.checkpoint import Given, import_encoder
 from models.importing.pairs import compare
+from models.training.encoders import add_adapters, save_adapter
+from models.training.recipe import Lora
 from tests.support.tiny_models import WIDTH, tiny_encoder, write_checkpoint
 from tests.support.toy_training import write_gguf
 
@@ -100,7 +102,7 @@ def test_a_router_becomes_two_encoders_of_one_space(tmp_path: Path) -> None:
         np.testing.assert_allclose(found, expected, atol=2e-5)
 
 
-@pytest.mark.parametrize("pooling", list(OurPooling))
+@pytest.mark.parametrize("pooling", POOLINGS)
 def test_a_pair_is_written_as_a_router_and_read_back(pooling: OurPooling, tmp_path: Path) -> None:
     query = tiny_encoder("bert", pooling, dim=32)
     document = tiny_encoder("qwen3", OurPooling.EOS, dim=32, seed=1)
@@ -124,6 +126,36 @@ def test_encoders_of_two_spaces_make_no_router(tmp_path: Path, capsys: pytest.Ca
     two.save(tmp_path / "d")
     assert main(["encoder", "router", str(tmp_path / "q"), str(tmp_path / "d"), str(tmp_path / "both")]) == 1
     assert "is of space tiny (64 dimensions)" in capsys.readouterr().err
+
+
+def test_an_adapter_turns_its_checkpoint_into_what_was_trained(tmp_path: Path) -> None:
+    sentence_folder(tmp_path, dense(WIDTH, WIDTH, torch.nn.Identity()), prompts={"query": "问：", "document": "文："})
+    source = str(tmp_path / "model")
+    import_encoder(source, tmp_path / "base", Given())
+    trained = TorchEncoder.load(tmp_path / "base")
+    add_adapters(trained, Lora(rank=2, alpha=4))
+    assert trained.projection is not None
+    for weight in (*(w for n, w in trained.named_parameters() if "lora_B" in n), trained.projection.weight):
+        torch.nn.init.normal_(weight, std=0.1)
+    trained.spec = trained.spec.model_copy(update={"space": "trained", "dim": 16})
+    save_adapter(trained, tmp_path / "adapter")
+    (made,) = import_encoder(source, tmp_path / "out", Given(adapter=tmp_path / "adapter", max_length=24))
+    assert (made.spec.space, made.spec.dim, made.spec.max_length, made.spec.query_instruction) == (
+        "trained",
+        16,
+        24,
+        "问：",
+    )
+    short = [text for text in TEXTS if len(text) < 20]
+    for side in Side:
+        expected = trained.eval().encode(short, side)
+        found = TorchEncoder.load(tmp_path / "out").encode(short, side)
+        np.testing.assert_allclose(found, expected, atol=1e-5)
+    plain(tmp_path / "other", "xlm-roberta")
+    given = Given(pooling=OurPooling.CLS, adapter=tmp_path / "adapter")
+    with pytest.raises(BadEncoder, match="was trained from a bert, not from a xlm-roberta"):
+        import_encoder(str(tmp_path / "other"), tmp_path / "no", given)
+    assert not (tmp_path / "no").exists()
 
 
 def test_a_gguf_file_is_imported(tmp_path: Path) -> None:
