@@ -116,7 +116,7 @@ def read_corpus(
     """
     columns = set() if columns is None else columns
     log = log or LogChanges()
-    checker = _Checker(fields, ids)
+    checker = _Checker(fields, ids, log)
     count = withdrawn = 0
     for path in find_files(paths):
         for row in read_rows(path):
@@ -155,11 +155,15 @@ def listed(names: Collection[str]) -> str:
 
 
 class _Checker:
-    """Turns rows into documents; remembers ids and field kinds, which later rows must respect."""
+    """Turns rows into documents; remembers ids and field kinds, which later rows must respect.
 
-    def __init__(self, fields: FieldMap, ids: DiskDict) -> None:
+    A row whose document the log replaces or deletes has no part in the kinds.
+    """
+
+    def __init__(self, fields: FieldMap, ids: DiskDict, log: LogChanges) -> None:
         self._fields = fields
         self._ids = ids
+        self._log = log
         self._files: dict[str, int] = {}
         self._kinds: dict[str, tuple[str, str]] = {}
 
@@ -173,13 +177,17 @@ class _Checker:
         if not document.text.strip() and not document.title.strip():
             nowhere = f"neither text in field {fields.text} nor a title in field {fields.title}"
             raise _BadRow(f"{nowhere}; the row has {listed(columns)} (map others with --field text=NAME, title=NAME)")
+        is_kept = document.id not in self._log
+        for name, value in document.metadata.items() if is_kept else ():
+            self._require_kind(name, value)
         # Last of all the checks: the id of a row that was rejected is free.
         file = self._files.setdefault(row.file, len(self._files))
         first = self._ids.add(document.id, (file << LINE_BITS) + row.line)
         if first is not None:
             name = list(self._files)[first >> LINE_BITS]
             raise _BadRow(f"repeated id {document.id!r}, first at {name}:{first & ((1 << LINE_BITS) - 1)}")
-        self._remember_kinds(document)
+        if is_kept:
+            self._remember_kinds(document)
         return document
 
     def check_posted(self, posted: Posted | StoredDocument, kept: bool) -> Document:
@@ -188,7 +196,7 @@ class _Checker:
         place = f"posted to the service ({posted.id})"
         for name, value in metadata.items():
             try:
-                self._as_known(name, value)
+                self._require_kind(name, value)
             except _BadRow as bad:
                 logger.warning("%s: %s; filters on %s do not match it: post it again", place, bad, name)
         document = Document(posted.id, posted.title, posted.text, metadata, place, kept)
@@ -229,16 +237,15 @@ class _Checker:
                     raise _BadRow(f"metadata field {name} is not a number: {value!r}")
                 value = parsed
             try:
-                metadata[name] = self._as_known(name, as_value(name, value))
+                metadata[name] = as_value(name, value)
             except BadValue as bad:
                 raise _BadRow(str(bad)) from None
         return metadata
 
-    def _as_known(self, name: str, value: Value) -> Value:
+    def _require_kind(self, name: str, value: Value) -> None:
         kind, place = self._kinds.get(name, ("", ""))
         if kind and has_value(value) and kind_of(value) != kind:
             raise _BadRow(f"metadata field {name} is {kind_of(value)} here and {kind} at {place}")
-        return value
 
 
 def _as_object(column: str, value: object) -> dict[str, object]:

@@ -8,7 +8,7 @@ from typing import Any
 
 import orjson
 
-from indexer.store.filters import TEXT, kind_of, spell_all
+from indexer.store.filters import NUMBER, TEXT, kind_of, spell_all
 from indexer.store.metadata import FACET_VALUES
 from service.serving.serving import Serving
 
@@ -17,16 +17,17 @@ def count_facets(serving: Serving) -> dict[str, dict[str, int]]:
     """For each field of few distinct texts: documents by value, the most frequent first."""
     if serving.fresh is None:
         return serving.facets
-    counted = {name: Counter(counts) for name, counts in serving.facets.items()}
+    texts = {name for name, kind in serving.overlay.kinds.items() if kind == TEXT}
+    counted = {name: Counter(counts) for name, counts in serving.facets.items() if name in texts}
     # A field with too many values in the snapshot is no facet, even if posted documents have few of them.
-    left_out = set(serving.snapshot.metadata.fields) - set(counted)
+    crowded = {name for name, kind in serving.snapshot.metadata.kinds.items() if kind == TEXT} - set(serving.facets)
     for row in serving.overlay.gone:
         for name, value in _texts(serving.snapshot.documents.get(row).metadata):
             if name in counted:
                 counted[name][value] -= 1
     for row in serving.overlay.rows.values():
         for name, value in _texts(serving.document(row).metadata):
-            if name not in left_out:
+            if name in texts and name not in crowded:
                 counted.setdefault(name, Counter())[value] += 1
     present = {name: {value: count for value, count in each.items() if count} for name, each in counted.items()}
     return {name: _sorted(counts) for name, counts in sorted(present.items()) if len(counts) <= FACET_VALUES}
@@ -49,6 +50,8 @@ def number_ranges(serving: Serving) -> dict[str, tuple[float, float]]:
     found: dict[str, tuple[float, float]] = {}
     for metadata in (serving.snapshot.metadata, *(block.metadata for block in serving.overlay.blocks)):
         for name, (low, high) in metadata.ranges.items():
+            if serving.overlay.kinds.get(name) != NUMBER:
+                continue
             known = found.get(name, (low, high))
             found[name] = min(low, known[0]), max(high, known[1])
     return found

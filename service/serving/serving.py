@@ -74,7 +74,7 @@ class Serving:
         return self.select(self.snapshot_filters(filters)).mask
 
     def snapshot_filters(self, filters: tuple[Filter, ...]) -> tuple[Filter, ...]:
-        """The filters for the snapshot alone: a field that only posted documents have matches nothing."""
+        """The filters for the snapshot alone: a field, or a kind, that only posted documents have matches nothing."""
         return self.overlay.snapshot_filters(filters)
 
     def documents_of(self, passages: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -95,8 +95,8 @@ class Serving:
 
     @property
     def fields(self) -> list[str]:
-        """The metadata fields that some document has."""
-        return sorted({*self.snapshot.metadata.fields, *self.overlay.kinds})
+        """The metadata fields that filters and facets may name."""
+        return self.overlay.fields
 
     @property
     def documents(self) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -62,7 +62,7 @@ class FreshWriter:
         serving = await self._newest()
         sealed = await asyncio.to_thread(self._log.last_segment)
         now = _Known(serving)
-        _check_kinds(now.kinds, documents)
+        await asyncio.to_thread(_check_kinds, now, documents)
         new = [each for each in documents if not now.holds(each.id, each.stored(), sealed)]
         posted = await self._encoder.encode(serving, new, partial(self._check_room, now))
         encoded = {each.id: each for each in posted}
@@ -71,7 +71,7 @@ class FreshWriter:
         def decide(frames: Sequence[Frame], segment: int) -> list[Change]:
             nonlocal changed
             known = _Known(serving, frames)
-            _check_kinds(known.kinds, documents)
+            _check_kinds(known, documents)
             unwritten = [each for each in documents if not known.holds(each.id, each.stored(), segment)]
             if any(each.id not in encoded for each in unwritten):
                 raise _Sealed
@@ -126,11 +126,14 @@ class _Known:
         self._serving = serving
         self._later = {change.id: (frame.position, change) for frame in frames for change in frame.changes}
         self.passages = serving.overlay.posted + sum(map(passages_of, frames))
-        self.kinds = serving.snapshot.metadata.kinds | serving.overlay.kinds
+
+    def kinds_without(self, ids: Collection[str]) -> dict[str, str]:
+        """The kind of each field that some document has, without the documents of these ids."""
+        kinds = self._serving.overlay.kinds_without({*self._later, *ids})
         for _, change in self._later.values():
-            for name, value in change.metadata.items() if isinstance(change, Posted) else ():
-                if has_value(value):
-                    self.kinds.setdefault(name, kind_of(value))
+            if isinstance(change, Posted) and change.id not in ids:
+                kinds = {name: kind_of(value) for name, value in change.metadata.items() if has_value(value)} | kinds
+        return kinds
 
     def holds(self, document_id: str, content: StoredDocument | None, since: int = 0) -> bool:
         """Whether the log holds this content of an id (None: deleted) at position `since` or later.
@@ -162,9 +165,9 @@ def _check_ids(documents: Sequence[NewDocument]) -> None:
             raise InvalidRequest(f"documents[{number}]", f"has the id of documents[{first}]")
 
 
-def _check_kinds(known: Mapping[str, str], documents: Sequence[NewDocument]) -> None:
-    """One field holds one kind of value in all documents, as in a corpus."""
-    kinds = dict(known)
+def _check_kinds(known: _Known, documents: Sequence[NewDocument]) -> None:
+    """One field holds one kind of value in all documents, as in a corpus; what these replace does not count."""
+    kinds = known.kinds_without({document.id for document in documents})
     for number, document in enumerate(documents):
         for name, value in document.metadata.items():
             if has_value(value) and kind_of(value) != (kind := kinds.setdefault(name, kind_of(value))):

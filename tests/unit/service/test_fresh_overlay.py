@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from indexer.errors import BadFilter
-from indexer.store.filters import AnyOf, Either, Equal, Filter, Not, Range
+from indexer.store.filters import NUMBER, AnyOf, Either, Equal, Filter, Not, Range
 from indexer.store.fresh_log import Change, Deleted, Frame, Posted
 from indexer.store.manifest import Corrected
 from indexer.store.overlay import Overlay
@@ -210,6 +210,20 @@ def test_fields_of_fresh_documents_can_be_asked_for_at_once(main: Snapshot) -> N
     with pytest.raises(BadFilter, match="not a text"):
         serving.allowed((Equal("region", 7),))
     assert serving_of(main, Overlay.over(main)).allowed(()).all()
+
+
+def test_documents_of_two_kinds_do_not_break_filters(main: Snapshot) -> None:
+    """A rollback may lay posts over a version whose field has another kind: the snapshot's kind counts."""
+    base = document("n", 1)
+    old, new = replace(base, metadata={"year": "heute", "dose": 5}), replace(base, id="o", metadata={"dose": "five"})
+    serving = serving_of(main, Overlay.over(main).apply(frames(old)).apply(frames(new, first=2)))
+    assert serving.overlay.kinds | {"year": NUMBER, "dose": NUMBER} == serving.overlay.kinds
+    for mode in Mode:
+        assert "n" not in [name for name, _ in search(serving, mode, Range("year", gte=2000), top_k=100)]
+        assert [name for name, _ in search(serving, mode, Equal("dose", 5))] == ["n"]
+    facets = count_facets(serving)
+    assert "year" not in facets
+    assert "dose" not in facets
 
 
 def test_facets_count_what_is_visible(main: Snapshot, laid: tuple[Overlay, dict[str, Posted | None]]) -> None:
