@@ -94,7 +94,12 @@ def _run(name: str, given: list[str]) -> int:
     form = argparse.RawDescriptionHelpFormatter
     parser = _Parser(prog=f"care {name}", description=command.__doc__, formatter_class=form)
     command.add_arguments(parser)
-    command.run(parser.parse_args(given))
+    arguments = parser.parse_args(given)
+    if name == "index":  # reads a few settings of the service, and must not miss one that is misspelt
+        from service.command import require_known_variables
+
+        require_known_variables()
+    command.run(arguments)
     return 0
 
 

@@ -57,6 +57,17 @@ def test_wrong_arguments_are_one_line(
     assert said in failure(capsys, *arguments)
 
 
+@pytest.mark.parametrize("command", ["index", "serve"])
+def test_a_misspelt_variable_is_refused(
+    command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("CARE_COLECTION", "var/mine")
+    monkeypatch.setenv("CARE_OPTIMUM_PYTHON", "python3")  # not a setting, and not misspelt
+    said = failure(capsys, command, *(["list"] if command == "index" else []))
+    nearest = "CARE_COLECTION: there is no such setting; did you mean CARE_COLLECTION?"
+    assert said == f"care {command}: {nearest} (docs/settings.md)"
+
+
 def test_the_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as end:
         cli.main(["--version"])
