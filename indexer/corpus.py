@@ -67,7 +67,10 @@ class Rejects(AbstractContextManager["Rejects"]):
 
 @dataclass(frozen=True)
 class FieldMap:
-    """Which column is what; `metadata` holds an object, `metadata_fields` are further columns of metadata."""
+    """Which column is what; `metadata` holds an object, `metadata_fields` are further columns of metadata.
+
+    `number_fields` are metadata whose texts are read as numbers: keys of the object, or further columns.
+    """
 
     id: str = "_id"
     title: str = TITLE
@@ -78,7 +81,7 @@ class FieldMap:
 
     def used_names(self) -> set[str]:
         """The columns that are read."""
-        return {self.id, self.title, self.text, self.metadata, *self.metadata_fields}
+        return {self.id, self.title, self.text, self.metadata, *self.metadata_fields, *self.number_fields}
 
     def expected_names(self) -> set[str]:
         """Columns that some row must have: one that no row has is a slip in the mapping."""
@@ -141,7 +144,7 @@ def read_corpus(
             raise BadCorpus(f"{names}: all {withdrawn} documents were deleted by the service; post or add at least one")
         where = f", set aside in {rejects.path}" if rejects.count else ""
         raise BadCorpus(f"{names}: no documents ({rejects.count} bad rows{where}); an empty corpus cannot be searched")
-    if missing := fields.expected_names() - columns:
+    if missing := (fields.expected_names() - columns) | (set(fields.number_fields) - checker.numbers):
         raise BadCorpus(
             f"{names}: no row has a field named {listed(missing)}; the rows have {listed(columns)}: map one of these "
             "(--field text=NAME and the like)"
@@ -157,7 +160,8 @@ def listed(names: Collection[str]) -> str:
 class _Checker:
     """Turns rows into documents; remembers ids and field kinds, which later rows must respect.
 
-    A row whose document the log replaces or deletes has no part in the kinds.
+    A row whose document the log replaces or deletes has no part in the kinds. `numbers` collects the number fields that
+    some row has.
     """
 
     def __init__(self, fields: FieldMap, ids: DiskDict, log: LogChanges) -> None:
@@ -166,6 +170,7 @@ class _Checker:
         self._log = log
         self._files: dict[str, int] = {}
         self._kinds: dict[str, tuple[str, str]] = {}
+        self.numbers: set[str] = set()
 
     def check(self, row: Row) -> Document:
         if row.columns is None:
@@ -229,7 +234,8 @@ class _Checker:
     def _metadata(self, row: Row) -> dict[str, Value]:
         columns, fields = row.columns or {}, self._fields
         given = _as_object(fields.metadata, columns.get(fields.metadata))
-        given |= {name: columns[name] for name in fields.metadata_fields if name in columns}
+        given |= {name: columns[name] for name in (*fields.metadata_fields, *fields.number_fields) if name in columns}
+        self.numbers.update(given.keys() & fields.number_fields)
         metadata: dict[str, Value] = {}
         for name, value in given.items():
             if name in fields.number_fields and isinstance(value, str):
