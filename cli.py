@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import errno
 import os
+import resource
 import secrets
 import shutil
 import signal
@@ -34,6 +35,7 @@ COMMANDS = {
 PARTS = {("eval", "diff"): "models.evaluation.diff"}
 DEMO_COLLECTION, PAGE = "var/demo", "page.json"
 TOKEN_VARIABLE = "CARE_ADMIN_TOKEN"
+OPEN_FILES = 65_536
 # The demo does not use a configured vector database.
 OWN_INDEX = ("--vectors", "faiss")
 TRAIN_EXTRA = {
@@ -44,6 +46,7 @@ TRAIN_EXTRA = {
 
 def main(arguments: Sequence[str] | None = None) -> int:
     given = list(sys.argv[1:] if arguments is None else arguments)
+    _raise_file_limit()
     if threading.current_thread() is threading.main_thread():
         # An exception, so that a stopped build removes what it has half written.
         signal.signal(signal.SIGTERM, _terminate)
@@ -70,6 +73,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         number = signal.SIGTERM if isinstance(stop, _Terminated) else signal.SIGINT
         _fail(name, f"stopped by {number.name}; run the same command again to go on")
         return 128 + number
+
+
+def _raise_file_limit() -> None:
+    """Columns of metadata and connections take more open files than the 1,024 that many systems begin with."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, OPEN_FILES)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 class _Terminated(BaseException):

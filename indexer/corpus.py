@@ -19,7 +19,7 @@ from indexer.fresh import LogChanges
 from indexer.sources import Row, find_files, read_rows
 from indexer.store.documents import StoredDocument
 from indexer.store.files import DiskDict
-from indexer.store.filters import Value, as_value, has_value, kind_of, read_number
+from indexer.store.filters import Value, as_value, has_value, kind_of, read_number, require_name
 from indexer.store.fresh_log import Posted
 
 logger = logging.getLogger(__name__)
@@ -243,6 +243,7 @@ class _Checker:
                     raise _BadRow(f"metadata field {name} is not a number: {value!r}")
                 value = parsed
             try:
+                require_name(name)
                 metadata[name] = as_value(name, value)
             except BadValue as bad:
                 raise _BadRow(str(bad)) from None

@@ -10,7 +10,7 @@ from fastapi import APIRouter, Depends, Request, Response
 from pydantic import BaseModel, ConfigDict, Field, StrictInt, StringConstraints, model_validator
 
 from indexer.errors import BadValue
-from indexer.store.filters import as_value
+from indexer.store.filters import as_value, require_name
 from service.errors import InvalidRequest, NotFound
 from service.http.admin import require_admin
 from service.http.asgi import errors, parse_body, read_body, runtime_of
@@ -123,6 +123,8 @@ def _checked(number: int, posted: PostedDocument) -> NewDocument:
     if len(posted.name.encode()) > MAX_ID_BYTES or CONTROL.search(posted.name):
         raise InvalidRequest(f"documents[{number}]", f"its id has control characters or more than {MAX_ID_BYTES} bytes")
     try:
+        for name in posted.metadata or {}:
+            require_name(name)
         metadata = {name: as_value(name, value) for name, value in (posted.metadata or {}).items()}
     except BadValue as bad:
         raise InvalidRequest(f"documents[{number}].metadata", str(bad)) from None

@@ -13,7 +13,7 @@ from pydantic import BaseModel, Field
 
 from indexer.errors import BadDisk, NotWritten
 from indexer.store.documents import StoredDocument
-from indexer.store.filters import has_value, kind_of
+from indexer.store.filters import MAX_FIELDS, has_value, kind_of
 from indexer.store.fresh_log import Change, Decide, Deleted, Frame, FreshLog, Posted
 from indexer.store.overlay import passages_of
 from service.errors import FreshLimit, InvalidRequest, NotKept
@@ -168,8 +168,15 @@ def _check_ids(documents: Sequence[NewDocument]) -> None:
 def _check_kinds(known: _Known, documents: Sequence[NewDocument]) -> None:
     """One field holds one kind of value in all documents, as in a corpus; what these replace does not count."""
     kinds = known.kinds_without({document.id for document in documents})
+    known_fields = len(kinds)
     for number, document in enumerate(documents):
         for name, value in document.metadata.items():
             if has_value(value) and kind_of(value) != (kind := kinds.setdefault(name, kind_of(value))):
                 path = f"documents[{number}].metadata"
                 raise InvalidRequest(path, f"field {name} is {kind_of(value)} here and {kind} elsewhere")
+    if len(kinds) > MAX_FIELDS and len(kinds) > known_fields:
+        raise InvalidRequest(
+            "documents",
+            f"with them the collection has {len(kinds)} metadata fields, and at most {MAX_FIELDS} can be "
+            "filtered by; put rare facts into the text, or into one field as a list of texts",
+        )

@@ -158,6 +158,12 @@ async def test_a_cached_answer_does_not_outlive_a_change(client: httpx.AsyncClie
         ([{"id": "x", "text": "y", "metadata": {"year": "2024"}}], "field year is text here and a number elsewhere"),
         ([{"id": "x", "text": "y", "metadata": {"a": {"b": 1}}}], "field a is neither text, number"),
         ([{"id": "x", "text": "y", "metadata": {"a": 2**70}}], "more than 64 bits"),
+        ([{"id": "x", "text": "y", "metadata": {"": 1}}], "documents[0].metadata: a metadata field's name has 0"),
+        ([{"id": "x", "text": "y", "metadata": {"n" * 201: 1}}], "name has 201 characters; give it 1 to 200"),
+        (
+            [{"id": "x", "text": "y", "metadata": dict.fromkeys(map(str, range(199)), 1)}],
+            "documents: with them the collection has 201 metadata fields, and at most 200 can be filtered by",
+        ),
         (
             [{"id": "x", "text": "y", "metadata": {"n": 1}}, {"id": "z", "text": "y", "metadata": {"n": "one"}}],
             "documents[1].metadata: field n is text here and a number elsewhere",

@@ -379,3 +379,10 @@ def test_what_may_not_be_read_says_so(tmp_path: Path) -> None:
         for path, mode in modes.items():
             path.chmod(mode)
         (folder / "closed").chmod(0o755)
+
+
+@pytest.mark.parametrize("name", ["", "n" * 201])
+def test_a_field_that_no_filter_can_name_makes_a_bad_row(tmp_path: Path, name: str) -> None:
+    path = write_lines(tmp_path / "c.jsonl", GOOD | {"metadata": {name: "x"}})
+    with pytest.raises(BadCorpus, match=f"name has {len(name)} characters; give it 1 to 200"):
+        read(path)
