@@ -34,14 +34,14 @@ def count_facets(serving: Serving) -> dict[str, dict[str, int]]:
 
 
 def count_values(serving: Serving, rows: Iterable[int], fields: Sequence[str]) -> dict[str, dict[str, int]]:
-    """The most frequent values of each field among these document rows; a number is spelled as in JSON."""
+    """The most frequent values of each field among these document rows; a number is spelled as in JSON, 5.0 as 5."""
     counted: dict[str, Counter[str]] = {field: Counter() for field in fields}
     for row in rows:
         metadata = serving.document(row).metadata
         for field, counts in counted.items():
             value = metadata.get(field)
             is_text = value is None or kind_of(value) == TEXT
-            counts.update(set(spell_all(value)) if is_text else [orjson.dumps(value).decode()])
+            counts.update(set(spell_all(value)) if is_text else [orjson.dumps(value).decode().removesuffix(".0")])
     return {field: _sorted(counts, FACET_VALUES) for field, counts in counted.items()}
 
 

@@ -292,6 +292,14 @@ async def test_a_kind_of_the_snapshot_ends_with_its_last_document(own: Built, en
             await client.post("/admin/reload")
 
 
+async def test_equal_numbers_are_counted_together(client: httpx.AsyncClient) -> None:
+    """Filters do not tell 5 from 5.0."""
+    await post(client, dosed("x", 5), dosed("y", 5.0), dosed("z", 5.5))
+    answer = await client.post("/v1/search", json={"query": "剂量", "facets": ["dose"], "mode": "dense"})
+    assert answer.json()["results"][0]["facets"]["dose"] == {"5": 2, "5.5": 1}
+    assert set(await ids(client, "剂量", filters=[{"field": "dose", "eq": 5}])) == {"x", "y"}
+
+
 async def test_errors_of_filters_name_the_fields_of_posted_documents(client: httpx.AsyncClient) -> None:
     await post(client, NOTICE)
     for field, said in (
