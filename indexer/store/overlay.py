@@ -25,6 +25,8 @@ from models.lexical import Postings, Ranking
 
 MEMORISED_FILTERS = 32
 STATE_BYTES = 16
+# The lowest score of a text that shares a word with the query.
+SOME_WORD = float(np.nextafter(np.float32(0), np.float32(1)))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -103,10 +105,6 @@ class Overlay:
         self.positions: dict[str, int] = {}
         self.state, self.changes, self.posted = b"", 0, 0
         self._set_blocks(())
-
-    @classmethod
-    def over(cls, snapshot: Snapshot) -> Overlay:
-        return cls(snapshot)
 
     def apply(self, frames: Sequence[Frame]) -> Overlay:
         """A new overlay with further frames of the log."""
