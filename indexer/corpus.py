@@ -17,7 +17,7 @@ import orjson
 from indexer.errors import BadCorpus, BadValue
 from indexer.fresh import LogChanges
 from indexer.sources import Row, find_files, read_rows
-from indexer.store.documents import StoredDocument
+from indexer.store.documents import CONTROL, StoredDocument
 from indexer.store.files import DiskDict
 from indexer.store.filters import Value, as_value, has_value, kind_of, read_number, require_name
 from indexer.store.fresh_log import Posted
@@ -222,6 +222,8 @@ class _Checker:
             raise _BadRow(f"no id in field {self._fields.id}; the row has {here} (map another with --field id=NAME)")
         if not isinstance(value, str):
             raise _BadRow(f"the id in field {self._fields.id} is neither text nor a whole number")
+        if CONTROL.search(value):
+            raise _BadRow(f"the id {value!r} has control characters, and no address could name it to delete it")
         return value
 
     def _text(self, what: str, columns: Mapping[str, object]) -> str:

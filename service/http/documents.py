@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import Annotated, Any, Self
 
 import orjson
@@ -10,6 +9,7 @@ from fastapi import APIRouter, Depends, Request, Response
 from pydantic import BaseModel, ConfigDict, Field, StrictInt, StringConstraints, model_validator
 
 from indexer.errors import BadValue
+from indexer.store.documents import CONTROL
 from indexer.store.filters import as_value, require_name
 from service.errors import InvalidRequest, NotFound
 from service.http.admin import require_admin
@@ -21,7 +21,6 @@ from service.updates.writer import ChangesAnswer
 PATH = "/v1/documents"
 # An id is part of an address.
 MAX_ID_BYTES = 1024
-CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 Id = Annotated[str, StringConstraints(min_length=1)] | StrictInt
 
 router = APIRouter(prefix="/v1", tags=["documents"])

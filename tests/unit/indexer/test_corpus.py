@@ -386,3 +386,11 @@ def test_a_field_that_no_filter_can_name_makes_a_bad_row(tmp_path: Path, name: s
     path = write_lines(tmp_path / "c.jsonl", GOOD | {"metadata": {name: "x"}})
     with pytest.raises(BadCorpus, match=f"name has {len(name)} characters; give it 1 to 200"):
         read(path)
+
+
+def test_an_id_that_no_address_can_name_makes_a_bad_row(tmp_path: Path) -> None:
+    """Its document could not be deleted through the service."""
+    path = write_lines(tmp_path / "c.jsonl", GOOD | {"_id": "a\nb"}, GOOD)
+    documents, rejected = read_skipping(path, tmp_path / "rejects.jsonl")
+    assert [document.id for document in documents] == ["a"]
+    assert "the id 'a\\nb' has control characters" in rejected[0]["reason"]
