@@ -52,7 +52,7 @@ class Block:
         texts = [f"{document.title}\n{document.text[slice(*span)]}" for document in posted for span in document.spans]
         return cls(
             tuple(document.id for document in posted),
-            tuple(StoredDocument.of(each.id, each.title, each.text, each.metadata) for each in posted),
+            tuple(each.stored() for each in posted),
             np.repeat(np.arange(len(posted)), [len(document.spans) for document in posted]),
             np.array(spans, np.int64).reshape(-1, 2),
             vectors,

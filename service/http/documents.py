@@ -11,11 +11,11 @@ from pydantic import BaseModel, ConfigDict, Field, StrictInt, StringConstraints,
 from indexer.errors import BadValue
 from indexer.store.documents import CONTROL
 from indexer.store.filters import as_value, require_name
+from indexer.store.fresh_log import NewDocument
 from service.errors import InvalidRequest, NotFound
 from service.http.admin import require_admin
 from service.http.asgi import errors, parse_body, read_body, runtime_of
 from service.search.portions import is_blank
-from service.updates.encoder import NewDocument
 from service.updates.writer import ChangesAnswer
 
 PATH = "/v1/documents"

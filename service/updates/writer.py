@@ -14,10 +14,10 @@ from pydantic import BaseModel, Field
 from indexer.errors import BadDisk, NotWritten
 from indexer.store.documents import StoredDocument
 from indexer.store.filters import MAX_FIELDS, has_value, kind_of
-from indexer.store.fresh_log import Change, Decide, Deleted, Frame, FreshLog, Posted
+from indexer.store.fresh_log import Change, Decide, Deleted, Frame, FreshLog, NewDocument, Posted
 from indexer.store.overlay import passages_of
 from service.errors import FreshLimit, InvalidRequest, NotKept
-from service.updates.encoder import DocumentEncoder, NewDocument
+from service.updates.encoder import DocumentEncoder
 
 if TYPE_CHECKING:
     from service.serving.serving import Serving
@@ -151,7 +151,7 @@ class _Known:
         """The log position of a document's last change, None if it has none, and its content, None if deleted."""
         if document_id in self._later:
             position, change = self._later[document_id]
-            return position, NewDocument.of(change).stored() if isinstance(change, Posted) else None
+            return position, change.stored() if isinstance(change, Posted) else None
         overlay = self._serving.overlay
         row = overlay.rows.get(document_id)
         return overlay.positions.get(document_id), None if row is None else overlay.document(row)
