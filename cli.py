@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import errno
 import os
+import resource
 import secrets
 import shutil
 import signal
@@ -34,6 +35,7 @@ COMMANDS = {
 PARTS = {("eval", "diff"): "models.evaluation.diff"}
 DEMO_COLLECTION, PAGE = "var/demo", "page.json"
 TOKEN_VARIABLE = "CARE_ADMIN_TOKEN"
+OPEN_FILES = 65_536
 # The demo does not use a configured vector database.
 OWN_INDEX = ("--vectors", "faiss")
 TRAIN_EXTRA = {
@@ -44,6 +46,7 @@ TRAIN_EXTRA = {
 
 def main(arguments: Sequence[str] | None = None) -> int:
     given = list(sys.argv[1:] if arguments is None else arguments)
+    _raise_file_limit()
     if threading.current_thread() is threading.main_thread():
         # An exception, so that a stopped build removes what it has half written.
         signal.signal(signal.SIGTERM, _terminate)
@@ -72,6 +75,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 128 + number
 
 
+def _raise_file_limit() -> None:
+    """Columns of metadata and connections take more open files than the 1,024 that many systems begin with."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, OPEN_FILES)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
 class _Terminated(BaseException):
     """SIGTERM: ends the command from wherever it is, as KeyboardInterrupt does."""
 
@@ -94,7 +105,12 @@ def _run(name: str, given: list[str]) -> int:
     form = argparse.RawDescriptionHelpFormatter
     parser = _Parser(prog=f"care {name}", description=command.__doc__, formatter_class=form)
     command.add_arguments(parser)
-    command.run(parser.parse_args(given))
+    arguments = parser.parse_args(given)
+    if name == "index":  # reads a few settings of the service, and must not miss one that is misspelt
+        from service.command import require_known_variables
+
+        require_known_variables()
+    command.run(arguments)
     return 0
 
 

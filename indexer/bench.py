@@ -178,7 +178,7 @@ def _measure_overlay(snapshot: Snapshot, log: FreshLog, count: int) -> None:
     log.append(made[:count])
     began = time.perf_counter()
     frames, cursor = log.read(Cursor(0))
-    overlay = Overlay.over(snapshot).apply(frames)
+    overlay = Overlay(snapshot).apply(frames)
     load = time.perf_counter() - began
     append, apply = [], []
     for document in made[count:]:

@@ -190,7 +190,7 @@ def _build_version(
         index=kind,
         recall=recall,
         rejects_file=rejects.path if rejects.count else None,
-        ignored=tuple(sorted(columns - options.fields.used_names())),
+        ignored=tuple(sorted(columns - options.fields.used_names() - {""})),  # a trailing comma in CSV
         posted=kept,
         seconds=seconds,
     )

@@ -22,7 +22,7 @@ from indexer.store.documents import COMPARED_FILES, Documents
 from indexer.store.fresh_log import Cursor
 from indexer.store.kinds import IndexKind
 from indexer.store.manifest import Recall
-from indexer.store.overlay import Overlay
+from indexer.store.overlay import SOME_WORD, Overlay
 from indexer.store.snapshot import Snapshot
 from models.correction import sample_rows
 from models.encoder.onnx import Vectors
@@ -36,8 +36,6 @@ K = 10
 LONGEST_QUERY = 64
 # Two ways to the same sum may differ in their last digits; rows that tie with the tenth count as found.
 TIE = 1e-5
-# The least score of a text that shares a word with the query.
-SOME_WORD = float(np.nextafter(np.float32(0), np.float32(1)))
 BLOCK = 1 << 18
 _END = re.compile(f"[{re.escape(''.join(SENTENCE_ENDS))}]|\\. ")
 
@@ -140,7 +138,7 @@ def top_documents(
 
     `vectors` searches instead of the snapshot's own index, `overlay` has the documents posted and deleted since.
     """
-    overlay = overlay or Overlay.over(snapshot)
+    overlay = overlay or Overlay(snapshot)
     per_document = -(-len(snapshot.passages) // len(snapshot.documents))
     wanted = max(CANDIDATES, k) * per_document + int(np.count_nonzero(overlay.hidden))
     depth = min(len(snapshot.passages), wanted)
@@ -170,7 +168,7 @@ def check_canaries(collection: Collection, version: str, encoder: Encoder, canar
     snapshot = Snapshot.open(collection.folder(version), verify=False)
     snapshot.manifest.require_encoder(encoder.spec)
     frames, _ = collection.fresh_log.read(Cursor(snapshot.manifest.fresh.position))
-    overlay = Overlay.over(snapshot).apply(frames)
+    overlay = Overlay(snapshot).apply(frames)
     queries, most = [canary.query for canary in canaries], max(canary.within for canary in canaries)
     with closing(collection.database.connect()) if collection.database else nullcontext() as connected:
         vectors = connected.open(snapshot) if connected else None

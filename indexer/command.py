@@ -101,7 +101,12 @@ def _add_build(parser: ArgumentParser) -> None:
     add("--field", action="append", default=[], metavar="id=NAME",
         help="a column that is named otherwise: id=, title=, text= or metadata=")  # fmt: skip
     add("--metadata-field", action="append", default=[], help="a further column that is metadata")
-    add("--number-field", action="append", default=[], help="metadata to read as numbers (CSV)")
+    add(
+        "--number-field",
+        action="append",
+        default=[],
+        help="a further column, or a key of the metadata, to read as numbers (CSV)",
+    )
     add("--passage-tokens", type=positive, help="tokens of a passage (default: all the encoder reads)")
     add("--overlap", type=int, default=64, help="tokens that neighbours share (%(default)s)")
     add("--skip-bad", action="store_true", help="set bad rows aside in a file instead of stopping")

@@ -17,9 +17,9 @@ import orjson
 from indexer.errors import BadCorpus, BadValue
 from indexer.fresh import LogChanges
 from indexer.sources import Row, find_files, read_rows
-from indexer.store.documents import StoredDocument
+from indexer.store.documents import CONTROL, StoredDocument
 from indexer.store.files import DiskDict
-from indexer.store.filters import Value, as_value, has_value, kind_of, read_number
+from indexer.store.filters import Value, as_value, has_value, kind_of, read_number, require_name
 from indexer.store.fresh_log import Posted
 
 logger = logging.getLogger(__name__)
@@ -67,7 +67,10 @@ class Rejects(AbstractContextManager["Rejects"]):
 
 @dataclass(frozen=True)
 class FieldMap:
-    """Which column is what; `metadata` holds an object, `metadata_fields` are further columns of metadata."""
+    """Which column is what; `metadata` holds an object, `metadata_fields` are further columns of metadata.
+
+    `number_fields` are metadata whose texts are read as numbers: keys of the object, or further columns.
+    """
 
     id: str = "_id"
     title: str = TITLE
@@ -78,7 +81,7 @@ class FieldMap:
 
     def used_names(self) -> set[str]:
         """The columns that are read."""
-        return {self.id, self.title, self.text, self.metadata, *self.metadata_fields}
+        return {self.id, self.title, self.text, self.metadata, *self.metadata_fields, *self.number_fields}
 
     def expected_names(self) -> set[str]:
         """Columns that some row must have: one that no row has is a slip in the mapping."""
@@ -116,7 +119,7 @@ def read_corpus(
     """
     columns = set() if columns is None else columns
     log = log or LogChanges()
-    checker = _Checker(fields, ids)
+    checker = _Checker(fields, ids, log)
     count = withdrawn = 0
     for path in find_files(paths):
         for row in read_rows(path):
@@ -141,7 +144,7 @@ def read_corpus(
             raise BadCorpus(f"{names}: all {withdrawn} documents were deleted by the service; post or add at least one")
         where = f", set aside in {rejects.path}" if rejects.count else ""
         raise BadCorpus(f"{names}: no documents ({rejects.count} bad rows{where}); an empty corpus cannot be searched")
-    if missing := fields.expected_names() - columns:
+    if missing := (fields.expected_names() - columns) | (set(fields.number_fields) - checker.numbers):
         raise BadCorpus(
             f"{names}: no row has a field named {listed(missing)}; the rows have {listed(columns)}: map one of these "
             "(--field text=NAME and the like)"
@@ -155,13 +158,19 @@ def listed(names: Collection[str]) -> str:
 
 
 class _Checker:
-    """Turns rows into documents; remembers ids and field kinds, which later rows must respect."""
+    """Turns rows into documents; remembers ids and field kinds, which later rows must respect.
 
-    def __init__(self, fields: FieldMap, ids: DiskDict) -> None:
+    A row whose document the log replaces or deletes has no part in the kinds. `numbers` collects the number fields that
+    some row has.
+    """
+
+    def __init__(self, fields: FieldMap, ids: DiskDict, log: LogChanges) -> None:
         self._fields = fields
         self._ids = ids
+        self._log = log
         self._files: dict[str, int] = {}
         self._kinds: dict[str, tuple[str, str]] = {}
+        self.numbers: set[str] = set()
 
     def check(self, row: Row) -> Document:
         if row.columns is None:
@@ -173,13 +182,17 @@ class _Checker:
         if not document.text.strip() and not document.title.strip():
             nowhere = f"neither text in field {fields.text} nor a title in field {fields.title}"
             raise _BadRow(f"{nowhere}; the row has {listed(columns)} (map others with --field text=NAME, title=NAME)")
+        is_kept = document.id not in self._log
+        for name, value in document.metadata.items() if is_kept else ():
+            self._require_kind(name, value)
         # Last of all the checks: the id of a row that was rejected is free.
         file = self._files.setdefault(row.file, len(self._files))
         first = self._ids.add(document.id, (file << LINE_BITS) + row.line)
         if first is not None:
             name = list(self._files)[first >> LINE_BITS]
             raise _BadRow(f"repeated id {document.id!r}, first at {name}:{first & ((1 << LINE_BITS) - 1)}")
-        self._remember_kinds(document)
+        if is_kept:
+            self._remember_kinds(document)
         return document
 
     def check_posted(self, posted: Posted | StoredDocument, kept: bool) -> Document:
@@ -188,7 +201,7 @@ class _Checker:
         place = f"posted to the service ({posted.id})"
         for name, value in metadata.items():
             try:
-                self._as_known(name, value)
+                self._require_kind(name, value)
             except _BadRow as bad:
                 logger.warning("%s: %s; filters on %s do not match it: post it again", place, bad, name)
         document = Document(posted.id, posted.title, posted.text, metadata, place, kept)
@@ -209,6 +222,8 @@ class _Checker:
             raise _BadRow(f"no id in field {self._fields.id}; the row has {here} (map another with --field id=NAME)")
         if not isinstance(value, str):
             raise _BadRow(f"the id in field {self._fields.id} is neither text nor a whole number")
+        if CONTROL.search(value):
+            raise _BadRow(f"the id {value!r} has control characters, and no address could name it to delete it")
         return value
 
     def _text(self, what: str, columns: Mapping[str, object]) -> str:
@@ -221,7 +236,8 @@ class _Checker:
     def _metadata(self, row: Row) -> dict[str, Value]:
         columns, fields = row.columns or {}, self._fields
         given = _as_object(fields.metadata, columns.get(fields.metadata))
-        given |= {name: columns[name] for name in fields.metadata_fields if name in columns}
+        given |= {name: columns[name] for name in (*fields.metadata_fields, *fields.number_fields) if name in columns}
+        self.numbers.update(given.keys() & fields.number_fields)
         metadata: dict[str, Value] = {}
         for name, value in given.items():
             if name in fields.number_fields and isinstance(value, str):
@@ -229,16 +245,16 @@ class _Checker:
                     raise _BadRow(f"metadata field {name} is not a number: {value!r}")
                 value = parsed
             try:
-                metadata[name] = self._as_known(name, as_value(name, value))
+                require_name(name)
+                metadata[name] = as_value(name, value)
             except BadValue as bad:
                 raise _BadRow(str(bad)) from None
         return metadata
 
-    def _as_known(self, name: str, value: Value) -> Value:
+    def _require_kind(self, name: str, value: Value) -> None:
         kind, place = self._kinds.get(name, ("", ""))
         if kind and has_value(value) and kind_of(value) != kind:
             raise _BadRow(f"metadata field {name} is {kind_of(value)} here and {kind} at {place}")
-        return value
 
 
 def _as_object(column: str, value: object) -> dict[str, object]:

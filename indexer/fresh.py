@@ -57,10 +57,13 @@ class LogChanges:
 
     def decides(self, document_id: str) -> bool:
         """Whether the corpus's document of this id is left out; remembers that the corpus has it."""
-        if document_id not in self.posted and document_id not in self.deleted:
+        if document_id not in self:
             return False
         self.met.add(document_id)
         return True
+
+    def __contains__(self, document_id: object) -> bool:
+        return document_id in self.posted or document_id in self.deleted
 
     def documents(self, ids: DiskDict) -> Iterator[tuple[Posted | StoredDocument, bool]]:
         """Documents of the service, and whether the corpus (whose ids are in `ids`) lacks their id; those come last."""

@@ -31,9 +31,8 @@ class Budget:
 
     def __post_init__(self) -> None:
         if self.overlap < 0 or self.overlap * 4 > self.tokens:
-            raise BadBuild(
-                f"an overlap of {self.overlap} tokens does not go with passages of {self.tokens}: at most a quarter"
-            )
+            most = f"at most a quarter; give --overlap 0 to {self.tokens // 4}"
+            raise BadBuild(f"an overlap of {self.overlap} tokens does not go with passages of {self.tokens}: {most}")
 
 
 class Cutter:

@@ -15,6 +15,8 @@ from models.errors import did_you_mean
 from service.errors import BadSettings
 from service.settings import ENV_PREFIX, Settings
 
+# Read by `care export` and by deploy/haproxy.cfg.
+OTHER_VARIABLES = frozenset({"CARE_OPTIMUM_PYTHON", "CARE_PROXY", "CARE_SERVICE", "CARE_IN_FLIGHT"})
 FLAGS = ("collection", "encoder", "host", "port", "workers", "device", "vectors")
 
 
@@ -44,13 +46,18 @@ def serve(settings: Settings) -> None:
         serve_alone(settings)
 
 
-def read_settings(arguments: Namespace) -> Settings:
-    """Reads the environment and the flags, which override it; refuses an unknown CARE_ variable."""
+def require_known_variables() -> None:
+    """Refuses a CARE_ variable of the environment that is no setting: it is misspelt. `care index` calls this, too."""
     known = [f"{ENV_PREFIX}{name}".upper() for name in Settings.model_fields]
     for variable in os.environ:
-        if variable.upper().startswith(ENV_PREFIX) and variable.upper() not in known:
-            hint = did_you_mean(variable.upper(), known)
-            raise BadSettings(f"{variable}: there is no such setting{hint} (docs/settings.md)")
+        name = variable.upper()
+        if name.startswith(ENV_PREFIX) and name not in known and name not in OTHER_VARIABLES:
+            raise BadSettings(f"{variable}: there is no such setting{did_you_mean(name, known)} (docs/settings.md)")
+
+
+def read_settings(arguments: Namespace) -> Settings:
+    """Reads the environment and the flags, which override it; refuses an unknown CARE_ variable."""
+    require_known_variables()
     given = {name: getattr(arguments, name) for name in FLAGS if getattr(arguments, name) is not None}
     try:
         return Settings(**given)

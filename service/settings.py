@@ -57,6 +57,8 @@ class Settings(BaseSettings):
     max_queries: int = setting(256, "Most queries in one request.", ge=1)
     max_body_bytes: int = setting(2 * 1024 * 1024, "Largest request body in bytes (413 beyond it).", ge=1024)
     max_stream_queries: int = setting(10_000, "Most queries in one request whose answer is streamed.", ge=1)
+    max_stream_bytes: int = setting(256 * 1024 * 1024, "Largest streamed answer in bytes.", ge=1024)
+    max_stream_seconds: float = setting(600.0, "Longest time for a streamed answer.", gt=0)
     max_filter_values: int = setting(1000, "Most values in all filters of one request.", ge=1, le=32_000)
     max_answer_bytes: int = setting(8 * 1024 * 1024, "Largest answer in bytes, unless streamed.", ge=1024)
     max_texts: int = setting(2048, "Most texts in one request of /v1/embeddings or /v1/rerank.", ge=1)

@@ -28,6 +28,8 @@ HASH_BYTES = 16
 MOST_PASSAGES = 2**31 - 1
 # How much of its text stands for the title of a document that has none.
 HEADLINE_CHARACTERS = 60
+# An id is part of an address, by which a document is read and deleted.
+CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 Span = tuple[int, int]
 
 

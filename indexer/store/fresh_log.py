@@ -26,7 +26,7 @@ import orjson
 from numpy.typing import NDArray
 
 from indexer.errors import BadLog, NotWritten
-from indexer.store.documents import Span
+from indexer.store.documents import Span, StoredDocument
 from indexer.store.files import in_turn, replace_file, sync
 from indexer.store.filters import Metadata
 
@@ -45,14 +45,26 @@ DIGITS = 20
 Vectors = NDArray[np.float16]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Posted:
-    """A document, the spans of its passages, and their vectors (passages, dim) by the encoder of this fingerprint."""
+@dataclass(frozen=True, slots=True)
+class NewDocument:
+    """A posted document before it is encoded."""
 
     id: str
     title: str
     text: str
     metadata: Metadata
+
+    def stored(self) -> StoredDocument:
+        return StoredDocument.of(self.id, self.title, self.text, self.metadata)
+
+    def encoded(self, spans: Sequence[Span], encoder: str, vectors: Vectors) -> Posted:
+        return Posted(self.id, self.title, self.text, self.metadata, spans, encoder, vectors)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Posted(NewDocument):
+    """A document, the spans of its passages, and their vectors (passages, dim) by the encoder of this fingerprint."""
+
     spans: Sequence[Span]
     encoder: str
     vectors: Vectors

@@ -8,7 +8,7 @@ nothing. Every condition is a few intervals of stored values, which a database c
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from enum import StrEnum
 from functools import cached_property
 from pathlib import Path
@@ -18,7 +18,7 @@ import orjson
 
 from indexer.errors import BadFilter, BadSnapshot
 from indexer.store import filters as f
-from indexer.store.arrays import Array, Blob, Mask, load_array
+from indexer.store.arrays import Array, Blob, Mask, Rows, load_array
 from indexer.store.filters import Condition, Filter, FilterValue, Range, SplitNumber, Value
 from models.errors import did_you_mean
 
@@ -99,6 +99,11 @@ class NumberColumn:
         present = np.flatnonzero(~np.isnan(self._values[:EXAMPLE_ROWS]))
         stored = self.stored(int(present[0])) if len(present) else None
         return None if stored is None else f.whole_number(stored)
+
+    def count(self, rows: Rows | None = None) -> int:
+        """How many documents, of all or of these rows, have a value."""
+        values = self._values if rows is None else self._values[rows]
+        return len(values) - int(np.count_nonzero(np.isnan(values)))
 
     def stored(self, row: int) -> SplitNumber | None:
         """The number of a document, None if it has none."""
@@ -181,6 +186,13 @@ class KeywordColumn:
 
     def example(self) -> str | None:
         return self._vocabulary[0].decode() if len(self) else None
+
+    def count(self, rows: Rows | None = None) -> int:
+        """How many documents, of all or of these rows, have a value."""
+        if self._starts is None:
+            return int(np.count_nonzero((self._codes if rows is None else self._codes[rows]) >= 0))
+        lengths = np.diff(self._starts) if rows is None else self._starts[rows + 1] - self._starts[rows]
+        return int(np.count_nonzero(lengths))
 
     def stored(self, row: int) -> list[int]:
         """The codes of a document, none if it has no value."""
@@ -269,6 +281,16 @@ class MetadataIndex:
         """The kind of each field, NUMBER or TEXT."""
         return {n: f.NUMBER if isinstance(column, NumberColumn) else f.TEXT for n, column in self._columns.items()}
 
+    def kinds_without(self, rows: Rows) -> dict[str, str]:
+        """The kind of each field that some document has beside these."""
+        if not len(rows):
+            return self.kinds
+        return {name: kind for name, kind in self.kinds.items() if self._counts[name] > self._columns[name].count(rows)}
+
+    @cached_property
+    def _counts(self) -> dict[str, int]:
+        return {name: column.count() for name, column in self._columns.items()}
+
     @property
     def fields(self) -> list[str]:
         return list(self._columns)
@@ -300,9 +322,7 @@ class MetadataIndex:
         """The column that a condition is about; raises BadFilter if there is none, or nothing to compare."""
         field = condition.field
         if field not in self._columns:
-            known = ", ".join(self._columns) or "none"
-            said = f"filter on {field}: the collection has no such field; it has {known}"
-            raise BadFilter(field, f"{said}{did_you_mean(field, self._columns)}{self._example()}")
+            raise no_such_field(field, self._columns, self.example())
         if isinstance(condition, Range) and condition == Range(field):
             raise BadFilter(field, f"filter on {field}: a range needs at least one of gte, gt, lte, lt")
         return self._columns[field]
@@ -319,14 +339,20 @@ class MetadataIndex:
         try:
             return column.match(given)
         except BadFilter as bad:
-            raise BadFilter(bad.field, f"{bad}{self._example(bad.field)}") from None
+            raise BadFilter(bad.field, f"{bad}{self.example(bad.field)}") from None
 
-    def _example(self, field: str | None = None) -> str:
+    def example(self, field: str | None = None) -> str:
         """The end of an error message: a filter that this collection accepts, on the field if one is named."""
         for name in [field] if field else self._columns:
             if (value := self._columns[name].example()) is not None:
                 return "; for example " + orjson.dumps({"field": name, "eq": value}).decode()
         return ""
+
+
+def no_such_field(field: str, fields: Collection[str], example: str) -> BadFilter:
+    """The error of a filter on a field that is not among the collection's `fields`."""
+    said = f"filter on {field}: the collection has no such field; it has {', '.join(fields) or 'none'}"
+    return BadFilter(field, f"{said}{did_you_mean(field, fields)}{example}")
 
 
 def _wanted(condition: f.Equal | f.AnyOf) -> tuple[FilterValue, ...]:

@@ -6,7 +6,7 @@ passages. A posted or deleted document hides the snapshot's of the same id.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
 from functools import lru_cache
@@ -19,12 +19,14 @@ from indexer.store.arrays import Mask, Rows, Scores
 from indexer.store.documents import StoredDocument
 from indexer.store.filters import Filter, restrict
 from indexer.store.fresh_log import Frame, Posted
-from indexer.store.metadata import MetadataIndex
+from indexer.store.metadata import MetadataIndex, no_such_field
 from indexer.store.snapshot import Snapshot
 from models.lexical import Postings, Ranking
 
 MEMORISED_FILTERS = 32
 STATE_BYTES = 16
+# The lowest score of a text that shares a word with the query.
+SOME_WORD = float(np.nextafter(np.float32(0), np.float32(1)))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -50,7 +52,7 @@ class Block:
         texts = [f"{document.title}\n{document.text[slice(*span)]}" for document in posted for span in document.spans]
         return cls(
             tuple(document.id for document in posted),
-            tuple(StoredDocument.of(each.id, each.title, each.text, each.metadata) for each in posted),
+            tuple(each.stored() for each in posted),
             np.repeat(np.arange(len(posted)), [len(document.spans) for document in posted]),
             np.array(spans, np.int64).reshape(-1, 2),
             vectors,
@@ -74,9 +76,14 @@ class Block:
             MetadataIndex.of([stored.metadata for stored in documents]),
         )
 
-    def select(self, filters: Sequence[Filter]) -> Mask:
-        """Which passages' documents satisfy every filter; raises BadFilter if a value does not suit its field."""
-        return self.metadata.select(restrict(filters, self.metadata.kinds.__contains__))[self.owners]
+    def select(self, filters: Sequence[Filter], kinds: Mapping[str, str]) -> Mask:
+        """Which passages' documents satisfy every filter; raises BadFilter if a value does not suit its field.
+
+        `kinds` are the collection's: values of another kind match nothing.
+        """
+        own = self.metadata.kinds
+        filters = restrict(filters, lambda field: field in own and own[field] == kinds.get(field))
+        return self.metadata.select(filters)[self.owners]
 
 
 class Overlay:
@@ -84,8 +91,9 @@ class Overlay:
 
     `hidden` is a boolean array over the snapshot's passages, `gone` the rows of their documents. `blocks` hold the
     fresh documents; `live` (fresh documents,) leaves out those replaced or deleted since, `rows` maps the ids of the
-    live ones to rows, `positions` each changed id to the log's position. `state` identifies the log's content;
-    `changes` counts documents posted and deleted, `posted` passages posted.
+    live ones to rows, `positions` each changed id to the log's position. `kinds` are those of all fields that some
+    visible document has. `state` identifies the log's content; `changes` counts documents posted and deleted, `posted`
+    passages posted.
     """
 
     def __init__(self, snapshot: Snapshot) -> None:
@@ -98,20 +106,16 @@ class Overlay:
         self.state, self.changes, self.posted = b"", 0, 0
         self._set_blocks(())
 
-    @classmethod
-    def over(cls, snapshot: Snapshot) -> Overlay:
-        return cls(snapshot)
-
     def apply(self, frames: Sequence[Frame]) -> Overlay:
         """A new overlay with further frames of the log."""
         new, main = copy(self), self.snapshot
         changes = {change.id: change for frame in frames for change in frame.changes}
         new.hidden, new.live = self.hidden.copy(), self.live.copy()
-        gone = {row for name in changes if (row := main.documents.row_of(name)) is not None}
+        gone, replaced = self._rows_of(changes)
         new.gone = self.gone | gone
         for passages in map(main.passages.of, gone):
             new.hidden[passages.start : passages.stop] = True
-        new.live[[self.rows[name] - len(main.documents) for name in changes if name in self.rows]] = False
+        new.live[replaced] = False
         blocks = list(self.blocks)
         if posted := [change for change in changes.values() if isinstance(change, Posted)]:
             blocks.append(Block.of(posted, self._vectors(posted)))
@@ -134,11 +138,12 @@ class Overlay:
         owners = _shifted(blocks)
         self._owners, alive = owners + first, self.live[owners]
         self._spans = np.concatenate([np.empty((0, 2), np.int64), *(block.spans for block in blocks)])
+        self.kinds = kinds = self.kinds_without(())
 
         @lru_cache(maxsize=MEMORISED_FILTERS)
         def allowed(filters: tuple[Filter, ...]) -> Mask:
             """Which fresh passages are live and satisfy the filters."""
-            selected = [block.select(filters) for block in blocks] if filters else []
+            selected = [block.select(filters, kinds) for block in blocks] if filters else []
             return np.logical_and(alive, np.concatenate(selected)) if selected else alive
 
         self.allowed = allowed
@@ -154,16 +159,37 @@ class Overlay:
         return visible + int(np.count_nonzero(self.allowed(())))
 
     @property
-    def kinds(self) -> dict[str, str]:
-        """The kinds of the fresh documents' fields."""
-        return {name: kind for block in self.blocks for name, kind in block.metadata.kinds.items()}
+    def fields(self) -> list[str]:
+        """The fields that filters and facets may name: the snapshot's, and those of fresh documents."""
+        return sorted({*self.snapshot.metadata.fields, *self.kinds})
+
+    def kinds_without(self, ids: Collection[str]) -> dict[str, str]:
+        """The kind of each field that some visible document has, without the documents of these ids.
+
+        If documents differ, as they may after a rollback, the snapshot's kind counts, then that of the earliest post.
+        """
+        gone, replaced = self._rows_of(ids)
+        live = self.live.copy()
+        live[replaced] = False
+        kinds, start = self.snapshot.metadata.kinds_without(np.array([*self.gone | gone], np.int64)), 0
+        for block in self.blocks:
+            dead = np.flatnonzero(~live[start : start + len(block.ids)])
+            kinds = block.metadata.kinds_without(dead) | kinds
+            start += len(block.ids)
+        return kinds
 
     def snapshot_filters(self, filters: tuple[Filter, ...]) -> tuple[Filter, ...]:
-        """See Serving. A field that no document has stays: evaluating it raises BadFilter."""
-        if not filters:
-            return filters
-        only_fresh = self.kinds.keys() - self.snapshot.metadata.fields
-        return restrict(filters, lambda field: field not in only_fresh)
+        """See Serving. Raises BadFilter if a field is neither the snapshot's nor a fresh document's."""
+        main = self.snapshot.metadata
+
+        def is_held(field: str) -> bool:
+            kind = main.kinds.get(field)
+            if kind is None and field not in self.kinds:
+                examples = (each.example() for each in (main, *(block.metadata for block in self.blocks)))
+                raise no_such_field(field, self.fields, next(filter(None, examples), ""))
+            return kind is not None and kind == self.kinds.get(field, kind)
+
+        return restrict(filters, is_held)
 
     def visible(self, passages: Rows, scores: Scores) -> Ranking:
         """The snapshot's passages that are not hidden."""
@@ -215,6 +241,12 @@ class Overlay:
             return row
         row = self.snapshot.documents.row_of(document_id)
         return None if row in self.gone else row
+
+    def _rows_of(self, ids: Collection[str]) -> tuple[set[int], list[int]]:
+        """The snapshot's rows of these ids, and the places of the live fresh documents among all."""
+        gone = {row for own in ids if (row := self.snapshot.documents.row_of(own)) is not None}
+        first = len(self.snapshot.documents)
+        return gone, [self.rows[own] - first for own in ids if own in self.rows]
 
     def _vectors(self, posted: Sequence[Posted]) -> Scores:
         """Vectors of all passages, corrected to the snapshot's encoder if it knows how."""

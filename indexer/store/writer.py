@@ -6,6 +6,7 @@ are read back from disk, so no stage keeps the corpus in memory.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -17,11 +18,13 @@ from indexer.errors import NotWritten
 from indexer.store.arrays import Array, ArrayWriter, BlobWriter, load_array
 from indexer.store.documents import Documents, DocumentsWriter, Passages, PassagesWriter, Span, load_hashes
 from indexer.store.files import DiskDict, sync
-from indexer.store.filters import NUMBER, Metadata, has_value, kind_of, spell, split_number
+from indexer.store.filters import MAX_FIELDS, NUMBER, Metadata, has_value, kind_of, spell, split_number
 from indexer.store.kinds import INDEX_FILE, VECTORS_FILE, IndexKind
 from indexer.store.manifest import LEXICAL_FOLDER, Manifest, list_files
 from indexer.store.metadata import FIELDS_FILE, FieldKind
 from models.lexical import LexicalIndex
+
+logger = logging.getLogger(__name__)
 
 BLOCK = 1 << 18
 
@@ -98,15 +101,22 @@ class MetadataWriter:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._fields: dict[str, _Keywords | _Numbers] = {}
+        self._left_out: set[str] = set()
         self._documents = 0
 
     def add(self, metadata: Metadata) -> None:
-        """Adds the next document's metadata; a value of another kind than the field's first is in no column."""
+        """Adds the next document's metadata.
+
+        A value of another kind than the field's first is in no column, nor is a field beyond the first MAX_FIELDS.
+        """
         for name, value in metadata.items():
             if not has_value(value):
                 continue
             number = kind_of(value) == NUMBER
             if name not in self._fields:
+                if len(self._fields) == MAX_FIELDS:
+                    self._left_out.add(name)
+                    continue
                 stem = self._folder / f"metadata-unsorted-{len(self._fields)}"
                 self._fields[name] = _Numbers(stem) if number else _Keywords(stem)
             column = self._fields[name]
@@ -121,6 +131,9 @@ class MetadataWriter:
 
     def close(self) -> None:
         """Completes the files."""
+        if self._left_out:
+            more = f"{len(self._left_out)} metadata fields, such as {min(self._left_out)}, come after the first"
+            logger.warning("%s %d and cannot be filtered by; documents show them all the same", more, MAX_FIELDS)
         fields = []
         for position, (name, column) in enumerate(sorted(self._fields.items())):
             kind = column.write(self._folder, f"metadata.{position}", self._documents)

@@ -13,23 +13,13 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from indexer.store.arrays import Rows, Scores
 from models.encoder.tokenizer import flatten
 from models.fusion import LATER_DENSE, Mode
 from service.engine import ranking
-from service.engine.jobs import (
-    NO_ROWS,
-    NO_VECTORS,
-    BatchTimes,
-    Outcome,
-    Request,
-    Response,
-    Rows,
-    SearchJob,
-    Status,
-    Vectors,
-)
+from service.engine.jobs import NO_ROWS, NO_VECTORS, BatchTimes, Outcome, Request, Response, SearchJob, Status, Vectors
 from service.engine.queue import Entry
-from service.engine.ranking import NOTHING, Scores, Side
+from service.engine.ranking import NOTHING, Side
 from service.serving.serving import Serving
 
 if TYPE_CHECKING:

@@ -15,11 +15,13 @@ import numpy as np
 import onnxruntime as ort
 from numpy.typing import NDArray
 
+from indexer.store.arrays import Rows
 from indexer.store.kinds import IndexKind
 from indexer.store.vectors import CardGraph, VectorIndex
 from models.encoder.spec import verify_graph
 from models.encoder.tokenizer import FlatIds, Ids, TextReader
-from service.engine.device import CpuVectors, Rows, Vectors, VectorSearch
+from service.engine.device import CpuVectors, VectorSearch
+from service.engine.jobs import Vectors
 from service.errors import BadDevice
 from service.serving.serving import Selection
 

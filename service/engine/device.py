@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Protocol
 from weakref import ref
 
 import numpy as np
-from numpy.typing import NDArray
 
 from indexer.errors import DatabaseAway
+from indexer.store.arrays import Rows
 from indexer.store.collection import Database
 from indexer.store.snapshot import Snapshot
 from indexer.store.vectors import VectorIndex, limit_threads
@@ -23,7 +23,7 @@ from models.encoder.onnx import OnnxEncoder, bulk_batches
 from models.encoder.spec import EncoderSpec
 from models.encoder.tokenizer import FlatIds, TextReader, pad_flat
 from service.breaker import Breaker
-from service.engine.jobs import DATABASE_AWAY
+from service.engine.jobs import DATABASE_AWAY, Vectors
 from service.serving.serving import Selection
 
 if TYPE_CHECKING:
@@ -36,9 +36,6 @@ CALL_TOKENS = 128
 PARALLEL_PRODUCTS = 50_000_000
 GRAPH_ROWS = 2000  # that a graph search visits, about
 RETRY_SECONDS = 1.0
-
-Vectors = NDArray[np.float32]
-Rows = NDArray[np.int64]
 
 
 class Encoder(Protocol):

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from indexer.store.arrays import Rows
 from models.encoder.spec import Side
 from models.encoder.tokenizer import FlatIds, Tokens
 from models.fusion import Fusion, Mode
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
 
 Vector = NDArray[np.float32]
 Vectors = NDArray[np.float32]
-Rows = NDArray[np.int64]
 NO_TOKENS = np.empty(0, np.int32)
 NO_VECTORS = np.empty((0, 0), np.float32)
 NO_ROWS = np.empty((0, 0), np.int64)

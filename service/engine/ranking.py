@@ -9,8 +9,9 @@ from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from indexer.store.arrays import Rows, Scores
+from indexer.store.overlay import SOME_WORD
 from models.fusion import CANDIDATES, LATER_LEXICAL, Mode, best_passages, fuse
 from models.lexical import Ranking
 from service.engine.jobs import Evidence, Found, Options, SearchJob
@@ -20,11 +21,6 @@ from service.serving.serving import Serving
 WIDEN = 4
 # Passages beyond those that hold the wanted documents: first passages that may rank before a later one.
 SPARE_PASSAGES = 20
-# The lowest score of a text that shares a word with the query.
-SOME_WORD = float(np.nextafter(np.float32(0), np.float32(1)))
-
-Rows = NDArray[np.int64]
-Scores = NDArray[np.float32]
 
 
 class Side(NamedTuple):

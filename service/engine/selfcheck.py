@@ -26,6 +26,7 @@ from models.encoder.onnx import OnnxEncoder
 from models.encoder.tokenizer import FlatIds, TextReader, best_variant
 from models.errors import CareError
 from service.engine.device import CpuEncoder, CpuVectors, Device, Encoder, VectorSearch
+from service.engine.jobs import Vectors
 from service.engine.open import open_device
 from service.serving.serving import Selection
 from service.settings import Settings
@@ -42,8 +43,6 @@ LEAST_GRAPH_OVERLAP = 0.9
 LEAST_CPU_GRAPH_OVERLAP = 0.8  # on a CPU it starts at random nodes and may miss a cluster
 CLUSTER_ROWS = 1000
 SPREAD = np.float32(0.05)
-
-Vectors = NDArray[np.float32]
 
 
 def main() -> int:

@@ -13,9 +13,10 @@ from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from prometheus_client import CONTENT_TYPE_LATEST
 from pydantic import BaseModel, ConfigDict, Field, RootModel, StringConstraints, ValidationError
 
+from models.errors import did_you_mean
 from models.fusion import Mode
-from service.errors import Forbidden, invalid_request
-from service.http.asgi import errors, runtime_of
+from service.errors import Forbidden, InvalidRequest, invalid_request
+from service.http.asgi import errors, read_body, runtime_of
 from service.serving.facets import count_facets, number_ranges
 from service.serving.serving import Serving
 
@@ -49,6 +50,15 @@ health = APIRouter(tags=["health"])
 collection = APIRouter(prefix="/v1", tags=["search"])
 
 
+async def _require_only(request: Request, *names: str) -> None:
+    """Refuses other parameters and bodies: they were ignored, and another version served than was meant."""
+    for name in request.query_params.keys() - set(names):
+        raise InvalidRequest(name, f"no such parameter{did_you_mean(name, names)}; /docs lists what this route takes")
+    body = await read_body(request.scope, request.receive, runtime_of(request).settings.max_body_bytes)
+    if body.strip() not in (b"", b"{}"):
+        raise InvalidRequest("body", "is not read; name a version in the URL: /admin/rollback?version=…")
+
+
 class SwapAnswer(BaseModel):
     """What is served after an administrator's request, and whether that is new."""
 
@@ -65,9 +75,10 @@ class VersionsAnswer(BaseModel):
     failed: str | None = Field(None, description="Why the pointer's version is not served, where it is not.")
 
 
-@admin.post("/reload", responses=errors(409, 503))
+@admin.post("/reload", responses=errors(409, 422, 503))
 async def reload(request: Request) -> SwapAnswer:
     """Serve what the pointer names, at once instead of at the next look."""
+    await _require_only(request)
     servings = runtime_of(request).servings
     changed = await servings.reload()
     return SwapAnswer(snapshot=servings.current().version, changed=changed)
@@ -79,6 +90,7 @@ async def rollback(request: Request, version: str | None = None, force: bool = F
 
     A version that fails a canary of the collection is refused; `force` skips the canaries.
     """
+    await _require_only(request, "version", "force")
     servings = runtime_of(request).servings
     changed = await servings.rollback(version, force=force)
     return SwapAnswer(snapshot=servings.current().version, changed=changed)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import Annotated, Any, Self
 
 import orjson
@@ -10,18 +9,18 @@ from fastapi import APIRouter, Depends, Request, Response
 from pydantic import BaseModel, ConfigDict, Field, StrictInt, StringConstraints, model_validator
 
 from indexer.errors import BadValue
-from indexer.store.filters import as_value
+from indexer.store.documents import CONTROL
+from indexer.store.filters import as_value, require_name
+from indexer.store.fresh_log import NewDocument
 from service.errors import InvalidRequest, NotFound
 from service.http.admin import require_admin
 from service.http.asgi import errors, parse_body, read_body, runtime_of
 from service.search.portions import is_blank
-from service.updates.encoder import NewDocument
 from service.updates.writer import ChangesAnswer
 
 PATH = "/v1/documents"
 # An id is part of an address.
 MAX_ID_BYTES = 1024
-CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 Id = Annotated[str, StringConstraints(min_length=1)] | StrictInt
 
 router = APIRouter(prefix="/v1", tags=["documents"])
@@ -123,6 +122,8 @@ def _checked(number: int, posted: PostedDocument) -> NewDocument:
     if len(posted.name.encode()) > MAX_ID_BYTES or CONTROL.search(posted.name):
         raise InvalidRequest(f"documents[{number}]", f"its id has control characters or more than {MAX_ID_BYTES} bytes")
     try:
+        for name in posted.metadata or {}:
+            require_name(name)
         metadata = {name: as_value(name, value) for name, value in (posted.metadata or {}).items()}
     except BadValue as bad:
         raise InvalidRequest(f"documents[{number}].metadata", str(bad)) from None

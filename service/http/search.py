@@ -9,7 +9,8 @@ from urllib.parse import parse_qsl
 from pydantic import ValidationError
 from starlette.types import Receive, Scope, Send
 
-from service.errors import InvalidRequest, invalid_request
+from models.errors import did_you_mean
+from service.errors import SHOWN_NAME, InvalidRequest, invalid_request
 from service.http.asgi import WhileConnected, parse_body, read_body, send_bytes, send_lines, wants_lines
 from service.http.middleware import QUERIES, REQUEST_ID
 from service.search.request import SearchRequest, require_few_clauses
@@ -20,6 +21,10 @@ if TYPE_CHECKING:
 PATH = "/v1/search"
 METHODS = ["GET", "POST"]
 FROM_QUERY_STRING = {"q": "query", "filter": "filters"}  # parameter → field of the body
+PARAMETERS = [
+    *FROM_QUERY_STRING,
+    *(name for name in SearchRequest.model_fields if name not in FROM_QUERY_STRING.values()),
+]
 LISTS = ("query", "fields", "filters", "facets")  # parameters that may repeat
 OPERATORS = ("eq", "in", "gte", "gt", "lte", "lt")
 NEGATION = "not."
@@ -61,16 +66,19 @@ def parse_query_string(raw: bytes) -> SearchRequest:
     fields: dict[str, Any] = {}
     for name, value in pairs:
         field = FROM_QUERY_STRING.get(name, name)
-        if name in FROM_QUERY_STRING.values():
-            raise InvalidRequest(name, "not a parameter of the query string; it has q and filter")
+        if name not in PARAMETERS:
+            there_are = f"; there are {', '.join(PARAMETERS)}"
+            raise InvalidRequest(name[:SHOWN_NAME], f"no such parameter{did_you_mean(name, PARAMETERS) or there_are}")
         if field in LISTS:
             single = [_parse_filter(value)] if field == "filters" else [value]
-            fields.setdefault(field, []).extend(value.split(",") if field in ("fields", "facets") else single)
+            many = value.split(",") if value else []  # an empty parameter asks for none
+            fields.setdefault(field, []).extend(many if field in ("fields", "facets") else single)
         elif field in fields:
             raise InvalidRequest(field, "given more than once")
         else:
             fields[field] = value
-    queries = fields.get("query", [])
+    if not (queries := fields.get("query", [])):
+        raise InvalidRequest("query", "give a text as q=…")
     try:
         return SearchRequest.model_validate(fields | ({"query": queries[0]} if len(queries) == 1 else {}))
     except ValidationError as error:

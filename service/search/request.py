@@ -23,7 +23,7 @@ from pydantic import (
     model_validator,
 )
 
-from indexer.store.filters import LARGEST, AnyOf, Either, Equal, Filter, Not, Range
+from indexer.store.filters import LARGEST, MAX_FIELD_NAME, AnyOf, Either, Equal, Filter, Not, Range
 from models.fusion import Fusion, Mode
 from service.errors import InvalidRequest
 
@@ -49,7 +49,7 @@ def _require_64_bits(value: object) -> object:
 
 Number = Annotated[float, Field(strict=True, allow_inf_nan=False)]
 FilterText = Annotated[StrictStr, StringConstraints(max_length=1000)]
-FieldName = Annotated[str, StringConstraints(min_length=1, max_length=200)]
+FieldName = Annotated[str, StringConstraints(min_length=1, max_length=MAX_FIELD_NAME)]
 Value = Annotated[FilterText | StrictBool | StrictInt | Number, BeforeValidator(_require_64_bits)]
 Values = Annotated[tuple[Value, ...], Field(min_length=1, max_length=MAX_FILTER_VALUES, fail_fast=True)]
 Clauses = Annotated[tuple["FilterClause", ...], Field(max_length=MAX_FILTERS, fail_fast=True)]

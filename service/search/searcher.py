@@ -66,11 +66,21 @@ class Searcher:
 
     async def stream(self, serving: Serving, request: SearchRequest) -> AsyncGenerator[bytes, None]:
         """Yields a line per query, in order, each as soon as it is there, and a last one; raises as `search` does."""
-        run = _Run(self, serving, request)
-        await run.check(self.settings.max_stream_queries)
+        run, settings = _Run(self, serving, request), self.settings
+        await run.check(settings.max_stream_queries)
+        end, left, answered = perf_counter() + settings.max_stream_seconds, settings.max_stream_bytes, 0
         async with aclosing(run.outcomes()) as outcomes:
             async for query, outcome in outcomes:
-                yield run.write(query, outcome) + b"\n"
+                line = run.write(query, outcome) + b"\n"
+                left -= len(line)
+                if left < 0:
+                    more = f"larger than {settings.max_stream_bytes} bytes (CARE_MAX_STREAM_BYTES)"
+                    raise InvalidRequest("query", f"the answer is {more}; {_rest(answered)}")
+                if perf_counter() > end:
+                    taken = f"took more than {settings.max_stream_seconds:g} s (CARE_MAX_STREAM_SECONDS)"
+                    raise DeadlineExceeded(f"the answer {taken}; {_rest(answered)}")
+                yield line
+                answered += 1
         yield b'{"snapshot":%b,"timings_ms":%b}\n' % (orjson.dumps(serving.version), run.end().as_json())
 
     async def probe(self, serving: Serving, mode: Mode = Mode.HYBRID) -> None:
@@ -106,6 +116,10 @@ class Searcher:
             answers.append([hit["id"] for hit in result["hits"]])
         if failures := failures_of(canaries, answers):
             raise BadCollection(f"{serving.version} is not served: {failures}; force the rollback to serve it anyway")
+
+
+def _rest(answered: int) -> str:
+    return f"ask again for the queries after the first {answered}" if answered else "ask for fewer hits or fields"
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,19 +11,17 @@ from functools import cached_property, lru_cache
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
+from indexer.store.arrays import Mask, Rows
 from indexer.store.documents import StoredDocument
 from indexer.store.filters import Filter
 from indexer.store.fresh_log import Cursor
-from indexer.store.overlay import Overlay
+from indexer.store.overlay import MEMORISED_FILTERS, Overlay
 from indexer.store.snapshot import Snapshot
 from models.encoder.spec import EncoderSpec, Side
 from models.encoder.tokenizer import TextReader
 from models.errors import BadEncoder
 
-Mask = NDArray[np.bool_]
-MEMORISED_FILTERS = 32
 START = Cursor(0)
 
 
@@ -74,10 +72,10 @@ class Serving:
         return self.select(self.snapshot_filters(filters)).mask
 
     def snapshot_filters(self, filters: tuple[Filter, ...]) -> tuple[Filter, ...]:
-        """The filters for the snapshot alone: a field that only posted documents have matches nothing."""
+        """The filters for the snapshot alone: a field, or a kind, that only posted documents have matches nothing."""
         return self.overlay.snapshot_filters(filters)
 
-    def documents_of(self, passages: NDArray[np.int64]) -> NDArray[np.int64]:
+    def documents_of(self, passages: Rows) -> Rows:
         """The document row of each passage row."""
         if not self.overlay.changes:  # 1.8 µs instead of 11.8 µs for 100 rows, three times a query
             return self.snapshot.passages.documents[passages].astype(np.int64)
@@ -95,8 +93,8 @@ class Serving:
 
     @property
     def fields(self) -> list[str]:
-        """The metadata fields that some document has."""
-        return sorted({*self.snapshot.metadata.fields, *self.overlay.kinds})
+        """The metadata fields that filters and facets may name."""
+        return self.overlay.fields
 
     @property
     def documents(self) -> int:
@@ -117,7 +115,7 @@ class Serving:
             return Selection(filters, lambda: snapshot.metadata.select(filters)[snapshot.passages.documents])
 
         cursor = Cursor(snapshot.manifest.fresh.position)
-        return cls(snapshot, encoder, snapshot.metadata.facets(), select, Overlay.over(snapshot), cursor)
+        return cls(snapshot, encoder, snapshot.metadata.facets(), select, Overlay(snapshot), cursor)
 
 
 def require_query_encoder(folder: Path) -> Path:

@@ -9,15 +9,14 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from indexer.passages import Budget, Cutter
-from indexer.store.documents import Span, StoredDocument
-from indexer.store.filters import Metadata
-from indexer.store.fresh_log import Frame, FreshLog, Posted
+from indexer.store.documents import Span
+from indexer.store.fresh_log import Frame, FreshLog, NewDocument, Posted
 from models.correction import names_of
 from service.search.portions import Deadline
 from service.serving.serving import Serving
@@ -27,26 +26,6 @@ if TYPE_CHECKING:
     from service.settings import Settings
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class NewDocument:
-    """A posted document before it is encoded."""
-
-    id: str
-    title: str
-    text: str
-    metadata: Metadata
-
-    @classmethod
-    def of(cls, posted: Posted) -> NewDocument:
-        return cls(posted.id, posted.title, posted.text, posted.metadata)
-
-    def stored(self) -> StoredDocument:
-        return StoredDocument.of(self.id, self.title, self.text, self.metadata)
-
-    def encoded(self, spans: list[Span], encoder: str, vectors: np.ndarray) -> Posted:
-        return Posted(self.id, self.title, self.text, self.metadata, spans, encoder, vectors)
 
 
 class DocumentEncoder:
@@ -81,8 +60,7 @@ class DocumentEncoder:
         foreign = [each for each in posted if each.encoder not in known or each.vectors.shape[1] != own.spec.dim]
         if not foreign:
             return list(frames)
-        documents = [NewDocument.of(each) for each in foreign]
-        made = dict(zip(map(id, foreign), await self._encode(serving, documents, lambda count: None), strict=True))
+        made = dict(zip(map(id, foreign), await self._encode(serving, foreign, lambda count: None), strict=True))
         return [replace(frame, changes=[made.get(id(change), change) for change in frame.changes]) for frame in frames]
 
     def _warn(self, serving: Serving) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -13,11 +13,11 @@ from pydantic import BaseModel, Field
 
 from indexer.errors import BadDisk, NotWritten
 from indexer.store.documents import StoredDocument
-from indexer.store.filters import has_value, kind_of
-from indexer.store.fresh_log import Change, Decide, Deleted, Frame, FreshLog, Posted
+from indexer.store.filters import MAX_FIELDS, has_value, kind_of
+from indexer.store.fresh_log import Change, Decide, Deleted, Frame, FreshLog, NewDocument, Posted
 from indexer.store.overlay import passages_of
 from service.errors import FreshLimit, InvalidRequest, NotKept
-from service.updates.encoder import DocumentEncoder, NewDocument
+from service.updates.encoder import DocumentEncoder
 
 if TYPE_CHECKING:
     from service.serving.serving import Serving
@@ -62,7 +62,7 @@ class FreshWriter:
         serving = await self._newest()
         sealed = await asyncio.to_thread(self._log.last_segment)
         now = _Known(serving)
-        _check_kinds(now.kinds, documents)
+        await asyncio.to_thread(_check_kinds, now, documents)
         new = [each for each in documents if not now.holds(each.id, each.stored(), sealed)]
         posted = await self._encoder.encode(serving, new, partial(self._check_room, now))
         encoded = {each.id: each for each in posted}
@@ -71,7 +71,7 @@ class FreshWriter:
         def decide(frames: Sequence[Frame], segment: int) -> list[Change]:
             nonlocal changed
             known = _Known(serving, frames)
-            _check_kinds(known.kinds, documents)
+            _check_kinds(known, documents)
             unwritten = [each for each in documents if not known.holds(each.id, each.stored(), segment)]
             if any(each.id not in encoded for each in unwritten):
                 raise _Sealed
@@ -126,11 +126,14 @@ class _Known:
         self._serving = serving
         self._later = {change.id: (frame.position, change) for frame in frames for change in frame.changes}
         self.passages = serving.overlay.posted + sum(map(passages_of, frames))
-        self.kinds = serving.snapshot.metadata.kinds | serving.overlay.kinds
+
+    def kinds_without(self, ids: Collection[str]) -> dict[str, str]:
+        """The kind of each field that some document has, without the documents of these ids."""
+        kinds = self._serving.overlay.kinds_without({*self._later, *ids})
         for _, change in self._later.values():
-            for name, value in change.metadata.items() if isinstance(change, Posted) else ():
-                if has_value(value):
-                    self.kinds.setdefault(name, kind_of(value))
+            if isinstance(change, Posted) and change.id not in ids:
+                kinds = {name: kind_of(value) for name, value in change.metadata.items() if has_value(value)} | kinds
+        return kinds
 
     def holds(self, document_id: str, content: StoredDocument | None, since: int = 0) -> bool:
         """Whether the log holds this content of an id (None: deleted) at position `since` or later.
@@ -148,7 +151,7 @@ class _Known:
         """The log position of a document's last change, None if it has none, and its content, None if deleted."""
         if document_id in self._later:
             position, change = self._later[document_id]
-            return position, NewDocument.of(change).stored() if isinstance(change, Posted) else None
+            return position, change.stored() if isinstance(change, Posted) else None
         overlay = self._serving.overlay
         row = overlay.rows.get(document_id)
         return overlay.positions.get(document_id), None if row is None else overlay.document(row)
@@ -162,11 +165,18 @@ def _check_ids(documents: Sequence[NewDocument]) -> None:
             raise InvalidRequest(f"documents[{number}]", f"has the id of documents[{first}]")
 
 
-def _check_kinds(known: Mapping[str, str], documents: Sequence[NewDocument]) -> None:
-    """One field holds one kind of value in all documents, as in a corpus."""
-    kinds = dict(known)
+def _check_kinds(known: _Known, documents: Sequence[NewDocument]) -> None:
+    """One field holds one kind of value in all documents, as in a corpus; what these replace does not count."""
+    kinds = known.kinds_without({document.id for document in documents})
+    known_fields = len(kinds)
     for number, document in enumerate(documents):
         for name, value in document.metadata.items():
             if has_value(value) and kind_of(value) != (kind := kinds.setdefault(name, kind_of(value))):
                 path = f"documents[{number}].metadata"
                 raise InvalidRequest(path, f"field {name} is {kind_of(value)} here and {kind} elsewhere")
+    if len(kinds) > MAX_FIELDS and len(kinds) > known_fields:
+        raise InvalidRequest(
+            "documents",
+            f"with them the collection has {len(kinds)} metadata fields, and at most {MAX_FIELDS} can be "
+            "filtered by; put rare facts into the text, or into one field as a list of texts",
+        )

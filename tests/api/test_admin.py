@@ -58,6 +58,25 @@ async def test_reload_serves_what_was_published(own: Built) -> None:
         assert f'version="{own.versions["b"]}"' in (await client.get("/metrics")).text
 
 
+@pytest.mark.parametrize(
+    ("path", "body", "field", "said"),
+    [
+        ("/admin/rollback?versoin=x", b"", "versoin", "did you mean version?"),
+        ("/admin/rollback", b'{"version": "x"}', "body", "name a version in the URL: /admin/rollback?version=…"),
+        ("/admin/reload?version=x", b"", "version", "no such parameter"),
+    ],
+)
+async def test_what_would_be_ignored_is_refused(own: Built, path: str, body: bytes, field: str, said: str) -> None:
+    """Else another version would be served than the one that was meant."""
+    Collection(own.root).publish(own.versions["b"])
+    async with running(make_settings(own, threads=1, reload_seconds=0)) as client:
+        refused = await client.post(path, content=body)
+        assert (refused.status_code, refused.json()["error"]["field"]) == (422, field)
+        assert said in refused.json()["error"]["message"]
+        assert await served(client) == own.versions["b"]
+        assert (await client.post("/admin/rollback", json={})).json()["snapshot"] == own.versions["a"]
+
+
 async def test_the_poller_follows_the_pointer(own: Built) -> None:
     async with running(make_settings(own, threads=1, reload_seconds=0.01)) as client:
         Collection(own.root).publish(own.versions["b"])

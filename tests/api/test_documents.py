@@ -158,6 +158,12 @@ async def test_a_cached_answer_does_not_outlive_a_change(client: httpx.AsyncClie
         ([{"id": "x", "text": "y", "metadata": {"year": "2024"}}], "field year is text here and a number elsewhere"),
         ([{"id": "x", "text": "y", "metadata": {"a": {"b": 1}}}], "field a is neither text, number"),
         ([{"id": "x", "text": "y", "metadata": {"a": 2**70}}], "more than 64 bits"),
+        ([{"id": "x", "text": "y", "metadata": {"": 1}}], "documents[0].metadata: a metadata field's name has 0"),
+        ([{"id": "x", "text": "y", "metadata": {"n" * 201: 1}}], "name has 201 characters; give it 1 to 200"),
+        (
+            [{"id": "x", "text": "y", "metadata": dict.fromkeys(map(str, range(199)), 1)}],
+            "documents: with them the collection has 201 metadata fields, and at most 200 can be filtered by",
+        ),
         (
             [{"id": "x", "text": "y", "metadata": {"n": 1}}, {"id": "z", "text": "y", "metadata": {"n": "one"}}],
             "documents[1].metadata: field n is text here and a number elsewhere",
@@ -232,6 +238,77 @@ async def test_posts_at_once_are_checked_against_each_other(own: Built) -> None:
         statuses = [answer.status_code for answer in await asyncio.gather(*many)]
         assert sorted(set(statuses)) == [200, 409]
         assert (await one.get("/v1/collection")).json()["fresh"]["passages"] == 3
+
+
+def dosed(name: str, dose: object) -> dict[str, Any]:
+    return {"id": name, "text": f"剂量 {name}", "metadata": {"dose": dose}}
+
+
+async def test_a_field_takes_another_kind_once_no_document_has_the_old_one(own: Built, encoder: OnnxEncoder) -> None:
+    """Deleted, or replaced by the very post; until then both kinds are never there at once."""
+    async with running(make_settings(own, threads=1, reload_seconds=0)) as client:
+        assert (await post(client, dosed("x", 5), dosed("y", 6), {"id": "z", "text": "剂量"})).status_code == 200
+        assert (await client.delete("/v1/documents/x")).status_code == 200
+        refused = await post(client, dosed("v", "five"))
+        assert "field dose is text here and a number elsewhere" in refused.json()["error"]["message"]
+        assert (await post(client, dosed("y", "six"), dosed("w", "five"))).status_code == 200
+        assert await ids(client, "剂量", filters=[{"field": "dose", "eq": "five"}]) == ["w"]
+        assert await ids(client, "剂量", filters=[{"field": "dose", "in": ["six", "5"]}]) == ["y"]
+        collection = (await client.get("/v1/collection")).json()
+        assert collection["facets"]["dose"] == {"five": 1, "six": 1}
+        assert "dose" not in collection["numbers"]
+        assert (await post(client, dosed("v", 7))).status_code == 422
+        for name in ("w", "y"):
+            await client.delete(f"/v1/documents/{name}")
+        gone = await client.post("/v1/search", json={"query": "剂量", "filters": [{"field": "dose", "eq": "five"}]})
+        assert "no such field; it has kind, year" in gone.json()["error"]["message"]
+        assert "dose" not in (await client.get("/v1/collection")).json()["facets"]
+        assert (await post(client, dosed("v", 7))).status_code == 200
+        built = build(
+            [corpus_of(own, "a-1")], encoder, Collection(own.root), BuildOptions(passage_tokens=64, overlap=16)
+        )
+        Collection(own.root).publish(built.version)
+        await client.post("/admin/reload")
+        assert await ids(client, "剂量", filters=[{"field": "dose", "gte": 7}]) == ["v"]
+
+
+async def test_a_kind_of_the_snapshot_ends_with_its_last_document(own: Built, encoder: OnnxEncoder) -> None:
+    """The next build, whose corpus still has the deleted documents, keeps the kind of the posted one."""
+    named = [f"a-{number}" for number in range(1, 9)]
+    async with running(make_settings(own, threads=1, reload_seconds=0)) as client:
+        for name in named[1:]:
+            await client.delete(f"/v1/documents/{name}")
+        assert (await post(client, {"id": "x", "text": "药", "metadata": {"year": "today"}})).status_code == 422
+        assert (await post(client, {"id": named[0], "text": "药", "metadata": {"year": "today"}})).status_code == 200
+        collection = Collection(own.root)
+        for _ in range(2):
+            assert await ids(client, "药", filters=[{"field": "year", "eq": "today"}]) == [named[0]]
+            said = (await client.get("/v1/collection")).json()
+            assert (said["facets"]["year"], said["numbers"]) == ({"today": 1}, {})
+            built = build(
+                [corpus_of(own, *named, year=2024)], encoder, collection, BuildOptions(passage_tokens=64, overlap=16)
+            )
+            collection.publish(built.version)
+            await client.post("/admin/reload")
+
+
+async def test_equal_numbers_are_counted_together(client: httpx.AsyncClient) -> None:
+    """Filters do not tell 5 from 5.0."""
+    await post(client, dosed("x", 5), dosed("y", 5.0), dosed("z", 5.5))
+    answer = await client.post("/v1/search", json={"query": "剂量", "facets": ["dose"], "mode": "dense"})
+    assert answer.json()["results"][0]["facets"]["dose"] == {"5": 2, "5.5": 1}
+    assert set(await ids(client, "剂量", filters=[{"field": "dose", "eq": 5}])) == {"x", "y"}
+
+
+async def test_errors_of_filters_name_the_fields_of_posted_documents(client: httpx.AsyncClient) -> None:
+    await post(client, NOTICE)
+    for field, said in (
+        ("regio", "it has kind, region, year; did you mean region?"),
+        ("zz", "it has kind, region, year"),
+    ):
+        response = await client.post("/v1/search", json={"query": "药", "filters": [{"field": field, "eq": "x"}]})
+        assert (response.status_code, response.json()["error"]["field"]) == (422, "filters")
+        assert said in response.json()["error"]["message"]
 
 
 async def test_a_document_that_is_not_served_can_be_withdrawn(own: Built, encoder: OnnxEncoder) -> None:
@@ -357,9 +434,9 @@ async def test_vectors_of_another_encoder_are_made_again(own: Built) -> None:
         assert (await client.get("/v1/documents/a-2")).status_code == 404
 
 
-def corpus_of(own: Built, *ids: str) -> Path:
+def corpus_of(own: Built, *ids: str, **metadata: object) -> Path:
     path = own.root.parent / "next.jsonl"
-    rows = [{"_id": each, "title": f"标题 {each}", "text": f"正文 {each}", "metadata": {}} for each in ids]
+    rows = [{"_id": each, "title": f"标题 {each}", "text": f"正文 {each}", "metadata": metadata} for each in ids]
     path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
     return path
 

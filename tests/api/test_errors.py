@@ -110,6 +110,19 @@ async def test_a_body_that_cannot_be_read_is_refused(client: httpx.AsyncClient, 
     check(await client.post("/v1/search", content=body), 422, "invalid_request", field)
 
 
+async def test_a_query_string_has_parameters_of_its_own(client: httpx.AsyncClient) -> None:
+    for query_string, field, said in (
+        ("", "query", "give a text as q=…"),
+        ("query=a", "query", "no such parameter"),
+        ("q=a&filters=x", "filters", "no such parameter; did you mean filter?"),
+        ("q=a&topk=3", "topk", "no such parameter; did you mean top_k?"),
+        ("q=a&zzz=3", "zzz", "no such parameter; there are q, filter, top_k, "),
+    ):
+        assert said in check(await client.get(f"/v1/search?{query_string}"), 422, "invalid_request", field)
+    answer = await client.get("/v1/search?q=头痛&fields=&facets=&top_k=1")
+    assert [list(hit) for hit in answer.json()["results"][0]["hits"]] == [["score", "id"]]
+
+
 @pytest.mark.parametrize(
     ("query_string", "field"),
     [

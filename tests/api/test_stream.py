@@ -110,6 +110,32 @@ async def test_what_fails_later_is_the_last_line(
     assert lines[-1]["error"]["request_id"]
 
 
+async def test_a_stream_has_a_largest_size(built: Built) -> None:
+    async with running(make_settings(built, threads=1, reload_seconds=0, max_stream_bytes=4096)) as client:
+        *results, last = await lines_of(client, query=MANY, mode="lexical", top_k=1)
+        whole = "".join(json.dumps(each, ensure_ascii=False, separators=(",", ":")) + "\n" for each in results)
+        assert 2048 < len(whole.encode()) <= 4096
+        assert (last["error"]["code"], last["error"]["field"]) == ("invalid_request", "query")
+        assert f"ask again for the queries after the first {len(results)}" in last["error"]["message"]
+    async with running(make_settings(built, threads=1, reload_seconds=0, max_stream_bytes=1024)) as client:
+        refused = await client.post("/v1/search", json={"query": ["头痛"], "fields": ["text"]}, headers=LINES)
+        assert (refused.status_code, refused.json()["error"]["code"]) == (422, "invalid_request")
+        assert "CARE_MAX_STREAM_BYTES); ask for fewer hits or fields" in refused.json()["error"]["message"]
+
+
+async def test_a_stream_has_a_longest_time(built: Built, gate: Gate) -> None:
+    """The clock runs while the engine is held; what it had answered until then was sent."""
+    async with running(make_settings(built, threads=1, reload_seconds=0, max_stream_seconds=0.2)) as client:
+        held = await hold(gate, client)
+        stream = asyncio.create_task(client.post("/v1/search", json={"query": MANY[:3]}, headers=LINES))
+        await asyncio.sleep(0.4)
+        gate.open.set()
+        refused = await stream
+        assert (refused.status_code, refused.json()["error"]["code"]) == (504, "deadline_exceeded")
+        assert "more than 0.2 s (CARE_MAX_STREAM_SECONDS)" in refused.json()["error"]["message"]
+        await held
+
+
 def fail(*arguments: object) -> None:
     raise RuntimeError("the device is gone")
 

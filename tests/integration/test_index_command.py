@@ -93,6 +93,8 @@ def test_the_line_names_columns_that_were_not_kept(place: Place) -> None:
     _, out, _ = place.build(rows, "--metadata-field", "kind")
     assert "columns that were not kept: url (keep them with --metadata-field NAME)" in out
     assert "not kept" not in place.build(ROWS)[1]
+    assert "not kept" not in place.build([row | {"": ""} for row in ROWS])[1]  # a trailing comma in CSV
+    assert "not kept" not in place.build([row | {"year": "2024"} for row in ROWS], "--number-field", "year")[1]
 
 
 def test_a_corpus_that_lost_most_of_its_rows_is_not_published(place: Place) -> None:

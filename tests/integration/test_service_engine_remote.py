@@ -106,7 +106,7 @@ async def test_the_event_loop_goes_on_while_fresh_passages_are_scored(
     serving = open_serving(built)
     dim = serving.encoder.spec.dim
     posted = Posted("fresh", "骨折", "骨折要固定。", {}, [(0, 6)], "fp", np.eye(1, dim, dtype=np.float16))
-    fresh = replace(serving, overlay=Overlay.over(serving.snapshot).apply([Frame(1, 7, [posted])]))
+    fresh = replace(serving, overlay=Overlay(serving.snapshot).apply([Frame(1, 7, [posted])]))
     entered, gate, score = asyncio.Event(), threading.Event(), Overlay.score_vectors
     loop = asyncio.get_running_loop()
 

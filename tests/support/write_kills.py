@@ -34,7 +34,7 @@ from typing import Any
 from indexer.build import BuildOptions, build
 from indexer.store.collection import Collection
 from indexer.store.filters import kind_of
-from indexer.store.fresh_log import Cursor, FreshLog, Posted
+from indexer.store.fresh_log import Cursor, FreshLog, NewDocument, Posted
 from indexer.store.overlay import passages_of
 from models.encoder.spec import Side
 from models.lexical import query_terms
@@ -42,7 +42,7 @@ from service.errors import FreshLimit, InvalidRequest
 from service.metrics import Metrics
 from service.serving.serving import Serving
 from service.settings import Settings
-from service.updates.encoder import DocumentEncoder, Freshener, NewDocument
+from service.updates.encoder import DocumentEncoder, Freshener
 from service.updates.swap import Opening, Servings
 from service.updates.writer import FreshWriter
 from tests.support.fast_encoder import BUNDLED, FastEncoder
@@ -371,15 +371,14 @@ def _check(run: Run) -> None:
 
 
 def _check_frames(run: Run, frames: Sequence[Any], versions: dict[str, Serving]) -> Iterator[str]:
-    """Every acknowledged change has a frame, fields have one kind, and the limit was kept whenever one was accepted."""
-    kinds = {
-        kind_of(change.metadata["zz"])
-        for frame in frames
-        for change in frame.changes
-        if isinstance(change, Posted) and "zz" in change.metadata
-    }
-    if len(kinds) > 1:
-        yield f"zz is of two kinds: {kinds}"
+    """Fields had one kind among the documents of each moment, and the limit was kept whenever one was accepted."""
+    kinds: dict[str, str] = {}  # of the disputed documents, which are never deleted
+    for frame in frames:
+        for change in frame.changes:
+            if isinstance(change, Posted) and "zz" in change.metadata:
+                kinds[change.id] = kind_of(change.metadata["zz"])
+        if len(set(kinds.values())) > 1:
+            yield f"zz is of two kinds at position {frame.position}: {kinds}"
     for operation in run.operations:
         if operation.position is None or operation.text is None:
             continue

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -55,6 +56,29 @@ def test_wrong_arguments_are_one_line(
     arguments: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert said in failure(capsys, *arguments)
+
+
+@pytest.mark.parametrize("command", ["index", "serve"])
+def test_a_misspelt_variable_is_refused(
+    command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("CARE_COLECTION", "var/mine")
+    monkeypatch.setenv("CARE_OPTIMUM_PYTHON", "python3")  # not a setting, and not misspelt
+    said = failure(capsys, command, *(["list"] if command == "index" else []))
+    nearest = "CARE_COLECTION: there is no such setting; did you mean CARE_COLLECTION?"
+    assert said == f"care {command}: {nearest} (docs/settings.md)"
+
+
+def test_as_many_files_may_be_open_as_the_system_allows() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
+    try:
+        with pytest.raises(SystemExit):
+            cli.main(["--version"])
+        allowed, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert allowed == (cli.OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, cli.OPEN_FILES))
 
 
 def test_the_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:

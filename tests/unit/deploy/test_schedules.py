@@ -97,3 +97,8 @@ def test_the_pod_fits_the_image() -> None:
     assert mounts["/corpus"]["readOnly"]
     assert {volume["name"] for volume in POD["volumes"]} == {mount["name"] for mount in mounts.values()}
     assert CONTAINER["securityContext"]["readOnlyRootFilesystem"]
+
+
+def test_the_pod_has_no_variables_of_services_beside_it() -> None:
+    """`CARE_PORT=tcp://…`, of a Service named care, is refused as a setting."""
+    assert POD["enableServiceLinks"] is False

@@ -51,6 +51,16 @@ def test_json_lines_give_documents_with_their_place(tmp_path: Path) -> None:
     ]
 
 
+def test_a_number_field_is_kept_without_being_named_as_metadata(tmp_path: Path) -> None:
+    path = tmp_path / "c.csv"
+    path.write_text('_id,text,year,metadata\n1,药,2024,"{""dose"": ""5""}"\n2,药,,\n', encoding="utf-8")
+    fields = FieldMap(number_fields=("year", "dose"))
+    assert [document.metadata for document in read(path, fields=fields)] == [{"year": 2024, "dose": 5}, {"year": None}]
+    assert "year" in fields.used_names()
+    with pytest.raises(BadCorpus, match=r"no row has a field named yaer; the rows have _id, metadata, text, year"):
+        read(path, fields=FieldMap(number_fields=("yaer",)))
+
+
 def test_byte_order_mark_is_no_part_of_the_first_row(tmp_path: Path) -> None:
     path = tmp_path / "c.jsonl"
     path.write_bytes(b"\xef\xbb\xbf" + json.dumps(GOOD).encode())
@@ -369,3 +379,18 @@ def test_what_may_not_be_read_says_so(tmp_path: Path) -> None:
         for path, mode in modes.items():
             path.chmod(mode)
         (folder / "closed").chmod(0o755)
+
+
+@pytest.mark.parametrize("name", ["", "n" * 201])
+def test_a_field_that_no_filter_can_name_makes_a_bad_row(tmp_path: Path, name: str) -> None:
+    path = write_lines(tmp_path / "c.jsonl", GOOD | {"metadata": {name: "x"}})
+    with pytest.raises(BadCorpus, match=f"name has {len(name)} characters; give it 1 to 200"):
+        read(path)
+
+
+def test_an_id_that_no_address_can_name_makes_a_bad_row(tmp_path: Path) -> None:
+    """Its document could not be deleted through the service."""
+    path = write_lines(tmp_path / "c.jsonl", GOOD | {"_id": "a\nb"}, GOOD)
+    documents, rejected = read_skipping(path, tmp_path / "rejects.jsonl")
+    assert [document.id for document in documents] == ["a"]
+    assert "the id 'a\\nb' has control characters" in rejected[0]["reason"]

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from indexer.errors import BadFilter, BadSnapshot
-from indexer.store.filters import AnyOf, Condition, Either, Equal, Filter, Metadata, Not, Range
+from indexer.store.filters import MAX_FIELDS, AnyOf, Condition, Either, Equal, Filter, Metadata, Not, Range
 from indexer.store.metadata import FACET_VALUES, MetadataIndex
 from indexer.store.snapshot import Snapshot
 from indexer.store.writer import MetadataWriter
@@ -166,3 +166,12 @@ def test_unreadable_field_list_is_refused(tmp_path: Path) -> None:
     (tmp_path / "metadata.json").write_text('[{"name": "kind", "kind": "colour"}]')
     with pytest.raises(BadSnapshot, match=r"metadata\.json is unreadable"):
         MetadataIndex.open(tmp_path, len(ROWS))
+
+
+def test_fields_beyond_the_limit_have_no_column_and_are_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Each column takes open files: a document with a thousand fields must not stop a build or a service."""
+    names = [f"f{number:04}" for number in range(MAX_FIELDS + 5)]
+    found = index(tmp_path, [dict.fromkeys(names, 1), {names[0]: 2, names[-1]: 2}])
+    assert found.fields == names[:MAX_FIELDS]
+    assert found.select([Equal(names[0], 2)]).tolist() == [False, True]
+    assert "5 metadata fields, such as f0200, come after the first 200" in caplog.text

@@ -125,7 +125,7 @@ def test_an_encoder_that_reads_less_of_a_text_does_not_cut_it_otherwise(tokenize
 @pytest.mark.parametrize(
     ("tokens", "overlap", "reason"),
     [
-        (64, 17, "at most a quarter"),
+        (64, 17, "at most a quarter; give --overlap 0 to 16"),
         (64, -1, "at most a quarter"),
         (3, 0, "leave no room"),
     ],

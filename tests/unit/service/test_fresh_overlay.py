@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from indexer.errors import BadFilter
-from indexer.store.filters import AnyOf, Either, Equal, Filter, Not, Range
+from indexer.store.filters import NUMBER, AnyOf, Either, Equal, Filter, Not, Range
 from indexer.store.fresh_log import Change, Deleted, Frame, Posted
 from indexer.store.manifest import Corrected
 from indexer.store.overlay import Overlay
@@ -60,7 +60,7 @@ def serving_of(snapshot: Snapshot, overlay: Overlay | None = None) -> Serving:
     def select(filters: tuple[Filter, ...]) -> Selection:
         return Selection(filters, lambda: snapshot.metadata.select(filters)[snapshot.passages.documents])
 
-    return Serving(snapshot, None, snapshot.metadata.facets(), select, overlay or Overlay.over(snapshot))  # type: ignore[arg-type]
+    return Serving(snapshot, None, snapshot.metadata.facets(), select, overlay or Overlay(snapshot))  # type: ignore[arg-type]
 
 
 def search(serving: Serving, mode: Mode, *filters: Filter, top_k: int = 10) -> list[tuple[str, float]]:
@@ -84,7 +84,7 @@ def changes(count: int) -> list[Change]:
 @pytest.fixture(scope="module")
 def laid(main: Snapshot) -> tuple[Overlay, dict[str, Posted | None]]:
     """After 120 changes one by one, and what they amount to: None for what is gone."""
-    overlay = Overlay.over(main)
+    overlay = Overlay(main)
     expected: dict[str, Posted | None] = {}
     for frame in frames(*changes(120)):
         overlay = overlay.apply([frame])
@@ -115,7 +115,7 @@ def test_every_document_is_there_as_it_was_last_said(
 def test_it_does_not_matter_how_many_changes_come_at_once(
     main: Snapshot, laid: tuple[Overlay, dict[str, Posted | None]]
 ) -> None:
-    at_once = Overlay.over(main).apply(frames(*changes(120)))
+    at_once = Overlay(main).apply(frames(*changes(120)))
     assert (at_once.state, at_once.changes) == (laid[0].state, laid[0].changes)
     assert at_once.passages == laid[0].passages
     for mode in Mode:
@@ -185,7 +185,7 @@ def test_a_document_posted_as_it_is_ranks_where_it_was(main: Snapshot, mode: Mod
         same.append(Posted(name, stored.title, stored.text, stored.metadata, spans, "fp", vectors))
     before, after = (
         search(serving_of(main), mode),
-        search(serving_of(main, Overlay.over(main).apply(frames(*same))), mode),
+        search(serving_of(main, Overlay(main).apply(frames(*same))), mode),
     )
     assert sorted(name for name, _ in after) == sorted(name for name, _ in before)
     np.testing.assert_allclose([score for _, score in after], [score for _, score in before], atol=2e-3)
@@ -194,7 +194,7 @@ def test_a_document_posted_as_it_is_ranks_where_it_was(main: Snapshot, mode: Mod
 def test_fields_of_fresh_documents_can_be_asked_for_at_once(main: Snapshot) -> None:
     new = document("n", 1)
     made = Posted("n", new.title, new.text, {"region": "华北"}, new.spans, "fp", new.vectors)
-    serving = serving_of(main, Overlay.over(main).apply(frames(made, document("o", 2))))
+    serving = serving_of(main, Overlay(main).apply(frames(made, document("o", 2))))
     for mode in Mode:
         assert [name for name, _ in search(serving, mode, Equal("region", "华北"))] == ["n"]
         assert search(serving, mode, Equal("region", "华北"), Equal("kind", "drug")) == []
@@ -209,7 +209,21 @@ def test_fields_of_fresh_documents_can_be_asked_for_at_once(main: Snapshot) -> N
         serving.allowed((Equal("nobody has it", 1),))
     with pytest.raises(BadFilter, match="not a text"):
         serving.allowed((Equal("region", 7),))
-    assert serving_of(main, Overlay.over(main)).allowed(()).all()
+    assert serving_of(main, Overlay(main)).allowed(()).all()
+
+
+def test_documents_of_two_kinds_do_not_break_filters(main: Snapshot) -> None:
+    """A rollback may lay posts over a version whose field has another kind: the snapshot's kind counts."""
+    base = document("n", 1)
+    old, new = replace(base, metadata={"year": "heute", "dose": 5}), replace(base, id="o", metadata={"dose": "five"})
+    serving = serving_of(main, Overlay(main).apply(frames(old)).apply(frames(new, first=2)))
+    assert serving.overlay.kinds | {"year": NUMBER, "dose": NUMBER} == serving.overlay.kinds
+    for mode in Mode:
+        assert "n" not in [name for name, _ in search(serving, mode, Range("year", gte=2000), top_k=100)]
+        assert [name for name, _ in search(serving, mode, Equal("dose", 5))] == ["n"]
+    facets = count_facets(serving)
+    assert "year" not in facets
+    assert "dose" not in facets
 
 
 def test_facets_count_what_is_visible(main: Snapshot, laid: tuple[Overlay, dict[str, Posted | None]]) -> None:
@@ -224,14 +238,14 @@ def test_facets_count_what_is_visible(main: Snapshot, laid: tuple[Overlay, dict[
 
 
 def test_everything_may_be_gone(main: Snapshot) -> None:
-    overlay = Overlay.over(main).apply(frames(*(Deleted(f"m{number}") for number in range(MAIN))))
+    overlay = Overlay(main).apply(frames(*(Deleted(f"m{number}") for number in range(MAIN))))
     assert (overlay.documents, overlay.passages) == (0, 0)
     for mode in Mode:
         assert search(serving_of(main, overlay), mode) == []
 
 
 def test_states_differ_where_the_log_differs(main: Snapshot) -> None:
-    empty = Overlay.over(main)
+    empty = Overlay(main)
     states = {
         empty.apply(frames(Deleted("m1"))).state,
         empty.apply([Frame(1, 8, [Deleted("m1")])]).state,
@@ -248,7 +262,7 @@ def test_only_vectors_of_the_encoders_that_the_snapshot_names_are_corrected(main
     manifest = main.manifest.model_copy(update={"correction": named})
     corrected = replace(main, manifest=manifest, learn_correction=lambda: correction)
     posted = [replace(document(f"f{seed}", seed), encoder=by) for seed, by in enumerate(["reads queries", "fp"])]
-    plain, laid = (Overlay.over(each).apply(frames(*posted)) for each in (main, corrected))
+    plain, laid = (Overlay(each).apply(frames(*posted)) for each in (main, corrected))
     queries = unit_vectors(3, seed=7).astype(np.float32)
     before, after = plain.score_vectors(queries), laid.score_vectors(queries)
     passages = len(posted[0].spans)
