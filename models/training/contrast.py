@@ -54,6 +54,7 @@ class ContrastStage:
         }
         self.objective = Objective(stage.loss, recipe.dim).to(ranks.device)
         self._dealer = deal(self._table, embeddings=self._kept[self._document, Side.DOCUMENT] if data.leaf else None)
+        self._dealt: dict[int, Batch] = {}
         uses_bm25 = stage.loss.distil > 0 and stage.loss.lexical_share > 0
         documents = self._tokens(stage.query, Side.DOCUMENT) if uses_bm25 else None
         self._lexical = None if documents is None else LexicalTeacher.fit(documents, seed=recipe.seed)
@@ -67,7 +68,7 @@ class ContrastStage:
 
     def gradients(self, step: int, scale: Callable[[Tensor], Tensor]) -> dict[str, float]:
         """Leaves the gradients of one step in the weights, and returns what it measured."""
-        stage, batch = self._stage, self._dealer.deal(step)
+        stage, batch = self._stage, self._dealt.pop(step, None) or self._dealer.deal(step)
         readings = {
             part: Reading(self.encoders[name], self._tokens(name, side), rows)
             for part, (name, side) in self._parts().items()
@@ -80,6 +81,8 @@ class ContrastStage:
         loss, terms = self.objective(self._contrasted(batch, readings))
         scale(loss).backward()  # type: ignore[no-untyped-call]
         passes.backward()
+        if step + 1 < self.steps:  # while the GPU works: reading the figures below waits for it
+            self._dealt[step + 1] = self._dealer.deal(step + 1)
         facts = {name: float(value) for name, value in {"loss": loss.detach(), **terms}.items()}
         if stage.loss.learnable:
             facts["temperature"] = float(torch.as_tensor(self.objective.temperature).detach())

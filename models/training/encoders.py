@@ -122,6 +122,8 @@ class EncoderStore:
                 quantize_base(encoder.backbone)
             if encoder.projection is not None:
                 encoder.projection.float().requires_grad_(True)
+        if trained and config.dropout is not None:
+            set_dropout(encoder.backbone, config.dropout)
         if trained and config.checkpointing:
             encoder.backbone.gradient_checkpointing_enable({"use_reentrant": False})
         return encoder.to(self.ranks.device).train(trained)
@@ -209,6 +211,16 @@ def keep_layers(backbone: PreTrainedModel, layers: int) -> None:
     config.num_hidden_layers = layers
     if getattr(config, "layer_types", None):
         config.layer_types = config.layer_types[:layers]
+
+
+def set_dropout(backbone: nn.Module, share: float) -> None:
+    """Sets every dropout of a backbone, those that attention functions are told of too, for as long as it is open."""
+    for module in backbone.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = share
+        for name in ("attention_dropout", "dropout_prob"):
+            if isinstance(getattr(module, name, None), float):
+                setattr(module, name, share)
 
 
 def trained_weights(module: nn.Module) -> dict[str, Tensor]:

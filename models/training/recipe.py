@@ -82,6 +82,8 @@ class Encoder(_Section):
     dtype: Literal["fp32", "bf16"] = "fp32"
     """Of weights that are not trained themselves: the base under `lora`, and any frozen encoder."""
     checkpointing: bool = False
+    dropout: Share | None = None
+    """Of hidden states and attention while it is trained. Default: what the start's configuration says."""
 
     @model_validator(mode="after")
     def _whole(self) -> Encoder:

@@ -12,11 +12,11 @@ from models.encoder.packed.encoder import PackedEncoder
 from models.encoder.spec import EncoderSpec, Side, sha256_of
 from models.encoder.torch import TorchEncoder, weight_files
 from models.errors import BadEncoder
-from models.training.encoders import EncoderStore, Int8Linear, blend, trained_weights
+from models.training.encoders import EncoderStore, Int8Linear, blend, set_dropout, trained_weights
 from models.training.ranks import Ranks
 from models.training.recipe import Encoder, Recipe
 from models.training.shapes import check
-from tests.support.toy_training import DOCUMENTS, write_gguf, write_start
+from tests.support.toy_training import DOCUMENTS, toy_encoder, write_gguf, write_start
 
 Make = Callable[..., Recipe]
 CPU = Ranks(0, 1, torch.device("cpu"))
@@ -72,6 +72,21 @@ def test_adapters_beside_the_encoder_turn_its_start_into_it(tmp_path: Path, toy_
     spec.model_copy(update={"checksums": spec.checksums | sums}).save(tmp_path / "start")
     expected = encoded(TorchEncoder.load(tmp_path / "kept"))
     torch.testing.assert_close(encoded(TorchEncoder.load(tmp_path / "start")), expected, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize(("architecture", "settings"), [
+    ("bert", {"hidden_dropout_prob": 0.5, "attention_probs_dropout_prob": 0.5}),
+    ("qwen3", {"attention_dropout": 0.5}),
+])  # fmt: skip
+def test_dropout_is_what_the_recipe_says(architecture: str, settings: dict[str, float]) -> None:
+    encoder = toy_encoder(architecture, **settings).train()
+
+    def reading() -> torch.Tensor:
+        return encoder.pooled(torch.tensor([[2, 5, 6, 7, 8, 3]]), torch.ones(1, 6, dtype=torch.long))
+
+    assert not torch.equal(reading(), reading())
+    set_dropout(encoder.backbone, 0.0)
+    assert torch.equal(reading(), reading())
 
 
 def test_targets_choose_the_adapted_layers(tmp_path: Path, toy_recipe: Make) -> None:
