@@ -113,9 +113,10 @@ def _import(arguments: Namespace) -> None:
 def _import_address(arguments: Namespace) -> None:
     from models.importing.address import MAX_LENGTH, Server, import_address
 
-    for flag in ("pooling", "adapter"):
-        if getattr(arguments, flag) is not None:
-            raise BadEncoder(f"--{flag}: a server pools and adapts by itself; leave it out")
+    if arguments.pooling is not None:
+        raise BadEncoder("--pooling: a server pools by itself; leave it out")
+    if arguments.adapter is not None:
+        raise BadEncoder("--adapter: an adapter is added to a checkpoint that is here, not to a server; leave it out")
     if not arguments.model:
         raise BadEncoder(f"{arguments.source}: name the encoder with --model; {arguments.source}/models may list them")
     server = Server(

@@ -3,6 +3,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tokenizers import Tokenizer as RustTokenizer
+from tokenizers.processors import TemplateProcessing
 
 from models.encoder.tokenizer import Tokenizer, Tokens, pad
 
@@ -25,6 +27,16 @@ def test_a_short_text_is_whole_and_a_long_one_is_cut_and_says_so(tokenizer: Toke
 def test_a_text_that_fits_exactly_was_not_cut(tokenizer: Tokenizer) -> None:
     assert tokenizer("药" * 14) == Tokens(tokenizer("药" * 14).ids, truncated=False)
     assert tokenizer("药" * 15).truncated
+
+
+@pytest.mark.parametrize("ending", ["", "[SEP]", "[SEP] [SEP]"])
+def test_a_cut_text_is_what_the_librarys_own_cut_leaves(ending: str) -> None:
+    library, special = RustTokenizer.from_file(str(BUNDLED)), [("[CLS]", 101), ("[SEP]", 102)]
+    library.post_processor = TemplateProcessing(single=f"[CLS] $A {ending}".strip(), special_tokens=special)
+    ours = Tokenizer.from_json(library.to_str(), 16)
+    library.enable_truncation(16)
+    for text in ("", "药", "头痛" * 6, "头痛" * 8, "头痛" * 30):
+        assert ours(text).ids == library.encode(text).ids
 
 
 def test_a_batch_gives_what_single_texts_give(tokenizer: Tokenizer) -> None:
