@@ -29,6 +29,7 @@ COMMANDS = {
         "models.importing.command",
         "import published encoders, look at them, compare two (import: train extra)",
     ),
+    "mcp": ("care_client.mcp", "give agents a running service as tools (needs the mcp extra)"),
     "eval": ("models.evaluation.command", "judge encoders, BM25 and their hybrid on evaluation sets"),
 }
 # Subcommands of a subcommand that takes other arguments, too.
@@ -42,6 +43,7 @@ TRAIN_EXTRA = {
     "torch", "transformers", "onnx", "safetensors", "onnxscript", "peft", "accelerate", "gguf", "ranx",
     "sentence_transformers",
 }  # fmt: skip
+MCP_EXTRA = {"mcp", "mcp_types"}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -66,7 +68,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return _fail(name, f"{where}{error.strerror}; free some space, then run the same command again")
         return _fail(name, f"{where}{error.strerror or error}; give a path that can be read and written")
     except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] not in TRAIN_EXTRA:
+        module = (error.name or "").partition(".")[0]
+        if module in MCP_EXTRA:
+            return _fail(name, f"needs {error.name}, which the mcp extra brings (pip install 'care-search[mcp]')")
+        if module not in TRAIN_EXTRA:
             raise
         return _fail(name, f"needs {error.name}, which the train extra brings (make install-train)")
     except (_Terminated, KeyboardInterrupt) as stop:
