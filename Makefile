@@ -12,7 +12,7 @@ LATE := $(wildcard tests/integration/test_[qrstuvwxyz]*.py)
 MODELS := tests/unit/training tests/unit/models tests/unit/evaluation
 PIP := -m pip install --quiet --disable-pip-version-check
 .DEFAULT_GOAL := help
-.PHONY: help run test test-late test-early test-models test-rest check unit format bench bench-peers bench-gpu overload kills bench-fresh bench-index bench-encode bench-train kill-index kill-writes swaps claims loadtest eval install install-train optimum lock clean
+.PHONY: help run test test-late test-early test-models test-rest check unit format bench bench-peers bench-gpu overload kills bench-fresh bench-index bench-encode bench-train kill-index kill-writes swaps claims loadtest eval openapi typescript install install-train optimum lock clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -44,7 +44,7 @@ test-early: .venv-dev/installed .venv-optimum/installed programs
 test-models: .venv-dev/installed
 	$(DEV)/pytest $(MODELS)
 
-test-rest: .venv-dev/installed
+test-rest: .venv-dev/installed programs clients/typescript/node_modules
 	$(DEV)/pytest --ignore=tests/e2e --ignore=tests/integration $(MODELS:%=--ignore=%)
 
 format: .venv-dev/installed ## let ruff lay out the code
@@ -136,14 +136,29 @@ optimum: .venv-optimum/installed ## the environment in which Optimum exports (.v
 	@.venv-peers-$*/bin/python $(PIP) --require-hashes --no-deps -r requirements/peers-$*.lock
 	@touch $@
 
+# A continuous integration that is not root and has no Debian installs these beforehand; tests that lack one say so.
+PROGRAMS := chromium chromedriver haproxy node npm promtool
 .PHONY: programs
 programs:
-	@command -v chromium >/dev/null && command -v chromedriver >/dev/null && command -v haproxy >/dev/null || \
-	  { echo "Installing Chromium and HAProxy for the tests …"; apt-get update -qq && \
-	    DEBIAN_FRONTEND=noninteractive apt-get install -qq -y chromium chromium-driver haproxy >/dev/null; }
+	@for each in $(PROGRAMS); do command -v $$each >/dev/null || missing=1; done; [ -z "$$missing" ] || \
+	  { echo "Installing Chromium, HAProxy, Node and Prometheus for the tests …"; apt-get update -qq && \
+	    DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends \
+	      chromium chromium-driver haproxy prometheus $$(command -v npm >/dev/null || echo nodejs npm) >/dev/null; }
+
+openapi: .venv-dev/installed ## write docs/openapi.json anew, of which the TypeScript client is made
+	$(DEV)/python -c "import json; from service.http.app import create_app; from service.settings import Settings; \
+	  print(json.dumps(create_app(Settings()).openapi(), ensure_ascii=False, indent=1))" > docs/openapi.json
+
+typescript: .venv-dev/installed clients/typescript/node_modules ## build the TypeScript client and try it in Node
+	$(DEV)/pytest tests/clients/test_typescript.py
+
+clients/typescript/node_modules: clients/typescript/package-lock.json
+	@echo "Installing the packages of the TypeScript client …"
+	@cd clients/typescript && npm ci --silent --no-audit --no-fund
+	@touch $@
 
 lock: ## pin every dependency anew (needs uv)
 	requirements/compile.sh
 
 clean: ## remove environments, snapshots and caches
-	rm -rf .venv .venv-dev .venv-optimum .venv-peers-* var .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf .venv .venv-dev .venv-optimum .venv-peers-* var .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache clients/typescript/node_modules clients/typescript/dist

@@ -1,4 +1,4 @@
-"""Shared by the retrievers of all frameworks: search parameters, and the part of a hit that a language model reads."""
+"""Shared by the modules of all frameworks: search parameters, and the part of a hit that a language model reads."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ FIELDS = ("title", "metadata", "text")
 SYNONYMS = {"k": "top_k", "filter": "filters", "score_threshold": "min_score"}
 PARAMETERS = SearchOptions.__annotations__.keys() - {"fields"}
 SCORE = "care_score"
+RELEVANCE = "relevance_score"
 
 
 def search_options(*given: Mapping[str, Any]) -> SearchOptions:

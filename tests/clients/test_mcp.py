@@ -30,11 +30,6 @@ CALL = [Scene(body=ANSWER), Scene(body=asdict(Collection("v1", 0, 0, (), "dense"
 READS = ["search", "get_document", "describe_collection"]
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
 def command(url: str, *options: str) -> list[str]:
     return [sys.executable, "cli.py", "mcp", "--url", url, *options]
 
