@@ -12,7 +12,7 @@ LATE := $(wildcard tests/integration/test_[qrstuvwxyz]*.py)
 MODELS := tests/unit/training tests/unit/models tests/unit/evaluation
 PIP := -m pip install --quiet --disable-pip-version-check
 .DEFAULT_GOAL := help
-.PHONY: help run test test-late test-early test-models test-rest check unit format bench bench-peers bench-gpu overload kills bench-fresh bench-index bench-encode bench-train kill-index kill-writes swaps claims loadtest eval openapi typescript install install-train optimum lock clean
+.PHONY: help run test test-late test-early test-models test-rest check unit format bench bench-peers bench-gpu dashboard overload kills bench-fresh bench-index bench-encode bench-train kill-index kill-writes swaps claims loadtest eval openapi typescript install install-train optimum lock clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -60,6 +60,9 @@ bench-peers: .venv-dev/installed .venv-peers-txtai/installed .venv-peers-infinit
 
 bench-gpu: ## searches a second on a machine with a GPU (docs/benchmarks.md says what it needs)
 	$(GPU_PYTHON) -m loadtest.lab.gpu $(ARGS)
+
+dashboard: .venv-dev/installed programs ## a picture of the dashboard's panels from a short load (ARGS='--output docs/dashboard.png')
+	$(DEV)/python -m loadtest.lab.dashboard $(ARGS)
 
 overload: .venv-dev/installed ## two and ten times what the service can answer (ARGS=--proxy: behind HAProxy)
 	$(DEV)/python -m loadtest.lab.overload $(ARGS)

@@ -12,7 +12,7 @@ from tests.unit.deploy.support import REPOSITORY, compose, dockerfile, instructi
 
 SERVICES: dict[str, dict[str, Any]] = compose()["services"]
 OURS = ("service", "reindex")
-LASTING = ("service", "redis", "prometheus")
+LASTING = ("service", "redis", "prometheus", "grafana")
 
 
 def test_the_environment_is_made_of_settings() -> None:
