@@ -12,7 +12,7 @@ LATE := $(wildcard tests/integration/test_[qrstuvwxyz]*.py)
 MODELS := tests/unit/training tests/unit/models tests/unit/evaluation
 PIP := -m pip install --quiet --disable-pip-version-check
 .DEFAULT_GOAL := help
-.PHONY: help run test test-late test-early test-models test-rest check unit format bench bench-peers bench-gpu dashboard overload kills bench-fresh bench-index bench-encode bench-train kill-index kill-writes swaps claims loadtest eval openapi typescript install install-train optimum lock clean
+.PHONY: help run test test-late test-early test-models test-rest check unit format bench bench-peers bench-gpu dashboard overload kills bench-fresh bench-index bench-encode bench-train kill-index kill-writes swaps claims loadtest eval chart openapi typescript install install-train optimum lock clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -148,6 +148,22 @@ programs:
 	    DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends \
 	      chromium chromium-driver haproxy prometheus $$(command -v npm >/dev/null || echo nodejs npm) >/dev/null; }
 
+# Helm 3 or 4. The schemas have an environment of their own, because they weigh 100 MB.
+HELM ?= helm
+chart: .venv-chart/installed ## lint and render the Helm chart, check the objects against Kubernetes' schemas (needs helm)
+	$(HELM) lint --strict deploy/helm/care-search
+	{ echo "# Made by \`make chart\` from deploy/helm/care-search with its default values; change those, not this."; \
+	  $(HELM) template care deploy/helm/care-search; } > deploy/kubernetes/care-search.yaml
+	mkdir -p var
+	for metric in queue requests cpu; do $(HELM) template care deploy/helm/care-search --set secret=care \
+	  --set autoscaling.enabled=true,autoscaling.metric=$$metric > var/chart-$$metric.yaml || exit 1; done
+	.venv-chart/bin/kubernetes-validate --strict deploy/kubernetes/care-search.yaml var/chart-*.yaml
+
+.venv-chart/installed:
+	@$(PYTHON) -m venv .venv-chart
+	@.venv-chart/bin/python $(PIP) kubernetes-validate==1.37.0
+	@touch $@
+
 openapi: .venv-dev/installed ## write docs/openapi.json anew, of which the TypeScript client is made
 	$(DEV)/python -c "import json; from service.http.app import create_app; from service.settings import Settings; \
 	  print(json.dumps(create_app(Settings()).openapi(), ensure_ascii=False, indent=1))" > docs/openapi.json
@@ -164,4 +180,4 @@ lock: ## pin every dependency anew (needs uv)
 	requirements/compile.sh
 
 clean: ## remove environments, snapshots and caches
-	rm -rf .venv .venv-dev .venv-optimum .venv-peers-* var .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache clients/typescript/node_modules clients/typescript/dist
+	rm -rf .venv .venv-dev .venv-optimum .venv-chart .venv-peers-* var .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache clients/typescript/node_modules clients/typescript/dist

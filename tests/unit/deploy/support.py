@@ -78,6 +78,15 @@ def load_yaml(path: str) -> dict[str, Any]:
     return found
 
 
+def manifest(kind: str) -> dict[str, Any]:
+    """The only object of its kind that the chart makes with its default values."""
+    (found,) = [
+        each for each in yaml.safe_load_all(_read("deploy/kubernetes/care-search.yaml")) if each["kind"] == kind
+    ]
+    made: dict[str, Any] = found
+    return made
+
+
 @cache
 def locked() -> dict[str, str]:
     """Packages of the lock, by normalised name, with the whole text of their entry."""

@@ -9,10 +9,10 @@ from typing import Any
 
 from indexer.command import COLLECTION
 from indexer.errors import Busy
-from tests.unit.deploy.support import REPOSITORY, compose, instructions, load_yaml, parse_care
+from tests.unit.deploy.support import REPOSITORY, compose, instructions, manifest, parse_care
 
 CRON = next(line for line in (REPOSITORY / "deploy/crontab").read_text().splitlines() if line.startswith("17 "))
-JOB: dict[str, Any] = load_yaml("deploy/kubernetes/reindex.yaml")
+JOB = manifest("CronJob")
 POD: dict[str, Any] = JOB["spec"]["jobTemplate"]["spec"]["template"]["spec"]
 (CONTAINER,) = POD["containers"]
 
