@@ -23,6 +23,8 @@ COMMANDS = {
     "demo": ("", "build the example corpus on the first call, then serve it: the quickest way to see a search"),
     "serve": ("service.command", "serve the published snapshot of a collection over HTTP"),
     "index": ("indexer.command", "build, check, publish, compare and roll back snapshots of a corpus"),
+    "backup": ("indexer.backup", "write snapshots, posted documents and keys into one file"),
+    "restore": ("indexer.restore", "put a backup into an empty collection folder and check it"),
     "train": ("models.training.command", "train encoders by a recipe, stage by stage (needs the train extra)"),
     "export": ("models.export.command", "turn a trained encoder into ONNX graphs (needs the train extra)"),
     "encoder": (
