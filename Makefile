@@ -12,7 +12,7 @@ LATE := $(wildcard tests/integration/test_[qrstuvwxyz]*.py)
 MODELS := tests/unit/training tests/unit/models tests/unit/evaluation
 PIP := -m pip install --quiet --disable-pip-version-check
 .DEFAULT_GOAL := help
-.PHONY: help run test test-late test-early test-models test-rest check unit format bench bench-peers bench-gpu dashboard overload kills bench-fresh bench-index bench-encode bench-train kill-index kill-writes swaps claims loadtest eval chart openapi typescript install install-train optimum lock clean
+.PHONY: help run test test-late test-early test-models test-rest check unit format bench bench-peers bench-gpu dashboard overload kills bench-fresh bench-index bench-encode bench-train kill-index kill-writes swaps claims loadtest eval chart image openapi typescript install install-train optimum lock clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -163,6 +163,9 @@ chart: .venv-chart/installed ## lint and render the Helm chart, check the object
 	@$(PYTHON) -m venv .venv-chart
 	@.venv-chart/bin/python $(PIP) kubernetes-validate==1.37.0
 	@touch $@
+
+image: .venv-dev/installed ## build the service's image without a container engine, measure and start it (root, debootstrap)
+	$(DEV)/python -m tests.support.rootfs $(or $(TARGET),service) --folder $(or $(FOLDER),/var/tmp/care-image)
 
 openapi: .venv-dev/installed ## write docs/openapi.json anew, of which the TypeScript client is made
 	$(DEV)/python -c "import json; from service.http.app import create_app; from service.settings import Settings; \

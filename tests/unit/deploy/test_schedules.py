@@ -87,12 +87,12 @@ def test_the_job_never_runs_twice_at_once() -> None:
 
 
 def test_the_pod_fits_the_image() -> None:
-    (user,) = instructions("serve", "USER")
+    (user,) = instructions("service", "USER")
     context = POD["securityContext"]
     assert user == f"{context['runAsUser']}:{context['runAsGroup']}"
     assert CONTAINER["image"] == compose()["services"]["reindex"]["image"]
     mounts = {mount["mountPath"]: mount for mount in CONTAINER["volumeMounts"]}
-    assert f"/app/{COLLECTION}" in instructions("serve", "VOLUME")
+    assert f"/app/{COLLECTION}" in instructions("service", "VOLUME")
     assert {f"/app/{COLLECTION}", "/corpus", "/tmp"} == mounts.keys()
     assert mounts["/corpus"]["readOnly"]
     assert {volume["name"] for volume in POD["volumes"]} == {mount["name"] for mount in mounts.values()}
