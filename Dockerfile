@@ -1,8 +1,10 @@
 # syntax=docker/dockerfile:1
-# The service and the re-index job in one image: no torch, no compiler, not root.
+# The images: none runs as root, none has a compiler, everything is installed from a lock by hash.
 #
-#   docker build -t care-search:local .                     CPU, the default target: `serve`
-#   docker build -t care-search:gpu --target gpu .          the libraries for an NVIDIA GPU; see there
+#   docker build -t care-search:local .                     `service`: serves, and re-indexes with ONNX encoders; no torch
+#   docker build -t care-search:gpu --target gpu .          the service on an NVIDIA GPU (x86_64)
+#   docker build -t care-search:indexer --target indexer .  the re-index with Ray and Qdrant
+#   docker build -t care-search:train --target train .      training, export, and document encoders that need torch
 #   docker run -p 127.0.0.1:8000:8000 -v care:/app/var/collection care-search:local
 #   docker run --rm -v care:/app/var/collection care-search:local index build examples/corpus.jsonl --publish
 
@@ -12,33 +14,73 @@ COPY pyproject.toml README.md LICENSE cli.py ./
 COPY models models
 COPY indexer indexer
 COPY service service
+COPY clients/care_client clients/care_client
 # The example corpus, to which a link in the indexer points.
 COPY examples examples
 RUN pip wheel --no-cache-dir --no-deps --wheel-dir /wheels .
 
 
+# Wheels only: what would have to be compiled fails here and not on a machine without a compiler.
 FROM python:3.11-slim AS environment
+WORKDIR /locks
 RUN python -m venv --without-pip /opt/care
 COPY requirements/serve.lock ./
-# Wheels only: what would have to be compiled fails here and not on a machine without a compiler.
 RUN pip --python /opt/care/bin/python install --no-cache-dir --require-hashes --only-binary :all: -r serve.lock
 COPY --from=wheel /wheels /wheels
 RUN pip --python /opt/care/bin/python install --no-cache-dir --no-deps --no-index /wheels/*.whl
 
 
-# Written by reading, never built: CUDA 13 for onnxruntime-gpu and faiss-gpu-cuvs, whose versions no lock holds yet.
-# x86_64 only. The bundled encoder has a graph for processors alone: CARE_DEVICE=cuda needs another CARE_ENCODER.
-FROM nvidia/cuda:13.0.2-cudnn-runtime-ubuntu24.04 AS gpu
-RUN apt-get update \
-    && apt-get install --yes --no-install-recommends python3 python3-venv \
-    && rm -rf /var/lib/apt/lists/* \
-    && python3 -m venv /opt/care
-COPY --from=wheel /wheels /wheels
-RUN /opt/care/bin/pip install --no-cache-dir --only-binary :all: "$(echo /wheels/*.whl)[gpu]"
+FROM environment AS indexer-environment
+COPY requirements/indexer.lock ./
+RUN pip --python /opt/care/bin/python install --no-cache-dir --require-hashes --only-binary :all: -r indexer.lock
+
+
+FROM environment AS train-environment
+COPY requirements/train.lock ./
+RUN pip --python /opt/care/bin/python install --no-cache-dir --require-hashes --only-binary :all: -r train.lock
+
+
+FROM python:3.11-slim AS runtime
+# A fixed number, so that a volume's owner is known outside. A new named volume takes the folder's owner over.
 RUN groupadd --gid 10001 care \
     && useradd --uid 10001 --gid 10001 --no-create-home --home-dir /nonexistent --shell /usr/sbin/nologin care \
     && install -d -o 10001 -g 10001 /app/var/collection
 WORKDIR /app
+COPY examples examples
+# ONNX Runtime reports its use to its maker unless told not to, and keeps a device id under HOME for it.
+ENV PATH=/opt/care/bin:$PATH PYTHONUNBUFFERED=1 ORT_DISABLE_TELEMETRY=1 CARE_HOST=0.0.0.0 CARE_PORT=8000
+VOLUME /app/var/collection
+ENTRYPOINT ["care"]
+
+
+FROM runtime AS indexer
+COPY --from=indexer-environment /opt/care /opt/care
+USER 10001:10001
+CMD ["index", "--help"]
+
+
+# torch brings its CUDA libraries; the driver is the host's. Writable, for recipes: -v runs:/app/var
+FROM runtime AS train
+COPY --from=train-environment /opt/care /opt/care
+USER 10001:10001
+CMD ["train", "--help"]
+
+
+# Never built as an image. The bundled encoder has a graph for processors alone: CARE_DEVICE=cuda needs another CARE_ENCODER.
+FROM nvidia/cuda:13.0.2-cudnn-runtime-ubuntu24.04 AS gpu
+WORKDIR /app
+# hadolint ignore=DL3008
+RUN apt-get update \
+    && apt-get install --yes --no-install-recommends python3 python3-venv \
+    && rm -rf /var/lib/apt/lists/* \
+    && python3 -m venv /opt/care
+COPY requirements/gpu.lock /locks/gpu.lock
+RUN /opt/care/bin/pip install --no-cache-dir --require-hashes --only-binary :all: -r /locks/gpu.lock
+COPY --from=wheel /wheels /wheels
+RUN /opt/care/bin/pip install --no-cache-dir --no-deps --no-index /wheels/*.whl
+RUN groupadd --gid 10001 care \
+    && useradd --uid 10001 --gid 10001 --no-create-home --home-dir /nonexistent --shell /usr/sbin/nologin care \
+    && install -d -o 10001 -g 10001 /app/var/collection
 COPY examples examples
 ENV PATH=/opt/care/bin:$PATH PYTHONUNBUFFERED=1 ORT_DISABLE_TELEMETRY=1 CARE_HOST=0.0.0.0 CARE_PORT=8000
 USER 10001:10001
@@ -50,21 +92,11 @@ ENTRYPOINT ["care"]
 CMD ["serve"]
 
 
-FROM python:3.11-slim AS serve
-# A fixed number, so that a volume's owner is known outside. A new named volume takes the folder's owner over.
-RUN groupadd --gid 10001 care \
-    && useradd --uid 10001 --gid 10001 --no-create-home --home-dir /nonexistent --shell /usr/sbin/nologin care \
-    && install -d -o 10001 -g 10001 /app/var/collection
+FROM runtime AS service
 COPY --from=environment /opt/care /opt/care
-WORKDIR /app
-COPY examples examples
-# ONNX Runtime reports its use to its maker unless told not to, and keeps a device id under HOME for it.
-ENV PATH=/opt/care/bin:$PATH PYTHONUNBUFFERED=1 ORT_DISABLE_TELEMETRY=1 CARE_HOST=0.0.0.0 CARE_PORT=8000
 USER 10001:10001
-VOLUME /app/var/collection
 EXPOSE 8000
 # Alive, not ready: a service that waits for its first snapshot is healthy. Past any proxy that the container inherits.
 HEALTHCHECK --interval=10s --timeout=5s --start-period=60s --retries=3 \
     CMD ["python", "-c", "import os, urllib.request as http; http.build_opener(http.ProxyHandler({})).open(f'http://127.0.0.1:{os.environ[\"CARE_PORT\"]}/livez', timeout=4)"]
-ENTRYPOINT ["care"]
 CMD ["serve"]

@@ -12,7 +12,7 @@ LATE := $(wildcard tests/integration/test_[qrstuvwxyz]*.py)
 MODELS := tests/unit/training tests/unit/models tests/unit/evaluation
 PIP := -m pip install --quiet --disable-pip-version-check
 .DEFAULT_GOAL := help
-.PHONY: help run test test-late test-early test-models test-rest check unit format bench bench-peers bench-gpu overload kills bench-fresh bench-index bench-encode bench-train kill-index kill-writes swaps claims loadtest eval install install-train optimum lock clean
+.PHONY: help run test test-late test-early test-models test-rest check unit format bench bench-peers bench-gpu dashboard overload kills bench-fresh bench-index bench-encode bench-train kill-index kill-writes swaps claims loadtest eval chart image openapi typescript install install-train optimum lock clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -44,7 +44,7 @@ test-early: .venv-dev/installed .venv-optimum/installed programs
 test-models: .venv-dev/installed
 	$(DEV)/pytest $(MODELS)
 
-test-rest: .venv-dev/installed
+test-rest: .venv-dev/installed programs clients/typescript/node_modules
 	$(DEV)/pytest --ignore=tests/e2e --ignore=tests/integration $(MODELS:%=--ignore=%)
 
 format: .venv-dev/installed ## let ruff lay out the code
@@ -60,6 +60,9 @@ bench-peers: .venv-dev/installed .venv-peers-txtai/installed .venv-peers-infinit
 
 bench-gpu: ## searches a second on a machine with a GPU (docs/benchmarks.md says what it needs)
 	$(GPU_PYTHON) -m loadtest.lab.gpu $(ARGS)
+
+dashboard: .venv-dev/installed programs ## a picture of the dashboard's panels from a short load (ARGS='--output docs/dashboard.png')
+	$(DEV)/python -m loadtest.lab.dashboard $(ARGS)
 
 overload: .venv-dev/installed ## two and ten times what the service can answer (ARGS=--proxy: behind HAProxy)
 	$(DEV)/python -m loadtest.lab.overload $(ARGS)
@@ -136,14 +139,48 @@ optimum: .venv-optimum/installed ## the environment in which Optimum exports (.v
 	@.venv-peers-$*/bin/python $(PIP) --require-hashes --no-deps -r requirements/peers-$*.lock
 	@touch $@
 
+# A continuous integration that is not root and has no Debian installs these beforehand; tests that lack one say so.
+PROGRAMS := chromium chromedriver haproxy node npm promtool
 .PHONY: programs
 programs:
-	@command -v chromium >/dev/null && command -v chromedriver >/dev/null && command -v haproxy >/dev/null || \
-	  { echo "Installing Chromium and HAProxy for the tests …"; apt-get update -qq && \
-	    DEBIAN_FRONTEND=noninteractive apt-get install -qq -y chromium chromium-driver haproxy >/dev/null; }
+	@for each in $(PROGRAMS); do command -v $$each >/dev/null || missing=1; done; [ -z "$$missing" ] || \
+	  { echo "Installing Chromium, HAProxy, Node and Prometheus for the tests …"; apt-get update -qq && \
+	    DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends \
+	      chromium chromium-driver haproxy prometheus $$(command -v npm >/dev/null || echo nodejs npm) >/dev/null; }
+
+# Helm 3 or 4. The schemas have an environment of their own, because they weigh 100 MB.
+HELM ?= helm
+chart: .venv-chart/installed ## lint and render the Helm chart, check the objects against Kubernetes' schemas (needs helm)
+	$(HELM) lint --strict deploy/helm/care-search
+	{ echo "# Made by \`make chart\` from deploy/helm/care-search with its default values; change those, not this."; \
+	  $(HELM) template care deploy/helm/care-search; } > deploy/kubernetes/care-search.yaml
+	mkdir -p var
+	for metric in queue requests cpu; do $(HELM) template care deploy/helm/care-search --set secret=care \
+	  --set autoscaling.enabled=true,autoscaling.metric=$$metric > var/chart-$$metric.yaml || exit 1; done
+	.venv-chart/bin/kubernetes-validate --strict deploy/kubernetes/care-search.yaml var/chart-*.yaml
+
+.venv-chart/installed:
+	@$(PYTHON) -m venv .venv-chart
+	@.venv-chart/bin/python $(PIP) kubernetes-validate==1.37.0
+	@touch $@
+
+image: .venv-dev/installed ## build the service's image without a container engine, measure and start it (root, debootstrap)
+	$(DEV)/python -m tests.support.rootfs $(or $(TARGET),service) --folder $(or $(FOLDER),/var/tmp/care-image)
+
+openapi: .venv-dev/installed ## write docs/openapi.json anew, of which the TypeScript client is made
+	$(DEV)/python -c "import json; from service.http.app import create_app; from service.settings import Settings; \
+	  print(json.dumps(create_app(Settings()).openapi(), ensure_ascii=False, indent=1))" > docs/openapi.json
+
+typescript: .venv-dev/installed clients/typescript/node_modules ## build the TypeScript client and try it in Node
+	$(DEV)/pytest tests/clients/test_typescript.py
+
+clients/typescript/node_modules: clients/typescript/package-lock.json
+	@echo "Installing the packages of the TypeScript client …"
+	@cd clients/typescript && npm ci --silent --no-audit --no-fund
+	@touch $@
 
 lock: ## pin every dependency anew (needs uv)
 	requirements/compile.sh
 
 clean: ## remove environments, snapshots and caches
-	rm -rf .venv .venv-dev .venv-optimum .venv-peers-* var .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf .venv .venv-dev .venv-optimum .venv-chart .venv-peers-* var .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache clients/typescript/node_modules clients/typescript/dist

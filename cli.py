@@ -23,12 +23,15 @@ COMMANDS = {
     "demo": ("", "build the example corpus on the first call, then serve it: the quickest way to see a search"),
     "serve": ("service.command", "serve the published snapshot of a collection over HTTP"),
     "index": ("indexer.command", "build, check, publish, compare and roll back snapshots of a corpus"),
+    "backup": ("indexer.backup", "write snapshots, posted documents and keys into one file"),
+    "restore": ("indexer.restore", "put a backup into an empty collection folder and check it"),
     "train": ("models.training.command", "train encoders by a recipe, stage by stage (needs the train extra)"),
     "export": ("models.export.command", "turn a trained encoder into ONNX graphs (needs the train extra)"),
     "encoder": (
         "models.importing.command",
         "import published encoders, look at them, compare two (import: train extra)",
     ),
+    "mcp": ("care_client.mcp", "give agents a running service as tools (needs the mcp extra)"),
     "eval": ("models.evaluation.command", "judge encoders, BM25 and their hybrid on evaluation sets"),
 }
 # Subcommands of a subcommand that takes other arguments, too.
@@ -42,6 +45,7 @@ TRAIN_EXTRA = {
     "torch", "transformers", "onnx", "safetensors", "onnxscript", "peft", "accelerate", "gguf", "ranx",
     "sentence_transformers",
 }  # fmt: skip
+MCP_EXTRA = {"mcp", "mcp_types"}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -66,7 +70,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return _fail(name, f"{where}{error.strerror}; free some space, then run the same command again")
         return _fail(name, f"{where}{error.strerror or error}; give a path that can be read and written")
     except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] not in TRAIN_EXTRA:
+        module = (error.name or "").partition(".")[0]
+        if module in MCP_EXTRA:
+            return _fail(name, f"needs {error.name}, which the mcp extra brings (pip install 'care-search[mcp]')")
+        if module not in TRAIN_EXTRA:
             raise
         return _fail(name, f"needs {error.name}, which the train extra brings (make install-train)")
     except (_Terminated, KeyboardInterrupt) as stop:

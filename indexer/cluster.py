@@ -18,14 +18,15 @@ from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass
 from functools import cached_property
 from importlib import import_module
-from typing import Any
-
-import pyarrow as pa
+from typing import TYPE_CHECKING, Any
 
 from indexer.encode import Encoder, encode_shard
 from indexer.errors import BadCluster
 from indexer.store.shards import Shards
 from models.errors import CareError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 LOCAL = "local"
 RAY_CLIENT = "ray://"
@@ -58,6 +59,8 @@ class Cluster:
     def encode(self, shards: Iterable[list[str]], encoder: Encoder, place: Shards) -> Iterator[int]:
         """As `indexer.encode.EncodeShards`; shards are finished in any order."""
         ray = _import_ray(self.address)
+        import pyarrow as pa  # comes with Ray
+
         with _connected(ray, self.address):
             # Ray's object store holds the texts and spills to its disk; this process does not.
             texts = [ray.put(pa.table({"texts": [shard]})) for shard in shards]
@@ -103,7 +106,7 @@ class ShardWorker:
             traceback.print_exc()
             problem = f"{type(error).__name__}: {error}"
         row = {"node": socket.gethostname(), "texts": len(texts), "name": name, "problem": problem}
-        return pa.Table.from_pylist([row])
+        return type(batch).from_pylist([row])
 
     @cached_property
     def _encoder(self) -> Encoder:

@@ -31,6 +31,10 @@ class BadCollection(CareError):
     """A version that a collection does not have, or may not publish."""
 
 
+class BadBackup(CareError):
+    """A backup that cannot be written or read, or a folder that cannot take one."""
+
+
 class Busy(CareError):
     """Another process works on the collection; the same command succeeds when it has ended."""
 

@@ -197,9 +197,12 @@ def _read_csv(path: Path) -> Iterator[Row]:
 
 
 def _read_parquet(path: Path) -> Iterator[Row]:
-    from pyarrow import ArrowException  # pyarrow takes a fifth of a second to load, and few corpora need it
-    from pyarrow.parquet import ParquetFile
-
+    try:
+        from pyarrow import ArrowException  # pyarrow is large, and few corpora need it
+        from pyarrow.parquet import ParquetFile
+    except ModuleNotFoundError as error:
+        hint = "pip install 'care-search[parquet]', or use the image `indexer`"
+        raise BadCorpus(f"{path}: reading Parquet needs pyarrow; {hint}") from error
     try:
         rows = (columns for batch in ParquetFile(path).iter_batches() for columns in batch.to_pylist())
         for number, columns in enumerate(rows, start=1):

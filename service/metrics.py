@@ -103,12 +103,13 @@ class Metrics:
         self._snapshot = gauge("care_snapshot_info", "1 for the snapshot that is served.", ["version"])
         self._served: str | None = None
         self._documents = gauge("care_snapshot_documents", "Documents in the served snapshot.")
+        self._created = gauge("care_snapshot_created_timestamp_seconds", "When the served snapshot was built.")
         self.fresh = gauge("care_fresh_changes", "Documents posted or deleted since the served snapshot was built.").set
         self._swaps = counter("care_swaps", "Snapshots that were put into service, by each worker.")
         self.failed_swap = counter("care_failed_swaps", "Snapshots that were refused.").inc
-        self._restarts = counter(
-            "care_restarts", "Processes that were started again because they had ended.", ["process"]
-        )
+        restarts = counter("care_restarts", "Processes that were started again because they had ended.", ["process"])
+        # Present from the start: Prometheus does not count the step from nothing to 1.
+        self._restarts = {process: restarts.labels(process) for process in ("worker", "engine")}
 
     def request(self, route: str, status: int, seconds: float | None) -> None:
         """Counts a request; its latency is left out if `seconds` is None: it was refused before it was parsed."""
@@ -142,17 +143,19 @@ class Metrics:
     def hyde(self, outcome: str) -> None:
         self._hyde[outcome].inc()
 
-    def swap(self, version: str, documents: int) -> None:
+    def swap(self, version: str, documents: int, created_seconds: float) -> None:
+        """Names the served snapshot; it was built at `created_seconds` since 1970."""
         # Set to 0 instead of removed: metrics shared by several processes cannot be removed.
         if self._served is not None:
             self._snapshot.labels(self._served).set(0)
         self._served = version
         self._snapshot.labels(version).set(1)
         self._documents.set(documents)
+        self._created.set(created_seconds)
         self._swaps.inc()
 
     def restart(self, process: str) -> None:
-        self._restarts.labels(process).inc()
+        self._restarts[process].inc()
 
     def watch_queue(self, length: Callable[[], int]) -> None:
         """Reads this process's queue length whenever metrics are exposed."""

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import threading
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -36,6 +37,8 @@ class Runtime:
     embedder: Embedder
     servings: Servings
     writer: FreshWriter
+    draining: threading.Event = field(default_factory=threading.Event)
+    """Set between SIGTERM and the end: /readyz fails, everything else is answered."""
 
 
 @dataclass(frozen=True, slots=True)

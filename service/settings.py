@@ -92,6 +92,7 @@ class Settings(BaseSettings):
     reload_seconds: float = setting(2.0, "Seconds between looks at the pointer; 0 turns them off.", ge=0)
     verify: bool = setting(True, "Compare every file of a snapshot with its checksum when it is opened.")
     probe_timeout_ms: int = setting(5000, "Longest wait for the query behind /readyz and a swap.", ge=1)
+    drain_seconds: float = setting(0.0, "How long /readyz fails after SIGTERM before the port is closed.", ge=0)
     shutdown_seconds: int = setting(30, "Longest wait for accepted requests at shutdown.", ge=1)
     admin_token: SecretStr | None = setting(
         None, "Bearer token of /admin and of changes to documents; unset: both are closed."

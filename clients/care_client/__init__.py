@@ -1,6 +1,7 @@
 """A client of CARE Search: plain (`CareClient`) or for asyncio (`AsyncCareClient`).
 
-`care_client.langchain` and `care_client.llamaindex` hold the retrievers; each needs its framework to be installed.
+`care_client.langchain`, `care_client.llamaindex` and `care_client.haystack` hold the retrievers and rerankers,
+`care_client.mcp` the tools for agents; each needs its framework to be installed.
 """
 
 from care_client.answers import Changes as Changes

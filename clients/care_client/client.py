@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from typing import Self, TypeVar, Unpack
@@ -17,16 +18,26 @@ from care_client.errors import ConnectionFailed
 T = TypeVar("T")
 Headers = Mapping[str, str] | None
 TIMEOUT_SECONDS = 30.0
+KEY_VARIABLE = "CARE_API_KEY"
 
 
 class CareClient:
     """Asks one service. Safe to share between threads; to be closed, or used as a context manager."""
 
     def __init__(
-        self, url: str, *, timeout_seconds: float = TIMEOUT_SECONDS, retry: Retry | None = None, headers: Headers = None
+        self,
+        url: str,
+        *,
+        api_key: str | None = None,
+        timeout_seconds: float = TIMEOUT_SECONDS,
+        retry: Retry | None = None,
+        headers: Headers = None,
     ) -> None:
-        """`timeout_seconds` bounds the wait for a connection and for each piece of an answer, in every attempt."""
-        self._http = httpx.Client(base_url=url, timeout=timeout_seconds, headers=headers)
+        """`api_key` None takes CARE_API_KEY of the environment, "" sends none; `headers` may name another.
+
+        `timeout_seconds` bounds the wait for a connection and for each piece of an answer, in every attempt.
+        """
+        self._http = httpx.Client(base_url=url, timeout=timeout_seconds, headers=_headers(api_key, headers))
         self._retry = retry or Retry()
 
     def __enter__(self) -> Self:
@@ -109,9 +120,15 @@ class AsyncCareClient:
     """The client for the tasks of one event loop; its methods are those of `CareClient`, to be awaited."""
 
     def __init__(
-        self, url: str, *, timeout_seconds: float = TIMEOUT_SECONDS, retry: Retry | None = None, headers: Headers = None
+        self,
+        url: str,
+        *,
+        api_key: str | None = None,
+        timeout_seconds: float = TIMEOUT_SECONDS,
+        retry: Retry | None = None,
+        headers: Headers = None,
     ) -> None:
-        self._http = httpx.AsyncClient(base_url=url, timeout=timeout_seconds, headers=headers)
+        self._http = httpx.AsyncClient(base_url=url, timeout=timeout_seconds, headers=_headers(api_key, headers))
         self._retry = retry or Retry()
 
     async def __aenter__(self) -> Self:
@@ -181,3 +198,9 @@ class AsyncCareClient:
             if wait is None:
                 return reply
             await asyncio.sleep(wait)
+
+
+def _headers(api_key: str | None, headers: Headers) -> httpx.Headers:
+    """The key as a header, unless the given headers have an authorization of their own."""
+    key = os.environ.get(KEY_VARIABLE) if api_key is None else api_key
+    return httpx.Headers(({"authorization": f"Bearer {key}"} if key else {}) | dict(httpx.Headers(headers)))

@@ -1,20 +1,20 @@
-"""CARE Search as a LangChain retriever. Needs langchain-core: `pip install care-search[langchain]`."""
+"""CARE Search as a LangChain retriever and reranker. Needs langchain-core: `pip install care-search[langchain]`."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Self
 
-from langchain_core.callbacks import AsyncCallbackManagerForRetrieverRun, CallbackManagerForRetrieverRun
-from langchain_core.documents import Document
+from langchain_core.callbacks import AsyncCallbackManagerForRetrieverRun, CallbackManagerForRetrieverRun, Callbacks
+from langchain_core.documents import BaseDocumentCompressor, Document
 from langchain_core.retrievers import BaseRetriever
 from pydantic import AliasChoices, ConfigDict, Field, model_validator
 
-from care_client.answers import Hit
+from care_client.answers import Hit, Ranked
 from care_client.calls import SearchOptions
 from care_client.client import AsyncCareClient, CareClient
-from care_client.retrieval import content_of, metadata_of, search_options
+from care_client.retrieval import RELEVANCE, content_of, metadata_of, search_options
 
 
 class CareRetriever(BaseRetriever):
@@ -61,6 +61,42 @@ class CareRetriever(BaseRetriever):
         call = {name: value for name, value in given.items() if name not in ("search_kwargs", "verbose")}
         own = {"top_k": self.top_k, "passages": self.passages}
         return search_options(own, self.search_kwargs, given.get("search_kwargs") or {}, call)
+
+
+class CareReranker(BaseDocumentCompressor):
+    """Orders documents by how well they answer a query, and keeps the best `top_n` (all, if None).
+
+    Each document gets its score as `relevance_score` in the metadata. Without an `async_client`, the asynchronous call
+    uses the plain one in a thread.
+    """
+
+    model_config = ConfigDict(arbitrary_types_allowed=True, extra="forbid")
+
+    client: CareClient
+    async_client: AsyncCareClient | None = None
+    top_n: int | None = None
+
+    def compress_documents(
+        self, documents: Sequence[Document], query: str, callbacks: Callbacks | None = None
+    ) -> list[Document]:
+        if not documents:
+            return []
+        ranked = self.client.rerank(query, [document.page_content for document in documents], top_n=self.top_n)
+        return _reordered(documents, ranked)
+
+    async def acompress_documents(
+        self, documents: Sequence[Document], query: str, callbacks: Callbacks | None = None
+    ) -> list[Document]:
+        if self.async_client is None or not documents:
+            return await asyncio.to_thread(self.compress_documents, documents, query)
+        texts = [document.page_content for document in documents]
+        return _reordered(documents, await self.async_client.rerank(query, texts, top_n=self.top_n))
+
+
+def _reordered(documents: Sequence[Document], ranked: Sequence[Ranked]) -> list[Document]:
+    """Copies, best first: a document may be in use elsewhere."""
+    pairs = [(documents[place.index], place.score) for place in ranked]
+    return [each.model_copy(update={"metadata": each.metadata | {RELEVANCE: score}}) for each, score in pairs]
 
 
 def _document(hit: Hit) -> Document:

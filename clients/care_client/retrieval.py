@@ -1,4 +1,4 @@
-"""Shared by the retrievers of all frameworks: search parameters, and the part of a hit that a language model reads."""
+"""Shared by the modules of all frameworks: search parameters, and the part of a hit that a language model reads."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ FIELDS = ("title", "metadata", "text")
 SYNONYMS = {"k": "top_k", "filter": "filters", "score_threshold": "min_score"}
 PARAMETERS = SearchOptions.__annotations__.keys() - {"fields"}
 SCORE = "care_score"
+RELEVANCE = "relevance_score"
 
 
 def search_options(*given: Mapping[str, Any]) -> SearchOptions:
@@ -38,14 +39,17 @@ def search_options(*given: Mapping[str, Any]) -> SearchOptions:
 
 
 def _clauses(filters: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Clauses as the service takes them; a mapping of fields to a value, or to several values, becomes such."""
-    if not isinstance(filters, Mapping):
-        return list(filters)
-    several = (list, tuple, set, frozenset)
-    return [
-        {"field": field, "in": list(value)} if isinstance(value, several) else {"field": field, "eq": value}
-        for field, value in filters.items()
-    ]
+    """Clauses as the service takes them, also of a mapping of fields to a value, to several values or to a range."""
+    return [_clause(*pair) for pair in filters.items()] if isinstance(filters, Mapping) else list(filters)
+
+
+def _clause(field: str, value: object) -> Mapping[str, Any]:
+    match value:
+        case Mapping():
+            return {"field": field, **value}
+        case list() | tuple() | set() | frozenset():
+            return {"field": field, "in": list(value)}
+    return {"field": field, "eq": value}
 
 
 def content_of(hit: Hit) -> str:

@@ -202,7 +202,7 @@ def _service(collection: Path | None, settings: dict[str, str], flags: Sequence[
 
 
 @contextlib.contextmanager
-def proxy(url: str, in_flight: int) -> Iterator[str]:
+def proxy(url: str, in_flight: int, config: Path = PROXY_CONFIG) -> Iterator[str]:
     """Runs HAProxy with deploy/haproxy.cfg in front of the service at `url`; yields the proxy's address."""
     program = shutil.which("haproxy") or shutil.which("haproxy", path="/usr/sbin")
     if program is None:
@@ -210,7 +210,7 @@ def proxy(url: str, in_flight: int) -> Iterator[str]:
     port = servers.free_port()
     own = {"CARE_PROXY": f"{HOST}:{port}", "CARE_SERVICE": f"{HOST}:{port_of(url)}", "CARE_IN_FLIGHT": str(in_flight)}
     with tempfile.TemporaryDirectory(prefix="care-proxy-") as folder:
-        server = servers.Server("haproxy", [program, "-db", "-f", str(PROXY_CONFIG)], port, own, ready="/livez")
+        server = servers.Server("haproxy", [program, "-db", "-f", str(config)], port, own, ready="/livez")
         with servers.running(server, Path(folder)) as started:
             yield started.url
 

@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, RootModel, StringConstraints,
 
 from models.errors import did_you_mean
 from models.fusion import Mode
-from service.errors import Forbidden, InvalidRequest, invalid_request
+from service.errors import Forbidden, InvalidRequest, ShuttingDown, invalid_request
 from service.http.asgi import errors, read_body, runtime_of
 from service.serving.facets import count_facets, number_ranges
 from service.serving.serving import Serving
@@ -122,6 +122,8 @@ async def livez() -> StatusAnswer:
 async def readyz(request: Request) -> StatusAnswer:
     """A real query just went through the snapshot that is served."""
     runtime = runtime_of(request)
+    if runtime.draining.is_set():
+        raise ShuttingDown("the service is about to end; other instances answer")
     serving = runtime.servings.current()
     await runtime.searcher.probe(serving)
     return StatusAnswer(status="ready", snapshot=serving.version)

@@ -14,6 +14,7 @@ import threading
 from argparse import ArgumentParser
 from collections.abc import Callable
 from pathlib import Path
+from types import FrameType
 
 import uvicorn
 from fastapi import FastAPI
@@ -86,15 +87,27 @@ async def _serve(app: FastAPI, config: uvicorn.Config, listener: socket.socket, 
             _reload_on_sighup(app.state.runtime)
             # The pointer may have moved since it was read, and SIGHUP was ignored until now.
             await app.state.runtime.servings.follow_now()
-        await _AnnouncingServer(config, started).serve(sockets=[listener])
+        await _Server(config, started).serve(sockets=[listener])
 
 
-class _AnnouncingServer(uvicorn.Server):
-    """Announces its address, once it listens."""
+class _Server(uvicorn.Server):
+    """Announces its address, once it listens; is not ready for a while before it closes its port."""
 
     def __init__(self, config: uvicorn.Config, started: Started) -> None:
         super().__init__(config)
         self._started = started
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Lets load balancers see that it is not ready before it takes no more connections; a second signal ends it."""
+        runtime: Runtime = self.config.app.state.runtime  # type: ignore[union-attr]
+        if not runtime.settings.drain_seconds or runtime.draining.is_set():
+            super().handle_exit(sig, frame)
+            return
+        runtime.draining.set()
+        # A timer of its own: a signal handler must not touch the event loop, which may be asleep.
+        timer = threading.Timer(runtime.settings.drain_seconds, super().handle_exit, (sig, frame))
+        timer.daemon = True
+        timer.start()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)

@@ -141,7 +141,8 @@ class Supervisor:
 
     async def _end(self) -> None:
         """Ends the workers first: their last requests need the engine."""
-        await asyncio.gather(*(worker.end(self._settings.shutdown_seconds + GRACE_SECONDS) for worker in self._workers))
+        timeout = self._settings.drain_seconds + self._settings.shutdown_seconds + GRACE_SECONDS
+        await asyncio.gather(*(worker.end(timeout) for worker in self._workers))
         if self._engine is not None:
             await self._engine.end(GRACE_SECONDS)
 

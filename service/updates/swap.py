@@ -206,7 +206,8 @@ class Servings:
             # Once more: documents that came during the probe were visible in the serving before.
             self._freshen_to(await self._opening.freshen(serving))
         self._refused, self._encoder = None, serving.encoder
-        self._metrics.swap(serving.version, len(serving.snapshot.documents))
+        snapshot = serving.snapshot
+        self._metrics.swap(serving.version, len(snapshot.documents), snapshot.manifest.created.timestamp())
         logger.info("snapshot %s is in service", serving.version)
 
     def _freshen_to(self, serving: Serving) -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-HEAVY = ("torch", "transformers", "onnx", "optimum", "safetensors", "qdrant_client", "grpc")
+HEAVY = ("torch", "transformers", "onnx", "optimum", "safetensors", "qdrant_client", "grpc", "pyarrow")
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,6 +15,9 @@ from models.encoder.onnx import OnnxEncoder
 from tests.api.support import AS_ADMIN, ENCODER, PATIENCE_MS, build_collection
 from tests.clients.support import Blocking, Scripted
 from tests.e2e.server import Server
+
+# Haystack reports its use to its maker unless told not to, before it is imported.
+os.environ["HAYSTACK_TELEMETRY_ENABLED"] = "False"
 
 
 @pytest.fixture(scope="session")

@@ -12,7 +12,15 @@ from tests.api.support import TOKEN
 PAGE = (Path(__file__).parents[2] / "docs" / "clients.md").read_text(encoding="utf-8")
 EXAMPLES = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
 ADDRESS = "http://127.0.0.1:8000"
-SAID = ["氨氯地平", "发热处理 Explanation(dense=Placing(rank=1", "notice-7", "氨氯地平等。", "['a-1', "]
+SAID = [
+    "氨氯地平",
+    "发热处理 Explanation(dense=Placing(rank=1",
+    "notice-7",
+    "氨氯地平等。",
+    "['a-1', ",
+    "['a-1', 'a-3']",
+    "氨氯地平是",
+]
 
 
 @pytest.mark.parametrize(("example", "said"), list(zip(EXAMPLES, SAID, strict=True)))

@@ -104,7 +104,7 @@ def test_a_message_of_several_lines_becomes_one(
     assert failure(capsys, "eval", "x") == "care eval: first second"
 
 
-def test_a_library_of_the_train_extra_is_named_and_any_other_is_a_defect(
+def test_a_library_of_an_extra_is_named_and_any_other_is_a_defect(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def lacking(name: str, given: list[str]) -> int:
@@ -113,6 +113,7 @@ def test_a_library_of_the_train_extra_is_named_and_any_other_is_a_defect(
     monkeypatch.setattr(cli, "_run", lacking)
     said = failure(capsys, "export", "torch.nn")
     assert said == "care export: needs torch.nn, which the train extra brings (make install-train)"
+    assert "which the mcp extra brings (pip install 'care-search[mcp]')" in failure(capsys, "mcp", "mcp.server")
     with pytest.raises(ModuleNotFoundError):
         cli.main(["export", "numpy"])
 

@@ -42,8 +42,11 @@ def dockerfile() -> list[Instruction]:
 
 
 def instructions(stage: str, name: str) -> list[str]:
-    """What follows `name` in the instructions of one stage."""
-    return [one.rest for one in dockerfile() if (one.stage, one.name) == (stage, name)]
+    """What follows `name` in the instructions of one stage, after those of the stage that it is built on."""
+    own = [one for one in dockerfile() if one.stage == stage]
+    base = own[0].rest.split(" AS ")[0]
+    inherited = instructions(base, name) if name != "FROM" and any(one.stage == base for one in dockerfile()) else []
+    return inherited + [one.rest for one in own if one.name == name]
 
 
 def copied_sources() -> Iterator[str]:
@@ -78,10 +81,19 @@ def load_yaml(path: str) -> dict[str, Any]:
     return found
 
 
+def manifest(kind: str) -> dict[str, Any]:
+    """The only object of its kind that the chart makes with its default values."""
+    (found,) = [
+        each for each in yaml.safe_load_all(_read("deploy/kubernetes/care-search.yaml")) if each["kind"] == kind
+    ]
+    made: dict[str, Any] = found
+    return made
+
+
 @cache
-def locked() -> dict[str, str]:
-    """Packages of the lock, by normalised name, with the whole text of their entry."""
-    entries = re.split(r"^(?=[A-Za-z0-9])", _read("requirements/serve.lock"), flags=re.MULTILINE)
+def locked(lock: str = "serve") -> dict[str, str]:
+    """Packages of a lock, by normalised name, with the whole text of their entry."""
+    entries = re.split(r"^(?=[A-Za-z0-9])", _read(f"requirements/{lock}.lock"), flags=re.MULTILINE)
     return {normalise(re.split(r"[=<>; \[]", entry)[0]): entry for entry in entries if re.match(r"[A-Za-z0-9]", entry)}
 
 

@@ -12,7 +12,7 @@ from tests.unit.deploy.support import REPOSITORY, compose, dockerfile, instructi
 
 SERVICES: dict[str, dict[str, Any]] = compose()["services"]
 OURS = ("service", "reindex")
-LASTING = ("service", "redis", "prometheus")
+LASTING = ("service", "redis", "prometheus", "grafana")
 
 
 def test_the_environment_is_made_of_settings() -> None:
@@ -48,7 +48,7 @@ def test_the_job_publishes_what_the_service_serves() -> None:
     assert job["collection"] == COLLECTION
     mount = f"collection:/app/{COLLECTION}"
     assert all(mount in SERVICES[name]["volumes"] for name in OURS)
-    assert f"/app/{COLLECTION}" in instructions("serve", "VOLUME")
+    assert f"/app/{COLLECTION}" in instructions("service", "VOLUME")
 
 
 def test_the_job_reads_the_example_corpus_unless_told_otherwise() -> None:
@@ -73,14 +73,14 @@ def test_everything_has_limits(name: str) -> None:
 @pytest.mark.parametrize("name", LASTING)
 def test_what_lasts_comes_back_after_a_crash_and_has_a_health_check(name: str) -> None:
     assert SERVICES[name]["restart"] == "unless-stopped"
-    assert "healthcheck" in SERVICES[name] or instructions("serve", "HEALTHCHECK")
+    assert "healthcheck" in SERVICES[name] or instructions("service", "HEALTHCHECK")
 
 
 def test_ports_are_open_to_this_machine_only() -> None:
     ports = [port for service in SERVICES.values() for port in service.get("ports", ())]
     assert ports
     assert all(port.startswith("127.0.0.1:") for port in ports)
-    assert SERVICES["service"]["ports"][0].rpartition(":")[2] in instructions("serve", "EXPOSE")
+    assert SERVICES["service"]["ports"][0].rpartition(":")[2] in instructions("service", "EXPOSE")
 
 
 def test_accepted_requests_have_time_to_be_answered() -> None:

@@ -6,6 +6,7 @@ import ast
 import http.server
 import json
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -30,10 +31,11 @@ from tests.unit.deploy.support import (
     parse_care,
 )
 
-TARGETS = ("serve", "gpu")
+TARGETS = ("service", "gpu")
+LOCKS = [("environment", "serve"), ("indexer-environment", "indexer"), ("train-environment", "train"), ("gpu", "gpu")]
 TRAINING = ("torch", "transformers", "safetensors", "onnx", "onnxscript", "optimum", "triton")
 # Extras that whoever wants them adds: most do without, and they weigh.
-BESIDE_THE_IMAGE = ("qdrant",)
+BESIDE_THE_IMAGE = ("qdrant", "parquet")
 
 
 @pytest.mark.parametrize("source", sorted(set(copied_sources())))
@@ -59,9 +61,9 @@ def test_what_is_copied_from_a_stage_is_of_a_stage_above() -> None:
 
 
 def test_a_plain_build_makes_the_service_for_cpus() -> None:
-    assert dockerfile()[-1].stage == "serve"
+    assert dockerfile()[-1].stage == "service"
     # One base for both: the environment is copied with its link to the interpreter.
-    bases = {rest.split(" AS ")[0] for stage in ("environment", "serve") for rest in instructions(stage, "FROM")}
+    bases = {rest.split(" AS ")[0] for stage in ("environment", "runtime") for rest in instructions(stage, "FROM")}
     assert bases == {"python:3.11-slim"}
 
 
@@ -136,19 +138,36 @@ def test_the_health_check_sees_life_and_death(target: str, live_port: int) -> No
 def test_nothing_that_trains_or_compiles_is_installed() -> None:
     assert not locked().keys() & set(TRAINING)
     assert not any(name.startswith("nvidia-") for name in locked())
-    assert not any("apt-get" in rest or "pip" in rest for rest in instructions("serve", "RUN"))
+    assert not any("apt-get" in rest or "pip" in rest for rest in instructions("service", "RUN"))
 
 
-def test_everything_is_installed_from_the_lock_by_hash() -> None:
-    install = next(rest for rest in instructions("environment", "RUN") if "-r " in rest)
+@pytest.mark.parametrize(("stage", "lock"), LOCKS)
+def test_everything_is_installed_from_a_lock_by_hash(stage: str, lock: str) -> None:
+    install = next(rest for rest in reversed(instructions(stage, "RUN")) if "-r " in rest)
+    assert install.endswith(f"{lock}.lock")
     assert {"--require-hashes", "--only-binary"} <= set(install.split())
-    assert all("--hash=sha256:" in entry and "==" in entry for entry in locked().values())
+    assert all("--hash=sha256:" in entry and "==" in entry for entry in locked(lock).values())
 
 
-def test_the_lock_has_what_the_project_names() -> None:
+@pytest.mark.parametrize(
+    ("lock", "extras"),
+    [("serve", ["cpu"]), ("gpu", ["gpu"]), ("indexer", ["cpu", "ray", "qdrant"]), ("train", ["cpu", "train", "ray"])],
+)
+def test_a_lock_has_what_the_project_names(lock: str, extras: list[str]) -> None:
     project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
-    wanted = [*project["dependencies"], *project["optional-dependencies"]["cpu"]]
-    assert {normalise(entry.split(">")[0]) for entry in wanted} <= locked().keys()
+    wanted = [
+        *project["dependencies"],
+        *(entry for extra in extras for entry in project["optional-dependencies"][extra]),
+    ]
+    names = {normalise(re.split(r"[>;\[]", entry)[0]) for entry in wanted}
+    assert names - {"care-search"} <= locked(lock).keys()
+
+
+@pytest.mark.parametrize("lock", ["indexer", "train"])
+def test_the_images_have_one_version_of_what_they_share(lock: str) -> None:
+    ours, theirs = locked(), locked(lock)
+    versions = {name: (ours[name].split()[0], theirs[name].split()[0]) for name in ours.keys() & theirs.keys()}
+    assert {name: pair for name, pair in versions.items() if len(set(pair)) > 1} == {}
 
 
 def test_the_lock_has_what_the_service_and_the_indexer_import() -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import re
+import shutil
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +23,7 @@ from tests.unit.indexer.support import RUN
 SCRAPES: list[dict[str, Any]] = load_yaml("deploy/prometheus.yml")["scrape_configs"]
 RULES: list[dict[str, Any]] = load_yaml("deploy/alerts.yml")["groups"][0]["rules"]
 OPERATIONS = (REPOSITORY / "docs/operations.md").read_text(encoding="utf-8")
+DASHBOARD: dict[str, Any] = json.loads((REPOSITORY / "deploy/grafana/care.json").read_text(encoding="utf-8"))
 SELECTOR = re.compile(r"\b(care_\w+)(?:\{([^}]*)\})?")
 
 
@@ -30,7 +34,7 @@ def exposed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, set[str]]:
     metrics.request(search.PATH, 200, 0.01)
     metrics.search(1, Timings())
     metrics.batch(1, 0.001, 0)
-    metrics.swap("20261115T041500123Z-1a2b3c4d", 400)
+    metrics.swap("20261115T041500123Z-1a2b3c4d", 400, 0.0)
     metrics.restart("worker")
     write_metrics(run_file := tmp_path_factory.mktemp("metrics") / "care.prom", RUN, 0.0, 0.0)
     found: dict[str, set[str]] = {}
@@ -63,10 +67,24 @@ def test_an_alert_asks_for_what_is_exposed(rule: dict[str, Any], exposed: dict[s
     assert jobs <= {scrape["job_name"] for scrape in SCRAPES}
 
 
-def test_history_is_kept_for_longer_than_the_alerts_look_back() -> None:
+@pytest.mark.skipif(shutil.which("promtool") is None, reason="needs promtool: `make programs` installs it")
+@pytest.mark.parametrize(
+    "words", [("check", "config", "deploy/prometheus.yml"), ("test", "rules", "tests/unit/deploy/alerts.yml")]
+)
+def test_prometheus_itself_accepts_the_files_and_every_alert_fires_when_it_should(words: tuple[str, ...]) -> None:
+    done = subprocess.run(["promtool", *words], cwd=REPOSITORY, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_every_alert_has_a_case_in_which_it_fires() -> None:
+    cases = [case for test in load_yaml("tests/unit/deploy/alerts.yml")["tests"] for case in test["alert_rule_test"]]
+    assert {case["alertname"] for case in cases if case["exp_alerts"]} == {rule["alert"] for rule in RULES}
+
+
+def test_history_is_kept_for_longer_than_alerts_and_panels_look_back() -> None:
     (kept,) = re.findall(r"retention\.time=(\d+)d", " ".join(compose()["services"]["prometheus"]["command"]))
-    days = [int(number) for rule in RULES for number in re.findall(r"(\d+)d\b", rule["expr"])]
-    assert int(kept) > max(days)
+    asked = [rule["expr"] for rule in RULES] + expressions()
+    assert int(kept) > max(int(number) for expr in asked for number in re.findall(r"(\d+)d\b", expr))
 
 
 def test_the_page_for_operators_names_what_exists(exposed: dict[str, set[str]]) -> None:
@@ -74,6 +92,34 @@ def test_the_page_for_operators_names_what_exists(exposed: dict[str, set[str]]) 
     assert all(f"`{rule['alert']}`" in OPERATIONS for rule in RULES)
     variables = {name.lower() for name in re.findall(r"\bCARE_(\w+)", OPERATIONS)}
     assert variables <= Settings.model_fields.keys()
+
+
+def expressions() -> list[str]:
+    """What the panels of the dashboard ask Prometheus."""
+    return [target["expr"] for panel in DASHBOARD["panels"] for target in panel["targets"]]
+
+
+def test_the_dashboard_fills_its_rows_and_explains_each_panel() -> None:
+    panels = DASHBOARD["panels"]
+    assert len({panel["id"] for panel in panels}) == len(panels)
+    cells = [
+        (place["x"] + x, place["y"] + y)
+        for place in (panel["gridPos"] for panel in panels)
+        for x in range(place["w"])
+        for y in range(place["h"])
+    ]
+    assert len(set(cells)) == len(cells) == 24 * (1 + max(y for _, y in cells))  # no overlap, no hole
+    assert all(panel["title"] and panel["description"] for panel in panels)
+
+
+def test_grafana_finds_the_dashboard_and_prometheus() -> None:
+    mounts = dict(mount.split(":")[:2] for mount in compose()["services"]["grafana"]["volumes"])
+    (provider,) = load_yaml("deploy/grafana/dashboards.yml")["providers"]
+    home = compose()["services"]["grafana"]["environment"]["GF_DASHBOARDS_DEFAULT_HOME_DASHBOARD_PATH"]
+    assert mounts["./deploy/grafana/care.json"] == home == f"{provider['options']['path']}/care.json"
+    (source,) = load_yaml("deploy/grafana/datasources.yml")["datasources"]
+    host, port = source["url"].removeprefix("http://").split(":")
+    assert compose()["services"][host]["ports"][0].endswith(f":{port}")
 
 
 def assert_exposed(text: str, exposed: dict[str, set[str]]) -> None:

@@ -9,10 +9,10 @@ from typing import Any
 
 from indexer.command import COLLECTION
 from indexer.errors import Busy
-from tests.unit.deploy.support import REPOSITORY, compose, instructions, load_yaml, parse_care
+from tests.unit.deploy.support import REPOSITORY, compose, instructions, manifest, parse_care
 
 CRON = next(line for line in (REPOSITORY / "deploy/crontab").read_text().splitlines() if line.startswith("17 "))
-JOB: dict[str, Any] = load_yaml("deploy/kubernetes/reindex.yaml")
+JOB = manifest("CronJob")
 POD: dict[str, Any] = JOB["spec"]["jobTemplate"]["spec"]["template"]["spec"]
 (CONTAINER,) = POD["containers"]
 
@@ -87,12 +87,12 @@ def test_the_job_never_runs_twice_at_once() -> None:
 
 
 def test_the_pod_fits_the_image() -> None:
-    (user,) = instructions("serve", "USER")
+    (user,) = instructions("service", "USER")
     context = POD["securityContext"]
     assert user == f"{context['runAsUser']}:{context['runAsGroup']}"
     assert CONTAINER["image"] == compose()["services"]["reindex"]["image"]
     mounts = {mount["mountPath"]: mount for mount in CONTAINER["volumeMounts"]}
-    assert f"/app/{COLLECTION}" in instructions("serve", "VOLUME")
+    assert f"/app/{COLLECTION}" in instructions("service", "VOLUME")
     assert {f"/app/{COLLECTION}", "/corpus", "/tmp"} == mounts.keys()
     assert mounts["/corpus"]["readOnly"]
     assert {volume["name"] for volume in POD["volumes"]} == {mount["name"] for mount in mounts.values()}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import sys
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from datetime import date, datetime
@@ -394,3 +395,10 @@ def test_an_id_that_no_address_can_name_makes_a_bad_row(tmp_path: Path) -> None:
     documents, rejected = read_skipping(path, tmp_path / "rejects.jsonl")
     assert [document.id for document in documents] == ["a"]
     assert "the id 'a\\nb' has control characters" in rejected[0]["reason"]
+
+
+def test_parquet_without_its_library_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    (tmp_path / "corpus.parquet").touch()
+    with pytest.raises(BadCorpus, match=r"care-search\[parquet\]"):
+        list(read_rows(tmp_path / "corpus.parquet"))

@@ -1,0 +1,49 @@
+// The built client in Node, against the service at CARE_URL: `make typescript` runs it through tests/clients.
+
+import assert from "node:assert/strict";
+import { test } from "node:test";
+import { createCareClient } from "../dist/index.js";
+
+const url = process.env.CARE_URL;
+const care = createCareClient(url, { apiKey: process.env.CARE_API_KEY });
+
+test("a search finds documents", async () => {
+  const body = { query: "高血压吃什么药", top_k: 2, filters: [{ field: "kind", eq: "drug" }] };
+  const { data, error, response } = await care.POST("/v1/search", { body });
+  assert.equal(error, undefined);
+  assert.equal(response.status, 200);
+  assert.equal(data.results[0].hits[0].id, "a-1");
+  const { data: same } = await care.GET("/v1/search", { params: { query: { q: "高血压吃什么药", top_k: 1 } } });
+  assert.equal(same.results[0].hits[0].id, "a-1");
+});
+
+test("documents, collection and ranking have their shapes", async () => {
+  const { data: document } = await care.GET("/v1/documents/{id}", { params: { path: { id: "a-1" } } });
+  assert.equal(document.title, "高血压用药");
+  const { data: collection } = await care.GET("/v1/collection");
+  assert.deepEqual(collection.fields, ["kind", "year"]);
+  const documents = ["血常规", "氨氯地平治疗高血压"];
+  const { data: ranked } = await care.POST("/v1/rerank", { body: { query: "高血压吃什么药", documents } });
+  assert.equal(ranked.results[0].index, 1);
+});
+
+test("an error is a value with a code and the wrong field", async () => {
+  const { data, error } = await care.POST("/v1/search", { body: { query: "x", top_k: 0 } });
+  assert.equal(data, undefined);
+  assert.equal(error.error.field, "top_k");
+});
+
+test("the key is sent, and a refusal is tried again", async () => {
+  const seen = [];
+  const fake = async (request) => {
+    seen.push(request.headers.get("authorization"));
+    const busy = seen.length < 3;
+    return Response.json(busy ? {} : { results: [] }, { status: busy ? 503 : 200, headers: { "retry-after": "0" } });
+  };
+  const { data } = await createCareClient(url, { apiKey: "k-1", fetch: fake }).POST("/v1/search", { body: { query: "x" } });
+  assert.deepEqual(data, { results: [] });
+  assert.deepEqual(seen, ["Bearer k-1", "Bearer k-1", "Bearer k-1"]);
+  const { response } = await createCareClient(url, { attempts: 1, fetch: async () => new Response("{}", { status: 429 }) })
+    .POST("/v1/search", { body: { query: "x" } });
+  assert.equal(response.status, 429);
+});

@@ -1,0 +1,103 @@
+"""Write a collection into one file: every version, the log of posted documents, the pointer, and the API keys.
+
+Searches and posts go on meanwhile, and everything acknowledged before the command began is in the file; a re-index that
+starts meanwhile ends with 75. The file is a plain tar that others than its owner cannot read. care restore reads it.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import tarfile
+from argparse import ArgumentParser, Namespace
+from datetime import UTC, datetime
+from pathlib import Path
+
+from indexer.command import COLLECTION
+from indexer.errors import BadBackup
+from indexer.store.canaries import CANARIES_FILE
+from indexer.store.collection import Collection
+from indexer.store.files import in_turn, sync
+from indexer.store.fresh_log import LOCK_FILE
+from models.package import care_version
+
+FORMAT = 1
+FACTS, KEYS, INSIDE = "backup.json", "keys", "collection"
+POINTER = "CURRENT"
+# Beside versions and log. The history comes before the pointer: so read, it is never ahead of it.
+SMALL_FILES = (CANARIES_FILE, "page.json", "PUBLISHED", POINTER)
+KEYS_VARIABLE = "CARE_KEYS_FILE"
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    parser.add_argument("file", type=Path, help="file to write; an older one stays until the new one is whole")
+    add_places(parser)
+
+
+def add_places(parser: ArgumentParser) -> None:
+    """The options that backup and restore share."""
+    folder, keys = os.environ.get("CARE_COLLECTION") or COLLECTION, os.environ.get(KEYS_VARIABLE)
+    text = "collection folder (CARE_COLLECTION; %(default)s)"
+    parser.add_argument("--collection", type=Path, default=folder, help=text)
+    parser.add_argument("--keys", type=Path, default=keys, help=f"file of the API keys ({KEYS_VARIABLE}; none)")
+
+
+def run(arguments: Namespace) -> None:
+    keys = None if arguments.keys is None else Path(arguments.keys)
+    versions = write_backup(Collection(Path(arguments.collection)), arguments.file, keys)
+    size = arguments.file.stat().st_size / 1e6
+    print(f"backed up {len(versions)} versions{' and the keys' if keys else ''} to {arguments.file} ({size:.1f} MB)")
+
+
+def write_backup(collection: Collection, file: Path, keys: Path | None = None) -> list[str]:
+    """Writes the file and returns the versions in it; raises Busy while a build runs."""
+    if not collection.versions():
+        raise BadBackup(f"{collection.root} has no version: there is nothing to back up; check --collection")
+    if keys is not None and not keys.is_file():
+        raise BadBackup(f"{keys}: there is no such file of keys; leave out --keys and {KEYS_VARIABLE}, or name it")
+    partial = file.with_name(f".{file.name}.new")
+    try:
+        # The documents and keys in it are nobody else's business.
+        with open(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as written:
+            with tarfile.open(fileobj=written, mode="w", format=tarfile.PAX_FORMAT) as tar, collection.sole_builder():
+                versions = collection.versions()
+                _add_facts(tar, versions)
+                for version in versions:
+                    _add_folder(tar, collection.folder(version), f"{INSIDE}/versions/{version}")
+                _add_log(tar, collection)
+                for name in SMALL_FILES:
+                    if (path := collection.root / name).is_file():
+                        tar.add(path, f"{INSIDE}/{name}")
+                if keys is not None:
+                    tar.add(keys, KEYS)
+            written.flush()
+            os.fsync(written.fileno())
+        os.replace(partial, file)
+    finally:
+        partial.unlink(missing_ok=True)
+    sync(file.parent)
+    return versions
+
+
+def _add_facts(tar: tarfile.TarFile, versions: list[str]) -> None:
+    now = datetime.now(UTC)
+    facts = {"format": FORMAT, "created": now.isoformat(), "care": care_version(), "versions": versions}
+    data = json.dumps(facts).encode()
+    entry = tarfile.TarInfo(FACTS)
+    entry.size, entry.mtime = len(data), int(now.timestamp())
+    tar.addfile(entry, io.BytesIO(data))
+
+
+def _add_log(tar: tarfile.TarFile, collection: Collection) -> None:
+    """Copies the log under its lock: no frame is half-written."""
+    folder = collection.fresh_log.folder
+    if folder.is_dir():
+        with in_turn(folder / LOCK_FILE):
+            _add_folder(tar, folder, f"{INSIDE}/fresh", without=LOCK_FILE)
+
+
+def _add_folder(tar: tarfile.TarFile, folder: Path, name: str, without: str = "") -> None:
+    for path in sorted(folder.rglob("*")):
+        if path.is_file() and path.name != without:
+            tar.add(path, f"{name}/{path.relative_to(folder).as_posix()}")

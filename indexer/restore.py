@@ -1,0 +1,97 @@
+"""Put a backup (care backup) into an empty collection folder, check every byte of it, and publish what was served.
+
+The pointer is written last, so a service that watches the folder serves only what is whole. A restore that fails leaves
+the folder without a pointer: empty it and try again. With a vector database, run care index publish afterwards.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tarfile
+from argparse import ArgumentParser, Namespace
+from pathlib import Path, PurePosixPath
+
+from indexer.backup import FACTS, FORMAT, INSIDE, KEYS, POINTER, add_places
+from indexer.errors import BadBackup
+from indexer.store.collection import Collection
+from indexer.store.files import replace_file
+from indexer.store.fresh_log import Cursor
+from indexer.store.manifest import Manifest
+
+# A volume that was just made has it.
+IGNORED = {"lost+found"}
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    parser.add_argument("file", type=Path, help="the file that care backup wrote")
+    add_places(parser)
+
+
+def run(arguments: Namespace) -> None:
+    folder, keys = Path(arguments.collection), None if arguments.keys is None else Path(arguments.keys)
+    served = restore_backup(arguments.file, folder, keys)
+    print(f"restored {len(Collection(folder).versions())} versions to {folder}; served: {served or 'none'}")
+
+
+def restore_backup(file: Path, folder: Path, keys: Path | None = None) -> str | None:
+    """Restores into an empty folder and returns the served version. `keys` is where the keys go, if they are in it."""
+    if folder.is_dir() and {path.name for path in folder.iterdir()} - IGNORED:
+        raise BadBackup(f"{folder} is not empty; name another --collection, or move away what is there")
+    if keys is not None and keys.exists():
+        raise BadBackup(f"{keys} exists; move it away, or name another --keys")
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        with tarfile.open(file, "r:") as tar:
+            facts, pointer = _extract(tar, file, folder, keys)
+    except (tarfile.TarError, EOFError) as error:
+        raise BadBackup(f"{file} is no whole backup ({error}); take another one") from error
+    _check(folder, facts["versions"], file)
+    os.sync()
+    if pointer:
+        replace_file(folder / POINTER, pointer)
+    return Collection(folder).current()
+
+
+def _extract(tar: tarfile.TarFile, file: Path, folder: Path, keys: Path | None) -> tuple[dict[str, list[str]], bytes]:
+    """Writes the files but the pointer; returns the facts about the backup and the pointer."""
+    first = tar.next()
+    if first is None or first.name != FACTS:
+        raise BadBackup(f"{file} was not written by care backup")
+    facts = json.loads(_read(tar, first))
+    if facts["format"] != FORMAT:
+        raise BadBackup(f"{file} has format {facts['format']}, this program reads {FORMAT}; use the one that wrote it")
+    pointer = b""
+    while (entry := tar.next()) is not None:
+        path = PurePosixPath(entry.name)
+        if not entry.isreg() or path.is_absolute() or ".." in path.parts:
+            raise BadBackup(f"{file} has an entry {entry.name!r} that care backup does not write")
+        if entry.name == f"{INSIDE}/{POINTER}":
+            pointer = _read(tar, entry)
+        elif entry.name == KEYS:
+            if keys is not None:
+                keys.parent.mkdir(parents=True, exist_ok=True)
+                keys.touch(mode=0o600)
+                keys.write_bytes(_read(tar, entry))
+        else:
+            target = folder / path.relative_to(INSIDE)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            tar.makefile(entry, target)
+    return facts, pointer
+
+
+def _read(tar: tarfile.TarFile, entry: tarfile.TarInfo) -> bytes:
+    stream = tar.extractfile(entry)
+    assert stream is not None, "a regular file"
+    return stream.read()
+
+
+def _check(folder: Path, versions: list[str], file: Path) -> None:
+    """Compares every file of every version with its checksum, and reads the log that each of them needs."""
+    collection = Collection(folder)
+    if collection.versions() != versions:
+        raise BadBackup(f"{file} ends before its last version; take another one")
+    for version in versions:
+        manifest = Manifest.read(collection.folder(version))
+        manifest.verify_files(collection.folder(version))
+        collection.fresh_log.read(Cursor(manifest.fresh.position))

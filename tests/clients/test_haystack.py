@@ -1,0 +1,79 @@
+"""The Haystack retriever in a pipeline of its framework, against the real service."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from care_client.haystack import CareRetriever, clauses
+from haystack import Document, Pipeline
+from haystack.utils import Secret
+from haystack.utils.filters import document_matches_filter
+
+from tests.api.support import ENTRIES
+from tests.clients.support import Scene, Scripted
+
+pytestmark = pytest.mark.anyio
+DRUG = {"field": "meta.kind", "operator": "==", "value": "drug"}
+RECENT = {"field": "meta.year", "operator": ">=", "value": 2024}
+FILTERS: list[dict[str, Any]] = [
+    DRUG,
+    {"field": "meta.kind", "operator": "!=", "value": "drug"},
+    {"field": "kind", "operator": "in", "value": ["test", "first-aid"]},
+    {"field": "meta.kind", "operator": "not in", "value": ["disease", "drug"]},
+    {"field": "meta.year", "operator": "<", "value": 2022},
+    {"operator": "AND", "conditions": [DRUG, RECENT]},
+    {"operator": "OR", "conditions": [DRUG, RECENT]},
+    {"operator": "NOT", "conditions": [DRUG, RECENT]},
+    {"operator": "OR", "conditions": [{"operator": "AND", "conditions": [DRUG, RECENT]}, {**DRUG, "value": "test"}]},
+]
+
+
+def test_a_pipeline_finds_documents_and_survives_being_saved(service_url: str) -> None:
+    pipeline = Pipeline()
+    pipeline.add_component("retriever", CareRetriever(service_url, top_k=2, passages=1))
+    for each in (pipeline, Pipeline.loads(pipeline.dumps(), allowed_modules=["care_client.haystack"])):
+        documents = each.run({"retriever": {"query": "高血压吃什么药"}})["retriever"]["documents"]
+        assert len(documents) == 2
+        first = documents[0]
+        assert first.id == first.meta["id"] == "a-1"
+        assert "氨氯地平" in first.content
+        assert first.score == first.meta["care_score"] > 0
+
+
+async def test_it_runs_asynchronously_and_takes_parameters_for_one_run(service_url: str) -> None:
+    retriever = CareRetriever(service_url, filters=DRUG, options={"mode": "dense"})
+    found = await retriever.run_async("头痛", top_k=1)
+    assert [document.id for document in found["documents"]] == [retriever.run("头痛")["documents"][0].id]
+    others = retriever.run("头痛", filters={**DRUG, "value": "test"})["documents"]
+    assert [document.id for document in others] == ["a-8"]
+
+
+@pytest.mark.parametrize("filters", FILTERS, ids=str)
+def test_filters_mean_what_they_mean_in_haystack(service_url: str, filters: dict[str, Any]) -> None:
+    corpus = [Document(id=f"a-{each['id']}", meta={"kind": each["kind"], "year": each["year"]}) for each in ENTRIES]
+    # Haystack's own evaluation knows whole names only.
+    whole = filters | {"field": f"meta.{filters['field'].removeprefix('meta.')}"} if "field" in filters else filters
+    expected = {document.id for document in corpus if document_matches_filter(whole, document)}
+    found = CareRetriever(service_url, top_k=8, options={"mode": "dense"}).run("头痛", filters=filters)["documents"]
+    assert {document.id for document in found} == expected
+    assert 0 < len(expected) < len(corpus)
+
+
+@pytest.mark.parametrize("wrong", [{"field": "kind", "eq": "drug"}, {"field": "kind", "operator": "~", "value": 1}])
+def test_other_filters_are_refused_at_once(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="operator"):
+        clauses(wrong)
+    with pytest.raises(ValueError, match="operator"):
+        CareRetriever(filters=wrong)
+
+
+def test_a_saved_pipeline_names_the_variable_and_not_the_key(
+    scripted: Scripted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CARE_API_KEY", "k-1")
+    saved = CareRetriever(scripted.url, api_key=Secret.from_env_var("CARE_API_KEY")).to_dict()
+    assert "k-1" not in str(saved)
+    scripted.scenes.append(Scene())
+    CareRetriever.from_dict(saved).run("发热")
+    assert scripted.requests[0][3]["authorization"] == "Bearer k-1"

@@ -1,0 +1,167 @@
+"""`care mcp` as agents meet it: the official SDK's client, over stdio and streamable HTTP, against the real service."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import asdict
+from typing import Any
+
+import httpx2
+import jsonschema
+import pytest
+from care_client.answers import Collection
+from mcp import Client, MCPError, StdioServerParameters
+from mcp.client.streamable_http import streamable_http_client
+from mcp.types import CallToolResult, TextContent
+
+from tests.api.support import TOKEN
+from tests.clients.support import ANSWER, Scene, Scripted
+
+pytestmark = pytest.mark.anyio
+START_SECONDS = 60
+# The SDK's client lists the tools after a call, to check the answer's shape.
+CALL = [Scene(body=ANSWER), Scene(body=asdict(Collection("v1", 0, 0, (), "dense", 9, 9, (), {}, {})))]
+READS = ["search", "get_document", "describe_collection"]
+
+
+def command(url: str, *options: str) -> list[str]:
+    return [sys.executable, "cli.py", "mcp", "--url", url, *options]
+
+
+def over_stdio(url: str, *options: str, key: str = "") -> Client:
+    program, *words = command(url, *options)
+    return Client(StdioServerParameters(command=program, args=words, env={"CARE_API_KEY": key}))
+
+
+@contextlib.contextmanager
+def http_server(url: str) -> Iterator[str]:
+    """An MCP server over HTTP, and its address."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    # Its own key must reach nobody over HTTP.
+    environment = os.environ | {"CARE_API_KEY": "own-key"}
+    process = subprocess.Popen(command(url, "--http", f"127.0.0.1:{port}"), env=environment)
+    try:
+        give_up = time.monotonic() + START_SECONDS
+        while True:
+            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port)):
+                break
+            assert process.poll() is None, "care mcp ended"
+            assert time.monotonic() < give_up
+            time.sleep(0.1)
+        yield f"http://127.0.0.1:{port}/mcp"
+    finally:
+        process.terminate()
+        process.wait(START_SECONDS)
+
+
+@contextlib.asynccontextmanager
+async def over_http(address: str, headers: dict[str, str] | None = None) -> AsyncIterator[Client]:
+    async with (
+        httpx2.AsyncClient(headers=headers, timeout=START_SECONDS) as http,
+        Client(streamable_http_client(address, http_client=http)) as client,
+    ):
+        yield client
+
+
+def said(result: CallToolResult) -> str:
+    (content,) = result.content
+    assert isinstance(content, TextContent)
+    return content.text
+
+
+async def check_tools(client: Client) -> None:
+    tools = {tool.name: tool for tool in (await client.list_tools()).tools}
+    assert list(tools) == READS
+    assert all(tool.annotations and tool.annotations.read_only_hint for tool in tools.values())
+    schema = tools["search"].input_schema
+    assert schema["properties"]["filters"]["properties"].keys() == {"kind", "year"}
+    call: dict[str, Any] = {"query": "怎么急救", "top_k": 5, "mode": "dense"}
+    call["filters"] = {"kind": ["first-aid", "drug"], "year": {"gte": 2023, "lt": 2025}}
+    jsonschema.validate(call, schema)
+    for wrong in ({"kind": ["nonsense"]}, {"year": {"gte": "x"}}, {"colour": ["red"]}):
+        with pytest.raises(jsonschema.ValidationError):
+            jsonschema.validate(call | {"filters": wrong}, schema)
+
+    found = await client.call_tool("search", call)
+    assert not found.is_error
+    hits = found.structured_content["hits"]
+    assert {hit["id"] for hit in hits} == {"a-1", "a-3"}
+    assert all(hit["content"] and hit["title"] and hit["metadata"]["year"] in (2023, 2024) for hit in hits)
+    document = (await client.call_tool("get_document", {"id": hits[0]["id"]})).structured_content
+    assert hits[0]["content"] in document["text"]
+    described = (await client.call_tool("describe_collection")).structured_content
+    assert described["documents"] == 8
+    assert described["facets"]["kind"]["drug"] == 2
+
+
+async def test_agents_search_over_stdio(service_url: str) -> None:
+    async with over_stdio(service_url) as client:
+        await check_tools(client)
+
+
+async def test_agents_search_over_http(service_url: str) -> None:
+    with http_server(service_url) as address:
+        async with over_http(address) as client:
+            await check_tools(client)
+
+
+async def test_a_model_reads_what_was_wrong_with_its_arguments(service_url: str) -> None:
+    async with over_stdio(service_url) as client:
+        for name, arguments, reason in (
+            ("search", {"query": "发热", "filters": {"colour": "red"}}, "colour"),
+            ("search", {"query": "发热", "top_k": 0}, "top_k"),
+            ("search", {"query": "发热", "topk": 1}, "did you mean top_k"),
+            ("search", {}, "an argument is missing"),
+            ("get_document", {"id": "none"}, "not_found"),
+            ("delete_document", {"id": "a-1"}, "no such tool"),
+        ):
+            refused = await client.call_tool(name, arguments)
+            assert refused.is_error
+            assert reason in said(refused)
+
+
+async def test_tools_that_write_come_only_when_asked_for(service_url: str) -> None:
+    async with over_stdio(service_url, "--write", key=TOKEN) as client:
+        assert [tool.name for tool in (await client.list_tools()).tools] == [*READS, "add_documents", "delete_document"]
+        notice = {"id": "notice-9", "title": "缬沙坦召回", "text": "部分批次的缬沙坦片自即日起召回。"}
+        added = await client.call_tool("add_documents", {"documents": [notice]})
+        try:
+            assert added.structured_content["changed"] == 1
+            assert (await client.call_tool("get_document", {"id": "notice-9"})).structured_content[
+                "title"
+            ] == "缬沙坦召回"
+        finally:
+            removed = await client.call_tool("delete_document", {"id": "notice-9"})
+        assert removed.structured_content["changed"] == 1
+
+
+async def test_a_service_that_is_away_is_named() -> None:
+    async with over_stdio("http://127.0.0.1:1") as client:
+        with pytest.raises(MCPError, match=r"no answer from http://127\.0\.0\.1:1"):
+            await client.list_tools()
+
+
+async def test_over_stdio_the_key_is_the_environments(scripted: Scripted) -> None:
+    scripted.scenes.extend(CALL)
+    async with over_stdio(scripted.url, key="k-1") as client:
+        await client.call_tool("search", {"query": "发热"})
+    assert {headers.get("authorization") for *_, headers in scripted.requests} == {"Bearer k-1"}
+
+
+@pytest.mark.parametrize("headers", [{"authorization": "Bearer k-2"}, {"api-key": "k-3"}, {}])
+async def test_over_http_the_key_is_the_callers_alone(scripted: Scripted, headers: dict[str, str]) -> None:
+    scripted.scenes.extend(CALL)
+    with http_server(scripted.url) as address:
+        async with over_http(address, headers) as client:
+            await client.call_tool("search", {"query": "发热"})
+    assert scripted.requests
+    for *_, sent in scripted.requests:
+        assert {name: sent[name] for name in ("authorization", "api-key") if name in sent} == headers

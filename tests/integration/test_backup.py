@@ -1,0 +1,125 @@
+"""`care backup` of a collection in service, restored into an empty folder and served from there."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import stat
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import cli
+from indexer.backup import write_backup
+from indexer.errors import BadBackup, BadSnapshot, Busy
+from indexer.restore import restore_backup
+from indexer.store.collection import Collection
+from models.encoder.onnx import OnnxEncoder
+from tests.api.support import Built, build_collection, make_settings, running
+
+pytestmark = pytest.mark.anyio
+NOTICE = {"id": "notice-7", "title": "缬沙坦召回", "text": "部分批次的缬沙坦片自即日起召回。"}
+
+
+@pytest.fixture
+def built(tmp_path: Path, encoder: OnnxEncoder) -> Built:
+    return build_collection(tmp_path / "collection", encoder)
+
+
+async def answers(root: Built) -> dict[str, Any]:
+    """What a service over the collection says to a few questions."""
+    said: dict[str, Any] = {}
+    async with running(make_settings(root)) as client:
+        for query in ("高血压吃什么药", "缬沙坦召回", "头痛"):
+            result = (await client.post("/v1/search", json={"query": query, "top_k": 5})).json()
+            said[query] = [(hit["id"], hit["score"]) for hit in result["results"][0]["hits"]]
+        said["deleted"] = (await client.get("/v1/documents/a-5")).status_code
+        said["snapshot"] = result["snapshot"]
+    return said
+
+
+async def test_an_empty_folder_answers_as_the_old_one_did(built: Built, tmp_path: Path) -> None:
+    keys, (file, other) = tmp_path / "keys.json", (tmp_path / "care.tar", tmp_path / "other")
+    keys.write_text('{"name": "hash"}', encoding="utf-8")
+    (built.root / "page.json").write_text('{"en": {"title": "Manuals"}}', encoding="utf-8")
+    async with running(make_settings(built)) as client:
+        assert (await client.post("/v1/documents", json={"documents": [NOTICE]})).status_code == 200
+        assert (await client.delete("/v1/documents/a-5")).status_code == 200
+        # While it serves.
+        given = ["--collection", str(built.root), "--keys", str(keys)]
+        assert cli.main(["backup", str(file), *given]) == 0
+    before = await answers(built)
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+
+    moved = tmp_path / "restored" / "keys.json"
+    assert cli.main(["restore", str(file), "--collection", str(other), "--keys", str(moved)]) == 0
+    shutil.rmtree(built.root)
+    restored = Built(other, built.versions)
+    assert await answers(restored) == before
+    assert before["deleted"] == 404
+    assert before["缬沙坦召回"][0][0] == "notice-7"
+    assert Collection(other).versions() == sorted(built.versions.values())
+    assert json.loads((other / "page.json").read_text(encoding="utf-8")) == {"en": {"title": "Manuals"}}
+    assert (moved.read_text(encoding="utf-8"), stat.S_IMODE(moved.stat().st_mode)) == ('{"name": "hash"}', 0o600)
+    # It goes on from there: another version, another document.
+    async with running(make_settings(restored)) as client:
+        assert (await client.post("/v1/documents", json={"documents": [NOTICE | {"id": "n-8"}]})).status_code == 200
+        assert (await client.post("/admin/rollback", params={"version": built.versions["b"]})).status_code == 200
+
+
+def test_nothing_is_overwritten(built: Built, tmp_path: Path) -> None:
+    file = tmp_path / "care.tar"
+    write_backup(Collection(built.root), file)
+    with pytest.raises(BadBackup, match="is not empty"):
+        restore_backup(file, built.root)
+    keys = tmp_path / "keys"
+    keys.touch()
+    with pytest.raises(BadBackup, match="exists"):
+        restore_backup(file, tmp_path / "new", keys)
+
+
+def test_what_cannot_be_backed_up_is_said(built: Built, tmp_path: Path) -> None:
+    collection = Collection(built.root)
+    with pytest.raises(BadBackup, match="nothing to back up"):
+        write_backup(Collection(tmp_path / "none"), tmp_path / "care.tar")
+    with pytest.raises(BadBackup, match="no such file of keys"):
+        write_backup(collection, tmp_path / "care.tar", tmp_path / "keys")
+    with collection.sole_builder(), pytest.raises(Busy):
+        write_backup(collection, tmp_path / "care.tar")
+    assert [path.name for path in tmp_path.glob("*care.tar*")] == []
+
+
+def test_a_damaged_or_foreign_file_publishes_nothing(built: Built, tmp_path: Path) -> None:
+    file = tmp_path / "care.tar"
+    write_backup(Collection(built.root), file)
+    data = file.read_bytes()
+    at = data.index("氨氯地平".encode())
+    for number, (damaged, kind) in enumerate(
+        (
+            (data[:at] + b"x" + data[at + 1 :], BadSnapshot),
+            (data[: len(data) // 2 // 512 * 512], (BadBackup, BadSnapshot)),
+            (b"", BadBackup),
+            (b"no tar" * 1000, BadBackup),
+        )
+    ):
+        file.write_bytes(damaged)
+        folder = tmp_path / f"restored-{number}"
+        with pytest.raises(kind):
+            restore_backup(file, folder)
+        assert Collection(folder).current() is None
+
+
+def test_an_entry_outside_of_the_folder_is_refused(tmp_path: Path) -> None:
+    facts, evil = tmp_path / "backup.json", tmp_path / "evil.tar"
+    facts.write_text(json.dumps({"format": 1, "versions": []}), encoding="utf-8")
+    for name in ("collection/../../outside", "/outside", "other/file"):
+        with tarfile.open(evil, "w") as tar:
+            tar.add(facts, "backup.json")
+            tar.add(facts, name)
+            tar.getmembers()[-1].name = name
+        with pytest.raises((BadBackup, ValueError)):
+            restore_backup(evil, tmp_path / "folder" / "inner")
+        assert not (tmp_path / "folder" / "outside").exists()
+        shutil.rmtree(tmp_path / "folder")

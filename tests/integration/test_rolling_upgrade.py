@@ -1,0 +1,102 @@
+"""A service that is told to end first fails its readiness; two behind the documented proxy are replaced unnoticed."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from loadtest.lab.overload import PROXY_CONFIG, proxy
+from models.encoder.onnx import OnnxEncoder
+from tests.api.support import Built, build_collection
+from tests.e2e.server import Server
+from tests.integration.processes import until
+
+WAIT_SECONDS = 60.0
+DRAIN_SECONDS = "4"
+CLIENTS = 4
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory, encoder: OnnxEncoder) -> Built:
+    return build_collection(tmp_path_factory.mktemp("upgrade") / "collection", encoder, letters="a")
+
+
+@pytest.fixture
+def services(built: Built, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Server]]:
+    monkeypatch.setenv("CARE_DRAIN_SECONDS", DRAIN_SECONDS)
+    servers = [Server(built.root), Server(built.root)]
+    try:
+        yield servers
+    finally:
+        for server in servers:
+            server.stop()
+
+
+def test_readiness_fails_first_and_searches_are_still_answered(services: list[Server]) -> None:
+    service = services[0]
+    service.start()
+    process = service._process
+    assert process is not None
+    process.send_signal(signal.SIGTERM)
+
+    def refused() -> bool:
+        answer = httpx.get(f"{service.url}/readyz", timeout=WAIT_SECONDS)
+        return answer.status_code == 503 and answer.json()["error"]["code"] == "shutting_down"
+
+    until(refused)
+    assert httpx.get(f"{service.url}/livez", timeout=WAIT_SECONDS).status_code == 200
+    assert httpx.get(f"{service.url}/v1/search?q=高血压", timeout=WAIT_SECONDS).status_code == 200
+    process.send_signal(signal.SIGTERM)  # a second signal does not wait
+    assert process.wait(WAIT_SECONDS) == 0
+
+
+def with_both(services: list[Server], folder: Path) -> Path:
+    """The documented configuration with a line for the second service."""
+    text = PROXY_CONFIG.read_text(encoding="utf-8").rstrip()
+    line = next(line for line in text.splitlines() if line.startswith("    server care "))
+    address = services[1].url.removeprefix("http://")
+    another = line.replace("server care ", "server another ").replace("${CARE_SERVICE}", address)
+    config = folder / "haproxy.cfg"
+    config.write_text(f"{text}\n{another}\n", encoding="utf-8")
+    return config
+
+
+def test_a_rolling_upgrade_behind_the_proxy_fails_no_request(services: list[Server], tmp_path: Path) -> None:
+    for service in services:
+        service.start()
+    answers: Counter[object] = Counter()
+    over = threading.Event()
+
+    def ask(url: str) -> None:
+        with httpx.Client(base_url=url, timeout=WAIT_SECONDS) as client:
+            while not over.is_set():
+                try:
+                    answer = client.get("/v1/search", params={"q": "高血压"})
+                    answers[answer.status_code] += 1
+                except httpx.HTTPError as error:
+                    answers[repr(error)] += 1
+
+    with proxy(services[0].url, 64, with_both(services, tmp_path)) as url:
+        threads = [threading.Thread(target=ask, args=(url,)) for _ in range(CLIENTS)]
+        for thread in threads:
+            thread.start()
+        try:
+            for service in services:
+                service.stop()
+                before = answers.total()
+                until(lambda before=before: answers.total() > before + 20)  # the other one answers
+                service.start()
+                time.sleep(2.5)  # until the proxy has seen it: two checks
+        finally:
+            over.set()
+            for thread in threads:
+                thread.join()
+    assert answers.keys() == {200}, answers
+    assert answers[200] > 100

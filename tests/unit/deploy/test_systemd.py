@@ -1,0 +1,56 @@
+"""The unit of the service: its command, its settings, its time to end, and what it may write."""
+
+from __future__ import annotations
+
+import shlex
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from indexer.command import COLLECTION
+from service.processes.supervisor import GRACE_SECONDS
+from service.settings import ENV_PREFIX, Settings
+from tests.unit.deploy.support import REPOSITORY, parse_care
+from tests.unit.deploy.test_schedules import SERVICE as REINDEX
+from tests.unit.deploy.test_schedules import unit
+
+NAME = "care-search@.service"
+SERVICE = unit(NAME)["Service"]
+
+
+def settings() -> Settings:
+    """As instance 8000 gets them."""
+    pairs = dict(pair.split("=", 1) for pair in SERVICE["Environment"].replace("%i", "8000").split())
+    own = {name.removeprefix(ENV_PREFIX).lower(): value for name, value in pairs.items() if name[:5] == ENV_PREFIX}
+    return Settings.model_validate(own)
+
+
+def test_it_serves_what_the_timer_publishes() -> None:
+    program, *words = shlex.split(SERVICE["ExecStart"])
+    assert program == shlex.split(REINDEX["Service"]["ExecStart"])[0]
+    assert parse_care(words).keys() >= {"collection"}
+    for same in ("User", "WorkingDirectory", "ReadWritePaths", "ExecStartPre"):
+        assert SERVICE[same] == REINDEX["Service"][same]
+    assert SERVICE["ReadWritePaths"] == f"{SERVICE['WorkingDirectory']}/{COLLECTION.parts[0]}"
+    assert "ORT_DISABLE_TELEMETRY=1" in SERVICE["Environment"].split()
+
+
+def test_its_name_is_its_port_and_it_has_time_to_end() -> None:
+    given = settings()
+    assert given.port == 8000
+    assert given.drain_seconds > 0
+    assert float(SERVICE["TimeoutStopSec"]) > given.drain_seconds + given.shutdown_seconds + GRACE_SECONDS
+    assert SERVICE["KillMode"] == "mixed"  # workers are the supervisor's to end
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="needs systemd-analyze of a Linux with systemd")
+def test_systemd_understands_the_units(tmp_path: Path) -> None:
+    for path in (REPOSITORY / "deploy/systemd").iterdir():
+        # The program is installed on the machine that runs it, not here.
+        text = path.read_text(encoding="utf-8").replace("/opt/care/bin/care", "/bin/true")
+        (tmp_path / path.name.replace("@", "@8000")).write_text(text, encoding="utf-8")
+    units = sorted(str(path) for path in tmp_path.iterdir())
+    done = subprocess.run(["systemd-analyze", "verify", *units], capture_output=True, text=True)
+    assert (done.returncode, done.stdout + done.stderr) == (0, "")
