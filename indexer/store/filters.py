@@ -78,6 +78,33 @@ def restrict(filters: Iterable[Filter], has_field: Callable[[str], bool]) -> tup
     return tuple(map(one, filters))
 
 
+def suits(filters: Iterable[Filter], kinds: Mapping[str, str]) -> bool:
+    """Whether every value can be compared with its field, by the fields' kinds: evaluating the filters never fails."""
+
+    def one(given: Filter) -> bool:
+        if isinstance(given, Not):
+            return one(given.excluded)
+        if isinstance(given, Either):
+            return all(map(one, given.alternatives))
+        kind = kinds.get(given.field)
+        if kind is None:
+            return True
+        if isinstance(given, Range):
+            values: Sequence[FilterValue | None] = (given.gte, given.gt, given.lte, given.lt)
+        else:
+            values = given.values if isinstance(given, AnyOf) else (given.value,)
+        return all(value is None or _comparable(value, kind) for value in values)
+
+    return all(map(one, filters))
+
+
+def _comparable(value: FilterValue, kind: str) -> bool:
+    if kind == TEXT:
+        return isinstance(value, str | bool)
+    number = read_number(value) if isinstance(value, str) else None if isinstance(value, bool) else value
+    return number is not None and number == number
+
+
 def as_value(name: str, value: object) -> Value:
     """Converts a metadata value for the store; dates become ISO texts, which sort as dates do. Raises BadValue."""
     if isinstance(value, date):  # a datetime is a date too

@@ -21,8 +21,8 @@ from indexer.store.snapshot import Snapshot
 from indexer.store.vectors import VectorIndex, limit_threads
 from models.encoder.onnx import OnnxEncoder, bulk_batches
 from models.encoder.tokenizer import FlatIds, TextReader, pad_flat
-from service.breaker import Breaker
 from service.engine.jobs import DATABASE_AWAY
+from service.limits import Breaker
 from service.serving.serving import Selection
 
 if TYPE_CHECKING:

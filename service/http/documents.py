@@ -6,14 +6,15 @@ import re
 from typing import Annotated, Any, Self
 
 import orjson
-from fastapi import APIRouter, Depends, Request, Response
+from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel, ConfigDict, Field, StrictInt, StringConstraints, model_validator
 
 from indexer.errors import BadValue
 from indexer.store.filters import as_value
-from service.errors import InvalidRequest, NotFound
-from service.http.admin import require_admin
-from service.http.asgi import errors, parse_body, read_body, runtime_of
+from indexer.store.metadata import admits
+from service.errors import FreshLimit, InvalidRequest, NotFound
+from service.http.access import ACT
+from service.http.asgi import KEY, errors, parse_body, read_body, runtime_of
 from service.search.portions import is_blank
 from service.updates.encoder import NewDocument
 from service.updates.writer import ChangesAnswer
@@ -21,6 +22,7 @@ from service.updates.writer import ChangesAnswer
 PATH = "/v1/documents"
 # An id is part of an address.
 MAX_ID_BYTES = 1024
+SHOWN_IDS = 100  # in one line of the audit log
 CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 Id = Annotated[str, StringConstraints(min_length=1)] | StrictInt
 
@@ -79,7 +81,7 @@ async def get_document(request: Request, id: str) -> Response:
     """The whole document with this id, as it is served now."""
     _require_id(request, id)
     serving = runtime_of(request).servings.current()
-    row = serving.row_of(id)
+    row = serving.row_within(id, serving.fix(request.scope[KEY].filters))
     if row is None:
         raise NotFound("the collection has no document with this id")
     stored = serving.document(row)
@@ -88,7 +90,7 @@ async def get_document(request: Request, id: str) -> Response:
 
 
 # Documented in openapi.py: the body is read here, within the limit of its size, and not by FastAPI.
-@router.post("/documents", dependencies=[Depends(require_admin)], include_in_schema=False)
+@router.post("/documents", include_in_schema=False)
 async def post_documents(request: Request) -> ChangesAnswer:
     """Adds documents, or replaces those of the same id."""
     runtime = runtime_of(request)
@@ -97,14 +99,27 @@ async def post_documents(request: Request) -> ChangesAnswer:
     if not 1 <= len(posted) <= most:
         raise InvalidRequest("documents", f"must hold between 1 and {most} documents, got {len(posted)}")
     documents = [_checked(number, document) for number, document in enumerate(posted)]
-    return await runtime.writer.post(documents)
+    within = request.scope[KEY].filters
+    for number, document in enumerate(documents) if within else ():
+        if not admits(within, document.metadata):
+            raise InvalidRequest(f"documents[{number}].metadata", "must satisfy the filter of this key")
+    ids = [document.id for document in documents]
+    request.scope[ACT] = {"documents": len(ids), "ids": ids[:SHOWN_IDS]}
+    try:
+        return await runtime.writer.post(documents, within)
+    except FreshLimit:
+        if not within:
+            raise
+        # The numbers in the message count the documents of everybody.
+        raise FreshLimit("too many passages were posted since the last build: re-index") from None
 
 
-@router.delete("/documents/{id:path}", dependencies=[Depends(require_admin)], responses=errors(403, 422, 503))
+@router.delete("/documents/{id:path}", responses=errors(422, 503))
 async def delete_document(request: Request, id: str) -> ChangesAnswer:
     """Takes the document with this id out of all answers; `changed` is 0 where there is none."""
     _require_id(request, id)
-    return await runtime_of(request).writer.delete(id)
+    request.scope[ACT] = {"ids": [id]}
+    return await runtime_of(request).writer.delete(id, request.scope[KEY].filters)
 
 
 def _require_id(request: Request, id: str) -> None:

@@ -44,7 +44,14 @@ class Embedder:
         self._cache = cache
 
     async def embed(
-        self, serving: Serving, texts: Sequence[str], side: Side, *, deadline: Deadline, bulk: bool = False
+        self,
+        serving: Serving,
+        texts: Sequence[str],
+        side: Side,
+        *,
+        deadline: Deadline,
+        bulk: bool = False,
+        tenant: bytes = b"",
     ) -> Embeddings:
         """Encodes any number of texts, as bulk if they are many; raises what the dispatcher raises."""
         bulk = bulk or len(texts) > ONLINE_JOBS
@@ -60,7 +67,7 @@ class Embedder:
             count += sum(map(len, ids))
             known: Sequence[Vector | None] = [None] * len(ids)
             if side is Side.QUERY:
-                known = await self._cache.get_embeddings(encoder, ids)
+                known = await self._cache.get_embeddings(encoder, ids, tenant)
             return [
                 (None if vector is not None else EncodeJob(text.text, side, token), (token, vector))
                 for text, token, vector in zip(ready, ids, known, strict=True)
@@ -72,7 +79,7 @@ class Embedder:
                 vector = known if outcome is None else outcome.vector
                 assert vector is not None  # it was cached, or the job was an EncodeJob
                 if outcome is not None and side is Side.QUERY:
-                    self._cache.put_embedding(encoder, token, vector)
+                    self._cache.put_embedding(encoder, token, vector, tenant)
                 vectors.append(vector)
         return Embeddings(np.stack(vectors), count)
 

@@ -13,10 +13,11 @@ from pydantic import BaseModel, Field
 
 from indexer.errors import BadDisk, NotWritten
 from indexer.store.documents import StoredDocument
-from indexer.store.filters import has_value, kind_of
+from indexer.store.filters import Filter, Metadata, has_value, kind_of
 from indexer.store.fresh_log import Change, Decide, Deleted, Frame, FreshLog, Posted
+from indexer.store.metadata import admits
 from indexer.store.overlay import passages_of
-from service.errors import FreshLimit, InvalidRequest, NotKept
+from service.errors import FreshLimit, IdTaken, InvalidRequest, NotKept
 from service.updates.encoder import DocumentEncoder, NewDocument
 
 if TYPE_CHECKING:
@@ -51,17 +52,21 @@ class FreshWriter:
         self._encoder = encoder
         self._log = log
 
-    async def post(self, documents: Sequence[NewDocument]) -> ChangesAnswer:
-        """Adds documents or replaces those of equal id: all of them, or none if this raises."""
+    async def post(self, documents: Sequence[NewDocument], within: tuple[Filter, ...] = ()) -> ChangesAnswer:
+        """Adds documents or replaces those of equal id: all of them, or none if this raises.
+
+        Raises IdTaken if one would replace a document that the filters `within` leave out.
+        """
         _check_ids(documents)
         while True:
             with contextlib.suppress(_Sealed):
-                return await self._post(documents)
+                return await self._post(documents, within)
 
-    async def _post(self, documents: Sequence[NewDocument]) -> ChangesAnswer:
+    async def _post(self, documents: Sequence[NewDocument], within: tuple[Filter, ...]) -> ChangesAnswer:
         serving = await self._newest()
         sealed = await asyncio.to_thread(self._log.last_segment)
         now = _Known(serving)
+        now.require_own(documents, within)
         _check_kinds(now.kinds, documents)
         new = [each for each in documents if not now.holds(each.id, each.stored(), sealed)]
         posted = await self._encoder.encode(serving, new, partial(self._check_room, now))
@@ -71,6 +76,7 @@ class FreshWriter:
         def decide(frames: Sequence[Frame], segment: int) -> list[Change]:
             nonlocal changed
             known = _Known(serving, frames)
+            known.require_own(documents, within)
             _check_kinds(known.kinds, documents)
             unwritten = [each for each in documents if not known.holds(each.id, each.stored(), segment)]
             if any(each.id not in encoded for each in unwritten):
@@ -82,14 +88,19 @@ class FreshWriter:
         position = await self._change(serving, decide)
         return ChangesAnswer(position=position, changed=changed, snapshot=serving.version)
 
-    async def delete(self, document_id: str) -> ChangesAnswer:
-        """Deletes a document. One that is not served is logged too: a running build or an older version may hold it."""
+    async def delete(self, document_id: str, within: tuple[Filter, ...] = ()) -> ChangesAnswer:
+        """Deletes a document. One that is not served is logged too: a running build or an older version may hold it.
+
+        With filters `within`, only a served document that they admit: nobody knows whose an unserved one would be.
+        """
         serving = await self._newest()
         changed = 0
 
         def decide(frames: Sequence[Frame], segment: int) -> list[Change]:
             nonlocal changed
             known = _Known(serving, frames)
+            if within and not known.is_within(document_id, within):
+                return []
             changed = int(known.is_visible(document_id))
             return [] if known.holds(document_id, None, segment) else [Deleted(document_id)]
 
@@ -143,6 +154,24 @@ class _Known:
     def is_visible(self, document_id: str) -> bool:
         position, said = self._last(document_id)
         return said is not None if position is not None else self._serving.row_of(document_id) is not None
+
+    def is_within(self, document_id: str, within: tuple[Filter, ...]) -> bool:
+        """Whether a document is visible and the filters admit it."""
+        metadata = self._metadata(document_id)
+        return metadata is not None and admits(within, metadata)
+
+    def require_own(self, documents: Sequence[NewDocument], within: tuple[Filter, ...]) -> None:
+        for number, document in enumerate(documents) if within else ():
+            metadata = self._metadata(document.id)
+            if metadata is not None and not admits(within, metadata):
+                raise IdTaken(f"documents[{number}]: its id is taken; begin ids with a name of your own")
+
+    def _metadata(self, document_id: str) -> Metadata | None:
+        """Of the visible document with this id."""
+        position, said = self._last(document_id)
+        if position is None and (row := self._serving.row_of(document_id)) is not None:
+            said = self._serving.document(row)
+        return None if said is None else said.metadata
 
     def _last(self, document_id: str) -> tuple[int | None, StoredDocument | None]:
         """The log position of a document's last change, None if it has none, and its content, None if deleted."""

@@ -13,7 +13,7 @@ from models.encoder.onnx import OnnxEncoder
 from models.encoder.spec import Side
 from models.encoder.tokenizer import TextReader, Tokens
 from models.fusion import Mode
-from service.cache.keys import ResultKeys, embedding_key
+from service.cache.cache import ResultKeys, embedding_key
 from service.search.request import SearchRequest
 from service.serving.serving import Serving, is_same_function
 from service.settings import Settings
