@@ -12,7 +12,7 @@ LATE := $(wildcard tests/integration/test_[qrstuvwxyz]*.py)
 MODELS := tests/unit/training tests/unit/models tests/unit/evaluation
 PIP := -m pip install --quiet --disable-pip-version-check
 .DEFAULT_GOAL := help
-.PHONY: help run test test-late test-early test-models test-rest check unit format bench bench-peers bench-gpu overload kills bench-fresh bench-index bench-encode bench-train kill-index kill-writes swaps claims loadtest eval install install-train optimum lock clean
+.PHONY: help run test test-late test-early test-models test-rest check unit format bench bench-peers bench-gpu overload kills bench-fresh bench-index bench-encode bench-train kill-index kill-writes fuzz-tenants audit swaps claims loadtest eval install install-train optimum lock clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -85,6 +85,9 @@ kill-index: .venv-dev/installed ## 50 builds killed with SIGKILL at random momen
 
 kill-writes: .venv-dev/installed ## 300 runs of writers, builds and rollbacks under random kills: nothing acknowledged is lost
 	$(DEV)/python -m pytest -s --timeout 0 tests/integration/test_write_kills.py --runs 300 $(ARGS)
+
+fuzz-tenants: .venv-dev/installed ## 100,000 random requests of several tenants: none sees a document of another
+	$(DEV)/python -m tests.support.tenants $(ARGS)
 
 swaps: .venv-dev/installed ## 20 swaps between two snapshots under load: nothing fails, nothing is mixed
 	$(DEV)/python -m loadtest.lab.swaps $(ARGS)
