@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from redis.asyncio import Redis
-
 if TYPE_CHECKING:
+    from redis.asyncio import Redis
+
     from indexer.store.filters import Filter
     from service.settings import Settings
 
@@ -143,8 +143,11 @@ class Rates:
     @classmethod
     def from_settings(cls, settings: Settings) -> Rates:
         """Connects at the first call."""
-        redis = None if settings.redis_url is None else Redis.from_url(settings.redis_url, protocol=2)
-        return cls(redis, settings.redis_timeout_ms / 1000)
+        if settings.redis_url is None:
+            return cls()
+        from redis.asyncio import Redis  # the engine process, which needs the breaker alone, does not load it
+
+        return cls(Redis.from_url(settings.redis_url, protocol=2), settings.redis_timeout_ms / 1000)
 
     async def take(self, name: str, rate: Rate, cost: int = 1) -> float:
         """Takes `cost` calls from the bucket of this name; returns 0, or the seconds to wait if it holds too few."""
