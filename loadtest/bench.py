@@ -310,7 +310,7 @@ def _make_key(folder: Path) -> tuple[str, dict[str, str]]:
 
 
 def _own_services(
-    collection: Path | None, folder: Path, stack: contextlib.ExitStack, own: Mapping[str, str]
+    collection: Path | None, folder: Path, stack: contextlib.ExitStack, own: dict[str, str]
 ) -> tuple[str, str]:
     """The addresses of the service without caches and of the one with; both end with the stack."""
     if collection is None:
