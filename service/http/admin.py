@@ -189,7 +189,7 @@ async def get_collection(request: Request) -> CollectionAnswer:
         created=serving.snapshot.manifest.created.isoformat(),
         documents=await asyncio.to_thread(serving.documents, within),
         passages=await asyncio.to_thread(serving.passages, within),
-        fresh=_fresh_facts(serving, within, settings.fresh_limit),
+        fresh=await asyncio.to_thread(_fresh_facts, serving, within, settings.fresh_limit),
         encoder=EncoderFacts(
             architecture=spec.architecture,
             dim=spec.dim,

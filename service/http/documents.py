@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
+from collections.abc import Sequence
 from typing import Annotated, Any, Self
 
 import orjson
@@ -10,7 +12,7 @@ from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel, ConfigDict, Field, StrictInt, StringConstraints, model_validator
 
 from indexer.errors import BadValue
-from indexer.store.filters import as_value
+from indexer.store.filters import Filter, as_value
 from indexer.store.metadata import admits
 from service.errors import FreshLimit, InvalidRequest, NotFound
 from service.http.access import ACT
@@ -100,9 +102,8 @@ async def post_documents(request: Request) -> ChangesAnswer:
         raise InvalidRequest("documents", f"must hold between 1 and {most} documents, got {len(posted)}")
     documents = [_checked(number, document) for number, document in enumerate(posted)]
     within = request.scope[KEY].filters
-    for number, document in enumerate(documents) if within else ():
-        if not admits(within, document.metadata):
-            raise InvalidRequest(f"documents[{number}].metadata", "must satisfy the filter of this key")
+    if within:
+        await asyncio.to_thread(_require_within, documents, within)
     ids = [document.id for document in documents]
     request.scope[ACT] = {"documents": len(ids), "ids": ids[:SHOWN_IDS]}
     try:
@@ -126,6 +127,12 @@ def _require_id(request: Request, id: str) -> None:
     """Refuses a path that the router read otherwise than it was sent: its patterns stop at a line break."""
     if not id or request.scope["path"] != f"{PATH}/{id}":
         raise InvalidRequest("id", "give the document's id after the last slash; it has no control characters")
+
+
+def _require_within(documents: Sequence[NewDocument], within: tuple[Filter, ...]) -> None:
+    for number, document in enumerate(documents):
+        if not admits(within, document.metadata):
+            raise InvalidRequest(f"documents[{number}].metadata", "must satisfy the filter of this key")
 
 
 def _checked(number: int, posted: PostedDocument) -> NewDocument:

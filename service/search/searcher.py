@@ -166,13 +166,13 @@ class _Run:
             raise InvalidRequest("filters", f"name {values} values together, at most {most} are taken; ask for fewer")
         if request.hyde_documents:
             self._check_hyde()
-        if self._options.filters:
+        fields: list[str] = []
+        if self._options.filters or request.facets:
             # BadFilter is raised here, for one request, and not in a batch; the engine finds the mask ready.
             if len(serving.snapshot.documents) <= LOOP_DOCUMENTS:
-                self._admit()
+                fields = self._admit()
             else:
-                await asyncio.to_thread(self._admit)
-        fields = serving.fields(self._within) if request.facets else []
+                fields = await asyncio.to_thread(self._admit)
         for facet in request.facets:
             if facet not in fields:
                 known, hint = ", ".join(fields) or "none", did_you_mean(facet, fields)
@@ -180,10 +180,14 @@ class _Run:
         if not request.cache:
             self._shared.cache.bypass(Kind.RESULT, len(queries))
 
-    def _admit(self) -> None:
+    def _admit(self) -> list[str]:
+        """Evaluates the filters; returns the fields that facets may name."""
+        serving = self._serving
         if self._within and self._filters:
-            self._serving.require_filters(self._filters, self._within)
-        self._serving.allowed(self._options.filters)
+            serving.require_filters(self._filters, self._within)
+        if self._options.filters:
+            serving.allowed(self._options.filters)
+        return serving.fields(self._within) if self._request.facets else []
 
     def _check_hyde(self) -> None:
         if self._shared.hyde is None:

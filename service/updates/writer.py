@@ -66,7 +66,8 @@ class FreshWriter:
         serving = await self._newest()
         sealed = await asyncio.to_thread(self._log.last_segment)
         now = _Known(serving)
-        now.require_own(documents, within)
+        if within:
+            await asyncio.to_thread(now.require_own, documents, within)
         _check_kinds(now.kinds, documents)
         new = [each for each in documents if not now.holds(each.id, each.stored(), sealed)]
         posted = await self._encoder.encode(serving, new, partial(self._check_room, now))
@@ -76,7 +77,8 @@ class FreshWriter:
         def decide(frames: Sequence[Frame], segment: int) -> list[Change]:
             nonlocal changed
             known = _Known(serving, frames)
-            known.require_own(documents, within)
+            if within:
+                known.require_own(documents, within)
             _check_kinds(known.kinds, documents)
             unwritten = [each for each in documents if not known.holds(each.id, each.stored(), segment)]
             if any(each.id not in encoded for each in unwritten):
@@ -161,7 +163,8 @@ class _Known:
         return metadata is not None and admits(within, metadata)
 
     def require_own(self, documents: Sequence[NewDocument], within: tuple[Filter, ...]) -> None:
-        for number, document in enumerate(documents) if within else ():
+        """Raises IdTaken for a document that would replace one which the filters leave out."""
+        for number, document in enumerate(documents):
             metadata = self._metadata(document.id)
             if metadata is not None and not admits(within, metadata):
                 raise IdTaken(f"documents[{number}]: its id is taken; begin ids with a name of your own")
