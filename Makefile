@@ -13,7 +13,7 @@ MODELS := tests/unit/training tests/unit/models tests/unit/evaluation
 LOCKS := serve dev optimum
 PIP := -m pip install --quiet --disable-pip-version-check
 .DEFAULT_GOAL := help
-.PHONY: help run test test-late test-early test-models test-rest check unit format bench bench-peers bench-gpu overload kills bench-fresh bench-index bench-encode bench-train kill-index kill-writes fuzz-tenants audit swaps claims loadtest eval install install-train optimum lock clean
+.PHONY: help run test test-late test-early test-models test-rest check unit format bench bench-peers bench-gpu bench-keys overload kills bench-fresh bench-index bench-encode bench-train kill-index kill-writes fuzz-tenants audit swaps claims loadtest eval install install-train optimum lock clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -61,6 +61,9 @@ bench-peers: .venv-dev/installed .venv-peers-txtai/installed .venv-peers-infinit
 
 bench-gpu: ## searches a second on a machine with a GPU (docs/benchmarks.md says what it needs)
 	$(GPU_PYTHON) -m loadtest.lab.gpu $(ARGS)
+
+bench-keys: .venv-dev/installed ## what keys cost a search, with and without, turn by turn
+	$(DEV)/python -m loadtest.lab.keys $(ARGS)
 
 overload: .venv-dev/installed ## two and ten times what the service can answer (ARGS=--proxy: behind HAProxy)
 	$(DEV)/python -m loadtest.lab.overload $(ARGS)

@@ -2,7 +2,6 @@
 
   python -m loadtest.bench                        the example corpus, a service started for the run, caches off
   python -m loadtest.bench --collection FOLDER    another published collection
-  python -m loadtest.bench --keys                 with a keys file: every request carries a key that has a rate
   python -m loadtest.bench --url http://127.0.0.1:8000    a service that runs already, with the settings it has
 
 How to read the output
@@ -47,17 +46,7 @@ from loadtest.harness.report import (
     table,
     yes,
 )
-from loadtest.harness.servers import (
-    CACHE,
-    FORCED,
-    bare_server,
-    build_example,
-    care,
-    care_server,
-    connect,
-    exchange,
-    running,
-)
+from loadtest.harness.servers import CACHE, FORCED, bare_server, build_example, care_server, get, running
 
 QUERIES = REPOSITORY / "examples" / "queries.jsonl"
 ROUNDS = 5
@@ -132,14 +121,11 @@ class Report:
 class Bench:
     """Runs the rounds; the service is at `service_url`, the caching one, if any, at `cached_url`."""
 
-    def __init__(
-        self, service_url: str, queries: Sequence[str], seconds: float, cached_url: str | None = None, key: str = ""
-    ) -> None:
+    def __init__(self, service_url: str, queries: Sequence[str], seconds: float, cached_url: str | None = None) -> None:
         self._urls = {CACHED: cached_url} if cached_url else {}
         self._service_url = service_url
         self._queries = queries
         self._seconds = seconds
-        self._key = key
         self._sent = 0
         self.scenarios = [scenario for scenario in SCENARIOS if cached_url or scenario.mode != CACHED]
 
@@ -184,17 +170,9 @@ class Bench:
         url = self._urls.get(scenario.mode, self._service_url)
         # The bare framework gets the requests of the service.
         mode = TYPICAL.mode if scenario.mode in (BARE, CACHED) else scenario.mode
-        return Job(
-            url,
-            self._queries,
-            mode,
-            scenario.connections,
-            seconds,
-            self._sent,
-            timings=scenario.mode != BARE,
-            numbered=scenario.mode != CACHED,
-            key=self._key,
-        )
+        timings, numbered = scenario.mode != BARE, scenario.mode != CACHED
+        number = self._sent
+        return Job(url, self._queries, mode, scenario.connections, seconds, number, timings=timings, numbered=numbered)
 
 
 def make_report(facts: Mapping[str, str], measured: Mapping[Scenario, Sequence[Measurement]]) -> Report:
@@ -264,7 +242,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     where = program.add_mutually_exclusive_group()
     where.add_argument("--url", help="a service that runs already, at http://127.0.0.1:PORT")
     where.add_argument("--collection", type=Path, help="a published collection (default: the example corpus)")
-    where.add_argument("--keys", action="store_true", help="the example corpus behind a keys file")
     program.add_argument("--queries", type=Path, default=QUERIES, help="JSON lines with a text each (the example's)")
     program.add_argument("--seconds", type=float, default=SECONDS, help="length of a measurement (%(default)s)")
     program.add_argument("--rounds", type=int, default=ROUNDS, help="measurements of each scenario (%(default)s)")
@@ -286,15 +263,14 @@ def _bench(given: argparse.Namespace, facts: dict[str, str]) -> Report:
     queries = read_queries(given.queries)
     with tempfile.TemporaryDirectory(prefix="care-bench-") as made, contextlib.ExitStack() as stack:
         folder = Path(made)
-        key, own = _make_key(folder) if given.keys else ("", {})
-        url, cached_url = (given.url, None) if given.url else _own_services(given.collection, folder, stack, own)
-        bench = Bench(url, queries, given.seconds, cached_url, key)
+        url, cached_url = (given.url, None) if given.url else _own_services(given.collection, folder, stack)
+        bench = Bench(url, queries, given.seconds, cached_url)
         say("bench: warming up")
         size = bench.warm_up()
         measured = bench.run(stack.enter_context(running(bare_server(size), folder)).url, given.rounds)
         facts |= {
             "versions": versions(),
-            "collection": _collection(url, key),
+            "collection": _collection(url),
             "settings": "those of the service at --url" if given.url else settings(os.environ | FORCED),
             "load": f"{given.rounds} rounds of {given.seconds:g} s per line; {len(queries)} queries, each time with "
             f"another number after it; top_k 10; typical answer {size} bytes",
@@ -302,29 +278,19 @@ def _bench(given: argparse.Namespace, facts: dict[str, str]) -> Report:
         return make_report(facts, measured)
 
 
-def _make_key(folder: Path) -> tuple[str, dict[str, str]]:
-    """A key of the scope search with a rate that no run reaches, and the setting that puts it in force."""
-    path = folder / "keys.json"
-    key = care("keys", "--file", path, "create", "bench", "--scope", "search", "--rate", "1000000/s").strip()
-    return key, {"CARE_KEYS_FILE": str(path)}
-
-
-def _own_services(
-    collection: Path | None, folder: Path, stack: contextlib.ExitStack, own: dict[str, str]
-) -> tuple[str, str]:
+def _own_services(collection: Path | None, folder: Path, stack: contextlib.ExitStack) -> tuple[str, str]:
     """The addresses of the service without caches and of the one with; both end with the stack."""
     if collection is None:
         say("bench: building the snapshot of the example corpus")
         collection = folder / "collection"
         build_example(collection)
-    plain = stack.enter_context(running(care_server(collection.resolve(), FORCED | own), folder))
-    caching = stack.enter_context(running(care_server(collection.resolve(), FORCED | CACHE | own), folder))
+    plain = stack.enter_context(running(care_server(collection.resolve()), folder))
+    caching = stack.enter_context(running(care_server(collection.resolve(), FORCED | CACHE), folder))
     return plain.url, caching.url
 
 
-def _collection(url: str, key: str) -> str:
-    with connect(url) as connection:
-        status, body = exchange(connection, "GET", "/v1/collection", **({"api-key": key} if key else {}))
+def _collection(url: str) -> str:
+    status, body = get(url, "/v1/collection")
     if status != 200:
         raise BenchError(f"{url}/v1/collection answered {status}; is it a CARE service?")
     facts = json.loads(body)
