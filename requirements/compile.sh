@@ -22,3 +22,4 @@ grep -oE '^[a-z0-9-]+==[^ ]+' requirements/dev.lock | grep -v '^numpy' | sort -u
 compile --generate-hashes pyproject.toml --extra cpu -c "$scratch/dev" -o requirements/serve.lock
 without_torch requirements/optimum.lock requirements/optimum.in
 for peer in txtai infinity; do without_torch "requirements/peers-$peer.lock" "requirements/peers-$peer.in"; done
+compile --generate-hashes requirements/audit.in -o requirements/audit.lock
