@@ -94,7 +94,8 @@ def compare(services: Mapping[str, Service], queries: Sequence[str], seconds: fl
         speed = Spread.of([one.requests_per_second for one in ones])
         times = Spread.of([one.processor_seconds / len(one.latency_ms) * 1e6 for one in ones])
         rows.append(Row(name, scenario, speed, Spread.of(ratios), times, failures))
-    return sorted(rows, key=lambda row: SCENARIOS.index(row.scenario))
+    order = list(services)  # the first round went backwards
+    return sorted(rows, key=lambda row: (SCENARIOS.index(row.scenario), order.index(row.service)))
 
 
 def _measure(service: Service, scenario: Scenario, queries: Sequence[str], seconds: float, number: int) -> Measurement:
