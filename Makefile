@@ -10,9 +10,10 @@ HOST ?= http://127.0.0.1:$(PORT)
 # The tests in four parts of similar length: two of processes (services, browsers, clusters), models, and the rest.
 LATE := $(wildcard tests/integration/test_[qrstuvwxyz]*.py)
 MODELS := tests/unit/training tests/unit/models tests/unit/evaluation
+LOCKS := serve dev optimum
 PIP := -m pip install --quiet --disable-pip-version-check
 .DEFAULT_GOAL := help
-.PHONY: help run test test-late test-early test-models test-rest check unit format bench bench-peers bench-gpu dashboard overload kills bench-fresh bench-index bench-encode bench-train kill-index kill-writes swaps claims loadtest eval chart image openapi typescript install install-train optimum lock clean
+.PHONY: help run test test-late test-early test-models test-rest check unit format bench bench-peers bench-gpu dashboard overload kills bench-fresh bench-index bench-encode bench-train kill-index kill-writes swaps claims loadtest eval chart image openapi typescript install install-train optimum lock clean bench-keys fuzz-tenants audit
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -64,6 +65,9 @@ bench-gpu: ## searches a second on a machine with a GPU (docs/benchmarks.md says
 dashboard: .venv-dev/installed programs ## a picture of the dashboard's panels from a short load (ARGS='--output docs/dashboard.png')
 	$(DEV)/python -m loadtest.lab.dashboard $(ARGS)
 
+bench-keys: .venv-dev/installed ## what keys cost a search, with and without, turn by turn
+	$(DEV)/python -m loadtest.lab.keys $(ARGS)
+
 overload: .venv-dev/installed ## two and ten times what the service can answer (ARGS=--proxy: behind HAProxy)
 	$(DEV)/python -m loadtest.lab.overload $(ARGS)
 
@@ -89,6 +93,9 @@ kill-index: .venv-dev/installed ## 50 builds killed with SIGKILL at random momen
 kill-writes: .venv-dev/installed ## 300 runs of writers, builds and rollbacks under random kills: nothing acknowledged is lost
 	$(DEV)/python -m pytest -s --timeout 0 tests/integration/test_write_kills.py --runs 300 $(ARGS)
 
+fuzz-tenants: .venv-dev/installed ## 100,000 random requests of several tenants: none sees a document of another
+	$(DEV)/python -m tests.support.tenants $(ARGS)
+
 swaps: .venv-dev/installed ## 20 swaps between two snapshots under load: nothing fails, nothing is mixed
 	$(DEV)/python -m loadtest.lab.swaps $(ARGS)
 
@@ -99,6 +106,15 @@ loadtest: .venv-dev/installed ## Locust against a running service (HOST=…), an
 	mkdir -p var/loadtest
 	$(DEV)/locust -f loadtest/locustfile.py --headless --only-summary --exit-code-on-error 0 -u 16 -r 16 -t 20s \
 	  --host $(HOST) --csv var/loadtest/run $(or $(ARGS),--p95-ms 250 --p99-ms 500)
+
+# Strict: a package that could not be looked up fails, or an address without advisories would look like a clean bill.
+audit: .venv-audit/installed ## known vulnerabilities of the locks, and a bill of materials (var/sbom-*.json)
+	@mkdir -p var
+	@for lock in $(LOCKS); do .venv-audit/bin/cyclonedx-py requirements requirements/$$lock.lock \
+	  --output-reproducible --of JSON -o var/sbom-$$lock.json && echo "var/sbom-$$lock.json"; done
+	@failed=0; for lock in $(LOCKS); do echo "requirements/$$lock.lock:"; .venv-audit/bin/pip-audit --disable-pip \
+	  --require-hashes --strict --progress-spinner off -r requirements/$$lock.lock $(ARGS) || failed=1; \
+	  done; exit $$failed
 
 eval: .venv-dev/installed ## judge the bundled encoder on the example corpus (DATA=… for another folder)
 	$(DEV)/care eval $(or $(DATA),examples) $(ARGS)
@@ -130,6 +146,12 @@ optimum: .venv-optimum/installed ## the environment in which Optimum exports (.v
 	@$(PYTHON) -m venv .venv-optimum
 	@.venv-optimum/bin/python $(PIP) torch==2.13.0
 	@.venv-optimum/bin/python $(PIP) --require-hashes --no-deps -r requirements/optimum.lock
+	@touch $@
+
+.venv-audit/installed: requirements/audit.lock
+	@echo "Installing the tools of the audit into .venv-audit …"
+	@$(PYTHON) -m venv .venv-audit
+	@.venv-audit/bin/python $(PIP) --require-hashes --no-deps -r requirements/audit.lock
 	@touch $@
 
 .venv-peers-%/installed: requirements/peers-%.lock
@@ -183,4 +205,4 @@ lock: ## pin every dependency anew (needs uv)
 	requirements/compile.sh
 
 clean: ## remove environments, snapshots and caches
-	rm -rf .venv .venv-dev .venv-optimum .venv-chart .venv-peers-* var .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache clients/typescript/node_modules clients/typescript/dist
+	rm -rf .venv .venv-dev .venv-optimum .venv-chart .venv-audit .venv-peers-* var .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache clients/typescript/node_modules clients/typescript/dist

@@ -22,6 +22,7 @@ from models.package import care_version
 COMMANDS = {
     "demo": ("", "build the example corpus on the first call, then serve it: the quickest way to see a search"),
     "serve": ("service.command", "serve the published snapshot of a collection over HTTP"),
+    "keys": ("service.keys", "create, list and revoke the API keys of a service"),
     "index": ("indexer.command", "build, check, publish, compare and roll back snapshots of a corpus"),
     "backup": ("indexer.backup", "write snapshots, posted documents and keys into one file"),
     "restore": ("indexer.restore", "put a backup into an empty collection folder and check it"),

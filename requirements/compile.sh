@@ -31,3 +31,4 @@ uv pip compile --quiet --python-platform x86_64-manylinux_2_28 --python-version 
     --generate-hashes pyproject.toml --extra gpu -c "$scratch/gpu" -o requirements/gpu.lock
 without_torch requirements/optimum.lock requirements/optimum.in
 for peer in txtai infinity; do without_torch "requirements/peers-$peer.lock" "requirements/peers-$peer.in"; done
+compile --generate-hashes requirements/audit.in -o requirements/audit.lock

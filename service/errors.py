@@ -56,8 +56,37 @@ class UnknownHost(CareError):
     """A Host header with a name that is not served."""
 
 
+class BadKeys(CareError):
+    """A file of API keys that cannot be used, or an act on it that is not possible."""
+
+
+class Unauthorized(CareError):
+    """A request without a key, or with one that is not in force."""
+
+
 class Forbidden(CareError):
-    """An administrator's route without the admin token."""
+    """A request whose key lacks the scope."""
+
+
+class RateLimited(CareError):
+    """A request beyond the rate or the budget of its key."""
+
+    def __init__(self, message: str, expected_seconds: float) -> None:
+        """`expected_seconds`: until there is room again."""
+        super().__init__(message)
+        self.expected_seconds = expected_seconds
+
+
+class CrowdedAddress(CareError):
+    """A connection beyond those that one address may hold."""
+
+
+class Crowded(CareError):
+    """A connection beyond those that the process may hold."""
+
+
+class IdTaken(CareError):
+    """An id of a document that the key may not change."""
 
 
 class FreshLimit(CareError):
@@ -121,7 +150,12 @@ STATUS_AND_CODE: Mapping[type[CareError], tuple[int, str]] = {
     BodyTooLarge: (413, "body_too_large"),
     NotFound: (404, "not_found"),
     MethodNotAllowed: (405, "method_not_allowed"),
+    Unauthorized: (401, "unauthorized"),
     Forbidden: (403, "forbidden"),
+    RateLimited: (429, "rate_limited"),
+    CrowdedAddress: (429, "crowded_address"),
+    Crowded: (503, "crowded"),
+    IdTaken: (409, "id_taken"),
     UnknownHost: (421, "unknown_host"),
     Overloaded: (429, "overloaded"),
     DeadlineExceeded: (504, "deadline_exceeded"),
@@ -171,8 +205,9 @@ def answer_for(error: Exception) -> ErrorResponse:
             status, code = STATUS_AND_CODE[kind]
             name = "filters" if isinstance(error, BadFilter) else getattr(error, "field", None)
             wait = max(RETRY_AFTER_SECONDS, math.ceil(getattr(error, "expected_seconds", 0)))
-            retry = (("Retry-After", str(wait)),) if status in (429, 503) else ()
-            return ErrorResponse(status, code, str(error), name, retry)
+            headers = (("Retry-After", str(wait)),) if status in (429, 503) else ()
+            headers = (("WWW-Authenticate", "Bearer"),) if status == 401 else headers
+            return ErrorResponse(status, code, str(error), name, headers)
     return ErrorResponse(*INTERNAL, "something went wrong here; the log has the reason under this request_id")
 
 

@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from indexer.store.collection import Collection
-from service.cache.cache import Cache
-from service.cache.keys import ResultKeys
+from service.cache.cache import Cache, ResultKeys
 from service.engine.open import load_encoder, open_home
 from service.search.embedder import Embedder
 from service.search.searcher import Searcher
@@ -23,6 +22,8 @@ from service.updates.swap import Opening, Servings
 from service.updates.writer import FreshWriter
 
 if TYPE_CHECKING:
+    from service.keys import KeyRing
+    from service.limits import Rates
     from service.metrics import Metrics
     from service.settings import Settings
 
@@ -37,6 +38,7 @@ class Runtime:
     embedder: Embedder
     servings: Servings
     writer: FreshWriter
+    keys: KeyRing
     draining: threading.Event = field(default_factory=threading.Event)
     """Set between SIGTERM and the end: /readyz fails, everything else is answered."""
 
@@ -58,7 +60,9 @@ ALONE = Place()
 
 
 @contextlib.asynccontextmanager
-async def run_parts(settings: Settings, metrics: Metrics, place: Place = ALONE) -> AsyncIterator[Runtime]:
+async def run_parts(
+    settings: Settings, metrics: Metrics, keys: KeyRing, rates: Rates, place: Place = ALONE
+) -> AsyncIterator[Runtime]:
     """Opens encoder and snapshot and starts engine and pollers; at the end answers accepted requests, then stops."""
     load = partial(load_encoder, settings, place.engine)
     encoder = await asyncio.to_thread(load)
@@ -70,7 +74,7 @@ async def run_parts(settings: Settings, metrics: Metrics, place: Place = ALONE) 
         from service.search.hyde import Hyde  # loads an HTTP client
 
         hyde = Hyde(settings)
-    searcher = Searcher(settings, batcher, cache, ResultKeys(settings), metrics, embedder, hyde)
+    searcher = Searcher(settings, batcher, cache, ResultKeys(settings), metrics, embedder, hyde, rates)
     documents = DocumentEncoder(settings, embedder)
     log = Collection(settings.collection).fresh_log
     # An engine process checks every byte and searches; its workers need not do it again.
@@ -86,23 +90,24 @@ async def run_parts(settings: Settings, metrics: Metrics, place: Place = ALONE) 
     batcher.start()
     try:
         await servings.start()
-        async with _following(servings, settings.reload_seconds):
+        async with _following(servings, keys, settings.reload_seconds):
             writer = FreshWriter(settings, servings, documents, log)
-            yield Runtime(settings, metrics, searcher, embedder, servings, writer)
+            yield Runtime(settings, metrics, searcher, embedder, servings, writer, keys)
     finally:
         await batcher.close(settings.shutdown_seconds)
         await cache.close()
         await embedder.close()
+        await rates.close()
         if hyde is not None:
             await hyde.close()
 
 
 @contextlib.asynccontextmanager
-async def _following(servings: Servings, seconds: float) -> AsyncIterator[None]:
-    """Follows the log, and the pointer unless `seconds` is 0, in the background."""
+async def _following(servings: Servings, keys: KeyRing, seconds: float) -> AsyncIterator[None]:
+    """Follows the log, and the pointer and the keys file unless `seconds` is 0, in the background."""
     tasks = [asyncio.create_task(servings.follow_log())]
     if seconds:
-        tasks.append(asyncio.create_task(servings.follow_pointer(seconds)))
+        tasks += [asyncio.create_task(work) for work in (servings.follow_pointer(seconds), keys.follow(seconds))]
     try:
         yield
     finally:

@@ -20,6 +20,7 @@ from models.package import BUNDLED_ENCODER
 
 ENV_PREFIX = "CARE_"
 REDIS_SCHEMES = ("redis://", "rediss://", "unix://")
+ORIGIN = re.compile(r"\*|https?://[\w.-]+(?::\d+)?", re.ASCII)
 HOST_NAME = re.compile(r"\*|[\w-]+(?:\.[\w-]+)*", re.ASCII)
 
 
@@ -94,8 +95,20 @@ class Settings(BaseSettings):
     probe_timeout_ms: int = setting(5000, "Longest wait for the query behind /readyz and a swap.", ge=1)
     drain_seconds: float = setting(0.0, "How long /readyz fails after SIGTERM before the port is closed.", ge=0)
     shutdown_seconds: int = setting(30, "Longest wait for accepted requests at shutdown.", ge=1)
-    admin_token: SecretStr | None = setting(
-        None, "Bearer token of /admin and of changes to documents; unset: both are closed."
+    admin_token: SecretStr | None = setting(None, "A key of every scope, beside those of the keys file.")
+    keys_file: Path | None = setting(None, "File of API keys (care keys); unset: searching takes no key.")
+    audit_log: Path | None = setting(None, "File that changes and administrators' acts are appended to.")
+    admin_port: int | None = setting(None, "Port of /admin and /metrics alone; unset: CARE_PORT.", ge=0, le=65535)
+    admin_host: str | None = setting(None, "Address of that port; unset: CARE_HOST.")
+    tls_cert: Path | None = setting(None, "Certificate chain (PEM); with CARE_TLS_KEY the service speaks HTTPS.")
+    tls_key: Path | None = setting(None, "Private key of the certificate (PEM).")
+    tls_client_ca: Path | None = setting(None, "Certificates (PEM) of which clients must hold one's (mTLS).")
+    cors_origins: str | None = setting(
+        None, "Origins whose pages may call the service, with commas; * for any; unset: none."
+    )
+    max_connections: int = setting(0, "Most connections of each worker (503 beyond it); 0: any number.", ge=0)
+    max_address_connections: int = setting(
+        0, "Most connections of one address to each worker (429 beyond it); 0: any number.", ge=0
     )
     allowed_hosts: str | None = setting(
         None, "Host names that requests may name, with commas; * for any; unset: none on loopback, else any."
@@ -166,6 +179,27 @@ class Settings(BaseSettings):
             return frozenset() if _is_loopback(self.host) else None
         names = frozenset(name.strip().lower() for name in self.allowed_hosts.split(","))
         return None if "*" in names else names
+
+    @field_validator("cors_origins")
+    @classmethod
+    def _are_origins(cls, origins: str | None) -> str | None:
+        for origin in [] if origins is None else origins.split(","):
+            if not ORIGIN.fullmatch(origin.strip()):
+                raise ValueError(f"{origin.strip()!r} is not an origin; write it as https://host or https://host:port")
+        return origins
+
+    @property
+    def origins(self) -> list[str]:
+        """Origins whose pages may call the service."""
+        return [] if self.cors_origins is None else [origin.strip() for origin in self.cors_origins.split(",")]
+
+    @model_validator(mode="after")
+    def _tls_is_whole(self) -> Settings:
+        if (self.tls_cert is None) != (self.tls_key is None):
+            raise ValueError("CARE_TLS_CERT and CARE_TLS_KEY go together; set both or neither")
+        if self.tls_client_ca is not None and self.tls_cert is None:
+            raise ValueError("CARE_TLS_CLIENT_CA is set without CARE_TLS_CERT and CARE_TLS_KEY; set them too")
+        return self
 
     @model_validator(mode="after")
     def _hyde_has_a_model(self) -> Settings:

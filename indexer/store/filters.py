@@ -69,22 +69,65 @@ Filter = Condition | Not | Either
 
 
 def restrict(filters: Iterable[Filter], has_field: Callable[[str], bool]) -> tuple[Filter, ...]:
-    """Replaces each condition on a field that documents lack by an empty AnyOf, which no document satisfies."""
+    """Replaces each condition on a field that documents lack by an empty AnyOf, which no document satisfies.
+
+    An empty AnyOf stays as it is, and its field is not looked at.
+    """
 
     def one(given: Filter) -> Filter:
         if isinstance(given, Not):
             return Not(one(given.excluded))
         if isinstance(given, Either):
             return Either(tuple(map(one, given.alternatives)))
-        return given if has_field(given.field) else AnyOf(given.field, ())
+        is_empty = isinstance(given, AnyOf) and not given.values
+        return given if is_empty or has_field(given.field) else AnyOf(given.field, ())
 
     return tuple(map(one, filters))
+
+
+def fields_of(filters: Iterable[Filter]) -> set[str]:
+    """The fields that the filters name."""
+    named: list[str] = []
+
+    def note(field: str) -> bool:
+        named.append(field)
+        return True
+
+    restrict(filters, note)
+    return set(named)
 
 
 def require_name(name: str) -> None:
     """Raises BadValue if no filter could name the field."""
     if not 1 <= len(name) <= MAX_FIELD_NAME:
         raise BadValue(f"a metadata field's name has {len(name)} characters; give it 1 to {MAX_FIELD_NAME}")
+
+
+def suits(filters: Iterable[Filter], kinds: Mapping[str, str]) -> bool:
+    """Whether every value can be compared with its field, by the fields' kinds: evaluating the filters never fails."""
+
+    def one(given: Filter) -> bool:
+        if isinstance(given, Not):
+            return one(given.excluded)
+        if isinstance(given, Either):
+            return all(map(one, given.alternatives))
+        kind = kinds.get(given.field)
+        if kind is None:
+            return True
+        if isinstance(given, Range):
+            values: Sequence[FilterValue | None] = (given.gte, given.gt, given.lte, given.lt)
+        else:
+            values = given.values if isinstance(given, AnyOf) else (given.value,)
+        return all(value is None or _comparable(value, kind) for value in values)
+
+    return all(map(one, filters))
+
+
+def _comparable(value: FilterValue, kind: str) -> bool:
+    if kind == TEXT:
+        return isinstance(value, str | bool)
+    number = read_number(value) if isinstance(value, str) else None if isinstance(value, bool) else value
+    return number is not None and number == number
 
 
 def as_value(name: str, value: object) -> Value:

@@ -26,6 +26,7 @@ FIELDS_FILE = "metadata.json"
 FACET_VALUES = 50
 # Scanning a vocabulary of this many values takes no longer than one binary search.
 SCANNED = 16
+MEMORISED_PARTS = 32
 # Rows in which an example of a number is looked for.
 EXAMPLE_ROWS = 10_000
 Interval = tuple[SplitNumber, SplitNumber]
@@ -60,6 +61,13 @@ class NumberColumn:
         for row, number in numbers.items():
             values[row], rests[row] = f.split_number(number)
         return cls(values, rests if rests.any() else None)
+
+    def part(self, rows: Mask) -> NumberColumn | None:
+        """The column of these documents alone; None if none of them has a value."""
+        values = self._values[rows]
+        if np.isnan(values).all():
+            return None
+        return NumberColumn(values, None if self._rests is None else self._rests[rows])
 
     @property
     def has_rests(self) -> bool:
@@ -161,6 +169,20 @@ class KeywordColumn:
         flat = np.array([codes[text] for texts in spelled for text in texts], dtype=np.int32)
         return cls(Blob.of(vocabulary), flat, np.cumsum([0, *map(len, spelled)]))
 
+    def part(self, rows: Mask) -> KeywordColumn | None:
+        """The column of these documents alone, with no value of another in its vocabulary; None if they have none."""
+        codes, starts = self._codes, self._starts
+        if starts is None:
+            codes = codes[rows]
+        else:
+            lengths = np.diff(starts)
+            codes, starts = codes[np.repeat(rows, lengths)], np.cumsum([0, *lengths[rows].tolist()])
+        kept = np.unique(codes[codes >= 0])
+        if not len(kept):
+            return None
+        vocabulary = Blob.of([self._vocabulary[code] for code in kept.tolist()])
+        return KeywordColumn(vocabulary, np.where(codes < 0, -1, np.searchsorted(kept, codes)), starts)
+
     def __len__(self) -> int:
         """The number of distinct values."""
         return len(self._vocabulary)
@@ -238,6 +260,7 @@ class MetadataIndex:
     def __init__(self, columns: dict[str, Column], documents: int) -> None:
         self._columns = columns
         self._documents = documents
+        self._parts: dict[tuple[Filter, ...], MetadataIndex] = {}
 
     @classmethod
     def open(cls, folder: Path, documents: int) -> MetadataIndex:
@@ -307,6 +330,17 @@ class MetadataIndex:
             mask &= self._match(each)
         return mask
 
+    def part(self, filters: tuple[Filter, ...]) -> MetadataIndex:
+        """The columns of the documents that satisfy every filter: fields and values of others are not in them."""
+        if (known := self._parts.get(filters)) is not None:
+            return known
+        rows = self.select(filters)
+        columns = {name: some for name, column in self._columns.items() if (some := column.part(rows)) is not None}
+        part = MetadataIndex(columns, int(np.count_nonzero(rows)))
+        # No lru_cache, which would keep a reference to this index: a replaced snapshot must be let go at once.
+        self._parts = dict([*self._parts.items()][1 - MEMORISED_PARTS :]) | {filters: part}
+        return part
+
     def facets(self) -> dict[str, dict[str, int]]:
         """For each field of few distinct texts: how many documents have each, the most frequent first."""
         keywords = ((name, column) for name, column in self._columns.items() if isinstance(column, KeywordColumn))
@@ -353,6 +387,15 @@ def no_such_field(field: str, fields: Collection[str], example: str) -> BadFilte
     """The error of a filter on a field that is not among the collection's `fields`."""
     said = f"filter on {field}: the collection has no such field; it has {', '.join(fields) or 'none'}"
     return BadFilter(field, f"{said}{did_you_mean(field, fields)}{example}")
+
+
+def admits(filters: Sequence[Filter], metadata: f.Metadata) -> bool:
+    """Whether a document with this metadata satisfies every filter; not if a value does not suit its field."""
+    alone = MetadataIndex.of([metadata])
+    try:
+        return bool(alone.select(f.restrict(filters, alone.kinds.__contains__))[0])
+    except BadFilter:
+        return False
 
 
 def _wanted(condition: f.Equal | f.AnyOf) -> tuple[FilterValue, ...]:

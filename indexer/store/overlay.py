@@ -134,7 +134,7 @@ class Overlay:
         first = len(self.snapshot.documents)
         ids = enumerate(chain.from_iterable(block.ids for block in blocks), first)
         self.rows = {own: row for row, own in compress(ids, self.live.tolist())}
-        self._documents = tuple(chain.from_iterable(block.documents for block in blocks))
+        documents = self._documents = tuple(chain.from_iterable(block.documents for block in blocks))
         owners = _shifted(blocks)
         self._owners, alive = owners + first, self.live[owners]
         self._spans = np.concatenate([np.empty((0, 2), np.int64), *(block.spans for block in blocks)])
@@ -146,7 +146,12 @@ class Overlay:
             selected = [block.select(filters, kinds) for block in blocks] if filters else []
             return np.logical_and(alive, np.concatenate(selected)) if selected else alive
 
-        self.allowed = allowed
+        @lru_cache(maxsize=MEMORISED_FILTERS)
+        def columns(filters: tuple[Filter, ...]) -> MetadataIndex:
+            """The columns of the live fresh documents that satisfy the filters."""
+            return MetadataIndex.of([documents[own].metadata for own in np.unique(owners[allowed(filters)]).tolist()])
+
+        self.allowed, self.columns = allowed, columns
 
     @property
     def documents(self) -> int:
@@ -213,6 +218,10 @@ class Overlay:
         chosen = np.flatnonzero(self.allowed(filters) & (scores >= least))
         chosen = chosen[np.lexsort((chosen, -scores[chosen]))]
         return chosen + len(self.hidden), scores[chosen]
+
+    def chosen(self, filters: tuple[Filter, ...]) -> Rows:
+        """The rows of the live fresh documents that satisfy the filters, ascending."""
+        return np.unique(self._owners[self.allowed(filters)])
 
     def documents_of(self, passages: Rows) -> Rows:
         """The document row of each passage row, fresh or not."""

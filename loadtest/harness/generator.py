@@ -59,7 +59,7 @@ class Job:
     """One measurement: address, queries, connections and seconds; an open loop if `per_second` is given.
 
     Query number n is `queries[n % len(queries)]`, from `first_number` on; if `numbered`, with n after it, so that none
-    repeats. With `timings`, an answer of a closed loop without `timings_ms` is a failure.
+    repeats. With `timings`, an answer of a closed loop without `timings_ms` is a failure. Requests carry the `key`.
     """
 
     url: str
@@ -73,6 +73,7 @@ class Job:
     numbered: bool = True
     form: Form = Form.CARE
     per_second: float | None = None
+    key: str = ""
 
     def __post_init__(self) -> None:
         port_of(self.url)
@@ -146,7 +147,8 @@ def write_requests(job: Job) -> Iterator[bytes]:
         beginnings = [b'{"query":' + json.dumps(query, ensure_ascii=False).encode()[:-1] for query in job.queries]
         rest = b'","mode":' + json.dumps(job.mode).encode() + (b',"fields":[]}' if job.form == Form.IDS else b"}")
         suffix = b" %d"
-    head = f"POST {PATH} HTTP/1.1\r\nHost: {HOST}\r\nContent-Type: application/json\r\nContent-Length: ".encode()
+    key = f"Authorization: Bearer {job.key}\r\n" if job.key else ""
+    head = f"POST {PATH} HTTP/1.1\r\nHost: {HOST}\r\n{key}Content-Type: application/json\r\nContent-Length: ".encode()
     for number in count(job.first_number):
         request = beginnings[number % len(beginnings)] + (suffix % number if job.numbered else b"") + rest
         yield request if job.form == Form.TXTAI else b"%b%d\r\n\r\n%b" % (head, len(request), request)

@@ -1,23 +1,29 @@
 """The cache of results and embeddings: a layer in the process, then Redis; either may be off.
 
+Keys are digests that reveal nothing of a query. Everything that a value depends on is in its key, so nothing is ever
+flushed.
+
 No error of the cache reaches its caller: a Redis that is slow, full or away costs a request a few milliseconds.
 """
 
 from __future__ import annotations
 
+from array import array
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
+from hashlib import blake2b
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import BaseModel
 
 from models.encoder.tokenizer import TextReader, Tokens
-from service.cache.keys import Kind, embedding_key
-from service.cache.redis import NoAnswer, RedisCache
+from service.cache.redis import Kind, NoAnswer, RedisCache
 
 if TYPE_CHECKING:
     from service.metrics import Metrics
+    from service.serving.serving import Serving
     from service.settings import Settings
 
 MEGABYTE = 1024 * 1024
@@ -25,7 +31,47 @@ MEGABYTE = 1024 * 1024
 EMBEDDING_SHARE = 0.25
 ENTRY_BYTES = 250  # of an entry beside its value
 STORED = np.dtype("<f4")
+DIGEST_BYTES = 16
+# Fields of a request that a result does not depend on; each query is added by itself.
+NOT_IN_KEY = {"query", "timeout_ms", "bulk", "cache"}
+# Settings that a result depends on: processes that share a Redis may differ in them.
+SETTINGS_IN_KEY = ("default_mode", "vectors", "hyde_url", "hyde_model", "hyde_max_tokens", "max_top_k")
+# Separates the parts of a key: neither versions nor JSON can hold it, and the query comes last.
+END = b"\0"
 Vector = NDArray[np.float32]
+
+
+class ResultKeys:
+    """Keys of results: snapshot, overlay, encoder, settings that matter, the tenant, the whole request, the query."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = repr([getattr(settings, name) for name in SETTINGS_IN_KEY]).encode()
+
+    def __call__(
+        self, serving: Serving, request: BaseModel, queries: Sequence[str], tenant: bytes = b""
+    ) -> list[bytes]:
+        """One key for each of these queries of the request, in order."""
+        parameters = request.model_dump_json(exclude=NOT_IN_KEY).encode()
+        encoder = serving.encoder
+        served = serving.version.encode(), serving.overlay.state.hex().encode(), encoder.fingerprint.encode()
+        facts = (*served, encoder.spec.query_instruction.encode(), self._settings, tenant, parameters, b"")
+        shared = blake2b(END.join(facts), digest_size=DIGEST_BYTES)
+        keys = []
+        for query in queries:
+            own = shared.copy()
+            own.update(query.encode("utf-8", "surrogatepass"))
+            keys.append(own.digest())
+        return keys
+
+
+def embedding_key(fingerprint: str, tokens: Tokens, tenant: bytes = b"") -> bytes:
+    """The key of a text by encoder, tokens and tenant, so that other requests and snapshots find its embedding.
+
+    The tenant is in it because the timings of an answer show whether the embedding was cached: another tenant could
+    ask whether somebody asked the same question before.
+    """
+    facts = fingerprint.encode() + END + tenant + END + array("q", tokens.ids).tobytes()
+    return blake2b(facts, digest_size=DIGEST_BYTES).digest()
 
 
 class ProcessCache:
@@ -114,18 +160,20 @@ class Cache:
         if self._redis is not None:
             self._metrics.cache("redis", kind, NoAnswer.BYPASS, count)
 
-    async def get_embeddings(self, encoder: TextReader, tokens: Sequence[Tokens]) -> list[Vector | None]:
+    async def get_embeddings(
+        self, encoder: TextReader, tokens: Sequence[Tokens], tenant: bytes = b""
+    ) -> list[Vector | None]:
         """The embedding (dim,) of each text, bit for bit; None if it is not known or has the wrong length."""
         if not self.enabled or not tokens:
             return [None] * len(tokens)
-        stored = await self.get(Kind.EMBEDDING, [embedding_key(encoder.fingerprint, text) for text in tokens])
+        stored = await self.get(Kind.EMBEDDING, [embedding_key(encoder.fingerprint, text, tenant) for text in tokens])
         size = encoder.spec.dim * STORED.itemsize
         return [None if value is None or len(value) != size else np.frombuffer(value, STORED) for value in stored]
 
-    def put_embedding(self, encoder: TextReader, tokens: Tokens, vector: Vector) -> None:
+    def put_embedding(self, encoder: TextReader, tokens: Tokens, vector: Vector, tenant: bytes = b"") -> None:
         if self.enabled:
             value = vector.astype(STORED, copy=False).tobytes()
-            self.put(Kind.EMBEDDING, {embedding_key(encoder.fingerprint, tokens): value})
+            self.put(Kind.EMBEDDING, {embedding_key(encoder.fingerprint, tokens, tenant): value})
 
     async def close(self) -> None:
         if self._redis is not None:

@@ -21,8 +21,15 @@ from redis.asyncio import ConnectionPool, Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
-from service.breaker import Breaker
-from service.cache.keys import Kind
+from service.limits import Breaker
+
+
+class Kind(StrEnum):
+    """What a value is: the JSON of one query's result, or the embedding of one text."""
+
+    RESULT = "result"
+    EMBEDDING = "embedding"
+
 
 # The number changes when values of an older release cannot be read.
 PREFIXES = {Kind.RESULT: b"care:3:r:", Kind.EMBEDDING: b"care:3:e:"}

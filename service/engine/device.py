@@ -22,8 +22,8 @@ from indexer.store.vectors import VectorIndex, limit_threads
 from models.encoder.onnx import OnnxEncoder, bulk_batches
 from models.encoder.spec import EncoderSpec
 from models.encoder.tokenizer import FlatIds, TextReader, pad_flat
-from service.breaker import Breaker
 from service.engine.jobs import DATABASE_AWAY, Vectors
+from service.limits import Breaker
 from service.serving.serving import Selection
 
 if TYPE_CHECKING:

@@ -3,49 +3,33 @@
 from __future__ import annotations
 
 import asyncio
-import hmac
 import logging
 from pathlib import Path
 from typing import Annotated
 
-from fastapi import APIRouter, Depends, Request, Response
-from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
+import numpy as np
+from fastapi import APIRouter, Request, Response
 from prometheus_client import CONTENT_TYPE_LATEST
 from pydantic import BaseModel, ConfigDict, Field, RootModel, StringConstraints, ValidationError
 
+from indexer.store.filters import Filter
 from models.errors import did_you_mean
 from models.fusion import Mode
-from service.errors import Forbidden, InvalidRequest, ShuttingDown, invalid_request
-from service.http.asgi import errors, read_body, runtime_of
-from service.serving.facets import count_facets, number_ranges
-from service.serving.serving import Serving
+from service.errors import InvalidRequest, ShuttingDown, invalid_request
+from service.http.access import ACT
+from service.http.asgi import KEY, errors, read_body, runtime_of
+from service.serving.serving import Serving, count_facets, number_ranges
 
 logger = logging.getLogger(__name__)
 
-SECURITY_SCHEME = "admin_token"
-CLOSED = (
-    "changes are closed, because no admin token is set; set CARE_ADMIN_TOKEN and send it as Authorization: Bearer …"
-)
 PAGE_FILE = "page.json"
 SAMPLES = 4
 SAMPLE_CHARACTERS = 40
 MAX_QUESTIONS = 16
 
 Words = Annotated[str, StringConstraints(max_length=1000)]
-bearer = HTTPBearer(auto_error=False, scheme_name=SECURITY_SCHEME, description="The value of CARE_ADMIN_TOKEN")
 
-
-def require_admin(request: Request, given: Annotated[HTTPAuthorizationCredentials | None, Depends(bearer)]) -> None:
-    """Raises Forbidden unless the request carries the admin token."""
-    token = runtime_of(request).settings.admin_token
-    if token is None:
-        raise Forbidden(CLOSED)
-    sent = "" if given is None else given.credentials
-    if not hmac.compare_digest(sent.encode(), token.get_secret_value().encode()):
-        raise Forbidden("send the admin token (CARE_ADMIN_TOKEN) as Authorization: Bearer …")
-
-
-admin = APIRouter(prefix="/admin", tags=["admin"], dependencies=[Depends(require_admin)], responses=errors(403))
+admin = APIRouter(prefix="/admin", tags=["admin"])
 health = APIRouter(tags=["health"])
 collection = APIRouter(prefix="/v1", tags=["search"])
 
@@ -92,6 +76,7 @@ async def rollback(request: Request, version: str | None = None, force: bool = F
     """
     await _require_only(request, "version", "force")
     servings = runtime_of(request).servings
+    request.scope[ACT] = {"version": version, "force": force}
     changed = await servings.rollback(version, force=force)
     return SwapAnswer(snapshot=servings.current().version, changed=changed)
 
@@ -112,12 +97,15 @@ class StatusAnswer(BaseModel):
     snapshot: str | None = None
 
 
+# Monitors and load balancers ask by HEAD, too; FastAPI, unlike Starlette, does not add it to GET.
+@health.head("/livez", include_in_schema=False)
 @health.get("/livez")
 async def livez() -> StatusAnswer:
     """The process runs."""
     return StatusAnswer(status="alive")
 
 
+@health.head("/readyz", include_in_schema=False)
 @health.get("/readyz", responses=errors(503))
 async def readyz(request: Request) -> StatusAnswer:
     """A real query just went through the snapshot that is served."""
@@ -129,6 +117,7 @@ async def readyz(request: Request) -> StatusAnswer:
     return StatusAnswer(status="ready", snapshot=serving.version)
 
 
+@health.head("/metrics", include_in_schema=False)
 @health.get("/metrics", response_class=Response, responses={200: {"content": {"text/plain": {}}}})
 async def metrics(request: Request) -> Response:
     """Prometheus metrics, of all workers together."""
@@ -210,20 +199,15 @@ async def get_collection(request: Request) -> CollectionAnswer:
     """What is served: counts, the encoder, and the values that filters may ask for."""
     runtime = runtime_of(request)
     settings, serving = runtime.settings, runtime.servings.current()
-    encoder, spec, overlay = serving.encoder, serving.encoder.spec, serving.overlay
-    ranges = await asyncio.to_thread(number_ranges, serving)
+    encoder, spec = serving.encoder, serving.encoder.spec
+    within = serving.fix(request.scope[KEY].filters)
+    ranges = await asyncio.to_thread(number_ranges, serving, within)
     return CollectionAnswer(
         snapshot=serving.version,
         created=serving.snapshot.manifest.created.isoformat(),
-        documents=serving.documents,
-        passages=overlay.passages,
-        fresh=FreshFacts(
-            position=serving.cursor.position,
-            documents=len(overlay.rows),
-            changes=overlay.changes,
-            passages=overlay.posted,
-            limit=settings.fresh_limit,
-        ),
+        documents=await asyncio.to_thread(serving.documents, within),
+        passages=await asyncio.to_thread(serving.passages, within),
+        fresh=await asyncio.to_thread(_fresh_facts, serving, within, settings.fresh_limit),
         encoder=EncoderFacts(
             architecture=spec.architecture,
             dim=spec.dim,
@@ -236,12 +220,26 @@ async def get_collection(request: Request) -> CollectionAnswer:
         default_mode=settings.default_mode,
         max_top_k=settings.max_top_k,
         max_queries=settings.max_queries,
-        fields=serving.fields,
-        facets=await asyncio.to_thread(count_facets, serving),
+        fields=serving.fields(within),
+        facets=await asyncio.to_thread(count_facets, serving, within),
         numbers={name: NumberRange(min=low, max=high) for name, (low, high) in ranges.items()},
-        samples=await asyncio.to_thread(sample_documents, serving),
-        page=await asyncio.to_thread(read_page, settings.collection),
+        samples=await asyncio.to_thread(sample_documents, serving, within),
+        page={} if within else await asyncio.to_thread(read_page, settings.collection),
     )
+
+
+def _fresh_facts(serving: Serving, within: tuple[Filter, ...], limit: int) -> FreshFacts:
+    """For a key with filters: of its own visible documents, because all other numbers count those of everybody."""
+    overlay = serving.overlay
+    if not within:
+        position, documents = serving.cursor.position, len(overlay.rows)
+        return FreshFacts(
+            position=position, documents=documents, changes=overlay.changes, passages=overlay.posted, limit=limit
+        )
+    ids = [serving.document(row).id for row in overlay.chosen(within).tolist()]
+    position = max((overlay.positions[each] for each in ids), default=0)
+    passages = serving.fresh_passages(within)
+    return FreshFacts(position=position, documents=len(ids), changes=len(ids), passages=passages, limit=limit)
 
 
 def read_page(folder: Path) -> dict[str, PageWords]:
@@ -259,9 +257,10 @@ def read_page(folder: Path) -> dict[str, PageWords]:
     return {}
 
 
-def sample_documents(serving: Serving) -> list[str]:
+def sample_documents(serving: Serving, within: tuple[Filter, ...] = ()) -> list[str]:
     """Titles, or the beginnings of texts, of a few documents of the snapshot: queries to begin with."""
     documents = serving.snapshot.documents
-    rows = {len(documents) * place // SAMPLES for place in range(SAMPLES)} if len(documents) else set()
-    headlines = [documents.get(row).headline for row in sorted(rows - serving.overlay.gone)]
+    rows = np.flatnonzero(serving.rows(within)).tolist() if within else range(len(documents))
+    chosen = {rows[len(rows) * place // SAMPLES] for place in range(SAMPLES)} if len(rows) else set()
+    headlines = [documents.get(row).headline for row in sorted(chosen - serving.overlay.gone)]
     return list(dict.fromkeys(headline[:SAMPLE_CHARACTERS].rstrip("… ") for headline in headlines))

@@ -12,16 +12,19 @@ from fastapi.exceptions import RequestValidationError
 from fastapi_offline import FastAPIOffline
 from starlette.exceptions import HTTPException
 from starlette.responses import FileResponse
-from starlette.routing import Route
+from starlette.routing import Match, Mount, Route
 from starlette.staticfiles import StaticFiles
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from models.errors import CareError
 from models.package import care_version
 from service.errors import InvalidRequest, MethodNotAllowed, NotFound, answer_for
 from service.http import admin, documents, search, texts
-from service.http.middleware import REQUEST_ID, HotPath, RequestFrame, host_pattern
+from service.http.access import NOWHERE, Access
+from service.http.middleware import HEADERS, ONLY_TLS, REQUEST_ID, HotPath, RequestFrame, host_pattern, with_cors
 from service.http.openapi import describe
+from service.keys import KeyRing
+from service.limits import Rates
 from service.metrics import Metrics
 from service.runtime import ALONE, Place, run_parts
 from service.settings import Settings
@@ -35,8 +38,9 @@ POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
     "base-uri 'none'; form-action 'self'; frame-ancestors 'none'"
 )
-PAGE_HEADERS = {"Content-Security-Policy": POLICY, "X-Frame-Options": "DENY"}
+PAGE_HEADERS = {"Content-Security-Policy": POLICY}
 TITLE = "CARE Search"
+METHODS = ("DELETE", "GET", "HEAD", "POST")
 # Spans and metrics of requests would carry URLs, and URLs carry medical questions.
 NO_TELEMETRY = {"tracing": False, "metrics": False, "logs": False}
 # Routes outside FastAPI, which names its own in the scope.
@@ -47,10 +51,12 @@ DESCRIPTION = 'Search by meaning and by words. Every error has one shape: `{"err
 def create_app(settings: Settings, place: Place = ALONE) -> FastAPI:
     """Builds the service as an ASGI application; its lifespan opens and closes everything."""
     metrics = Metrics()
+    rates = Rates.from_settings(settings)
+    access = Access(KeyRing.from_settings(settings), rates, settings.audit_log, settings.admin_port)
 
     @contextlib.asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        async with run_parts(settings, metrics, place) as runtime:
+        async with run_parts(settings, metrics, access.keys, rates, place) as runtime:
             app.state.runtime = runtime
             yield
 
@@ -66,9 +72,11 @@ def create_app(settings: Settings, place: Place = ALONE) -> FastAPI:
     frame = partial(
         RequestFrame,
         metrics=metrics,
+        access=access,
         paths=LEAN_PATHS,
         hosts=host_pattern(settings.host_names),
         access_log=settings.access_log,
+        headers=HEADERS if settings.tls_cert is None else HEADERS + ONLY_TLS,
     )
     app.add_middleware(frame)
     app.add_exception_handler(HTTPException, _answer_http_exception)
@@ -86,7 +94,12 @@ def create_app(settings: Settings, place: Place = ALONE) -> FastAPI:
     app.mount(STATIC, _WholeFiles(directory=WEB_FOLDER), name="static")
     app.openapi = describe(app, settings)  # type: ignore[method-assign]
     layers, hot = app.build_middleware_stack, frame(search_route)
-    app.build_middleware_stack = lambda: HotPath(search.PATH, search.METHODS, hot, layers())  # type: ignore[method-assign]
+
+    def stack() -> ASGIApp:
+        whole = HotPath(search.PATH, search.METHODS, hot, layers())
+        return with_cors(whole, settings.origins) if settings.origins else whole
+
+    app.build_middleware_stack = stack  # type: ignore[method-assign]
     app.state.frame = hot
     return app
 
@@ -111,10 +124,23 @@ async def _answer_http_exception(request: Request, error: Exception) -> Response
     """Answers the framework's own errors in the service's error shape."""
     assert isinstance(error, HTTPException)
     known: dict[int, CareError] = {
-        404: NotFound("there is nothing at this path; /docs lists what there is"),
+        404: NotFound(NOWHERE),
         405: MethodNotAllowed("this path does not take this method; /docs says which it takes"),
     }
-    return _error(request, known.get(error.status_code, error), error.headers)
+    headers = error.headers
+    if error.status_code == 405 and (allowed := _allowed_methods(request)):
+        headers = {"Allow": ", ".join(allowed)}
+    return _error(request, known.get(error.status_code, error), headers)
+
+
+def _allowed_methods(request: Request) -> list[str]:
+    """The methods of all routes at this path; the framework names those of the first one alone."""
+    routes = [route for route in request.app.routes if not isinstance(route, Mount)]  # folders of files take any path
+    return [
+        method
+        for method in METHODS
+        if any(route.matches({**request.scope, "method": method})[0] is Match.FULL for route in routes)
+    ]
 
 
 async def _answer_bad_parameter(request: Request, error: Exception) -> Response:

@@ -23,16 +23,18 @@ logger = logging.getLogger(__name__)
 
 Model = TypeVar("Model", bound=BaseModel)
 
+KEY = "care.key"  # the caller's key in the scope of a request
 JSON = (b"content-type", b"application/json")
 LINES = (b"content-type", b"application/x-ndjson")
 ERRORS = {
-    403: "Not an administrator",
+    401: "No key, or one that is not in force",
+    403: "The key lacks the scope",
     404: "No such document or model",
     408: "The request took too long to arrive",
-    409: "The snapshot was refused, and the one in service stays; or it is time to re-index",
+    409: "The snapshot was refused, and the one in service stays; or it is time to re-index; or an id is taken",
     413: "Body too large",
     422: "A field of the request is wrong",
-    429: "Too many queries are waiting: see Retry-After",
+    429: "Too many queries are waiting, or the key is beyond its rate: see Retry-After",
     503: "Nothing is served, or the engine failed: see Retry-After",
     504: "The time for this request was over before the answer was there",
 }
@@ -103,7 +105,10 @@ def parse_body(model: type[Model], body: bytes) -> Model:
 class JsonRoute(Generic[Model]):
     """An ASGI endpoint that takes a JSON body and answers with bytes of JSON."""
 
-    def __init__(self, model: type[Model], answer: Callable[[Runtime, Serving, Model], Awaitable[bytes]]) -> None:
+    def __init__(
+        self, model: type[Model], answer: Callable[[Runtime, Serving, Model, bytes], Awaitable[bytes]]
+    ) -> None:
+        """`answer` also gets the tenant of the request's key."""
         self._model = model
         self._answer = answer
 
@@ -112,7 +117,7 @@ class JsonRoute(Generic[Model]):
         request = parse_body(self._model, await read_body(scope, receive, runtime.settings.max_body_bytes))
         serving = runtime.servings.current()
         async with WhileConnected(receive):
-            answer = await self._answer(runtime, serving, request)
+            answer = await self._answer(runtime, serving, request, scope[KEY].tenant)
         await send_bytes(send, answer)
 
 
@@ -157,11 +162,11 @@ class WhileConnected:
             self._task.cancel()
 
 
-def closing_answer(answer: ErrorResponse, request_id: str) -> bytes:
+def closing_answer(answer: ErrorResponse, request_id: str, headers: Iterable[tuple[bytes, bytes]] = ()) -> bytes:
     """Writes an error as raw HTTP, for a request that the application never sees."""
     body = answer.body(request_id)
     own = [(b"content-length", b"%d" % len(body)), (b"x-request-id", request_id.encode()), (b"connection", b"close")]
-    lines = [b"%b: %b" % pair for pair in (JSON, *answer.header_pairs(), *own)]
+    lines = [b"%b: %b" % pair for pair in (JSON, *answer.header_pairs(), *headers, *own)]
     status = b"HTTP/1.1 %d %b" % (answer.status, HTTPStatus(answer.status).phrase.encode())
     return b"\r\n".join([status, *lines, b"", body])
 

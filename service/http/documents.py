@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Sequence
 from typing import Annotated, Any, Self
 
 import orjson
-from fastapi import APIRouter, Depends, Request, Response
+from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel, ConfigDict, Field, StrictInt, StringConstraints, model_validator
 
 from indexer.errors import BadValue
 from indexer.store.documents import CONTROL
-from indexer.store.filters import as_value, require_name
+from indexer.store.filters import Filter, as_value, require_name
 from indexer.store.fresh_log import NewDocument
-from service.errors import InvalidRequest, NotFound
-from service.http.admin import require_admin
-from service.http.asgi import errors, parse_body, read_body, runtime_of
+from indexer.store.metadata import admits
+from service.errors import FreshLimit, InvalidRequest, NotFound
+from service.http.access import ACT
+from service.http.asgi import KEY, errors, parse_body, read_body, runtime_of
 from service.search.portions import is_blank
 from service.updates.writer import ChangesAnswer
 
 PATH = "/v1/documents"
 # An id is part of an address.
 MAX_ID_BYTES = 1024
+SHOWN_IDS = 100  # in one line of the audit log
 Id = Annotated[str, StringConstraints(min_length=1)] | StrictInt
 
 router = APIRouter(prefix="/v1", tags=["documents"])
@@ -78,7 +82,7 @@ async def get_document(request: Request, id: str) -> Response:
     """The whole document with this id, as it is served now."""
     _require_id(request, id)
     serving = runtime_of(request).servings.current()
-    row = serving.row_of(id)
+    row = serving.row_within(id, serving.fix(request.scope[KEY].filters))
     if row is None:
         raise NotFound("the collection has no document with this id")
     stored = serving.document(row)
@@ -87,7 +91,7 @@ async def get_document(request: Request, id: str) -> Response:
 
 
 # Documented in openapi.py: the body is read here, within the limit of its size, and not by FastAPI.
-@router.post("/documents", dependencies=[Depends(require_admin)], include_in_schema=False)
+@router.post("/documents", include_in_schema=False)
 async def post_documents(request: Request) -> ChangesAnswer:
     """Adds documents, or replaces those of the same id."""
     runtime = runtime_of(request)
@@ -96,20 +100,38 @@ async def post_documents(request: Request) -> ChangesAnswer:
     if not 1 <= len(posted) <= most:
         raise InvalidRequest("documents", f"must hold between 1 and {most} documents, got {len(posted)}")
     documents = [_checked(number, document) for number, document in enumerate(posted)]
-    return await runtime.writer.post(documents)
+    within = request.scope[KEY].filters
+    if within:
+        await asyncio.to_thread(_require_within, documents, within)
+    ids = [document.id for document in documents]
+    request.scope[ACT] = {"documents": len(ids), "ids": ids[:SHOWN_IDS]}
+    try:
+        return await runtime.writer.post(documents, within)
+    except FreshLimit:
+        if not within:
+            raise
+        # The numbers in the message count the documents of everybody.
+        raise FreshLimit("too many passages were posted since the last build: re-index") from None
 
 
-@router.delete("/documents/{id:path}", dependencies=[Depends(require_admin)], responses=errors(403, 422, 503))
+@router.delete("/documents/{id:path}", responses=errors(422, 503))
 async def delete_document(request: Request, id: str) -> ChangesAnswer:
     """Takes the document with this id out of all answers; `changed` is 0 where there is none."""
     _require_id(request, id)
-    return await runtime_of(request).writer.delete(id)
+    request.scope[ACT] = {"ids": [id]}
+    return await runtime_of(request).writer.delete(id, request.scope[KEY].filters)
 
 
 def _require_id(request: Request, id: str) -> None:
     """Refuses a path that the router read otherwise than it was sent: its patterns stop at a line break."""
     if not id or request.scope["path"] != f"{PATH}/{id}":
         raise InvalidRequest("id", "give the document's id after the last slash; it has no control characters")
+
+
+def _require_within(documents: Sequence[NewDocument], within: tuple[Filter, ...]) -> None:
+    for number, document in enumerate(documents):
+        if not admits(within, document.metadata):
+            raise InvalidRequest(f"documents[{number}].metadata", "must satisfy the filter of this key")
 
 
 def _checked(number: int, posted: PostedDocument) -> NewDocument:

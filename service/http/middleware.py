@@ -1,21 +1,26 @@
-"""Around every request, in plain ASGI: its id, metrics, access log line, and the answer to any exception."""
+"""Around every request, in plain ASGI: its id, key, metrics, log lines, headers, and the answer to any exception."""
 
 from __future__ import annotations
 
 import logging
 import re
 import secrets
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from time import perf_counter, time
 from typing import TYPE_CHECKING
 
 import orjson
+from starlette.datastructures import Headers
+from starlette.middleware.cors import CORSMiddleware
+from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from models.errors import CareError
 from service.errors import UnknownHost, answer_for
-from service.http.asgi import ClientLeft, closing_answer, send_bytes
+from service.http.access import SCOPE, Access
+from service.http.asgi import KEY, ClientLeft, closing_answer, send_bytes
+from service.limits import ANYONE
 from service.metrics import ACCESS_LOGGER
 
 if TYPE_CHECKING:
@@ -33,7 +38,16 @@ UNMATCHED = "unmatched"
 NO_METHOD = "-"
 # A name that resolves to this machine may be an attacker's (DNS rebinding); an address cannot.
 LOCAL_HOSTS = (rb"localhost", rb"[\d.]+", rb"\[[\da-f:.]+\]")
-NO_SNIFFING = (b"x-content-type-options", b"nosniff")
+# Of every answer: read as the type that it has, shown in no frame, no address passed on to other sites.
+HEADERS = (
+    (b"x-content-type-options", b"nosniff"),
+    (b"x-frame-options", b"DENY"),
+    (b"referrer-policy", b"no-referrer"),
+)
+# Of answers to a key: a cache between client and service would not tell one key from another.
+PRIVATE = ((b"cache-control", b"no-store"),)
+# Of answers over TLS: two years, as browsers' lists of such sites ask for.
+ONLY_TLS = ((b"strict-transport-security", b"max-age=63072000"),)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,14 +55,16 @@ class RequestFrame:
     """The outermost layer that belongs to the service.
 
     `paths` are those of routes outside FastAPI, which names its own in the scope. `hosts` matches the Host headers
-    that are served; None: any.
+    that are served; None: any. `headers` are those of every answer.
     """
 
     app: ASGIApp
     metrics: Metrics
+    access: Access
     paths: Collection[str]
     hosts: re.Pattern[bytes] | None
     access_log: bool
+    headers: tuple[tuple[bytes, bytes], ...] = HEADERS
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -62,12 +78,17 @@ class RequestFrame:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                message["headers"] = [*message["headers"], (b"x-request-id", request_id.encode()), NO_SNIFFING]
+                private = PRIVATE if SCOPE in scope else ()
+                own = (b"x-request-id", request_id.encode())
+                message["headers"] = [*message["headers"], own, *self.headers, *private]
             await send(message)
 
         try:
             if self.hosts is not None:
                 _require_host(self.hosts, scope)
+            key = scope[KEY] = self.access.identify(scope)
+            if key.rate is not None:
+                await self.access.require_rate(key)
             await self.app(scope, receive, send_with_id)
         except ClientLeft:
             pass
@@ -79,9 +100,11 @@ class RequestFrame:
                 logger.exception("request %s failed", request_id)
             await send_bytes(send_with_id, answer.body(request_id), answer.status, answer.header_pairs())
         finally:
-            seconds, queries = perf_counter() - began, scope.get(QUERIES)
+            seconds = perf_counter() - began
             scope[STATUS] = status or scope.get(STATUS, CLIENT_CLOSED)
-            self._account(scope["method"], self._route(scope), request_id, scope[STATUS], seconds, queries)
+            self._account(scope["method"], self._route(scope), request_id, scope[STATUS], seconds, scope)
+            if SCOPE in scope:
+                self.access.record(scope, request_id, scope[STATUS])
 
     def answer_unparsed(self, error: CareError, scope: Scope | None) -> bytes:
         """Returns the whole answer to bytes that are not a request, or to a request that stays incomplete.
@@ -91,13 +114,13 @@ class RequestFrame:
         answer = answer_for(error)
         if scope is not None:
             scope[STATUS] = answer.status
-            return closing_answer(answer, scope.get(REQUEST_ID) or secrets.token_hex(8))
+            return closing_answer(answer, scope.get(REQUEST_ID) or secrets.token_hex(8), self.headers)
         request_id = secrets.token_hex(8)
         self._account(NO_METHOD, UNMATCHED, request_id, answer.status, None)
-        return closing_answer(answer, request_id)
+        return closing_answer(answer, request_id, self.headers)
 
     def _account(
-        self, method: str, route: str, request_id: str, status: int, seconds: float | None, queries: object = None
+        self, method: str, route: str, request_id: str, status: int, seconds: float | None, scope: Scope | None = None
     ) -> None:
         self.metrics.request(route, status, seconds)
         if self.access_log:
@@ -109,7 +132,9 @@ class RequestFrame:
                 "status": status,
                 "milliseconds": round((seconds or 0.0) * 1000, 3),
             }
-            if queries is not None:
+            if scope is not None and (key := scope.get(KEY, ANYONE).name) is not None:
+                line["key"] = key
+            if scope is not None and (queries := scope.get(QUERIES)) is not None:
                 line["queries"] = queries
             access_logger.info(orjson.dumps(line).decode())
 
@@ -122,6 +147,26 @@ class RequestFrame:
             if candidate in self.paths:
                 return candidate
         return UNMATCHED
+
+
+class Cors(CORSMiddleware):
+    """Starlette's CORS, outside everything else, so that errors have its headers too; a preflight takes no key."""
+
+    def preflight_response(self, request_headers: Headers) -> Response:
+        answer = super().preflight_response(request_headers)
+        answer.headers.update({name.decode(): value.decode() for name, value in HEADERS})
+        return answer
+
+
+def with_cors(app: ASGIApp, origins: Sequence[str]) -> ASGIApp:
+    """Lets pages of these origins call the service and read its answers; `*`: of any. Cookies have no part in it."""
+    return Cors(
+        app,
+        allow_origins=origins,
+        allow_methods=["GET", "POST", "DELETE"],
+        allow_headers=["Authorization", "api-key", "Content-Type", "X-Request-Id"],
+        expose_headers=["X-Request-Id", "Server-Timing", "Retry-After"],
+    )
 
 
 def host_pattern(names: Collection[str] | None) -> re.Pattern[bytes] | None:

@@ -7,13 +7,13 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Body, Depends, FastAPI
+from fastapi import APIRouter, Body, FastAPI
 from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel, Field
 
 from service.http import documents, search, texts
-from service.http.admin import require_admin
-from service.http.asgi import errors
+from service.http.access import scope_of
+from service.http.asgi import ERRORS, errors
 from service.http.documents import DocumentsRequest
 from service.http.texts import EmbeddingsAnswer, EmbeddingsRequest, RerankAnswer, RerankRequest
 from service.search.request import HydeStatus, SearchRequest
@@ -156,8 +156,7 @@ async def post_rerank(request: Annotated[RerankRequest, _body("rerank")]) -> Rer
     documents.PATH,
     tags=["documents"],
     summary="Add or replace documents",
-    dependencies=[Depends(require_admin)],
-    responses=_answers("documents", 403, 409, *BUSY),
+    responses=_answers("documents", 409, *BUSY),
 )
 async def post_documents(request: Annotated[DocumentsRequest, _body("documents")]) -> ChangesAnswer:
     raise AssertionError(DESCRIBED)
@@ -174,11 +173,28 @@ def describe(app: FastAPI, settings: Settings) -> Callable[[], dict[str, Any]]:
             models["StreamEnd"] = StreamEnd.model_json_schema(mode="serialization", ref_template=SCHEMAS + "{model}")
             models["StreamEnd"].pop("$defs")
             _bound(models, settings)
+            _secure(schema)
             schema["paths"][search.PATH]["get"]["parameters"] = _parameters(models["SearchRequest"]["properties"])
             app.openapi_schema = schema
         return app.openapi_schema
 
     return openapi
+
+
+def _secure(schema: dict[str, Any]) -> None:
+    """Adds the scope of each route, and what is answered to a request whose key is missing, wrong or too busy."""
+    bearer = {"type": "http", "scheme": "bearer", "description": "A key of the service"}
+    header = {"type": "apiKey", "in": "header", "name": "api-key", "description": "The same key in another header"}
+    schema["components"]["securitySchemes"] = {"bearer": bearer, "api_key": header}
+    content = {"application/json": {"schema": {"$ref": SCHEMAS + "ErrorAnswer"}}}
+    for path, methods in schema["paths"].items():
+        for method, route in methods.items():
+            scope = scope_of(method.upper(), path)
+            if scope is not None:
+                route["security"] = [{"bearer": []}, {"api_key": []}]
+                route["x-scope"] = scope
+                for status in (401, 403, 429):
+                    route["responses"][str(status)] = {"description": ERRORS[status], "content": content}
 
 
 def _bound(models: Mapping[str, Any], settings: Settings) -> None:

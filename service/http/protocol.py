@@ -6,6 +6,8 @@ Malformed or slow requests are answered in the service's error shape, and their 
 from __future__ import annotations
 
 import asyncio
+import ssl
+from collections import Counter
 from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import quote
 
@@ -16,7 +18,7 @@ from starlette.types import Scope
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from models.errors import CareError
-from service.errors import MalformedHttp, SlowRequest
+from service.errors import Crowded, CrowdedAddress, MalformedHttp, SlowRequest
 
 if TYPE_CHECKING:
     from service.http.middleware import RequestFrame
@@ -75,6 +77,10 @@ class TolerantProtocol(HttpToolsProtocol):
     receive_seconds = 30.0
     stalled_seconds = 300.0
     frame: RequestFrame
+    max_connections = 0
+    max_address_connections = 0
+    addresses: Counter[str]
+    _address = ""
     _head_bytes = 0
     _in_head = True
     _receiving = False
@@ -86,8 +92,24 @@ class TolerantProtocol(HttpToolsProtocol):
         self._joined = _Joined(transport)
         super().connection_made(cast(asyncio.Transport, self._joined))
         self._wait_for_more()
+        self._address = (transport.get_extra_info("peername") or [""])[0]
+        self.addresses[self._address] += 1
+        if 0 < self.max_connections < len(self.connections):
+            self._turn_away(Crowded("this process has as many connections as it may (CARE_MAX_CONNECTIONS)"))
+        elif 0 < self.max_address_connections < self.addresses[self._address]:
+            most = self.max_address_connections
+            self._turn_away(CrowdedAddress(f"an address may have {most} connections at a time; use fewer"))
+
+    def _turn_away(self, error: CareError) -> None:
+        """Answers and closes at once: a crowd's connections are not kept until they have read the answer."""
+        self._leaving = True
+        self.transport.write(self.frame.answer_unparsed(error, None))
+        self.transport.close()
 
     def connection_lost(self, exc: Exception | None) -> None:
+        self.addresses[self._address] -= 1
+        if not self.addresses[self._address]:
+            del self.addresses[self._address]
         self._stop_waiting()
         self._stop_watching()
         super().connection_lost(exc)
@@ -213,14 +235,21 @@ class TolerantProtocol(HttpToolsProtocol):
             return
         self._leaving = True
         self._stop_waiting()
-        self.transport.write_eof()
+        if self.transport.can_write_eof():  # TLS cannot close one direction
+            self.transport.write_eof()
         self._patience = self.loop.call_later(LINGER_SECONDS, self.transport.close)
 
 
 def http_config(app: FastAPI, settings: Settings) -> uvicorn.Config:
     """Returns uvicorn's configuration; the caller runs the lifespan."""
     # uvicorn constructs the protocol itself, so further arguments are attributes of its class.
-    own = {"receive_seconds": settings.receive_seconds, "frame": app.state.frame}
+    own = {
+        "receive_seconds": settings.receive_seconds,
+        "frame": app.state.frame,
+        "max_connections": settings.max_connections,
+        "max_address_connections": settings.max_address_connections,
+        "addresses": Counter(),
+    }
     protocol = type("Protocol", (TolerantProtocol,), own)
     return uvicorn.Config(
         app,
@@ -231,7 +260,11 @@ def http_config(app: FastAPI, settings: Settings) -> uvicorn.Config:
         access_log=False,
         log_config=None,
         server_header=False,
-        proxy_headers=False,  # nothing depends on a client's address
+        proxy_headers=False,  # a header cannot lend a client another address
         timeout_keep_alive=settings.keep_alive_seconds,
         timeout_graceful_shutdown=settings.shutdown_seconds,
+        ssl_certfile=settings.tls_cert,
+        ssl_keyfile=settings.tls_key,
+        ssl_ca_certs=None if settings.tls_client_ca is None else str(settings.tls_client_ca),
+        ssl_cert_reqs=ssl.CERT_NONE if settings.tls_client_ca is None else ssl.CERT_REQUIRED,
     )

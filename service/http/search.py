@@ -11,7 +11,7 @@ from starlette.types import Receive, Scope, Send
 
 from models.errors import did_you_mean
 from service.errors import SHOWN_NAME, InvalidRequest, invalid_request
-from service.http.asgi import WhileConnected, parse_body, read_body, send_bytes, send_lines, wants_lines
+from service.http.asgi import KEY, WhileConnected, parse_body, read_body, send_bytes, send_lines, wants_lines
 from service.http.middleware import QUERIES, REQUEST_ID
 from service.search.request import SearchRequest, require_few_clauses
 
@@ -47,11 +47,12 @@ class SearchRoute:
             scope[QUERIES] = request.queries
         serving = runtime.servings.current()
         if wants_lines(scope):
-            async with WhileConnected(receive), aclosing(runtime.searcher.stream(serving, request)) as lines:
+            stream = runtime.searcher.stream(serving, request, scope[KEY])
+            async with WhileConnected(receive), aclosing(stream) as lines:
                 await send_lines(send, lines, scope[REQUEST_ID])
             return
         async with WhileConnected(receive):
-            body, timings = await runtime.searcher.search(serving, request)
+            body, timings = await runtime.searcher.search(serving, request, scope[KEY])
         await send_bytes(send, body, headers=[(b"server-timing", timings.as_server_timing())])
 
 

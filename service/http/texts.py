@@ -170,7 +170,7 @@ async def get_model(request: Request, model: str) -> ModelFacts:
     return _facts(runtime)
 
 
-async def embed_texts(runtime: Runtime, serving: Serving, request: EmbeddingsRequest) -> bytes:
+async def embed_texts(runtime: Runtime, serving: Serving, request: EmbeddingsRequest, tenant: bytes = b"") -> bytes:
     """Answers a request for embeddings."""
     _check_model(runtime, request.model)
     _check_texts("input", request.texts, runtime.settings.max_texts)
@@ -184,13 +184,15 @@ async def embed_texts(runtime: Runtime, serving: Serving, request: EmbeddingsReq
     if size > (most := runtime.settings.max_answer_bytes):
         raise InvalidRequest("input", f"the answer would have about {size} bytes, {most} are allowed; send fewer texts")
     deadline = Deadline(None, runtime.settings.timeout_ms)
-    embedded = await runtime.embedder.embed(serving, request.texts, request.input_type, deadline=deadline)
+    embedded = await runtime.embedder.embed(
+        serving, request.texts, request.input_type, deadline=deadline, tenant=tenant
+    )
     vectors = np.ascontiguousarray(shorten(embedded.vectors, dimensions), "<f4")
     rest = orjson.dumps({"model": runtime.embedder.model, "usage": _usage(embedded.tokens)})[1:]
     return b'{"object":"list","data":[%b],%b' % (b",".join(await write_vectors(vectors, request.encoding_format)), rest)
 
 
-async def rerank(runtime: Runtime, serving: Serving, request: RerankRequest) -> bytes:
+async def rerank(runtime: Runtime, serving: Serving, request: RerankRequest, tenant: bytes = b"") -> bytes:
     """Orders documents by the cosine of query and document, both encoded by the served encoder."""
     _check_model(runtime, request.model)
     if is_blank(request.query):
@@ -198,8 +200,9 @@ async def rerank(runtime: Runtime, serving: Serving, request: RerankRequest) -> 
     texts = request.texts
     _check_texts("documents", texts, runtime.settings.max_texts)
     embed, deadline = runtime.embedder.embed, Deadline(None, runtime.settings.timeout_ms)
-    query = await embed(serving, [request.query], Side.QUERY, deadline=deadline)
-    documents = await embed(serving, texts, serving.encoder.spec.document_side, deadline=deadline)
+    query = await embed(serving, [request.query], Side.QUERY, deadline=deadline, tenant=tenant)
+    side = serving.encoder.spec.document_side
+    documents = await embed(serving, texts, side, deadline=deadline, tenant=tenant)
     scores = documents.vectors @ query.vectors[0]
     best = np.argsort(-scores, kind="stable")[: request.top_n].tolist()
     results: list[dict[str, Any]] = [

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import ctypes
 import gc
+import logging
 import os
 import signal
 import socket
@@ -20,11 +21,23 @@ import uvicorn
 from fastapi import FastAPI
 
 from models.errors import CareError
+from service.errors import BadSettings
 from service.http.app import create_app
 from service.http.protocol import http_config
-from service.processes.startup import StartupMessage, SupervisorPipe, address_of, bind, configure_logging, join
+from service.processes.startup import (
+    StartupMessage,
+    SupervisorPipe,
+    address_of,
+    bind,
+    configure_logging,
+    join,
+    listeners,
+    with_ports,
+)
 from service.runtime import ALONE, Place, Runtime
 from service.settings import Settings
+
+logger = logging.getLogger(__name__)
 
 Started = Callable[[str], None]
 """Gets the announcement, once the service listens."""
@@ -33,8 +46,8 @@ Started = Callable[[str], None]
 def serve(settings: Settings) -> None:
     """Runs until SIGTERM or SIGINT, then finishes what it accepted. Raises a CareError if it cannot start."""
     configure_logging(settings)
-    with bind(settings.host, settings.port) as listener:
-        serve_on(listener, settings, lambda line: print(line, flush=True))
+    with listeners(settings, bind) as taken:
+        serve_on(taken, with_ports(settings, taken), lambda line: print(line, flush=True))
 
 
 def main() -> int:
@@ -58,25 +71,37 @@ def main() -> int:
     threading.Thread(target=end_with_supervisor, daemon=True).start()
     place = Place(arguments.engine, lambda: os.kill(supervisor, signal.SIGHUP), arguments.again)
     try:
-        with join(settings.host, settings.port) as listener:
-            serve_on(listener, settings, lambda line: pipe.send(StartupMessage(ready=True, text=line)), place)
+        with listeners(settings, join) as taken:
+            serve_on(taken, settings, lambda line: pipe.send(StartupMessage(ready=True, text=line)), place)
     except CareError as error:
         pipe.send(StartupMessage(ready=False, text=str(error)))
         return 1
     return 0
 
 
-def serve_on(listener: socket.socket, settings: Settings, started: Started, place: Place = ALONE) -> None:
-    """Serves on a bound socket; see `serve`."""
+def serve_on(taken: list[socket.socket], settings: Settings, started: Started, place: Place = ALONE) -> None:
+    """Serves on bound sockets, the first of which is announced; see `serve`."""
     if not _has_terminal():
         signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until there is something to reload
     app = create_app(settings, place)
     config = http_config(app, settings)
+    _load_certificates(config)
     with asyncio.Runner(loop_factory=config.get_loop_factory()) as runner:
-        runner.run(_serve(app, config, listener, started))
+        runner.run(_serve(app, config, taken, started))
 
 
-async def _serve(app: FastAPI, config: uvicorn.Config, listener: socket.socket, started: Started) -> None:
+def _load_certificates(config: uvicorn.Config) -> None:
+    """Has uvicorn read the files of TLS now, where an error has a message of its own."""
+    if not config.is_ssl:
+        return
+    try:
+        config.load()
+    except OSError as error:  # of which ssl's errors are some
+        names = ", ".join(filter(None, map(str, (config.ssl_certfile, config.ssl_keyfile, config.ssl_ca_certs or ""))))
+        raise BadSettings(f"the files of TLS cannot be used ({error}): {names}; see CARE_TLS_CERT") from error
+
+
+async def _serve(app: FastAPI, config: uvicorn.Config, taken: list[socket.socket], started: Started) -> None:
     # The lifespan is run here and not by uvicorn, so that a snapshot that cannot be opened is an exception with a
     # message and not a traceback in a log.
     async with app.router.lifespan_context(app):
@@ -84,10 +109,10 @@ async def _serve(app: FastAPI, config: uvicorn.Config, listener: socket.socket, 
         for ending in (signal.SIGTERM, signal.SIGINT):
             signal.signal(ending, lambda number, frame: None)
         if not _has_terminal():
-            _reload_on_sighup(app.state.runtime)
+            _reload_on_sighup(app.state.runtime, config)
             # The pointer may have moved since it was read, and SIGHUP was ignored until now.
             await app.state.runtime.servings.follow_now()
-        await _Server(config, started).serve(sockets=[listener])
+        await _Server(config, started).serve(sockets=taken)
 
 
 class _Server(uvicorn.Server):
@@ -111,7 +136,7 @@ class _Server(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
-        (listener,) = sockets or []
+        listener, *_ = sockets or []
         runtime: Runtime = self.config.app.state.runtime  # type: ignore[union-attr]
         # What exists now stays: without it a collection takes tens of milliseconds less.
         gc.collect()
@@ -119,7 +144,7 @@ class _Server(uvicorn.Server):
         # Returns memory that loading left behind: a third of a large tokenizer's, in every worker.
         with contextlib.suppress(OSError, AttributeError):  # another C library than glibc
             ctypes.CDLL("libc.so.6").malloc_trim(0)
-        self._started(_announcement(runtime, address_of(listener)))
+        self._started(_announcement(runtime, address_of(listener, "https" if self.config.is_ssl else "http")))
 
 
 def _announcement(runtime: Runtime, address: str) -> str:
@@ -136,12 +161,18 @@ def _has_terminal() -> bool:
     return sys.stdin is not None and sys.stdin.isatty()
 
 
-def _reload_on_sighup(runtime: Runtime) -> None:
-    """Reads the pointer at every SIGHUP."""
+def _reload_on_sighup(runtime: Runtime, config: uvicorn.Config) -> None:
+    """Reads the pointer, the keys and the certificate at every SIGHUP."""
     loop = asyncio.get_running_loop()
     tasks: set[asyncio.Task[None]] = set()
 
     def follow() -> None:
+        runtime.keys.reload()
+        if config.ssl is not None and config.ssl_certfile is not None:
+            try:
+                config.ssl.load_cert_chain(config.ssl_certfile, config.ssl_keyfile)
+            except OSError as error:
+                logger.error("the certificate stays as it was: %s", error)
         task = loop.create_task(runtime.servings.follow_now())
         tasks.add(task)
         task.add_done_callback(tasks.discard)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import socket
 import sys
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import orjson
@@ -28,6 +30,27 @@ def configure_logging(settings: Settings, process: str = "") -> None:
         access_logger.addHandler(lines)
         access_logger.setLevel(logging.INFO)
         access_logger.propagate = False
+
+
+@contextlib.contextmanager
+def listeners(settings: Settings, take: Callable[[str, int], socket.socket]) -> Iterator[list[socket.socket]]:
+    """The service's socket, and administrators' if they have one, each taken by `bind`, `join` or `reserve`."""
+    with contextlib.ExitStack() as stack:
+        taken = [stack.enter_context(take(settings.host, settings.port))]
+        if settings.admin_port is not None:
+            host = settings.host if settings.admin_host is None else settings.admin_host
+            taken.append(stack.enter_context(take(host, settings.admin_port)))
+        yield taken
+
+
+def with_ports(settings: Settings, taken: Sequence[socket.socket]) -> Settings:
+    """The settings with the ports that were taken in the place of 0."""
+    return settings.model_copy(update=dict(zip(("port", "admin_port"), map(port_of, taken), strict=False)))
+
+
+def port_of(listener: socket.socket) -> int:
+    port: int = listener.getsockname()[1]
+    return port
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -63,9 +86,9 @@ def _bind(host: str, port: int, failure: str, remedy: str, *, shared: bool = Fal
     return listener
 
 
-def address_of(listener: socket.socket) -> str:
+def address_of(listener: socket.socket, scheme: str = "http") -> str:
     host, port = listener.getsockname()[:2]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
 @dataclass(frozen=True, slots=True)

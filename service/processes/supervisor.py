@@ -28,7 +28,7 @@ from service.engine.remote import frames
 from service.engine.remote.frames import BadFrame, FrameReader, Kind
 from service.errors import StartFailed
 from service.metrics import SHARED_FOLDER
-from service.processes.startup import StartupMessage, configure_logging, reserve
+from service.processes.startup import StartupMessage, configure_logging, listeners, reserve, with_ports
 from service.settings import ENV_PREFIX, Settings
 
 logger = logging.getLogger(__name__)
@@ -46,11 +46,10 @@ def supervise(settings: Settings) -> None:
     """Runs until SIGTERM or SIGINT, then lets every process finish what it accepted. Raises StartFailed."""
     configure_logging(settings, "supervisor")
     with (
-        reserve(settings.host, settings.port) as address,
+        listeners(settings, reserve) as taken,
         tempfile.TemporaryDirectory(prefix="care-") as folder,
     ):
-        taken = settings.model_copy(update={"port": address.getsockname()[1]})
-        asyncio.run(Supervisor(taken, Path(folder)).run())
+        asyncio.run(Supervisor(with_ports(settings, taken), Path(folder)).run())
 
 
 class Supervisor:

@@ -19,10 +19,10 @@ from numpy.typing import NDArray
 from models.encoder.spec import Side
 from models.encoder.tokenizer import Tokens
 from models.errors import BadEncoder, EncoderAway, EncoderMoved
-from service.breaker import OPEN_SECONDS, Breaker
 from service.engine.jobs import EXPIRED, EncodeJob, Vector
 from service.engine.queue import ONLINE_JOBS
 from service.errors import DeadlineExceeded, EngineFailed
+from service.limits import OPEN_SECONDS, Breaker
 from service.search.portions import PORTION, Deadline, Portions, Prepared, tokenise
 
 if TYPE_CHECKING:
@@ -63,14 +63,16 @@ class Embedder:
 
     async def embed(
         self, serving: Serving, texts: Sequence[str], side: Side, *, deadline: Deadline, bulk: bool = False,
-        cached: bool = True,
+        cached: bool = True, tenant: bytes = b"",
     ) -> Embeddings:  # fmt: skip
         """Encodes any number of texts, as bulk if they are many; raises what the dispatcher raises.
 
-        Of an encoder behind an address it raises EncoderAway, EncoderMoved and DeadlineExceeded.
+        Of an encoder behind an address it raises EncoderAway, EncoderMoved and DeadlineExceeded. Embeddings are cached
+        for this tenant alone.
         """
         if serving.encoder.spec.address is not None:
-            return await self._ask(cast("AddressReader", serving.encoder), texts, side, deadline, cached=cached)
+            reader = cast("AddressReader", serving.encoder)
+            return await self._ask(reader, texts, side, deadline, cached=cached, tenant=tenant)
         bulk = bulk or len(texts) > ONLINE_JOBS
         portions = Portions(
             self._dispatcher, serving, deadline, size=min(PORTION, self._settings.queue_limit), bulk=bulk
@@ -84,7 +86,7 @@ class Embedder:
             count += sum(map(len, ids))
             known: Sequence[Vector | None] = [None] * len(ids)
             if side is Side.QUERY and cached:
-                known = await self._cache.get_embeddings(encoder, ids)
+                known = await self._cache.get_embeddings(encoder, ids, tenant)
             return [
                 (None if vector is not None else EncodeJob(text.text, side, token), (token, vector))
                 for text, token, vector in zip(ready, ids, known, strict=True)
@@ -96,7 +98,7 @@ class Embedder:
                 vector = known if outcome is None else outcome.vector
                 assert vector is not None  # it was cached, or the job was an EncodeJob
                 if outcome is not None and side is Side.QUERY and cached:
-                    self._cache.put_embedding(encoder, token, vector)
+                    self._cache.put_embedding(encoder, token, vector, tenant)
                 vectors.append(vector)
         return Embeddings(np.stack(vectors), count)
 
@@ -105,8 +107,9 @@ class Embedder:
             await server.close()
 
     async def _ask(
-        self, encoder: AddressReader, texts: Sequence[str], side: Side, deadline: Deadline, *, cached: bool
-    ) -> Embeddings:
+        self, encoder: AddressReader, texts: Sequence[str], side: Side, deadline: Deadline, *, cached: bool,
+        tenant: bytes,
+    ) -> Embeddings:  # fmt: skip
         """Asks the encoder's server for the vectors that are not cached."""
         server = self._servers.get(encoder.fingerprint)
         if server is None:
@@ -118,7 +121,7 @@ class Embedder:
         vectors: list[Vector | None] = [None] * len(texts)
         cached = cached and side is Side.QUERY
         if cached:
-            vectors = await self._cache.get_embeddings(encoder, keys)
+            vectors = await self._cache.get_embeddings(encoder, keys, tenant)
         missing = [place for place, vector in enumerate(vectors) if vector is None]
         portions = [missing[start : start + PORTION] for start in range(0, len(missing), PORTION)]
         for start in range(0, len(portions), REQUESTS_AT_ONCE):
@@ -128,7 +131,7 @@ class Embedder:
                 for place, vector in zip(some, found, strict=True):
                     vectors[place] = vector
                     if cached:
-                        self._cache.put_embedding(encoder, keys[place], vector)
+                        self._cache.put_embedding(encoder, keys[place], vector, tenant)
         complete = [vector for vector in vectors if vector is not None]
         return Embeddings(np.stack(complete), sum(prompt.tokens for prompt in prompts))
 

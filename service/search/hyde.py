@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import httpx
 import orjson
 
-from service.breaker import Breaker
+from service.limits import Breaker
 from service.search.portions import is_blank
 
 if TYPE_CHECKING:

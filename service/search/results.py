@@ -15,8 +15,7 @@ from models.lexical import query_terms
 from service.engine.jobs import Evidence, Found, Options
 from service.engine.ranking import documents_wanted, group
 from service.search.request import HydeStatus, Part
-from service.serving.facets import count_values
-from service.serving.serving import Serving
+from service.serving.serving import Serving, count_values
 
 SCORE_DECIMALS = 6
 WINDOW = 120  # characters of a Chinese snippet

@@ -17,10 +17,11 @@ from indexer.store.canaries import Canary, failures_of
 from models.encoder.spec import Side
 from models.errors import EncoderAway, did_you_mean
 from models.fusion import Mode
-from service.cache.keys import Kind
+from service.cache.redis import Kind
 from service.engine.jobs import Options, Outcome, SearchJob, Vector
 from service.engine.queue import ONLINE_JOBS
-from service.errors import DeadlineExceeded, InvalidRequest, NotReady
+from service.errors import DeadlineExceeded, InvalidRequest, NotReady, RateLimited
+from service.limits import ANYONE, Key
 from service.metrics import Metrics, Timings
 from service.search.embedder import blend
 from service.search.portions import PORTION, Deadline, Portions, Prepared, ReadText, cut, is_blank, tokenise
@@ -28,9 +29,9 @@ from service.search.request import HydeStatus, SearchRequest
 from service.search.results import View, result_json
 
 if TYPE_CHECKING:
-    from service.cache.cache import Cache
-    from service.cache.keys import ResultKeys
+    from service.cache.cache import Cache, ResultKeys
     from service.engine.queue import Dispatcher
+    from service.limits import Rates
     from service.search.embedder import Embedder
     from service.search.hyde import Hyde
     from service.serving.serving import Serving
@@ -54,19 +55,20 @@ class Searcher:
     metrics: Metrics
     embedder: Embedder
     hyde: Hyde | None
+    rates: Rates
 
-    async def search(self, serving: Serving, request: SearchRequest) -> tuple[bytes, Timings]:
+    async def search(self, serving: Serving, request: SearchRequest, key: Key = ANYONE) -> tuple[bytes, Timings]:
         """Returns body and timings; raises InvalidRequest, BadFilter, DeadlineExceeded, and the dispatcher's errors."""
-        run = _Run(self, serving, request)
+        run = _Run(self, serving, request, key)
         await run.check(self.settings.max_queries)
         results = await run.results(self.settings.max_answer_bytes)
         timings = run.end()
         body = b'{"results":[%b],"snapshot":%b,"timings_ms":%b}'
         return body % (b",".join(results), orjson.dumps(serving.version), timings.as_json()), timings
 
-    async def stream(self, serving: Serving, request: SearchRequest) -> AsyncGenerator[bytes, None]:
+    async def stream(self, serving: Serving, request: SearchRequest, key: Key = ANYONE) -> AsyncGenerator[bytes, None]:
         """Yields a line per query, in order, each as soon as it is there, and a last one; raises as `search` does."""
-        run, settings = _Run(self, serving, request), self.settings
+        run, settings = _Run(self, serving, request, key), self.settings
         await run.check(settings.max_stream_queries)
         end, left, answered = perf_counter() + settings.max_stream_seconds, settings.max_stream_bytes, 0
         async with aclosing(run.outcomes()) as outcomes:
@@ -92,7 +94,7 @@ class Searcher:
                 (result,) = await run.results(self.settings.max_answer_bytes)
         except (TimeoutError, DeadlineExceeded):
             raise NotReady(f"a query did not get through within {timeout_ms} ms") from None
-        if mode is Mode.HYBRID and serving.documents and not orjson.loads(result)["hits"]:
+        if mode is Mode.HYBRID and serving.documents() and not orjson.loads(result)["hits"]:
             raise NotReady(f"a query found nothing in snapshot {serving.version}")
 
     async def admit(self, serving: Serving) -> None:
@@ -135,10 +137,15 @@ class _Query:
 class _Run:
     """One request under way; its methods stand in the order of its walk."""
 
-    def __init__(self, shared: Searcher, serving: Serving, request: SearchRequest, *, probe: bool = False) -> None:
+    def __init__(
+        self, shared: Searcher, serving: Serving, request: SearchRequest, key: Key = ANYONE, *, probe: bool = False
+    ) -> None:
         self._shared = shared
         self._serving = serving
         self._request = request
+        self._key = key
+        self._within = serving.fix(key.filters)
+        self._filters = tuple([clause.to_filter() for clause in request.filters])
         self._cached = request.cache and shared.cache.enabled
         self._timings = Timings()
         self._began = perf_counter()
@@ -152,7 +159,7 @@ class _Run:
         self._options = Options(
             request.mode or settings.default_mode,
             depth,
-            tuple([clause.to_filter() for clause in request.filters]),
+            self._within + (serving.evaluable(self._filters) if self._within else self._filters),
             request.fusion,
             request.weight,
             self._view.needs_evidence,
@@ -185,19 +192,28 @@ class _Run:
             raise InvalidRequest("filters", f"name {values} values together, at most {most} are taken; ask for fewer")
         if request.hyde_documents:
             self._check_hyde()
-        if filters := self._options.filters:
+        fields: list[str] = []
+        if self._options.filters or request.facets:
             # BadFilter is raised here, for one request, and not in a batch; the engine finds the mask ready.
             if len(serving.snapshot.documents) <= LOOP_DOCUMENTS:
-                serving.allowed(filters)
+                fields = self._admit()
             else:
-                await asyncio.to_thread(serving.allowed, filters)
-        fields = serving.fields if request.facets else []
+                fields = await asyncio.to_thread(self._admit)
         for facet in request.facets:
             if facet not in fields:
                 known, hint = ", ".join(fields) or "none", did_you_mean(facet, fields)
                 raise InvalidRequest("facets", f"the collection has no field {facet}; it has {known}{hint}")
         if not request.cache:
             self._shared.cache.bypass(Kind.RESULT, len(queries))
+
+    def _admit(self) -> list[str]:
+        """Evaluates the filters; returns the fields that facets may name."""
+        serving = self._serving
+        if self._within and self._filters:
+            serving.require_filters(self._filters, self._within)
+        if self._options.filters:
+            serving.allowed(self._options.filters)
+        return serving.fields(self._within) if self._request.facets else []
 
     def _check_hyde(self) -> None:
         if self._shared.hyde is None:
@@ -235,7 +251,7 @@ class _Run:
         """Looks results up in the cache and makes jobs of the other queries."""
         if not self._cached:
             return await self._make_jobs(queries, [None] * len(queries))
-        keys = self._shared.keys(self._serving, self._request, queries)
+        keys = self._shared.keys(self._serving, self._request, queries, self._key.tenant)
         known = await self._shared.cache.get(Kind.RESULT, keys)
         prepared: list[Prepared[_Query | bytes]] = [(None, result or b"") for result in known]
         missing = [place for place, result in enumerate(known) if result is None]
@@ -272,7 +288,8 @@ class _Run:
         tokens = [text.tokens for text in texts if text.tokens is not None]
         if not self._cached or not tokens:
             return await self._ask_server(texts, [(None, None)] * len(texts))
-        return [(vector, None) for vector in await self._shared.cache.get_embeddings(self._serving.encoder, tokens)]
+        cache, encoder = self._shared.cache, self._serving.encoder
+        return [(vector, None) for vector in await cache.get_embeddings(encoder, tokens, self._key.tenant)]
 
     async def _ask_server(
         self, texts: Sequence[ReadText], found: Sequence[tuple[Vector | None, HydeStatus | None]]
@@ -291,6 +308,7 @@ class _Run:
         hyde = self._shared.hyde
         assert hyde is not None  # `check` refuses the request otherwise
         count, seconds = self._request.hyde_documents, self._portions.deadline.seconds_left() * HYDE_SHARE
+        await self._require_budget(len(texts) * count)
         imagined = await asyncio.gather(*(hyde.imagine(text.text, count, seconds) for text in texts))
         for some in imagined:
             self._shared.metrics.hyde(HydeStatus.USED if some else HydeStatus.FAILED)
@@ -305,9 +323,19 @@ class _Run:
             blended.append((blend(query, own), HydeStatus.USED) if own else (None, HydeStatus.FAILED))
         return blended
 
+    async def _require_budget(self, calls: int) -> None:
+        """Raises RateLimited if the key's budget does not hold so many calls of the language model."""
+        key = self._key
+        if key.model_calls is None:
+            return
+        if seconds := await self._shared.rates.take(f"{key.id}:calls", key.model_calls, calls):
+            spent = f"this key may call the language model {key.model_calls}, and its budget holds less than {calls}"
+            raise RateLimited(f"{spent}; search without hyde, or see Retry-After", seconds)
+
     async def _embed(self, texts: Sequence[str], side: Side) -> Sequence[Vector]:
         embed, deadline, bulk = self._shared.embedder.embed, self._portions.deadline, self._request.bulk
-        embedded = await embed(self._serving, texts, side, bulk=bulk, deadline=deadline, cached=self._request.cache)
+        cached, tenant = self._request.cache, self._key.tenant
+        embedded = await embed(self._serving, texts, side, bulk=bulk, deadline=deadline, cached=cached, tenant=tenant)
         return list(embedded.vectors)
 
     def write(self, query: _Query | bytes, outcome: Outcome | None) -> bytes:
@@ -321,7 +349,8 @@ class _Run:
         if query.key is not None:
             self._shared.cache.put(Kind.RESULT, {query.key: result})
         if query.keep_vector and query.text.tokens is not None and outcome.vector is not None:
-            self._shared.cache.put_embedding(self._serving.encoder, query.text.tokens, outcome.vector)
+            encoder, tokens = self._serving.encoder, query.text.tokens
+            self._shared.cache.put_embedding(encoder, tokens, outcome.vector, self._key.tenant)
         self._timings.fetch += perf_counter() - began
         return result
 

@@ -1,21 +1,37 @@
 """What a request is answered from: a snapshot, the encoder that reads its queries, and the documents posted since.
 
-A request takes the current serving once and keeps it to its last byte, so no answer mixes versions.
+A request takes the current serving once and keeps it to its last byte, so no answer mixes versions. `within` are the
+fixed filters of the request's key: names, values and numbers of documents that they leave out appear nowhere.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import orjson
 
 from indexer.store.arrays import Mask, Rows
 from indexer.store.documents import StoredDocument
-from indexer.store.filters import Filter
+from indexer.store.filters import (
+    MAX_FIELDS,
+    NUMBER,
+    TEXT,
+    AnyOf,
+    Filter,
+    fields_of,
+    kind_of,
+    restrict,
+    spell_all,
+    suits,
+)
 from indexer.store.fresh_log import Cursor
+from indexer.store.metadata import FACET_VALUES, MetadataIndex, admits, no_such_field
 from indexer.store.overlay import MEMORISED_FILTERS, Overlay
 from indexer.store.snapshot import Snapshot
 from models.encoder.spec import EncoderSpec, Side
@@ -23,6 +39,8 @@ from models.encoder.tokenizer import TextReader
 from models.errors import BadEncoder
 
 START = Cursor(0)
+NOTHING: tuple[Filter, ...] = (AnyOf("", ()),)
+"""Filters that no document satisfies."""
 
 
 class Selection:
@@ -91,15 +109,78 @@ class Serving:
     def row_of(self, document_id: str) -> int | None:
         return self.overlay.row_of(document_id)
 
-    @property
-    def fields(self) -> list[str]:
-        """The metadata fields that filters and facets may name."""
-        return self.overlay.fields
+    def row_within(self, document_id: str, within: tuple[Filter, ...]) -> int | None:
+        """The row of a document that the filters admit; None if there is none."""
+        row = self.row_of(document_id)
+        return row if row is None or not within or admits(within, self.document(row).metadata) else None
 
-    @property
-    def documents(self) -> int:
+    def fix(self, filters: tuple[Filter, ...]) -> tuple[Filter, ...]:
+        """A key's filters as this serving can evaluate them.
+
+        They leave out everything if a field may be one that the snapshot has no room for: the documents that it is to
+        leave out cannot be told from others.
+        """
+        if not filters:
+            return filters
+        columns = self.snapshot.metadata.fields
+        if len(columns) >= MAX_FIELDS and not fields_of(filters) <= {*columns}:
+            return NOTHING
+        return self.evaluable(filters)
+
+    def evaluable(self, filters: tuple[Filter, ...]) -> tuple[Filter, ...]:
+        """The filters without what would raise BadFilter: its message may show a stranger's value as an example.
+
+        A field that no document has matches nothing. A value of another kind than its field leaves out everything.
+        """
+        kinds = self.snapshot.metadata.kinds | self.overlay.kinds
+        return restrict(filters, kinds.__contains__) if suits(filters, kinds) else NOTHING
+
+    def require_filters(self, filters: tuple[Filter, ...], within: tuple[Filter, ...]) -> None:
+        """Raises BadFilter if a filter names what no document within has; its message names only what they have."""
+        columns, fields, kinds = self.columns(within), self.fields(within), self.overlay.kinds
+        example = next(filter(None, (metadata.example() for metadata in columns)), "")
+        for metadata in columns:
+            own = metadata.kinds
+
+            def is_held(field: str, own: Mapping[str, str] = own) -> bool:
+                if field not in fields:
+                    raise no_such_field(field, fields, example)
+                return field in own and own[field] == kinds.get(field, own[field])
+
+            metadata.select(restrict(filters, is_held))
+
+    def columns(self, within: tuple[Filter, ...] = ()) -> tuple[MetadataIndex, ...]:
+        """The metadata of the snapshot and of the documents posted since."""
+        if not within:
+            return self.snapshot.metadata, *(block.metadata for block in self.overlay.blocks)
+        return self.snapshot.metadata.part(self.snapshot_filters(within)), self.overlay.columns(within)
+
+    def fields(self, within: tuple[Filter, ...] = ()) -> list[str]:
+        """The metadata fields that filters and facets may name."""
+        if not within:
+            return self.overlay.fields
+        return sorted({name for metadata in self.columns(within) for name in metadata.fields})
+
+    def rows(self, within: tuple[Filter, ...]) -> Mask:
+        """Which document rows of the snapshot can be found."""
+        rows = self.snapshot.metadata.select(self.snapshot_filters(within))
+        rows[list(self.overlay.gone)] = False
+        return rows
+
+    def documents(self, within: tuple[Filter, ...] = ()) -> int:
         """How many documents can be found."""
-        return self.overlay.documents
+        if not within:
+            return self.overlay.documents
+        return int(np.count_nonzero(self.rows(within))) + len(self.overlay.chosen(within))
+
+    def passages(self, within: tuple[Filter, ...] = ()) -> int:
+        """How many passages can be found."""
+        if not within:
+            return self.overlay.passages
+        return int(np.count_nonzero(self.allowed(within) & ~self.overlay.hidden)) + self.fresh_passages(within)
+
+    def fresh_passages(self, within: tuple[Filter, ...]) -> int:
+        return int(np.count_nonzero(self.overlay.allowed(within)))
 
     @classmethod
     def open(cls, folder: Path, encoder: TextReader, *, verify: bool = True, searched: bool = True) -> Serving:
@@ -130,3 +211,62 @@ def is_same_function(folder: Path, encoder: TextReader) -> bool:
     spec = EncoderSpec.load(folder)
     same_weights = spec.fingerprint(encoder.weights) == encoder.fingerprint
     return same_weights and spec.query_instruction == encoder.spec.query_instruction
+
+
+def count_facets(serving: Serving, within: tuple[Filter, ...] = ()) -> dict[str, dict[str, int]]:
+    """For each field of few distinct texts: documents by value, the most frequent first."""
+    main = serving.columns(within)[0]
+    known = main.facets() if within else serving.facets
+    if serving.fresh is None:
+        return known
+    texts = {name for name, kind in serving.overlay.kinds.items() if kind == TEXT}
+    counted = {name: Counter(counts) for name, counts in known.items() if name in texts}
+    # A field with too many values in the snapshot is no facet, even if posted documents have few of them.
+    crowded = {name for name, kind in main.kinds.items() if kind == TEXT} - set(known)
+    gone = np.array(sorted(serving.overlay.gone), np.int64)
+    if within:
+        gone = gone[serving.snapshot.metadata.select(serving.snapshot_filters(within))[gone]]
+    for row in gone.tolist():
+        for name, value in _texts(serving.snapshot.documents.get(row).metadata):
+            if name in counted:
+                counted[name][value] -= 1
+    for row in serving.overlay.chosen(within).tolist():
+        for name, value in _texts(serving.document(row).metadata):
+            if name in texts and name not in crowded:
+                counted.setdefault(name, Counter())[value] += 1
+    present = {name: {value: count for value, count in each.items() if count} for name, each in counted.items()}
+    return {name: _sorted(counts) for name, counts in sorted(present.items()) if 0 < len(counts) <= FACET_VALUES}
+
+
+def count_values(serving: Serving, rows: Iterable[int], fields: Sequence[str]) -> dict[str, dict[str, int]]:
+    """The most frequent values of each field among these document rows; a number is spelled as in JSON, 5.0 as 5."""
+    counted: dict[str, Counter[str]] = {field: Counter() for field in fields}
+    for row in rows:
+        metadata = serving.document(row).metadata
+        for field, counts in counted.items():
+            value = metadata.get(field)
+            is_text = value is None or kind_of(value) == TEXT
+            counts.update(set(spell_all(value)) if is_text else [orjson.dumps(value).decode().removesuffix(".0")])
+    return {field: _sorted(counts, FACET_VALUES) for field, counts in counted.items()}
+
+
+def number_ranges(serving: Serving, within: tuple[Filter, ...] = ()) -> dict[str, tuple[float, float]]:
+    """The least and the greatest value of each field of numbers, replaced and deleted documents included."""
+    found: dict[str, tuple[float, float]] = {}
+    for metadata in serving.columns(within):
+        for name, (low, high) in metadata.ranges.items():
+            if serving.overlay.kinds.get(name) != NUMBER:
+                continue
+            known = found.get(name, (low, high))
+            found[name] = min(low, known[0]), max(high, known[1])
+    return found
+
+
+def _sorted(counts: Mapping[str, int], most: int | None = None) -> dict[str, int]:
+    return dict(sorted(counts.items(), key=lambda pair: (-pair[1], pair[0]))[:most])
+
+
+def _texts(metadata: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
+    for name, value in metadata.items():
+        if kind_of(value) == TEXT:
+            yield from ((name, text) for text in dict.fromkeys(spell_all(value)))

@@ -13,10 +13,11 @@ from pydantic import BaseModel, Field
 
 from indexer.errors import BadDisk, NotWritten
 from indexer.store.documents import StoredDocument
-from indexer.store.filters import MAX_FIELDS, has_value, kind_of
+from indexer.store.filters import MAX_FIELDS, Filter, Metadata, has_value, kind_of
 from indexer.store.fresh_log import Change, Decide, Deleted, Frame, FreshLog, NewDocument, Posted
+from indexer.store.metadata import admits
 from indexer.store.overlay import passages_of
-from service.errors import FreshLimit, InvalidRequest, NotKept
+from service.errors import FreshLimit, IdTaken, InvalidRequest, NotKept
 from service.updates.encoder import DocumentEncoder
 
 if TYPE_CHECKING:
@@ -51,18 +52,23 @@ class FreshWriter:
         self._encoder = encoder
         self._log = log
 
-    async def post(self, documents: Sequence[NewDocument]) -> ChangesAnswer:
-        """Adds documents or replaces those of equal id: all of them, or none if this raises."""
+    async def post(self, documents: Sequence[NewDocument], within: tuple[Filter, ...] = ()) -> ChangesAnswer:
+        """Adds documents or replaces those of equal id: all of them, or none if this raises.
+
+        Raises IdTaken if one would replace a document that the filters `within` leave out.
+        """
         _check_ids(documents)
         while True:
             with contextlib.suppress(_Sealed):
-                return await self._post(documents)
+                return await self._post(documents, within)
 
-    async def _post(self, documents: Sequence[NewDocument]) -> ChangesAnswer:
+    async def _post(self, documents: Sequence[NewDocument], within: tuple[Filter, ...]) -> ChangesAnswer:
         serving = await self._newest()
         sealed = await asyncio.to_thread(self._log.last_segment)
         now = _Known(serving)
-        await asyncio.to_thread(_check_kinds, now, documents)
+        if within:
+            await asyncio.to_thread(now.require_own, documents, within)
+        await asyncio.to_thread(_check_kinds, now, documents, within)
         new = [each for each in documents if not now.holds(each.id, each.stored(), sealed)]
         posted = await self._encoder.encode(serving, new, partial(self._check_room, now))
         encoded = {each.id: each for each in posted}
@@ -71,7 +77,9 @@ class FreshWriter:
         def decide(frames: Sequence[Frame], segment: int) -> list[Change]:
             nonlocal changed
             known = _Known(serving, frames)
-            _check_kinds(known, documents)
+            if within:
+                known.require_own(documents, within)
+            _check_kinds(known, documents, within)
             unwritten = [each for each in documents if not known.holds(each.id, each.stored(), segment)]
             if any(each.id not in encoded for each in unwritten):
                 raise _Sealed
@@ -82,14 +90,19 @@ class FreshWriter:
         position = await self._change(serving, decide)
         return ChangesAnswer(position=position, changed=changed, snapshot=serving.version)
 
-    async def delete(self, document_id: str) -> ChangesAnswer:
-        """Deletes a document. One that is not served is logged too: a running build or an older version may hold it."""
+    async def delete(self, document_id: str, within: tuple[Filter, ...] = ()) -> ChangesAnswer:
+        """Deletes a document. One that is not served is logged too: a running build or an older version may hold it.
+
+        With filters `within`, only a served document that they admit: nobody knows whose an unserved one would be.
+        """
         serving = await self._newest()
         changed = 0
 
         def decide(frames: Sequence[Frame], segment: int) -> list[Change]:
             nonlocal changed
             known = _Known(serving, frames)
+            if within and not known.is_within(document_id, within):
+                return []
             changed = int(known.is_visible(document_id))
             return [] if known.holds(document_id, None, segment) else [Deleted(document_id)]
 
@@ -147,6 +160,25 @@ class _Known:
         position, said = self._last(document_id)
         return said is not None if position is not None else self._serving.row_of(document_id) is not None
 
+    def is_within(self, document_id: str, within: tuple[Filter, ...]) -> bool:
+        """Whether a document is visible and the filters admit it."""
+        metadata = self._metadata(document_id)
+        return metadata is not None and admits(within, metadata)
+
+    def require_own(self, documents: Sequence[NewDocument], within: tuple[Filter, ...]) -> None:
+        """Raises IdTaken for a document that would replace one which the filters leave out."""
+        for number, document in enumerate(documents):
+            metadata = self._metadata(document.id)
+            if metadata is not None and not admits(within, metadata):
+                raise IdTaken(f"documents[{number}]: its id is taken; begin ids with a name of your own")
+
+    def _metadata(self, document_id: str) -> Metadata | None:
+        """Of the visible document with this id."""
+        position, said = self._last(document_id)
+        if position is None and (row := self._serving.row_of(document_id)) is not None:
+            said = self._serving.document(row)
+        return None if said is None else said.metadata
+
     def _last(self, document_id: str) -> tuple[int | None, StoredDocument | None]:
         """The log position of a document's last change, None if it has none, and its content, None if deleted."""
         if document_id in self._later:
@@ -165,8 +197,11 @@ def _check_ids(documents: Sequence[NewDocument]) -> None:
             raise InvalidRequest(f"documents[{number}]", f"has the id of documents[{first}]")
 
 
-def _check_kinds(known: _Known, documents: Sequence[NewDocument]) -> None:
-    """One field holds one kind of value in all documents, as in a corpus; what these replace does not count."""
+def _check_kinds(known: _Known, documents: Sequence[NewDocument], within: tuple[Filter, ...]) -> None:
+    """One field holds one kind of value in all documents, as in a corpus; what these replace does not count.
+
+    With filters `within` the messages count no fields: others' are among them.
+    """
     kinds = known.kinds_without({document.id for document in documents})
     known_fields = len(kinds)
     for number, document in enumerate(documents):
@@ -175,8 +210,9 @@ def _check_kinds(known: _Known, documents: Sequence[NewDocument]) -> None:
                 path = f"documents[{number}].metadata"
                 raise InvalidRequest(path, f"field {name} is {kind_of(value)} here and {kind} elsewhere")
     if len(kinds) > MAX_FIELDS and len(kinds) > known_fields:
+        count = f"more than {MAX_FIELDS}" if within else len(kinds)
         raise InvalidRequest(
             "documents",
-            f"with them the collection has {len(kinds)} metadata fields, and at most {MAX_FIELDS} can be "
+            f"with them the collection has {count} metadata fields, and at most {MAX_FIELDS} can be "
             "filtered by; put rare facts into the text, or into one field as a list of texts",
         )

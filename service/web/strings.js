@@ -15,6 +15,7 @@ export const strings = {
     skip: "跳到检索结果",
     tools: "工具",
     api: "接口文档",
+    askKey: "这个服务需要密钥。请输入您的密钥，关闭此页后不会保留。",
 
     heroTitle: "用自己的话提问",
     heroText: "按意思找，按字词找，或者两者一起。每一条结果从哪里来、每一步用了多久，都看得见。",
@@ -98,6 +99,7 @@ export const strings = {
     skip: "Skip to results",
     tools: "Tools",
     api: "API",
+    askKey: "This service takes a key. Enter yours; it is forgotten when this page is closed.",
 
     heroTitle: "Ask in your own words",
     heroText: "Search by meaning, by keyword, or both. See where each result comes from and how long each step took.",

@@ -13,6 +13,7 @@ from fastapi import FastAPI
 
 from service.http.app import create_app
 from service.http.protocol import http_config
+from service.processes.startup import bind, listeners, port_of, with_ports
 from service.settings import Settings
 
 START_SECONDS = 60
@@ -21,17 +22,24 @@ START_SECONDS = 60
 @contextlib.contextmanager
 def live(settings: Settings) -> Iterator[str]:
     """The address of a server that runs as `care serve` runs it, until the block ends."""
-    app = create_app(settings)
-    server = uvicorn.Server(http_config(app, settings))
-    ready = threading.Event()
-    failure: list[BaseException] = []
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port = listener.getsockname()[1]
+    with live_ports(settings) as (address, *_):
+        yield address
+
+
+@contextlib.contextmanager
+def live_ports(settings: Settings) -> Iterator[list[str]]:
+    """The same, with the address of administrators behind it if there is one; the ports are free ones."""
+    own = {"port": 0, "admin_port": None if settings.admin_port is None else 0}
+    with listeners(settings.model_copy(update=own), bind) as taken:
+        settings = with_ports(settings, taken)
+        app = create_app(settings)
+        server = uvicorn.Server(http_config(app, settings))
+        ready = threading.Event()
+        failure: list[BaseException] = []
 
         def run() -> None:
             try:
-                asyncio.run(_serve(app, server, listener, ready))
+                asyncio.run(_serve(app, server, taken, ready))
             except BaseException as error:
                 failure.append(error)
                 ready.set()
@@ -41,16 +49,17 @@ def live(settings: Settings) -> Iterator[str]:
         try:
             assert ready.wait(START_SECONDS)
             assert not failure, failure
-            yield f"http://127.0.0.1:{port}"
+            scheme = "http" if settings.tls_cert is None else "https"
+            yield [f"{scheme}://127.0.0.1:{port_of(each)}" for each in taken]
         finally:
             server.should_exit = True
             thread.join()
     assert not failure, failure
 
 
-async def _serve(app: FastAPI, server: uvicorn.Server, listener: socket.socket, ready: threading.Event) -> None:
+async def _serve(app: FastAPI, server: uvicorn.Server, taken: list[socket.socket], ready: threading.Event) -> None:
     async with app.router.lifespan_context(app):
-        serving = asyncio.create_task(server.serve(sockets=[listener]))
+        serving = asyncio.create_task(server.serve(sockets=taken))
         while not server.started and not serving.done():
             await asyncio.sleep(0.01)
         ready.set()

@@ -24,7 +24,7 @@ from models.encoder.onnx import OnnxEncoder
 from models.encoder.spec import EncoderSpec
 from models.errors import EncoderAway, EncoderMoved
 from models.importing.address import Server, import_address
-from service.breaker import FAILURES_TO_OPEN
+from service.limits import FAILURES_TO_OPEN
 from tests.api.live import live
 from tests.api.support import AS_ADMIN, ENCODER, ENTRIES, Built, copy_collection, make_settings, running
 from tests.support.embeddings_server import EmbeddingsServer, embeddings_server

@@ -176,7 +176,12 @@ async def test_unknown_paths_and_methods_have_the_same_shape(client: httpx.Async
     refused = await client.delete("/v1/search")
     check(refused, 405, "method_not_allowed")
     assert set(refused.headers["allow"].split(", ")) == {"GET", "HEAD", "POST"}
-    check(await client.get("/admin/reload"), 405, "method_not_allowed")
+    reload = await client.get("/admin/reload")
+    check(reload, 405, "method_not_allowed")
+    assert reload.headers["allow"] == "POST"
+    document = await client.put("/v1/documents/a-1")
+    check(document, 405, "method_not_allowed")
+    assert document.headers["allow"] == "DELETE, GET"
 
 
 async def test_a_body_beyond_the_limit_is_refused_with_and_without_a_length(client: httpx.AsyncClient) -> None:

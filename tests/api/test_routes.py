@@ -109,7 +109,7 @@ async def test_docs_describe_the_lean_routes_fully_and_offline(client: httpx.Asy
     assert in_url - in_body == {"q", "filter"}
     assert in_body - in_url == {"query", "filters"}
     assert schema["components"]["schemas"]["SearchRequest"]["properties"]["top_k"]["maximum"] == 100
-    assert {"200", "408", "413", "422", "429", "503", "504"} == set(search["post"]["responses"])
+    assert {"200", "401", "403", "408", "413", "422", "429", "503", "504"} == set(search["post"]["responses"])
     assert set(search["post"]["responses"]["200"]["content"]) == {"application/json", "application/x-ndjson"}
     for path in ("/v1/embeddings", "/v1/rerank"):
         assert {"404", "422", "429"} < set(schema["paths"][path]["post"]["responses"])

@@ -7,6 +7,7 @@ The requests are the same in every run.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import schemathesis
@@ -25,6 +26,7 @@ from service.http.app import create_app
 from service.settings import Settings
 from tests.api.live import live
 from tests.api.support import AS_ADMIN, Built, copy_collection, make_settings
+from tests.support.keys import bearer, create
 
 # Beside these, schemathesis tries the bounds of every field one by one.
 EXAMPLES = 8
@@ -57,6 +59,24 @@ def address(built: Built, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
         yield address
 
 
+KEYS = {
+    "searcher": ("--scope", "search"),
+    "writer": ("--scope", "write"),
+    "keeper": ("--scope", "admin"),
+    "tenant": ("--scope", "search", "--scope", "write", "--filter", "kind=drug"),
+}
+
+
+@pytest.fixture(scope="module")
+def guarded(built: Built, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, dict[str, str]]]:
+    """The address of a service with keys of every scope, and the keys."""
+    folder: Path = tmp_path_factory.mktemp("schemathesis-keys")
+    own = copy_collection(built, folder / "collection")
+    keys = {name: create(folder / "keys.json", name, *options) for name, options in KEYS.items()}
+    with live(make_settings(own, threads=1, reload_seconds=0, keys_file=folder / "keys.json")) as address:
+        yield address, keys
+
+
 schema = schemathesis.openapi.from_dict(create_app(Settings()).openapi())
 
 
@@ -76,3 +96,21 @@ def test_every_answer_is_as_documented(case: schemathesis.Case, address: str) ->
 def test_a_document_that_is_there_is_as_documented(address: str) -> None:
     case = schema["/v1/documents/{id}"]["GET"].Case(path_parameters={"id": "a-6"})
     assert case.call_and_validate(base_url=address, checks=CHECKS[:-2]).status_code == 200
+
+
+@pytest.mark.parametrize("name", KEYS)
+@schema.parametrize()
+@settings(
+    max_examples=2,
+    derandomize=True,
+    deadline=None,
+    database=None,
+    phases=(Phase.explicit, Phase.generate),
+    suppress_health_check=list(HealthCheck),
+)
+def test_keys_of_every_scope_are_answered_as_documented(
+    case: schemathesis.Case, name: str, guarded: tuple[str, dict[str, str]]
+) -> None:
+    address, keys = guarded
+    # Of a refused request neither right nor wrong data is looked at.
+    case.call_and_validate(base_url=address, checks=CHECKS[:-2], headers=bearer(keys[name]))

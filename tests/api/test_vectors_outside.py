@@ -16,7 +16,7 @@ from indexer.errors import BadCollection, DatabaseAway
 from indexer.store.collection import Collection, Database
 from indexer.versions import Measure, publish
 from models.encoder.onnx import OnnxEncoder
-from service.breaker import FAILURES_TO_OPEN
+from service.limits import FAILURES_TO_OPEN
 from tests.api.support import Built, copy_collection, make_settings, running
 from tests.support.qdrant_server import QdrantServer, qdrant
 

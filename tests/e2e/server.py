@@ -23,7 +23,7 @@ STOP_SECONDS = 60
 class Server:
     """One service over one collection; `start` returns when it is ready."""
 
-    def __init__(self, collection: Path) -> None:
+    def __init__(self, collection: Path, **environment: str) -> None:
         self._port = _free_port()
         self._environment = (
             os.environ
@@ -35,6 +35,7 @@ class Server:
                 "CARE_PORT": str(self._port),
                 "CARE_THREADS": "1",
             }
+            | environment
         )
         self._process: subprocess.Popen[bytes] | None = None
 

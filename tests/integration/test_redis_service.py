@@ -17,9 +17,8 @@ from indexer.store.collection import Collection
 from models.encoder.onnx import OnnxEncoder
 from models.encoder.spec import Side
 from models.encoder.tokenizer import TextReader
-from service.cache.cache import Cache
-from service.cache.keys import Kind, embedding_key
-from service.cache.redis import PREFIXES, RedisCache
+from service.cache.cache import Cache, embedding_key
+from service.cache.redis import PREFIXES, Kind, RedisCache
 from service.metrics import Metrics
 from service.settings import Settings
 from tests.api.support import ENCODER, Built, build_collection, copy_collection, make_settings, running

@@ -37,7 +37,10 @@ class FakeDevice:
         self.entered = threading.Semaphore(0)
         self.gate = threading.Event()
         self.gate.set()
-        self.reader = SimpleNamespace(tokenize=lambda texts, side: [Tokens([1], truncated=False) for _ in texts])
+        self.reader = SimpleNamespace(
+            spec=SimpleNamespace(address=None),
+            tokenize=lambda texts, side: [Tokens([1], truncated=False) for _ in texts],
+        )
 
     def encode(self, ids: np.ndarray, lengths: np.ndarray) -> np.ndarray:
         first = ids[np.cumsum(lengths) - lengths]

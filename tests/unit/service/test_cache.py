@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from models.encoder.tokenizer import Tokens
-from service.breaker import FAILURES_TO_OPEN, OPEN_SECONDS, Breaker
-from service.cache.cache import ENTRY_BYTES, Cache, ProcessCache
-from service.cache.keys import Kind, embedding_key
+from service.cache.cache import ENTRY_BYTES, Cache, ProcessCache, embedding_key
+from service.cache.redis import Kind
+from service.limits import FAILURES_TO_OPEN, OPEN_SECONDS, Breaker
 from service.metrics import Metrics
 
 ENCODER = SimpleNamespace(fingerprint="encoder", spec=SimpleNamespace(dim=16))

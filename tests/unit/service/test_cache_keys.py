@@ -13,7 +13,7 @@ from models.encoder.onnx import OnnxEncoder
 from models.encoder.spec import Side
 from models.encoder.tokenizer import TextReader, Tokens
 from models.fusion import Mode
-from service.cache.keys import ResultKeys, embedding_key
+from service.cache.cache import ResultKeys, embedding_key
 from service.search.request import SearchRequest
 from service.serving.serving import Serving, is_same_function
 from service.settings import Settings
@@ -132,3 +132,8 @@ def test_side_and_instruction_reach_the_embedding_key_through_the_tokens() -> No
     keys = [embedding_key("e1", tokens) for side in Side for tokens in encoder.tokenize(texts, side)]
     assert keys[0] == keys[1]  # the tokenizer sees no difference, so the encoder cannot
     assert len(set(keys)) == 4
+
+
+def test_tenants_share_neither_results_nor_embeddings() -> None:
+    tokens = Tokens([1, 2], truncated=False)
+    assert len({embedding_key("e1", tokens, tenant) for tenant in (b"", b"a", b"b")}) == 3

@@ -9,8 +9,8 @@ from typing import Any, cast
 import pytest
 from redis.asyncio import Redis
 
-from service.breaker import Breaker
 from service.cache.redis import READ_VALUES, READS, NoAnswer, RedisReads
+from service.limits import Breaker
 
 pytestmark = pytest.mark.anyio
 

@@ -10,7 +10,7 @@ from pydantic import BaseModel, ValidationError
 from indexer.errors import BadFilter
 from models.errors import CareError
 from service import errors
-from service.errors import INTERNAL, STATUS_AND_CODE, InvalidRequest, answer_for, invalid_request
+from service.errors import INTERNAL, STATUS_AND_CODE, InvalidRequest, RateLimited, answer_for, invalid_request
 from service.http.documents import DocumentsRequest
 from service.http.texts import EmbeddingsRequest, RerankRequest
 from service.search.request import SearchRequest
@@ -23,13 +23,18 @@ def test_every_error_that_a_request_can_meet_is_in_the_table() -> None:
         if isinstance(value, type) and issubclass(value, CareError) and value.__module__ == errors.__name__
     }
     # Raised before there is anyone to answer.
-    at_startup = {errors.BadDevice, errors.BadSettings, errors.PortTaken, errors.StartFailed}
+    at_startup = {errors.BadDevice, errors.BadKeys, errors.BadSettings, errors.PortTaken, errors.StartFailed}
     assert own - set(STATUS_AND_CODE) == at_startup
 
 
 @pytest.mark.parametrize("kind", list(STATUS_AND_CODE))
 def test_the_table_gives_status_code_and_message(kind: type[CareError]) -> None:
-    error = kind("field", "the reason") if kind in (InvalidRequest, BadFilter) else kind("the reason")
+    arguments: dict[type[CareError], tuple[object, ...]] = {
+        InvalidRequest: ("field", "the reason"),
+        BadFilter: ("field", "the reason"),
+        RateLimited: ("the reason", 1.0),
+    }
+    error = kind(*arguments.get(kind, ("the reason",)))
     answer = answer_for(error)
     assert (answer.status, answer.code) == STATUS_AND_CODE[kind]
     assert "the reason" in answer.message

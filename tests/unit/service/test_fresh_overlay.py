@@ -21,8 +21,7 @@ from models.fusion import LATER_DENSE, Fusion, Mode
 from service.engine.device import Cpu, searched_by
 from service.engine.jobs import Options, SearchJob
 from service.engine.local import InProcessEngine
-from service.serving.facets import count_facets
-from service.serving.serving import Selection, Serving
+from service.serving.serving import Selection, Serving, count_facets
 from tests.unit.indexer.support import DIM, Entry, unit_vectors, write_snapshot
 
 WORDS = ["高血压", "糖尿病", "阿司匹林", "血常规", "发热", "骨折", "哮喘", "aspirin"]

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Iterator
 
 import pytest
 
-from service.breaker import FAILURES_TO_OPEN
+from service.limits import FAILURES_TO_OPEN
 from service.search.hyde import MAX_ANSWER_BYTES, Hyde
 from service.settings import Settings
 from tests.support.language_model import LanguageModel, choice, language_model

@@ -1,0 +1,174 @@
+"""`make bench-keys`: what keys cost a search, with and without, turn by turn.
+
+  python -m loadtest.lab.keys                      the example corpus, services started for the run
+  python -m loadtest.lab.keys --before FOLDER      beside the service of another checkout, without keys
+
+Each service runs twice, without caches and with its process cache. In a round every service answers every scenario for
+a moment while the others are stopped; every second round goes backwards. Ratios are those of neighbours in one round,
+so other work on the machine meets both. With keys, a request carries a key that has a rate, as a Bearer token.
+
+Limits: with keys at most 5 % fewer requests a second than without, by the median over the rounds. The processor time of
+a request, which other work changes less, is printed beside. Exit status 1 if a limit is missed or an answer failed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from loadtest.answers import read_queries
+from loadtest.bench import CACHED, QUERIES, Scenario
+from loadtest.harness import BenchError
+from loadtest.harness.generator import MAX_SECONDS, Job, Measurement, measure
+from loadtest.harness.machine import processor_seconds
+from loadtest.harness.report import Program, Spread, exit_with, failures_text, markdown, publish, say, table
+from loadtest.harness.servers import CACHE, FORCED, Started, build_example, care, care_server, running
+
+ROUNDS, SECONDS = 10, 1.0
+SCENARIOS = (Scenario(CACHED, 1), Scenario("lexical", 1), Scenario("hybrid", 1), Scenario("hybrid", 8))
+LEAST_RATIO = 0.95
+WITHOUT, WITH, BEFORE = "without keys", "with keys", "before"
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    """One way to run the service: without caches, and with; `key` goes with every request."""
+
+    plain: Started
+    cached: Started
+    key: str = ""
+
+    def of(self, scenario: Scenario) -> Started:
+        return self.cached if scenario.mode == CACHED else self.plain
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A service in a scenario, beside the one without keys: requests a second and processor time of a request."""
+
+    service: str
+    scenario: Scenario
+    requests_per_second: Spread
+    ratio: Spread
+    processor_us: Spread
+    failures: dict[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """The figures of one run."""
+
+    facts: dict[str, str]
+    rows: list[Row]
+
+    def misses(self) -> list[str]:
+        """The limits that were exceeded."""
+        slow = [row for row in self.rows if row.service == WITH and row.ratio.median < LEAST_RATIO]
+        failed = [row for row in self.rows if row.failures]
+        return [
+            f"{row.scenario.mode}, {row.scenario.connections} connections: {row.service}" for row in (*slow, *failed)
+        ]
+
+
+def compare(services: Mapping[str, Service], queries: Sequence[str], seconds: float, rounds: int) -> list[Row]:
+    """Measures warm services in turn."""
+    measured: dict[tuple[str, Scenario], list[Measurement]] = {}
+    for number in range(rounds + 1):  # the first round warms up
+        say(f"keys: round {number} of {rounds}")
+        names = list(services) if number % 2 else list(services)[::-1]
+        for scenario in SCENARIOS:
+            for name in names:
+                found = _measure(services[name], scenario, queries, seconds, number)
+                measured.setdefault((name, scenario), []).append(found)
+    rows = []
+    for (name, scenario), (_, *ones) in measured.items():
+        beside = measured[WITHOUT, scenario][1:]
+        ratios = [one.requests_per_second / other.requests_per_second for one, other in zip(ones, beside, strict=True)]
+        failures: dict[str, int] = {}
+        for one in ones:
+            failures |= one.failures
+        speed = Spread.of([one.requests_per_second for one in ones])
+        times = Spread.of([one.processor_seconds / len(one.latency_ms) * 1e6 for one in ones])
+        rows.append(Row(name, scenario, speed, Spread.of(ratios), times, failures))
+    order = list(services)  # the first round went backwards
+    return sorted(rows, key=lambda row: (SCENARIOS.index(row.scenario), order.index(row.service)))
+
+
+def _measure(service: Service, scenario: Scenario, queries: Sequence[str], seconds: float, number: int) -> Measurement:
+    started, is_cached = service.of(scenario), scenario.mode == CACHED
+    started.resume()
+    try:
+        mode = "hybrid" if is_cached else scenario.mode
+        job = Job(started.url, queries, mode, scenario.connections, seconds, key=service.key, numbered=not is_cached)
+        # No query comes twice, but for the cache; all services get the same ones.
+        job = replace(job, first_number=0 if is_cached else number * 1_000_000)
+        before = processor_seconds(started.process.pid)
+        found = measure(job)
+        if not found.latency_ms:
+            raise BenchError(f"no good answer: {failures_text(found.failures)}")
+        return replace(found, processor_seconds=processor_seconds(started.process.pid) - before)
+    finally:
+        started.pause()
+
+
+def as_markdown(report: Report) -> str:
+    rows = [
+        f"{row.scenario.mode} | {row.scenario.connections} | {row.service} | {row.requests_per_second:.0f} | "
+        f"{row.ratio:.3f} | {row.processor_us:.0f} | {failures_text(row.failures)}"
+        for row in report.rows
+    ]
+    columns = "mode | connections | service | requests/s | ratio to without keys | processor µs a request | failures"
+    return markdown(report.facts, table(columns, rows))
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    program = Program("keys", "loadtest.lab.keys", __doc__)
+    program.add_argument("--before", type=Path, help="folder of another checkout to measure beside")
+    program.add_argument("--seconds", type=float, default=SECONDS, help="length of a measurement (%(default)s)")
+    program.add_argument("--rounds", type=int, default=ROUNDS, help="measurements of each scenario (%(default)s)")
+    program.add_argument("--json", type=Path, metavar="FILE", help="write the figures there too")
+    return program.run(arguments, _run)
+
+
+def _run(given: argparse.Namespace, facts: dict[str, str]) -> int:
+    if given.rounds < 1 or not 0 < given.seconds <= MAX_SECONDS:
+        raise BenchError(f"--rounds must be at least 1, and --seconds above 0 and at most {MAX_SECONDS:.0f}")
+    queries = read_queries(QUERIES)
+    with tempfile.TemporaryDirectory(prefix="care-keys-") as made, contextlib.ExitStack() as stack:
+        folder = Path(made)
+        build_example(folder / "collection")
+        path = folder / "keys.json"
+        key = care("keys", "--file", path, "create", "bench", "--scope", "search", "--rate", "1000000/s").strip()
+
+        def start(own: Mapping[str, str], code: Path | None = None, key: str = "") -> Service:
+            started = []
+            for cache in ({}, CACHE):
+                server = care_server(folder / "collection", {**FORCED, **cache, **own})
+                if code is not None:
+                    server = replace(server, command=[server.command[0], str(code / "cli.py"), *server.command[2:]])
+                started.append(stack.enter_context(running(server, folder)))
+            return Service(started[0], started[1], key)
+
+        services = {WITHOUT: start({}), WITH: start({"CARE_KEYS_FILE": str(path)}, key=key)}
+        if given.before is not None:
+            services[BEFORE] = start({}, given.before.resolve())
+        for service in services.values():
+            service.plain.pause()
+            service.cached.pause()
+        rows = compare(services, queries, given.seconds, given.rounds)
+    facts["load"] = f"{given.rounds} rounds of {given.seconds:g} s a line; {len(queries)} queries; top_k 10"
+    if given.before is not None:
+        facts["before"] = str(given.before)
+    report = Report(facts, rows)
+    publish(as_markdown(report), report, given.json)
+    for miss in report.misses():
+        say(f"keys: missed: {miss}")
+    return 1 if report.misses() else 0
+
+
+if __name__ == "__main__":
+    exit_with(main)

@@ -1,0 +1,125 @@
+"""Who may do what: the scope of each path, the key of a request, its rate, and the audit log of changes."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from starlette.types import Scope as Request
+
+from service.errors import Forbidden, NotFound, RateLimited, Unauthorized
+from service.http.asgi import KEY
+from service.keys import KeyRing, write_audit
+from service.limits import ANYONE, Key, Rates, Scope
+
+logger = logging.getLogger(__name__)
+
+SCOPE = "care.scope"
+ACT = "care.act"
+READS = ("GET", "HEAD")
+PUBLIC = None
+METRICS = "/metrics"
+# The scope that a path takes: to read, and to do anything else. What begins with a path and a slash belongs to it.
+# Nothing is answered at any other path, so a route that is missing here is closed.
+PATHS: dict[str, tuple[Scope | None, Scope | None]] = {
+    "/v1/search": (Scope.SEARCH, Scope.SEARCH),
+    "/v1/embeddings": (Scope.SEARCH, Scope.SEARCH),
+    "/v1/rerank": (Scope.SEARCH, Scope.SEARCH),
+    "/v1/models": (Scope.SEARCH, Scope.SEARCH),
+    "/v1/collection": (Scope.SEARCH, Scope.SEARCH),
+    "/v1/documents": (Scope.SEARCH, Scope.WRITE),
+    "/admin": (Scope.ADMIN, Scope.ADMIN),
+    METRICS: (Scope.ADMIN, Scope.ADMIN),
+    "/livez": (PUBLIC, PUBLIC),
+    "/readyz": (PUBLIC, PUBLIC),
+    "/docs": (PUBLIC, PUBLIC),
+    "/openapi.json": (PUBLIC, PUBLIC),
+    "/static": (PUBLIC, PUBLIC),
+    "/static-offline-docs": (PUBLIC, PUBLIC),
+    "/": (PUBLIC, PUBLIC),
+}
+CLOSED = "this is closed, because there is no key; set CARE_ADMIN_TOKEN, or CARE_KEYS_FILE (care keys create)"
+SEND_A_KEY = "send a key that is in force, as Authorization: Bearer … or api-key: …"
+NOWHERE = "there is nothing at this path; /docs lists what there is"
+
+
+def scope_of(method: str, path: str) -> Scope | None:
+    """The scope that a request takes, PUBLIC if none; raises NotFound if nothing is at this path."""
+    known = PATHS.get(path)
+    if known is None:
+        first, second, *_ = f"{path[1:]}/".split("/", 2)
+        known = PATHS.get(f"/{first}/{second}") or (PATHS.get(f"/{first}") if first else None)
+    if known is None:
+        raise NotFound(NOWHERE)
+    return known[method not in READS]
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """Admits requests. Without a keys file, searches and metrics take no key.
+
+    `admin_port` is the only port at which paths of scope admin are answered, None: any.
+    """
+
+    keys: KeyRing
+    rates: Rates
+    audit_log: Path | None = None
+    admin_port: int | None = None
+
+    def identify(self, request: Request) -> Key:
+        """Finds the key of a request; raises Unauthorized, Forbidden, or NotFound for a path that is not served."""
+        scope = scope_of(request["method"], request["path"])
+        if scope is Scope.SEARCH and not self.keys.has_file:
+            return ANYONE
+        if scope is Scope.ADMIN and self.admin_port not in (None, (request.get("server") or (None, None))[1]):
+            raise NotFound(NOWHERE)
+        if scope is PUBLIC or (request["path"] == METRICS and not self.keys.has_file):
+            return ANYONE
+        request[SCOPE] = scope
+        presented = presented_key(request)
+        key = None if presented is None else self.keys.find(presented)
+        if key is None:
+            raise Forbidden(CLOSED) if self.keys.is_empty else Unauthorized(SEND_A_KEY)
+        request[KEY] = key
+        if scope not in key.scopes:
+            raise Forbidden(f"this key lacks the scope {scope}; care keys create makes one that has it")
+        return key
+
+    async def require_rate(self, key: Key) -> None:
+        """Raises RateLimited if a key that has a rate is beyond it."""
+        if key.rate is not None and (seconds := await self.rates.take(key.id, key.rate)):
+            raise RateLimited(f"this key may send {key.rate} requests; see Retry-After", seconds)
+
+    def record(self, request: Request, request_id: str, status: int) -> None:
+        """Writes a change, an act of an administrator, or an attempt at one to the audit log; never a text."""
+        if self.audit_log is None or request.get(SCOPE) not in (Scope.WRITE, Scope.ADMIN):
+            return
+        if request["method"] in READS and status not in (401, 403):
+            return
+        key: Key = request.get(KEY, ANYONE)
+        act = {"key": key.name, "act": f"{request['method']} {route_of(request)}", "status": status}
+        details: dict[str, Any] = request.get(ACT, {})
+        try:
+            write_audit(self.audit_log, {**act, "request_id": request_id, **details})
+        except OSError as error:
+            logger.error("the audit log %s lacks the act of request %s: %s", self.audit_log, request_id, error)
+
+
+def presented_key(request: Request) -> bytes | None:
+    """The key in the Authorization header (Bearer), or else in api-key."""
+    found: bytes | None = None
+    for name, value in request["headers"]:
+        if name == b"authorization" and value[:7].lower() == b"bearer ":
+            return bytes(value[7:].strip())
+        if name == b"api-key" and found is None:
+            found = bytes(value)
+    return found
+
+
+def route_of(request: Request) -> str:
+    """The template of the route, or the part of the path that has a scope: the rest may be private."""
+    if (route := request.get("route")) is not None:
+        return str(route.path)
+    return next((path for path in PATHS if path != "/" and request["path"].startswith(path)), "/")

@@ -1,0 +1,62 @@
+"""What keys cost: services in turn, ratios of neighbours, and the limit."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, cast
+
+import pytest
+
+from loadtest.bench import CACHED, Scenario
+from loadtest.harness.generator import Job, Measurement, write_requests
+from loadtest.lab import keys
+from loadtest.lab.keys import LEAST_RATIO, ROUNDS, SCENARIOS, WITH, WITHOUT, Report, Service, as_markdown, compare
+
+
+def measurement(requests: int, **more: Any) -> Measurement:  # noqa: ANN401 (fields of a measurement)
+    return Measurement(requests, 1.0, [1.0] * requests, [9] * requests, {}, {}, processor_seconds=0.1, **more)
+
+
+@pytest.fixture
+def services() -> dict[str, Service]:
+    started = cast(Any, None)
+    return {WITHOUT: Service(started, started), WITH: Service(started, started, "care_key")}
+
+
+def run(monkeypatch: pytest.MonkeyPatch, services: dict[str, Service], with_keys: Sequence[int]) -> Report:
+    """A report of rounds with so many answers with keys beside 1,000 without; the first round warms up."""
+    asked: list[tuple[str, int]] = []
+
+    def measure(service: Service, scenario: Scenario, queries: object, seconds: float, number: int) -> Measurement:
+        asked.append((service.key, number))
+        return measurement(with_keys[number] if service.key else 1000)
+
+    monkeypatch.setattr(keys, "_measure", measure)
+    rows = compare(services, ["q"], 1.0, len(with_keys) - 1)
+    turns = [key for key, number in asked if number == 1][:2], [key for key, number in asked if number == 2][:2]
+    assert turns == (["", "care_key"], ["care_key", ""])
+    return Report({}, rows)
+
+
+def test_ratios_are_those_of_a_round_without_the_first(
+    monkeypatch: pytest.MonkeyPatch, services: dict[str, Service]
+) -> None:
+    report = run(monkeypatch, services, [1, 980, 990, 970])
+    assert [(row.scenario, row.service) for row in report.rows[:2]] == [(SCENARIOS[0], WITHOUT), (SCENARIOS[0], WITH)]
+    with_keys = [row for row in report.rows if row.service == WITH]
+    assert [(row.ratio.lowest, row.ratio.median, row.ratio.highest) for row in with_keys] == [(0.97, 0.98, 0.99)] * 4
+    assert with_keys[0].processor_us.median == pytest.approx(0.1 / 980 * 1e6)
+    assert report.misses() == []
+    assert f"| {CACHED} | 1 | with keys | 980 (970–990) | 0.980 (0.970–0.990) |" in as_markdown(report)
+
+
+def test_more_than_the_limit_is_a_miss(monkeypatch: pytest.MonkeyPatch, services: dict[str, Service]) -> None:
+    slow = int(1000 * LEAST_RATIO) - 1
+    assert len(run(monkeypatch, services, [1, slow, slow, 2000]).misses()) == len(SCENARIOS)
+    assert ROUNDS > 2
+
+
+def test_the_key_goes_with_every_request() -> None:
+    job = Job("http://127.0.0.1:1", ["头痛"], "hybrid", 1, 1.0, key="care_key")
+    assert b"\r\nAuthorization: Bearer care_key\r\n" in next(write_requests(job))
+    assert b"Authorization" not in next(write_requests(Job("http://127.0.0.1:1", ["头痛"], "hybrid", 1, 1.0)))

@@ -1,0 +1,179 @@
+"""API keys: the file, the command, the keys in force and their reload."""
+
+from __future__ import annotations
+
+import json
+import re
+import stat
+from hashlib import sha256
+from pathlib import Path
+
+import pytest
+
+import cli
+import service.keys
+from indexer.store.filters import Equal
+from service.errors import BadKeys
+from service.keys import KeyRing, KeysFile
+from service.limits import Rate, Scope
+from tests.support.keys import create, revoke
+
+SECRET = re.compile(r"care_[0-9a-f]{12}_[A-Za-z0-9_-]{43}")
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "etc" / "keys.json"
+
+
+def test_a_new_key_is_in_force_and_only_its_hash_is_kept(path: Path) -> None:
+    key = create(
+        path, "clinic-1", "--scope", "search", "--scope", "write", "--filter", "tenant=1", "--rate", "50/s",
+        "--model-calls", "9/d",
+    )  # fmt: skip
+    assert SECRET.fullmatch(key)
+    kept = path.read_text()
+    assert key not in kept
+    assert key[18:] not in kept
+    assert json.loads(kept)["keys"][0]["hash"] == sha256(key.encode()).hexdigest()
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    found = KeyRing(path, None).find(key.encode())
+    assert found is not None
+    assert (found.name, found.scopes) == ("clinic-1", {Scope.SEARCH, Scope.WRITE})
+    assert (found.filters, found.rate, found.model_calls) == ((Equal("tenant", "1"),), Rate(50, 1), Rate(9, 86_400))
+
+
+def test_no_other_text_is_the_key(path: Path) -> None:
+    key = create(path, "a", "--scope", "search")
+    other = create(path, "b", "--scope", "admin")
+    ring = KeyRing(path, "token of old")
+    wrong = ("", "care_", key[:-1], f"{key} ", key.upper(), key[:18] + other[18:], "care_000000000000_x", "é")
+    assert [ring.find(each.encode()) for each in wrong] == [None] * len(wrong)
+    token = ring.find(b"token of old")
+    assert token is not None
+    assert token.scopes == frozenset(Scope)
+
+
+def test_secrets_are_compared_in_constant_time(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    key = create(path, "a", "--scope", "search")
+    compared: list[tuple[bytes, bytes]] = []
+    real = service.keys.compare_digest
+
+    def compare(one: bytes, other: bytes) -> bool:
+        compared.append((one, other))
+        return real(one, other)
+
+    monkeypatch.setattr(service.keys, "compare_digest", compare)
+    ring = KeyRing(path, "token")
+    wrong = f"{key[:-1]}{'A' if key[-1] != 'A' else 'B'}"
+    assert ring.find(wrong.encode()) is None
+    assert [one for one, _ in compared] == [sha256(wrong.encode()).digest()] * 2
+    assert {other for _, other in compared} == {sha256(text.encode()).digest() for text in (key, "token")}
+
+
+def test_a_changed_file_is_read_again_and_a_broken_one_changes_nothing(
+    path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    first = create(path, "first", "--scope", "search")
+    ring = KeyRing(path, None)
+    second = create(path, "second", "--scope", "search")
+    assert ring.find(second.encode()) is None
+    ring.reload()
+    assert ring.find(second.encode()) is not None
+    good = path.read_text()
+    path.write_text(good[:-9])
+    ring.reload()
+    assert "the keys stay as they were" in caplog.text
+    path.unlink()
+    ring.reload()
+    assert ring.find(first.encode()) is not None
+    path.write_text(good)
+    revoke(path, "first")
+    ring.reload()
+    assert (ring.find(first.encode()), ring.find(second.encode()) is None) == (None, False)
+
+
+def test_list_shows_everything_but_secrets(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    key = create(path, "reader", "--scope", "search", "--filter", "tenant=a", "--filter", "year=2024", "--rate", "9/m")
+    assert cli.main(["keys", "--file", str(path), "list"]) == 0
+    shown = capsys.readouterr().out
+    assert key[18:] not in shown
+    assert KeysFile.read(path).keys[0].hash not in shown
+    for part in (key[5:17], "reader", "search", '{"field":"tenant","eq":"a"}', "rate 9/m"):
+        assert part in shown
+
+
+def test_a_key_is_revoked_by_its_id_too(path: Path) -> None:
+    key = create(path, "reader", "--scope", "search")
+    revoke(path, key[5:17])
+    assert KeysFile.read(path).keys == ()
+
+
+def test_the_command_leaves_a_line_in_the_audit_log(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CARE_AUDIT_LOG", str(tmp_path / "audit.jsonl"))
+    key = create(path, "reader", "--scope", "search")
+    revoke(path, "reader")
+    written = (tmp_path / "audit.jsonl").read_text()
+    assert [json.loads(line)["act"] for line in written.splitlines()] == ["keys create", "keys revoke"]
+    assert key not in written
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["create", "a b", "--scope", "search"], "name: String should match pattern"),
+        (["create", "known", "--scope", "search"], "two keys have one name"),
+        (["create", "a", "--scope", "search", "--filter", "tenant"], "write it as FIELD=VALUE"),
+        (["create", "a", "--scope", "search", "--rate", "fast"], "write it as 50/s"),
+        (["create", "a", "--scope", "search", "--rate", "0/s"], "write it as 50/s"),
+        (["create", "a", "--scope", "admin", "--filter", "t=1"], "cannot have scope admin"),
+        (["revoke", "nobody"], "there is no key nobody"),
+    ],
+)
+def test_what_cannot_be_done_says_why(
+    path: Path, arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    create(path, "known", "--scope", "search")
+    before = path.read_text()
+    assert cli.main(["keys", "--file", str(path), *arguments]) == 1
+    assert said in capsys.readouterr().err
+    assert path.read_text() == before
+
+
+def test_without_a_file_the_command_names_the_setting(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("CARE_KEYS_FILE", raising=False)
+    assert cli.main(["keys", "list"]) == 1
+    assert "set CARE_KEYS_FILE" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "",
+        "{",
+        "[]",
+        '{"keys": [{"id": "x"}]}',
+        '{"keys": [], "more": 1}',
+        '{"keys": [{"id":"00","name":"a","hash":"x"}]}',
+    ],
+)
+def test_a_file_that_is_none_of_keys_is_refused_at_the_start(tmp_path: Path, content: str) -> None:
+    path = tmp_path / "keys.json"
+    path.write_text(content)
+    with pytest.raises(BadKeys, match=re.escape(str(path))):
+        KeyRing(path, None)
+
+
+def test_a_file_may_hold_any_filter(path: Path) -> None:
+    create(path, "a", "--scope", "search", "--filter", "tenant=1")
+    known = json.loads(path.read_text())
+    known["keys"][0]["filters"] = [
+        {"any": [{"field": "tenant", "in": ["1", "2"]}, {"not": {"field": "private", "eq": True}}]}
+    ]
+    path.write_text(json.dumps(known))
+    create(path, "b", "--scope", "search")  # the command writes it again as it was
+    assert json.loads(path.read_text())["keys"][0]["filters"] == known["keys"][0]["filters"]
