@@ -15,7 +15,7 @@ from models.errors import did_you_mean
 from service.errors import BadSettings
 from service.settings import ENV_PREFIX, Settings
 
-# Read by `care export` and by deploy/haproxy.cfg.
+# Read by `care export`, by the clients and by deploy/haproxy.cfg.
 OTHER_VARIABLES = frozenset({"CARE_API_KEY", "CARE_OPTIMUM_PYTHON", "CARE_PROXY", "CARE_SERVICE", "CARE_IN_FLIGHT"})
 FLAGS = ("collection", "encoder", "host", "port", "workers", "device", "vectors")
 
