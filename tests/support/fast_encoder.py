@@ -31,6 +31,7 @@ class FastEncoder:
         changes = {"dim": DIM, "document_instruction": instruction}
         self.spec = EncoderSpec.load(BUNDLED).model_copy(update=changes)
         self.variant = Variant.FP32
+        self.weights = self.variant.filename
         self.bulk_texts = 1024
         self.fingerprint = fingerprint
         self.tokenizer = Tokenizer.load(BUNDLED / TOKENIZER_FILE, self.spec.max_length)
