@@ -4,6 +4,7 @@ care curate clean RAW.jsonl.gz --out clean.jsonl               entities, control
 care curate split clean.jsonl --out passages.jsonl             documents into passages or sentences
 care curate dedup passages.jsonl --out once.jsonl              equal and near-equal rows once (needs the curate extra)
 care curate anonymize once.jsonl --out safe.jsonl --sample 100     names, phones, numbers and addresses masked
+care curate judge rows.jsonl --out judged.jsonl --judge qwen@http://127.0.0.1:8080/v1 --judge MODEL@URL#KEY_VARIABLE
 
 A step reads JSON lines, plain, .gz or .xz. It writes OUT, and OUT.report.json: what was kept, why the rest was dropped.
 """
@@ -56,6 +57,24 @@ def add_arguments(parser: ArgumentParser) -> None:
     )
     own.add_argument("--drop-residual", action="store_true", help="drop the rows with such runs")
 
+    own = step("judge", _judge, "grade passages by several language models; keep what all agree on")
+    own.add_argument(
+        "--judge",
+        action="append",
+        required=True,
+        metavar="MODEL[@URL[#KEY_VARIABLE]]",
+        help="a model behind OpenAI's chat completions; several times (OPENAI_BASE_URL, OPENAI_API_KEY)",
+    )
+    own.add_argument("--answers", type=Path, help="file that keeps every answer of the models (OUT.answers.jsonl)")
+    own.add_argument("--language", choices=("zh", "en"), help="of the prompt (zh)")
+    own.add_argument("--batch", type=positive, help="passages of a request at most (10)")
+    own.add_argument("--relevant", type=int, metavar="GRADE", help="least grade of a positive by every judge (3)")
+    own.add_argument("--irrelevant", type=int, metavar="GRADE", help="highest grade of a negative by every judge (2)")
+    own.add_argument("--at-once", type=positive, help="requests at once (8)")
+    own.add_argument("--per-minute", type=positive, help="requests to each judge in a minute at most (no limit)")
+    own.add_argument("--timeout-seconds", type=positive, help="how long to wait for an answer (120)")
+    own.add_argument("--max-tokens", type=positive, help="of an answer; reasoning models need more (1024)")
+
 
 def run(arguments: Namespace) -> None:
     from models.curation.frame import Files, run_step
@@ -93,3 +112,14 @@ def _anonymize(arguments: Namespace) -> Step:
     from models.curation.anonymize import Anonymize
 
     return Anonymize(**_given(arguments, "residual", "drop_residual"))  # type: ignore[arg-type]
+
+
+def _judge(arguments: Namespace) -> Step:
+    from models.curation.judge import JudgeRows
+    from models.curation.panel import Judge, Limits
+
+    judges = [Judge.parse(text) for text in arguments.judge]
+    answers = arguments.answers or arguments.out.with_name(f"{arguments.out.name}.answers.jsonl")
+    limits = Limits(**_given(arguments, "at_once", "per_minute", "timeout_seconds", "max_tokens"))  # type: ignore[arg-type]
+    options = _given(arguments, "language", "batch", "relevant", "irrelevant")
+    return JudgeRows(judges, answers, limits=limits, **options)  # type: ignore[arg-type]

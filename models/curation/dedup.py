@@ -58,8 +58,8 @@ class Dedup(Step):
         self._take(self._key(row))
 
     def _key(self, row: Row) -> str:
-        texts = {"row": whole_text, "query": query_of, "text": lambda each: "\n".join(passages_of(each))}
-        return _NOT_WORD.sub("", unicodedata.normalize("NFKC", texts[self.by](row)).casefold())  # type: ignore[no-untyped-call]
+        text = {"row": whole_text(row), "query": query_of(row), "text": "\n".join(passages_of(row))}[self.by]
+        return _NOT_WORD.sub("", unicodedata.normalize("NFKC", text).casefold())
 
     def _take(self, key: str) -> str:
         """Why a row of this key is dropped; otherwise it is known from now on."""
