@@ -13,7 +13,7 @@ MODELS := tests/unit/training tests/unit/models tests/unit/evaluation
 LOCKS := serve dev optimum
 PIP := -m pip install --quiet --disable-pip-version-check
 .DEFAULT_GOAL := help
-.PHONY: help run test test-late test-early test-models test-rest check unit format bench bench-peers bench-gpu dashboard overload kills bench-fresh bench-index bench-encode bench-train kill-index kill-writes swaps claims loadtest eval chart image openapi typescript install install-train optimum lock clean bench-keys fuzz-tenants audit
+.PHONY: help run test test-late test-early test-models test-rest check unit format bench bench-peers bench-gpu dashboard overload kills bench-fresh bench-index bench-encode bench-train kill-index kill-writes kill-curate swaps claims loadtest eval chart image openapi typescript install install-train optimum lock clean bench-keys fuzz-tenants audit
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -95,6 +95,9 @@ kill-writes: .venv-dev/installed ## 300 runs of writers, builds and rollbacks un
 
 fuzz-tenants: .venv-dev/installed ## 100,000 random requests of several tenants: none sees a document of another
 	$(DEV)/python -m tests.support.tenants $(ARGS)
+
+kill-curate: .venv-dev/installed ## every curation step killed 20 times: the same output
+	$(DEV)/python -m pytest -s --timeout 0 tests/integration/test_curate_kills.py --kills 20 $(ARGS)
 
 swaps: .venv-dev/installed ## 20 swaps between two snapshots under load: nothing fails, nothing is mixed
 	$(DEV)/python -m loadtest.lab.swaps $(ARGS)

@@ -26,6 +26,7 @@ COMMANDS = {
     "index": ("indexer.command", "build, check, publish, compare and roll back snapshots of a corpus"),
     "backup": ("indexer.backup", "write snapshots, posted documents and keys into one file"),
     "restore": ("indexer.restore", "put a backup into an empty collection folder and check it"),
+    "curate": ("models.curation.command", "make training rows from raw texts: clean, split, deduplicate, mask, judge"),
     "train": ("models.training.command", "train encoders by a recipe, stage by stage (needs the train extra)"),
     "export": ("models.export.command", "turn a trained encoder into ONNX graphs (needs the train extra)"),
     "encoder": (
@@ -47,6 +48,7 @@ TRAIN_EXTRA = {
     "sentence_transformers",
 }  # fmt: skip
 MCP_EXTRA = {"mcp", "mcp_types"}
+EXTRAS = {**dict.fromkeys(TRAIN_EXTRA, "train"), "datasketch": "curate"}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -74,9 +76,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         module = (error.name or "").partition(".")[0]
         if module in MCP_EXTRA:
             return _fail(name, f"needs {error.name}, which the mcp extra brings (pip install 'care-search[mcp]')")
-        if module not in TRAIN_EXTRA:
+        extra = EXTRAS.get(module)
+        if extra is None:
             raise
-        return _fail(name, f"needs {error.name}, which the train extra brings (make install-train)")
+        return _fail(name, f"needs {error.name}, which the {extra} extra brings (make install-train)")
     except (_Terminated, KeyboardInterrupt) as stop:
         number = signal.SIGTERM if isinstance(stop, _Terminated) else signal.SIGINT
         _fail(name, f"stopped by {number.name}; run the same command again to go on")

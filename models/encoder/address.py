@@ -8,16 +8,12 @@ from __future__ import annotations
 
 import base64
 import json
-import math
 import os
 import threading
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import dataclass
-from datetime import UTC, datetime
-from email.utils import parsedate_to_datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -28,6 +24,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from models.encoder.spec import ADDRESS, CANARIES_FILE, Address, EncoderSpec, Side, Variant, fault, verify_file
 from models.encoder.tokenizer import TextReader, Tokenizer, open_tokenizer
+from models.endpoint import retry_after
 from models.errors import BadEncoder, EncoderAway, EncoderMoved
 
 if TYPE_CHECKING:
@@ -193,16 +190,6 @@ def _numbers(embedding: object) -> Vectors:
     if isinstance(embedding, str):
         return np.frombuffer(base64.b64decode(embedding), "<f4")
     return np.array(embedding, np.float32).reshape(-1)
-
-
-def retry_after(text: str) -> float:
-    """The seconds of a Retry-After header, which holds seconds or a date; 0 if it has neither."""
-    with suppress(ValueError, TypeError, OverflowError):
-        seconds = float(text)
-        return max(0.0, seconds) if math.isfinite(seconds) else 0.0
-    with suppress(ValueError, TypeError, OverflowError):
-        return max(0.0, (parsedate_to_datetime(text) - datetime.now(UTC)).total_seconds())
-    return 0.0
 
 
 class AddressReader(TextReader):

@@ -58,7 +58,7 @@ from models.fusion import Fusion
 from models.package import BUNDLED_ENCODER, positive, share
 
 if TYPE_CHECKING:
-    from models.evaluation.remote import Endpoint
+    from models.endpoint import Endpoint
 
 ENCODER = str(BUNDLED_ENCODER)
 CACHE = Path("var/embeddings")
@@ -334,7 +334,7 @@ class Lineup:
         return Service(self._endpoint(address.place, {}), mode)
 
     def _endpoint(self, base: str, headers: dict[str, str]) -> Endpoint:
-        from models.evaluation.remote import Endpoint
+        from models.endpoint import Endpoint
 
         endpoint = Endpoint(base, headers)
         self._stack.callback(endpoint.close)

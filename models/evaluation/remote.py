@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import json
 import re
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
-import httpx
 import numpy as np
 from tqdm import tqdm
 
 from models.encoder.spec import Side
+from models.endpoint import Endpoint, chat
 from models.errors import CareError
 from models.evaluation.cache import Vectors, text_hash, written_whole
 from models.evaluation.encoders import Reader
@@ -25,10 +23,6 @@ from models.evaluation.sets import PairSet, RerankSet, RetrievalSet, Task
 from models.evaluation.systems import DEPTH, NotApplicable
 from models.lexical import Ranking
 
-TIMEOUT_SECONDS = 120.0
-ATTEMPTS = 4
-FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.5, 30.0
-BUSY = 429
 # Queries of one request: more of them, if they are long, take a slow processor longer than a service waits.
 AT_ONCE = 32
 TEMPERATURE, MAX_TOKENS = 0.7, 512
@@ -42,53 +36,6 @@ OTHER_PROMPT = (
     "Write one passage of about 120 words, as a medical textbook or article would have it, that answers the question "
     "below. Give only the passage, without a heading.\n\nQuestion: {query}"
 )
-
-
-class Endpoint:
-    """A base address whose routes speak JSON, with timeouts and retries; safe to call from several threads."""
-
-    def __init__(
-        self, base: str, headers: Mapping[str, str] | None = None, *, timeout_seconds: float = TIMEOUT_SECONDS,
-        pause: Callable[[float], object] = time.sleep,
-    ) -> None:  # fmt: skip
-        if not base.startswith(("http://", "https://")):
-            raise CareError(f"{base}: not an address; write http://HOST:PORT")
-        self.base = base.rstrip("/")
-        self._client = httpx.Client(timeout=timeout_seconds, headers=dict(headers or {}))
-        self._pause = pause
-
-    def get(self, route: str) -> dict[str, Any]:
-        return self._call("GET", route, None)
-
-    def post(self, route: str, body: Mapping[str, object]) -> dict[str, Any]:
-        return self._call("POST", route, body)
-
-    def close(self) -> None:
-        self._client.close()
-
-    def _call(self, method: str, route: str, body: Mapping[str, object] | None) -> dict[str, Any]:
-        """The answer's object; no connection, 429 and 5xx are tried again."""
-        address, problem = f"{self.base}{route}", ""
-        for attempt in range(ATTEMPTS):
-            wait = FIRST_PAUSE_SECONDS * 4**attempt
-            try:
-                response = self._client.request(method, address, json=body)
-            except httpx.TransportError as error:
-                problem = f"does not answer ({type(error).__name__})"
-            else:
-                if response.is_success:
-                    with suppress(ValueError):
-                        if isinstance(answer := response.json(), dict):
-                            return answer
-                    raise CareError(f"{address} does not answer with a JSON object; is the address right?")
-                problem = f"answers {response.status_code}: {response.text[:200]}"
-                if response.status_code != BUSY and not response.is_server_error:
-                    break
-                retry_after = response.headers.get("retry-after", "")
-                wait = (float(retry_after) if retry_after.isdecimal() else 0.0) or wait
-            if attempt + 1 < ATTEMPTS:
-                self._pause(min(wait, LONGEST_PAUSE_SECONDS))
-        raise CareError(f"{address} {problem}; is it running, and is the address right?")
 
 
 class Service:
@@ -192,12 +139,7 @@ class Generator:
 
     def _ask(self, prompt: str, seed: int) -> str:
         settings = {"temperature": TEMPERATURE, "max_tokens": MAX_TOKENS, "seed": seed}
-        body = {"model": self.model, "messages": [{"role": "user", "content": prompt}], **settings}
-        answer = self.endpoint.post("/chat/completions", body)
-        try:
-            document = str(answer["choices"][0]["message"]["content"] or "").strip()
-        except (LookupError, TypeError) as error:
-            raise CareError(f"{self.endpoint.base}: the answer is not a chat completion") from error
+        document = chat(self.endpoint, self.model, [{"role": "user", "content": prompt}], settings).text.strip()
         if not document:
             raise CareError(f"{self.endpoint.base}: {self.model} wrote nothing; try another model")
         return document

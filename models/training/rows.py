@@ -20,8 +20,8 @@ from models.errors import BadData
 from models.training.recipe import Data
 
 _OPENERS = {".gz": gzip.open, ".xz": lzma.open}
-_UNIT = re.compile(r"[\u3400-\u9fff]|[^\s\u3400-\u9fff]+")
-_SENTENCE = re.compile(r"(?<=[。！？!?；;])|(?<=\.)\s+|\n+")
+UNIT = re.compile(r"[\u3400-\u9fff]|[^\s\u3400-\u9fff]+")
+SENTENCE_END = re.compile(r"(?<=[。！？!?；;])|(?<=\.)\s+|\n+")
 SHORTEST_SENTENCE = 6
 QUERIES = "queries"
 """The source of queries among texts: they can be drawn more often than the sentences of documents."""
@@ -43,7 +43,9 @@ class Pair:
     """Documents that a language model imagined for the query (HyDE)."""
 
 
-class _Line(NamedTuple):
+class Line(NamedTuple):
+    """A line of a file, not yet parsed."""
+
     text: str
     stem: str
     """The file's, a row's source if it names none."""
@@ -52,21 +54,22 @@ class _Line(NamedTuple):
 
 def read_pairs(path: Path) -> Iterator[Pair]:
     """The rows of a JSON-lines file, plain, .gz or .xz."""
-    return (_parse(*line) for line in _lines(path))
+    return (require_pair(line) for line in read_lines(path))
 
 
 def sample(files: Sequence[Path], size: int, seed: int) -> tuple[int, list[Pair]]:
     """How many rows the files hold, and `size` of them at random: all are passed, only those are parsed."""
-    chance, drawn, count = random.Random(seed), list[_Line](), 0
-    for line in (line for path in files for line in _lines(path)):
+    chance, drawn, count = random.Random(seed), list[Line](), 0
+    for line in (line for path in files for line in read_lines(path)):
         count += 1
         place = len(drawn) if len(drawn) < size else chance.randrange(count)
         if place < size:
             drawn[place : place + 1] = [line]
-    return count, [_parse(*line) for line in drawn]
+    return count, [require_pair(line) for line in drawn]
 
 
-def _lines(path: Path) -> Iterator[_Line]:
+def read_lines(path: Path) -> Iterator[Line]:
+    """The lines of a file, plain, .gz or .xz."""
     opener: Any = _OPENERS.get(path.suffix, open)
     stem = path.name.partition(".")[0]
     try:
@@ -77,19 +80,28 @@ def _lines(path: Path) -> Iterator[_Line]:
         number = 0
         try:
             for number, line in enumerate(file, start=1):
-                yield _Line(line, stem, f"{path}:{number}")
+                yield Line(line, stem, f"{path}:{number}")
         except (EOFError, OSError, UnicodeDecodeError, lzma.LZMAError) as error:
             raise BadData(f"{path}:{number + 1}: damaged: {error}; fetch the file again") from error
 
 
-def _parse(line: str, stem: str, where: str) -> Pair:
+def require_pair(line: Line) -> Pair:
+    """The row of a line; raises BadData with the place of one that is none."""
+    parsed = parse_row(line)
+    if isinstance(parsed, str):
+        raise BadData(f"{line.where}: {parsed}")
+    return parsed[1]
+
+
+def parse_row(line: Line) -> tuple[dict[str, Any], Pair] | str:
+    """The row of a line, as it stands and as a pair, or why it is none."""
     try:
-        row = json.loads(line)
+        row = json.loads(line.text)
     except json.JSONDecodeError as error:
-        raise BadData(f"{where}: not JSON: {error.msg}") from error
+        return f"not JSON: {error.msg}"
     if not isinstance(row, dict) or not ("text" in row or {"query", "pos"} <= row.keys()):
-        raise BadData(f"{where}: not a training row: it must have query and pos, or text")
-    source = row.get("source", stem)
+        return "not a training row: it must have query and pos, or text"
+    source = row.get("source", line.stem)
     if "text" in row:
         pair = Pair(row.get("title", ""), [row["text"]], [], source)
     else:
@@ -97,14 +109,14 @@ def _parse(line: str, stem: str, where: str) -> Pair:
         pair = Pair(row["query"], row["pos"], row.get("neg", []), source, **extras)
     lists = (pair.positives, pair.negatives, pair.hypothetical)
     if not all(isinstance(texts, list) for texts in lists):
-        raise BadData(f"{where}: pos, neg and hypothetical must be lists of strings")
+        return "pos, neg and hypothetical must be lists of strings"
     if not isinstance(pair.query, str) or (not pair.query and "text" not in row):
-        raise BadData(f"{where}: query must be a non-empty string")
+        return "query must be a non-empty string"
     if not pair.positives or not all(isinstance(text, str) and text for texts in lists for text in texts):
-        raise BadData(f"{where}: pos must hold at least one text, and no text may be empty")
+        return "pos must hold at least one text, and no text may be empty"
     if not isinstance(pair.source, str) or not isinstance(pair.instruction, str | None):
-        raise BadData(f"{where}: source and instruction must be strings")
-    return pair
+        return "source and instruction must be strings"
+    return row, pair
 
 
 def read_all(files: Sequence[Path]) -> Iterator[Pair]:
@@ -144,7 +156,7 @@ def as_texts(rows: Iterable[Pair], data: Data, seed: int) -> Iterator[tuple[str,
 def crops_of(text: str, count: int, chance: random.Random) -> Iterator[str]:
     """Random spans of whole words or Chinese characters; a text that is shorter than any is its own."""
     # Looking for the units is most of the work of reading millions of texts: once for all crops.
-    units = [match.span() for match in _UNIT.finditer(text)] if count else []
+    units = [match.span() for match in UNIT.finditer(text)] if count else []
     shortest, longest = CROP_UNITS
     for _ in range(count):
         if len(units) <= shortest:
@@ -157,12 +169,12 @@ def crops_of(text: str, count: int, chance: random.Random) -> Iterator[str]:
 
 def count_units(text: str) -> int:
     """Words and Chinese characters: about as many as a tokenizer makes of it."""
-    return sum(1 for _ in _UNIT.finditer(text))
+    return sum(1 for _ in UNIT.finditer(text))
 
 
 def halves(text: str, chance: random.Random) -> tuple[str, str] | None:
     """Two parts of a text that share nothing, the first of them cropped; None where there is too little to part."""
-    units = [match.span() for match in _UNIT.finditer(text)]
+    units = [match.span() for match in UNIT.finditer(text)]
     if len(units) < 2 * CROP_UNITS[0]:
         return None
     cut = units[chance.randint(len(units) // 3, 2 * len(units) // 3)][0]
@@ -174,7 +186,7 @@ def halves(text: str, chance: random.Random) -> tuple[str, str] | None:
 
 def sentences_of(text: str) -> list[str]:
     """The sentences of a text of more than one."""
-    parts = [part.strip() for part in _SENTENCE.split(text)]
+    parts = [part.strip() for part in SENTENCE_END.split(text)]
     kept = [part for part in parts if len(part) >= SHORTEST_SENTENCE]
     return kept if len(parts) > 1 else []
 

@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 
 from models.encoder.spec import Side
+from models.endpoint import Endpoint
 from models.errors import CareError
 from models.evaluation.cache import VectorCache
 from models.evaluation.encoders import EncoderReader
-from models.evaluation.remote import Endpoint, Generator, HydeReader, prompt_for
+from models.evaluation.remote import Generator, HydeReader, prompt_for
 from models.evaluation.systems import Dense, NotApplicable
 from tests.support.evaluation import PETS, RETRIEVAL, STS, VECTORS, TableEncoder
 from tests.support.json_server import Body, JsonServer, Reply, json_server

@@ -3,8 +3,9 @@ from typing import Any
 
 import pytest
 
+from models.endpoint import Endpoint
 from models.errors import CareError
-from models.evaluation.remote import Endpoint, Service
+from models.evaluation.remote import Service
 from models.evaluation.systems import NotApplicable
 from tests.support.evaluation import PETS, RERANK, RETRIEVAL, STS
 from tests.support.json_server import Body, JsonServer, Reply, json_server

@@ -3,8 +3,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from models.endpoint import ATTEMPTS, LONGEST_PAUSE_SECONDS, Endpoint
 from models.errors import CareError
-from models.evaluation.remote import ATTEMPTS, LONGEST_PAUSE_SECONDS, Endpoint
 from tests.support.json_server import Reply, json_server
 
 

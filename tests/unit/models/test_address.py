@@ -17,9 +17,10 @@ import pytest
 
 from cli import main
 from models.encoder import address
-from models.encoder.address import AddressEncoder, AddressReader, load_encoder, retry_after
+from models.encoder.address import AddressEncoder, AddressReader, load_encoder
 from models.encoder.spec import CANARIES_FILE, EncoderSpec, Side
 from models.encoder.tokenizer import Tokenizer
+from models.endpoint import retry_after
 from models.errors import BadEncoder, EncoderAway, EncoderMoved
 from models.evaluation.encoders import open_encoder
 from models.importing.address import Server, import_address

@@ -1,0 +1,1 @@
+"""Data for training and benchmarks: steps that read and write JSON lines (`care curate`)."""

@@ -1,0 +1,253 @@
+"""Runs a curation step over files: resumes after a kill, shows progress, tallies what was kept and why not the rest.
+
+OUT.part grows with the output; every SAVE_EVERY_ROWS rows OUT.part.json records how far it goes, so that a killed run
+continues there and ends with the same bytes. At the end OUT.part becomes OUT, and OUT.report.json says what happened.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import sys
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from itertools import islice
+from pathlib import Path
+from typing import IO, Any, ClassVar
+
+from models.curation.rows import CURATED, NOT_A_ROW, Row, read_rows, whole_text
+from models.errors import BadData, CareError
+from models.progress import Progress
+
+SAVE_EVERY_ROWS = 1000
+SAMPLES, SAMPLE_CHARACTERS = 3, 200
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a step makes of one row: rows, or the reason why it is dropped."""
+
+    rows: Sequence[Row] = ()
+    dropped: str = ""
+    notes: Mapping[str, int] = field(default_factory=dict)
+    """Counts for the report: {"phone numbers masked": 2}."""
+    flags: Mapping[str, str] = field(default_factory=dict)
+    """What a person should look at in a row: {reason: excerpt}."""
+
+
+class Step:
+    """One step. `apply` is deterministic, and gives an outcome for each row, in order; it may read ahead."""
+
+    name: ClassVar[str]
+    version: ClassVar[int] = 1
+    """Raised when the same parameters give other rows."""
+
+    def parameters(self) -> dict[str, Any]:
+        """All that the output depends on beside the rows, as JSON."""
+        raise NotImplementedError
+
+    def apply(self, rows: Iterator[Row]) -> Iterator[Outcome]:
+        raise NotImplementedError
+
+    def remember(self, row: Row) -> None:
+        """Takes in a row that the step gave before it was killed, if later outcomes depend on it."""
+
+    def facts(self, tally: Tally) -> dict[str, Any]:
+        """More for the report."""
+        return {}
+
+    def provenance(self) -> dict[str, Any]:
+        return {"step": self.name, "version": self.version, "parameters": digest(self.parameters())}
+
+
+@dataclass(slots=True)
+class Tally:
+    """What a run has done so far; saved with its position."""
+
+    rows_in: int = 0
+    rows_out: int = 0
+    bytes_out: int = 0
+    dropped: Counter[str] = field(default_factory=Counter)
+    notes: Counter[str] = field(default_factory=Counter)
+    flagged: Counter[str] = field(default_factory=Counter)
+    samples: dict[str, list[str]] = field(default_factory=dict)
+    """The first few texts that were dropped or flagged, by reason."""
+    changed: list[Sequence[Any]] = field(default_factory=list)
+    """(hash, row before, rows after) of the lowest hashes: an even sample of all, the same in every run."""
+
+    def count(self, row: Row | None, outcome: Outcome, sample: int) -> None:
+        self.rows_in += 1
+        self.rows_out += len(outcome.rows)
+        self.notes.update(outcome.notes)
+        if outcome.dropped:
+            self.dropped[outcome.dropped] += 1
+            self._show(outcome.dropped, whole_text(row) if row else "")
+        for reason, excerpt in outcome.flags.items():
+            self.flagged[reason] += 1
+            self._show(reason, excerpt)
+        if sample and row is not None and [row] != list(outcome.rows):
+            self.changed.append((digest(row), row, list(outcome.rows)))
+            self.changed = sorted(self.changed, key=lambda each: each[0])[:sample]
+
+    def _show(self, reason: str, text: str) -> None:
+        shown = self.samples.setdefault(reason, [])
+        if text and len(shown) < SAMPLES:
+            shown.append(text[:SAMPLE_CHARACTERS])
+
+    @staticmethod
+    def load(saved: Mapping[str, Any]) -> Tally:
+        """The tally of a position or a report."""
+        known = {name: saved[name] for name in Tally.__slots__ if name in saved}
+        counters = {name: Counter(known[name]) for name in ("dropped", "notes", "flagged")}
+        return Tally(**{**known, **counters})
+
+    def as_json(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in self.__slots__}
+
+
+def digest(value: object) -> str:
+    """Names a JSON value in 16 digits."""
+    text = json.dumps(value, ensure_ascii=False, sort_keys=True)
+    return blake2b(text.encode(errors="surrogatepass"), digest_size=8).hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class Files:
+    """The files of one run."""
+
+    inputs: Sequence[Path]
+    out: Path
+
+    def beside(self, ending: str) -> Path:
+        return self.out.with_name(self.out.name + ending)
+
+    @property
+    def part(self) -> Path:
+        return self.beside(".part")
+
+    @property
+    def position(self) -> Path:
+        return self.beside(".part.json")
+
+    @property
+    def report(self) -> Path:
+        return self.beside(".report.json")
+
+    def identity(self) -> list[list[object]]:
+        """Name, size and time of every input: a file that changed is read from its beginning."""
+        facts = [(path, path.stat()) for path in self.inputs]
+        return [[str(path), stat.st_size, stat.st_mtime_ns] for path, stat in facts]
+
+
+def run_step(step: Step, files: Files, *, sample: int = 0) -> Tally:
+    """Writes OUT and its report, going on where a killed run stopped; does nothing if both are complete already.
+
+    `sample` rows that the step changed are written to OUT.sample.jsonl, before and after, for a person to read.
+    """
+    for path in files.inputs:
+        if not path.is_file():
+            raise BadData(f"{path}: no such file; give JSON lines, plain, .gz or .xz")
+        if files.out.exists() and path.samefile(files.out):
+            raise CareError(f"{path}: is read and would be overwritten; give another --out")
+    run = {"step": step.name, "version": step.version, "parameters": step.parameters(), "sample": sample,
+           "inputs": files.identity()}  # fmt: skip
+    files.out.parent.mkdir(parents=True, exist_ok=True)
+    with files.part.open("ab") as part:
+        try:
+            fcntl.flock(part, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise CareError(f"{files.part}: another process writes it; wait for it or give another --out") from error
+        finished = _read(files.report)
+        if files.out.exists() and finished.get("run") == run:
+            print(f"{files.out}: complete already; delete it to make it again", file=sys.stderr)
+            files.part.unlink()
+            return Tally.load(finished)
+        saved = _read(files.position)
+        if saved and saved["run"] != run:
+            print(f"{files.part}: begun with other parameters or inputs: from the beginning", file=sys.stderr)
+        goes_on = bool(saved) and saved["run"] == run and saved["bytes_out"] <= files.part.stat().st_size
+        tally = Tally.load(saved) if goes_on else Tally()
+        part.truncate(tally.bytes_out)
+        part.seek(0, os.SEEK_END)
+        _go_on(step, files, part, tally, run)
+    _put_in_place(step, files, tally, run)
+    print(table(step.name, files.out, tally), file=sys.stderr)
+    return tally
+
+
+def _go_on(step: Step, files: Files, part: IO[bytes], tally: Tally, run: Mapping[str, Any]) -> None:
+    if tally.rows_out:
+        with files.part.open(encoding="utf-8") as written:
+            for line in written:
+                step.remember(json.loads(line))
+    stamp = step.provenance()
+    rows = islice(read_rows(files.inputs), tally.rows_in, None)
+    progress = Progress(f"curate {step.name}", "rows", first=tally.rows_in)
+    for row, outcome in progress.over(_outcomes(step, rows)):
+        for made in outcome.rows:
+            stamped = {**made, CURATED: [*made.get(CURATED, []), stamp]}
+            tally.bytes_out += part.write(json.dumps(stamped, ensure_ascii=False).encode(errors="replace") + b"\n")
+        tally.count(row, outcome, run["sample"])
+        if tally.rows_in % SAVE_EVERY_ROWS == 0:
+            part.flush()
+            os.fsync(part.fileno())
+            _write(files.position, {"run": run, **tally.as_json()})
+    part.flush()
+    os.fsync(part.fileno())
+
+
+def _outcomes(step: Step, rows: Iterable[Row | None]) -> Iterator[tuple[Row | None, Outcome]]:
+    """Each row with its outcome, also the lines that are no rows, which the step never sees."""
+    pending: list[Row | None] = []
+
+    def real() -> Iterator[Row]:
+        for row in rows:
+            pending.append(row)
+            if row is not None:
+                yield row
+
+    for outcome in step.apply(real()):
+        while (row := pending.pop(0)) is None:
+            yield None, Outcome(dropped=NOT_A_ROW)
+        yield row, outcome
+    yield from ((None, Outcome(dropped=NOT_A_ROW)) for _ in pending)
+
+
+def _put_in_place(step: Step, files: Files, tally: Tally, run: Mapping[str, Any]) -> None:
+    """Gives the output its name; the report comes last, because it stands for a complete output."""
+    report = {"run": run, **tally.as_json(), **step.facts(tally)}
+    changed = report.pop("changed")
+    if run["sample"]:
+        _write(files.beside(".sample.jsonl"), *({"before": before, "after": after} for _, before, after in changed))
+    files.report.unlink(missing_ok=True)
+    os.replace(files.part, files.out)
+    _write(files.report, report)
+    files.position.unlink(missing_ok=True)
+
+
+def table(name: str, out: Path, tally: Tally) -> str:
+    """What happened, for a terminal."""
+    lines = [f"curate {name}: {tally.rows_in:,} rows in, {tally.rows_out:,} out: {out}"]
+    for title, counts in (("dropped", tally.dropped), ("flagged", tally.flagged), ("", tally.notes)):
+        lines += [f"{title:>9} {count:>10,}  {reason}" for reason, count in counts.most_common()]
+    return "\n".join(lines)
+
+
+def _write(path: Path, *values: Mapping[str, Any]) -> None:
+    """A file of JSON values in lines, complete or not there at all."""
+    fresh = path.with_name(f".{path.name}")
+    text = "".join(json.dumps(value, ensure_ascii=False) + "\n" for value in values)
+    fresh.write_bytes(text.encode(errors="replace"))
+    os.replace(fresh, path)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """The object of a JSON file; empty if there is none that can be read."""
+    try:
+        value = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return value if isinstance(value, dict) else {}

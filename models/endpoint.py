@@ -1,0 +1,110 @@
+"""HTTP endpoints that speak JSON, with timeouts and retries, and OpenAI's chat completions over them."""
+
+from __future__ import annotations
+
+import math
+import re
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+from typing import Any
+
+import httpx
+
+from models.errors import CareError
+
+TIMEOUT_SECONDS = 120.0
+ATTEMPTS = 4
+FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.5, 30.0
+BUSY = 429
+REFUSED = (400, 403, 422)
+FILTERED = re.compile(r"content.?filter|content.?policy|data_inspection|sensitive|moderation", re.IGNORECASE)
+"""How servers name a text that they do not let their model read; other errors of these codes are the caller's."""
+
+
+class Refused(CareError):
+    """A request whose text the server does not accept; it would refuse it again."""
+
+
+class Endpoint:
+    """A base address whose routes speak JSON, with timeouts and retries; safe to call from several threads."""
+
+    def __init__(
+        self, base: str, headers: Mapping[str, str] | None = None, *, timeout_seconds: float = TIMEOUT_SECONDS,
+        pause: Callable[[float], object] = time.sleep, attempts: int = ATTEMPTS,
+    ) -> None:  # fmt: skip
+        if not base.startswith(("http://", "https://")):
+            raise CareError(f"{base}: not an address; write http://HOST:PORT")
+        self.base = base.rstrip("/")
+        self._client = httpx.Client(timeout=timeout_seconds, headers=dict(headers or {}))
+        self._pause, self._attempts = pause, attempts
+
+    def get(self, route: str) -> dict[str, Any]:
+        return self._call("GET", route, None)
+
+    def post(self, route: str, body: Mapping[str, object]) -> dict[str, Any]:
+        return self._call("POST", route, body)
+
+    def close(self) -> None:
+        self._client.close()
+
+    def _call(self, method: str, route: str, body: Mapping[str, object] | None) -> dict[str, Any]:
+        """The answer's object; no connection, 429 and 5xx are tried again. Raises Refused and CareError."""
+        address, problem = f"{self.base}{route}", ""
+        for attempt in range(self._attempts):
+            wait = FIRST_PAUSE_SECONDS * 4**attempt
+            try:
+                response = self._client.request(method, address, json=body)
+            except httpx.TransportError as error:
+                problem = f"does not answer ({type(error).__name__})"
+            else:
+                if response.is_success:
+                    with suppress(ValueError):
+                        if isinstance(answer := response.json(), dict):
+                            return answer
+                    raise CareError(f"{address} does not answer with a JSON object; is the address right?")
+                problem = f"answers {response.status_code}: {response.text[:200]}"
+                if response.status_code in REFUSED and FILTERED.search(response.text):
+                    raise Refused(f"{address} {problem}")
+                if response.status_code != BUSY and not response.is_server_error:
+                    break
+                wait = retry_after(response.headers.get("retry-after", "")) or wait
+            if attempt + 1 < self._attempts:
+                self._pause(min(wait, LONGEST_PAUSE_SECONDS))
+        raise CareError(f"{address} {problem}; is it running, and is the address right?")
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """What a language model wrote, and the tokens that the server counted; 0 if it counts none."""
+
+    text: str
+    prompt_tokens: int
+    completion_tokens: int
+
+
+def chat(
+    endpoint: Endpoint, model: str, messages: Sequence[Mapping[str, str]], settings: Mapping[str, object]
+) -> Completion:
+    """Asks for one completion; a model that wrote nothing or refused gives an empty text."""
+    answer = endpoint.post("/chat/completions", {"model": model, "messages": list(messages), **settings})
+    try:
+        text = str(answer["choices"][0]["message"].get("content") or "")
+    except (LookupError, TypeError, AttributeError) as error:
+        raise CareError(f"{endpoint.base}: the answer is not a chat completion") from error
+    usage = answer.get("usage")
+    counts = usage if isinstance(usage, dict) else {}
+    return Completion(text, *(int(counts.get(f"{name}_tokens") or 0) for name in ("prompt", "completion")))
+
+
+def retry_after(text: str) -> float:
+    """The seconds of a Retry-After header, which holds seconds or a date; 0 if it has neither."""
+    with suppress(ValueError, TypeError, OverflowError):
+        seconds = float(text)
+        return max(0.0, seconds) if math.isfinite(seconds) else 0.0
+    with suppress(ValueError, TypeError, OverflowError):
+        return max(0.0, (parsedate_to_datetime(text) - datetime.now(UTC)).total_seconds())
+    return 0.0

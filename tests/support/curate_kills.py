@@ -1,0 +1,66 @@
+"""Kills a curation step at random moments of its work and starts it again: it must end with the same bytes.
+
+`python -m tests.support.curate_kills SECONDS SAVE_EVERY ARGUMENTS…` is `care curate ARGUMENTS…` in a process that the
+kernel kills after SECONDS of work (0: never), without a chance to clean up.
+"""
+
+from __future__ import annotations
+
+import random
+import signal
+import subprocess
+import sys
+import time
+from argparse import ArgumentParser
+from collections.abc import Sequence
+from pathlib import Path
+
+from models.curation import command, frame
+
+LIMIT_SECONDS = 300.0
+
+
+def run(arguments: Sequence[str], seconds: float = 0.0, save_every: int = 7) -> int:
+    """The exit code of one process: negative for the signal that killed it."""
+    given = [sys.executable, "-m", "tests.support.curate_kills", str(seconds), str(save_every), *arguments]
+    return subprocess.run(given, capture_output=True, check=False, timeout=LIMIT_SECONDS).returncode
+
+
+def run_killed(arguments: Sequence[str], kills: int, work_seconds: float, seed: int) -> int:
+    """Starts the step until it was killed in its work so many times, then lets it end; how often it was started."""
+    chance, killed, started = random.Random(seed), 0, 0
+    while killed < kills and started < 10 * kills:
+        started += 1
+        code = run(arguments, max(1e-4, chance.uniform(0, 0.8 * work_seconds)))
+        assert code in (0, -signal.SIGALRM), code
+        killed += code != 0
+        if not code:  # it was faster: begin anew
+            Path(arguments[arguments.index("--out") + 1]).unlink()
+    assert killed == kills
+    assert run(arguments) == 0
+    return started
+
+
+def timed(arguments: Sequence[str]) -> float:
+    """The seconds of work of an undisturbed run, without the start of its process."""
+    began = time.monotonic()
+    assert run(["--help"]) == 0
+    start = time.monotonic() - began
+    began = time.monotonic()
+    assert run(arguments) == 0
+    return max(0.05, time.monotonic() - began - start)
+
+
+def main() -> None:
+    seconds, save_every, *arguments = sys.argv[1:]
+    frame.SAVE_EVERY_ROWS = int(save_every)
+    parser = ArgumentParser()
+    command.add_arguments(parser)
+    parsed = parser.parse_args(arguments)
+    parsed.make(parsed)  # imports the step's libraries before the clock starts
+    signal.setitimer(signal.ITIMER_REAL, float(seconds))
+    command.run(parsed)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,156 @@
+"""A step over files: what is written, what is reported, and that a run which is stopped goes on."""
+
+from __future__ import annotations
+
+import fcntl
+import gzip
+import json
+import lzma
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from models.curation import frame
+from models.curation.frame import Files, Outcome, Step, run_step
+from models.curation.rows import NOT_A_ROW, Row
+from models.errors import BadData, CareError
+
+Lines = list[dict[str, Any]]
+
+
+@dataclass
+class Odd(Step):
+    """Keeps documents of an odd number, twice if it divides by three; stops before `stop`."""
+
+    stop: int = -1
+    read: list[int] = field(default_factory=list)
+    remembered: list[int] = field(default_factory=list)
+
+    name = "odd"
+
+    def parameters(self) -> dict[str, Any]:
+        return {"modulus": 2}
+
+    def apply(self, rows: Iterator[Row]) -> Iterator[Outcome]:
+        for row in rows:
+            if row["n"] == self.stop:
+                raise KeyboardInterrupt
+            self.read.append(row["n"])
+            times = 2 if row["n"] % 3 == 0 else 1
+            notes = {"seen": 1}
+            yield Outcome([row] * times, notes=notes) if row["n"] % 2 else Outcome(dropped="even", notes=notes)
+
+    def remember(self, row: Row) -> None:
+        self.remembered.append(row["n"])
+
+    def facts(self, tally: frame.Tally) -> dict[str, Any]:
+        return {"share": tally.rows_out / tally.rows_in}
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> Files:
+    rows = [json.dumps({"text": f"文{n}", "n": n, "kept": {"as": "is"}}, ensure_ascii=False) for n in range(50)]
+    (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress("\n".join([*rows[:20], "no JSON", "{}"]).encode()))
+    (tmp_path / "b.jsonl.xz").write_bytes(lzma.compress("\n".join(rows[20:]).encode()))
+    return Files([tmp_path / "a.jsonl.gz", tmp_path / "b.jsonl.xz"], tmp_path / "made" / "out.jsonl")
+
+
+def lines(path: Path) -> Lines:
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def test_rows_keep_their_fields_and_say_where_they_come_from(files: Files) -> None:
+    run_step(Odd(), files)
+    made = lines(files.out)
+    assert [row["n"] for row in made[:4]] == [1, 3, 3, 5]
+    stamp = {"step": "odd", "version": 1, "parameters": frame.digest({"modulus": 2})}
+    assert made[0] == {"text": "文1", "n": 1, "kept": {"as": "is"}, "curated": [stamp]}
+    again = Files([files.out], files.out.with_name("again.jsonl"))
+    run_step(Odd(), again)
+    assert lines(again.out)[0]["curated"] == [stamp, stamp]
+    assert sorted(path.name for path in files.out.parent.iterdir()) == [
+        "again.jsonl", "again.jsonl.report.json", "out.jsonl", "out.jsonl.report.json"
+    ]  # fmt: skip
+
+
+def test_the_report_counts_reasons_and_shows_a_few_texts(files: Files, capsys: pytest.CaptureFixture[str]) -> None:
+    tally = run_step(Odd(), files)
+    report = json.loads(files.report.read_text(encoding="utf-8"))
+    assert (report["rows_in"], report["rows_out"], tally.rows_out) == (52, 33, 33)
+    assert report["dropped"] == {"even": 25, NOT_A_ROW: 2}
+    assert report["samples"]["even"] == ["文0", "文2", "文4"]
+    assert report["share"] == 33 / 52
+    said = capsys.readouterr().err
+    assert "curate odd: 52 rows in, 33 out" in said
+    assert "  dropped         25  even" in said
+
+
+@pytest.mark.parametrize("stops", [[0], [1], [19, 20], [8, 9, 33, 49]])
+def test_a_stopped_run_goes_on_and_ends_with_the_same_bytes(
+    files: Files, stops: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(frame, "SAVE_EVERY_ROWS", 4)
+    whole = Files(files.inputs, files.out.with_name("whole.jsonl"))
+    run_step(Odd(), whole, sample=5)
+    for stop in stops:
+        with pytest.raises(KeyboardInterrupt):
+            run_step(Odd(stop=stop), files, sample=5)
+        assert not files.out.exists()
+    last = Odd()
+    run_step(last, files, sample=5)
+    for ending in ("", ".report.json", ".sample.jsonl"):
+        assert files.beside(ending).read_bytes() == whole.beside(ending).read_bytes()
+    first = last.read[0]
+    assert first >= stops[-1] - 6  # two lines of the first file are no rows, and four rows are read again at most
+    assert last.remembered == [n for n in range(first) if n % 2 for _ in range(2 if n % 3 == 0 else 1)]
+
+
+def test_a_run_killed_before_its_report_is_made_again(files: Files, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(frame, "SAVE_EVERY_ROWS", 4)
+    with pytest.raises(KeyboardInterrupt):
+        run_step(Odd(stop=30), files)
+    files.part.rename(files.out)  # as if it had been killed right after giving the output its name
+    assert run_step(Odd(), files).rows_out == 33
+    assert len(lines(files.out)) == 33
+
+
+def test_a_complete_output_is_not_made_again(files: Files, capsys: pytest.CaptureFixture[str]) -> None:
+    first = run_step(Odd(), files)
+    second = Odd()
+    assert run_step(second, files) == first
+    assert second.read == []
+    assert "complete already" in capsys.readouterr().err
+
+
+def test_other_parameters_begin_anew(files: Files, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(frame, "SAVE_EVERY_ROWS", 4)
+    with pytest.raises(KeyboardInterrupt):
+        run_step(Odd(stop=30), files)
+    monkeypatch.setattr(Odd, "version", 2)
+    step = Odd()
+    assert run_step(step, files).rows_out == 33
+    assert step.read[0] == 0
+
+
+def test_the_sample_is_an_even_choice_of_changed_rows(files: Files) -> None:
+    run_step(Odd(), files, sample=10)
+    shown = lines(files.beside(".sample.jsonl"))
+    assert len(shown) == 10
+    numbers = [each["before"]["n"] for each in shown]
+    assert all(n % 2 == 0 or n % 3 == 0 for n in numbers)
+    assert max(numbers) > 25
+
+
+def test_what_cannot_work_is_refused(files: Files) -> None:
+    with pytest.raises(BadData, match="no such file"):
+        run_step(Odd(), Files([files.out], files.out))
+    run_step(Odd(), files)
+    with pytest.raises(CareError, match="would be overwritten"):
+        run_step(Odd(), Files([files.out], files.out))
+    with files.part.open("ab") as part:
+        fcntl.flock(part, fcntl.LOCK_EX)
+        with pytest.raises(CareError, match="another process"):
+            run_step(Odd(), files)

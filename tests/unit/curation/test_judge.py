@@ -1,0 +1,217 @@
+"""Judging by a panel over HTTP: consensus, kappa, and a server that fails in every way."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import models.endpoint
+from models.curation.frame import Files, run_step
+from models.curation.judge import JudgeRows, fleiss_kappa
+from models.curation.panel import Judge, Limits, read_grades
+from models.errors import CareError
+from tests.support.grading_server import USAGE, GradingServer, Reply, grading_server
+
+ROWS = [
+    {"query": "高血压吃什么药", "pos": ["氨氯地平4", "无关的话0"], "neg": ["硝苯地平4", "多喝水1", "有争议3"], "id": 7},
+    {"query": "感冒", "pos": ["只是相关1"], "neg": []},
+    {"title": "糖尿病", "text": "二甲双胍4"},
+    {"text": "没有标题4"},
+]
+
+
+@pytest.fixture
+def server() -> Iterator[GradingServer]:
+    with grading_server() as server:
+        yield server
+
+
+@pytest.fixture(autouse=True)
+def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(models.endpoint, "FIRST_PAUSE_SECONDS", 0.01)
+    monkeypatch.setattr(models.endpoint, "LONGEST_PAUSE_SECONDS", 0.05)
+
+
+def judged(server: GradingServer, folder: Path, rows: list[dict[str, Any]], **more: Any) -> list[dict[str, Any]]:  # noqa: ANN401
+    """The output for rows, without the field of the steps."""
+    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    run_step(step(server, folder, **more), files_of(folder))
+    made = [json.loads(line) for line in files_of(folder).out.read_text(encoding="utf-8").splitlines()]
+    return [{name: value for name, value in row.items() if name != "curated"} for row in made]
+
+
+def step(server: GradingServer, folder: Path, **more: Any) -> JudgeRows:  # noqa: ANN401
+    judges = [Judge(model, server.url) for model in more.pop("models", "ab")]
+    limits = Limits(at_once=4, timeout_seconds=more.pop("timeout_seconds", 20))
+    return JudgeRows(judges, folder / "answers.jsonl", limits=limits, **more)
+
+
+def files_of(folder: Path) -> Files:
+    return Files([folder / "rows.jsonl"], folder / "out.jsonl")
+
+
+def report_of(folder: Path) -> dict[str, Any]:
+    report: dict[str, Any] = json.loads(files_of(folder).report.read_text(encoding="utf-8"))
+    return report
+
+
+def test_only_what_all_judges_agree_on_is_kept(server: GradingServer, tmp_path: Path) -> None:
+    assert judged(server, tmp_path, ROWS) == [
+        {
+            "query": "高血压吃什么药", "pos": ["氨氯地平4", "硝苯地平4"], "neg": ["无关的话0", "多喝水1"], "id": 7,
+            "judged": {"pos": [[4, 4], [4, 4]], "neg": [[0, 0], [1, 1]]},
+        },
+        {"title": "糖尿病", "text": "二甲双胍4", "judged": {"pos": [[4, 4]]}},
+    ]  # fmt: skip
+    report = report_of(tmp_path)
+    assert report["dropped"] == {
+        "no passage is relevant to every judge": 1,
+        "a document without a title: there is no query to judge it by": 1,
+    }
+    assert report["flagged"] == {"judges disagree on a passage": 1}
+    assert "有争议3" in report["samples"]["judges disagree on a passage"][0]
+    notes = report["notes"]
+    assert (notes["positives kept"], notes["negatives that are relevant"]) == (2, 1)
+    assert (notes["votes 3 2"], notes["votes 4 4"]) == (1, 3)
+    assert report["agreement"]["same_grade"] == {"a and b": 6 / 7}
+    assert 0 < report["agreement"]["kappa_relevant"] < 1
+
+
+def test_the_prompt_and_the_judges_are_part_of_where_a_row_comes_from(server: GradingServer, tmp_path: Path) -> None:
+    judged(server, tmp_path, ROWS)
+    (stamp,) = json.loads(files_of(tmp_path).out.read_text(encoding="utf-8").splitlines()[0])["curated"]
+    assert stamp["judges"] == ["a", "b"]
+    assert stamp["prompt"] == step(server, tmp_path).parameters()["prompt"]
+    assert stamp["prompt"] != step(server, tmp_path, language="en").parameters()["prompt"]
+
+
+def test_passages_are_asked_in_batches_and_never_again(server: GradingServer, tmp_path: Path) -> None:
+    rows = [{"query": f"问{n}", "pos": [f"甲{n}号4"], "neg": [f"乙{k}号{k % 3}" for k in range(6)]} for n in range(5)]
+    rows.append(rows[0])  # an equal row
+    first = judged(server, tmp_path, rows, batch=3)
+    assert [len(row["neg"]) for row in first] == [6] * 6
+    assert set(server.asked.values()) == {1}
+    assert len(server.asked) == 5 * 3 * 2
+    files_of(tmp_path).out.unlink()
+    assert judged(server, tmp_path, rows, batch=3) == first
+    assert set(server.asked.values()) == {1}
+
+
+def hard(model: str, prompt: str, number: int) -> Reply | None:
+    """Every prompt fails once or more, each in another way, and then is answered."""
+    failures = [
+        [Reply(500, "broken")] * 2,
+        [Reply(429, "slow down", {"Retry-After": "1"})],
+        [Reply(200, "抱歉，我无法回答"), Reply(200, '{"1": 4, "2": ')],
+        [Reply(200, "", delay_seconds=1.5)],
+        [Reply(503, ""), Reply(200, '{"1": 9, "2": 9, "3": 9}')],
+    ]
+    mine = failures[(sum(map(ord, prompt)) + ord(model)) % len(failures)]
+    return mine[number - 1] if number <= len(mine) else None
+
+
+def test_a_failing_server_loses_no_row_and_judges_none_twice(server: GradingServer, tmp_path: Path) -> None:
+    rows = [{"query": f"问题{n}", "pos": [f"答{n}是4"], "neg": [f"乙{n}是0", f"丙{n}是3"]} for n in range(20)]
+    calm, failing = tmp_path / "calm", tmp_path / "failing"
+    calm.mkdir(), failing.mkdir()
+    expected = judged(server, calm, rows)
+    assert len(expected) == 20
+    server.asked.clear(), server.graded.clear()
+    server.paid, server.fault = 0, hard
+    assert judged(server, failing, rows, timeout_seconds=1) == expected
+    assert set(server.graded.values()) == {1}
+    assert len(server.graded) == 20 * 2
+    notes = report_of(failing)["notes"]
+    counted = sum(notes[f"prompt tokens of {model}"] for model in "ab")
+    assert counted == USAGE["prompt_tokens"] * server.paid > USAGE["prompt_tokens"] * 40
+    assert "passages without a grade of every judge" not in notes
+
+
+def test_what_a_judge_refuses_is_dropped_and_not_asked_again(server: GradingServer, tmp_path: Path) -> None:
+    refusals = {"问1": Reply(400, "content_filter: blocked"), "问2": Reply(200, "I cannot help with that.")}
+    server.fault = lambda model, prompt, number: next(
+        (reply for query, reply in refusals.items() if f"问题：{query}" in prompt and model == "b"), None
+    )
+    rows = [{"query": f"问{n}", "pos": [f"答{n}是4"]} for n in range(4)]
+    assert [row["query"] for row in judged(server, tmp_path, rows)] == ["问0", "问3"]
+    assert report_of(tmp_path)["dropped"] == {"no passage has a grade of every judge": 2}
+    asked = {prompt[-20:]: count for (model, prompt), count in server.asked.items() if model == "b"}
+    assert sorted(asked.values()) == [1, 1, 1, 3]
+    before = server.asked.copy()
+    files_of(tmp_path).out.unlink()
+    judged(server, tmp_path, rows)
+    assert server.asked == before
+
+
+def test_a_server_that_stays_away_ends_the_run_and_keeps_what_it_gave(server: GradingServer, tmp_path: Path) -> None:
+    rows = [{"query": f"问{n}", "pos": [f"答{n}是4"]} for n in range(30)]
+    server.fault = lambda model, prompt, number: Reply(500) if len(server.graded) >= 20 else None
+    with pytest.raises(CareError, match="answers 500"):
+        judged(server, tmp_path, rows)
+    assert not files_of(tmp_path).out.exists()
+    server.fault = lambda model, prompt, number: None
+    assert len(judged(server, tmp_path, rows)) == 30
+    assert set(server.graded.values()) == {1}
+
+
+def test_a_torn_last_answer_is_asked_again(server: GradingServer, tmp_path: Path) -> None:
+    expected = judged(server, tmp_path, ROWS)
+    answers = tmp_path / "answers.jsonl"
+    answers.write_bytes(answers.read_bytes()[:-9])
+    files_of(tmp_path).out.unlink()
+    assert judged(server, tmp_path, ROWS) == expected
+    assert sorted(server.asked.values())[-2:] == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("text", "grades"),
+    [
+        ('{"1": 3, "2": 0}', [3, 0]),
+        ('```json\n{"2": 1, "1": "4"}\n```', [4, 1]),
+        ("好的：{'1': 3, '2': 0,} 完毕", [3, 0]),
+        ('{"Passage 1": 3, "passage-2": 0}', [3, 0]),
+        ('{"1": 3, "2": 0', [3, 0]),
+        ('思考 {"1": 0, "2": 0} 最后 {"1": 3, "2": 1}', [3, 1]),
+        ('{"1": 3}', None),
+        ('{"1": 3, "2": 5}', None),
+        ('{"1": 3, "2": 0, "3": 1}', None),
+        ('{"1": 3, "2": 2.5}', None),
+        ('{"1": 3, "1": 2, "2": 0}', None),
+        ("对不起，我不能评分", None),
+        ("", None),
+    ],
+)
+def test_answers_are_repaired_or_not_taken(text: str, grades: list[int] | None) -> None:
+    assert read_grades(text, 2) == grades
+
+
+def test_kappa_is_that_of_the_paper() -> None:
+    """The example of Fleiss (1971) as it is commonly shown: 10 subjects, 14 raters, 5 categories, kappa 0.210."""
+    table = [
+        (0, 0, 0, 0, 14), (0, 2, 6, 4, 2), (0, 0, 3, 5, 6), (0, 3, 9, 2, 0), (2, 2, 8, 1, 1),
+        (7, 7, 0, 0, 0), (3, 2, 6, 3, 0), (2, 5, 3, 2, 2), (6, 5, 2, 1, 0), (0, 2, 2, 3, 7),
+    ]  # fmt: skip
+    votes = {tuple(grade for grade, times in enumerate(row) for _ in range(times)): 1 for row in table}
+    assert fleiss_kappa(votes) == pytest.approx(0.210, abs=5e-4)
+    assert fleiss_kappa({(1, 1): 3, (0, 0): 2}) == 1
+    assert fleiss_kappa({(1, 1): 3}) is None
+    assert fleiss_kappa({}) is None
+
+
+def test_judges_are_named_by_model_and_address(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("OPENAI_BASE_URL", raising=False)
+    assert Judge.parse("m@http://x/v1") == Judge("m", "http://x/v1")
+    with pytest.raises(CareError, match="write MODEL@URL"):
+        Judge.parse("m")
+    monkeypatch.setenv("OPENAI_BASE_URL", "http://y/v1")
+    assert Judge.parse("m") == Judge("m", "http://y/v1")
+    with pytest.raises(CareError, match="no MISSING_KEY"):
+        Judge.parse("m@http://x/v1#MISSING_KEY")
+    with pytest.raises(CareError, match="named twice"):
+        JudgeRows([Judge("m", "http://x")] * 2, tmp_path)
+    with pytest.raises(CareError, match="below --relevant"):
+        JudgeRows([Judge("m", "http://x")], tmp_path, relevant=2, irrelevant=2)
