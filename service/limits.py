@@ -81,7 +81,7 @@ class Breaker:
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """So many calls in so many seconds: a bucket that holds `count` and is refilled evenly."""
+    """A limit of calls in a period: a bucket that holds `count` and is refilled evenly."""
 
     count: int
     seconds: int

@@ -70,7 +70,7 @@ def run(arguments: Namespace) -> None:
 class CareTools:
     """The tools over one service.
 
-    Over stdio the key is CARE_API_KEY. Over HTTP it is what each caller sends: this process lends its own to nobody.
+    Over stdio the key is CARE_API_KEY. Over HTTP it is what each caller sends: this process never lends its own.
     """
 
     def __init__(self, url: str, *, write: bool = False) -> None:

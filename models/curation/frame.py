@@ -10,6 +10,7 @@ import fcntl
 import json
 import os
 import sys
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -38,21 +39,21 @@ class Outcome:
     """What a person should look at in a row: {reason: excerpt}."""
 
 
-class Step:
+class Step(ABC):
     """One step. `apply` is deterministic, and gives an outcome for each row, in order; it may read ahead."""
 
     name: ClassVar[str]
     version: ClassVar[int] = 1
     """Raised when the same parameters give other rows."""
 
+    @abstractmethod
     def parameters(self) -> dict[str, Any]:
         """All that the output depends on beside the rows, as JSON."""
-        raise NotImplementedError
 
-    def apply(self, rows: Iterator[Row]) -> Iterator[Outcome]:
-        raise NotImplementedError
+    @abstractmethod
+    def apply(self, rows: Iterator[Row]) -> Iterator[Outcome]: ...
 
-    def remember(self, row: Row) -> None:
+    def remember(self, row: Row) -> None:  # noqa: B027 - most steps depend on nothing before
         """Takes in a row that the step gave before it was killed, if later outcomes depend on it."""
 
     def facts(self, tally: Tally) -> dict[str, Any]:

@@ -95,7 +95,7 @@ class Answers:
 
 
 class Pace:
-    """At most so many requests a minute, evenly spaced; 0: no limit."""
+    """Limit of requests a minute, evenly spaced; 0: no limit."""
 
     def __init__(self, per_minute: float, stopped: threading.Event) -> None:
         self._interval = 60 / per_minute if per_minute else 0.0

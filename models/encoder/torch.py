@@ -1,6 +1,6 @@
 """An encoder in torch: backbone, pooling, truncation, norm. What training changes and export turns into a graph.
 
-Texts are padded on the right. Knows nothing of losses, ONNX or search.
+Texts are padded on the right.
 """
 
 from __future__ import annotations

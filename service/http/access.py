@@ -1,4 +1,4 @@
-"""Who may do what: the scope of each path, the key of a request, its rate, and the audit log of changes."""
+"""Access control: the scope of each path, the key of a request, its rate, and the audit log of changes."""
 
 from __future__ import annotations
 

@@ -324,7 +324,7 @@ class _Run:
         return blended
 
     async def _require_budget(self, calls: int) -> None:
-        """Raises RateLimited if the key's budget does not hold so many calls of the language model."""
+        """Raises RateLimited if the key's budget does not hold this number of calls of the language model."""
         key = self._key
         if key.model_calls is None:
             return

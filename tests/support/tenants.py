@@ -332,7 +332,7 @@ def make_keys(path: Path) -> dict[str, str]:
 
 
 async def fuzz(folder: Path, requests: int, seed: int, redis_url: str | None = None) -> Counter[str]:
-    """Runs so many requests; raises Leak. Returns how many were answered how, by key and status."""
+    """Runs the requests; raises Leak. Returns how many were answered how, by key and status."""
     draw = random.Random(seed)
     documents = {
         owner: {each["id"]: each for each in (make(owner, str(number), draw) for number in range(DOCUMENTS))}

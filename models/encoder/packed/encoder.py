@@ -207,7 +207,7 @@ def _items(rows: list[int], future: Future[list[Tokens]]) -> Iterator[Item]:
 
 
 def batches(items: Iterable[Item], budget: Callable[[], int]) -> Iterator[list[Item]]:
-    """Items in their order, in lists of at most so many tokens; one that is longer comes alone.
+    """Items in their order, in lists within a token budget; one that is longer comes alone.
 
     Short texts are read apart, so that it does not depend on a text's company how fp8 reads it (`Packed.short`). The
     budget is asked for anew each time: it may have shrunk.

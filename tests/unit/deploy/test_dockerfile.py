@@ -34,7 +34,7 @@ from tests.unit.deploy.support import (
 TARGETS = ("service", "gpu")
 LOCKS = [("environment", "serve"), ("indexer-environment", "indexer"), ("train-environment", "train"), ("gpu", "gpu")]
 TRAINING = ("torch", "transformers", "safetensors", "onnx", "onnxscript", "optimum", "triton")
-# Extras that whoever wants them adds: most do without, and they weigh.
+# Optional extras: most deployments do without, and they are large.
 BESIDE_THE_IMAGE = ("qdrant", "parquet")
 
 
@@ -108,7 +108,7 @@ def test_the_runtime_of_the_encoder_sends_nothing_home() -> None:
 
 @pytest.fixture
 def live_port() -> Iterator[int]:
-    """A server that is alive and knows nothing else."""
+    """A server that only answers that it is alive."""
 
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_GET(self) -> None:

@@ -24,7 +24,7 @@ def services() -> dict[str, Service]:
 
 
 def run(monkeypatch: pytest.MonkeyPatch, services: dict[str, Service], with_keys: Sequence[int]) -> Report:
-    """A report of rounds with so many answers with keys beside 1,000 without; the first round warms up."""
+    """A report of rounds with these numbers of answers with keys beside 1,000 without; the first round warms up."""
     asked: list[tuple[str, int]] = []
 
     def measure(service: Service, scenario: Scenario, queries: object, seconds: float, number: int) -> Measurement:

@@ -1,4 +1,4 @@
-"""Rates: a bucket that holds so many calls and is refilled evenly, in this process; Redis has tests of its own."""
+"""Rates: a bucket that holds some calls and is refilled evenly, in this process; Redis has tests of its own."""
 
 from __future__ import annotations
 
