@@ -27,7 +27,7 @@ def run(arguments: Sequence[str], seconds: float = 0.0, save_every: int = 7) -> 
 
 
 def run_killed(arguments: Sequence[str], kills: int, work_seconds: float, seed: int) -> int:
-    """Starts the step until it was killed in its work `times` times, then lets it end; how often it was started."""
+    """Starts the step until it was killed `kills` times in its work, then lets it end; how often it was started."""
     chance, killed, started = random.Random(seed), 0, 0
     while killed < kills and started < 10 * kills:
         started += 1
