@@ -182,7 +182,7 @@ def read_table(files: list[Path], data: Data, seed: int, folder: Path, ranks: Ra
         rows = Progress(f"read {', '.join(map(str, files))}", "rows").over(read_all(files))
         if data.view == "texts":
             return PairTable.of_texts(as_texts(rows, data, seed), folder)
-        return PairTable.of_pairs(as_pairs(rows, data.crops, seed), folder=folder)
+        return PairTable.of_pairs(as_pairs(rows, data.crops, seed, data.crop_units), folder=folder)
 
     table = shared(folder, ranks, build)
     for key, named in (("weights", data.weights), ("crops", data.crops)):

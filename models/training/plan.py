@@ -214,7 +214,9 @@ def sizes_of(recipe: Recipe, data: Data, query_longest: int, document_longest: i
         texts = as_texts(drawn, data, seed)
         pairs = [(source, text, text) for text, source in texts]
     else:
-        pairs = [(pair.source, pair.query, pair.positives[0]) for pair in as_pairs(drawn, data.crops, seed)]
+        pairs = [
+            (pair.source, pair.query, pair.positives[0]) for pair in as_pairs(drawn, data.crops, seed, data.crop_units)
+        ]
     query = ((source, min(query_longest, count_units(text))) for source, text, _ in pairs)
     document = ((source, min(document_longest, count_units(text))) for source, _, text in pairs)
     examples = round(rows * len(pairs) / max(1, len(drawn)))

@@ -23,6 +23,9 @@ Count = Annotated[int, Field(ge=0)]
 Share = Annotated[float, Field(ge=0, le=1)]
 Above = Annotated[float, Field(gt=0)]
 Weight = Annotated[float, Field(ge=0)]
+Units = tuple[Positive, Positive]
+"""The fewest and the most words or Chinese characters of a span."""
+CROP_UNITS: Units = (4, 64)
 
 RESERVED = {"vectors", "encoders", "start", "checkpoint", "objective", "decoder", "texts"}
 """What a run's folder and a checkpoint hold beside stages and encoders."""
@@ -109,6 +112,8 @@ class Data(_Section):
     """In view texts: the sentences of a document, too."""
     crops: dict[str, float] = {}
     """Random spans of a document added for each row, by source ("*": all others): as queries for it, or as texts."""
+    crop_units: Units = CROP_UNITS
+    """How short and how long such a span may be."""
     negatives: Count = 0
     """Hard negatives drawn for each pair."""
     weights: dict[str, Weight] = {}

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import IO, Any, NamedTuple
 
 from models.errors import BadData
-from models.training.recipe import Data
+from models.training.recipe import CROP_UNITS, Data, Units
 
 _OPENERS = {".gz": gzip.open, ".xz": lzma.open}
 UNIT = re.compile(r"[\u3400-\u9fff]|[^\s\u3400-\u9fff]+")
@@ -25,7 +25,6 @@ SENTENCE_END = re.compile(r"(?<=[。！？!?；;])|(?<=\.)\s+|\n+")
 SHORTEST_SENTENCE = 6
 QUERIES = "queries"
 """The source of queries among texts: they can be drawn more often than the sentences of documents."""
-CROP_UNITS = (4, 64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +122,7 @@ def read_all(files: Sequence[Path]) -> Iterator[Pair]:
     return (pair for path in files for pair in read_pairs(path))
 
 
-def as_pairs(rows: Iterable[Pair], crops: Mapping[str, float], seed: int) -> Iterator[Pair]:
+def as_pairs(rows: Iterable[Pair], crops: Mapping[str, float], seed: int, units: Units = CROP_UNITS) -> Iterator[Pair]:
     """Every row as a question and its answer, followed by crops of its documents that ask for them."""
     chance = random.Random(seed)
     for row in rows:
@@ -134,7 +133,7 @@ def as_pairs(rows: Iterable[Pair], crops: Mapping[str, float], seed: int) -> Ite
             if parts is not None:
                 yield replace(row, query=parts[0], positives=[parts[1]])
         for document in row.positives:
-            for asking in crops_of(document, _how_many(crops, row.source, chance), chance):
+            for asking in crops_of(document, _how_many(crops, row.source, chance), chance, units):
                 yield Pair(asking, [document], [], row.source)
 
 
@@ -147,24 +146,24 @@ def as_texts(rows: Iterable[Pair], data: Data, seed: int) -> Iterator[tuple[str,
         for document in (*row.positives, *row.negatives):
             if data.documents:
                 yield document, row.source
-            for part in crops_of(document, _how_many(data.crops, row.source, chance), chance):
+            for part in crops_of(document, _how_many(data.crops, row.source, chance), chance, data.crop_units):
                 yield part, row.source
             if data.sentences:
                 yield from ((sentence, row.source) for sentence in sentences_of(document))
 
 
-def crops_of(text: str, count: int, chance: random.Random) -> Iterator[str]:
+def crops_of(text: str, count: int, chance: random.Random, units: Units = CROP_UNITS) -> Iterator[str]:
     """Random spans of whole words or Chinese characters; a text that is shorter than any is its own."""
     # Looking for the units is most of the work of reading millions of texts: once for all crops.
-    units = [match.span() for match in UNIT.finditer(text)] if count else []
-    shortest, longest = CROP_UNITS
+    places = [match.span() for match in UNIT.finditer(text)] if count else []
+    shortest, longest = units
     for _ in range(count):
-        if len(units) <= shortest:
+        if len(places) <= shortest:
             yield text
             continue
-        size = chance.randint(shortest, min(longest, len(units)))
-        first = chance.randint(0, len(units) - size)
-        yield text[units[first][0] : units[first + size - 1][1]]
+        size = chance.randint(shortest, min(longest, len(places)))
+        first = chance.randint(0, len(places) - size)
+        yield text[places[first][0] : places[first + size - 1][1]]
 
 
 def count_units(text: str) -> int:

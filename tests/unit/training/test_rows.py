@@ -68,6 +68,15 @@ def test_crops_are_spans_of_whole_words_and_are_the_same_for_the_same_seed() -> 
     assert found == [next(crops_of(TEXT, 1, random.Random(seed))) for seed in range(50)]
 
 
+def test_crops_are_as_long_as_the_recipe_says() -> None:
+    text = "字" * 500
+    lengths = [len(next(crops_of(text, 1, random.Random(seed), (100, 300)))) for seed in range(50)]
+    assert min(lengths) >= 100
+    assert 250 < max(lengths) <= 300
+    texts = as_texts([Pair("", [text], [], "a")], Data(files=["a"], crops={"*": 9.0}, crop_units=(450, 460)), 0)
+    assert all(450 <= len(part) <= 460 for part, _ in list(texts)[1:])
+
+
 def test_the_halves_of_a_text_share_nothing() -> None:
     for seed in range(50):
         parts = halves(TEXT, random.Random(seed))
