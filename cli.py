@@ -20,7 +20,7 @@ from models.errors import CareError
 from models.package import care_version
 
 COMMANDS = {
-    "demo": ("", "build the example corpus on the first call, then serve it: the quickest way to see a search"),
+    "demo": ("", "serve the example corpus: the quickest way to see a search"),
     "serve": ("service.command", "serve the published snapshot of a collection over HTTP"),
     "keys": ("service.keys", "create, list and revoke the API keys of a service"),
     "index": ("indexer.command", "build, check, publish, compare and roll back snapshots of a corpus"),
@@ -131,6 +131,35 @@ def _demo(given: list[str]) -> int:
     port = parser.parse_args(given).port
     if not 0 <= port <= 65535:
         parser.error(f"argument --port: {port} is not between 0 and 65535")
+    from indexer.command import served_encoder
+
+    collection = _built_demo() if served_encoder() else _restored_demo()
+    if not os.environ.get(TOKEN_VARIABLE):
+        os.environ[TOKEN_VARIABLE] = secrets.token_urlsafe(16)
+        print(f"Adding documents takes this token: export {TOKEN_VARIABLE}={os.environ[TOKEN_VARIABLE]}", flush=True)
+    return _run("serve", ["--collection", collection, "--port", str(port), *OWN_INDEX])
+
+
+def _restored_demo() -> str:
+    """The example corpus as the bundled pair's document encoder read it, which is not in the box; sets CARE_ENCODER."""
+    from indexer.command import EXAMPLE_CORPUS
+    from indexer.restore import restore_backup
+    from models.encoder.spec import sha256_of
+    from models.package import BUNDLED_PAIR
+
+    backup = EXAMPLE_CORPUS.with_name("pair.tar")
+    # Named by its content: after an upgrade that brings other vectors, the new ones are served.
+    collection = f"{DEMO_COLLECTION}-{sha256_of(backup)[:8]}"
+    if not Path(collection, PAGE).is_file():
+        shutil.rmtree(collection, ignore_errors=True)
+        restore_backup(backup, Path(collection))
+        shutil.copy(EXAMPLE_CORPUS.with_name(PAGE), collection)
+    os.environ["CARE_ENCODER"] = str(BUNDLED_PAIR)
+    return collection
+
+
+def _built_demo() -> str:
+    """The example corpus read by the encoder of CARE_ENCODER; built again after a change of the encoder."""
     from indexer.command import EXAMPLE_CORPUS
 
     if not _demo_is_built():
@@ -139,22 +168,16 @@ def _demo(given: list[str]) -> int:
         # By force: the demo's encoder and collection change together.
         _run("index", ["publish", "--force", "--collection", DEMO_COLLECTION, *OWN_INDEX])
         shutil.copy(EXAMPLE_CORPUS.with_name(PAGE), DEMO_COLLECTION)
-    if not os.environ.get(TOKEN_VARIABLE):
-        os.environ[TOKEN_VARIABLE] = secrets.token_urlsafe(16)
-        print(f"Adding documents takes this token: export {TOKEN_VARIABLE}={os.environ[TOKEN_VARIABLE]}", flush=True)
-    return _run("serve", ["--collection", DEMO_COLLECTION, "--port", str(port), *OWN_INDEX])
+    return DEMO_COLLECTION
 
 
 def _demo_is_built() -> bool:
-    """Whether there is a snapshot by the served encoder; after a change of the encoder the corpus is built again."""
     if not all(Path(DEMO_COLLECTION, name).is_file() for name in ("CURRENT", PAGE)):
         return False
-    from indexer.command import served_encoder
     from indexer.store.collection import Collection
     from indexer.versions import is_encoded_by
-    from models.package import BUNDLED_ENCODER
 
-    return is_encoded_by(Collection(Path(DEMO_COLLECTION)), served_encoder() or BUNDLED_ENCODER)
+    return is_encoded_by(Collection(Path(DEMO_COLLECTION)), Path(os.environ["CARE_ENCODER"]))
 
 
 class _Parser(argparse.ArgumentParser):

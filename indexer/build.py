@@ -52,7 +52,7 @@ class BuildOptions:
 
     `queries` measure the recall of the index; none: some are made of the documents. `query_encoder` is served with the
     snapshot, and reads fresh documents; None: the same encoder. `shards` is the folder or address of unfinished work
-    (None: in the collection), `encode` what encodes it.
+    (None: in the collection), `encode` what encodes it. `encoder_name` is how people know the document encoder.
     """
 
     fields: FieldMap = field(default_factory=FieldMap)
@@ -67,6 +67,7 @@ class BuildOptions:
     shards: str | None = None
     encode: EncodeShards = encode_here
     threads: int | None = None
+    encoder_name: str = ""
 
 
 @dataclass(frozen=True)
@@ -161,7 +162,9 @@ def _build_version(
                 Manifest(
                     version=version,
                     space=spec.space,
-                    encoder=DocumentEncoder(fingerprint=encoder.fingerprint, variant=encoder.variant),
+                    encoder=DocumentEncoder(
+                        fingerprint=encoder.fingerprint, variant=encoder.variant, name=options.encoder_name
+                    ),
                     dim=spec.dim,
                     counts=Counts(documents=len(documents), passages=len(passages), rejects=rejects.count),
                     built=Built(

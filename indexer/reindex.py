@@ -211,7 +211,7 @@ def _run_by(
         options = replace(options, queries=tuple(load_queries(release.queries)))
     canaries = load_canaries(release.canaries) if release.canaries else kept_canaries(collection.root)
     asking = encoders.load_queries(encoder) if canaries or encoders.queries else encoder
-    options = replace(options, query_encoder=asking)
+    options = replace(options, query_encoder=asking, encoder_name=encoders.documents.absolute().name)
     query_encoders = admitted(collection, encoder, asking)
     if release.publish:
         documents = str(encoders.documents)

@@ -1,4 +1,4 @@
-"""The installed package: its version, the bundled encoder, and argparse types that all commands share."""
+"""The installed package: its version, the bundled encoders, and argparse types that all commands share."""
 
 from __future__ import annotations
 
@@ -6,7 +6,11 @@ from argparse import ArgumentTypeError
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-BUNDLED_ENCODER = Path(__file__).parent / "pretrained" / "care-small-zh"
+PRETRAINED = Path(__file__).parent / "pretrained"
+BUNDLED_ENCODER = PRETRAINED / "care-small-zh"
+"""Reads queries and documents: for a corpus that no large encoder has read."""
+BUNDLED_PAIR = PRETRAINED / "care-pair-zh"
+"""Reads the queries of a collection whose documents its partner read (docs/experiments.md, 5)."""
 
 
 def care_version() -> str:

@@ -42,6 +42,8 @@ class DocumentEncoder(_Value):
 
     fingerprint: str
     variant: Computed
+    name: str = ""
+    """Its folder's; empty in snapshots of before."""
 
 
 class Counts(_Value):

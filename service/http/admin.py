@@ -129,10 +129,19 @@ async def metrics(request: Request) -> Response:
 class EncoderFacts(BaseModel):
     """The encoder that reads the queries."""
 
+    name: str
     architecture: str
     dim: int
     max_length: int
     space: str
+    variant: str
+    fingerprint: str
+
+
+class DocumentEncoderFacts(BaseModel):
+    """The encoder that read the documents of the snapshot."""
+
+    name: str = Field(description="Empty in snapshots that do not hold it.")
     variant: str
     fingerprint: str
 
@@ -179,6 +188,7 @@ class CollectionAnswer(BaseModel):
     passages: int
     fresh: FreshFacts
     encoder: EncoderFacts
+    document_encoder: DocumentEncoderFacts
     modes: list[Mode]
     default_mode: Mode
     max_top_k: int
@@ -200,6 +210,7 @@ async def get_collection(request: Request) -> CollectionAnswer:
     runtime = runtime_of(request)
     settings, serving = runtime.settings, runtime.servings.current()
     encoder, spec = serving.encoder, serving.encoder.spec
+    documents = serving.snapshot.manifest.encoder
     within = serving.fix(request.scope[KEY].filters)
     ranges = await asyncio.to_thread(number_ranges, serving, within)
     return CollectionAnswer(
@@ -209,12 +220,16 @@ async def get_collection(request: Request) -> CollectionAnswer:
         passages=await asyncio.to_thread(serving.passages, within),
         fresh=await asyncio.to_thread(_fresh_facts, serving, within, settings.fresh_limit),
         encoder=EncoderFacts(
+            name=runtime.embedder.model,
             architecture=spec.architecture,
             dim=spec.dim,
             max_length=spec.max_length,
             space=spec.space,
             variant=encoder.variant,
             fingerprint=encoder.fingerprint,
+        ),
+        document_encoder=DocumentEncoderFacts(
+            name=documents.name, variant=documents.variant, fingerprint=documents.fingerprint
         ),
         modes=list(Mode),
         default_mode=settings.default_mode,

@@ -10,7 +10,7 @@ import { drawHits, drawNone, drawSkeletons, drawTimings, drawTrouble } from "./r
 const HINTS = { dense: "hintDense", lexical: "hintLexical", hybrid: "hintHybrid" };
 const page = Object.fromEntries(
   ["answer", "examples", "explain", "facts", "filters", "fold", "fold-count", "hits", "language", "mode-hint", "modes",
-    "none", "notice", "panel", "query", "search", "skip", "snapshot", "summary", "timings", "top-k", "trouble"]
+    "encoders", "none", "notice", "panel", "query", "search", "skip", "snapshot", "summary", "timings", "top-k", "trouble"]
     .map((id) => [id, document.getElementById(id)]));
 
 let question = readAddress(location.hash || location.search);
@@ -113,6 +113,7 @@ async function offerCollection() {
     offerExamples();
     say(page.facts, "facts", collection.documents, collection.passages);
     say(page.snapshot, "snapshot", collection.snapshot);
+    say(page.encoders, "encoders", collection.document_encoder.name || "?", collection.encoder.name);
     for (const radio of page.modes.querySelectorAll("input")) {
       radio.disabled = !collection.modes.includes(radio.value);
     }

@@ -87,6 +87,7 @@ export const strings = {
 
     disclaimer: "",
     snapshot: (version) => `快照 ${version}`,
+    encoders: (documents, queries) => `文档编码器 ${documents}，查询编码器 ${queries}`,
 
     fieldNames: { updated: "更新日期" },
   },
@@ -173,6 +174,7 @@ export const strings = {
 
     disclaimer: "",
     snapshot: (version) => `Snapshot ${version}`,
+    encoders: (documents, queries) => `Documents read by ${documents}, queries by ${queries}`,
 
     fieldNames: { updated: "Updated" },
   },

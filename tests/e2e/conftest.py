@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from selenium.webdriver import Chrome
 
-from indexer.build import build
+from indexer.build import BuildOptions, build
 from indexer.store.collection import Collection
 from models.encoder.onnx import OnnxEncoder
 from tests.e2e.browser import Page, start_chromium
@@ -20,7 +20,8 @@ from tests.e2e.server import ENCODER, REPOSITORY, Server
 def example_collection(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A collection folder with one published snapshot of the example corpus."""
     collection = Collection(tmp_path_factory.mktemp("e2e") / "collection")
-    summary = build([REPOSITORY / "examples" / "corpus.jsonl"], OnnxEncoder.load(ENCODER), collection)
+    options = BuildOptions(encoder_name=ENCODER.name)
+    summary = build([REPOSITORY / "examples" / "corpus.jsonl"], OnnxEncoder.load(ENCODER), collection, options)
     collection.publish(summary.version)
     shutil.copy(REPOSITORY / "examples" / "page.json", collection.root)
     return collection.root

@@ -63,6 +63,7 @@ def test_the_footer_names_the_snapshot_and_is_no_medical_advice(page: Page) -> N
     page.open_query(QUERY)
     served = page.run_async("return (await (await fetch('/v1/collection')).json()).snapshot")
     assert served in page.text("#snapshot")
+    assert page.text("#encoders").count("care-small-zh") == 2
     assert "不构成医疗建议" in page.text("footer")
 
 

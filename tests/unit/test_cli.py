@@ -14,8 +14,9 @@ import pytest
 import cli
 from indexer.store.collection import Collection
 from indexer.versions import is_encoded_by
+from models.encoder.spec import EncoderSpec
 from models.errors import CareError
-from models.package import care_version
+from models.package import BUNDLED_PAIR, care_version
 
 CORPUS = Path("examples/corpus.jsonl")
 
@@ -156,6 +157,7 @@ def test_the_demo_makes_a_token_and_prints_it_unless_there_is_one(
 ) -> None:
     tokens: list[str] = []
     monkeypatch.setattr(cli, "DEMO_COLLECTION", str(tmp_path))
+    monkeypatch.setenv("CARE_ENCODER", "my-encoder")
     monkeypatch.setenv("CARE_ADMIN_TOKEN", own)
     monkeypatch.setattr(cli, "_demo_is_built", lambda: True)
     monkeypatch.setattr(cli, "_run", lambda name, given: tokens.append(os.environ["CARE_ADMIN_TOKEN"]) or 0)
@@ -166,3 +168,23 @@ def test_the_demo_makes_a_token_and_prints_it_unless_there_is_one(
     else:
         assert len(tokens[0]) >= 20
         assert f"export CARE_ADMIN_TOKEN={tokens[0]}\n" in printed
+
+
+def test_the_demo_serves_the_bundled_pair_without_its_document_encoder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    served: list[Path] = []
+    monkeypatch.setattr(cli, "DEMO_COLLECTION", str(tmp_path / "demo"))
+    monkeypatch.setenv("CARE_ENCODER", "")
+    monkeypatch.setattr(cli, "_run", lambda name, given: served.append(Path(given[1])) or 0)
+    assert cli.main(["demo"]) == 0
+    assert Path(os.environ["CARE_ENCODER"]) == BUNDLED_PAIR
+    manifest = Collection(served[0]).served_manifest()
+    assert manifest is not None
+    assert manifest.encoder.fingerprint not in EncoderSpec.load(BUNDLED_PAIR).fingerprints
+    manifest.require_encoder(EncoderSpec.load(BUNDLED_PAIR))
+    (served[0] / "mark").touch()
+    monkeypatch.setenv("CARE_ENCODER", "")
+    assert cli.main(["demo"]) == 0
+    assert served[0] == served[1]
+    assert (served[0] / "mark").is_file(), "restored once"
