@@ -50,7 +50,7 @@ def test_one_key_head_and_as_many_as_queries() -> None:
         torch.testing.assert_close(found, last_states(model, batch), atol=1e-5, rtol=1e-5)
 
 
-def test_a_batch_is_filled_up_to_whole_tiles_with_what_nobody_reads() -> None:
+def test_a_batch_is_padded_to_whole_tiles() -> None:
     batch = pack(documents(), CPU)
     assert len(batch.ids) % TILE == 0
     assert batch.boundaries.tolist()[: len(LENGTHS) + 1] == [0, 1, 6, 23, 63, 65, 66]
