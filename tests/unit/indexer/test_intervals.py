@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from indexer.store.columns import Column
 from indexer.store.filters import AnyOf, Equal, Filter, Range, Value
-from indexer.store.metadata import Column, MetadataIndex
+from indexer.store.metadata import MetadataIndex
 from indexer.store.writer import MetadataWriter
 
 TEXTS = st.sampled_from(["", "a", "ab", "b", "心", "心脏", "2025-01-01", "true"])
@@ -34,7 +36,7 @@ def stored_numbers(column: Column, row: int) -> list[tuple[float, int]]:
 
 def check(stored: Sequence[Value], condition: Filter) -> None:
     with TemporaryDirectory() as folder:
-        writer = MetadataWriter(Path(folder))
+        writer = MetadataWriter(Path(folder), ExitStack())
         for value in stored:
             writer.add({"field": value})
         writer.close()
@@ -67,7 +69,7 @@ def test_whole_and_broken_numbers_compare_as_python_compares_them(
         Range("field", gt=first, lte=second): lambda value: first < value <= second,
     }
     with TemporaryDirectory() as folder:
-        writer = MetadataWriter(Path(folder))
+        writer = MetadataWriter(Path(folder), ExitStack())
         for value in [*stored, first]:
             writer.add({"field": value})
         writer.close()

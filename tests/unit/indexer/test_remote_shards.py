@@ -118,7 +118,7 @@ class Dying(FastEncoder):
         return super().encode(*given)  # type: ignore[arg-type]
 
 
-def test_a_build_goes_on_with_what_lies_there(tmp_path: Path) -> None:
+def test_a_build_resumes_from_remote_shards(tmp_path: Path) -> None:
     corpus = write_lines(tmp_path / "c.jsonl", *({"_id": str(n), "text": f"第{n}种药的用法"} for n in range(20)))
     plain, collection = Collection(tmp_path / "plain"), Collection(tmp_path / "collection")
     whole = build([corpus], FastEncoder(swayed=True), plain, replace(OPTIONS, shards=None))
