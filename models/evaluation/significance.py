@@ -26,7 +26,7 @@ ALPHA = 0.05
 MIN_QUERIES = 20
 """Draws from fewer queries than this repeat each other so often that their spread is noise."""
 DRAWN_AT_ONCE = 2_000_000
-# Values are sums of a few reciprocals, so many draws tie with the observed difference but for their rounding.
+# Values are sums of a few reciprocals, and draws often tie with the observed difference but for their rounding.
 ROUNDING = 1e-9
 
 Values = NDArray[np.float64]

@@ -109,7 +109,7 @@ async def test_a_document_of_the_snapshot_is_replaced_and_then_gone(client: http
     assert (await ids(client, "高血压吃什么药"))[0] == "a-1"
 
 
-async def test_what_is_said_twice_is_written_once(client: httpx.AsyncClient) -> None:
+async def test_an_equal_post_is_written_once(client: httpx.AsyncClient) -> None:
     first = (await post(client, NOTICE)).json()
     assert (await post(client, NOTICE)).json() == first | {"changed": 0}
     again = (await post(client, NOTICE, NOTICE | {"id": "notice-2"})).json()
@@ -410,9 +410,7 @@ async def test_a_damaged_log_is_refused_rather_than_forgotten(own: Built) -> Non
             pass
 
 
-async def test_a_disk_that_takes_nothing_is_said_and_changes_nothing(
-    own: Built, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_full_disk_is_reported_and_changes_nothing(own: Built, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(position: int, changes: Sequence[Change]) -> bytes:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(own.root))
 

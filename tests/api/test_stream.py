@@ -40,7 +40,7 @@ async def test_lines_hold_what_the_whole_answer_holds(client: httpx.AsyncClient,
     [("application/x-ndjson", True), ("*/*", False), ("application/json", False),
      ("application/json, application/x-ndjson", False), ("text/plain, application/x-ndjson;q=0.9", True)],
 )  # fmt: skip
-async def test_only_who_asks_for_lines_gets_them(client: httpx.AsyncClient, accept: str, streams: bool) -> None:
+async def test_only_a_request_for_lines_gets_lines(client: httpx.AsyncClient, accept: str, streams: bool) -> None:
     response = await client.get("/v1/search", params={"q": "头痛"}, headers={"Accept": accept})
     assert (response.headers["content-type"] == "application/x-ndjson") == streams
 

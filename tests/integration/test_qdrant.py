@@ -152,11 +152,11 @@ def test_an_index_is_waited_for(server: QdrantServer, snapshot: Snapshot, connec
     assert server.statuses == []
 
 
-def test_nobody_waits_for_ever(server: QdrantServer, snapshot: Snapshot, connected: Qdrant) -> None:
+def test_waiting_for_the_index_ends(server: QdrantServer, snapshot: Snapshot, connected: Qdrant) -> None:
     server.statuses = [models.CollectionStatus.YELLOW] * 2
     with pytest.raises(BadBuild, match="publish again later"):
         upload(connected, snapshot, queries, FLOOR, patience_seconds=0)
-    server.statuses = [models.CollectionStatus.RED] * 3  # who looks for the collection's marks sees it too
+    server.statuses = [models.CollectionStatus.RED] * 3  # read with the collection's marks, too
     with pytest.raises(BadDatabase, match="cannot index"):
         upload(connected, snapshot, queries, FLOOR)
     server.statuses = []
@@ -164,7 +164,7 @@ def test_nobody_waits_for_ever(server: QdrantServer, snapshot: Snapshot, connect
     assert connected.holds(snapshot)
 
 
-def test_points_that_nobody_put_there_are_noticed(server: QdrantServer, snapshot: Snapshot, connected: Qdrant) -> None:
+def test_points_that_were_not_uploaded_are_noticed(server: QdrantServer, snapshot: Snapshot, connected: Qdrant) -> None:
     def add_a_point(method: str, path: str) -> None:
         if path.endswith("count"):
             stray = models.PointStruct(id=10**6, vector=[0.0] * snapshot.manifest.dim)
@@ -176,9 +176,7 @@ def test_points_that_nobody_put_there_are_noticed(server: QdrantServer, snapshot
     assert server.collections() == []
 
 
-def test_a_server_that_is_too_old_is_told_from_one_that_is_not(
-    server: QdrantServer, snapshot: Snapshot, connected: Qdrant
-) -> None:
+def test_a_server_that_is_too_old_is_refused(server: QdrantServer, snapshot: Snapshot, connected: Qdrant) -> None:
     server.keeps_metadata = False
     with pytest.raises(BadDatabase, match=r"1\.16 or newer"):
         upload(connected, snapshot, queries, FLOOR)

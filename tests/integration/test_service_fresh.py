@@ -19,7 +19,7 @@ from tests.integration.processes import Service, service, until
 
 POSTS = {"engine", "worker 1", "worker 2"}
 APART = {"CARE_WORKERS": "2", "CARE_ENGINE": "process"}
-# Enough connections that each of two workers is asked, all but surely; the tests hold whoever answers.
+# Enough connections that each of two workers is asked, all but surely; the tests hold for either.
 ASKED = 8
 
 

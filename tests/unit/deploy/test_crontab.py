@@ -58,7 +58,7 @@ def test_a_success_is_silent_and_logged(home: Path) -> None:
 
 
 @pytest.mark.parametrize("code", [1, Busy.exit_code])
-def test_a_failure_says_one_line_and_passes_its_code_on(home: Path, code: int) -> None:
+def test_a_failure_prints_one_line_and_passes_its_exit_code_on(home: Path, code: int) -> None:
     done = run_line(home, code)
     assert (done.returncode, done.stderr) == (code, "")
     assert done.stdout == f"care: the re-index ended with {code}, see {home}/var/reindex.log\n"
@@ -71,7 +71,7 @@ def test_a_new_installation_needs_no_folder_but_its_own(home: Path) -> None:
     assert (home / "var/reindex.log").is_file()
 
 
-def test_a_missing_folder_is_said(tmp_path: Path) -> None:
+def test_a_missing_folder_is_reported(tmp_path: Path) -> None:
     environment = {"PATH": os.environ["PATH"]}
     line = COMMAND.replace(HOME, str(tmp_path / "nowhere"))
     done = subprocess.run(["bash", "-c", line], env=environment, capture_output=True, text=True)

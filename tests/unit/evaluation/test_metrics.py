@@ -135,7 +135,7 @@ def test_correlations_by_hand() -> None:
     assert correlations([1, 2, 3, 4], [1, 2, 3, 100])["Pearson"] < 0.9
 
 
-def test_similarities_that_are_all_alike_say_nothing() -> None:
+def test_equal_similarities_have_no_correlation() -> None:
     assert correlations([0.5, 0.5, 0.5], [1, 2, 3]) == {"Pearson": 0, "Spearman": 0}
 
 

@@ -12,7 +12,7 @@ def replies(*answers: Reply) -> Iterator[Reply]:
     yield from answers
 
 
-def test_an_object_goes_there_and_one_comes_back() -> None:
+def test_json_objects_are_sent_and_received() -> None:
     with json_server(lambda path, body: (200, {"path": path, "got": body})) as server:
         endpoint = Endpoint(f"{server.url}/v1/", {"authorization": "Bearer key"})
         assert endpoint.post("/ask", {"问": 1}) == {"path": "/v1/ask", "got": {"问": 1}}
@@ -34,7 +34,7 @@ def test_what_may_pass_is_tried_again(status: int) -> None:
 
 
 @pytest.mark.parametrize(("asked", "waited"), [("7", 7.0), ("86400", LONGEST_PAUSE_SECONDS)])
-def test_the_server_may_say_how_long_to_wait(asked: str, waited: float) -> None:
+def test_retry_after_is_respected(asked: str, waited: float) -> None:
     answers = replies((429, {}), (200, {}))
     pauses: list[float] = []
     with json_server(lambda path, body: next(answers), {"retry-after": asked}) as server:

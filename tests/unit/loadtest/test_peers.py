@@ -108,7 +108,7 @@ def test_data_without_short_queries_are_refused(data: Path, weights: Path, tmp_p
         prepare(data, weights, tmp_path / "made")
 
 
-def test_a_step_that_fails_is_said_with_its_reason(tmp_path: Path) -> None:
+def test_a_failed_step_is_reported_with_its_reason(tmp_path: Path) -> None:
     with pytest.raises(BenchError, match=r"-c .* failed: it broke"):
         run_command("/bin/bash", "-c", "echo it broke >&2; exit 3")
 

@@ -232,7 +232,7 @@ def test_a_connection_that_speaks_otherwise_is_closed(
         assert other.answer().status is Status.DONE
 
 
-def test_a_worker_that_reads_slowly_gets_everything_and_holds_up_nobody(engine: Running) -> None:
+def test_a_worker_that_reads_slowly_gets_everything_and_delays_no_other(engine: Running) -> None:
     with engine.worker() as slow, engine.worker() as quick:
         for number in range(40):
             slow.ask(number, 1, k=20_000)

@@ -114,7 +114,7 @@ def test_an_error_in_a_posted_document_names_its_key(document: str, expected: st
     ],
 )
 def test_of_a_thousand_faults_in_a_list_the_first_is_told(model: type[BaseModel], body: str) -> None:
-    """To note them all took a body of two megabytes up to half a minute, in which nobody else was answered."""
+    """To note them all took a body of two megabytes up to half a minute, in which no other request was answered."""
     with pytest.raises(ValidationError) as caught:
         model.model_validate_json(body % ", ".join(["null"] * 1000), strict=True)
     assert caught.value.error_count() <= 5
