@@ -93,7 +93,7 @@ TINY = {name: Shape(f"tiny ({name})", 64, 2, 4, 2, 16, 96, vocabulary=160_000) f
 
 
 def tokenizer_of(folder: Path) -> str:
-    """The folder's tokenizer as JSON, ending each text with EOS where it is a decoder's."""
+    """The folder's tokenizer as JSON, ending each text with EOS if it is a decoder's."""
     if (folder / CONFIG_FILE).is_file():
         return read_tokenizer(folder, Pooling.EOS, read_config(folder))
     return (folder / TOKENIZER_FILE).read_text(encoding="utf-8")

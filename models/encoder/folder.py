@@ -170,7 +170,7 @@ def read_tokenizer(folder: Path, pooling: Pooling, config: PretrainedConfig) -> 
             backend = AutoTokenizer.from_pretrained(folder, local_files_only=True).backend_tokenizer
     except Exception as error:  # the libraries raise plain Exception, among others
         raise BadEncoder(f"{folder}: no tokenizer that transformers can read ({TOKENIZER_FILE})") from error
-    # Of those that transformers adds by itself ([MASK], where there is none) no text makes use.
+    # Not counted: tokens that transformers adds by itself, such as [MASK]. No text uses them.
     last = max(backend.get_vocab(with_added_tokens=False).values(), default=0)
     if last >= config.vocab_size:
         raise BadEncoder(

@@ -96,7 +96,7 @@ class PackedEncoder:
                 f"{place} has not the memory for the weights of {folder} in {chosen}; free it or use a larger one, "
                 "--precision fp8 or a smaller encoder"
             ) from error
-        # Compiling pays where memory is the limit between the products: on a GPU.
+        # Compiling pays if memory is the limit between the products: on a GPU.
         model = PackedModel(weights, backend, encoder.spec.pooling, compiled=place.type == "cuda")
         forward = model if encoder.projection is None else _projected(model, encoder.projection.to(place).float())
         return cls(encoder.spec, chosen, encoder.tokenizer, weight_files(folder), forward, place, token_budget)
