@@ -170,7 +170,7 @@ async def test_a_cached_answer_does_not_outlive_a_change(client: httpx.AsyncClie
         ),
     ],
 )
-async def test_what_makes_no_document_is_named_and_nothing_is_kept(
+async def test_an_invalid_document_is_named_and_none_is_kept(
     client: httpx.AsyncClient, documents: list[dict[str, Any]], said: str
 ) -> None:
     response = await post(client, *documents)
@@ -348,7 +348,7 @@ async def test_a_document_that_is_not_served_can_be_withdrawn(own: Built, encode
             assert (await client.get("/v1/documents/recalled")).status_code == 404
 
 
-async def test_what_a_build_may_have_taken_is_written_again(client: httpx.AsyncClient, own: Built) -> None:
+async def test_a_post_that_a_build_may_have_read_is_written_again(client: httpx.AsyncClient, own: Built) -> None:
     """Else a second build would show the corpus's word in the place of a post that was acknowledged after it began."""
     log = Collection(own.root).fresh_log
     assert (await post(client, NOTICE)).json()["position"] == 1

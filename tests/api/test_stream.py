@@ -85,7 +85,7 @@ async def test_a_queue_smaller_than_a_portion_is_no_obstacle(built: Built) -> No
         assert len(await lines_of(client, query=MANY[:20], top_k=1)) == 21
 
 
-async def test_what_fails_before_the_first_line_is_an_ordinary_error(
+async def test_a_failure_before_the_first_line_is_an_ordinary_error(
     client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch, gate: Gate
 ) -> None:
     monkeypatch.setattr(gate, "run", fail)
@@ -94,7 +94,7 @@ async def test_what_fails_before_the_first_line_is_an_ordinary_error(
     assert response.json()["error"]["code"] == "engine_failed"
 
 
-async def test_what_fails_later_is_the_last_line(
+async def test_a_later_failure_is_the_last_line(
     client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch, gate: Gate
 ) -> None:
     run = gate.run

@@ -87,7 +87,7 @@ def test_a_lasting_refusal_is_raised_after_the_last_attempt(
 @pytest.mark.parametrize(
     ("status", "kind"), [(422, InvalidRequest), (413, InvalidRequest), (404, NotFound), (504, DeadlineExceeded)]
 )
-def test_what_another_try_would_not_mend_is_raised_at_once(
+def test_lasting_errors_are_raised_at_once(
     make: type[CareClient], scripted: Scripted, status: int, kind: type[ApiError]
 ) -> None:
     scripted.scenes.append(refusal(status, "no"))

@@ -112,7 +112,7 @@ def test_an_upload_that_broke_off_goes_on_where_it_stopped(
     assert server.aliases() == {"care": f"care-{snapshot.version}"}
 
 
-def test_what_is_there_already_is_not_put_there_again(server: QdrantServer, collection: Collection) -> None:
+def test_an_uploaded_version_is_not_uploaded_again(server: QdrantServer, collection: Collection) -> None:
     first, second = collection.versions()
     for version in (first, second, first):
         publish(collection, version, MEASURE)
@@ -191,7 +191,7 @@ def test_another_collection_of_the_name_is_replaced(
     assert connected.open(snapshot).search(queries(), 1)[1].shape == (len(queries()), 1)
 
 
-def test_what_is_pruned_leaves_the_server_first(server: QdrantServer, collection: Collection) -> None:
+def test_a_pruned_version_leaves_the_server_first(server: QdrantServer, collection: Collection) -> None:
     first, second = collection.versions()
     third = add_version(collection, 3, 10)
     for version in (first, second, third):

@@ -94,7 +94,7 @@ async def test_values_come_back_by_kind_and_expire(server: ValkeyServer) -> None
             assert 0 < redis.ttl(RESULT + b"a") <= 60  # type: ignore[operator]
 
 
-async def test_what_is_not_ours_or_not_this_keys_is_a_miss(server: ValkeyServer) -> None:
+async def test_values_with_a_wrong_checksum_are_misses(server: ValkeyServer) -> None:
     async with cache_at(server.connection_url) as (cache, writes):
         await write(cache, writes, a=b'{"hits":[]}', b=b'{"hits":[1]}')
         with operator(server) as redis:

@@ -127,7 +127,7 @@ def test_a_body_too_large_is_refused_on_the_wire(address: str) -> None:
         b"GET / HTTP/1.1\r\nX: " + b"a" * 300_000,
     ],
 )
-def test_what_is_no_http_is_refused_in_the_shape_of_every_error(address: str, request_bytes: bytes) -> None:
+def test_malformed_http_gets_the_shape_of_every_error(address: str, request_bytes: bytes) -> None:
     status, body = exchange(address, request_bytes)
     assert status == 400
     facts = json.loads(body)["error"]

@@ -37,13 +37,13 @@ def run_line(home: Path, end: int) -> subprocess.CompletedProcess[str]:
     return subprocess.run(["bash", "-c", line], env=environment, capture_output=True, text=True)
 
 
-def test_it_is_due_once_a_week() -> None:
+def test_the_job_runs_once_a_week() -> None:
     minute, hour, *rest = FIELDS
     assert (int(minute) < 60, int(hour) < 24, rest) == (True, True, ["*", "*", "0"])
     assert "%" not in COMMAND  # cron would end the line there
 
 
-def test_it_calls_what_care_understands() -> None:
+def test_the_job_calls_a_valid_command() -> None:
     (words,) = re.findall(r"\bcare (index [^;]+);", COMMAND)
     given = parse_care(shlex.split(words))
     assert (given["action"], given["publish"], given["collection"]) == ("build", True, COLLECTION)

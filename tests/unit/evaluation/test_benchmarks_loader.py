@@ -178,7 +178,7 @@ def test_a_set_of_another_size_is_refused_and_the_others_are_loaded(data: Path) 
 
 
 @pytest.mark.usefixtures("with_mteb")
-def test_of_another_size_in_the_folder_the_library_is_named_that_has_the_right_one(data: Path) -> None:
+def test_a_set_of_another_size_names_the_library_that_has_the_right_one(data: Path) -> None:
     write_all(data)
     write_rows(data / "colds" / "corpus.jsonl", [{"_id": "d1", "text": "感冒"}])
     assert "; leave it out for mteb task SciFact, or put queries.jsonl" in load("ours", data)[1]["colds"]
@@ -256,7 +256,7 @@ def test_an_unreachable_hub_is_reported_for_each_set_and_asked_once(
 
 
 @pytest.mark.usefixtures("with_mteb", "silent_hub")
-def test_what_lies_in_a_folder_needs_no_hub(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sets_in_a_folder_need_no_hub(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_all(data)
     monkeypatch.setattr(libraries, "unreachable", lambda: pytest.fail("the hub was asked"))
     assert load("ours", data)[1] == {}

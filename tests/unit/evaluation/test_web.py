@@ -22,7 +22,7 @@ def test_json_objects_are_sent_and_received() -> None:
 
 
 @pytest.mark.parametrize("status", [429, 500, 503])
-def test_what_may_pass_is_tried_again(status: int) -> None:
+def test_temporary_errors_are_retried(status: int) -> None:
     answers = replies((status, {}), (status, {}), (200, {"ok": True}))
     pauses: list[float] = []
     with json_server(lambda path, body: next(answers)) as server:
@@ -44,7 +44,7 @@ def test_retry_after_is_respected(asked: str, waited: float) -> None:
     assert pauses == [waited]
 
 
-def test_what_does_not_pass_is_one_error() -> None:
+def test_a_lasting_error_is_raised_after_all_attempts() -> None:
     with json_server(lambda path, body: (503, {"error": "down"})) as server:
         endpoint = Endpoint(server.url, pause=lambda seconds: None)
         with pytest.raises(CareError, match=r"/x answers 503.*down"):

@@ -35,7 +35,7 @@ def log(tmp_path: Path) -> FreshLog:
     return FreshLog(tmp_path / "fresh")
 
 
-def test_what_is_read_is_what_was_written(log: FreshLog) -> None:
+def test_changes_are_read_as_written(log: FreshLog) -> None:
     changes: list[Change] = [posted("a", 1), Deleted("b"), posted("cc", 3)]
     assert log.append(changes) == 1
     (frame,), cursor = log.read(START)

@@ -52,7 +52,7 @@ def check(stored: Sequence[Value], condition: Filter) -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.none() | NUMBERS, max_size=6), filters(ASKED_NUMBERS))
-def test_of_numbers(stored: list[float | None], condition: Filter) -> None:
+def test_intervals_of_numbers_admit_what_select_admits(stored: list[float | None], condition: Filter) -> None:
     check([1.0, *stored], condition)
 
 
@@ -83,5 +83,5 @@ def test_whole_and_broken_numbers_compare_as_python_compares_them(
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.none() | TEXTS | st.lists(TEXTS, max_size=3), max_size=6), filters(TEXTS))
-def test_of_texts_and_lists(stored: list[Value], condition: Filter) -> None:
+def test_intervals_of_texts_and_lists_admit_what_select_admits(stored: list[Value], condition: Filter) -> None:
     check(["a", *stored], condition)

@@ -52,7 +52,7 @@ def test_an_answer_is_the_same_however_it_is_cut(data: st.DataObject) -> None:
         (b"HTTP/1.1 200 OK\r\nx: " + b"y" * 70_000, "a head without end"),
     ],
 )
-def test_what_is_no_answer_is_refused(raw: bytes, why: str) -> None:
+def test_bytes_that_are_no_answer_are_refused(raw: bytes, why: str) -> None:
     with pytest.raises(BadAnswer, match=why):
         ResponseReader().feed(raw)
 

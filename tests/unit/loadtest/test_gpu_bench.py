@@ -36,7 +36,7 @@ def test_answers_that_are_errors_are_no_searches() -> None:
 
 
 @pytest.mark.parametrize("printed", ["", "unable to connect\n", '{"requests":1}\n'])
-def test_what_is_no_summary_is_refused(printed: str) -> None:
+def test_output_without_a_summary_is_refused(printed: str) -> None:
     with pytest.raises(BenchError, match="wrk printed no summary"):
         read_summary(printed, 1, 0.0)
 

@@ -43,7 +43,7 @@ def test_other_answers_are_failures() -> None:
     assert result.latency_ms == []
 
 
-def test_what_finds_no_free_connection_is_not_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_request_without_a_free_connection_is_not_sent(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(generator, "DRAIN_SECONDS", 0.1)
     with running(lambda number: []) as server:
         result = drive(offer(server.url, connections=3))

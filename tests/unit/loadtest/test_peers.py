@@ -69,7 +69,7 @@ def commands(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     return run
 
 
-def test_everything_is_made_once(data: Path, weights: Path, tmp_path: Path, commands: list[list[str]]) -> None:
+def test_each_file_is_made_once(data: Path, weights: Path, tmp_path: Path, commands: list[list[str]]) -> None:
     folder = tmp_path / "made"
     prepared = prepare(data, weights, folder)
     assert len(commands) == 4  # two encoders, a snapshot, txtai's index

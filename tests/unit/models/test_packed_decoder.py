@@ -143,7 +143,7 @@ def test_quantising_keeps_the_scale_of_each_row() -> None:
     assert (near - exact).norm() / exact.norm() < 0.05
 
 
-def test_what_is_not_computed_is_refused() -> None:
+def test_unsupported_architectures_and_options_are_refused() -> None:
     with pytest.raises(BadEncoder, match="not distilbert; make an ONNX graph"):
         read_weights(AutoModel.from_config(DistilBertConfig(n_layers=1, dim=32, n_heads=2, hidden_dim=32)), 48, CPU)
     with pytest.raises(BadEncoder, match="activation 'tanh'"):
