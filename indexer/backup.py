@@ -58,7 +58,7 @@ def write_backup(collection: Collection, file: Path, keys: Path | None = None) -
         raise BadBackup(f"{keys}: there is no such file of keys; leave out --keys and {KEYS_VARIABLE}, or name it")
     partial = file.with_name(f".{file.name}.new")
     try:
-        # The documents and keys in it are nobody else's business.
+        # Only the owner may read the documents and keys in it.
         with open(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as written:
             with tarfile.open(fileobj=written, mode="w", format=tarfile.PAX_FORMAT) as tar, collection.sole_builder():
                 versions = collection.versions()

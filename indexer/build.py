@@ -35,7 +35,7 @@ from indexer.store.manifest import (
     Recall,
 )
 from indexer.store.shards import Shards, open_shards
-from indexer.store.vectors import CardGraph, VectorIndex, limit_threads
+from indexer.store.vectors import GpuGraph, VectorIndex, limit_threads
 from indexer.store.writer import SnapshotWriter
 from models.correction import SAMPLE, names_of, sample_rows
 from models.encoder.spec import Side
@@ -260,6 +260,6 @@ def _index(
     own = VectorIndex.open(folder, kind, *vectors.shape)
     depth, recall = choose_depth(own, queries, options.recall_floor)
     if kind is IndexKind.CAGRA:  # a service may search it on either: both must reach the floor
-        on_card, there = choose_depth(CardGraph(own), queries, options.recall_floor)
-        depth, recall = max((depth, recall), (on_card, there), key=itemgetter(0))
+        on_gpu, there = choose_depth(GpuGraph(own), queries, options.recall_floor)
+        depth, recall = max((depth, recall), (on_gpu, there), key=itemgetter(0))
     return kind, parameters, depth, recall

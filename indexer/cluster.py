@@ -40,7 +40,7 @@ class Cluster:
     address: str
     open_encoder: Callable[[], Encoder]
     processors: int = 1
-    cards: bool = False
+    gpus: bool = False
 
     def require(self) -> None:
         """Raises BadCluster if the address does not answer, before the corpus is read."""
@@ -77,9 +77,9 @@ class Cluster:
     def _processes(self, ray: Any, shards: int) -> dict[str, Any]:  # noqa: ANN401 - an untyped library's module
         """How many processes, and what each needs."""
         nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-        cards = sum(int(node.get("GPU", 0)) for node in nodes) if self.cards else 0
-        needs = {"num_gpus": 1} if cards else {"num_cpus": self.processors}
-        size = cards or sum(int(node.get("CPU", 0)) // self.processors for node in nodes)
+        gpus = sum(int(node.get("GPU", 0)) for node in nodes) if self.gpus else 0
+        needs = {"num_gpus": 1} if gpus else {"num_cpus": self.processors}
+        size = gpus or sum(int(node.get("CPU", 0)) // self.processors for node in nodes)
         if not size:
             raise BadCluster(f"no node at {self.address} has {self.processors} processors; give fewer --threads")
         strategy = ray.data.ActorPoolStrategy(size=min(size, shards), max_tasks_in_flight_per_actor=2)

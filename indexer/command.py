@@ -26,7 +26,7 @@ from indexer.store.kinds import LEAST_ROWS_FOR_LISTS, IndexKind
 from indexer.store.snapshot import Snapshot
 from indexer.suggest import SAMPLE_ROWS, measure_kinds, propose
 from indexer.versions import Measure, VersionInfo, admit, choose, list_versions, prune, publish, rollback, verify
-from models.encoder.address import load_encoder
+from models.encoder.bulk import load_encoder
 from models.encoder.onnx import Vectors
 from models.encoder.spec import Precision, Variant
 from models.package import BUNDLED_ENCODER, positive, share
@@ -89,11 +89,9 @@ def _add_build(parser: ArgumentParser) -> None:
     add("corpus", type=Path, nargs="+", help="JSON lines (.gz too), Parquet or CSV files, or a folder")
     add("--encoder", type=Path, default=served_encoder() or BUNDLED_ENCODER, help=f"document encoder folder ({READS})")
     add("--variant", type=Variant, choices=list(Variant), help="which graph of the encoder")
-    add(
-        "--device", help="cpu, cuda, several as cuda:0,cuda:1, or all cards (default: ONNX cpu; torch the card, if any)"
-    )
+    add("--device", help="cpu, cuda, several as cuda:0,cuda:1, or all GPUs (default: ONNX cpu; torch the GPU, if any)")
     add("--precision", type=Precision, choices=list(Precision),
-        help="numbers of an encoder that torch runs, Qwen2 or Qwen3 (default: bf16 on a card, else fp32)")  # fmt: skip
+        help="numbers of an encoder that torch runs, Qwen2 or Qwen3 (default: bf16 on a GPU, else fp32)")  # fmt: skip
     add("--token-budget", type=positive, help="tokens that torch takes at a time (default: by device)")
     add("--index", type=IndexKind, choices=list(IndexKind), help="kind of index (default: by size, flat or hnsw)")
     add("--recall-floor", type=share, default=FLOOR, help="least recall@10 of the index (%(default)s)")
@@ -111,7 +109,7 @@ def _add_build(parser: ArgumentParser) -> None:
     add("--overlap", type=int, default=64, help="tokens that neighbours share (%(default)s)")
     add("--skip-bad", action="store_true", help="set bad rows aside in a file instead of stopping")
     add("--threads", type=positive, help="threads of encoder and index build (default: all cores)")
-    add("--shard", type=positive, help="texts that a killed build may lose (default: 1024 by ONNX, 8192 on a card)")
+    add("--shard", type=positive, help="texts that a killed build may lose (default: 1024 by ONNX, 8192 on a GPU)")
     add("--shards", metavar="PLACE", help="folder or s3://… for unfinished work (default: in the collection)")
     add("--ray", metavar="ADDRESS", help="encode on a Ray cluster: local, auto or HOST:PORT")
     add("--publish", action="store_true", help="serve the new version at once, if it passes every check")

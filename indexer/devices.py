@@ -29,7 +29,7 @@ from models.errors import CareError
 ALL, CPU, CUDA = "all", "cpu", "cuda"
 NAMES = re.compile(r"cpu|cuda(:\d+)?")
 VISIBLE = "CUDA_VISIBLE_DEVICES"
-CARDS = Path("/proc/driver/nvidia/gpus")
+GPU_FOLDERS = Path("/proc/driver/nvidia/gpus")
 END_SECONDS = 10.0
 
 Open = Callable[[str], Encoder]
@@ -37,27 +37,27 @@ Open = Callable[[str], Encoder]
 
 
 def parse_devices(text: str) -> tuple[str, ...]:
-    """`cpu`, `cuda`, `cuda:1`, several of them with commas, or `all` cards; raises BadBuild."""
-    names = tuple(f"{CUDA}:{number}" for number in range(_count_cards())) if text == ALL else tuple(text.split(","))
+    """`cpu`, `cuda`, `cuda:1`, several of them with commas, or `all` GPUs; raises BadBuild."""
+    names = tuple(f"{CUDA}:{number}" for number in range(_count_gpus())) if text == ALL else tuple(text.split(","))
     if text == ALL and not names:
-        raise BadBuild("--device all: no graphics card is seen here; leave it out to encode on the CPU")
+        raise BadBuild("--device all: no GPU is seen here; leave it out to encode on the CPU")
     for name in names:
         if not NAMES.fullmatch(name):
             raise BadBuild(f"--device {text}: give cpu, cuda, cuda:N, several with commas, or {ALL}")
     return names
 
 
-def _count_cards() -> int:
+def _count_gpus() -> int:
     if (visible := os.environ.get(VISIBLE)) is not None:
         return len(list(filter(None, visible.split(","))))
     try:
         return int(import_module("torch").cuda.device_count())
     except ModuleNotFoundError:  # an environment for ONNX Runtime alone
-        return len(list(CARDS.glob("*")))
+        return len(list(GPU_FOLDERS.glob("*")))
 
 
 def is_spread(devices: Sequence[str]) -> bool:
-    """Whether the devices need processes of their own: several, or a certain card."""
+    """Whether the devices need processes of their own: several, or a certain GPU."""
     return len(devices) > 1 or any(":" in name for name in devices)
 
 
@@ -195,11 +195,11 @@ def _work(connection: Connection, device: str, open_encoder: Open) -> None:
 
 
 def _open_on(device: str, open_encoder: Open) -> Encoder:
-    """Opens the encoder on a device; a process that is given a card sees no other."""
+    """Opens the encoder on a device; a process that is given a GPU sees no other."""
     kind, _, number = device.partition(":")
     if number:
         visible = list(filter(None, os.environ.get(VISIBLE, "").split(",")))
         if visible and int(number) >= len(visible):
-            raise BadBuild(f"{VISIBLE} shows {len(visible)} cards; name one from {CUDA}:0 on")
+            raise BadBuild(f"{VISIBLE} shows {len(visible)} GPUs; name one from {CUDA}:0 on")
         os.environ[VISIBLE] = visible[int(number)] if visible else number
     return open_encoder(kind)

@@ -12,8 +12,8 @@ import sys
 import threading
 import time
 import urllib.request
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from http.client import HTTPException
 from importlib import import_module
@@ -33,7 +33,7 @@ from indexer.store.collection import Collection
 from indexer.store.manifest import Manifest
 from indexer.store.snapshot import Snapshot
 from indexer.versions import Measure, prune, publish, verify
-from models.encoder.address import AddressEncoder, load_encoder
+from models.encoder.bulk import AddressEncoder, load_encoder
 from models.encoder.onnx import OnnxEncoder, Vectors
 from models.encoder.spec import EncoderSpec, Precision, Side, Variant
 from models.encoder.tokenizer import has_graph
@@ -99,8 +99,8 @@ class Encoders:
         processors = self.threads or 1
         there = replace(self, documents=self.documents.absolute(), threads=processors)
         by_torch = isinstance(documents.variant, Precision)
-        cards = self.device == "cuda" or (by_torch and self.device is None)
-        cluster = Cluster(self.ray, there.load, processors, cards)
+        gpus = self.device == "cuda" or (by_torch and self.device is None)
+        cluster = Cluster(self.ray, there.load, processors, gpus)
         cluster.require()
         return cluster
 
@@ -189,17 +189,11 @@ def _run(
     """Returns the finished build, and how many old versions were removed."""
     with collection.sole_builder():
         pass  # raises Busy before two runs load their encoders into one memory
-    with _closed_at_end(encoders.load()) as encoder:
-        return _run_by(encoder, corpus, collection, encoders, options, release)
-
-
-@contextmanager
-def _closed_at_end(encoder: Encoder) -> Iterator[Encoder]:
-    try:
-        yield encoder
-    finally:
+    with ExitStack() as stack:
+        encoder = encoders.load()
         if isinstance(encoder, DeviceEncoder):
-            encoder.close()
+            stack.callback(encoder.close)
+        return _run_by(encoder, corpus, collection, encoders, options, release)
 
 
 def _run_by(

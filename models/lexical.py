@@ -126,7 +126,7 @@ class LexicalIndex:
 
     @cached_property
     def average_length(self) -> float:
-        """Terms of a row on average, as BM25 counts them; 1 where there are none."""
+        """Terms of a row on average, as BM25 counts them; 1 if there are none."""
         for term, _ in self._searcher.terms_with_prefix(_TEXT, "", limit=1):
             query = self._term(term, 1)
             (_, address), *_ = self._searcher.search(query, 1, count=False).hits
@@ -250,7 +250,7 @@ class Postings:
         return cls(hashes[order], rows[order], counts[order], lengths)
 
     def score(self, weights: dict[str, float], among: LexicalIndex) -> Scores:
-        """The score of every row for a query of these weights, 0 where it shares no term, as a row of `among`."""
+        """The score of every row for a query of these weights, 0 if it shares no term, as a row of `among`."""
         wanted = np.array([hash(term) for term in weights], np.int64)
         first, end = (np.searchsorted(self.hashes, wanted, side) for side in ("left", "right"))
         sizes = end - first

@@ -11,7 +11,7 @@ from typing import ClassVar, Self, TypeVar
 from tqdm import tqdm
 
 SAY_EVERY_SECONDS = 30.0
-"""Between two lines where there is no terminal; 0: a line for every update."""
+"""Between two lines without a terminal; 0: a line for every update."""
 
 Item = TypeVar("Item")
 

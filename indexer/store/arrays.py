@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import mmap
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -58,7 +58,7 @@ class ArrayWriter(AbstractContextManager["ArrayWriter"]):
         self._bytes = 0
 
     def __exit__(self, *error: object) -> None:
-        self.release()
+        self._file.close()  # without completing it, unless close() did
 
     def __len__(self) -> int:
         return self._bytes // self._row_bytes
@@ -74,10 +74,6 @@ class ArrayWriter(AbstractContextManager["ArrayWriter"]):
                     "divide the corpus into several collections"
                 )
         self._bytes += self._file.write(given.astype(self._dtype, copy=False).tobytes())
-
-    def release(self) -> None:
-        """Closes the file without completing it; does nothing after close()."""
-        self._file.close()
 
     def close(self) -> int:
         """Completes the file; returns the number of rows."""
@@ -98,9 +94,10 @@ class ArrayWriter(AbstractContextManager["ArrayWriter"]):
 class BlobWriter:
     """Appends byte strings to `<name>.bin`, and the offset of each to `<name>.offsets.npy`."""
 
-    def __init__(self, folder: Path, name: str) -> None:
-        self._file = (folder / f"{name}.bin").open("wb", buffering=WRITE_BUFFER_BYTES)
-        self._offsets = ArrayWriter(folder / f"{name}.offsets.npy", "<i8")
+    def __init__(self, folder: Path, name: str, files: ExitStack) -> None:
+        """`files` closes the files of a failed build."""
+        self._file = files.enter_context((folder / f"{name}.bin").open("wb", buffering=WRITE_BUFFER_BYTES))
+        self._offsets = files.enter_context(ArrayWriter(folder / f"{name}.offsets.npy", "<i8"))
         self._offsets.append([0])
         self._end = 0
 
@@ -110,11 +107,6 @@ class BlobWriter:
             self._end += self._file.write(run)
             ends.append(self._end)
         self._offsets.append(ends)
-
-    def release(self) -> None:
-        """Closes the files without completing them; does nothing after close()."""
-        self._file.close()
-        self._offsets.release()
 
     def close(self) -> None:
         self._file.close()

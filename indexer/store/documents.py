@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
@@ -80,24 +81,19 @@ class StoredDocument:
 
 
 class DocumentsWriter:
-    """Streams documents to disk."""
+    """Streams documents to disk; `files` closes the files of a failed build."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, files: ExitStack) -> None:
         self._folder = folder
-        self._blob = BlobWriter(folder, "documents")
-        self._digests = ArrayWriter(folder / DIGESTS_FILE, "|u1", (DIGEST_BYTES,))
-        self._unsorted = ArrayWriter(folder / "ids.unsorted.npy", "<u8")
+        self._blob = BlobWriter(folder, "documents", files)
+        self._digests = files.enter_context(ArrayWriter(folder / DIGESTS_FILE, "|u1", (DIGEST_BYTES,)))
+        self._unsorted = files.enter_context(ArrayWriter(folder / "ids.unsorted.npy", "<u8"))
 
     def add(self, document_id: str, title: str, text: str, metadata: Metadata) -> None:
         stored = StoredDocument.of(document_id, title, text, metadata)
         self._blob.append(stored.json, stored.text_json)
         self._digests.append(np.frombuffer(stored.digest, np.uint8))
         self._unsorted.append([_hash(document_id)])
-
-    def release(self) -> None:
-        """Closes the files of a failed build."""
-        for writer in (self._blob, self._digests, self._unsorted):
-            writer.release()
 
     def close(self) -> int:
         """Completes the files, ids sorted by hash; returns the number of documents."""
@@ -173,12 +169,12 @@ class Documents:
 
 
 class PassagesWriter:
-    """Streams the passages of documents that come in row order."""
+    """Streams the passages of documents that come in row order; `files` as in DocumentsWriter."""
 
-    def __init__(self, folder: Path) -> None:
-        self._documents = ArrayWriter(folder / OWNERS_FILE, "<i4")
-        self._spans = ArrayWriter(folder / SPANS_FILE, "<i4", (2,))
-        self._hashes = ArrayWriter(folder / HASHES_FILE, "|u1", (HASH_BYTES,))
+    def __init__(self, folder: Path, files: ExitStack) -> None:
+        self._documents = files.enter_context(ArrayWriter(folder / OWNERS_FILE, "<i4"))
+        self._spans = files.enter_context(ArrayWriter(folder / SPANS_FILE, "<i4", (2,)))
+        self._hashes = files.enter_context(ArrayWriter(folder / HASHES_FILE, "|u1", (HASH_BYTES,)))
 
     def add(self, document_row: int, spans: Sequence[Span], hashes: Array) -> None:
         """`hashes` (spans, 16) uint8 let the next build reuse the vectors."""
@@ -189,11 +185,6 @@ class PassagesWriter:
         self._documents.append([document_row] * len(spans))
         self._spans.append(spans)
         self._hashes.append(hashes)
-
-    def release(self) -> None:
-        """Closes the files of a failed build."""
-        for writer in (self._documents, self._spans, self._hashes):
-            writer.release()
 
     def close(self) -> int:
         """Completes the files; returns the number of passages."""

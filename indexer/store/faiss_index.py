@@ -72,14 +72,14 @@ def build_index(vectors: Array, kind: IndexKind, path: Path) -> dict[str, int]:
     return parameters
 
 
-def require_card() -> Any:  # noqa: ANN401 - FAISS's own stubs lack it
+def require_gpu() -> Any:  # noqa: ANN401 - FAISS's own stubs lack it
     """FAISS's resources of the GPU; raises BadIndex if this FAISS supports none, or there is none."""
-    if not has_card():
-        raise BadIndex("cagra needs an NVIDIA card and the FAISS of the gpu extra; choose hnsw, or build it there")
+    if not has_gpu():
+        raise BadIndex("cagra needs an NVIDIA GPU and the FAISS of the gpu extra; choose hnsw, or build it there")
     return untyped.StandardGpuResources()
 
 
-def has_card() -> bool:
+def has_gpu() -> bool:
     return hasattr(faiss, "GpuIndexCagra") and untyped.get_num_gpus() > 0
 
 
@@ -116,7 +116,7 @@ def _write(index: FaissIndex, kind: IndexKind, path: Path) -> None:
 
 def _build_cagra(vectors: Array) -> FaissIndex:
     """Builds a graph over vectors (rows, dim) float16 on the GPU and copies it to the CPU."""
-    resources = require_card()
+    resources = require_gpu()
     config = untyped.GpuIndexCagraConfig()
     config.graph_degree = CAGRA_LINKS
     config.intermediate_graph_degree = 2 * CAGRA_LINKS

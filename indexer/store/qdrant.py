@@ -20,9 +20,10 @@ from qdrant_client.http.exceptions import ResponseHandlingException, UnexpectedR
 
 from indexer.errors import BadCollection, DatabaseAway
 from indexer.store.arrays import Rows, Scores
+from indexer.store.columns import Column, Interval, NumberColumn
 from indexer.store.filters import AnyOf, Either, Filter, Not, SplitNumber
 from indexer.store.kinds import IndexKind
-from indexer.store.metadata import Column, Interval, MetadataIndex, NumberColumn
+from indexer.store.metadata import MetadataIndex
 from indexer.store.snapshot import Snapshot
 
 # Metadata of a Qdrant collection: the content and index kind of its snapshot, and the search depth. The last is written

@@ -12,7 +12,7 @@ import faiss
 import numpy as np
 
 from indexer.store.arrays import Array, Mask, Rows, Scores, load_array
-from indexer.store.faiss_index import FaissIndex, exact_index, open_index, require_card, untyped
+from indexer.store.faiss_index import FaissIndex, exact_index, open_index, require_gpu, untyped
 from indexer.store.kinds import INDEX_FILE, VECTORS_FILE, IndexKind
 
 # Short codes choose this many candidates, or this many times k; the vectors rank them.
@@ -52,7 +52,7 @@ class VectorIndex:
         `allowed` (passages,) restricts the rows of all queries. `depth` is raised to what `k` and the filter need.
         """
         queries = np.ascontiguousarray(queries, dtype=np.float32)
-        selector = _selector(allowed)
+        selector = selector_of(allowed)
         depth = self.depth_for(k, allowed, depth)
         if depth is None or self.kind is IndexKind.FLAT:
             return self.search_exactly(queries, k, selector)
@@ -65,7 +65,7 @@ class VectorIndex:
                 k_factor=max(RESCORED_ROWS, RESCORED_SHARE * k) / k,
                 base_index_params=of_kind(nprobe=depth, sel=selector),
             )
-        return _marked(*self.index.search(queries, k, params=parameters))
+        return marked(*self.index.search(queries, k, params=parameters))
 
     def depth_for(self, k: int, allowed: Mask | None, depth: int | None = None) -> int | None:
         """The depth to search for `k` of the allowed rows; None if scoring each of them is quicker."""
@@ -79,10 +79,10 @@ class VectorIndex:
 
     def search_exactly(self, queries: Scores, k: int, selector: faiss.IDSelector | None = None) -> tuple[Scores, Rows]:
         """The best `k` passages of each query, by scoring every row that `selector` admits."""
-        return _marked(*self._exact.search(queries, k, params=untyped.SearchParameters(sel=selector)))
+        return marked(*self._exact.search(queries, k, params=untyped.SearchParameters(sel=selector)))
 
 
-class CardGraph:
+class GpuGraph:
     """A snapshot's CAGRA graph on a GPU; the CPU index does what the GPU cannot. For one thread at a time."""
 
     def __init__(self, own: VectorIndex) -> None:
@@ -91,7 +91,7 @@ class CardGraph:
         self.values = own.values
         self.search_exactly = own.search_exactly
         self._own = own
-        self._resources = require_card()
+        self._resources = require_gpu()
         self._index = untyped.index_cpu_to_gpu(self._resources, 0, own.index)
 
     def search(
@@ -102,16 +102,17 @@ class CardGraph:
         if far is None or far > MOST_DEPTH:
             return self._own.search(queries, k, allowed, depth=depth)
         kept = -(-far // DEPTH_STEP) * DEPTH_STEP
-        parameters = untyped.SearchParametersCagra(itopk_size=kept, sel=_selector(allowed))
+        parameters = untyped.SearchParametersCagra(itopk_size=kept, sel=selector_of(allowed))
         halves = np.ascontiguousarray(queries, np.float16)
-        return _marked(*self._index.search(halves, k, params=parameters, numeric_type=untyped.Float16))
+        return marked(*self._index.search(halves, k, params=parameters, numeric_type=untyped.Float16))
 
 
-def _selector(allowed: Mask | None) -> faiss.IDSelector | None:
+def selector_of(allowed: Mask | None) -> faiss.IDSelector | None:
     return None if allowed is None else untyped.IDSelectorBitmap(np.packbits(allowed, bitorder="little"))
 
 
-def _marked(scores: Scores, rows: Rows) -> tuple[Scores, Rows]:
+def marked(scores: Scores, rows: Rows) -> tuple[Scores, Rows]:
+    """What FAISS found, with score −inf in empty places."""
     scores[rows < 0] = -np.inf
     return scores, rows
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack, closing
 from pathlib import Path
 
 import numpy as np
@@ -16,12 +16,13 @@ import orjson
 
 from indexer.errors import NotWritten
 from indexer.store.arrays import Array, ArrayWriter, BlobWriter, load_array
+from indexer.store.columns import FieldKind
 from indexer.store.documents import Documents, DocumentsWriter, Passages, PassagesWriter, Span, load_hashes
 from indexer.store.files import DiskDict, sync
 from indexer.store.filters import MAX_FIELDS, NUMBER, Metadata, has_value, kind_of, spell, split_number
 from indexer.store.kinds import INDEX_FILE, VECTORS_FILE, IndexKind
 from indexer.store.manifest import LEXICAL_FOLDER, Manifest, list_files
-from indexer.store.metadata import FIELDS_FILE, FieldKind
+from indexer.store.metadata import FIELDS_FILE
 from models.lexical import LexicalIndex
 
 logger = logging.getLogger(__name__)
@@ -34,14 +35,14 @@ class SnapshotWriter(AbstractContextManager["SnapshotWriter"]):
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._documents = DocumentsWriter(folder)
-        self._metadata = MetadataWriter(folder)
-        self._passages = PassagesWriter(folder)
+        self._files = ExitStack()
+        self._documents = DocumentsWriter(folder, self._files)
+        self._metadata = MetadataWriter(folder, self._files)
+        self._passages = PassagesWriter(folder, self._files)
         self._count = 0
 
     def __exit__(self, *error: object) -> None:
-        for writer in (self._documents, self._metadata, self._passages):
-            writer.release()
+        self._files.close()
 
     def add(
         self, document_id: str, title: str, text: str, metadata: Metadata, spans: Sequence[Span], hashes: Array
@@ -98,8 +99,9 @@ class SnapshotWriter(AbstractContextManager["SnapshotWriter"]):
 class MetadataWriter:
     """Writes filter columns while documents stream by, under working names until all fields are known."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, files: ExitStack) -> None:
         self._folder = folder
+        self._files = files
         self._fields: dict[str, _Keywords | _Numbers] = {}
         self._left_out: set[str] = set()
         self._documents = 0
@@ -118,16 +120,11 @@ class MetadataWriter:
                     self._left_out.add(name)
                     continue
                 stem = self._folder / f"metadata-unsorted-{len(self._fields)}"
-                self._fields[name] = _Numbers(stem) if number else _Keywords(stem)
+                self._fields[name] = _Numbers(stem, self._files) if number else _Keywords(stem, self._files)
             column = self._fields[name]
             if isinstance(column, _Numbers) == number:
                 column.add(self._documents, value)
         self._documents += 1
-
-    def release(self) -> None:
-        """Closes the files of a failed build."""
-        for column in self._fields.values():
-            column.release()
 
     def close(self) -> None:
         """Completes the files."""
@@ -144,9 +141,10 @@ class MetadataWriter:
 class _Numbers:
     """A number a document, NaN if it has none; a file of rests only if an integer was rounded."""
 
-    def __init__(self, stem: Path) -> None:
+    def __init__(self, stem: Path, files: ExitStack) -> None:
         self._paths = stem.with_suffix(".values.npy"), stem.with_suffix(".rests.npy")
-        self._values, self._rests = ArrayWriter(self._paths[0], "<f8"), ArrayWriter(self._paths[1], "<i2")
+        self._values = files.enter_context(ArrayWriter(self._paths[0], "<f8"))
+        self._rests = files.enter_context(ArrayWriter(self._paths[1], "<i2"))
         self._exact = True
 
     def add(self, row: int, value: object) -> None:
@@ -157,10 +155,6 @@ class _Numbers:
         self._values.append([nearest])
         self._rests.append([rest])
         self._exact &= not rest
-
-    def release(self) -> None:
-        self._values.release()
-        self._rests.release()
 
     def write(self, folder: Path, stem: str, documents: int) -> FieldKind:
         self._pad(documents)
@@ -182,10 +176,12 @@ class _Numbers:
 class _Keywords:
     """Codes in order of first occurrence, and where each document's begin; write() maps them to final codes."""
 
-    def __init__(self, stem: Path) -> None:
+    def __init__(self, stem: Path, files: ExitStack) -> None:
+        self._files = files
         self._starts_path, self._codes_path = stem.with_suffix(".starts.npy"), stem.with_suffix(".codes.npy")
-        self._starts, self._codes = ArrayWriter(self._starts_path, "<i8"), ArrayWriter(self._codes_path, "<i4")
-        self._vocabulary = DiskDict(stem.with_suffix(".vocabulary"))
+        self._starts = files.enter_context(ArrayWriter(self._starts_path, "<i8"))
+        self._codes = files.enter_context(ArrayWriter(self._codes_path, "<i4"))
+        self._vocabulary = files.enter_context(closing(DiskDict(stem.with_suffix(".vocabulary"))))
         self._values = 0
         self._lists = False
 
@@ -200,16 +196,11 @@ class _Keywords:
             self._values += codes[-1] == self._values
         self._codes.append(codes)
 
-    def release(self) -> None:
-        self._starts.release()
-        self._codes.release()
-        self._vocabulary.close()
-
     def write(self, folder: Path, stem: str, documents: int) -> FieldKind:
         self._pad(documents + 1)
         self._starts.close()
         final = np.empty(self._values, dtype=np.int32)
-        blob = BlobWriter(folder, f"{stem}.vocabulary")
+        blob = BlobWriter(folder, f"{stem}.vocabulary", self._files)
         for code, (text, first_code) in enumerate(self._vocabulary.sorted_items()):
             blob.append(text)
             final[first_code] = code

@@ -274,7 +274,7 @@ def _run(given: argparse.Namespace, facts: dict[str, str]) -> int:
             rows.append(measure(service, given.wrk, bodies, connections, given.seconds))
         memory = service.memory()
     facts |= {
-        "machine": f"{facts['machine']}; card: {gpu_name()}",
+        "machine": f"{facts['machine']}; GPU: {gpu_name()}",
         "versions": versions(),
         "snapshot": f"{given.documents:,} × {given.width} random unit vectors, exact search",
         "encoder": f"BERT {given.layers} × {given.width}, vocabulary {given.vocabulary:,}, random weights",

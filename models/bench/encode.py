@@ -7,7 +7,7 @@ Parts (--only): ceiling, the GPU's rate at large square products; 4b and 8b, mod
 each attention, then the best at length, and with them products, the rates of a layer's products; peer,
 sentence-transformers in turn with ours; fp8, in turn with bf16, and its cosines on the real weights of --real; profile,
 the kernels of one batch. Shares of the ceiling count operations on real tokens only. With --tiny every step runs on a
-processor in seconds.
+CPU in seconds.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ import torch
 from transformers import PreTrainedModel
 
 from models.bench.device import ceiling, products, seconds
-from models.bench.measure import Corpus, Plan, at_length, best_way, fp8_cosines, measured_encoder, one_batch, try_ways
-from models.bench.peer import Peer, PeerRun
+from models.bench.measure import Corpus, Plan, at_length, best_way, encoder_of, fp8_cosines, one_batch, try_ways
+from models.bench.peer import Peer
 from models.bench.shapes import SHAPES, TINY, Shape, load_texts, tokenizer_of
 
 JSON_FILE, TABLE_FILE = "encode.json", "encode.md"
@@ -95,13 +95,13 @@ class Bench:
         tried = try_ways(shape, model, self.corpus, self.plan, limit)
         self._keep("trials", self.results.get("trials", {}) | {shape.name: tried})
         way = best_way(tried)
-        encoders = {"bf16": measured_encoder(shape, model, self.corpus, self.plan, way)}
+        encoders = {"bf16": encoder_of(shape, model, self.corpus, self.plan, way)}
         if "profile" in self.only:
             self._profile(name, encoders["bf16"])
         if "fp8" in self.only:
             keep = tuple(filter(None, self.given.keep.split(",")))
             label = f"fp8{' but ' + ' '.join(keep) if keep else ''}"
-            encoders[label] = measured_encoder(shape, model, self.corpus, self.plan, way, fp8=True, keep=keep)
+            encoders[label] = encoder_of(shape, model, self.corpus, self.plan, way, fp8=True, keep=keep)
             if "profile" in self.only:
                 self._profile(f"{name}-fp8", encoders[label])
         peer = self._peer(model) if "peer" in self.only else None
@@ -113,12 +113,13 @@ class Bench:
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
 
-    def _peer(self, model: PreTrainedModel) -> PeerRun | None:
+    def _peer(self, model: PreTrainedModel) -> Peer | None:
         """sentence-transformers at its best; prints the error and returns None if it does not run here."""
         try:
             peer = Peer(model, self.corpus.tokenizer_json)
             some = self.corpus.texts[: len(self.corpus.texts) // 4]
-            return PeerRun(peer, *peer.best(some, lambda work: seconds(work, self.device)))
+            peer.choose(some, lambda work: seconds(work, self.device))
+            return peer
         except Exception:
             traceback.print_exc()
             return None

@@ -4,64 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 from transformers import PreTrainedModel
 
 from models.bench.device import Spread, repeated, seconds
-from models.bench.peer import PeerRun
-from models.bench.shapes import DIM, MAX_LENGTH, Shape, encoder_of
+from models.bench.peer import Peer
+from models.bench.shapes import DIM, MAX_LENGTH, Shape
 from models.encoder.folder import infer_spec
-from models.encoder.packed.attention import BACKENDS as OWN
-from models.encoder.packed.attention import Attend, Scope
+from models.encoder.packed.attention import BACKENDS
 from models.encoder.packed.encoder import PackedEncoder, batches, tokenised
 from models.encoder.packed.kernels import Packed, pack
 from models.encoder.packed.model import PackedModel
 from models.encoder.packed.weights import EDGES, read_weights
-from models.encoder.spec import EncoderSpec, Precision, Side
+from models.encoder.spec import EncoderSpec, Pooling, Precision, Side
 from models.encoder.tokenizer import Tokenizer
 from models.encoder.torch import TorchEncoder
 
 KEEPS: tuple[tuple[str, ...], ...] = ((), (EDGES,), ("down",), ("down", EDGES), ("qkv", "out", EDGES))
 NEAR = 0.99
 WORST_CHARACTERS = 40
-
-
-def flex(batch: Packed, scope: Scope) -> Attend:
-    """torch's flex attention over blocks, for comparison: on an H200 it was slower than the variable-length one."""
-    from torch.nn.attention.flex_attention import create_block_mask
-
-    tokens, device = len(batch.ids), batch.ids.device
-    documents = torch.bucketize(torch.arange(tokens, device=device), batch.boundaries[1:], right=True)
-
-    def visible(_batch: Tensor, _head: Tensor, query: Tensor, key: Tensor) -> Tensor:
-        return (documents[query] == documents[key]) & (query >= key)
-
-    compiled = device.type == "cuda"
-    mask = create_block_mask(visible, None, None, tokens, tokens, device=device.type, _compile=compiled)
-    kernel = _flex_kernel(compiled=compiled)
-
-    def attend(queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-        parts = (part.transpose(0, 1).unsqueeze(0) for part in (queries, keys, values))
-        return kernel(*parts, block_mask=mask, enable_gqa=True).squeeze(0).transpose(0, 1)
-
-    return attend
-
-
-@cache
-def _flex_kernel(*, compiled: bool) -> Callable[..., Tensor]:
-    from torch.nn.attention.flex_attention import flex_attention
-
-    kernel = torch.compile(flex_attention, dynamic=True) if compiled else flex_attention
-    return cast(Callable[..., Tensor], kernel)
-
-
-BACKENDS = {**OWN, "flex": flex}
 
 
 @dataclass(frozen=True)
@@ -85,8 +51,8 @@ class Corpus:
     def tokenizer(self) -> Tokenizer:
         return Tokenizer.from_json(self.tokenizer_json, MAX_LENGTH)
 
-    def lengths(self, count: int | None = None) -> list[int]:
-        return [len(tokens) for tokens in self.tokenizer.batch(self.texts[:count])]
+    def lengths(self) -> list[int]:
+        return [len(tokens) for tokens in self.tokenizer.batch(self.texts)]
 
 
 def one_batch(corpus: Corpus, plan: Plan) -> tuple[Packed, list[int]]:
@@ -101,7 +67,7 @@ def try_ways(shape: Shape, model: PreTrainedModel, corpus: Corpus, plan: Plan, c
     batch, lengths = one_batch(corpus, plan)
     work = shape.flops(lengths)
     weights = read_weights(model, MAX_LENGTH, plan.device)
-    names = [name for name in ("padded", "varlen", "flex") if plan.device.type == "cuda" or name == "padded"]
+    names = ("padded", "varlen") if plan.device.type == "cuda" else ("padded",)
     found: dict[str, Any] = {}
     expected: torch.Tensor | None = None
     for compiled in (False, True) if plan.compiled else (False,):
@@ -133,7 +99,7 @@ def best_way(tried: dict[str, Any]) -> tuple[str, bool]:
 
 def at_length(
     shape: Shape, encoders: dict[str, PackedEncoder], corpus: Corpus, plan: Plan, ceiling: float,
-    peer: PeerRun | None = None,
+    peer: Peer | None = None,
 ) -> dict[str, Any]:  # fmt: skip
     """All texts from strings to vectors, by each encoder and the peer in turn, several times."""
     works: dict[str, Any] = {
@@ -186,14 +152,19 @@ def _compare(found: dict[str, Any], vectors: dict[str, np.ndarray]) -> None:
         figures["said"] += f", {figures['speed']:.2f} × {first}, cosine {cosines.min():.4f} at least"
 
 
-def measured_encoder(
+def encoder_of(
     shape: Shape, model: PreTrainedModel, corpus: Corpus, plan: Plan, way: tuple[str, bool], *,
     fp8: bool = False, keep: Sequence[str] = (),
 ) -> PackedEncoder:  # fmt: skip
     attention, compiled = BACKENDS[way[0]], way[1]
-    return encoder_of(
-        shape, model, corpus.tokenizer, attention, budget=plan.budget, compiled=compiled, fp8=fp8, keep=keep
-    )
+    spec = EncoderSpec(
+        architecture="qwen3", sides=(Side.DOCUMENT,), pooling=Pooling.EOS, native_dim=shape.hidden,
+        dim=min(DIM, shape.hidden), max_length=MAX_LENGTH, space="bench",
+    )  # fmt: skip
+    weights = read_weights(model, MAX_LENGTH, plan.device, fp8=fp8, keep=keep)
+    decoder = PackedModel(weights, attention, compiled=compiled)
+    precision = Precision.FP8 if fp8 else Precision.BF16
+    return PackedEncoder(spec, precision, corpus.tokenizer, (), decoder, plan.device, plan.budget)
 
 
 def fp8_cosines(folder: Path, corpus: Corpus, plan: Plan, way: str) -> dict[str, Any]:

@@ -13,12 +13,7 @@ import torch
 from transformers import AutoModel, PreTrainedModel, Qwen3Config
 
 from models.encoder.folder import CONFIG_FILE, read_config, read_tokenizer
-from models.encoder.packed.attention import Backend
-from models.encoder.packed.encoder import PackedEncoder
-from models.encoder.packed.model import PackedModel
-from models.encoder.packed.weights import read_weights
-from models.encoder.spec import TOKENIZER_FILE, EncoderSpec, Pooling, Precision, Side
-from models.encoder.tokenizer import Tokenizer
+from models.encoder.spec import TOKENIZER_FILE, Pooling
 from models.training.shapes import SHAPES as PUBLISHED
 
 MAX_LENGTH = 512
@@ -93,12 +88,12 @@ def _published(name: str, paper_hours: float) -> Shape:
 
 
 SHAPES = {"4b": _published("Qwen3-4B", paper_hours=2.95), "8b": _published("Qwen3-8B", paper_hours=3.77)}
-# Every step of the benchmark in seconds, on a processor.
+# Every step of the benchmark in seconds, on a CPU.
 TINY = {name: Shape(f"tiny ({name})", 64, 2, 4, 2, 16, 96, vocabulary=160_000) for name in SHAPES}
 
 
 def tokenizer_of(folder: Path) -> str:
-    """The folder's tokenizer as JSON, ending each text with EOS where it is a decoder's."""
+    """The folder's tokenizer as JSON, ending each text with EOS if it is a decoder's."""
     if (folder / CONFIG_FILE).is_file():
         return read_tokenizer(folder, Pooling.EOS, read_config(folder))
     return (folder / TOKENIZER_FILE).read_text(encoding="utf-8")
@@ -112,18 +107,3 @@ def load_texts(corpus: Path, count: int) -> list[str]:
     texts = [f"{row.get('title') or ''}\n{row['text']}".strip() for row in rows]
     random.Random(SEED).shuffle(texts)
     return (texts * (count // len(texts) + 1))[:count]
-
-
-def encoder_of(
-    shape: Shape, model: PreTrainedModel, tokenizer: Tokenizer, attention: Backend, *,
-    budget: int, compiled: bool, fp8: bool = False, keep: Sequence[str] = (),
-) -> PackedEncoder:  # fmt: skip
-    device = next(model.parameters()).device
-    spec = EncoderSpec(
-        architecture="qwen3", sides=(Side.DOCUMENT,), pooling=Pooling.EOS, native_dim=shape.hidden,
-        dim=min(DIM, shape.hidden), max_length=MAX_LENGTH, space="bench",
-    )  # fmt: skip
-    weights = read_weights(model, MAX_LENGTH, device, fp8=fp8, keep=keep)
-    decoder = PackedModel(weights, attention, compiled=compiled)
-    precision = Precision.FP8 if fp8 else Precision.BF16
-    return PackedEncoder(spec, precision, tokenizer, (), decoder, device, budget)

@@ -70,7 +70,7 @@ class Sizes:
 
 
 FULL = Sizes(768, 10240, 2560, 640, 512, 256, 8, 30000, 500, "bf16")
-# Many processors compute bf16 slowly.
+# Many CPUs compute bf16 slowly.
 TINY = Sizes(32, 64, 16, 8, 32, 8, 3, 600, 32, "fp32")
 
 
@@ -189,7 +189,7 @@ def stage_one(bench: Bench) -> None:
     )
     bench.cache(recipe, "document", file)
     bench.run("stage-1", recipe, file)
-    print(f"stage-1: the paper has {PAPER_PAIRS_PER_SECOND} pairs/s on each card, both encoders together")
+    print(f"stage-1: the paper has {PAPER_PAIRS_PER_SECOND} pairs/s on each GPU, both encoders together")
 
 
 def lora(bench: Bench) -> None:

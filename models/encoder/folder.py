@@ -43,7 +43,7 @@ VOCABULARIES = (TOKENIZER_FILE, "vocab.txt", "vocab.json", "*.model")
 
 def read_config(folder: Path) -> PretrainedConfig:
     """The backbone's configuration, as a class that transformers has natively."""
-    values = _read_json(folder / CONFIG_FILE)
+    values = read_json(folder / CONFIG_FILE)
     if not isinstance(values, dict):
         raise BadEncoder(f"{folder}: {CONFIG_FILE} is missing or no object; give a folder with transformers weights")
     model_type = values.get("model_type")
@@ -136,7 +136,7 @@ def infer_spec(
     config = read_config(folder)
     layers = dense_layers(folder)
     width = layers[-1].dim if layers else config.hidden_size
-    settings = _read_json(folder / "config_sentence_transformers.json") or {}
+    settings = read_json(folder / "config_sentence_transformers.json") or {}
     prompts = settings.get("prompts") or {}
     form = TASK_PROMPT.fullmatch(prompts.get("query") or "")
     try:
@@ -170,7 +170,7 @@ def read_tokenizer(folder: Path, pooling: Pooling, config: PretrainedConfig) -> 
             backend = AutoTokenizer.from_pretrained(folder, local_files_only=True).backend_tokenizer
     except Exception as error:  # the libraries raise plain Exception, among others
         raise BadEncoder(f"{folder}: no tokenizer that transformers can read ({TOKENIZER_FILE})") from error
-    # Of those that transformers adds by itself ([MASK], where there is none) no text makes use.
+    # Not counted: tokens that transformers adds by itself, such as [MASK]. No text uses them.
     last = max(backend.get_vocab(with_added_tokens=False).values(), default=0)
     if last >= config.vocab_size:
         raise BadEncoder(
@@ -216,7 +216,7 @@ def dense_layers(folder: Path) -> list[DenseLayer]:
     """What stands between pooling and norm, in order."""
     layers = []
     for place in _modules(folder, "Dense"):
-        stated = _read_json(place / CONFIG_FILE)
+        stated = read_json(place / CONFIG_FILE)
         if stated is None:
             raise BadEncoder(f"{place / CONFIG_FILE} of the Dense layer is missing; fetch the whole checkpoint")
         activation = str(stated.get("activation_function", "Tanh")).rsplit(".", 1)[-1]
@@ -229,7 +229,7 @@ def dense_layers(folder: Path) -> list[DenseLayer]:
 def _modules(folder: Path, kind: str) -> list[Path]:
     """Folders of the modules of this kind by modules.json."""
     found = []
-    for place, module in enumerate(_read_json(folder / "modules.json") or []):
+    for place, module in enumerate(read_json(folder / "modules.json") or []):
         name = module["type"].rsplit(".", 1)[-1]
         if name not in SENTENCE_MODULES:
             raise BadEncoder(f"{folder}: modules.json has {module['type']}, which an encoder here cannot hold")
@@ -240,7 +240,7 @@ def _modules(folder: Path, kind: str) -> list[Path]:
 
 def _pooling(folder: Path, config: PretrainedConfig) -> Pooling:
     places = _modules(folder, "Pooling") or [folder / "1_Pooling"]
-    stated = _read_json(places[0] / CONFIG_FILE)
+    stated = read_json(places[0] / CONFIG_FILE)
     if stated is None:
         if looks_back_only(config):
             return Pooling.EOS
@@ -267,13 +267,14 @@ def _positions(config: PretrainedConfig) -> int:
 
 def _max_length(folder: Path, config: PretrainedConfig) -> int:
     stated = [
-        (_read_json(folder / "sentence_bert_config.json") or {}).get("max_seq_length"),
-        (_read_json(folder / "tokenizer_config.json") or {}).get("model_max_length"),
+        (read_json(folder / "sentence_bert_config.json") or {}).get("max_seq_length"),
+        (read_json(folder / "tokenizer_config.json") or {}).get("model_max_length"),
     ]
     return int(min(_positions(config), DEFAULT_MAX_LENGTH, *filter(None, stated)))
 
 
-def _read_json(path: Path) -> Any:  # noqa: ANN401 - JSON is what it is
+def read_json(path: Path) -> Any:  # noqa: ANN401 - JSON is what it is
+    """The content of a JSON file; None if there is no such file."""
     if not path.is_file():
         return None
     try:

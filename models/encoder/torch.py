@@ -122,7 +122,7 @@ class TorchEncoder(nn.Module):
     def pooled(self, input_ids: Tensor, attention_mask: Tensor, *, padded_right: bool = False) -> Tensor:
         """What `forward` cuts and normalises: (texts, native_dim) in float32.
 
-        A decoder never looks to the right: where the caller knows that padding stands there, it needs no mask, and
+        A decoder never looks to the right: if the caller knows that padding stands there, it needs no mask, and
         attention without a mask has quicker kernels.
         """
         mask = None if padded_right and self._causal else attention_mask
@@ -237,7 +237,7 @@ def _load_backbone(folder: Path, config: PretrainedConfig, dtype: torch.dtype, *
         some = ", ".join(sorted(wrong)[:3])
         raise BadEncoder(f"{folder}: {len(wrong)} weights do not fit {config.model_type} ({some}…)")
     if not looks_back_only(config):
-        # transformers leaves the mask out where all texts are equally long, and then goes by this.
+        # transformers leaves the mask out if all texts are equally long, and then goes by this.
         for module in backbone.modules():
             if hasattr(module, "is_causal"):
                 setattr(module, "is_causal", False)  # noqa: B010 - torch's stubs allow tensors and modules alone

@@ -88,7 +88,7 @@ class VectorCache:
 
 
 def load_rankings(path: Path) -> list[Ranking] | None:
-    """Rankings that `save_rankings` wrote; None where there is no such file, or it cannot be read."""
+    """Rankings that `save_rankings` wrote; None if there is no such file, or it cannot be read."""
     try:
         with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
             ends = arrays[_ENDS][:-1]

@@ -111,7 +111,7 @@ def _open_address(folder: Path) -> OpenEncoder:
             f"{folder}: the server is sent other fields for queries than for documents, which an evaluation cannot; "
             "evaluate a service of it (--service)"
         )
-    server = import_module("models.encoder.address").AddressEncoder.load(folder)  # loads an HTTP client
+    server = import_module("models.encoder.bulk").AddressEncoder.load(folder)  # loads an HTTP client
     name = folder.resolve().name
     encode = server.encode_prompts
     return OpenEncoder(name, server.spec, server.fingerprint, None, lambda texts: encode(server.cut(texts), Side.QUERY))
@@ -125,7 +125,7 @@ def _open_torch(folder: Path, options: dict[str, str], device: str) -> OpenEncod
     torch, torch_encoder = import_module("torch"), import_module("models.encoder.torch")
     spec = EncoderSpec.load(folder) if (folder / SPEC_FILE).is_file() else _inferred(folder, options)
     if device == "cuda" and not torch.cuda.is_available():
-        raise BadEncoder(f"{DEVICE}={device}: torch sees no graphics card here; leave it out")
+        raise BadEncoder(f"{DEVICE}={device}: torch sees no GPU here; leave it out")
     plain = spec.model_copy(update=NO_INSTRUCTIONS)
     encoder = torch_encoder.TorchEncoder.load(folder, plain, dtype=getattr(torch, dtype)).to(device)
     # The spec, the arithmetic and the content of every file that decides about the vectors.

@@ -70,7 +70,7 @@ def mean_percent(values: Values) -> float:
 
 
 def correlations(similarities: Sequence[float] | NDArray[np.float32], scores: Sequence[float]) -> dict[str, float]:
-    """Pearson's and Spearman's correlation, between -1 and 1; 0 where every similarity is the same."""
+    """Pearson's and Spearman's correlation, between -1 and 1; 0 if every similarity is the same."""
     from scipy import stats  # type: ignore[import-untyped]
 
     first, second = np.asarray(similarities, dtype=np.float64), np.asarray(scores, dtype=np.float64)

@@ -23,7 +23,7 @@ from models.evaluation.sets import PairSet, RerankSet, RetrievalSet, Task
 from models.evaluation.systems import DEPTH, NotApplicable
 from models.lexical import Ranking
 
-# Queries of one request: more of them, if they are long, take a slow processor longer than a service waits.
+# Queries of one request: more of them, if they are long, take a slow CPU longer than a service waits.
 AT_ONCE = 32
 TEMPERATURE, MAX_TOKENS = 0.7, 512
 REQUESTS_AT_ONCE = 8

@@ -28,7 +28,7 @@ SIMILARITY, GOLD_SCORE = "similarity", "gold score"
 
 @dataclass(frozen=True, slots=True)
 class Hit:
-    """One place of a ranking: the document's id, the beginning of its text, and its grade (0 where not judged)."""
+    """One place of a ranking: the document's id, the beginning of its text, and its grade (0 if not judged)."""
 
     id: str
     text: str
@@ -62,7 +62,7 @@ class SetResult:
     metrics: dict[str, float]
     queries: list[QueryResult]
     queries_per_second: float | None
-    """Of the online half alone: reading the query and searching, one query at a time; None where not measured."""
+    """Of the online half alone: reading the query and searching, one query at a time; None if not measured."""
 
     @property
     def value(self) -> float:

@@ -187,7 +187,7 @@ def load_retrieval(folder: Path, split: str = "test") -> RetrievalSet:
 
 
 def load_rerank(path: Path) -> RerankSet:
-    """Lines {query, candidates: [{text, grade}]}; relevant is grade 2, or grade 1 where no candidate has more."""
+    """Lines {query, candidates: [{text, grade}]}; relevant is grade 2, or grade 1 if no candidate has more."""
     queries, lists = [], []
     for row, number in _rows(path):
         where = f"{path}:{number}"

@@ -26,7 +26,7 @@ ALPHA = 0.05
 MIN_QUERIES = 20
 """Draws from fewer queries than this repeat each other so often that their spread is noise."""
 DRAWN_AT_ONCE = 2_000_000
-# Values are sums of a few reciprocals, so many draws tie with the observed difference but for their rounding.
+# Values are sums of a few reciprocals, and draws often tie with the observed difference but for their rounding.
 ROUNDING = 1e-9
 
 Values = NDArray[np.float64]
@@ -42,11 +42,11 @@ class Mark:
     high: float
     """The middle 95 % of the draws lie between `low` and `high`."""
     p: float | None
-    """How often chance alone would show such a difference; None where the queries are too few to tell."""
+    """How often chance alone would show such a difference; None if the queries are too few to tell."""
 
     @property
     def symbol(self) -> str:
-        """↑ for better, ↓ for worse, nothing where chance may be the reason."""
+        """↑ for better, ↓ for worse, nothing if chance may be the reason."""
         if self.p is None or self.p >= ALPHA:
             return ""
         return "↑" if self.difference > 0 else "↓"
@@ -133,7 +133,7 @@ def _correlation_difference(result: Values, baseline: Values, gold: Values, axis
 
 
 def _correlation(first: Values, second: Values, axis: int) -> Values:
-    """Pearson's correlation of standardised values; 0 where all values of a draw are alike."""
+    """Pearson's correlation of standardised values; 0 if all values of a draw are alike."""
     x, y = (values - values.mean(axis=axis, keepdims=True) for values in (first, second))
     variances = (x * x).mean(axis=axis) * (y * y).mean(axis=axis)
     spread = variances > ROUNDING

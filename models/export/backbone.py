@@ -184,7 +184,7 @@ def _trace(backbone: PreTrainedModel, target: Any, *, weights: bool) -> nn.Modul
     """Traces into a file. The module that is returned has the weights under the names of the graph.
 
     The tracing exporter with eager attention, because only its graphs get ONNX Runtime's Attention fusion. Token
-    types are an input where the backbone has them: the embedding fusion looks for it, and the head removes it.
+    types are an input if the backbone has them: the embedding fusion looks for it, and the head removes it.
     """
     backbone.set_attn_implementation("eager")
     ids = torch.arange(1, 19).reshape(2, 9) % backbone.config.vocab_size

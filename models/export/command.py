@@ -1,7 +1,7 @@
 """Turn an encoder into ONNX graphs that serve without torch: fp32, fp16 for a GPU, int8 for a CPU.
 
 care export var/runs/NAME/encoders/both my-encoder               what care train wrote
-care export CHECKPOINT my-encoder --space NAME --pooling cls     a transformers folder; pooling where it says none
+care export CHECKPOINT my-encoder --space NAME --pooling cls     a transformers folder; pooling if it names none
 care index build corpus.jsonl --publish --encoder my-encoder     then care serve --encoder my-encoder
 
 Every graph is compared with the source on the check texts; below its floor, nothing is written. Encoders share a

@@ -42,8 +42,7 @@ def check_parity(folder: Path, variant: Variant, reference: Vectors, floor: Floo
     gpu = variant is Variant.FP16 and "CUDAExecutionProvider" in ort.get_available_providers()
     encoder = OnnxEncoder.load(folder, variant, device="cuda" if gpu else "cpu")
     vectors = encoder.encode(CHECK_TEXTS, encoder.spec.sides[0])
-    norms = np.linalg.norm(vectors, axis=1) * np.linalg.norm(reference, axis=1)
-    cosines = np.sum(vectors * reference, axis=1) / norms
+    cosines = row_cosines(vectors, reference)
     mean, worst = round(float(cosines.mean()), 6), float(cosines.min())
     parity = Parity(cosine=mean, top10_overlap=round(top_overlap(vectors, reference), 4), texts=len(CHECK_TEXTS))
     # Written so that a NaN, which compares false with everything, is refused too.
@@ -54,6 +53,13 @@ def check_parity(folder: Path, variant: Variant, reference: Vectors, floor: Floo
             f"{parity.top10_overlap:.3f} ({floor.top10_overlap}); leave it out or export by another backend"
         )
     return parity
+
+
+def row_cosines(vectors: Vectors, reference: Vectors) -> Vectors:
+    """The cosine of each row of one with the same row of the other."""
+    norms = np.linalg.norm(vectors, axis=1) * np.linalg.norm(reference, axis=1)
+    cosines: Vectors = (vectors * reference).sum(axis=1) / norms
+    return cosines
 
 
 def top_overlap(vectors: Vectors, reference: Vectors) -> float:

@@ -31,15 +31,11 @@ from models.encoder.spec import (
 )
 from models.encoder.torch import TorchEncoder
 from models.errors import ExportError
-from models.export import backbone as optimum_route
-from models.export import backbone as torch_route
-from models.export import variants as fp16
-from models.export import variants as int8
-from models.export import variants as slim
-from models.export.backbone import append_head
+from models.export import backbone
 from models.export.large import write_large
 from models.export.parity import CHECK_TEXTS, FLOORS, Floor, Vectors, check_parity
 from models.export.source import Source, has_weights, open_source
+from models.export.variants import calibration_samples, fuse, prepare, quantize, quiet, slim
 
 GRAPH = "model.onnx"
 # Files of a target that an export replaces; anything else there (a model card) stays.
@@ -110,12 +106,12 @@ def _choose(backend: Backend, source: Source, given: Path | None) -> Path | None
         if backend is Backend.OPTIMUM:
             raise ExportError("an encoder above 2 GiB is exported by torch: leave --backend out")
         return None
-    taken = source.config.model_type in optimum_route.EXPORTS
-    python = optimum_route.find_python(given)
+    taken = source.config.model_type in backbone.EXPORTS
+    python = backbone.find_python(given)
     if backend is Backend.OPTIMUM and not taken:
         raise ExportError(f"Optimum does not take {source.config.model_type}: use backend torch")
     if backend is Backend.OPTIMUM and python is None:
-        raise ExportError(f"there is no Optimum environment: {optimum_route.HOW_TO}")
+        raise ExportError(f"there is no Optimum environment: {backbone.HOW_TO}")
     return python if taken else None
 
 
@@ -131,9 +127,9 @@ class _Maker:
         if isinstance(encoder := self._source.origin, TorchEncoder) and self._source.is_large:
             write_large(encoder, variant, path)
             return "torch"
-        backbone, exporter = self._backbone(work)
-        model, by = self._fuse(backbone, work) if variant is Variant.FP16 else (onnx.load(backbone), exporter)
-        append_head(model, self._source.spec, self._source.projection())
+        graph, exporter = self._backbone(work)
+        model, by = self._fuse(graph, work) if variant is Variant.FP16 else (onnx.load(graph), exporter)
+        backbone.append_head(model, self._source.spec, self._source.projection())
         if variant is Variant.INT8:
             by = self._quantize(model, path, work)
         else:
@@ -148,36 +144,36 @@ class _Maker:
         if self._optimum is None:
             if not graph.is_file():
                 graph.parent.mkdir()
-                torch_route.export_backbone(origin.backbone, graph)
+                backbone.export_backbone(origin.backbone, graph)
             return graph, "torch"
         if not graph.is_file():
-            optimum_route.write_backbone(origin.backbone, work / "weights")
-            optimum_route.run_worker(self._optimum, "export", work / "weights", graph.parent)
+            backbone.write_backbone(origin.backbone, work / "weights")
+            backbone.run_worker(self._optimum, "export", work / "weights", graph.parent)
         return graph, "optimum"
 
-    def _fuse(self, backbone: Path, work: Path) -> tuple[ModelProto, str]:
-        if self._optimum is None or self._source.config.model_type not in optimum_route.OPTIMIZES:
-            return fp16.fuse(backbone, self._source.config), "onnxruntime"
+    def _fuse(self, graph: Path, work: Path) -> tuple[ModelProto, str]:
+        if self._optimum is None or self._source.config.model_type not in backbone.OPTIMIZES:
+            return fuse(graph, self._source.config), "onnxruntime"
         folder = work / "to-fuse"
         folder.mkdir()
-        optimum_route.write_graph_config(self._source.config, folder)
-        shutil.copyfile(backbone, folder / GRAPH)
-        optimum_route.run_worker(self._optimum, "optimize", folder, work / "fused")
+        backbone.write_graph_config(self._source.config, folder)
+        shutil.copyfile(graph, folder / GRAPH)
+        backbone.run_worker(self._optimum, "optimize", folder, work / "fused")
         return onnx.load(work / "fused" / GRAPH), "optimum"
 
     def _quantize(self, whole: ModelProto, path: Path, work: Path) -> str:
         source, folder = self._source, work / "to-quantize"
         folder.mkdir()
-        with int8.quiet():
-            slim.slim(whole, source.config)
-        samples = int8.calibration_samples(source.tokenizer(), source.config.vocab_size)
-        int8.prepare(whole, samples)
+        with quiet():
+            slim(whole, source.config)
+        samples = calibration_samples(source.tokenizer(), source.config.vocab_size)
+        prepare(whole, samples)
         onnx.save(whole, folder / GRAPH)
         if self._optimum is None:
-            int8.quantize(folder / GRAPH, path)
+            quantize(folder / GRAPH, path)
             return "onnxruntime"
-        optimum_route.write_graph_config(source.config, folder)
-        optimum_route.run_worker(self._optimum, "quantize", folder, work / "quantized")
+        backbone.write_graph_config(source.config, folder)
+        backbone.run_worker(self._optimum, "quantize", folder, work / "quantized")
         shutil.move(work / "quantized" / GRAPH, path)
         return "optimum"
 

@@ -136,7 +136,7 @@ def _values(
 ) -> tuple[TensorProto, TensorProto] | None:  # fmt: skip
     """Weight and bias of the values of the attention that gives an activation.
 
-    None where the activation comes from elsewhere, or where anything else reads it or them.
+    None if the activation comes from elsewhere, or if anything else reads it or them.
     """
     attention = makers.get(activation)
     if attention is None or attention.op_type != ATTENTION or uses[activation] > readers:

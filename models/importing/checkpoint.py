@@ -13,21 +13,17 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from transformers import PretrainedConfig
 
-from models.encoder.folder import CONFIG_FILE, infer_spec, read_config
+from models.encoder.folder import CONFIG_FILE, infer_spec, read_config, read_json
 from models.encoder.gguf import unpack_gguf
 from models.encoder.spec import SPEC_FILE, EncoderSpec, Pooling, Side
 from models.encoder.torch import PROJECTION_FILE, Projection, TorchEncoder, merge_adapter
 from models.errors import BadEncoder, ParityError
-from models.export.parity import CHECK_TEXTS
-
-Vectors = NDArray[np.float32]
+from models.export.parity import CHECK_TEXTS, Vectors, row_cosines
 
 # The least cosine of any check text to the reference library's vector. Sums in another order cost 1e-6 in fp32; bf16
 # weights, which both sides compute in fp32, cost nothing more.
@@ -102,7 +98,7 @@ def _import_one(source: Path, staged: Path, final: Path, given: Given, space: st
     found = {side: encoder.encode(CHECK_TEXTS, side, batch_size=16) for side in distinct}
     seconds = time.perf_counter() - started
     reference, expected = _reference(source, spec, distinct)
-    cosines = np.concatenate([_cosines(found[side], expected[side]) for side in distinct])
+    cosines = np.concatenate([row_cosines(found[side], expected[side]) for side in distinct])
     mean, worst = float(cosines.mean()), float(cosines.min())
     # Written so that NaN, which compares false with everything, is refused too.
     if not worst >= FLOOR:
@@ -171,12 +167,6 @@ def _dtype(config: PretrainedConfig) -> torch.dtype:
     return DTYPES.get(stated, torch.float32)
 
 
-def _cosines(found: Vectors, expected: Vectors) -> Vectors:
-    norms = np.linalg.norm(found, axis=1) * np.linalg.norm(expected, axis=1)
-    cosines: Vectors = (found * expected).sum(axis=1) / norms
-    return cosines
-
-
 def _reference(source: Path, spec: EncoderSpec, sides: Sequence[Side]) -> tuple[str, dict[Side, Vectors]]:
     """The vectors that the checkpoint's own library gives: sentence-transformers' if it is one of its folders."""
     prompts = {side: spec.instruction(side) for side in sides}
@@ -216,11 +206,11 @@ def _plain_vectors(source: Path, spec: EncoderSpec, prompt: str) -> Vectors:
 
 def router_towers(folder: Path, work: Path) -> dict[Side, Path] | None:
     """The query and the document tower of a sentence-transformers Router, each as a folder; None if it is none."""
-    modules = _json(folder / "modules.json") or []
+    modules = read_json(folder / "modules.json") or []
     if not modules or modules[0]["type"].rsplit(".", 1)[-1] not in ("Router", "Asym"):
         return None
     root = folder / modules[0]["path"]
-    stated = _json(root / "router_config.json") or _json(root / CONFIG_FILE)
+    stated = read_json(root / "router_config.json") or read_json(root / CONFIG_FILE)
     if stated is None or set(stated["structure"]) != {"query", "document"}:
         raise BadEncoder(f"{folder}: a Router is read if it has the routes query and document")
     towers = {}
@@ -241,7 +231,3 @@ def router_towers(folder: Path, work: Path) -> dict[Side, Path] | None:
                 shutil.copyfile(folder / name, tower / name)
         towers[side] = tower
     return towers
-
-
-def _json(path: Path) -> Any:  # noqa: ANN401 - JSON is what it is
-    return json.loads(path.read_bytes()) if path.is_file() else None

@@ -18,6 +18,7 @@ from __future__ import annotations
 import json
 import sys
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -53,9 +54,9 @@ def add_arguments(parser: ArgumentParser) -> None:
     server.add_argument(
         "--tokenizer", type=Path, help="tokenizer.json that counts tokens where texts are cut (default: an estimate)"
     )
-    fields = "a JSON object added to requests for %s, such as " + """'{"input_type": "%s"}'"""
-    server.add_argument("--query-fields", type=_fields, default={}, help=fields % ("queries", "query"))
-    server.add_argument("--document-fields", type=_fields, default={}, help=fields % ("documents", "document"))
+    added = "a JSON object added to requests for %s, such as " + """'{"input_type": "%s"}'"""
+    server.add_argument("--query-fields", type=_fields, default={}, help=added % ("queries", "query"))
+    server.add_argument("--document-fields", type=_fields, default={}, help=added % ("documents", "document"))
     show = parts.add_parser("show", help="what a folder holds and can do")
     show.add_argument("folder", type=Path)
     pair = parts.add_parser("pair", help="whether two encoders share an embedding space")
@@ -73,12 +74,12 @@ def run(arguments: Namespace) -> None:
 
 def _fields(text: str) -> dict[str, Any]:
     try:
-        fields = json.loads(text)
+        value = json.loads(text)
     except ValueError:
-        fields = None
-    if not isinstance(fields, dict):
+        value = None
+    if not isinstance(value, dict):
         raise ArgumentTypeError(f"{text!r} is not a JSON object")
-    return fields
+    return value
 
 
 def _import(arguments: Namespace) -> None:
@@ -91,15 +92,7 @@ def _import(arguments: Namespace) -> None:
         raise BadEncoder(f"--{flag} is for a server; {arguments.source} is not an address (https://host/v1)")
     from models.importing.checkpoint import Given, import_encoder
 
-    given = Given(
-        space=arguments.space,
-        pooling=arguments.pooling,
-        dim=arguments.dim,
-        max_length=arguments.max_length,
-        query_instruction=arguments.query_instruction,
-        document_instruction=arguments.document_instruction,
-        adapter=arguments.adapter,
-    )
+    given = Given(**{field.name: getattr(arguments, field.name) for field in fields(Given)})
     print(f"reading {arguments.source} …", file=sys.stderr, flush=True)
     for made in import_encoder(arguments.source, arguments.target, given):
         print(
@@ -141,7 +134,7 @@ def _show(arguments: Namespace) -> None:
     spec = EncoderSpec.load(arguments.folder)
     _describe(arguments.folder, spec)
     if spec.address is not None:
-        from models.encoder.address import AddressEncoder
+        from models.encoder.bulk import AddressEncoder
 
         worst = AddressEncoder.load(arguments.folder).check()
         print(f"the server answers; the canaries have a cosine of {worst:.6f} or more")
@@ -165,7 +158,7 @@ def _describe(folder: Path, spec: EncoderSpec) -> None:
     graphs = [variant for variant in Variant if variant.filename in spec.checksums]
     weights = any(name.endswith(".safetensors") for name in spec.checksums)
     if weights:
-        print(f"index by torch: care index build CORPUS --encoder {folder}   (bf16 or fp8 on a card, fp32 elsewhere)")
+        print(f"index by torch: care index build CORPUS --encoder {folder}   (bf16 or fp8 on a GPU, fp32 elsewhere)")
     if graphs:
         print(f"index and serve by ONNX Runtime: care serve --encoder {folder}   ({', '.join(graphs)})")
     elif weights:

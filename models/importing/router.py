@@ -10,7 +10,6 @@ import shutil
 import tempfile
 from pathlib import Path
 
-import numpy as np
 import torch
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Dense, Module, Normalize, Router, Transformer
@@ -21,7 +20,7 @@ from torch import nn
 from models.encoder.spec import TOKENIZER_FILE, Pooling, Side
 from models.encoder.torch import TorchEncoder
 from models.errors import BadEncoder, ParityError, SpaceMismatch
-from models.export.parity import CHECK_TEXTS
+from models.export.parity import CHECK_TEXTS, row_cosines
 
 MODES = {Pooling.CLS: "cls", Pooling.MEAN: "mean", Pooling.EOS: "lasttoken"}
 FLOOR = 0.9999
@@ -75,9 +74,5 @@ def _modules(encoder: TorchEncoder, folder: Path) -> list[Module]:
 
 def _worst(model: SentenceTransformer, encoders: dict[Side, TorchEncoder]) -> float:
     found = {Side.QUERY: model.encode_query(list(CHECK_TEXTS)), Side.DOCUMENT: model.encode_document(list(CHECK_TEXTS))}
-    cosines = []
-    for side, encoder in encoders.items():
-        expected = encoder.encode(CHECK_TEXTS, side, batch_size=16)
-        norms = np.linalg.norm(found[side], axis=1) * np.linalg.norm(expected, axis=1)
-        cosines.append(((found[side] * expected).sum(axis=1) / norms).min())
-    return float(min(cosines))
+    pairs = ((found[side], encoder.encode(CHECK_TEXTS, side, batch_size=16)) for side, encoder in encoders.items())
+    return min(float(row_cosines(*pair).min()) for pair in pairs)

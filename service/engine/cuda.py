@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from indexer.store.arrays import Rows
 from indexer.store.kinds import IndexKind
-from indexer.store.vectors import CardGraph, VectorIndex
+from indexer.store.vectors import GpuGraph, VectorIndex, marked, selector_of
 from models.encoder.spec import verify_graph
 from models.encoder.tokenizer import FlatIds, Ids, TextReader
 from service.engine.device import CpuVectors, VectorSearch
@@ -26,7 +26,7 @@ from service.errors import BadDevice
 from service.serving.serving import Selection
 
 PROVIDER = "CUDAExecutionProvider"
-NEEDS = "CARE_DEVICE=cuda needs an NVIDIA card and the gpu extra"
+NEEDS = "CARE_DEVICE=cuda needs an NVIDIA GPU and the gpu extra"
 # FAISS's limit of k on a GPU.
 MOST_K = 2048
 ADD_ROWS = 65_536
@@ -72,7 +72,7 @@ class Cuda:
 
     def open_vectors(self, vectors: VectorIndex) -> VectorSearch:
         if vectors.kind is IndexKind.CAGRA:
-            return GraphVectors(CardGraph(vectors))
+            return GraphVectors(GpuGraph(vectors))
         return FlatVectors(build_flat(vectors.values), CpuVectors(vectors, 0))
 
 
@@ -147,7 +147,7 @@ def next_shape(queries: int, longest: int, max_length: int) -> Shape:
 class GraphVectors:
     """Searches the snapshot's graph on the GPU."""
 
-    def __init__(self, graph: CardGraph) -> None:
+    def __init__(self, graph: GpuGraph) -> None:
         self._graph = graph
 
     def search(self, queries: Vectors, k: int, selection: Selection | None) -> tuple[Vectors, Rows]:
@@ -167,14 +167,11 @@ class FlatVectors:
         if k > MOST_K:
             return self._fallback.search(queries, k, selection)
         parameters = None if selection is None else self._parameters(selection)
-        scores, rows = self._index.search(np.ascontiguousarray(queries, np.float32), k, params=parameters)
-        scores[rows < 0] = -np.inf
-        return scores, rows
+        return marked(*self._index.search(np.ascontiguousarray(queries, np.float32), k, params=parameters))
 
 
 def _parameters_of(selection: Selection) -> object:
-    selector = faiss.IDSelectorBitmap(np.packbits(selection.mask, bitorder="little"))  # type: ignore[call-arg, arg-type]
-    return faiss.SearchParameters(sel=selector)  # type: ignore[call-arg]
+    return faiss.SearchParameters(sel=selector_of(selection.mask))  # type: ignore[call-arg]
 
 
 def open_session(graph: Path) -> ort.InferenceSession:
@@ -188,7 +185,7 @@ def open_session(graph: Path) -> ort.InferenceSession:
     except Exception:  # a graph with a node on the CPU cannot be recorded; the error has no type of its own
         session = ort.InferenceSession(str(graph), options, providers=[PROVIDER])
     if PROVIDER not in session.get_providers():
-        raise BadDevice(f"{NEEDS}: ONNX Runtime cannot use the card; its libraries may be missing")
+        raise BadDevice(f"{NEEDS}: ONNX Runtime cannot use the GPU; its libraries may be missing")
     return session
 
 

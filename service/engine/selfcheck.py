@@ -62,7 +62,7 @@ def main() -> int:
     except CareError as error:
         print(f"selfcheck: {error}", file=sys.stderr)
         return 1
-    print("the device computes what the processor computes" if right else "THE DEVICE DIFFERS FROM THE PROCESSOR")
+    print("the device computes what the CPU computes" if right else "THE DEVICE DIFFERS FROM THE CPU")
     return 0 if right else 1
 
 
@@ -112,9 +112,9 @@ def check_graph(device: Device, rows: int, dim: int) -> bool:
         print(f"graph over {rows} rows: {perf_counter() - began:.1f} s")
         graph = open_index(path, IndexKind.CAGRA, exact_index(values))
         own = VectorIndex(IndexKind.CAGRA, values, graph, GRAPH_DEPTH)
-        print("walked on the processor:")
+        print("searched on the CPU:")
         right = check_search(CpuVectors(own, 0), values, centres, LEAST_CPU_GRAPH_OVERLAP)
-        print("walked on the card:")
+        print("searched on the GPU:")
         return right & check_search(device.open_vectors(own), values, centres, LEAST_GRAPH_OVERLAP)
 
 

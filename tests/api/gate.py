@@ -37,7 +37,7 @@ class Gate:
 
 
 async def until_queued(client: httpx.AsyncClient, queries: int) -> None:
-    """Returns once so many queries wait for the engine."""
+    """Returns once this number of queries waits for the engine."""
     async with asyncio.timeout(WAIT_SECONDS):
         while f"care_queue_length {queries}.0\n" not in (await client.get("/metrics")).text:
             await asyncio.sleep(0.01)

@@ -66,7 +66,9 @@ async def test_reload_serves_what_was_published(own: Built) -> None:
         ("/admin/reload?version=x", b"", "version", "no such parameter"),
     ],
 )
-async def test_what_would_be_ignored_is_refused(own: Built, path: str, body: bytes, field: str, said: str) -> None:
+async def test_a_body_that_would_be_ignored_is_refused(
+    own: Built, path: str, body: bytes, field: str, said: str
+) -> None:
     """Else another version would be served than the one that was meant."""
     Collection(own.root).publish(own.versions["b"])
     async with running(make_settings(own, threads=1, reload_seconds=0)) as client:

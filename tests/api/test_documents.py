@@ -109,7 +109,7 @@ async def test_a_document_of_the_snapshot_is_replaced_and_then_gone(client: http
     assert (await ids(client, "高血压吃什么药"))[0] == "a-1"
 
 
-async def test_what_is_said_twice_is_written_once(client: httpx.AsyncClient) -> None:
+async def test_an_equal_post_is_written_once(client: httpx.AsyncClient) -> None:
     first = (await post(client, NOTICE)).json()
     assert (await post(client, NOTICE)).json() == first | {"changed": 0}
     again = (await post(client, NOTICE, NOTICE | {"id": "notice-2"})).json()
@@ -170,7 +170,7 @@ async def test_a_cached_answer_does_not_outlive_a_change(client: httpx.AsyncClie
         ),
     ],
 )
-async def test_what_makes_no_document_is_named_and_nothing_is_kept(
+async def test_an_invalid_document_is_named_and_none_is_kept(
     client: httpx.AsyncClient, documents: list[dict[str, Any]], said: str
 ) -> None:
     response = await post(client, *documents)
@@ -348,7 +348,7 @@ async def test_a_document_that_is_not_served_can_be_withdrawn(own: Built, encode
             assert (await client.get("/v1/documents/recalled")).status_code == 404
 
 
-async def test_what_a_build_may_have_taken_is_written_again(client: httpx.AsyncClient, own: Built) -> None:
+async def test_a_post_that_a_build_may_have_read_is_written_again(client: httpx.AsyncClient, own: Built) -> None:
     """Else a second build would show the corpus's word in the place of a post that was acknowledged after it began."""
     log = Collection(own.root).fresh_log
     assert (await post(client, NOTICE)).json()["position"] == 1
@@ -410,9 +410,7 @@ async def test_a_damaged_log_is_refused_rather_than_forgotten(own: Built) -> Non
             pass
 
 
-async def test_a_disk_that_takes_nothing_is_said_and_changes_nothing(
-    own: Built, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_full_disk_is_reported_and_changes_nothing(own: Built, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(position: int, changes: Sequence[Change]) -> bytes:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(own.root))
 

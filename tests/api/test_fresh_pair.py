@@ -57,7 +57,9 @@ async def test_a_fresh_document_scores_as_its_indexed_self_and_after_a_restart(
     assert "--query-encoder" not in caplog.text
 
 
-async def test_what_another_encoder_read_is_read_again_and_corrected(tmp_path: Path, encoder: OnnxEncoder) -> None:
+async def test_vectors_of_another_encoder_are_computed_again_and_corrected(
+    tmp_path: Path, encoder: OnnxEncoder
+) -> None:
     own = bent(tmp_path, encoder, encoder)
     title, text = ENTRIES[0]["title"], ENTRIES[0]["text"]
     foreign = Posted("copy-1", title, text, {}, [(0, 3)], "another", np.ones((1, 4), np.float16))

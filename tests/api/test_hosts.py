@@ -73,7 +73,7 @@ def test_localhost_addresses_and_no_name_at_all_are_answered(port: int, host: st
 @pytest.mark.parametrize(
     "host", ["", "localhost.attacker.example", "127.0.0.1.attacker.example", "localhost:1:2", "localhost@x"]
 )
-def test_what_only_looks_like_this_machine_is_refused(port: int, host: str) -> None:
+def test_hosts_that_resemble_this_machine_are_refused(port: int, host: str) -> None:
     assert ask(port, host, "/livez").status == 421
 
 

@@ -89,7 +89,7 @@ async def test_failure_is_a_plain_search_that_says_so_and_is_not_remembered(
     assert (await result(client, hyde=True))["hyde"] == "used"
 
 
-async def test_what_worked_is_remembered(client: httpx.AsyncClient, model: LanguageModel) -> None:
+async def test_imagined_documents_are_cached(client: httpx.AsyncClient, model: LanguageModel) -> None:
     first = await result(client, hyde={"documents": 1})
     assert await result(client, hyde={"documents": 1}) == first
     assert len(model.requests) == 1
@@ -131,7 +131,7 @@ async def test_a_request_with_less_patience_than_the_model_needs_gets_a_plain_se
 @pytest.mark.parametrize(
     "body", [{"query": "好", "mode": "lexical"}, {"query": ["好"] * 17}], ids=["no vector", "too many queries"]
 )
-async def test_what_hyde_cannot_do_is_refused(client: httpx.AsyncClient, body: dict) -> None:
+async def test_hyde_with_unsuitable_options_is_refused(client: httpx.AsyncClient, body: dict) -> None:
     check(await client.post("/v1/search", json=body | {"hyde": True}), 422, "invalid_request", "hyde")
 
 

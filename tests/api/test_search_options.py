@@ -177,7 +177,7 @@ async def test_a_request_whose_time_is_over_gets_504(built: Built, gate: Gate) -
         assert response.status_code == 504
         assert response.json()["error"]["code"] == "deadline_exceeded"
         assert (await held).status_code == 200
-    assert "发热" not in gate.queries  # no work is spent on what nobody waits for
+    assert "发热" not in gate.queries  # no work is spent on a query that was given up
 
 
 async def test_the_settings_bound_a_request_that_names_no_time(built: Built, gate: Gate) -> None:

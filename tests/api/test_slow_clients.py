@@ -73,7 +73,7 @@ def test_a_request_that_never_ends_is_answered_408_and_closed(address: tuple[str
     [(b"G", 408), (HEAD + b"\r\n", 408), (b"nonsense\r\n\r\n", 400), (CHUNKS + b"zz\r\n", 400)],
     ids=["no head", "no body", "no HTTP", "no chunk"],
 )
-def test_what_never_became_a_request_is_counted_by_what_it_was_told(
+def test_bytes_that_are_no_request_are_counted_by_the_status_of_their_answer(
     address: tuple[str, int], sent: bytes, status: int
 ) -> None:
     before = counted(address)
@@ -139,7 +139,7 @@ def test_a_body_whose_answer_is_out_already_is_just_cut_off(address: tuple[str, 
     assert received.count(b"HTTP/1.1") == 1
 
 
-def test_those_who_send_at_once_notice_nothing(address: tuple[str, int]) -> None:
+def test_clients_that_send_at_once_are_not_affected(address: tuple[str, int]) -> None:
     body = '{"query": "高血压"}'.encode()
     whole = b"POST /v1/search HTTP/1.1\r\nHost: care\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body)
     with connected(address) as connection:

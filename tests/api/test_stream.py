@@ -40,7 +40,7 @@ async def test_lines_hold_what_the_whole_answer_holds(client: httpx.AsyncClient,
     [("application/x-ndjson", True), ("*/*", False), ("application/json", False),
      ("application/json, application/x-ndjson", False), ("text/plain, application/x-ndjson;q=0.9", True)],
 )  # fmt: skip
-async def test_only_who_asks_for_lines_gets_them(client: httpx.AsyncClient, accept: str, streams: bool) -> None:
+async def test_only_a_request_for_lines_gets_lines(client: httpx.AsyncClient, accept: str, streams: bool) -> None:
     response = await client.get("/v1/search", params={"q": "头痛"}, headers={"Accept": accept})
     assert (response.headers["content-type"] == "application/x-ndjson") == streams
 
@@ -85,7 +85,7 @@ async def test_a_queue_smaller_than_a_portion_is_no_obstacle(built: Built) -> No
         assert len(await lines_of(client, query=MANY[:20], top_k=1)) == 21
 
 
-async def test_what_fails_before_the_first_line_is_an_ordinary_error(
+async def test_a_failure_before_the_first_line_is_an_ordinary_error(
     client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch, gate: Gate
 ) -> None:
     monkeypatch.setattr(gate, "run", fail)
@@ -94,7 +94,7 @@ async def test_what_fails_before_the_first_line_is_an_ordinary_error(
     assert response.json()["error"]["code"] == "engine_failed"
 
 
-async def test_what_fails_later_is_the_last_line(
+async def test_a_later_failure_is_the_last_line(
     client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch, gate: Gate
 ) -> None:
     run = gate.run

@@ -148,7 +148,7 @@ async def test_a_version_that_is_only_on_the_disk_is_refused(outside: Outside) -
             pass
 
 
-async def test_a_database_that_is_away_is_said_at_once_and_missed_no_longer_than_it_is_away(outside: Outside) -> None:
+async def test_a_database_that_is_away_is_reported_at_once_and_used_again_when_back(outside: Outside) -> None:
     async with running(outside.settings()) as client:
         assert (await client.get("/readyz")).status_code == 200
         outside.server.away = True

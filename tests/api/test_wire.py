@@ -150,7 +150,7 @@ def test_a_head_alone_goes_when_its_answer_ends(transport: Transport, joined: _J
     assert transport.written == [b"HTTP/1.1 204 No Content\r\n\r\n"]
 
 
-def test_what_a_client_waits_for_is_not_kept(transport: Transport, joined: _Joined) -> None:
+def test_an_interim_answer_is_written_at_once(transport: Transport, joined: _Joined) -> None:
     joined.write(CONTINUE)
     assert transport.written == [CONTINUE]
 

@@ -45,7 +45,7 @@ def http_server(url: str) -> Iterator[str]:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    # Its own key must reach nobody over HTTP.
+    # Its own key must not be lent over HTTP.
     environment = os.environ | {"CARE_API_KEY": "own-key"}
     process = subprocess.Popen(command(url, "--http", f"127.0.0.1:{port}"), env=environment)
     try:

@@ -155,7 +155,7 @@ def test_passages_of_a_long_document_are_less_than_the_whole(plain: CareClient) 
     assert some.page_content in whole.page_content
 
 
-def test_what_passages_share_is_said_once() -> None:
+def test_overlapping_passages_are_joined() -> None:
     def hit(*spans: tuple[int, int]) -> Hit:
         passages = tuple(Passage(start, end, 0.5, None, (), None) for start, end in spans)
         return Hit("1", 0.5, text="0123456789", passages=passages)

@@ -87,7 +87,7 @@ def test_a_lasting_refusal_is_raised_after_the_last_attempt(
 @pytest.mark.parametrize(
     ("status", "kind"), [(422, InvalidRequest), (413, InvalidRequest), (404, NotFound), (504, DeadlineExceeded)]
 )
-def test_what_another_try_would_not_mend_is_raised_at_once(
+def test_lasting_errors_are_raised_at_once(
     make: type[CareClient], scripted: Scripted, status: int, kind: type[ApiError]
 ) -> None:
     scripted.scenes.append(refusal(status, "no"))
@@ -117,9 +117,9 @@ def test_connections_that_keep_breaking_are_given_up_on(make: type[CareClient], 
     assert len(scripted.requests) == 4
 
 
-def test_nobody_there_is_said_so(make: type[CareClient]) -> None:
+def test_an_unreachable_service_is_reported(make: type[CareClient]) -> None:
     with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))  # bound and not listening: nobody else can take the port meanwhile
+        free.bind(("127.0.0.1", 0))  # bound and not listening: no other program can take the port
         with pytest.raises(ConnectionFailed):
             make(f"http://127.0.0.1:{free.getsockname()[1]}", retry=QUICK).health()
 

@@ -82,7 +82,7 @@ def test_every_picture_is_drawn(browser: Chrome, page: Path, width: int, scheme:
         assert picture["texts"] >= 3
 
 
-def test_nothing_is_fetched(browser: Chrome, page: Path) -> None:
+def test_the_page_fetches_nothing(browser: Chrome, page: Path) -> None:
     open_page(browser, page, WIDE)
     assert browser.execute_script("return performance.getEntriesByType('resource').map((entry) => entry.name)") == []
 

@@ -150,7 +150,7 @@ class Load:
         return {answer.status for answer in self.answers}
 
     def wait_for(self, status: int, count: int = 1) -> None:
-        """Returns once so many further answers of this status have come."""
+        """Returns once `count` further answers of this status have come."""
         seen = len(self.answers)
         until(lambda: sum(answer.status == status for answer in self.answers[seen:]) >= count)
 

@@ -69,7 +69,7 @@ async def test_an_empty_folder_answers_as_the_old_one_did(built: Built, tmp_path
         assert (await client.post("/admin/rollback", params={"version": built.versions["b"]})).status_code == 200
 
 
-def test_nothing_is_overwritten(built: Built, tmp_path: Path) -> None:
+def test_a_restore_overwrites_nothing(built: Built, tmp_path: Path) -> None:
     file = tmp_path / "care.tar"
     write_backup(Collection(built.root), file)
     with pytest.raises(BadBackup, match="is not empty"):
@@ -80,7 +80,7 @@ def test_nothing_is_overwritten(built: Built, tmp_path: Path) -> None:
         restore_backup(file, tmp_path / "new", keys)
 
 
-def test_what_cannot_be_backed_up_is_said(built: Built, tmp_path: Path) -> None:
+def test_a_backup_that_cannot_be_made_is_refused_with_the_reason(built: Built, tmp_path: Path) -> None:
     collection = Collection(built.root)
     with pytest.raises(BadBackup, match="nothing to back up"):
         write_backup(Collection(tmp_path / "none"), tmp_path / "care.tar")

@@ -57,7 +57,9 @@ def test_the_bare_framework_answers_the_size_and_ends_with_the_block(tmp_path: P
         get(url, PATH)
 
 
-def test_a_service_that_does_not_start_is_said_with_its_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_service_that_does_not_start_is_reported_with_its_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("CARE_ENCODER", str(tmp_path / "nothing"))
     with (
         pytest.raises(BenchError, match=re.escape(str(tmp_path / "nothing"))) as caught,
@@ -67,7 +69,7 @@ def test_a_service_that_does_not_start_is_said_with_its_reason(tmp_path: Path, m
     assert "the service process ended with 1 before it was ready: care serve:" in str(caught.value)
 
 
-def test_a_url_with_nobody_behind_it_is_said_in_one_line(tmp_path: Path) -> None:
+def test_an_unreachable_url_is_reported_in_one_line(tmp_path: Path) -> None:
     with running(bare_server(10), tmp_path) as started:
         url = started.url
     done = call("--url", url)

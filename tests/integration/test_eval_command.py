@@ -83,7 +83,7 @@ def test_the_example_corpus_is_searched_well(capsys: pytest.CaptureFixture[str],
     assert {path: path.stat().st_size for path in (tmp_path / "cache").rglob("*.*")} == kept
 
 
-def test_every_kind_of_set_is_judged_and_what_cannot_be_is_said(
+def test_every_kind_of_set_is_judged_and_gaps_are_explained(
     capsys: pytest.CaptureFixture[str], data: Path, cache: Path, tmp_path: Path
 ) -> None:
     said = evaluate(capsys, data, "--cache", cache, "--save", tmp_path / "run.json.gz", "--speed")
@@ -236,7 +236,7 @@ def test_a_benchmark_says_what_is_missing_and_how_to_get_it(
         (("examples", "--service", "127.0.0.1:1"), "not an address"),
     ],
 )
-def test_what_cannot_be_done_is_said_before_any_work(
+def test_impossible_requests_are_refused_before_any_work(
     arguments: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str], cache: Path
 ) -> None:
     assert message in failure(capsys, *arguments, "--cache", cache)

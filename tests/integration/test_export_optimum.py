@@ -53,7 +53,7 @@ def test_rotary_settings_survive_the_older_transformers(architecture: str, optim
     assert report.graphs[0].parity.cosine > 0.9999
 
 
-def test_what_optimum_cannot_do_is_said_in_one_line(tmp_path: Path) -> None:
+def test_an_error_of_optimum_is_reported_in_one_line(tmp_path: Path) -> None:
     interpreter = tmp_path / "python"
     interpreter.write_text("#!/bin/sh\necho 'Traceback:' >&2\necho 'ValueError: no such architecture' >&2\nexit 1\n")
     interpreter.chmod(0o755)

@@ -191,7 +191,7 @@ def test_an_exported_folder_is_no_source(trained: Path, tmp_path: Path) -> None:
         export(tmp_path / "served", tmp_path / "again")
 
 
-def test_the_command_exports_and_says_what_it_made(
+def test_the_command_exports_and_prints_what_it_made(
     trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     parser = ArgumentParser()

@@ -340,7 +340,7 @@ def test_a_second_run_ends_with_75_and_names_the_first(place: Place) -> None:
     assert not metrics.exists()  # they are the other run's to write
 
 
-def test_diff_and_suggest_are_said_in_a_few_lines(place: Place) -> None:
+def test_diff_and_suggest_print_a_few_lines(place: Place) -> None:
     assert place.build(ROWS, "--publish")[0] == 0
     assert place.build([ROWS[0], ROWS[1] | {"text": "另一正文"}])[0] == 0
     code, out, _ = place.care("diff")

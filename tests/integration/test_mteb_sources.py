@@ -157,7 +157,7 @@ def test_a_table_of_papers_and_candidates_is_a_reranking_set(tmp_path: Path) -> 
     assert found == RerankSet("ours", ["Paper\nAbstract."], [[("Near\nIt is.", 2), ("Far", 0)]])
 
 
-def test_what_was_never_downloaded_is_named_and_nothing_hangs() -> None:
+def test_sets_that_were_never_downloaded_are_listed_without_a_hang() -> None:
     tasks, missing = load("cmirb", None)
     assert tasks == []
     assert len(missing) == 10

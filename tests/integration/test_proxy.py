@@ -42,7 +42,7 @@ def client(built: Built, gate: Gate) -> Iterator[httpx.Client]:
         yield client
 
 
-def test_what_passes_the_proxy_is_answered_by_the_service(client: httpx.Client) -> None:
+def test_requests_pass_the_proxy(client: httpx.Client) -> None:
     answer = client.get("/v1/search", params={"q": "高血压"}, headers={"X-Request-Id": "mine"})
     assert (answer.status_code, answer.headers["x-request-id"]) == (200, "mine")
     assert answer.json()["results"][0]["hits"]

@@ -112,7 +112,7 @@ def test_an_upload_that_broke_off_goes_on_where_it_stopped(
     assert server.aliases() == {"care": f"care-{snapshot.version}"}
 
 
-def test_what_is_there_already_is_not_put_there_again(server: QdrantServer, collection: Collection) -> None:
+def test_an_uploaded_version_is_not_uploaded_again(server: QdrantServer, collection: Collection) -> None:
     first, second = collection.versions()
     for version in (first, second, first):
         publish(collection, version, MEASURE)
@@ -152,11 +152,11 @@ def test_an_index_is_waited_for(server: QdrantServer, snapshot: Snapshot, connec
     assert server.statuses == []
 
 
-def test_nobody_waits_for_ever(server: QdrantServer, snapshot: Snapshot, connected: Qdrant) -> None:
+def test_waiting_for_the_index_ends(server: QdrantServer, snapshot: Snapshot, connected: Qdrant) -> None:
     server.statuses = [models.CollectionStatus.YELLOW] * 2
     with pytest.raises(BadBuild, match="publish again later"):
         upload(connected, snapshot, queries, FLOOR, patience_seconds=0)
-    server.statuses = [models.CollectionStatus.RED] * 3  # who looks for the collection's marks sees it too
+    server.statuses = [models.CollectionStatus.RED] * 3  # read with the collection's marks, too
     with pytest.raises(BadDatabase, match="cannot index"):
         upload(connected, snapshot, queries, FLOOR)
     server.statuses = []
@@ -164,7 +164,7 @@ def test_nobody_waits_for_ever(server: QdrantServer, snapshot: Snapshot, connect
     assert connected.holds(snapshot)
 
 
-def test_points_that_nobody_put_there_are_noticed(server: QdrantServer, snapshot: Snapshot, connected: Qdrant) -> None:
+def test_points_that_were_not_uploaded_are_noticed(server: QdrantServer, snapshot: Snapshot, connected: Qdrant) -> None:
     def add_a_point(method: str, path: str) -> None:
         if path.endswith("count"):
             stray = models.PointStruct(id=10**6, vector=[0.0] * snapshot.manifest.dim)
@@ -176,9 +176,7 @@ def test_points_that_nobody_put_there_are_noticed(server: QdrantServer, snapshot
     assert server.collections() == []
 
 
-def test_a_server_that_is_too_old_is_told_from_one_that_is_not(
-    server: QdrantServer, snapshot: Snapshot, connected: Qdrant
-) -> None:
+def test_a_server_that_is_too_old_is_refused(server: QdrantServer, snapshot: Snapshot, connected: Qdrant) -> None:
     server.keeps_metadata = False
     with pytest.raises(BadDatabase, match=r"1\.16 or newer"):
         upload(connected, snapshot, queries, FLOOR)
@@ -193,7 +191,7 @@ def test_another_collection_of_the_name_is_replaced(
     assert connected.open(snapshot).search(queries(), 1)[1].shape == (len(queries()), 1)
 
 
-def test_what_is_pruned_leaves_the_server_first(server: QdrantServer, collection: Collection) -> None:
+def test_a_pruned_version_leaves_the_server_first(server: QdrantServer, collection: Collection) -> None:
     first, second = collection.versions()
     third = add_version(collection, 3, 10)
     for version in (first, second, third):

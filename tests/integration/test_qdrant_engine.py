@@ -57,7 +57,7 @@ async def ask(remote: RemoteEngine, serving: Serving) -> list[list[int]]:
     return [outcome.found.documents.tolist() for outcome in outcomes]
 
 
-async def test_an_engine_without_its_database_says_so_lives_and_recovers(
+async def test_an_engine_without_its_database_reports_it_and_recovers(
     server: QdrantServer, built: Built, encoder: OnnxEncoder, tmp_path: Path
 ) -> None:
     serving = open_serving(built)

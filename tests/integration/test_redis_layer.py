@@ -73,7 +73,7 @@ async def open_breaker(cache: RedisCache) -> int:
 
 
 def half_open(cache: RedisCache, next_seconds: float) -> None:
-    """As if the time of both breakers had come; their next one comes after so many seconds."""
+    """Lets both breakers try now, and again after `next_seconds`."""
     for breaker in (cache._reads.breaker, cache._writes.breaker):
         breaker._next_attempt = 0.0
         breaker._open_seconds = next_seconds
@@ -94,7 +94,7 @@ async def test_values_come_back_by_kind_and_expire(server: ValkeyServer) -> None
             assert 0 < redis.ttl(RESULT + b"a") <= 60  # type: ignore[operator]
 
 
-async def test_what_is_not_ours_or_not_this_keys_is_a_miss(server: ValkeyServer) -> None:
+async def test_values_with_a_wrong_checksum_are_misses(server: ValkeyServer) -> None:
     async with cache_at(server.connection_url) as (cache, writes):
         await write(cache, writes, a=b'{"hits":[]}', b=b'{"hits":[1]}')
         with operator(server) as redis:
@@ -141,7 +141,7 @@ async def test_a_crowd_travels_in_few_commands_over_few_connections(server: Valk
         assert connections(redis) - before <= READS + 1
 
 
-async def test_whoever_gives_up_takes_nobodys_answer_along(server: ValkeyServer) -> None:
+async def test_a_cancelled_look_up_leaves_the_answers_of_others(server: ValkeyServer) -> None:
     async with cache_at(server.connection_url) as (cache, writes):
         await write(cache, writes, a=b"one", b=b"two")
         with frozen(server):
@@ -154,7 +154,7 @@ async def test_whoever_gives_up_takes_nobodys_answer_along(server: ValkeyServer)
         assert await get(cache, b"a", b"b") == [b"one", b"two"]
 
 
-async def test_a_frozen_server_is_given_up_on_and_its_late_answers_reach_nobody(server: ValkeyServer) -> None:
+async def test_late_answers_of_a_frozen_server_reach_no_request(server: ValkeyServer) -> None:
     values = {b"%d" % number: b"value %d" % number for number in range(20)}
     async with cache_at(server.connection_url, HASTY_MS) as (cache, writes):
         with frozen(server):

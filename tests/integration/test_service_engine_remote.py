@@ -233,7 +233,7 @@ async def test_servings_of_two_versions_are_answered_each_from_its_own(engine: E
                 assert servings[letter].snapshot.documents.get(row).id.startswith(f"{letter}-")
 
 
-async def test_a_query_whose_time_is_up_is_told_so(engine: Engine, built: Built) -> None:
+async def test_a_query_past_its_deadline_gets_an_error(engine: Engine, built: Built) -> None:
     serving = open_serving(built)
     async with worker(engine) as remote:
         await remote.prepare(serving)

@@ -19,7 +19,7 @@ from tests.integration.processes import Service, service, until
 
 POSTS = {"engine", "worker 1", "worker 2"}
 APART = {"CARE_WORKERS": "2", "CARE_ENGINE": "process"}
-# Enough connections that each of two workers is asked, all but surely; the tests hold whoever answers.
+# Enough connections that each of two workers is asked, all but surely; the tests hold for either.
 ASKED = 8
 
 
@@ -114,7 +114,7 @@ def test_a_swap_and_a_rollback_keep_them(running: Service, built: Built) -> None
         until(lambda: everyone(running, "swapped", there=True))
 
 
-def test_what_was_acknowledged_survives_a_kill_at_any_moment(built: Built, tmp_path: Path) -> None:
+def test_acknowledged_documents_survive_a_kill_at_any_moment(built: Built, tmp_path: Path) -> None:
     own = copy_collection(built, tmp_path / "collection")
     acknowledged: list[str] = []
 

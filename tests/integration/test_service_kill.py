@@ -64,7 +64,7 @@ def test_metrics_are_those_of_all_processes(running: Service) -> None:
     before, batches = running.metric(counted), running.metric("care_batch_size_count")
     for number in range(12):
         assert running.get("/v1/search", q=f"头痛{number}", mode="dense").status == 200
-    for _ in range(4):  # whoever answers; a request is counted when its answer is out
+    for _ in range(4):  # either worker may answer; a request is counted when its answer is out
         until(lambda: running.metric(counted) == before + 12)
     assert running.metric("care_batch_size_count") >= batches + 12
     until(lambda: running.metric("care_queue_length") == 0)
@@ -87,8 +87,8 @@ def test_a_killed_engine_is_replaced_and_meanwhile_refused_at_once(running: Serv
     assert running.metric('care_restarts_total{process="engine"}') == restarts + 1
 
 
-def test_without_an_engine_nothing_says_that_it_is_ready(running: Service) -> None:
-    os.kill(running.process.pid, signal.SIGSTOP)  # so that nobody starts another
+def test_without_an_engine_no_worker_is_ready(running: Service) -> None:
+    os.kill(running.process.pid, signal.SIGSTOP)  # so that the supervisor starts no other
     try:
         kill(running, "engine")
         until(lambda: not running.is_ready())
@@ -103,7 +103,7 @@ def test_without_an_engine_nothing_says_that_it_is_ready(running: Service) -> No
     until(running.is_ready)
 
 
-def test_a_killed_worker_is_replaced_while_the_other_goes_on(running: Service, built: Built) -> None:
+def test_a_killed_worker_is_replaced_while_the_other_serves(running: Service, built: Built) -> None:
     restarts = running.metric('care_restarts_total{process="worker"}')
     with Load(running, BODIES) as load:
         load.wait_for(200, 8)
@@ -138,7 +138,7 @@ def test_swaps_reach_every_worker_and_mix_nothing(running: Service, built: Built
             Collection(built.root).publish(built.versions[letter])
             answer = running.send("POST", "/admin/reload")
             assert answer.json() == {"snapshot": built.versions[letter], "changed": True}
-            # Nobody looks at the pointer by himself here: the other worker was told.
+            # No worker polls the pointer here: the other one was told.
             until(lambda letter=letter: serves(running, built.versions[letter]))
             load.wait_for(200, 8)
     assert load.statuses() == {200}

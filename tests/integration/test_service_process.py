@@ -127,7 +127,7 @@ def test_a_body_too_large_is_refused_on_the_wire(address: str) -> None:
         b"GET / HTTP/1.1\r\nX: " + b"a" * 300_000,
     ],
 )
-def test_what_is_no_http_is_refused_in_the_shape_of_every_error(address: str, request_bytes: bytes) -> None:
+def test_malformed_http_gets_the_shape_of_every_error(address: str, request_bytes: bytes) -> None:
     status, body = exchange(address, request_bytes)
     assert status == 400
     facts = json.loads(body)["error"]
@@ -148,7 +148,7 @@ def test_requests_on_one_connection_count_their_headers_apart(address: str) -> N
     assert received.count(b"HTTP/1.1 200 OK") == 11
 
 
-def test_a_client_that_leaves_is_counted_and_harms_nobody(address: str) -> None:
+def test_a_client_that_leaves_is_counted_and_disturbs_no_other(address: str) -> None:
     host, _, port = address.removeprefix("http://").partition(":")
     body = json.dumps({"query": [f"头痛{number}" * 30 for number in range(200)]}).encode()
     request = b"POST /v1/search HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % len(body) + body
@@ -233,7 +233,7 @@ def test_interrupting_ends_quietly_too(built: Built) -> None:
         assert process.returncode == 0
 
 
-def test_a_taken_port_is_said_in_one_line(address: str, built: Built) -> None:
+def test_a_taken_port_is_reported_in_one_line(address: str, built: Built) -> None:
     settings = Settings(collection=built.root, encoder=ENCODER, port=int(address.rpartition(":")[2]))
     with pytest.raises(PortTaken, match="CARE_PORT"):
         serve(settings)
@@ -249,7 +249,7 @@ def test_a_damaged_snapshot_ends_the_start_with_its_reason(built: Built, tmp_pat
     assert done.returncode == 1
     assert "BadSnapshot" in done.stderr.splitlines()[-1]
     assert "documents.bin" in done.stderr.splitlines()[-1]
-    assert "ERROR" not in done.stderr  # said once, by whoever started it
+    assert "ERROR" not in done.stderr  # reported once, by the caller
 
 
 def test_access_log_lines_are_json_on_standard_output(built: Built) -> None:

@@ -43,7 +43,7 @@ def test_a_reload_by_one_worker_reaches_the_other(running: Service, built: Built
     with Load(running, BODIES) as load:
         for letter in "ba":
             Collection(built.root).publish(built.versions[letter])
-            # Whoever is asked first swaps; the other one may have followed by the time it is asked.
+            # The worker that is asked first swaps; the other one may have followed by the time it is asked.
             assert running.send("POST", "/admin/reload").json()["snapshot"] == built.versions[letter]
             until(lambda letter=letter: both_serve(running, built.versions[letter]))
             load.wait_for(200, 6)
@@ -109,7 +109,7 @@ def test_an_engine_that_cannot_load_its_encoder_ends_the_start_with_the_reason(b
     assert "model.fp16.onnx" in done.stderr.splitlines()[-1]
 
 
-def test_a_taken_address_is_said_before_anything_is_started(built: Built) -> None:
+def test_a_taken_address_is_reported_before_anything_is_started(built: Built) -> None:
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
         other.listen()

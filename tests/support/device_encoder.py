@@ -25,8 +25,8 @@ class Noting(FastEncoder):
         if self._deadly and any(text.startswith(DEADLY) for text in texts):
             os._exit(9)
         vectors = super().encode(texts, side)
-        card = os.environ.get("CUDA_VISIBLE_DEVICES", "none")
-        (self._folder / f"{os.getpid()}-{self._device}-{card}-{len(list(self._folder.iterdir()))}").touch()
+        gpu = os.environ.get("CUDA_VISIBLE_DEVICES", "none")
+        (self._folder / f"{os.getpid()}-{self._device}-{gpu}-{len(list(self._folder.iterdir()))}").touch()
         return vectors
 
 

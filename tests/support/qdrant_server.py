@@ -39,7 +39,7 @@ class QdrantServer:
         """What collections say of their index before they say that it is finished."""
         self.keeps_metadata = True
         self.away = False
-        """Hangs up on whoever asks. The port stays taken, which nobody else can be given meanwhile."""
+        """Closes every connection. The port stays taken, so that no other program gets it."""
         self.key: str | None = None
         self.refuse: Refuse = lambda method, path: None
         self.port = 0

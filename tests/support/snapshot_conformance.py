@@ -35,7 +35,7 @@ from models.encoder.spec import Side
 
 CORPUS = Path("examples/corpus.jsonl")
 QUERIES = Path("examples/queries.jsonl")
-# A graph that only a card can build is left out.
+# A graph that only a GPU can build is left out.
 KINDS = tuple(kind for kind in IndexKind if kind is not IndexKind.CAGRA)
 # Short passages: whole documents would be too few for lists. One thread: a graph is then the same in every build.
 PASSAGE_TOKENS, OVERLAP, THREADS = 64, 16, 1

@@ -120,7 +120,7 @@ def test_a_library_of_an_extra_is_named_and_any_other_is_a_defect(
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_build_that_is_stopped_says_so_and_leaves_nothing_behind(
+def test_a_stopped_build_reports_it_and_leaves_nothing_behind(
     number: signal.Signals, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def stopped(name: str, given: list[str]) -> int:

@@ -1,4 +1,4 @@
-"""Decoder encoders without padding: the tokens of many documents in one run, for a graphics card or a processor.
+"""Decoder encoders without padding: the tokens of many documents in one run, for a GPU or a CPU.
 
 Needs torch. The indexer imports it by name, and only for a folder that has weights and no ONNX graph.
 """

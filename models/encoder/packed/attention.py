@@ -36,7 +36,7 @@ Backend = Callable[[Packed, Scope], Attend]
 
 
 def varlen(batch: Packed, scope: Scope) -> Attend:
-    """torch's variable-length flash attention; half precision on a graphics card only."""
+    """torch's variable-length flash attention; half precision on a GPU only."""
     if scope.softcap is not None:
         return padded(batch, scope)
     from torch.nn.attention.varlen import varlen_attn

@@ -33,7 +33,7 @@ GPU_TOKENS = 32_768
 CPU_TOKENS = 4_096
 # Batches under way: one that runs, one that waits behind it.
 IN_FLIGHT = 2
-# Enough that the end of a call, where the device runs dry, does not count: of a 4B, half a minute on a large card.
+# Enough that the end of a call, where the device runs dry, does not count: of a 4B, half a minute on a large GPU.
 GPU_TEXTS = 8_192
 CPU_TEXTS = 256
 
@@ -74,13 +74,13 @@ class PackedEncoder:
         cls, folder: Path, spec: EncoderSpec | None = None, *, device: str | None = None,
         precision: Precision | None = None, token_budget: int | None = None, threads: int = 0,
     ) -> PackedEncoder:  # fmt: skip
-        """Opens and verifies an encoder folder; on the graphics card in bf16 if there is one, else here in fp32.
+        """Opens and verifies an encoder folder; on the GPU in bf16 if there is one, else here in fp32.
 
         `spec` stands in for what the folder says of itself.
         """
         place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
         if place.type == "cuda" and not torch.cuda.is_available():
-            raise BadEncoder(f"--device {device}: torch sees no graphics card here")
+            raise BadEncoder(f"--device {device}: torch sees no GPU here")
         if threads:
             torch.set_num_threads(threads)
         chosen = precision or (Precision.BF16 if place.type == "cuda" else Precision.FP32)
@@ -96,7 +96,7 @@ class PackedEncoder:
                 f"{place} has not the memory for the weights of {folder} in {chosen}; free it or use a larger one, "
                 "--precision fp8 or a smaller encoder"
             ) from error
-        # Compiling pays where memory is the limit between the products: on a card.
+        # Compiling pays if memory is the limit between the products: on a GPU.
         model = PackedModel(weights, backend, encoder.spec.pooling, compiled=place.type == "cuda")
         forward = model if encoder.projection is None else _projected(model, encoder.projection.to(place).float())
         return cls(encoder.spec, chosen, encoder.tokenizer, weight_files(folder), forward, place, token_budget)
@@ -128,7 +128,7 @@ class PackedEncoder:
             if len(part) == 1:
                 raise OutOfDeviceMemory(
                     f"{self._device} has not the memory for one text of {len(part[0].tokens)} tokens; "
-                    "use a larger card, --precision fp8 or a smaller encoder"
+                    "use a larger GPU, --precision fp8 or a smaller encoder"
                 )
             self._halve(sum(len(item.tokens) for item in part))
             waiting.extendleft((part[len(part) // 2 :], part[: len(part) // 2]))
@@ -160,11 +160,11 @@ def _projected(model: PackedModel, projection: torch.nn.Module) -> Forward:
     return lambda batch: cast(Tensor, projection(model(batch).float()))
 
 
-def require_fp8(card: str, capability: tuple[int, int]) -> None:
-    """Refuses a card without fp8 before its weights are loaded."""
+def require_fp8(gpu: str, capability: tuple[int, int]) -> None:
+    """Refuses a GPU without fp8 before its weights are loaded."""
     if capability < FP8_CAPABILITY:
         needed, own = (".".join(map(str, version)) for version in (FP8_CAPABILITY, capability))
-        raise BadEncoder(f"--precision fp8: {card} has compute capability {own}, fp8 needs {needed}; use bf16")
+        raise BadEncoder(f"--precision fp8: {gpu} has compute capability {own}, fp8 needs {needed}; use bf16")
 
 
 def _receive(sent: _Sent, vectors: Vectors) -> None:

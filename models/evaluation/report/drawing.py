@@ -123,7 +123,7 @@ def inline(svg: str, name: str, description: str) -> str:
 
 @cache
 def _fonts() -> tuple[str, ...]:
-    """One font for Latin letters and, where the machine has one, one for Chinese characters."""
+    """One font for Latin letters and, if the machine has one, one for Chinese characters."""
     installed = set(font_manager.get_font_names())
     latin = next(name for name in LATIN_FONTS if name in installed)
     return (latin, *[name for name in CHINESE_FONTS if name in installed][:1], "DejaVu Sans")

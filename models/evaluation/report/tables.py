@@ -33,7 +33,7 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """A figure in percent, where the system has one, and how it compares with the baseline's."""
+    """A figure in percent, if the system has one, and how it compares with the baseline's."""
 
     value: float | None
     mark: Mark | None = None
@@ -110,7 +110,7 @@ def _table(benchmark: str, results: Sequence[SetResult], marks: Marks) -> Table:
             # An average over some of the sets would stand beside averages over all of them as if it were one.
             value = sum(values) / len(values) if len(values) == len(column.sets) else None
             rows[system].append(Cell(value, marks.get((benchmark, column.sets, system))))
-    # The best of each column are all of those that print alike; there is none where there is nothing to choose from.
+    # The best of each column are all of those that print alike; a single figure is not marked.
     for place in range(len(columns)):
         shown = [row[place].text for row in rows.values() if row[place].value is not None]
         best = max(shown, key=float) if len(shown) > 1 else None

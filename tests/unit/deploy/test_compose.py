@@ -66,12 +66,12 @@ def test_the_job_runs_only_when_called() -> None:
 
 
 @pytest.mark.parametrize("name", SERVICES)
-def test_everything_has_limits(name: str) -> None:
+def test_each_service_has_limits(name: str) -> None:
     assert SERVICES[name]["deploy"]["resources"]["limits"].keys() == {"cpus", "memory"}
 
 
 @pytest.mark.parametrize("name", LASTING)
-def test_what_lasts_comes_back_after_a_crash_and_has_a_health_check(name: str) -> None:
+def test_lasting_services_restart_and_have_a_health_check(name: str) -> None:
     assert SERVICES[name]["restart"] == "unless-stopped"
     assert "healthcheck" in SERVICES[name] or instructions("service", "HEALTHCHECK")
 

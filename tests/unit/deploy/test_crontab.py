@@ -37,13 +37,13 @@ def run_line(home: Path, end: int) -> subprocess.CompletedProcess[str]:
     return subprocess.run(["bash", "-c", line], env=environment, capture_output=True, text=True)
 
 
-def test_it_is_due_once_a_week() -> None:
+def test_the_job_runs_once_a_week() -> None:
     minute, hour, *rest = FIELDS
     assert (int(minute) < 60, int(hour) < 24, rest) == (True, True, ["*", "*", "0"])
     assert "%" not in COMMAND  # cron would end the line there
 
 
-def test_it_calls_what_care_understands() -> None:
+def test_the_job_calls_a_valid_command() -> None:
     (words,) = re.findall(r"\bcare (index [^;]+);", COMMAND)
     given = parse_care(shlex.split(words))
     assert (given["action"], given["publish"], given["collection"]) == ("build", True, COLLECTION)
@@ -58,7 +58,7 @@ def test_a_success_is_silent_and_logged(home: Path) -> None:
 
 
 @pytest.mark.parametrize("code", [1, Busy.exit_code])
-def test_a_failure_says_one_line_and_passes_its_code_on(home: Path, code: int) -> None:
+def test_a_failure_prints_one_line_and_passes_its_exit_code_on(home: Path, code: int) -> None:
     done = run_line(home, code)
     assert (done.returncode, done.stderr) == (code, "")
     assert done.stdout == f"care: the re-index ended with {code}, see {home}/var/reindex.log\n"
@@ -71,7 +71,7 @@ def test_a_new_installation_needs_no_folder_but_its_own(home: Path) -> None:
     assert (home / "var/reindex.log").is_file()
 
 
-def test_a_missing_folder_is_said(tmp_path: Path) -> None:
+def test_a_missing_folder_is_reported(tmp_path: Path) -> None:
     environment = {"PATH": os.environ["PATH"]}
     line = COMMAND.replace(HOME, str(tmp_path / "nowhere"))
     done = subprocess.run(["bash", "-c", line], env=environment, capture_output=True, text=True)

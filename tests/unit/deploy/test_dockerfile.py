@@ -39,7 +39,7 @@ BESIDE_THE_IMAGE = ("qdrant", "parquet")
 
 
 @pytest.mark.parametrize("source", sorted(set(copied_sources())))
-def test_what_is_copied_exists_and_reaches_the_builder(source: str) -> None:
+def test_copied_paths_exist_and_reach_the_builder(source: str) -> None:
     assert (REPOSITORY / source).exists()
     assert not is_ignored(source)
 
@@ -51,7 +51,7 @@ def test_the_builder_gets_nothing_else(path: str) -> None:
     assert is_ignored(path)
 
 
-def test_what_is_copied_from_a_stage_is_of_a_stage_above() -> None:
+def test_copies_come_from_stages_above() -> None:
     seen: list[str] = []
     for one in dockerfile():
         if one.name == "FROM":

@@ -138,5 +138,5 @@ def test_the_names_are_those_of_the_files() -> None:
         (Counts(queries=3200, rounded=True), (3000, None), "3,000 queries where the benchmark has about 3,200"),
     ],
 )
-def test_another_size_is_told_in_words(counts: Counts, found: tuple[int, int | None], difference: str | None) -> None:
+def test_another_size_is_described(counts: Counts, found: tuple[int, int | None], difference: str | None) -> None:
     assert counts.differ(*found) == difference

@@ -178,7 +178,7 @@ def test_a_set_of_another_size_is_refused_and_the_others_are_loaded(data: Path) 
 
 
 @pytest.mark.usefixtures("with_mteb")
-def test_of_another_size_in_the_folder_the_library_is_named_that_has_the_right_one(data: Path) -> None:
+def test_a_set_of_another_size_names_the_library_that_has_the_right_one(data: Path) -> None:
     write_all(data)
     write_rows(data / "colds" / "corpus.jsonl", [{"_id": "d1", "text": "感冒"}])
     assert "; leave it out for mteb task SciFact, or put queries.jsonl" in load("ours", data)[1]["colds"]
@@ -229,7 +229,7 @@ def answering_hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.fixture
 def silent_hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """An address where nobody listens: the port is taken and connections to it are refused."""
+    """An address without a listener: the port is taken and connections to it are refused."""
     with socket() as taken:
         taken.bind(("127.0.0.1", 0))
         yield ask(monkeypatch, taken.getsockname()[1])
@@ -241,7 +241,7 @@ def with_mteb(ours: Path) -> None:
 
 
 @pytest.mark.usefixtures("with_mteb")
-def test_a_hub_that_does_not_answer_is_told_for_each_set_and_asked_once(
+def test_an_unreachable_hub_is_reported_for_each_set_and_asked_once(
     silent_hub: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = []
@@ -256,14 +256,14 @@ def test_a_hub_that_does_not_answer_is_told_for_each_set_and_asked_once(
 
 
 @pytest.mark.usefixtures("with_mteb", "silent_hub")
-def test_what_lies_in_a_folder_needs_no_hub(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sets_in_a_folder_need_no_hub(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_all(data)
     monkeypatch.setattr(libraries, "unreachable", lambda: pytest.fail("the hub was asked"))
     assert load("ours", data)[1] == {}
 
 
 @pytest.mark.usefixtures("with_mteb", "answering_hub")
-def test_without_the_package_the_command_to_install_it_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_package_the_error_names_the_command_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
     assert libraries.unreachable() is None
     monkeypatch.setitem(sys.modules, "mteb", None)
     _, missing = load("ours", None)
@@ -271,14 +271,16 @@ def test_without_the_package_the_command_to_install_it_is_told(monkeypatch: pyte
 
 
 @pytest.mark.usefixtures("answering_hub")
-def test_without_datasets_a_hub_set_is_told_so_too(ours: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_datasets_a_hub_set_names_the_command_to_install_it(
+    ours: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     ours.write_text(BENCHMARK.replace('obtain = "write it"', 'hub = "someone/something"'))
     monkeypatch.setitem(sys.modules, "datasets", None)
     _, missing = load("ours", None)
     assert missing["colds"].startswith("datasets is not installed; pip install mteb; or put queries.jsonl")
 
 
-def test_the_listing_says_where_each_set_comes_from_or_what_is_wrong_with_it(data: Path, ours: Path) -> None:
+def test_the_listing_shows_where_each_set_comes_from_or_what_is_wrong_with_it(data: Path, ours: Path) -> None:
     ours.write_text('note = "Mind the pool."\n' + BENCHMARK.replace('obtain = "write it"', 'mteb = "SciFact"', 1))
     write_all(data)
     for name in ("colds", "linking"):

@@ -22,7 +22,7 @@ def found(cache: VectorCache, texts: list[str]) -> tuple[np.ndarray, list[int]]:
     return vectors, cache.find(texts, vectors)
 
 
-def test_what_was_added_is_found_at_once_and_by_the_next_process(tmp_path: Path) -> None:
+def test_added_vectors_are_found_at_once_and_by_the_next_process(tmp_path: Path) -> None:
     cache = VectorCache(tmp_path, DIM)
     cache.add(["甲", "乙"], vectors_of(2))
     cache.add(["丙"], vectors_of(1, 50))

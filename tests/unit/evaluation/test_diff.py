@@ -81,7 +81,7 @@ def test_runs_of_one_system_each_need_no_names() -> None:
         ([], False, r"no system is in both; give --system twice \(A: a, b; B: c\)"),
     ],
 )
-def test_a_choice_that_cannot_be_made_says_what_to_do(named: list[str], same_run: bool, message: str) -> None:
+def test_an_unclear_choice_is_refused_with_advice(named: list[str], same_run: bool, message: str) -> None:
     before = make_run([set_result("a", BEFORE), set_result("b", BEFORE)])
     with pytest.raises(CareError, match=message):
         diff.choose_systems(before, make_run([set_result("c", BEFORE)]), named, same_run=same_run)

@@ -142,7 +142,7 @@ def test_the_fingerprint_names_the_function(tmp_path: Path) -> None:
         (f"{BUNDLED},precision=bf16,variant=int8", "leave dtype and variant out"),
     ],
 )
-def test_what_cannot_be_opened_is_said_in_one_line(text: str, message: str) -> None:
+def test_a_folder_that_cannot_be_opened_is_reported_in_one_line(text: str, message: str) -> None:
     with pytest.raises(BadEncoder, match=message):
         open_encoder(text)
 

@@ -81,7 +81,7 @@ def test_the_model_is_asked_in_the_querys_language_or_as_the_task_says(
     assert {(path, body["model"]) for path, body, _ in model.requests if body} == {("/v1/chat/completions", "qwen")}
 
 
-def test_what_was_written_once_is_kept(endpoint: Endpoint, tmp_path: Path, model: JsonServer) -> None:
+def test_written_documents_are_cached(endpoint: Endpoint, tmp_path: Path, model: JsonServer) -> None:
     for documents, requests in ((1, 2), (1, 2), (2, 4)):
         hyde_of(endpoint, tmp_path, documents).read(["小猫", "小狗"], Side.QUERY, RETRIEVAL)
         assert len(model.requests) == requests

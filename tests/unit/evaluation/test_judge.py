@@ -85,7 +85,7 @@ def test_a_query_that_finds_nothing_scores_nothing() -> None:
     assert result.queries[0].gold == [Hit("d1", "猫", 1)]
 
 
-def test_every_task_is_judged_by_every_system_and_what_cannot_be_is_said(dense: Dense, tmp_path: Path) -> None:
+def test_every_task_is_judged_by_every_system_and_gaps_are_explained(dense: Dense, tmp_path: Path) -> None:
     reported: list[list[str]] = []
 
     def report(results: list[SetResult]) -> None:

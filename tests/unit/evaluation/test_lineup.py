@@ -98,7 +98,7 @@ def test_two_systems_may_not_have_one_name(tmp_path: Path) -> None:
         names_of(Wanted(encoders=["a", "a"]), tmp_path)
 
 
-def test_nothing_to_judge_is_said(tmp_path: Path) -> None:
+def test_nothing_to_judge_is_refused(tmp_path: Path) -> None:
     with pytest.raises(CareError, match="no system to judge"):
         names_of(Wanted(bm25=False), tmp_path)
 

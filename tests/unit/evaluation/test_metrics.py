@@ -47,7 +47,7 @@ def test_documents_of_grade_zero_or_below_count_for_nothing() -> None:
     assert one(grades, [2, 3], "Recall@100") == 0
 
 
-def test_nothing_counts_beyond_the_depth() -> None:
+def test_hits_beyond_the_depth_do_not_count() -> None:
     ranking = [*range(10, 20), 1]
     for name in ("nDCG@10", "MRR@10", "Acc@10", "MAP@10"):
         assert one({1: 1}, ranking, name) == 0, name
@@ -135,7 +135,7 @@ def test_correlations_by_hand() -> None:
     assert correlations([1, 2, 3, 4], [1, 2, 3, 100])["Pearson"] < 0.9
 
 
-def test_similarities_that_are_all_alike_say_nothing() -> None:
+def test_equal_similarities_have_no_correlation() -> None:
     assert correlations([0.5, 0.5, 0.5], [1, 2, 3]) == {"Pearson": 0, "Spearman": 0}
 
 

@@ -71,7 +71,7 @@ def test_mteb_is_imported_where_pytrec_eval_is_not_installed() -> None:
     assert found.strip() == "models.evaluation.mteb_model"
 
 
-def test_without_mteb_the_command_to_install_it_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_mteb_the_error_names_the_command_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "mteb", None)
     with pytest.raises(CareError, match="pip install mteb"):
         import_mteb()

@@ -53,7 +53,7 @@ def test_the_encoders_template_joins_the_instruction_of_a_task_and_a_query(tmp_p
     assert encoder.asked == ["Instruct: Find {it}.\nQuery: 猫"]
 
 
-def test_what_is_left_to_encode_is_counted_once_and_reported_as_it_is_done(tmp_path: Path) -> None:
+def test_texts_to_encode_are_counted_once_and_progress_is_reported(tmp_path: Path) -> None:
     done: list[int] = []
     encoder = TableEncoder()
     reader = EncoderReader(encoder.opened(), VectorCache(tmp_path, 2), done.append)

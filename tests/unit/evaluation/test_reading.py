@@ -109,7 +109,7 @@ def test_a_damaged_gzip_file_is_named_with_the_line(tmp_path: Path, damage) -> N
         load_retrieval(folder)
 
 
-def test_a_set_without_a_corpus_says_where_it_looked(tmp_path: Path) -> None:
+def test_a_set_without_a_corpus_names_the_searched_folders(tmp_path: Path) -> None:
     folder = write_set(tmp_path / "set")
     (folder / "corpus.jsonl").unlink()
     with pytest.raises(BadData, match="neither here nor in the folder above"):

@@ -73,7 +73,7 @@ def test_pictures_take_their_colours_from_the_page(page: Path) -> None:
         assert f"--{variable}: #" in text
 
 
-def test_the_page_says_what_was_measured_how_and_what_is_missing(page: Path) -> None:
+def test_the_page_shows_what_was_measured_how_and_what_is_missing(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
     assert "<b>100.00</b>" not in text
     assert "<span class='mark up'>↑</span>" in text

@@ -100,7 +100,7 @@ def test_spearman_looks_at_ranks_alone() -> None:
     assert 100 * per_query(plain).mean() == pytest.approx(value)
 
 
-def test_what_queries_add_is_the_figure_on_average() -> None:
+def test_the_mean_over_queries_is_the_figure() -> None:
     pairs = correlated(1.0, 6)
     assert 100 * per_query(pairs).mean() == pytest.approx(pairs.value)
     retrieval = set_result("s", [0.0, 0.5, 1.0])

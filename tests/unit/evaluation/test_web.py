@@ -12,7 +12,7 @@ def replies(*answers: Reply) -> Iterator[Reply]:
     yield from answers
 
 
-def test_an_object_goes_there_and_one_comes_back() -> None:
+def test_json_objects_are_sent_and_received() -> None:
     with json_server(lambda path, body: (200, {"path": path, "got": body})) as server:
         endpoint = Endpoint(f"{server.url}/v1/", {"authorization": "Bearer key"})
         assert endpoint.post("/ask", {"问": 1}) == {"path": "/v1/ask", "got": {"问": 1}}
@@ -22,7 +22,7 @@ def test_an_object_goes_there_and_one_comes_back() -> None:
 
 
 @pytest.mark.parametrize("status", [429, 500, 503])
-def test_what_may_pass_is_tried_again(status: int) -> None:
+def test_temporary_errors_are_retried(status: int) -> None:
     answers = replies((status, {}), (status, {}), (200, {"ok": True}))
     pauses: list[float] = []
     with json_server(lambda path, body: next(answers)) as server:
@@ -34,7 +34,7 @@ def test_what_may_pass_is_tried_again(status: int) -> None:
 
 
 @pytest.mark.parametrize(("asked", "waited"), [("7", 7.0), ("86400", LONGEST_PAUSE_SECONDS)])
-def test_the_server_may_say_how_long_to_wait(asked: str, waited: float) -> None:
+def test_retry_after_is_respected(asked: str, waited: float) -> None:
     answers = replies((429, {}), (200, {}))
     pauses: list[float] = []
     with json_server(lambda path, body: next(answers), {"retry-after": asked}) as server:
@@ -44,7 +44,7 @@ def test_the_server_may_say_how_long_to_wait(asked: str, waited: float) -> None:
     assert pauses == [waited]
 
 
-def test_what_does_not_pass_is_one_error() -> None:
+def test_a_lasting_error_is_raised_after_all_attempts() -> None:
     with json_server(lambda path, body: (503, {"error": "down"})) as server:
         endpoint = Endpoint(server.url, pause=lambda seconds: None)
         with pytest.raises(CareError, match=r"/x answers 503.*down"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
@@ -47,10 +48,8 @@ def test_arrays_are_little_endian_and_never_pickled(tmp_path: Path) -> None:
 
 
 def test_a_file_that_was_not_completed_holds_no_rows(tmp_path: Path) -> None:
-    writer = ArrayWriter(tmp_path / "a.npy", "<i4")
-    writer.append([1, 2])
-    writer.release()
-    writer.release()
+    with ArrayWriter(tmp_path / "a.npy", "<i4") as writer:
+        writer.append([1, 2])
     with pytest.raises(BadSnapshot, match=r"a\.npy"):
         load_array(tmp_path / "a.npy", "<i4", (2,))
 
@@ -59,7 +58,7 @@ def test_a_file_that_was_not_completed_holds_no_rows(tmp_path: Path) -> None:
 @given(runs=st.lists(st.binary(max_size=20), max_size=10))
 def test_runs_of_bytes_come_back(tmp_path_factory: pytest.TempPathFactory, runs: list[bytes]) -> None:
     folder = tmp_path_factory.mktemp("blob")
-    writer = BlobWriter(folder, "runs")
+    writer = BlobWriter(folder, "runs", ExitStack())
     writer.append(*runs)
     for run in runs:
         writer.append(run)
@@ -79,9 +78,9 @@ def test_a_number_that_does_not_fit_is_refused_and_not_wrapped(tmp_path: Path) -
 
 def test_more_passages_than_rows_can_number_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(passages, "MOST_PASSAGES", 3)
-    writer = passages.PassagesWriter(tmp_path)
     hashes = np.zeros((2, passages.HASH_BYTES), np.uint8)
-    writer.add(0, [(0, 1), (1, 2)], hashes)
-    with pytest.raises(TooLarge, match="several collections"):
-        writer.add(1, [(0, 1), (1, 2)], hashes)
-    writer.release()
+    with ExitStack() as files:
+        writer = passages.PassagesWriter(tmp_path, files)
+        writer.add(0, [(0, 1), (1, 2)], hashes)
+        with pytest.raises(TooLarge, match="several collections"):
+            writer.add(1, [(0, 1), (1, 2)], hashes)

@@ -1,4 +1,4 @@
-"""The card's graph where there is no card: it cannot be built, but one that was built is opened and walked."""
+"""The GPU's graph where there is no GPU: it cannot be built, but one that was built is opened and walked."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from indexer.errors import BadIndex
-from indexer.store.faiss_index import build_index, has_card
+from indexer.store.faiss_index import build_index, has_gpu
 from indexer.store.kinds import IndexKind
-from indexer.store.vectors import CardGraph, VectorIndex
+from indexer.store.vectors import GpuGraph, VectorIndex
 from tests.unit.indexer.support import unit_vectors
 
 ROWS, DIM = 3000, 32
@@ -19,7 +19,7 @@ ROWS, DIM = 3000, 32
 
 @pytest.fixture(scope="module")
 def graph(tmp_path_factory: pytest.TempPathFactory) -> VectorIndex:
-    """As the card leaves it: FAISS's class for it, without its vectors; here the links are the processor's."""
+    """As the GPU leaves it: FAISS's class for it, without its vectors; here the links are the processor's."""
     folder = tmp_path_factory.mktemp("cagra")
     vectors = unit_vectors(ROWS, DIM, clusters=30)
     np.save(folder / "vectors.npy", vectors)
@@ -48,17 +48,17 @@ def test_filters_are_kept_narrow_and_wide(graph: VectorIndex) -> None:
         assert allowed[rows].all()
 
 
-@pytest.mark.skipif(has_card(), reason="there is a card")
-def test_without_a_card_it_is_refused_and_says_what_to_do(graph: VectorIndex, tmp_path: Path) -> None:
+@pytest.mark.skipif(has_gpu(), reason="there is a GPU")
+def test_without_a_gpu_it_is_refused_and_says_what_to_do(graph: VectorIndex, tmp_path: Path) -> None:
     with pytest.raises(BadIndex, match="choose hnsw"):
         build_index(graph.values, IndexKind.CAGRA, tmp_path / "index.faiss")
     with pytest.raises(BadIndex, match="gpu extra"):
-        CardGraph(graph)
+        GpuGraph(graph)
     with pytest.raises(BadIndex, match="choose flat"):
         build_index(graph.values[:10], IndexKind.CAGRA, tmp_path / "index.faiss")
 
 
-def test_a_small_filter_and_a_long_answer_need_more_than_a_card_keeps(graph: VectorIndex) -> None:
+def test_a_small_filter_and_a_long_answer_need_more_than_a_gpu_keeps(graph: VectorIndex) -> None:
     assert graph.depth_for(10, None) == 256
     assert graph.depth_for(600, None) == 600
     assert graph.depth_for(10, np.arange(ROWS) % 2 == 0) == 512

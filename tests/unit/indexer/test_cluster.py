@@ -49,7 +49,7 @@ def test_another_encoder_than_this_machines_is_refused(tmp_path: Path) -> None:
     assert list(place.read(DIM)) == []
 
 
-def test_whatever_else_goes_wrong_on_a_node_is_told_and_traced_there(
+def test_other_errors_on_a_node_are_reported_and_traced_there(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "file").touch()
@@ -67,7 +67,7 @@ def test_a_folder_that_is_not_shared_is_noticed_at_the_first_shard(tmp_path: Pat
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1:1", "nowhere", "127.0.0.1:", "127.0.0.1:99999"])
-def test_an_address_where_nobody_listens_is_refused_at_once(address: str) -> None:
+def test_an_address_without_a_listener_is_refused_at_once(address: str) -> None:
     with pytest.raises(BadCluster, match=f"no Ray cluster answers at {address} .*; give local, auto or HOST:PORT"):
         Cluster(address, FastEncoder).require()
 

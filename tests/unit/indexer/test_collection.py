@@ -211,7 +211,7 @@ def test_rolling_back_without_the_list_of_what_was_published_needs_a_name(collec
 
 
 @pytest.mark.parametrize("content", [b"\xff\xfe", None])
-def test_an_unreadable_pointer_is_said(collection: Collection, content: bytes | None) -> None:
+def test_an_unreadable_pointer_is_reported(collection: Collection, content: bytes | None) -> None:
     pointer = collection.root / "CURRENT"
     collection.root.mkdir(parents=True, exist_ok=True)
     if content is None:
@@ -253,7 +253,7 @@ def test_killed_build_is_no_version(collection: Collection) -> None:
     assert collection.versions() == [version]
 
 
-def test_a_second_builder_is_told_who_the_first_is(collection: Collection) -> None:
+def test_a_second_builder_learns_the_process_of_the_first(collection: Collection) -> None:
     code = (
         "import sys; from pathlib import Path; from indexer.store.collection import Collection\n"
         "with Collection(Path(sys.argv[1])).sole_builder():\n"

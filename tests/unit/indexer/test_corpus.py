@@ -320,7 +320,7 @@ def test_a_missing_field_lists_the_columns_that_are_there(tmp_path: Path) -> Non
         read(path)
 
 
-def test_columns_are_reported_and_the_mapping_says_which_are_used(tmp_path: Path) -> None:
+def test_columns_are_reported_and_the_mapping_names_the_used_ones(tmp_path: Path) -> None:
     path = write_lines(
         tmp_path / "c.jsonl", {"_id": "1", "text": "x", "kind": "drug"}, {"_id": "2", "text": "x", "url": "y"}
     )
@@ -358,7 +358,7 @@ def test_a_file_of_a_likely_other_form_says_how_to_convert_it(
         read(tmp_path / name)
 
 
-def test_what_may_not_be_read_says_so(tmp_path: Path) -> None:
+def test_unreadable_files_are_reported(tmp_path: Path) -> None:
     folder = tmp_path / "folder"
     (folder / "closed").mkdir(parents=True)
     file = write_lines(folder / "corpus-file.jsonl", GOOD)

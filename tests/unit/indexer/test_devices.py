@@ -1,4 +1,4 @@
-"""Several devices of one machine encode what one would; "cpu,cpu" takes the way of two cards."""
+"""Several devices of one machine encode what one would; "cpu,cpu" takes the way of two GPUs."""
 
 from __future__ import annotations
 
@@ -43,20 +43,20 @@ def test_devices_are_named_one_by_one_or_all_together(monkeypatch: pytest.Monkey
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,6,7")
     assert parse_devices("all") == ("cuda:0", "cuda:1", "cuda:2")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    with pytest.raises(BadBuild, match="no graphics card is seen here"):
+    with pytest.raises(BadBuild, match="no GPU is seen here"):
         parse_devices("all")
     with pytest.raises(BadBuild, match="give cpu, cuda, cuda:N"):
         parse_devices("cuda:0,gpu")
     assert [is_spread(names) for names in ((), ("cpu",), ("cuda",), ("cuda:1",), TWO)] == [False] * 3 + [True] * 2
 
 
-def test_all_counts_the_cards_of_the_machine_without_torch(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_all_counts_the_gpus_of_the_machine_without_torch(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     def no_torch(name: str) -> None:
         raise ModuleNotFoundError(name)
 
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setattr(devices, "import_module", no_torch)
-    monkeypatch.setattr(devices, "CARDS", tmp_path)
+    monkeypatch.setattr(devices, "GPU_FOLDERS", tmp_path)
     for name in ("0000:01:00.0", "0000:02:00.0"):
         (tmp_path / name).mkdir()
     assert parse_devices("all") == ("cuda:0", "cuda:1")
@@ -76,14 +76,14 @@ def test_two_devices_share_the_shards_and_the_result_is_that_of_one(corpus: Path
     assert len(processes) == 3  # two for the shards, and this one for the queries
 
 
-def test_each_process_sees_its_card_alone(notes: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_each_process_sees_its_gpu_alone(notes: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,6")
     place = Collection(tmp_path / "c").shards("fast")
     with closing(DeviceEncoder(("cuda:0", "cuda:1"), partial(open_noting, notes))) as encoder:
         shards = ([f"text {number}"] for number in range(8))
         assert list(encoder.encode_shards(shards, encoder, Shards(place))) == [1] * 8
     assert {tuple(path.name.split("-")[1:3]) for path in notes.iterdir()} == {("cuda", "4"), ("cuda", "6")}
-    with pytest.raises(BadBuild, match="cuda:2: CUDA_VISIBLE_DEVICES shows 2 cards"):
+    with pytest.raises(BadBuild, match="cuda:2: CUDA_VISIBLE_DEVICES shows 2 GPUs"):
         DeviceEncoder(("cuda:2",), partial(open_noting, notes))
 
 
@@ -99,7 +99,7 @@ def test_a_process_that_dies_costs_the_shard_it_was_working_on(corpus: Path, tmp
     assert summary.reused >= TEXTS // 2
 
 
-def test_a_device_that_cannot_open_the_encoder_says_why() -> None:
+def test_a_device_that_cannot_open_the_encoder_is_reported_with_the_reason() -> None:
     with pytest.raises(BadBuild, match="cpu: there are no weights here"):
         DeviceEncoder(TWO, open_nothing)
 

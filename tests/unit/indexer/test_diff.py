@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
@@ -38,7 +39,7 @@ ROWS = [
 
 def documents(folder: Path, contents: dict[int, int]) -> Documents:
     """Documents named by the keys; the values are their texts."""
-    writer = DocumentsWriter(folder)
+    writer = DocumentsWriter(folder, ExitStack())
     for name, content in contents.items():
         writer.add(str(name), "", str(content), {})
     return Documents.open(folder, writer.close())

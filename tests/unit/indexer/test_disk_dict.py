@@ -31,7 +31,7 @@ def test_it_keeps_the_first_number_of_each_key(
         assert list(entries.sorted_items()) == sorted((key.encode(), number) for key, number in plain.items())
 
 
-def test_a_new_key_is_said_to_be_new(tmp_path: Path) -> None:
+def test_a_new_key_is_reported_as_new(tmp_path: Path) -> None:
     with closing(DiskDict(tmp_path / "d")) as entries:
         assert entries.add("a", 5) is None
         assert entries.add("a", 6) == 5
@@ -45,7 +45,7 @@ def test_the_file_goes_when_it_is_closed(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_folder_that_is_not_there_is_said(tmp_path: Path) -> None:
+def test_a_missing_folder_is_reported(tmp_path: Path) -> None:
     with pytest.raises(NotWritten, match="nowhere/d could not be written"):
         DiskDict(tmp_path / "nowhere" / "d")
 

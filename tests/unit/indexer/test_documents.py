@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,7 @@ UNICODE = st.text(st.characters(exclude_categories=["Cs"]))
 
 
 def write(folder: Path, rows: list[tuple[str, str, str]]) -> Documents:
-    writer = DocumentsWriter(folder)
+    writer = DocumentsWriter(folder, ExitStack())
     for document_id, title, text in rows:
         writer.add(document_id, title, text, {"n": 1})
     return Documents.open(folder, writer.close())

@@ -117,7 +117,7 @@ def test_of_a_document_that_both_have_the_posted_text_holds_for_one_build(place:
     assert place.texts(place.build("a"))["a"] == "正文 a"
 
 
-def test_what_is_posted_during_a_build_waits_for_the_next(place: Place) -> None:
+def test_documents_posted_during_a_build_are_in_the_next(place: Place) -> None:
     place.build("a")
     place.post("x")
     summary = place.build("a")

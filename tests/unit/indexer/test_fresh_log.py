@@ -35,7 +35,7 @@ def log(tmp_path: Path) -> FreshLog:
     return FreshLog(tmp_path / "fresh")
 
 
-def test_what_is_read_is_what_was_written(log: FreshLog) -> None:
+def test_changes_are_read_as_written(log: FreshLog) -> None:
     changes: list[Change] = [posted("a", 1), Deleted("b"), posted("cc", 3)]
     assert log.append(changes) == 1
     (frame,), cursor = log.read(START)
@@ -63,7 +63,7 @@ def test_several_writers_share_one_count_and_readers_follow(log: FreshLog) -> No
     assert names(reader.read(Cursor(2))[0]) == [["c"], ["a"]]
 
 
-def test_a_torn_tail_is_cut_off_and_said(log: FreshLog, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_torn_tail_is_cut_off_and_logged(log: FreshLog, caplog: pytest.LogCaptureFixture) -> None:
     log.append([posted("a")])
     (path,) = log.folder.glob("*.log")
     whole = len(path.read_bytes())
@@ -116,7 +116,7 @@ def test_a_sealed_segment_that_lost_its_end_is_refused(log: FreshLog, kept: int 
     assert log.read(Cursor(2))[0] == []
 
 
-def test_sealed_segments_go_once_nobody_needs_them(log: FreshLog) -> None:
+def test_sealed_segments_are_removed_once_unneeded(log: FreshLog) -> None:
     assert log.seal() == 0
     log.append([posted("a")])
     assert (log.seal(), log.seal()) == (1, 1)
@@ -211,7 +211,7 @@ def test_a_segment_that_cannot_be_written_anew_takes_nothing(log: FreshLog, monk
     assert FreshLog(log.folder).append([posted("d")]) == 3
 
 
-def test_what_is_said_already_is_on_the_disk_before_that_is_answered(
+def test_an_equal_change_is_answered_after_the_first_is_on_the_disk(
     log: FreshLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The process that wrote it may have been killed before its fsync."""
@@ -248,7 +248,7 @@ def test_changes_are_decided_while_no_other_process_appends(log: FreshLog) -> No
     assert (max(positions), len(log.read(START)[0])) == (5, 5)
 
 
-def test_a_folder_that_cannot_be_written_is_said(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_written_is_reported(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(NotWritten):
         FreshLog(tmp_path / "file" / "fresh").append([posted("a")])

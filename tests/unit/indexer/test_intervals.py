@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from indexer.store.columns import Column
 from indexer.store.filters import AnyOf, Equal, Filter, Range, Value
-from indexer.store.metadata import Column, MetadataIndex
+from indexer.store.metadata import MetadataIndex
 from indexer.store.writer import MetadataWriter
 
 TEXTS = st.sampled_from(["", "a", "ab", "b", "心", "心脏", "2025-01-01", "true"])
@@ -34,7 +36,7 @@ def stored_numbers(column: Column, row: int) -> list[tuple[float, int]]:
 
 def check(stored: Sequence[Value], condition: Filter) -> None:
     with TemporaryDirectory() as folder:
-        writer = MetadataWriter(Path(folder))
+        writer = MetadataWriter(Path(folder), ExitStack())
         for value in stored:
             writer.add({"field": value})
         writer.close()
@@ -50,7 +52,7 @@ def check(stored: Sequence[Value], condition: Filter) -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.none() | NUMBERS, max_size=6), filters(ASKED_NUMBERS))
-def test_of_numbers(stored: list[float | None], condition: Filter) -> None:
+def test_intervals_of_numbers_admit_what_select_admits(stored: list[float | None], condition: Filter) -> None:
     check([1.0, *stored], condition)
 
 
@@ -67,7 +69,7 @@ def test_whole_and_broken_numbers_compare_as_python_compares_them(
         Range("field", gt=first, lte=second): lambda value: first < value <= second,
     }
     with TemporaryDirectory() as folder:
-        writer = MetadataWriter(Path(folder))
+        writer = MetadataWriter(Path(folder), ExitStack())
         for value in [*stored, first]:
             writer.add({"field": value})
         writer.close()
@@ -81,5 +83,5 @@ def test_whole_and_broken_numbers_compare_as_python_compares_them(
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.none() | TEXTS | st.lists(TEXTS, max_size=3), max_size=6), filters(TEXTS))
-def test_of_texts_and_lists(stored: list[Value], condition: Filter) -> None:
+def test_intervals_of_texts_and_lists_admit_what_select_admits(stored: list[Value], condition: Filter) -> None:
     check(["a", *stored], condition)

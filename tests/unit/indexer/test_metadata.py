@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +19,7 @@ from indexer.store.writer import MetadataWriter
 
 
 def index(folder: Path, rows: list[Metadata]) -> MetadataIndex:
-    writer = MetadataWriter(folder)
+    writer = MetadataWriter(folder, ExitStack())
     for row in rows:
         writer.add(row)
     writer.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
@@ -112,7 +113,7 @@ def test_recall_is_measured_with_the_query_encoder(tmp_path: Path) -> None:
 
 
 def test_queries_are_titles_or_first_sentences(tmp_path: Path) -> None:
-    writer = DocumentsWriter(tmp_path)
+    writer = DocumentsWriter(tmp_path, ExitStack())
     for title, text in (
         ("高血压", "正文。"),
         ("", "头痛可由感冒引起。休息常能缓解。"),

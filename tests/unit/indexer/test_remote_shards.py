@@ -46,7 +46,7 @@ def objects() -> list[str]:
     return sorted(fsspec.filesystem("memory").find("/care"))
 
 
-def test_what_one_machine_writes_another_reads(tmp_path: Path) -> None:
+def test_shards_of_one_machine_are_read_by_another(tmp_path: Path) -> None:
     given = some()
     name = shards_at(URL, tmp_path / "one").write(given)
     assert objects() == [f"/care/shards/fingerprint/{name}"]
@@ -74,7 +74,7 @@ def test_a_damaged_object_is_removed(tmp_path: Path, size: int) -> None:
     assert not shards.bring(damaged)
 
 
-def test_nothing_there_is_no_shard(tmp_path: Path) -> None:
+def test_an_empty_place_has_no_shards(tmp_path: Path) -> None:
     shards = shards_at(URL, tmp_path)
     assert list(shards.read(DIM)) == []
     assert not shards.bring("other.npy")
@@ -118,7 +118,7 @@ class Dying(FastEncoder):
         return super().encode(*given)  # type: ignore[arg-type]
 
 
-def test_a_build_goes_on_with_what_lies_there(tmp_path: Path) -> None:
+def test_a_build_resumes_from_remote_shards(tmp_path: Path) -> None:
     corpus = write_lines(tmp_path / "c.jsonl", *({"_id": str(n), "text": f"第{n}种药的用法"} for n in range(20)))
     plain, collection = Collection(tmp_path / "plain"), Collection(tmp_path / "collection")
     whole = build([corpus], FastEncoder(swayed=True), plain, replace(OPTIONS, shards=None))

@@ -25,7 +25,7 @@ def metrics(path: Path) -> dict[str, float]:
     return {"/".join([sample.name, *sample.labels.values()]): sample.value for sample in samples}
 
 
-def test_the_line_says_what_an_operator_reads_first() -> None:
+def test_the_line_has_what_an_operator_reads_first() -> None:
     assert summary_line(RUN.summary, published=True, removed=1, seconds=12.34) == (
         "published 20261115T041500123Z-1a2b3c4d: 400 documents (12 added, 5 changed, 2 removed), "
         "426 passages (20 encoded, 406 reused), hnsw index with recall 0.998, "
@@ -130,7 +130,7 @@ def listener() -> Iterator[Listener]:
         thread.join()
 
 
-def test_the_webhook_is_told(listener: Listener, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_webhook_gets_the_result(listener: Listener, capsys: pytest.CaptureFixture[str]) -> None:
     call_webhook(listener.url, Outcome("published it", 12.34, RUN.summary, published=True))
     call_webhook(listener.url, RUN)
     call_webhook(listener.url, FAILED)
@@ -170,6 +170,6 @@ def test_a_webhook_that_has_no_address_is_a_line(url: str, capsys: pytest.Captur
     assert "the webhook was not told" in capsys.readouterr().err
 
 
-def test_a_webhook_that_nobody_serves_is_a_line(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unreachable_webhook_is_a_warning(capsys: pytest.CaptureFixture[str]) -> None:
     call_webhook("http://127.0.0.1:1/hook", RUN)
     assert "the webhook was not told" in capsys.readouterr().err

@@ -54,7 +54,7 @@ def run(corpus: Path, collection: Collection, encoder: FastEncoder | None = None
 
 
 def interrupt(corpus: Path, collection: Collection, shards: int) -> list[Path]:
-    """A build that dies in the shard after so many; returns the files of those that it finished."""
+    """A build that dies after this number of shards; returns their files."""
     encoder = Dying(shards)
     with pytest.raises(KeyboardInterrupt):
         run(corpus, collection, encoder)
@@ -69,7 +69,7 @@ def content(summary: BuildSummary, collection: Collection) -> str:
 
 
 @pytest.mark.parametrize("shards", [0, 1, 4, 6])
-def test_it_goes_on_after_the_last_finished_shard(
+def test_a_build_resumes_after_the_last_finished_shard(
     corpus: Path, collection: Collection, tmp_path: Path, shards: int
 ) -> None:
     undisturbed = Collection(tmp_path / "undisturbed")

@@ -1,4 +1,4 @@
-"""Each passage gets the vector of its content, whoever has it; what nobody has is asked for once."""
+"""Each passage gets the vector of its content, from any source; content without a vector is asked for once."""
 
 from __future__ import annotations
 

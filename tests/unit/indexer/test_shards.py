@@ -66,7 +66,7 @@ def test_a_truncated_shard_is_removed(tmp_path: Path, size: int) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_was_being_written_is_no_shard(tmp_path: Path) -> None:
+def test_an_unfinished_file_is_no_shard(tmp_path: Path) -> None:
     shards = Shards(tmp_path)
     name = shards.write(some())
     (tmp_path / ".unfinished-1").write_bytes(b"half")

@@ -104,7 +104,7 @@ def test_missing_file_is_refused(folder: Path, pattern: str) -> None:
         Snapshot.open(folder, verify=False)
 
 
-def test_half_written_folder_says_so(folder: Path) -> None:
+def test_a_half_written_folder_is_refused(folder: Path) -> None:
     (folder / "manifest.json").unlink()
     with pytest.raises(BadSnapshot, match="its build did not finish"):
         Snapshot.open(folder)

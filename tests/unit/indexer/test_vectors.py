@@ -18,7 +18,7 @@ from indexer.store.vectors import EXACT_ROWS, VectorIndex
 from tests.unit.indexer.support import unit_vectors
 
 ROWS, DIM = 6000, 32
-KINDS = [kind for kind in IndexKind if kind is not IndexKind.CAGRA]  # which needs a card
+KINDS = [kind for kind in IndexKind if kind is not IndexKind.CAGRA]  # which needs a GPU
 APPROXIMATE = [kind for kind in KINDS if kind is not IndexKind.FLAT]
 # What a handful of vectors can be put into.
 ANY_SIZE = [IndexKind.FLAT, IndexKind.HNSW]
@@ -196,7 +196,7 @@ def test_vectors_are_kept_once(tmp_path: Path) -> None:
 
 
 def test_an_index_holds_on_to_what_it_reads(tmp_path: Path) -> None:
-    """FAISS reads the vectors where they lie; nobody else may have to keep them."""
+    """FAISS reads the vectors where they lie, so the index must keep them."""
     for kind in ANY_SIZE:
         build_index(unit_vectors(500), kind, tmp_path / "index.faiss")
         index = open_index(tmp_path / "index.faiss", kind, exact_index(unit_vectors(500)))

@@ -96,7 +96,7 @@ def test_queries_are_read_from_json_lines(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [None, b"not json", b'{"query": "x"}', b"[1]", b"\xff\xfe"])
-def test_a_file_without_queries_is_said_in_one_line(
+def test_a_file_without_queries_is_reported_in_one_line(
     content: bytes | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "queries.jsonl"
@@ -117,7 +117,7 @@ def test_a_file_without_queries_is_said_in_one_line(
         (["--url", SERVICE, "--seconds", "61"], "--seconds must be above 0 and at most 60, not 61"),
     ],
 )
-def test_bad_arguments_are_said_in_one_line(
+def test_bad_arguments_are_reported_in_one_line(
     arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(arguments) == 1

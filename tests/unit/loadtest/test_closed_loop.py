@@ -52,7 +52,7 @@ def test_an_answer_is_the_same_however_it_is_cut(data: st.DataObject) -> None:
         (b"HTTP/1.1 200 OK\r\nx: " + b"y" * 70_000, "a head without end"),
     ],
 )
-def test_what_is_no_answer_is_refused(raw: bytes, why: str) -> None:
+def test_bytes_that_are_no_answer_are_refused(raw: bytes, why: str) -> None:
     with pytest.raises(BadAnswer, match=why):
         ResponseReader().feed(raw)
 
@@ -163,7 +163,7 @@ def test_an_answer_without_timings_is_a_failure_where_they_are_expected(body: by
     assert (plain.failures, len(plain.latency_ms), plain.timings_ms) == ({}, 2, {})
 
 
-def test_the_client_in_its_own_process_says_the_same() -> None:
+def test_the_client_in_its_own_process_measures_the_same() -> None:
     with running(lambda number: [answer()] if number else [answer(b"", "429 Too Many Requests")]) as server:
         measured = measure(job(server.url, max_requests=5))
     assert isinstance(measured, Measurement)
@@ -172,7 +172,7 @@ def test_the_client_in_its_own_process_says_the_same() -> None:
 
 
 @pytest.mark.parametrize("run", [drive, measure])
-def test_a_service_that_is_not_there_is_said_in_one_line(run: Callable[[Job], Measurement]) -> None:
+def test_a_missing_service_is_reported_in_one_line(run: Callable[[Job], Measurement]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as closed_soon:
         url = f"http://127.0.0.1:{closed_soon.getsockname()[1]}"
     with pytest.raises(BenchError, match=f"{url} is not reachable .* start the service first$"):

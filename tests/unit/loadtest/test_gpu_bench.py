@@ -36,17 +36,17 @@ def test_answers_that_are_errors_are_no_searches() -> None:
 
 
 @pytest.mark.parametrize("printed", ["", "unable to connect\n", '{"requests":1}\n'])
-def test_what_is_no_summary_is_refused(printed: str) -> None:
+def test_output_without_a_summary_is_refused(printed: str) -> None:
     with pytest.raises(BenchError, match="wrk printed no summary"):
         read_summary(printed, 1, 0.0)
 
 
-def test_a_generator_that_is_not_there_is_said_in_one_line(tmp_path: Path) -> None:
+def test_a_missing_generator_is_reported_in_one_line(tmp_path: Path) -> None:
     with pytest.raises(BenchError, match="is not there; install Debian's package wrk"):
         drive(str(tmp_path / "wrk"), "http://127.0.0.1:1", tmp_path, 1, 1)
 
 
-def test_queries_have_as_many_tokens_as_was_said(tmp_path: Path) -> None:
+def test_queries_have_the_requested_number_of_tokens(tmp_path: Path) -> None:
     write_bodies(tmp_path / "bodies", 200, (8, 32))
     bodies = [json.loads(line) for line in (tmp_path / "bodies").read_text(encoding="utf-8").splitlines()]
     assert {body["mode"] for body in bodies} == {"dense"}
@@ -63,7 +63,7 @@ def test_usage_is_the_difference_of_two_readings() -> None:
     assert before.since(before, 10.0).batch == 0.0
 
 
-def test_the_cards_usage_is_the_mean_of_its_samples() -> None:
+def test_the_gpus_usage_is_the_mean_of_its_samples() -> None:
     assert busy_share(["90", "70", ""]) == 0.8
     assert busy_share([]) is None
 
@@ -82,7 +82,7 @@ def test_the_goal_counts_only_lines_that_are_quick_and_whole() -> None:
     assert len({line.count("|") for line in text.splitlines() if line.startswith("|")}) == 1
 
 
-def test_goals_that_are_missed_are_said_so() -> None:
+def test_missed_goals_are_shown() -> None:
     text = as_markdown({}, [Row(load(1, 9_000, 4.5, 26.0), USAGE, None)])
     assert "no line (at least 10,000: no)" in text
     assert "4.50 ms (at most 4: no)" in text

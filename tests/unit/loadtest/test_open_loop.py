@@ -43,7 +43,7 @@ def test_other_answers_are_failures() -> None:
     assert result.latency_ms == []
 
 
-def test_what_finds_no_free_connection_is_not_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_request_without_a_free_connection_is_not_sent(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(generator, "DRAIN_SECONDS", 0.1)
     with running(lambda number: []) as server:
         result = drive(offer(server.url, connections=3))
@@ -64,7 +64,7 @@ def test_an_idle_connection_that_is_closed_is_no_failure() -> None:
     assert (result.failures, len(result.latency_ms)) == ({}, 20)
 
 
-def test_the_load_in_its_own_process_says_the_same() -> None:
+def test_the_load_in_its_own_process_measures_the_same() -> None:
     with running(lambda number: [answer() if number % 2 else REFUSAL]) as server:
         result = measure(offer(server.url, connections=20))
     assert isinstance(result, Measurement)
@@ -72,7 +72,7 @@ def test_the_load_in_its_own_process_says_the_same() -> None:
 
 
 @pytest.mark.parametrize("run", [drive, measure])
-def test_a_service_that_is_not_there_is_said_in_one_line(run: Callable[[Job], Measurement]) -> None:
+def test_a_missing_service_is_reported_in_one_line(run: Callable[[Job], Measurement]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as closed_soon:
         url = f"http://127.0.0.1:{closed_soon.getsockname()[1]}"
     with pytest.raises(BenchError, match=f"{url} is not reachable .* start the service first$"):

@@ -23,7 +23,7 @@ def flood(**values: object) -> Measurement:
     return Measurement(**fixed | plain | values)  # type: ignore[arg-type]
 
 
-def test_the_table_says_what_was_measured() -> None:
+def test_the_table_shows_what_was_measured() -> None:
     text = as_markdown({"commit": "abc1234"}, result(flood()))
     assert "Capacity, 8 connections: 100 answers/s." in text
     assert "Memory before / highest / after: 200 / 230 / 220 MB." in text

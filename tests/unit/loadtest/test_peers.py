@@ -69,7 +69,7 @@ def commands(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     return run
 
 
-def test_everything_is_made_once(data: Path, weights: Path, tmp_path: Path, commands: list[list[str]]) -> None:
+def test_each_file_is_made_once(data: Path, weights: Path, tmp_path: Path, commands: list[list[str]]) -> None:
     folder = tmp_path / "made"
     prepared = prepare(data, weights, folder)
     assert len(commands) == 4  # two encoders, a snapshot, txtai's index
@@ -108,7 +108,7 @@ def test_data_without_short_queries_are_refused(data: Path, weights: Path, tmp_p
         prepare(data, weights, tmp_path / "made")
 
 
-def test_a_step_that_fails_is_said_with_its_reason(tmp_path: Path) -> None:
+def test_a_failed_step_is_reported_with_its_reason(tmp_path: Path) -> None:
     with pytest.raises(BenchError, match=r"-c .* failed: it broke"):
         run_command("/bin/bash", "-c", "echo it broke >&2; exit 3")
 

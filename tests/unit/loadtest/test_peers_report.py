@@ -48,7 +48,7 @@ def test_agreement_is_the_first_hit_and_the_share_of_all() -> None:
     assert agreement("other", [["b", "a"], ["c", "x"]], reference) == Agreement("other", 0.5, 0.75)
 
 
-def test_the_markdown_says_whether_the_goal_is_met() -> None:
+def test_the_markdown_shows_whether_the_goal_is_met() -> None:
     text = as_markdown(make_report({"commit": "abc1234"}, MEASURED, ["ours"], [Agreement("theirs", 0.99, 0.978)]))
     assert text.startswith("- commit: abc1234\n\n")
     assert "| ours | 1 | 3 (2–4) | 2.00 | 3.00 | 375.0 (250.0–500.0) | 0 |" in text

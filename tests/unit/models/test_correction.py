@@ -43,7 +43,7 @@ def test_a_gap_that_differs_by_kind_of_text_is_closed_for_each() -> None:
     assert after < 0.6 * before
 
 
-def test_what_the_encoders_share_only_in_part_is_found_no_more_and_no_less_often() -> None:
+def test_nearest_scores_match_for_encoders_that_share_half_of_a_vector() -> None:
     """Half of a vector is the other encoder's own view: the nearest must score alike all the same."""
     fresh = directions(400, 0)
     indexed = 0.5 * fresh + 0.5 * directions(400, 1) + 0.3

@@ -1,4 +1,4 @@
-"""The benchmark of LLM encoding: what it counts as work, and that every step of it runs without a card."""
+"""The benchmark of LLM encoding: what it counts as work, and that every step of it runs without a GPU."""
 
 from __future__ import annotations
 

@@ -174,7 +174,7 @@ def test_vectors_that_differ_from_the_reference_are_refused(tmp_path: Path, monk
     assert [path.name for path in tmp_path.iterdir()] == ["source"]
 
 
-def test_what_cannot_be_imported_says_what_to_do(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_import_that_fails_gives_advice(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     source = plain(tmp_path / "source")
     assert main(["encoder", "import", str(source), str(tmp_path / "out")]) == 1
     assert "does not say how it is pooled" in capsys.readouterr().err

@@ -50,7 +50,7 @@ def test_one_key_head_and_as_many_as_queries() -> None:
         torch.testing.assert_close(found, last_states(model, batch), atol=1e-5, rtol=1e-5)
 
 
-def test_a_batch_is_filled_up_to_whole_tiles_with_what_nobody_reads() -> None:
+def test_a_batch_is_padded_to_whole_tiles() -> None:
     batch = pack(documents(), CPU)
     assert len(batch.ids) % TILE == 0
     assert batch.boundaries.tolist()[: len(LENGTHS) + 1] == [0, 1, 6, 23, 63, 65, 66]
@@ -143,7 +143,7 @@ def test_quantising_keeps_the_scale_of_each_row() -> None:
     assert (near - exact).norm() / exact.norm() < 0.05
 
 
-def test_what_is_not_computed_is_refused() -> None:
+def test_unsupported_architectures_and_options_are_refused() -> None:
     with pytest.raises(BadEncoder, match="not distilbert; make an ONNX graph"):
         read_weights(AutoModel.from_config(DistilBertConfig(n_layers=1, dim=32, n_heads=2, hidden_dim=32)), 48, CPU)
     with pytest.raises(BadEncoder, match="activation 'tanh'"):

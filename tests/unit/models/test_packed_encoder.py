@@ -28,7 +28,7 @@ DIM = 24
 
 
 class Forward:
-    """A packed pass that fails for want of memory where a batch has more than so many tokens."""
+    """A packed pass that runs out of memory if a batch has more than `most` tokens."""
 
     def __init__(self, encoder: TorchEncoder, most: int | None = None) -> None:
         weights = read_weights(encoder.backbone, MAX_LENGTH, CPU)
@@ -77,7 +77,7 @@ def test_out_of_memory_halves_the_budget_for_good_and_says_so(capsys: pytest.Cap
 
 def test_a_text_that_fits_nowhere_is_an_error_that_says_what_to_do() -> None:
     encoder = tiny_encoder("qwen3")
-    with pytest.raises(OutOfDeviceMemory, match=r"one text of .* tokens; use a larger card"):
+    with pytest.raises(OutOfDeviceMemory, match=r"one text of .* tokens; use a larger GPU"):
         packed(encoder, Forward(encoder, most=0), 400).encode(TEXTS, Side.DOCUMENT)
 
 
@@ -169,7 +169,7 @@ def test_another_way_of_computing_has_another_fingerprint(monkeypatch: pytest.Mo
     assert packed(encoder, Forward(encoder), 100).fingerprint != before
 
 
-def test_fp8_on_a_card_without_it_is_refused_before_the_weights_are_read(
+def test_fp8_on_a_gpu_without_it_is_refused_before_the_weights_are_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)

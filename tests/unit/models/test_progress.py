@@ -37,7 +37,7 @@ def test_a_line_comes_while_a_library_is_busy(
     assert capsys.readouterr().err.startswith("index, 00:00 so far\n")
 
 
-def test_of_nested_work_the_innermost_tells(
+def test_of_nested_work_the_innermost_prints(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(progress, "SAY_EVERY_SECONDS", 0.0)
@@ -47,7 +47,7 @@ def test_of_nested_work_the_innermost_tells(
     assert [line.split(",")[0] for line in capsys.readouterr().err.splitlines()] == ["inner"]
 
 
-def test_a_build_without_a_terminal_says_how_far_it_is(
+def test_a_build_without_a_terminal_prints_its_progress(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(progress, "SAY_EVERY_SECONDS", 0.0)

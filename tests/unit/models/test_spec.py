@@ -64,7 +64,7 @@ def test_an_encoder_is_identified_by_its_weights_alone() -> None:
         assert not graph.identities & graph.model_copy(update={"checksums": change}).identities
     both = a_spec(checksums={"model.onnx": "1", "model.int8.onnx": "3", "tokenizer.json": "2"})
     assert graph.identities < both.identities
-    assert not a_spec().identities  # whose weights nobody named
+    assert not a_spec().identities  # its weights have no name
 
 
 def test_another_query_instruction_leaves_documents_as_they_are() -> None:

@@ -64,7 +64,7 @@ def test_published_gte_multilingual_base_scaling() -> None:
         {"rope_scaling": {"type": "ntk", "factor": 2.0, "mixed_b": 0.6}},
     ],
 )
-def test_what_gtemodel_cannot_compute_is_refused(change: dict[str, Any]) -> None:
+def test_options_that_gtemodel_lacks_are_refused(change: dict[str, Any]) -> None:
     with pytest.raises(BadEncoder, match="not supported"):
         gte_values({"hidden_size": 64, "num_attention_heads": 4, "rope_theta": 300, **change})
 
@@ -167,7 +167,7 @@ def test_pooling_modes(stated: dict[str, Any], pooling: Pooling, tmp_path: Path)
         ("modules.json", [{"type": "sentence_transformers.models.Dense"}], "0_Dense/config.json of the Dense layer"),
     ],
 )
-def test_what_an_encoder_cannot_hold_is_refused(name: str, values: Any, complaint: str, tmp_path: Path) -> None:  # noqa: ANN401
+def test_unsupported_modules_and_values_are_refused(name: str, values: Any, complaint: str, tmp_path: Path) -> None:  # noqa: ANN401
     write_checkpoint(tmp_path, "bert")
     write_json(tmp_path / name, values)
     with pytest.raises(BadEncoder, match=complaint):

@@ -74,7 +74,7 @@ def test_the_breaker_opens_after_failures_in_a_row_and_lets_one_try(caplog: pyte
     ]
 
 
-def test_an_attempt_that_nobody_ends_does_not_keep_the_breaker_open_for_ever() -> None:
+def test_an_attempt_without_an_end_does_not_keep_the_breaker_open() -> None:
     now = 0.0
     breaker = Breaker("the test", clock=lambda: now)
     for _ in range(FAILURES_TO_OPEN):

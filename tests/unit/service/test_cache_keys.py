@@ -43,7 +43,7 @@ def test_every_field_of_a_request_is_in_the_key(field: str) -> None:
     assert same == (field in {"timeout_ms", "bulk", "cache"})
 
 
-def test_what_a_field_holds_is_told_apart() -> None:
+def test_filters_with_different_values_have_different_keys() -> None:
     filters: list[list[dict[str, Any]]] = [
         [{"field": "year", "eq": 1}],
         [{"field": "year", "eq": 1.0}],

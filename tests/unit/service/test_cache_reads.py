@@ -1,4 +1,4 @@
-"""Look-ups that share commands: nobody is left behind, whatever the order of events. Redis is a stand-in here."""
+"""Look-ups that share commands: each is answered, in any order of events. Redis is a stand-in here."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ async def test_commands_are_few_and_each_gets_its_own_values() -> None:
 
 
 @pytest.mark.parametrize("turns", range(8))
-async def test_whoever_comes_as_the_readers_end_is_answered_too(turns: int) -> None:
+async def test_a_look_up_that_arrives_as_the_readers_end_is_answered(turns: int) -> None:
     redis = Held()
     reads = reads_from(redis)
     asked = []

@@ -113,7 +113,7 @@ async def test_a_killed_process_is_replaced_but_not_by_a_kill_that_comes_late(
         old = child.process
         child.kill(old)
         await until(lambda: len(heard.said) == 2)
-        child.kill(old)  # whoever meant the old one does not harm the new one
+        child.kill(old)  # a kill of the old process does not reach the new one
         child.send_signal(0)
         assert child.process is not old
         assert child.process is not None

@@ -1,4 +1,4 @@
-"""What the engine computes with: the processor, and the parts of the card's code that run on any machine."""
+"""What the engine computes with: the processor, and the parts of the GPU's code that run on any machine."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def test_a_flat_index_finds_what_the_snapshots_own_finds() -> None:
     assert flat._parameters.cache_info().currsize == 2
 
 
-def test_a_flat_index_leaves_to_the_snapshots_own_what_a_card_cannot_do() -> None:
+def test_a_flat_index_leaves_to_the_snapshots_own_what_a_gpu_cannot_do() -> None:
     own = random_index(MOST_K + 10, 4)
     flat = FlatVectors(faiss.IndexFlatIP(4), CpuVectors(own, 1))  # empty: whatever is found, the other found
     scores, rows = flat.search(np.ones((1, 4), np.float32), MOST_K + 5, None)
@@ -138,7 +138,7 @@ def test_a_flat_index_leaves_to_the_snapshots_own_what_a_card_cannot_do() -> Non
     assert np.isfinite(scores).all()
 
 
-def test_a_machine_without_a_card_says_so(encoder: OnnxEncoder) -> None:
+def test_a_machine_without_a_gpu_says_so(encoder: OnnxEncoder) -> None:
     with pytest.raises(BadDevice, match="gpu extra"):
         open_session(ENCODER / encoder.variant.filename)
     with pytest.raises(BadDevice, match="gpu extra"):

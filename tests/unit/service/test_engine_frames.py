@@ -116,7 +116,7 @@ def test_frames_are_found_however_the_bytes_are_cut(sizes: list[int], cuts: list
 
 
 @pytest.mark.parametrize("nonsense", [b"\0\0\0\0", b"\xff\xff\xff\xff"])
-def test_a_length_that_nobody_sends_is_refused(nonsense: bytes) -> None:
+def test_an_impossible_length_is_refused(nonsense: bytes) -> None:
     with pytest.raises(BadFrame):
         FrameReader().feed(nonsense)
 

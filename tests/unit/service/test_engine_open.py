@@ -48,14 +48,14 @@ def test_a_process_gets_the_settings_of_its_supervisor(monkeypatch: pytest.Monke
     ("values", "process"),
     [({}, False), ({"workers": 4}, False), ({"engine": "process"}, True), ({"device": "cuda"}, True)],
 )
-def test_a_card_has_an_engine_process_and_a_processor_on_request(values: dict[str, object], process: bool) -> None:
+def test_a_gpu_has_an_engine_process_and_a_processor_on_request(values: dict[str, object], process: bool) -> None:
     assert Settings(**values).has_engine_process == process  # type: ignore[arg-type]
 
 
-def test_a_card_has_larger_batches_unless_told() -> None:
+def test_a_gpu_has_larger_batches_unless_told() -> None:
     assert (limits_of(Settings()).batch_queries, limits_of(Settings()).batch_tokens) == (8, 4096)
-    card = limits_of(Settings(device="cuda"))
-    assert (card.batch_queries, card.batch_tokens) == (256, 32_768)
+    gpu = limits_of(Settings(device="cuda"))
+    assert (gpu.batch_queries, gpu.batch_tokens) == (256, 32_768)
     assert limits_of(Settings(device="cuda", batch_queries=5, batch_tokens=50)).batch_queries == 5
     assert limits_of(Settings(max_wait_ms=250)).wait_seconds == 0.25
 

@@ -50,7 +50,7 @@ def test_a_lone_ask_is_answered(engine: Running) -> None:
     assert engine.told[0] == (2, 0)
 
 
-def test_what_workers_ask_meanwhile_becomes_one_batch(engine: Running) -> None:
+def test_requests_that_arrive_during_a_batch_form_the_next(engine: Running) -> None:
     with engine.worker() as first, engine.worker() as second:
         hold(engine, first)
         first.ask(1, 1)
@@ -111,7 +111,7 @@ def test_an_ask_whose_time_is_up_costs_no_work(engine: Running) -> None:
     assert engine.device.batches == [[50], [2]]
 
 
-def test_what_waits_for_a_worker_that_left_costs_no_work(engine: Running) -> None:
+def test_requests_of_a_worker_that_left_are_not_computed(engine: Running) -> None:
     with engine.worker() as stays:
         with engine.worker() as leaves:
             leaves.ask(0, 1)
@@ -208,7 +208,7 @@ def test_a_serving_that_cannot_be_opened_is_refused_with_the_reason(
     assert "no such thing" in caplog.text
 
 
-def test_what_a_worker_held_is_released_when_it_leaves(engine: Running) -> None:
+def test_servings_of_a_worker_that_left_are_released(engine: Running) -> None:
     with engine.worker() as worker:
         worker.tell(Kind.OPEN, 1, OPEN)
         worker.body()
@@ -232,7 +232,7 @@ def test_a_connection_that_speaks_otherwise_is_closed(
         assert other.answer().status is Status.DONE
 
 
-def test_a_worker_that_reads_slowly_gets_everything_and_holds_up_nobody(engine: Running) -> None:
+def test_a_worker_that_reads_slowly_gets_everything_and_delays_no_other(engine: Running) -> None:
     with engine.worker() as slow, engine.worker() as quick:
         for number in range(40):
             slow.ask(number, 1, k=20_000)

@@ -42,7 +42,7 @@ def test_the_table_gives_status_code_and_message(kind: type[CareError]) -> None:
 
 
 @pytest.mark.parametrize("error", [RuntimeError("secret"), CareError("secret"), errors.PortTaken("secret")])
-def test_what_is_not_in_the_table_says_nothing(error: Exception) -> None:
+def test_an_unknown_exception_reveals_nothing(error: Exception) -> None:
     answer = answer_for(error)
     assert (answer.status, answer.code) == INTERNAL
     assert b"secret" not in answer.body("id")
@@ -113,8 +113,8 @@ def test_an_error_in_a_posted_document_names_its_key(document: str, expected: st
         (DocumentsRequest, '{"documents": [%s]}'),
     ],
 )
-def test_of_a_thousand_faults_in_a_list_the_first_is_told(model: type[BaseModel], body: str) -> None:
-    """To note them all took a body of two megabytes up to half a minute, in which nobody else was answered."""
+def test_of_a_thousand_faults_in_a_list_the_first_is_reported(model: type[BaseModel], body: str) -> None:
+    """To note them all took a body of two megabytes up to half a minute, in which no other request was answered."""
     with pytest.raises(ValidationError) as caught:
         model.model_validate_json(body % ", ".join(["null"] * 1000), strict=True)
     assert caught.value.error_count() <= 5

@@ -62,6 +62,6 @@ def test_the_weight_is_the_one_that_the_documents_were_fused_with() -> None:
     assert account(Mode.DENSE).weight is None
 
 
-def test_nothing_found_is_nothing_to_account_for() -> None:
+def test_evidence_of_no_hits_is_empty() -> None:
     found = account_for(SERVING, Options(Mode.HYBRID, 10), Evidence(ranking(), ranking()))
     assert (found.dense, found.lexical, found.passages) == ({}, {}, {})

@@ -111,7 +111,7 @@ def test_every_document_is_there_as_it_was_last_said(
     assert overlay.row_of("never heard of") is None
 
 
-def test_it_does_not_matter_how_many_changes_come_at_once(
+def test_changes_at_once_equal_changes_one_by_one(
     main: Snapshot, laid: tuple[Overlay, dict[str, Posted | None]]
 ) -> None:
     at_once = Overlay(main).apply(frames(*changes(120)))
@@ -236,7 +236,7 @@ def test_facets_count_what_is_visible(main: Snapshot, laid: tuple[Overlay, dict[
     assert "year" not in facets
 
 
-def test_everything_may_be_gone(main: Snapshot) -> None:
+def test_all_documents_may_be_deleted(main: Snapshot) -> None:
     overlay = Overlay(main).apply(frames(*(Deleted(f"m{number}") for number in range(MAIN))))
     assert (overlay.documents, overlay.passages) == (0, 0)
     for mode in Mode:

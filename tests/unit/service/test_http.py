@@ -151,7 +151,7 @@ async def test_lines_are_sent_one_by_one() -> None:
     assert [body.get("more_body", False) for body in bodies] == [True, True, False]
 
 
-async def test_what_fails_before_the_first_line_is_raised() -> None:
+async def test_a_failure_before_the_first_line_is_raised() -> None:
     async def lines() -> AsyncIterator[bytes]:
         raise Overloaded("full")
         yield b""
@@ -163,7 +163,7 @@ async def test_what_fails_before_the_first_line_is_raised() -> None:
 @pytest.mark.parametrize(
     ("error", "code", "logged"), [(Overloaded("full"), "overloaded", False), (RuntimeError("secret"), "internal", True)]
 )
-async def test_what_fails_later_is_a_line(
+async def test_a_later_failure_is_a_line(
     error: Exception, code: str, logged: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def lines() -> AsyncIterator[bytes]:

@@ -97,7 +97,7 @@ async def test_requests_without_patience_do_not_count_against_the_model(hyde: Hy
     assert len(await hyde.imagine("高血压", 1, LONG_SECONDS)) == 1
 
 
-async def test_nobody_there_gives_none() -> None:
+async def test_an_unreachable_model_gives_none() -> None:
     hyde = Hyde(Settings(hyde_url="http://127.0.0.1:9/v1", hyde_model="tiny"))
     assert await hyde.imagine("高血压", 2, LONG_SECONDS) == []
     await hyde.close()

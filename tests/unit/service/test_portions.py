@@ -173,7 +173,7 @@ async def test_a_cancelled_request_leaves_nothing_behind(count: int) -> None:
     assert desk.open == []
 
 
-async def test_whoever_stops_early_leaves_nothing_behind() -> None:
+async def test_a_stream_that_is_closed_early_leaves_no_jobs() -> None:
     desk = Desk(answers=False)
     async with aclosing(stream(portions(desk), range(100), prepare)) as results:
         assert await anext(results) == 0  # the first needs no engine

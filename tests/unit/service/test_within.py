@@ -64,7 +64,7 @@ def test_a_field_that_became_another_kind_is_of_the_kind_of_visible_documents(ma
     assert count_facets(serving, A) == {"tenant": {"a": 1}}
 
 
-def test_what_a_request_asks_for_raises_nothing_when_it_is_evaluated_among_all(main: Snapshot) -> None:
+def test_filters_of_a_request_raise_nothing_among_documents_of_all_tenants(main: Snapshot) -> None:
     """After a rollback documents may differ in kind: an error of evaluation would show a value of another tenant."""
     serving = serving_of(main, Overlay(main).apply(frames(posted("b2", tenant="b", level=5))))
     serving.require_filters((Equal("level", 5),), B)
