@@ -13,7 +13,7 @@ MODELS := tests/unit/training tests/unit/models tests/unit/evaluation
 LOCKS := serve dev optimum
 PIP := -m pip install --quiet --disable-pip-version-check
 .DEFAULT_GOAL := help
-.PHONY: help run test test-late test-early test-models test-rest check unit format bench bench-peers bench-gpu dashboard overload kills bench-fresh bench-index bench-encode bench-train kill-index kill-writes kill-curate chaos soak claims loadtest eval chart image openapi typescript install install-train optimum lock clean bench-keys fuzz-tenants audit
+.PHONY: help run test test-late test-early test-models test-rest check unit format bench bench-peers bench-gpu dashboard overload kills bench-fresh bench-index bench-encode bench-train kill-index kill-writes kill-curate chaos soak claims loadtest knee eval chart image openapi typescript install install-train optimum lock clean bench-keys fuzz-tenants audit
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -112,6 +112,11 @@ loadtest: .venv-dev/installed ## Locust against a running service (HOST=…), an
 	mkdir -p var/loadtest
 	$(DEV)/locust -f loadtest/locustfile.py --headless --only-summary --exit-code-on-error 0 -u 16 -r 16 -t 20s \
 	  --host $(HOST) --csv var/loadtest/run $(or $(ARGS),--p95-ms 250 --p99-ms 500)
+
+knee: .venv-dev/installed ## Locust in steps until latency breaks away (HOST=…): HTML report and picture in var/loadtest
+	mkdir -p var/loadtest
+	$(DEV)/locust -f loadtest/steps.py --headless --only-summary --exit-code-on-error 0 --host $(HOST) \
+	  --html var/loadtest/steps.html --picture var/loadtest/steps.png --errors 1 --refused 1 $(ARGS)
 
 # Strict: a package that could not be looked up fails, or an address without advisories would look like a clean bill.
 audit: .venv-audit/installed ## known vulnerabilities of the locks, and a bill of materials (var/sbom-*.json)
