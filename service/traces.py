@@ -122,18 +122,20 @@ class Traces:
     async def sending(self) -> AsyncIterator[None]:
         """Sends in the background while the block runs, and what is left at its end."""
 
+        over = asyncio.Event()
+
         async def send() -> None:
-            while True:
-                await asyncio.sleep(SEND_SECONDS)
+            while not over.is_set():
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(over.wait(), SEND_SECONDS)
                 await asyncio.to_thread(self._send)
 
         task = asyncio.create_task(send())
         try:
             yield
         finally:
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
-            await asyncio.to_thread(self._send)
+            over.set()
+            await task
             self._client.close()
 
     def _send(self) -> None:
