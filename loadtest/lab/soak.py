@@ -2,8 +2,8 @@
 
   python -m loadtest.lab.soak --minutes 30 [--per-second 20]
 
-A service of two workers, an engine process, a cache in each worker and a Redis answers queries at an even rate, two
-thirds of them repeats. Between the minutes a document is posted, another version is published, and memory (private to
+A service of two workers, an engine process, a small cache in each worker and a Redis answers queries at an even rate,
+two thirds of them repeats. Between the minutes a document is posted, another version is served, and memory (private to
 each process, of all together) and descriptors are read. Limits, over the second half: memory grows by at most 5 % an
 hour by a straight line through it, descriptors by at most 16, no request fails. Exit status 1 if one is exceeded.
 """
@@ -91,7 +91,7 @@ def run(minutes: int, per_second: float) -> list[Minute]:
         redis.start(timeout=REDIS_START_SECONDS)
         try:
             settings = servers.FORCED | {"CARE_ENGINE": "process", "CARE_REDIS_URL": redis.connection_url}
-            settings |= {"CARE_LRU_MB": "16"}
+            settings |= {"CARE_LRU_MB": "1"}  # full within minutes, or its filling would look like a leak
             server = servers.care_server(corpus.collection, settings, "--workers", "2")
             with servers.running(server, folder) as started:
                 for number in range(minutes):
