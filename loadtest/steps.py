@@ -94,9 +94,10 @@ class Steps(LoadTestShape):
     """`--step-users` more every `--step-seconds`, until a step does not hold or `--most-users`."""
 
     def tick(self) -> tuple[int, float] | None:
-        environment = self.runner.environment
-        given = environment.parsed_options
-        number = int(self.get_run_time() // given.step_seconds)
+        assert self.runner is not None  # Locust sets it before the first tick
+        given = self.runner.environment.parsed_options
+        assert given is not None  # the command line made this environment
+        number = int(self.get_run_time() // given.step_seconds)  # type: ignore[no-untyped-call]
         users = given.step_users * (number + 1)
         if number >= len(_steps):
             if _steps:

@@ -209,7 +209,8 @@ def _request_facts(source: str, method: str, route: str, status: int, search: tu
     failed = Status(code=Status.STATUS_CODE_ERROR if status >= 500 else Status.STATUS_CODE_UNSET)
     attributes = list(_attributes(facts))
     span = Span(name=f"{method} {route}", kind=Span.SPAN_KIND_SERVER, attributes=attributes, status=failed)
-    return span.SerializeToString()
+    serialised: bytes = span.SerializeToString()
+    return serialised
 
 
 def _attribute(name: str, text: str) -> bytes:

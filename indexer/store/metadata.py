@@ -228,7 +228,10 @@ class KeywordColumn:
     def counts(self) -> dict[str, int]:
         """How many documents have each value, the most frequent first."""
         counts = np.bincount(self._codes[self._codes >= 0], minlength=len(self)).tolist()
-        values = [self._vocabulary[code].decode() for code in range(len(self))]
+        try:
+            values = [self._vocabulary[code].decode() for code in range(len(self))]
+        except UnicodeDecodeError as error:
+            raise BadSnapshot(f"a value of the metadata is damaged ({error}); build the snapshot again") from error
         return dict(sorted(zip(values, counts, strict=True), key=lambda pair: (-pair[1], pair[0])))
 
     def _codes_of(self, condition: f.Equal | f.AnyOf) -> list[int]:

@@ -133,7 +133,9 @@ def _trials(stage: Stage, given: argparse.Namespace) -> Iterator[Trial]:
         for fault in chosen:
             for number in range(times):
                 say(f"chaos: {fault.name}, {number + 1} of {times}")
-                yield under_load(fault, crowd)
+                trial = under_load(fault, crowd)
+                say(f"chaos: {_row([trial])}")
+                yield trial
 
 
 if __name__ == "__main__":
