@@ -56,14 +56,18 @@ class Disk:
 
     def _post(self) -> bool:
         """Posts one document; whether it was acknowledged."""
-        document = {"id": f"posted-{self.acknowledged}", "text": f"zxqv{self.acknowledged}"}
+        document = {"id": self._id(self.acknowledged), "text": f"zxqv{self.acknowledged}"}
         done = administer(self.service.url, "POST", "/v1/documents", {"documents": [document]}) == 200
         self.acknowledged += done
         return done
 
     def _all_are_there(self) -> bool:
-        get, number = servers.get, self.acknowledged
-        return self._post() and all(get(self.service.url, f"/v1/documents/posted-{n}")[0] == 200 for n in range(number))
+        paths = [f"/v1/documents/{self._id(number)}" for number in range(self.acknowledged)]
+        return self._post() and all(servers.get(self.service.url, path)[0] == 200 for path in paths)
+
+    def _id(self, number: int) -> str:
+        served = (self.corpus.collection / "CURRENT").read_text().strip()
+        return f"{self.corpus.prefixes[served]}posted-{number}"
 
     def _fill(self) -> Iterator[Event]:
         filler = self.folder / "disk" / "filler"
