@@ -124,12 +124,12 @@ def is_wrong(ids: Collection[str], expected: Collection[str]) -> bool:
 def checking_crowd(
     url: str, connections: int, rankings: Mapping[str, Sequence[str]], prefixes: Mapping[str, str] | None = None
 ) -> Crowd:
-    """Asks single queries and, every eighth time, all at once; compares answers with the rankings.
+    """Asks single queries and, every eighth time, a batch of four; compares answers with the rankings.
 
     With `prefixes`, all ids of an answer begin with that of the snapshot which it names; rankings are without them.
     """
     queries = list(rankings)
-    requests = [{"query": queries if at % 8 == 7 else query} for at, query in enumerate(queries)]
+    requests = [{"query": queries[at - 3 : at + 1] if at % 8 == 7 else query} for at, query in enumerate(queries)]
 
     def judge(asked: Body, answer: Body) -> bool:
         ids, prefix = ids_of(answer), prefixes[answer["snapshot"]] if prefixes else ""
