@@ -151,9 +151,10 @@ class Processes:
                 )
                 for name, how, begin, end in redis
             ),
+            # First: a version that was served may still be open in the engine, which compared its files then.
+            Fault("snapshot damaged", "each file in turn: a byte, or its half; 409 each", self._damage, self._is_ready),
             Fault("versions published", f"{SWAPS} times, each with a reload", self._publish, self._is_ready),
             Fault("versions rolled back", f"{SWAPS} times, POST /admin/rollback", self._roll_back, self._is_ready),
-            Fault("snapshot damaged", "each file in turn: a byte, or its half; 409 each", self._damage, self._is_ready),
             Fault("slow clients", clients, self._crawl, self._has_closed),
             Fault("half-open connections", gone, self._vanish, self._has_closed),
             Fault("hostile bodies", bodies, self._send_garbage, self._is_ready),

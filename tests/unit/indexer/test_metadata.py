@@ -168,10 +168,11 @@ def test_unreadable_field_list_is_refused(tmp_path: Path) -> None:
         MetadataIndex.open(tmp_path, len(ROWS))
 
 
-def test_a_damaged_value_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["*.vocabulary.bin", "*.codes.npy"])
+def test_a_damaged_column_is_refused(tmp_path: Path, name: str) -> None:
     index(tmp_path, [{"kind": "药"}, {"kind": "drug"}])
-    (file,) = tmp_path.glob("*.vocabulary.bin")
-    file.write_bytes(file.read_bytes()[:-1] + b"d")
+    (file,) = tmp_path.glob(name)
+    file.write_bytes(file.read_bytes()[:-1] + b"d")  # half a character, or a code of two thousand million
     with pytest.raises(BadSnapshot, match="build the snapshot again"):
         MetadataIndex.open(tmp_path, 2).facets()
 
