@@ -230,7 +230,7 @@ class KeywordColumn:
         codes = self._codes[self._codes >= 0]
         try:
             if codes.max(initial=-1) >= len(self):
-                raise ValueError(f"a code above {len(self)}")
+                raise ValueError(f"a code beyond its {len(self)} values")
             values = [self._vocabulary[code].decode() for code in range(len(self))]
         except ValueError as error:  # of which a text that is not UTF-8 is one
             raise BadSnapshot(f"a column of the metadata is damaged ({error}); build the snapshot again") from error
