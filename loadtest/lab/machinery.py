@@ -106,7 +106,7 @@ class Clock:
             raise BenchError("libfaketime is not installed; `apt-get install faketime` brings it")
         self._jump(0)
         jumping = {"LD_PRELOAD": str(libraries[0]), "FAKETIME_TIMESTAMP_FILE": str(self.folder / "clock")}
-        jumping |= {"FAKETIME_NO_CACHE": "1", "FAKETIME_DONT_FAKE_MONOTONIC": "1"}
+        jumping |= {"FAKETIME_CACHE_DURATION": "1", "FAKETIME_DONT_FAKE_MONOTONIC": "1"}
         settings = servers.FORCED | servers.CACHE | jumping
         with servers.running(servers.care_server(self.corpus.collection, settings), self.folder) as self.service:
             yield self.corpus.crowd(self.service.url, connections)
