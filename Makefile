@@ -13,7 +13,7 @@ MODELS := tests/unit/training tests/unit/models tests/unit/evaluation
 LOCKS := serve dev optimum
 PIP := -m pip install --quiet --disable-pip-version-check
 .DEFAULT_GOAL := help
-.PHONY: help run test test-late test-early test-models test-rest check unit format bench bench-peers bench-gpu dashboard overload kills bench-fresh bench-index bench-encode bench-train kill-index kill-writes kill-curate swaps claims loadtest eval chart image openapi typescript install install-train optimum lock clean bench-keys fuzz-tenants audit
+.PHONY: help run test test-late test-early test-models test-rest check unit format bench bench-peers bench-gpu dashboard overload kills bench-fresh bench-index bench-encode bench-train kill-index kill-writes kill-curate chaos soak claims loadtest knee eval chart image openapi typescript install install-train optimum lock clean bench-keys fuzz-tenants audit
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -72,7 +72,13 @@ overload: .venv-dev/installed ## two and ten times what the service can answer (
 	$(DEV)/python -m loadtest.lab.overload $(ARGS)
 
 kills: .venv-dev/installed ## engine, worker and Redis killed under load: what fails, for how long
-	$(DEV)/python -m loadtest.lab.kills $(ARGS)
+	$(DEV)/python -m loadtest.lab.chaos killed --times 3 $(ARGS)
+
+chaos: .venv-dev/installed programs ## every fault under load: what fails, what is wrong, how long until recovery (10 minutes, root)
+	$(DEV)/python -m loadtest.lab.chaos $(ARGS)
+
+soak: .venv-dev/installed ## MINUTES (30) under a low load: memory and descriptors must stay flat
+	$(DEV)/python -m loadtest.lab.soak --minutes $(or $(MINUTES),30) $(ARGS)
 
 bench-fresh: .venv-dev/installed ## what documents posted since the last build cost a search
 	OPENBLAS_NUM_THREADS=1 $(DEV)/python -m indexer.bench fresh $(ARGS)
@@ -99,9 +105,6 @@ fuzz-tenants: .venv-dev/installed ## 100,000 random requests of several tenants:
 kill-curate: .venv-dev/installed ## every curation step killed 20 times: the same output
 	$(DEV)/python -m pytest -s --timeout 0 tests/integration/test_curate_kills.py --kills 20 $(ARGS)
 
-swaps: .venv-dev/installed ## 20 swaps between two snapshots under load: nothing fails, nothing is mixed
-	$(DEV)/python -m loadtest.lab.swaps $(ARGS)
-
 claims: .venv-dev/installed .venv-peers-txtai/installed .venv-peers-infinity/installed programs ## what the documents claim, in short form (15 minutes)
 	$(DEV)/python -m loadtest.lab.claims $(ARGS)
 
@@ -109,6 +112,11 @@ loadtest: .venv-dev/installed ## Locust against a running service (HOST=…), an
 	mkdir -p var/loadtest
 	$(DEV)/locust -f loadtest/locustfile.py --headless --only-summary --exit-code-on-error 0 -u 16 -r 16 -t 20s \
 	  --host $(HOST) --csv var/loadtest/run $(or $(ARGS),--p95-ms 250 --p99-ms 500)
+
+knee: .venv-dev/installed ## Locust in steps until latency breaks away (HOST=…): HTML report and picture in var/loadtest
+	mkdir -p var/loadtest
+	$(DEV)/locust -f loadtest/steps.py --headless --only-summary --exit-code-on-error 0 --host $(HOST) \
+	  --html var/loadtest/steps.html --picture var/loadtest/steps.png --errors 1 --refused 1 $(ARGS)
 
 # Strict: a package that could not be looked up fails, or an address without advisories would look like a clean bill.
 audit: .venv-audit/installed ## known vulnerabilities of the locks, and a bill of materials (var/sbom-*.json)

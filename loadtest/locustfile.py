@@ -1,10 +1,12 @@
-"""Users of the search service, for Locust: programs with one query, programs with many, people at the page.
+"""The three callers of the search service, for Locust: RAG applications in bursts, people at the page, bulk programs.
 
     locust -f loadtest/locustfile.py --headless -u 16 -r 16 -t 20s --host http://127.0.0.1:8000 --p95-ms 250
 
-Every answer is checked, not only its status. An answer of 429 is not a failure: it is counted as `refused`, and the
-user waits as long as Retry-After says. At the end the run is compared with the limits (loadtest/limits.py): one line,
-and exit status 1 if a limit is exceeded or no search was made.
+Arrivals are open: a user that waited for a slow answer asks its next questions sooner, so a slow service does not slow
+its own load down. Queries repeat by Zipf's law. Every answer is checked, not only its status. An answer of 429 is not a
+failure: it is counted as `refused`, and the user waits as long as Retry-After says. At the end the run is compared with
+the limits (loadtest/limits.py): one line, and exit status 1 if a limit is exceeded or no search was made.
+loadtest/steps.py raises the load in steps.
 """
 
 from __future__ import annotations
@@ -14,10 +16,12 @@ import sys
 import time
 from collections.abc import Callable
 from functools import partial
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import quote, urlencode
 
+from gevent import joinall, spawn
 from locust import FastHttpUser, events, task
 from locust.argument_parser import LocustArgumentParser
 from locust.env import Environment
@@ -35,8 +39,10 @@ REFUSED = "refused (429)"
 MODES, MODE_WEIGHTS = ("hybrid", "dense", "lexical"), (6, 3, 1)
 TOP_K, TOP_K_WEIGHTS = (10, 5, 20, 50), (6, 2, 1, 1)
 BATCH = (2, 16)
+BURST, BURST_WEIGHTS = (1, 2, 3, 4), (5, 2, 2, 1)
 
 _queries: list[str] = []
+_cumulated: list[float] = []
 
 
 def add_arguments(parser: LocustArgumentParser) -> None:
@@ -53,6 +59,7 @@ def load_queries(environment: Environment, **_: object) -> None:
         _queries[:] = answers.read_queries(Path(environment.parsed_options.queries))
     except BadQueries as error:
         sys.exit(str(error))
+    _cumulated[:] = accumulate(1 / rank for rank in range(1, len(_queries) + 1))
 
 
 def await_last_write(environment: Environment, **_: object) -> None:
@@ -78,14 +85,26 @@ events.test_stop.add_listener(await_last_write)  # type: ignore[no-untyped-call]
 events.quitting.add_listener(apply_limits)  # type: ignore[no-untyped-call]
 
 
+def some_queries(number: int) -> list[str]:
+    """Queries by Zipf's law: the first is asked twice as often as the second, three times as often as the third."""
+    return random.choices(_queries, cum_weights=_cumulated, k=number)
+
+
+def one_query() -> str:
+    return some_queries(1)[0]
+
+
 class CareUser(FastHttpUser):
-    """A client with random pauses of 1 / `rate` seconds on average."""
+    """A client that begins a task every 1 / `rate` seconds on average, at random, however long the last one took."""
 
     abstract = True
     rate = 4.0
+    _due: float | None = None
 
     def wait_time(self) -> float:
-        return random.expovariate(self.rate)
+        now = time.monotonic()
+        self._due = (now if self._due is None else self._due) + random.expovariate(self.rate)
+        return max(0.0, self._due - now)
 
     def ask(
         self, method: str, path: str, check: Callable[[bytes], T], *, name: str, body: dict[str, Any] | None = None
@@ -109,47 +128,51 @@ class CareUser(FastHttpUser):
         return self.ask("POST", PATH, partial(answers.check_search, body), name=name, body=body) or []
 
 
-class OneQuery(CareUser):
-    """A program with one query at a time: the traffic of a RAG application."""
+class RagApplication(CareUser):
+    """A RAG application: for each question a burst of searches at the same time, most often one."""
 
     weight = 12
+    rate = 2.0
 
     def on_start(self) -> None:
         facets = self.ask("GET", "/v1/collection", answers.check_collection, name="collection") or {}
         self._conditions = [{"field": field, "eq": value} for field, values in facets.items() for value in values]
 
-    @task(6)
+    @task
+    def question(self) -> None:
+        (size,) = random.choices(BURST, BURST_WEIGHTS)
+        joinall([spawn(ask) for ask in random.choices((self.post, self.get, self.filtered), (6, 2, 2), k=size)])
+
     def post(self) -> None:
         (mode,) = random.choices(MODES, MODE_WEIGHTS)
         (top_k,) = random.choices(TOP_K, TOP_K_WEIGHTS)
-        self.search(f"search {mode}", {"query": random.choice(_queries), "top_k": top_k, "mode": mode})
+        self.search(f"search {mode}", {"query": one_query(), "top_k": top_k, "mode": mode})
 
-    @task(2)
     def get(self) -> None:
-        body = {"query": random.choice(_queries), "top_k": 10}
+        body = {"query": one_query(), "top_k": 10}
         path = f"{PATH}?{urlencode({'q': body['query'], 'top_k': body['top_k']})}"
         self.ask("GET", path, partial(answers.check_search, body), name="search by URL")
 
-    @task(2)
     def filtered(self) -> None:
-        body = {"query": random.choice(_queries), "top_k": 10, "mode": "dense"}
+        body = {"query": one_query(), "top_k": 10, "mode": "dense"}
         conditions = [random.choice(self._conditions)] if self._conditions else []
         self.search("search filtered", body | {"filters": conditions})
 
 
-class ManyQueries(CareUser):
-    """A program that sends many queries in one request."""
+class BulkProgram(CareUser):
+    """A program that sends many queries in one request, which others may overtake."""
 
     weight = 1
     rate = 0.5
 
     @task
     def batch(self) -> None:
-        queries = random.choices(_queries, k=random.randint(*BATCH))
-        self.search("batch", {"query": queries, "top_k": 10, "mode": "hybrid", "fields": ["title", "text"]})
+        queries = some_queries(random.randint(*BATCH))
+        body = {"query": queries, "top_k": 10, "mode": "hybrid", "fields": ["title", "text"], "bulk": True}
+        self.search("batch", body)
 
 
-class Visitor(CareUser):
+class Person(CareUser):
     """A person at the page: loads it once with its files, then searches and opens a hit."""
 
     weight = 3
@@ -162,7 +185,7 @@ class Visitor(CareUser):
 
     @task
     def look_up(self) -> None:
-        for hits in self.search("search hybrid", {"query": random.choice(_queries), "top_k": 10, "mode": "hybrid"}):
+        for hits in self.search("search hybrid", {"query": one_query(), "top_k": 10, "mode": "hybrid"}):
             id = str(random.choice(hits)["id"])
             path = f"/v1/documents/{quote(id, safe='')}"
             self.ask("GET", path, partial(answers.check_document, id), name="document")

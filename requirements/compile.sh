@@ -21,14 +21,14 @@ without_torch requirements/dev.lock pyproject.toml --extra dev
 # Packages of which it has one version for every Python.
 grep -oE '^[a-z0-9-]+==[^ ]+' requirements/dev.lock | sort -u |
     awk -F== '{ seen[$1]++; pin[$1] = $0 } END { for (name in pin) if (seen[name] == 1) print pin[name] }' > "$scratch/dev"
-compile --generate-hashes pyproject.toml --extra cpu -c "$scratch/dev" -o requirements/serve.lock
+compile --generate-hashes pyproject.toml --extra cpu --extra traces -c "$scratch/dev" -o requirements/serve.lock
 # The other images, whole: indexer (Ray, Qdrant), train (torch with its CUDA libraries) and gpu (x86_64 alone has its wheels).
 compile --generate-hashes pyproject.toml --extra cpu --extra ray --extra qdrant -c "$scratch/dev" -o requirements/indexer.lock
 compile --generate-hashes pyproject.toml --extra cpu --extra train --extra ray --extra qdrant \
     -c "$scratch/dev" -c "$scratch/torch" -o requirements/train.lock
 grep -vE '^(onnxruntime|faiss)' "$scratch/dev" > "$scratch/gpu"
 uv pip compile --quiet --python-platform x86_64-manylinux_2_28 --python-version 3.12 --no-header --no-annotate --no-emit-index-url \
-    --generate-hashes pyproject.toml --extra gpu -c "$scratch/gpu" -o requirements/gpu.lock
+    --generate-hashes pyproject.toml --extra gpu --extra traces -c "$scratch/gpu" -o requirements/gpu.lock
 without_torch requirements/optimum.lock requirements/optimum.in
 for peer in txtai infinity; do without_torch "requirements/peers-$peer.lock" "requirements/peers-$peer.in"; done
 compile --generate-hashes requirements/audit.in -o requirements/audit.lock

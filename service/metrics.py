@@ -10,10 +10,13 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields
 from functools import partial
 from itertools import product
+from platform import python_version
 from typing import Protocol
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.multiprocess import MultiProcessCollector
+
+from models.package import care_version
 
 SECONDS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
 SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
@@ -80,11 +83,14 @@ class Metrics:
         self._request_seconds = histogram(
             "care_request_seconds", "Seconds from request to answer.", ["route"], buckets=SECONDS
         )
+        in_flight = gauge("care_requests_in_flight", "Requests that are being answered.", multiprocess_mode="livesum")
+        self.request_began, self.request_ended = in_flight.inc, in_flight.dec
         self._by_answer: dict[tuple[str, int], tuple[Counter, Histogram]] = {}  # labels() is slow
         stages = histogram("care_stage_seconds", "Seconds per stage of a search.", ["stage"], buckets=SECONDS)
         self._stages = {stage: stages.labels(stage) for stage in STAGES}
         self._queries = counter("care_queries", "Queries answered; a request may hold many.")
         self._batch_size = histogram("care_batch_size", "Queries per batch of the engine.", buckets=SIZES)
+        self._tokens = counter("care_tokens", "Tokens that encoders read.")
         self._engine_seconds = counter(
             "care_engine_seconds", "Seconds that engines spent on batches; its rate is their busy share."
         )
@@ -110,6 +116,14 @@ class Metrics:
         restarts = counter("care_restarts", "Processes that were started again because they had ended.", ["process"])
         # Present from the start: Prometheus does not count the step from nothing to 1.
         self._restarts = {process: restarts.labels(process) for process in ("worker", "engine")}
+        traces = counter("care_traces", "Requests traced, by whether the collector took them.", ["outcome"])
+        self._traces = {outcome: traces.labels(outcome) for outcome in ("sent", "dropped")}
+        self._card_used = gauge(
+            "care_card_memory_used_bytes", "Memory in use on the GPU, by all programs; 0 without one."
+        )
+        self._card_total = gauge("care_card_memory_bytes", "Memory of the GPU; 0 without one.")
+        build = gauge("care_build_info", "1 for the version of the program.", ["version", "python"])
+        build.labels(care_version(), python_version()).set(1)
 
     def request(self, route: str, status: int, seconds: float | None) -> None:
         """Counts a request; its latency is left out if `seconds` is None: it was refused before it was parsed."""
@@ -128,9 +142,10 @@ class Metrics:
             if seconds := getattr(timings, stage):
                 histogram.observe(seconds)
 
-    def batch(self, size: int, seconds: float, waiting: int) -> None:
-        """Counts a computed batch; `waiting` queries were in the queue."""
+    def batch(self, size: int, tokens: int, seconds: float, waiting: int) -> None:
+        """Counts a computed batch; `tokens` were encoded for it, `waiting` queries were in the queue."""
         self._batch_size.observe(size)
+        self._tokens.inc(tokens)
         self._engine_seconds.inc(seconds)
         self._queue.set(waiting)
 
@@ -153,6 +168,13 @@ class Metrics:
         self._documents.set(documents)
         self._created.set(created_seconds)
         self._swaps.inc()
+
+    def traces(self, outcome: str, count: int) -> None:
+        self._traces[outcome].inc(count)
+
+    def card(self, used_bytes: int, total_bytes: int) -> None:
+        self._card_used.set(used_bytes)
+        self._card_total.set(total_bytes)
 
     def restart(self, process: str) -> None:
         self._restarts[process].inc()

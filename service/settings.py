@@ -117,6 +117,11 @@ class Settings(BaseSettings):
     log_level: Literal["debug", "info", "warning", "error"] = setting("warning", "Lowest level that is logged.")
     access_log: bool = setting(False, "Write one JSON line per request to standard output.")
     log_queries: bool = setting(False, "Put the queries into the access log. They are medical: off.")
+    traces_url: str | None = setting(
+        None, "OpenTelemetry collector (OTLP over HTTP), as http://host:4318; unset: none."
+    )
+    traces_share: float = setting(1.0, "Share of requests that are traced if they bring no traceparent.", ge=0, le=1)
+    traces_queries: bool = setting(False, "Put the queries into traces. They are medical: off.")
 
     @property
     def has_engine_process(self) -> bool:
@@ -147,13 +152,13 @@ class Settings(BaseSettings):
             raise ValueError("has no port that is a number; write it as redis://host:6379/0")
         return url
 
-    @field_validator("hyde_url")
+    @field_validator("hyde_url", "traces_url")
     @classmethod
     def _is_http(cls, url: str | None) -> str | None:
         if url is not None and not url.startswith(("http://", "https://")):
             raise ValueError("must begin with http:// or https://")
         if url is not None and not (_is_address(url) and urlsplit(url).hostname):
-            raise ValueError("names no host and port; write it as http://host:8000/v1")
+            raise ValueError("names no host and port; write it as http://host:8000, with its path")
         return url
 
     @field_validator("vectors_key", "hyde_key", "admin_token")

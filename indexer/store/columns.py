@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from indexer.errors import BadFilter
+from indexer.errors import BadFilter, BadSnapshot
 from indexer.store import filters as f
 from indexer.store.arrays import Array, Blob, Mask, Rows, load_array
 from indexer.store.filters import Condition, FilterValue, Range, SplitNumber
@@ -221,8 +221,14 @@ class KeywordColumn:
 
     def counts(self) -> dict[str, int]:
         """How many documents have each value, the most frequent first."""
-        counts = np.bincount(self._codes[self._codes >= 0], minlength=len(self)).tolist()
-        values = [self._vocabulary[code].decode() for code in range(len(self))]
+        codes = self._codes[self._codes >= 0]
+        try:
+            if codes.max(initial=-1) >= len(self):
+                raise ValueError(f"a code beyond its {len(self)} values")
+            values = [self._vocabulary[code].decode() for code in range(len(self))]
+        except ValueError as error:  # of which a text that is not UTF-8 is one
+            raise BadSnapshot(f"a column of the metadata is damaged ({error}); build the snapshot again") from error
+        counts = np.bincount(codes, minlength=len(self)).tolist()
         return dict(sorted(zip(values, counts, strict=True), key=lambda pair: (-pair[1], pair[0])))
 
     def _codes_of(self, condition: f.Equal | f.AnyOf) -> list[int]:

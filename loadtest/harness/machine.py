@@ -100,6 +100,15 @@ def has_client(pid: int, port: int) -> bool:
     return any(f"socket:[{inode}]" in own for inode in accepted)
 
 
+def descriptors(pid: int) -> int:
+    """Open files and sockets of the process and its descendants."""
+    number = 0
+    for one in process_tree(pid):
+        with contextlib.suppress(OSError):
+            number += len(os.listdir(f"/proc/{one}/fd"))
+    return number
+
+
 def resident_mb(pid: int) -> float:
     """Resident megabytes of the process and its descendants; shared pages count once for each."""
     return sum(_mapped_mb(one, "Rss:") for one in process_tree(pid))

@@ -7,12 +7,12 @@ import http.client
 import json
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
 from typing import Any
 
-from loadtest.harness import PATH
+from loadtest.harness import PATH, BenchError
 from loadtest.harness.servers import connect, exchange
 
 # Requests over one connection before it is opened again, so that a new worker gets its share.
@@ -101,3 +101,41 @@ class Crowd:
 def ids_of(answer: Body) -> list[str]:
     """The ids of all hits of all results."""
     return [str(hit["id"]) for result in answer["results"] for hit in result["hits"]]
+
+
+def learn_rankings(url: str, queries: Sequence[str]) -> dict[str, list[str]]:
+    """The ids that each query gets now; queries without hits are left out."""
+    known: dict[str, list[str]] = {}
+    with connect(url) as connection:
+        for query in queries:
+            status, content = exchange(connection, "POST", PATH, {"query": query, "cache": False})
+            if status != 200:
+                raise BenchError(f"the service answered {status} before any fault")
+            if ids := ids_of(json.loads(content)):
+                known[query] = ids
+    return known
+
+
+def is_wrong(ids: Collection[str], expected: Collection[str]) -> bool:
+    """Whether an answer shares less than half of its hits with the known ranking."""
+    return 2 * len(set(ids) & set(expected)) < len(expected)
+
+
+def checking_crowd(
+    url: str, connections: int, rankings: Mapping[str, Sequence[str]], prefixes: Mapping[str, str] | None = None
+) -> Crowd:
+    """Asks single queries and, every eighth time, a batch of four; compares answers with the rankings.
+
+    With `prefixes`, all ids of an answer begin with that of the snapshot which it names; rankings are without them.
+    """
+    queries = list(rankings)
+    requests = [{"query": queries[at - 3 : at + 1] if at % 8 == 7 else query} for at, query in enumerate(queries)]
+
+    def judge(asked: Body, answer: Body) -> bool:
+        ids, prefix = ids_of(answer), prefixes[answer["snapshot"]] if prefixes else ""
+        named = [asked["query"]] if isinstance(asked["query"], str) else asked["query"]
+        expected = {id for query in named for id in rankings[query]}
+        mixed = any(not id.startswith(prefix) for id in ids)
+        return mixed or is_wrong([id.removeprefix(prefix) for id in ids], expected)
+
+    return Crowd(url, connections, requests, judge)

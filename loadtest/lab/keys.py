@@ -1,14 +1,16 @@
-"""`make bench-keys`: what keys cost a search, with and without, turn by turn.
+"""`make bench-keys`: what keys and traces cost a search, with and without, turn by turn.
 
   python -m loadtest.lab.keys                      the example corpus, services started for the run
   python -m loadtest.lab.keys --before FOLDER      beside the service of another checkout, without keys
 
 Each service runs twice, without caches and with its process cache. In a round every service answers every scenario for
 a moment while the others are stopped; every second round goes backwards. Ratios are those of neighbours in one round,
-so other work on the machine meets both. With keys, a request carries a key that has a rate, as a Bearer token.
+so other work on the machine meets both. With keys, a request carries a key that has a rate, as a Bearer token. With
+traces, all of them are sent to a collector in this process as well.
 
-Limits: with keys at most 5 % fewer requests a second than without, by the median over the rounds. The processor time of
-a request, which other work changes less, is printed beside. Exit status 1 if a limit is missed or an answer failed.
+Limits: with keys, and with keys and traces, at most 5 % fewer requests a second than without, by the median over the
+rounds. The processor time of a request, which other work changes less, is printed beside. Exit status 1 if a limit is
+missed or an answer failed.
 """
 
 from __future__ import annotations
@@ -16,13 +18,15 @@ from __future__ import annotations
 import argparse
 import contextlib
 import tempfile
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 from loadtest.answers import read_queries
 from loadtest.bench import CACHED, QUERIES, Scenario
-from loadtest.harness import BenchError
+from loadtest.harness import HOST, BenchError
 from loadtest.harness.generator import MAX_SECONDS, Job, Measurement, measure
 from loadtest.harness.machine import processor_seconds
 from loadtest.harness.report import Program, Spread, exit_with, failures_text, markdown, publish, say, table
@@ -31,7 +35,7 @@ from loadtest.harness.servers import CACHE, FORCED, Started, build_example, care
 ROUNDS, SECONDS = 10, 1.0
 SCENARIOS = (Scenario(CACHED, 1), Scenario("lexical", 1), Scenario("hybrid", 1), Scenario("hybrid", 8))
 LEAST_RATIO = 0.95
-WITHOUT, WITH, BEFORE = "without keys", "with keys", "before"
+WITHOUT, WITH, TRACED, BEFORE = "without keys", "with keys", "with keys and traces", "before"
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +71,7 @@ class Report:
 
     def misses(self) -> list[str]:
         """The limits that were exceeded."""
-        slow = [row for row in self.rows if row.service == WITH and row.ratio.median < LEAST_RATIO]
+        slow = [row for row in self.rows if row.service in (WITH, TRACED) and row.ratio.median < LEAST_RATIO]
         failed = [row for row in self.rows if row.failures]
         return [
             f"{row.scenario.mode}, {row.scenario.connections} connections: {row.service}" for row in (*slow, *failed)
@@ -153,7 +157,9 @@ def _run(given: argparse.Namespace, facts: dict[str, str]) -> int:
                 started.append(stack.enter_context(running(server, folder)))
             return Service(started[0], started[1], key)
 
-        services = {WITHOUT: start({}), WITH: start({"CARE_KEYS_FILE": str(path)}, key=key)}
+        own = {"CARE_KEYS_FILE": str(path)}
+        traced = own | {"CARE_TRACES_URL": stack.enter_context(_collector())}
+        services = {WITHOUT: start({}), WITH: start(own, key=key), TRACED: start(traced, key=key)}
         if given.before is not None:
             services[BEFORE] = start({}, given.before.resolve())
         for service in services.values():
@@ -168,6 +174,31 @@ def _run(given: argparse.Namespace, facts: dict[str, str]) -> int:
     for miss in report.misses():
         say(f"keys: missed: {miss}")
     return 1 if report.misses() else 0
+
+
+@contextlib.contextmanager
+def _collector() -> Iterator[str]:
+    """The address of a server that takes every trace and keeps none."""
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["content-length"]))
+            self.send_response(200)
+            self.send_header("content-length", "0")
+            self.end_headers()
+
+        def log_message(self, format: str, *arguments: object) -> None:
+            """Nothing is logged."""
+
+    with ThreadingHTTPServer((HOST, 0), Handler) as server:
+        server.daemon_threads = True
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        try:
+            yield f"http://{HOST}:{server.server_port}"
+        finally:
+            server.shutdown()
 
 
 if __name__ == "__main__":

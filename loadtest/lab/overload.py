@@ -215,5 +215,17 @@ def proxy(url: str, in_flight: int, config: Path = PROXY_CONFIG) -> Iterator[str
             yield started.url
 
 
+def several(urls: Sequence[str], folder: Path) -> Path:
+    """Writes deploy/haproxy.cfg with a line for each service after the first, whose address `proxy` gives it."""
+    text = PROXY_CONFIG.read_text(encoding="utf-8").rstrip()
+    (line,) = [line for line in text.splitlines() if line.startswith("    server care ")]
+    for number, url in enumerate(urls[1:], 2):
+        own = line.replace("server care ", f"server care{number} ")
+        text += "\n" + own.replace('"${CARE_SERVICE}"', f"{HOST}:{port_of(url)}")
+    config = folder / "haproxy.cfg"
+    config.write_text(f"{text}\n", encoding="utf-8")
+    return config
+
+
 if __name__ == "__main__":
     exit_with(main)

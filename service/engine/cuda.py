@@ -6,6 +6,10 @@ one thread at a time; the engine process has one. BoundEncoder and FlatVectors r
 
 from __future__ import annotations
 
+import logging
+import threading
+import time
+from collections.abc import Callable
 from functools import cache, lru_cache, partial
 from pathlib import Path
 from typing import Any
@@ -24,6 +28,8 @@ from service.engine.device import CpuVectors, VectorSearch
 from service.engine.jobs import Vectors
 from service.errors import BadDevice
 from service.serving.serving import Selection
+
+logger = logging.getLogger(__name__)
 
 PROVIDER = "CUDAExecutionProvider"
 NEEDS = "CARE_DEVICE=cuda needs an NVIDIA GPU and the gpu extra"
@@ -48,6 +54,7 @@ NOT_RECORDED = -1
 # Larger batches that are run once at the start.
 WARM_UP = ((16, 16), (64, 32))
 OUTPUT = "embedding"
+MEMORY_SECONDS = 5.0  # between looks at the memory in use
 Shape = tuple[int, int]
 NUMPY_TYPES: dict[str, type[np.generic]] = {
     "tensor(float)": np.float32,
@@ -74,6 +81,26 @@ class Cuda:
         if vectors.kind is IndexKind.CAGRA:
             return GraphVectors(GpuGraph(vectors))
         return FlatVectors(build_flat(vectors.values), CpuVectors(vectors, 0))
+
+
+def watch_memory(record: Callable[[int, int], None], seconds: float = MEMORY_SECONDS) -> None:
+    """Records the used and the whole memory of the GPU in bytes, now and at even intervals, in a thread of its own."""
+    try:
+        import pynvml
+
+        pynvml.nvmlInit()
+        card = pynvml.nvmlDeviceGetHandleByIndex(0)
+    except Exception as error:  # a service without this figure is better than none
+        logger.warning("the memory of the GPU is not measured: %s", error)
+        return
+
+    def watch() -> None:
+        while True:
+            memory = pynvml.nvmlDeviceGetMemoryInfo(card)
+            record(int(memory.used), int(memory.total))
+            time.sleep(seconds)
+
+    threading.Thread(target=watch, name="care-card", daemon=True).start()
 
 
 class Buffers:

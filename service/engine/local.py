@@ -33,7 +33,7 @@ class Batcher(Dispatcher):
     """Runs an engine in a thread of its own."""
 
     def __init__(
-        self, engine: InProcessEngine, limits: Limits, on_batch: OnBatch = lambda size, seconds, waiting: None
+        self, engine: InProcessEngine, limits: Limits, on_batch: OnBatch = lambda size, tokens, seconds, waiting: None
     ) -> None:
         super().__init__(limits)
         self._engine = engine
@@ -68,7 +68,8 @@ class Batcher(Dispatcher):
             seconds = perf_counter() - began
             if len(outcomes) != len(batch):
                 raise RuntimeError(f"the engine gave {len(outcomes)} answers to {len(batch)} queries")
-            self._on_batch(len(batch), seconds, len(self._queue))
+            tokens = sum(entry.length for entry in batch if not _has_vector(entry.job))
+            self._on_batch(len(batch), tokens, seconds, len(self._queue))
         except DatabaseAway as error:
             self._post(self._fail, batch, error)
         except BaseException as error:
@@ -106,6 +107,10 @@ class Batcher(Dispatcher):
         failed = EngineFailed(ENGINE_FAILED)
         for entry in batch:
             entry.fail(cause if isinstance(cause, (BadCollection, DatabaseAway)) else failed, cause)
+
+
+def _has_vector(job: Job) -> bool:
+    return isinstance(job, SearchJob) and job.vector is not None
 
 
 class InProcessEngine:

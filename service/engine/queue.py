@@ -41,8 +41,8 @@ DOUBT = 0.25  # batch sizes that vary by this share of their mean weigh as much 
 MOST_QUERIES = 1_000_000  # upper bound of a batch
 
 Future = asyncio.Future[Outcome]
-OnBatch = Callable[[int, float, int], None]
-"""Called after each batch with its size, its seconds and the number of queries that still wait."""
+OnBatch = Callable[[int, int, float, int], None]
+"""Called after each batch with its size, tokens encoded, seconds and the number of queries that still wait."""
 
 
 class CostModel:

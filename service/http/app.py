@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import AsyncIterator, Mapping
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
@@ -18,7 +19,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from models.errors import CareError
 from models.package import care_version
-from service.errors import InvalidRequest, MethodNotAllowed, NotFound, answer_for
+from service.errors import BadSettings, InvalidRequest, MethodNotAllowed, NotFound, answer_for
 from service.http import admin, documents, search, texts
 from service.http.access import NOWHERE, Access
 from service.http.middleware import HEADERS, ONLY_TLS, REQUEST_ID, HotPath, RequestFrame, host_pattern, with_cors
@@ -28,6 +29,9 @@ from service.limits import Rates
 from service.metrics import Metrics
 from service.runtime import ALONE, Place, run_parts
 from service.settings import Settings
+
+if TYPE_CHECKING:
+    from service.traces import Traces
 
 WEB_FOLDER = Path(__file__).parents[1] / "web"
 PAGE = "/"
@@ -53,10 +57,12 @@ def create_app(settings: Settings, place: Place = ALONE) -> FastAPI:
     metrics = Metrics()
     rates = Rates.from_settings(settings)
     access = Access(KeyRing.from_settings(settings), rates, settings.audit_log, settings.admin_port)
+    traces = _open_traces(settings, metrics)
 
     @contextlib.asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        async with run_parts(settings, metrics, access.keys, rates, place) as runtime:
+        sending = contextlib.nullcontext() if traces is None else traces.sending()
+        async with sending, run_parts(settings, metrics, access.keys, rates, place) as runtime:
             app.state.runtime = runtime
             yield
 
@@ -77,6 +83,7 @@ def create_app(settings: Settings, place: Place = ALONE) -> FastAPI:
         hosts=host_pattern(settings.host_names),
         access_log=settings.access_log,
         headers=HEADERS if settings.tls_cert is None else HEADERS + ONLY_TLS,
+        traces=traces,
     )
     app.add_middleware(frame)
     app.add_exception_handler(HTTPException, _answer_http_exception)
@@ -102,6 +109,18 @@ def create_app(settings: Settings, place: Place = ALONE) -> FastAPI:
     app.build_middleware_stack = stack  # type: ignore[method-assign]
     app.state.frame = hot
     return app
+
+
+def _open_traces(settings: Settings, metrics: Metrics) -> Traces | None:
+    if settings.traces_url is None:
+        return None
+    try:
+        from service.traces import Traces
+    except ImportError as error:
+        raise BadSettings(
+            f"CARE_TRACES_URL needs the traces extra ({error}): pip install care-search[traces]"
+        ) from None
+    return Traces(settings, metrics)
 
 
 class _WholeFiles(StaticFiles):

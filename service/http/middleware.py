@@ -25,12 +25,16 @@ from service.metrics import ACCESS_LOGGER
 
 if TYPE_CHECKING:
     from service.metrics import Metrics
+    from service.traces import Traces
 
 logger = logging.getLogger(__name__)
 access_logger = logging.getLogger(ACCESS_LOGGER)
 
 REQUEST_ID = "care.request_id"
 QUERIES = "care.queries"
+SEARCH = "care.search"  # a search as it was parsed
+TIMINGS = "care.timings"  # and the time of its stages
+TRACE = "care.trace"
 STATUS = "care.status"
 SANE_ID = re.compile(rb"[A-Za-z0-9._:-]{1,64}")
 CLIENT_CLOSED = 499  # as proxies log a client that closed the connection before its answer
@@ -65,12 +69,14 @@ class RequestFrame:
     hosts: re.Pattern[bytes] | None
     access_log: bool
     headers: tuple[tuple[bytes, bytes], ...] = HEADERS
+    traces: Traces | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
         began = perf_counter()
+        self.metrics.request_began()
         request_id = scope[REQUEST_ID] = _request_id(scope)
         status = 0
 
@@ -101,8 +107,13 @@ class RequestFrame:
             await send_bytes(send_with_id, answer.body(request_id), answer.status, answer.header_pairs())
         finally:
             seconds = perf_counter() - began
-            scope[STATUS] = status or scope.get(STATUS, CLIENT_CLOSED)
-            self._account(scope["method"], self._route(scope), request_id, scope[STATUS], seconds, scope)
+            self.metrics.request_ended()
+            scope[STATUS] = status = status or scope.get(STATUS, CLIENT_CLOSED)
+            route = self._route(scope)
+            if self.traces is not None:
+                search = scope.get(SEARCH), scope.get(TIMINGS)
+                scope[TRACE] = self.traces.add(scope, route, request_id, status, seconds, *search)
+            self._account(scope["method"], route, request_id, status, seconds, scope)
             if SCOPE in scope:
                 self.access.record(scope, request_id, scope[STATUS])
 
@@ -136,6 +147,8 @@ class RequestFrame:
                 line["key"] = key
             if scope is not None and (queries := scope.get(QUERIES)) is not None:
                 line["queries"] = queries
+            if scope is not None and (trace := scope.get(TRACE)) is not None:
+                line["trace_id"] = trace
             access_logger.info(orjson.dumps(line).decode())
 
     def _route(self, scope: Scope) -> str:

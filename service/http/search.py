@@ -12,7 +12,7 @@ from starlette.types import Receive, Scope, Send
 from models.errors import did_you_mean
 from service.errors import SHOWN_NAME, InvalidRequest, invalid_request
 from service.http.asgi import KEY, WhileConnected, parse_body, read_body, send_bytes, send_lines, wants_lines
-from service.http.middleware import QUERIES, REQUEST_ID
+from service.http.middleware import QUERIES, REQUEST_ID, SEARCH, TIMINGS
 from service.search.request import SearchRequest, require_few_clauses
 
 if TYPE_CHECKING:
@@ -45,6 +45,7 @@ class SearchRoute:
             request = parse_query_string(scope["query_string"])
         if settings.log_queries:
             scope[QUERIES] = request.queries
+        scope[SEARCH] = request
         serving = runtime.servings.current()
         if wants_lines(scope):
             stream = runtime.searcher.stream(serving, request, scope[KEY])
@@ -53,6 +54,7 @@ class SearchRoute:
             return
         async with WhileConnected(receive):
             body, timings = await runtime.searcher.search(serving, request, scope[KEY])
+        scope[TIMINGS] = timings
         await send_bytes(send, body, headers=[(b"server-timing", timings.as_server_timing())])
 
 

@@ -37,6 +37,10 @@ def main() -> int:
             server = EngineServer(listener, limits_of(settings), metrics.batch)
             signal.signal(signal.SIGTERM, lambda number, frame: server.end())
             device = open_device(settings.device, settings.encoder_threads, settings.threads)
+            if settings.device == "cuda":
+                from service.engine.cuda import watch_memory
+
+                watch_memory(metrics.card)
             servings = OpenServings(settings, device)
             listener.listen()
             pipe.send(StartupMessage(ready=True, text=""))

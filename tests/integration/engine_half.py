@@ -34,7 +34,9 @@ class Engine:
         self.path.unlink(missing_ok=True)
         self._listener = socket.socket(socket.AF_UNIX)
         self._listener.bind(str(self.path))
-        self._server = EngineServer(self._listener, LIMITS, lambda size, seconds, waiting: self.batches.append(size))
+        self._server = EngineServer(
+            self._listener, LIMITS, lambda size, tokens, seconds, waiting: self.batches.append(size)
+        )
         self.shelf = OpenServings(self._settings, Cpu(1, 1))
         self._listener.listen()
         self._thread = threading.Thread(target=self._server.serve, args=[self.shelf], daemon=True)

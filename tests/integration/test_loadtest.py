@@ -41,8 +41,8 @@ def server(entries: list[dict[str, str]], tmp_path_factory: pytest.TempPathFacto
     running.stop()
 
 
-def locust(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "locust", "-f", "loadtest/locustfile.py", "--headless", "--only-summary"]
+def locust(*arguments: str, file: str = "loadtest/locustfile.py") -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "locust", "-f", file, "--headless", "--only-summary"]
     # Locust's own settings may come from the environment or a file: the test has none.
     environment = {name: value for name, value in os.environ.items() if not name.startswith("LOCUST_")}
     return subprocess.run([*command, *arguments], cwd=REPOSITORY, env=environment, capture_output=True, text=True)
@@ -82,6 +82,21 @@ def test_a_load_test_measures_checks_and_is_judged(
     assert missed.returncode == 1
     assert "SLO" not in missed.stdout
     assert "\nSLO missed: p95 of search" in f"\n{missed.stderr}"
+
+
+def test_steps_end_after_the_knee_with_a_report_and_a_picture(
+    server: Server, entries: list[dict[str, str]], tmp_path: Path
+) -> None:
+    queries, picture, page = tmp_path / "queries.jsonl", tmp_path / "steps.png", tmp_path / "steps.html"
+    queries.write_text("".join(json.dumps({"text": entry["title"]}) + "\n" for entry in entries), encoding="utf-8")
+    given = ("--host", server.url, "--queries", str(queries), "--picture", str(picture), "--html", str(page))
+    steps = ("--step-seconds", "3", "--step-users", "3", "--most-users", "6", "--p95-ms", "60000")
+    run = locust(*given, *steps, "--refused", "1", file="loadtest/steps.py")
+    assert run.returncode == 0, run.stdout + run.stderr
+    lines = run.stdout.splitlines()
+    assert [line.split(":")[0] for line in lines if " users: " in line] == ["3 users", "6 users", "knee"]
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    assert "<html" in page.read_text(encoding="utf-8")
 
 
 def test_a_service_that_does_not_answer_is_a_failed_run(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from loadtest.lab.overload import PROXY_CONFIG, proxy
+from loadtest.lab.overload import proxy, several
 from models.encoder.onnx import OnnxEncoder
 from tests.api.support import Built, build_collection
 from tests.e2e.server import Server
@@ -57,17 +57,6 @@ def test_readiness_fails_first_and_searches_are_still_answered(services: list[Se
     assert process.wait(WAIT_SECONDS) == 0
 
 
-def with_both(services: list[Server], folder: Path) -> Path:
-    """The documented configuration with a line for the second service."""
-    text = PROXY_CONFIG.read_text(encoding="utf-8").rstrip()
-    line = next(line for line in text.splitlines() if line.startswith("    server care "))
-    address = services[1].url.removeprefix("http://")
-    another = line.replace("server care ", "server another ").replace("${CARE_SERVICE}", address)
-    config = folder / "haproxy.cfg"
-    config.write_text(f"{text}\n{another}\n", encoding="utf-8")
-    return config
-
-
 def test_a_rolling_upgrade_behind_the_proxy_fails_no_request(services: list[Server], tmp_path: Path) -> None:
     for service in services:
         service.start()
@@ -83,7 +72,7 @@ def test_a_rolling_upgrade_behind_the_proxy_fails_no_request(services: list[Serv
                 except httpx.HTTPError as error:
                     answers[repr(error)] += 1
 
-    with proxy(services[0].url, 64, with_both(services, tmp_path)) as url:
+    with proxy(services[0].url, 64, several([service.url for service in services], tmp_path)) as url:
         threads = [threading.Thread(target=ask, args=(url,)) for _ in range(CLIENTS)]
         for thread in threads:
             thread.start()

@@ -306,7 +306,8 @@ class EngineServer:
             written[queued.connection].append(frames.write_response(response))
         for connection, parts in written.items():
             connection.send(b"".join(parts))
-        self._on_batch(size, seconds, len(self._lanes))
+        tokens = sum(len(queued.request.ids) for queued in batch)
+        self._on_batch(size, tokens, seconds, len(self._lanes))
 
     def _compute(self, batch: Sequence[QueuedRequest]) -> list[Response]:
         try:

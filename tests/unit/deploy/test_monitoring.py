@@ -33,7 +33,7 @@ def exposed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, set[str]]:
     metrics = Metrics()
     metrics.request(search.PATH, 200, 0.01)
     metrics.search(1, Timings())
-    metrics.batch(1, 0.001, 0)
+    metrics.batch(1, 5, 0.001, 0)
     metrics.swap("20261115T041500123Z-1a2b3c4d", 400, 0.0)
     metrics.restart("worker")
     write_metrics(run_file := tmp_path_factory.mktemp("metrics") / "care.prom", RUN, 0.0, 0.0)

@@ -169,6 +169,15 @@ def test_unreadable_field_list_is_refused(tmp_path: Path) -> None:
         MetadataIndex.open(tmp_path, len(ROWS))
 
 
+@pytest.mark.parametrize("name", ["*.vocabulary.bin", "*.codes.npy"])
+def test_a_damaged_column_is_refused(tmp_path: Path, name: str) -> None:
+    index(tmp_path, [{"kind": "药"}, {"kind": "drug"}])
+    (file,) = tmp_path.glob(name)
+    file.write_bytes(file.read_bytes()[:-1] + b"d")  # half a character, or a code of two thousand million
+    with pytest.raises(BadSnapshot, match="build the snapshot again"):
+        MetadataIndex.open(tmp_path, 2).facets()
+
+
 def test_fields_beyond_the_limit_have_no_column_and_are_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Each column takes open files: a document with a thousand fields must not stop a build or a service."""
     names = [f"f{number:04}" for number in range(MAX_FIELDS + 5)]

@@ -9,8 +9,7 @@ import pytest
 
 from loadtest.harness import BenchError
 from loadtest.lab import crowd
-from loadtest.lab.crowd import Event
-from loadtest.lab.kills import checking_crowd, is_wrong, learn_rankings
+from loadtest.lab.crowd import Event, checking_crowd, is_wrong, learn_rankings
 from tests.unit.loadtest.tiny_server import Respond, answer, running
 
 KNOWN = ["a", "b", "c", "d"]

@@ -103,7 +103,7 @@ class Running:
         self.listener.bind(str(self.path))
         self.listener.listen()
         self.server = EngineServer(
-            self.listener, LIMITS, lambda size, seconds, waiting: self.told.append((size, waiting))
+            self.listener, LIMITS, lambda size, tokens, seconds, waiting: self.told.append((size, waiting))
         )
         self._thread = threading.Thread(
             target=self.server.serve, args=[cast(OpenServings, self.shelf), supervisor], daemon=True

@@ -258,7 +258,7 @@ async def test_every_batch_is_told_of_with_what_waits_behind_it() -> None:
     engine, one = FakeEngine(), serving()
     told: list[tuple[int, bool, int]] = []
     batcher = Batcher(
-        engine, Limits(2, 1000, 100), lambda size, seconds, waiting: told.append((size, seconds > 0, waiting))
+        engine, Limits(2, 1000, 100), lambda size, tokens, seconds, waiting: told.append((size, seconds > 0, waiting))
     )
     batcher.start()
     held = await busy(engine, batcher, one)

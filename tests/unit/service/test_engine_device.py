@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
+from queue import Queue
+from types import SimpleNamespace
 
 import faiss
 import numpy as np
@@ -29,6 +32,7 @@ from service.engine.cuda import (
     build_flat,
     next_shape,
     open_session,
+    watch_memory,
 )
 from service.engine.device import Cpu, CpuEncoder, CpuVectors
 from service.engine.open import open_device
@@ -166,3 +170,24 @@ def test_the_self_check_notices_a_wrong_device(encoder: OnnxEncoder) -> None:
     other = VectorIndex(IndexKind.FLAT, small.values[::-1], faiss.IndexFlatIP(16))
     other.index.add(other.values.astype(np.float32))
     assert not check_search(CpuVectors(other, 1), small.values)
+
+
+def test_the_memory_of_the_card_is_recorded_while_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    memory = {"card": SimpleNamespace(used=5, total=9)}
+    library = SimpleNamespace(
+        nvmlInit=lambda: None,
+        nvmlDeviceGetHandleByIndex=lambda number: "card",
+        nvmlDeviceGetMemoryInfo=memory.get,
+    )
+    monkeypatch.setitem(sys.modules, "pynvml", library)
+    recorded: Queue[tuple[int, int]] = Queue()
+    watch_memory(lambda used, total: recorded.put((used, total)), seconds=3600)
+    assert recorded.get(timeout=60) == (5, 9)
+
+
+def test_a_card_that_cannot_be_asked_is_a_warning(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", None)  # is not installed
+    watch_memory(lambda used, total: pytest.fail("nothing can be recorded"))
+    assert "the memory of the GPU is not measured" in caplog.text

@@ -1,0 +1,223 @@
+"""Traces of requests, sent to a collector of OpenTelemetry by OTLP over HTTP; loaded only if one is configured.
+
+A request leaves one tuple behind. A thread makes spans of it: one of the request and, after a search, one of each
+stage, laid end to end because a request knows how long its stages took and not when. OpenTelemetry's SDK would open and
+close six live spans on the search path. Even the protocol's messages take 61 µs a request if each is built, so what
+requests have in common is serialised once, with ids and times behind it: in protobuf, joined bytes are one message.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import re
+from collections import deque
+from collections.abc import AsyncIterator, Iterator
+from functools import lru_cache
+from random import getrandbits, random
+from secrets import token_hex
+from struct import Struct
+from time import time_ns
+from typing import TYPE_CHECKING, NamedTuple
+
+import httpx
+from opentelemetry.proto.common.v1.common_pb2 import AnyValue, InstrumentationScope, KeyValue
+from opentelemetry.proto.resource.v1.resource_pb2 import Resource
+from opentelemetry.proto.trace.v1.trace_pb2 import ResourceSpans, ScopeSpans, Span, Status
+
+from models.package import care_version
+from service.metrics import STAGES
+
+if TYPE_CHECKING:
+    from starlette.types import Scope
+
+    from service.metrics import Metrics, Timings
+    from service.search.request import SearchRequest
+    from service.settings import Settings
+
+logger = logging.getLogger(__name__)
+
+PATH = "/v1/traces"
+NAME = "care-search"
+# W3C Trace Context: version, trace, span that called, flags; later versions may add more.
+TRACEPARENT = re.compile(rb"(?!ff)[0-9a-f]{2}-(?!0{32})([0-9a-f]{32})-(?!0{16})([0-9a-f]{16})-([0-9a-f]{2})(?:-.*)?")
+SAMPLED = 1
+SEND_SECONDS = 1.0  # between batches
+TIMEOUT_SECONDS = 5.0
+MOST_WAITING = 4096  # requests that are not sent yet; older ones are dropped
+MOST_AT_ONCE = 512
+NO_PARENT = b""
+
+Facts = dict[str, str | int]
+"""Attributes of a span."""
+
+
+class Traced(NamedTuple):
+    """One request that has ended, as it stands in the queue."""
+
+    trace_id: bytes
+    parent: bytes
+    ended_ns: int
+    seconds: float
+    method: str
+    route: str
+    status: int
+    request_id: str
+    search: SearchRequest | None
+    timings: Timings | None
+
+
+class Traces:
+    """Collects traces of this process. A collector that is away or slow costs spans, which are counted, not answers."""
+
+    def __init__(self, settings: Settings, metrics: Metrics) -> None:
+        self._share = settings.traces_share
+        self._queries = settings.traces_queries
+        self._source = settings.collection.resolve().name
+        self._metrics = metrics
+        self._waiting: deque[Traced] = deque()
+        self._client = httpx.Client(timeout=TIMEOUT_SECONDS)
+        self._url = (settings.traces_url or "").rstrip("/") + PATH
+        version = care_version()
+        service: Facts = {"service.name": NAME, "service.version": version, "service.instance.id": token_hex(8)}
+        resource = Resource(attributes=list(_attributes(service)))
+        self._resource = ResourceSpans(resource=resource).SerializeToString()
+        self._scope = ScopeSpans(scope=InstrumentationScope(name=NAME, version=version)).SerializeToString()
+        self._is_away = False
+
+    def add(
+        self,
+        scope: Scope,
+        route: str,
+        request_id: str,
+        status: int,
+        seconds: float,
+        search: SearchRequest | None,
+        timings: Timings | None,
+    ) -> str | None:
+        """Queues a request that has ended; returns its trace in hex, None if it is not traced.
+
+        A caller that sends `traceparent` has decided; of the other requests a share is traced.
+        """
+        trace_id, parent = NO_PARENT, NO_PARENT
+        for name, value in scope["headers"]:
+            if name == b"traceparent" and (given := TRACEPARENT.fullmatch(value)):
+                if not int(given[3], 16) & SAMPLED:
+                    return None
+                trace_id, parent = bytes.fromhex(given[1].decode()), bytes.fromhex(given[2].decode())
+        if not trace_id:
+            if random() >= self._share:
+                return None
+            trace_id = getrandbits(128).to_bytes(16)
+        if len(self._waiting) >= MOST_WAITING:
+            self._waiting.popleft()
+            self._metrics.traces("dropped", 1)
+        self._waiting.append(
+            Traced(trace_id, parent, time_ns(), seconds, scope["method"], route, status, request_id, search, timings)
+        )
+        return trace_id.hex()
+
+    @contextlib.asynccontextmanager
+    async def sending(self) -> AsyncIterator[None]:
+        """Sends in the background while the block runs, and what is left at its end."""
+
+        over = asyncio.Event()
+
+        async def send() -> None:
+            while not over.is_set():
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(over.wait(), SEND_SECONDS)
+                await asyncio.to_thread(self._send)
+
+        task = asyncio.create_task(send())
+        try:
+            yield
+        finally:
+            over.set()
+            await task
+            self._client.close()
+
+    def _send(self) -> None:
+        """Sends what waits, in batches; drops a batch that the collector does not take."""
+        while self._waiting:
+            batch = [self._waiting.popleft() for _ in range(min(MOST_AT_ONCE, len(self._waiting)))]
+            scoped = self._scope + b"".join([span for traced in batch for span in self._spans(traced)])
+            message = _field(RESOURCE_SPANS, self._resource + _field(SCOPE_SPANS, scoped))
+            headers = {"content-type": "application/x-protobuf"}
+            try:
+                self._client.post(self._url, content=message, headers=headers).raise_for_status()
+            except httpx.HTTPError as error:
+                self._metrics.traces("dropped", len(batch))
+                if not self._is_away:  # once, not at every batch
+                    logger.warning("traces are dropped: the collector at %s fails (%s)", self._url, error)
+                self._is_away = True
+                return
+            self._is_away = False
+            self._metrics.traces("sent", len(batch))
+
+    def _spans(self, traced: Traced) -> Iterator[bytes]:
+        """The span of a request and those of its stages, as they stand in a ScopeSpans message."""
+        own, began_ns = _new_span_id(), traced.ended_ns - int(traced.seconds * 1e9)
+        search = None if traced.search is None else (traced.search.top_k, len(traced.search.queries))
+        whole = _request_facts(self._source, traced.method, traced.route, traced.status, search)
+        whole += _attribute("care.request_id", traced.request_id)
+        if self._queries and traced.search is not None:
+            whole += _attribute("gen_ai.retrieval.query.text", "\n".join(traced.search.queries))
+        if traced.parent:
+            whole += b"\x22\x08" + traced.parent
+        yield _field(
+            SPANS, whole + OWN.pack(TRACE_ID, traced.trace_id, SPAN_ID, own, BEGIN, began_ns, END, traced.ended_ns)
+        )
+        if traced.timings is None:
+            return
+        at_ns = max(began_ns, traced.ended_ns - int(traced.timings.total * 1e9))
+        for stage, known in STAGE_FACTS.items():
+            end_ns = at_ns + int(getattr(traced.timings, stage) * 1e9)
+            times = OWN.pack(TRACE_ID, traced.trace_id, SPAN_ID, _new_span_id(), BEGIN, at_ns, END, end_ns)
+            yield _field(SPANS, known + PARENT + own + times)
+            at_ns = end_ns
+
+
+# Identity and time of a span as they are on the wire: a tag and, where the length is not the type's, the length.
+OWN = Struct("<2s16s2s8scQcQ")
+TRACE_ID, SPAN_ID, PARENT, BEGIN, END = b"\x0a\x10", b"\x12\x08", b"\x22\x08", b"\x39", b"\x41"
+RESOURCE_SPANS, SCOPE_SPANS, SPANS, ATTRIBUTES = b"\x0a", b"\x12", b"\x12", b"\x4a"
+STAGE_FACTS = {stage: Span(name=stage, kind=Span.SPAN_KIND_INTERNAL).SerializeToString() for stage in STAGES[:-1]}
+
+
+def _new_span_id() -> bytes:
+    return (getrandbits(64) or 1).to_bytes(8)
+
+
+def _field(tag: bytes, content: bytes) -> bytes:
+    """A field of a message: tag, length as a varint, content."""
+    length, rest = b"", len(content)
+    while rest > 127:
+        length += bytes([rest & 127 | 128])
+        rest >>= 7
+    return b"%b%b%c%b" % (tag, length, rest, content)
+
+
+@lru_cache(1024)
+def _request_facts(source: str, method: str, route: str, status: int, search: tuple[int, int] | None) -> bytes:
+    """Everything of a request's span that other requests have too; `search`: its top_k and number of queries."""
+    facts: Facts = {"http.request.method": method, "http.route": route, "http.response.status_code": status}
+    if search is not None:
+        facts |= {"gen_ai.operation.name": "retrieval", "gen_ai.data_source.id": source}
+        facts |= {"gen_ai.retrieval.top_k": search[0], "care.queries": search[1]}
+    failed = Status(code=Status.STATUS_CODE_ERROR if status >= 500 else Status.STATUS_CODE_UNSET)
+    attributes = list(_attributes(facts))
+    span = Span(name=f"{method} {route}", kind=Span.SPAN_KIND_SERVER, attributes=attributes, status=failed)
+    serialised: bytes = span.SerializeToString()
+    return serialised
+
+
+def _attribute(name: str, text: str) -> bytes:
+    return _field(ATTRIBUTES, KeyValue(key=name, value=AnyValue(string_value=text)).SerializeToString())
+
+
+def _attributes(facts: Facts) -> Iterator[KeyValue]:
+    for name, value in facts.items():
+        known = AnyValue(int_value=value) if isinstance(value, int) else AnyValue(string_value=value)
+        yield KeyValue(key=name, value=known)

@@ -1,0 +1,186 @@
+"""Traces as a collector gets them: a real service sends OTLP over HTTP to a real receiver, which decodes it."""
+
+from __future__ import annotations
+
+import json
+import logging
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler
+from itertools import pairwise
+from pathlib import Path
+
+import httpx
+import pytest
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from opentelemetry.proto.common.v1.common_pb2 import KeyValue
+from opentelemetry.proto.trace.v1.trace_pb2 import ResourceSpans, Span
+
+from models.encoder.onnx import OnnxEncoder
+from service.http.app import create_app
+from service.metrics import ACCESS_LOGGER
+from service.settings import Settings
+from service.traces import MOST_WAITING, Traces
+from tests.api.live import live
+from tests.api.support import AS_ADMIN, Built, build_collection, make_settings
+from tests.integration.processes import until
+from tests.support.http_thread import QuietHandler, serving_http
+
+QUERY = "高血压吃什么药"
+STAGES = ["tokenize", "queue", "encode", "search", "fetch"]
+TRACE, CALLER = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory, encoder: OnnxEncoder) -> Built:
+    return build_collection(tmp_path_factory.mktemp("traces") / "collection", encoder, letters="a")
+
+
+@contextmanager
+def collector(status: int = 200) -> Iterator[tuple[str, list[ResourceSpans]]]:
+    """The address of a receiver of OTLP, and what it got."""
+    received: list[ResourceSpans] = []
+    lock = threading.Lock()
+
+    class Handler(QuietHandler, BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            assert (self.path, self.headers["content-type"]) == ("/v1/traces", "application/x-protobuf")
+            body = self.rfile.read(int(self.headers["content-length"]))
+            with lock:
+                received.extend(ExportTraceServiceRequest.FromString(body).resource_spans)
+            self.send_response(status)
+            self.send_header("content-length", "0")
+            self.end_headers()
+
+    with serving_http(Handler) as port:
+        yield f"http://127.0.0.1:{port}", received
+
+
+def spans_of(received: list[ResourceSpans]) -> list[Span]:
+    return [span for resource in received for scope in resource.scope_spans for span in scope.spans]
+
+
+def facts(attributes: list[KeyValue]) -> dict[str, str | int]:
+    return {one.key: one.value.string_value or one.value.int_value for one in attributes}
+
+
+def searches(spans: list[Span]) -> list[Span]:
+    return [span for span in spans if span.name == "POST /v1/search"]
+
+
+def ask(address: str, query: str | list[str] = QUERY, **headers: str) -> httpx.Response:
+    answer = httpx.post(f"{address}/v1/search", json={"query": query, "top_k": 3}, headers=headers, timeout=60)
+    assert answer.status_code == 200
+    return answer
+
+
+def test_a_search_is_one_span_with_a_child_for_each_stage(built: Built) -> None:
+    with collector() as (url, received):
+        with live(make_settings(built, traces_url=url)) as address:
+            answer = ask(address, **{"x-request-id": "my-request"})
+        (resource,) = received
+        assert facts(list(resource.resource.attributes))["service.name"] == "care-search"
+        spans = spans_of(received)
+    (whole,) = searches(spans)
+    assert whole.kind == Span.SPAN_KIND_SERVER
+    assert facts(list(whole.attributes)) == {
+        "http.request.method": "POST",
+        "http.route": "/v1/search",
+        "http.response.status_code": 200,
+        "care.request_id": answer.headers["x-request-id"],
+        "gen_ai.operation.name": "retrieval",
+        "gen_ai.data_source.id": "collection",
+        "gen_ai.retrieval.top_k": 3,
+        "care.queries": 1,
+    }
+    children = [span for span in spans if span.parent_span_id == whole.span_id]
+    assert [span.name for span in children] == STAGES
+    assert {span.trace_id for span in children} == {whole.trace_id}
+    assert whole.start_time_unix_nano <= children[0].start_time_unix_nano
+    for before, after in pairwise(children):
+        assert before.end_time_unix_nano == after.start_time_unix_nano
+    assert children[-1].end_time_unix_nano <= whole.end_time_unix_nano
+    timings = answer.json()["timings_ms"]
+    for span in children:
+        took_ms = (span.end_time_unix_nano - span.start_time_unix_nano) / 1e6
+        assert took_ms == pytest.approx(timings[span.name], abs=0.002)
+    assert QUERY.encode() not in b"".join(span.SerializeToString() for span in spans)
+
+
+def test_a_trace_of_the_caller_goes_on_and_a_caller_that_is_not_traced_is_not(built: Built) -> None:
+    with collector() as (url, received):
+        with live(make_settings(built, traces_url=url, traces_share=0)) as address:
+            ask(address)
+            ask(address, traceparent=f"00-{TRACE}-{CALLER}-00")
+            ask(address, traceparent=f"00-{TRACE}-{CALLER}-01")
+            ask(address, traceparent=f"00-{'0' * 32}-{CALLER}-01")  # is not valid: as if it had sent none
+        (whole,) = searches(spans_of(received))
+    assert (whole.trace_id.hex(), whole.parent_span_id.hex()) == (TRACE, CALLER)
+
+
+def test_the_log_names_the_trace_and_the_request(built: Built, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, ACCESS_LOGGER)
+    with collector() as (url, _), live(make_settings(built, traces_url=url, access_log=True)) as address:
+        answer = ask(address, traceparent=f"00-{TRACE}-{CALLER}-01")
+    lines = [json.loads(record.getMessage()) for record in caplog.records if record.name == ACCESS_LOGGER]
+    (line,) = [line for line in lines if line["route"] == "/v1/search"]
+    assert (line["trace_id"], line["request_id"]) == (TRACE, answer.headers["x-request-id"])
+
+
+def test_queries_are_in_a_trace_only_if_they_are_asked_for(built: Built) -> None:
+    with collector() as (url, received):
+        with live(make_settings(built, traces_url=url, traces_queries=True)) as address:
+            ask(address, [QUERY, "骨折"])
+        (whole,) = searches(spans_of(received))
+    assert facts(list(whole.attributes))["gen_ai.retrieval.query.text"] == f"{QUERY}\n骨折"
+
+
+def test_a_refused_request_has_its_status_and_no_stages(built: Built) -> None:
+    with collector() as (url, received):
+        with live(make_settings(built, traces_url=url)) as address:
+            refused = httpx.post(f"{address}/v1/search", json={"query": QUERY, "top_k": 0}, timeout=60)
+            assert refused.status_code == 422
+        spans = spans_of(received)
+    (whole,) = searches(spans)
+    assert facts(list(whole.attributes))["http.response.status_code"] == 422
+    assert not [span for span in spans if span.parent_span_id == whole.span_id]
+
+
+@pytest.mark.parametrize("away", [True, False])
+def test_a_collector_that_is_away_or_refuses_costs_traces_and_no_answer(built: Built, away: bool) -> None:
+    nobody = "http://127.0.0.1:9"
+    with collector(503) as (url, _), live(make_settings(built, traces_url=nobody if away else url)) as address:
+        ask(address)
+        none = 'care_traces_total{outcome="dropped"} 0.0'
+        until(lambda: none not in httpx.get(f"{address}/metrics", headers=AS_ADMIN, timeout=60).text)
+        ask(address)
+
+
+def test_traces_that_cannot_be_sent_in_time_are_dropped_oldest_first(built: Built) -> None:
+    settings = make_settings(built, traces_url="http://127.0.0.1:9")
+    metrics = create_app(settings.model_copy(update={"traces_url": None})).state.frame.metrics
+    traces = Traces(settings, metrics)
+    scope = {"method": "GET", "headers": []}
+    for number in range(MOST_WAITING + 3):
+        traces.add(scope, "/livez", str(number), 200, 0.001, None, None)
+    assert 'care_traces_total{outcome="dropped"} 3.0' in metrics.expose().decode()
+
+
+def test_without_a_collector_nothing_of_tracing_is_loaded() -> None:
+    code = (
+        "from service.http.app import create_app; from service.settings import Settings; import sys;"
+        "create_app(Settings()); print([name for name in sys.modules if name.startswith("
+        "('opentelemetry.proto', 'opentelemetry.sdk', 'google.protobuf', 'httpx', 'service.traces'))])"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=Path.cwd())
+    assert found.stdout.strip() == "[]"
+
+
+def test_metrics_of_the_build_and_of_requests_are_there_before_the_first_request() -> None:
+    text = create_app(Settings()).state.frame.metrics.expose().decode()
+    counts = "care_requests_in_flight", "care_tokens_total", "care_card_memory_bytes", "care_card_memory_used_bytes"
+    assert 'care_build_info{python="' in text
+    assert [name for name in counts if f"\n{name} 0.0\n" not in text] == []

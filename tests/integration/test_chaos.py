@@ -1,0 +1,17 @@
+"""Some faults of `make chaos` under a small load: a real service of several processes, and a real Redis."""
+
+from __future__ import annotations
+
+import pytest
+
+from loadtest.lab import chaos
+
+FAULTS = ("snapshot damaged", "half-open", "hostile", "Redis frozen", "versions rolled back")
+
+
+def test_a_service_survives_faults_under_load(capsys: pytest.CaptureFixture[str]) -> None:
+    status = chaos.main([*FAULTS, "--documents", "24", "--connections", "2"])
+    shown = capsys.readouterr()
+    assert status == 0, shown.out + shown.err
+    rows = [line for line in shown.out.splitlines() if line.startswith("| ")][1:]
+    assert len(rows) == len(FAULTS)
