@@ -43,6 +43,8 @@ class RerankerSpec(BaseModel):
     max_length: Annotated[int, Field(ge=8)]
     """Tokens of a pair. A query is cut to half of them, then the document to what is left."""
     separators: Literal[1, 2]
+    token_types: bool = False
+    """Whether the document's tokens are of type 1."""
     checksums: dict[str, str] = {}
     parity: dict[Variant, ScoreParity] = {}
     weights: str | None = None
@@ -54,7 +56,7 @@ class RerankerSpec(BaseModel):
 
     def fingerprint(self, weights: str) -> str:
         """Names the function (query, document) → score computed with this file of weights."""
-        facts = self.model_dump(mode="json", include={"architecture", "max_length", "separators"})
+        facts = self.model_dump(mode="json", include={"architecture", "max_length", "separators", "token_types"})
         facts["files"] = [self.checksums.get(name) for name in (weights, TOKENIZER_FILE)]
         return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
 

@@ -31,17 +31,26 @@ class TorchReranker(nn.Module):
         self.model, self.spec, self.tokenizer_json = model, spec, tokenizer_json
         self.tokenizer = PairTokenizer(tokenizer_json, spec)
         self.separator = self.tokenizer.query("").ids[-1]
-        self.has_types = model.config.model_type == "bert" and model.config.type_vocab_size > 1
 
     @classmethod
-    def load(cls, folder: Path, *, dtype: torch.dtype = torch.float32, max_length: int | None = None) -> TorchReranker:
-        """Opens a reranker folder, verified by its checksums, or a published one; in eval mode."""
+    def load(
+        cls,
+        folder: Path,
+        *,
+        dtype: torch.dtype = torch.float32,
+        max_length: int | None = None,
+        token_types: bool = True,
+    ) -> TorchReranker:
+        """Opens a reranker folder, verified by its checksums, or a published one; in eval mode.
+
+        `token_types` says whether the published one was trained with types of tokens, if it has any.
+        """
         if is_reranker(folder):
             spec = RerankerSpec.load(folder)
             for name in (TOKENIZER_FILE, *weight_files(folder)):
                 verify_file(folder, name, spec)
         config = require_reranker(folder)
-        return cls._open(folder, config, dtype, max_length, new_head=False)
+        return cls._open(folder, config, dtype, max_length, token_types=token_types)
 
     @classmethod
     def start(cls, folder: Path, max_length: int) -> TorchReranker:
@@ -53,8 +62,9 @@ class TorchReranker(nn.Module):
 
     @classmethod
     def _open(
-        cls, folder: Path, config: PretrainedConfig, dtype: torch.dtype, max_length: int | None, *, new_head: bool
-    ) -> TorchReranker:
+        cls, folder: Path, config: PretrainedConfig, dtype: torch.dtype, max_length: int | None, *,
+        new_head: bool = False, token_types: bool = True,
+    ) -> TorchReranker:  # fmt: skip
         quiet_transformers()
         own = RerankerSpec.load(folder) if is_reranker(folder) else None
         longest = max_length or (own.max_length if own else min(positions_of(config), DEFAULT_MAX_LENGTH))
@@ -65,15 +75,15 @@ class TorchReranker(nn.Module):
         if wrong := missing | {str(key) for key in report["mismatched_keys"]}:
             some = ", ".join(sorted(wrong)[:3])
             raise BadEncoder(f"{folder}: {len(wrong)} weights do not fit {config.model_type} ({some}…)")
-        spec = RerankerSpec(
-            architecture=config.model_type, max_length=longest, separators=SEPARATORS[config.model_type]
-        )
+        kind = config.model_type
+        typed = own.token_types if own else token_types and kind == "bert" and config.type_vocab_size > 1
+        spec = RerankerSpec(architecture=kind, max_length=longest, separators=SEPARATORS[kind], token_types=typed)
         return cls(model, spec, read_tokenizer(folder, Pooling.CLS, config)).eval()
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
         """Scores (pairs,) in float32 of ids and mask (pairs, tokens)."""
         types = {}
-        if self.has_types:
+        if self.spec.token_types:
             types["token_type_ids"] = token_types(input_ids, attention_mask, self.separator)
         logits: Tensor = self.model(input_ids=input_ids, attention_mask=attention_mask, **types).logits
         return logits[:, 0].float()

@@ -90,7 +90,7 @@ def export_reranker(
 
 def _write_graphs(reranker: TorchReranker, variants: Sequence[Variant], staged: Path, work: Path) -> None:
     backbone, config = reranker.model.base_model, reranker.model.config
-    separator = reranker.separator if reranker.has_types else None
+    separator = reranker.separator if reranker.spec.token_types else None
     append = partial(append_score_head, layers=score_layers(reranker), separator=separator)
     if 4 * sum(parameter.numel() for parameter in reranker.parameters()) > LARGEST_BYTES:
         for variant in sorted(variants, key=LARGE_ORDER.index):

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from transformers import AutoModelForSequenceClassification, AutoTokenizer
+from transformers import AutoModelForSequenceClassification, AutoTokenizer, PreTrainedTokenizerBase
 
 from models.encoder.folder import read_config
 from models.encoder.pairs import RerankerSpec
@@ -38,13 +38,15 @@ def import_reranker(
 ) -> ImportedReranker:
     """Writes the folder `staged`, which will lie at `final`."""
     require_reranker(source)
-    TorchReranker.load(source, dtype=dtype, max_length=max_length).save(staged)
+    tokenizer = AutoTokenizer.from_pretrained(source, local_files_only=True)
+    typed = "token_type_ids" in tokenizer.model_input_names
+    TorchReranker.load(source, dtype=dtype, max_length=max_length, token_types=typed).save(staged)
     reranker = TorchReranker.load(staged).float()
     half = reranker.spec.max_length // 2
     # transformers cuts the document alone; a query that we would cut as well is no comparison.
     pairs = [pair for pair in check_pairs() if len(reranker.tokenizer.query(pair[0])) < half]
     found = reranker.score([reranker.tokenizer.pairs(query, [document])[0] for query, document in pairs])
-    expected = _transformers_scores(source, pairs, reranker.spec.max_length)
+    expected = _transformers_scores(source, tokenizer, pairs, reranker.spec.max_length)
     difference = float(np.abs(found - expected).max() / max(float(expected.std()), 1e-6))
     # Written so that NaN, which compares false with everything, is refused too.
     if not difference <= CEILING:
@@ -63,9 +65,10 @@ def import_reranker(
 
 
 @torch.inference_mode()
-def _transformers_scores(source: Path, pairs: list[tuple[str, str]], max_length: int) -> Scores:
+def _transformers_scores(
+    source: Path, tokenizer: PreTrainedTokenizerBase, pairs: list[tuple[str, str]], max_length: int
+) -> Scores:
     """By transformers' own tokenizer and model, one pair at a time."""
-    tokenizer = AutoTokenizer.from_pretrained(source, local_files_only=True)
     model = AutoModelForSequenceClassification.from_pretrained(
         source, local_files_only=True, dtype=torch.float32, config=read_config(source), weights_only=True
     ).eval()

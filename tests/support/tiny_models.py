@@ -121,6 +121,9 @@ def write_cross_encoder(folder: Path, architecture: str, labels: int = 1, **chan
         single="[CLS] $A [SEP]", pair=f"[CLS] $A {between} {second}", special_tokens=[("[CLS]", CLS), ("[SEP]", SEP)]
     )
     tokenizer.save(str(folder / "tokenizer.json"))
+    inputs = ["input_ids", "attention_mask", *(["token_type_ids"] if architecture == "bert" else [])]
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "pad_token": "[PAD]", "model_input_names": inputs}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
 
 
 def write_new_checkpoint(

@@ -244,7 +244,8 @@ def test_a_mined_sample_leaves_rows_out_and_the_plan_counts_pairs(tmp_path: Path
     stage = a_recipe(tmp_path, toy_recipe).stages["rank"].model_dump() | {"data": {"files": ["@mine"], "negatives": 2}}
     recipe = toy_recipe(extra={"stages": {"mine": mine, "rank": stage}})
     train(recipe, tmp_path / "run", ONE)
-    kept = [json.loads(line)["source"] for line in (tmp_path / "run" / "mine" / "pairs.jsonl").open()]
+    lines = (tmp_path / "run" / "mine" / "pairs.jsonl").read_text(encoding="utf-8").splitlines()
+    kept = [json.loads(line)["source"] for line in lines]
     assert kept.count("b") == 12
     assert 0 < kept.count("a") < 12
     text = plan(recipe, tflops=1.0)
