@@ -17,7 +17,8 @@ from models.encoder.spec import EncoderSpec, Side, Variant, verify_graph
 from models.encoder.tokenizer import Ids, TextReader, Tokenizer, Tokens, best_variant, open_tokenizer, pad
 from models.errors import BadEncoder
 
-Vectors = Scores = NDArray[np.float32]
+Vectors = NDArray[np.float32]
+Scores = NDArray[np.float32]
 
 # Padding is at most a third of a batch of bulk texts, which are sorted by length first; 4,096 tokens keep two
 # cores busy without holding more than a few megabytes of activations.

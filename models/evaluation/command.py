@@ -256,6 +256,10 @@ class Wanted:
         if self.weights and not (self.hybrid and Fusion.SCORES in self.fusions):
             raise CareError("--weight: only hybrids by --fusion scores have one; leave it out")
 
+    def weights_of(self, fusion: Fusion) -> Sequence[float | None]:
+        """The dense side's shares to try in a fusion."""
+        return list(dict.fromkeys(self.weights)) if self.weights and fusion is Fusion.SCORES else [None]
+
 
 class Lineup:
     """The systems, in the order of the table; `dense` are those of whole encoders and pairs.
@@ -329,7 +333,7 @@ class Lineup:
             Hybrid(dense, lexical, fusion, weight)
             for dense in (self.dense if wanted.hybrid else ())
             for fusion in dict.fromkeys(wanted.fusions)
-            for weight in (fusion is Fusion.SCORES and dict.fromkeys(wanted.weights)) or (None,)
+            for weight in wanted.weights_of(fusion)
         ]
         yield from hybrids
         for name, reranker in map(open_reranker, wanted.rerankers):

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 import onnx
@@ -113,7 +114,7 @@ def _write_graphs(reranker: TorchReranker, variants: Sequence[Variant], staged: 
 
 def score_layers(reranker: TorchReranker) -> tuple[nn.Linear, nn.Linear]:
     """The two layers between the first token's state and the score; tanh stands between them."""
-    model = reranker.model
+    model = cast(Any, reranker.model)  # torch knows none of its modules by name
     if model.config.model_type == "bert":
         return model.bert.pooler.dense, model.classifier
     return model.classifier.dense, model.classifier.out_proj

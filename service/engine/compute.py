@@ -6,7 +6,7 @@ A request is a few arrays, so that any number of queries costs a few array opera
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from time import perf_counter
@@ -71,7 +71,9 @@ def _embed(held: OpenServing, requests: Sequence[Request]) -> list[Vectors]:
     Those of pairs are their scores (pairs, 1).
     """
     vectors = [request.vectors for request in requests]
-    for pairs, compute in ((False, held.encoder.encode), (True, partial(_score, held))):
+    ways: list[tuple[bool, Callable[[FlatIds, FlatIds], Vectors]]]
+    ways = [(False, held.encoder.encode), (True, partial(_score, held))]
+    for pairs, compute in ways:
         unread = [place for place, one in enumerate(requests) if len(one.lengths) and one.pairs is pairs]
         if not unread:
             continue

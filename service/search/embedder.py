@@ -177,7 +177,9 @@ class Reranker:
             own = slice(places.start, places.stop)
             try:
                 left = deadline.seconds_left() - (ANSWER_SECONDS if partial else 0.0)
-                futures = self._dispatcher.submit(serving, jobs[own], timeout_seconds=max(left, 0.0), bulk=bulk)
+                if left <= 0:
+                    raise DeadlineExceeded(EXPIRED)
+                futures = self._dispatcher.submit(serving, jobs[own], timeout_seconds=left, bulk=bulk)
                 async with asyncio.timeout(left):
                     outcomes = await asyncio.gather(*futures)
             except (DeadlineExceeded, TimeoutError, Overloaded) as error:

@@ -89,6 +89,7 @@ def result_json(
         account = account_for(serving, options, found.evidence)
     # The score that is shown is the score that is compared with min_score.
     scores = [round(score, SCORE_DECIMALS) for score in found.scores.tolist()]
+    second: Sequence[float | None]
     second = [None] * len(scores) if found.reranked is None else relevance(found.reranked.scores)
     ranked = [
         each
