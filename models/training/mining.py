@@ -50,8 +50,10 @@ class Searcher:
     def rows(self) -> Iterator[Pair]:
         """The rows of the files in their order, less those that are not in the sample; read again at each call."""
         seed = self._store.recipe.seed
-        shares = self._stage.sample if isinstance(self._stage, Mine) else {}
-        return as_pairs(sampled(read_all(self._files), shares, seed), {}, seed)
+        rows = read_all(self._files)
+        if isinstance(self._stage, Mine):
+            rows = sampled(rows, self._stage.sample, self._stage.halves, seed)
+        return as_pairs(rows, {}, seed)
 
     @cached_property
     def _queries(self) -> Kept:

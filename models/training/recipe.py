@@ -286,6 +286,8 @@ class Mine(_RowStage):
     """Only these; empty: all. Rows of others pass unchanged."""
     sample: dict[str, Share] = {}
     """Share of the rows that are read, by source ("*": all others); what is left out is not written. Default: all."""
+    halves: dict[str, Share] = {}
+    """Share of these rows, by source, in which a part of the document asks for the rest, instead of the query."""
 
 
 class Filter(_RowStage):

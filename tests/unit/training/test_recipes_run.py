@@ -50,6 +50,7 @@ TOY = [
     "stages.*.data.weights={toy = 2.0}",
     "stages.*.data.crops={toy = 1.0}",
     "stages.*.sample={toy = 1.0}",
+    "stages.*.halves={toy = 0.5}",
 ]
 ARCHITECTURES = {
     "gte": "new",

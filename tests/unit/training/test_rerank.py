@@ -240,14 +240,21 @@ def test_a_mined_sample_leaves_rows_out_and_the_plan_counts_pairs(tmp_path: Path
 
     rows = write_rows(tmp_path / "many.jsonl", [*plain(toy_rows("a")), *plain(toy_rows("b"))])
     mine = {"kind": "mine", "query": "document", "files": [str(rows)], "count": 2, "ranks": [0, 6],
-            "sample": {"a": 0.5}}  # fmt: skip
+            "sample": {"a": 0.5}, "halves": {"b": 0.5}}  # fmt: skip
     stage = a_recipe(tmp_path, toy_recipe).stages["rank"].model_dump() | {"data": {"files": ["@mine"], "negatives": 2}}
     recipe = toy_recipe(extra={"stages": {"mine": mine, "rank": stage}})
     train(recipe, tmp_path / "run", ONE)
     lines = (tmp_path / "run" / "mine" / "pairs.jsonl").read_text(encoding="utf-8").splitlines()
-    kept = [json.loads(line)["source"] for line in lines]
-    assert kept.count("b") == 12
-    assert 0 < kept.count("a") < 12
+    kept = [json.loads(line) for line in lines]
+    sources = [row["source"] for row in kept]
+    assert sources.count("b") == 12
+    assert 0 < sources.count("a") < 12
+    halved = [row for row in kept if row["query"] not in QUERIES]
+    assert 0 < len(halved) < 12
+    assert all(row["source"] == "b" for row in halved)
+    for row in halved:  # a part of one document asks for the rest of it
+        assert any(row["query"] in document and row["pos"][0] in document for document in DOCUMENTS)
+        assert row["pos"][0] not in DOCUMENTS
     text = plan(recipe, tflops=1.0)
     assert "1 x cross-entropy, lists of 3" in text
     again = Recipe.load(write_toml(tmp_path / "recipe.toml", recipe))
