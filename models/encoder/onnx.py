@@ -87,9 +87,9 @@ class OnnxReranker(PairReader):
     """A PairReader with weights: scores batches of pairs; safe to call from several threads."""
 
     def __init__(
-        self, spec: RerankerSpec, variant: Variant, tokenizer: PairTokenizer, session: ort.InferenceSession
+        self, name: str, spec: RerankerSpec, variant: Variant, tokenizer: PairTokenizer, session: ort.InferenceSession
     ) -> None:
-        super().__init__(spec, variant, tokenizer)
+        super().__init__(name, spec, variant, tokenizer)
         self._session = session
 
     @classmethod
@@ -100,7 +100,7 @@ class OnnxReranker(PairReader):
         spec = RerankerSpec.load(folder)
         chosen = variant or best_variant(folder, device)
         session = open_session(verify_graph(folder, chosen.filename, spec), device, threads)
-        return cls(spec, chosen, open_pair_tokenizer(folder, spec), session)
+        return cls(folder.resolve().name, spec, chosen, open_pair_tokenizer(folder, spec), session)
 
     def score_tokens(self, batch: Sequence[Tokens]) -> Scores:
         """Scores of one batch of pairs, in the order given."""

@@ -113,16 +113,20 @@ class PairTokenizer:
 
 
 class PairReader:
-    """A reranker folder whose weights another process may hold: tokenises pairs; `fingerprint` names its function."""
+    """A reranker folder whose weights another process may hold: tokenises pairs; `fingerprint` names its function.
 
-    def __init__(self, spec: RerankerSpec, variant: Variant, tokenizer: PairTokenizer) -> None:
-        self.spec, self.variant, self.tokenizer = spec, variant, tokenizer
+    `name` is the folder's.
+    """
+
+    def __init__(self, name: str, spec: RerankerSpec, variant: Variant, tokenizer: PairTokenizer) -> None:
+        self.name, self.spec, self.variant, self.tokenizer = name, spec, variant, tokenizer
         self.fingerprint = spec.fingerprint(variant.filename)
 
     @staticmethod
     def open(folder: Path, *, device: str = "cpu") -> PairReader:
         spec = RerankerSpec.load(folder)
-        return PairReader(spec, best_variant(folder, device), open_pair_tokenizer(folder, spec))
+        tokenizer = open_pair_tokenizer(folder, spec)
+        return PairReader(folder.resolve().name, spec, best_variant(folder, device), tokenizer)
 
 
 def open_pair_tokenizer(folder: Path, spec: RerankerSpec) -> PairTokenizer:

@@ -84,7 +84,7 @@ class TorchReranker(nn.Module):
         """Scores (pairs,) in float32 of ids and mask (pairs, tokens)."""
         types = {}
         if self.spec.token_types:
-            types["token_type_ids"] = token_types(input_ids, attention_mask, self.separator)
+            types["token_type_ids"] = pair_types(input_ids, attention_mask, self.separator)
         logits: Tensor = self.model(input_ids=input_ids, attention_mask=attention_mask, **types).logits
         return logits[:, 0].float()
 
@@ -109,7 +109,7 @@ class TorchReranker(nn.Module):
         self.spec.model_copy(update={"checksums": checksums, "parity": {}, "weights": None}).save(folder)
 
 
-def token_types(ids: Tensor, mask: Tensor, separator: int) -> Tensor:
+def pair_types(ids: Tensor, mask: Tensor, separator: int) -> Tensor:
     """0 up to the first separator, 1 for the document, 0 for padding: (pairs, tokens)."""
     ends = (ids == separator).long()
     return ((ends.cumsum(dim=1) - ends) > 0).long() * mask

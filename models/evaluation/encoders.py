@@ -122,15 +122,15 @@ def open_reranker(text: str) -> tuple[str, Reranker]:
     folder, options = Path(address.place), address.options
     if not folder.is_dir():
         raise BadEncoder(f"{folder}: no such reranker folder")
-    device, name = _choice(options, DEVICE, DEVICES), folder.resolve().name
+    device = _choice(options, DEVICE, DEVICES)
     if has_graph(folder):
         variant = Variant(_choice(options, VARIANT, list(Variant))) if VARIANT in options else None
         onnx = OnnxReranker.load(folder, variant, device=device)
-        return f"{name} ({onnx.variant})", onnx
+        return f"{onnx.name} ({onnx.variant})", onnx
     if VARIANT in options:
         raise BadEncoder(f"{text}: there is no ONNX graph to choose from; leave {VARIANT} out")
     reranker: Reranker = import_module("models.encoder.torch_reranker").TorchReranker.load(folder).to(device)
-    return name, reranker
+    return folder.resolve().name, reranker
 
 
 def _open_address(folder: Path) -> OpenEncoder:

@@ -150,15 +150,14 @@ class PairScores:
 
 
 class Reranker:
-    """Scores documents against a query by the cross-encoder; `model` is the name of its folder.
+    """Scores documents against a query by the cross-encoder; `model` is the name by which clients know it.
 
     Pairs are submitted a portion at a time, in the order of the documents: other queries come between two portions,
     and the time limit ends the work after any of them.
     """
 
     def __init__(self, settings: Settings, dispatcher: Dispatcher, reader: PairReader) -> None:
-        self.model = str(settings.reranker and settings.reranker.resolve().name)
-        self.fingerprint = reader.fingerprint
+        self.model = reader.name
         self._reader = reader
         self._dispatcher = dispatcher
         self._portion_tokens = PAIR_TOKENS[settings.device]
