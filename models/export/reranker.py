@@ -19,6 +19,7 @@ import onnxruntime as ort
 from numpy.typing import NDArray
 from onnx import ModelProto
 from torch import nn
+from transformers import PreTrainedModel
 
 from models.encoder.onnx import OnnxReranker
 from models.encoder.pairs import RerankerSpec, ScoreParity
@@ -90,7 +91,7 @@ def export_reranker(
 
 
 def _write_graphs(reranker: TorchReranker, variants: Sequence[Variant], staged: Path, work: Path) -> None:
-    backbone, config = reranker.model.base_model, reranker.model.config
+    backbone, config = cast(PreTrainedModel, reranker.model.base_model), reranker.model.config
     separator = reranker.separator if reranker.spec.token_types else None
     append = partial(append_score_head, layers=score_layers(reranker), separator=separator)
     if 4 * sum(parameter.numel() for parameter in reranker.parameters()) > LARGEST_BYTES:

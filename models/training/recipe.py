@@ -369,8 +369,8 @@ class Recipe(_Section):
         if config.lora is not None or config.projection is not None:
             raise ValueError(f"encoders.{name}: a reranker is trained whole: leave lora and projection out")
         for place, stage in self.stages.items():
-            others = (stage.first, stage.loss.teacher) if isinstance(stage, Rerank) else encoders_of(stage)
-            if name in others:
+            read = [stage.first, stage.loss.teacher] if isinstance(stage, Rerank) else list(encoders_of(stage))
+            if name in read:
                 raise ValueError(
                     f"stages.{place}: {name!r} becomes a reranker, which gives no vectors; read with a copy_of it"
                 )
