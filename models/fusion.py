@@ -64,6 +64,15 @@ def best_passages(
     return documents[chosen], passages[chosen], weighed[chosen]
 
 
+def reorder(scores: NDArray[np.float32]) -> NDArray[np.int64]:
+    """The order of a ranking after reranking, as places of the old one: places with a score are sorted by it, best
+    first, among themselves; a place without one (NaN) stays."""
+    order = np.arange(len(scores))
+    scored = np.flatnonzero(~np.isnan(scores))
+    order[scored] = scored[np.argsort(-scores[scored], kind="stable")]
+    return order
+
+
 def query_weight(dense: NDArray[np.float32], lexical: NDArray[np.float32]) -> float:
     """The dense side's share for one query, from how its two lists of scores (best first) look."""
     if not len(dense) or not len(lexical):

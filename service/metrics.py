@@ -43,6 +43,7 @@ class Timings:
     queue: float = 0.0
     encode: float = 0.0
     search: float = 0.0
+    rerank: float = 0.0
     fetch: float = 0.0
     total: float = 0.0
 
@@ -64,7 +65,7 @@ class Timings:
 
     def _milliseconds(self) -> tuple[float, ...]:
         first = (1000 * self.tokenize, 1000 * self.queue, 1000 * self.encode)
-        return (*first, 1000 * self.search, 1000 * self.fetch, 1000 * self.total)
+        return (*first, 1000 * self.search, 1000 * self.rerank, 1000 * self.fetch, 1000 * self.total)
 
 
 STAGES = tuple(stage.name for stage in fields(Timings))
@@ -106,6 +107,8 @@ class Metrics:
         self._cache_writes = {outcome: writes.labels(outcome) for outcome in ("written", "dropped", "error")}
         hyde = counter("care_hyde", "Queries that asked for imagined documents.", ["outcome"])
         self._hyde = {outcome: hyde.labels(outcome) for outcome in ("used", "failed")}
+        rerank = counter("care_rerank", "Queries whose first hits were reranked, all or some in time.", ["outcome"])
+        self._rerank = {outcome: rerank.labels(outcome) for outcome in ("complete", "partial")}
         self._snapshot = gauge("care_snapshot_info", "1 for the snapshot that is served.", ["version"])
         self._served: str | None = None
         self._documents = gauge("care_snapshot_documents", "Documents in the served snapshot.")
@@ -157,6 +160,9 @@ class Metrics:
 
     def hyde(self, outcome: str) -> None:
         self._hyde[outcome].inc()
+
+    def rerank(self, outcome: str) -> None:
+        self._rerank[outcome].inc()
 
     def swap(self, version: str, documents: int, created_seconds: float) -> None:
         """Names the served snapshot; it was built at `created_seconds` since 1970."""

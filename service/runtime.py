@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 
 from indexer.store.collection import Collection
 from service.cache.cache import Cache, ResultKeys
-from service.engine.open import load_encoder, open_home
-from service.search.embedder import Embedder
+from service.engine.open import load_encoder, open_home, open_pair_reader
+from service.search.embedder import Embedder, Reranker
 from service.search.searcher import Searcher
 from service.serving.serving import Serving
 from service.updates.encoder import DocumentEncoder, Freshener
@@ -66,7 +66,7 @@ async def run_parts(
     """Opens encoder and snapshot and starts engine and pollers; at the end answers accepted requests, then stops."""
     load = partial(load_encoder, settings, place.engine)
     encoder = await asyncio.to_thread(load)
-    batcher = open_home(settings, metrics, place.engine)
+    batcher = await asyncio.to_thread(open_home, settings, metrics, place.engine)
     cache = Cache.from_settings(settings, metrics)
     embedder = Embedder(settings, batcher, cache)
     hyde = None
@@ -74,7 +74,10 @@ async def run_parts(
         from service.search.hyde import Hyde  # loads an HTTP client
 
         hyde = Hyde(settings)
-    searcher = Searcher(settings, batcher, cache, ResultKeys(settings), metrics, embedder, hyde, rates)
+    pairs = await asyncio.to_thread(open_pair_reader, settings)
+    reranker = None if pairs is None else Reranker(settings, batcher, pairs)
+    keys_of = ResultKeys(settings, "" if pairs is None else pairs.fingerprint)
+    searcher = Searcher(settings, batcher, cache, keys_of, metrics, embedder, hyde, rates, reranker)
     documents = DocumentEncoder(settings, embedder)
     log = Collection(settings.collection).fresh_log
     # An engine process checks every byte and searches; its workers need not do it again.

@@ -37,6 +37,7 @@ class Settings(BaseSettings):
 
     collection: Path = setting(Path("var/collection"), "Collection folder: its published snapshot is served.")
     encoder: Path = setting(BUNDLED_ENCODER, "Encoder folder that reads the queries.")
+    reranker: Path | None = setting(None, "Reranker folder that orders the first hits if a request asks; unset: none.")
     device: Literal["cpu", "cuda"] = setting("cpu", "What encodes and searches: cpu or cuda.")
     vectors: str = setting(HERE, "Where vectors are searched: faiss, here, or qdrant+http://host:6333/alias.")
     vectors_key: SecretStr | None = setting(None, "Key of the vector database, if it needs one.")

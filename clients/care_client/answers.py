@@ -62,10 +62,14 @@ class Explanation:
 
 @dataclass(frozen=True, slots=True)
 class Hit:
-    """A document that was found; what was not asked for is None or empty."""
+    """A document that was found; what was not asked for is None or empty.
+
+    `rerank_score` is the reranker's, between 0 and 1; None if it did not score this hit.
+    """
 
     id: str
     score: float
+    rerank_score: float | None = None
     title: str | None = None
     snippet: str | None = None
     highlights: tuple[tuple[int, int], ...] = ()
@@ -87,18 +91,20 @@ class Result:
     """The ranking of one query.
 
     `truncated`: the query was longer than the encoder reads. `hyde`: whether imagined documents were "used" or
-    "failed", None if none were asked for. `facets`: documents per value of each requested field.
+    "failed", None if none were asked for. `facets`: documents per value of each requested field. `rerank`: the `depth`
+    that was to be reranked, and how many of these documents were `scored` in time.
     """
 
     hits: tuple[Hit, ...]
     truncated: bool
     hyde: str | None = None
     facets: dict[str, dict[str, int]] = field(default_factory=dict)
+    rerank: dict[str, int] | None = None
 
     @classmethod
     def parse(cls, json: Json) -> Result:
         hits = tuple(Hit.parse(hit) for hit in json["hits"])
-        return cls(hits, json["truncated"], json.get("hyde"), json.get("facets") or {})
+        return cls(hits, json["truncated"], json.get("hyde"), json.get("facets") or {}, json.get("rerank"))
 
 
 @dataclass(frozen=True, slots=True)

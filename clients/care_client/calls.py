@@ -43,6 +43,7 @@ class SearchOptions(TypedDict, total=False):
     passages: int
     explain: bool
     hyde: bool | Mapping[str, int]
+    rerank: bool | Mapping[str, int]
     timeout_ms: int
     bulk: bool
     cache: bool

@@ -13,7 +13,7 @@ FIELDS = ("title", "metadata", "text")
 # LangChain's names of search parameters, and the service's.
 SYNONYMS = {"k": "top_k", "filter": "filters", "score_threshold": "min_score"}
 PARAMETERS = SearchOptions.__annotations__.keys() - {"fields"}
-SCORE = "care_score"
+SCORE, RERANK_SCORE = "care_score", "care_rerank_score"
 RELEVANCE = "relevance_score"
 
 
@@ -68,5 +68,6 @@ def content_of(hit: Hit) -> str:
 
 
 def metadata_of(hit: Hit) -> dict[str, Any]:
-    """The document's own metadata, with `id` and `title` if it has none of these names, and the score."""
-    return {"id": hit.id, "title": hit.title, **hit.metadata, SCORE: hit.score}
+    """The document's own metadata, with `id` and `title` if it has none of these names, and the scores."""
+    second = {} if hit.rerank_score is None else {RERANK_SCORE: hit.rerank_score}
+    return {"id": hit.id, "title": hit.title, **hit.metadata, SCORE: hit.score, **second}

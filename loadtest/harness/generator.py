@@ -29,7 +29,7 @@ from loadtest.harness import HOST, PATH, REPOSITORY, BenchError, port_of
 
 # The service's default number of hits.
 TOP_K = 10
-STAGES = ("tokenize", "queue", "encode", "search", "fetch", "total")
+STAGES = ("tokenize", "queue", "encode", "search", "rerank", "fetch", "total")
 MAX_CONNECTIONS, MAX_OPEN_CONNECTIONS = 256, 512
 MAX_SECONDS = 60.0
 MAX_REQUESTS = 200_000

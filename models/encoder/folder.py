@@ -254,13 +254,14 @@ def _pooling(folder: Path, config: PretrainedConfig) -> Pooling:
 
 def check_length(folder: Path, config: PretrainedConfig, max_length: int) -> None:
     """Refuses more tokens than the backbone has positions."""
-    if max_length > _positions(config):
+    if max_length > positions_of(config):
         raise BadEncoder(
-            f"{folder}: max_length {max_length} is more than the backbone's {_positions(config)} positions"
+            f"{folder}: max_length {max_length} is more than the backbone's {positions_of(config)} positions"
         )
 
 
-def _positions(config: PretrainedConfig) -> int:
+def positions_of(config: PretrainedConfig) -> int:
+    """How many tokens the backbone can read."""
     positions: int = config.max_position_embeddings
     return positions - config.pad_token_id - 1 if config.model_type in ROBERTA_LIKE else positions
 
@@ -270,7 +271,7 @@ def _max_length(folder: Path, config: PretrainedConfig) -> int:
         (read_json(folder / "sentence_bert_config.json") or {}).get("max_seq_length"),
         (read_json(folder / "tokenizer_config.json") or {}).get("model_max_length"),
     ]
-    return int(min(_positions(config), DEFAULT_MAX_LENGTH, *filter(None, stated)))
+    return int(min(positions_of(config), DEFAULT_MAX_LENGTH, *filter(None, stated)))
 
 
 def read_json(path: Path) -> Any:  # noqa: ANN401 - JSON is what it is

@@ -1,6 +1,6 @@
-"""OnnxEncoder runs an encoder folder by ONNX Runtime: tokens to unit vectors, without torch.
+"""Runs encoder and reranker folders by ONNX Runtime, without torch: tokens to unit vectors, pairs to scores.
 
-The graph holds transformer, pooling, truncation and norm.
+The graph holds everything: transformer, pooling, truncation and norm, or transformer and score.
 """
 
 from __future__ import annotations
@@ -12,11 +12,13 @@ import numpy as np
 import onnxruntime as ort
 from numpy.typing import NDArray
 
+from models.encoder.pairs import PairReader, PairTokenizer, RerankerSpec, open_pair_tokenizer
 from models.encoder.spec import EncoderSpec, Side, Variant, verify_graph
 from models.encoder.tokenizer import Ids, TextReader, Tokenizer, Tokens, best_variant, open_tokenizer, pad
 from models.errors import BadEncoder
 
 Vectors = NDArray[np.float32]
+Scores = NDArray[np.float32]
 
 # Padding is at most a third of a batch of bulk texts, which are sorted by length first; 4,096 tokens keep two
 # cores busy without holding more than a few megabytes of activations.
@@ -46,22 +48,8 @@ class OnnxEncoder(TextReader):
         """Opens and verifies an encoder folder; picks the fastest variant for the device unless one is given."""
         spec = EncoderSpec.load(folder)
         chosen = variant or best_variant(folder, device)
-        provider = "CUDAExecutionProvider" if device == "cuda" else "CPUExecutionProvider"
-        # For a missing provider, ONNX Runtime would fall back to the CPU almost silently.
-        if provider not in ort.get_available_providers():
-            raise BadEncoder(f"device {device}: ONNX Runtime has no {provider} here; leave the device out")
-        graph = verify_graph(folder, chosen.filename, spec)
+        session = open_session(verify_graph(folder, chosen.filename, spec), device, threads)
         tokenizer = open_tokenizer(folder, spec)
-        options = ort.SessionOptions()
-        options.intra_op_num_threads = threads
-        options.log_severity_level = 3
-        # Idle threads that spin take the cores from search, from HTTP and from other encoders.
-        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-        slow = [] if device == "cuda" else SLOW_ON_CPU
-        try:
-            session = ort.InferenceSession(str(graph), options, providers=[provider], disabled_optimizers=slow)
-        except Exception as error:  # ONNX Runtime's own exceptions have no common class
-            raise BadEncoder(f"{graph}: ONNX Runtime cannot open it; export the encoder again") from error
         encoder = cls(spec, chosen, tokenizer, session)
         width = encoder.encode_tokens([tokenizer("")]).shape[1]
         if width != spec.dim:
@@ -93,6 +81,60 @@ class OnnxEncoder(TextReader):
         for rows in bulk_batches([len(t) for t in tokens], budget):
             vectors[rows] = self.encode_tokens([tokens[row] for row in rows])
         return vectors
+
+
+class OnnxReranker(PairReader):
+    """A PairReader with weights: scores batches of pairs; safe to call from several threads."""
+
+    def __init__(
+        self, name: str, spec: RerankerSpec, variant: Variant, tokenizer: PairTokenizer, session: ort.InferenceSession
+    ) -> None:
+        super().__init__(name, spec, variant, tokenizer)
+        self._session = session
+
+    @classmethod
+    def load(
+        cls, folder: Path, variant: Variant | None = None, *, device: str = "cpu", threads: int = 0
+    ) -> OnnxReranker:
+        """Opens and verifies a reranker folder; picks the fastest variant for the device unless one is given."""
+        spec = RerankerSpec.load(folder)
+        chosen = variant or best_variant(folder, device)
+        session = open_session(verify_graph(folder, chosen.filename, spec), device, threads)
+        return cls(folder.resolve().name, spec, chosen, open_pair_tokenizer(folder, spec), session)
+
+    def score_tokens(self, batch: Sequence[Tokens]) -> Scores:
+        """Scores of one batch of pairs, in the order given."""
+        return self.score_padded(*pad(batch))
+
+    def score_padded(self, ids: Ids, mask: Ids) -> Scores:
+        """Scores of pairs by their ids and attention mask, both (pairs, longest)."""
+        (scores,) = self._session.run(["score"], {"input_ids": ids, "attention_mask": mask})
+        return np.asarray(scores, dtype=np.float32)
+
+    def score(self, pairs: Sequence[Tokens]) -> Scores:
+        """Scores of any number of pairs, in bulk batches; int8 takes each alone, as `OnnxEncoder.encode_bulk` does."""
+        scores = np.empty(len(pairs), dtype=np.float32)
+        budget = 1 if self.variant is Variant.INT8 else BULK_TOKENS
+        for rows in bulk_batches([len(pair) for pair in pairs], budget):
+            scores[rows] = self.score_tokens([pairs[row] for row in rows])
+        return scores
+
+
+def open_session(graph: Path, device: str, threads: int) -> ort.InferenceSession:
+    provider = "CUDAExecutionProvider" if device == "cuda" else "CPUExecutionProvider"
+    # For a missing provider, ONNX Runtime would fall back to the CPU almost silently.
+    if provider not in ort.get_available_providers():
+        raise BadEncoder(f"device {device}: ONNX Runtime has no {provider} here; leave the device out")
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.log_severity_level = 3
+    # Idle threads that spin take the cores from search, from HTTP and from other encoders.
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    slow = [] if device == "cuda" else SLOW_ON_CPU
+    try:
+        return ort.InferenceSession(str(graph), options, providers=[provider], disabled_optimizers=slow)
+    except Exception as error:  # ONNX Runtime's own exceptions have no common class
+        raise BadEncoder(f"{graph}: ONNX Runtime cannot open it; export the encoder again") from error
 
 
 def bulk_batches(lengths: Sequence[int], budget: int) -> Iterator[list[int]]:

@@ -10,7 +10,7 @@ import json
 from collections.abc import Mapping
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Protocol
 from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError, field_validator, model_validator
@@ -19,6 +19,8 @@ from models.errors import BadEncoder
 
 SPEC_FILE = "encoder.json"
 TOKENIZER_FILE = "tokenizer.json"
+RERANKER_FILE = "reranker.json"
+"""Describes a reranker as `encoder.json` does an encoder (`models.encoder.pairs`)."""
 CANARIES_FILE = "canaries.json"
 DATA_SUFFIX = ".data"
 """Of the file with the weights of a graph that is too large for one file."""
@@ -151,6 +153,10 @@ class EncoderSpec(BaseModel):
         return self
 
     @property
+    def file(self) -> str:
+        return SPEC_FILE
+
+    @property
     def document_side(self) -> Side:
         """How this encoder reads a document: as one, or as a query if it reads queries only (a pair shares a space)."""
         return Side.DOCUMENT if Side.DOCUMENT in self.sides else Side.QUERY
@@ -209,6 +215,8 @@ class EncoderSpec(BaseModel):
     @classmethod
     def load(cls, folder: Path) -> EncoderSpec:
         path = folder / SPEC_FILE
+        if (folder / RERANKER_FILE).is_file():
+            raise BadEncoder(f"{folder} is a reranker and makes no vectors; serve it with CARE_RERANKER={folder}")
         if not path.is_file():
             raise BadEncoder(
                 f"{folder} is not an encoder folder: {SPEC_FILE} is missing (care encoder import writes one)"
@@ -236,21 +244,33 @@ def sha256_of(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def verify_graph(folder: Path, name: str, spec: EncoderSpec) -> Path:
+class Described(Protocol):
+    """What `encoder.json` or `reranker.json` says of the files beside it."""
+
+    @property
+    def file(self) -> str:
+        """The name of the JSON file itself."""
+        ...
+
+    @property
+    def checksums(self) -> dict[str, str]: ...
+
+
+def verify_graph(folder: Path, name: str, spec: Described) -> Path:
     """As `verify_file`, of a graph and of the file with its weights, if it has one."""
     if name + DATA_SUFFIX in spec.checksums:
         verify_file(folder, name + DATA_SUFFIX, spec)
     return verify_file(folder, name, spec)
 
 
-def verify_file(folder: Path, name: str, spec: EncoderSpec) -> Path:
-    """The path of a file of the encoder folder, after its checksum was compared with `encoder.json`."""
+def verify_file(folder: Path, name: str, spec: Described) -> Path:
+    """The path of a file of the folder, after its checksum was compared with the one in `encoder.json`."""
     path = folder / name
     if not path.is_file():
         raise BadEncoder(f"{folder}: {name} is missing")
     expected = spec.checksums.get(name)
     if expected is None:
-        raise BadEncoder(f"{folder}: {SPEC_FILE} has no checksum for {name}")
+        raise BadEncoder(f"{folder}: {spec.file} has no checksum for {name}")
     if sha256_of(path) != expected:
-        raise BadEncoder(f"{folder}: {name} was altered: its checksum differs from {SPEC_FILE}")
+        raise BadEncoder(f"{folder}: {name} was altered: its checksum differs from {spec.file}")
     return path

@@ -9,7 +9,7 @@ import inspect
 from collections.abc import Sequence
 from pathlib import Path
 from pickle import UnpicklingError
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -93,9 +93,7 @@ class TorchEncoder(nn.Module):
         folder, heads that the encoder does not use are left aside. No weight may be missing from either. A LoRA
         adapter in `adapter/` is merged into the weights.
         """
-        transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
-        # Weights that do not fit are our own error below.
-        transformers_logging.set_verbosity_error()  # type: ignore[no-untyped-call]
+        quiet_transformers()
         own = EncoderSpec.load(folder) if (folder / SPEC_FILE).is_file() else None
         spec = spec or own
         if spec is None:
@@ -214,22 +212,14 @@ def read_dense_layers(folder: Path, dtype: torch.dtype) -> Projection | None:
 
 
 def _load_backbone(folder: Path, config: PretrainedConfig, dtype: torch.dtype, *, strict: bool) -> PreTrainedModel:
-    options = {"config": config, "dtype": dtype, "local_files_only": True, "output_loading_info": True}
+    options: dict[str, Any] = {
+        "config": config, "dtype": dtype, "local_files_only": True, "output_loading_info": True
+    }  # fmt: skip
     # A pooler that no one trained would be made up at random, and reported as missing.
     native = cast(type[PreTrainedModel], MODEL_MAPPING[type(config)])
     if "add_pooling_layer" in inspect.signature(native).parameters:
         options["add_pooling_layer"] = False
-    backbone: PreTrainedModel
-    try:
-        backbone, report = AutoModel.from_pretrained(folder, weights_only=True, **options)
-    except OSError as error:
-        raise BadEncoder(f"{folder}: no weights (model.safetensors or pytorch_model.bin)") from error
-    except UnpicklingError as error:
-        raise BadEncoder(f"{folder}: pytorch_model.bin holds more than weights and was not read") from error
-    except (SafetensorError, RuntimeError, ValueError) as error:
-        raise BadEncoder(
-            f"{folder}: the weights are damaged or not those of {CONFIG_FILE}; fetch them again"
-        ) from error
+    backbone, report = load_model(AutoModel, folder, options)
     wrong = set(report["missing_keys"]) | {str(key) for key in report["mismatched_keys"]}
     if strict:
         wrong |= set(report["unexpected_keys"])
@@ -242,6 +232,27 @@ def _load_backbone(folder: Path, config: PretrainedConfig, dtype: torch.dtype, *
             if hasattr(module, "is_causal"):
                 setattr(module, "is_causal", False)  # noqa: B010 - torch's stubs allow tensors and modules alone
     return backbone
+
+
+def quiet_transformers() -> None:
+    """No bars and no warnings: weights that do not fit are our own errors."""
+    transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    transformers_logging.set_verbosity_error()  # type: ignore[no-untyped-call]
+
+
+def load_model(kind: Any, folder: Path, options: dict[str, Any]) -> tuple[PreTrainedModel, dict[str, Any]]:  # noqa: ANN401
+    """A model of one of transformers' Auto classes, and which weights are missing or left over."""
+    try:
+        model, report = kind.from_pretrained(folder, weights_only=True, **options)
+    except OSError as error:
+        raise BadEncoder(f"{folder}: no weights (model.safetensors or pytorch_model.bin)") from error
+    except UnpicklingError as error:
+        raise BadEncoder(f"{folder}: pytorch_model.bin holds more than weights and was not read") from error
+    except (SafetensorError, RuntimeError, ValueError) as error:
+        raise BadEncoder(
+            f"{folder}: the weights are damaged or not those of {CONFIG_FILE}; fetch them again"
+        ) from error
+    return model, report
 
 
 def merge_adapter(backbone: PreTrainedModel, adapter: Path) -> PreTrainedModel:

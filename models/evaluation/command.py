@@ -4,6 +4,7 @@ care eval examples
 care eval DATA --encoder models/pretrained/care-small-zh --encoder CHECKPOINT,pooling=mean --no-hybrid
 care eval cmirb bmretriever --data DATA --pair QUERY_ENCODER DOCUMENT_ENCODER --baseline BM25 --save run.json.gz
 care eval DATA --fusion scores reciprocal --weight 0.3 0.5 0.7
+care eval DATA --reranker my-reranker --rerank-depth 20
 care eval DATA/cmirb/cslrel --service http://127.0.0.1:8000
 care eval diff A.json.gz B.json.gz
 
@@ -47,13 +48,14 @@ from models.evaluation.encoders import (
     PairReader,
     Reader,
     open_encoder,
+    open_reranker,
     size,
 )  # fmt: skip
 from models.evaluation.judge import Judgement, judge
 from models.evaluation.report import page, tables
 from models.evaluation.results import Curve, Run, SetResult
 from models.evaluation.sets import RetrievalSet, Task, find_tasks
-from models.evaluation.systems import Dense, Hybrid, Lexical, System, fresh_systems
+from models.evaluation.systems import Dense, Hybrid, Lexical, Reranked, System, fresh_systems
 from models.fusion import Fusion
 from models.package import BUNDLED_ENCODER, positive, share
 
@@ -86,6 +88,9 @@ def add_arguments(parser: ArgumentParser) -> None:
         help="how hybrids are fused (scores)")  # fmt: skip
     add("--weight", dest="weights", type=share, nargs="+", default=[], metavar="SHARE",
         help="shares of the dense side to try in score fusion (default: chosen by query)")  # fmt: skip
+    add("--reranker", dest="rerankers", action="append", default=[], metavar="FOLDER",
+        help="each encoder, pair and hybrid with its first documents reranked, repeatable")  # fmt: skip
+    add("--rerank-depth", type=positive, default=20, metavar="N", help="how many of them (%(default)s)")
     add("--fresh", action="store_true", help="pairs with documents as the service reads fresh ones, too")
     add("--dims", type=positive, nargs="+", default=[], metavar="DIM", help="judge the first dimensions alone, too")
     add("--hyde", nargs=2, metavar=("URL", "MODEL"),
@@ -236,6 +241,8 @@ class Wanted:
     """The dense side's shares to try in score fusion; none: chosen by query."""
     dims: Sequence[int] = ()
     """Numbers of first dimensions to judge the encoders with, too."""
+    rerankers: Sequence[str] = ()
+    rerank_depth: int = 20
     fresh: bool = False
     """Judge pairs as they read fresh documents, too."""
     hyde: tuple[str, str] | None = None
@@ -248,6 +255,10 @@ class Wanted:
             raise CareError("--fresh: only a --pair has another encoder for fresh documents; give one")
         if self.weights and not (self.hybrid and Fusion.SCORES in self.fusions):
             raise CareError("--weight: only hybrids by --fusion scores have one; leave it out")
+
+    def weights_of(self, fusion: Fusion) -> Sequence[float | None]:
+        """The dense side's shares to try in a fusion."""
+        return list(dict.fromkeys(self.weights)) if self.weights and fusion is Fusion.SCORES else [None]
 
 
 class Lineup:
@@ -318,10 +329,15 @@ class Lineup:
             yield from (Dense(HydeReader(dense.reader, generator)) for dense in self.dense)
         for dense in self.dense if wanted.fresh else ():
             yield from fresh_systems(dense)
-        for dense in self.dense if wanted.hybrid else ():
-            for fusion in dict.fromkeys(wanted.fusions):
-                weights = dict.fromkeys(wanted.weights) if fusion is Fusion.SCORES else ()
-                yield from (Hybrid(dense, lexical, fusion, weight) for weight in weights or (None,))
+        hybrids = [
+            Hybrid(dense, lexical, fusion, weight)
+            for dense in (self.dense if wanted.hybrid else ())
+            for fusion in dict.fromkeys(wanted.fusions)
+            for weight in wanted.weights_of(fusion)
+        ]
+        yield from hybrids
+        for name, reranker in map(open_reranker, wanted.rerankers):
+            yield from (Reranked(each, reranker, name, wanted.rerank_depth) for each in (*self.dense, *hybrids))
         yield from map(self._service, wanted.services)
 
     def _service(self, text: str) -> System:

@@ -15,9 +15,10 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from models.encoder.onnx import OnnxEncoder, bulk_batches
+from models.encoder.onnx import OnnxEncoder, OnnxReranker, bulk_batches
+from models.encoder.pairs import PairTokenizer
 from models.encoder.spec import POOLINGS, SPEC_FILE, EncoderSpec, Pooling, Precision, Side, Variant, sha256_of
-from models.encoder.tokenizer import has_graph
+from models.encoder.tokenizer import Tokens, has_graph
 from models.errors import BadEncoder, CareError, SpaceMismatch
 from models.evaluation.cache import VectorCache, Vectors
 from models.evaluation.results import SystemFacts
@@ -103,6 +104,33 @@ def open_encoder(text: str) -> OpenEncoder:
             f"{text}: there is no ONNX graph to choose from (a {DTYPE} asks for torch); leave {VARIANT} out"
         )
     return _open_torch(folder, options, device)
+
+
+class Reranker(Protocol):
+    """Scores pairs of a query and a document: a cross-encoder."""
+
+    @property
+    def tokenizer(self) -> PairTokenizer: ...
+    def score(self, pairs: Sequence[Tokens]) -> Vectors:
+        """A score for each pair, the higher the better."""
+        ...
+
+
+def open_reranker(text: str) -> tuple[str, Reranker]:
+    """Opens `FOLDER[,variant=fp32,…]` and gives it a name: by ONNX Runtime, or by torch if the folder has no graph."""
+    address = Address.parse(text, (DEVICE, VARIANT))
+    folder, options = Path(address.place), address.options
+    if not folder.is_dir():
+        raise BadEncoder(f"{folder}: no such reranker folder")
+    device = _choice(options, DEVICE, DEVICES)
+    if has_graph(folder):
+        variant = Variant(_choice(options, VARIANT, list(Variant))) if VARIANT in options else None
+        onnx = OnnxReranker.load(folder, variant, device=device)
+        return f"{onnx.name} ({onnx.variant})", onnx
+    if VARIANT in options:
+        raise BadEncoder(f"{text}: there is no ONNX graph to choose from; leave {VARIANT} out")
+    reranker: Reranker = import_module("models.encoder.torch_reranker").TorchReranker.load(folder).to(device)
+    return folder.resolve().name, reranker
 
 
 def _open_address(folder: Path) -> OpenEncoder:

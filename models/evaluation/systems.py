@@ -20,12 +20,13 @@ from numpy.typing import NDArray
 from models import lexical
 from models.correction import SAMPLE, Correction, names_of, sample_rows
 from models.encoder.spec import Side
+from models.encoder.tokenizer import Tokens
 from models.errors import CareError
 from models.evaluation.cache import Vectors, load_rankings, save_rankings, text_hash
-from models.evaluation.encoders import PairReader, Reader
+from models.evaluation.encoders import PairReader, Reader, Reranker
 from models.evaluation.results import SystemFacts
 from models.evaluation.sets import PairSet, RerankSet, RetrievalSet, Task
-from models.fusion import CANDIDATES, Fusion, fuse
+from models.fusion import CANDIDATES, Fusion, fuse, reorder
 from models.lexical import LexicalIndex, Ranking
 
 DEPTH = CANDIDATES
@@ -170,6 +171,54 @@ class Hybrid:
 
     def _fuse(self, dense: Ranking, lexical: Ranking) -> Ranking:
         return fuse(dense, lexical, self._fusion, self._weight)
+
+
+class Reranked:
+    """Another system whose first documents a cross-encoder puts into order, as the service's second stage does."""
+
+    def __init__(self, first: System, reranker: Reranker, name: str, depth: int) -> None:
+        self._first, self._reranker, self._name, self._depth = first, reranker, name, depth
+
+    @property
+    def facts(self) -> SystemFacts:
+        first = self._first.facts
+        return replace(first, name=f"{first.name}, {self._name} {self._depth}")
+
+    def answer(self, task: Task) -> Answers:
+        rankings = self._first.answer(task)
+        if not isinstance(task.data, RetrievalSet) or not isinstance(rankings, list):
+            raise NotApplicable("only the hits of a search are reranked")
+        return rerank(task.data, rankings, self._reranker, self._depth)
+
+    def online(self, task: Task, data: RetrievalSet) -> Callable[[str], Ranking]:
+        first = self._first.online(task, data)
+
+        def answer(query: str) -> Ranking:
+            asked = replace(data, queries=[query])
+            return rerank(asked, [first(query)], self._reranker, self._depth)[0]
+
+        return answer
+
+
+def rerank(data: RetrievalSet, rankings: Sequence[Ranking], reranker: Reranker, depth: int) -> list[Ranking]:
+    """Each ranking with its first `depth` documents ordered by the reranker.
+
+    Scores are the reranker's, and below them the places of the other documents: they follow in their old order.
+    """
+    tokenizer = reranker.tokenizer
+    wanted = np.unique(np.concatenate([rows[:depth] for rows, _ in rankings])).tolist()
+    documents = dict(zip(wanted, tokenizer.documents([data.documents[row] for row in wanted]), strict=True))
+    pairs: list[Tokens] = []
+    for query, (rows, _) in zip(data.queries, rankings, strict=True):
+        asked = tokenizer.query(query)
+        pairs += [tokenizer.join(asked, documents[row]) for row in rows[:depth].tolist()]
+    ends = np.cumsum([len(rows[:depth]) for rows, _ in rankings])[:-1]
+    found = []
+    for (rows, _), scores in zip(rankings, np.split(reranker.score(pairs), ends), strict=True):
+        order = reorder(scores)
+        rest = scores.min(initial=0.0) - np.arange(1, len(rows) - len(scores) + 1, dtype=np.float32)
+        found.append((np.concatenate([rows[:depth][order], rows[depth:]]), np.concatenate([scores[order], rest])))
+    return found
 
 
 class WithFresh:

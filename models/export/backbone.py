@@ -11,6 +11,7 @@ import json
 import os
 import subprocess
 import warnings
+from collections.abc import Sequence
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from onnx import ModelProto, NodeProto, TensorProto, helper, load_model_from_string, numpy_helper
+from onnx import ModelProto, NodeProto, TensorProto, ValueInfoProto, helper, load_model_from_string, numpy_helper
 from onnxruntime.transformers.onnx_model import OnnxModel
 from torch import Tensor, nn
 from transformers import PretrainedConfig, PreTrainedModel
@@ -31,7 +32,7 @@ from models.errors import ExportError
 HIDDEN = "last_hidden_state"
 # What exporters call the hidden states: transformers' tasks, and sentence-transformers' own.
 HIDDEN_NAMES = (HIDDEN, "token_embeddings")
-EMBEDDING = "embedding"
+EMBEDDING, SCORE = "embedding", "score"
 IDS, MASK, TYPES, POSITIONS = "input_ids", "attention_mask", "token_type_ids", "position_ids"
 FUSED_DOMAIN = "com.microsoft"  # fused graphs use it, and not all that fuse declare it
 FIRST_OPSET = 13  # the first whose ReduceSum takes its axes as an input
@@ -71,15 +72,42 @@ def append_head(model: ModelProto, spec: EncoderSpec, projection: Projection | N
     input_ids and attention_mask (texts, tokens) in, embedding (texts, dim) out in float32. A projection
     comes between pooling and truncation.
     """
+    hidden, before, after = _begin_head(model)
+    _embed(after, hidden, spec, projection)
+    _finish_head(model, before, after, helper.make_tensor_value_info(EMBEDDING, TensorProto.FLOAT, ["batch", spec.dim]))
+
+
+def append_score_head(model: ModelProto, layers: Sequence[nn.Linear], separator: int | None) -> None:
+    """Makes a backbone graph a reranker, in place: tokens of pairs in, score (pairs,) out in float32.
+
+    `layers` read the first token's state, with tanh between them. `separator` is the token that ends the query, if
+    the backbone tells the two texts apart by token types.
+    """
+    hidden, before, after = _begin_head(model, separator)
+    state = _pool(after, hidden, Pooling.CLS)
+    for place, layer in enumerate(layers):
+        state = after.add("Tanh", state) if place else state
+        state = after.add("MatMul", state, after.array(layer.weight.detach().float().numpy().T))
+        state = after.add("Add", state, after.array(layer.bias.detach().float().numpy()))
+    after.add("Squeeze", state, after.constant([1]), output=SCORE)
+    _finish_head(model, before, after, helper.make_tensor_value_info(SCORE, TensorProto.FLOAT, ["batch"]))
+
+
+def _begin_head(model: ModelProto, separator: int | None = None) -> tuple[str, _Nodes, _Nodes]:
+    """The name of the hidden states, the nodes that make the backbone's other inputs, and nodes for the head."""
     graph = model.graph
     hidden = next((output.name for output in graph.output if output.name in HIDDEN_NAMES), None)
     if hidden is None:
         found = ", ".join(output.name for output in graph.output)
         raise ExportError(f"the graph gives {found}, not {' or '.join(HIDDEN_NAMES)}: export the bare backbone")
     _check_inputs(model)
-    before, after = _Nodes("head/in"), _Nodes("head/out")
-    _derive_inputs(before, {value.name for value in graph.input})
-    _embed(after, hidden, spec, projection)
+    before = _Nodes("head/in")
+    _derive_inputs(before, {value.name for value in graph.input}, separator)
+    return hidden, before, _Nodes("head/out")
+
+
+def _finish_head(model: ModelProto, before: _Nodes, after: _Nodes, output: ValueInfoProto) -> None:
+    graph = model.graph
     for node in reversed(before.nodes):
         graph.node.insert(0, node)
     graph.node.extend(after.nodes)
@@ -87,7 +115,7 @@ def append_head(model: ModelProto, spec: EncoderSpec, projection: Projection | N
     inputs = [value for value in graph.input if value.name in (IDS, MASK)]
     del graph.input[:], graph.output[:]
     graph.input.extend(inputs)
-    graph.output.append(helper.make_tensor_value_info(EMBEDDING, TensorProto.FLOAT, ["batch", spec.dim]))
+    graph.output.append(output)
     if all(opset.domain != FUSED_DOMAIN for opset in model.opset_import):
         model.opset_import.append(helper.make_opsetid(FUSED_DOMAIN, 1))
     OnnxModel(model).prune_graph(allow_remove_graph_inputs=False)
@@ -102,10 +130,16 @@ def _check_inputs(backbone: ModelProto) -> None:
         raise ExportError(f"the graph takes {', '.join(sorted(names))}: an encoder takes {IDS} and {MASK}")
 
 
-def _derive_inputs(added: _Nodes, names: set[str]) -> None:
-    """Inputs that follow from ids and mask are computed inside: every token is of type 0, positions count the mask."""
-    if TYPES in names:
+def _derive_inputs(added: _Nodes, names: set[str], separator: int | None) -> None:
+    """Inputs that follow from ids and mask are computed inside: positions count the mask, and every token is of type
+    0, or those behind the first separator of type 1."""
+    if TYPES in names and separator is None:
         added.add("Sub", IDS, IDS, output=TYPES)
+    elif TYPES in names:
+        ends = added.add("Cast", added.add("Equal", IDS, added.constant(separator or 0)), to=TensorProto.INT64)
+        ended = added.add("CumSum", ends, added.constant(1), exclusive=1)
+        behind = added.add("Cast", added.add("Greater", ended, added.constant(0)), to=TensorProto.INT64)
+        added.add("Mul", behind, MASK, output=TYPES)
     if POSITIONS in names:
         counted = added.add("CumSum", MASK, added.constant(1))
         added.add("Max", added.add("Sub", counted, added.constant(1)), added.constant(0), output=POSITIONS)

@@ -3,6 +3,7 @@
 care export var/runs/NAME/encoders/both my-encoder               what care train wrote
 care export CHECKPOINT my-encoder --space NAME --pooling cls     a transformers folder; pooling if it names none
 care index build corpus.jsonl --publish --encoder my-encoder     then care serve --encoder my-encoder
+care export var/runs/NAME/encoders/reranker my-reranker          a reranker; then CARE_RERANKER=my-reranker care serve
 
 Every graph is compared with the source on the check texts; below its floor, nothing is written. Encoders share a
 --space only if they were trained to: the vectors of one are then searched among those of the other.
@@ -14,6 +15,7 @@ from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
 from models.encoder.spec import POOLINGS, Pooling, Variant
+from models.errors import ExportError
 from models.package import positive
 
 
@@ -35,6 +37,11 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def run(arguments: Namespace) -> None:
     """Exports and prints one line a graph."""
+    from models.encoder.pairs import is_reranker
+
+    if is_reranker(arguments.source):
+        _run_reranker(arguments)
+        return
     from models.export.pipeline import Backend, export
 
     names = ("space", "pooling", "dim", "max_length", "variants", "optimum_python")
@@ -46,3 +53,21 @@ def run(arguments: Namespace) -> None:
             f"top-10 overlap {graph.parity.top10_overlap:.3f}   by {graph.made_by}"
         )
     print(f"{report.folder}: {report.spec.architecture}, {report.spec.dim} dimensions, space {report.spec.space}")
+
+
+def _run_reranker(arguments: Namespace) -> None:
+    from models.export.reranker import export_reranker
+
+    for name in ("space", "pooling", "dim", "optimum_python"):
+        if getattr(arguments, name) is not None:
+            raise ExportError(f"--{name.replace('_', '-')}: {arguments.source} is a reranker; leave it out")
+    report = export_reranker(
+        arguments.source, arguments.target, max_length=arguments.max_length, variants=arguments.variants
+    )
+    for variant, size in report.sizes.items():
+        parity = report.spec.parity[variant]
+        print(
+            f"{variant.filename:16} {size / 1e6:8.1f} MB   correlation {parity.correlation:.5f}   "
+            f"largest difference {parity.difference:.4f} of the scores' deviation"
+        )
+    print(f"{report.folder}: reranker, {report.spec.architecture}, {report.spec.max_length} tokens a pair")

@@ -18,10 +18,10 @@ import onnx
 import torch
 from numpy.typing import NDArray
 from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
+from transformers import PreTrainedModel
 
 from models.encoder.spec import DATA_SUFFIX, Variant
-from models.encoder.torch import TorchEncoder
-from models.export.backbone import FUSED_DOMAIN, append_head, trace_backbone
+from models.export.backbone import FUSED_DOMAIN, trace_backbone
 from models.export.variants import SMALLEST_TABLE, gather_rows, quantise_rows
 
 Array = NDArray[Any]
@@ -36,14 +36,17 @@ INT8_ACTIVATIONS = 4
 CHECKSUM = "care_data_sha256"
 
 
-def write_large(encoder: TorchEncoder, variant: Variant, path: Path) -> None:
-    """Writes the graph of one variant to `path`, and its weights beside it. fp16 halves the encoder in place."""
+def write_large(backbone: PreTrainedModel, append: Callable[[ModelProto], None], variant: Variant, path: Path) -> None:
+    """Writes the graph of one variant to `path`, and its weights beside it. fp16 halves the backbone in place.
+
+    `append` makes the whole function of the backbone's graph.
+    """
     if variant is Variant.FP16:
         # Weights alone: rotary frequencies in half precision would put far tokens in wrong places.
-        for weight in encoder.backbone.parameters():
+        for weight in backbone.parameters():
             weight.data = weight.data.to(torch.float16)
-    model, weights = trace_backbone(encoder.backbone)
-    append_head(model, encoder.spec, encoder.projection)
+    model, weights = trace_backbone(backbone)
+    append(model)
     with DataFile(path.with_name(path.name + DATA_SUFFIX)) as data:
         _Filler(model, weights, data, quantised=variant is Variant.INT8).fill()
     # The checksum of the graph, which names the encoder, must differ with the weights.

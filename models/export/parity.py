@@ -74,6 +74,16 @@ def top_overlap(vectors: Vectors, reference: Vectors) -> float:
     return float(np.mean([len(np.intersect1d(a, b)) / TOP for a, b in pairs]))
 
 
+def check_pairs() -> list[tuple[str, str]]:
+    """Queries and documents that rerankers are compared on: every question with some passages, of all lengths."""
+    passages = [*_PASSAGES, *_LONG]
+    return [
+        (question, passages[(5 * row + 7 * step) % len(passages)])
+        for row, question in enumerate((*_SHORT, *_QUESTIONS))
+        for step in range(3)
+    ]
+
+
 _SHORT = (
     "痛", "感冒", "发烧", "高血压", "糖尿病", "fever", "MRI", "阿司匹林", "胃食管反流病", "asthma",
     "房颤抗凝", "HbA1c 7.2%", "孕期贫血", "β受体阻滞剂", "COVID-19",

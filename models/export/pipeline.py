@@ -14,6 +14,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 
 import onnx
@@ -21,6 +22,7 @@ from onnx import ModelProto
 
 from models.encoder.spec import (
     DATA_SUFFIX,
+    RERANKER_FILE,
     SPEC_FILE,
     TOKENIZER_FILE,
     EncoderSpec,
@@ -77,7 +79,7 @@ def export(
     optimum_python: Path | None = None, floors: Mapping[Variant, Floor] = FLOORS,
 ) -> ExportReport:  # fmt: skip
     """Writes `target` whole or not at all; raises ParityError when a graph stays below its floor."""
-    _check_target(source, target)
+    check_target(source, target)
     variants = tuple(dict.fromkeys(variants))
     opened = open_source(source, {"space": space, "pooling": pooling, "dim": dim, "max_length": max_length})
     maker = _Maker(opened, _choose(backend, opened, optimum_python))
@@ -92,9 +94,9 @@ def export(
         made_by = {variant: maker.make(variant, staged / variant.filename, work) for variant in order}
         spec = _checked(staged, opened.spec, reference, variants, floors)
         graphs = tuple(
-            Graph(variant, _size(staged, variant), spec.parity[variant], made_by[variant]) for variant in variants
+            Graph(variant, size_of(staged, variant), spec.parity[variant], made_by[variant]) for variant in variants
         )
-        _replace(staged, target, work)
+        replace_target(staged, target, work)
     return ExportReport(target, spec, graphs)
 
 
@@ -125,7 +127,8 @@ class _Maker:
     def make(self, variant: Variant, path: Path, work: Path) -> str:
         """Writes one graph and returns the names of the tools that made it."""
         if isinstance(encoder := self._source.origin, TorchEncoder) and self._source.is_large:
-            write_large(encoder, variant, path)
+            append = partial(append_head, spec=encoder.spec, projection=encoder.projection)
+            write_large(encoder.backbone, append, variant, path)
             return "torch"
         graph, exporter = self._backbone(work)
         model, by = self._fuse(graph, work) if variant is Variant.FP16 else (onnx.load(graph), exporter)
@@ -182,13 +185,18 @@ def _checked(
     folder: Path, spec: EncoderSpec, reference: Vectors, variants: Sequence[Variant], floors: Mapping[Variant, Floor]
 ) -> EncoderSpec:
     """Writes `encoder.json` with checksums, measures each graph, and writes it again with what was measured."""
-    names = [TOKENIZER_FILE, *(path.name for variant in variants for path in _files(folder, variant))]
-    spec = spec.model_copy(update={"checksums": {name: sha256_of(folder / name) for name in names}})
+    spec = spec.model_copy(update={"checksums": checksums_of(folder, variants)})
     spec.save(folder)
     parity = {variant: check_parity(folder, variant, reference, floors[variant]) for variant in variants}
     spec = spec.model_copy(update={"parity": parity})
     spec.save(folder)
     return spec
+
+
+def checksums_of(folder: Path, variants: Sequence[Variant]) -> dict[str, str]:
+    """Those of the tokenizer and of every file of these graphs."""
+    names = [TOKENIZER_FILE, *(path.name for variant in variants for path in _files(folder, variant))]
+    return {name: sha256_of(folder / name) for name in names}
 
 
 def _files(folder: Path, variant: Variant) -> list[Path]:
@@ -197,20 +205,24 @@ def _files(folder: Path, variant: Variant) -> list[Path]:
     return [folder / variant.filename, *([data] if data.is_file() else [])]
 
 
-def _size(folder: Path, variant: Variant) -> int:
+def size_of(folder: Path, variant: Variant) -> int:
     return sum(path.stat().st_size for path in _files(folder, variant))
 
 
-def _check_target(source: Path, target: Path) -> None:
+def check_target(source: Path, target: Path) -> None:
     if target.resolve() == source.resolve():
         raise ExportError(f"{target} is the source itself: give another target")
-    if target.exists() and not (target.is_dir() and ((target / SPEC_FILE).is_file() or not any(target.iterdir()))):
+    if target.exists() and not (target.is_dir() and (_is_described(target) or not any(target.iterdir()))):
         raise ExportError(f"{target} is there and is not an encoder folder: give another target")
     if has_weights(target):
         raise ExportError(f"{target} holds a trained encoder, which an export would replace: give another target")
 
 
-def _replace(staged: Path, target: Path, work: Path) -> None:
+def _is_described(folder: Path) -> bool:
+    return any((folder / name).is_file() for name in (SPEC_FILE, RERANKER_FILE))
+
+
+def replace_target(staged: Path, target: Path, work: Path) -> None:
     """Puts the staged folder in the target's place by renames; what no export owns comes along."""
     if target.exists():
         for path in target.iterdir():

@@ -69,7 +69,7 @@ def open_source(folder: Path, overrides: Mapping[str, Any]) -> Source:
     if has_weights(folder):
         spec = _spec(folder, given)
         encoder = TorchEncoder.load(folder, spec)
-        spec = spec.model_copy(update={"weights": _name_of_weights(folder)})
+        spec = spec.model_copy(update={"weights": weights_name(folder)})
         return Source(spec, encoder.backbone.config, encoder.tokenizer_json, encoder)
     if graph is None:
         raise ExportError(f"{folder} has neither weights (model.safetensors) nor a backbone graph (model.onnx)")
@@ -86,7 +86,7 @@ def has_weights(folder: Path) -> bool:
     return any(True for pattern in WEIGHTS for _ in folder.glob(pattern))
 
 
-def _name_of_weights(folder: Path) -> str:
+def weights_name(folder: Path) -> str:
     """As the spec of an encoder folder names its own (`EncoderSpec.identities`)."""
     names = {*weight_files(folder), *(path.name for path in folder.glob(WEIGHTS[1]))}
     return name_of_weights({name: sha256_of(folder / name) for name in names})

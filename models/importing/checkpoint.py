@@ -20,10 +20,13 @@ from transformers import PretrainedConfig
 
 from models.encoder.folder import CONFIG_FILE, infer_spec, read_config, read_json
 from models.encoder.gguf import unpack_gguf
+from models.encoder.pairs import is_reranker
 from models.encoder.spec import SPEC_FILE, EncoderSpec, Pooling, Side
 from models.encoder.torch import PROJECTION_FILE, Projection, TorchEncoder, merge_adapter
+from models.encoder.torch_reranker import is_sequence_classifier
 from models.errors import BadEncoder, ParityError
 from models.export.parity import CHECK_TEXTS, Vectors, row_cosines
+from models.importing.reranker import ImportedReranker, import_reranker
 
 # The least cosine of any check text to the reference library's vector. Sums in another order cost 1e-6 in fp32; bf16
 # weights, which both sides compute in fp32, cost nothing more.
@@ -61,8 +64,11 @@ class Imported:
     texts_per_second: float
 
 
-def import_encoder(source: str, target: Path, given: Given) -> list[Imported]:
-    """Writes `target`, or `target/query` and `target/document` for a sentence-transformers Router."""
+def import_encoder(source: str, target: Path, given: Given) -> list[Imported] | ImportedReranker:
+    """Writes `target`, or `target/query` and `target/document` for a sentence-transformers Router.
+
+    A checkpoint that classifies sequences is a cross-encoder, and becomes a reranker folder.
+    """
     if target.exists():
         raise BadEncoder(f"{target} is there already; give another folder, or remove it first")
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -70,6 +76,10 @@ def import_encoder(source: str, target: Path, given: Given) -> list[Imported]:
         folder = _fetch(source, Path(work))
         name = given.space or _space(source)
         staged = Path(work, "staged")
+        if (folder / CONFIG_FILE).is_file() and is_sequence_classifier(folder):
+            reranker = _import_reranker(folder, staged, target, given)
+            staged.rename(target)
+            return reranker
         towers = router_towers(folder, Path(work))
         if towers is None:
             done = [_import_one(folder, staged, target, given, name, (Side.QUERY, Side.DOCUMENT))]
@@ -120,6 +130,14 @@ def _import_one(source: Path, staged: Path, final: Path, given: Given, space: st
     )
 
 
+def _import_reranker(source: Path, staged: Path, final: Path, given: Given) -> ImportedReranker:
+    for name in ("space", "pooling", "dim", "query_instruction", "document_instruction", "adapter"):
+        if getattr(given, name) is not None:
+            flag = name.replace("_", "-")
+            raise BadEncoder(f"--{flag}: {source} is a cross-encoder, which gives scores and no vectors; leave it out")
+    return import_reranker(source, staged, final, given.max_length, _dtype(read_config(source)))
+
+
 def _adapt(staged: Path, adapter: Path, given: Given) -> None:
     """Turns the imported checkpoint into the encoder that was trained from it."""
     own = EncoderSpec.load(adapter)
@@ -138,7 +156,7 @@ def _fetch(source: str, work: Path) -> Path:
     """A folder with the checkpoint: the given one, an unpacked GGUF file, or what a hub has under this id."""
     path = Path(source)
     if path.is_dir():
-        if (path / SPEC_FILE).is_file():
+        if (path / SPEC_FILE).is_file() or is_reranker(path):
             raise BadEncoder(f"{path} is an encoder folder already; care export makes graphs of it")
         return path
     if path.is_file() and path.suffix == ".gguf":

@@ -3,6 +3,7 @@
 care encoder import Qwen/Qwen3-Embedding-0.6B my-encoder      a hub id, a folder with a checkpoint, a .gguf file
 care encoder import https://host/v1 my-encoder --model NAME   a server: vLLM, TEI, Infinity, Ollama, a cloud
 care encoder import BASE my-encoder --adapter FOLDER          with an adapter that care train wrote
+care encoder import BAAI/bge-reranker-base my-reranker        a cross-encoder: BERT or XLM-R with one label
 care encoder show my-encoder                                  what it is, and what it can do
 care encoder pair my-query-encoder my-encoder                 do they share an embedding space?
 care encoder router my-query-encoder my-encoder both          the pair as one folder for sentence-transformers
@@ -22,6 +23,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+from models.encoder.pairs import RerankerSpec, is_reranker
 from models.encoder.spec import POOLINGS, TOKENIZER_FILE, EncoderSpec, Pooling, Variant
 from models.errors import BadEncoder
 from models.package import positive
@@ -94,7 +96,16 @@ def _import(arguments: Namespace) -> None:
 
     given = Given(**{field.name: getattr(arguments, field.name) for field in fields(Given)})
     print(f"reading {arguments.source} …", file=sys.stderr, flush=True)
-    for made in import_encoder(arguments.source, arguments.target, given):
+    done = import_encoder(arguments.source, arguments.target, given)
+    if not isinstance(done, list):
+        print(
+            f"{done.folder}: a reranker; {done.pairs} pairs differ from transformers' scores by at most "
+            f"{done.difference:.6f} of their deviation; {done.parameters / 1e6:,.0f}M parameters, "
+            f"{done.weight_bytes / 1e9:.2f} GB"
+        )
+        _describe_reranker(done.folder, done.spec)
+        return
+    for made in done:
         print(
             f"{made.folder}: cosine to {made.reference} {made.cosine:.6f} on average, {made.worst:.6f} at worst; "
             f"{made.parameters / 1e6:,.0f}M parameters, {made.weight_bytes / 1e9:.2f} GB; "
@@ -131,6 +142,9 @@ def _import_address(arguments: Namespace) -> None:
 
 
 def _show(arguments: Namespace) -> None:
+    if is_reranker(arguments.folder):
+        _describe_reranker(arguments.folder, RerankerSpec.load(arguments.folder))
+        return
     spec = EncoderSpec.load(arguments.folder)
     _describe(arguments.folder, spec)
     if spec.address is not None:
@@ -165,6 +179,16 @@ def _describe(folder: Path, spec: EncoderSpec) -> None:
         print(f"to serve queries, make graphs first: care export {folder} {folder}-served")
     if spec.dim == spec.native_dim and weights:
         print("fewer dimensions (Matryoshka): --dim at import or export; only if the encoder was trained for it")
+
+
+def _describe_reranker(folder: Path, spec: RerankerSpec) -> None:
+    print(f"reranker, {spec.architecture}, {spec.max_length} tokens a pair")
+    graphs = [variant for variant in Variant if variant.filename in spec.checksums]
+    if graphs:
+        print(f"rerank what a search finds: CARE_RERANKER={folder} care serve   ({', '.join(graphs)})")
+    else:
+        print(f"to rerank in the service, make graphs first: care export {folder} {folder}-served")
+    print(f"judge it: care eval DATA --reranker {folder}")
 
 
 def _pair(arguments: Namespace) -> None:

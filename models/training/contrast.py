@@ -19,6 +19,7 @@ from models.progress import Progress
 from models.training.batches import Batch, BatchDealer, steps_of
 from models.training.encoders import EncoderStore, blend, trained_weights
 from models.training.losses import Contrasted, LexicalTeacher, Objective, with_hypothetical
+from models.training.monitor import DevSets
 from models.training.passes import Kept, Passes, Reader, Reading, TokenTable, on_device, read_once, take
 from models.training.ranks import Ranks
 from models.training.recipe import Contrast, Data
@@ -95,6 +96,9 @@ class ContrastStage:
         if name not in self.encoders:
             return torch.from_numpy(self._keep(name, texts).astype("float32"))
         return Reader(self.encoders[name], self._ranks, tokens=stage.tokens, precision=stage.precision).read(texts)
+
+    def figure(self, dev: DevSets) -> float:
+        return dev.figure(self.vectors_of)
 
     def keep(self, folder: Path) -> None:
         """Writes the trained encoders, averaged with what they were if the recipe says so."""

@@ -23,6 +23,7 @@ from models.encoder.folder import infer_spec, read_config
 from models.encoder.gguf import unpack_gguf
 from models.encoder.spec import INSTRUCTION, SPEC_FILE, TOKENIZER_FILE, EncoderSpec, sha256_of
 from models.encoder.torch import PROJECTION_FILE, Projection, TorchEncoder
+from models.encoder.torch_reranker import TorchReranker
 from models.errors import BadEncoder
 from models.evaluation.benchmarks import wording
 from models.training.ranks import Ranks
@@ -30,6 +31,7 @@ from models.training.recipe import Encoder, Lora, Recipe
 from models.training.shapes import fresh_config
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+Trainable = TorchEncoder | TorchReranker
 WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
 START, VECTORS = "start", "vectors"
 
@@ -128,18 +130,31 @@ class EncoderStore:
             encoder.backbone.gradient_checkpointing_enable({"use_reentrant": False})
         return encoder.to(self.ranks.device).train(trained)
 
-    def keep(self, name: str, encoder: TorchEncoder, folder: Path) -> None:
+    def open_reranker(self, name: str) -> TorchReranker:
+        """The encoder's backbone as a reranker on the training device; all of it is trained."""
+        config = self.recipe.encoders[name]
+        torch.manual_seed(self.recipe.seed)
+        reranker = TorchReranker.start(self.folder(name), config.max_length)
+        if config.layers is not None:
+            keep_layers(reranker.model, config.layers)
+        if config.dropout is not None:
+            set_dropout(reranker.model, config.dropout)
+        if config.checkpointing:
+            reranker.model.gradient_checkpointing_enable({"use_reentrant": False})
+        return reranker.to(self.ranks.device).train()
+
+    def keep(self, name: str, encoder: Trainable, folder: Path) -> None:
         """Writes the encoder, which is then the current one."""
         self.write(name, encoder, folder)
         self.replace(name, folder)
 
-    def write(self, name: str, encoder: TorchEncoder, folder: Path) -> None:
+    def write(self, name: str, encoder: Trainable, folder: Path) -> None:
         """Writes the encoder, adapters merged; the folder is there whole or not at all.
 
         The adapters lie beside it in `NAME-adapter` as well: a few megabytes that turn the start into this encoder.
         """
         lora = self.recipe.encoders[name].lora
-        if lora is not None:
+        if lora is not None and isinstance(encoder, TorchEncoder):
             save_adapter(encoder, folder.with_name(f"{folder.name}-adapter"))
             # Merged in float32: a later stage merges into these weights again, and rounding would add up.
             plain = self._load(name, torch.float32)
@@ -167,7 +182,7 @@ class EncoderStore:
         return encoder
 
 
-def _save(encoder: TorchEncoder, folder: Path) -> None:
+def _save(encoder: Trainable, folder: Path) -> None:
     fresh = folder.with_name(folder.name + ".new")
     shutil.rmtree(fresh, ignore_errors=True)
     encoder.save(fresh)

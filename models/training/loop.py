@@ -28,8 +28,7 @@ from models.training.contrast import OBJECTIVE
 from models.training.encoders import restore_trained, trained_weights
 from models.training.monitor import DevSets, Watch
 from models.training.ranks import Ranks
-from models.training.recipe import Contrast, Reconstruct
-from models.training.tables import Texts
+from models.training.recipe import TrainedStage
 
 CHECKPOINT = "checkpoint"
 META, WEIGHTS, OPTIMISER, BEST = "meta.json", "weights.safetensors", "optimiser.safetensors", "best.safetensors"
@@ -49,7 +48,7 @@ class Work(Protocol):
     @property
     def modules(self) -> Mapping[str, nn.Module]: ...
     def gradients(self, step: int, scale: Callable[[Tensor], Tensor]) -> dict[str, float]: ...
-    def vectors_of(self, texts: Texts) -> Tensor: ...
+    def figure(self, dev: DevSets) -> float: ...
     def write(self, folder: Path) -> None: ...
 
 
@@ -63,9 +62,7 @@ class Progress:
     scale: float | None = None
 
 
-def run(
-    work: Work, settings: Contrast | Reconstruct, name: str, folder: Path, ranks: Ranks, dev: DevSets | None
-) -> None:
+def run(work: Work, settings: TrainedStage, name: str, folder: Path, ranks: Ranks, dev: DevSets | None) -> None:
     """All steps of a stage from where it stopped; afterwards the weights are the last, or the best by the dev sets."""
     home = folder / name / CHECKPOINT
     optimiser = make_optimiser(work.modules, settings)
@@ -125,14 +122,14 @@ def _step(
 
 def _judge(work: Work, dev: DevSets, progress: Progress, watch: Watch, ranks: Ranks) -> Progress:
     # Two cards may round differently; what follows must be the same on all ranks.
-    figure = ranks.of_first(dev.figure(work.vectors_of))
+    figure = ranks.of_first(work.figure(dev))
     watch.log({"step": progress.step, "dev": figure, "metric": dev.metric})
     better = progress.best is None or figure > progress.best
     watch.write(f"step {progress.step}: {dev.metric} {figure:.2f}{', the best so far' if better else ''}")
     return replace(progress, best=figure, best_step=progress.step) if better else progress
 
 
-def make_optimiser(modules: Mapping[str, nn.Module], settings: Contrast | Reconstruct) -> torch.optim.AdamW:
+def make_optimiser(modules: Mapping[str, nn.Module], settings: TrainedStage) -> torch.optim.AdamW:
     """AdamW; vectors and scalars are not decayed. A module that no rate is named for takes the highest."""
     rates = settings.lr if isinstance(settings.lr, dict) else {}
     default = max(rates.values()) if rates else settings.lr

@@ -20,7 +20,7 @@ from models.training.encoders import EncoderStore
 from models.training.passes import Kept, read_once, take
 from models.training.ranks import Ranks
 from models.training.recipe import Diversify, Filter, Mine
-from models.training.rows import Pair, as_pairs, read_all
+from models.training.rows import Pair, as_pairs, read_all, sampled
 from models.training.tables import SCRATCH, PairTable, Rows, Texts, shared
 
 QUERIES_AT_ONCE = 1024
@@ -48,8 +48,12 @@ class Searcher:
         )
 
     def rows(self) -> Iterator[Pair]:
-        """The rows of the files in their order, read again at each call."""
-        return as_pairs(read_all(self._files), {}, self._store.recipe.seed)
+        """The rows of the files in their order, less those that are not in the sample; read again at each call."""
+        seed = self._store.recipe.seed
+        rows = read_all(self._files)
+        if isinstance(self._stage, Mine):
+            rows = sampled(rows, self._stage.sample, self._stage.halves, seed)
+        return as_pairs(rows, {}, seed)
 
     @cached_property
     def _queries(self) -> Kept:

@@ -15,9 +15,11 @@ from torch import Tensor
 
 from models.encoder.spec import Side
 from models.errors import BadData
+from models.evaluation.encoders import Reranker
 from models.evaluation.judge import figures
 from models.evaluation.sets import METRICS, Kind, RetrievalSet, Task, find_tasks
-from models.evaluation.systems import DEPTH, search
+from models.evaluation.systems import DEPTH, rerank, search
+from models.lexical import Ranking
 from models.progress import Progress
 from models.training.ranks import Ranks
 from models.training.recipe import Dev
@@ -90,13 +92,30 @@ class DevSets:
 
     def figure(self, read: Callable[[Texts], Tensor]) -> float:
         """The metric in percent, mean over the sets; `read` gives vectors (texts, dim) of texts."""
+        return self._mean(self.rankings(read))
+
+    def rankings(self, read: Callable[[Texts], Tensor]) -> list[list[Ranking]]:
+        """What an exact search finds for each query of each set."""
         found = []
         for task in self._tasks:
             assert isinstance(task.data, RetrievalSet)
             queries = read(Texts(Side.QUERY, task.data.queries)).float().numpy()
             documents = read(Texts(Side.DOCUMENT, task.data.documents)).float().numpy()
-            found.append(figures(task, search(queries, documents, DEPTH))[0][self.metric])
-        return float(np.mean(found))
+            found.append(search(queries, documents, DEPTH))
+        return found
+
+    def reranked(self, first: list[list[Ranking]], reranker: Reranker, depth: int) -> tuple[float, float]:
+        """The metric of these rankings, and of the same with their first `depth` documents in another order."""
+        second = [
+            rerank(task.data, of_task, reranker, depth)
+            for task, of_task in zip(self._tasks, first, strict=True)
+            if isinstance(task.data, RetrievalSet)
+        ]
+        return self._mean(first), self._mean(second)
+
+    def _mean(self, rankings: list[list[Ranking]]) -> float:
+        answered = zip(self._tasks, rankings, strict=True)
+        return float(np.mean([figures(task, of_task)[0][self.metric] for task, of_task in answered]))
 
 
 def draw_curves(folder: Path) -> Path | None:

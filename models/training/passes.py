@@ -55,7 +55,7 @@ class TokenTable:
 
     @classmethod
     def build(
-        cls, texts: Texts, spec: EncoderSpec, tokenizer: Tokenizer, device: torch.device,
+        cls, texts: Texts, spec: EncoderSpec | None, tokenizer: Tokenizer, device: torch.device,
         path: Path | None = None, ranks: Ranks | None = None,
     ) -> TokenTable:  # fmt: skip
         """Tokenises all texts; with a path the first rank writes files, which all ranks map."""
@@ -101,7 +101,7 @@ class TokenTable:
 
 
 def _tokenised(
-    texts: Texts, spec: EncoderSpec, tokenizer: Tokenizer, *, first: bool
+    texts: Texts, spec: EncoderSpec | None, tokenizer: Tokenizer, *, first: bool
 ) -> Iterator[tuple[FlatIds, Rows, Rows]]:
     """Ids, their start in all ids, and the length of each text, a chunk of texts at a time."""
     # Few texts have more than eight characters a token: cutting first saves tokenising the rest of a long text.

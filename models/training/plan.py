@@ -25,6 +25,8 @@ from models.training.recipe import (
     Mine,
     Recipe,
     Reconstruct,
+    Rerank,
+    TrainedStage,
     trained_by,
 )  # fmt: skip
 from models.training.rows import Pair, as_pairs, as_texts, count_units, sample
@@ -103,15 +105,15 @@ def plan(recipe: Recipe, tflops: float) -> str:
     for name, stage in recipe.stages.items():
         lines += ["", f"stage {name}: {stage.kind}" + (", skipped" if stage.skip else "")]
         if not stage.skip:
-            trains = isinstance(stage, Contrast | Reconstruct)
+            trains = isinstance(stage, TrainedStage)
             detail = _trained_lines(recipe, stage, costs, tflops) if trains else _row_stage_line(stage)
             lines += [f"  {line}" for line in detail]
     return "\n".join(lines)
 
 
 def _trained_lines(recipe: Recipe, stage: AnyStage, costs: dict[str, Cost | None], tflops: float) -> list[str]:
-    assert isinstance(stage, Contrast | Reconstruct)
-    readers = [stage.encoder] if isinstance(stage, Reconstruct) else [stage.query, stage.document or stage.query]
+    assert isinstance(stage, TrainedStage)
+    readers = [stage.query, stage.document or stage.query] if isinstance(stage, Contrast) else [stage.encoder]
     trained = trained_by(stage)
     length = f"{stage.epochs:g} epochs" if stage.epochs is not None else f"{stage.steps} steps"
     rates = stage.lr if isinstance(stage.lr, dict) else {"": stage.lr}
@@ -130,6 +132,9 @@ def _trained_lines(recipe: Recipe, stage: AnyStage, costs: dict[str, Cost | None
         heat = f"temperature {'learned from ' if loss.learnable else ''}{loss.temperature:g}"
         dims = ", ".join(map(str, loss.dims or [recipe.dim]))
         lines.append(f"loss {total}, {heat}, dimensions {dims}, {stage.data.negatives} hard negatives")
+    if isinstance(stage, Rerank):
+        taught = f" + {stage.loss.distil:g} x distillation from {stage.loss.teacher}" if stage.loss.distil else ""
+        lines.append(f"loss {stage.loss.cross_entropy:g} x cross-entropy{taught}, lists of {1 + stage.data.negatives}")
     if stage.note:
         lines.append(f"note: {stage.note}")
     known = {name: cost for name in dict.fromkeys(readers) if (cost := costs[name]) is not None}
@@ -138,23 +143,23 @@ def _trained_lines(recipe: Recipe, stage: AnyStage, costs: dict[str, Cost | None
     memory = sum(c.memory(recipe.encoders[n], stage.tokens, trained=n in trained) for n, c in known.items())
     if isinstance(stage, Contrast):
         memory += 4 * SCORE_TABLES * stage.batch * stage.batch * (1 + stage.data.negatives)
-    else:
+    elif isinstance(stage, Reconstruct):
         memory += WORD_BYTES * stage.tokens * known[stage.encoder].words
     lines.append(f"memory about {memory / 2**30:.0f} GiB on each card")
     return [*lines, *_hours(recipe, stage, readers, known, tflops)]
 
 
-def _hours(
-    recipe: Recipe, stage: Contrast | Reconstruct, readers: list[str], known: dict[str, Cost], tflops: float
-) -> list[str]:
+def _hours(recipe: Recipe, stage: TrainedStage, readers: list[str], known: dict[str, Cost], tflops: float) -> list[str]:
     """A trained encoder reads every example that is drawn, a frozen one every text of the files once."""
     longest = [recipe.encoders[name].max_length for name in readers]
     data = stage.data.model_copy(update={"view": "texts"}) if isinstance(stage, Reconstruct) else stage.data
     sizes = sizes_of(recipe, data, longest[0], longest[-1])
     lengths = list(map(float, longest)) if sizes is None else [sizes.query, sizes.document][-len(readers) :]
-    shares = [1.0] if isinstance(stage, Reconstruct) else [1.0, 1.0 + stage.data.negatives]
+    if isinstance(stage, Rerank):  # a text here is a pair
+        lengths = [float(longest[0]) if sizes is None else min(longest[0], sizes.query + sizes.document)]
+    shares = [1.0, 1.0 + stage.data.negatives] if isinstance(stage, Contrast) else [1.0 + stage.data.negatives]
     tokens = [share * length for share, length in zip(shares, lengths, strict=True)]
-    cached = stage.batch * sum(tokens) > stage.tokens
+    cached = not isinstance(stage, Rerank) and stage.batch * sum(tokens) > stage.tokens
     work = {True: 0.0, False: 0.0}
     for name, read in zip(readers, tokens, strict=True):
         trained = name in trained_by(stage)

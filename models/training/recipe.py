@@ -222,6 +222,42 @@ class Reconstruct(_Trained):
     decoder_mask: Share = 0.5
 
 
+class ListLoss(_Section):
+    """Weights of the terms over a list of documents: the positive and its negatives."""
+
+    cross_entropy: Weight = 1.0
+    """Of the positive among the list."""
+    distil: Weight = 0.0
+    """Divergence of the list's scores from the teacher's."""
+    teacher: str | None = None
+    """A frozen encoder, whose cosines are the teacher's scores."""
+    teacher_temperature: Above = 0.05
+
+    @model_validator(mode="after")
+    def _something_counts(self) -> ListLoss:
+        if not (self.cross_entropy or self.distil):
+            raise ValueError("every term has weight 0: give cross_entropy or distil another")
+        if self.distil and self.teacher is None:
+            raise ValueError("distil needs a teacher: name an encoder")
+        return self
+
+
+class Rerank(_Trained):
+    """A reranker (cross-encoder) puts lists of documents into order; BERT or XLM-R with a head of one score.
+
+    `data.negatives` is the length of a list less its positive. A row with fewer negatives gets other rows' positives.
+    """
+
+    kind: Literal["rerank"]
+    encoder: str
+    """The encoder whose backbone becomes the reranker. Its `max_length` counts the tokens of a pair."""
+    first: str | None = None
+    """The encoder whose best documents are reranked in the development sets. Default: these are not judged."""
+    depth: Positive = 20
+    """How many of them."""
+    loss: ListLoss = ListLoss()
+
+
 class _RowStage(_Section):
     """Files of rows in, one file out, chosen by an encoder."""
 
@@ -248,6 +284,10 @@ class Mine(_RowStage):
     """Only what scores lower than the best positive by at least this."""
     sources: list[str] = []
     """Only these; empty: all. Rows of others pass unchanged."""
+    sample: dict[str, Share] = {}
+    """Share of the rows that are read, by source ("*": all others); what is left out is not written. Default: all."""
+    halves: dict[str, Share] = {}
+    """Share of these rows, by source, in which a part of the document asks for the rest, instead of the query."""
 
 
 class Filter(_RowStage):
@@ -281,8 +321,9 @@ class Diversify(_RowStage):
         """Texts are compared with their own kind: no second encoder reads."""
 
 
-Stage = Annotated[Contrast | Reconstruct | Mine | Filter | Diversify, Field(discriminator="kind")]
-AnyStage = Contrast | Reconstruct | Mine | Filter | Diversify
+TrainedStage = Contrast | Reconstruct | Rerank
+AnyStage = Contrast | Reconstruct | Rerank | Mine | Filter | Diversify
+Stage = Annotated[AnyStage, Field(discriminator="kind")]
 
 
 class Dev(_Section):
@@ -314,12 +355,30 @@ class Recipe(_Section):
             _check_names(f"stages.{name}", stage, set(self.encoders), written)
             if isinstance(stage, Mine | Filter | Diversify) and not stage.skip:
                 written.add(f"@{name}")
+        for name in self.rerankers:
+            self._check_reranker(name)
         for name, config in self.encoders.items():
             if config.copy_of is not None and config.copy_of not in starts:
                 raise ValueError(f"encoders.{name}.copy_of: {config.copy_of!r} is no encoder with a start of its own")
         if wrong := RESERVED & {*self.encoders, *self.stages}:
             raise ValueError(f"{wrong.pop()!r} is a folder of every run: choose another name")
         return self
+
+    def _check_reranker(self, name: str) -> None:
+        config = self.encoders[name]
+        if config.lora is not None or config.projection is not None:
+            raise ValueError(f"encoders.{name}: a reranker is trained whole: leave lora and projection out")
+        for place, stage in self.stages.items():
+            read = [stage.first, stage.loss.teacher] if isinstance(stage, Rerank) else list(encoders_of(stage))
+            if name in read:
+                raise ValueError(
+                    f"stages.{place}: {name!r} becomes a reranker, which gives no vectors; read with a copy_of it"
+                )
+
+    @property
+    def rerankers(self) -> set[str]:
+        """The encoders that become rerankers."""
+        return {stage.encoder for stage in self.stages.values() if isinstance(stage, Rerank)}
 
     def dim_of(self, encoder: str) -> int:
         """How many dimensions the vectors of an encoder have."""
@@ -342,7 +401,7 @@ class Recipe(_Section):
 
 def files_of(stage: AnyStage) -> list[str]:
     """The files that a stage reads, as the recipe names them."""
-    if isinstance(stage, Contrast | Reconstruct):
+    if isinstance(stage, TrainedStage):
         return stage.data.files
     return [*stage.files, *(stage.corpus if isinstance(stage, Mine) else [])]
 
@@ -351,13 +410,15 @@ def trained_by(stage: AnyStage) -> list[str]:
     """The encoders that a stage changes."""
     if isinstance(stage, Contrast):
         return list(dict.fromkeys(stage.train))
-    return [stage.encoder] if isinstance(stage, Reconstruct) else []
+    return [stage.encoder] if isinstance(stage, Reconstruct | Rerank) else []
 
 
 def encoders_of(stage: AnyStage) -> Iterator[str]:
     """The encoders that a stage reads with, some of them twice."""
-    if isinstance(stage, Reconstruct):
+    if isinstance(stage, Reconstruct | Rerank):
         yield stage.encoder
+        if isinstance(stage, Rerank):
+            yield from filter(None, (stage.first, stage.loss.teacher))
         return
     yield stage.query
     if stage.document is not None:
@@ -373,7 +434,7 @@ def _check_names(where: str, stage: AnyStage, encoders: set[str], written: set[s
             raise ValueError(f"{where}: no encoder is called {name!r}")
     if isinstance(stage, Contrast) and (others := set(stage.train) - {stage.query, stage.document}):
         raise ValueError(f"{where}.train: {others.pop()!r} reads nothing in this stage")
-    rates = stage.lr if isinstance(stage, Contrast | Reconstruct) and isinstance(stage.lr, dict) else {}
+    rates = stage.lr if isinstance(stage, TrainedStage) and isinstance(stage.lr, dict) else {}
     if others := set(rates) - set(trained_by(stage)):
         raise ValueError(f"{where}.lr: {others.pop()!r} is not trained in this stage")
     for file in files_of(stage):

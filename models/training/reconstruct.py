@@ -23,9 +23,9 @@ from models.training.batches import BatchDealer, steps_of
 from models.training.contrast import read_table
 from models.training.encoders import EncoderStore
 from models.training.losses import reconstruction
+from models.training.monitor import DevSets
 from models.training.passes import Reader, TokenTable, autocast
 from models.training.recipe import Reconstruct
-from models.training.tables import Texts
 
 MASK_TOKENS = ("[MASK]", "<mask>")
 HEADS_WIDTH = 64
@@ -119,9 +119,9 @@ class ReconstructStage:
         tokens = sum(ids.numel() for ids, _ in chunks) * self._ranks.size
         return facts | {"texts": len(rows), "tokens": tokens}
 
-    def vectors_of(self, texts: Texts) -> Tensor:
+    def figure(self, dev: DevSets) -> float:
         stage = self._stage
-        return Reader(self._encoder, self._ranks, tokens=stage.tokens, precision=stage.precision).read(texts)
+        return dev.figure(Reader(self._encoder, self._ranks, tokens=stage.tokens, precision=stage.precision).read)
 
     def keep(self, folder: Path) -> None:
         self._store.keep(self._stage.encoder, self._encoder, folder / self._stage.encoder)

@@ -122,6 +122,20 @@ def read_all(files: Sequence[Path]) -> Iterator[Pair]:
     return (pair for path in files for pair in read_pairs(path))
 
 
+def sampled(
+    rows: Iterable[Pair], shares: Mapping[str, float], halved: Mapping[str, float], seed: int
+) -> Iterator[Pair]:
+    """Each row with the chance that its source has ("*": all others), the same rows for the same seed.
+
+    A share `halved` of them loses its query, so that a part of the document asks for the rest (`as_pairs`).
+    """
+    chance = random.Random(seed)
+    for row in rows:
+        if chance.random() < shares.get(row.source, shares.get("*", 1.0)):
+            alone = chance.random() < halved.get(row.source, halved.get("*", 0.0))
+            yield replace(row, query="", positives=row.positives[:1], negatives=[]) if alone else row
+
+
 def as_pairs(rows: Iterable[Pair], crops: Mapping[str, float], seed: int, units: Units = CROP_UNITS) -> Iterator[Pair]:
     """Every row as a question and its answer, followed by crops of its documents that ask for them."""
     chance = random.Random(seed)

@@ -28,11 +28,13 @@ from models.training.recipe import (
     Filter,
     Mine,
     Recipe,
+    Rerank,
     encoders_of,
     files_of,
     trained_by,
 )
 from models.training.reconstruct import ReconstructStage
+from models.training.rerank import RerankStage
 from models.training.shapes import check
 from models.training.tables import SCRATCH
 
@@ -84,9 +86,12 @@ def _run_stage(store: EncoderStore, name: str, stage: AnyStage, folder: Path, de
         return filter_pairs(store, stage, files, home / PAIRS)
     if isinstance(stage, Diversify):
         return diversify(store, stage, files, home / PAIRS)
-    work: ContrastStage | ReconstructStage
+    work: ContrastStage | ReconstructStage | RerankStage
     if isinstance(stage, Contrast):
         work = ContrastStage(store, stage, files, home / SCRATCH)
+    elif isinstance(stage, Rerank):
+        work = RerankStage(store, stage, files, home / SCRATCH)
+        dev = dev if stage.first is not None else None
     else:
         work, dev = ReconstructStage(store, stage, files, home / SCRATCH), None
     loop.run(work, stage, name, folder, store.ranks, dev)
@@ -125,7 +130,7 @@ def _look_ahead(folder: Path, store: EncoderStore) -> None:
                     raise BadData(f"stages.{name}: {file} is not there; put the rows there, or name another file")
             for encoder in encoders_of(stage):
                 if encoder not in ready and store.recipe.encoders[encoder].copy_of not in ready:
-                    store.spec(encoder)
+                    store.folder(encoder) if encoder in store.recipe.rerankers else store.spec(encoder)
         ready.update(trained_by(stage))
 
 

@@ -16,9 +16,10 @@ from transformers import AutoConfig, AutoModel, PretrainedConfig
 from models.encoder.folder import CONFIG_FILE, check_length, read_config
 from models.encoder.gguf import gguf_config
 from models.encoder.spec import INSTRUCTION, TEMPLATE, Pooling
+from models.encoder.torch_reranker import require_architecture
 from models.errors import BadData, BadEncoder
 from models.evaluation.benchmarks import wording
-from models.training.recipe import AnyStage, Contrast, Encoder, Fresh, Recipe, Reconstruct, encoders_of
+from models.training.recipe import AnyStage, Contrast, Encoder, Fresh, Recipe, Reconstruct, Rerank, encoders_of
 from models.training.rows import count_units
 
 
@@ -110,6 +111,10 @@ def check(recipe: Recipe) -> None:
 
 def _check_encoder(recipe: Recipe, name: str, shape: PretrainedConfig) -> None:
     config, where = recipe.encoders[name], f"encoders.{name}"
+    if name in recipe.rerankers:
+        require_architecture(Path(str(config.start or name)), shape)
+        check_length(Path(str(config.start or name)), shape, config.max_length)
+        return
     width, dim = config.projection or shape.hidden_size, recipe.dim_of(name)
     if dim > width:
         raise BadEncoder(f"{where}: it has {width} dimensions, the recipe {dim}; set {where}.dim to at most {width}")
@@ -143,6 +148,8 @@ def _check_stage(recipe: Recipe, where: str, stage: AnyStage, shapes: dict[str, 
         if stage.encoder in shapes and _is_decoder(shapes[stage.encoder]):
             kind = shapes[stage.encoder].model_type
             raise BadEncoder(f"{where}: RetroMAE needs an encoder with a mask token, and a {kind} has none")
+        return
+    if isinstance(stage, Rerank):
         return
     readers = [stage.query, *([stage.document] if stage.document else [])]
     if not isinstance(stage, Contrast):

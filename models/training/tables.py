@@ -175,7 +175,10 @@ class Texts:
     def __len__(self) -> int:
         return len(self.texts)
 
-    def as_read_by(self, spec: EncoderSpec, rows: range) -> list[str]:
+    def as_read_by(self, spec: EncoderSpec | None, rows: range) -> list[str]:
+        """The texts with their instructions; a reranker has no spec of an encoder, and reads them as they stand."""
+        if spec is None:
+            return [self.texts[row] for row in rows]
         own = spec.instruction(self.side)
         if self.instructions is None:
             return [own + self.texts[row] for row in rows]

@@ -44,8 +44,9 @@ Vector = NDArray[np.float32]
 class ResultKeys:
     """Keys of results: snapshot, overlay, encoder, settings that matter, the tenant, the whole request, the query."""
 
-    def __init__(self, settings: Settings) -> None:
-        self._settings = repr([getattr(settings, name) for name in SETTINGS_IN_KEY]).encode()
+    def __init__(self, settings: Settings, reranker: str = "") -> None:
+        """`reranker` is the fingerprint of the second stage, if there is one."""
+        self._settings = repr([reranker, *(getattr(settings, name) for name in SETTINGS_IN_KEY)]).encode()
 
     def __call__(
         self, serving: Serving, request: BaseModel, queries: Sequence[str], tenant: bytes = b""

@@ -6,25 +6,37 @@ A request is a few arrays, so that any number of queries costs a few array opera
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from time import perf_counter
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from indexer.store.arrays import Rows, Scores
-from models.encoder.tokenizer import flatten
+from models.encoder.tokenizer import FlatIds, flatten
 from models.fusion import LATER_DENSE, Mode
 from service.engine import ranking
-from service.engine.jobs import NO_ROWS, NO_VECTORS, BatchTimes, Outcome, Request, Response, SearchJob, Status, Vectors
+from service.engine.jobs import (
+    NO_ROWS,
+    NO_VECTORS,
+    BatchTimes,
+    Outcome,
+    PairJob,
+    Request,
+    Response,
+    SearchJob,
+    Status,
+    Vectors,
+)  # fmt: skip
 from service.engine.queue import Entry
 from service.engine.ranking import NOTHING, Side
 from service.serving.serving import Serving
 
 if TYPE_CHECKING:
     from indexer.store.filters import Filter
-    from service.engine.device import Encoder, VectorSearch
+    from service.engine.device import Encoder, Reranker, VectorSearch
 
 
 @dataclass(slots=True, eq=False)
@@ -36,6 +48,7 @@ class OpenServing:
     vectors: VectorSearch
     handle: int = 0
     holders: int = 0
+    reranker: Reranker | None = None
 
 
 def compute_batch(held: OpenServing, requests: Sequence[Request], waiting: int = 0) -> list[Response]:
@@ -45,7 +58,7 @@ def compute_batch(held: OpenServing, requests: Sequence[Request], waiting: int =
     encoded = perf_counter()
     found = _search(held, requests, vectors)
     times = BatchTimes(encoded - began, perf_counter() - encoded)
-    size = sum(request.size for request in requests)
+    size = sum(request.load for request in requests)
     return [
         Response(one.number, Status.DONE, times, size, waiting, rows, scores, own if one.keep_vectors else NO_VECTORS)
         for one, own, (scores, rows) in zip(requests, vectors, found, strict=True)
@@ -53,18 +66,30 @@ def compute_batch(held: OpenServing, requests: Sequence[Request], waiting: int =
 
 
 def _embed(held: OpenServing, requests: Sequence[Request]) -> list[Vectors]:
-    """Returns the embeddings (queries, dim) of each request: its own, or encoded in one call with the others'."""
-    unread = [request for request in requests if len(request.lengths)]
-    if not unread:
-        return [request.vectors for request in requests]
-    lengths = np.concatenate([request.lengths for request in unread])
-    matrix = held.encoder.encode(np.concatenate([request.ids for request in unread]), lengths)
-    vectors, start = [], 0
-    for request in requests:
-        end = start + len(request.lengths)
-        vectors.append(matrix[start:end] if end > start else request.vectors)
-        start = end
+    """Returns the embeddings (queries, dim) of each request: its own, or encoded in one call with the others'.
+
+    Those of pairs are their scores (pairs, 1).
+    """
+    vectors = [request.vectors for request in requests]
+    ways: list[tuple[bool, Callable[[FlatIds, FlatIds], Vectors]]]
+    ways = [(False, held.encoder.encode), (True, partial(_score, held))]
+    for pairs, compute in ways:
+        unread = [place for place, one in enumerate(requests) if len(one.lengths) and one.pairs is pairs]
+        if not unread:
+            continue
+        lengths = np.concatenate([requests[place].lengths for place in unread])
+        matrix, start = compute(np.concatenate([requests[place].ids for place in unread]), lengths), 0
+        for place in unread:
+            end = start + len(requests[place].lengths)
+            vectors[place] = matrix[start:end]
+            start = end
     return vectors
+
+
+def _score(held: OpenServing, ids: FlatIds, lengths: FlatIds) -> Vectors:
+    if held.reranker is None:
+        raise ValueError("a pair came to an engine without a reranker")
+    return held.reranker.score(ids, lengths)[:, None]
 
 
 def _search(held: OpenServing, requests: Sequence[Request], vectors: Sequence[Vectors]) -> list[tuple[Vectors, Rows]]:
@@ -94,6 +119,7 @@ class RequestKey(NamedTuple):
     bulk: bool
     ready: bool
     keep_vectors: bool
+    pairs: bool
     filters: tuple[Filter, ...]
 
 
@@ -123,7 +149,8 @@ class PendingJob:
     def key(self) -> RequestKey:
         job, serving, ready = self.entry.job, self.entry.serving, self.vector is not None
         filters = serving.snapshot_filters(job.options.filters) if isinstance(job, SearchJob) else ()
-        return RequestKey(self.k, self.entry.bulk, ready, job.keep_vector or serving.fresh is not None, filters)
+        keep, pairs = job.keep_vector or serving.fresh is not None, isinstance(job, PairJob)
+        return RequestKey(self.k, self.entry.bulk, ready, keep, pairs, filters)
 
     def take_dense(self, response: Response, position: int, fresh: Scores | None) -> None:
         """Takes this job's part of a response; `dense` stays None if the job needs a request with a larger `k`.
@@ -164,7 +191,7 @@ def group_jobs(pending: Iterable[PendingJob]) -> dict[RequestKey, list[PendingJo
 def make_request(key: RequestKey, together: Sequence[PendingJob], number: int = 0, handle: int = 0) -> Request:
     """Makes the request for jobs of one key; raises ValueError if one has neither tokens nor a vector."""
     deadline = max((deadline for one in together for _, deadline in one.entry.waiters), default=float("inf"))
-    request = Request(number, handle, key.k, key.bulk, key.keep_vectors, deadline, key.filters)
+    request = Request(number, handle, key.k, key.bulk, key.keep_vectors, deadline, key.filters, pairs=key.pairs)
     if key.ready:
         request.vectors = np.stack([one.vector for one in together if one.vector is not None])
         return request

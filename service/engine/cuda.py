@@ -22,9 +22,10 @@ from numpy.typing import NDArray
 from indexer.store.arrays import Rows
 from indexer.store.kinds import IndexKind
 from indexer.store.vectors import GpuGraph, VectorIndex, marked, selector_of
+from models.encoder.onnx import OnnxReranker
 from models.encoder.spec import verify_graph
 from models.encoder.tokenizer import FlatIds, Ids, TextReader
-from service.engine.device import CpuVectors, VectorSearch
+from service.engine.device import CpuVectors, GraphReranker, VectorSearch
 from service.engine.jobs import Vectors
 from service.errors import BadDevice
 from service.serving.serving import Selection
@@ -37,6 +38,7 @@ NEEDS = "CARE_DEVICE=cuda needs an NVIDIA GPU and the gpu extra"
 MOST_K = 2048
 ADD_ROWS = 65_536
 MEMORISED_FILTERS = 32
+RERANK_TOKENS = 16_384  # padded tokens of pairs that are scored at once
 
 # Buffers are kept for a bounded number of shapes, so a batch is padded up to the next shape: a GPU computes a few rows
 # more in the same time. Lengths are multiples of LENGTH_STEP; numbers of queries grow in steps.
@@ -76,6 +78,9 @@ class Cuda:
             if tokens <= reader.spec.max_length:
                 encoder.encode(np.ones(queries * tokens, np.int32), np.full(queries, tokens, np.int32))
         return encoder
+
+    def load_reranker(self, folder: Path) -> GraphReranker:
+        return GraphReranker(OnnxReranker.load(folder, device="cuda"), RERANK_TOKENS)
 
     def open_vectors(self, vectors: VectorIndex) -> VectorSearch:
         if vectors.kind is IndexKind.CAGRA:

@@ -6,7 +6,7 @@ Queries come as one array of token ids and the length of each, so that any numbe
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -19,9 +19,9 @@ from indexer.store.arrays import Rows
 from indexer.store.collection import Database
 from indexer.store.snapshot import Snapshot
 from indexer.store.vectors import VectorIndex, limit_threads
-from models.encoder.onnx import OnnxEncoder, bulk_batches
+from models.encoder.onnx import OnnxEncoder, OnnxReranker, bulk_batches
 from models.encoder.spec import EncoderSpec
-from models.encoder.tokenizer import FlatIds, TextReader, pad_flat
+from models.encoder.tokenizer import FlatIds, Ids, TextReader, pad_flat
 from service.engine.jobs import DATABASE_AWAY, Vectors
 from service.limits import Breaker
 from service.serving.serving import Selection
@@ -57,13 +57,23 @@ class VectorSearch(Protocol):
         ...
 
 
+class Reranker(Protocol):
+    """Runs a reranker's graph."""
+
+    def score(self, ids: FlatIds, lengths: FlatIds) -> Vectors:
+        """Returns the scores (pairs,); `ids` holds the tokens of one pair after the other."""
+        ...
+
+
 OpenVectors = Callable[[Snapshot], VectorSearch]
 
 
 class Device(Protocol):
-    """Opens encoders and vectors for computing."""
+    """Opens encoders, rerankers and vectors for computing."""
 
     def load_encoder(self, folder: Path) -> Encoder: ...
+
+    def load_reranker(self, folder: Path) -> Reranker: ...
 
     def open_vectors(self, vectors: VectorIndex) -> VectorSearch: ...
 
@@ -76,12 +86,32 @@ class CpuEncoder:
         self._encoder = encoder
 
     def encode(self, ids: FlatIds, lengths: FlatIds) -> Vectors:
-        starts = np.cumsum(lengths) - lengths
         vectors = np.empty((len(lengths), self.reader.spec.dim), np.float32)
-        for rows in bulk_batches(lengths.tolist(), CALL_TOKENS):
-            own = np.concatenate([ids[starts[row] : starts[row] + lengths[row]] for row in rows])
-            vectors[rows] = self._encoder.encode_padded(*pad_flat(own, lengths[rows]))
+        for rows, padded, mask in _calls(ids, lengths, CALL_TOKENS):
+            vectors[rows] = self._encoder.encode_padded(padded, mask)
         return vectors
+
+
+class GraphReranker:
+    """Runs a reranker's graph by ONNX Runtime, in calls of at most `call_tokens` padded tokens."""
+
+    def __init__(self, reranker: OnnxReranker, call_tokens: int = CALL_TOKENS) -> None:
+        self._reranker = reranker
+        self._call_tokens = call_tokens
+
+    def score(self, ids: FlatIds, lengths: FlatIds) -> Vectors:
+        scores = np.empty(len(lengths), np.float32)
+        for rows, padded, mask in _calls(ids, lengths, self._call_tokens):
+            scores[rows] = self._reranker.score_padded(padded, mask)
+        return scores
+
+
+def _calls(ids: FlatIds, lengths: FlatIds, tokens: int) -> Iterator[tuple[list[int], Ids, Ids]]:
+    """Texts of like lengths, at most `tokens` padded tokens at a time: their places, ids and mask."""
+    starts = np.cumsum(lengths) - lengths
+    for rows in bulk_batches(lengths.tolist(), tokens):
+        own = np.concatenate([ids[starts[row] : starts[row] + lengths[row]] for row in rows])
+        yield rows, *pad_flat(own, lengths[rows])
 
 
 class ServerEncoder:
@@ -126,6 +156,9 @@ class Cpu:
 
     def load_encoder(self, folder: Path) -> CpuEncoder:
         return CpuEncoder(OnnxEncoder.load(folder, threads=self._encoder_threads))
+
+    def load_reranker(self, folder: Path) -> GraphReranker:
+        return GraphReranker(OnnxReranker.load(folder, threads=self._encoder_threads))
 
     def open_vectors(self, vectors: VectorIndex) -> CpuVectors:
         return CpuVectors(vectors, self._threads)

@@ -23,6 +23,7 @@ Vectors = NDArray[np.float32]
 NO_TOKENS = np.empty(0, np.int32)
 NO_VECTORS = np.empty((0, 0), np.float32)
 NO_ROWS = np.empty((0, 0), np.int64)
+QUERY_TOKENS = 32  # of a pair, that take about as long as a query
 # Messages for clients, the same for every engine.
 DATABASE_AWAY = "the vector database does not answer; try again when it is back"
 ENGINE_FAILED = "the search engine failed on this query; try again"
@@ -55,6 +56,8 @@ class SearchJob:
     vector: bytes | None = None
     keep_vector: bool = False
 
+    load: ClassVar[int] = 1
+
     @property
     def needs_vector(self) -> bool:
         return self.options.mode is not Mode.LEXICAL
@@ -71,9 +74,33 @@ class EncodeJob:
     vector: ClassVar[None] = None
     keep_vector: ClassVar[bool] = True
     needs_vector: ClassVar[bool] = True
+    load: ClassVar[int] = 1
 
 
-Job = SearchJob | EncodeJob
+@dataclass(frozen=True, slots=True)
+class PairJob:
+    """A query and a document, tokenised together, that the reranker scores. `key` holds their tokens as bytes.
+
+    The score comes as a vector of one number. `load` is the number of queries that take about as long.
+    """
+
+    key: bytes
+    tokens: Tokens = field(compare=False)
+
+    vector: ClassVar[None] = None
+    keep_vector: ClassVar[bool] = True
+    needs_vector: ClassVar[bool] = True
+
+    @property
+    def load(self) -> int:
+        return pair_load(len(self.tokens))
+
+
+def pair_load(tokens: int) -> int:
+    return -(-tokens // QUERY_TOKENS)
+
+
+Job = SearchJob | EncodeJob | PairJob
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,16 +112,33 @@ class Evidence:
 
 
 @dataclass(frozen=True, slots=True)
+class Reranked:
+    """The reranker's score of each document of a ranking, NaN for those without one; the first `depth` should have one.
+
+    Scores are logits.
+    """
+
+    scores: NDArray[np.float32]
+    depth: int
+
+    @property
+    def scored(self) -> int:
+        return int((~np.isnan(self.scores)).sum())
+
+
+@dataclass(frozen=True, slots=True)
 class Found:
     """The best documents of one query, best first: three arrays of one length.
 
-    `passages` holds the row of each document's best passage. `evidence` is set if the options ask for it.
+    `passages` holds the row of each document's best passage. `evidence` is set if the options ask for it, `reranked`
+    after a second stage.
     """
 
     documents: NDArray[np.int64]
     passages: NDArray[np.int64]
     scores: NDArray[np.float32]
     evidence: Evidence | None = None
+    reranked: Reranked | None = None
 
 
 @dataclass(slots=True)
@@ -107,7 +151,7 @@ class BatchTimes:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The engine's answer to one job; `found` is empty for an EncodeJob, `vector` (dim,) is set if the job keeps it."""
+    """The engine's answer to one job; `found` is that of a SearchJob, `vector` (dim,) is set if the job keeps it."""
 
     found: Found
     times: BatchTimes
@@ -129,7 +173,8 @@ class Status(IntEnum):
 class Request:
     """Queries of one serving with equal options: tokens (`ids` one query after the other, `lengths`) or `vectors`.
 
-    `k` rows are wanted for each; 0 wants the embeddings alone. `deadline` is of the monotonic clock.
+    `k` rows are wanted for each; 0 wants the embeddings alone. `deadline` is of the monotonic clock. With `pairs` the
+    tokens are of pairs, and the reranker's scores are wanted.
     """
 
     number: int
@@ -142,10 +187,16 @@ class Request:
     ids: FlatIds = field(default_factory=lambda: NO_TOKENS)
     lengths: FlatIds = field(default_factory=lambda: NO_TOKENS)
     vectors: Vectors = field(default_factory=lambda: NO_VECTORS)
+    pairs: bool = False
 
     @property
     def size(self) -> int:
         return len(self.lengths) or len(self.vectors)
+
+    @property
+    def load(self) -> int:
+        """The number of queries that take about as long."""
+        return sum(map(pair_load, self.lengths.tolist())) if self.pairs else self.size
 
 
 @dataclass(slots=True, eq=False)

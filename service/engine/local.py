@@ -19,7 +19,7 @@ from indexer.errors import BadCollection, DatabaseAway
 from indexer.store.snapshot import Snapshot
 from models.encoder.onnx import OnnxEncoder
 from service.engine.compute import OpenServing, PendingJob, compute_batch, group_jobs, make_request
-from service.engine.device import CpuEncoder, OpenVectors, VectorSearch
+from service.engine.device import CpuEncoder, OpenVectors, Reranker, VectorSearch
 from service.engine.jobs import ENGINE_FAILED, BatchTimes, Job, Outcome, SearchJob
 from service.engine.queue import Dispatcher, Entry, Limits, OnBatch
 from service.engine.ranking import search_lexical
@@ -96,7 +96,7 @@ class Batcher(Dispatcher):
     def _answer(self, batch: Sequence[Entry], outcomes: Sequence[Outcome], seconds: float) -> None:
         with self._changed:
             self._queue.leave(batch)
-            self._queue.cost.observe(len(batch), seconds)
+            self._queue.cost.observe(sum(entry.size for entry in batch), seconds)
         for entry, outcome in zip(batch, outcomes, strict=True):
             entry.answer(outcome)
 
@@ -116,8 +116,9 @@ def _has_vector(job: Job) -> bool:
 class InProcessEngine:
     """Encodes, searches and ranks a batch with blocking numpy code on the CPU."""
 
-    def __init__(self, open_vectors: OpenVectors) -> None:
+    def __init__(self, open_vectors: OpenVectors, reranker: Reranker | None = None) -> None:
         self._open_vectors = open_vectors
+        self._reranker = reranker
         self._opened: WeakKeyDictionary[Snapshot, VectorSearch] = WeakKeyDictionary()
 
     def run(self, serving: Serving, batch: Sequence[Job]) -> list[Outcome]:
@@ -139,7 +140,8 @@ class InProcessEngine:
         if vectors is None:
             vectors = self._opened[serving.snapshot] = self._open_vectors(serving.snapshot)
         # A process with this engine loads the weights.
-        held = OpenServing(serving, CpuEncoder(cast(OnnxEncoder, serving.encoder)), vectors)
+        encoder = CpuEncoder(cast(OnnxEncoder, serving.encoder))
+        held = OpenServing(serving, encoder, vectors, reranker=self._reranker)
         groups = group_jobs(pending)
         # Vectors are kept, so that a job that must search deeper is not encoded again.
         requests = [make_request(key._replace(keep_vectors=True), jobs) for key, jobs in groups.items()]

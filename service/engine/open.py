@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from models.encoder.pairs import PairReader
 from models.encoder.spec import EncoderSpec
 from models.encoder.tokenizer import TextReader
 from service.engine.queue import Dispatcher, Limits
@@ -48,6 +49,11 @@ def load_encoder(settings: Settings, socket: Path | None) -> TextReader:
     return OnnxEncoder.load(folder, threads=settings.encoder_threads)
 
 
+def open_pair_reader(settings: Settings) -> PairReader | None:
+    """Opens the tokenizer of the reranker, if there is one; the engine loads its weights."""
+    return None if settings.reranker is None else PairReader.open(settings.reranker, device=settings.device)
+
+
 def open_home(settings: Settings, metrics: Metrics, socket: Path | None) -> Dispatcher:
     """Opens the engine behind `socket`, or one in this process."""
     if socket is not None:
@@ -56,7 +62,9 @@ def open_home(settings: Settings, metrics: Metrics, socket: Path | None) -> Disp
     from service.engine.local import Batcher, InProcessEngine
 
     threads = settings.threads or max(1, len(os.sched_getaffinity(0)) // settings.workers)
-    engine = InProcessEngine(searched_by(Cpu(threads=threads), settings.database))
+    device = Cpu(settings.encoder_threads, threads)
+    reranker = None if settings.reranker is None else device.load_reranker(settings.reranker)
+    engine = InProcessEngine(searched_by(device, settings.database), reranker)
     return Batcher(engine, limits_of(settings), metrics.batch)
 
 

@@ -212,7 +212,10 @@ class Entry:
     bulk: bool
     share: float
     waiters: list[tuple[Future, float]] = field(default_factory=list)
-    size: int = 1
+
+    @property
+    def size(self) -> int:
+        return self.job.load
 
     @property
     def key(self) -> tuple[Serving, Job, bool]:
@@ -248,6 +251,7 @@ class Queue:
         self._clock = clock
         self._lanes: Lanes[Entry] = Lanes(limits.batch_queries, limits.batch_tokens)
         self._in_flight: dict[tuple[Serving, Job, bool], Entry] = {}
+        self._load = 0  # of what is in flight, in queries
         self._late: list[Entry] = []
         self._online_requests = 0.0
         self._others_until = self._began = 0.0
@@ -283,6 +287,7 @@ class Queue:
             if entry is None:
                 entry = self._in_flight[serving, job, bulk] = Entry(serving, job, bulk, 1 / len(jobs))
                 self._online_requests += 0 if bulk else entry.share
+                self._load += entry.size
                 fresh.append(entry)
             entry.waiters.append((future, deadline))
         if bulk:
@@ -296,7 +301,7 @@ class Queue:
         """Raises Overloaded if `enter` would refuse these jobs; jobs that are in flight already cost nothing."""
         bulk = len(jobs) > ONLINE_JOBS if bulk is None else bulk
         seconds = math.inf if timeout_seconds is None else timeout_seconds
-        fresh = sum((serving, job, bulk) not in self._in_flight for job in jobs)
+        fresh = sum(job.load for job in jobs if (serving, job, bulk) not in self._in_flight)
         if self._rejection_delay(fresh, seconds, bulk=bulk) is None:
             return
         now = self._clock()
@@ -309,7 +314,7 @@ class Queue:
         now = self._clock()
         batch, dropped = self._lanes.take(now, self.cost.queries(SLICE_SECONDS), bulk=bulk)
         self._drop(dropped)
-        self._began, self._under_way = now, len(batch)
+        self._began, self._under_way = now, sum(entry.size for entry in batch)
         return batch
 
     def leave(self, batch: Iterable[Entry]) -> int:
@@ -320,6 +325,7 @@ class Queue:
             if self._in_flight.get(entry.key) is entry:
                 del self._in_flight[entry.key]
                 self._online_requests -= 0 if entry.bulk else entry.share
+                self._load -= entry.size
                 left += 1
         return left
 
@@ -344,6 +350,7 @@ class Queue:
         self._late.clear()
         self._lanes.clear()
         self._online_requests = 0.0
+        self._load = 0
         return left
 
     def _rejection_delay(self, fresh: int, timeout_seconds: float, *, bulk: bool) -> float | None:
@@ -352,7 +359,7 @@ class Queue:
             return None
         now, largest = self._clock(), self._limits.batch_queries
         # Bulk jobs that wait do not delay online ones.
-        ahead = fresh + len(self._in_flight) - (0 if bulk else self._lanes.bulk_queries)
+        ahead = fresh + self._load - (0 if bulk else self._lanes.bulk_queries)
         spent = min(now - self._began, self.cost.seconds(self._under_way, largest))
         expected = self.cost.seconds(ahead, largest) - spent + max(0.0, self._others_until - now)
         if len(self._lanes) + fresh > self._limits.queue:

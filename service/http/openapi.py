@@ -54,6 +54,7 @@ class Hit(BaseModel):
 
     id: str
     score: float
+    rerank_score: float | None = Field(None, description="By the reranker, between 0 and 1, if it scored this hit.")
     title: str | None = None
     metadata: dict[str, Any] | None = None
     snippet: str | None = Field(None, description="The passage around the words of the query that it holds.")
@@ -62,6 +63,14 @@ class Hit(BaseModel):
     headline: str | None = Field(None, description="The title, or the beginning of the text if it has none.")
     passages: list[PassageHit] | None = None
     explain: Explanation | None = None
+
+
+class RerankStatus(BaseModel):
+    """How many of the first documents were to be reranked, and how many were scored in time; others kept their
+    place."""
+
+    depth: int
+    scored: int
 
 
 class Result(BaseModel):
@@ -73,6 +82,7 @@ class Result(BaseModel):
         None, description="Documents per value, by field, the most frequent values first."
     )
     hyde: HydeStatus | None = None
+    rerank: RerankStatus | None = None
 
 
 class StageTimings(BaseModel):
@@ -82,6 +92,7 @@ class StageTimings(BaseModel):
     queue: float
     encode: float
     search: float
+    rerank: float
     fetch: float
     total: float
 
@@ -202,6 +213,7 @@ def _bound(models: Mapping[str, Any], settings: Settings) -> None:
     fields = models["SearchRequest"]["properties"]
     fields["top_k"] |= {"minimum": 1, "maximum": settings.max_top_k}
     fields["offset"]["anyOf"][0] |= {"maximum": settings.max_top_k - 1}
+    models["RerankOptions"]["properties"]["depth"] |= {"maximum": settings.max_top_k}
     several = {"minItems": 1, "maxItems": settings.max_texts}
     models["DocumentsRequest"]["properties"]["documents"] |= several
     models["RerankRequest"]["properties"]["query"] |= {"minLength": 1}
@@ -222,7 +234,7 @@ def _parameters(fields: Mapping[str, Any]) -> list[dict[str, Any]]:
     for name, field in fields.items():
         if name not in NOT_IN_QUERY_STRING:
             schema = {key: value for key, value in field.items() if key != "description"}
-            if name == "hyde":
+            if name in ("hyde", "rerank"):
                 schema = {"type": "boolean", "default": False}
             parameters.append({"name": name, "in": "query", "description": field["description"], "schema": schema})
     return parameters

@@ -18,10 +18,12 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from models.encoder.spec import Side
+from service.engine.queue import ONLINE_JOBS
 from service.errors import InvalidRequest, NotFound
 from service.http.asgi import JsonRoute, errors, runtime_of
-from service.search.embedder import shorten
+from service.search.embedder import Reranker, shorten
 from service.search.portions import Deadline, is_blank
+from service.search.results import relevance
 
 if TYPE_CHECKING:
     from service.runtime import Runtime
@@ -108,7 +110,7 @@ class ModelFacts(BaseModel):
 
 
 class ModelsAnswer(BaseModel):
-    """The models that the service runs: one."""
+    """The models that the service runs: an encoder, and perhaps a reranker."""
 
     object: Literal["list"] = "list"
     data: list[ModelFacts]
@@ -144,7 +146,9 @@ class RerankResult(BaseModel):
     """A document by its place in the request, and its score."""
 
     index: int
-    relevance_score: float = Field(description="The cosine of the query's and the document's embeddings.")
+    relevance_score: float = Field(
+        description="By the reranker, between 0 and 1; without one, the cosine of query and document."
+    )
     document: RerankDocument | None = None
 
 
@@ -158,16 +162,18 @@ class RerankAnswer(BaseModel):
 
 @router.get("/models", responses=errors(503))
 async def list_models(request: Request) -> ModelsAnswer:
-    """The one model that is served: the encoder that reads the queries."""
-    return ModelsAnswer(data=[_facts(runtime_of(request))])
+    """The models that are served: the encoder that reads the queries, and the reranker if there is one."""
+    runtime = runtime_of(request)
+    names = [runtime.embedder.model, *(each.model for each in [runtime.searcher.reranker] if each)]
+    return ModelsAnswer(data=[_facts(runtime, name) for name in names])
 
 
 @router.get("/models/{model}", responses=errors(404, 422, 503))
 async def get_model(request: Request, model: str) -> ModelFacts:
     """The model of this name."""
     runtime = runtime_of(request)
-    _check_model(runtime, model)
-    return _facts(runtime)
+    _check_model(runtime, model, runtime.searcher.reranker)
+    return _facts(runtime, model)
 
 
 async def embed_texts(runtime: Runtime, serving: Serving, request: EmbeddingsRequest, tenant: bytes = b"") -> bytes:
@@ -193,25 +199,32 @@ async def embed_texts(runtime: Runtime, serving: Serving, request: EmbeddingsReq
 
 
 async def rerank(runtime: Runtime, serving: Serving, request: RerankRequest, tenant: bytes = b"") -> bytes:
-    """Orders documents by the cosine of query and document, both encoded by the served encoder."""
-    _check_model(runtime, request.model)
+    """Orders documents by the reranker, or without one by the cosine of their embeddings and the query's."""
+    reranker = runtime.searcher.reranker
+    _check_model(runtime, request.model, reranker)
     if is_blank(request.query):
         raise InvalidRequest("query", "must not be empty")
     texts = request.texts
     _check_texts("documents", texts, runtime.settings.max_texts)
-    embed, deadline = runtime.embedder.embed, Deadline(None, runtime.settings.timeout_ms)
-    query = await embed(serving, [request.query], Side.QUERY, deadline=deadline, tenant=tenant)
-    side = serving.encoder.spec.document_side
-    documents = await embed(serving, texts, side, deadline=deadline, tenant=tenant)
-    scores = documents.vectors @ query.vectors[0]
+    deadline = Deadline(None, runtime.settings.timeout_ms)
+    shown: Sequence[float | None]
+    if reranker is not None and request.model != runtime.embedder.model:
+        bulk = len(texts) > ONLINE_JOBS
+        scored = await reranker.score(serving, request.query, texts, deadline=deadline, bulk=bulk)
+        model, scores, tokens, shown = reranker.model, scored.scores, scored.tokens, relevance(scored.scores)
+    else:
+        embed = runtime.embedder.embed
+        query = await embed(serving, [request.query], Side.QUERY, deadline=deadline, tenant=tenant)
+        side = serving.encoder.spec.document_side
+        documents = await embed(serving, texts, side, deadline=deadline, tenant=tenant)
+        scores = documents.vectors @ query.vectors[0]
+        model, tokens = runtime.embedder.model, query.tokens + documents.tokens
+        shown = [round(score, SCORE_DECIMALS) for score in scores.tolist()]
     best = np.argsort(-scores, kind="stable")[: request.top_n].tolist()
-    results: list[dict[str, Any]] = [
-        {"index": index, "relevance_score": round(float(scores[index]), SCORE_DECIMALS)} for index in best
-    ]
+    results: list[dict[str, Any]] = [{"index": index, "relevance_score": shown[index]} for index in best]
     if request.return_documents:
         results = [result | {"document": {"text": texts[result["index"]]}} for result in results]
-    usage = _usage(query.tokens + documents.tokens)
-    return orjson.dumps({"model": runtime.embedder.model, "results": results, "usage": usage})
+    return orjson.dumps({"model": model, "results": results, "usage": _usage(tokens)})
 
 
 embeddings_route = JsonRoute(EmbeddingsRequest, embed_texts)
@@ -232,14 +245,15 @@ async def write_vectors(vectors: NDArray[np.float32], encoding: EncodingFormat) 
     return written
 
 
-def _facts(runtime: Runtime) -> ModelFacts:
+def _facts(runtime: Runtime, name: str) -> ModelFacts:
     created = runtime.servings.current().snapshot.manifest.created
-    return ModelFacts(id=runtime.embedder.model, created=int(created.timestamp()))
+    return ModelFacts(id=name, created=int(created.timestamp()))
 
 
-def _check_model(runtime: Runtime, name: str | None) -> None:
-    if name is not None and name != runtime.embedder.model:
-        raise NotFound(f"this model is not served here; the one that is: {runtime.embedder.model}")
+def _check_model(runtime: Runtime, name: str | None, reranker: Reranker | None = None) -> None:
+    known = [runtime.embedder.model, *([reranker.model] if reranker else [])]
+    if name is not None and name not in known:
+        raise NotFound(f"this model is not served here; the one that is: {' or '.join(known)}")
 
 
 def _check_texts(field: str, texts: Sequence[str], most: int) -> None:

@@ -1,4 +1,4 @@
-"""Encodes texts into unit vectors: for /v1/embeddings, /v1/rerank, HyDE, posted documents, and queries of a server.
+"""Encodes texts into unit vectors, for embeddings, HyDE, posted documents and queries of a server; scores pairs.
 
 The engine encodes, or the server of an encoder behind an address. Neither texts nor a server's messages are logged.
 """
@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from array import array
+from collections.abc import Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from time import monotonic
@@ -19,14 +20,15 @@ from numpy.typing import NDArray
 from models.encoder.spec import Side
 from models.encoder.tokenizer import Tokens
 from models.errors import BadEncoder, EncoderAway, EncoderMoved
-from service.engine.jobs import EXPIRED, EncodeJob, Vector
+from service.engine.jobs import EXPIRED, EncodeJob, PairJob, Vector
 from service.engine.queue import ONLINE_JOBS
-from service.errors import DeadlineExceeded, EngineFailed
+from service.errors import DeadlineExceeded, EngineFailed, Overloaded
 from service.limits import OPEN_SECONDS, Breaker
-from service.search.portions import PORTION, Deadline, Portions, Prepared, tokenise
+from service.search.portions import CHARACTERS_PER_TOKEN, PORTION, Deadline, Portions, Prepared, tokenise
 
 if TYPE_CHECKING:
     from models.encoder.address import AddressReader, Prompt
+    from models.encoder.pairs import PairReader
     from service.cache.cache import Cache
     from service.engine.queue import Dispatcher
     from service.serving.serving import Serving
@@ -35,6 +37,9 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 SERVER = "the server that encodes"
+# Tokens of pairs that are submitted together: some 50 ms of a small reranker's work on a CPU, a few ms on a GPU.
+PAIR_TOKENS = {"cpu": 1024, "cuda": 16_384}
+ANSWER_SECONDS = 0.005  # that a reranked answer keeps for being written
 CONNECTIONS = 32
 REQUESTS_AT_ONCE = 4  # for the texts of one request
 CHECK_SECONDS = 600.0  # between two looks at the canaries of a server that keeps answering
@@ -134,6 +139,66 @@ class Embedder:
                         self._cache.put_embedding(encoder, keys[place], vector, tenant)
         complete = [vector for vector in vectors if vector is not None]
         return Embeddings(np.stack(complete), sum(prompt.tokens for prompt in prompts))
+
+
+@dataclass(frozen=True, slots=True)
+class PairScores:
+    """The reranker's scores in the order of the documents, NaN for what was not scored in time; the tokens it read."""
+
+    scores: NDArray[np.float32]
+    tokens: int
+
+
+class Reranker:
+    """Scores documents against a query by the cross-encoder; `model` is the name by which clients know it.
+
+    Pairs are submitted a portion at a time, in the order of the documents: other queries come between two portions,
+    and the time limit ends the work after any of them.
+    """
+
+    def __init__(self, settings: Settings, dispatcher: Dispatcher, reader: PairReader) -> None:
+        self.model = reader.name
+        self._reader = reader
+        self._dispatcher = dispatcher
+        self._portion_tokens = PAIR_TOKENS[settings.device]
+
+    async def score(
+        self, serving: Serving, query: str, documents: Sequence[str], *, deadline: Deadline, bulk: bool = False,
+        partial: bool = False,
+    ) -> PairScores:  # fmt: skip
+        """Scores all documents; with `partial`, those that can be scored in time. Raises what the dispatcher raises."""
+        longest = self._reader.spec.max_length * CHARACTERS_PER_TOKEN
+        texts = [document[:longest] for document in documents]
+        pairs = await asyncio.to_thread(self._reader.tokenizer.pairs, query[:longest], texts)
+        scores = np.full(len(pairs), np.nan, np.float32)
+        jobs = [PairJob(array("i", pair.ids).tobytes(), pair) for pair in pairs]
+        for places in _portions([len(pair) for pair in pairs], self._portion_tokens):
+            own = slice(places.start, places.stop)
+            try:
+                left = deadline.seconds_left() - (ANSWER_SECONDS if partial else 0.0)
+                if left <= 0:
+                    raise DeadlineExceeded(EXPIRED)
+                futures = self._dispatcher.submit(serving, jobs[own], timeout_seconds=left, bulk=bulk)
+                async with asyncio.timeout(left):
+                    outcomes = await asyncio.gather(*futures)
+            except (DeadlineExceeded, TimeoutError, Overloaded) as error:
+                if partial:
+                    break
+                raise DeadlineExceeded(EXPIRED) if isinstance(error, TimeoutError) else error from None
+            scores[own] = [float(each.vector[0]) for each in outcomes if each.vector is not None]
+        return PairScores(scores, sum(map(len, pairs)))
+
+
+def _portions(lengths: Sequence[int], tokens: int) -> Iterator[range]:
+    """Places of pairs in their order, of at most `tokens` tokens together, at least one."""
+    start, total = 0, 0
+    for place, length in enumerate(lengths):
+        if place > start and total + length > tokens:
+            yield range(start, place)
+            start, total = place, 0
+        total += length
+    if lengths:
+        yield range(start, len(lengths))
 
 
 class EncoderServer:

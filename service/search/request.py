@@ -34,6 +34,8 @@ MAX_PASSAGES = 20
 MAX_TIMEOUT_MS = 600_000
 MAX_HYDE_DOCUMENTS = 8
 DEFAULT_HYDE_DOCUMENTS = 3
+MAX_RERANK_DEPTH = 1000
+DEFAULT_RERANK_DEPTH = 20
 TOO_MANY_CLAUSES = f"must hold at most {MAX_FILTERS} clauses, nested ones included"
 # Keys under which a clause holds others, by alias and by name.
 NESTING = ("any", "not", "alternatives", "excluded")
@@ -163,6 +165,14 @@ class HydeOptions(BaseModel):
     documents: Annotated[int, Field(ge=1, le=MAX_HYDE_DOCUMENTS)] = DEFAULT_HYDE_DOCUMENTS
 
 
+class RerankOptions(BaseModel):
+    """How many of the first documents the reranker scores."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    depth: Annotated[int, Field(ge=1, le=MAX_RERANK_DEPTH)] = DEFAULT_RERANK_DEPTH
+
+
 class HydeStatus(StrEnum):
     """Whether imagined documents took part in a search, or none came in time and it is a plain one."""
 
@@ -207,6 +217,11 @@ class SearchRequest(BaseModel):
     hyde: bool | HydeOptions = Field(
         default=False, description="Search with documents that a language model imagines, too; true means three."
     )
+    rerank: bool | RerankOptions = Field(
+        default=False,
+        description="Put the first documents into the order of the service's reranker; true means the first 20. "
+        "What is not scored within timeout_ms keeps its place.",
+    )
     timeout_ms: int | None = Field(
         default=None, ge=1, le=MAX_TIMEOUT_MS, description="Longest wait for the answer (504 beyond it)."
     )
@@ -223,3 +238,10 @@ class SearchRequest(BaseModel):
         if isinstance(self.hyde, HydeOptions):
             return self.hyde.documents
         return DEFAULT_HYDE_DOCUMENTS if self.hyde else 0
+
+    @property
+    def rerank_depth(self) -> int:
+        """Documents to rerank per query; 0 for none."""
+        if isinstance(self.rerank, RerankOptions):
+            return self.rerank.depth
+        return DEFAULT_RERANK_DEPTH if self.rerank else 0

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
 import re
 import unicodedata
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import orjson
+from numpy.typing import NDArray
 
 from indexer.store.documents import StoredDocument
 from models.fusion import LATER_DENSE, LATER_LEXICAL, Fusion, Mode, fuse, query_weight
@@ -86,16 +89,33 @@ def result_json(
         account = account_for(serving, options, found.evidence)
     # The score that is shown is the score that is compared with min_score.
     scores = [round(score, SCORE_DECIMALS) for score in found.scores.tolist()]
+    second: Sequence[float | None]
+    second = [None] * len(scores) if found.reranked is None else relevance(found.reranked.scores)
     ranked = [
         each
-        for each in zip(found.documents.tolist(), found.passages.tolist(), scores, strict=True)
+        for each in zip(found.documents.tolist(), found.passages.tolist(), scores, second, strict=True)
         if view.min_score is None or each[2] >= view.min_score
     ]
     hits = [_hit_json(serving, *each, view, wanted, account) for each in ranked[view.offset : view.end]]
     more = b"" if hyde is None else b',"hyde":"%b"' % hyde.encode()
+    if found.reranked is not None:
+        more += b',"rerank":{"depth":%d,"scored":%d}' % (found.reranked.depth, found.reranked.scored)
     if view.facets:
         more += b',"facets":' + orjson.dumps(count_values(serving, [document for document, *_ in ranked], view.facets))
     return b'{"hits":[%b],"truncated":%b%b}' % (b",".join(hits), b"true" if truncated else b"false", more)
+
+
+def relevance(scores: NDArray[np.float32]) -> list[float | None]:
+    """The reranker's scores between 0 and 1, None for those that are not there."""
+    shown = np.round(1 / (1 + np.exp(-np.asarray(scores, np.float64))), SCORE_DECIMALS).tolist()
+    return [None if math.isnan(score) else score for score in shown]
+
+
+def passage_text(serving: Serving, document: int, passage: int) -> str:
+    """What a reranker reads of a hit: the title and the passage that was found."""
+    stored = serving.document(document)
+    text = stored.text[slice(*serving.span(passage))]
+    return f"{stored.title}\n{text}" if stored.title else text
 
 
 def _hit_json(
@@ -103,12 +123,15 @@ def _hit_json(
     document: int,
     passage: int,
     score: float,
+    rerank_score: float | None,
     view: View,
     wanted: Sequence[str],
     account: Account | None,
 ) -> bytes:
     stored = serving.document(document)
     written = [b'"score":%b' % repr(score).encode(), _stored_json(stored, view.parts)]
+    if rerank_score is not None:
+        written.insert(1, b'"rerank_score":%b' % repr(rerank_score).encode())
     if Part.SNIPPET in view.parts:
         written.append(_snippet_json(serving, stored, passage, wanted))
     if Part.TEXT in view.parts:

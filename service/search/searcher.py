@@ -1,4 +1,4 @@
-"""The search path from a parsed request to the bytes of its answer: check, cache, tokenise, rank, fetch, write."""
+"""The search path from a parsed request to its answer: check, cache, tokenise, rank, rerank, fetch, write."""
 
 from __future__ import annotations
 
@@ -6,19 +6,20 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import TYPE_CHECKING
 
+import numpy as np
 import orjson
 
 from indexer.errors import BadCollection
 from indexer.store.canaries import Canary, failures_of
 from models.encoder.spec import Side
 from models.errors import EncoderAway, did_you_mean
-from models.fusion import Mode
+from models.fusion import Mode, reorder
 from service.cache.redis import Kind
-from service.engine.jobs import Options, Outcome, SearchJob, Vector
+from service.engine.jobs import Found, Options, Outcome, Reranked, SearchJob, Vector
 from service.engine.queue import ONLINE_JOBS
 from service.errors import DeadlineExceeded, InvalidRequest, NotReady, RateLimited
 from service.limits import ANYONE, Key
@@ -26,13 +27,13 @@ from service.metrics import Metrics, Timings
 from service.search.embedder import blend
 from service.search.portions import PORTION, Deadline, Portions, Prepared, ReadText, cut, is_blank, tokenise
 from service.search.request import HydeStatus, SearchRequest
-from service.search.results import View, result_json
+from service.search.results import View, passage_text, result_json
 
 if TYPE_CHECKING:
     from service.cache.cache import Cache, ResultKeys
     from service.engine.queue import Dispatcher
     from service.limits import Rates
-    from service.search.embedder import Embedder
+    from service.search.embedder import Embedder, Reranker
     from service.search.hyde import Hyde
     from service.serving.serving import Serving
     from service.settings import Settings
@@ -46,7 +47,10 @@ PROBE = SearchRequest(query="ready", top_k=1, mode=Mode.HYBRID, cache=False)
 
 @dataclass(frozen=True, slots=True)
 class Searcher:
-    """Answers requests from the serving that it is given. `hyde` is None if no language model is configured."""
+    """Answers requests from the serving that it is given.
+
+    `hyde` is None if no language model is configured, `reranker` if none is loaded.
+    """
 
     settings: Settings
     dispatcher: Dispatcher
@@ -56,6 +60,7 @@ class Searcher:
     embedder: Embedder
     hyde: Hyde | None
     rates: Rates
+    reranker: Reranker | None = None
 
     async def search(self, serving: Serving, request: SearchRequest, key: Key = ANYONE) -> tuple[bytes, Timings]:
         """Returns body and timings; raises InvalidRequest, BadFilter, DeadlineExceeded, and the dispatcher's errors."""
@@ -155,7 +160,8 @@ class _Run:
         self._view = View(*shown, start, start + request.top_k, request.facets)
         # Pages are slices of one ranking only if all are ranked to one depth, which decides how far the indexes are
         # searched and what enters a fusion.
-        depth = settings.max_top_k if request.offset is not None or request.facets else request.top_k
+        wanted = max(request.top_k, request.rerank_depth)
+        depth = settings.max_top_k if request.offset is not None or request.facets else wanted
         self._options = Options(
             request.mode or settings.default_mode,
             depth,
@@ -192,6 +198,11 @@ class _Run:
             raise InvalidRequest("filters", f"name {values} values together, at most {most} are taken; ask for fewer")
         if request.hyde_documents:
             self._check_hyde()
+        if request.rerank_depth and self._shared.reranker is None:
+            how = "set CARE_RERANKER to the folder of one (care encoder import makes it, then care export)"
+            raise InvalidRequest("rerank", f"no reranker is loaded; {how}, or search without")
+        if request.rerank_depth > settings.max_top_k:
+            raise InvalidRequest("rerank", f"depth must be at most {settings.max_top_k}, the largest top_k")
         fields: list[str] = []
         if self._options.filters or request.facets:
             # BadFilter is raised here, for one request, and not in a batch; the engine finds the mask ready.
@@ -238,14 +249,37 @@ class _Run:
                 raise InvalidRequest("query", f"the answer is larger than {most_bytes} bytes; {less}")
             return result
 
-        if len(queries) <= self._portions.size:
+        if len(queries) <= self._portions.size and not self._request.rerank_depth:
             return await self._portions.single(queries, self._prepare, write)
         async with aclosing(self.outcomes()) as outcomes:
             return [write(*each) async for each in outcomes]
 
-    def outcomes(self) -> AsyncGenerator[tuple[_Query | bytes, Outcome | None], None]:
+    async def outcomes(self) -> AsyncGenerator[tuple[_Query | bytes, Outcome | None], None]:
         """Yields what `write` needs for each query, in order, each as soon as it is there. Must be closed."""
-        return self._portions.outcomes(self._request.queries, self._prepare)
+        async with aclosing(self._portions.outcomes(self._request.queries, self._prepare)) as found:
+            async for query, outcome in found:
+                if outcome is not None and isinstance(query, _Query) and self._request.rerank_depth:
+                    outcome = await self._rerank(query, outcome)
+                yield query, outcome
+
+    async def _rerank(self, query: _Query, outcome: Outcome) -> Outcome:
+        """Puts the first documents into the order of the reranker's scores, as far as there is time."""
+        began, found, serving = perf_counter(), outcome.found, self._serving
+        reranker = self._shared.reranker
+        assert reranker is not None  # `check` refuses the request otherwise
+        depth = min(self._request.rerank_depth, len(found.documents))
+        rows = zip(found.documents[:depth].tolist(), found.passages[:depth].tolist(), strict=True)
+        texts = [passage_text(serving, *row) for row in rows]
+        deadline, bulk = self._portions.deadline, self._portions.bulk
+        scored = await reranker.score(serving, query.text.text, texts, deadline=deadline, bulk=bulk, partial=True)
+        scores = np.full(len(found.documents), np.nan, np.float32)
+        scores[:depth] = scored.scores
+        order = reorder(scores)
+        reranked = Reranked(scores[order], depth)
+        self._shared.metrics.rerank("complete" if reranked.scored == depth else "partial")
+        self._timings.rerank += perf_counter() - began
+        parts = (found.documents[order], found.passages[order], found.scores[order])
+        return replace(outcome, found=Found(*parts, found.evidence, reranked))
 
     async def _prepare(self, queries: Sequence[str]) -> list[Prepared[_Query | bytes]]:
         """Looks results up in the cache and makes jobs of the other queries."""
@@ -346,7 +380,9 @@ class _Run:
         began = perf_counter()
         text, hyde = query.text, query.hyde
         result = result_json(self._serving, outcome.found, self._options, self._view, text.text, text.truncated, hyde)
-        if query.key is not None:
+        reranked = outcome.found.reranked
+        # What was not scored in time may be another time.
+        if query.key is not None and (reranked is None or reranked.scored == reranked.depth):
             self._shared.cache.put(Kind.RESULT, {query.key: result})
         if query.keep_vector and query.text.tokens is not None and outcome.vector is not None:
             encoder, tokens = self._serving.encoder, query.text.tokens

@@ -9,7 +9,7 @@ from tests.api.support import ENTRIES, Built
 
 pytestmark = pytest.mark.anyio
 
-STAGES = ["tokenize", "queue", "encode", "search", "fetch", "total"]
+STAGES = ["tokenize", "queue", "encode", "search", "rerank", "fetch", "total"]
 
 
 async def post(client: httpx.AsyncClient, **body: object) -> dict:

@@ -6,6 +6,8 @@ import math
 
 import pytest
 from care_client import ApiError, CareClient, Changes, InvalidRequest, NewDocument, NotFound
+from care_client.answers import Result
+from care_client.retrieval import metadata_of
 
 
 def test_a_search_finds_and_shows_what_was_asked_for(client: CareClient) -> None:
@@ -172,3 +174,17 @@ def test_documents_come_and_go(client: CareClient) -> None:
 
 def _dot(one: object, other: object) -> float:
     return math.fsum(a * b for a, b in zip(one, other, strict=True))  # type: ignore[call-overload]
+
+
+def test_what_a_reranker_said_is_part_of_hits_and_results() -> None:
+    hits = [{"id": "a", "score": 0.5, "rerank_score": 0.9}, {"id": "b", "score": 0.7}]
+    result = Result.parse({"hits": hits, "truncated": False, "rerank": {"depth": 2, "scored": 1}})
+    assert [hit.rerank_score for hit in result.hits] == [0.9, None]
+    assert result.rerank == {"depth": 2, "scored": 1}
+    assert metadata_of(result.hits[0])["care_rerank_score"] == 0.9
+    assert "care_rerank_score" not in metadata_of(result.hits[1])
+
+
+def test_reranking_without_a_reranker_says_how_to_get_one(client: CareClient) -> None:
+    with pytest.raises(InvalidRequest, match="CARE_RERANKER"):
+        client.search("头痛", rerank={"depth": 5})

@@ -14,6 +14,7 @@ from tokenizers.pre_tokenizers import Split
 from tokenizers.processors import TemplateProcessing
 from transformers import (
     AutoModel,
+    AutoModelForSequenceClassification,
     BertConfig,
     GteConfig,
     ModernBertConfig,
@@ -103,6 +104,26 @@ def write_checkpoint(folder: Path, architecture: str, *, bare: bool = False) -> 
     """A transformers folder as a hub has it: weights, config and tokenizer, no encoder.json."""
     tiny_encoder(architecture).backbone.save_pretrained(folder)
     tiny_tokenizer(bare=bare).save(str(folder / "tokenizer.json"))
+
+
+def write_cross_encoder(folder: Path, architecture: str, labels: int = 1, **changes: object) -> None:
+    """A published cross-encoder: a classifier of sequences, and a tokenizer that joins two texts."""
+    torch.manual_seed(1)
+    config = tiny_config(architecture)
+    config.num_labels = labels
+    for name, value in changes.items():
+        setattr(config, name, value)
+    AutoModelForSequenceClassification.from_config(config).save_pretrained(folder)
+    tokenizer = tiny_tokenizer()
+    between = "[SEP]" if architecture == "bert" else "[SEP] [SEP]"
+    second = "$B:1 [SEP]:1" if architecture == "bert" else "$B [SEP]"
+    tokenizer.post_processor = TemplateProcessing(
+        single="[CLS] $A [SEP]", pair=f"[CLS] $A {between} {second}", special_tokens=[("[CLS]", CLS), ("[SEP]", SEP)]
+    )
+    tokenizer.save(str(folder / "tokenizer.json"))
+    inputs = ["input_ids", "attention_mask", *(["token_type_ids"] if architecture == "bert" else [])]
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "pad_token": "[PAD]", "model_input_names": inputs}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
 
 
 def write_new_checkpoint(

@@ -25,7 +25,7 @@ _LENGTH = struct.Struct("=I")
 _REQUEST = struct.Struct("=BBIIIIId")
 _RESPONSE = struct.Struct("=BBIIIIIIff")
 _CONTROL = struct.Struct("=BI")
-_BULK, _KEEP_VECTORS, _READY_VECTORS = 1, 2, 4
+_BULK, _KEEP_VECTORS, _READY_VECTORS, _PAIRS = 1, 2, 4, 8
 
 
 class BadFrame(Exception):
@@ -75,7 +75,9 @@ def kind_of(body: memoryview) -> Kind:
 
 def write_request(request: Request) -> bytes:
     ready = len(request.vectors) > 0
-    flags = _BULK * request.bulk | _KEEP_VECTORS * request.keep_vectors | _READY_VECTORS * ready
+    flags = (
+        _BULK * request.bulk | _KEEP_VECTORS * request.keep_vectors | _READY_VECTORS * ready | _PAIRS * request.pairs
+    )
     filters = orjson.dumps(request.filters) if request.filters else b""
     own = (request.number, request.handle, request.size, request.k, len(filters), request.deadline)
     arrays = [request.vectors] if ready else [request.lengths, request.ids]
@@ -88,7 +90,7 @@ def read_request(body: memoryview) -> Request:
         rest = body[_REQUEST.size + filters :]
         facts = orjson.loads(body[_REQUEST.size : _REQUEST.size + filters]) if filters else ()
         request = Request(number, handle, k, bool(flags & _BULK), bool(flags & _KEEP_VECTORS), deadline)
-        request.filters = tuple(map(_read_filter, facts))
+        request.filters, request.pairs = tuple(map(_read_filter, facts)), bool(flags & _PAIRS)
         if flags & _READY_VECTORS:
             request.vectors = np.frombuffer(rest, np.float32).reshape(size, -1)
         else:

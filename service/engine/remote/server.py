@@ -60,6 +60,7 @@ class OpenServings:
         self._opener = ThreadPoolExecutor(1, "care-open")
         self._open_vectors = searched_by(device, settings.database)
         self._encoder = open_encoder(device, require_query_encoder(settings.encoder))
+        self._reranker = None if settings.reranker is None else device.load_reranker(settings.reranker)
         self._held: dict[int, OpenServing] = {}
         self._handles = 0
 
@@ -108,7 +109,8 @@ class OpenServings:
         folder = Collection(settings.collection).folder(version)
         serving = Serving.open(folder, encoder.reader, verify=settings.verify)
         self._handles += 1
-        return OpenServing(serving, encoder, self._open_vectors(serving.snapshot), self._handles)
+        vectors = self._open_vectors(serving.snapshot)
+        return OpenServing(serving, encoder, vectors, self._handles, reranker=self._reranker)
 
 
 class Connection(asyncio.Protocol):
@@ -160,7 +162,7 @@ class QueuedRequest:
     length: int = field(init=False)
 
     def __post_init__(self) -> None:
-        self.size = self.request.size
+        self.size = self.request.load
         self.length = max(self.request.lengths.tolist(), default=0)
 
     def is_wanted(self, now: float) -> bool:

@@ -125,3 +125,9 @@ def test_a_service_is_asked_in_the_mode_given(tmp_path: Path) -> None:
         assert names_of(wanted, tmp_path) == ["BM25", "service hybrid", "service dense"]
         with pytest.raises(CareError, match="mode=fast: choose from dense, lexical, hybrid"):
             names_of(Wanted(services=[f"{server.url},mode=fast"]), tmp_path)
+
+
+def test_rerankers_go_over_encoders_and_hybrids(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lineup, "open_reranker", lambda text: (text, None))
+    wanted = Wanted(encoders=["a"], bm25=False, rerankers=["r"], rerank_depth=5)
+    assert names_of(wanted, tmp_path) == ["a", "hybrid a", "a, r 5", "hybrid a, r 5"]

@@ -1,15 +1,19 @@
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from models.encoder.pairs import PairTokenizer, RerankerSpec
+from models.encoder.tokenizer import Tokens
 from models.evaluation import systems
 from models.evaluation.cache import VectorCache
 from models.evaluation.encoders import EncoderReader
 from models.evaluation.sets import Kind, RerankSet, RetrievalSet, plain_task
-from models.evaluation.systems import Dense, Hybrid, Lexical, NotApplicable, top
+from models.evaluation.systems import Dense, Hybrid, Lexical, NotApplicable, Reranked, top
 from models.fusion import Fusion, fuse
 from tests.support.evaluation import PETS, RERANK, RETRIEVAL, STS, TableEncoder
+from tests.support.tiny_models import tiny_tokenizer
 
 
 def dense_of(encoder: TableEncoder, folder: Path) -> Dense:
@@ -111,3 +115,29 @@ def test_top_takes_the_first_of_many_that_tie_at_the_end() -> None:
     scores[4321] = 1
     assert top(scores, 100)[0].tolist() == [4321, *range(99)]
     assert top(scores[:3], 100)[0].tolist() == [0, 1, 2]
+
+
+class ByLength:
+    """A reranker to which the shortest document is the best, and longer queries change nothing."""
+
+    tokenizer = PairTokenizer(tiny_tokenizer().to_str(), RerankerSpec(architecture="bert", max_length=16, separators=1))
+
+    def score(self, pairs: Sequence[Tokens]) -> np.ndarray:
+        return np.array([-len(pair) for pair in pairs], np.float32)
+
+
+def test_a_reranker_orders_the_first_documents_of_another_system(tmp_path: Path) -> None:
+    documents = ["高血压用药", "痛", "发烧", "感冒流感"]
+    data = RetrievalSet("four", list("abcd"), documents, ["q"], ["头"], {"q": {"a": 1}})
+    task = plain_task("zoo", data, Kind.RETRIEVAL)
+    first = dense_of(TableEncoder(), tmp_path)
+    first.answer = lambda task: [(np.array([0, 3, 1, 2]), np.array([0.9, 0.8, 0.7, 0.6], np.float32))]  # type: ignore[method-assign]
+    first.online = lambda task, data: lambda query: first.answer(task)[0]  # type: ignore[method-assign,assignment]
+    reranked = Reranked(first, ByLength(), "short", depth=3)
+    ((rows, scores),) = reranked.answer(task)
+    assert rows.tolist() == [1, 3, 0, 2]
+    assert scores.tolist() == sorted(scores.tolist(), reverse=True)
+    assert reranked.facts.name == "table, short 3"
+    assert reranked.online(task, data)("头")[0].tolist() == rows.tolist()
+    with pytest.raises(NotApplicable, match="hits of a search"):
+        reranked.answer(STS)

@@ -20,7 +20,7 @@ def measurement(
 
 
 def stages(tokenize: float, queue: float, encode: float, search: float, fetch: float, total: float) -> dict[str, float]:
-    return dict(zip(STAGES, (tokenize, queue, encode, search, fetch, total), strict=True))
+    return dict(zip(STAGES, (tokenize, queue, encode, search, 0.0, fetch, total), strict=True))
 
 
 FIRST = stages(0.1, 0.2, 2.0, 0.5, 0.1, 3.0)  # total − work = 0.4

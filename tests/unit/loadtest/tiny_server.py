@@ -10,7 +10,7 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 
-TIMINGS = {"tokenize": 0.5, "queue": 0.25, "encode": 2.0, "search": 0.75, "fetch": 0.125, "total": 4.0}
+TIMINGS = {"tokenize": 0.5, "queue": 0.25, "encode": 2.0, "search": 0.75, "rerank": 0.0, "fetch": 0.125, "total": 4.0}
 BODY = json.dumps({"results": [{"hits": []}], "snapshot": "v", "timings_ms": TIMINGS}, separators=(",", ":")).encode()
 
 Respond = Callable[[int], list[bytes]]

@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from models.fusion import Fusion, best_passages, fuse, fuse_reciprocal, fuse_scores, query_weight
+from models.fusion import Fusion, best_passages, fuse, fuse_reciprocal, fuse_scores, query_weight, reorder
 from models.lexical import Ranking
 
 
@@ -87,3 +87,11 @@ def test_the_weight_of_later_passages_never_raises_a_score() -> None:
     owners = np.array([0, 0])
     _, rows, best = best_passages(np.array([0, 1]), np.array([-0.6, -0.5], np.float32), lambda rows: owners[rows], 0.9)
     assert (rows.tolist(), best.tolist()) == ([1], [-0.5])
+
+
+def test_reranking_sorts_what_has_a_score_and_leaves_the_rest_in_place() -> None:
+    nan = np.nan
+    assert reorder(np.array([0.1, 0.9, nan, 0.5, nan], np.float32)).tolist() == [1, 3, 2, 0, 4]
+    assert reorder(np.array([2.0, 2.0, 1.0], np.float32)).tolist() == [0, 1, 2]
+    assert reorder(np.array([nan, nan], np.float32)).tolist() == [0, 1]
+    assert reorder(np.empty(0, np.float32)).tolist() == []

@@ -7,7 +7,8 @@ import math
 
 import pytest
 
-from service.engine.jobs import Outcome
+from models.encoder.tokenizer import Tokens
+from service.engine.jobs import Outcome, PairJob
 from service.engine.queue import ONLINE_JOBS, Limits, Queue
 from service.errors import DeadlineExceeded, Overloaded
 from service.serving.serving import Serving
@@ -241,3 +242,23 @@ async def test_what_the_engine_spent_on_its_batch_is_not_waited_for_again() -> N
     with pytest.raises(Overloaded) as late:
         enter(queue, "late", timeout_seconds=0.02)
     assert late.value.expected_seconds == pytest.approx(0.03)
+
+
+def pair(tokens: int, name: str) -> PairJob:
+    return PairJob(name.encode(), Tokens([1] * tokens, truncated=False))
+
+
+async def test_pairs_count_as_many_queries_as_their_tokens_take() -> None:
+    queue = queue_that_takes(0.010, Clock())
+    future = asyncio.get_running_loop().create_future()
+    queue.enter(ONE, [pair(160, "a")], [future])  # five queries
+    assert len(queue) == 5
+    enter_each(queue, *names(5))
+    with pytest.raises(Overloaded) as refused:
+        enter(queue, "one too many")
+    assert refused.value.expected_seconds == pytest.approx(0.11)
+    # Beyond the limit of a batch it goes alone.
+    assert [entry.job for entry in queue.take()] == [pair(160, "a")]
+    assert [len(queue.take()), len(queue.take())] == [4, 1]
+    assert queue.clear()
+    assert enter(queue, "again")

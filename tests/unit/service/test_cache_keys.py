@@ -81,6 +81,8 @@ def test_filters_with_different_values_have_different_keys() -> None:
         {"explain": True},
         {"hyde": True},
         {"hyde": {"documents": 2}},
+        {"rerank": True},
+        {"rerank": {"depth": 5}},
         *({"filters": clauses} for clauses in filters),
     ]
     assert len({key(**variant) for variant in variants}) == len(variants)
@@ -92,11 +94,12 @@ def test_snapshot_encoder_and_the_settings_that_matter_are_in_the_key() -> None:
         ResultKeys(Settings(max_top_k=50)),
         ResultKeys(Settings(hyde_url="http://127.0.0.1/v1", hyde_model="one")),
         ResultKeys(Settings(hyde_url="http://127.0.0.1/v1", hyde_model="other")),
+        ResultKeys(Settings(), reranker="fingerprint"),
     ]
     servings = [serving(version="v2"), serving(fingerprint="e2"), serving(state=b"s1"), serving(state=b"s2")]
     servings.append(serving(query_instruction="问："))
     keys = {key(), *(key(of=each) for each in servings), *map(key, others)}
-    assert len(keys) == 10
+    assert len(keys) == 11
 
 
 def test_a_folder_with_another_query_instruction_is_not_what_was_loaded(tmp_path: Path) -> None:

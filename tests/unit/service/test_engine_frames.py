@@ -141,3 +141,13 @@ def test_other_nonsense_is_refused() -> None:
         frames.read_control(memoryview(b"\x02"))
     with pytest.raises(BadFrame):
         frames.read_control(memoryview(b"\x02\0\0\0\0{"))
+
+
+def test_a_request_of_pairs_says_so_and_weighs_by_its_tokens() -> None:
+    ids, lengths = np.arange(110, dtype=np.int32), np.array([70, 40], np.int32)
+    read = frames.read_request(only(frames.write_request(Request(1, 2, 0, ids=ids, lengths=lengths, pairs=True))))
+    assert read.pairs
+    assert (read.size, read.load) == (2, 3 + 2)
+    plain = frames.read_request(only(frames.write_request(Request(1, 2, 0, ids=ids, lengths=lengths))))
+    assert not plain.pairs
+    assert plain.load == 2

@@ -9,12 +9,13 @@ import torch
 from indexer.build import BuildOptions, build
 from indexer.store.collection import Collection
 from indexer.store.snapshot import Snapshot
-from models.encoder.onnx import OnnxEncoder
+from models.encoder.onnx import OnnxEncoder, OnnxReranker
 from models.encoder.spec import Side, Variant
 from models.export.parity import FLOORS, Floor
 from models.export.pipeline import Backend, export
+from models.export.reranker import export_reranker
 from models.training.ranks import Ranks
-from models.training.recipe import Contrast, Recipe, Reconstruct
+from models.training.recipe import Contrast, Recipe, Rerank, TrainedStage, files_of
 from models.training.run import train
 from tests.support.toy_training import (
     DOCUMENTS,
@@ -48,6 +49,8 @@ TOY = [
     "stages.*.seeds=3",
     "stages.*.data.weights={toy = 2.0}",
     "stages.*.data.crops={toy = 1.0}",
+    "stages.*.sample={toy = 1.0}",
+    "stages.*.halves={toy = 0.5}",
 ]
 ARCHITECTURES = {
     "gte": "new",
@@ -81,7 +84,7 @@ def write_data(recipe: Recipe) -> None:
     """Every file that the recipe names; hypothetical documents where they belong to the method."""
     rows = toy_rows() if recipe.space == "sl-hyde" else plain(toy_rows())
     for stage in recipe.stages.values():
-        for file in stage.data.files if isinstance(stage, Contrast | Reconstruct) else stage.files:
+        for file in files_of(stage):
             if not file.startswith("@"):
                 write_rows(Path(file), rows)
     if recipe.dev is not None:
@@ -114,7 +117,12 @@ def test_a_recipe_runs_and_its_result_searches(
         assert Path("run", list(stages)[-1], "pairs.jsonl").read_text()
         return
     logged = {json.loads(line)["stage"] for line in Path("run/log.jsonl").read_text().splitlines()}
-    assert logged == {name for name, stage in stages.items() if isinstance(stage, Contrast | Reconstruct)}
+    assert logged == {name for name, stage in stages.items() if isinstance(stage, TrainedStage)}
+    if isinstance(last := list(stages.values())[-1], Rerank):
+        report = export_reranker(folders[last.encoder], tmp_path / "reranker", variants=[Variant.FP32])
+        reranker = OnnxReranker.load(report.folder, threads=1)
+        assert reranker.score(reranker.tokenizer.pairs(QUERIES[0], DOCUMENTS)).shape == (len(DOCUMENTS),)
+        return
     last = [stage for stage in stages.values() if isinstance(stage, Contrast)][-1]
     query = exported(folders[last.query], tmp_path / "query")
     reader = last.document or last.query

@@ -1,0 +1,187 @@
+"""A rerank stage: a cross-encoder learns to put a query's answer before other documents of a list.
+
+A list is a positive and its negatives, labelled or mined. Queries and documents are tokenised once and joined on the
+training device. Groups of whole lists that fit `tokens` are read one after the other; their gradients add up.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from models.encoder.tokenizer import Tokenizer
+from models.encoder.torch_reranker import TorchReranker
+from models.lexical import Ranking
+from models.training.batches import Batch, BatchDealer, steps_of
+from models.training.contrast import read_table
+from models.training.encoders import EncoderStore
+from models.training.losses import distillation
+from models.training.monitor import DevSets
+from models.training.passes import PARTS, Padded, TokenTable, autocast, chunks_of, on_device, read_once, take
+from models.training.recipe import Rerank
+from models.training.tables import Ragged, Rows
+
+NONE = -1
+"""In a list: no document at this place."""
+# The score of a place without a document: its share of a softmax is 0, and so is its part of a divergence.
+NO_SCORE = -1e4
+
+
+class RerankStage:
+    """The work of one rerank stage, a step at a time."""
+
+    def __init__(self, store: EncoderStore, stage: Rerank, files: list[Path], scratch: Path) -> None:
+        recipe, ranks, data = store.recipe, store.ranks, stage.data
+        self._store, self._stage, self._ranks, self._size = store, stage, ranks, 1 + data.negatives
+        self._scratch = scratch
+        self._found: list[list[Ranking]] | None = None
+        table = read_table(files, data, recipe.seed, scratch, ranks)
+        self.steps = steps_of(len(table), stage.batch, stage.epochs, stage.steps, recipe.max_steps)
+        deal = partial(
+            BatchDealer, weights=data.weights, size=stage.batch, steps=self.steps, negatives=data.negatives,
+            seed=recipe.seed,
+        )  # fmt: skip
+        drawn = deal(table).drawn()
+        self._table = table.limited_to(drawn) if len(drawn) < len(table) else table
+        self._dealer = deal(self._table)
+        self._reranker = reranker = store.open_reranker(stage.encoder)
+        longest = reranker.spec.max_length
+        sides = ((self._table.queries, longest // 2), (self._table.documents, longest))
+        self._queries, self._documents = (
+            TokenTable.build(
+                texts, None, Tokenizer.from_json(reranker.tokenizer_json, cut), ranks.device,
+                scratch / f"tokens-{texts.side}", ranks,
+            )
+            for texts, cut in sides
+        )  # fmt: skip
+        self._teacher: list[Tensor] = []
+        if stage.loss.distil and stage.loss.teacher:
+            kept = (read_once(stage.loss.teacher, texts, store, scratch) for texts, _ in sides)
+            self._teacher = [on_device(vectors, ranks.device) for vectors in kept]
+
+    @property
+    def modules(self) -> dict[str, nn.Module]:
+        return {self._stage.encoder: self._reranker}
+
+    def gradients(self, step: int, scale: Callable[[Tensor], Tensor]) -> dict[str, float]:
+        """Leaves the gradients of one step in the weights, and returns what it measured."""
+        batch, recipe = self._dealer.deal(step), self._store.recipe
+        lists = draw_lists(batch, self._table.answers, self._size, np.random.default_rng([recipe.seed, 3, step]))
+        torch.manual_seed(self._ranks.seed(recipe.seed, step))
+        sums, tokens = torch.zeros(3, device=self._ranks.device), 0
+        own = self._ranks.share(len(lists))
+        for group in self._groups(batch.queries[own], lists[own]):
+            queries, documents = batch.queries[own][group], lists[own][group]
+            scores, padded = self._scores(queries, documents)
+            terms = self._terms(scores, queries, documents) / len(lists)
+            scale(terms[0]).backward()  # type: ignore[no-untyped-call]
+            sums += terms.detach()
+            tokens += padded
+        loss, cross_entropy, distil = self._ranks.sum(sums).tolist()
+        facts = {"loss": loss, "cross_entropy": cross_entropy} | ({"distil": distil} if self._teacher else {})
+        return facts | {"texts": int((lists != NONE).sum()), "tokens": tokens * self._ranks.size}
+
+    def figure(self, dev: DevSets) -> float:
+        """The figure of the first encoder's rankings when they are reranked; the first call prints theirs, too."""
+        shown = self._found is not None
+        if self._found is None:
+            first = str(self._stage.first)
+            self._found = dev.rankings(
+                lambda texts: torch.from_numpy(read_once(first, texts, self._store, self._scratch).astype(np.float32))
+            )
+        self._reranker.eval()
+        before, after = dev.reranked(self._found, self._reranker, self._stage.depth)
+        self._reranker.train()
+        if not shown and self._ranks.is_first:
+            print(f"{self._stage.first} alone: {dev.metric} {before:.2f}", file=sys.stderr)
+        return after
+
+    def keep(self, folder: Path) -> None:
+        self._store.keep(self._stage.encoder, self._reranker, folder / self._stage.encoder)
+
+    def write(self, folder: Path) -> None:
+        self._store.write(self._stage.encoder, self._reranker, folder / self._stage.encoder)
+
+    def _groups(self, queries: Rows, lists: Rows) -> Iterator[Rows]:
+        """Positions of lists whose pairs, padded to the longest of them, fit into the stage's tokens."""
+        longest = np.where(lists == NONE, 0, self._documents.lengths[lists]).max(1) + self._queries.lengths[queries]
+        per_list = np.minimum(longest, self._reranker.spec.max_length) * lists.shape[1]
+        yield from chunks_of(per_list, self._stage.tokens)
+
+    def _scores(self, queries: Rows, lists: Rows) -> tuple[Tensor, int]:
+        """Scores (lists, size) with their graphs, and the padded tokens that they took."""
+        places, spec = np.argwhere(lists != NONE), self._reranker.spec
+        asked, found = queries[places[:, 0]], lists[places[:, 0], places[:, 1]]
+        lengths = np.minimum(self._queries.lengths[asked] + self._documents.lengths[found], spec.max_length)
+        flat, tokens = torch.zeros(len(places), device=self._ranks.device), 0
+        for chunk in chunks_of(lengths, max(1, self._stage.tokens // PARTS)):
+            ids, mask = join(self._queries, self._documents, asked[chunk], found[chunk], self._reranker)
+            with autocast(self._ranks.device, self._stage.precision):
+                scores = self._reranker(ids, mask)
+            flat = flat.index_put((torch.from_numpy(chunk).to(flat.device),), scores)
+            tokens += ids.numel()
+        whole = torch.full(lists.shape, NO_SCORE, device=self._ranks.device)
+        rows, columns = (torch.from_numpy(part.copy()).to(whole.device) for part in places.T)
+        return whole.index_put((rows, columns), flat), tokens
+
+    def _terms(self, scores: Tensor, queries: Rows, lists: Rows) -> Tensor:
+        """The weighted loss, cross-entropy and divergence, each summed over the lists."""
+        settings = self._stage.loss
+        first = torch.zeros(len(scores), dtype=torch.long, device=scores.device)
+        cross_entropy = functional.cross_entropy(scores, first, reduction="sum")
+        distil = torch.zeros((), device=scores.device)
+        if self._teacher:
+            distil = len(lists) * distillation(scores, self._taught(queries, lists), 1.0, settings.teacher_temperature)
+        return torch.stack([settings.cross_entropy * cross_entropy + settings.distil * distil, cross_entropy, distil])
+
+    def _taught(self, queries: Rows, lists: Rows) -> Tensor:
+        """The teacher's cosines (lists, size)."""
+        device = self._ranks.device
+        asked = take(self._teacher[0], queries, device)
+        found = take(self._teacher[1], np.maximum(lists, 0).ravel(), device).view(*lists.shape, -1)
+        cosines = torch.einsum("ld,lsd->ls", asked, found)
+        return cosines.masked_fill(torch.from_numpy(lists == NONE).to(device), NO_SCORE)
+
+
+def draw_lists(batch: Batch, answers: Ragged, size: int, chance: np.random.Generator) -> Rows:
+    """Document rows (queries, size): the positive, its hard negatives, then positives of others; NONE if none is left.
+
+    No other answer of a query is in its list.
+    """
+    count = len(batch.queries)
+    lists = np.full((count, size), NONE, dtype=np.int64)
+    positives = batch.documents[:count]
+    for place, query in enumerate(batch.queries):
+        hard = batch.drawn[1][batch.drawn[0] == place]
+        others = positives[chance.permutation(count)[: 2 * size]]
+        wrong = dict.fromkeys([*hard.tolist(), *others.tolist()])
+        for answer in answers[int(query)].tolist():
+            wrong.pop(answer, None)
+        chosen = [int(positives[place]), *wrong][:size]
+        lists[place, : len(chosen)] = chosen
+    return lists
+
+
+def join(queries: TokenTable, documents: TokenTable, asked: Rows, found: Rows, reranker: TorchReranker) -> Padded:
+    """Ids and mask of pairs, as `PairTokenizer.join` makes them of single texts."""
+    device, extra = queries.device, reranker.spec.separators - 1
+    first, first_mask = queries.padded(asked)
+    second, second_mask = documents.padded(found)
+    starts = first_mask.sum(1) + extra
+    # The document comes without its first token.
+    totals = torch.minimum(starts + second_mask.sum(1) - 1, torch.tensor(reranker.spec.max_length, device=device))
+    columns = torch.arange(int(totals.max()), device=device).expand(len(asked), -1)
+    mask = columns < totals[:, None]
+    from_query = first.gather(1, columns.clamp(max=first.shape[1] - 1))
+    places = (columns - starts[:, None] + 1).clamp(0, second.shape[1] - 1)
+    ids = torch.where(columns < starts[:, None] - extra, from_query, second.gather(1, places))
+    between = (columns >= starts[:, None] - extra) & (columns < starts[:, None])
+    ids = torch.where(between | (columns == totals[:, None] - 1), reranker.separator, ids)
+    return torch.where(mask, ids, 0), mask.long()

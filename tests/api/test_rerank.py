@@ -1,0 +1,216 @@
+"""/v1/search and /v1/rerank with a cross-encoder: the order of its scores, time limits, both homes of the engine."""
+
+from __future__ import annotations
+
+import json
+import math
+import threading
+from collections.abc import AsyncIterator, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+
+from models.encoder.onnx import OnnxReranker
+from models.encoder.spec import Variant
+from models.export.reranker import export_reranker
+from service.engine.jobs import Job, Outcome, PairJob, pair_load
+from service.engine.local import InProcessEngine
+from service.search.embedder import PAIR_TOKENS, _portions
+from service.serving.serving import Serving
+from tests.api.gate import REAL_RUN, WAIT_SECONDS
+from tests.api.support import ENCODER, Built, copy_collection, make_settings, running
+from tests.api.test_errors import check
+from tests.support.tiny_models import write_cross_encoder
+
+pytestmark = pytest.mark.anyio
+
+QUERY = "发热吃什么药"
+TEXTS = ["骨折要用夹板固定", "感冒发热", "胃炎", "高血压用药"]
+
+
+@pytest.fixture(scope="module")
+def reranker(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    home = tmp_path_factory.mktemp("reranker")
+    write_cross_encoder(home / "published", "bert", max_position_embeddings=64)
+    return export_reranker(home / "published", home / "tiny-reranker", variants=[Variant.FP32]).folder
+
+
+@pytest.fixture(scope="module")
+async def client(built: Built, reranker: Path) -> AsyncIterator[httpx.AsyncClient]:
+    settings = make_settings(built, threads=1, reload_seconds=0, lru_mb=1, reranker=reranker)
+    async with running(settings) as client:
+        yield client
+
+
+async def search(client: httpx.AsyncClient, **body: object) -> dict[str, Any]:
+    response = await client.post("/v1/search", json={"query": QUERY, "mode": "dense", "top_k": 8} | body)
+    assert response.status_code == 200, response.text
+    answer: dict[str, Any] = response.json()
+    return answer
+
+
+def expected_scores(folder: Path, passages: Sequence[str]) -> list[float]:
+    model = OnnxReranker.load(folder, threads=1)
+    return [1 / (1 + math.exp(-score)) for score in model.score(model.tokenizer.pairs(QUERY, passages)).tolist()]
+
+
+async def test_the_first_hits_are_ordered_by_the_reranker(client: httpx.AsyncClient, reranker: Path) -> None:
+    plain = (await search(client, passages=20, fields=["title", "text"]))["results"][0]
+    answer = await search(client, rerank={"depth": 5}, fields=["title", "text"])
+    (result,) = answer["results"]
+    hits, known = result["hits"], {hit["id"]: hit for hit in plain["hits"]}
+    assert {hit["id"] for hit in hits[:5]} == {hit["id"] for hit in plain["hits"][:5]}
+    assert [hit["id"] for hit in hits[5:]] == [hit["id"] for hit in plain["hits"][5:]]
+    shown = [hit["rerank_score"] for hit in hits[:5]]
+    assert shown == sorted(shown, reverse=True)
+    for hit in hits[:5]:
+        spans = [passage["span"] for passage in known[hit["id"]]["passages"]]
+        # Of a document with several passages, the one that counts most is read.
+        own = expected_scores(reranker, [f"{hit['title']}\n{hit['text'][slice(*span)]}" for span in spans])
+        assert min(abs(score - hit["rerank_score"]) for score in own) < 1e-3
+        assert hit["score"] == known[hit["id"]]["score"]
+    assert all("rerank_score" not in hit for hit in hits[5:])
+    assert result["rerank"] == {"depth": 5, "scored": 5}
+    assert "rerank" not in plain
+    assert answer["timings_ms"]["rerank"] > 0
+
+
+async def test_more_documents_are_reranked_than_shown(client: httpx.AsyncClient) -> None:
+    (whole,) = (await search(client, rerank=True))["results"]
+    (first,) = (await search(client, rerank=True, top_k=2))["results"]
+    assert whole["rerank"] == first["rerank"] == {"depth": 8, "scored": 8}  # the collection has no more
+    assert first["hits"] == whole["hits"][:2]
+    (paged,) = (await search(client, rerank=True, top_k=2, offset=1))["results"]
+    assert [hit["id"] for hit in paged["hits"]] == [hit["id"] for hit in whole["hits"][1:3]]
+
+
+async def test_several_queries_lines_and_get(client: httpx.AsyncClient) -> None:
+    queries = [QUERY, "骨折", "头痛"]
+    alone = [order_of((await search(client, query=query, rerank=True, cache=False))["results"][0]) for query in queries]
+    together = (await search(client, query=queries, rerank=True, cache=False))["results"]
+    assert [order_of(result) for result in together] == alone
+    body = {"query": queries, "mode": "dense", "top_k": 8, "rerank": True, "cache": False}
+    response = await client.post("/v1/search", json=body, headers={"Accept": "application/x-ndjson"})
+    assert [order_of(json.loads(line)) for line in response.text.splitlines()[:-1]] == alone
+    response = await client.get("/v1/search", params={"q": QUERY, "mode": "dense", "top_k": 8, "rerank": "true"})
+    assert order_of(response.json()["results"][0]) == alone[0]
+
+
+def order_of(result: dict[str, Any]) -> list[tuple[str, float]]:
+    """Without the first stage's scores: in int8 they depend a little on the queries of a batch."""
+    return [(hit["id"], round(hit["rerank_score"], 3)) for hit in result["hits"]]
+
+
+async def test_a_cached_result_is_not_scored_again(client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    pairs: list[Job] = []
+
+    def run(engine: InProcessEngine, serving: Serving, batch: Sequence[Job]) -> list[Outcome]:
+        pairs.extend(job for job in batch if isinstance(job, PairJob))
+        return REAL_RUN(engine, serving, batch)
+
+    monkeypatch.setattr(InProcessEngine, "run", run)
+    first = await search(client, query="白细胞", rerank=True)
+    assert len(pairs) == 8
+    assert (await search(client, query="白细胞", rerank=True))["results"] == first["results"]
+    assert len(pairs) == 8
+    await search(client, query="白细胞", rerank={"depth": 3})
+    assert len(pairs) == 11
+
+
+@pytest.fixture
+def slow(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
+    """Pairs after the first three wait until the event is set."""
+    open_ = threading.Event()
+    seen = 0
+
+    def run(engine: InProcessEngine, serving: Serving, batch: Sequence[Job]) -> list[Outcome]:
+        nonlocal seen
+        seen += sum(isinstance(job, PairJob) for job in batch)
+        if seen > 3:
+            assert open_.wait(WAIT_SECONDS)
+        return REAL_RUN(engine, serving, batch)
+
+    monkeypatch.setattr(InProcessEngine, "run", run)
+    yield open_
+    open_.set()
+
+
+async def test_what_is_not_scored_in_time_keeps_its_place(
+    built: Built, reranker: Path, slow: threading.Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(PAIR_TOKENS, "cpu", 1)  # a pair at a time
+    settings = make_settings(built, threads=1, reload_seconds=0, lru_mb=1, reranker=reranker)
+    async with running(settings) as client:
+        plain = (await search(client, cache=False))["results"][0]["hits"]
+        answer = await search(client, rerank=True, timeout_ms=3000)
+        (result,) = answer["results"]
+        assert result["rerank"] == {"depth": 8, "scored": 3}
+        assert answer["timings_ms"]["total"] < 4000
+        assert sorted(hit["id"] for hit in result["hits"][:3]) == sorted(hit["id"] for hit in plain[:3])
+        assert result["hits"][3:] == plain[3:]
+        slow.set()
+        # A partial result was not cached.
+        assert (await search(client, rerank=True))["results"][0]["rerank"] == {"depth": 8, "scored": 8}
+        metrics = (await client.get("/metrics")).text
+        assert 'care_rerank_total{outcome="partial"} 1.0' in metrics
+        assert 'care_rerank_total{outcome="complete"} 1.0' in metrics
+        assert 'care_stage_seconds_count{stage="rerank"} 2.0' in metrics
+
+
+async def test_without_a_reranker_the_request_is_refused_with_a_next_step(built: Built) -> None:
+    async with running(make_settings(built, threads=1, reload_seconds=0)) as client:
+        response = await client.post("/v1/search", json={"query": QUERY, "rerank": {"depth": 20}})
+        assert "CARE_RERANKER" in check(response, 422, "invalid_request", "rerank")
+        response = await client.post("/v1/rerank", json={"query": QUERY, "documents": TEXTS})
+        assert response.json()["model"] == ENCODER.name
+
+
+async def test_depths_are_bounded(client: httpx.AsyncClient) -> None:
+    for depth, words in ((0, "greater than or equal to 1"), (101, "at most 100"), (2000, "less than or equal to 1000")):
+        response = await client.post("/v1/search", json={"query": QUERY, "rerank": {"depth": depth}})
+        assert words in check(response, 422, "invalid_request", "rerank")
+
+
+async def test_rerank_takes_the_reranker_or_the_model_that_is_named(client: httpx.AsyncClient, reranker: Path) -> None:
+    response = await client.post("/v1/rerank", json={"query": QUERY, "documents": TEXTS, "top_n": 3})
+    answer = response.json()
+    assert answer["model"] == reranker.name
+    scores = expected_scores(reranker, TEXTS)
+    best = np.argsort(-np.array(scores)).tolist()[:3]
+    assert [result["index"] for result in answer["results"]] == best
+    assert [result["relevance_score"] for result in answer["results"]] == pytest.approx(
+        [scores[index] for index in best], abs=1e-3
+    )
+    assert answer["usage"]["total_tokens"] > 0
+    by_vectors = await client.post("/v1/rerank", json={"query": QUERY, "documents": TEXTS, "model": ENCODER.name})
+    assert by_vectors.json()["model"] == ENCODER.name
+    models = (await client.get("/v1/models")).json()["data"]
+    assert [model["id"] for model in models] == [ENCODER.name, reranker.name]
+    assert (await client.get(f"/v1/models/{reranker.name}")).status_code == 200
+    wrong = await client.post("/v1/rerank", json={"query": QUERY, "documents": TEXTS, "model": "gpt"})
+    assert reranker.name in check(wrong, 404, "not_found")
+
+
+async def test_the_engine_process_reranks_as_one_process_does(
+    client: httpx.AsyncClient, built: Built, reranker: Path, tmp_path: Path
+) -> None:
+    from tests.integration.processes import service
+
+    expected = (await search(client, rerank=True, cache=False))["results"]
+    own = copy_collection(built, tmp_path / "own")
+    with service(own, CARE_RERANKER=str(reranker), CARE_ENGINE="process") as there:
+        answer = there.search({"query": QUERY, "mode": "dense", "top_k": 8, "rerank": True})
+        assert answer.status == 200, answer.text
+        found = json.loads(answer.text)["results"]
+    assert [hit["id"] for hit in found[0]["hits"]] == [hit["id"] for hit in expected[0]["hits"]]
+    assert found[0]["rerank"] == {"depth": 8, "scored": 8}
+    assert found[0]["hits"][0]["rerank_score"] == pytest.approx(expected[0]["hits"][0]["rerank_score"], abs=1e-3)
+
+
+def test_portions_keep_the_order_and_the_limit() -> None:
+    assert list(_portions([10, 20, 30, 5, 100, 1], 50)) == [range(2), range(2, 4), range(4, 5), range(5, 6)]
+    assert list(_portions([], 50)) == []
+    assert [pair_load(tokens) for tokens in (1, 32, 33, 320)] == [1, 1, 2, 10]
