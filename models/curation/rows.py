@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from models.training.rows import parse_row, read_lines
+from models.rows import parse_row, read_lines
 
 Row = dict[str, Any]
 CURATED = "curated"

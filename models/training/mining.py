@@ -16,11 +16,12 @@ from numpy.typing import NDArray
 from models.encoder.spec import Side
 from models.errors import BadData
 from models.progress import Progress
+from models.rows import Pair, read_all
 from models.training.encoders import EncoderStore
 from models.training.passes import Kept, read_once, take
 from models.training.ranks import Ranks
 from models.training.recipe import Diversify, Filter, Mine
-from models.training.rows import Pair, as_pairs, read_all
+from models.training.rows import as_pairs
 from models.training.tables import SCRATCH, PairTable, Rows, Texts, shared
 
 QUERIES_AT_ONCE = 1024

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from torch import nn
 
+from models.rows import Pair, count_units, sample
 from models.training.encoders import describe
 from models.training.recipe import (
     AnyStage,
@@ -27,7 +28,7 @@ from models.training.recipe import (
     Reconstruct,
     trained_by,
 )  # fmt: skip
-from models.training.rows import Pair, as_pairs, as_texts, count_units, sample
+from models.training.rows import as_pairs, as_texts
 from models.training.shapes import bare_model, check, shape_of
 
 # Weight, gradient and two moments, in float32.

@@ -18,8 +18,8 @@ from models.encoder.gguf import gguf_config
 from models.encoder.spec import INSTRUCTION, TEMPLATE, Pooling
 from models.errors import BadData, BadEncoder
 from models.evaluation.benchmarks import wording
+from models.rows import count_units
 from models.training.recipe import AnyStage, Contrast, Encoder, Fresh, Recipe, Reconstruct, encoders_of
-from models.training.rows import count_units
 
 
 def _decoder(kind: str, width: int, inner: int, layers: int, heads: tuple[int, int, int], words: int) -> dict[str, Any]:

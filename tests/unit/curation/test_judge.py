@@ -11,8 +11,8 @@ import pytest
 
 import models.endpoint
 from models.curation.frame import Files, run_step
-from models.curation.judge import JudgeRows, fleiss_kappa
-from models.curation.panel import Judge, Limits, read_grades
+from models.curation.judge import JudgeRows, fleiss_kappa, read_grades
+from models.curation.panel import Limits, Model
 from models.errors import CareError
 from tests.support.grading_server import USAGE, GradingServer, Reply, grading_server
 
@@ -45,7 +45,7 @@ def judged(server: GradingServer, folder: Path, rows: list[dict[str, Any]], **mo
 
 
 def step(server: GradingServer, folder: Path, **more: Any) -> JudgeRows:  # noqa: ANN401
-    judges = [Judge(model, server.url) for model in more.pop("models", "ab")]
+    judges = [Model(model, server.url) for model in more.pop("models", "ab")]
     limits = Limits(at_once=4, timeout_seconds=more.pop("timeout_seconds", 20))
     return JudgeRows(judges, folder / "answers.jsonl", limits=limits, **more)
 
@@ -84,7 +84,7 @@ def test_only_what_all_judges_agree_on_is_kept(server: GradingServer, tmp_path: 
 def test_the_prompt_and_the_judges_are_part_of_where_a_row_comes_from(server: GradingServer, tmp_path: Path) -> None:
     judged(server, tmp_path, ROWS)
     (stamp,) = json.loads(files_of(tmp_path).out.read_text(encoding="utf-8").splitlines()[0])["curated"]
-    assert stamp["judges"] == ["a", "b"]
+    assert stamp["models"] == ["a", "b"]
     assert stamp["prompt"] == step(server, tmp_path).parameters()["prompt"]
     assert stamp["prompt"] != step(server, tmp_path, language="en").parameters()["prompt"]
 
@@ -204,14 +204,14 @@ def test_kappa_is_that_of_the_paper() -> None:
 
 def test_judges_are_named_by_model_and_address(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("OPENAI_BASE_URL", raising=False)
-    assert Judge.parse("m@http://x/v1") == Judge("m", "http://x/v1")
+    assert Model.parse("m@http://x/v1") == Model("m", "http://x/v1")
     with pytest.raises(CareError, match="write MODEL@URL"):
-        Judge.parse("m")
+        Model.parse("m")
     monkeypatch.setenv("OPENAI_BASE_URL", "http://y/v1")
-    assert Judge.parse("m") == Judge("m", "http://y/v1")
+    assert Model.parse("m") == Model("m", "http://y/v1")
     with pytest.raises(CareError, match="no MISSING_KEY"):
-        Judge.parse("m@http://x/v1#MISSING_KEY")
+        Model.parse("m@http://x/v1#MISSING_KEY")
     with pytest.raises(CareError, match="named twice"):
-        JudgeRows([Judge("m", "http://x")] * 2, tmp_path)
+        JudgeRows([Model("m", "http://x")] * 2, tmp_path)
     with pytest.raises(CareError, match="below --relevant"):
-        JudgeRows([Judge("m", "http://x")], tmp_path, relevant=2, irrelevant=2)
+        JudgeRows([Model("m", "http://x")], tmp_path, relevant=2, irrelevant=2)

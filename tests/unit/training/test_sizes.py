@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from models.rows import sample
 from models.training.plan import SAMPLE, sizes_of
 from models.training.recipe import Data, Recipe
-from models.training.rows import sample
 from tests.support.toy_training import write_rows
 
 Make = Callable[..., Recipe]
