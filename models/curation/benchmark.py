@@ -11,7 +11,7 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from models.curation.frame import Outcome, Step
+from models.curation.frame import Outcome, Step, digest
 from models.curation.judge import DISPUTED, JUDGED
 from models.curation.rows import Row, read_rows
 from models.curation.search import Corpus
@@ -38,7 +38,8 @@ class Benchmark(Step):
     name = "benchmark"
 
     def parameters(self) -> dict[str, Any]:
-        return {"corpus": self._corpus.digest, "sts": [str(path) for path in self.sts], "candidates": CANDIDATES}
+        sts = [digest(row) for row in read_rows(self.sts)]
+        return {"corpus": self._corpus.digest, "sts": digest(sts), "candidates": CANDIDATES}
 
     @cached_property
     def _corpus(self) -> Corpus:

@@ -71,7 +71,8 @@ class Hyde(AskingStep):
         best = min(range(len(drafts)), key=lambda at: ranks[1 + at])
         notes["drafts"] += len(drafts)
         for name, rank in (("query", ranks[0]), ("kept draft", ranks[1 + best])):
-            notes.update({f"{name} ranks its source first": rank == 1, f"{name} ranks it among ten": rank <= 10})
+            notes[f"{name} ranks its source first"] += int(rank == 1)
+            notes[f"{name} ranks it among ten"] += int(rank <= 10)
         return Outcome([{**row, "hypothetical": [drafts[best]], RANK: ranks[1 + best]}], notes=notes)
 
     def _ranks(self, texts: Sequence[str], source: int) -> list[int]:

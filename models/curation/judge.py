@@ -28,6 +28,7 @@ PASSAGE_CHARACTERS = 2000
 VOTES = "votes "
 JUDGED, DISPUTED = "judged", "disputed"
 ROWS_JUDGED, POSITIVES = "rows judged", "positives judged"
+RIGHT_POSITIVES, RIGHT_NEGATIVES = "positives kept", "negatives kept"
 FALSE_NEGATIVES, FALSE_POSITIVES = "negatives that are relevant", "positives that are irrelevant"
 NO_QUERY = "a document without a title: there is no query to judge it by"
 _OBJECT = re.compile(r"\{[^{}]*\}?", re.DOTALL)
@@ -107,7 +108,8 @@ class JudgeRows(AskingStep):
         false_negatives = set(relevant) & set(old["negatives"])
         notes[ROWS_JUDGED] += bool(grades)
         notes[POSITIVES] += len(set(grades) & set(old["positives"]))
-        notes["positives kept"] += len(set(relevant) & set(old["positives"]))
+        notes[RIGHT_POSITIVES] += len(set(relevant) & set(old["positives"]))
+        notes[RIGHT_NEGATIVES] += len(set(irrelevant) & set(old["negatives"]))
         notes[FALSE_NEGATIVES] += len(false_negatives)
         notes[FALSE_POSITIVES] += len(set(irrelevant) & set(old["positives"]))
         if not self.promote:
@@ -149,13 +151,16 @@ class JudgeRows(AskingStep):
         return {"agreement": {**agreement, "same_grade": pairs}, "labels": _labels(tally.notes)}
 
 
-def _labels(notes: Mapping[str, int]) -> dict[str, float]:
-    """What the judges say of a set's labels, a query (CARE's table 20)."""
-    rows, given = notes.get(ROWS_JUDGED, 0), notes.get(POSITIVES, 0)
-    wrong, missed = notes.get(FALSE_POSITIVES, 0), notes.get(FALSE_NEGATIVES, 0)
-    counts = {"positives": given, "judged_positives": notes.get("positives kept", 0) + missed,
+def _labels(notes: Mapping[str, int]) -> dict[str, float | None]:
+    """What the judges say of the labels that rows came with: by query, as CARE's table 20, and their agreement."""
+    names = (RIGHT_POSITIVES, FALSE_POSITIVES, FALSE_NEGATIVES, RIGHT_NEGATIVES)
+    kept, wrong, missed, right = (notes.get(name, 0) for name in names)
+    rows, both = notes.get(ROWS_JUDGED, 0), kept + wrong + missed + right
+    counts = {"positives": notes.get(POSITIVES, 0), "judged_positives": kept + missed,
               "false_positives": wrong, "false_negatives": missed}  # fmt: skip
-    return {"queries": rows, **{name: count / rows for name, count in counts.items() if rows}}
+    kappa = fleiss_kappa({(1, 1): kept, (1, 0): wrong, (0, 1): missed, (0, 0): right})
+    agreed = {"agreement": (kept + right) / both, "kappa": kappa} if both else {}
+    return {"queries": rows, **{name: count / rows for name, count in counts.items() if rows}, **agreed}
 
 
 def read_grades(text: str, passages: int) -> list[int] | None:

@@ -21,6 +21,7 @@ from models.fusion import Fusion, fuse
 from models.lexical import LexicalIndex, Ranking
 from models.progress import Progress
 
+untyped: Any = faiss  # its stubs lack what Python adds to its classes
 AT_ONCE, ADDED = 256, 65536
 Mask = NDArray[np.bool_]
 
@@ -72,7 +73,8 @@ class Dense:
     def __init__(self, corpus: Corpus, encoder: TextEncoder, folder: Path) -> None:
         self.encoder, dim = encoder, encoder.opened.spec.dim
         file = RecordFile(folder / f"{encoder.fingerprint}-{corpus.digest}.f16", dim, STORED)
-        file.cut(len(file) // AT_ONCE * AT_ONCE)  # a killed run goes on with a whole batch
+        if len(file) < len(corpus.texts):
+            file.cut(len(file) // AT_ONCE * AT_ONCE)  # a killed run goes on with a whole batch
         progress = Progress(f"encode with {encoder.opened.name}", "texts", len(corpus.texts), first=len(file))
         with progress:
             for first in range(len(file), len(corpus.texts), AT_ONCE):
@@ -80,10 +82,10 @@ class Dense:
                 file.append(encoder.read(some, Side.DOCUMENT))
                 progress.update(len(some))
         known = file.load()
-        self._index: Any = faiss.IndexFlatIP(dim)
+        self._index = untyped.IndexFlatIP(dim)
         for first in range(0, len(known), ADDED):
             self._index.add(known[first : first + ADDED].astype(np.float32))
-        self.vectors: Vectors = faiss.rev_swig_ptr(self._index.get_xb(), len(known) * dim).reshape(-1, dim)
+        self.vectors: Vectors = untyped.rev_swig_ptr(self._index.get_xb(), len(known) * dim).reshape(-1, dim)
 
     def ask(self, queries: Sequence[str], imagined: Sequence[Sequence[str]] | None = None) -> Vectors:
         """Vectors of queries; of those with imagined documents, the mean with theirs (SL-HyDE's equation 8)."""
@@ -98,7 +100,7 @@ class Dense:
         given = {}
         if allowed is not None:
             bits = np.packbits(allowed, bitorder="little")
-            given = {"params": faiss.SearchParameters(sel=faiss.IDSelectorBitmap(bits))}
+            given = {"params": untyped.SearchParameters(sel=untyped.IDSelectorBitmap(bits))}
         scores, rows = self._index.search(asked, min(depth, len(self.vectors)), **given)
         return [(found[found >= 0], of[found >= 0]) for found, of in zip(rows, scores, strict=True)]
 

@@ -17,6 +17,7 @@ from models.encoder.spec import Side
 from models.errors import BadEncoder
 from models.evaluation.encoders import OpenEncoder, open_encoder
 
+untyped: Any = faiss  # its stubs lack what Python adds to its classes
 Vectors = NDArray[np.float32]
 STORED = np.dtype("<f2")
 LINKS, SEARCHED = 32, 64
@@ -82,7 +83,7 @@ class GrowingIndex:
     """
 
     def __init__(self, dim: int, exact: int) -> None:
-        self._index: Any = faiss.IndexFlatIP(dim)
+        self._index = untyped.IndexFlatIP(dim)
         self._exact = exact
 
     def __len__(self) -> int:
@@ -90,13 +91,13 @@ class GrowingIndex:
 
     @property
     def is_exact(self) -> bool:
-        return isinstance(self._index, faiss.IndexFlatIP)
+        return isinstance(self._index, untyped.IndexFlatIP)
 
     def add(self, vectors: Vectors) -> None:
         if self.is_exact and len(self) + len(vectors) > self._exact:
             before = self._index.reconstruct_n(0, len(self)) if len(self) else vectors[:0]
-            self._index = faiss.IndexHNSWSQ(
-                vectors.shape[1], faiss.ScalarQuantizer.QT_fp16, LINKS, faiss.METRIC_INNER_PRODUCT
+            self._index = untyped.IndexHNSWSQ(
+                vectors.shape[1], untyped.ScalarQuantizer.QT_fp16, LINKS, untyped.METRIC_INNER_PRODUCT
             )
             self._index.hnsw.efSearch = SEARCHED
             vectors = np.concatenate([before, vectors])

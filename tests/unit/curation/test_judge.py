@@ -63,7 +63,7 @@ def test_only_what_all_judges_agree_on_is_kept(server: GradingServer, tmp_path: 
     assert judged(server, tmp_path, ROWS) == [
         {
             "query": "高血压吃什么药", "pos": ["氨氯地平4", "硝苯地平4"], "neg": ["无关的话0", "多喝水1"], "id": 7,
-            "judged": {"pos": [[4, 4], [4, 4]], "neg": [[0, 0], [1, 1]]},
+            "judged": {"pos": [[4, 4], [4, 4]], "neg": [[0, 0], [1, 1]]}, "disputed": ["有争议3"],
         },
         {"title": "糖尿病", "text": "二甲双胍4", "judged": {"pos": [[4, 4]]}},
     ]  # fmt: skip
@@ -79,6 +79,17 @@ def test_only_what_all_judges_agree_on_is_kept(server: GradingServer, tmp_path: 
     assert (notes["votes 3 2"], notes["votes 4 4"]) == (1, 3)
     assert report["agreement"]["same_grade"] == {"a and b": 6 / 7}
     assert 0 < report["agreement"]["kappa_relevant"] < 1
+    labels = report["labels"]
+    assert labels["queries"] == 3
+    assert (labels["positives"], labels["judged_positives"]) == (4 / 3, 1)
+    assert (labels["false_positives"], labels["false_negatives"]) == (2 / 3, 1 / 3)
+    assert labels["agreement"] == 3 / 6, "two positives and a negative of six that are not disputed"
+
+
+def test_a_relevant_negative_can_be_dropped_instead(server: GradingServer, tmp_path: Path) -> None:
+    (row, _) = judged(server, tmp_path, ROWS, promote=False)
+    assert row["pos"] == ["氨氯地平4"]
+    assert row["neg"] == ["无关的话0", "多喝水1"]
 
 
 def test_the_prompt_and_the_judges_are_part_of_where_a_row_comes_from(server: GradingServer, tmp_path: Path) -> None:
