@@ -190,8 +190,8 @@ def _records(path: Path, columns: Sequence[str]) -> Iterator[Record]:
         if kind in (".csv", ".tsv"):
             csv.field_size_limit(1 << 27)
             # MS MARCO's triples are split at tabs alone: quotes in them mean nothing.
-            plain = {"delimiter": "\t", "quoting": csv.QUOTE_NONE} if kind == ".tsv" else {}
-            table = csv.reader(file, **plain)  # type: ignore[arg-type]
+            plain: dict[str, Any] = {"delimiter": "\t", "quoting": csv.QUOTE_NONE} if kind == ".tsv" else {}
+            table = csv.reader(file, **plain)
             names = list(columns) or next(table)
             yield from (dict(zip(names, line, strict=False)) for line in table if line != names)
             return

@@ -88,7 +88,7 @@ class Diversify(Step):
     def _compare(self, vectors: Vectors, there: NDArray[np.bool_]) -> NDArray[np.int32]:
         """For each row of a block KEPT, NO_TEXT, or the place of the kept row that is nearest to it."""
         known, threshold = len(self._kept), self._threshold
-        scores, places = self._kept.nearest(vectors, self.neighbours) if known else (vectors[:, :0], vectors[:, :0])
+        scores, places = self._kept.nearest(vectors, self.neighbours)
         within, before = vectors @ vectors.T, (scores > threshold).sum(1)
         nearest, kept = np.full(len(vectors), NO_TEXT, np.int32), list[int]()
         for at in np.flatnonzero(there).tolist():
@@ -97,7 +97,7 @@ class Diversify(Step):
             if known + len(kept) < self.seeds or near <= self.most:
                 nearest[at] = KEPT
                 kept.append(at)
-            elif len(kept) and (not known or like.max() > scores[at, 0]):
+            elif len(kept) and like.max() > scores[at, 0]:
                 nearest[at] = known + int(like.argmax())
             else:
                 nearest[at] = places[at, 0]

@@ -95,7 +95,8 @@ class Mine(Step):
             if not first & set(positives):
                 return Outcome(dropped=f"no positive among the first {self.consistent}")
         known = [*self._answers[query], *(corpus.rows[text] for text in own if text in corpus.rows)]
-        below, scores = None, ranking[1]
+        below: float | None = None
+        scores = ranking[1]
         if self.margin is not None:
             dense = self.retrievers.dense[0]
             (asked,) = dense.ask([query], [row.get("hypothetical", [])])

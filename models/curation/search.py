@@ -97,7 +97,7 @@ class Dense:
         return asked
 
     def search(self, asked: Vectors, depth: int, allowed: Mask | None = None) -> list[Ranking]:
-        given = {}
+        given: dict[str, Any] = {}
         if allowed is not None:
             bits = np.packbits(allowed, bitorder="little")
             given = {"params": untyped.SearchParameters(sel=untyped.IDSelectorBitmap(bits))}
