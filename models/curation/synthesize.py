@@ -188,6 +188,12 @@ def _json_values(text: str, opening: str) -> list[Any]:
     return found
 
 
+def _query(step: Synthesize, row: Row, line: str) -> Written:
+    if line.rstrip("？?。. ") in _text(row):
+        return "a question copied from its passage"
+    return [{"query": line, "pos": [_text(row)]}]
+
+
 def _distant(step: Synthesize, row: Row) -> str | None:
     """A sentence far from this one in the files: at least DISTANCE rows, or a quarter of a small corpus."""
     total, place = len(step.sentences), step.places[_text(row)]
@@ -244,7 +250,7 @@ def _triple(step: Synthesize, row: Row, made: Mapping[str, str]) -> Written:
 
 
 KINDS: dict[str, Kind] = {
-    "query": Kind(read_line, lambda step, row, line: [{"query": line, "pos": [_text(row)]}]),
+    "query": Kind(read_line, _query),
     "tasks": Kind(
         read_list,
         lambda step, row, tasks: [{"text": task} for task in tasks],

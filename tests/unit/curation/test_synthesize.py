@@ -48,10 +48,11 @@ def synthesized(
 def test_a_passage_gets_a_question(server: GradingServer, tmp_path: Path) -> None:
     server.say = lambda model, prompt, number: "问题：“二甲双胍怎么吃？”" if "双胍" in prompt else "好的：\n一\n二"
     rows = [{"text": "二甲双胍随餐服用", "title": "药", "source": "s"}, {"text": "别的"}]
+    rows.append({"text": "有人问二甲双胍怎么吃，答：随餐"})
     made = synthesized(server, tmp_path, "query", rows, instruction="找答案")
     assert made == [{"query": "二甲双胍怎么吃？", "pos": ["二甲双胍随餐服用"], "source": "s", "instruction": "找答案"}]
-    assert report_in(tmp_path)["dropped"] == {"no usable answer": 1}
-    assert sorted(server.asked.values()) == [1, 3]
+    assert report_in(tmp_path)["dropped"] == {"no usable answer": 1, "a question copied from its passage": 1}
+    assert sorted(server.asked.values()) == [1, 1, 3]
     (stamp,) = json.loads((tmp_path / "out.jsonl").read_text(encoding="utf-8"))["curated"]
     assert stamp["models"] == ["m"]
     assert stamp["prompt"]
