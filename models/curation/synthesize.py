@@ -136,9 +136,17 @@ class Synthesize(AskingStep):
             if isinstance(written, str):
                 reasons.append(written)
             else:
-                made += [self._whole(row, new) for new in written]
+                own = [self._whole(row, new) for new in written if not self._is_copied(row, new)]
+                reasons += ["copied from the prompt"] * (len(own) < len(written))
+                made += own
         notes.update({f"answers dropped: {reason}": 1 for reason in reasons if made})
         return Outcome(made, notes=notes) if made else Outcome(dropped=reasons[0], notes=notes)
+
+    def _is_copied(self, row: Row, new: Row) -> bool:
+        """Whether a text of a new row stands in the request, as small models like to have it."""
+        (request,), own = self.requests(row), _text(row)
+        texts = (new.get("text", ""), new.get("query", ""), *new.get("pos", ()), *new.get("neg", ()))
+        return any(text and text != own and text.rstrip("？?。. ") in request.prompt for text in texts)
 
     def _whole(self, row: Row, new: Row) -> Row:
         """The new row with the fields of the old one that are not its texts."""
@@ -186,12 +194,6 @@ def _json_values(text: str, opening: str) -> list[Any]:
             end = place + 1
         place = text.find(opening, end)
     return found
-
-
-def _query(step: Synthesize, row: Row, line: str) -> Written:
-    if line.rstrip("？?。. ") in _text(row):
-        return "a question copied from its passage"
-    return [{"query": line, "pos": [_text(row)]}]
 
 
 def _distant(step: Synthesize, row: Row) -> str | None:
@@ -250,7 +252,7 @@ def _triple(step: Synthesize, row: Row, made: Mapping[str, str]) -> Written:
 
 
 KINDS: dict[str, Kind] = {
-    "query": Kind(read_line, _query),
+    "query": Kind(read_line, lambda step, row, line: [{"query": line, "pos": [_text(row)]}]),
     "tasks": Kind(
         read_list,
         lambda step, row, tasks: [{"text": task} for task in tasks],

@@ -51,7 +51,7 @@ def test_a_passage_gets_a_question(server: GradingServer, tmp_path: Path) -> Non
     rows.append({"text": "有人问二甲双胍怎么吃，答：随餐"})
     made = synthesized(server, tmp_path, "query", rows, instruction="找答案")
     assert made == [{"query": "二甲双胍怎么吃？", "pos": ["二甲双胍随餐服用"], "source": "s", "instruction": "找答案"}]
-    assert report_in(tmp_path)["dropped"] == {"no usable answer": 1, "a question copied from its passage": 1}
+    assert report_in(tmp_path)["dropped"] == {"no usable answer": 1, "copied from the prompt": 1}
     assert sorted(server.asked.values()) == [1, 1, 3]
     (stamp,) = json.loads((tmp_path / "out.jsonl").read_text(encoding="utf-8"))["curated"]
     assert stamp["models"] == ["m"]
@@ -63,10 +63,10 @@ def test_tasks_become_triples_with_the_task_as_instruction(server: GradingServer
     tasks = synthesized(server, tmp_path, "tasks", [{"text": "糖尿病"}], count=3)
     assert tasks == [{"text": "找药物说明"}, {"text": "找病因"}]
     (tmp_path / "out.jsonl").unlink()
-    whole = {"query": "问", "positive": "对", "negative": "错"}
-    server.say = lambda model, prompt, number: json.dumps(whole if "病因" in prompt else whole | {"negative": "对"})
+    whole = {"query": "谁？", "positive": "甲乙丙", "negative": "丁戊己"}
+    server.say = lambda model, prompt, number: json.dumps(whole if "病因" in prompt else whole | {"negative": "甲乙丙"})
     triples = synthesized(server, tmp_path, "triple", tasks)
-    assert triples == [{"query": "问", "pos": ["对"], "neg": ["错"], "instruction": "找病因"}]
+    assert triples == [{"query": "谁？", "pos": ["甲乙丙"], "neg": ["丁戊己"], "instruction": "找病因"}]
     assert report_in(tmp_path)["dropped"] == {"two equal texts": 1}
     (asked,) = [prompt for _, prompt in server.asked if "检索任务：找病因" in prompt]
     assert all(any(choice in asked for choice in values) for values in SHAPES["zh"].values())
