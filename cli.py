@@ -26,7 +26,7 @@ COMMANDS = {
     "index": ("indexer.command", "build, check, publish, compare and roll back snapshots of a corpus"),
     "backup": ("indexer.backup", "write snapshots, posted documents and keys into one file"),
     "restore": ("indexer.restore", "put a backup into an empty collection folder and check it"),
-    "curate": ("models.curation.command", "make training rows from raw texts: clean, split, deduplicate, mask, judge"),
+    "curate": ("models.curation.command", "make training rows and benchmarks: clean, mine, write, judge"),
     "train": ("models.training.command", "train encoders by a recipe, stage by stage (needs the train extra)"),
     "export": ("models.export.command", "turn a trained encoder into ONNX graphs (needs the train extra)"),
     "encoder": (

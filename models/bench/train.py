@@ -32,6 +32,7 @@ from transformers import CONFIG_MAPPING, AutoModel
 
 from models.bench.device import ceiling
 from models.export.synthetic import SPECIAL, save_tokenizer, vocabulary_of
+from models.rows import read_all
 from models.training import loop
 from models.training.contrast import ContrastStage, read_table
 from models.training.encoders import EncoderStore
@@ -40,7 +41,6 @@ from models.training.passes import Reader, TokenTable, file_of
 from models.training.plan import cost_of
 from models.training.ranks import Ranks
 from models.training.recipe import Contrast, Recipe
-from models.training.rows import read_all
 from models.training.shapes import SHAPES, made
 
 PAPER_PAIRS_PER_SECOND = 7.4

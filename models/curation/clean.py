@@ -12,7 +12,7 @@ from typing import Any
 from models.curation.frame import Outcome, Step
 from models.curation.rows import Row, missing_text, with_texts
 from models.errors import CareError
-from models.training.rows import count_units
+from models.rows import count_units
 
 # Known names only: `a<b and c>d` is no tag.
 _TAG = re.compile(

@@ -1,10 +1,10 @@
-"""Make training rows from raw texts, step by step. The same call goes on where a killed one stopped.
+"""Make training rows and benchmarks from raw texts, step by step. The same call goes on where a killed one stopped.
 
 care curate clean RAW.jsonl.gz --out clean.jsonl               entities, control characters, boilerplate, lengths
-care curate split clean.jsonl --out passages.jsonl             documents into passages or sentences
-care curate dedup passages.jsonl --out once.jsonl              equal and near-equal rows once (needs the curate extra)
-care curate anonymize once.jsonl --out safe.jsonl --sample 100     names, phones, numbers and addresses masked
-care curate judge rows.jsonl --out judged.jsonl --judge qwen@http://127.0.0.1:8080/v1 --judge MODEL@URL#KEY_VARIABLE
+care curate diversify safe.jsonl --out spread.jsonl --encoder FOLDER         drop what is like too many kept texts
+care curate synthesize passages.jsonl --out asked.jsonl --kind query --model qwen@http://127.0.0.1:8080/v1
+care curate mine asked.jsonl --out mined.jsonl --corpus passages.jsonl --encoder FOLDER --bm25 --ranks 0 50 --count 50
+care curate judge mined.jsonl --out judged.jsonl --judge qwen@http://127.0.0.1:8080/v1 --judge MODEL@URL#KEY_VARIABLE
 
 A step reads JSON lines, plain, .gz or .xz. It writes OUT, and OUT.report.json: what was kept, why the rest was dropped.
 """
@@ -14,12 +14,14 @@ from __future__ import annotations
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from models.errors import CareError
 from models.package import positive, share
 
 if TYPE_CHECKING:
     from models.curation.frame import Step
+    from models.curation.search import Retrievers
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -57,21 +59,90 @@ def add_arguments(parser: ArgumentParser) -> None:
     )
     own.add_argument("--drop-residual", action="store_true", help="drop the rows with such runs")
 
-    own = step("judge", _judge, "grade passages by several language models; keep what all agree on")
+    own = step("convert", _convert, "turn a public set in its published format into rows")
+    own.add_argument("--format", required=True, help="one of those that docs/curation.md lists, as medquad or beir")
+    own.add_argument("--split", help="of a BEIR folder, whose queries.jsonl is the FILE (test)")
+
+    own = step("diversify", _diversify, "drop texts that are like too many kept ones (evolving index)")
+    own.add_argument("--encoder", required=True, metavar="FOLDER[,name=value]", help="as care eval --encoder takes it")
+    own.add_argument("--by", choices=("query", "text"), help="what is compared (text)")
+    own.add_argument("--threshold", type=share, help="cosine above which two are alike (0.85 for query, 0.78 for text)")
+    own.add_argument("--neighbours", type=positive, help="nearest kept texts that are looked at (5)")
+    own.add_argument("--most", type=int, help="how many of them may be alike (1)")
+    own.add_argument("--seeds", type=int, help="rows that are kept without a comparison (5000)")
     own.add_argument(
-        "--judge",
-        action="append",
-        required=True,
-        metavar="MODEL[@URL[#KEY_VARIABLE]]",
-        help="a model behind OpenAI's chat completions; several times (OPENAI_BASE_URL, OPENAI_API_KEY)",
+        "--exact", type=int, metavar="ROWS", help="kept rows up to which search is exact, then HNSW (50000)"
     )
-    own.add_argument("--answers", type=Path, help="file that keeps every answer of the models (OUT.answers.jsonl)")
-    own.add_argument("--language", choices=("zh", "en"), help="of the prompt (zh)")
+
+    own = step("mine", _mine, "add hard negatives that an encoder, BM25 or both find in a corpus")
+    _add_search(own)
+    own.add_argument("--count", type=positive, help="negatives that are added to a row (7)")
+    own.add_argument("--ranks", type=int, nargs=2, metavar=("FIRST", "LAST"), help="window to draw from (0 100)")
+    own.add_argument(
+        "--margin", type=float, help="how far below the best positive a negative's cosine must be (no limit)"
+    )
+    own.add_argument("--within", choices=("all", "source"), help="which documents a row may find (all)")
+    own.add_argument(
+        "--consistent", type=positive, metavar="TOP", help="drop rows with no positive among the first TOP"
+    )
+    own.add_argument("--seed", type=int, help="of the draw (0)")
+
+    own = step("pool", _pool, "give queries the first documents of several systems, to be judged")
+    _add_search(own)
+    own.add_argument("--depth", type=positive, help="documents of each system (50)")
+
+    own = step("synthesize", _synthesize, "write rows with a language model: one --kind a run")
+    _add_models(own, "--model")
+    own.add_argument("--kind", required=True, choices=("query", "tasks", "triple", "paraphrase", "synonym"))
+    own.add_argument("--instruction", help="put into every row")
+    own.add_argument("--dictionary", type=Path, help="JSON lines {origin, replace}, for --kind synonym")
+    own.add_argument("--count", type=positive, help="tasks of each text, for --kind tasks (10)")
+    own.add_argument("--temperature", type=float, help="of the model (0.7)")
+    own.add_argument("--seed", type=int, help="of the model and of draws (0)")
+
+    own = step("hyde", _hyde, "add the hypothetical document that finds a row's source best (SL-HyDE)")
+    _add_models(own, "--model")
+    _add_search(own)
+    own.add_argument("--documents", type=positive, help="drafts of each row (5)")
+    own.add_argument("--blind", action="store_true", help="the model does not see the source")
+    own.add_argument("--temperature", type=float, help="of the model (0.7)")
+    own.add_argument("--seed", type=int, help="of the first draft (0)")
+
+    own = step("judge", _judge, "grade passages by several language models; keep what all agree on")
+    _add_models(own, "--judge")
     own.add_argument("--batch", type=positive, help="passages of a request at most (10)")
     own.add_argument("--relevant", type=int, metavar="GRADE", help="least grade of a positive by every judge (3)")
     own.add_argument("--irrelevant", type=int, metavar="GRADE", help="highest grade of a negative by every judge (2)")
+    drop = "drop negatives that are relevant, instead of making them positives"
+    own.add_argument("--no-promote", dest="promote", action="store_false", default=None, help=drop)
+
+    own = step("benchmark", _benchmark, "write judged rows as retrieval and reranking sets with a data card")
+    own.add_argument(
+        "--corpus", type=Path, nargs="+", required=True, metavar="FILE", help="documents that are searched"
+    )
+    own.add_argument("--sts", type=Path, nargs="+", metavar="FILE", help="rows of synthesize --kind synonym")
+    own.add_argument("--folder", type=Path, help="where the sets are written (OUT without its ending)")
+
+
+def _add_search(own: ArgumentParser) -> None:
+    own.add_argument(
+        "--corpus", type=Path, nargs="+", required=True, metavar="FILE", help="documents that are searched"
+    )
+    shown = "an encoder that searches, as care eval --encoder takes it; several times for pool"
+    own.add_argument("--encoder", action="append", default=[], metavar="FOLDER[,name=value]", help=shown)
+    own.add_argument("--bm25", action="store_true", help="search by words, too")
+    own.add_argument("--vectors", type=Path, help="folder that keeps the corpus's vectors (OUT.vectors)")
+
+
+def _add_models(own: ArgumentParser, option: str) -> None:
+    shown = "a model behind OpenAI's chat completions; several times (OPENAI_BASE_URL, OPENAI_API_KEY)"
+    own.add_argument(
+        option, dest="models", action="append", required=True, metavar="MODEL[@URL[#KEY_VARIABLE]]", help=shown
+    )
+    own.add_argument("--answers", type=Path, help="file that keeps every answer of the models (OUT.answers.jsonl)")
+    own.add_argument("--language", choices=("zh", "en"), help="of the prompt (zh)")
     own.add_argument("--at-once", type=positive, help="requests at once (8)")
-    own.add_argument("--per-minute", type=positive, help="requests to each judge in a minute at most (no limit)")
+    own.add_argument("--per-minute", type=positive, help="requests to each model in a minute at most (no limit)")
     own.add_argument("--timeout-seconds", type=positive, help="how long to wait for an answer (120)")
     own.add_argument("--max-tokens", type=positive, help="of an answer; reasoning models need more (1024)")
 
@@ -82,7 +153,7 @@ def run(arguments: Namespace) -> None:
     run_step(arguments.make(arguments), Files(arguments.files, arguments.out), sample=arguments.sample)
 
 
-def _given(arguments: Namespace, *names: str) -> dict[str, object]:
+def _given(arguments: Namespace, *names: str) -> dict[str, Any]:
     """The options that were given: the others keep the step's defaults."""
     values = {name: getattr(arguments, name) for name in names}
     return {name: value for name, value in values.items() if value is not None}
@@ -93,33 +164,104 @@ def _clean(arguments: Namespace) -> Step:
 
     lines = arguments.boilerplate.read_text(encoding="utf-8").splitlines() if arguments.boilerplate else ()
     more = [line for line in lines if line.strip()]
-    return Clean(boilerplate=more, **_given(arguments, "shortest", "longest"))  # type: ignore[arg-type]
+    return Clean(boilerplate=more, **_given(arguments, "shortest", "longest"))
 
 
 def _split(arguments: Namespace) -> Step:
     from models.curation.split import Split
 
-    return Split(**_given(arguments, "by", "units", "shortest", "from_pairs"))  # type: ignore[arg-type]
+    return Split(**_given(arguments, "by", "units", "shortest", "from_pairs"))
 
 
 def _dedup(arguments: Namespace) -> Step:
     from models.curation.dedup import Dedup
 
-    return Dedup(**_given(arguments, "by", "near"))  # type: ignore[arg-type]
+    return Dedup(**_given(arguments, "by", "near"))
 
 
 def _anonymize(arguments: Namespace) -> Step:
     from models.curation.anonymize import Anonymize
 
-    return Anonymize(**_given(arguments, "residual", "drop_residual"))  # type: ignore[arg-type]
+    return Anonymize(**_given(arguments, "residual", "drop_residual"))
+
+
+def _beside(arguments: Namespace, ending: str) -> Path:
+    """A path beside OUT."""
+    out: Path = arguments.out
+    return out.with_name(out.name + ending)
+
+
+def _convert(arguments: Namespace) -> Step:
+    from models.curation.convert import FORMATS, Convert
+
+    if arguments.format not in FORMATS:
+        raise CareError(f"--format {arguments.format}: choose from {', '.join(FORMATS)}")
+    return Convert(arguments.format, **_given(arguments, "split"))
+
+
+def _diversify(arguments: Namespace) -> Step:
+    from models.curation.diversify import Diversify
+    from models.curation.vectors import TextEncoder
+
+    options = _given(arguments, "by", "threshold", "neighbours", "most", "seeds", "exact")
+    return Diversify(TextEncoder(arguments.encoder), _beside(arguments, ".state"), **options)
+
+
+def _retrievers(arguments: Namespace) -> Retrievers:
+    from models.curation.search import Retrievers
+    from models.curation.vectors import TextEncoder
+
+    encoders = [TextEncoder(place) for place in arguments.encoder]
+    return Retrievers(arguments.corpus, encoders, arguments.bm25, arguments.vectors or _beside(arguments, ".vectors"))
+
+
+def _mine(arguments: Namespace) -> Step:
+    from models.curation.mine import Mine
+
+    options = _given(arguments, "count", "ranks", "margin", "within", "consistent", "seed")
+    return Mine(arguments.files, _retrievers(arguments), **options)
+
+
+def _pool(arguments: Namespace) -> Step:
+    from models.curation.mine import Pool
+
+    return Pool(_retrievers(arguments), **_given(arguments, "depth"))
+
+
+def _asking(arguments: Namespace) -> dict[str, Any]:
+    """What every step that asks language models is made with."""
+    from models.curation.panel import Limits, Model
+
+    limits = Limits(**_given(arguments, "at_once", "per_minute", "timeout_seconds", "max_tokens"))
+    models = [Model.parse(text) for text in arguments.models]
+    answers = arguments.answers or _beside(arguments, ".answers.jsonl")
+    return {"models": models, "answers": answers, "limits": limits, **_given(arguments, "language")}
+
+
+def _synthesize(arguments: Namespace) -> Step:
+    from models.curation.synthesize import Synthesize
+
+    options = _given(arguments, "kind", "files", "instruction", "dictionary", "count", "temperature", "seed")
+    return Synthesize(**_asking(arguments), **options)
+
+
+def _hyde(arguments: Namespace) -> Step:
+    from models.curation.hyde import Hyde
+
+    options = _given(arguments, "documents", "blind", "temperature", "seed")
+    return Hyde(retrievers=_retrievers(arguments), **_asking(arguments), **options)
 
 
 def _judge(arguments: Namespace) -> Step:
     from models.curation.judge import JudgeRows
-    from models.curation.panel import Judge, Limits
 
-    judges = [Judge.parse(text) for text in arguments.judge]
-    answers = arguments.answers or arguments.out.with_name(f"{arguments.out.name}.answers.jsonl")
-    limits = Limits(**_given(arguments, "at_once", "per_minute", "timeout_seconds", "max_tokens"))  # type: ignore[arg-type]
-    options = _given(arguments, "language", "batch", "relevant", "irrelevant")
-    return JudgeRows(judges, answers, limits=limits, **options)  # type: ignore[arg-type]
+    return JudgeRows(**_asking(arguments), **_given(arguments, "batch", "relevant", "irrelevant", "promote"))
+
+
+def _benchmark(arguments: Namespace) -> Step:
+    from models.curation.benchmark import Benchmark
+
+    folder = arguments.folder or arguments.out.with_suffix("")
+    if folder == arguments.out:
+        raise CareError("--folder: OUT has no ending, so the sets would take its place; name a folder")
+    return Benchmark(arguments.files, arguments.corpus, folder, **_given(arguments, "sts"))

@@ -53,9 +53,10 @@ class Dedup(Step):
             reason = self._take(self._key(row))
             yield Outcome(dropped=reason) if reason else Outcome([row])
 
-    def remember(self, row: Row) -> None:
+    def resume(self, seen: int, made: Iterator[Row]) -> None:
         """Only kept rows are compared with, so the output is the whole state."""
-        self._take(self._key(row))
+        for row in made:
+            self._take(self._key(row))
 
     def _key(self, row: Row) -> str:
         text = {"row": whole_text(row), "query": query_of(row), "text": "\n".join(passages_of(row))}[self.by]

@@ -45,6 +45,9 @@ class Step(ABC):
     name: ClassVar[str]
     version: ClassVar[int] = 1
     """Raised when the same parameters give other rows."""
+    block: ClassVar[int] = 1
+    """Rows that `apply` takes together. A killed run goes on at the beginning of a block, so that blocks, and with them
+    the batches of an encoder, are the same in every run."""
 
     @abstractmethod
     def parameters(self) -> dict[str, Any]:
@@ -53,12 +56,19 @@ class Step(ABC):
     @abstractmethod
     def apply(self, rows: Iterator[Row]) -> Iterator[Outcome]: ...
 
-    def remember(self, row: Row) -> None:  # noqa: B027 - most steps depend on nothing before
-        """Takes in a row that the step gave before it was killed, if later outcomes depend on it."""
+    def read(self, files: Sequence[Path]) -> Iterator[Row | None]:
+        """The rows of the files; None for what is none."""
+        return read_rows(files)
+
+    def resume(self, seen: int, made: Iterator[Row]) -> None:  # noqa: B027 - most steps depend on nothing before
+        """Takes in what the step did before: the outcomes that it gave, and the rows in them. Called before `apply`."""
 
     def facts(self, tally: Tally) -> dict[str, Any]:
         """More for the report."""
         return {}
+
+    def finish(self, out: Path) -> None:  # noqa: B027 - most steps leave one file
+        """Writes what else the step makes of its output, and removes what it needed on the way."""
 
     def provenance(self) -> dict[str, Any]:
         return {"step": self.name, "version": self.version, "parameters": digest(self.parameters())}
@@ -78,6 +88,11 @@ class Tally:
     """The first few texts that were dropped or flagged, by reason."""
     changed: list[Sequence[Any]] = field(default_factory=list)
     """(hash, row before, rows after) of the lowest hashes: an even sample of all, the same in every run."""
+
+    @property
+    def seen(self) -> int:
+        """Rows for which the step gave an outcome."""
+        return self.rows_in - self.dropped[NOT_A_ROW]
 
     def count(self, row: Row | None, outcome: Outcome, sample: int) -> None:
         self.rows_in += 1
@@ -113,6 +128,11 @@ def digest(value: object) -> str:
     """Names a JSON value in 16 digits."""
     text = json.dumps(value, ensure_ascii=False, sort_keys=True)
     return blake2b(text.encode(errors="surrogatepass"), digest_size=8).hexdigest()
+
+
+def in_blocks(rows: Iterator[Row], size: int) -> Iterator[list[Row]]:
+    """Lists of `size` rows, the last one shorter."""
+    return iter(lambda: list(islice(rows, size)), [])
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,22 +200,21 @@ def run_step(step: Step, files: Files, *, sample: int = 0) -> Tally:
 
 
 def _go_on(step: Step, files: Files, part: IO[bytes], tally: Tally, run: Mapping[str, Any]) -> None:
-    if tally.rows_out:
-        with files.part.open(encoding="utf-8") as written:
-            for line in written:
-                step.remember(json.loads(line))
+    with files.part.open(encoding="utf-8") as written:
+        step.resume(tally.seen, (json.loads(line) for line in written))
     stamp = step.provenance()
-    rows = islice(read_rows(files.inputs), tally.rows_in, None)
-    progress = Progress(f"curate {step.name}", "rows", first=tally.rows_in)
+    rows = islice(step.read(files.inputs), tally.rows_in, None)
+    progress, saved = Progress(f"curate {step.name}", "rows", first=tally.rows_in), tally.rows_in
     for row, outcome in progress.over(_outcomes(step, rows)):
         for made in outcome.rows:
             stamped = {**made, CURATED: [*made.get(CURATED, []), stamp]}
             tally.bytes_out += part.write(json.dumps(stamped, ensure_ascii=False).encode(errors="replace") + b"\n")
         tally.count(row, outcome, run["sample"])
-        if tally.rows_in % SAVE_EVERY_ROWS == 0:
+        if tally.rows_in - saved >= SAVE_EVERY_ROWS and tally.seen % step.block == 0:
             part.flush()
             os.fsync(part.fileno())
             _write(files.position, {"run": run, **tally.as_json()})
+            saved = tally.rows_in
     part.flush()
     os.fsync(part.fileno())
 
@@ -225,6 +244,7 @@ def _put_in_place(step: Step, files: Files, tally: Tally, run: Mapping[str, Any]
         _write(files.beside(".sample.jsonl"), *({"before": before, "after": after} for _, before, after in changed))
     files.report.unlink(missing_ok=True)
     os.replace(files.part, files.out)
+    step.finish(files.out)
     _write(files.report, report)
     files.position.unlink(missing_ok=True)
 

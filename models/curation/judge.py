@@ -2,109 +2,97 @@
 
 from __future__ import annotations
 
-from collections import Counter, deque
-from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import Future
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import combinations
 from pathlib import Path
 from typing import Any
 
-from models.curation.frame import Outcome, Step, Tally, digest
-from models.curation.panel import GRADES, Answers, Judge, Limits, Panel, Verdict
+from models.curation.frame import Outcome, Tally, digest
+from models.curation.panel import AskingStep, Limits, Model, Reply, Request
+from models.curation.prompts import LANGUAGE, fill, load
 from models.curation.rows import Row, is_document, passages_of, query_of
 from models.errors import CareError
 
-PROMPTS = Path(__file__).parent / "prompts"
-LANGUAGES = {"zh": "段落 {number}：{text}", "en": "Passage {number}: {text}"}
+GRADES = range(5)
+PASSAGE = {"zh": "段落 {number}：{text}", "en": "Passage {number}: {text}"}
+REMINDER = {
+    "zh": "这不是所要求的 JSON。请只输出一个 JSON 对象，包含每个段落编号和 0 到 4 的整数分。",
+    "en": "That is not the JSON asked for. Write one JSON object with every passage number and a grade from 0 to 4.",
+}
 BATCH, RELEVANT, IRRELEVANT = 10, 3, 2
 PASSAGE_CHARACTERS = 2000
 VOTES = "votes "
-JUDGED = "judged"
-
-
-@dataclass(frozen=True, slots=True)
-class _Asked:
-    """A row whose passages are being judged: batches of their texts, with the verdicts to come."""
-
-    row: Row
-    batches: Sequence[tuple[str, Sequence[str], Sequence[Future[Verdict]]]]
+JUDGED, DISPUTED = "judged", "disputed"
+ROWS_JUDGED, POSITIVES = "rows judged", "positives judged"
+RIGHT_POSITIVES, RIGHT_NEGATIVES = "positives kept", "negatives kept"
+FALSE_NEGATIVES, FALSE_POSITIVES = "negatives that are relevant", "positives that are irrelevant"
+NO_QUERY = "a document without a title: there is no query to judge it by"
+_OBJECT = re.compile(r"\{[^{}]*\}?", re.DOTALL)
+_PAIR = re.compile(
+    r"[\"']?(?:passage|段落)?[ _-]*(\d+)[\"']?\s*[:：]\s*[\"']?(\d+)[\"']?\s*(?=[,，}\n]|$)", re.IGNORECASE
+)
 
 
 @dataclass(frozen=True)
-class JudgeRows(Step):
-    """Positives of the output: all judges gave `relevant` or more; negatives: all gave `irrelevant` or less."""
+class JudgeRows(AskingStep):
+    """Positives of the output: all judges gave `relevant` or more; negatives: all gave `irrelevant` or less.
 
-    judges: Sequence[Judge]
+    With `promote` false, a negative that is relevant is dropped instead of becoming a positive.
+    """
+
+    models: Sequence[Model]
     answers: Path
-    language: str = "zh"
+    language: str = LANGUAGE
     batch: int = BATCH
     relevant: int = RELEVANT
     irrelevant: int = IRRELEVANT
+    promote: bool = True
     limits: Limits = Limits()  # noqa: RUF009 - frozen
 
     name = "judge"
+    version = 2
 
     def __post_init__(self) -> None:
-        if len({judge.model for judge in self.judges}) < len(self.judges):
+        if len({model.name for model in self.models}) < len(self.models):
             raise CareError("--judge: a model is named twice; a panel needs different models")
         if not 0 <= self.irrelevant < self.relevant <= max(GRADES):
             raise CareError("--irrelevant must be below --relevant, and both between 0 and 4")
 
     @cached_property
     def prompt(self) -> str:
-        return (PROMPTS / f"judge.{self.language}.txt").read_text(encoding="utf-8")
+        return load(self.name, self.language)
 
     def parameters(self) -> dict[str, Any]:
-        return {"judges": [judge.model for judge in self.judges], "prompt": digest(self.prompt), "batch": self.batch,
-                "relevant": self.relevant, "irrelevant": self.irrelevant, "max_tokens": self.limits.max_tokens,
-                "characters": PASSAGE_CHARACTERS}  # fmt: skip
+        return {"models": [model.name for model in self.models], "prompt": digest(self.prompt), "batch": self.batch,
+                "relevant": self.relevant, "irrelevant": self.irrelevant, "promote": self.promote,
+                "max_tokens": self.limits.max_tokens, "characters": PASSAGE_CHARACTERS}  # fmt: skip
 
-    def provenance(self) -> dict[str, Any]:
-        models = [judge.model for judge in self.judges]
-        return {**super().provenance(), "prompt": digest(self.prompt), "judges": models}
+    def _batches(self, row: Row) -> list[list[str]]:
+        """The passages of a row, by their hashes: neither positives first, nor another order in another run."""
+        texts = sorted({*passages_of(row), *row.get("neg", [])}, key=digest) if query_of(row) else []
+        return [texts[first : first + self.batch] for first in range(0, len(texts), self.batch)]
 
-    def apply(self, rows: Iterator[Row]) -> Iterator[Outcome]:
-        panel = Panel(self.judges, Answers(self.answers), self.limits)
-        waiting: deque[_Asked] = deque()
-        try:
-            for row in rows:
-                waiting.append(self._ask(row, panel))
-                if len(waiting) > 2 * self.limits.at_once:
-                    yield self._decide(waiting.popleft(), panel)
-            while waiting:
-                yield self._decide(waiting.popleft(), panel)
-        finally:
-            panel.close()
-
-    def _ask(self, row: Row, panel: Panel) -> _Asked:
-        query, batches = query_of(row), []
-        # By their hashes: neither positives first, nor another order in another run.
-        texts = sorted({*passages_of(row), *row.get("neg", [])}, key=digest) if query else []
-        for first in range(0, len(texts), self.batch):
-            some = texts[first : first + self.batch]
+    def requests(self, row: Row) -> list[Request]:
+        made = []
+        for texts in self._batches(row):
             shown = [
-                LANGUAGES[self.language].format(number=number, text=" ".join(text[:PASSAGE_CHARACTERS].split()))
-                for number, text in enumerate(some, start=1)
+                fill(PASSAGE[self.language], number=str(number), text=" ".join(text[:PASSAGE_CHARACTERS].split()))
+                for number, text in enumerate(texts, start=1)
             ]
-            before, _, after = self.prompt.partition("{passages}")
-            prompt = before.replace("{query}", query) + "\n\n".join(shown) + after
-            batches.append((prompt, some, panel.submit(prompt, self.language, len(some))))
-        return _Asked(row, batches)
+            prompt = fill(self.prompt, query=query_of(row), passages="\n\n".join(shown))
+            made.append(Request(prompt, partial(read_grades, passages=len(texts)), REMINDER[self.language]))
+        return made
 
-    def _decide(self, asked: _Asked, panel: Panel) -> Outcome:
-        row, grades, notes = asked.row, dict[str, list[int]](), Counter[str]()
-        if not asked.batches:
-            return Outcome(dropped="a document without a title: there is no query to judge it by")
-        for prompt, texts, futures in asked.batches:
-            verdicts = [future.result() for future in futures]
-            panel.forget(prompt)
-            for judge, verdict in zip(self.judges, verdicts, strict=True):
-                notes[f"requests to {judge.model}"] += verdict.requests
-                notes[f"prompt tokens of {judge.model}"] += verdict.prompt_tokens
-                notes[f"completion tokens of {judge.model}"] += verdict.completion_tokens
-            given = [verdict.grades for verdict in verdicts if verdict.grades is not None]
+    def decide(self, row: Row, replies: Sequence[Sequence[Reply]], notes: Counter[str]) -> Outcome:
+        if not replies:
+            return Outcome(dropped=NO_QUERY)
+        grades = dict[str, list[int]]()
+        for texts, verdicts in zip(self._batches(row), replies, strict=True):
+            given = [verdict.value for verdict in verdicts if verdict.value is not None]
             if len(given) == len(verdicts):
                 grades.update(zip(texts, map(list, zip(*given, strict=True)), strict=True))
             else:
@@ -117,9 +105,15 @@ class JudgeRows(Step):
         irrelevant = [text for text, votes in grades.items() if max(votes) <= self.irrelevant]
         disputed = [text for text in grades if text not in relevant and text not in irrelevant]
         old = {"positives": passages_of(row), "negatives": row.get("neg", [])}
-        notes["positives kept"] += len(set(relevant) & set(old["positives"]))
-        notes["negatives that are relevant"] += len(set(relevant) & set(old["negatives"]))
-        notes["positives that are irrelevant"] += len(set(irrelevant) & set(old["positives"]))
+        false_negatives = set(relevant) & set(old["negatives"])
+        notes[ROWS_JUDGED] += bool(grades)
+        notes[POSITIVES] += len(set(grades) & set(old["positives"]))
+        notes[RIGHT_POSITIVES] += len(set(relevant) & set(old["positives"]))
+        notes[RIGHT_NEGATIVES] += len(set(irrelevant) & set(old["negatives"]))
+        notes[FALSE_NEGATIVES] += len(false_negatives)
+        notes[FALSE_POSITIVES] += len(set(irrelevant) & set(old["positives"]))
+        if not self.promote:
+            relevant = [text for text in relevant if text not in false_negatives]
         flags = {}
         if disputed:
             shown = f"{grades[disputed[0]]} {query_of(row)[:60]} | {disputed[0][:120]}"
@@ -135,7 +129,8 @@ class JudgeRows(Step):
         order = [*old["positives"], *old["negatives"]]
         pos, neg = (sorted(texts, key=order.index) for texts in (relevant, irrelevant))
         judged = {"pos": [grades[text] for text in pos], "neg": [grades[text] for text in neg]}
-        return Outcome([{**row, "pos": pos, "neg": neg, JUDGED: judged}], **made)
+        more = {DISPUTED: sorted(disputed, key=order.index)} if disputed else {}
+        return Outcome([{**row, "pos": pos, "neg": neg, JUDGED: judged, **more}], **made)
 
     def facts(self, tally: Tally) -> dict[str, Any]:
         """Agreement of the panel: on the five grades, on relevant or not, and of every two judges."""
@@ -149,11 +144,38 @@ class JudgeRows(Step):
             relevant[tuple(int(grade >= self.relevant) for grade in given)] += count
         total = sum(votes.values())
         pairs = {}
-        for one, other in combinations(range(len(self.judges)), 2):
+        for one, other in combinations(range(len(self.models)), 2):
             same = sum(count for given, count in votes.items() if given[one] == given[other])
-            pairs[f"{self.judges[one].model} and {self.judges[other].model}"] = same / total if total else None
+            pairs[f"{self.models[one].name} and {self.models[other].name}"] = same / total if total else None
         agreement = {"passages": total, "kappa_grades": fleiss_kappa(votes), "kappa_relevant": fleiss_kappa(relevant)}
-        return {"agreement": {**agreement, "same_grade": pairs}}
+        return {"agreement": {**agreement, "same_grade": pairs}, "labels": _labels(tally.notes)}
+
+
+def _labels(notes: Mapping[str, int]) -> dict[str, float | None]:
+    """What the judges say of the labels that rows came with: by query, as CARE's table 20, and their agreement."""
+    names = (RIGHT_POSITIVES, FALSE_POSITIVES, FALSE_NEGATIVES, RIGHT_NEGATIVES)
+    kept, wrong, missed, right = (notes.get(name, 0) for name in names)
+    rows, both = notes.get(ROWS_JUDGED, 0), kept + wrong + missed + right
+    counts = {"positives": notes.get(POSITIVES, 0), "judged_positives": kept + missed,
+              "false_positives": wrong, "false_negatives": missed}  # fmt: skip
+    kappa = fleiss_kappa({(1, 1): kept, (1, 0): wrong, (0, 1): missed, (0, 0): right})
+    agreed = {"agreement": (kept + right) / both, "kappa": kappa} if both else {}
+    return {"queries": rows, **{name: count / rows for name, count in counts.items() if rows}, **agreed}
+
+
+def read_grades(text: str, passages: int) -> list[int] | None:
+    """The grades of an answer: its last object with a grade for every passage, and no other; None if there is none.
+
+    Repaired are code fences, text around the object, single quotes, trailing commas, and a missing last brace.
+    """
+    wanted = {str(number) for number in range(1, passages + 1)}
+    for found in reversed(_OBJECT.findall(text)):
+        pairs = _PAIR.findall(found)
+        grades = dict(pairs)
+        values = [int(grade) for grade in grades.values()]
+        if grades.keys() == wanted and len(pairs) == passages and all(value in GRADES for value in values):
+            return [int(grades[str(number)]) for number in range(1, passages + 1)]
+    return None
 
 
 def fleiss_kappa(votes: Mapping[tuple[int, ...], int]) -> float | None:

@@ -1,57 +1,50 @@
-"""A panel of language models that grade passages: requests, rate limits, repaired answers, and every answer kept."""
+"""Language models that steps ask: requests in threads, rate limits, retries of unusable answers, every answer kept."""
 
 from __future__ import annotations
 
 import fcntl
 import json
 import os
-import re
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from abc import abstractmethod
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from models.curation.frame import digest
+from models.curation.frame import Outcome, Step, digest
+from models.curation.rows import Row
 from models.endpoint import Endpoint, Refused, chat
 from models.errors import CareError
 
-GRADES = range(5)
 ASKED_TIMES = 3
-"""How often a model is asked for grades that can be read."""
+"""How often a model is asked for an answer that can be read."""
 ATTEMPTS = 8
 KEY, BASE = "OPENAI_API_KEY", "OPENAI_BASE_URL"
-REMINDER = {
-    "zh": "这不是所要求的 JSON。请只输出一个 JSON 对象，包含每个段落编号和 0 到 4 的整数分。",
-    "en": "That is not the JSON asked for. Write one JSON object with every passage number and a grade from 0 to 4.",
-}
-_OBJECT = re.compile(r"\{[^{}]*\}?", re.DOTALL)
-_PAIR = re.compile(
-    r"[\"']?(?:passage|段落)?[ _-]*(\d+)[\"']?\s*[:：]\s*[\"']?(\d+)[\"']?\s*(?=[,，}\n]|$)", re.IGNORECASE
-)
 
 
 @dataclass(frozen=True, slots=True)
-class Judge:
-    """One model, and where it is asked; `key_variable` of the environment holds its key."""
+class Model:
+    """One language model, and where it is asked; `key_variable` of the environment holds its key."""
 
-    model: str
+    name: str
     base: str
     key_variable: str = KEY
 
     @staticmethod
-    def parse(text: str) -> Judge:
+    def parse(text: str) -> Model:
         """MODEL, MODEL@URL or MODEL@URL#KEY_VARIABLE; without an address, OPENAI_BASE_URL holds it."""
-        model, _, address = text.partition("@")
+        name, _, address = text.partition("@")
         base, _, variable = address.partition("#")
         base = base or os.environ.get(BASE, "")
-        if not model or not base:
-            raise CareError(f"--judge {text}: write MODEL@URL, as qwen@http://127.0.0.1:8080/v1, or set {BASE}")
+        if not name or not base:
+            raise CareError(f"{text}: write MODEL@URL, as qwen@http://127.0.0.1:8080/v1, or set {BASE}")
         if variable and variable not in os.environ:
-            raise CareError(f"--judge {text}: the environment has no {variable}; set it to the key")
-        return Judge(model, base, variable or KEY)
+            raise CareError(f"{text}: the environment has no {variable}; set it to the key")
+        return Model(name, base, variable or KEY)
 
     def open(self, timeout_seconds: float, stopped: threading.Event) -> Endpoint:
         key = os.environ.get(self.key_variable)
@@ -109,10 +102,23 @@ class Pace:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
-    """The grades that one model gave to passages, None if it gave none that can be read, and what that took."""
+class Request:
+    """A prompt, and how its answer is read: `read` gives None for an answer that it cannot use."""
 
-    grades: list[int] | None
+    prompt: str
+    read: Callable[[str], Any]
+    reminder: str
+    """What a model is told that gave an answer of no use."""
+    temperature: float = 0.0
+    seed: int = 0
+    """Tells apart two answers to one prompt."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """What was read of a model's answer, None if it gave nothing of use, and what that took."""
+
+    value: Any
     requests: int
     prompt_tokens: int
     completion_tokens: int
@@ -129,29 +135,33 @@ class Limits:
 
 
 class Panel:
-    """Asks every judge in threads. Equal requests are sent once; `close` ends the threads."""
+    """Asks every model in threads. Equal requests are sent once; `close` ends the threads."""
 
-    def __init__(self, judges: Sequence[Judge], answers: Answers, limits: Limits) -> None:
+    def __init__(self, models: Sequence[Model], answers: Answers, limits: Limits) -> None:
         self._answers, self._limits, self._stopped = answers, limits, threading.Event()
-        self._endpoints = {judge.model: judge.open(limits.timeout_seconds, self._stopped) for judge in judges}
-        self._paces = {judge.model: Pace(limits.per_minute, self._stopped) for judge in judges}
-        self._pool = ThreadPoolExecutor(limits.at_once, "care-judge")
-        self._asked: dict[str, Future[Verdict]] = {}
+        self._endpoints = {model.name: model.open(limits.timeout_seconds, self._stopped) for model in models}
+        self._paces = {model.name: Pace(limits.per_minute, self._stopped) for model in models}
+        self._pool = ThreadPoolExecutor(limits.at_once, "care-panel")
+        self._asked: dict[str, Future[Reply]] = {}
 
-    def submit(self, prompt: str, language: str, passages: int) -> list[Future[Verdict]]:
-        """The verdicts to come of every judge, in their order."""
+    def submit(self, request: Request) -> list[Future[Reply]]:
+        """The replies to come of every model, in their order."""
         futures = []
         for model in self._endpoints:
-            key = digest([model, prompt])
+            key = self._key(model, request)
             if key not in self._asked:
-                self._asked[key] = self._pool.submit(self._judge, model, prompt, language, passages)
+                self._asked[key] = self._pool.submit(self._reply, model, request)
             futures.append(self._asked[key])
         return futures
 
-    def forget(self, prompt: str) -> None:
-        """Lets go of verdicts that were used; their answers are kept in the file."""
+    def forget(self, request: Request) -> None:
+        """Lets go of replies that were used; the answers are kept in the file."""
         for model in self._endpoints:
-            self._asked.pop(digest([model, prompt]), None)
+            self._asked.pop(self._key(model, request), None)
+
+    @staticmethod
+    def _key(model: str, request: Request) -> str:
+        return digest([model, request.prompt, request.temperature, request.seed])
 
     def close(self) -> None:
         self._stopped.set()
@@ -160,22 +170,24 @@ class Panel:
             endpoint.close()
         self._answers.close()
 
-    def _judge(self, model: str, prompt: str, language: str, passages: int) -> Verdict:
-        messages, given = [{"role": "user", "content": prompt}], list[dict[str, Any]]()
+    def _reply(self, model: str, request: Request) -> Reply:
+        messages, given = [{"role": "user", "content": request.prompt}], list[dict[str, Any]]()
         while True:
-            answer = self._answer(model, messages, len(given))
+            answer = self._answer(model, request, messages, len(given))
             given.append(answer)
-            grades = read_grades(answer["text"], passages)
-            if grades is not None or answer["refused"] or len(given) == ASKED_TIMES:
+            value = None if answer["refused"] else request.read(answer["text"])
+            if value is not None or answer["refused"] or len(given) == ASKED_TIMES:
                 break
             said = {"role": "assistant", "content": answer["text"] or "…"}
-            messages = [*messages[:1], said, {"role": "user", "content": REMINDER[language]}]
+            messages = [*messages[:1], said, {"role": "user", "content": request.reminder}]
         tokens = (sum(each[name] for each in given) for name in ("prompt_tokens", "completion_tokens"))
-        return Verdict(grades, len(given), *tokens)
+        return Reply(value, len(given), *tokens)
 
-    def _answer(self, model: str, messages: Sequence[Mapping[str, str]], asked: int) -> dict[str, Any]:
+    def _answer(
+        self, model: str, request: Request, messages: Sequence[Mapping[str, str]], asked: int
+    ) -> dict[str, Any]:
         """The answer to messages; `asked` tells apart two requests of the same messages."""
-        settings = {"temperature": 0, "max_tokens": self._limits.max_tokens}
+        settings = {"temperature": request.temperature, "max_tokens": self._limits.max_tokens, "seed": request.seed}
         key = digest([model, settings, messages, asked])
         known = self._answers.get(key)
         if known is not None:
@@ -195,16 +207,51 @@ class Panel:
         return record
 
 
-def read_grades(text: str, passages: int) -> list[int] | None:
-    """The grades of an answer: its last object with a grade for every passage, and no other; None if there is none.
+class AskingStep(Step):
+    """A step that puts rows to language models: several rows at a time, outcomes in the order of the rows."""
 
-    Repaired are code fences, text around the object, single quotes, trailing commas, and a missing last brace.
-    """
-    wanted = {str(number) for number in range(1, passages + 1)}
-    for found in reversed(_OBJECT.findall(text)):
-        pairs = _PAIR.findall(found)
-        grades = dict(pairs)
-        values = [int(grade) for grade in grades.values()]
-        if grades.keys() == wanted and len(pairs) == passages and all(value in GRADES for value in values):
-            return [int(grades[str(number)]) for number in range(1, passages + 1)]
-    return None
+    models: Sequence[Model]
+    answers: Path
+    """The file that keeps every answer."""
+    limits: Limits
+
+    @property
+    @abstractmethod
+    def prompt(self) -> str:
+        """The template of the requests; its hash is part of every row's provenance."""
+
+    @abstractmethod
+    def requests(self, row: Row) -> Sequence[Request]:
+        """What is asked for a row; nothing for one that `decide` drops at once."""
+
+    @abstractmethod
+    def decide(self, row: Row, replies: Sequence[Sequence[Reply]], notes: Counter[str]) -> Outcome:
+        """The outcome of a row, from the replies of every model to each of its requests."""
+
+    def provenance(self) -> dict[str, Any]:
+        names = [model.name for model in self.models]
+        return {**super().provenance(), "prompt": digest(self.prompt), "models": names}
+
+    def apply(self, rows: Iterator[Row]) -> Iterator[Outcome]:
+        panel = Panel(self.models, Answers(self.answers), self.limits)
+        waiting: deque[tuple[Row, list[tuple[Request, list[Future[Reply]]]]]] = deque()
+        try:
+            for row in rows:
+                waiting.append((row, [(request, panel.submit(request)) for request in self.requests(row)]))
+                if len(waiting) > 2 * self.limits.at_once:
+                    yield self._wait_for(*waiting.popleft(), panel)
+            while waiting:
+                yield self._wait_for(*waiting.popleft(), panel)
+        finally:
+            panel.close()
+
+    def _wait_for(self, row: Row, asked: Sequence[tuple[Request, list[Future[Reply]]]], panel: Panel) -> Outcome:
+        replies, notes = list[list[Reply]](), Counter[str]()
+        for request, futures in asked:
+            replies.append([future.result() for future in futures])
+            panel.forget(request)
+        for model, of_model in zip(self.models, zip(*replies, strict=True), strict=False):
+            notes[f"requests to {model.name}"] += sum(reply.requests for reply in of_model)
+            notes[f"prompt tokens of {model.name}"] += sum(reply.prompt_tokens for reply in of_model)
+            notes[f"completion tokens of {model.name}"] += sum(reply.completion_tokens for reply in of_model)
+        return self.decide(row, replies, notes)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from models.training.rows import parse_row, read_lines
+from models.rows import parse_row, read_lines
 
 Row = dict[str, Any]
 CURATED = "curated"
@@ -37,7 +38,9 @@ def passages_of(row: Row) -> list[str]:
 
 
 def whole_text(row: Row) -> str:
-    """The query or title and the passages, in lines: what two equal rows have in common."""
+    """The query or title and the passages, in lines: what two equal rows have in common; all of what is no row yet."""
+    if not is_document(row) and "query" not in row:
+        return json.dumps(row, ensure_ascii=False)
     return "\n".join(part for part in (query_of(row), *passages_of(row)) if part)
 
 

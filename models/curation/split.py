@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from models.curation.frame import Outcome, Step
 from models.curation.rows import Row, is_document, passages_of, query_of
-from models.training.rows import SENTENCE_END, UNIT, count_units
+from models.rows import SENTENCE_END, UNIT, count_units
 
 PASSAGE_UNITS = 256
 SHORTEST_CHARACTERS = 6

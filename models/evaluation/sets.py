@@ -11,10 +11,11 @@ import math
 import os
 import re
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import lru_cache
+from hashlib import blake2b
 from pathlib import Path
 from typing import IO, Any, cast
 
@@ -217,6 +218,25 @@ def load_pairs(path: Path) -> PairSet:
     if len(set(scores)) < 2:
         raise BadData(f"{path}: a correlation needs pairs of at least two different scores")
     return PairSet(path.stem, pairs, scores)
+
+
+def order(text: str) -> bytes:
+    """A shuffle that depends on nothing but the text."""
+    return blake2b(text.encode(), digest_size=8).digest()
+
+
+def write_retrieval(folder: Path, documents: Sequence[str], questions: Iterable[tuple[str, set[str]]]) -> None:
+    """Writes a retrieval set of different documents; a question comes with the documents that answer it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    ids = {text: f"d{row}" for row, text in enumerate(documents)}
+    with (folder / "corpus.jsonl").open("wb") as corpus:
+        corpus.writelines(orjson.dumps({"_id": id, "text": text}) + b"\n" for text, id in ids.items())
+    with (folder / QUERIES).open("wb") as queries, (folder / QRELS).open("w", encoding="utf-8") as qrels:
+        print("query-id\tcorpus-id\tscore", file=qrels)
+        for row, (query, answers) in enumerate(questions):
+            queries.write(orjson.dumps({"_id": f"q{row}", "text": query}) + b"\n")
+            for text in sorted(answers, key=order):
+                print(f"q{row}\t{ids[text]}\t1", file=qrels)
 
 
 def _folders(root: Path) -> Iterator[Path]:

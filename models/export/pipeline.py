@@ -127,7 +127,7 @@ class _Maker:
     def make(self, variant: Variant, path: Path, work: Path) -> str:
         """Writes one graph and returns the names of the tools that made it."""
         if isinstance(encoder := self._source.origin, TorchEncoder) and self._source.is_large:
-            append = partial(append_head, spec=encoder.spec, projection=encoder.projection)
+            append = partial(backbone.append_head, spec=encoder.spec, projection=encoder.projection)
             write_large(encoder.backbone, append, variant, path)
             return "torch"
         graph, exporter = self._backbone(work)

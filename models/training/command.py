@@ -2,7 +2,8 @@
 
 care train models/training/recipes/tiny.toml                 a first try: a few minutes on two cores
 care train models/training/recipes/care-small-zh.toml --out var/runs/care-small-zh
-care train RECIPE --dry-run                                  what would be done, and what it would take
+care train RECIPE --dry-run                                  what would be done, what it would take, what is missing
+care train RECIPE --curate                                   missing files are made first, by the recipe's commands
 care train RECIPE --out DIR --set stages.align.lr=5e-5       a recipe with another value
 accelerate launch --num_processes 4 -m cli train RECIPE --out DIR        on four cards
 """
@@ -21,6 +22,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="change a key of the recipe")
     parser.add_argument("--device", choices=("cuda", "cpu"), help="cuda or cpu (default: the GPU if there is one)")
     parser.add_argument("--dry-run", action="store_true", help="print the plan and what it takes, and train nothing")
+    parser.add_argument("--curate", action="store_true", help="make missing files by the recipe's care curate commands")
     parser.add_argument("--tflops", type=float, default=100.0, help="speed that --dry-run reckons with (%(default)s)")
 
 
@@ -33,6 +35,10 @@ def run(arguments: Namespace) -> None:
 
         print(plan(recipe, tflops=arguments.tflops))
         return
+    if arguments.curate:
+        from models.training.sources import make
+
+        make(recipe)
     from safetensors import SafetensorError
 
     from models.training.monitor import CURVES_FILE

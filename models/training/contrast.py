@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from models.encoder.spec import Side
 from models.errors import BadData
 from models.progress import Progress
+from models.rows import read_all
 from models.training.batches import Batch, BatchDealer, steps_of
 from models.training.encoders import EncoderStore, blend, trained_weights
 from models.training.losses import Contrasted, LexicalTeacher, Objective, with_hypothetical
@@ -23,7 +24,7 @@ from models.training.monitor import DevSets
 from models.training.passes import Kept, Passes, Reader, Reading, TokenTable, on_device, read_once, take
 from models.training.ranks import Ranks
 from models.training.recipe import Contrast, Data
-from models.training.rows import as_pairs, as_texts, read_all
+from models.training.rows import as_pairs, as_texts
 from models.training.tables import PairTable, Rows, Texts, shared
 
 OBJECTIVE = "objective"

@@ -9,14 +9,14 @@ every other pair for training. The same files always give the same split.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 from argparse import ArgumentParser, RawDescriptionHelpFormatter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
-from models.training.rows import Pair, read_pairs
+from models.evaluation.sets import order, write_retrieval
+from models.rows import Pair, read_pairs
 
 GROUPS: dict[str, tuple[str, ...]] = {
     "chip-cdn": ("chip-cdn",),
@@ -31,11 +31,6 @@ CLOZE_GROUPS = ("tcm", "chinaxiv")
 QUERIES = 300
 DOCUMENTS = 7000
 _SENTENCE = re.compile(r"(?<=[。！？])")
-
-
-def order(text: str) -> bytes:
-    """A shuffle that depends on nothing but the text."""
-    return hashlib.blake2b(text.encode(), digest_size=8).digest()
 
 
 def hold_out(pairs: Sequence[Pair], out: Path) -> None:
@@ -62,7 +57,7 @@ def _write_pairs_set(folder: Path, pairs: Sequence[Pair]) -> set[str]:
     relevant = {text for query in chosen for text in answers[query]}
     others = sorted({text for texts in answers.values() for text in texts} - relevant, key=order)
     documents = [*sorted(relevant, key=order), *others][: max(DOCUMENTS, len(relevant))]
-    _write_set(folder, documents, [(query, answers[query]) for query in chosen])
+    write_retrieval(folder, documents, [(query, answers[query]) for query in chosen])
     return set(chosen)
 
 
@@ -79,22 +74,8 @@ def _write_cloze_set(folder: Path, pairs: Sequence[Pair]) -> set[str]:
             questions.append((sentence, {passage}))
             used.add(pair.query)
         documents.append(passage)
-    _write_set(folder, list(dict.fromkeys(documents)), questions)
+    write_retrieval(folder, list(dict.fromkeys(documents)), questions)
     return used
-
-
-def _write_set(folder: Path, documents: Sequence[str], questions: Iterable[tuple[str, set[str]]]) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    ids = {text: f"d{row}" for row, text in enumerate(documents)}
-    with (folder / "corpus.jsonl").open("w", encoding="utf-8") as file:
-        for text, name in ids.items():
-            print(json.dumps({"_id": name, "text": text}, ensure_ascii=False), file=file)
-    with (folder / "queries.jsonl").open("w", encoding="utf-8") as queries, (folder / "qrels.tsv").open("w") as qrels:
-        print("query-id\tcorpus-id\tscore", file=qrels)
-        for row, (query, answers) in enumerate(questions):
-            print(json.dumps({"_id": f"q{row}", "text": query}, ensure_ascii=False), file=queries)
-            for text in sorted(answers, key=order):
-                print(f"q{row}\t{ids[text]}\t1", file=qrels)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -1,4 +1,4 @@
-"""Row stages: mine hard negatives, filter pairs by consistency, drop near-duplicates. Rows in, rows out."""
+"""Mines hard negatives with the encoders of a run. Rows in, rows out."""
 
 from __future__ import annotations
 
@@ -13,14 +13,15 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from models.encoder.spec import Side
 from models.errors import BadData
+from models.negatives import draw_negatives
 from models.progress import Progress
+from models.rows import Pair, read_all
 from models.training.encoders import EncoderStore
 from models.training.passes import Kept, read_once, take
 from models.training.ranks import Ranks
-from models.training.recipe import Diversify, Filter, Mine
-from models.training.rows import Pair, as_pairs, read_all, sampled
+from models.training.recipe import Mine
+from models.training.rows import as_pairs, sampled
 from models.training.tables import SCRATCH, PairTable, Rows, Texts, shared
 
 QUERIES_AT_ONCE = 1024
@@ -40,7 +41,7 @@ class Searcher:
     """Searches documents for rows with a pair of encoders, exactly, on the training device."""
 
     def __init__(
-        self, store: EncoderStore, stage: Mine | Filter, files: list[Path], scratch: Path, corpus: Sequence[Path] = ()
+        self, store: EncoderStore, stage: Mine, files: list[Path], scratch: Path, corpus: Sequence[Path] = ()
     ) -> None:
         self._store, self._stage, self._files, self._scratch, self._ranks = store, stage, files, scratch, store.ranks
         self.table = shared(
@@ -72,21 +73,17 @@ class Searcher:
     def _read(self, name: str, texts: Texts) -> Kept:
         return read_once(name, texts, self._store, self._scratch)
 
-    def search(self, depth: int | None = None) -> Iterator[Found]:
+    def search(self) -> Iterator[Found]:
         """The pairs of the stage's sources, each with the best of the documents that it may find.
 
-        Without `depth`, as many as leave `ranks[1]` when a query's answers and a pair's negatives are left out.
+        As many as leave `ranks[1]` when a query's answers and a pair's negatives are left out.
         """
         table, stage = self.table, self._stage
         table.check_sources("sources", stage.sources)
         for source in stage.sources or sorted(table.sources):
             pairs, corpus = table.sources[source], self._candidates(source)
-            most = depth
-            if most is None:
-                assert isinstance(stage, Mine)
-                known = table.answers.sizes(table.query[pairs]) + table.negatives.sizes(pairs)
-                most = stage.ranks[1] + int(known.max())
-            yield from self._search(source, pairs, corpus, min(most, len(corpus)))
+            known = table.answers.sizes(table.query[pairs]) + table.negatives.sizes(pairs)
+            yield from self._search(source, pairs, corpus, min(stage.ranks[1] + int(known.max()), len(corpus)))
 
     def _search(self, source: str, pairs: Rows, corpus: Rows, depth: int) -> Iterator[Found]:
         device, positives = self._ranks.device, self.table.positives
@@ -136,73 +133,20 @@ def mine(store: EncoderStore, stage: Mine, files: list[Path], out: Path, corpus:
     """Writes the pairs with mined negatives after those that they have."""
     searcher = Searcher(store, stage, files, out.parent / SCRATCH, corpus)
     table = searcher.table
-    first, last = stage.ranks
     mined: dict[int, Rows] = {}
     for found in searcher.search():
         # Some of what is found may be answers of this query, by any pair, or negatives that the pair has.
-        own = (table.answers[int(table.query[found.pair])], table.negatives[found.pair])
-        new = ~np.isin(found.rows, np.concatenate(own))
-        kept, scores = found.rows[new][first:last], found.scores[new][first:last]
-        if stage.margin is not None:
-            kept = kept[scores <= found.positive - stage.margin]
-        chance = np.random.default_rng([store.recipe.seed, found.pair])
-        mined[found.pair] = kept[np.sort(chance.choice(len(kept), size=min(stage.count, len(kept)), replace=False))]
+        known = np.concatenate([table.answers[int(table.query[found.pair])], table.negatives[found.pair]])
+        mined[found.pair] = draw_negatives(
+            found.rows, known, found.scores, ranks=stage.ranks, count=stage.count,
+            below=None if stage.margin is None else found.positive - stage.margin,
+            chance=np.random.default_rng([store.recipe.seed, found.pair]),
+        )  # fmt: skip
     texts, nothing = table.documents.texts, np.empty(0, np.int64)
     rows = enumerate(searcher.rows())
     write_pairs(out, store.ranks, ((r, [*r.negatives, *(texts[d] for d in mined.get(n, nothing))]) for n, r in rows))
     counts = [len(drawn) for drawn in mined.values()]
     return {"pairs": len(table), "mined": sum(count > 0 for count in counts), "negatives": sum(counts)}
-
-
-def filter_pairs(store: EncoderStore, stage: Filter, files: list[Path], out: Path) -> dict[str, int]:
-    """Writes the pairs of which a positive is among the first `top` found; other sources pass as they are."""
-    searcher = Searcher(store, stage, files, out.parent / SCRATCH)
-    table = searcher.table
-    results = searcher.search(stage.top)
-    dropped = {found.pair for found in results if not np.isin(table.positives[found.pair], found.rows).any()}
-    rows = enumerate(searcher.rows())
-    write_pairs(out, store.ranks, ((row, row.negatives) for number, row in rows if number not in dropped))
-    return {"pairs": len(table), "kept": len(table) - len(dropped)}
-
-
-def diversify(store: EncoderStore, stage: Diversify, files: list[Path], out: Path) -> dict[str, int]:
-    """Writes the rows whose query, or the documents that, are not like too many that were kept before."""
-    asked, scratch, ranks = stage.side is Side.QUERY, out.parent / SCRATCH, store.ranks
-
-    def build() -> PairTable:
-        if asked:
-            return PairTable.of_pairs(as_pairs(read_all(files), {}, store.recipe.seed), folder=scratch)
-        return PairTable.of_texts(documents_of(files), scratch)
-
-    table = shared(scratch, ranks, build)
-    texts = table.queries if asked else table.documents
-    every = take(read_once(stage.query, texts, store, scratch), np.arange(len(texts)), ranks.device)
-    kept = spread(every, stage.neighbours, stage.threshold, stage.most, stage.seeds)
-    if asked:
-        rows = enumerate(as_pairs(read_all(files), {}, store.recipe.seed))
-        write_pairs(out, ranks, ((row, row.negatives) for number, row in rows if kept[table.query[number]]))
-        return {"pairs": len(table), "kept": int(kept[table.query].sum())}
-    source_of = {int(row): name for name, rows in table.sources.items() for row in rows}
-    left = np.flatnonzero(kept).tolist()
-    write_rows(out, ranks, ({"text": texts.texts[row], "source": source_of[row]} for row in left))
-    return {"documents": len(texts), "kept": int(kept.sum())}
-
-
-def spread(vectors: torch.Tensor, neighbours: int, threshold: float, most: int, seeds: int) -> NDArray[np.bool_]:
-    """Which vectors (texts, dim) stay, taken in their order: all seeds, then those of which at most `most` of the
-    nearest `neighbours` that stay score above the threshold."""
-    kept = torch.zeros(len(vectors), dtype=torch.bool, device=vectors.device)
-    kept[:seeds] = True
-    for first in range(seeds, len(vectors), QUERIES_AT_ONCE):
-        block = vectors[first : first + QUERIES_AT_ONCE]
-        before = (block @ vectors[:first][kept[:first]].T > threshold).sum(1).cpu().numpy()
-        within = (block @ block.T > threshold).cpu().numpy()
-        stays = np.zeros(len(block), dtype=bool)
-        for at in range(len(block)):
-            near = before[at] + within[at, :at][stays[:at]].sum()
-            stays[at] = min(near, neighbours) <= most
-        kept[first : first + len(block)] = torch.from_numpy(stays).to(kept.device)
-    return kept.cpu().numpy()
 
 
 def write_pairs(path: Path, ranks: Ranks, rows: Iterator[tuple[Pair, list[str]]]) -> None:

@@ -14,14 +14,13 @@ from pathlib import Path
 
 from torch import nn
 
+from models.rows import Pair, count_units, sample
 from models.training.encoders import describe
 from models.training.recipe import (
     AnyStage,
     Contrast,
     Data,
-    Diversify,
     Encoder,
-    Filter,
     Mine,
     Recipe,
     Reconstruct,
@@ -29,8 +28,9 @@ from models.training.recipe import (
     TrainedStage,
     trained_by,
 )  # fmt: skip
-from models.training.rows import Pair, as_pairs, as_texts, count_units, sample
-from models.training.shapes import bare_model, check, shape_of
+from models.training.rows import as_pairs, as_texts
+from models.training.shapes import bare_model, check, is_decoder, shape_of
+from models.training.sources import MISSING, missing
 
 # Weight, gradient and two moments, in float32.
 ADAM_BYTES = 16
@@ -87,7 +87,7 @@ def cost_of(recipe: Recipe, name: str) -> Cost | None:
         linear = [(name.rpartition(".")[2], m) for name, m in backbone.named_modules() if isinstance(m, nn.Linear)]
         chosen = [m for name, m in linear if targets == "all-linear" or name in targets]
         trained = config.lora.rank * sum(m.in_features + m.out_features for m in chosen)
-    widths = DECODER_WIDTHS if hasattr(shape, "num_key_value_heads") else ENCODER_WIDTHS
+    widths = DECODER_WIDTHS if is_decoder(shape) else ENCODER_WIDTHS
     sizes = (whole + projected, trained + projected, shape.num_hidden_layers, shape.hidden_size)
     return Cost(*sizes, whole - vocabulary, widths)
 
@@ -106,8 +106,10 @@ def plan(recipe: Recipe, tflops: float) -> str:
         lines += ["", f"stage {name}: {stage.kind}" + (", skipped" if stage.skip else "")]
         if not stage.skip:
             trains = isinstance(stage, TrainedStage)
-            detail = _trained_lines(recipe, stage, costs, tflops) if trains else _row_stage_line(stage)
+            detail = _trained_lines(recipe, stage, costs, tflops) if trains else _mine_lines(stage)
             lines += [f"  {line}" for line in detail]
+    if lacking := missing(recipe):
+        lines += ["", MISSING, *(f"  {line}" for line in lacking)]
     return "\n".join(lines)
 
 
@@ -177,16 +179,11 @@ def _hours(recipe: Recipe, stage: TrainedStage, readers: list[str], known: dict[
     return [*lines, f"{there}{drawn / speed / 3600 + once:,.2f} h on one card{reading}"]
 
 
-def _row_stage_line(stage: AnyStage) -> list[str]:
-    if isinstance(stage, Mine):
-        margin = "" if stage.margin is None else f", {stage.margin:g} below the positive"
-        ranks = f"ranks {stage.ranks[0]} to {stage.ranks[1]}"
-        return [f"{stage.count} negatives a pair from {ranks} of {stage.query}{margin}"]
-    if isinstance(stage, Diversify):
-        near = f"{stage.most} of the nearest {stage.neighbours} above {stage.threshold:g} by {stage.query}"
-        return [f"rows stay whose {stage.side} has at most {near}; {stage.seeds:,} to begin with"]
-    assert isinstance(stage, Filter)
-    return [f"pairs stay whose document is among the first {stage.top} of {stage.query}"]
+def _mine_lines(stage: AnyStage) -> list[str]:
+    assert isinstance(stage, Mine)
+    margin = "" if stage.margin is None else f", {stage.margin:g} below the positive"
+    ranks = f"ranks {stage.ranks[0]} to {stage.ranks[1]}"
+    return [f"{stage.count} negatives a pair from {ranks} of {stage.query}{margin}"]
 
 
 def _count(number: int) -> str:
@@ -233,7 +230,7 @@ def _given(recipe: Recipe, file: str) -> list[str]:
     if not file.startswith("@"):
         return [file]
     maker = recipe.stages[file[1:]]
-    assert isinstance(maker, Mine | Filter | Diversify)
+    assert isinstance(maker, Mine)
     return [given for name in maker.files for given in _given(recipe, name)]
 
 

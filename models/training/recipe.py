@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from models.encoder.spec import Pooling, Side
+from models.encoder.spec import Pooling
 from models.errors import BadData
 
 Positive = Annotated[int, Field(gt=0)]
@@ -258,19 +258,14 @@ class Rerank(_Trained):
     loss: ListLoss = ListLoss()
 
 
-class _RowStage(_Section):
-    """Files of rows in, one file out, chosen by an encoder."""
-
-    skip: bool = False
-    files: Annotated[list[str], Field(min_length=1)]
-    query: str
-    """The encoder of queries, and of documents where no other is named; of `diversify` the only one."""
-
-
-class Mine(_RowStage):
+class Mine(_Section):
     """Adds hard negatives to those that a row has: what an encoder finds and the row does not name."""
 
     kind: Literal["mine"]
+    skip: bool = False
+    files: Annotated[list[str], Field(min_length=1)]
+    query: str
+    """The encoder of queries, and of documents where no other is named."""
     document: str | None = None
     corpus: list[str] = []
     """Files whose documents are searched. Default: the documents of the rows."""
@@ -290,39 +285,8 @@ class Mine(_RowStage):
     """Share of these rows, by source, in which a part of the document asks for the rest, instead of the query."""
 
 
-class Filter(_RowStage):
-    """Consistency: a pair is kept if an encoder finds its document among the first."""
-
-    kind: Literal["filter"]
-    document: str | None = None
-    within: Literal["all", "source"] = "all"
-    top: Positive = 3
-    sources: list[str] = []
-
-
-class Diversify(_RowStage):
-    """Drops texts that are like too many that are kept already (appendix B.1, table 14).
-
-    Queries and documents are filtered apart. `query` writes the rows whose query stays. `document` writes a corpus: the
-    documents of the files that stay, for `corpus` of a `mine` stage.
-    """
-
-    kind: Literal["diversify"]
-    side: Side
-    neighbours: Positive = 5
-    threshold: Share
-    most: Count = 1
-    """A text is dropped if more than this many of its nearest neighbours score above the threshold."""
-    seeds: Count = 5000
-    """The first texts, which are kept without a comparison."""
-
-    @property
-    def document(self) -> None:
-        """Texts are compared with their own kind: no second encoder reads."""
-
-
 TrainedStage = Contrast | Reconstruct | Rerank
-AnyStage = Contrast | Reconstruct | Rerank | Mine | Filter | Diversify
+AnyStage = Contrast | Reconstruct | Rerank | Mine
 Stage = Annotated[AnyStage, Field(discriminator="kind")]
 
 
@@ -344,6 +308,9 @@ class Recipe(_Section):
     max_steps: Positive | None = None
     """Limits the steps of each stage, to try a recipe out."""
     dev: Dev | None = None
+    files: dict[str, str] = {}
+    """Where files and weights come from: a `care curate` command without its --out, a `hf download` without its
+    --local-dir, or words for what people bring along."""
     encoders: Annotated[dict[str, Encoder], Field(min_length=1)]
     stages: Annotated[dict[str, Stage], Field(min_length=1)]
 
@@ -353,7 +320,7 @@ class Recipe(_Section):
         written: set[str] = set()
         for name, stage in self.stages.items():
             _check_names(f"stages.{name}", stage, set(self.encoders), written)
-            if isinstance(stage, Mine | Filter | Diversify) and not stage.skip:
+            if isinstance(stage, Mine) and not stage.skip:
                 written.add(f"@{name}")
         for name in self.rerankers:
             self._check_reranker(name)
@@ -403,7 +370,7 @@ def files_of(stage: AnyStage) -> list[str]:
     """The files that a stage reads, as the recipe names them."""
     if isinstance(stage, TrainedStage):
         return stage.data.files
-    return [*stage.files, *(stage.corpus if isinstance(stage, Mine) else [])]
+    return [*stage.files, *stage.corpus]
 
 
 def trained_by(stage: AnyStage) -> list[str]:

@@ -1,125 +1,20 @@
-"""Training rows: how files are read, and crops, halves and sentences of their texts.
+"""What a stage reads of rows: pairs, texts, and crops, halves and sentences of them.
 
-A row is {query, pos: [...], neg?: [...], instruction?, source?, hypothetical?: [...]}, or a document {text, title?,
-source?}: its title asks for it, and without a title one part of it asks for the other.
+A document without a title becomes a pair by asking with one part of it for the other.
 """
 
 from __future__ import annotations
 
-import gzip
-import json
-import lzma
 import random
-import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from pathlib import Path
-from typing import IO, Any, NamedTuple
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 
-from models.errors import BadData
+from models.rows import SENTENCE_END, UNIT, Pair
 from models.training.recipe import CROP_UNITS, Data, Units
 
-_OPENERS = {".gz": gzip.open, ".xz": lzma.open}
-UNIT = re.compile(r"[\u3400-\u9fff]|[^\s\u3400-\u9fff]+")
-SENTENCE_END = re.compile(r"(?<=[。！？!?；;])|(?<=\.)\s+|\n+")
 SHORTEST_SENTENCE = 6
 QUERIES = "queries"
 """The source of queries among texts: they can be drawn more often than the sentences of documents."""
-
-
-@dataclass(frozen=True, slots=True)
-class Pair:
-    """One training row: a query, texts that answer it, texts that do not."""
-
-    query: str
-    """Empty for a document without a title."""
-    positives: list[str]
-    negatives: list[str]
-    source: str
-    instruction: str | None = None
-    """Stands before the query in place of the encoder's own."""
-    hypothetical: list[str] = field(default_factory=list)
-    """Documents that a language model imagined for the query (HyDE)."""
-
-
-class Line(NamedTuple):
-    """A line of a file, not yet parsed."""
-
-    text: str
-    stem: str
-    """The file's, a row's source if it names none."""
-    where: str
-
-
-def read_pairs(path: Path) -> Iterator[Pair]:
-    """The rows of a JSON-lines file, plain, .gz or .xz."""
-    return (require_pair(line) for line in read_lines(path))
-
-
-def sample(files: Sequence[Path], size: int, seed: int) -> tuple[int, list[Pair]]:
-    """How many rows the files hold, and `size` of them at random: all are passed, only those are parsed."""
-    chance, drawn, count = random.Random(seed), list[Line](), 0
-    for line in (line for path in files for line in read_lines(path)):
-        count += 1
-        place = len(drawn) if len(drawn) < size else chance.randrange(count)
-        if place < size:
-            drawn[place : place + 1] = [line]
-    return count, [require_pair(line) for line in drawn]
-
-
-def read_lines(path: Path) -> Iterator[Line]:
-    """The lines of a file, plain, .gz or .xz."""
-    opener: Any = _OPENERS.get(path.suffix, open)
-    stem = path.name.partition(".")[0]
-    try:
-        file: IO[str] = opener(path, "rt", encoding="utf-8")
-    except OSError as error:
-        raise BadData(f"{path}: cannot be read: {error.strerror}") from error
-    with file:
-        number = 0
-        try:
-            for number, line in enumerate(file, start=1):
-                yield Line(line, stem, f"{path}:{number}")
-        except (EOFError, OSError, UnicodeDecodeError, lzma.LZMAError) as error:
-            raise BadData(f"{path}:{number + 1}: damaged: {error}; fetch the file again") from error
-
-
-def require_pair(line: Line) -> Pair:
-    """The row of a line; raises BadData with the place of one that is none."""
-    parsed = parse_row(line)
-    if isinstance(parsed, str):
-        raise BadData(f"{line.where}: {parsed}")
-    return parsed[1]
-
-
-def parse_row(line: Line) -> tuple[dict[str, Any], Pair] | str:
-    """The row of a line, as it stands and as a pair, or why it is none."""
-    try:
-        row = json.loads(line.text)
-    except json.JSONDecodeError as error:
-        return f"not JSON: {error.msg}"
-    if not isinstance(row, dict) or not ("text" in row or {"query", "pos"} <= row.keys()):
-        return "not a training row: it must have query and pos, or text"
-    source = row.get("source", line.stem)
-    if "text" in row:
-        pair = Pair(row.get("title", ""), [row["text"]], [], source)
-    else:
-        extras = {"instruction": row.get("instruction"), "hypothetical": row.get("hypothetical", [])}
-        pair = Pair(row["query"], row["pos"], row.get("neg", []), source, **extras)
-    lists = (pair.positives, pair.negatives, pair.hypothetical)
-    if not all(isinstance(texts, list) for texts in lists):
-        return "pos, neg and hypothetical must be lists of strings"
-    if not isinstance(pair.query, str) or (not pair.query and "text" not in row):
-        return "query must be a non-empty string"
-    if not pair.positives or not all(isinstance(text, str) and text for texts in lists for text in texts):
-        return "pos must hold at least one text, and no text may be empty"
-    if not isinstance(pair.source, str) or not isinstance(pair.instruction, str | None):
-        return "source and instruction must be strings"
-    return row, pair
-
-
-def read_all(files: Sequence[Path]) -> Iterator[Pair]:
-    return (pair for path in files for pair in read_pairs(path))
 
 
 def sampled(
@@ -178,11 +73,6 @@ def crops_of(text: str, count: int, chance: random.Random, units: Units = CROP_U
         size = chance.randint(shortest, min(longest, len(places)))
         first = chance.randint(0, len(places) - size)
         yield text[places[first][0] : places[first + size - 1][1]]
-
-
-def count_units(text: str) -> int:
-    """Words and Chinese characters: about as many as a tokenizer makes of it."""
-    return sum(1 for _ in UNIT.finditer(text))
 
 
 def halves(text: str, chance: random.Random) -> tuple[str, str] | None:

@@ -18,14 +18,12 @@ from models.errors import BadData, CareError
 from models.training import loop
 from models.training.contrast import ContrastStage
 from models.training.encoders import EncoderStore
-from models.training.mining import diversify, filter_pairs, mine
+from models.training.mining import mine
 from models.training.monitor import DevSets, draw_curves
 from models.training.ranks import Ranks
 from models.training.recipe import (
     AnyStage,
     Contrast,
-    Diversify,
-    Filter,
     Mine,
     Recipe,
     Rerank,
@@ -82,10 +80,6 @@ def _run_stage(store: EncoderStore, name: str, stage: AnyStage, folder: Path, de
     files = [folder / file[1:] / PAIRS if file.startswith("@") else Path(file) for file in files_of(stage)]
     if isinstance(stage, Mine):
         return mine(store, stage, files[: len(stage.files)], home / PAIRS, files[len(stage.files) :])
-    if isinstance(stage, Filter):
-        return filter_pairs(store, stage, files, home / PAIRS)
-    if isinstance(stage, Diversify):
-        return diversify(store, stage, files, home / PAIRS)
     work: ContrastStage | ReconstructStage | RerankStage
     if isinstance(stage, Contrast):
         work = ContrastStage(store, stage, files, home / SCRATCH)
@@ -103,7 +97,7 @@ def _run_stage(store: EncoderStore, name: str, stage: AnyStage, folder: Path, de
 
 def _claim(folder: Path, store: EncoderStore) -> None:
     """Makes the folder belong to this recipe, unless it is another's or something is missing."""
-    facts, path = store.recipe.model_dump(mode="json"), folder / RECIPE_FILE
+    facts, path = store.recipe.model_dump(mode="json", exclude={"files"}), folder / RECIPE_FILE
     if path.is_file():
         other = _difference(json.loads(path.read_text(encoding="utf-8")), facts)
         if other is not None:

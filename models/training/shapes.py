@@ -19,8 +19,8 @@ from models.encoder.spec import INSTRUCTION, TEMPLATE, Pooling
 from models.encoder.torch_reranker import require_architecture
 from models.errors import BadData, BadEncoder
 from models.evaluation.benchmarks import wording
+from models.rows import count_units
 from models.training.recipe import AnyStage, Contrast, Encoder, Fresh, Recipe, Reconstruct, Rerank, encoders_of
-from models.training.rows import count_units
 
 
 def _decoder(kind: str, width: int, inner: int, layers: int, heads: tuple[int, int, int], words: int) -> dict[str, Any]:
@@ -39,6 +39,9 @@ SHAPES: dict[str, dict[str, Any]] = {
     "bge-small-zh-v1.5": _encoder("bert", 512, 4, 21128),
     "bge-large-zh-v1.5": _encoder("bert", 1024, 24, 21128),
     "e5-base": _encoder("bert", 768, 12, 30522),
+    "pythia-410m": _encoder("gpt_neox", 1024, 24, 50304, 2048),
+    "pythia-1b": _encoder("gpt_neox", 2048, 16, 50304, 2048) | {"num_attention_heads": 8},
+    "biomistral-7b": _decoder("mistral", 4096, 14336, 32, (32, 8, 128), 32000),
     "gemma-2b": _decoder("gemma", 2048, 16384, 18, (8, 1, 256), 256000),
     "embeddinggemma-300m": _decoder("gemma3_text", 768, 1152, 24, (3, 1, 256), 262144),
     "qwen2.5-coder-0.5b": _decoder("qwen2", 896, 4864, 24, (14, 2, 64), 151936),
@@ -119,7 +122,7 @@ def _check_encoder(recipe: Recipe, name: str, shape: PretrainedConfig) -> None:
     if dim > width:
         raise BadEncoder(f"{where}: it has {width} dimensions, the recipe {dim}; set {where}.dim to at most {width}")
     check_length(Path(str(config.start or name)), shape, config.max_length)
-    if config.pooling is Pooling.CLS and _is_decoder(shape):
+    if config.pooling is Pooling.CLS and is_decoder(shape):
         raise BadEncoder(f"{where}.pooling: the first token of a {shape.model_type} sees no other; use eos or mean")
     longest = max(map(count_units, _prompts(config)))
     if longest >= config.max_length // 2:
@@ -139,13 +142,13 @@ def _prompts(config: Encoder) -> list[str]:
     return [asked, config.query_instruction or "", config.document_instruction or ""]
 
 
-def _is_decoder(shape: PretrainedConfig) -> bool:
-    return hasattr(shape, "num_key_value_heads")
+def is_decoder(shape: PretrainedConfig) -> bool:
+    return hasattr(shape, "num_key_value_heads") or shape.model_type == "gpt_neox"
 
 
 def _check_stage(recipe: Recipe, where: str, stage: AnyStage, shapes: dict[str, PretrainedConfig]) -> None:
     if isinstance(stage, Reconstruct):
-        if stage.encoder in shapes and _is_decoder(shapes[stage.encoder]):
+        if stage.encoder in shapes and is_decoder(shapes[stage.encoder]):
             kind = shapes[stage.encoder].model_type
             raise BadEncoder(f"{where}: RetroMAE needs an encoder with a mask token, and a {kind} has none")
         return

@@ -22,8 +22,8 @@ from numpy.typing import NDArray
 
 from models.encoder.spec import EncoderSpec, Side
 from models.errors import BadData
+from models.rows import Pair
 from models.training.ranks import Ranks
-from models.training.rows import Pair
 
 Rows = NDArray[np.int64]
 LISTS = ("positives", "negatives", "hypothetical", "answers")

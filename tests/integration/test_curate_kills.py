@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import random
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from tests.support.curate_kills import run_killed, timed
+from tests.support.fast_encoder import BUNDLED
 from tests.support.grading_server import grading_server
 
 ENDINGS = ("", ".report.json", ".sample.jsonl")
@@ -24,37 +26,70 @@ def raw(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.mark.parametrize("step", ["clean", "split", "dedup", "anonymize"])
+@pytest.fixture(scope="module")
+def few(raw: Path) -> Path:
+    """Rows for the steps that search, whose titles ask for them."""
+    lines = raw.read_text(encoding="utf-8").splitlines()[:160]
+    rows = [json.loads(line) | {"title": f"第{number}问：头痛"} for number, line in enumerate(lines)]
+    path = raw.with_name("few.jsonl")
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return path
+
+
+def search(corpus: Path) -> list[str]:
+    return ["--corpus", str(corpus), "--encoder", str(BUNDLED), "--bm25"]
+
+
+def same(out: Path, whole: Path, endings: Sequence[str]) -> bool:
+    return all(Path(f"{out}{ending}").read_bytes() == Path(f"{whole}{ending}").read_bytes() for ending in endings)
+
+
+@pytest.mark.parametrize("step", ["clean", "split", "dedup", "anonymize", "convert", "diversify", "mine", "pool"])
 def test_a_killed_step_ends_with_the_same_bytes(
-    step: str, raw: Path, tmp_path: Path, pytestconfig: pytest.Config
+    step: str, raw: Path, few: Path, tmp_path: Path, pytestconfig: pytest.Config
 ) -> None:
+    options = {
+        "convert": [str(raw), "--format", "beir-corpus"],
+        "diversify": [str(few), "--encoder", str(BUNDLED), "--threshold", "0.9", "--seeds", "5", "--exact", "20"],
+        "mine": [str(few), *search(few), "--count", "2"],
+        "pool": [str(few), *search(few), "--depth", "3"],
+    }
+    given = [step, *options.get(step, [str(raw)]), "--sample", "9", "--out"]
     whole, out = tmp_path / "whole.jsonl", tmp_path / "out.jsonl"
-    seconds = timed([step, str(raw), "--out", str(whole), "--sample", "9"])
+    seconds = timed([*given, str(whole)])
     kills = pytestconfig.getoption("--kills") or 2
-    given = [step, str(raw), "--out", str(out), "--sample", "9"]
-    started = run_killed(given, kills, seconds, pytestconfig.getoption("--seed"))
+    started = run_killed([*given, str(out)], kills, seconds, pytestconfig.getoption("--seed"))
     print(f"\n{step}: killed {kills} times in {started} runs of up to {seconds:.2f} s")
-    for ending in ENDINGS:
-        assert Path(f"{out}{ending}").read_bytes() == Path(f"{whole}{ending}").read_bytes()
-    assert not list(tmp_path.glob("*.part*"))
+    assert same(out, whole, ENDINGS)
+    assert not [*tmp_path.glob("*.part*"), *tmp_path.glob("*.state")]
 
 
-def test_a_killed_judge_ends_with_the_same_bytes_and_asks_only_what_was_lost(
-    tmp_path: Path, pytestconfig: pytest.Config
+PAIRS = [{"query": f"问{n}", "pos": [f"答{n}是4"], "neg": [f"乙{n}是0", f"丙{n}是3"]} for n in range(120)]
+
+
+@pytest.mark.parametrize(("step", "models", "requests"), [("judge", "ab", 2), ("synthesize", "a", 1), ("hyde", "a", 2)])
+def test_a_killed_step_asks_language_models_only_what_was_lost(
+    step: str, models: str, requests: int, tmp_path: Path, pytestconfig: pytest.Config
 ) -> None:
-    rows = [{"query": f"问{n}", "pos": [f"答{n}是4"], "neg": [f"乙{n}是0", f"丙{n}是3"]} for n in range(150)]
+    rows = PAIRS[:40] if step == "hyde" else PAIRS
     raw, whole, out = (tmp_path / f"{name}.jsonl" for name in ("raw", "whole", "out"))
     raw.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     kills, at_once = pytestconfig.getoption("--kills") or 2, 4
     with grading_server() as server:
-        judges = [word for model in "ab" for word in ("--judge", f"{model}@{server.url}")]
-        arguments = ["judge", str(raw), *judges, "--at-once", str(at_once), "--per-minute", "12000", "--out"]
+        if step != "judge":
+            server.say = lambda model, prompt, number: f"写{prompt[-20:]}".replace("\n", "")
+        named = [
+            word for model in models for word in ("--judge" if step == "judge" else "--model", f"{model}@{server.url}")
+        ]
+        more = {"synthesize": ["--kind", "query"], "hyde": [*search(raw)[:-1], "--documents", "2"]}
+        pace = ["--at-once", str(at_once), "--per-minute", "12000"]
+        arguments = [step, str(raw), *named, *more.get(step, []), *pace, "--out"]
         seconds = timed([*arguments, str(whole)])
-        server.graded.clear()
+        before = server.graded.total()
         started = run_killed([*arguments, str(out)], kills, seconds, pytestconfig.getoption("--seed"))
-        twice = server.graded.total() - len(server.graded)
-    print(f"\njudge: killed {kills} times in {started} runs; {twice} of {server.graded.total()} answers were lost")
-    for ending in ("", ".report.json"):
-        assert Path(f"{out}{ending}").read_bytes() == Path(f"{whole}{ending}").read_bytes()
-    assert len(server.graded) == 2 * len(rows)
-    assert twice <= at_once * kills  # those that were on their way
+        asked = server.graded.total() - before
+    lost = asked - before
+    print(f"\n{step}: killed {kills} times in {started} runs; {lost} of {asked} answers were lost")
+    assert same(out, whole, ("", ".report.json"))
+    assert before == requests * len(rows)
+    assert 0 <= lost <= at_once * kills  # those that were on their way

@@ -1,4 +1,4 @@
-"""A server on 127.0.0.1 whose models grade passages by the digit that ends them, with scripted failures."""
+"""A server on 127.0.0.1 whose models grade passages by the digit that ends them, or say what a test tells them."""
 
 from __future__ import annotations
 
@@ -41,6 +41,10 @@ class GradingServer:
     fault: Fault = lambda model, prompt, number: None
     asked: Counter[tuple[str, str]] = field(default_factory=Counter)
     graded: Counter[tuple[str, str]] = field(default_factory=Counter)
+    seeds: list[int] = field(default_factory=list)
+    """Of all requests, in their order."""
+    say: Callable[[str, str, int], str] | None = None
+    """(model, prompt, how often it was asked) → the answer, in place of grades."""
     paid: int = 0
     """Completions of any kind that were sent in full."""
     lock: threading.Lock = field(default_factory=threading.Lock)
@@ -54,11 +58,14 @@ class GradingServer:
         with self.lock:
             self.asked[model, prompt] += 1
             number = self.asked[model, prompt]
+            self.seeds.append(body["seed"])
         failure = self.fault(model, prompt, number)
         if failure is not None:
             return failure
         with self.lock:
             self.graded[model, prompt] += 1
+        if self.say is not None:
+            return Reply(text=self.say(model, prompt, number))
         grades = {number: self.grade(model, int(digit)) for number, digit in PASSAGE.findall(prompt)}
         return Reply(text=json.dumps(grades))
 

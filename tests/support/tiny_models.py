@@ -16,6 +16,7 @@ from transformers import (
     AutoModel,
     AutoModelForSequenceClassification,
     BertConfig,
+    GPTNeoXConfig,
     GteConfig,
     ModernBertConfig,
     PretrainedConfig,
@@ -71,6 +72,8 @@ def tiny_config(architecture: str) -> PretrainedConfig:
         return ModernBertConfig(**shape, **local, cls_token_id=CLS, sep_token_id=SEP)
     if architecture == "gte":
         return GteConfig(**shape, rope_parameters=_rope(300.0))
+    if architecture == "gpt_neox":
+        return GPTNeoXConfig(**shape, use_cache=False, rope_parameters=_rope(200.0))
     heads = {"num_key_value_heads": 2, "head_dim": 16, "use_cache": False}
     return Qwen3Config(**shape, **heads, rope_parameters=_rope(200.0))
 

@@ -48,7 +48,7 @@ def write_start(folder: Path, architecture: str, seed: int = 0) -> Path:
         write_new_checkpoint(folder, toy_config("gte"), toy_tokenizer())
         return folder
     torch.manual_seed(seed)
-    decoder = architecture.startswith(("qwen", "gemma"))
+    decoder = architecture.startswith(("qwen", "gemma", "gpt"))
     if decoder:
         AutoModelForCausalLM.from_config(toy_config(architecture)).save_pretrained(folder)
     else:

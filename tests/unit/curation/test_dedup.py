@@ -55,7 +55,6 @@ def test_a_resumed_run_gives_what_an_undisturbed_one_gives() -> None:
     assert 20 <= whole.count("") < 100
     for stop in (1, 40, 119):
         resumed = Dedup(near=0.6)
-        for row, reason in zip(rows[:stop], whole[:stop], strict=True):
-            if not reason:
-                resumed.remember(row)
+        kept = (row for row, reason in zip(rows[:stop], whole[:stop], strict=True) if not reason)
+        resumed.resume(stop, kept)
         assert reasons(resumed, *rows[stop:]) == whole[stop:]

@@ -26,7 +26,7 @@ class Odd(Step):
     """Keeps documents of an odd number, twice if it divides by three; stops before `stop`."""
 
     stop: int = -1
-    read: list[int] = field(default_factory=list)
+    applied: list[int] = field(default_factory=list)
     remembered: list[int] = field(default_factory=list)
 
     name = "odd"
@@ -38,13 +38,14 @@ class Odd(Step):
         for row in rows:
             if row["n"] == self.stop:
                 raise KeyboardInterrupt
-            self.read.append(row["n"])
+            self.applied.append(row["n"])
             times = 2 if row["n"] % 3 == 0 else 1
             notes = {"seen": 1}
             yield Outcome([row] * times, notes=notes) if row["n"] % 2 else Outcome(dropped="even", notes=notes)
 
-    def remember(self, row: Row) -> None:
-        self.remembered.append(row["n"])
+    def resume(self, seen: int, made: Iterator[Row]) -> None:
+        self.seen = seen
+        self.remembered += [row["n"] for row in made]
 
     def facts(self, tally: frame.Tally) -> dict[str, Any]:
         return {"share": tally.rows_out / tally.rows_in}
@@ -103,7 +104,7 @@ def test_a_stopped_run_goes_on_and_ends_with_the_same_bytes(
     run_step(last, files, sample=5)
     for ending in ("", ".report.json", ".sample.jsonl"):
         assert files.beside(ending).read_bytes() == whole.beside(ending).read_bytes()
-    first = last.read[0]
+    first = last.applied[0]
     assert first >= stops[-1] - 6  # two lines of the first file are no rows, and four rows are read again at most
     assert last.remembered == [n for n in range(first) if n % 2 for _ in range(2 if n % 3 == 0 else 1)]
 
@@ -121,7 +122,7 @@ def test_a_complete_output_is_not_made_again(files: Files, capsys: pytest.Captur
     first = run_step(Odd(), files)
     second = Odd()
     assert run_step(second, files) == first
-    assert second.read == []
+    assert second.applied == []
     assert "complete already" in capsys.readouterr().err
 
 
@@ -132,7 +133,7 @@ def test_other_parameters_begin_anew(files: Files, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(Odd, "version", 2)
     step = Odd()
     assert run_step(step, files).rows_out == 33
-    assert step.read[0] == 0
+    assert step.applied[0] == 0
 
 
 def test_the_sample_is_an_even_choice_of_changed_rows(files: Files) -> None:

@@ -11,8 +11,8 @@ import pytest
 
 import models.endpoint
 from models.curation.frame import Files, run_step
-from models.curation.judge import JudgeRows, fleiss_kappa
-from models.curation.panel import Judge, Limits, read_grades
+from models.curation.judge import JudgeRows, fleiss_kappa, read_grades
+from models.curation.panel import Limits, Model
 from models.errors import CareError
 from tests.support.grading_server import USAGE, GradingServer, Reply, grading_server
 
@@ -45,7 +45,7 @@ def judged(server: GradingServer, folder: Path, rows: list[dict[str, Any]], **mo
 
 
 def step(server: GradingServer, folder: Path, **more: Any) -> JudgeRows:  # noqa: ANN401
-    judges = [Judge(model, server.url) for model in more.pop("models", "ab")]
+    judges = [Model(model, server.url) for model in more.pop("models", "ab")]
     limits = Limits(at_once=4, timeout_seconds=more.pop("timeout_seconds", 20))
     return JudgeRows(judges, folder / "answers.jsonl", limits=limits, **more)
 
@@ -63,7 +63,7 @@ def test_only_what_all_judges_agree_on_is_kept(server: GradingServer, tmp_path: 
     assert judged(server, tmp_path, ROWS) == [
         {
             "query": "高血压吃什么药", "pos": ["氨氯地平4", "硝苯地平4"], "neg": ["无关的话0", "多喝水1"], "id": 7,
-            "judged": {"pos": [[4, 4], [4, 4]], "neg": [[0, 0], [1, 1]]},
+            "judged": {"pos": [[4, 4], [4, 4]], "neg": [[0, 0], [1, 1]]}, "disputed": ["有争议3"],
         },
         {"title": "糖尿病", "text": "二甲双胍4", "judged": {"pos": [[4, 4]]}},
     ]  # fmt: skip
@@ -79,12 +79,23 @@ def test_only_what_all_judges_agree_on_is_kept(server: GradingServer, tmp_path: 
     assert (notes["votes 3 2"], notes["votes 4 4"]) == (1, 3)
     assert report["agreement"]["same_grade"] == {"a and b": 6 / 7}
     assert 0 < report["agreement"]["kappa_relevant"] < 1
+    labels = report["labels"]
+    assert labels["queries"] == 3
+    assert (labels["positives"], labels["judged_positives"]) == (4 / 3, 1)
+    assert (labels["false_positives"], labels["false_negatives"]) == (2 / 3, 1 / 3)
+    assert labels["agreement"] == 3 / 6, "two positives and a negative of six that are not disputed"
+
+
+def test_a_relevant_negative_can_be_dropped_instead(server: GradingServer, tmp_path: Path) -> None:
+    (row, _) = judged(server, tmp_path, ROWS, promote=False)
+    assert row["pos"] == ["氨氯地平4"]
+    assert row["neg"] == ["无关的话0", "多喝水1"]
 
 
 def test_the_prompt_and_the_judges_are_part_of_where_a_row_comes_from(server: GradingServer, tmp_path: Path) -> None:
     judged(server, tmp_path, ROWS)
     (stamp,) = json.loads(files_of(tmp_path).out.read_text(encoding="utf-8").splitlines()[0])["curated"]
-    assert stamp["judges"] == ["a", "b"]
+    assert stamp["models"] == ["a", "b"]
     assert stamp["prompt"] == step(server, tmp_path).parameters()["prompt"]
     assert stamp["prompt"] != step(server, tmp_path, language="en").parameters()["prompt"]
 
@@ -204,14 +215,14 @@ def test_kappa_is_that_of_the_paper() -> None:
 
 def test_judges_are_named_by_model_and_address(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("OPENAI_BASE_URL", raising=False)
-    assert Judge.parse("m@http://x/v1") == Judge("m", "http://x/v1")
+    assert Model.parse("m@http://x/v1") == Model("m", "http://x/v1")
     with pytest.raises(CareError, match="write MODEL@URL"):
-        Judge.parse("m")
+        Model.parse("m")
     monkeypatch.setenv("OPENAI_BASE_URL", "http://y/v1")
-    assert Judge.parse("m") == Judge("m", "http://y/v1")
+    assert Model.parse("m") == Model("m", "http://y/v1")
     with pytest.raises(CareError, match="no MISSING_KEY"):
-        Judge.parse("m@http://x/v1#MISSING_KEY")
+        Model.parse("m@http://x/v1#MISSING_KEY")
     with pytest.raises(CareError, match="named twice"):
-        JudgeRows([Judge("m", "http://x")] * 2, tmp_path)
+        JudgeRows([Model("m", "http://x")] * 2, tmp_path)
     with pytest.raises(CareError, match="below --relevant"):
-        JudgeRows([Judge("m", "http://x")], tmp_path, relevant=2, irrelevant=2)
+        JudgeRows([Model("m", "http://x")], tmp_path, relevant=2, irrelevant=2)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from models.curation.frame import Outcome
 from models.curation.split import Split
-from models.training.rows import count_units
+from models.rows import count_units
 
 
 def outcome(step: Split, row: dict[str, Any]) -> Outcome:

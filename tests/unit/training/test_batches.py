@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from models.errors import BadData
+from models.rows import Pair
 from models.training.batches import BatchDealer, apportion, split, steps_of
-from models.training.rows import Pair
 from models.training.tables import PairTable
 
 CPU = torch.device("cpu")

@@ -3,8 +3,8 @@ from pathlib import Path
 import pytest
 
 from models.evaluation.sets import load_retrieval
+from models.rows import Pair, read_pairs
 from models.training import holdout
-from models.training.rows import Pair, read_pairs
 
 PASSAGE = "第{0}条第一句话说的是病因。第{0}条第二句话说的是症状。第{0}条第三句话说的是治疗。第{0}条第四句话说的是预后。"
 PAIRS = [Pair(f"方剂{row}", [PASSAGE.format(row)], [], "tcm") for row in range(30)] + [

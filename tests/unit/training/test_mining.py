@@ -6,13 +6,12 @@ import numpy as np
 import pytest
 import torch
 
-from models.encoder.spec import Side
 from models.errors import BadData
 from models.training import mining
 from models.training.encoders import EncoderStore
-from models.training.mining import diversify, filter_pairs, mine, spread
+from models.training.mining import mine
 from models.training.ranks import Ranks
-from models.training.recipe import Diversify, Filter, Mine, Recipe
+from models.training.recipe import Mine, Recipe
 from tests.support.toy_training import write_rows
 
 ONE = Ranks(0, 1, torch.device("cpu"))
@@ -36,13 +35,12 @@ def _flat(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def run(tmp_path: Path, toy_recipe: Callable[..., Recipe]) -> Callable[..., tuple[dict[str, int], list[dict]]]:
     def run(
-        stage: Mine | Filter | Diversify, *rows: dict[str, object], corpus: tuple[dict[str, object], ...] = ()
+        stage: Mine, *rows: dict[str, object], corpus: tuple[dict[str, object], ...] = ()
     ) -> tuple[dict[str, int], list[dict]]:
         given = [[write_rows(tmp_path / "in.jsonl", rows)], tmp_path / "out.jsonl"]
-        work = {Mine: mine, Filter: filter_pairs, Diversify: diversify}[type(stage)]
         if corpus:
             given.append([write_rows(tmp_path / "corpus.jsonl", corpus)])
-        facts = work(EncoderStore(toy_recipe(), tmp_path, ONE), stage, *given)  # type: ignore[arg-type]
+        facts = mine(EncoderStore(toy_recipe(), tmp_path, ONE), stage, *given)  # type: ignore[arg-type]
         return facts, [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
 
     return run
@@ -105,14 +103,6 @@ def test_a_source_that_no_row_is_of_is_named(run) -> None:  # noqa: ANN001
         run(a_mine(sources=["x"]), ROW, FAR)
 
 
-def test_only_one_side_is_read_where_only_one_is_compared(run, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: ANN001
-    read, seen = mining.read_once, []
-    monkeypatch.setattr(mining, "read_once", lambda *given: (seen.append(given[1].side), read(*given))[1])
-    stage = {"kind": "diversify", "files": ["x"], "query": "query", "side": "query", "threshold": 0.9}
-    run(Diversify.model_validate(stage), ROW, *OTHERS)
-    assert seen == [Side.QUERY]
-
-
 def test_the_first_rank_alone_writes(tmp_path: Path) -> None:
     mining.write_pairs(tmp_path / "out.jsonl", Ranks(1, 2, torch.device("cpu")), iter([]))
     assert not list(tmp_path.iterdir())
@@ -122,46 +112,3 @@ def test_a_query_searches_together_with_its_imagined_document(run) -> None:  # n
     _, rows = run(a_mine(count=1, ranks=(0, 1)), ROW | {"query": "远", "hypothetical": ["想"]}, *OTHERS)
     assert rows[0]["neg"] == ["近"], "between 1.5 and -1.5 lies 0"
     assert rows[0]["hypothetical"] == ["想"]
-
-
-def test_pairs_stay_that_the_encoder_finds_itself(run) -> None:  # noqa: ANN001
-    stage = Filter.model_validate({"kind": "filter", "files": ["x"], "query": "query", "top": 2})
-    facts, rows = run(stage, ROW, ROW | {"pos": ["三"]}, *OTHERS)
-    assert facts == {"pairs": 6, "kept": 5}
-    assert [row["pos"] for row in rows[:2]] == [["答"], ["近"]]
-
-
-def test_a_row_like_too_many_that_are_kept_is_dropped(run) -> None:  # noqa: ANN001
-    settings = {"kind": "diversify", "files": ["x"], "query": "query", "side": "query", "seeds": 1}
-    near = float(np.cos(0.15))
-    stage = Diversify.model_validate(settings | {"threshold": near, "most": 1})
-    # Angles 0, 0.05, 0.1 (like two that are kept), 0.2 (like one), 1.5.
-    asked = [{"query": text, "pos": [text], "source": "s"} for text in ("问", "近", "答", "一", "远")]
-    facts, rows = run(stage, *asked)
-    assert [row["query"] for row in rows] == ["问", "近", "一", "远"]
-    assert facts == {"pairs": 5, "kept": 4}
-
-
-def test_documents_are_filtered_apart_from_queries(run) -> None:  # noqa: ANN001
-    """A near-duplicate document leaves the corpus; every query that it answers stays in its own file."""
-    settings = {"kind": "diversify", "files": ["x"], "query": "query", "seeds": 1, "threshold": float(np.cos(0.15))}
-    documents = ({"text": text, "source": "c"} for text in ("问", "近", "答", "一", "远", "问"))
-    facts, rows = run(Diversify.model_validate(settings | {"side": "document"}), *documents)
-    assert rows == [{"text": text, "source": "c"} for text in ("问", "近", "一", "远")]
-    assert facts == {"documents": 5, "kept": 4}
-    asked = [{"query": text, "pos": ["答"], "neg": [], "source": "s"} for text in ("问", "远")]
-    _, rows = run(Diversify.model_validate(settings | {"side": "query"}), *asked)
-    assert rows == asked
-
-
-@pytest.mark.parametrize("block", [1, 7, 1000])
-def test_spreading_equals_a_naive_loop_whatever_the_block(block: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mining, "QUERIES_AT_ONCE", block)
-    vectors = torch.nn.functional.normalize(torch.randn(60, 3, generator=torch.Generator().manual_seed(0)), dim=1)
-    kept: list[int] = []
-    for at in range(60):
-        nearest = sorted((float(vectors[at] @ vectors[other]) for other in kept), reverse=True)[:5]
-        if at < 4 or sum(score > 0.8 for score in nearest) <= 2:
-            kept.append(at)
-    assert 10 < len(kept) < 55
-    assert np.flatnonzero(spread(vectors, 5, 0.8, 2, 4)).tolist() == kept

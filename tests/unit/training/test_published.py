@@ -62,7 +62,7 @@ def test_the_papers_pair_trains_exports_and_searches(tmp_path: Path, monkeypatch
         monkeypatch.setattr(f"models.export.{module}.CHECK_TEXTS", CHECK_TEXTS[:24])
     write_gte(Path("data/weights/gte-multilingual-base"))
     write_qwen(Path("data/weights/Qwen3-4B"))
-    write_rows(Path("data/finetune.jsonl.gz"), plain(toy_rows())[:4])
+    write_rows(Path("data/finetune.jsonl"), plain(toy_rows())[:4])
     recipe = Recipe.load(CARE, SMALL)
     document, query = sorted(train(recipe, Path("run"), Ranks(0, 1, torch.device("cpu"))))
     for folder in (query, document):

@@ -46,7 +46,6 @@ TOY = [
     "encoders.*.layers=1",
     "encoders.*.query_instruction=问：",
     "encoders.*.document_instruction=文：",
-    "stages.*.seeds=3",
     "stages.*.data.weights={toy = 2.0}",
     "stages.*.data.crops={toy = 1.0}",
     "stages.*.sample={toy = 1.0}",
@@ -58,6 +57,8 @@ ARCHITECTURES = {
     "e5": "bert",
     "qwen3": "qwen3",
     "gemma": "gemma",
+    "pythia": "gpt_neox",
+    "biomistral": "qwen3",
     "embeddinggemma": "gemma",
 }
 

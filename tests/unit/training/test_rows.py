@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from models.errors import BadData
+from models.rows import Pair, read_pairs
 from models.training.recipe import Data
-from models.training.rows import Pair, as_pairs, as_texts, crops_of, halves, read_pairs, sentences_of
+from models.training.rows import as_pairs, as_texts, crops_of, halves, sentences_of
 
 ROW = {"query": "问", "pos": ["答"], "source": "s"}
 TEXT = "感冒由病毒引起。多喝水，多休息。体温超过三十八度五再吃退烧药。Most colds end within ten days."

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from models.rows import sample
 from models.training.plan import SAMPLE, sizes_of
 from models.training.recipe import Data, Recipe
-from models.training.rows import sample
 from tests.support.toy_training import write_rows
 
 Make = Callable[..., Recipe]
@@ -61,13 +61,13 @@ def test_texts_crops_and_sentences_are_counted(tmp_path: Path, toy_recipe: Make)
 def test_rows_that_a_stage_will_make_count_as_those_that_it_is_given(tmp_path: Path, toy_recipe: Make) -> None:
     path = str(write_rows(tmp_path / "pairs.jsonl", [SHORT] * 7))
     stages = {
-        "filter": {"kind": "filter", "query": "query", "files": [path]},
-        "mine": {"kind": "mine", "query": "query", "files": ["@filter"]},
+        "first": {"kind": "mine", "query": "query", "files": [path]},
+        "mine": {"kind": "mine", "query": "query", "files": ["@first"]},
     }
     tune = toy_recipe().stages["tune"].model_dump(exclude_none=True) | {"data": {"files": ["@mine"]}}
     recipe = toy_recipe(extra={"stages": stages | {"tune": tune}})
     assert sized(recipe, files=["@mine"])[0] == 7
     missing = toy_recipe(
-        extra={"stages": stages | {"filter": stages["filter"] | {"files": ["none.jsonl"]}, "tune": tune}}
+        extra={"stages": stages | {"first": stages["first"] | {"files": ["none.jsonl"]}, "tune": tune}}
     )
     assert sizes_of(missing, Data(files=["@mine"]), 20, 20) is None

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from models.encoder.spec import Side
 from models.encoder.tokenizer import Tokenizer
 from models.errors import BadData
+from models.rows import Pair
 from models.training.passes import TokenTable, chunks_of
-from models.training.rows import Pair
 from models.training.tables import PairTable, Ragged, Strings, Texts
 from tests.support.tiny_models import tiny_spec
 

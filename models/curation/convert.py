@@ -1,0 +1,213 @@
+"""Public sets, in the formats in which they are published, as rows: BMRetriever's tables 8 and 9, and BEIR folders."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+from typing import IO, Any
+
+from models.curation.frame import Outcome, Step
+from models.curation.rows import Row
+from models.errors import BadData
+from models.evaluation.sets import load_retrieval
+
+Record = dict[str, Any]
+RECORD = "record"
+SAME = "Find sentences that say the same as the given one"
+
+
+@dataclass(frozen=True)
+class Format:
+    """How a record becomes a row; an error in it means that the record has another form."""
+
+    row: Callable[[Any], Row]
+    instruction: str = ""
+    """In our words; a model that was published with others expects those."""
+    columns: Sequence[str] = ()
+    """Names of the columns of a file that has none itself."""
+    joined_by: str = ""
+    """The field that neighbouring records share which make one row; `row` takes a list of them."""
+
+
+def _document(title: str, *texts: str) -> Callable[[Record], Row]:
+    """A document: `title` and the first of the fields that holds a text."""
+
+    def row(record: Record) -> Row:
+        text = next(record[name] for name in texts if record.get(name))
+        heading = str(record.get(title) or "").strip() if title else ""
+        return {"title": heading, "text": text.strip()} if heading else {"text": text.strip()}
+
+    return row
+
+
+def _pair(query: str, answer: str) -> Callable[[Record], Row]:
+    return lambda record: {"query": record[query].strip(), "pos": [record[answer].strip()]}
+
+
+def _labelled(first: str, second: str, label: str, same: str, other: str) -> Callable[[list[Record]], Row]:
+    """Pairs of sentences that share the first one: a label makes the second a positive, another a negative."""
+
+    def texts(records: list[Record], wanted: str) -> list[str]:
+        return [record[second].strip() for record in records if str(record[label]).strip() == wanted]
+
+    return lambda records: {
+        "query": records[0][first].strip(), "pos": texts(records, same), "neg": texts(records, other)
+    }  # fmt: skip
+
+
+def _dialogue(record: Record) -> Row:
+    """The patient's turn and the doctor's, as `utterances`, or as an instruction's `input` and `output`."""
+    if "utterances" in record:
+        asked, answered, *_ = (str(turn).partition(":")[2].strip() for turn in record["utterances"])
+        return {"query": asked, "pos": [answered]}
+    return _pair("input", "output")(record)
+
+
+def _best_answer(record: Record) -> Row:
+    answers = record["answers"]
+    best = max(range(len(answers["text"])), key=lambda at: answers["score"][at])
+    return {"query": record["title"].strip(), "pos": [answers["text"][best].strip()]}
+
+
+def _passages(record: Record) -> Row:
+    def texts(name: str) -> list[str]:
+        return [f"{found['title']}\n{found['text']}".strip() for found in record.get(name) or []]
+
+    return {"query": record["question"], "pos": texts("positive_ctxs"), "neg": texts("hard_negative_ctxs")[:1]}
+
+
+def _triple(query: str, positive: str, negative: str) -> Callable[[Record], Row]:
+    return lambda record: {**_pair(query, positive)(record), "neg": [record[negative].strip()]}
+
+
+_CHUNK = Format(_document("title", "content", "contents"))
+FORMATS: dict[str, Format] = {
+    # Table 8: documents, with a title where there is one.
+    "pubmed": _CHUNK,
+    "textbooks": _CHUNK,
+    "statpearls": _CHUNK,
+    "raw-arxiv": Format(_document("title", "abstract", "text")),
+    "meadow": Format(_document("output", "input")),
+    "litcovid": Format(_document("title", "abstract", "text")),
+    "s2orc": Format(_document("title", "abstract")),
+    "msmarco-corpus": Format(_document("title", "text")),
+    # Table 9: pairs, with the instruction of each set.
+    "stackexchange": Format(
+        _pair("title_body", "upvoted_answer"),
+        "Find the replies of a question-and-answer site that help most with a question on biology",
+        ("title_body", "upvoted_answer"),
+    ),
+    "mednli": Format(
+        _labelled("sentence1", "sentence2", "gold_label", "entailment", "contradiction"), SAME, (), "sentence1"
+    ),
+    "mqp": Format(
+        _labelled("question_1", "question_2", "label", "1", "0"),
+        SAME,
+        ("dr_id", "question_1", "question_2", "label"),
+        "question_1",
+    ),
+    "medquad": Format(_pair("question", "answer"), "Find medical documents that answer the question"),
+    "healthcaremagic": Format(
+        _dialogue,
+        "Find the doctor's reply that answers a patient's question from an online forum",
+    ),
+    "eli5": Format(_best_answer, "Find the answer of a forum that readers liked best"),
+    "gooaq": Format(_pair("question", "answer"), "Find passages that answer the question"),
+    "msmarco": Format(
+        _triple("query", "positive", "negative"),
+        "Find passages of the web that answer a search query",
+        ("query", "positive", "negative"),
+    ),
+    "nq": Format(_passages, "Find encyclopedia passages that answer the question"),
+    "nli": Format(_triple("sent0", "sent1", "hard_neg"), "Find statements that follow from the given one"),
+    # BEIR: queries.jsonl of a folder, with its corpus and judgements; and a corpus by itself.
+    "beir": Format(lambda record: record),
+    "fever": Format(lambda record: record, "Find documents that support or refute the claim"),
+    "beir-corpus": Format(_document("title", "text")),
+}
+FOLDERS = ("beir", "fever")
+
+
+@dataclass(frozen=True)
+class Convert(Step):
+    """Reads JSON lines, JSON lists, CSV and TSV, plain or .gz; a row gets the format's name as source."""
+
+    format: str
+    split: str = "test"
+    """Of a BEIR folder."""
+
+    name = "convert"
+
+    def parameters(self) -> dict[str, Any]:
+        return {"format": self.format, "split": self.split, "instruction": FORMATS[self.format].instruction}
+
+    def read(self, files: Sequence[Path]) -> Iterator[Row | None]:
+        """Records as they are published, each in a row of its own."""
+        form = FORMATS[self.format]
+        for path in files:
+            if self.format in FOLDERS:
+                records: Iterator[Any] = _judged(path.parent, self.split)
+            elif form.joined_by:
+                shared = groupby(_records(path, form.columns), lambda record: record.get(form.joined_by))
+                records = (list(neighbours) for _, neighbours in shared)
+            else:
+                records = _records(path, form.columns)
+            yield from ({RECORD: record} for record in records)
+
+    def apply(self, rows: Iterator[Row]) -> Iterator[Outcome]:
+        form = FORMATS[self.format]
+        for given in rows:
+            try:
+                row = form.row(given[RECORD])
+                texts = [row.get("text", row.get("query")), *row.get("pos", ["-"])]
+            except (LookupError, TypeError, AttributeError, StopIteration, ValueError):
+                yield Outcome(dropped=f"not a record of {self.format}")
+                continue
+            if len(texts) < 2 or not all(texts):
+                yield Outcome(dropped="no positive, or an empty text")
+            else:
+                wording = {"instruction": form.instruction} if form.instruction else {}
+                yield Outcome([{**row, "source": self.format, **wording}])
+
+
+def _judged(folder: Path, split: str) -> Iterator[Row]:
+    """The queries of a BEIR folder with the documents that answer them."""
+    data = load_retrieval(folder, split)
+    for query, answers in zip(data.queries, data.answers(), strict=True):
+        yield {"query": query, "pos": [data.documents[row] for row in answers if data.documents[row]]}
+
+
+def _records(path: Path, columns: Sequence[str]) -> Iterator[Record]:
+    """The records of a file; `columns` name those of lists and of tables without a header."""
+    kind = path.suffixes[-2] if path.suffix == ".gz" and len(path.suffixes) > 1 else path.suffix
+    opener: Any = gzip.open if path.suffix == ".gz" else open
+    with opener(path, "rt", encoding="utf-8", newline="") as file:
+        if kind in (".csv", ".tsv"):
+            csv.field_size_limit(1 << 27)
+            # MS MARCO's triples are split at tabs alone: quotes in them mean nothing.
+            plain: dict[str, Any] = {"delimiter": "\t", "quoting": csv.QUOTE_NONE} if kind == ".tsv" else {}
+            table = csv.reader(file, **plain)
+            names = list(columns) or next(table)
+            yield from (dict(zip(names, line, strict=False)) for line in table if line != names)
+            return
+        first = file.read(1)
+        if first == "[" and kind == ".json":
+            yield from json.loads(first + file.read())
+            return
+        if kind not in (".json", ".jsonl"):
+            raise BadData(f"{path}: write it as .jsonl, .json, .csv or .tsv, plain or .gz")
+        yield from (_named(json.loads(line), columns) for line in _lines(first, file) if line.strip())
+
+
+def _lines(first: str, file: IO[str]) -> Iterator[str]:
+    yield first + file.readline()
+    yield from file
+
+
+def _named(record: Any, columns: Sequence[str]) -> Record:  # noqa: ANN401 - whatever a line holds
+    return dict(zip(columns, record, strict=False)) if isinstance(record, list) else record

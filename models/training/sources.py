@@ -1,0 +1,81 @@
+"""Where the files and weights of a recipe come from: what is missing, in the order in which it can be made."""
+
+from __future__ import annotations
+
+import shlex
+from argparse import ArgumentParser, Namespace
+from collections.abc import Iterator
+from pathlib import Path
+
+from models.curation import command
+from models.errors import BadData
+from models.training.recipe import Recipe, files_of
+
+CURATE, DOWNLOAD = "care curate ", "hf download "
+MISSING = "missing, in the order in which it can be made:"
+INPUTS = ("files", "corpus", "sts", "dictionary", "encoder")
+"""The options of curation steps that name files and folders to read."""
+
+
+def missing(recipe: Recipe) -> list[str]:
+    """A command, or words, for each file and folder that the stages of a recipe need and that is not there."""
+    return [how_to_get(recipe, place) for place in _lacking(recipe)]
+
+
+def make(recipe: Recipe) -> None:
+    """Runs the curation commands for what is missing; raises BadData with what people must bring first."""
+    lacking = list(_lacking(recipe))
+    if others := [place for place in lacking if not recipe.files.get(place, "").startswith(CURATE)]:
+        raise BadData("\n  ".join(["bring these first, then run it again:", *(how_to_get(recipe, p) for p in others)]))
+    for place in lacking:
+        command.run(parsed(recipe.files[place], place))
+
+
+def how_to_get(recipe: Recipe, place: str) -> str:
+    """The whole command that makes a file or folder, or what the recipe says of it."""
+    how = recipe.files.get(place, "the recipe does not say where it comes from")
+    if how.startswith(CURATE):
+        return f"{how} --out {place}"
+    if how.startswith(DOWNLOAD):
+        return f"{how} --local-dir {Path(place).parent if Path(place).suffix == '.gguf' else place}"
+    return f"{place}: {how}"
+
+
+def parsed(how: str, out: str) -> Namespace:
+    """A curation command as the command line takes it."""
+    parser = ArgumentParser(prog="care curate", exit_on_error=False)
+    command.add_arguments(parser)
+    return parser.parse_args([*shlex.split(how.removeprefix(CURATE)), "--out", out])
+
+
+def inputs_of(how: str) -> list[str]:
+    """The files and folders that a curation command reads."""
+    arguments = parsed(how, "OUT")
+    found = []
+    for name in INPUTS:
+        given = getattr(arguments, name, None) or []
+        places = given if isinstance(given, list) else [given]
+        found += [str(place).partition(",")[0] for place in places]
+    return found
+
+
+def _lacking(recipe: Recipe) -> Iterator[str]:
+    """What is not there, each after what it is made of."""
+    seen: set[str] = set()
+
+    def walk(place: str) -> Iterator[str]:
+        if place in seen or Path(place).exists():
+            return
+        seen.add(place)
+        how = recipe.files.get(place, "")
+        if how.startswith(CURATE):
+            for needed in inputs_of(how):
+                yield from walk(needed)
+        yield place
+
+    stages = [stage for stage in recipe.stages.values() if not stage.skip]
+    starts = [str(encoder.start) for encoder in recipe.encoders.values() if encoder.start is not None]
+    dev = [str(recipe.dev.folder)] if recipe.dev is not None else []
+    for place in (*starts, *(file for stage in stages for file in files_of(stage)), *dev):
+        if not place.startswith("@"):
+            yield from walk(place)

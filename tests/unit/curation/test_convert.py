@@ -1,0 +1,103 @@
+"""Public sets in their published formats become rows; and judged rows become a benchmark that care eval reads."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from models.curation.benchmark import Benchmark
+from models.curation.convert import FORMATS, Convert
+from models.curation.frame import Files, run_step
+from models.evaluation.sets import Kind, PairSet, RerankSet, RetrievalSet, find_tasks, write_retrieval
+from tests.support.curation import read_out, report_in, run_in, write_lines
+
+CHUNK = {"id": "1", "title": "Insulin", "content": "Lowers glucose.", "contents": "Insulin. Lowers glucose."}
+TURNS = {"description": "d", "utterances": ["patient: I cough", "doctor: Drink tea"]}
+PASSAGES = {"question": "q?", "positive_ctxs": [{"title": "T", "text": "p"}], "negative_ctxs": [],
+            "hard_negative_ctxs": [{"title": "", "text": "n"}, {"title": "", "text": "m"}]}  # fmt: skip
+NLI = [{"sentence1": "a", "sentence2": f"s{n}", "gold_label": label} for n, label in
+       enumerate(("entailment", "contradiction", "neutral"))]  # fmt: skip
+CASES: list[tuple[str, str, str, dict[str, Any]]] = [
+    ("pubmed", ".jsonl", json.dumps(CHUNK), {"title": "Insulin", "text": "Lowers glucose."}),
+    ("meadow", ".json", json.dumps([{"instruction": "i", "input": "abstract", "output": "title"}]),
+     {"title": "title", "text": "abstract"}),
+    ("s2orc", ".jsonl", json.dumps({"title": None, "abstract": "a"}), {"text": "a"}),
+    ("stackexchange", ".jsonl", json.dumps(["t b", "answer"]), {"query": "t b", "pos": ["answer"]}),
+    ("mednli", ".jsonl", "\n".join(map(json.dumps, NLI)), {"query": "a", "pos": ["s0"], "neg": ["s1"]}),
+    ("mqp", ".csv", '1,"a, b",c,1\n1,"a, b",d,0\n', {"query": "a, b", "pos": ["c"], "neg": ["d"]}),
+    ("medquad", ".csv", "question,answer\nq,a\n", {"query": "q", "pos": ["a"]}),
+    ("healthcaremagic", ".json", json.dumps([TURNS]), {"query": "I cough", "pos": ["Drink tea"]}),
+    ("eli5", ".jsonl", json.dumps({"title": "t", "answers": {"text": ["a", "b"], "score": [1, 5]}}),
+     {"query": "t", "pos": ["b"]}),
+    ("msmarco", ".tsv", 'q "x\tp\tn\n', {"query": 'q "x', "pos": ["p"], "neg": ["n"]}),
+    ("nq", ".json", json.dumps([PASSAGES]), {"query": "q?", "pos": ["T\np"], "neg": ["n"]}),
+    ("nli", ".csv", "sent0,sent1,hard_neg\na,b,c\n", {"query": "a", "pos": ["b"], "neg": ["c"]}),
+]  # fmt: skip
+
+
+def converted(path: Path, format: str, folder: Path) -> list[dict[str, Any]]:
+    run_step(Convert(format), Files([path], folder / "out.jsonl"))
+    return read_out(folder)
+
+
+@pytest.mark.parametrize(("format", "ending", "text", "row"), CASES, ids=[case[0] for case in CASES])
+@pytest.mark.parametrize("zipped", [False, True])
+def test_a_published_format_becomes_a_row(
+    format: str, ending: str, text: str, row: dict[str, Any], zipped: bool, tmp_path: Path
+) -> None:
+    path = tmp_path / f"raw{ending}{'.gz' if zipped else ''}"
+    path.write_bytes(gzip.compress(text.encode()) if zipped else text.encode())
+    wording = FORMATS[format].instruction
+    expected = row | {"source": format} | ({"instruction": wording} if wording else {})
+    assert converted(path, format, tmp_path) == [expected]
+
+
+def test_records_of_another_form_are_counted(tmp_path: Path) -> None:
+    path = write_lines(
+        tmp_path / "raw.jsonl", [{"question": "q", "answer": "a"}, {"question": "q"}, {"question": "", "answer": "a"}]
+    )
+    assert len(converted(path, "gooaq", tmp_path)) == 1
+    assert report_in(tmp_path)["dropped"] == {"not a record of gooaq": 1, "no positive, or an empty text": 1}
+
+
+def test_a_beir_folder_gives_its_judged_queries(tmp_path: Path) -> None:
+    write_retrieval(tmp_path / "set", ["甲", "乙"], [("问", {"乙"})])
+    assert converted(tmp_path / "set" / "queries.jsonl", "beir", tmp_path) == [
+        {"query": "问", "pos": ["乙"], "source": "beir"}
+    ]
+
+
+def test_judged_rows_become_sets_with_a_card(tmp_path: Path) -> None:
+    judged = {"pos": [[4, 4]], "neg": [[0, 0]]}
+    rows = [
+        {"query": "问一", "pos": ["甲"], "neg": ["乙"], "judged": judged, "disputed": ["丙", "丁"]},
+        {"query": "问二", "pos": ["丁"], "neg": [], "judged": judged},
+        {"query": "问三", "pos": ["甲"]},
+        {"query": "问四", "pos": ["不在"], "neg": [], "judged": judged},
+    ]
+    corpus = write_lines(tmp_path / "corpus.jsonl", [{"text": text} for text in "甲乙丙丁戊"])
+    sts = [{"query": f"句{n}", "pos": [f"同{n}"], "neg": [f"难{n}", f"易{n}"]} for n in range(20)]
+    agreement = {"passages": 9, "kappa_grades": 0.5, "kappa_relevant": None}
+    report = {"run": {"parameters": {"models": ["a", "b"]}}, "agreement": agreement}
+    write_lines(tmp_path / "rows.jsonl.report.json", [report])
+    folder = tmp_path / "ours"
+    step = Benchmark([tmp_path / "rows.jsonl"], [corpus], folder, [write_lines(tmp_path / "sts.jsonl", sts)])
+    assert [row["query"] for row in run_in(tmp_path, step, rows)] == ["问一", "问二"]
+    tasks = {task.kind: task.data for task in find_tasks(folder)}
+    retrieval, rerank, pairs = tasks[Kind.RETRIEVAL], tasks[Kind.RERANK], tasks[Kind.STS]
+    assert isinstance(retrieval, RetrievalSet)
+    assert retrieval.documents == ["甲", "乙", "丁", "戊"], "丙 is disputed; 丁 answers another query"
+    assert [[retrieval.documents[row] for row in rows] for rows in retrieval.answers()] == [["甲"], ["丁"]]
+    assert isinstance(rerank, RerankSet)
+    assert rerank.queries == ["问一"], "a list needs both kinds"
+    assert sorted(rerank.candidates[0]) == sorted([("甲", 2), ("乙", 0)])
+    assert isinstance(pairs, PairSet)
+    assert 0 < sum(pairs.scores) < 20
+    card = (folder / "card.md").read_text(encoding="utf-8")
+    assert "| retrieval | 2 | 2 | 4 | 1 | 1.00 |" in card
+    assert "kappa 0.500 on grades and not defined on relevant" in card
+    assert "1 documents on which judges disagreed" in card

@@ -1,0 +1,105 @@
+"""Mining and pooling over a whole corpus: windows, margins, known answers, words and meanings."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from models.curation.mine import Mine, Pool
+from models.curation.search import Retrievers
+from models.errors import CareError
+from tests.support.curation import CircleEncoder, report_in, run_in, write_lines
+
+ANGLES = {"问": 0.0, "近": 0.05, "答": 0.1, "一": 0.2, "二": 0.3, "三": 0.4, "远": 1.5, "想": -1.5}
+ROW = {"query": "问", "pos": ["答"], "source": "s"}
+CORPUS = [{"text": text, "source": "s"} for text in ("近", "一", "二", "三", "答")] + [{"text": "旧", "source": "t"}]
+
+
+def retrievers(
+    folder: Path, corpus: Sequence[dict[str, Any]] = CORPUS, *, dense: bool = True, bm25: bool = False
+) -> Retrievers:
+    encoders = [CircleEncoder(angles=ANGLES)] if dense else []
+    return Retrievers([write_lines(folder / "corpus.jsonl", corpus)], encoders, bm25, folder / "vectors")
+
+
+def mined(folder: Path, *rows: dict[str, Any], found: Retrievers | None = None, **options: Any) -> list[dict[str, Any]]:  # noqa: ANN401
+    step = Mine([write_lines(folder / "rows.jsonl", rows)], found or retrievers(folder), **options)
+    return run_in(folder, step, rows)
+
+
+def test_negatives_come_from_the_window_of_ranks_without_the_answers(tmp_path: Path) -> None:
+    (row,) = mined(tmp_path, ROW, count=2, ranks=(1, 3))
+    assert row == ROW | {"neg": ["一", "二"]}, "the nearest, 近, is rank 0"
+    assert report_in(tmp_path)["notes"] == {"negatives mined": 2}
+
+
+def test_a_margin_keeps_what_is_clearly_below_the_positive(tmp_path: Path) -> None:
+    margin = float(np.cos(0.1) - np.cos(0.25))
+    assert mined(tmp_path, ROW, count=9, margin=margin)[0]["neg"] == ["二", "三", "旧"]
+    with pytest.raises(CareError, match="--margin compares cosines"):
+        Mine([], retrievers(tmp_path, dense=False, bm25=True), margin=0.1)
+
+
+def test_gold_negatives_stay_and_answers_of_other_rows_are_none(tmp_path: Path) -> None:
+    again = {"query": "问", "pos": ["近"]}
+    rows = mined(tmp_path, ROW | {"neg": ["一", "别处"]}, again, count=1, ranks=(0, 1))
+    assert rows[0]["neg"] == ["一", "别处", "二"]
+    assert rows[1]["neg"] == ["一"]
+
+
+def test_a_row_may_search_its_own_source_alone(tmp_path: Path) -> None:
+    assert mined(tmp_path, ROW, count=9)[0]["neg"] == ["近", "一", "二", "三", "旧"]
+    (tmp_path / "out.jsonl").unlink()
+    assert mined(tmp_path, ROW, count=9, within="source")[0]["neg"] == ["近", "一", "二", "三"]
+    (tmp_path / "out.jsonl").unlink()
+    with pytest.raises(CareError, match="no document of 'x'"):
+        mined(tmp_path, ROW | {"source": "x"}, within="source")
+
+
+def test_a_query_searches_together_with_its_imagined_document(tmp_path: Path) -> None:
+    (row,) = mined(tmp_path, ROW | {"query": "远", "hypothetical": ["想"]}, count=1, ranks=(0, 1))
+    assert row["neg"] == ["近"], "between 1.5 and -1.5 lies 0"
+
+
+def test_rows_that_the_encoder_does_not_find_again_are_dropped(tmp_path: Path) -> None:
+    rows = mined(tmp_path, ROW, {"query": "问", "pos": ["三"]}, {"text": "没有标题"}, consistent=2)
+    assert [row["pos"] for row in rows] == [["答"]]
+    assert report_in(tmp_path)["dropped"]["no positive among the first 2"] == 1
+
+
+WORDS = [{"text": text} for text in ("近义", "头痛吃药", "远方头痛", "答")]
+
+
+def test_words_find_what_the_encoder_does_not_and_both_are_fused(tmp_path: Path) -> None:
+    row = {"query": "头痛", "pos": ["答"]}
+    words = retrievers(tmp_path, WORDS, dense=False, bm25=True)
+    assert sorted(mined(tmp_path, row, found=words)[0]["neg"]) == sorted(["头痛吃药", "远方头痛"])
+    (tmp_path / "out.jsonl").unlink()
+    both = retrievers(tmp_path, WORDS, bm25=True)
+    assert set(mined(tmp_path, row, found=both)[0]["neg"]) == {"近义", "头痛吃药", "远方头痛"}
+
+
+def test_the_draw_is_the_same_in_every_run(tmp_path: Path) -> None:
+    rows = [ROW | {"query": f"问{n}"} for n in range(20)]
+    first = mined(tmp_path, *rows, count=2)
+    (tmp_path / "out.jsonl").unlink()
+    assert mined(tmp_path, *rows, count=2) == first
+    assert len({tuple(row["neg"]) for row in first}) > 1
+
+
+def test_a_pool_is_what_any_system_finds_and_labels_stay_apart(tmp_path: Path) -> None:
+    both = retrievers(tmp_path, WORDS, bm25=True)
+    rows = run_in(tmp_path, Pool(both, depth=1), [{"text": "问头痛", "id": 3}, {"query": "近", "pos": ["答"]}])
+    assert rows[0]["query"] == "问头痛"
+    assert rows[0]["id"] == 3
+    assert len(rows[0]["pos"]) == 2, "one of the encoder, one of BM25"
+    assert rows[1] == {"query": "近", "pos": ["答"], "neg": ["近义"]}
+
+
+def test_something_must_search(tmp_path: Path) -> None:
+    with pytest.raises(CareError, match="--encoder FOLDER, --bm25 or both"):
+        retrievers(tmp_path, dense=False)

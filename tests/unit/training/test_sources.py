@@ -1,0 +1,55 @@
+"""Where a recipe's files come from: every bundled recipe says it, and its commands are ones that care takes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from cli import main
+from models.errors import BadData
+from models.training.recipe import Recipe
+from models.training.sources import CURATE, inputs_of, make, missing
+
+RECIPES = sorted(Path("models/training/recipes").rglob("*.toml"))
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
+def test_the_dry_run_of_every_recipe_ends_with_what_makes_its_files(path: Path) -> None:
+    recipe = Recipe.load(path)
+    made = set(recipe.files)
+    for place, how in recipe.files.items():
+        if how.startswith(CURATE):
+            assert [name for name in inputs_of(how) if name not in made] == [], place
+    lines = missing(recipe)
+    assert not [line for line in lines if "does not say" in line]
+    commands = [line for line in lines if line.startswith(CURATE)]
+    outs = [line.rpartition("--out ")[2] for line in commands]
+    for number, line in enumerate(commands):
+        later = set(outs[number:])
+        assert not later & set(inputs_of(line.partition(" --out ")[0])), "made before it is read"
+
+
+def test_the_dry_run_prints_them(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", "models/training/recipes/sl-hyde.toml", "--dry-run"]) == 0
+    text = capsys.readouterr().out.partition("missing, in the order")[2]
+    assert "hf download BAAI/bge-large-zh-v1.5 --local-dir data/weights/bge-large-zh-v1.5" in text
+    assert "care curate synthesize data/curated/passages.jsonl --kind query" in text
+    assert text.rstrip().endswith("--out data/self-learned.jsonl")
+
+
+def test_files_are_made_from_what_is_there(tmp_path: Path, toy_recipe: Callable[..., Recipe]) -> None:
+    raw, clean, once = (str(tmp_path / f"{name}.jsonl") for name in ("raw", "clean", "once"))
+    files = {once: f"care curate dedup {clean} --near 0", clean: f"care curate clean {raw}", raw: "pairs"}
+    recipe = toy_recipe(data={"files": [once]}).model_copy(update={"files": files})
+    assert [line.partition(" ")[0] for line in missing(recipe)] == [f"{raw}:", "care", "care"]
+    with pytest.raises(BadData, match=r"bring these first.*\n.*raw\.jsonl: pairs"):
+        make(recipe)
+    row = json.dumps({"query": "头痛&amp;发热", "pos": ["多喝水多休息"]}, ensure_ascii=False)
+    Path(raw).write_text(f"{row}\n{row}\n", encoding="utf-8")
+    make(recipe)
+    (line,) = Path(once).read_text(encoding="utf-8").splitlines()
+    assert json.loads(line)["query"] == "头痛&发热"
+    assert missing(recipe) == []
