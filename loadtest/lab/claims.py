@@ -6,12 +6,13 @@
 
 A claim is a command that must end with status 0 and, optionally, a figure that it prints. The published text must be in
 the document that the claim names (tested). Limits are those of the documents, not the published figures, because
-machines differ.
+machines differ. A claim that names a `machine` (x86_64, aarch64) holds for that kind of CPU alone.
 """
 
 from __future__ import annotations
 
 import os
+import platform
 import re
 import shlex
 import subprocess
@@ -33,7 +34,10 @@ LIMIT_SECONDS = 600.0
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """One claim; `figure` is an expression whose first group is the number, the worst match counts."""
+    """One claim; `figure` is an expression whose first group is the number, the worst match counts.
+
+    `machine` is the kind of processor that it is made for, None: any.
+    """
 
     name: str
     document: str
@@ -42,6 +46,11 @@ class Claim:
     figure: str | None = None
     at_least: float | None = None
     at_most: float | None = None
+    machine: str | None = None
+
+    @property
+    def is_for_this_machine(self) -> bool:
+        return self.machine in (None, platform.machine())
 
     def judge(self, output: str, status: int) -> tuple[str, bool]:
         """What was measured, and whether the claim holds."""
@@ -114,8 +123,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     claims = [claim for claim in read_claims() if not given.words or any(word in claim.name for word in given.words)]
     if given.list:
         for claim in claims:
-            print(f"{claim.name}: {claim.command}")
+            print(f"{claim.name}: {claim.command}" + ("" if claim.is_for_this_machine else f" (on {claim.machine})"))
         return 0
+    claims = [claim for claim in claims if claim.is_for_this_machine]
     if not claims:
         parser.error("no claim has one of these words in its name; --list shows all")
     began = time.monotonic()

@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 
 from indexer.errors import BadCollection, BadDisk, BadSnapshot, Busy
+from indexer.store import files
 from indexer.store.collection import Collection, new_version
 from indexer.store.files import in_turn, mounted_with_local_locks
 from indexer.store.snapshot import Snapshot
@@ -396,6 +397,24 @@ def test_readers_see_one_version_or_the_other(collection: Collection) -> None:
 def test_a_network_disk_that_keeps_locks_local_is_refused(mount: str, refused: bool) -> None:
     mounts = f"/dev/sda / ext4 rw 0 0\n{mount}\n"
     assert bool(mounted_with_local_locks(Path("/srv/care/collection"), mounts)) == refused
+
+
+def test_a_collection_on_such_a_network_disk_is_neither_built_nor_published(
+    collection: Collection, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    version = add(collection, 1)
+    mounts = tmp_path / "mounts"
+    mounts.write_text(f"server:/care {collection.root} nfs rw,vers=3,nolock 0 0\n", encoding="utf-8")
+    monkeypatch.setattr(files, "MOUNTS", mounts)
+    files.local_locks.cache_clear()
+    try:
+        with pytest.raises(BadDisk, match=r"mounted as nfs with nolock\).*mount it with"), collection.sole_builder():
+            pass
+        with pytest.raises(BadDisk, match="mounted as nfs with nolock"):
+            publish(collection, version)
+        assert collection.current() is None
+    finally:
+        files.local_locks.cache_clear()
 
 
 def test_a_disk_without_locks_is_refused_with_what_to_do(

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import platform
 import re
 import sys
 from pathlib import Path
 
 import pytest
 
+from loadtest.lab import claims
 from loadtest.lab.claims import RELIABILITY, TEST_FILE, Claim, read_claims, reliability_tests, run
 
 PROGRAM = re.compile(r"`(?:make ([\w-]+)|python -m ([\w.]+))")
@@ -53,11 +55,25 @@ def test_the_worst_figure_counts(limits: dict[str, float], output: str, holds: b
     assert claim(figure=r"x ([\d.,]+)", **limits).judge(output, 1)[1] is False
 
 
+def test_a_claim_for_another_machine_is_listed_and_not_run(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = [claim("false", machine="x86_64"), claim("true", machine="aarch64")]
+    monkeypatch.setattr(claims, "read_claims", lambda: made)
+    monkeypatch.setattr(platform, "machine", lambda: "aarch64")
+    assert claims.main([]) == 0
+    assert capsys.readouterr().out.count("| a claim |") == 1
+    assert claims.main(["--list"]) == 0
+    assert capsys.readouterr().out == "a claim: false (on x86_64)\na claim: true\n"
+    monkeypatch.setattr(platform, "machine", lambda: "x86_64")
+    assert claims.main([]) == 1
+
+
 def test_a_command_runs_once_and_a_failed_claim_is_shown(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     counted = tmp_path / "counted"
     command = f"{sys.executable} -c \"open({str(counted)!r}, 'a').write('x'); print('x 5')\""
-    claims = [claim(command, figure=r"x (\d)", at_most=5.0), claim(command, figure=r"x (\d)", at_most=4.0)]
-    assert run(claims) is False
+    two = [claim(command, figure=r"x (\d)", at_most=5.0), claim(command, figure=r"x (\d)", at_most=4.0)]
+    assert run(two) is False
     assert counted.read_text() == "x"
     shown = capsys.readouterr().out
     assert "| published | 5 (at most 5) | yes |" in shown

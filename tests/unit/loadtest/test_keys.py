@@ -10,11 +10,25 @@ import pytest
 from loadtest.bench import CACHED, Scenario
 from loadtest.harness.generator import Job, Measurement, write_requests
 from loadtest.lab import keys
-from loadtest.lab.keys import LEAST_RATIO, ROUNDS, SCENARIOS, WITH, WITHOUT, Report, Service, as_markdown, compare
+from loadtest.lab.keys import (
+    BEFORE,
+    LEAST_RATIO,
+    MOST_SINCE_BEFORE,
+    SCENARIOS,
+    STARTS,
+    WITH,
+    WITHOUT,
+    Measured,
+    Report,
+    Service,
+    as_markdown,
+    make_rows,
+    measure_rounds,
+)
 
 
-def measurement(requests: int, **more: Any) -> Measurement:  # noqa: ANN401 (fields of a measurement)
-    return Measurement(requests, 1.0, [1.0] * requests, [9] * requests, {}, {}, processor_seconds=0.1, **more)
+def measurement(requests: int, processor_seconds: float = 0.1) -> Measurement:
+    return Measurement(requests, 1.0, [1.0] * requests, [9] * requests, {}, {}, processor_seconds=processor_seconds)
 
 
 @pytest.fixture
@@ -24,18 +38,25 @@ def services() -> dict[str, Service]:
 
 
 def run(monkeypatch: pytest.MonkeyPatch, services: dict[str, Service], with_keys: Sequence[int]) -> Report:
-    """A report of rounds with these numbers of answers with keys beside 1,000 without; the first round warms up."""
+    """A report of two starts with the same rounds: these numbers of answers with keys beside 1,000 without.
+
+    The first round of a start warms up.
+    """
     asked: list[tuple[str, int]] = []
+    measured: Measured = {}
 
     def measure(service: Service, scenario: Scenario, queries: object, seconds: float, number: int) -> Measurement:
         asked.append((service.key, number))
-        return measurement(with_keys[number] if service.key else 1000)
+        return measurement(with_keys[number % len(with_keys)] if service.key else 1000)
 
     monkeypatch.setattr(keys, "_measure", measure)
-    rows = compare(services, ["q"], 1.0, len(with_keys) - 1)
+    for start in range(2):
+        measure_rounds(services, ["q"], 1.0, len(with_keys) - 1, start, measured)
     turns = [key for key, number in asked if number == 1][:2], [key for key, number in asked if number == 2][:2]
     assert turns == (["", "care_key"], ["care_key", ""])
-    return Report({}, rows)
+    # No query comes twice but in the cache's own scenario.
+    assert len({number for _, number in asked}) == 2 * len(with_keys)
+    return Report({}, make_rows(measured))
 
 
 def test_ratios_are_those_of_a_round_without_the_first(
@@ -53,7 +74,16 @@ def test_ratios_are_those_of_a_round_without_the_first(
 def test_more_than_the_limit_is_a_miss(monkeypatch: pytest.MonkeyPatch, services: dict[str, Service]) -> None:
     slow = int(1000 * LEAST_RATIO) - 1
     assert len(run(monkeypatch, services, [1, slow, slow, 2000]).misses()) == len(SCENARIOS)
-    assert ROUNDS > 2
+    assert STARTS > 2
+
+
+def test_more_processor_time_than_before_is_a_miss() -> None:
+    def report(growth: float) -> Report:
+        pairs = ((WITHOUT, 0.1 * growth), (BEFORE, 0.1))
+        return Report({}, make_rows({(name, SCENARIOS[0]): [measurement(100, used)] for name, used in pairs}))
+
+    assert report(MOST_SINCE_BEFORE - 0.001).misses() == []
+    assert report(MOST_SINCE_BEFORE + 0.001).misses() == [f"{CACHED}, 1 connections: {BEFORE}"]
 
 
 def test_the_key_goes_with_every_request() -> None:
