@@ -61,7 +61,7 @@ class Corpus:
         return state.hexdigest()
 
     def of_source(self, source: str) -> Mask:
-        return np.array(self.sources) == source
+        return np.asarray(np.array(self.sources) == source, dtype=np.bool_)
 
 
 class Dense:

@@ -336,8 +336,9 @@ class Lineup:
             for weight in wanted.weights_of(fusion)
         ]
         yield from hybrids
+        first: list[System] = [*self.dense, *hybrids]
         for name, reranker in map(open_reranker, wanted.rerankers):
-            yield from (Reranked(each, reranker, name, wanted.rerank_depth) for each in (*self.dense, *hybrids))
+            yield from (Reranked(each, reranker, name, wanted.rerank_depth) for each in first)
         yield from map(self._service, wanted.services)
 
     def _service(self, text: str) -> System:
