@@ -14,7 +14,7 @@ import socket
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
@@ -111,8 +111,8 @@ class Processes:
 
     corpus: Corpus
     folder: Path
-    service: servers.Started = None  # type: ignore[assignment]  # while it runs
-    redis: ValkeyServer = None
+    service: servers.Started = field(init=False)  # while it runs
+    redis: ValkeyServer = field(init=False)
     killed: int = 0
     before: float = 0
 

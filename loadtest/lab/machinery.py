@@ -9,7 +9,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from loadtest.harness import BenchError, servers
@@ -31,7 +31,7 @@ class Disk:
 
     corpus: Corpus
     folder: Path
-    service: servers.Started = None  # type: ignore[assignment]  # while it runs
+    service: servers.Started = field(init=False)  # while it runs
     acknowledged: int = 0
 
     @contextlib.contextmanager
@@ -97,7 +97,7 @@ class Clock:
 
     corpus: Corpus
     folder: Path
-    service: servers.Started = None  # type: ignore[assignment]  # while it runs
+    service: servers.Started = field(init=False)  # while it runs
 
     @contextlib.contextmanager
     def running(self, connections: int) -> Iterator[Crowd]:
@@ -140,18 +140,17 @@ class Proxied:
     corpus: Corpus
     folder: Path
     services: Sequence[servers.Server] = ()
-    url: str = ""
+    started: list[tuple[servers.Started, contextlib.ExitStack]] = field(default_factory=list)
 
     @contextlib.contextmanager
     def running(self, connections: int) -> Iterator[Crowd]:
         settings = servers.FORCED | {"CARE_DRAIN_SECONDS": str(DRAIN_SECONDS)}
         self.services = [servers.care_server(self.corpus.collection, settings, "--workers", "2") for _ in range(2)]
-        self.started: list[tuple[servers.Started, contextlib.ExitStack]] = []
         try:
             self.started += [self._start(server) for server in self.services]
             urls = [started.url for started, _ in self.started]
-            with proxy(urls[0], 64, several(urls, self.folder)) as self.url:
-                yield self.corpus.crowd(self.url, connections)
+            with proxy(urls[0], 64, several(urls, self.folder)) as url:
+                yield self.corpus.crowd(url, connections)
         finally:
             for _, stack in self.started:
                 stack.close()
