@@ -21,7 +21,7 @@ CANDIDATES = 100
 """How many rows of each ranking enter a fusion."""
 # Fitted to development queries (docs/experiments.md): the dense side is trusted the more, the further its first hits
 # stand out from its tenth and its last, measured against a perfect match, and the less BM25's best hit stands out.
-INTERCEPT, DENSE_TENTH, DENSE_LAST, LEXICAL_SECOND, LEXICAL_TENTH = -0.9, 1.4, 1.7, 0.15, 0.8
+INTERCEPT, DENSE_TENTH, DENSE_LAST, LEXICAL_SECOND, LEXICAL_TENTH = -3.1, 1.5, 1.9, 1.4, 1.7
 # What a passage that is not its document's first counts, by embeddings and by words (docs/experiments.md).
 LATER_DENSE, LATER_LEXICAL = 0.96, 0.9
 
@@ -41,11 +41,14 @@ class Fusion(StrEnum):
     RECIPROCAL = "reciprocal"
 
 
-def fuse(dense: Ranking, lexical: Ranking, fusion: Fusion, weight: float | None = None) -> Ranking:
-    """One ranking of the union of both; `weight` is the dense side's share in score fusion, by query if None."""
+def fuse(dense: Ranking, lexical: Ranking, fusion: Fusion, weight: float | None = None, trust: float = 0.0) -> Ranking:
+    """One ranking of the union of both; `weight` is the dense side's share in score fusion, by query if None.
+
+    `trust` raises that of an encoder that is better than most (`dense_trust` of its encoder.json).
+    """
     if fusion is Fusion.RECIPROCAL:
         return fuse_reciprocal(dense, lexical)
-    return fuse_scores(dense, lexical, query_weight(dense[1], lexical[1]) if weight is None else weight)
+    return fuse_scores(dense, lexical, query_weight(dense[1], lexical[1], trust) if weight is None else weight)
 
 
 def best_passages(
@@ -73,13 +76,14 @@ def reorder(scores: NDArray[np.float32]) -> NDArray[np.int64]:
     return order
 
 
-def query_weight(dense: NDArray[np.float32], lexical: NDArray[np.float32]) -> float:
+def query_weight(dense: NDArray[np.float32], lexical: NDArray[np.float32], trust: float = 0.0) -> float:
     """The dense side's share for one query, from how its two lists of scores (best first) look."""
     if not len(dense) or not len(lexical):
         return 0.5
     tenth, last = dense[min(9, len(dense) - 1)], dense[-1]
     shape = (
         INTERCEPT
+        + trust
         + DENSE_TENTH * (dense[0] - tenth) / (max(1 - tenth, 0) + 1e-3)
         + DENSE_LAST * (dense[0] - last) / (max(1 - last, 0) + 1e-3)
         + LEXICAL_SECOND * (lexical[1] / lexical[0] if len(lexical) > 1 else 0.0)

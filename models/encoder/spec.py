@@ -24,7 +24,7 @@ RERANKER_FILE = "reranker.json"
 CANARIES_FILE = "canaries.json"
 DATA_SUFFIX = ".data"
 """Of the file with the weights of a graph that is too large for one file."""
-NOT_IN_FINGERPRINT = {"parity", "sides", "checksums", "weights", "query_template", "address"}
+NOT_IN_FINGERPRINT = {"parity", "sides", "checksums", "weights", "query_template", "address", "dense_trust"}
 INSTRUCTION = "{instruction}"
 TEMPLATE = INSTRUCTION + "\nQuery: "
 
@@ -139,6 +139,8 @@ class EncoderSpec(BaseModel):
     parity: dict[Variant, Parity] = {}
     weights: str | None = None
     """Names the trained weights that the folder's graphs were exported from."""
+    dense_trust: float = 0.0
+    """Raises the dense side's share in a hybrid search (models.fusion); fitted on development sets."""
     address: Address | None = None
     """The server that computes the vectors; None: the folder holds weights."""
 

@@ -204,6 +204,11 @@ class Reader(Protocol):
 
     @property
     def facts(self) -> SystemFacts: ...
+    @property
+    def trust(self) -> float:
+        """The query encoder's `dense_trust`, for fusion."""
+        ...
+
     def read(self, texts: Sequence[str], side: Side, task: Task) -> Vectors: ...
     def uncached(self) -> Reader:
         """The same function without its cache, for timing."""
@@ -222,6 +227,10 @@ class EncoderReader:
     def facts(self) -> SystemFacts:
         encoder = self.encoder
         return SystemFacts(encoder.name, "encoder", encoder.fingerprint, encoder.spec.dim, encoder.parameters)
+
+    @property
+    def trust(self) -> float:
+        return self.encoder.spec.dense_trust
 
     def read(self, texts: Sequence[str], side: Side, task: Task) -> Vectors:
         prompts, cache = self._prompts(texts, side, task), self._cache
@@ -283,6 +292,10 @@ class PairReader:
         fingerprint = f"{first.fingerprint}+{second.fingerprint}"
         return SystemFacts(f"{first.name} + {second.name}", "pair", fingerprint, first.dim, first.parameters)
 
+    @property
+    def trust(self) -> float:
+        return self.query.trust
+
     def read(self, texts: Sequence[str], side: Side, task: Task) -> Vectors:
         return (self.query if side is Side.QUERY else self.document).read(texts, side, task)
 
@@ -301,6 +314,10 @@ class CutReader:
     def facts(self) -> SystemFacts:
         facts = self.whole.facts
         return SystemFacts(f"{facts.name} {self.dim}d", facts.kind, facts.fingerprint, self.dim, facts.parameters)
+
+    @property
+    def trust(self) -> float:
+        return self.whole.trust
 
     def read(self, texts: Sequence[str], side: Side, task: Task) -> Vectors:
         return unit(self.whole.read(texts, side, task)[:, : self.dim])

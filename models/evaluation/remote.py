@@ -157,6 +157,10 @@ class HydeReader:
         plain, count = self.reader.facts, self.generator.documents
         return replace(plain, name=f"HyDE {plain.name}" + (f" × {count}" if count > 1 else ""), kind="hyde")
 
+    @property
+    def trust(self) -> float:
+        return self.reader.trust
+
     def read(self, texts: Sequence[str], side: Side, task: Task) -> Vectors:
         if isinstance(task.data, PairSet):
             raise NotApplicable("HyDE writes answers to questions, and sentence pairs have none")

@@ -170,7 +170,7 @@ class Hybrid:
         return lambda query: self._fuse(dense(query), lexical(query))
 
     def _fuse(self, dense: Ranking, lexical: Ranking) -> Ranking:
-        return fuse(dense, lexical, self._fusion, self._weight)
+        return fuse(dense, lexical, self._fusion, self._weight, self._dense.reader.trust)
 
 
 class Reranked:

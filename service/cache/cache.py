@@ -55,7 +55,16 @@ class ResultKeys:
         parameters = request.model_dump_json(exclude=NOT_IN_KEY).encode()
         encoder = serving.encoder
         served = serving.version.encode(), serving.overlay.state.hex().encode(), encoder.fingerprint.encode()
-        facts = (*served, encoder.spec.query_instruction.encode(), self._settings, tenant, parameters, b"")
+        spec = encoder.spec
+        facts = (
+            *served,
+            spec.query_instruction.encode(),
+            str(spec.dense_trust).encode(),
+            self._settings,
+            tenant,
+            parameters,
+            b"",
+        )
         shared = blake2b(END.join(facts), digest_size=DIGEST_BYTES)
         keys = []
         for query in queries:

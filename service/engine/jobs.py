@@ -39,6 +39,7 @@ class Options:
     filters: tuple[Filter, ...] = ()
     fusion: Fusion = Fusion.SCORES
     weight: float | None = None
+    trust: float = 0.0
     evidence: bool = False
 
 

@@ -118,7 +118,11 @@ def group(serving: Serving, passages: Rows, scores: Scores, limit: int, later: f
 
 def _fuse(options: Options, dense: Found, lexical: Found) -> Found:
     documents, scores = fuse(
-        (dense.documents, dense.scores), (lexical.documents, lexical.scores), options.fusion, options.weight
+        (dense.documents, dense.scores),
+        (lexical.documents, lexical.scores),
+        options.fusion,
+        options.weight,
+        options.trust,
     )
     # If both sides found a document, the lexical passage is shown: it has words to highlight.
     passages = dict(zip(dense.documents.tolist(), dense.passages.tolist(), strict=True))

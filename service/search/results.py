@@ -191,7 +191,8 @@ def account_for(serving: Serving, options: Options, evidence: Evidence) -> Accou
     rows, scores = evidence.dense if options.mode is Mode.DENSE else evidence.lexical
     if options.mode is Mode.HYBRID:
         if options.fusion is Fusion.SCORES:
-            weight = query_weight(dense.scores, lexical.scores) if options.weight is None else options.weight
+            own = query_weight(dense.scores, lexical.scores, options.trust)
+            weight = own if options.weight is None else options.weight
         rows, scores = fuse(evidence.dense, evidence.lexical, options.fusion, weight)
     passages: dict[int, list[tuple[int, float]]] = {}
     documents = serving.documents_of(rows).tolist()

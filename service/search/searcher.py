@@ -168,6 +168,7 @@ class _Run:
             self._within + (serving.evaluable(self._filters) if self._within else self._filters),
             request.fusion,
             request.weight,
+            serving.encoder.spec.dense_trust,
             self._view.needs_evidence,
         )
         self._portions = Portions(

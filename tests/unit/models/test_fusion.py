@@ -95,3 +95,15 @@ def test_reranking_sorts_what_has_a_score_and_leaves_the_rest_in_place() -> None
     assert reorder(np.array([2.0, 2.0, 1.0], np.float32)).tolist() == [0, 1, 2]
     assert reorder(np.array([nan, nan], np.float32)).tolist() == [0, 1]
     assert reorder(np.empty(0, np.float32)).tolist() == []
+
+
+def test_a_trusted_encoder_has_a_larger_share() -> None:
+    dense, lexical = np.linspace(0.8, 0.5, 20, dtype=np.float32), np.linspace(9, 2, 20, dtype=np.float32)
+    shares = [query_weight(dense, lexical, trust) for trust in (0.0, 0.8, 1.6)]
+    assert shares == sorted(shares)
+    assert shares[0] == query_weight(dense, lexical)
+    rankings = (np.arange(20), dense), (np.arange(40, 60), lexical)
+    # A given weight stands, whatever the encoder's trust.
+    given = fuse(*rankings, Fusion.SCORES, 0.3), fuse(*rankings, Fusion.SCORES, 0.3, 5.0)
+    assert np.array_equal(given[0][1], given[1][1])
+    assert not np.array_equal(fuse(*rankings, Fusion.SCORES)[1], fuse(*rankings, Fusion.SCORES, None, 5.0)[1])
