@@ -156,10 +156,10 @@ class RequestFrame:
         if (route := scope.get("route")) is not None:
             return str(route.path)
         path: str = scope["path"]
-        for candidate in (path, "/" + path[1:].partition("/")[0]):
-            if candidate in self.paths:
-                return candidate
-        return UNMATCHED
+        if path in self.paths:
+            return path
+        first = "/" + path[1:].partition("/")[0]
+        return first if first in self.paths else UNMATCHED
 
 
 class Cors(CORSMiddleware):
