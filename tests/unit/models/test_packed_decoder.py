@@ -1,4 +1,4 @@
-"""The packed pass gives what transformers gives, by every attention, for Qwen2 and Qwen3; fp8 comes near."""
+"""The packed pass gives what transformers gives for Qwen2 and Qwen3; fp8 comes near."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ import torch
 from torch.nn.functional import cosine_similarity
 from transformers import AutoModel, DistilBertConfig, PreTrainedModel
 
-from models.bench.measure import flex
-from models.encoder.packed.attention import BACKENDS, Backend
+from models.encoder.packed.attention import BACKENDS
 from models.encoder.packed.kernels import SHORT_TOKENS, TILE, Dense, Scaled, pack, quantise
 from models.encoder.packed.model import PackedModel
 from models.encoder.packed.weights import EDGES, Layer, read_weights
@@ -21,12 +20,10 @@ ARCHITECTURES = ("qwen2", "qwen3")
 LONG = (17, 40, 29, 64)
 
 
-@pytest.mark.parametrize("attention", [BACKENDS["padded"], flex])
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
-def test_documents_get_the_states_that_transformers_gives_them(architecture: str, attention: Backend) -> None:
+def test_documents_get_the_states_that_transformers_gives_them(architecture: str) -> None:
     model, batch = decoder(architecture), documents()
-    found = PackedModel(read_weights(model, POSITIONS, CPU), attention)(pack(batch, CPU))
+    found = PackedModel(read_weights(model, POSITIONS, CPU), BACKENDS["padded"])(pack(batch, CPU))
     torch.testing.assert_close(found, last_states(model, batch), atol=1e-5, rtol=1e-5)
 
 
