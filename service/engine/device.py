@@ -20,7 +20,7 @@ from indexer.store.collection import Database
 from indexer.store.snapshot import Snapshot
 from indexer.store.vectors import VectorIndex, limit_threads
 from models.encoder.onnx import OnnxEncoder, OnnxReranker, bulk_batches
-from models.encoder.spec import EncoderSpec
+from models.encoder.spec import EncoderSpec, Variant
 from models.encoder.tokenizer import FlatIds, Ids, TextReader, pad_flat
 from service.engine.jobs import DATABASE_AWAY, Vectors
 from service.limits import Breaker
@@ -93,11 +93,14 @@ class CpuEncoder:
 
 
 class GraphReranker:
-    """Runs a reranker's graph by ONNX Runtime, in calls of at most `call_tokens` padded tokens."""
+    """Runs a reranker's graph by ONNX Runtime, in calls of at most `call_tokens` padded tokens.
+
+    int8 takes each pair alone: a score must not depend on the pairs beside it.
+    """
 
     def __init__(self, reranker: OnnxReranker, call_tokens: int = CALL_TOKENS) -> None:
         self._reranker = reranker
-        self._call_tokens = call_tokens
+        self._call_tokens = 1 if reranker.variant is Variant.INT8 else call_tokens
 
     def score(self, ids: FlatIds, lengths: FlatIds) -> Vectors:
         scores = np.empty(len(lengths), np.float32)
