@@ -100,7 +100,7 @@ def test_the_markdown_has_the_facts_and_three_tables() -> None:
     assert text.splitlines()[:2] == ["- commit: abc1234", ""]
     assert "| hybrid | 1 | 4 (2–8) | 0.250 (0.250–0.500) | 3.60 | 6.00 | 3 × lost |" in text
     assert "| bare framework | 1 | 16 (4–32) | – | 0.20 | 0.40 | 0 |" in text
-    hybrid = "0.10 / 0.10 | 0.20 / 0.30 | 2.00 / 4.00 | 0.50 / 1.00 | 0.10 / 0.20 | 3.00 / 5.80"
+    hybrid = "0.10 / 0.10 | 0.20 / 0.30 | 2.00 / 4.00 | 0.50 / 1.00 | 0.00 / 0.00 | 0.10 / 0.20 | 3.00 / 5.80"
     assert f"| hybrid | 1 | {hybrid} |" in text
     assert "| hybrid | 0.850 | yes | 0.200 | 0.650 | 0.450 |" in text
     tables = [block.splitlines() for block in text.split("\n\n")[1:]]

@@ -83,6 +83,6 @@ def test_rankings_are_learned_before_the_kills() -> None:
         assert learn_rankings(server.url, ["头痛", "无"]) == {"头痛": ["a", "b"]}
     with (
         running(lambda number: [answer(b"{}", "429 Too Many Requests")]) as server,
-        pytest.raises(BenchError, match="answered 429 before any kill"),
+        pytest.raises(BenchError, match="answered 429 before any fault"),
     ):
         learn_rankings(server.url, ["头痛"])
