@@ -35,7 +35,9 @@ TARGETS = ("service", "gpu")
 LOCKS = [("environment", "serve"), ("indexer-environment", "indexer"), ("train-environment", "train"), ("gpu", "gpu")]
 TRAINING = ("torch", "transformers", "safetensors", "onnx", "onnxscript", "optimum", "triton")
 # Optional extras: most deployments do without, and they are large.
-BESIDE_THE_IMAGE = ("qdrant", "parquet")
+BESIDE_THE_IMAGE = ("qdrant", "parquet", "gpu")
+# Modules of packages that this environment does not have.
+ELSEWHERE = {"pynvml": ["nvidia-ml-py"]}
 
 
 @pytest.mark.parametrize("source", sorted(set(copied_sources())))
@@ -174,7 +176,7 @@ def test_the_lock_has_what_the_service_and_the_indexer_import() -> None:
     files = [path for room in ("service", "indexer") for path in (REPOSITORY / room).rglob("*.py")]
     modules = {name.partition(".")[0] for path in files for name in _imports(path)}
     foreign = modules - {"models", "indexer", "service"} - set(sys.stdlib_module_names)
-    sources = packages_distributions()
+    sources = ELSEWHERE | dict(packages_distributions())
     names = {module: {normalise(source) for source in sources.get(module, [module])} for module in foreign}
     extras = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     beside = {normalise(entry.split(">")[0]) for extra in BESIDE_THE_IMAGE for entry in extras[extra]}

@@ -78,7 +78,7 @@ def test_connections_are_opened_anew_now_and_then(monkeypatch: pytest.MonkeyPatc
         assert {body["cache"] for body in server.bodies} == {True}
 
 
-def test_rankings_are_learned_before_the_kills() -> None:
+def test_rankings_are_learned_before_the_faults() -> None:
     with running(lambda number: [hits("a", "b") if number == 0 else hits()]) as server:
         assert learn_rankings(server.url, ["头痛", "无"]) == {"头痛": ["a", "b"]}
     with (
