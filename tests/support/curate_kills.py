@@ -36,7 +36,8 @@ def run_killed(arguments: Sequence[str], kills: int, work_seconds: float, seed: 
         code = run(arguments, max(1e-4, chance.uniform(0, 0.8 * work_seconds)))
         assert code in (0, -signal.SIGALRM), code
         killed += code != 0
-        if not code:  # it was faster: begin anew
+        if not code:  # it was faster: begin anew, and kill it sooner
+            work_seconds /= 2
             Path(arguments[arguments.index("--out") + 1]).unlink()
     assert killed == kills
     assert run(arguments) == 0
