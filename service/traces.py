@@ -173,7 +173,10 @@ class Traces:
             return
         at_ns = max(began_ns, traced.ended_ns - int(traced.timings.total * 1e9))
         for stage, known in STAGE_FACTS.items():
-            end_ns = at_ns + int(getattr(traced.timings, stage) * 1e9)
+            seconds = getattr(traced.timings, stage)
+            if stage == RERANK and not seconds:  # optional, unlike the others
+                continue
+            end_ns = at_ns + int(seconds * 1e9)
             times = OWN.pack(TRACE_ID, traced.trace_id, SPAN_ID, _new_span_id(), BEGIN, at_ns, END, end_ns)
             yield _field(SPANS, known + PARENT + own + times)
             at_ns = end_ns
@@ -183,6 +186,7 @@ class Traces:
 OWN = Struct("<2s16s2s8scQcQ")
 TRACE_ID, SPAN_ID, PARENT, BEGIN, END = b"\x0a\x10", b"\x12\x08", b"\x22\x08", b"\x39", b"\x41"
 RESOURCE_SPANS, SCOPE_SPANS, SPANS, ATTRIBUTES = b"\x0a", b"\x12", b"\x12", b"\x4a"
+RERANK = "rerank"
 STAGE_FACTS = {stage: Span(name=stage, kind=Span.SPAN_KIND_INTERNAL).SerializeToString() for stage in STAGES[:-1]}
 
 

@@ -24,7 +24,9 @@ HYBRID = ResultKeys(Settings(default_mode=Mode.HYBRID))
 
 def serving(version: str = "v1", fingerprint: str = "e1", state: bytes = b"", query_instruction: str = "") -> Serving:
     """Keys only ask a serving for four names."""
-    encoder = SimpleNamespace(fingerprint=fingerprint, spec=SimpleNamespace(query_instruction=query_instruction))
+    encoder = SimpleNamespace(
+        fingerprint=fingerprint, spec=SimpleNamespace(query_instruction=query_instruction, dense_trust=0.0)
+    )
     return cast(Serving, SimpleNamespace(version=version, overlay=SimpleNamespace(state=state), encoder=encoder))
 
 
