@@ -147,8 +147,14 @@ def test_workers_beside_an_engine_correct_what_another_encoder_than_the_snapshot
         until(lambda: set(running.children()) == POSTS and running.is_ready())
         copies = [{"id": f"copy-{each['id']}", "title": each["title"], "text": each["text"]} for each in ENTRIES]
         assert running.send("POST", "/v1/documents", {"documents": copies}).status == 200
-        until(lambda: all("copy-1" in found(running, "dense") for _ in range(ASKED)))
-        reply = running.search({"query": "高血压吃什么药", "mode": "dense", "top_k": 100})
-        scores = {hit["id"]: hit["score"] for hit in reply.json()["results"][0]["hits"]}
+        scores: dict[str, float] = {}
+
+        def is_there() -> bool:
+            """Asks; any of the workers may answer, and one of them may be behind."""
+            reply = running.search({"query": "高血压吃什么药", "mode": "dense", "top_k": 100})
+            scores.update({hit["id"]: hit["score"] for hit in reply.json()["results"][0]["hits"]})
+            return "copy-1" in scores
+
+        until(is_there)
         for entry in ENTRIES:
             assert scores[f"copy-{entry['id']}"] == pytest.approx(scores[entry["id"]], abs=0.03)
