@@ -7,16 +7,15 @@ but for `base`; a file called "@NAME" is what the stage of that name wrote.
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Iterator, Sequence
-from difflib import get_close_matches
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from models.encoder.spec import Pooling
 from models.errors import BadData
+from models.training.recipe_file import apply_change, no_such_key, read_tables
 
 Positive = Annotated[int, Field(gt=0)]
 Count = Annotated[int, Field(ge=0)]
@@ -357,9 +356,9 @@ class Recipe(_Section):
 
         A change is KEY=VALUE, the key with dots, the value as in TOML or a bare word.
         """
-        values = _read(path)
+        values = read_tables(path)
         for change in changes:
-            _apply(values, change)
+            apply_change(values, change, _known_keys())
         try:
             return cls.model_validate(values)
         except ValidationError as error:
@@ -409,68 +408,6 @@ def _check_names(where: str, stage: AnyStage, encoders: set[str], written: set[s
             raise ValueError(f"{where}: {file}: no stage before this one writes pairs under that name")
 
 
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        values = tomllib.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise BadData(f"{path}: no such recipe") from error
-    except tomllib.TOMLDecodeError as error:
-        raise BadData(f"{path}: not TOML: {error}") from error
-    base = values.pop("base", None)
-    return values if base is None else _overlaid(_read(path.parent / base), values)
-
-
-def _overlaid(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
-    """Tables are merged, anything else is replaced; new keys come last."""
-    merged = dict(below)
-    for key, value in above.items():
-        old = merged.get(key)
-        merged[key] = _overlaid(old, value) if isinstance(old, dict) and isinstance(value, dict) else value
-    return merged
-
-
-def _apply(values: dict[str, Any], change: str) -> None:
-    key, equals, text = change.partition("=")
-    if not equals:
-        raise BadData(f"--set {change}: write KEY=VALUE, for example stages.align.lr=1e-4")
-    try:
-        value = tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
-        value = text
-    first, *rest = path = key.split(".")
-    table = values.get(first)
-    if len(rest) > 1 and isinstance(table, dict) and rest[0] not in (*table, "*"):
-        raise BadData(f"--set {key}: {first} has no {rest[0]}, only {', '.join(table)}")
-    # A star touches only keys that are there, so a key that is nowhere would pass unseen.
-    if "*" in key and path[-1] not in _known_keys():
-        raise BadData(f"--set {key}: {_no_such_key(path[-1])}")
-    _put(values, path, value)
-
-
-def _put(values: dict[str, Any], path: Sequence[str], value: object) -> None:
-    """Sets a key; below "*", in every table, only what is there is replaced."""
-    first, *rest = path
-    if first == "*":
-        for table in values.values():
-            if isinstance(table, dict) and _has(table, rest):
-                _put(table, rest, value)
-    elif rest:
-        below = values.setdefault(first, {})
-        if not isinstance(below, dict):
-            raise BadData(f"--set: {first} is no table, so it has no {'.'.join(rest)}")
-        _put(below, rest, value)
-    else:
-        values[first] = value
-
-
-def _has(table: object, path: Sequence[str]) -> bool:
-    for key in path:
-        if not isinstance(table, dict) or key not in table:
-            return False
-        table = table[key]
-    return True
-
-
 def _first_fault(error: ValidationError) -> str:
     """The first fault of a recipe, by its key and in words."""
     first = error.errors()[0]
@@ -479,7 +416,7 @@ def _first_fault(error: ValidationError) -> str:
         del place[2:3]  # the kind of the stage, which is not part of the key
     message = first["msg"].removeprefix("Value error, ")
     if first["type"] == "extra_forbidden":
-        message = _no_such_key(place[-1])
+        message = no_such_key(place[-1], _known_keys())
     elif first["type"] == "union_tag_not_found":
         message = "a stage needs a kind"
     return ": ".join(part for part in (".".join(place), message) if part)
@@ -490,8 +427,3 @@ def _known_keys() -> list[str]:
     for section in sections:
         sections += section.__subclasses__()
     return sorted({key for section in sections for key in section.model_fields})
-
-
-def _no_such_key(name: str) -> str:
-    near = get_close_matches(name, _known_keys(), n=1, cutoff=0.7)
-    return f"no such key; did you mean {near[0]}?" if near else "no such key; models/training/recipe.py has them all"
