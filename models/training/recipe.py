@@ -62,8 +62,8 @@ class Encoder(_Section):
     """Instead of `start`: random weights."""
     dim: Positive | None = None
     """Dimensions of its vectors. Default: the recipe's, which every encoder of a contrast stage has."""
-    layers: Positive | None = None
-    """Number of first layers to keep."""
+    layers: Count | None = None
+    """Number of first layers to keep. 0: a query is the mean of its tokens' vectors, without a network."""
     pooling: Pooling | None = None
     """Default: what the start's own files say."""
     max_length: Positive = 512
