@@ -20,12 +20,11 @@ from models.encoder.packed.attention import BACKENDS
 from models.encoder.packed.encoder import PackedEncoder, batches, tokenised
 from models.encoder.packed.kernels import Packed, pack
 from models.encoder.packed.model import PackedModel
-from models.encoder.packed.weights import EDGES, read_weights
+from models.encoder.packed.weights import read_weights
 from models.encoder.spec import EncoderSpec, Pooling, Precision, Side
 from models.encoder.tokenizer import Tokenizer
 from models.encoder.torch import TorchEncoder
 
-KEEPS: tuple[tuple[str, ...], ...] = ((), (EDGES,), ("down",), ("down", EDGES), ("qkv", "out", EDGES))
 NEAR = 0.99
 WORST_CHARACTERS = 40
 
@@ -131,12 +130,11 @@ def _store(vectors: dict[str, np.ndarray], name: str, work: Callable[[], np.ndar
 def _figures(shape: Shape, lengths: Sequence[int], times: list[float], ceiling: float) -> dict[str, Any]:
     rates = Spread.of([len(lengths) / one for one in times])
     tflops = shape.flops(lengths) / len(lengths) * rates.middle / 1e12
-    nominal = shape.flops(lengths, nominal=True) / len(lengths) * rates.middle / 1e12
     hours = 1e6 / rates.middle / 3600
     summary = f"{rates} docs/s, {tflops:.1f} TFLOP/s, {tflops / ceiling:.1%} of the ceiling, {hours:.2f} h a million"
     return {
         "docs_per_second": rates.middle, "least": rates.least, "most": rates.most, "tflops": tflops,
-        "share": tflops / ceiling, "nominal_share": nominal / ceiling, "hours_per_million": hours, "said": summary,
+        "share": tflops / ceiling, "hours_per_million": hours, "said": summary,
     }  # fmt: skip
 
 
@@ -153,18 +151,22 @@ def _compare(found: dict[str, Any], vectors: dict[str, np.ndarray]) -> None:
 
 
 def encoder_of(
-    shape: Shape, model: PreTrainedModel, corpus: Corpus, plan: Plan, way: tuple[str, bool], *,
-    fp8: bool = False, keep: Sequence[str] = (),
-) -> PackedEncoder:  # fmt: skip
-    attention, compiled = BACKENDS[way[0]], way[1]
+    shape: Shape, model: PreTrainedModel, corpus: Corpus, plan: Plan, way: tuple[str, bool], *, fp8: bool = False
+) -> PackedEncoder:
     spec = EncoderSpec(
         architecture="qwen3", sides=(Side.DOCUMENT,), pooling=Pooling.EOS, native_dim=shape.hidden,
         dim=min(DIM, shape.hidden), max_length=MAX_LENGTH, space="bench",
     )  # fmt: skip
-    weights = read_weights(model, MAX_LENGTH, plan.device, fp8=fp8, keep=keep)
-    decoder = PackedModel(weights, attention, compiled=compiled)
+    return _packed(spec, model, corpus.tokenizer, plan, way, fp8=fp8)
+
+
+def _packed(
+    spec: EncoderSpec, model: PreTrainedModel, tokenizer: Tokenizer, plan: Plan, way: tuple[str, bool], *, fp8: bool
+) -> PackedEncoder:
+    weights = read_weights(model, spec.max_length, plan.device, fp8=fp8)
+    decoder = PackedModel(weights, BACKENDS[way[0]], compiled=way[1])
     precision = Precision.FP8 if fp8 else Precision.BF16
-    return PackedEncoder(spec, precision, corpus.tokenizer, (), decoder, plan.device, plan.budget)
+    return PackedEncoder(spec, precision, tokenizer, (), decoder, plan.device, plan.budget)
 
 
 def fp8_cosines(folder: Path, corpus: Corpus, plan: Plan, way: str) -> dict[str, Any]:
@@ -173,13 +175,14 @@ def fp8_cosines(folder: Path, corpus: Corpus, plan: Plan, way: str) -> dict[str,
     spec = spec.model_copy(update={"dim": min(DIM, spec.native_dim)})
     whole = len(corpus.texts)
     texts = corpus.texts + beginnings(corpus.texts)
-    wide = _vectors(folder, spec, texts, plan, "padded", torch.float32, fp8=False)
-    plain = _vectors(folder, spec, texts, plan, way, plan.dtype, fp8=False)
-    pairs = {"bf16 to fp32": (plain, wide)}
-    for keep in KEEPS:
-        name = f"fp8{' but ' + ' '.join(keep) if keep else ''}"
-        vectors = _vectors(folder, spec, texts, plan, way, plan.dtype, fp8=True, keep=keep)
-        pairs |= {f"{name} to bf16": (vectors, plain), f"{name} to fp32": (vectors, wide)}
+
+    def vectors(way: str, dtype: torch.dtype, *, fp8: bool = False) -> np.ndarray:
+        encoder = TorchEncoder.load(folder, spec, dtype=dtype)
+        packed = _packed(spec, encoder.backbone, encoder.tokenizer, plan, (way, False), fp8=fp8)
+        return packed.encode(texts, Side.DOCUMENT)
+
+    wide, plain, narrow = vectors("padded", torch.float32), vectors(way, plan.dtype), vectors(way, plan.dtype, fp8=True)
+    pairs = {"bf16 to fp32": (plain, wide), "fp8 to bf16": (narrow, plain), "fp8 to fp32": (narrow, wide)}
     found = {}
     for name, (one, two) in pairs.items():
         for kind, rows in (("", slice(whole)), (", beginnings", slice(whole, None))):
@@ -192,20 +195,6 @@ def fp8_cosines(folder: Path, corpus: Corpus, plan: Plan, way: str) -> dict[str,
 def beginnings(texts: Sequence[str]) -> list[str]:
     """Texts of a few characters, as names are: they suffer otherwise than long ones, and a mean does not show it."""
     return list(dict.fromkeys(text[: 2 + row % 6].strip() for row, text in enumerate(texts)))
-
-
-def _vectors(
-    folder: Path, spec: EncoderSpec, texts: Sequence[str], plan: Plan, way: str, dtype: torch.dtype, *,
-    fp8: bool, keep: tuple[str, ...] = (),
-) -> np.ndarray:  # fmt: skip
-    encoder = TorchEncoder.load(folder, spec, dtype=dtype)
-    weights = read_weights(encoder.backbone, spec.max_length, plan.device, fp8=fp8, keep=keep)
-    decoder = PackedModel(weights, BACKENDS[way])
-    tokenizer = Tokenizer.from_json(encoder.tokenizer_json, spec.max_length)
-    packed = PackedEncoder(
-        spec, Precision.FP8 if fp8 else Precision.BF16, tokenizer, (), decoder, plan.device, plan.budget
-    )
-    return packed.encode(texts, Side.DOCUMENT)
 
 
 def cosines(one: np.ndarray, two: np.ndarray, texts: Sequence[str]) -> dict[str, Any]:

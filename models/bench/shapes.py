@@ -45,8 +45,8 @@ class Shape:
             "down": (self.hidden, self.intermediate),
         }
 
-    def flops(self, lengths: Sequence[int], *, nominal: bool = False) -> float:
-        """Operations on real tokens: what is computed, or the whole model if `nominal`.
+    def flops(self, lengths: Sequence[int]) -> float:
+        """Operations that are computed on real tokens.
 
         Of the last layer all but queries, keys and values is computed for the last tokens only; attention is counted
         for the pairs that causality leaves.
@@ -54,8 +54,8 @@ class Shape:
         tokens, documents = sum(lengths), len(lengths)
         sizes = {name: rows * columns for name, (rows, columns) in self.matrices().items()}
         layer = sum(sizes.values())
-        ends = tokens if nominal else documents
-        products = 2.0 * ((self.layers - 1) * layer * tokens + sizes["qkv"] * tokens + (layer - sizes["qkv"]) * ends)
+        last = sizes["qkv"] * tokens + (layer - sizes["qkv"]) * documents
+        products = 2.0 * ((self.layers - 1) * layer * tokens + last)
         pairs = sum(length * (length + 1) / 2 for length in lengths)
         return products + 4.0 * self.layers * self.heads * self.width * pairs
 
