@@ -25,10 +25,8 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from models.bench.device import ceiling, products, seconds
-from models.bench.measure import Corpus, Plan, at_length, best_way, encoder_of, fp8_cosines, one_batch, try_ways
-from models.bench.peer import Peer
-from models.bench.shapes import SHAPES, TINY, Shape, load_texts, tokenizer_of
+from models.bench.measure import Corpus, Peer, Plan, at_length, best_way, encoder_of, fp8_cosines, one_batch, try_ways
+from models.bench.shapes import SHAPES, TINY, Shape, ceiling, load_texts, products, seconds, tokenizer_of
 
 JSON_FILE, TABLE_FILE = "encode.json", "encode.md"
 PARTS = ("ceiling", "products", *SHAPES, "peer", "fp8", "profile")
