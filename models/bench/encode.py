@@ -25,10 +25,8 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from models.bench.device import ceiling, products, seconds
-from models.bench.measure import Corpus, Plan, at_length, best_way, encoder_of, fp8_cosines, one_batch, try_ways
-from models.bench.peer import Peer
-from models.bench.shapes import SHAPES, TINY, Shape, load_texts, tokenizer_of
+from models.bench.measure import Corpus, Peer, Plan, at_length, best_way, encoder_of, fp8_cosines, one_batch, try_ways
+from models.bench.shapes import SHAPES, TINY, Shape, ceiling, load_texts, products, seconds, tokenizer_of
 
 JSON_FILE, TABLE_FILE = "encode.json", "encode.md"
 PARTS = ("ceiling", "products", *SHAPES, "peer", "fp8", "profile")
@@ -44,7 +42,6 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--documents", type=int, default=4096, help="documents of a run at length (%(default)s)")
     parser.add_argument("--token-budget", type=int, default=32_768, help="tokens of a batch (%(default)s)")
     parser.add_argument("--rounds", type=int, default=3, help="times that each is measured (%(default)s)")
-    parser.add_argument("--keep", default="", help="what fp8 leaves in bf16, by commas: down, edges, …")
     parser.add_argument("--tiny", action="store_true")
     given = parser.parse_args(arguments)
     only = given.only.split(",")
@@ -66,7 +63,8 @@ class Bench:
         self.corpus = Corpus(load_texts(given.corpus, documents), tokenizer_of(given.tokenizer))
         self.shapes = TINY if tiny else SHAPES
         self.given, self.only = given, only
-        self.results = read_figures(given.output)
+        path = given.output / JSON_FILE
+        self.results: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
 
     def run(self) -> None:
         lengths = self.corpus.lengths()
@@ -99,11 +97,9 @@ class Bench:
         if "profile" in self.only:
             self._profile(name, encoders["bf16"])
         if "fp8" in self.only:
-            keep = tuple(filter(None, self.given.keep.split(",")))
-            label = f"fp8{' but ' + ' '.join(keep) if keep else ''}"
-            encoders[label] = encoder_of(shape, model, self.corpus, self.plan, way, fp8=True, keep=keep)
+            encoders["fp8"] = encoder_of(shape, model, self.corpus, self.plan, way, fp8=True)
             if "profile" in self.only:
-                self._profile(f"{name}-fp8", encoders[label])
+                self._profile(f"{name}-fp8", encoders["fp8"])
         peer = self._peer(model) if "peer" in self.only else None
         figures = at_length(shape, encoders, self.corpus, self.plan, limit, peer)
         before = self.results.get("length", {})
@@ -136,31 +132,21 @@ class Bench:
                 torch.cuda.synchronize()
         order = "cuda_time_total" if self.device.type == "cuda" else "cpu_time_total"
         table = profiler.key_averages().table(sort_by=order, row_limit=25, max_name_column_width=90)
-        self.given.output.mkdir(parents=True, exist_ok=True)
         (self.given.output / f"profile-{name}.txt").write_text(table, encoding="utf-8")
         print(table, flush=True)
 
     def _keep(self, part: str, figures: dict[str, Any]) -> None:
         print(f"{part} done", flush=True)
         self.results[part] = figures
-        write_figures(self.given.output, self.results)
+        folder, text = self.given.output, json.dumps(self.results, indent=2, ensure_ascii=False)
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / JSON_FILE).write_text(f"{text}\n", encoding="utf-8")
+        (folder / TABLE_FILE).write_text("\n".join(tables(self.results)) + "\n", encoding="utf-8")
 
 
 def _joined(before: dict[str, Any] | None, now: dict[str, Any]) -> dict[str, Any]:
     """Runs of before stay unless they were measured again."""
     return now | {"runs": (before or {}).get("runs", {}) | now["runs"]}
-
-
-def read_figures(folder: Path) -> dict[str, Any]:
-    path = folder / JSON_FILE
-    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    return found
-
-
-def write_figures(folder: Path, results: dict[str, Any]) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / JSON_FILE).write_text(json.dumps(results, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-    (folder / TABLE_FILE).write_text("\n".join(tables(results)) + "\n", encoding="utf-8")
 
 
 def tables(results: dict[str, Any]) -> Iterator[str]:
@@ -169,9 +155,12 @@ def tables(results: dict[str, Any]) -> Iterator[str]:
     if "ceiling" in results:
         best = results["ceiling"]
         yield f"\nCeiling: bf16 {best['bf16_best']:.0f} TFLOP/s, fp8 by rows {best['fp8_best']:.0f} TFLOP/s."
-    for key in ("trials", "products"):
-        for name, part in results.get(key, {}).items():
-            yield from _trials(name, part) if key == "trials" else _products(name, part)
+    for name, part in results.get("trials", {}).items():
+        yield from _trials(name, part)
+    for name, part in results.get("products", {}).items():
+        yield f"\n{name}, a layer's products, TFLOP/s"
+        for matrix, rates in part.items():
+            yield f"- {matrix}: " + ", ".join(f"{way} {rate:.0f}" for way, rate in rates.items())
     for name, part in results.get("length", {}).items():
         yield from _length(name, part)
     if "quality" in results:
@@ -186,12 +175,6 @@ def _trials(name: str, part: dict[str, Any]) -> Iterator[str]:
             yield f"| {way} | failed | | |"
         else:
             yield f"| {way} | {one['tflops']:.1f} | {one['share']:.1%} | {one['cosine']:.5f} |"
-
-
-def _products(name: str, part: dict[str, dict[str, float]]) -> Iterator[str]:
-    yield f"\n{name}, a layer's products, TFLOP/s"
-    for matrix, rates in part.items():
-        yield f"- {matrix}: " + ", ".join(f"{way} {rate:.0f}" for way, rate in rates.items())
 
 
 def _length(name: str, part: dict[str, Any]) -> Iterator[str]:

@@ -15,9 +15,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from models.bench.device import Spread, seconds
-from models.bench.peer import BATCH_SIZES
-from models.bench.shapes import load_texts
+from models.bench.measure import BATCH_SIZES
+from models.bench.shapes import Spread, load_texts, seconds
 from models.encoder.packed.encoder import PackedEncoder
 from models.encoder.spec import Side
 

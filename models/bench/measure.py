@@ -2,30 +2,30 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 import torch
-from transformers import PreTrainedModel
+from transformers import AutoModel, PreTrainedModel, Qwen3Config
 
-from models.bench.device import Spread, repeated, seconds
-from models.bench.peer import Peer
-from models.bench.shapes import DIM, MAX_LENGTH, Shape
+from models.bench.shapes import DIM, MAX_LENGTH, Shape, Spread, repeated, seconds
 from models.encoder.folder import infer_spec
 from models.encoder.packed.attention import BACKENDS
 from models.encoder.packed.encoder import PackedEncoder, batches, tokenised
 from models.encoder.packed.kernels import Packed, pack
 from models.encoder.packed.model import PackedModel
-from models.encoder.packed.weights import EDGES, read_weights
-from models.encoder.spec import EncoderSpec, Pooling, Precision, Side
+from models.encoder.packed.weights import read_weights
+from models.encoder.spec import TOKENIZER_FILE, EncoderSpec, Pooling, Precision, Side
 from models.encoder.tokenizer import Tokenizer
 from models.encoder.torch import TorchEncoder
 
-KEEPS: tuple[tuple[str, ...], ...] = ((), (EDGES,), ("down",), ("down", EDGES), ("qkv", "out", EDGES))
 NEAR = 0.99
 WORST_CHARACTERS = 40
 
@@ -131,12 +131,11 @@ def _store(vectors: dict[str, np.ndarray], name: str, work: Callable[[], np.ndar
 def _figures(shape: Shape, lengths: Sequence[int], times: list[float], ceiling: float) -> dict[str, Any]:
     rates = Spread.of([len(lengths) / one for one in times])
     tflops = shape.flops(lengths) / len(lengths) * rates.middle / 1e12
-    nominal = shape.flops(lengths, nominal=True) / len(lengths) * rates.middle / 1e12
     hours = 1e6 / rates.middle / 3600
     summary = f"{rates} docs/s, {tflops:.1f} TFLOP/s, {tflops / ceiling:.1%} of the ceiling, {hours:.2f} h a million"
     return {
         "docs_per_second": rates.middle, "least": rates.least, "most": rates.most, "tflops": tflops,
-        "share": tflops / ceiling, "nominal_share": nominal / ceiling, "hours_per_million": hours, "said": summary,
+        "share": tflops / ceiling, "hours_per_million": hours, "said": summary,
     }  # fmt: skip
 
 
@@ -153,18 +152,22 @@ def _compare(found: dict[str, Any], vectors: dict[str, np.ndarray]) -> None:
 
 
 def encoder_of(
-    shape: Shape, model: PreTrainedModel, corpus: Corpus, plan: Plan, way: tuple[str, bool], *,
-    fp8: bool = False, keep: Sequence[str] = (),
-) -> PackedEncoder:  # fmt: skip
-    attention, compiled = BACKENDS[way[0]], way[1]
+    shape: Shape, model: PreTrainedModel, corpus: Corpus, plan: Plan, way: tuple[str, bool], *, fp8: bool = False
+) -> PackedEncoder:
     spec = EncoderSpec(
         architecture="qwen3", sides=(Side.DOCUMENT,), pooling=Pooling.EOS, native_dim=shape.hidden,
         dim=min(DIM, shape.hidden), max_length=MAX_LENGTH, space="bench",
     )  # fmt: skip
-    weights = read_weights(model, MAX_LENGTH, plan.device, fp8=fp8, keep=keep)
-    decoder = PackedModel(weights, attention, compiled=compiled)
+    return _packed(spec, model, corpus.tokenizer, plan, way, fp8=fp8)
+
+
+def _packed(
+    spec: EncoderSpec, model: PreTrainedModel, tokenizer: Tokenizer, plan: Plan, way: tuple[str, bool], *, fp8: bool
+) -> PackedEncoder:
+    weights = read_weights(model, spec.max_length, plan.device, fp8=fp8)
+    decoder = PackedModel(weights, BACKENDS[way[0]], compiled=way[1])
     precision = Precision.FP8 if fp8 else Precision.BF16
-    return PackedEncoder(spec, precision, corpus.tokenizer, (), decoder, plan.device, plan.budget)
+    return PackedEncoder(spec, precision, tokenizer, (), decoder, plan.device, plan.budget)
 
 
 def fp8_cosines(folder: Path, corpus: Corpus, plan: Plan, way: str) -> dict[str, Any]:
@@ -173,13 +176,14 @@ def fp8_cosines(folder: Path, corpus: Corpus, plan: Plan, way: str) -> dict[str,
     spec = spec.model_copy(update={"dim": min(DIM, spec.native_dim)})
     whole = len(corpus.texts)
     texts = corpus.texts + beginnings(corpus.texts)
-    wide = _vectors(folder, spec, texts, plan, "padded", torch.float32, fp8=False)
-    plain = _vectors(folder, spec, texts, plan, way, plan.dtype, fp8=False)
-    pairs = {"bf16 to fp32": (plain, wide)}
-    for keep in KEEPS:
-        name = f"fp8{' but ' + ' '.join(keep) if keep else ''}"
-        vectors = _vectors(folder, spec, texts, plan, way, plan.dtype, fp8=True, keep=keep)
-        pairs |= {f"{name} to bf16": (vectors, plain), f"{name} to fp32": (vectors, wide)}
+
+    def vectors(way: str, dtype: torch.dtype, *, fp8: bool = False) -> np.ndarray:
+        encoder = TorchEncoder.load(folder, spec, dtype=dtype)
+        packed = _packed(spec, encoder.backbone, encoder.tokenizer, plan, (way, False), fp8=fp8)
+        return packed.encode(texts, Side.DOCUMENT)
+
+    wide, plain, narrow = vectors("padded", torch.float32), vectors(way, plan.dtype), vectors(way, plan.dtype, fp8=True)
+    pairs = {"bf16 to fp32": (plain, wide), "fp8 to bf16": (narrow, plain), "fp8 to fp32": (narrow, wide)}
     found = {}
     for name, (one, two) in pairs.items():
         for kind, rows in (("", slice(whole)), (", beginnings", slice(whole, None))):
@@ -194,20 +198,6 @@ def beginnings(texts: Sequence[str]) -> list[str]:
     return list(dict.fromkeys(text[: 2 + row % 6].strip() for row, text in enumerate(texts)))
 
 
-def _vectors(
-    folder: Path, spec: EncoderSpec, texts: Sequence[str], plan: Plan, way: str, dtype: torch.dtype, *,
-    fp8: bool, keep: tuple[str, ...] = (),
-) -> np.ndarray:  # fmt: skip
-    encoder = TorchEncoder.load(folder, spec, dtype=dtype)
-    weights = read_weights(encoder.backbone, spec.max_length, plan.device, fp8=fp8, keep=keep)
-    decoder = PackedModel(weights, BACKENDS[way])
-    tokenizer = Tokenizer.from_json(encoder.tokenizer_json, spec.max_length)
-    packed = PackedEncoder(
-        spec, Precision.FP8 if fp8 else Precision.BF16, tokenizer, (), decoder, plan.device, plan.budget
-    )
-    return packed.encode(texts, Side.DOCUMENT)
-
-
 def cosines(one: np.ndarray, two: np.ndarray, texts: Sequence[str]) -> dict[str, Any]:
     """How near the unit vectors of the same texts are: the worst text by name, and the share that is not near."""
     found = (one * two).sum(axis=1)
@@ -218,3 +208,58 @@ def cosines(one: np.ndarray, two: np.ndarray, texts: Sequence[str]) -> dict[str,
         "below": float((found < NEAR).mean()),
         "mean": float(found.mean()),
     }
+
+
+BATCH_SIZES = (32, 64, 128, 256)
+
+
+class Peer:
+    """Encodes texts by sentence-transformers; `choose` finds the attention and the batch size that are quickest."""
+
+    def __init__(self, model: PreTrainedModel, tokenizer_json: str) -> None:
+        from sentence_transformers import SentenceTransformer
+        from sentence_transformers.sentence_transformer.modules import Normalize, Pooling, Transformer
+
+        self.attention, self.batch_size = "sdpa", BATCH_SIZES[0]
+        self._model = model
+        with TemporaryDirectory(prefix="care-peer-") as folder:
+            _write_stand_in(Path(folder), tokenizer_json)
+            body = Transformer(folder, max_seq_length=MAX_LENGTH)
+        # The folder holds a model of two rows; the one that is measured takes its place, under either name.
+        setattr(body, "model" if "model" in body._modules else "auto_model", model)
+        pooling = Pooling(model.config.hidden_size, pooling_mode="lasttoken")
+        device = next(model.parameters()).device
+        self._sentence = SentenceTransformer(modules=[body, pooling, Normalize()], device=str(device))
+
+    def encode(self, texts: list[str]) -> np.ndarray:
+        self._model.set_attn_implementation(self.attention)
+        return np.asarray(self._sentence.encode(texts, batch_size=self.batch_size, show_progress_bar=False))
+
+    def choose(self, texts: list[str], time: Callable[[Callable[[], object]], float]) -> None:
+        """Takes the quickest attention and batch size that run here."""
+        found: dict[tuple[str, int], float] = {}
+        for attention in ("sdpa", "flash_attention_2") if find_spec("flash_attn") else ("sdpa",):
+            for size in BATCH_SIZES:
+                self.attention, self.batch_size = attention, size
+                try:
+                    self.encode(texts[:size])
+                    found[attention, size] = time(partial(self.encode, texts))
+                except (torch.OutOfMemoryError, ImportError, ValueError, RuntimeError) as error:
+                    print(f"  {attention}, batches of {size}: {str(error).splitlines()[0]}", flush=True)
+                    continue
+                rate = len(texts) / found[attention, size]
+                print(f"  sentence-transformers, {attention}, batches of {size}: {rate:.1f} docs/s", flush=True)
+        self.attention, self.batch_size = min(found, key=lambda how: found[how])
+
+
+def _write_stand_in(folder: Path, tokenizer_json: str) -> None:
+    """A transformers folder with the tokenizer and a model that loads at once."""
+    config = Qwen3Config(
+        vocab_size=2, hidden_size=32, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=1,
+        intermediate_size=32, head_dim=16, max_position_embeddings=MAX_LENGTH,
+    )  # fmt: skip
+    AutoModel.from_config(config).save_pretrained(folder)  # type: ignore[no-untyped-call]
+    (folder / TOKENIZER_FILE).write_text(tokenizer_json, encoding="utf-8")
+    pad = json.loads(tokenizer_json)["added_tokens"][0]["content"]
+    facts = {"tokenizer_class": "PreTrainedTokenizerFast", "pad_token": pad, "model_max_length": MAX_LENGTH}
+    (folder / "tokenizer_config.json").write_text(json.dumps(facts), encoding="utf-8")

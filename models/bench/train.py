@@ -30,7 +30,7 @@ import numpy as np
 import torch
 from transformers import CONFIG_MAPPING, AutoModel
 
-from models.bench.device import ceiling
+from models.bench.shapes import ceiling
 from models.export.synthetic import SPECIAL, save_tokenizer, vocabulary_of
 from models.rows import read_all
 from models.training import loop

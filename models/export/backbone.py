@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike
 from onnx import ModelProto, NodeProto, TensorProto, ValueInfoProto, helper, load_model_from_string, numpy_helper
 from onnxruntime.transformers.onnx_model import OnnxModel
 from torch import Tensor, nn
@@ -54,15 +54,9 @@ class _Nodes:
         self.nodes.append(node)
         return output or name
 
-    def constant(self, value: float | list[int], kind: int = TensorProto.INT64) -> str:
+    def constant(self, value: ArrayLike) -> str:
         name = f"{self._prefix}/constant_{len(self.constants)}"
-        values = value if isinstance(value, list) else [value]
-        self.constants.append(helper.make_tensor(name, kind, [len(values)] if isinstance(value, list) else [], values))
-        return name
-
-    def array(self, values: NDArray[np.float32]) -> str:
-        name = f"{self._prefix}/constant_{len(self.constants)}"
-        self.constants.append(numpy_helper.from_array(np.ascontiguousarray(values), name))
+        self.constants.append(numpy_helper.from_array(np.array(value, order="C"), name))
         return name
 
 
@@ -87,8 +81,8 @@ def append_score_head(model: ModelProto, layers: Sequence[nn.Linear], separator:
     state = _pool(after, hidden, Pooling.CLS)
     for place, layer in enumerate(layers):
         state = after.add("Tanh", state) if place else state
-        state = after.add("MatMul", state, after.array(layer.weight.detach().float().numpy().T))
-        state = after.add("Add", state, after.array(layer.bias.detach().float().numpy()))
+        state = after.add("MatMul", state, after.constant(layer.weight.detach().float().numpy().T))
+        state = after.add("Add", state, after.constant(layer.bias.detach().float().numpy()))
     after.add("Squeeze", state, after.constant([1]), output=SCORE)
     _finish_head(model, before, after, helper.make_tensor_value_info(SCORE, TensorProto.FLOAT, ["batch"]))
 
@@ -149,9 +143,9 @@ def _embed(added: _Nodes, hidden: str, spec: EncoderSpec, projection: Projection
     pooled = _pool(added, hidden, spec.pooling)
     if projection is not None:
         weight, bias = projection.weight.detach().float().numpy(), projection.bias
-        pooled = added.add("MatMul", pooled, added.array(weight.T))
+        pooled = added.add("MatMul", pooled, added.constant(weight.T))
         if bias is not None:
-            pooled = added.add("Add", pooled, added.array(bias.detach().float().numpy()))
+            pooled = added.add("Add", pooled, added.constant(bias.detach().float().numpy()))
         pooled = added.add("Tanh", pooled) if projection.tanh else pooled
     bounds = [added.constant([place]) for place in (0, spec.dim, 1)]
     if not spec.normalize:
@@ -159,7 +153,7 @@ def _embed(added: _Nodes, hidden: str, spec: EncoderSpec, projection: Projection
         return
     cut = added.add("Slice", pooled, *bounds)
     squares = added.add("ReduceSum", added.add("Mul", cut, cut), added.constant([1]), keepdims=1)
-    length = added.add("Max", added.add("Sqrt", squares), added.constant(EPSILON, TensorProto.FLOAT))
+    length = added.add("Max", added.add("Sqrt", squares), added.constant(np.float32(EPSILON)))
     added.add("Div", cut, length, output=EMBEDDING)
 
 
@@ -176,7 +170,7 @@ def _pool(added: _Nodes, hidden: str, pooling: Pooling) -> str:
     states = added.add("Mul", added.add("Cast", hidden, to=TensorProto.FLOAT), weights)
     tokens = added.add("ReduceSum", weights, added.constant([1]), keepdims=0)
     total = added.add("ReduceSum", states, added.constant([1]), keepdims=0)
-    return added.add("Div", total, added.add("Max", tokens, added.constant(1.0, TensorProto.FLOAT)))
+    return added.add("Div", total, added.add("Max", tokens, added.constant(np.float32(1))))
 
 
 OPSET = 18

@@ -10,8 +10,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any, BinaryIO
 
 import numpy as np
 import onnx
@@ -47,7 +46,8 @@ def write_large(backbone: PreTrainedModel, append: Callable[[ModelProto], None],
             weight.data = weight.data.to(torch.float16)
     model, weights = trace_backbone(backbone)
     append(model)
-    with DataFile(path.with_name(path.name + DATA_SUFFIX)) as data:
+    with path.with_name(path.name + DATA_SUFFIX).open("wb") as file:
+        data = DataFile(file)
         _Filler(model, weights, data, quantised=variant is Variant.INT8).fill()
     # The checksum of the graph, which names the encoder, must differ with the weights.
     helper.set_model_props(model, {CHECKSUM: data.checksum})
@@ -57,18 +57,9 @@ def write_large(backbone: PreTrainedModel, append: Callable[[ModelProto], None],
 class DataFile:
     """Writes tensors one after the other; `checksum` is that of the whole file."""
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
         self._hash = hashlib.sha256()
-
-    def __enter__(self) -> Self:
-        self._file = self._path.open("wb")
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._file.close()
 
     @property
     def checksum(self) -> str:
@@ -81,7 +72,7 @@ class DataFile:
         self._write(b"\0" * (-self._file.tell() % ALIGNMENT))
         kind = helper.np_dtype_to_tensor_dtype(values.dtype)
         tensor = TensorProto(name=name, data_type=kind, dims=values.shape, data_location=TensorProto.EXTERNAL)
-        place = {"location": self._path.name, "offset": self._file.tell(), "length": values.nbytes}
+        place = {"location": Path(self._file.name).name, "offset": self._file.tell(), "length": values.nbytes}
         for key, value in place.items():
             tensor.external_data.add(key=key, value=str(value))
         self._write(np.ascontiguousarray(values).data)

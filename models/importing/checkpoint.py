@@ -1,4 +1,4 @@
-"""Turns a published checkpoint into an encoder folder: works out how it is used, and proves it on the check texts.
+"""Turns a published checkpoint into an encoder or reranker folder: works out how it is used, and proves it.
 
 A source is a transformers or sentence-transformers folder, a GGUF file, or the id of a model on a hub. This is the only
 place that interprets other people's checkpoints; code that comes with one is never run.
@@ -16,21 +16,28 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from transformers import PretrainedConfig
+from transformers import (
+    AutoModel,
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    PretrainedConfig,
+    PreTrainedTokenizerBase,
+)
 
 from models.encoder.folder import CONFIG_FILE, infer_spec, read_config, read_json
 from models.encoder.gguf import unpack_gguf
-from models.encoder.pairs import is_reranker
+from models.encoder.pairs import RerankerSpec, is_reranker
 from models.encoder.spec import SPEC_FILE, EncoderSpec, Pooling, Side
 from models.encoder.torch import PROJECTION_FILE, Projection, TorchEncoder, merge_adapter
-from models.encoder.torch_reranker import is_sequence_classifier
+from models.encoder.torch_reranker import TorchReranker, is_sequence_classifier, require_reranker
 from models.errors import BadEncoder, ParityError
-from models.export.parity import CHECK_TEXTS, Vectors, row_cosines
-from models.importing.reranker import ImportedReranker, import_reranker
+from models.export.parity import CHECK_TEXTS, Vectors, check_pairs, row_cosines
 
 # The least cosine of any check text to the reference library's vector. Sums in another order cost 1e-6 in fp32; bf16
 # weights, which both sides compute in fp32, cost nothing more.
 FLOOR = 0.999
+# The most that a score may differ from transformers', in their standard deviations: sums in another order.
+CEILING = 0.01
 # Files of a hub's repository that an encoder may need: never code, never weights of other libraries.
 HUB_FILES = ("*.json", "*.safetensors", "*.txt", "*.model", "pytorch_model*.bin")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -62,6 +69,18 @@ class Imported:
     cosine: float
     worst: float
     texts_per_second: float
+
+
+@dataclass(frozen=True, slots=True)
+class ImportedReranker:
+    """A reranker folder that was written, and the largest difference of its scores from transformers'."""
+
+    folder: Path
+    spec: RerankerSpec
+    parameters: int
+    weight_bytes: int
+    pairs: int
+    difference: float
 
 
 def import_encoder(source: str, target: Path, given: Given) -> list[Imported] | ImportedReranker:
@@ -128,14 +147,6 @@ def _import_one(source: Path, staged: Path, final: Path, given: Given, space: st
         worst=worst,
         texts_per_second=len(CHECK_TEXTS) * len(distinct) / seconds,
     )
-
-
-def _import_reranker(source: Path, staged: Path, final: Path, given: Given) -> ImportedReranker:
-    for name in ("space", "pooling", "dim", "query_instruction", "document_instruction", "adapter"):
-        if getattr(given, name) is not None:
-            flag = name.replace("_", "-")
-            raise BadEncoder(f"--{flag}: {source} is a cross-encoder, which gives scores and no vectors; leave it out")
-    return import_reranker(source, staged, final, given.max_length, _dtype(read_config(source)))
 
 
 def _adapt(staged: Path, adapter: Path, given: Given) -> None:
@@ -207,8 +218,6 @@ def _reference(source: Path, spec: EncoderSpec, sides: Sequence[Side]) -> tuple[
 @torch.inference_mode()
 def _plain_vectors(source: Path, spec: EncoderSpec, prompt: str) -> Vectors:
     """By transformers' own tokenizer and model, one text at a time, with pooling written out once more."""
-    from transformers import AutoModel, AutoTokenizer
-
     tokenizer = AutoTokenizer.from_pretrained(source, local_files_only=True)
     model = AutoModel.from_pretrained(source, local_files_only=True, dtype=torch.float32, config=read_config(source))
     rows = []
@@ -249,3 +258,51 @@ def router_towers(folder: Path, work: Path) -> dict[Side, Path] | None:
                 shutil.copyfile(folder / name, tower / name)
         towers[side] = tower
     return towers
+
+
+def _import_reranker(source: Path, staged: Path, final: Path, given: Given) -> ImportedReranker:
+    """Writes the folder `staged`, which will lie at `final`, and compares its scores with transformers'."""
+    for name in ("space", "pooling", "dim", "query_instruction", "document_instruction", "adapter"):
+        if getattr(given, name) is not None:
+            flag = name.replace("_", "-")
+            raise BadEncoder(f"--{flag}: {source} is a cross-encoder, which gives scores and no vectors; leave it out")
+    dtype = _dtype(require_reranker(source))
+    tokenizer = AutoTokenizer.from_pretrained(source, local_files_only=True)
+    typed = "token_type_ids" in tokenizer.model_input_names
+    TorchReranker.load(source, dtype=dtype, max_length=given.max_length, token_types=typed).save(staged)
+    reranker = TorchReranker.load(staged).float()
+    half = reranker.spec.max_length // 2
+    # transformers cuts the document alone; a query that we would cut as well is no comparison.
+    pairs = [pair for pair in check_pairs() if len(reranker.tokenizer.query(pair[0])) < half]
+    found = reranker.score([reranker.tokenizer.pairs(query, [document])[0] for query, document in pairs])
+    expected = _transformers_scores(source, tokenizer, pairs, reranker.spec.max_length)
+    difference = float(np.abs(found - expected).max() / max(float(expected.std()), 1e-6))
+    # Written so that NaN, which compares false with everything, is refused too.
+    if not difference <= CEILING:
+        raise ParityError(
+            f"{source}: scores differ from transformers' by up to {difference:.4f} of their deviation (at most "
+            f"{CEILING}); its tokenizer may join pairs in a way of its own, which is not supported"
+        )
+    return ImportedReranker(
+        folder=final,
+        spec=RerankerSpec.load(staged),
+        parameters=sum(parameter.numel() for parameter in reranker.parameters()),
+        weight_bytes=sum(path.stat().st_size for path in staged.glob("*.safetensors")),
+        pairs=len(pairs),
+        difference=difference,
+    )
+
+
+@torch.inference_mode()
+def _transformers_scores(
+    source: Path, tokenizer: PreTrainedTokenizerBase, pairs: list[tuple[str, str]], max_length: int
+) -> Vectors:
+    """By transformers' own tokenizer and model, one pair at a time."""
+    model = AutoModelForSequenceClassification.from_pretrained(
+        source, local_files_only=True, dtype=torch.float32, config=read_config(source), weights_only=True
+    ).eval()
+    scores = []
+    for query, document in pairs:
+        inputs = tokenizer(query, document, truncation="only_second", max_length=max_length, return_tensors="pt")
+        scores.append(float(model(**inputs).logits[0, 0]))
+    return np.array(scores, dtype=np.float32)

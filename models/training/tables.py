@@ -210,15 +210,6 @@ class PairTable:
     corpus: dict[str, Rows] = field(default_factory=dict)
     """Document rows by source, of documents that were given beside the pairs."""
 
-    @classmethod
-    def _of(
-        cls, queries: Texts, documents: Texts, query: Rows, lists: Sequence[Ragged], sources: dict[str, Rows],
-        corpus: dict[str, Rows],
-    ) -> PairTable:  # fmt: skip
-        """Takes the lists in the order of LISTS."""
-        positives, negatives, hypothetical, answers = lists
-        return cls(queries, documents, query, positives, negatives, hypothetical, answers, sources, corpus)
-
     def __len__(self) -> int:
         return len(self.query)
 
@@ -264,7 +255,7 @@ class PairTable:
         asks, answers_with = Texts(Side.QUERY, queries, given), Texts(Side.DOCUMENT, documents)
         found = {name: np.unique(others[own]) for name, own in beside.rows().items()}
         lists = (positives, negatives, hypothetical, answers)
-        return cls._of(asks, answers_with, query, lists, sources.rows(), found)
+        return cls(asks, answers_with, query, *lists, sources.rows(), found)
 
     @classmethod
     def of_texts(cls, texts: Iterable[tuple[str, str]], folder: Path | None = None) -> PairTable:
@@ -291,9 +282,9 @@ class PairTable:
         places[documents], query_places[queries] = np.arange(len(documents)), np.arange(len(queries))
         owners, answers = self.answers.gather(queries)
         answers_of = Ragged.cut(np.bincount(owners, minlength=len(queries)), places[answers])
-        renumbered = [Ragged(part.starts, places[part.values]) for part in lists]
-        texts = self.queries.take(queries), self.documents.take(documents)
-        return self._of(*texts, query_places[self.query], [*renumbered, answers_of], self.sources, self.corpus)
+        positives, others, hypothetical = (Ragged(part.starts, places[part.values]) for part in lists)
+        texts, renumbered = (self.queries.take(queries), self.documents.take(documents)), query_places[self.query]
+        return PairTable(*texts, renumbered, positives, others, hypothetical, answers_of, self.sources, self.corpus)
 
     def save(self, folder: Path) -> None:
         """Writes the rows beside the texts, which lie in the folder already."""
@@ -329,13 +320,13 @@ class PairTable:
             Strings(meta[s], map_file(folder / meta[s], np.uint8), read(f"{s}-starts"), read(f"{s}-sizes"))
             for s in ("query", "document")
         )
-        lists = [Ragged(read(f"{name}-starts"), read(f"{name}-values")) for name in LISTS]
+        lists: dict[str, Any] = {name: Ragged(read(f"{name}-starts"), read(f"{name}-values")) for name in LISTS}
         sources, corpus = (
             {name: read(f"{kind}-{place}") for place, name in enumerate(meta[names])}
             for kind, names in (("source", "sources"), ("corpus", "corpus"))
         )
         texts = Texts(Side.QUERY, queries, given), Texts(Side.DOCUMENT, documents)
-        return cls._of(*texts, read("query"), lists, sources, corpus)
+        return cls(*texts, query=read("query"), **lists, sources=sources, corpus=corpus)
 
 
 def shared(folder: Path, ranks: Ranks, build: Callable[[], PairTable]) -> PairTable:

@@ -6,7 +6,7 @@ the pass does not compute is refused here, by name.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -25,8 +25,6 @@ COMPUTATION = 2
 # Their frequencies do not depend on how long a text is.
 ROPES = ("default", "linear", "llama3", "yarn")
 MATRICES = ("qkv", "out", "up", "down")
-# Keeps the first and the last layer out of fp8.
-EDGES = "edges"
 # Massive activations, which fp8 may tip over in a short text, arise in the first quarter of the layers: in the third of
 # Qwen2.5-Coder-0.5B's 24 and, as is reported, in the seventh of Qwen3's 36.
 CAREFUL = 4
@@ -150,10 +148,8 @@ class Weights:
     norm: Norm | None
 
 
-def read_weights(
-    backbone: PreTrainedModel, positions: int, device: torch.device, *, fp8: bool = False, keep: Collection[str] = ()
-) -> Weights:
-    """Copies the weights to the device. `keep` names what fp8 leaves alone: names of MATRICES, and EDGES."""
+def read_weights(backbone: PreTrainedModel, positions: int, device: torch.device, *, fp8: bool = False) -> Weights:
+    """Copies the weights to the device."""
     config = backbone.config
     architecture = _known(config)
     eps = next(
@@ -166,7 +162,6 @@ def read_weights(
     reader = _Reader(backbone.state_dict(), "", device, architecture, eps)
     positions = max(positions, TILE)  # of a batch's filler too
     count = config.num_hidden_layers
-    edges = {0, count - 1} if EDGES in keep else set()
     rotations: dict[str | None, Rotation | None] = {}
     layers, careful = [], []
     for number in range(count):
@@ -175,8 +170,7 @@ def read_weights(
             rotations[kind] = _rotation(backbone, kind, positions, device)
         own = replace(reader, prefix=architecture.layer.format(number))
         dense = _layer(own, config, heads, kind, rotations[kind])
-        names = [name for name in MATRICES if fp8 and name not in keep and number not in edges]
-        narrow: dict[str, Any] = {name: Scaled.of(getattr(dense, name)) for name in names}
+        narrow: dict[str, Any] = {name: Scaled.of(getattr(dense, name)) for name in MATRICES if fp8}
         layers.append(replace(dense, **narrow))
         careful.append(dense if number * CAREFUL < count else layers[-1])
     return Weights(

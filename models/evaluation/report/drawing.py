@@ -15,7 +15,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import matplotlib
+import matplotlib.style
 import numpy as np
 from matplotlib import font_manager
 from matplotlib.artist import Artist
@@ -38,45 +38,13 @@ PNG_DPI = 200
 LATIN_FONTS = ("Inter", "Helvetica Neue", "Arial", "Liberation Sans", "DejaVu Sans")
 CHINESE_FONTS = ("Noto Sans CJK SC", "Noto Sans SC", "Source Han Sans SC", "PingFang SC", "Microsoft YaHei", "SimHei")
 SIZE = 9.0
-STYLE: dict[Any, Any] = {
-    "svg.fonttype": "none",
-    "svg.hashsalt": "care",
-    "figure.facecolor": PAPER,
-    "axes.facecolor": PAPER,
-    "font.size": SIZE,
-    "text.parse_math": False,
-    "text.color": INK,
-    "axes.edgecolor": GRID,
-    "axes.labelcolor": SOFT,
-    "axes.titlesize": SIZE + 1,
-    "axes.titlelocation": "left",
-    "axes.titleweight": "bold",
-    "axes.axisbelow": True,
-    "axes.grid": True,
-    "axes.spines.left": False,
-    "axes.spines.right": False,
-    "axes.spines.top": False,
-    "grid.color": GRID,
-    "grid.linewidth": 0.7,
-    "xtick.color": GRID,
-    "ytick.color": GRID,
-    "xtick.labelcolor": SOFT,
-    "ytick.labelcolor": SOFT,
-    "ytick.left": False,
-    "lines.linewidth": 1.8,
-    "lines.markersize": 6,
-    "lines.markeredgecolor": PAPER,
-    "lines.markeredgewidth": 0.9,
-    "legend.frameon": False,
-    "legend.handlelength": 1.6,
-    "legend.columnspacing": 1.4,
-}
+STYLE = Path(__file__).with_name("pictures.mplstyle")
 
 
 @contextmanager
 def applied() -> Iterator[None]:
     """What is drawn or saved inside looks like this."""
-    with matplotlib.rc_context({**STYLE, "font.family": list(_fonts())}):
+    with matplotlib.style.context([STYLE, {"font.family": list(_fonts())}]):
         yield
 
 

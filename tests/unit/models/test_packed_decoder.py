@@ -12,7 +12,7 @@ from transformers import AutoModel, DistilBertConfig, PreTrainedModel
 from models.encoder.packed.attention import BACKENDS
 from models.encoder.packed.kernels import SHORT_TOKENS, TILE, Dense, Scaled, pack, quantise
 from models.encoder.packed.model import PackedModel
-from models.encoder.packed.weights import EDGES, Layer, read_weights
+from models.encoder.packed.weights import Layer, read_weights
 from models.errors import BadEncoder
 from tests.support.packed import CPU, LENGTHS, POSITIONS, decoder, documents, last_states
 
@@ -65,25 +65,17 @@ def test_one_short_document_makes_a_batch_short_and_filler_does_not() -> None:
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_fp8_comes_near_and_nearer_the_less_it_takes(architecture: str) -> None:
+def test_fp8_comes_near(architecture: str) -> None:
     model, batch = decoder(architecture), documents(LONG)
-    expected = last_states(model, batch)
-
-    def distance(*keep: str) -> float:
-        weights = read_weights(model, POSITIONS, CPU, fp8=True, keep=keep)
-        found = PackedModel(weights, BACKENDS["padded"])(pack(batch, CPU))
-        return float(1 - torch.nn.functional.cosine_similarity(found, expected).mean())
-
-    everything = distance()
-    assert 1e-5 < everything < 0.02
-    assert distance("up", "down") < everything
-    assert distance("qkv", "out", "up", "down") < 1e-6
-    assert 0 < distance(EDGES) < everything
+    weights = read_weights(model, POSITIONS, CPU, fp8=True)
+    found = PackedModel(weights, BACKENDS["padded"])(pack(batch, CPU))
+    distance = float(1 - torch.nn.functional.cosine_similarity(found, last_states(model, batch)).mean())
+    assert 1e-5 < distance < 0.02
 
 
 def test_fp8_takes_weights_in_bf16() -> None:
     model, batch = decoder("qwen2").to(torch.bfloat16), documents()
-    weights = read_weights(model, POSITIONS, CPU, fp8=True, keep=("down",))
+    weights = read_weights(model, POSITIONS, CPU, fp8=True)
     found = PackedModel(weights, BACKENDS["padded"])(pack(batch, CPU))
     expected = PackedModel(read_weights(model, POSITIONS, CPU), BACKENDS["padded"])(pack(batch, CPU))
     assert found.dtype == torch.bfloat16

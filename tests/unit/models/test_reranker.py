@@ -19,8 +19,7 @@ from models.errors import BadEncoder, ExportError, ParityError
 from models.export.parity import check_pairs
 from models.export.pipeline import export
 from models.export.reranker import FLOORS, Floor, export_reranker
-from models.importing.checkpoint import Given, import_encoder
-from models.importing.reranker import ImportedReranker
+from models.importing.checkpoint import Given, ImportedReranker, import_encoder
 from tests.support.tiny_models import write_checkpoint, write_cross_encoder
 
 ARCHITECTURES = ("bert", "xlm-roberta")
