@@ -15,6 +15,8 @@ from models.encoder.tokenizer import Tokenizer
 from models.encoder.torch import load_model, quiet_transformers
 from models.errors import BadEncoder
 
+MARK = "ANSWER"
+
 
 class TorchGenerator(nn.Module):
     """A chat model with its head; `tokenizer` is transformers' own, which holds the chat template."""
@@ -49,8 +51,10 @@ class TorchGenerator(nn.Module):
 
     @property
     def end(self) -> str:
-        """What the model writes when its answer is done."""
-        return str(self.tokenizer.eos_token)
+        """What ends an answer, by the chat template: the tokenizer of a GGUF file may name another token as its end."""
+        said = [{"role": "user", "content": "?"}, {"role": "assistant", "content": MARK}]
+        before, _, after = str(self.tokenizer.apply_chat_template(said, tokenize=False)).rpartition(MARK)
+        return after.strip() if before and after.strip() else str(self.tokenizer.eos_token)
 
     @property
     def plain_tokenizer(self) -> Tokenizer:

@@ -164,6 +164,8 @@ def test_a_gguf_file_keeps_its_head_and_its_chat_template(tmp_path: Path) -> Non
     generator = TorchGenerator.load(folder, 32)
     assert generator.chat("的") == "的"
     assert generator.end == "<|endoftext|>"
+    generator.tokenizer.chat_template = "{% for m in messages %}{{ m['content'] }}<turn>\n{% endfor %}"
+    assert generator.end == "<turn>", "the template says how a turn ends, whatever the file calls its end"
     expected = write_gguf(tmp_path / "again.gguf").backbone.get_input_embeddings().weight
     torch.testing.assert_close(generator.vocabulary, expected)
 
