@@ -19,8 +19,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from models.encoder.packed.attention import default_backend, padded
-from models.encoder.packed.kernels import SHORT_TOKENS, Packed, pack
+from models.encoder.packed.kernels import SHORT_TOKENS, Packed, default_backend, pack, padded
 from models.encoder.packed.model import PackedModel
 from models.encoder.packed.weights import COMPUTATION, read_weights
 from models.encoder.spec import EncoderSpec, Precision, Side

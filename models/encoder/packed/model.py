@@ -9,8 +9,18 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from models.encoder.packed.attention import Attend, Backend, Scope
-from models.encoder.packed.kernels import Activation, Linear, Norm, Packed, Pieces, activation, norm
+from models.encoder.packed.kernels import (
+    Activation,
+    Attend,
+    Backend,
+    Linear,
+    Norm,
+    Packed,
+    Pieces,
+    Scope,
+    activation,
+    norm,
+)
 from models.encoder.packed.weights import Layer, Norms, Weights
 from models.encoder.spec import Pooling
 
