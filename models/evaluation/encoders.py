@@ -139,7 +139,7 @@ def _open_address(folder: Path) -> OpenEncoder:
             f"{folder}: the server is sent other fields for queries than for documents, which an evaluation cannot; "
             "evaluate a service of it (--service)"
         )
-    server = import_module("models.encoder.bulk").AddressEncoder.load(folder)  # loads an HTTP client
+    server = import_module("models.encoder.address").AddressEncoder.load(folder)  # loads an HTTP client
     name = folder.resolve().name
     encode = server.encode_prompts
     return OpenEncoder(name, server.spec, server.fingerprint, None, lambda texts: encode(server.cut(texts), Side.QUERY))
