@@ -151,15 +151,14 @@ def run(arguments: Namespace) -> None:
         case "publish":
             measure = Measure(partial(_queries, arguments.query_encoder), arguments.recall_floor)
             asking = partial(load_encoder, arguments.query_encoder)
-            move = publish(collection, arguments.version, measure, asking=asking, force=arguments.force)
-            print(f"published {move.after}")
+            print(f"published {publish(collection, arguments.version, measure, asking=asking, force=arguments.force)}")
         case "admit":
             version = admit(collection, arguments.encoder, arguments.version)
             print(f"{arguments.encoder} may search {version}; a service that refused it opens it after a reload")
         case "rollback":
-            asking = partial(load_encoder, arguments.query_encoder)
-            move = rollback(collection, arguments.version, asking=asking, force=arguments.force)
-            print(f"rolled back from {move.before} to {move.after}")
+            asking, before = partial(load_encoder, arguments.query_encoder), collection.current()
+            after = rollback(collection, arguments.version, asking=asking, force=arguments.force)
+            print(f"rolled back from {before} to {after}")
         case "verify":
             manifest = verify(collection, arguments.version)
             counts = f"{manifest.counts.documents} documents, {len(manifest.files)} files"
