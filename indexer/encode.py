@@ -6,7 +6,7 @@ shards of an unfinished build. Only texts that neither has are encoded, each onc
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -55,14 +55,20 @@ EncodeShards = Callable[[Iterable[list[str]], Encoder, Shards], Iterator[int]]
 
 
 def encode_here(shards: Iterable[list[str]], encoder: Encoder, place: Shards) -> Iterator[int]:
-    """Encodes in this process, one shard after the other; a thread reads the texts of the next meanwhile."""
+    """Encodes in this process, one shard after the other."""
+    for texts in read_ahead(shards):
+        encode_shard(texts, encoder, place)
+        yield len(texts)
+
+
+def read_ahead(shards: Iterable[list[str]]) -> Generator[list[str], None, None]:
+    """The shards; a thread reads the texts of the next one meanwhile."""
     waiting = iter(shards)
     with ThreadPoolExecutor(1, "reader") as reader:
         ahead = reader.submit(next, waiting, None)
         while (texts := ahead.result()) is not None:
             ahead = reader.submit(next, waiting, None)
-            encode_shard(texts, encoder, place)
-            yield len(texts)
+            yield texts
 
 
 @dataclass(frozen=True)
