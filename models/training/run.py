@@ -21,7 +21,16 @@ from models.training.encoders import EncoderStore
 from models.training.mining import mine
 from models.training.monitor import DevSets, draw_curves
 from models.training.ranks import Ranks
-from models.training.recipe import AnyStage, Contrast, Mine, Recipe, Rerank, encoders_of, files_of, trained_by
+from models.training.recipe import (
+    AnyStage,
+    Contrast,
+    Mine,
+    Recipe,
+    Rerank,
+    encoders_of,
+    files_of,
+    trained_by,
+)
 from models.training.reconstruct import ReconstructStage
 from models.training.rerank import RerankStage
 from models.training.shapes import check
