@@ -100,7 +100,7 @@ def _add_build(parser: ArgumentParser) -> None:
     add("--variant", type=Variant, choices=list(Variant), help="which graph of the encoder")
     add("--device", help="cpu, cuda, several as cuda:0,cuda:1, or all GPUs (default: ONNX cpu; torch the GPU, if any)")
     add("--precision", type=Precision, choices=list(Precision),
-        help="numbers of an encoder that torch runs, Qwen2 or Qwen3 (default: bf16 on a GPU, else fp32)")  # fmt: skip
+        help="numbers of an encoder that torch runs (default: bf16 on a GPU, else fp32)")  # fmt: skip
     add("--token-budget", type=positive, help="tokens that torch takes at a time (default: by device)")
     add("--index", type=IndexKind, choices=list(IndexKind), help="kind of index (default: by size, flat or hnsw)")
     add("--recall-floor", type=share, default=FLOOR, help="least recall@10 of the index (%(default)s)")

@@ -39,7 +39,9 @@ class Endpoint:
         if not base.startswith(("http://", "https://")):
             raise CareError(f"{base}: not an address; write http://HOST:PORT")
         self.base = base.rstrip("/")
-        self._client = httpx.Client(timeout=timeout_seconds, headers=dict(headers or {}))
+        # The callers' threads bound the connections; by itself httpx opens 100, and the other threads time out.
+        limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
+        self._client = httpx.Client(timeout=timeout_seconds, headers=dict(headers or {}), limits=limits)
         self._pause, self._attempts = pause, attempts
 
     def get(self, route: str) -> dict[str, Any]:

@@ -11,11 +11,11 @@ from typing import Any
 
 from models.curation.frame import Outcome, Tally, digest
 from models.curation.panel import AskingStep, Limits, Model, Reply, Request
-from models.curation.prompts import LANGUAGE, fill, load
 from models.curation.rows import Row, is_document, query_of
 from models.curation.search import Retrievers
 from models.curation.synthesize import NOTHING, PASSAGE_CHARACTERS, REMINDER, TEMPERATURE
 from models.encoder.spec import Side
+from models.prompts import BLIND, LANGUAGE, fill, load
 
 DOCUMENTS = 5
 RANK = "rank"
@@ -42,7 +42,7 @@ class Hyde(AskingStep):
 
     @cached_property
     def prompt(self) -> str:
-        return load("blind" if self.blind else "hyde", self.language)
+        return load(BLIND if self.blind else "hyde", self.language)
 
     def parameters(self) -> dict[str, Any]:
         own = {"models": [model.name for model in self.models], "prompt": digest(self.prompt), "blind": self.blind}

@@ -13,9 +13,9 @@ from typing import Any
 
 from models.curation.frame import Outcome, Tally, digest
 from models.curation.panel import AskingStep, Limits, Model, Reply, Request
-from models.curation.prompts import LANGUAGE, fill, load
 from models.curation.rows import Row, is_document, passages_of, query_of
 from models.errors import CareError
+from models.prompts import LANGUAGE, fill, load
 
 GRADES = range(5)
 PASSAGE = {"zh": "段落 {number}：{text}", "en": "Passage {number}: {text}"}

@@ -14,9 +14,9 @@ from typing import Any
 
 from models.curation.frame import Outcome, digest
 from models.curation.panel import AskingStep, Limits, Model, Reply, Request
-from models.curation.prompts import LANGUAGE, fill, load
 from models.curation.rows import CURATED, Row, is_document, passages_of, query_of, read_rows
 from models.errors import BadData
+from models.prompts import LANGUAGE, fill, load
 from models.rows import read_lines
 
 PASSAGE_CHARACTERS = 2000

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
@@ -10,6 +11,7 @@ from dataclasses import dataclass
 from itertools import chain, islice
 from multiprocessing import get_context
 from pathlib import Path
+from tempfile import NamedTemporaryFile
 
 import numpy as np
 from numpy.typing import NDArray
@@ -146,11 +148,15 @@ def tokenise(chunks: Iterable[Sequence[str]], texts: int, tokenizer: Tokenizer, 
 
 
 def _by_processes(chunks: Iterator[Sequence[str]], tokenizer: Tokenizer, processes: int) -> Iterator[Flat]:
-    with _single_threaded(), ProcessPoolExecutor(processes, get_context("spawn"), _begin, (tokenizer,)) as pool:
-        ahead = [pool.submit(_flat, chunk) for chunk in islice(chunks, 2 * processes)]
-        while ahead:
-            yield ahead.pop(0).result()
-            ahead.extend(pool.submit(_flat, chunk) for chunk in islice(chunks, 1))
+    # By a file: through its pipe, each process would have to read the tokenizer before the next one is started.
+    with NamedTemporaryFile(prefix="care-tokenizer-") as file, _single_threaded():
+        pickle.dump(tokenizer, file)
+        file.flush()
+        with ProcessPoolExecutor(processes, get_context("spawn"), _begin, (file.name,)) as pool:
+            ahead = [pool.submit(_flat, chunk) for chunk in islice(chunks, 2 * processes)]
+            while ahead:
+                yield ahead.pop(0).result()
+                ahead.extend(pool.submit(_flat, chunk) for chunk in islice(chunks, 1))
 
 
 @contextmanager
@@ -165,8 +171,8 @@ def _single_threaded() -> Iterator[None]:
         os.environ.update(before)
 
 
-def _begin(tokenizer: Tokenizer) -> None:
-    _own.append(tokenizer)
+def _begin(pickled: str) -> None:
+    _own.append(pickle.loads(Path(pickled).read_bytes()))
 
 
 def _flat(chunk: Sequence[str]) -> Flat:

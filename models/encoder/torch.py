@@ -44,7 +44,8 @@ class Projection(nn.Linear):
         self.tanh = tanh
 
     def forward(self, input: Tensor) -> Tensor:
-        projected = super().forward(input)
+        # Pooling gives float32 whatever the weights are.
+        projected = super().forward(input.to(self.weight.dtype))
         return projected.tanh() if self.tanh else projected
 
     @classmethod

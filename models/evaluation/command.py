@@ -10,7 +10,7 @@ care eval diff A.json.gz B.json.gz
 
 An encoder is a folder, with `,name=value` behind it where the folder does not say how it is used: pooling=cls|eos|mean
 and max_length for a transformers checkpoint, variant=fp32|fp16|int8 for ONNX graphs, dtype=float32|bfloat16|float16 for
-torch, precision=bf16|fp32|fp8 for a Qwen2 or Qwen3 as the indexer reads it, device=cpu|cuda. A service may be given
+torch, precision=bf16|fp32|fp8 for torch weights as the indexer reads them, device=cpu|cuda. A service may be given
 ,mode=dense|lexical|hybrid.
 """
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -22,20 +21,12 @@ from models.evaluation.results import SystemFacts
 from models.evaluation.sets import PairSet, RerankSet, RetrievalSet, Task
 from models.evaluation.systems import DEPTH, NotApplicable
 from models.lexical import Ranking
+from models.prompts import ask_for_document, fill
 
 # Queries of one request: more of them, if they are long, take a slow CPU longer than a service waits.
 AT_ONCE = 32
 TEMPERATURE, MAX_TOKENS = 0.7, 512
 REQUESTS_AT_ONCE = 8
-CHINESE = re.compile(r"[\u3400-\u9fff]")
-CHINESE_PROMPT = (
-    "请像医学教科书或科普文章那样写一段约两百字的文字，内容应能回答下面的问题。"
-    "直接写正文，不要标题和客套话。\n\n问题：{query}"
-)
-OTHER_PROMPT = (
-    "Write one passage of about 120 words, as a medical textbook or article would have it, that answers the question "
-    "below. Give only the passage, without a heading.\n\nQuestion: {query}"
-)
 
 
 class Service:
@@ -116,7 +107,7 @@ class Generator:
 
     def write(self, queries: Sequence[str], prompt: str | None) -> list[list[str]]:
         """For each of the `documents` rounds, a document for each query."""
-        prompts = [(prompt or prompt_for(query)).replace("{query}", query) for query in queries]
+        prompts = [fill(prompt, query=query) if prompt else ask_for_document(query) for query in queries]
         jobs = [(text, number) for number in range(self.documents) for text in prompts]
         with ThreadPoolExecutor(REQUESTS_AT_ONCE) as pool:
             bar = tqdm(pool.map(self._write_one, jobs), f"{self.model} writes", len(jobs), leave=False, disable=None)
@@ -172,8 +163,3 @@ class HydeReader:
             vectors = vectors + self.reader.read(documents, Side.DOCUMENT, task, cached=cached)
         mean: Vectors = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
         return mean
-
-
-def prompt_for(query: str) -> str:
-    """Our prompt in the query's language; {query} stands for the query."""
-    return CHINESE_PROMPT if CHINESE.search(query) else OTHER_PROMPT

@@ -187,6 +187,9 @@ class _Backbone(nn.Module):
     def forward(self, *tensors: Tensor) -> Tensor:
         output = self.backbone(**dict(zip(self.inputs, tensors, strict=True)))
         hidden: Tensor = output.last_hidden_state
+        if not self.backbone.config.num_hidden_layers:
+            # Without layers only the pooling looks at the mask: it must not vanish from the graph's inputs.
+            hidden = hidden * tensors[self.inputs.index(MASK)].unsqueeze(-1)
         return hidden
 
 

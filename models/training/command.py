@@ -35,17 +35,17 @@ def run(arguments: Namespace) -> None:
 
         print(plan(recipe, tflops=arguments.tflops))
         return
+    out = arguments.out or Path("var/runs") / arguments.recipe.stem
     if arguments.curate:
         from models.training.sources import make
 
-        make(recipe)
+        make(recipe, out)
     from safetensors import SafetensorError
 
     from models.training.monitor import CURVES_FILE
     from models.training.ranks import Ranks
     from models.training.run import PAIRS, train
 
-    out = arguments.out or Path("var/runs") / arguments.recipe.stem
     ranks = Ranks.join(arguments.device)
     try:
         folders = train(recipe, out, ranks)
@@ -56,7 +56,8 @@ def run(arguments: Namespace) -> None:
     if (out / CURVES_FILE).is_file():
         print(f"{out / CURVES_FILE}: loss and development figures")
     for folder in folders:
-        print(f"{folder}: care export {folder} TARGET makes it ready to serve")
+        export = f"care export {folder} TARGET makes it ready to serve"
+        print(f"{folder}: {'any server of chat models serves it' if folder.name in recipe.generators else export}")
     if not folders:
         last = [name for name, stage in recipe.stages.items() if not stage.skip][-1]
         print(f"{out / last / PAIRS}: rows for the `files` of a recipe")

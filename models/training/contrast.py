@@ -191,7 +191,8 @@ def read_table(files: list[Path], data: Data, seed: int, folder: Path, ranks: Ra
 
     table = shared(folder, ranks, build)
     for key, named in (("weights", data.weights), ("crops", data.crops)):
-        table.check_sources(f"data.{key}", [source for source in named if source != "*"])
+        # A share of 0 asks for no row: a recipe over another may take a source out so.
+        table.check_sources(f"data.{key}", [source for source, share in named.items() if share and source != "*"])
     if data.negatives and not len(table.negatives.values):
         raise BadData(f"data.negatives is {data.negatives}, but no row has neg: mine some (kind mine), or set it to 0")
     return table

@@ -23,6 +23,7 @@ from models.encoder.folder import infer_spec, read_config
 from models.encoder.gguf import unpack_gguf
 from models.encoder.spec import INSTRUCTION, SPEC_FILE, TOKENIZER_FILE, EncoderSpec, sha256_of
 from models.encoder.torch import PROJECTION_FILE, Projection, TorchEncoder
+from models.encoder.torch_generator import TorchGenerator
 from models.encoder.torch_reranker import TorchReranker
 from models.errors import BadEncoder
 from models.evaluation.benchmarks import wording
@@ -31,7 +32,8 @@ from models.training.recipe import Encoder, Lora, Recipe
 from models.training.shapes import fresh_config
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
-Trainable = TorchEncoder | TorchReranker
+Adaptable = TorchEncoder | TorchGenerator
+Trainable = Adaptable | TorchReranker
 WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
 START, VECTORS = "start", "vectors"
 
@@ -57,7 +59,7 @@ class EncoderStore:
 
     def _start(self, name: str, start: Path) -> Path:
         if start.suffix == ".gguf" and start.is_file():
-            start = unpack_gguf(start, self._starts / name)
+            start = unpack_gguf(start, self._starts / name, writes=name in self.recipe.generators)
         if not start.is_dir():
             raise BadEncoder(f"encoders.{name}.start: {start} is not there; put the weights into that folder")
         return start
@@ -113,6 +115,17 @@ class EncoderStore:
 
     def open(self, name: str, *, trained: bool) -> TorchEncoder:
         """The encoder on the training device; what is trained of it requires gradients."""
+        encoder = self._open(name, trained=trained)
+        assert isinstance(encoder, TorchEncoder)
+        return encoder
+
+    def open_generator(self, name: str) -> TorchGenerator:
+        """The language model on the training device; what is trained of it requires gradients."""
+        generator = self._open(name, trained=True)
+        assert isinstance(generator, TorchGenerator)
+        return generator
+
+    def _open(self, name: str, *, trained: bool) -> Adaptable:
         config = self.recipe.encoders[name]
         torch.manual_seed(self.recipe.seed if trained else 0)
         frozen_base = not trained or config.lora is not None
@@ -122,7 +135,7 @@ class EncoderStore:
             add_adapters(encoder, config.lora)
             if config.bits == 8:
                 quantize_base(encoder.backbone)
-            if encoder.projection is not None:
+            if isinstance(encoder, TorchEncoder) and encoder.projection is not None:
                 encoder.projection.float().requires_grad_(True)
         if trained and config.dropout is not None:
             set_dropout(encoder.backbone, config.dropout)
@@ -154,7 +167,7 @@ class EncoderStore:
         The adapters lie beside it in `NAME-adapter` as well: a few megabytes that turn the start into this encoder.
         """
         lora = self.recipe.encoders[name].lora
-        if lora is not None and isinstance(encoder, TorchEncoder):
+        if lora is not None and not isinstance(encoder, TorchReranker):
             save_adapter(encoder, folder.with_name(f"{folder.name}-adapter"))
             # Merged in float32: a later stage merges into these weights again, and rounding would add up.
             plain = self._load(name, torch.float32)
@@ -168,11 +181,15 @@ class EncoderStore:
         """Writes an encoder that was not trained, as the recipe uses it."""
         _save(self.open(name, trained=False), folder)
 
-    def _load(self, name: str, dtype: torch.dtype) -> TorchEncoder:
-        config, spec, folder = self.recipe.encoders[name], self.spec(name), self.folder(name)
-        if config.projection is None or (folder / PROJECTION_FILE).is_file():
-            encoder = TorchEncoder.load(folder, spec, dtype=dtype)
+    def _load(self, name: str, dtype: torch.dtype) -> Adaptable:
+        config, folder = self.recipe.encoders[name], self.folder(name)
+        encoder: Adaptable
+        if name in self.recipe.generators:
+            encoder = TorchGenerator.load(folder, config.max_length, dtype=dtype)
+        elif config.projection is None or (folder / PROJECTION_FILE).is_file():
+            encoder = TorchEncoder.load(folder, self.spec(name), dtype=dtype)
         else:
+            spec = self.spec(name)
             width = read_config(folder).hidden_size
             bare = TorchEncoder.load(folder, spec.model_copy(update={"native_dim": width}), dtype=dtype)
             projection = Projection(width, config.projection, dtype=dtype)
@@ -190,19 +207,21 @@ def _save(encoder: Trainable, folder: Path) -> None:
     fresh.rename(folder)
 
 
-def save_adapter(encoder: TorchEncoder, folder: Path) -> None:
-    """Writes the adapters as peft does, the projection, and how the encoder is used: for care encoder import."""
+def save_adapter(encoder: Adaptable, folder: Path) -> None:
+    """Writes the adapters as peft does; for care encoder import also the projection and how an encoder is used."""
     encoder.backbone.save_pretrained(folder)
     path = folder / "adapter_config.json"
     facts = json.loads(path.read_text(encoding="utf-8"))
     # peft writes where the start lay: a path of this machine.
     path.write_text(json.dumps(facts | {"base_model_name_or_path": None}, indent=2), encoding="utf-8")
+    if isinstance(encoder, TorchGenerator):
+        return
     if encoder.projection is not None:
         encoder.projection.save(folder / PROJECTION_FILE)
     encoder.spec.save(folder)
 
 
-def add_adapters(encoder: TorchEncoder, lora: Lora) -> None:
+def add_adapters(encoder: Adaptable, lora: Lora) -> None:
     """Low-rank adapters in the backbone; they alone require gradients, in float32."""
     from peft import LoraConfig, get_peft_model
 

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 
 from torch import nn
 
+from models.prompts import ask_for_document
 from models.rows import Pair, count_units, sample
 from models.training.encoders import describe
 from models.training.recipe import (
@@ -21,6 +22,7 @@ from models.training.recipe import (
     Contrast,
     Data,
     Encoder,
+    Generate,
     Mine,
     Recipe,
     Reconstruct,
@@ -137,6 +139,8 @@ def _trained_lines(recipe: Recipe, stage: AnyStage, costs: dict[str, Cost | None
     if isinstance(stage, Rerank):
         taught = f" + {stage.loss.distil:g} x distillation from {stage.loss.teacher}" if stage.loss.distil else ""
         lines.append(f"loss {stage.loss.cross_entropy:g} x cross-entropy{taught}, lists of {1 + stage.data.negatives}")
+    if isinstance(stage, Generate):
+        lines.append("loss cross-entropy of the answer's tokens")
     if stage.note:
         lines.append(f"note: {stage.note}")
     known = {name: cost for name in dict.fromkeys(readers) if (cost := costs[name]) is not None}
@@ -145,7 +149,7 @@ def _trained_lines(recipe: Recipe, stage: AnyStage, costs: dict[str, Cost | None
     memory = sum(c.memory(recipe.encoders[n], stage.tokens, trained=n in trained) for n, c in known.items())
     if isinstance(stage, Contrast):
         memory += 4 * SCORE_TABLES * stage.batch * stage.batch * (1 + stage.data.negatives)
-    elif isinstance(stage, Reconstruct):
+    elif isinstance(stage, Reconstruct | Generate):
         memory += WORD_BYTES * stage.tokens * known[stage.encoder].words
     lines.append(f"memory about {memory / 2**30:.0f} GiB on each card")
     return [*lines, *_hours(recipe, stage, readers, known, tflops)]
@@ -155,13 +159,15 @@ def _hours(recipe: Recipe, stage: TrainedStage, readers: list[str], known: dict[
     """A trained encoder reads every example that is drawn, a frozen one every text of the files once."""
     longest = [recipe.encoders[name].max_length for name in readers]
     data = stage.data.model_copy(update={"view": "texts"}) if isinstance(stage, Reconstruct) else stage.data
-    sizes = sizes_of(recipe, data, longest[0], longest[-1])
+    sizes = sizes_of(recipe, data, longest[0], longest[-1], written=isinstance(stage, Generate))
     lengths = list(map(float, longest)) if sizes is None else [sizes.query, sizes.document][-len(readers) :]
-    if isinstance(stage, Rerank):  # a text here is a pair
+    if isinstance(stage, Rerank | Generate):  # a text here is a pair
         lengths = [float(longest[0]) if sizes is None else min(longest[0], sizes.query + sizes.document)]
     shares = [1.0, 1.0 + stage.data.negatives] if isinstance(stage, Contrast) else [1.0 + stage.data.negatives]
     tokens = [share * length for share, length in zip(shares, lengths, strict=True)]
-    cached = not isinstance(stage, Rerank) and stage.batch * sum(tokens) > stage.tokens
+    cached = not isinstance(stage, Rerank | Generate) and stage.batch * sum(tokens) > stage.tokens
+    if isinstance(stage, Generate):  # its head is as large as its vocabulary
+        known = {name: replace(cost, body=cost.whole) for name, cost in known.items()}
     work = {True: 0.0, False: 0.0}
     for name, read in zip(readers, tokens, strict=True):
         trained = name in trained_by(stage)
@@ -205,9 +211,11 @@ def _sampled(files: tuple[Path, ...], seed: int) -> tuple[int, list[Pair]]:
     return sample(files, SAMPLE, seed)
 
 
-def sizes_of(recipe: Recipe, data: Data, query_longest: int, document_longest: int) -> Sizes | None:
+def sizes_of(
+    recipe: Recipe, data: Data, query_longest: int, document_longest: int, *, written: bool = False
+) -> Sizes | None:
     """None where a file is not there. Texts that come twice are counted twice; rows that a stage makes of others
-    count as its inputs."""
+    count as its inputs. A document that is `written` is a hypothetical one, its query the prompt for it."""
     files, seed = tuple(Path(file) for name in data.files for file in _given(recipe, name)), recipe.seed
     if not all(path.is_file() for path in files):
         return None
@@ -215,6 +223,8 @@ def sizes_of(recipe: Recipe, data: Data, query_longest: int, document_longest: i
     if data.view == "texts":
         texts = as_texts(drawn, data, seed)
         pairs = [(source, text, text) for text, source in texts]
+    elif written:
+        pairs = [(pair.source, ask_for_document(pair.query), "".join(pair.hypothetical[:1])) for pair in drawn]
     else:
         pairs = [
             (pair.source, pair.query, pair.positives[0]) for pair in as_pairs(drawn, data.crops, seed, data.crop_units)

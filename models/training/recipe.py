@@ -62,8 +62,8 @@ class Encoder(_Section):
     """Instead of `start`: random weights."""
     dim: Positive | None = None
     """Dimensions of its vectors. Default: the recipe's, which every encoder of a contrast stage has."""
-    layers: Positive | None = None
-    """Number of first layers to keep."""
+    layers: Count | None = None
+    """Number of first layers to keep. 0: a query is the mean of its tokens' vectors, without a network."""
     pooling: Pooling | None = None
     """Default: what the start's own files say."""
     max_length: Positive = 512
@@ -257,6 +257,17 @@ class Rerank(_Trained):
     loss: ListLoss = ListLoss()
 
 
+class Generate(_Trained):
+    """A causal language model learns to write a row's `hypothetical` documents for its query (SL-HyDE's generator).
+
+    Files of later stages may be missing until it is tuned: it writes them.
+    """
+
+    kind: Literal["generate"]
+    encoder: str
+    """The model: a chat model with its head. Its `max_length` counts the tokens of prompt and answer."""
+
+
 class Mine(_Section):
     """Adds hard negatives to those that a row has: what an encoder finds and the row does not name."""
 
@@ -284,8 +295,8 @@ class Mine(_Section):
     """Share of these rows, by source, in which a part of the document asks for the rest, instead of the query."""
 
 
-TrainedStage = Contrast | Reconstruct | Rerank
-AnyStage = Contrast | Reconstruct | Rerank | Mine
+TrainedStage = Contrast | Reconstruct | Rerank | Generate
+AnyStage = TrainedStage | Mine
 Stage = Annotated[AnyStage, Field(discriminator="kind")]
 
 
@@ -321,8 +332,8 @@ class Recipe(_Section):
             _check_names(f"stages.{name}", stage, set(self.encoders), written)
             if isinstance(stage, Mine) and not stage.skip:
                 written.add(f"@{name}")
-        for name in self.rerankers:
-            self._check_reranker(name)
+        for name in self.rerankers | self.generators:
+            self._check_head(name)
         for name, config in self.encoders.items():
             if config.copy_of is not None and config.copy_of not in starts:
                 raise ValueError(f"encoders.{name}.copy_of: {config.copy_of!r} is no encoder with a start of its own")
@@ -330,21 +341,30 @@ class Recipe(_Section):
             raise ValueError(f"{wrong.pop()!r} is a folder of every run: choose another name")
         return self
 
-    def _check_reranker(self, name: str) -> None:
-        config = self.encoders[name]
-        if config.lora is not None or config.projection is not None:
-            raise ValueError(f"encoders.{name}: a reranker is trained whole: leave lora and projection out")
+    def _check_head(self, name: str) -> None:
+        """Refuses what a model cannot be that gives scores or texts: read by other stages, or projected."""
+        config, own = self.encoders[name], Rerank if name in self.rerankers else Generate
+        what = "reranker" if own is Rerank else "generator"
+        if config.lora is not None and own is Rerank:
+            raise ValueError(f"encoders.{name}: a reranker is trained whole: leave lora out")
+        if config.projection is not None:
+            raise ValueError(f"encoders.{name}: a {what} gives no vectors: leave projection out")
         for place, stage in self.stages.items():
-            read = [stage.first, stage.loss.teacher] if isinstance(stage, Rerank) else list(encoders_of(stage))
+            read = list(encoders_of(stage))[int(isinstance(stage, own)) :]  # the first one is the model itself
             if name in read:
                 raise ValueError(
-                    f"stages.{place}: {name!r} becomes a reranker, which gives no vectors; read with a copy_of it"
+                    f"stages.{place}: {name!r} becomes a {what}, which gives no vectors; read with a copy_of it"
                 )
 
     @property
     def rerankers(self) -> set[str]:
         """The encoders that become rerankers."""
         return {stage.encoder for stage in self.stages.values() if isinstance(stage, Rerank)}
+
+    @property
+    def generators(self) -> set[str]:
+        """The models that write texts."""
+        return {stage.encoder for stage in self.stages.values() if isinstance(stage, Generate)}
 
     def dim_of(self, encoder: str) -> int:
         """How many dimensions the vectors of an encoder have."""
@@ -376,12 +396,12 @@ def trained_by(stage: AnyStage) -> list[str]:
     """The encoders that a stage changes."""
     if isinstance(stage, Contrast):
         return list(dict.fromkeys(stage.train))
-    return [stage.encoder] if isinstance(stage, Reconstruct | Rerank) else []
+    return [stage.encoder] if isinstance(stage, Reconstruct | Rerank | Generate) else []
 
 
 def encoders_of(stage: AnyStage) -> Iterator[str]:
     """The encoders that a stage reads with, some of them twice."""
-    if isinstance(stage, Reconstruct | Rerank):
+    if isinstance(stage, Reconstruct | Rerank | Generate):
         yield stage.encoder
         if isinstance(stage, Rerank):
             yield from filter(None, (stage.first, stage.loss.teacher))

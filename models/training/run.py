@@ -18,12 +18,14 @@ from models.errors import BadData, CareError
 from models.training import loop
 from models.training.contrast import ContrastStage
 from models.training.encoders import EncoderStore
+from models.training.generate import GenerateStage
 from models.training.mining import mine
 from models.training.monitor import DevSets, draw_curves
 from models.training.ranks import Ranks
 from models.training.recipe import (
     AnyStage,
     Contrast,
+    Generate,
     Mine,
     Recipe,
     Rerank,
@@ -34,9 +36,10 @@ from models.training.recipe import (
 from models.training.reconstruct import ReconstructStage
 from models.training.rerank import RerankStage
 from models.training.shapes import check
+from models.training.sources import DONE, how_to_get, until_tuned
 from models.training.tables import SCRATCH
 
-DONE, PAIRS = "done.json", "pairs.jsonl"
+PAIRS = "pairs.jsonl"
 RECIPE_FILE, ENCODERS = "recipe.json", "encoders"
 
 
@@ -58,6 +61,7 @@ def train(recipe: Recipe, folder: Path, ranks: Ranks) -> list[Path]:
         if not done.is_file():
             if ranks.is_first:
                 print(f"stage {name}: {stage.kind}", file=sys.stderr)
+            _require_files(recipe, name, stage)
             facts = _run_stage(store, name, stage, folder, dev)
             if ranks.is_first:
                 print(f"stage {name}: {', '.join(f'{n:,} {what}' for what, n in facts.items())}", file=sys.stderr)
@@ -80,12 +84,14 @@ def _run_stage(store: EncoderStore, name: str, stage: AnyStage, folder: Path, de
     files = [folder / file[1:] / PAIRS if file.startswith("@") else Path(file) for file in files_of(stage)]
     if isinstance(stage, Mine):
         return mine(store, stage, files[: len(stage.files)], home / PAIRS, files[len(stage.files) :])
-    work: ContrastStage | ReconstructStage | RerankStage
+    work: ContrastStage | ReconstructStage | RerankStage | GenerateStage
     if isinstance(stage, Contrast):
         work = ContrastStage(store, stage, files, home / SCRATCH)
     elif isinstance(stage, Rerank):
         work = RerankStage(store, stage, files, home / SCRATCH)
         dev = dev if stage.first is not None else None
+    elif isinstance(stage, Generate):
+        work, dev = GenerateStage(store, stage, files, home / SCRATCH), None
     else:
         work, dev = ReconstructStage(store, stage, files, home / SCRATCH), None
     loop.run(work, stage, name, folder, store.ranks, dev)
@@ -114,18 +120,26 @@ def _claim(folder: Path, store: EncoderStore) -> None:
 def _look_ahead(folder: Path, store: EncoderStore) -> None:
     """Reports what is missing before the first stage, not hours later; GGUF files are unpacked once, here."""
     check(store.recipe)
-    ready: set[str] = set()
-    for name, stage in store.recipe.stages.items():
+    recipe, ready = store.recipe, set[str]()
+    for name, stage in until_tuned(recipe, folder).items():
+        if not (folder / name / DONE).is_file():
+            _require_files(recipe, name, stage)
+    for name, stage in recipe.stages.items():
         if stage.skip:
             continue
         if not (folder / name / DONE).is_file():
-            for file in files_of(stage):
-                if not file.startswith("@") and not Path(file).is_file():
-                    raise BadData(f"stages.{name}: {file} is not there; put the rows there, or name another file")
             for encoder in encoders_of(stage):
-                if encoder not in ready and store.recipe.encoders[encoder].copy_of not in ready:
-                    store.folder(encoder) if encoder in store.recipe.rerankers else store.spec(encoder)
+                if encoder not in ready and recipe.encoders[encoder].copy_of not in ready:
+                    without_spec = encoder in recipe.rerankers | recipe.generators
+                    store.folder(encoder) if without_spec else store.spec(encoder)
         ready.update(trained_by(stage))
+
+
+def _require_files(recipe: Recipe, name: str, stage: AnyStage) -> None:
+    for file in files_of(stage):
+        if not file.startswith("@") and not Path(file).is_file():
+            how = how_to_get(recipe, file) if file in recipe.files else "put the rows there, or name another file"
+            raise BadData(f"stages.{name}: {file} is not there; {how}")
 
 
 def _difference(there: object, here: object, key: str = "") -> str | None:

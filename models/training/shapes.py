@@ -16,11 +16,22 @@ from transformers import AutoConfig, AutoModel, PretrainedConfig
 from models.encoder.folder import CONFIG_FILE, check_length, read_config
 from models.encoder.gguf import gguf_config
 from models.encoder.spec import INSTRUCTION, TEMPLATE, Pooling
+from models.encoder.torch_generator import require_generator
 from models.encoder.torch_reranker import require_architecture
 from models.errors import BadData, BadEncoder
 from models.evaluation.benchmarks import wording
 from models.rows import count_units
-from models.training.recipe import AnyStage, Contrast, Encoder, Fresh, Recipe, Reconstruct, Rerank, encoders_of
+from models.training.recipe import (
+    AnyStage,
+    Contrast,
+    Encoder,
+    Fresh,
+    Generate,
+    Recipe,
+    Reconstruct,
+    Rerank,
+    encoders_of,
+)
 
 
 def _decoder(kind: str, width: int, inner: int, layers: int, heads: tuple[int, int, int], words: int) -> dict[str, Any]:
@@ -44,6 +55,7 @@ SHAPES: dict[str, dict[str, Any]] = {
     "biomistral-7b": _decoder("mistral", 4096, 14336, 32, (32, 8, 128), 32000),
     "gemma-2b": _decoder("gemma", 2048, 16384, 18, (8, 1, 256), 256000),
     "embeddinggemma-300m": _decoder("gemma3_text", 768, 1152, 24, (3, 1, 256), 262144),
+    "qwen2-7b": _decoder("qwen2", 3584, 18944, 28, (28, 4, 128), 152064),
     "qwen2.5-coder-0.5b": _decoder("qwen2", 896, 4864, 24, (14, 2, 64), 151936),
     "qwen3-4b": _decoder("qwen3", 2560, 9728, 36, (32, 8, 128), 151936),
     "qwen3-8b": _decoder("qwen3", 4096, 12288, 36, (32, 8, 128), 151936),
@@ -113,20 +125,27 @@ def check(recipe: Recipe) -> None:
 
 
 def _check_encoder(recipe: Recipe, name: str, shape: PretrainedConfig) -> None:
-    config, where = recipe.encoders[name], f"encoders.{name}"
+    config, where, place = recipe.encoders[name], f"encoders.{name}", Path(str(recipe.encoders[name].start or name))
+    check_length(place, shape, config.max_length)
     if name in recipe.rerankers:
-        require_architecture(Path(str(config.start or name)), shape)
-        check_length(Path(str(config.start or name)), shape, config.max_length)
+        require_architecture(place, shape)
+        return
+    if name in recipe.generators:
+        require_generator(place, shape)
+        _check_targets(where, config, shape)
         return
     width, dim = config.projection or shape.hidden_size, recipe.dim_of(name)
     if dim > width:
         raise BadEncoder(f"{where}: it has {width} dimensions, the recipe {dim}; set {where}.dim to at most {width}")
-    check_length(Path(str(config.start or name)), shape, config.max_length)
     if config.pooling is Pooling.CLS and is_decoder(shape):
         raise BadEncoder(f"{where}.pooling: the first token of a {shape.model_type} sees no other; use eos or mean")
     longest = max(map(count_units, _prompts(config)))
     if longest >= config.max_length // 2:
         raise BadEncoder(f"{where}: an instruction of about {longest} tokens leaves little of {config.max_length}")
+    _check_targets(where, config, shape)
+
+
+def _check_targets(where: str, config: Encoder, shape: PretrainedConfig) -> None:
     if config.lora is not None and not isinstance(config.lora.targets, str):
         linear = {n.rpartition(".")[2] for n, m in bare_model(shape).named_modules() if isinstance(m, nn.Linear)}
         if others := set(config.lora.targets) - linear:
@@ -152,7 +171,7 @@ def _check_stage(recipe: Recipe, where: str, stage: AnyStage, shapes: dict[str, 
             kind = shapes[stage.encoder].model_type
             raise BadEncoder(f"{where}: RetroMAE needs an encoder with a mask token, and a {kind} has none")
         return
-    if isinstance(stage, Rerank):
+    if isinstance(stage, Rerank | Generate):
         return
     readers = [stage.query, *([stage.document] if stage.document else [])]
     if not isinstance(stage, Contrast):

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import shlex
 from argparse import ArgumentParser, Namespace
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from models.curation import command
 from models.errors import BadData
-from models.training.recipe import Recipe, files_of
+from models.training.recipe import AnyStage, Generate, Recipe, files_of
 
+DONE = "done.json"
+"""In the folder of a stage that is done."""
 CURATE, DOWNLOAD = "care curate ", "hf download "
 MISSING = "missing, in the order in which it can be made:"
 INPUTS = ("files", "corpus", "sts", "dictionary", "encoder")
@@ -19,12 +21,13 @@ INPUTS = ("files", "corpus", "sts", "dictionary", "encoder")
 
 def missing(recipe: Recipe) -> list[str]:
     """A command, or words, for each file and folder that the stages of a recipe need and that is not there."""
-    return [how_to_get(recipe, place) for place in _lacking(recipe)]
+    stages = {name: stage for name, stage in recipe.stages.items() if not stage.skip}
+    return [how_to_get(recipe, place) for place in _lacking(recipe, stages)]
 
 
-def make(recipe: Recipe) -> None:
-    """Runs the curation commands for what is missing; raises BadData with what people must bring first."""
-    lacking = list(_lacking(recipe))
+def make(recipe: Recipe, folder: Path) -> None:
+    """Runs the curation commands for what the run in the folder needs next; BadData names what people must bring."""
+    lacking = list(_lacking(recipe, until_tuned(recipe, folder)))
     if others := [place for place in lacking if not recipe.files.get(place, "").startswith(CURATE)]:
         raise BadData("\n  ".join(["bring these first, then run it again:", *(how_to_get(recipe, p) for p in others)]))
     for place in lacking:
@@ -59,7 +62,18 @@ def inputs_of(how: str) -> list[str]:
     return found
 
 
-def _lacking(recipe: Recipe) -> Iterator[str]:
+def until_tuned(recipe: Recipe, folder: Path) -> dict[str, AnyStage]:
+    """The stages up to the first generator that is not tuned yet: it writes files of those after it."""
+    found = {}
+    for name, stage in recipe.stages.items():
+        if not stage.skip:
+            found[name] = stage
+            if isinstance(stage, Generate) and not (folder / name / DONE).is_file():
+                break
+    return found
+
+
+def _lacking(recipe: Recipe, stages: Mapping[str, AnyStage]) -> Iterator[str]:
     """What is not there, each after what it is made of."""
     seen: set[str] = set()
 
@@ -73,9 +87,8 @@ def _lacking(recipe: Recipe) -> Iterator[str]:
                 yield from walk(needed)
         yield place
 
-    stages = [stage for stage in recipe.stages.values() if not stage.skip]
     starts = [str(encoder.start) for encoder in recipe.encoders.values() if encoder.start is not None]
     dev = [str(recipe.dev.folder)] if recipe.dev is not None else []
-    for place in (*starts, *(file for stage in stages for file in files_of(stage)), *dev):
+    for place in (*starts, *(file for stage in stages.values() for file in files_of(stage)), *dev):
         if not place.startswith("@"):
             yield from walk(place)

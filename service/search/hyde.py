@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import re
 from typing import TYPE_CHECKING, Any
 
 import httpx
 import orjson
 
+from models.prompts import ask_for_document
 from service.limits import Breaker
 from service.search.portions import is_blank
 
@@ -25,14 +25,6 @@ logger = logging.getLogger(__name__)
 TEMPERATURE = 0.7  # above zero, or the documents of one query would all be equal
 CONNECTIONS = 16
 MAX_ANSWER_BYTES = 256 * 1024
-CHINESE = re.compile("[\u3400-\u9fff]")
-PROMPTS = {
-    "zh": "下面是一位读者提出的医学问题。请像医学参考书那样，写一段一百字左右的正文来回答它：直接写事实，"
-    "用规范的术语，不要重复问题，不要寒暄，也不要加标题或免责声明。\n\n问题：{query}\n\n正文：",
-    "en": "A reader asks the medical question below. Answer it with one passage of about eighty words, written as in a "
-    "reference book: facts only, in proper terms, without repeating the question, without greeting, heading or "
-    "disclaimer.\n\nQuestion: {query}\n\nPassage:",
-}
 
 
 class Hyde:
@@ -75,8 +67,7 @@ class Hyde:
 
     async def _ask(self, query: str) -> str:
         """Returns one document, empty if the model gave none."""
-        language = "zh" if CHINESE.search(query) else "en"
-        body = self._body | {"messages": [{"role": "user", "content": PROMPTS[language].format(query=query)}]}
+        body = self._body | {"messages": [{"role": "user", "content": ask_for_document(query)}]}
         try:
             async with self._client.stream("POST", "chat/completions", json=body) as response:
                 response.raise_for_status()

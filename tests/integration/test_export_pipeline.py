@@ -9,14 +9,17 @@ import numpy as np
 import pytest
 import torch
 
+from models.encoder.folder import infer_spec
 from models.encoder.onnx import OnnxEncoder
 from models.encoder.spec import POOLINGS, EncoderSpec, Pooling, Side, Variant
+from models.encoder.torch import TorchEncoder
 from models.errors import BadEncoder, ExportError, ParityError
 from models.export import pipeline
 from models.export.backbone import export_backbone
 from models.export.command import add_arguments, run
 from models.export.parity import CHECK_TEXTS, FLOORS, Floor
 from models.export.pipeline import Backend, export
+from models.training.encoders import keep_layers
 from tests.support.tiny_models import (
     ARCHITECTURES,
     tiny_encoder,
@@ -52,6 +55,20 @@ def test_each_architecture_in_each_variant(architecture: str, tmp_path: Path) ->
     for variant in Variant:
         vectors = OnnxEncoder.load(tmp_path / "served", variant).encode(CHECK_TEXTS, Side.QUERY)
         np.testing.assert_allclose(vectors, expected, atol=tolerance[variant])
+
+
+def test_an_encoder_without_layers_averages_its_tokens_in_each_variant(tmp_path: Path) -> None:
+    write_checkpoint(tmp_path / "hub", "bert")
+    encoder = TorchEncoder.load(tmp_path / "hub", infer_spec(tmp_path / "hub", space="s", pooling=Pooling.MEAN))
+    keep_layers(encoder.backbone, 0)
+    encoder.save(tmp_path / "trained")
+    export(tmp_path / "trained", tmp_path / "served", backend=Backend.TORCH)
+    expected = encoder.encode(CHECK_TEXTS, Side.QUERY)
+    for variant in Variant:
+        served = OnnxEncoder.load(tmp_path / "served", variant)
+        vectors = np.vstack([served.encode([text], Side.QUERY) for text in CHECK_TEXTS])
+        np.testing.assert_allclose(vectors, expected, atol=2e-2)
+        np.testing.assert_allclose(served.encode(CHECK_TEXTS, Side.QUERY), expected, atol=2e-2)
 
 
 @pytest.mark.parametrize("pooling", POOLINGS)

@@ -11,7 +11,14 @@ import torch
 from gguf import GGUFWriter
 from tokenizers import Tokenizer
 from tokenizers.pre_tokenizers import ByteLevel
-from transformers import AutoModel, AutoModelForCausalLM, GemmaConfig, PretrainedConfig, Qwen2Config
+from transformers import (
+    AutoModel,
+    AutoModelForCausalLM,
+    GemmaConfig,
+    PretrainedConfig,
+    Qwen2Config,
+    Qwen2Tokenizer,
+)
 
 from models.encoder.spec import Pooling
 from models.encoder.torch import TorchEncoder
@@ -55,6 +62,27 @@ def write_start(folder: Path, architecture: str, seed: int = 0) -> Path:
         options = {"add_pooling_layer": False} if architecture in ("bert", "xlm-roberta") else {}
         AutoModel.from_config(toy_config(architecture), **options).save_pretrained(folder)
     toy_tokenizer(bare=decoder).save(str(folder / "tokenizer.json"))
+    return folder
+
+
+CHAT_TEMPLATE = (
+    "{% for message in messages %}{{ message['role'] }}:{{ message['content'] }}<|im_end|>{% endfor %}"
+    "{% if add_generation_prompt %}assistant:{% endif %}"
+)
+
+
+def write_chat_start(folder: Path, seed: int = 0) -> Path:
+    """A transformers folder of a chat model: a Qwen2 with random weights and one token a byte."""
+    torch.manual_seed(seed)
+    tokens = [*sorted(ByteLevel.alphabet()), "<|endoftext|>", "<|im_end|>"]
+    config = Qwen2Config(
+        vocab_size=len(tokens), hidden_size=64, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+        intermediate_size=96, max_position_embeddings=512, initializer_range=0.15, eos_token_id=len(tokens) - 1,
+        bos_token_id=None, tie_word_embeddings=True,
+    )  # fmt: skip
+    AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+    vocabulary = {token: number for number, token in enumerate(tokens)}
+    Qwen2Tokenizer(vocabulary, [], eos_token="<|im_end|>", chat_template=CHAT_TEMPLATE).save_pretrained(folder)
     return folder
 
 
@@ -116,7 +144,7 @@ def recipe_toml(recipe: Recipe) -> str:
     return "".join(f"{key} = {inline(value)}\n" for key, value in values.items())
 
 
-def write_gguf(path: Path) -> TorchEncoder:
+def write_gguf(path: Path, chat_template: str | None = None) -> TorchEncoder:
     """A GGUF file of a Qwen2 with random weights and a byte-level tokenizer; the same weights as an encoder."""
     torch.manual_seed(5)
     tokens = [*sorted(ByteLevel.alphabet()), "çļ", "çļĦ", "<|endoftext|>"]
@@ -142,6 +170,8 @@ def write_gguf(path: Path) -> TorchEncoder:
     writer.add_token_types([1] * (len(tokens) - 1) + [3])
     writer.add_token_merges(["ç ļ", "çļ Ħ"])
     writer.add_eos_token_id(len(tokens) - 1)
+    if chat_template is not None:
+        writer.add_chat_template(chat_template)
     for name, tensor in model.state_dict().items():
         writer.add_tensor(_gguf_name(name), tensor.numpy())
     writer.write_header_to_file()

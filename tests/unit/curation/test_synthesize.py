@@ -13,14 +13,14 @@ import pytest
 import models.endpoint
 from models.curation.hyde import Hyde
 from models.curation.panel import Limits, Model
-from models.curation.prompts import LANGUAGES, fill, load
 from models.curation.search import Retrievers
 from models.curation.synthesize import KINDS, SHAPES, Synthesize, read_fields, read_line, read_list
 from models.errors import BadData
+from models.prompts import LANGUAGES, fill, load
 from tests.support.curation import CircleEncoder, report_in, run_in, write_lines
 from tests.support.grading_server import GradingServer, Reply, grading_server
 
-PROMPTS = Path("models/curation/prompts")
+PROMPTS = Path("models/prompts")
 
 
 @pytest.fixture

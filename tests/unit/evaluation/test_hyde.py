@@ -10,8 +10,9 @@ from models.endpoint import Endpoint
 from models.errors import CareError
 from models.evaluation.cache import VectorCache
 from models.evaluation.encoders import EncoderReader
-from models.evaluation.remote import Generator, HydeReader, prompt_for
+from models.evaluation.remote import Generator, HydeReader
 from models.evaluation.systems import Dense, NotApplicable
+from models.prompts import BLIND, fill, load
 from tests.support.evaluation import PETS, RETRIEVAL, STS, VECTORS, TableEncoder
 from tests.support.json_server import Body, JsonServer, Reply, json_server
 
@@ -75,9 +76,7 @@ def test_the_model_is_asked_in_the_querys_language_or_as_the_task_says(
     generator.write(["感冒", "influenza"], None)
     generator.write(["感冒"], "写一段：{query}")
     asked = {body["messages"][0]["content"] for _, body, _ in model.requests if body is not None}
-    assert asked == {prompt_for("感冒").replace("{query}", "感冒"),
-                     prompt_for("influenza").replace("{query}", "influenza"), "写一段：感冒"}  # fmt: skip
-    assert prompt_for("感冒") != prompt_for("influenza")
+    assert asked == {fill(load(BLIND, "zh"), query="感冒"), fill(load(BLIND, "en"), query="influenza"), "写一段：感冒"}
     assert {(path, body["model"]) for path, body, _ in model.requests if body} == {("/v1/chat/completions", "qwen")}
 
 

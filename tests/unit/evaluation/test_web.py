@@ -1,10 +1,14 @@
 import socket
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from http.server import BaseHTTPRequestHandler
 
 import pytest
 
 from models.endpoint import ATTEMPTS, LONGEST_PAUSE_SECONDS, Endpoint
 from models.errors import CareError
+from tests.support.http_thread import QuietHandler, serving_http
 from tests.support.json_server import Reply, json_server
 
 
@@ -82,6 +86,24 @@ def test_a_server_that_is_silent_is_not_waited_for() -> None:
         )
         with pytest.raises(CareError, match=r"does not answer .ReadTimeout."):
             endpoint.get("/x")
+        endpoint.close()
+
+
+def test_every_calling_thread_has_a_connection() -> None:
+    callers = 110  # more than httpx opens by itself
+    together = threading.Barrier(callers)
+
+    class Handler(QuietHandler, BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            together.wait(60)
+            self.send_response(200)
+            self.send_header("content-length", "2")
+            self.end_headers()
+            self.wfile.write(b"{}")
+
+    with serving_http(Handler) as port, ThreadPoolExecutor(callers) as pool:
+        endpoint = Endpoint(f"http://127.0.0.1:{port}", attempts=1)
+        assert list(pool.map(endpoint.get, ["/x"] * callers)) == [{}] * callers
         endpoint.close()
 
 

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Iterator
 
 import pytest
 
+from models.prompts import BLIND, load
 from service.limits import FAILURES_TO_OPEN
 from service.search.hyde import MAX_ANSWER_BYTES, Hyde
 from service.settings import Settings
@@ -43,12 +44,13 @@ async def test_as_many_documents_as_asked_for(hyde: Hyde, model: LanguageModel) 
         assert request["temperature"] > 0
 
 
-@pytest.mark.parametrize(("query", "word"), [("高血压吃什么药", "问题："), ("what lowers blood pressure", "Question:")])
-async def test_the_prompt_speaks_the_querys_language(hyde: Hyde, model: LanguageModel, query: str, word: str) -> None:
+@pytest.mark.parametrize(("query", "language"), [("高血压吃什么药", "zh"), ("what lowers blood pressure", "en")])
+async def test_the_prompt_is_that_of_generators_in_the_querys_language(
+    hyde: Hyde, model: LanguageModel, query: str, language: str
+) -> None:
     await hyde.imagine(query, 1, LONG_SECONDS)
     (message,) = model.requests[0]["messages"]
-    assert message["role"] == "user"
-    assert f"{word}{'' if word.endswith('：') else ' '}{query}" in message["content"]
+    assert message == {"role": "user", "content": load(BLIND, language).replace("{query}", query)}
 
 
 async def test_thinking_aloud_is_left_out(hyde: Hyde, model: LanguageModel) -> None:

@@ -23,6 +23,7 @@ from tests.support.toy_training import (
     plain,
     toy_rows,
     toy_tokenizer,
+    write_chat_start,
     write_dev,
     write_gguf,
     write_rows,
@@ -68,10 +69,13 @@ def starts(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """data/weights of all recipes."""
     home = tmp_path_factory.mktemp("weights")
     for path in RECIPES:
-        for encoder in Recipe.load(path).encoders.values():
+        recipe = Recipe.load(path)
+        for name, encoder in recipe.encoders.items():
             if encoder.start is None or (home / encoder.start.name).exists():
                 continue
-            if encoder.start.suffix == ".gguf":
+            if name in recipe.generators:
+                write_chat_start(home / encoder.start.name)
+            elif encoder.start.suffix == ".gguf":
                 write_gguf(home / encoder.start.name)
             else:
                 family = encoder.start.name.lower().partition("-")[0]
@@ -109,6 +113,8 @@ def test_a_recipe_runs_and_its_result_searches(
     Path("data/weights").symlink_to(starts)
     Path("models").symlink_to(FOLDER.parents[1])
     changes = [change for change in TOY if change.partition(".")[0] != "dev" or "[dev]" in path.read_text()]
+    # A chat's prompt is longer than the texts of encoders, and each byte is a token here.
+    changes += [f"encoders.{name}.max_length=400" for name in Recipe.load(path).generators]
     recipe = Recipe.load(path, changes)
     write_data(recipe)
     folders = {folder.name: folder for folder in train(recipe, Path("run"), ONE)}

@@ -46,10 +46,10 @@ def test_files_are_made_from_what_is_there(tmp_path: Path, toy_recipe: Callable[
     recipe = toy_recipe(data={"files": [once]}).model_copy(update={"files": files})
     assert [line.partition(" ")[0] for line in missing(recipe)] == [f"{raw}:", "care", "care"]
     with pytest.raises(BadData, match=r"bring these first.*\n.*raw\.jsonl: pairs"):
-        make(recipe)
+        make(recipe, tmp_path / "run")
     row = json.dumps({"query": "头痛&amp;发热", "pos": ["多喝水多休息"]}, ensure_ascii=False)
     Path(raw).write_text(f"{row}\n{row}\n", encoding="utf-8")
-    make(recipe)
+    make(recipe, tmp_path / "run")
     (line,) = Path(once).read_text(encoding="utf-8").splitlines()
     assert json.loads(line)["query"] == "头痛&发热"
     assert missing(recipe) == []

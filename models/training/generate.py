@@ -1,0 +1,114 @@
+"""A generate stage: a causal language model learns to write a query's hypothetical documents (SL-HyDE, section 3.2).
+
+The prompt is the one that HyDE asks with, in the model's own chat template. Only the tokens of the answer, its end
+included, count in the loss. Prompts and answers are tokenised once, apart, as a server sees them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from models.encoder.torch_generator import TorchGenerator
+from models.errors import BadData
+from models.progress import Progress
+from models.prompts import ask_for_document
+from models.rows import Pair, read_pairs
+from models.training.batches import BatchDealer, steps_of
+from models.training.encoders import EncoderStore
+from models.training.losses import reconstruction
+from models.training.monitor import DevSets
+from models.training.passes import TokenTable, autocast, chunks_of
+from models.training.recipe import Generate
+from models.training.tables import PairTable, Rows, shared
+
+
+class GenerateStage:
+    """The work of one generate stage, a step at a time."""
+
+    def __init__(self, store: EncoderStore, stage: Generate, files: list[Path], scratch: Path) -> None:
+        recipe, ranks, data = store.recipe, store.ranks, stage.data
+        self._store, self._stage, self._ranks = store, stage, ranks
+        self._generator = generator = store.open_generator(stage.encoder)
+        table = shared(scratch, ranks, lambda: PairTable.of_pairs(chats(files, generator), folder=scratch))
+        table.check_sources("data.weights", [source for source in data.weights if source != "*"])
+        self.steps = steps_of(len(table), stage.batch, stage.epochs, stage.steps, recipe.max_steps)
+        deal = partial(
+            BatchDealer, weights=data.weights, size=stage.batch, steps=self.steps, negatives=0, seed=recipe.seed
+        )
+        table = table.limited_to(drawn) if len(drawn := deal(table).drawn()) < len(table) else table
+        self._dealer = deal(table)
+        tokenizer = generator.plain_tokenizer
+        self._prompts, self._answers = (
+            TokenTable.build(texts, None, tokenizer, ranks.device, scratch / f"tokens-{texts.side}", ranks)
+            for texts in (table.queries, table.documents)
+        )
+        if (longest := int(self._prompts.lengths.max())) >= generator.max_length:
+            raise BadData(
+                f"a prompt of {longest} tokens leaves no room for an answer: raise encoders.{stage.encoder}.max_length "
+                f"({generator.max_length}), or leave long queries out"
+            )
+
+    @property
+    def modules(self) -> dict[str, nn.Module]:
+        return {self._stage.encoder: self._generator}
+
+    def gradients(self, step: int, scale: Callable[[Tensor], Tensor]) -> dict[str, float]:
+        """Leaves the gradients of one step in the weights, and returns what it measured."""
+        batch = self._dealer.deal(step)
+        torch.manual_seed(self._ranks.seed(self._store.recipe.seed, step))
+        prompts = self._prompts.lengths[batch.queries]
+        lengths = np.minimum(prompts + self._answers.lengths[batch.documents], self._generator.max_length)
+        answered, total, tokens = int((lengths - prompts).sum()), torch.zeros((), device=self._ranks.device), 0
+        own = self._ranks.share(len(lengths))
+        for chunk in chunks_of(lengths[own], self._stage.tokens):
+            rows = own[chunk]
+            ids, written = self._join(batch.queries[rows], batch.documents[rows])
+            with autocast(self._ranks.device, self._stage.precision):
+                states = self._generator.states(ids)
+                # A state names the token after it.
+                loss = reconstruction(states[:, :-1], self._generator.vocabulary, ids[:, 1:], written[:, 1:]) / answered
+            scale(loss).backward()  # type: ignore[no-untyped-call]
+            total += loss.detach()
+            tokens += ids.numel()
+        loss_of_batch = float(self._ranks.sum(total))
+        return {"loss": loss_of_batch, "texts": len(lengths), "tokens": tokens * self._ranks.size}
+
+    def figure(self, dev: DevSets) -> float:
+        raise NotImplementedError("development sets judge encoders")
+
+    def keep(self, folder: Path) -> None:
+        self._store.keep(self._stage.encoder, self._generator, folder / self._stage.encoder)
+
+    def write(self, folder: Path) -> None:
+        self._store.write(self._stage.encoder, self._generator, folder / self._stage.encoder)
+
+    def _join(self, prompts: Rows, answers: Rows) -> tuple[Tensor, Tensor]:
+        """Ids of prompts with their answers, padded on the right, and which of them are the answers'."""
+        first, first_mask = self._prompts.padded(prompts)
+        second, second_mask = self._answers.padded(answers)
+        starts = first_mask.sum(1, keepdim=True)
+        totals = (starts + second_mask.sum(1, keepdim=True)).clamp(max=self._generator.max_length)
+        columns = torch.arange(int(totals.max()), device=first.device).expand(len(first), -1)
+        from_prompt = first.gather(1, columns.clamp(max=first.shape[1] - 1))
+        from_answer = second.gather(1, (columns - starts).clamp(0, second.shape[1] - 1))
+        present = columns < totals
+        ids = torch.where(columns < starts, from_prompt, from_answer)
+        return torch.where(present, ids, 0), present & (columns >= starts)
+
+
+def chats(files: Sequence[Path], generator: TorchGenerator) -> Iterator[Pair]:
+    """Rows as a prompt and its answers, each as the model reads and writes it."""
+    for path in files:
+        for row in Progress(f"read {path}", "rows").over(read_pairs(path)):
+            if not row.query or not row.hypothetical:
+                raise BadData(f"{path}: a row without a query or `hypothetical` documents; care curate hyde adds them")
+            answers = [text + generator.end for text in row.hypothetical]
+            asked = generator.chat(ask_for_document(row.query))
+            yield replace(row, query=asked, positives=answers, negatives=[], hypothetical=[], instruction=None)
