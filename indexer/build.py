@@ -13,11 +13,9 @@ from operator import itemgetter
 from pathlib import Path
 
 from indexer.checks import FLOOR, Changes, changes_since_published, choose_depth, encode_queries, sample_queries
-from indexer.corpus import Document, FieldMap, Rejects, read_corpus
-from indexer.embed import embed
-from indexer.encode import Encoder, EncodeShards, Work, checked, chunked, content_hashes, encode_here
+from indexer.corpus import Document, FieldMap, LogChanges, Rejects, read_corpus
+from indexer.encode import Encoder, EncodeShards, Work, checked, chunked, content_hashes, embed, encode_here
 from indexer.errors import BadBuild
-from indexer.fresh import LogChanges
 from indexer.passages import Budget, Cutter, passage_texts
 from indexer.store.arrays import Array, Rows
 from indexer.store.collection import Collection, new_version

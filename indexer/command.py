@@ -15,7 +15,17 @@ from pathlib import Path
 from typing import Any
 
 from indexer.build import BuildOptions
-from indexer.checks import FLOOR, compare_answers, compare_documents, encode_queries, load_queries, sample_queries
+from indexer.checks import (
+    FLOOR,
+    SAMPLE_ROWS,
+    compare_answers,
+    compare_documents,
+    encode_queries,
+    load_queries,
+    measure_kinds,
+    propose,
+    sample_queries,
+)
 from indexer.corpus import FieldMap
 from indexer.devices import parse_devices
 from indexer.errors import BadBuild, BadDatabase
@@ -24,9 +34,8 @@ from indexer.store.collection import HERE, Collection, Database
 from indexer.store.documents import Documents
 from indexer.store.kinds import LEAST_ROWS_FOR_LISTS, IndexKind
 from indexer.store.snapshot import Snapshot
-from indexer.suggest import SAMPLE_ROWS, measure_kinds, propose
 from indexer.versions import Measure, VersionInfo, admit, choose, list_versions, prune, publish, rollback, verify
-from models.encoder.bulk import load_encoder
+from models.encoder.address import load_encoder
 from models.encoder.onnx import Vectors
 from models.encoder.spec import Precision, Variant
 from models.package import BUNDLED_ENCODER, positive, share
@@ -142,15 +151,14 @@ def run(arguments: Namespace) -> None:
         case "publish":
             measure = Measure(partial(_queries, arguments.query_encoder), arguments.recall_floor)
             asking = partial(load_encoder, arguments.query_encoder)
-            move = publish(collection, arguments.version, measure, asking=asking, force=arguments.force)
-            print(f"published {move.after}")
+            print(f"published {publish(collection, arguments.version, measure, asking=asking, force=arguments.force)}")
         case "admit":
             version = admit(collection, arguments.encoder, arguments.version)
             print(f"{arguments.encoder} may search {version}; a service that refused it opens it after a reload")
         case "rollback":
-            asking = partial(load_encoder, arguments.query_encoder)
-            move = rollback(collection, arguments.version, asking=asking, force=arguments.force)
-            print(f"rolled back from {move.before} to {move.after}")
+            asking, before = partial(load_encoder, arguments.query_encoder), collection.current()
+            after = rollback(collection, arguments.version, asking=asking, force=arguments.force)
+            print(f"rolled back from {before} to {after}")
         case "verify":
             manifest = verify(collection, arguments.version)
             counts = f"{manifest.counts.documents} documents, {len(manifest.files)} files"

@@ -11,14 +11,15 @@ import re
 import signal
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass
 from importlib import import_module
 from multiprocessing import get_context
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
+from typing import cast
 
-from indexer.encode import Encoder, encode_shard
+from indexer.encode import Encoder, encode_shard, read_ahead
 from indexer.errors import BadBuild
 from indexer.store.shards import Shards
 from models.encoder.onnx import Vectors
@@ -91,15 +92,13 @@ class DeviceEncoder:
                 there.close()
                 self._processes.append(process)
                 self._connections[here] = device
-            facts = [self._receive(connection) for connection in self._connections]
-            others = [device for device, own in zip(devices, facts, strict=True) if _name(own) != _name(facts[0])]
-            if others:
+            facts = [cast(Facts, self._receive(connection)) for connection in self._connections]
+            first, prints = facts[0], [own.fingerprint for own in facts]
+            if others := [own for own, name in zip(devices, prints, strict=True) if name != first.fingerprint]:
                 raise BadBuild(f"{others[0]} computes in other numbers than {devices[0]}; name devices of one kind")
         except BaseException:
             self.close()
             raise
-        first = facts[0]
-        assert isinstance(first, Facts)
         self.spec, self.variant, self.fingerprint = first.spec, first.variant, first.fingerprint
         self.tokenizer, self.bulk_texts = first.tokenizer, first.bulk_texts
 
@@ -112,25 +111,20 @@ class DeviceEncoder:
 
     def encode_shards(self, shards: Iterable[list[str]], encoder: Encoder, place: Shards) -> Iterator[int]:
         """As `indexer.encode.EncodeShards`; shards are finished in any order, and the processes end with the last."""
-        waiting, idle, busy = iter(shards), list(self._connections), dict[Connection, int]()
-        with ThreadPoolExecutor(1, "reader") as reader:
-            ahead = reader.submit(next, waiting, None)
-            try:
-                while True:
-                    while idle and (texts := ahead.result()) is not None:
-                        ahead = reader.submit(next, waiting, None)
-                        connection = idle.pop()
-                        self._send(connection, (texts, place))
-                        busy[connection] = len(texts)
-                    if not busy:
-                        return
-                    for ready in wait(list(busy)):
-                        assert isinstance(ready, Connection)
-                        self._receive(ready)
-                        idle.append(ready)
-                        yield busy.pop(ready)
-            finally:
-                self.close()
+        idle, busy = list(self._connections), dict[Connection, int]()
+        with closing(read_ahead(shards)) as waiting, closing(self):
+            while True:
+                while idle and (texts := next(waiting, None)) is not None:
+                    connection = idle.pop()
+                    self._send(connection, (texts, place))
+                    busy[connection] = len(texts)
+                if not busy:
+                    return
+                for ready in wait(list(busy)):
+                    assert isinstance(ready, Connection)
+                    self._receive(ready)
+                    idle.append(ready)
+                    yield busy.pop(ready)
 
     def close(self) -> None:
         """Ends the processes at once; what they have written stays."""
@@ -168,11 +162,6 @@ class DeviceEncoder:
 @dataclass(frozen=True, slots=True)
 class _Problem:
     reason: str
-
-
-def _name(answer: object) -> str:
-    assert isinstance(answer, Facts)
-    return answer.fingerprint
 
 
 def _work(connection: Connection, device: str, open_encoder: Open) -> None:

@@ -33,7 +33,7 @@ from indexer.store.collection import Collection
 from indexer.store.manifest import Manifest
 from indexer.store.snapshot import Snapshot
 from indexer.versions import Measure, prune, publish, verify
-from models.encoder.bulk import AddressEncoder, load_encoder
+from models.encoder.address import AddressEncoder, load_encoder
 from models.encoder.onnx import OnnxEncoder, Vectors
 from models.encoder.spec import EncoderSpec, Precision, Side, Variant
 from models.encoder.tokenizer import has_graph

@@ -39,14 +39,6 @@ class Measure:
     floor: float
 
 
-@dataclass(frozen=True, slots=True)
-class Move:
-    """The pointer moved from one version (None: there was none) to another."""
-
-    before: str | None
-    after: str
-
-
 def publish(
     collection: Collection,
     version: str | None = None,
@@ -54,12 +46,11 @@ def publish(
     *,
     asking: Callable[[], Encoder] | None = None,
     force: bool = False,
-) -> Move:
-    """Serves a version, the newest unless named; uploads it first if the collection has a database.
+) -> str:
+    """Serves a version, the newest unless named; uploads it first if the collection has a database. Returns its name.
 
     `measure` measures its recall there. `asking` opens the encoder for the canaries, which must pass unless `force`.
     """
-    before = collection.current()
     after = version or collection.newest()
     if collection.database is not None and measure is not None:
         from indexer.upload import upload  # needs the database's client, which is optional
@@ -70,7 +61,7 @@ def publish(
     if not force:
         _ask_canaries(collection, after, asking)
     collection.publish(after, force=force)
-    return Move(before, after)
+    return after
 
 
 def admit(collection: Collection, encoder: Path, version: str | None = None) -> str:
@@ -89,18 +80,17 @@ def rollback(
     *,
     asking: Callable[[], Encoder] | None = None,
     force: bool = False,
-) -> Move:
-    """Serves the version published before the current one, or the one named.
+) -> str:
+    """Serves the version published before the current one, or the one named; returns its name.
 
     Unless forced, the query encoder must be admitted to it and the canaries must pass.
     """
-    before = collection.current()
-    target = version or (collection.previous() if before else None)
+    target = version or (collection.previous() if collection.current() else None)
     if target is not None and asking is not None and not force:
         encoder = asking()
         Manifest.read(collection.folder(target)).require_encoder(encoder.spec)
         _ask_canaries(collection, target, lambda: encoder)
-    return Move(before, collection.rollback(version))
+    return collection.rollback(version)
 
 
 def _ask_canaries(collection: Collection, version: str, asking: Callable[[], Encoder] | None) -> None:

@@ -30,7 +30,7 @@ from loadtest.bench import CACHED, QUERIES, Scenario
 from loadtest.harness import HOST, BenchError
 from loadtest.harness.generator import MAX_SECONDS, Job, Measurement, measure
 from loadtest.harness.machine import processor_seconds
-from loadtest.harness.report import Program, Spread, exit_with, failures_text, markdown, publish, say, table
+from loadtest.harness.report import Program, Spread, exit_with, failures_text, markdown, publish, say, summary, table
 from loadtest.harness.servers import CACHE, FORCED, Started, build_example, care, care_server, running
 
 STARTS, ROUNDS, SECONDS = 4, 4, 1.0
@@ -105,14 +105,12 @@ def make_rows(measured: Measured) -> list[Row]:
     rows = []
     for (name, scenario), ones in measured.items():
         pairs = list(zip(ones, measured[WITHOUT, scenario], strict=True))
-        failures: dict[str, int] = {}
-        for one in ones:
-            failures |= one.failures
+        speed, _, failures = summary(ones)
         rows.append(
             Row(
                 name,
                 scenario,
-                Spread.of([one.requests_per_second for one in ones]),
+                speed,
                 Spread.of([one.requests_per_second / other.requests_per_second for one, other in pairs]),
                 Spread.of([_processor_us(one) for one in ones]),
                 Spread.of([_processor_us(one) / _processor_us(other) for one, other in pairs]),

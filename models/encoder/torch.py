@@ -22,14 +22,7 @@ from transformers import AutoModel, PretrainedConfig, PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_MAPPING
 from transformers.utils import logging as transformers_logging
 
-from models.encoder.folder import (
-    CONFIG_FILE,
-    check_length,
-    dense_layers,
-    looks_back_only,
-    read_config,
-    read_tokenizer,
-)
+from models.encoder.folder import CONFIG_FILE, check_length, dense_layers, looks_back_only, read_config, read_tokenizer
 from models.encoder.spec import SPEC_FILE, TOKENIZER_FILE, EncoderSpec, Pooling, Side, sha256_of, verify_file
 from models.encoder.tokenizer import Tokenizer, pad
 from models.errors import BadEncoder

@@ -42,49 +42,41 @@ class VectorCache:
 
     def __init__(self, folder: Path, dim: int) -> None:
         self._record = np.dtype([(_HASH, f"V{HASH_BYTES}"), (_VECTOR, "<f4", (dim,))])
-        self._files: list[NDArray[np.void]] = []
-        self._places: dict[bytes, tuple[int, int]] = {}
+        self._known: dict[bytes, Vectors] = {}
         self._own = folder / f"{uuid.uuid4().hex}{SUFFIX}"
-        self._own_number: int | None = None
         for path in sorted(folder.glob(f"*{SUFFIX}")):
             # A record that its writer did not finish is not counted.
-            self._map(path, len(self._files), path.stat().st_size // self._record.itemsize)
+            self._map(path, 0, path.stat().st_size // self._record.itemsize)
 
     def find(self, texts: Sequence[str], vectors: Vectors) -> list[int]:
         """Fills the rows of `vectors` (texts, dim) that are known; returns the others."""
-        places = [self._places.get(text_hash(text), (-1, -1)) for text in texts]
-        numbers, records = np.array(places, dtype=np.int64).reshape(-1, 2).T
-        for number in np.unique(numbers[numbers >= 0]).tolist():
-            rows = np.flatnonzero(numbers == number)
-            vectors[rows] = self._files[number][_VECTOR][records[rows]]
-        return [int(row) for row in np.flatnonzero(numbers < 0)]
+        missing = []
+        for row, text in enumerate(texts):
+            if (known := self._known.get(text_hash(text))) is None:
+                missing.append(row)
+            else:
+                vectors[row] = known
+        return missing
 
     def unknown(self, texts: Iterable[str]) -> list[str]:
-        return [text for text in texts if text_hash(text) not in self._places]
+        return [text for text in texts if text_hash(text) not in self._known]
 
     def add(self, texts: Sequence[str], vectors: Vectors) -> None:
         """Keeps vectors (texts, dim) for later calls and later processes."""
-        if self._own_number is None:
-            self._own.parent.mkdir(parents=True, exist_ok=True)
-            self._own_number = len(self._files)
+        self._own.parent.mkdir(parents=True, exist_ok=True)
         records = np.empty(len(texts), dtype=self._record)
         records[_HASH] = np.frombuffer(b"".join(map(text_hash, texts)), dtype=self._record[_HASH])
         records[_VECTOR] = vectors
         with self._own.open("ab") as file:
+            start = file.tell()
             file.write(records.tobytes())
-            size = file.tell()
-        self._map(self._own, self._own_number, size // self._record.itemsize)
+        self._map(self._own, start, len(texts))
 
-    def _map(self, path: Path, number: int, count: int) -> None:
-        """Makes the first `count` records of a file known; of the file `number`, those that are new."""
-        if not count:
-            return
-        records = np.memmap(path, dtype=self._record, mode="r", shape=(count,))
-        known = len(self._files[number]) if number < len(self._files) else 0
-        self._files[number : number + 1] = [records]
-        hashes = records[_HASH][known:].tobytes()
-        for place in range(count - known):
-            self._places[hashes[place * HASH_BYTES : (place + 1) * HASH_BYTES]] = (number, known + place)
+    def _map(self, path: Path, start: int, count: int) -> None:
+        """Makes `count` records known that begin at this byte of a file."""
+        if count:
+            records = np.memmap(path, self._record, "r", start, (count,)).view(np.ndarray)
+            self._known |= zip((each.tobytes() for each in records[_HASH]), records[_VECTOR], strict=True)
 
 
 def load_rankings(path: Path) -> list[Ranking] | None:

@@ -16,6 +16,7 @@ torch, precision=bf16|fp32|fp8 for torch weights as the indexer reads them, devi
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import platform
@@ -44,13 +45,12 @@ from models.evaluation.encoders import (
     Address,
     CutReader,
     EncoderReader,
-    OpenEncoder,
     PairReader,
     Reader,
     open_encoder,
     open_reranker,
     size,
-)  # fmt: skip
+)
 from models.evaluation.judge import Judgement, judge
 from models.evaluation.report import page, tables
 from models.evaluation.results import Curve, Run, SetResult
@@ -269,8 +269,8 @@ class Lineup:
 
     def __init__(self, wanted: Wanted, cache: Path, stack: ExitStack, advance: Callable[[int], object]) -> None:
         self._cache, self._stack, self._advance = cache, stack, advance
-        self._encoders: dict[str, OpenEncoder] = {}
-        self._vectors: dict[str, VectorCache] = {}
+        self._open = functools.cache(open_encoder)
+        self._vectors = functools.cache(lambda name, dim: VectorCache(cache / VECTORS / name, dim))
         self._sides: list[tuple[EncoderReader, tuple[Side, ...]]] = []
         readers: list[Reader] = [self._reader(address, tuple(Side)) for address in wanted.encoders]
         for query, document in wanted.pairs:
@@ -295,16 +295,12 @@ class Lineup:
         return sum(size(text) for _, text in unread)
 
     def _reader(self, address: str, sides: tuple[Side, ...]) -> EncoderReader:
-        if address not in self._encoders:
-            self._encoders[address] = open_encoder(address)
-        encoder = self._encoders[address]
+        encoder = self._open(address)
         for side in sides:
             if side not in encoder.spec.sides:
                 raise BadEncoder(f"{encoder.name} is not made to read a {side}; give it as half of a --pair")
-        if encoder.fingerprint not in self._vectors:
-            folder = self._cache / VECTORS / encoder.fingerprint
-            self._vectors[encoder.fingerprint] = VectorCache(folder, encoder.spec.dim)
-        reader = EncoderReader(encoder, self._vectors[encoder.fingerprint], self._advance)
+        vectors = self._vectors(encoder.fingerprint, encoder.spec.dim)
+        reader = EncoderReader(encoder, vectors, self._advance)
         self._sides.append((reader, sides))
         return reader
 

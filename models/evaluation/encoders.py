@@ -139,7 +139,7 @@ def _open_address(folder: Path) -> OpenEncoder:
             f"{folder}: the server is sent other fields for queries than for documents, which an evaluation cannot; "
             "evaluate a service of it (--service)"
         )
-    server = import_module("models.encoder.bulk").AddressEncoder.load(folder)  # loads an HTTP client
+    server = import_module("models.encoder.address").AddressEncoder.load(folder)  # loads an HTTP client
     name = folder.resolve().name
     encode = server.encode_prompts
     return OpenEncoder(name, server.spec, server.fingerprint, None, lambda texts: encode(server.cut(texts), Side.QUERY))
@@ -209,9 +209,8 @@ class Reader(Protocol):
         """The query encoder's `dense_trust`, for fusion."""
         ...
 
-    def read(self, texts: Sequence[str], side: Side, task: Task) -> Vectors: ...
-    def uncached(self) -> Reader:
-        """The same function without its cache, for timing."""
+    def read(self, texts: Sequence[str], side: Side, task: Task, *, cached: bool = True) -> Vectors:
+        """`cached=False` computes everything anew, for timing."""
         ...
 
 
@@ -232,8 +231,8 @@ class EncoderReader:
     def trust(self) -> float:
         return self.encoder.spec.dense_trust
 
-    def read(self, texts: Sequence[str], side: Side, task: Task) -> Vectors:
-        prompts, cache = self._prompts(texts, side, task), self._cache
+    def read(self, texts: Sequence[str], side: Side, task: Task, *, cached: bool = True) -> Vectors:
+        prompts, cache = self._prompts(texts, side, task), self._cache if cached else None
         if cache is None:
             return self._encode(prompts)
         vectors = np.empty((len(prompts), self.encoder.spec.dim), dtype=np.float32)
@@ -251,9 +250,6 @@ class EncoderReader:
         read = ((task, side, texts) for task in tasks for side, texts in task.texts() if side in sides)
         prompts = {prompt for task, side, texts in read for prompt in self._prompts(texts, side, task)}
         return prompts if self._cache is None else set(self._cache.unknown(prompts))
-
-    def uncached(self) -> EncoderReader:
-        return EncoderReader(self.encoder, None)
 
     def _prompts(self, texts: Sequence[str], side: Side, task: Task) -> Sequence[str]:
         spec, stated = self.encoder.spec, task.instruction(side)
@@ -296,11 +292,8 @@ class PairReader:
     def trust(self) -> float:
         return self.query.trust
 
-    def read(self, texts: Sequence[str], side: Side, task: Task) -> Vectors:
-        return (self.query if side is Side.QUERY else self.document).read(texts, side, task)
-
-    def uncached(self) -> PairReader:
-        return PairReader(self.query.uncached(), self.document.uncached())
+    def read(self, texts: Sequence[str], side: Side, task: Task, *, cached: bool = True) -> Vectors:
+        return (self.query if side is Side.QUERY else self.document).read(texts, side, task, cached=cached)
 
 
 @dataclass(frozen=True, slots=True)
@@ -319,11 +312,8 @@ class CutReader:
     def trust(self) -> float:
         return self.whole.trust
 
-    def read(self, texts: Sequence[str], side: Side, task: Task) -> Vectors:
-        return unit(self.whole.read(texts, side, task)[:, : self.dim])
-
-    def uncached(self) -> CutReader:
-        return CutReader(self.whole.uncached(), self.dim)
+    def read(self, texts: Sequence[str], side: Side, task: Task, *, cached: bool = True) -> Vectors:
+        return unit(self.whole.read(texts, side, task, cached=cached)[:, : self.dim])
 
 
 def unit(vectors: Vectors) -> Vectors:

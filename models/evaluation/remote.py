@@ -152,16 +152,14 @@ class HydeReader:
     def trust(self) -> float:
         return self.reader.trust
 
-    def read(self, texts: Sequence[str], side: Side, task: Task) -> Vectors:
+    def read(self, texts: Sequence[str], side: Side, task: Task, *, cached: bool = True) -> Vectors:
         if isinstance(task.data, PairSet):
             raise NotApplicable("HyDE writes answers to questions, and sentence pairs have none")
-        vectors = self.reader.read(texts, side, task)
+        vectors = self.reader.read(texts, side, task, cached=cached)
         if side is Side.DOCUMENT:
             return vectors
-        for documents in self.generator.write(texts, task.hyde_prompt):
-            vectors = vectors + self.reader.read(documents, Side.DOCUMENT, task)
+        generator = self.generator if cached else replace(self.generator, folder=None)
+        for documents in generator.write(texts, task.hyde_prompt):
+            vectors = vectors + self.reader.read(documents, Side.DOCUMENT, task, cached=cached)
         mean: Vectors = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
         return mean
-
-    def uncached(self) -> HydeReader:
-        return HydeReader(self.reader.uncached(), replace(self.generator, folder=None))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from hashlib import blake2b
 from importlib.metadata import version
 from pathlib import Path
@@ -96,8 +97,8 @@ class Dense:
         return [float((documents[rows] @ query).mean()) for query, rows in zip(queries, data.answers(), strict=True)]
 
     def online(self, task: Task, data: RetrievalSet) -> Callable[[str], Ranking]:
-        documents, reader = self._documents(data.documents, task, data), self.reader.uncached()
-        return lambda query: top((reader.read([query], Side.QUERY, task) @ documents.T)[0], DEPTH)
+        documents, read = self._documents(data.documents, task, data), partial(self.reader.read, cached=False)
+        return lambda query: top((read([query], Side.QUERY, task) @ documents.T)[0], DEPTH)
 
     def _answer(self, task: Task) -> Answers:
         if isinstance(task.data, RetrievalSet):

@@ -30,8 +30,16 @@ from models.errors import ParityError
 from models.export.backbone import append_score_head, export_backbone
 from models.export.large import write_large
 from models.export.parity import CALIBRATION_TEXTS, check_pairs
-from models.export.pipeline import GRAPH, LARGE_ORDER, check_target, checksums_of, replace_target, size_of
-from models.export.source import LARGEST_BYTES, weights_name
+from models.export.pipeline import (
+    GRAPH,
+    LARGE_ORDER,
+    LARGEST_BYTES,
+    check_target,
+    checksums_of,
+    replace_target,
+    size_of,
+    weights_name,
+)
 from models.export.variants import calibration_samples, fuse, prepare, quantize, quiet, slim
 
 Scores = NDArray[np.float32]

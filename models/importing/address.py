@@ -15,8 +15,17 @@ from pathlib import Path
 import numpy as np
 from pydantic import JsonValue, ValidationError
 
-from models.encoder.address import CANARY_TEXTS, DECIMALS, AddressReader, Canaries, Vectors, Wire
-from models.encoder.bulk import OPENING_SECONDS, AddressEncoder, Asking
+from models.encoder.address import (
+    CANARY_TEXTS,
+    DECIMALS,
+    OPENING_SECONDS,
+    AddressEncoder,
+    AddressReader,
+    Asking,
+    Canaries,
+    Vectors,
+    Wire,
+)
 from models.encoder.spec import (
     ADDRESS,
     CANARIES_FILE,

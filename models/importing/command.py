@@ -148,7 +148,7 @@ def _show(arguments: Namespace) -> None:
     spec = EncoderSpec.load(arguments.folder)
     _describe(arguments.folder, spec)
     if spec.address is not None:
-        from models.encoder.bulk import AddressEncoder
+        from models.encoder.address import AddressEncoder
 
         worst = AddressEncoder.load(arguments.folder).check()
         print(f"the server answers; the canaries have a cosine of {worst:.6f} or more")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from models.encoder.bulk import load_encoder
+from models.encoder.address import load_encoder
 from models.encoder.spec import EncoderSpec, Side, Variant
 from models.errors import SpaceMismatch
 from models.export.parity import CHECK_TEXTS

@@ -21,9 +21,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from models.encoder.packed.attention import default_backend
-from models.encoder.packed.kernels import lay_out
-from models.encoder.packed.model import PackedModel
+from models.encoder.packed.encoder import PackedModel
+from models.encoder.packed.kernels import default_backend, lay_out
 from models.encoder.packed.weights import read_weights
 from models.encoder.spec import EncoderSpec
 from models.encoder.tokenizer import AT_ONCE, FlatIds, Tokenizer, tokenise

@@ -18,8 +18,8 @@ from cli import main
 from indexer.build import BuildOptions, build
 from indexer.store.collection import Collection
 from indexer.store.snapshot import Snapshot
-from models.encoder import bulk
-from models.encoder.bulk import AddressEncoder
+from models.encoder import address
+from models.encoder.address import AddressEncoder
 from models.encoder.onnx import OnnxEncoder
 from models.encoder.spec import EncoderSpec
 from models.errors import EncoderAway, EncoderMoved
@@ -302,8 +302,8 @@ def test_a_build_whose_server_dies_goes_on_where_it_was(
     scripted: tuple[EmbeddingsServer, Built, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server, _, folder = scripted
-    monkeypatch.setattr(bulk, "PATIENCE_SECONDS", 0.05)
-    monkeypatch.setattr(bulk, "FIRST_PAUSE_SECONDS", 0.01)
+    monkeypatch.setattr(address, "PATIENCE_SECONDS", 0.05)
+    monkeypatch.setattr(address, "FIRST_PAUSE_SECONDS", 0.01)
     rows = [{"_id": str(number), "text": f"第{number}种药的用法"} for number in range(40)]
     corpus = write_lines(tmp_path / "many.jsonl", *rows)
     encoder, options = AddressEncoder.load(folder), BuildOptions(shard_texts=8)
@@ -330,8 +330,8 @@ def test_a_build_whose_server_dies_goes_on_where_it_was(
 def test_a_connection_that_is_refused_in_the_middle_of_a_build_is_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bulk, "PATIENCE_SECONDS", 0.2)
-    monkeypatch.setattr(bulk, "FIRST_PAUSE_SECONDS", 0.01)
+    monkeypatch.setattr(address, "PATIENCE_SECONDS", 0.2)
+    monkeypatch.setattr(address, "FIRST_PAUSE_SECONDS", 0.01)
     with embeddings_server() as server:
         import_address(Server(server.url, "toy"), tmp_path / "toy")
         encoder = AddressEncoder.load(tmp_path / "toy")

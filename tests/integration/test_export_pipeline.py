@@ -14,7 +14,7 @@ from models.encoder.onnx import OnnxEncoder
 from models.encoder.spec import POOLINGS, EncoderSpec, Pooling, Side, Variant
 from models.encoder.torch import TorchEncoder
 from models.errors import BadEncoder, ExportError, ParityError
-from models.export import source
+from models.export import pipeline
 from models.export.backbone import export_backbone
 from models.export.command import add_arguments, run
 from models.export.parity import CHECK_TEXTS, FLOORS, Floor
@@ -196,7 +196,7 @@ def test_sources_and_targets_that_cannot_be(trained: Path, tmp_path: Path, monke
         export(tmp_path / "hub", tmp_path / "served")
     with pytest.raises(ExportError, match="dim 4096 is larger"):
         export(trained, tmp_path / "served", dim=4096)
-    monkeypatch.setattr(source, "LARGEST_BYTES", 1000)
+    monkeypatch.setattr(pipeline, "LARGEST_BYTES", 1000)
     with pytest.raises(ExportError, match="above 2 GiB is exported by torch"):
         export(trained, tmp_path / "served", backend=Backend.OPTIMUM)
     assert not (tmp_path / "served").exists()

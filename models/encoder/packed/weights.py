@@ -15,8 +15,7 @@ from torch import Tensor
 from transformers import PretrainedConfig, PreTrainedModel
 
 from models.encoder.folder import looks_back_only
-from models.encoder.packed.attention import Scope
-from models.encoder.packed.kernels import ACTIVATIONS, TILE, Biases, Dense, Heads, Linear, Norm, Scaled
+from models.encoder.packed.kernels import ACTIVATIONS, TILE, Biases, Dense, Heads, Linear, Norm, Scaled, Scope
 from models.errors import BadEncoder
 
 # Counts the changes of the pass that changed vectors. It is part of an encoder's fingerprint, so that older vectors

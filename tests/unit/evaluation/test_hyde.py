@@ -84,7 +84,7 @@ def test_written_documents_are_cached(endpoint: Endpoint, tmp_path: Path, model:
     for documents, requests in ((1, 2), (1, 2), (2, 4)):
         hyde_of(endpoint, tmp_path, documents).read(["小猫", "小狗"], Side.QUERY, RETRIEVAL)
         assert len(model.requests) == requests
-    hyde_of(endpoint, tmp_path, 1).uncached().read(["小猫"], Side.QUERY, RETRIEVAL)
+    hyde_of(endpoint, tmp_path, 1).read(["小猫"], Side.QUERY, RETRIEVAL, cached=False)
     assert len(model.requests) == 5
 
 

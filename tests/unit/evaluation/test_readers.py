@@ -31,7 +31,7 @@ def test_without_a_cache_every_call_encodes(tmp_path: Path) -> None:
     reader = reader_of(encoder, tmp_path)
     reader.read(["猫"], Side.QUERY, RETRIEVAL)
     for _ in range(2):
-        reader.uncached().read(["猫"], Side.QUERY, RETRIEVAL)
+        reader.read(["猫"], Side.QUERY, RETRIEVAL, cached=False)
     assert encoder.asked == ["猫"] * 3
 
 
@@ -90,7 +90,7 @@ def test_the_first_dimensions_are_unit_vectors_again(tmp_path: Path) -> None:
     assert cut.read(["小猫", "猫"], Side.QUERY, RETRIEVAL).tolist() == [[1], [1]]
     # Nothing is left of a vector that lies in the other dimensions; it must not become NaN.
     assert cut.read(["狗"], Side.DOCUMENT, RETRIEVAL).tolist() == [[0]]
-    assert cut.uncached().read(["小猫"], Side.QUERY, RETRIEVAL).tolist() == [[1]]
+    assert cut.read(["小猫"], Side.QUERY, RETRIEVAL, cached=False).tolist() == [[1]]
     assert (cut.facts.name, cut.facts.dim) == ("table 1d", 1)
 
 

@@ -22,7 +22,7 @@ from indexer.store import files
 from indexer.store.collection import Collection, new_version
 from indexer.store.files import in_turn, mounted_with_local_locks
 from indexer.store.snapshot import Snapshot
-from indexer.versions import Move, list_versions, prune, publish, rollback, verify
+from indexer.versions import list_versions, prune, publish, rollback, verify
 from tests.unit.indexer.support import add_version
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
@@ -62,8 +62,9 @@ def test_version_names_sort_by_time_and_differ() -> None:
 def test_publish_list_and_roll_back(collection: Collection) -> None:
     first, second = add(collection, 1), add(collection, 2)
     assert collection.versions() == [first, second]
-    assert publish(collection, first) == Move(None, first)
-    assert publish(collection) == Move(first, second)
+    assert collection.current() is None
+    assert publish(collection, first) == collection.current() == first
+    assert publish(collection) == collection.current() == second
     listed = list_versions(collection)
     assert [
         (info.version, info.current, info.manifest.counts.documents, info.manifest.counts.passages) for info in listed
@@ -72,11 +73,10 @@ def test_publish_list_and_roll_back(collection: Collection) -> None:
         (second, True, 4, 5),
     ]
     assert all(info.manifest.size_bytes and info.manifest.created and not info.problem for info in listed)
-    assert rollback(collection) == Move(second, first)
-    assert collection.current() == first
+    assert rollback(collection) == collection.current() == first
     with pytest.raises(BadCollection, match="no version older"):
         rollback(collection)
-    assert rollback(collection, second) == Move(first, second)
+    assert rollback(collection, second) == collection.current() == second
 
 
 def test_rollback_passes_over_versions_that_were_never_published(collection: Collection) -> None:
@@ -85,17 +85,17 @@ def test_rollback_passes_over_versions_that_were_never_published(collection: Col
     add(collection, 2)
     third = add(collection, 3)
     publish(collection, third)
-    assert rollback(collection).after == first
+    assert rollback(collection) == first
 
 
 def test_rollback_never_returns_to_a_version_that_was_rolled_back_from(collection: Collection) -> None:
     first, second, bad, fourth = (add(collection, day) for day in (1, 2, 3, 4))
     for version in (first, second, bad):
         publish(collection, version)
-    assert rollback(collection).after == second
+    assert rollback(collection) == second
     publish(collection, fourth)
     assert collection.prune(keep=1, keep_days=0) == [first, bad]
-    assert rollback(collection).after == second
+    assert rollback(collection) == second
 
 
 def test_rollback_goes_step_by_step_even_where_a_version_is_gone(collection: Collection) -> None:
@@ -103,8 +103,8 @@ def test_rollback_goes_step_by_step_even_where_a_version_is_gone(collection: Col
     for version in versions:
         publish(collection, version)
     shutil.rmtree(collection.folder(versions[2]))
-    assert rollback(collection).after == versions[1]
-    assert rollback(collection).after == versions[0]
+    assert rollback(collection) == versions[1]
+    assert rollback(collection) == versions[0]
     with pytest.raises(BadCollection, match="no version older"):
         rollback(collection)
 
@@ -112,7 +112,7 @@ def test_rollback_goes_step_by_step_even_where_a_version_is_gone(collection: Col
 def test_rollback_never_goes_forward(collection: Collection) -> None:
     first, second = add(collection, 1), add(collection, 2)
     publish(collection, second)
-    assert rollback(collection, first).after == first
+    assert rollback(collection, first) == first
     with pytest.raises(BadCollection, match="no version older"):
         rollback(collection)
 
@@ -156,14 +156,14 @@ def test_change_of_space_needs_force(collection: Collection, change: dict[str, o
         publish(collection, second)
     assert collection.current() == first
     publish(collection, second, force=True)
-    assert rollback(collection).after == first
+    assert rollback(collection) == first
 
 
 def test_a_damaged_snapshot_does_not_keep_a_sound_one_out(collection: Collection) -> None:
     first, second = add(collection, 1), add(collection, 2)
     publish(collection, first)
     (collection.folder(first) / "manifest.json").write_text("{", encoding="utf-8")
-    assert publish(collection, second).after == second
+    assert publish(collection, second) == second
 
 
 @pytest.mark.parametrize("operations", range(1, 12))
@@ -195,7 +195,7 @@ def test_a_rollback_never_lands_on_what_was_never_served(
     before = collection.current()
     assert (collection.root / "PUBLISHED").read_text().split()[-1] in served
     publish(collection, versions[3])
-    assert rollback(collection).after == before
+    assert rollback(collection) == before
     while (target := collection.previous()) is not None:
         assert target in served
         rollback(collection)
@@ -208,7 +208,7 @@ def test_rolling_back_without_the_list_of_what_was_published_needs_a_name(collec
     (collection.root / "PUBLISHED").unlink()
     with pytest.raises(BadCollection, match="name the version"):
         rollback(collection)
-    assert rollback(collection, first).after == first
+    assert rollback(collection, first) == first
 
 
 @pytest.mark.parametrize("content", [b"\xff\xfe", None])
@@ -304,7 +304,7 @@ def test_prune_never_takes_the_served_version_nor_the_one_to_go_back_to(collecti
     for version in (versions[1], versions[3]):
         collection.publish(version)
     assert collection.prune(keep=1, keep_days=0, now=NOW) == [versions[0], versions[2], versions[4]]
-    assert rollback(collection).after == versions[1]
+    assert rollback(collection) == versions[1]
     assert collection.prune(keep=0, keep_days=0, now=NOW) == [versions[3], versions[5]]
     assert collection.versions() == [versions[1]]
 

@@ -10,7 +10,7 @@ import pytest
 from numpy.typing import NDArray
 
 from indexer.build import BuildOptions, build
-from indexer.checks import choose_depth, measure_recall, sample_queries
+from indexer.checks import Measured, choose_depth, measure_kinds, measure_recall, propose, sample_queries
 from indexer.errors import BadBuild
 from indexer.store.collection import Collection
 from indexer.store.documents import Documents, DocumentsWriter
@@ -19,7 +19,6 @@ from indexer.store.kinds import IndexKind
 from indexer.store.manifest import Manifest
 from indexer.store.snapshot import Snapshot
 from indexer.store.vectors import VectorIndex
-from indexer.suggest import Measured, measure_kinds, propose
 from tests.support.fast_encoder import FastEncoder
 from tests.unit.indexer.support import unit_vectors, write_lines
 

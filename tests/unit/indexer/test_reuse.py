@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from indexer.embed import Reuse
+from indexer.encode import Reuse
 from indexer.store import arrays as parts
 from indexer.store.shards import Embeddings
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from indexer.embed import Reuse
+from indexer.encode import Reuse
 from indexer.store.shards import Embeddings, Shards
 from tests.unit.indexer.support import DIM, unit_vectors
 

@@ -71,6 +71,12 @@ def test_ratios_are_those_of_a_round_without_the_first(
     assert f"| {CACHED} | 1 | with keys | 980 (970–990) | 0.980 (0.970–0.990) |" in as_markdown(report)
 
 
+def test_failures_of_all_rounds_are_counted() -> None:
+    failed = Measurement(1, 1.0, [1.0], [9], {}, {"status 503": 2}, processor_seconds=0.1)
+    (row,) = make_rows({(WITHOUT, SCENARIOS[0]): [failed, failed]})
+    assert row.failures == {"status 503": 4}
+
+
 def test_more_than_the_limit_is_a_miss(monkeypatch: pytest.MonkeyPatch, services: dict[str, Service]) -> None:
     slow = int(1000 * LEAST_RATIO) - 1
     assert len(run(monkeypatch, services, [1, slow, slow, 2000]).misses()) == len(SCENARIOS)

@@ -16,9 +16,8 @@ import numpy as np
 import pytest
 
 from cli import main
-from models.encoder import bulk
-from models.encoder.address import AddressReader
-from models.encoder.bulk import AddressEncoder, load_encoder
+from models.encoder import address
+from models.encoder.address import AddressEncoder, AddressReader, load_encoder
 from models.encoder.spec import CANARIES_FILE, EncoderSpec, Side
 from models.encoder.tokenizer import Tokenizer
 from models.endpoint import retry_after
@@ -42,8 +41,8 @@ def server() -> Iterator[EmbeddingsServer]:
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pauses of milliseconds."""
-    monkeypatch.setattr(bulk, "FIRST_PAUSE_SECONDS", 0.001)
-    monkeypatch.setattr(bulk, "LONGEST_PAUSE_SECONDS", 0.01)
+    monkeypatch.setattr(address, "FIRST_PAUSE_SECONDS", 0.001)
+    monkeypatch.setattr(address, "LONGEST_PAUSE_SECONDS", 0.01)
 
 
 @pytest.fixture
@@ -122,7 +121,7 @@ def test_vectors_come_in_order_as_unit_vectors_in_batches_and_several_at_once(
     np.testing.assert_allclose(vectors, expected(TEXTS), atol=1e-6)
     sizes = [len(body["input"]) for body in server.bodies]
     assert sorted(sizes) == [1, 4, 32, 32, 32]  # the last is a canary
-    assert 1 <= server.most_at_once <= bulk.REQUESTS_AT_ONCE
+    assert 1 <= server.most_at_once <= address.REQUESTS_AT_ONCE
     assert {body["model"] for body in server.bodies} == {"toy/embed"}
 
 
@@ -211,14 +210,14 @@ def test_retry_after_is_seconds_or_a_date() -> None:
 
 
 def test_patience_ends(encoder: AddressEncoder, server: EmbeddingsServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bulk, "PATIENCE_SECONDS", 0.05)
+    monkeypatch.setattr(address, "PATIENCE_SECONDS", 0.05)
     server.bend = lambda body: (500, {}, NO_HEADERS)
     with pytest.raises(EncoderAway, match=r"answers 500.*run the same command again"):
         encoder.encode(TEXTS, Side.DOCUMENT)
 
 
 def test_a_server_that_is_not_there_is_away(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bulk, "OPENING_SECONDS", 0.05)
+    monkeypatch.setattr(address, "OPENING_SECONDS", 0.05)
     spec = EncoderSpec.load(folder)
     assert spec.address is not None
     nobody = spec.address.model_copy(update={"url": "http://127.0.0.1:1/v1"})
@@ -249,7 +248,7 @@ def test_a_text_that_the_server_refuses_even_alone_is_an_error(
 def test_a_batch_without_an_answer_in_time_is_halved(
     encoder: AddressEncoder, server: EmbeddingsServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bulk, "ANSWER_SECONDS", 0.3)
+    monkeypatch.setattr(address, "ANSWER_SECONDS", 0.3)
 
     def slow(body: dict[str, Any]) -> None:
         if len(body["input"]) > 2:

@@ -13,7 +13,7 @@ from models.encoder.onnx import OnnxEncoder
 from models.encoder.spec import DATA_SUFFIX, EncoderSpec, Pooling, Side, Variant, sha256_of
 from models.encoder.torch import Projection, TorchEncoder
 from models.errors import BadEncoder
-from models.export import source
+from models.export import pipeline
 from models.export.large import BLOCK, ZERO, quantise_blocks
 from models.export.parity import CHECK_TEXTS
 from models.export.pipeline import Backend, export
@@ -24,7 +24,7 @@ TOLERANCE = {Variant.FP32: 1e-5, Variant.FP16: 2e-2, Variant.INT8: 5e-2}
 
 @pytest.fixture(autouse=True)
 def low_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(source, "LARGEST_BYTES", 1000)
+    monkeypatch.setattr(pipeline, "LARGEST_BYTES", 1000)
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
