@@ -48,6 +48,7 @@ TIMEOUT_SECONDS = 5.0
 MOST_WAITING = 4096  # requests that are not sent yet; older ones are dropped
 MOST_AT_ONCE = 512
 NO_PARENT = b""
+REFUSED = 422
 
 Facts = dict[str, str | int]
 """Attributes of a span."""
@@ -128,7 +129,10 @@ class Traces:
             while not over.is_set():
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(over.wait(), SEND_SECONDS)
-                await asyncio.to_thread(self._send)
+                try:
+                    await asyncio.to_thread(self._send)
+                except Exception:  # costs one batch, not all later traces
+                    logger.exception("a batch of traces is lost")
 
         task = asyncio.create_task(send())
         try:
@@ -159,7 +163,10 @@ class Traces:
     def _spans(self, traced: Traced) -> Iterator[bytes]:
         """The span of a request and those of its stages, as they stand in a ScopeSpans message."""
         own, began_ns = _new_span_id(), traced.ended_ns - int(traced.seconds * 1e9)
-        search = None if traced.search is None else (traced.search.top_k, len(traced.search.queries))
+        # What was refused retrieved nothing, and its numbers may be larger than the protocol's.
+        search = None
+        if traced.search is not None and traced.status != REFUSED:
+            search = traced.search.top_k, len(traced.search.queries)
         whole = _request_facts(self._source, traced.method, traced.route, traced.status, search)
         whole += _attribute("care.request_id", traced.request_id)
         if self._queries and traced.search is not None:

@@ -23,7 +23,7 @@ from models.encoder.onnx import OnnxEncoder
 from service.http.app import create_app
 from service.metrics import ACCESS_LOGGER
 from service.settings import Settings
-from service.traces import MOST_WAITING, Traces
+from service.traces import MOST_WAITING, Traced, Traces
 from tests.api.live import live
 from tests.api.support import AS_ADMIN, Built, build_collection, make_settings
 from tests.integration.processes import until
@@ -147,6 +147,33 @@ def test_a_refused_request_has_its_status_and_no_stages(built: Built) -> None:
     (whole,) = searches(spans)
     assert facts(list(whole.attributes))["http.response.status_code"] == 422
     assert not [span for span in spans if span.parent_span_id == whole.span_id]
+
+
+def test_numbers_of_any_size_in_a_refused_request_stop_no_later_trace(built: Built) -> None:
+    with collector() as (url, received), live(make_settings(built, traces_url=url)) as address:
+        refused = httpx.post(f"{address}/v1/search", json={"query": QUERY, "top_k": 10**24}, timeout=60)
+        assert refused.status_code == 422
+        until(lambda: len(searches(spans_of(received))) == 1)
+        ask(address)
+        until(lambda: len(searches(spans_of(received))) == 2)
+
+
+def test_a_batch_that_cannot_be_written_is_lost_alone(built: Built, monkeypatch: pytest.MonkeyPatch) -> None:
+    failing = [True]
+
+    def spans(self: Traces, traced: Traced) -> Iterator[bytes]:
+        if failing:
+            failing.clear()
+            raise ValueError("an unforeseen value")
+        return written(self, traced)
+
+    written = Traces._spans
+    monkeypatch.setattr(Traces, "_spans", spans)
+    with collector() as (url, received), live(make_settings(built, traces_url=url)) as address:
+        ask(address)
+        until(lambda: not failing)
+        ask(address)
+        until(lambda: len(searches(spans_of(received))) == 1)
 
 
 @pytest.mark.parametrize("away", [True, False])
