@@ -23,7 +23,7 @@ from models.encoder.onnx import OnnxEncoder
 from service.http.app import create_app
 from service.metrics import ACCESS_LOGGER
 from service.settings import Settings
-from service.traces import MOST_WAITING, Traced, Traces
+from service.traces import MOST_AT_ONCE, MOST_WAITING, Traced, Traces
 from tests.api.live import live
 from tests.api.support import AS_ADMIN, Built, build_collection, make_settings
 from tests.integration.processes import until
@@ -110,6 +110,17 @@ def test_a_search_is_one_span_with_a_child_for_each_stage(built: Built) -> None:
     assert QUERY.encode() not in b"".join(span.SerializeToString() for span in spans)
 
 
+def test_a_cached_result_has_no_stages(built: Built) -> None:
+    with collector() as (url, received):
+        with live(make_settings(built, traces_url=url, lru_mb=8)) as address:
+            ask(address)
+            ask(address)
+        spans = spans_of(received)
+    first, second = searches(spans)
+    assert [span.name for span in spans if span.parent_span_id == first.span_id] == STAGES
+    assert not [span for span in spans if span.parent_span_id == second.span_id]
+
+
 def test_a_trace_of_the_caller_goes_on_and_a_caller_that_is_not_traced_is_not(built: Built) -> None:
     with collector() as (url, received):
         with live(make_settings(built, traces_url=url, traces_share=0)) as address:
@@ -194,6 +205,28 @@ def test_traces_that_cannot_be_sent_in_time_are_dropped_oldest_first(built: Buil
     for number in range(MOST_WAITING + 3):
         traces.add(scope, "/livez", str(number), 200, 0.001, None, None)
     assert 'care_traces_total{outcome="dropped"} 3.0' in metrics.expose().decode()
+
+
+def test_requests_that_come_while_traces_are_sent_wait_for_the_next_time(
+    built: Built, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = make_settings(built, traces_url="http://127.0.0.1:9")
+    traces = Traces(settings, create_app(settings.model_copy(update={"traces_url": None})).state.frame.metrics)
+    posts: list[bytes] = []
+
+    def post(url: str, *, content: bytes, headers: dict[str, str]) -> httpx.Response:
+        posts.append(content)
+        assert len(posts) < 9, "it never ends"
+        traces.add({"method": "GET", "headers": []}, "/livez", f"during-{len(posts)}", 200, 0.001, None, None)
+        return httpx.Response(200, request=httpx.Request("POST", url))
+
+    monkeypatch.setattr(traces._client, "post", post)
+    for number in range(MOST_AT_ONCE + 1):
+        traces.add({"method": "GET", "headers": []}, "/livez", f"before-{number}", 200, 0.001, None, None)
+    traces._send()
+    assert [b"during" in content for content in posts] == [False, False]
+    traces._send()
+    assert posts[2].count(b"during") == 2
 
 
 def test_without_a_collector_nothing_of_tracing_is_loaded() -> None:
