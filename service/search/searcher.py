@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing
 from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import TYPE_CHECKING
@@ -76,7 +76,7 @@ class Searcher:
         run, settings = _Run(self, serving, request, key), self.settings
         await run.check(settings.max_stream_queries)
         end, left, answered = perf_counter() + settings.max_stream_seconds, settings.max_stream_bytes, 0
-        async with aclosing(run.outcomes()) as outcomes:
+        async with contextlib.aclosing(run.outcomes()) as outcomes:
             async for query, outcome in outcomes:
                 line = run.write(query, outcome) + b"\n"
                 left -= len(line)
@@ -253,12 +253,12 @@ class _Run:
 
         if len(queries) <= self._portions.size and not self._rerank_depth:
             return await self._portions.single(queries, self._prepare, write)
-        async with aclosing(self.outcomes()) as outcomes:
+        async with contextlib.aclosing(self.outcomes()) as outcomes:
             return [write(*each) async for each in outcomes]
 
     async def outcomes(self) -> AsyncGenerator[tuple[_Query | bytes, Outcome | None], None]:
         """Yields what `write` needs for each query, in order, each as soon as it is there. Must be closed."""
-        async with aclosing(self._portions.outcomes(self._request.queries, self._prepare)) as found:
+        async with contextlib.aclosing(self._portions.outcomes(self._request.queries, self._prepare)) as found:
             async for query, outcome in found:
                 if outcome is not None and isinstance(query, _Query) and self._rerank_depth:
                     outcome = await self._rerank(query, outcome)
@@ -270,12 +270,14 @@ class _Run:
         reranker = self._shared.reranker
         assert reranker is not None  # `check` refuses the request otherwise
         depth = min(self._rerank_depth, len(found.documents))
-        rows = zip(found.documents[:depth].tolist(), found.passages[:depth].tolist(), strict=True)
-        texts = [passage_text(serving, *row) for row in rows]
         deadline, bulk = self._portions.deadline, self._portions.bulk
-        scored = await reranker.score(serving, query.text.text, texts, deadline=deadline, bulk=bulk, partial=True)
         scores = np.full(len(found.documents), np.nan, np.float32)
-        scores[:depth] = scored.scores
+        with contextlib.suppress(DeadlineExceeded):
+            deadline.seconds_left()  # reading and tokenising the texts of many queries takes long, too
+            rows = zip(found.documents[:depth].tolist(), found.passages[:depth].tolist(), strict=True)
+            texts = [passage_text(serving, *row) for row in rows]
+            scored = await reranker.score(serving, query.text.text, texts, deadline=deadline, bulk=bulk, partial=True)
+            scores[:depth] = scored.scores
         order = reorder(scores)
         reranked = Reranked(scores[order], depth)
         self._shared.metrics.rerank("complete" if reranked.scored == depth else "partial")
