@@ -366,6 +366,9 @@ class _Run:
         key = self._key
         if key.model_calls is None:
             return
+        if calls > key.model_calls.count:  # no wait would help
+            less = f"this key may call it {key.model_calls}; ask for fewer queries or documents"
+            raise InvalidRequest("hyde", f"would call the language model {calls} times, and {less}")
         if seconds := await self._shared.rates.take(f"{key.id}:calls", key.model_calls, calls):
             spent = f"this key may call the language model {key.model_calls}, and its budget holds less than {calls}"
             raise RateLimited(f"{spent}; search without hyde, or see Retry-After", seconds)
