@@ -160,7 +160,12 @@ class Traces:
             except httpx.HTTPError as error:
                 self._metrics.traces("dropped", len(batch))
                 if not self._is_away:  # once, not at every batch
-                    logger.warning("traces are dropped: the collector at %s fails (%s)", self._url, error)
+                    reason = type(error).__name__
+                    if isinstance(error, httpx.HTTPStatusError):
+                        reason = f"status {error.response.status_code}"
+                    # Neither the URL nor the error's own text, which repeats it: it may hold a password.
+                    host = httpx.URL(self._url).netloc.decode()
+                    logger.warning("traces are dropped: the collector at %s fails (%s)", host, reason)
                 self._is_away = True
                 return
             self._is_away = False

@@ -197,6 +197,20 @@ def test_a_collector_that_is_away_or_refuses_costs_traces_and_no_answer(built: B
         ask(address)
 
 
+@pytest.mark.parametrize("away", [True, False])
+def test_the_log_names_the_collector_without_its_password(
+    built: Built, caplog: pytest.LogCaptureFixture, away: bool
+) -> None:
+    with collector(503) as (url, _):
+        place = "127.0.0.1:9" if away else url.removeprefix("http://")
+        with live(make_settings(built, traces_url=f"http://user:s3cret@{place}")) as address:
+            ask(address)
+            until(lambda: "traces are dropped" in caplog.text)
+    assert place in caplog.text
+    assert ("ConnectError" if away else "status 503") in caplog.text
+    assert "s3cret" not in caplog.text
+
+
 def test_traces_that_cannot_be_sent_in_time_are_dropped_oldest_first(built: Built) -> None:
     settings = make_settings(built, traces_url="http://127.0.0.1:9")
     metrics = create_app(settings.model_copy(update={"traces_url": None})).state.frame.metrics
