@@ -22,6 +22,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import ResourceSpans, Span
 from models.encoder.onnx import OnnxEncoder
 from service.http.app import create_app
 from service.metrics import ACCESS_LOGGER
+from service.processes.startup import configure_logging
 from service.settings import Settings
 from service.traces import MOST_AT_ONCE, MOST_WAITING, Traced, Traces
 from tests.api.live import live
@@ -208,6 +209,22 @@ def test_the_log_names_the_collector_without_its_password(
             until(lambda: "traces are dropped" in caplog.text)
     assert place in caplog.text
     assert ("ConnectError" if away else "status 503") in caplog.text
+    assert "s3cret" not in caplog.text
+
+
+@pytest.mark.parametrize("level", ["info", "debug"])
+def test_calls_to_the_collector_are_not_logged_with_their_url(
+    built: Built, caplog: pytest.LogCaptureFixture, level: str
+) -> None:
+    for client in ("httpx", "httpcore"):
+        caplog.set_level(logging.NOTSET, client)  # as in a new process; the level is put back after the test
+    caplog.set_level(logging.DEBUG)
+    with collector() as (url, received):
+        settings = make_settings(built, traces_url=url.replace("//", "//user:s3cret@"), log_level=level)
+        configure_logging(settings)
+        with live(settings) as address:
+            ask(address)
+            until(lambda: len(searches(spans_of(received))) == 1)
     assert "s3cret" not in caplog.text
 
 
