@@ -14,7 +14,7 @@ import threading
 from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from models.errors import CareError
 from models.package import care_version
@@ -182,6 +182,16 @@ def _demo_is_built() -> bool:
 
 class _Parser(argparse.ArgumentParser):
     """Reports wrong arguments in one line; sub-parsers are of this class too."""
+
+    def _get_value(self, action: argparse.Action, arg_string: str) -> Any:  # noqa: ANN401 (as in argparse)
+        """Names the choices: argparse names the Python type if a value is none of them."""
+        try:
+            return super()._get_value(action, arg_string)
+        except argparse.ArgumentError as error:
+            if action.choices is None:
+                raise
+            known = ", ".join(map(str, action.choices))
+            raise argparse.ArgumentError(action, f"{arg_string!r} is none of {known}") from error
 
     def error(self, message: str) -> NoReturn:
         self.exit(1, f"{self.prog}: {' '.join(message.split())}; {self.prog} --help says more\n")

@@ -31,7 +31,15 @@ def add_arguments(parser: ArgumentParser) -> None:
 def run(arguments: Namespace) -> None:
     folder, keys = Path(arguments.collection), None if arguments.keys is None else Path(arguments.keys)
     served = restore_backup(arguments.file, folder, keys)
-    print(f"restored {len(Collection(folder).versions())} versions to {folder}; served: {served or 'none'}")
+    versions = len(Collection(folder).versions())
+    print(f"restored {versions} versions to {folder}; served: {served or 'none'}; {_about_keys(arguments.file, keys)}")
+
+
+def _about_keys(file: Path, keys: Path | None) -> str:
+    with tarfile.open(file, "r:") as tar:
+        if KEYS not in tar.getnames():
+            return "the backup holds no keys"
+    return "its keys were left out (--keys says where they go)" if keys is None else f"keys: {keys}"
 
 
 def restore_backup(file: Path, folder: Path, keys: Path | None = None) -> str | None:
@@ -58,13 +66,18 @@ def _extract(tar: tarfile.TarFile, file: Path, folder: Path, keys: Path | None) 
     first = tar.next()
     if first is None or first.name != FACTS:
         raise BadBackup(f"{file} was not written by care backup")
-    facts = json.loads(_read(tar, first))
-    if facts["format"] != FORMAT:
-        raise BadBackup(f"{file} has format {facts['format']}, this program reads {FORMAT}; use the one that wrote it")
+    try:
+        facts = json.loads(_read(tar, first))
+        written, _ = facts["format"], facts["versions"]
+    except (ValueError, KeyError, TypeError):
+        raise BadBackup(f"{file} was not written by care backup: its {FACTS} cannot be read") from None
+    if written != FORMAT:
+        raise BadBackup(f"{file} has format {written}, this program reads {FORMAT}; use the one that wrote it")
     pointer = b""
     while (entry := tar.next()) is not None:
         path = PurePosixPath(entry.name)
-        if not entry.isreg() or path.is_absolute() or ".." in path.parts:
+        is_known = path.is_relative_to(INSIDE) or entry.name == KEYS
+        if not (entry.isreg() and is_known) or ".." in path.parts:
             raise BadBackup(f"{file} has an entry {entry.name!r} that care backup does not write")
         if entry.name == f"{INSIDE}/{POINTER}":
             pointer = _read(tar, entry)

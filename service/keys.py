@@ -100,7 +100,7 @@ class KeysFile(BaseModel):
         except OSError as error:
             raise BadKeys(f"{path} cannot be read ({error.strerror}); care keys create makes the file") from error
         except ValidationError as error:
-            raise BadKeys(f"{path} is not a file of keys: {invalid_request(error, cls)}") from None
+            raise BadKeys(f"{path} is not a file of keys: {_reason(error, cls)}") from None
 
 
 class KeyRing:
@@ -214,7 +214,7 @@ def run(arguments: Namespace) -> None:
         try:
             written = KeysFile(keys=after).model_dump_json(indent=1, by_alias=True, exclude_defaults=True)
         except ValidationError as error:
-            raise BadKeys(f"{name}: {invalid_request(error, KeysFile)}; care keys list shows the keys") from None
+            raise BadKeys(f"{name}: {_reason(error, KeysFile)}; care keys list shows the keys") from None
         umask = os.umask(~PRIVATE & 0o777)
         try:
             replace_file(path, written.encode() + b"\n")
@@ -243,7 +243,12 @@ def make_record(arguments: Namespace, secret: str) -> KeyRecord:
             created=datetime.now(UTC).isoformat(timespec="seconds"),
         )
     except ValidationError as error:
-        raise BadKeys(str(invalid_request(error, KeyRecord))) from None
+        raise BadKeys(_reason(error, KeyRecord)) from None
+
+
+def _reason(error: ValidationError, model: type[BaseModel]) -> str:
+    """The first error of a file or a key, neither of which has a body."""
+    return str(invalid_request(error, model)).removeprefix("body: ")
 
 
 def _clause(text: str) -> FilterClause:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import threading
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
@@ -12,11 +13,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from indexer.store.collection import Collection
+from models.encoder.pairs import PairReader
+from models.encoder.spec import EncoderSpec
+from models.encoder.tokenizer import TextReader
 from service.cache.cache import Cache, ResultKeys
-from service.engine.open import load_encoder, open_home, open_pair_reader
+from service.engine.queue import Dispatcher, Limits
+from service.engine.remote.client import RemoteEngine
 from service.search.embedder import Embedder, Reranker
 from service.search.searcher import Searcher
-from service.serving.serving import Serving
+from service.serving.serving import Serving, require_query_encoder
 from service.updates.encoder import DocumentEncoder, Freshener
 from service.updates.swap import Opening, Servings
 from service.updates.writer import FreshWriter
@@ -117,3 +122,37 @@ async def _following(servings: Servings, keys: KeyRing, seconds: float) -> Async
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+
+# The functions below import what computes only if it is needed: a worker beside an engine process must not load it.
+def load_encoder(settings: Settings, socket: Path | None) -> TextReader:
+    """Loads the query encoder; only its tokenizer if an engine process computes behind `socket`, or a server."""
+    folder = require_query_encoder(settings.encoder)
+    if EncoderSpec.load(folder).address is not None:
+        from models.encoder.address import AddressReader
+
+        return AddressReader.open(folder)
+    if socket is not None:
+        return TextReader.open(folder, device=settings.device)
+    from models.encoder.onnx import OnnxEncoder
+
+    return OnnxEncoder.load(folder, threads=settings.encoder_threads)
+
+
+def open_pair_reader(settings: Settings) -> PairReader | None:
+    """Opens the tokenizer of the reranker, if there is one; the engine loads its weights."""
+    return None if settings.reranker is None else PairReader.open(settings.reranker, device=settings.device)
+
+
+def open_home(settings: Settings, metrics: Metrics, socket: Path | None) -> Dispatcher:
+    """Opens the engine behind `socket`, or one in this process."""
+    if socket is not None:
+        return RemoteEngine(socket, Limits.from_settings(settings), metrics.waiting)
+    from service.engine.device import Cpu, searched_by
+    from service.engine.local import Batcher, InProcessEngine
+
+    threads = settings.threads or max(1, len(os.sched_getaffinity(0)) // settings.workers)
+    device = Cpu(settings.encoder_threads, threads)
+    reranker = None if settings.reranker is None else device.load_reranker(settings.reranker)
+    engine = InProcessEngine(searched_by(device, settings.database), reranker)
+    return Batcher(engine, Limits.from_settings(settings), metrics.batch)

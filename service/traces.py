@@ -15,11 +15,12 @@ import re
 from collections import deque
 from collections.abc import AsyncIterator, Iterator
 from functools import lru_cache
+from operator import attrgetter
 from random import getrandbits, random
 from secrets import token_hex
 from struct import Struct
 from time import time_ns
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import httpx
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue, InstrumentationScope, KeyValue
@@ -46,26 +47,19 @@ SAMPLED = 1
 SEND_SECONDS = 1.0  # between batches
 TIMEOUT_SECONDS = 5.0
 MOST_WAITING = 4096  # requests that are not sent yet; older ones are dropped
-MOST_AT_ONCE = 512
+MOST_AT_ONCE = 2048
 NO_PARENT = b""
+REFUSED = 422
 
 Facts = dict[str, str | int]
 """Attributes of a span."""
+Searched = tuple[int, int]
+"""The top_k and the number of queries of a search."""
+Traced = tuple[bytes, bytes, int, float, str, str, int, str, Searched | None, str, tuple[float, ...]]
+"""A request that has ended: trace, parent, end in ns, seconds, method, route, status, id, search, queries, stages.
 
-
-class Traced(NamedTuple):
-    """One request that has ended, as it stands in the queue."""
-
-    trace_id: bytes
-    parent: bytes
-    ended_ns: int
-    seconds: float
-    method: str
-    route: str
-    status: int
-    request_id: str
-    search: SearchRequest | None
-    timings: Timings | None
+A plain tuple of plain values, which the garbage collector leaves alone: thousands wait at a time.
+"""
 
 
 class Traces:
@@ -113,8 +107,12 @@ class Traces:
         if len(self._waiting) >= MOST_WAITING:
             self._waiting.popleft()
             self._metrics.traces("dropped", 1)
+        # What was refused retrieved nothing, and its numbers may be larger than the protocol's.
+        found = None if search is None or status == REFUSED else (search.top_k, len(search.queries))
+        queries = "\n".join(search.queries) if self._queries and search is not None else ""
+        stages = () if timings is None else _seconds(timings)
         self._waiting.append(
-            Traced(trace_id, parent, time_ns(), seconds, scope["method"], route, status, request_id, search, timings)
+            (trace_id, parent, time_ns(), seconds, scope["method"], route, status, request_id, found, queries, stages)
         )
         return trace_id.hex()
 
@@ -128,7 +126,13 @@ class Traces:
             while not over.is_set():
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(over.wait(), SEND_SECONDS)
+                await send_now()
+
+        async def send_now() -> None:
+            try:
                 await asyncio.to_thread(self._send)
+            except Exception:  # costs one batch, not all later traces
+                logger.exception("a batch of traces is lost")
 
         task = asyncio.create_task(send())
         try:
@@ -136,12 +140,18 @@ class Traces:
         finally:
             over.set()
             await task
+            await send_now()  # what came while the task sent
             self._client.close()
 
     def _send(self) -> None:
-        """Sends what waits, in batches; drops a batch that the collector does not take."""
-        while self._waiting:
-            batch = [self._waiting.popleft() for _ in range(min(MOST_AT_ONCE, len(self._waiting)))]
+        """Sends what waits now, in batches; drops a batch that the collector does not take.
+
+        What comes meanwhile waits for the next time: sending it at once took a post for every two or three requests.
+        """
+        left = len(self._waiting)
+        while left > 0:
+            batch = [self._waiting.popleft() for _ in range(min(MOST_AT_ONCE, left))]
+            left -= len(batch)
             scoped = self._scope + b"".join([span for traced in batch for span in self._spans(traced)])
             message = _field(RESOURCE_SPANS, self._resource + _field(SCOPE_SPANS, scoped))
             headers = {"content-type": "application/x-protobuf"}
@@ -150,7 +160,12 @@ class Traces:
             except httpx.HTTPError as error:
                 self._metrics.traces("dropped", len(batch))
                 if not self._is_away:  # once, not at every batch
-                    logger.warning("traces are dropped: the collector at %s fails (%s)", self._url, error)
+                    reason = type(error).__name__
+                    if isinstance(error, httpx.HTTPStatusError):
+                        reason = f"status {error.response.status_code}"
+                    # Neither the URL nor the error's own text, which repeats it: it may hold a password.
+                    host = httpx.URL(self._url).netloc.decode()
+                    logger.warning("traces are dropped: the collector at %s fails (%s)", host, reason)
                 self._is_away = True
                 return
             self._is_away = False
@@ -158,26 +173,22 @@ class Traces:
 
     def _spans(self, traced: Traced) -> Iterator[bytes]:
         """The span of a request and those of its stages, as they stand in a ScopeSpans message."""
-        own, began_ns = _new_span_id(), traced.ended_ns - int(traced.seconds * 1e9)
-        search = None if traced.search is None else (traced.search.top_k, len(traced.search.queries))
-        whole = _request_facts(self._source, traced.method, traced.route, traced.status, search)
-        whole += _attribute("care.request_id", traced.request_id)
-        if self._queries and traced.search is not None:
-            whole += _attribute("gen_ai.retrieval.query.text", "\n".join(traced.search.queries))
-        if traced.parent:
-            whole += b"\x22\x08" + traced.parent
-        yield _field(
-            SPANS, whole + OWN.pack(TRACE_ID, traced.trace_id, SPAN_ID, own, BEGIN, began_ns, END, traced.ended_ns)
-        )
-        if traced.timings is None:
+        trace_id, parent, ended_ns, seconds, method, route, status, request_id, search, queries, stages = traced
+        own, began_ns = _new_span_id(), ended_ns - int(seconds * 1e9)
+        whole = _request_facts(self._source, method, route, status, search) + _attribute("care.request_id", request_id)
+        if queries:
+            whole += _attribute("gen_ai.retrieval.query.text", queries)
+        if parent:
+            whole += PARENT + parent
+        yield _field(SPANS, whole + OWN.pack(TRACE_ID, trace_id, SPAN_ID, own, BEGIN, began_ns, END, ended_ns))
+        if not stages:
             return
-        at_ns = max(began_ns, traced.ended_ns - int(traced.timings.total * 1e9))
-        for stage, known in STAGE_FACTS.items():
-            seconds = getattr(traced.timings, stage)
-            if stage == RERANK and not seconds:  # optional, unlike the others
+        at_ns = max(began_ns, ended_ns - int(stages[-1] * 1e9))
+        for known, took in zip(STAGE_FACTS, stages, strict=False):  # the last of them is the total
+            if not took:  # a result in the cache is not tokenised, few are reranked
                 continue
-            end_ns = at_ns + int(seconds * 1e9)
-            times = OWN.pack(TRACE_ID, traced.trace_id, SPAN_ID, _new_span_id(), BEGIN, at_ns, END, end_ns)
+            end_ns = at_ns + int(took * 1e9)
+            times = OWN.pack(TRACE_ID, trace_id, SPAN_ID, _new_span_id(), BEGIN, at_ns, END, end_ns)
             yield _field(SPANS, known + PARENT + own + times)
             at_ns = end_ns
 
@@ -186,8 +197,9 @@ class Traces:
 OWN = Struct("<2s16s2s8scQcQ")
 TRACE_ID, SPAN_ID, PARENT, BEGIN, END = b"\x0a\x10", b"\x12\x08", b"\x22\x08", b"\x39", b"\x41"
 RESOURCE_SPANS, SCOPE_SPANS, SPANS, ATTRIBUTES = b"\x0a", b"\x12", b"\x12", b"\x4a"
-RERANK = "rerank"
-STAGE_FACTS = {stage: Span(name=stage, kind=Span.SPAN_KIND_INTERNAL).SerializeToString() for stage in STAGES[:-1]}
+KEY, VALUE, TEXT = b"\x0a", b"\x12", b"\x0a"
+STAGE_FACTS = [Span(name=stage, kind=Span.SPAN_KIND_INTERNAL).SerializeToString() for stage in STAGES[:-1]]
+_seconds = attrgetter(*STAGES)
 
 
 def _new_span_id() -> bytes:
@@ -196,7 +208,10 @@ def _new_span_id() -> bytes:
 
 def _field(tag: bytes, content: bytes) -> bytes:
     """A field of a message: tag, length as a varint, content."""
-    length, rest = b"", len(content)
+    rest = len(content)
+    if rest < 128:
+        return b"%b%c%b" % (tag, rest, content)
+    length = b""
     while rest > 127:
         length += bytes([rest & 127 | 128])
         rest >>= 7
@@ -204,7 +219,7 @@ def _field(tag: bytes, content: bytes) -> bytes:
 
 
 @lru_cache(1024)
-def _request_facts(source: str, method: str, route: str, status: int, search: tuple[int, int] | None) -> bytes:
+def _request_facts(source: str, method: str, route: str, status: int, search: Searched | None) -> bytes:
     """Everything of a request's span that other requests have too; `search`: its top_k and number of queries."""
     facts: Facts = {"http.request.method": method, "http.route": route, "http.response.status_code": status}
     if search is not None:
@@ -218,7 +233,8 @@ def _request_facts(source: str, method: str, route: str, status: int, search: tu
 
 
 def _attribute(name: str, text: str) -> bytes:
-    return _field(ATTRIBUTES, KeyValue(key=name, value=AnyValue(string_value=text)).SerializeToString())
+    value = _field(VALUE, _field(TEXT, text.encode()))
+    return _field(ATTRIBUTES, _field(KEY, name.encode()) + value)
 
 
 def _attributes(facts: Facts) -> Iterator[KeyValue]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from argparse import ArgumentParser, Namespace
+from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from collections.abc import Mapping
 from dataclasses import asdict
 from importlib.metadata import version
@@ -36,6 +36,7 @@ from care_client.errors import CareClientError
 from care_client.retrieval import content_of, search_options
 
 TOP_K, PASSAGES = 5, 2
+MAX_PORT = 65_535
 INSTRUCTIONS = (
     "Search the collection, then cite documents by id. get_document has the whole text of a document that was found; "
     "describe_collection says what there is and what filters take."
@@ -114,6 +115,8 @@ class CareTools:
             case "describe_collection", _:
                 return asdict(await client.collection())
             case "add_documents", {"documents": list(documents)} if self._write:
+                if not all(isinstance(document, dict) for document in documents):
+                    raise ValueError("documents: give a list of objects with id, title, text and metadata")
                 return asdict(await client.add_documents(documents))
             case "delete_document", {"id": str(id)} if self._write:
                 return asdict(await client.delete_document(id))
@@ -184,6 +187,8 @@ def _passed_on(headers: Mapping[str, str]) -> dict[str, str]:
 
 def _address(text: str) -> tuple[str, int]:
     host, _, port = text.rpartition(":")
+    if not (port.isdecimal() and int(port) <= MAX_PORT):
+        raise ArgumentTypeError(f"{text!r} is no address; write it as 127.0.0.1:8001, with a port up to {MAX_PORT}")
     return host.strip("[]") or "127.0.0.1", int(port)
 
 

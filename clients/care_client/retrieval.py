@@ -40,7 +40,11 @@ def search_options(*given: Mapping[str, Any]) -> SearchOptions:
 
 def _clauses(filters: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     """Clauses as the service takes them, also of a mapping of fields to a value, to several values or to a range."""
-    return [_clause(*pair) for pair in filters.items()] if isinstance(filters, Mapping) else list(filters)
+    if isinstance(filters, Mapping):
+        return [_clause(*pair) for pair in filters.items()]
+    if isinstance(filters, str) or not isinstance(filters, Sequence):
+        raise ValueError('filters: give fields and their values, as {"kind": "drug"}, or a list of clauses')
+    return list(filters)
 
 
 def _clause(field: str, value: object) -> Mapping[str, Any]:

@@ -28,7 +28,8 @@ _SURNAME = f"(?:欧阳|司马|上官|诸葛|[{_CLEAR}])"
 _ANY_SURNAME = f"(?:欧阳|司马|上官|诸葛|[{_CLEAR}{_UNCLEAR}])"
 _HAN = r"[\u4e00-\u9fff]"
 _GIVEN = r"(?![的了您你我他她是和与及就给对在有等])[\u4e00-\u9fff]"
-_ENDS = r"(?=$|[\s，,。；;、：:（）()/|]|男|女|先生|女士|的|于|因|今)"
+# Numbers and addresses are masked before names, so what follows a name may be a placeholder.
+_ENDS = r"(?=$|[\s，,。；;、：:（）()/|\[]|男|女|先生|女士|的|于|因|今|电话|手机|身份证|住址|家住|年龄|性别|\d{1,3}岁)"
 _LABEL = r"(?:患者|病人|病患|患儿|产妇|家属|联系人|监护人|医生|医师|大夫|护士|主任|教授|签名|签字)"
 _TITLES = r"(?=(?:主任|副主任|主治)?(?:医生|医师|大夫|教授|护士长?))"
 
@@ -83,7 +84,7 @@ _PATTERNS: tuple[tuple[str, tuple[str, ...]], ...] = (
         r"(?i)\baddress\s*:\s*(?P<what>[^\n;]{5,80})",
     )),
     ("name", (
-        rf"(?:姓\s?名|名\s?字)\s*[:：]\s*(?P<what>{_HAN}{{2,4}}(?:·{_HAN}{{1,6}})?){_ENDS}",
+        rf"(?:姓\s?名|名\s?字)\s*[:：]\s*(?P<what>{_HAN}{{2,4}}?(?:·{_HAN}{{1,6}})?){_ENDS}",
         rf"{_LABEL}(?:姓名)?\s*[:：]\s*(?P<what>{_ANY_SURNAME}{_HAN}{{1,2}}?){_ENDS}",
         rf"(?:患者|病人|患儿)\s?(?P<what>{_SURNAME}(?:某+|{_HAN}{{1,2}}?)){_ENDS}",
         rf"(?P<what>{_SURNAME}{_GIVEN}{{0,2}}?){_TITLES}",
@@ -107,6 +108,7 @@ class Anonymize(Step):
     drop_residual: bool = False
 
     name = "anonymize"
+    version = 2
 
     def parameters(self) -> dict[str, Any]:
         return {"residual": self.residual, "drop_residual": self.drop_residual}

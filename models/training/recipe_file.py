@@ -13,6 +13,7 @@ from typing import Any
 
 from models.errors import BadData
 
+RECIPES = Path(__file__).parent / "recipes"
 Tables = dict[str, Any]
 
 
@@ -21,7 +22,8 @@ def read_tables(path: Path) -> Tables:
     try:
         values = tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
-        raise BadData(f"{path}: no such recipe") from error
+        bundled = ", ".join(sorted(each.name for each in RECIPES.glob("*.toml")))
+        raise BadData(f"{path}: no such recipe; give the path of a file, {RECIPES} has {bundled}") from error
     except tomllib.TOMLDecodeError as error:
         raise BadData(f"{path}: not TOML: {error}") from error
     base = values.pop("base", None)

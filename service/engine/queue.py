@@ -14,12 +14,21 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 from service.engine.jobs import EXPIRED, Job, Outcome
 from service.errors import DeadlineExceeded, Overloaded, ShuttingDown
 from service.serving.serving import Serving
 
+if TYPE_CHECKING:
+    from service.settings import Settings
+
+# Queries and tokens of one batch: a CPU gains nothing by more, a GPU is idle with less.
+BATCHES = {"cpu": (8, 4096), "cuda": (256, 32_768)}
+# Requests of one worker that are never refused for a long wait, however slow the encoder is. A GPU needs two batches
+# of requests, from all workers together.
+FEW_REQUESTS = 32
+CROWD_BATCHES = 2
 # A request of more jobs than this is bulk unless it says otherwise.
 ONLINE_JOBS = 8
 ROUNDING = 1e-6  # tolerance of the sum of shares: 32 requests of three jobs are 32.000000000000014 in floats
@@ -198,6 +207,13 @@ class Limits:
     queue: int
     wait_seconds: float = math.inf
     crowd: int = 0
+
+    @classmethod
+    def from_settings(cls, settings: Settings) -> Limits:
+        queries, tokens = BATCHES[settings.device]
+        queries, tokens = settings.batch_queries or queries, settings.batch_tokens or tokens
+        crowd = max(FEW_REQUESTS, CROWD_BATCHES * queries // settings.workers)
+        return cls(queries, tokens, settings.queue_limit, settings.max_wait_ms / 1000, crowd)
 
 
 @dataclass(slots=True)

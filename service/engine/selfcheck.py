@@ -25,9 +25,8 @@ from indexer.store.vectors import VectorIndex
 from models.encoder.onnx import OnnxEncoder
 from models.encoder.tokenizer import FlatIds, TextReader, best_variant
 from models.errors import CareError
-from service.engine.device import CpuEncoder, CpuVectors, Device, Encoder, VectorSearch
+from service.engine.device import Cpu, CpuEncoder, CpuVectors, Device, Encoder, VectorSearch
 from service.engine.jobs import Vectors
-from service.engine.open import open_device
 from service.serving.serving import Selection
 from service.settings import Settings
 
@@ -52,7 +51,11 @@ def main() -> int:
     parser.add_argument("--rows", type=int, default=100_000, help="random vectors to search (%(default)s)")
     arguments = parser.parse_args()
     try:
-        device = open_device(arguments.device, encoder_threads=0, threads=0)
+        device: Device = Cpu(encoder_threads=0, threads=0)
+        if arguments.device == "cuda":
+            from service.engine.cuda import Cuda  # needs the gpu extra
+
+            device = Cuda()
         encoder = device.load_encoder(arguments.encoder)
         index = random_index(arguments.rows, encoder.reader.spec.dim)
         right = check_encoder(encoder, arguments.encoder, arguments.device)

@@ -7,6 +7,7 @@ import re
 import secrets
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from random import getrandbits
 from time import perf_counter, time
 from typing import TYPE_CHECKING
 
@@ -202,7 +203,7 @@ def _request_id(scope: Scope) -> str:
     for name, value in scope["headers"]:
         if name == b"x-request-id" and SANE_ID.fullmatch(value):
             return bytes(value).decode("ascii")
-    return secrets.token_hex(8)
+    return f"{getrandbits(64):016x}"  # it is no secret, and the system's random bytes take three times as long
 
 
 @dataclass(frozen=True, slots=True)

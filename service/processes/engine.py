@@ -9,7 +9,8 @@ from argparse import ArgumentParser
 from pathlib import Path
 
 from models.errors import CareError
-from service.engine.open import limits_of, open_device
+from service.engine.device import Cpu, Device
+from service.engine.queue import Limits
 from service.engine.remote.server import EngineServer, OpenServings
 from service.metrics import Metrics
 from service.processes.startup import StartupMessage, SupervisorPipe, configure_logging
@@ -34,13 +35,16 @@ def main() -> int:
     try:
         with socket.socket(socket.AF_UNIX) as listener:
             listener.bind(str(arguments.socket))
-            server = EngineServer(listener, limits_of(settings), metrics.batch)
+            server = EngineServer(listener, Limits.from_settings(settings), metrics.batch)
             signal.signal(signal.SIGTERM, lambda number, frame: server.end())
-            device = open_device(settings.device, settings.encoder_threads, settings.threads)
+            device: Device
             if settings.device == "cuda":
-                from service.engine.cuda import watch_memory
+                from service.engine.cuda import Cuda, watch_memory  # needs the gpu extra
 
+                device = Cuda()
                 watch_memory(metrics.card)
+            else:
+                device = Cpu(settings.encoder_threads, settings.threads)
             servings = OpenServings(settings, device)
             listener.listen()
             pipe.send(StartupMessage(ready=True, text=""))

@@ -23,6 +23,8 @@ def configure_logging(settings: Settings, process: str = "") -> None:
     own = f" [{process}]" if process else ""
     line = f"%(asctime)s{own} %(levelname)s %(name)s: %(message)s"
     logging.basicConfig(level=settings.log_level.upper(), stream=sys.stderr, format=line)
+    for client in ("httpx", "httpcore"):  # a line for every call, with its URL, which may hold a password
+        logging.getLogger(client).setLevel(logging.WARNING)
     if settings.access_log:
         lines = logging.StreamHandler(sys.stdout)
         lines.setFormatter(logging.Formatter("%(message)s"))

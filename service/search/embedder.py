@@ -116,10 +116,10 @@ class Embedder:
         tenant: bytes,
     ) -> Embeddings:  # fmt: skip
         """Asks the encoder's server for the vectors that are not cached."""
-        server = self._servers.get(encoder.fingerprint)
+        own = f"{encoder.fingerprint} {encoder.spec.address}"  # the same model may move to another address
+        server = self._servers.get(own)
         if server is None:
-            server = EncoderServer(encoder, self._settings.encoder_timeout_ms / 1000)
-            self._servers[encoder.fingerprint] = server
+            server = self._servers[own] = EncoderServer(encoder, self._settings.encoder_timeout_ms / 1000)
         prompts = await asyncio.to_thread(encoder.prompts, texts, side)
         # Characters, because the server sees them; tokens may be an estimate.
         keys = [Tokens([ord(character) for character in prompt.text], truncated=False) for prompt in prompts]

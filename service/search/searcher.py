@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing
 from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import TYPE_CHECKING
@@ -76,7 +76,7 @@ class Searcher:
         run, settings = _Run(self, serving, request, key), self.settings
         await run.check(settings.max_stream_queries)
         end, left, answered = perf_counter() + settings.max_stream_seconds, settings.max_stream_bytes, 0
-        async with aclosing(run.outcomes()) as outcomes:
+        async with contextlib.aclosing(run.outcomes()) as outcomes:
             async for query, outcome in outcomes:
                 line = run.write(query, outcome) + b"\n"
                 left -= len(line)
@@ -160,7 +160,8 @@ class _Run:
         self._view = View(*shown, start, start + request.top_k, request.facets)
         # Pages are slices of one ranking only if all are ranked to one depth, which decides how far the indexes are
         # searched and what enters a fusion.
-        wanted = max(request.top_k, request.rerank_depth)
+        self._rerank_depth = request.rerank_depth
+        wanted = max(request.top_k, self._rerank_depth)
         depth = settings.max_top_k if request.offset is not None or request.facets else wanted
         self._options = Options(
             request.mode or settings.default_mode,
@@ -199,10 +200,10 @@ class _Run:
             raise InvalidRequest("filters", f"name {values} values together, at most {most} are taken; ask for fewer")
         if request.hyde_documents:
             self._check_hyde()
-        if request.rerank_depth and self._shared.reranker is None:
+        if self._rerank_depth and self._shared.reranker is None:
             how = "set CARE_RERANKER to the folder of one (care encoder import makes it, then care export)"
             raise InvalidRequest("rerank", f"no reranker is loaded; {how}, or search without")
-        if request.rerank_depth > settings.max_top_k:
+        if self._rerank_depth > settings.max_top_k:
             raise InvalidRequest("rerank", f"depth must be at most {settings.max_top_k}, the largest top_k")
         fields: list[str] = []
         if self._options.filters or request.facets:
@@ -250,16 +251,16 @@ class _Run:
                 raise InvalidRequest("query", f"the answer is larger than {most_bytes} bytes; {less}")
             return result
 
-        if len(queries) <= self._portions.size and not self._request.rerank_depth:
+        if len(queries) <= self._portions.size and not self._rerank_depth:
             return await self._portions.single(queries, self._prepare, write)
-        async with aclosing(self.outcomes()) as outcomes:
+        async with contextlib.aclosing(self.outcomes()) as outcomes:
             return [write(*each) async for each in outcomes]
 
     async def outcomes(self) -> AsyncGenerator[tuple[_Query | bytes, Outcome | None], None]:
         """Yields what `write` needs for each query, in order, each as soon as it is there. Must be closed."""
-        async with aclosing(self._portions.outcomes(self._request.queries, self._prepare)) as found:
+        async with contextlib.aclosing(self._portions.outcomes(self._request.queries, self._prepare)) as found:
             async for query, outcome in found:
-                if outcome is not None and isinstance(query, _Query) and self._request.rerank_depth:
+                if outcome is not None and isinstance(query, _Query) and self._rerank_depth:
                     outcome = await self._rerank(query, outcome)
                 yield query, outcome
 
@@ -268,13 +269,15 @@ class _Run:
         began, found, serving = perf_counter(), outcome.found, self._serving
         reranker = self._shared.reranker
         assert reranker is not None  # `check` refuses the request otherwise
-        depth = min(self._request.rerank_depth, len(found.documents))
-        rows = zip(found.documents[:depth].tolist(), found.passages[:depth].tolist(), strict=True)
-        texts = [passage_text(serving, *row) for row in rows]
+        depth = min(self._rerank_depth, len(found.documents))
         deadline, bulk = self._portions.deadline, self._portions.bulk
-        scored = await reranker.score(serving, query.text.text, texts, deadline=deadline, bulk=bulk, partial=True)
         scores = np.full(len(found.documents), np.nan, np.float32)
-        scores[:depth] = scored.scores
+        with contextlib.suppress(DeadlineExceeded):
+            deadline.seconds_left()  # reading and tokenising the texts of many queries takes long, too
+            rows = zip(found.documents[:depth].tolist(), found.passages[:depth].tolist(), strict=True)
+            texts = [passage_text(serving, *row) for row in rows]
+            scored = await reranker.score(serving, query.text.text, texts, deadline=deadline, bulk=bulk, partial=True)
+            scores[:depth] = scored.scores
         order = reorder(scores)
         reranked = Reranked(scores[order], depth)
         self._shared.metrics.rerank("complete" if reranked.scored == depth else "partial")
@@ -363,6 +366,9 @@ class _Run:
         key = self._key
         if key.model_calls is None:
             return
+        if calls > key.model_calls.count:  # no wait would help
+            less = f"this key may call it {key.model_calls}; ask for fewer queries or documents"
+            raise InvalidRequest("hyde", f"would call the language model {calls} times, and {less}")
         if seconds := await self._shared.rates.take(f"{key.id}:calls", key.model_calls, calls):
             spent = f"this key may call the language model {key.model_calls}, and its budget holds less than {calls}"
             raise RateLimited(f"{spent}; search without hyde, or see Retry-After", seconds)
@@ -393,7 +399,8 @@ class _Run:
 
     def end(self) -> Timings:
         """Counts the request once its last result is written, and returns the time of its stages."""
-        self._timings.add_engine(self._portions.waited_seconds, self._portions.batches)
+        if self._portions.batches:  # none if all results were cached
+            self._timings.add_engine(self._portions.waited_seconds, self._portions.batches)
         self._timings.encode += self._asked_seconds
         self._timings.total = perf_counter() - self._began
         self._shared.metrics.search(len(self._request.queries), self._timings)

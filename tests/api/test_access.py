@@ -213,6 +213,8 @@ async def test_a_budget_counts_calls_of_the_language_model_and_not_cached_answer
             async def hyde(query: str, documents: int) -> httpx.Response:
                 return await client.post("/v1/search", json={"query": query, "hyde": {"documents": documents}})
 
+            never = await hyde("高血压", 6)
+            assert (never.status_code, "retry-after" in never.headers) == (422, False), "no wait would help"
             assert (await hyde("高血压", 3)).json()["results"][0]["hyde"] == "used"
             assert (await hyde("高血压", 3)).status_code == 200, "from the cache"
             refused = await hyde("糖尿病", 3)

@@ -99,6 +99,19 @@ def test_a_build_through_the_address_has_the_vectors_of_a_local_one(
     assert AddressEncoder.load(folder).fingerprint == remote.manifest.encoder.fingerprint
 
 
+async def test_a_reload_follows_the_encoder_to_another_address(by_address: Built, folder: Path, tmp_path: Path) -> None:
+    own = shutil.copytree(folder, tmp_path / folder.name)
+    settings = make_settings(by_address, encoder=own, threads=1, reload_seconds=0, encoder_timeout_ms=60_000)
+    async with running(settings) as client:
+        dense = {"query": "高血压", "mode": "dense"}
+        assert (await client.post("/v1/search", json=dense)).status_code == 200
+        spec = json.loads((own / "encoder.json").read_text(encoding="utf-8"))
+        spec["address"]["url"] = "http://127.0.0.1:9/v1"  # nobody is there
+        (own / "encoder.json").write_text(json.dumps(spec), encoding="utf-8")
+        assert (await client.post("/admin/reload", headers=AS_ADMIN)).json()["changed"]
+        assert (await client.post("/v1/search", json=dense)).status_code == 503
+
+
 async def test_a_service_whose_queries_a_server_encodes_ranks_as_one_with_the_weights(
     by_address: Built, folder: Path, expected: dict[str, list[list[str]]]
 ) -> None:

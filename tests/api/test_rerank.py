@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
 import threading
@@ -18,7 +19,8 @@ from models.encoder.spec import Variant
 from models.export.reranker import export_reranker
 from service.engine.jobs import Job, Outcome, PairJob, pair_load
 from service.engine.local import InProcessEngine
-from service.search.embedder import PAIR_TOKENS, _portions
+from service.search.embedder import PAIR_TOKENS, PairScores, Reranker, _portions
+from service.search.portions import Deadline
 from service.serving.serving import Serving
 from tests.api.gate import REAL_RUN, WAIT_SECONDS
 from tests.api.support import ENCODER, Built, copy_collection, make_settings, running
@@ -168,6 +170,28 @@ async def test_what_is_not_scored_in_time_keeps_its_place(
         assert 'care_rerank_total{outcome="partial"} 1.0' in metrics
         assert 'care_rerank_total{outcome="complete"} 1.0' in metrics
         assert 'care_stage_seconds_count{stage="rerank"} 2.0' in metrics
+
+
+async def test_no_text_is_read_for_the_reranker_once_the_time_is_over(
+    client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+    score = Reranker.score
+
+    async def late(
+        self: Reranker, serving: Serving, query: str, documents: Sequence[str], *, deadline: Deadline, bulk: bool,
+        partial: bool,
+    ) -> PairScores:  # fmt: skip
+        asked.append(query)
+        scored = await score(self, serving, query, documents, deadline=deadline, bulk=bulk, partial=partial)
+        await asyncio.sleep(0.6)  # longer than the request may take
+        return scored
+
+    monkeypatch.setattr(Reranker, "score", late)
+    queries = ["发热", "咳嗽", "头痛"]
+    answer = await search(client, query=queries, rerank={"depth": 5}, timeout_ms=500, cache=False)
+    assert asked == ["发热"]
+    assert [result["rerank"]["scored"] for result in answer["results"]] == [5, 0, 0]
 
 
 async def test_without_a_reranker_the_request_is_refused_with_a_next_step(built: Built) -> None:

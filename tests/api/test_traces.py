@@ -22,8 +22,9 @@ from opentelemetry.proto.trace.v1.trace_pb2 import ResourceSpans, Span
 from models.encoder.onnx import OnnxEncoder
 from service.http.app import create_app
 from service.metrics import ACCESS_LOGGER
+from service.processes.startup import configure_logging
 from service.settings import Settings
-from service.traces import MOST_WAITING, Traces
+from service.traces import MOST_AT_ONCE, MOST_WAITING, Traced, Traces
 from tests.api.live import live
 from tests.api.support import AS_ADMIN, Built, build_collection, make_settings
 from tests.integration.processes import until
@@ -110,6 +111,17 @@ def test_a_search_is_one_span_with_a_child_for_each_stage(built: Built) -> None:
     assert QUERY.encode() not in b"".join(span.SerializeToString() for span in spans)
 
 
+def test_a_cached_result_has_no_stages(built: Built) -> None:
+    with collector() as (url, received):
+        with live(make_settings(built, traces_url=url, lru_mb=8)) as address:
+            ask(address)
+            ask(address)
+        spans = spans_of(received)
+    first, second = searches(spans)
+    assert [span.name for span in spans if span.parent_span_id == first.span_id] == STAGES
+    assert not [span for span in spans if span.parent_span_id == second.span_id]
+
+
 def test_a_trace_of_the_caller_goes_on_and_a_caller_that_is_not_traced_is_not(built: Built) -> None:
     with collector() as (url, received):
         with live(make_settings(built, traces_url=url, traces_share=0)) as address:
@@ -149,6 +161,33 @@ def test_a_refused_request_has_its_status_and_no_stages(built: Built) -> None:
     assert not [span for span in spans if span.parent_span_id == whole.span_id]
 
 
+def test_numbers_of_any_size_in_a_refused_request_stop_no_later_trace(built: Built) -> None:
+    with collector() as (url, received), live(make_settings(built, traces_url=url)) as address:
+        refused = httpx.post(f"{address}/v1/search", json={"query": QUERY, "top_k": 10**24}, timeout=60)
+        assert refused.status_code == 422
+        until(lambda: len(searches(spans_of(received))) == 1)
+        ask(address)
+        until(lambda: len(searches(spans_of(received))) == 2)
+
+
+def test_a_batch_that_cannot_be_written_is_lost_alone(built: Built, monkeypatch: pytest.MonkeyPatch) -> None:
+    failing = [True]
+
+    def spans(self: Traces, traced: Traced) -> Iterator[bytes]:
+        if failing:
+            failing.clear()
+            raise ValueError("an unforeseen value")
+        return written(self, traced)
+
+    written = Traces._spans
+    monkeypatch.setattr(Traces, "_spans", spans)
+    with collector() as (url, received), live(make_settings(built, traces_url=url)) as address:
+        ask(address)
+        until(lambda: not failing)
+        ask(address)
+        until(lambda: len(searches(spans_of(received))) == 1)
+
+
 @pytest.mark.parametrize("away", [True, False])
 def test_a_collector_that_is_away_or_refuses_costs_traces_and_no_answer(built: Built, away: bool) -> None:
     nobody = "http://127.0.0.1:9"
@@ -159,6 +198,36 @@ def test_a_collector_that_is_away_or_refuses_costs_traces_and_no_answer(built: B
         ask(address)
 
 
+@pytest.mark.parametrize("away", [True, False])
+def test_the_log_names_the_collector_without_its_password(
+    built: Built, caplog: pytest.LogCaptureFixture, away: bool
+) -> None:
+    with collector(503) as (url, _):
+        place = "127.0.0.1:9" if away else url.removeprefix("http://")
+        with live(make_settings(built, traces_url=f"http://user:s3cret@{place}")) as address:
+            ask(address)
+            until(lambda: "traces are dropped" in caplog.text)
+    assert place in caplog.text
+    assert ("ConnectError" if away else "status 503") in caplog.text
+    assert "s3cret" not in caplog.text
+
+
+@pytest.mark.parametrize("level", ["info", "debug"])
+def test_calls_to_the_collector_are_not_logged_with_their_url(
+    built: Built, caplog: pytest.LogCaptureFixture, level: str
+) -> None:
+    for client in ("httpx", "httpcore"):
+        caplog.set_level(logging.NOTSET, client)  # as in a new process; the level is put back after the test
+    caplog.set_level(logging.DEBUG)
+    with collector() as (url, received):
+        settings = make_settings(built, traces_url=url.replace("//", "//user:s3cret@"), log_level=level)
+        configure_logging(settings)
+        with live(settings) as address:
+            ask(address)
+            until(lambda: len(searches(spans_of(received))) == 1)
+    assert "s3cret" not in caplog.text
+
+
 def test_traces_that_cannot_be_sent_in_time_are_dropped_oldest_first(built: Built) -> None:
     settings = make_settings(built, traces_url="http://127.0.0.1:9")
     metrics = create_app(settings.model_copy(update={"traces_url": None})).state.frame.metrics
@@ -167,6 +236,28 @@ def test_traces_that_cannot_be_sent_in_time_are_dropped_oldest_first(built: Buil
     for number in range(MOST_WAITING + 3):
         traces.add(scope, "/livez", str(number), 200, 0.001, None, None)
     assert 'care_traces_total{outcome="dropped"} 3.0' in metrics.expose().decode()
+
+
+def test_requests_that_come_while_traces_are_sent_wait_for_the_next_time(
+    built: Built, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = make_settings(built, traces_url="http://127.0.0.1:9")
+    traces = Traces(settings, create_app(settings.model_copy(update={"traces_url": None})).state.frame.metrics)
+    posts: list[bytes] = []
+
+    def post(url: str, *, content: bytes, headers: dict[str, str]) -> httpx.Response:
+        posts.append(content)
+        assert len(posts) < 9, "it never ends"
+        traces.add({"method": "GET", "headers": []}, "/livez", f"during-{len(posts)}", 200, 0.001, None, None)
+        return httpx.Response(200, request=httpx.Request("POST", url))
+
+    monkeypatch.setattr(traces._client, "post", post)
+    for number in range(MOST_AT_ONCE + 1):
+        traces.add({"method": "GET", "headers": []}, "/livez", f"before-{number}", 200, 0.001, None, None)
+    traces._send()
+    assert [b"during" in content for content in posts] == [False, False]
+    traces._send()
+    assert posts[2].count(b"during") == 2
 
 
 def test_without_a_collector_nothing_of_tracing_is_loaded() -> None:

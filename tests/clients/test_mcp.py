@@ -119,6 +119,8 @@ async def test_a_model_reads_what_was_wrong_with_its_arguments(service_url: str)
             ("search", {"query": "发热", "filters": {"colour": "red"}}, "colour"),
             ("search", {"query": "发热", "top_k": 0}, "top_k"),
             ("search", {"query": "发热", "topk": 1}, "did you mean top_k"),
+            ("search", {"query": "发热", "filters": 5}, "filters: give fields"),
+            ("search", {"query": "发热", "filters": "kind"}, "filters: give fields"),
             ("search", {}, "an argument is missing"),
             ("get_document", {"id": "none"}, "not_found"),
             ("delete_document", {"id": "a-1"}, "no such tool"),
@@ -128,10 +130,22 @@ async def test_a_model_reads_what_was_wrong_with_its_arguments(service_url: str)
             assert reason in said(refused)
 
 
+@pytest.mark.parametrize("address", ["127.0.0.1:99999", "127.0.0.1:-1", "somewhere", "127.0.0.1:"])
+def test_an_address_without_a_usable_port_is_refused(address: str) -> None:
+    # 99999 would be taken modulo 65536: the server listens, where nobody looks for it.
+    ended = subprocess.run(
+        command("http://127.0.0.1:1", "--http", address), capture_output=True, text=True, timeout=START_SECONDS
+    )
+    assert ended.returncode == 1
+    assert "is no address; write it as 127.0.0.1:8001" in ended.stderr
+
+
 async def test_tools_that_write_come_only_when_asked_for(service_url: str) -> None:
     async with over_stdio(service_url, "--write", key=TOKEN) as client:
         assert [tool.name for tool in (await client.list_tools()).tools] == [*READS, "add_documents", "delete_document"]
         notice = {"id": "notice-9", "title": "缬沙坦召回", "text": "部分批次的缬沙坦片自即日起召回。"}
+        refused = await client.call_tool("add_documents", {"documents": ["缬沙坦召回"]})
+        assert "documents: give a list of objects" in said(refused)
         added = await client.call_tool("add_documents", {"documents": [notice]})
         try:
             assert added.structured_content["changed"] == 1

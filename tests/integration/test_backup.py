@@ -111,6 +111,35 @@ def test_a_damaged_or_foreign_file_publishes_nothing(built: Built, tmp_path: Pat
         assert Collection(folder).current() is None
 
 
+@pytest.mark.parametrize("facts", ["no JSON", "{}", "[]", '{"format": 1}'])
+def test_a_tar_of_another_program_is_refused_by_name(tmp_path: Path, facts: str) -> None:
+    (tmp_path / "backup.json").write_text(facts, encoding="utf-8")
+    with tarfile.open(tmp_path / "other.tar", "w") as tar:
+        tar.add(tmp_path / "backup.json", "backup.json")
+    with pytest.raises(BadBackup, match="was not written by care backup"):
+        restore_backup(tmp_path / "other.tar", tmp_path / "folder")
+
+
+def test_a_restore_says_where_the_keys_are(
+    built: Built, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("CARE_KEYS_FILE", raising=False)
+    keys, given = tmp_path / "keys", ["--keys", str(tmp_path / "moved")]
+    keys.write_text("{}", encoding="utf-8")
+    write_backup(Collection(built.root), tmp_path / "with.tar", keys)
+    write_backup(Collection(built.root), tmp_path / "without.tar")
+    for number, (name, options, said) in enumerate(
+        (
+            ("with.tar", given, f"; keys: {tmp_path / 'moved'}\n"),
+            ("with.tar", [], "; its keys were left out (--keys says where they go)\n"),
+            ("without.tar", ["--keys", str(tmp_path / "none")], "; the backup holds no keys\n"),
+        )
+    ):
+        folder = str(tmp_path / f"restored-{number}")
+        assert cli.main(["restore", str(tmp_path / name), "--collection", folder, *options]) == 0
+        assert capsys.readouterr().out.endswith(said)
+
+
 def test_an_entry_outside_of_the_folder_is_refused(tmp_path: Path) -> None:
     facts, evil = tmp_path / "backup.json", tmp_path / "evil.tar"
     facts.write_text(json.dumps({"format": 1, "versions": []}), encoding="utf-8")
@@ -119,7 +148,7 @@ def test_an_entry_outside_of_the_folder_is_refused(tmp_path: Path) -> None:
             tar.add(facts, "backup.json")
             tar.add(facts, name)
             tar.getmembers()[-1].name = name
-        with pytest.raises((BadBackup, ValueError)):
+        with pytest.raises(BadBackup, match="does not write"):
             restore_backup(evil, tmp_path / "folder" / "inner")
         assert not (tmp_path / "folder" / "outside").exists()
         shutil.rmtree(tmp_path / "folder")

@@ -59,6 +59,20 @@ def test_wrong_arguments_are_one_line(
     assert said in failure(capsys, *arguments)
 
 
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("export", "a", "b", "--variants", "int3"), "'int3' is none of fp32, fp16, int8"),
+        (("index", "build", "a", "--precision", "fp4"), "'fp4' is none of "),
+        (("eval", "a", "--fusion", "sum"), "'sum' is none of "),
+    ],
+)
+def test_a_value_that_is_no_choice_is_told_the_choices(
+    capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], said: str
+) -> None:
+    assert said in failure(capsys, *arguments)
+
+
 @pytest.mark.parametrize("command", ["index", "serve"])
 def test_a_misspelt_variable_is_refused(
     command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

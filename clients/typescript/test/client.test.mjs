@@ -47,3 +47,33 @@ test("the key is sent, and a refusal is tried again", async () => {
     .POST("/v1/search", { body: { query: "x" } });
   assert.equal(response.status, 429);
 });
+
+test("a wait of hours is not waited for, and an act of an administrator is done once", async () => {
+  let calls = 0;
+  const refuse = async () => {
+    calls += 1;
+    return new Response("{}", { status: 429, headers: { "retry-after": "28800" } });
+  };
+  const limited = await createCareClient(url, { fetch: refuse }).POST("/v1/search", { body: { query: "x" } });
+  assert.deepEqual([limited.response.status, calls], [429, 1]);
+  calls = 0;
+  const broken = async () => {
+    calls += 1;
+    throw new TypeError("fetch failed");
+  };
+  await assert.rejects(createCareClient(url, { fetch: broken }).POST("/admin/rollback"), /fetch failed/);
+  assert.equal(calls, 1);
+});
+
+test("an abort ends the wait for the next attempt", async () => {
+  const stop = new AbortController();
+  const busy = async (request) => {
+    request.signal.throwIfAborted();
+    setTimeout(() => stop.abort(new Error("enough")), 10);
+    return new Response("{}", { status: 503, headers: { "retry-after": "12" } });
+  };
+  const began = Date.now();
+  const call = createCareClient(url, { fetch: busy }).POST("/v1/search", { body: { query: "x" }, signal: stop.signal });
+  await assert.rejects(call, /enough/);
+  assert.ok(Date.now() - began < 6000);
+});

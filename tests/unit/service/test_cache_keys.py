@@ -104,11 +104,12 @@ def test_snapshot_encoder_and_the_settings_that_matter_are_in_the_key() -> None:
     assert len(keys) == 11
 
 
-def test_a_folder_with_another_query_instruction_is_not_what_was_loaded(tmp_path: Path) -> None:
+@pytest.mark.parametrize("change", [{"query_instruction": "问："}, {"dense_trust": 0.5}])
+def test_a_folder_that_reads_queries_otherwise_is_not_what_was_loaded(tmp_path: Path, change: dict[str, Any]) -> None:
     """Its fingerprint, which names how documents are read, is the same."""
     reader = TextReader.open(ENCODER)
     assert is_same_function(ENCODER, reader)
-    reader.spec.model_copy(update={"query_instruction": "问："}).save(tmp_path)
+    reader.spec.model_copy(update=change).save(tmp_path)
     assert not is_same_function(tmp_path, reader)
 
 

@@ -35,7 +35,6 @@ from service.engine.cuda import (
     watch_memory,
 )
 from service.engine.device import Cpu, CpuEncoder, CpuVectors
-from service.engine.open import open_device
 from service.engine.selfcheck import check_encoder, check_search, random_index, random_tokens
 from service.errors import BadDevice
 from service.serving.serving import Selection
@@ -150,8 +149,7 @@ def test_a_machine_without_a_gpu_says_so(encoder: OnnxEncoder) -> None:
 
 
 def test_the_self_check_passes_here(capsys: pytest.CaptureFixture[str]) -> None:
-    device = open_device("cpu", 1, 1)
-    assert isinstance(device, Cpu)
+    device = Cpu(1, 1)
     small = random_index(300, 512)
     assert check_search(device.open_vectors(small), small.values)
     assert "overlap 1.0000" in capsys.readouterr().out

@@ -124,11 +124,11 @@ def test_the_command_leaves_a_line_in_the_audit_log(
     ("arguments", "said"),
     [
         (["create", "a b", "--scope", "search"], "name: String should match pattern"),
-        (["create", "known", "--scope", "search"], "two keys have one name"),
+        (["create", "known", "--scope", "search"], "care keys: known: two keys have one name"),
         (["create", "a", "--scope", "search", "--filter", "tenant"], "write it as FIELD=VALUE"),
         (["create", "a", "--scope", "search", "--rate", "fast"], "write it as 50/s"),
         (["create", "a", "--scope", "search", "--rate", "0/s"], "write it as 50/s"),
-        (["create", "a", "--scope", "admin", "--filter", "t=1"], "cannot have scope admin"),
+        (["create", "a", "--scope", "admin", "--filter", "t=1"], "care keys: a key with a filter cannot have"),
         (["revoke", "nobody"], "there is no key nobody"),
     ],
 )

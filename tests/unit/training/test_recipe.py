@@ -74,7 +74,7 @@ def test_a_wrong_recipe_is_named(tmp_path: Path, text: str, message: str) -> Non
 
 
 def test_a_missing_recipe_is_named(tmp_path: Path) -> None:
-    with pytest.raises(BadData, match="no such recipe"):
+    with pytest.raises(BadData, match=r"no such recipe; give the path .*/recipes has .* tiny\.toml"):
         Recipe.load(tmp_path / "none.toml")
 
 

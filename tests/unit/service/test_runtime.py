@@ -15,10 +15,11 @@ from models.encoder.tokenizer import TextReader
 from models.errors import BadEncoder
 from models.fusion import Mode
 from service.engine.local import Batcher
-from service.engine.open import limits_of, load_encoder, open_home
+from service.engine.queue import Limits
 from service.engine.remote.client import RemoteEngine
 from service.metrics import Metrics
 from service.processes.supervisor import environment_of
+from service.runtime import load_encoder, open_home
 from service.settings import Settings
 
 ENCODER = Path("models/pretrained/care-small-zh")
@@ -53,11 +54,12 @@ def test_a_gpu_has_an_engine_process_and_a_processor_on_request(values: dict[str
 
 
 def test_a_gpu_has_larger_batches_unless_told() -> None:
-    assert (limits_of(Settings()).batch_queries, limits_of(Settings()).batch_tokens) == (8, 4096)
-    gpu = limits_of(Settings(device="cuda"))
+    cpu = Limits.from_settings(Settings())
+    assert (cpu.batch_queries, cpu.batch_tokens) == (8, 4096)
+    gpu = Limits.from_settings(Settings(device="cuda"))
     assert (gpu.batch_queries, gpu.batch_tokens) == (256, 32_768)
-    assert limits_of(Settings(device="cuda", batch_queries=5, batch_tokens=50)).batch_queries == 5
-    assert limits_of(Settings(max_wait_ms=250)).wait_seconds == 0.25
+    assert Limits.from_settings(Settings(device="cuda", batch_queries=5, batch_tokens=50)).batch_queries == 5
+    assert Limits.from_settings(Settings(max_wait_ms=250)).wait_seconds == 0.25
 
 
 def test_where_the_engine_is_decides_what_is_loaded() -> None:
