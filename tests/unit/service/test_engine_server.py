@@ -150,6 +150,7 @@ def test_a_check_goes_first_and_through_the_device(engine: Running) -> None:
         # A connection that the engine has not accepted yet is read a batch later.
         watchdog.tell(Kind.CHECK, 4)
         assert watchdog.answer().number == 4
+        assert engine.device.entered.acquire(timeout=WAIT_SECONDS)  # by that check, or `hold` takes it for its own
         hold(engine, worker)
         for number in range(1, 4):
             worker.ask(number, *range(10 * number, 10 * number + 8))
