@@ -147,6 +147,10 @@ def test_a_serving_that_is_not_open_is_said(engine: Running) -> None:
 
 def test_a_check_goes_first_and_through_the_device(engine: Running) -> None:
     with engine.worker() as worker, engine.worker() as watchdog:
+        # A connection that the engine has not accepted yet is read a batch later.
+        watchdog.tell(Kind.CHECK, 4)
+        assert watchdog.answer().number == 4
+        assert engine.device.entered.acquire(timeout=WAIT_SECONDS)  # by that check, or `hold` takes it for its own
         hold(engine, worker)
         for number in range(1, 4):
             worker.ask(number, *range(10 * number, 10 * number + 8))
@@ -156,7 +160,7 @@ def test_a_check_goes_first_and_through_the_device(engine: Running) -> None:
         assert (answer.number, answer.status) == (5, Status.DONE)
         for _ in range(4):
             worker.answer()
-    assert engine.device.batches[1] == [1]
+    assert engine.device.batches[2] == [1]
 
 
 def test_a_check_of_an_engine_without_servings_is_answered(engine: Running) -> None:
