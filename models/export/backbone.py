@@ -185,12 +185,28 @@ class _Backbone(nn.Module):
         self.inputs = inputs
 
     def forward(self, *tensors: Tensor) -> Tensor:
-        output = self.backbone(**dict(zip(self.inputs, tensors, strict=True)))
+        given = dict(zip(self.inputs, tensors, strict=True))
+        output = self.backbone(**given | {MASK: _attention_masks(self.backbone, given[MASK])})
         hidden: Tensor = output.last_hidden_state
         if not self.backbone.config.num_hidden_layers:
             # Without layers only the pooling looks at the mask: it must not vanish from the graph's inputs.
-            hidden = hidden * tensors[self.inputs.index(MASK)].unsqueeze(-1)
+            hidden = hidden * given[MASK].unsqueeze(-1)
         return hidden
+
+
+def _attention_masks(backbone: PreTrainedModel, mask: Tensor) -> Tensor | dict[str, Tensor]:
+    """What a Gemma 3 of both directions adds to its scores, by type of layer; for any other backbone the mask itself.
+
+    The tracer cannot follow transformers in making these.
+    """
+    if not getattr(backbone.config, "use_bidirectional_attention", False):
+        return mask
+    seen = mask[:, None, None, :].bool()
+    places = torch.arange(mask.shape[1], device=mask.device)
+    near = (places[:, None] - places).abs() < backbone.config.sliding_window
+    never = torch.finfo(backbone.dtype).min
+    allowed = {"full_attention": seen, "sliding_attention": seen & near}
+    return {kind: torch.zeros_like(of, dtype=backbone.dtype).masked_fill(~of, never) for kind, of in allowed.items()}
 
 
 def export_backbone(backbone: PreTrainedModel, path: Path) -> None:

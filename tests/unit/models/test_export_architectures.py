@@ -1,0 +1,32 @@
+"""The ONNX graph of every architecture gives the states that transformers gives, at lengths that were not traced."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+import pytest
+import torch
+from transformers import AutoConfig, AutoModel
+
+from models.export.backbone import export_backbone
+from tests.unit.models.test_packed_architectures import CASES, SHAPE
+
+
+@pytest.mark.parametrize(("kind", "changes"), CASES, ids=[f"{kind}-{place}" for place, (kind, _) in enumerate(CASES)])
+@torch.no_grad()
+def test_a_graph_gives_the_states_of_transformers(kind: str, changes: dict[str, Any], tmp_path: Path) -> None:
+    torch.manual_seed(1)
+    model = AutoModel.from_config(AutoConfig.for_model(kind, **SHAPE | changes), attn_implementation="eager").eval()
+    ids = torch.randint(3, 100, (2, 40))
+    mask = torch.ones_like(ids)
+    mask[1, 25:] = 0
+    expected = model(input_ids=ids, attention_mask=mask).last_hidden_state.numpy()
+    export_backbone(model, tmp_path / "model.onnx")
+    graph = onnxruntime.InferenceSession(tmp_path / "model.onnx")
+    inputs = {"input_ids": ids, "attention_mask": mask, "token_type_ids": torch.zeros_like(ids)}
+    (states,) = graph.run(None, {given.name: inputs[given.name].numpy() for given in graph.get_inputs()})
+    real = mask.numpy().astype(bool)
+    np.testing.assert_allclose(states[real], expected[real], atol=1e-3)
