@@ -111,6 +111,7 @@ def test_a_recipe_runs_and_its_result_searches(
     monkeypatch.setattr("models.training.run.draw_curves", lambda folder: None)
     Path("data").mkdir()
     Path("data/weights").symlink_to(starts)
+    Path("data/encoders").symlink_to(starts)
     Path("models").symlink_to(FOLDER.parents[1])
     changes = [change for change in TOY if change.partition(".")[0] != "dev" or "[dev]" in path.read_text()]
     # A chat's prompt is longer than the texts of encoders, and each byte is a token here.
