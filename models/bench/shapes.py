@@ -64,9 +64,8 @@ class Shape:
         pairs = sum(length * (length + 1) / 2 for length in lengths)
         return products + 4.0 * self.layers * self.heads * self.width * pairs
 
-    def build(self, device: torch.device, dtype: torch.dtype) -> PreTrainedModel:
-        """Random weights, made on the device."""
-        config = Qwen3Config(
+    def config(self) -> Qwen3Config:
+        return Qwen3Config(
             vocab_size=self.vocabulary,
             hidden_size=self.hidden,
             num_hidden_layers=self.layers,
@@ -78,9 +77,12 @@ class Shape:
             rope_parameters={"rope_type": "default", "rope_theta": 1_000_000.0},
             use_cache=False,
         )
+
+    def build(self, device: torch.device, dtype: torch.dtype) -> PreTrainedModel:
+        """Random weights, made on the device."""
         torch.manual_seed(SEED)
         with device:
-            model: PreTrainedModel = AutoModel.from_config(config, dtype=dtype)  # type: ignore[no-untyped-call]
+            model: PreTrainedModel = AutoModel.from_config(self.config(), dtype=dtype)  # type: ignore[no-untyped-call]
             model.eval()  # type: ignore[no-untyped-call]
             return model
 
