@@ -118,7 +118,8 @@ def _choose(backend: Backend, source: Source, given: Path | None) -> Path | None
         if backend is Backend.OPTIMUM:
             raise ExportError("an encoder above 2 GiB is exported by torch: leave --backend out")
         return None
-    taken = source.config.model_type in backbone.EXPORTS
+    # Without layers nothing but the pooling reads the mask, and Optimum's graph would not take it.
+    taken = source.config.model_type in backbone.EXPORTS and source.config.num_hidden_layers > 0
     python = backbone.find_python(given)
     if backend is Backend.OPTIMUM and not taken:
         raise ExportError(f"Optimum does not take {source.config.model_type}: use backend torch")

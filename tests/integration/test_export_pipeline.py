@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from argparse import ArgumentParser
 from pathlib import Path
 
@@ -62,7 +63,7 @@ def test_an_encoder_without_layers_averages_its_tokens_in_each_variant(tmp_path:
     encoder = TorchEncoder.load(tmp_path / "hub", infer_spec(tmp_path / "hub", space="s", pooling=Pooling.MEAN))
     keep_layers(encoder.backbone, 0)
     encoder.save(tmp_path / "trained")
-    export(tmp_path / "trained", tmp_path / "served", backend=Backend.TORCH)
+    export(tmp_path / "trained", tmp_path / "served", optimum_python=Path(sys.executable))
     expected = encoder.encode(CHECK_TEXTS, Side.QUERY)
     for variant in Variant:
         served = OnnxEncoder.load(tmp_path / "served", variant)
