@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import pickle
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
@@ -80,6 +79,10 @@ class Tokenizer:
         backend.pre_tokenizer = Steps([WhitespaceSplit(), Split(Regex(ESTIMATED_TOKEN), "isolated")])
         return cls(backend, max_length)
 
+    def to_json(self) -> str:
+        """What `from_json` reads."""
+        return self._backend.to_str()
+
     @property
     def vocabulary_size(self) -> int:
         return self._backend.get_vocab_size()
@@ -149,10 +152,11 @@ def tokenise(chunks: Iterable[Sequence[str]], texts: int, tokenizer: Tokenizer, 
 
 def _by_processes(chunks: Iterator[Sequence[str]], tokenizer: Tokenizer, processes: int) -> Iterator[Flat]:
     # By a file: through its pipe, each process would have to read the tokenizer before the next one is started.
-    with NamedTemporaryFile(prefix="care-tokenizer-") as file, _single_threaded():
-        pickle.dump(tokenizer, file)
+    with NamedTemporaryFile("w", encoding="utf-8", prefix="care-tokenizer-") as file, _single_threaded():
+        file.write(tokenizer.to_json())
         file.flush()
-        with ProcessPoolExecutor(processes, get_context("spawn"), _begin, (file.name,)) as pool:
+        setup = (Path(file.name), tokenizer.max_length)
+        with ProcessPoolExecutor(processes, get_context("spawn"), _begin, setup) as pool:
             ahead = [pool.submit(_flat, chunk) for chunk in islice(chunks, 2 * processes)]
             while ahead:
                 yield ahead.pop(0).result()
@@ -171,8 +175,8 @@ def _single_threaded() -> Iterator[None]:
         os.environ.update(before)
 
 
-def _begin(pickled: str) -> None:
-    _own.append(pickle.loads(Path(pickled).read_bytes()))
+def _begin(path: Path, max_length: int) -> None:
+    _own.append(Tokenizer.load(path, max_length))
 
 
 def _flat(chunk: Sequence[str]) -> Flat:
