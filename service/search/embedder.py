@@ -283,8 +283,7 @@ class EncoderServer:
 
 
 def _away(reason: str, expected_seconds: float = 0.0) -> EncoderAway:
-    words = "mode lexical works without it"
-    return EncoderAway(f"{SERVER} does not answer as it should ({reason}); {words}", expected_seconds)
+    return EncoderAway(f"{SERVER} does not answer as it should ({reason}); try again later", expected_seconds)
 
 
 def shorten(vectors: NDArray[np.float32], dimensions: int) -> NDArray[np.float32]:

@@ -376,7 +376,12 @@ class _Run:
     async def _embed(self, texts: Sequence[str], side: Side) -> Sequence[Vector]:
         embed, deadline, bulk = self._shared.embedder.embed, self._portions.deadline, self._request.bulk
         cached, tenant = self._request.cache, self._key.tenant
-        embedded = await embed(self._serving, texts, side, bulk=bulk, deadline=deadline, cached=cached, tenant=tenant)
+        try:
+            embedded = await embed(
+                self._serving, texts, side, bulk=bulk, deadline=deadline, cached=cached, tenant=tenant
+            )
+        except EncoderAway as error:
+            raise EncoderAway(f"{error}; mode lexical works without it", error.expected_seconds) from None
         return list(embedded.vectors)
 
     def write(self, query: _Query | bytes, outcome: Outcome | None) -> bytes:
