@@ -8,6 +8,7 @@ import math
 import threading
 from collections.abc import AsyncIterator, Iterator, Sequence
 from pathlib import Path
+from time import perf_counter
 from typing import Any
 
 import httpx
@@ -20,7 +21,7 @@ from models.export.reranker import export_reranker
 from service.engine.jobs import Job, Outcome, PairJob, pair_load
 from service.engine.local import InProcessEngine
 from service.search.embedder import PAIR_TOKENS, PairScores, Reranker, _portions
-from service.search.portions import Deadline
+from service.search.portions import WINDOW, Deadline
 from service.serving.serving import Serving
 from tests.api.gate import REAL_RUN, WAIT_SECONDS
 from tests.api.support import ENCODER, Built, copy_collection, make_settings, running
@@ -170,6 +171,22 @@ async def test_what_is_not_scored_in_time_keeps_its_place(
         assert 'care_rerank_total{outcome="partial"} 1.0' in metrics
         assert 'care_rerank_total{outcome="complete"} 1.0' in metrics
         assert 'care_stage_seconds_count{stage="rerank"} 2.0' in metrics
+
+
+@pytest.mark.parametrize("queries", [2, WINDOW + 1])
+async def test_every_query_is_ranked_before_reranking_uses_up_the_time(
+    client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch, queries: int
+) -> None:
+    async def slow(
+        self: Reranker, serving: Serving, query: str, documents: Sequence[str], *, deadline: Deadline, **options: bool
+    ) -> PairScores:
+        deadline._end = perf_counter()
+        return PairScores(np.full(len(documents), np.nan, np.float32), 0)
+
+    monkeypatch.setattr(Reranker, "score", slow)
+    texts = [f"{QUERY}{number}" for number in range(queries)]
+    answer = await search(client, query=texts, rerank={"depth": 1}, top_k=1, timeout_ms=60_000, cache=False)
+    assert [result["rerank"]["scored"] for result in answer["results"]] == [0] * queries
 
 
 async def test_no_text_is_read_for_the_reranker_once_the_time_is_over(
