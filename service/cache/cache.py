@@ -42,11 +42,10 @@ Vector = NDArray[np.float32]
 
 
 class ResultKeys:
-    """Keys of results: snapshot, overlay, encoder, settings that matter, the tenant, the whole request, the query."""
+    """Keys of results: snapshot, overlay, models, settings that matter, the tenant, the whole request, the query."""
 
-    def __init__(self, settings: Settings, reranker: str = "") -> None:
-        """`reranker` is the fingerprint of the second stage, if there is one."""
-        self._settings = repr([reranker, *(getattr(settings, name) for name in SETTINGS_IN_KEY)]).encode()
+    def __init__(self, settings: Settings) -> None:
+        self._settings = repr([getattr(settings, name) for name in SETTINGS_IN_KEY]).encode()
 
     def __call__(
         self, serving: Serving, request: BaseModel, queries: Sequence[str], tenant: bytes = b""
@@ -54,7 +53,7 @@ class ResultKeys:
         """One key for each of these queries of the request, in order."""
         parameters = request.model_dump_json(exclude=NOT_IN_KEY).encode()
         encoder = serving.encoder
-        served = serving.version.encode(), serving.overlay.state.hex().encode(), encoder.fingerprint.encode()
+        served = *map(str.encode, serving.name), serving.overlay.state.hex().encode()
         spec = encoder.spec
         facts = (
             *served,
