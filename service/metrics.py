@@ -73,6 +73,16 @@ _JSON = ("{" + ",".join(f'"{stage}":%.3f' for stage in STAGES) + "}").encode()
 _SERVER_TIMING = ", ".join(f"{stage};dur=%.3f" for stage in STAGES).encode()
 
 
+class Outcomes:
+    """Counts by the values of one label; all are there from the start, at 0: Prometheus counts no step from nothing."""
+
+    def __init__(self, counter: Counter, *values: str) -> None:
+        self._counters = {value: counter.labels(value) for value in values}
+
+    def __call__(self, value: str, count: int = 1) -> None:
+        self._counters[value].inc(count)
+
+
 class Metrics:
     """The metrics of one app."""
 
@@ -104,11 +114,11 @@ class Metrics:
             for labels in product(("process", "redis"), ("result", "embedding"), ("hit", "miss", "bypass", "error"))
         }
         writes = counter("care_cache_writes", "Values for Redis by outcome.", ["outcome"])
-        self._cache_writes = {outcome: writes.labels(outcome) for outcome in ("written", "dropped", "error")}
+        self.cache_write = Outcomes(writes, "written", "dropped", "error")
         hyde = counter("care_hyde", "Queries that asked for imagined documents.", ["outcome"])
-        self._hyde = {outcome: hyde.labels(outcome) for outcome in ("used", "failed")}
+        self.hyde = Outcomes(hyde, "used", "failed")
         rerank = counter("care_rerank", "Queries whose first hits were reranked, all or some in time.", ["outcome"])
-        self._rerank = {outcome: rerank.labels(outcome) for outcome in ("complete", "partial")}
+        self.rerank = Outcomes(rerank, "complete", "partial")
         self._snapshot = gauge("care_snapshot_info", "1 for the snapshot that is served.", ["version"])
         self._served: str | None = None
         self._documents = gauge("care_snapshot_documents", "Documents in the served snapshot.")
@@ -117,10 +127,9 @@ class Metrics:
         self._swaps = counter("care_swaps", "Snapshots that were put into service, by each worker.")
         self.failed_swap = counter("care_failed_swaps", "Snapshots that were refused.").inc
         restarts = counter("care_restarts", "Processes that were started again because they had ended.", ["process"])
-        # Present from the start: Prometheus does not count the step from nothing to 1.
-        self._restarts = {process: restarts.labels(process) for process in ("worker", "engine")}
+        self.restart = Outcomes(restarts, "worker", "engine")
         traces = counter("care_traces", "Requests traced, by whether the collector took them.", ["outcome"])
-        self._traces = {outcome: traces.labels(outcome) for outcome in ("sent", "dropped")}
+        self.traces = Outcomes(traces, "sent", "dropped")
         self._card_used = gauge(
             "care_card_memory_used_bytes", "Memory in use on the GPU, by all programs; 0 without one."
         )
@@ -155,15 +164,6 @@ class Metrics:
     def cache(self, layer: str, kind: str, outcome: str, count: int) -> None:
         self._cache[layer, kind, outcome].inc(count)
 
-    def cache_write(self, outcome: str, count: int) -> None:
-        self._cache_writes[outcome].inc(count)
-
-    def hyde(self, outcome: str) -> None:
-        self._hyde[outcome].inc()
-
-    def rerank(self, outcome: str) -> None:
-        self._rerank[outcome].inc()
-
     def swap(self, version: str, documents: int, created_seconds: float) -> None:
         """Names the served snapshot; it was built at `created_seconds` since 1970."""
         # Set to 0 instead of removed: metrics shared by several processes cannot be removed.
@@ -175,15 +175,9 @@ class Metrics:
         self._created.set(created_seconds)
         self._swaps.inc()
 
-    def traces(self, outcome: str, count: int) -> None:
-        self._traces[outcome].inc(count)
-
     def card(self, used_bytes: int, total_bytes: int) -> None:
         self._card_used.set(used_bytes)
         self._card_total.set(total_bytes)
-
-    def restart(self, process: str) -> None:
-        self._restarts[process].inc()
 
     def watch_queue(self, length: Callable[[], int]) -> None:
         """Reads this process's queue length whenever metrics are exposed."""
