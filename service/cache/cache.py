@@ -155,12 +155,11 @@ class Cache:
                 near.put(keys[position], value)
         return values
 
-    def put(self, kind: Kind, values: Mapping[bytes, bytes]) -> None:
+    def put(self, kind: Kind, key: bytes, value: bytes) -> None:
         if kind in self._process:
-            for key, value in values.items():
-                self._process[kind].put(key, value)
+            self._process[kind].put(key, value)
         if self._redis is not None:
-            self._redis.put(kind, values)
+            self._redis.put(kind, key, value)
 
     def bypass(self, kind: Kind, count: int) -> None:
         """Counts look-ups that were skipped because the request wants no cached answer."""
@@ -182,7 +181,7 @@ class Cache:
     def put_embedding(self, encoder: TextReader, tokens: Tokens, vector: Vector, tenant: bytes = b"") -> None:
         if self.enabled:
             value = vector.astype(STORED, copy=False).tobytes()
-            self.put(Kind.EMBEDDING, {embedding_key(encoder.fingerprint, tokens, tenant): value})
+            self.put(Kind.EMBEDDING, embedding_key(encoder.fingerprint, tokens, tenant), value)
 
     async def close(self) -> None:
         if self._redis is not None:

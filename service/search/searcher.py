@@ -397,7 +397,7 @@ class _Run:
         reranked = outcome.found.reranked
         # What was not scored in time may be another time.
         if query.key is not None and (reranked is None or reranked.scored == reranked.depth):
-            self._shared.cache.put(Kind.RESULT, {query.key: result})
+            self._shared.cache.put(Kind.RESULT, query.key, result)
         if query.keep_vector and query.text.tokens is not None and outcome.vector is not None:
             encoder, tokens = self._serving.encoder, query.text.tokens
             self._shared.cache.put_embedding(encoder, tokens, outcome.vector, self._key.tenant)
