@@ -105,15 +105,9 @@ class Tokenizer:
         return list(self._backend.encode(text, add_special_tokens=False).offsets)
 
 
-def pad(batch: Sequence[Tokens], pad_id: int = 0) -> tuple[Ids, Ids]:
-    """Ids and attention mask, both (texts, longest), padded on the right."""
-    longest = max(len(tokens) for tokens in batch)
-    ids = np.full((len(batch), longest), pad_id, dtype=np.int64)
-    mask = np.zeros((len(batch), longest), dtype=np.int64)
-    for row, tokens in enumerate(batch):
-        ids[row, : len(tokens)] = tokens.ids
-        mask[row, : len(tokens)] = 1
-    return ids, mask
+def pad(batch: Sequence[Tokens]) -> tuple[Ids, Ids]:
+    """Ids and attention mask, both (texts, longest), padded on the right with 0."""
+    return pad_flat(*flatten(batch))
 
 
 def flatten(batch: Sequence[Tokens]) -> tuple[FlatIds, FlatIds]:
@@ -123,10 +117,10 @@ def flatten(batch: Sequence[Tokens]) -> tuple[FlatIds, FlatIds]:
     return ids, lengths
 
 
-def pad_flat(ids: FlatIds, lengths: FlatIds, pad_id: int = 0) -> tuple[Ids, Ids]:
+def pad_flat(ids: FlatIds, lengths: FlatIds) -> tuple[Ids, Ids]:
     """As `pad`, of texts that were flattened: a few array operations for any number of them."""
     present = np.arange(int(lengths.max())) < lengths[:, None]
-    padded = np.full(present.shape, pad_id, np.int64)
+    padded = np.zeros(present.shape, np.int64)
     padded[present] = ids
     return padded, present.astype(np.int64)
 
