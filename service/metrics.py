@@ -11,25 +11,21 @@ from dataclasses import dataclass, fields
 from functools import partial
 from itertools import product
 from platform import python_version
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.multiprocess import MultiProcessCollector
 
 from models.package import care_version
 
+if TYPE_CHECKING:
+    from service.engine.jobs import BatchTimes
+
 SECONDS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
 SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 # Folder in which several processes keep their metrics; prometheus_client reads it when it is imported.
 SHARED_FOLDER = "PROMETHEUS_MULTIPROC_DIR"
 ACCESS_LOGGER = "service.access"
-
-
-class EngineTimes(Protocol):
-    """The seconds that one batch took in the engine."""
-
-    encode_seconds: float
-    search_seconds: float
 
 
 @dataclass(slots=True)
@@ -47,7 +43,7 @@ class Timings:
     fetch: float = 0.0
     total: float = 0.0
 
-    def add_engine(self, waited_seconds: float, batches: Iterable[EngineTimes]) -> None:
+    def add_engine(self, waited_seconds: float, batches: Iterable[BatchTimes]) -> None:
         """Splits the wait for the engine into stages; a batch that several queries shared counts once."""
         distinct = {id(times): times for times in batches}.values()
         # A query that joined a running batch waited only for its end, which is the search.
