@@ -127,9 +127,11 @@ class Link:
                 continue
             self._connection = connection
             reopening = self._loop.create_task(self._reopen())
-            await connection.lost.wait()
+            try:
+                await connection.lost.wait()
+            finally:
+                reopening.cancel()
             self._lose()
-            reopening.cancel()
             await asyncio.gather(reopening, return_exceptions=True)
 
     async def _reopen(self) -> None:

@@ -34,6 +34,8 @@ class Engine:
 
     def __init__(self) -> None:
         self.refusals = 0
+        self.reloaded = asyncio.Event()
+        self.reloaded.set()
         self._serving: set[Any] = set()
         self._came: asyncio.Queue[tuple[Kind, int, Any]] = asyncio.Queue()
         self._connections: asyncio.Queue[asyncio.StreamWriter] = asyncio.Queue()
@@ -87,6 +89,7 @@ async def engine(tmp_path: Path) -> AsyncIterator[Engine]:
 async def link(tmp_path: Path, engine: Engine) -> AsyncIterator[Link]:
     async def refused() -> None:
         engine.refusals += 1
+        await engine.reloaded.wait()
 
     made = Link(tmp_path / "engine.sock", lambda response: None, lambda: None, refused)
     made.start()
@@ -144,3 +147,16 @@ async def test_an_engine_that_opens_a_serving_no_more_is_reported_once_it_is_bac
     await engine.open(link, serving("later"), 2)
     assert (link.handle_of(replaced), link.handle_of(kept)) == (None, 1)
     assert engine.refusals == 1
+
+
+async def test_a_reload_that_hangs_does_not_keep_the_link_from_the_next_engine(engine: Engine, link: Link) -> None:
+    kept = serving("kept")
+    await engine.open(link, kept, 1)
+    engine.reloaded.clear()
+    for _ in range(2):
+        engine.die()
+        await engine.begin()
+        _, number, _ = await engine.hear()
+        engine.refuse(number, "the encoder changed")
+        await engine.open(link, serving("later"), 2)
+    assert engine.refusals == 2
