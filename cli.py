@@ -47,8 +47,7 @@ TRAIN_EXTRA = {
     "torch", "transformers", "onnx", "safetensors", "onnxscript", "peft", "accelerate", "gguf", "ranx",
     "sentence_transformers",
 }  # fmt: skip
-MCP_EXTRA = {"mcp", "mcp_types"}
-EXTRAS = {**dict.fromkeys(TRAIN_EXTRA, "train"), "datasketch": "curate"}
+EXTRAS = {**dict.fromkeys(TRAIN_EXTRA, "train"), "datasketch": "curate", "mcp": "mcp", "mcp_types": "mcp"}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -73,13 +72,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return _fail(name, f"{where}{error.strerror}; free some space, then run the same command again")
         return _fail(name, f"{where}{error.strerror or error}; give a path that can be read and written")
     except ModuleNotFoundError as error:
-        module = (error.name or "").partition(".")[0]
-        if module in MCP_EXTRA:
-            return _fail(name, f"needs {error.name}, which the mcp extra brings (pip install 'care-search[mcp]')")
-        extra = EXTRAS.get(module)
+        extra = EXTRAS.get((error.name or "").partition(".")[0])
         if extra is None:
             raise
-        return _fail(name, f"needs {error.name}, which the {extra} extra brings (make install-train)")
+        how = "pip install 'care-search[mcp]'" if extra == "mcp" else "make install-train"
+        return _fail(name, f"needs {error.name}, which the {extra} extra brings ({how})")
     except (_Terminated, KeyboardInterrupt) as stop:
         number = signal.SIGTERM if isinstance(stop, _Terminated) else signal.SIGINT
         _fail(name, f"stopped by {number.name}; run the same command again to go on")

@@ -29,7 +29,8 @@ from indexer.checks import (
 from indexer.corpus import FieldMap
 from indexer.devices import parse_devices
 from indexer.errors import BadBuild, BadDatabase
-from indexer.reindex import MAX_REMOVED, Encoders, Release, Report, reindex
+from indexer.reindex import MAX_REMOVED, Encoders, Release, reindex
+from indexer.report import Report
 from indexer.store.collection import HERE, Collection, Database
 from indexer.store.documents import Documents
 from indexer.store.kinds import LEAST_ROWS_FOR_LISTS, IndexKind

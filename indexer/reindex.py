@@ -1,33 +1,22 @@
-"""One run of the indexer as a schedule starts it: build, check, publish, remove old versions, report.
-
-A run is reported as a line, to Prometheus's textfile collector and to a webhook. Neither of the last two can fail a
-run: their errors go to standard error.
-"""
+"""One run of the indexer as a schedule starts it: build, check, publish, remove old versions, report."""
 
 from __future__ import annotations
 
-import json
 import math
-import sys
-import threading
 import time
-import urllib.request
 from collections.abc import Sequence
-from contextlib import ExitStack, suppress
+from contextlib import closing, nullcontext, suppress
 from dataclasses import dataclass, replace
-from http.client import HTTPException
 from importlib import import_module
 from pathlib import Path
-
-from prometheus_client import CollectorRegistry, Gauge, write_to_textfile
 
 from indexer.build import BuildOptions, BuildSummary, admitted, build
 from indexer.checks import check_canaries, encode_queries, load_queries, sample_queries
 from indexer.cluster import Cluster
-from indexer.corpus import listed
 from indexer.devices import DeviceEncoder, is_spread
 from indexer.encode import Encoder
 from indexer.errors import BadBuild, BadSnapshot, Blocked, Busy
+from indexer.report import Outcome, Report, send, summary_line, warn
 from indexer.store.canaries import keep_canaries, kept_canaries, load_canaries
 from indexer.store.collection import Collection
 from indexer.store.manifest import Manifest
@@ -40,7 +29,6 @@ from models.encoder.tokenizer import has_graph
 
 # The share of the served documents that a new version may lack by default.
 MAX_REMOVED = 0.2
-WEBHOOK_TIMEOUT_SECONDS = 10.0
 
 
 @dataclass(frozen=True)
@@ -136,28 +124,6 @@ class Release:
     keep_days: float | None = None
 
 
-@dataclass(frozen=True)
-class Report:
-    """Where the result of a run is reported."""
-
-    metrics_file: Path | None = None
-    webhook: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """The result of a run. `summary` is None if it failed; `published`: the version is served now."""
-
-    line: str
-    seconds: float
-    summary: BuildSummary | None = None
-    published: bool = False
-
-    @property
-    def status(self) -> str:
-        return "failed" if self.summary is None else self.summary.status(published=self.published)
-
-
 def reindex(
     corpus: Sequence[Path],
     collection: Collection,
@@ -175,11 +141,11 @@ def reindex(
     except BaseException as error:  # a stopped run is no success either
         reason = " ".join(str(error).split()) or type(error).__name__
         line = reason if isinstance(error, Exception) else "stopped before its end; the same command goes on"
-        _send(report, collection, Outcome(line, time.monotonic() - started))
+        send(report, collection, Outcome(line, time.monotonic() - started))
         raise
     seconds = time.monotonic() - started
     line = summary_line(summary, published=release.publish, removed=removed, seconds=seconds)
-    _send(report, collection, Outcome(line, seconds, summary, release.publish))
+    send(report, collection, Outcome(line, seconds, summary, release.publish))
     return line
 
 
@@ -189,10 +155,8 @@ def _run(
     """Returns the finished build, and how many old versions were removed."""
     with collection.sole_builder():
         pass  # raises Busy before two runs load their encoders into one memory
-    with ExitStack() as stack:
-        encoder = encoders.load()
-        if isinstance(encoder, DeviceEncoder):
-            stack.callback(encoder.close)
+    encoder = encoders.load()
+    with closing(encoder) if isinstance(encoder, DeviceEncoder) else nullcontext():
         return _run_by(encoder, corpus, collection, encoders, options, release)
 
 
@@ -212,7 +176,7 @@ def _run_by(
         collection.require_same_space(documents, encoder.spec.space, encoder.spec.dim, query_encoders)
     if not query_encoders:
         how = "name one with --query-encoder, or later: care index admit ENCODER_FOLDER"
-        _warn(f"no query encoder may search this version yet; {how}")
+        warn(f"no query encoder may search this version yet; {how}")
     if cluster := encoders.cluster(encoder):
         options = replace(options, encode=cluster.encode)
     if isinstance(encoder, DeviceEncoder):
@@ -282,98 +246,4 @@ def _announce(collection: Collection, encoder: Encoder) -> None:
             if Manifest.read(collection.folder(version)).encoder.fingerprint == encoder.fingerprint:
                 return
     change = f"{served.encoder.fingerprint} made {served.version}, this one is {encoder.fingerprint}"
-    _warn(f"another encoder ({change}): every passage is encoded again")
-
-
-def _send(report: Report, collection: Collection, outcome: Outcome) -> None:
-    if report.metrics_file:
-        served = collection.served_manifest()
-        write_metrics(report.metrics_file, outcome, time.time(), served.created.timestamp() if served else None)
-    if report.webhook:
-        call_webhook(report.webhook, outcome)
-
-
-def summary_line(summary: BuildSummary, *, published: bool, removed: int, seconds: float) -> str:
-    """Everything that an operator reads first, in one line."""
-    counts, changes = summary.counts, summary.changes
-    repeats = counts.passages - summary.encoded - summary.reused
-    repeated = f", {repeats} repeated" if repeats else ""
-    facts = [
-        f"{counts.documents} documents ({changes.added} added, {changes.changed} changed, {changes.removed} removed)",
-        f"{counts.passages} passages ({summary.encoded} encoded, {summary.reused} reused{repeated})",
-        f"{summary.index} index" + (f" with recall {summary.recall.at_10:.3f}" if summary.recall else ""),
-    ]
-    if summary.posted:
-        facts.append(f"{summary.posted} of the documents posted to the service and in no corpus")
-    if summary.rejects_file:
-        facts.append(f"{counts.rejects} bad rows set aside in {summary.rejects_file}")
-    if summary.ignored:
-        facts.append(f"columns that were not kept: {listed(summary.ignored)} (keep them with --metadata-field NAME)")
-    if removed:
-        facts.append(f"old versions removed: {removed}")
-    stages = ", ".join(f"{name} {value:.1f}" for name, value in summary.seconds.items())
-    facts.append(f"{seconds:.1f} s ({stages})")
-    return f"{summary.status(published=published)} {summary.version}: {', '.join(facts)}"
-
-
-def write_metrics(path: Path, outcome: Outcome, now: float, published_at: float | None) -> None:
-    """Replaces the file atomically; `published_at` is when the served version was built, None if none is served."""
-    registry = CollectorRegistry()
-
-    def gauge(name: str, meaning: str, value: float) -> None:
-        Gauge(f"care_index_{name}", meaning, registry=registry).set(value)
-
-    def gauges(name: str, meaning: str, label: str, values: dict[str, float]) -> None:
-        metric = Gauge(f"care_index_{name}", meaning, [label], registry=registry)
-        for key, value in values.items():
-            metric.labels(key).set(value)
-
-    gauge("run_success", "1 if the last run succeeded.", outcome.summary is not None)
-    gauge("run_end_timestamp_seconds", "When the last run ended.", now)
-    gauge("run_seconds", "How long the last run took.", outcome.seconds)
-    if published_at is not None:
-        gauge("published_timestamp_seconds", "When the served version was built.", published_at)
-    if summary := outcome.summary:
-        gauge("documents", "Documents of the last version built.", summary.counts.documents)
-        gauge("passages", "Passages of the last version built.", summary.counts.passages)
-        gauge("rejects", "Rows that the last run set aside.", summary.counts.rejects)
-        gauge("encoded_passages", "Texts that the last run encoded.", summary.encoded)
-        gauge("reused_passages", "Passages whose vector the last run knew.", summary.reused)
-        changes = {name: getattr(summary.changes, name) for name in ("added", "changed", "removed")}
-        gauges("changed_documents", "Documents by what the last run did to them.", "change", changes)
-        gauges("stage_seconds", "How long each stage of the last run took.", "stage", summary.seconds)
-        if summary.recall:
-            gauge("recall", "Recall@10 of the last version built.", summary.recall.at_10)
-    try:
-        write_to_textfile(str(path), registry)
-    except OSError as error:
-        _warn(f"the metrics could not be written to {path} ({error.strerror})")
-
-
-def call_webhook(url: str, outcome: Outcome) -> None:
-    """Posts JSON: `status`, `version` (null if it failed), `seconds`, and the line as `text`, as chats expect it."""
-    fields = {
-        "status": outcome.status,
-        "version": outcome.summary.version if outcome.summary else None,
-        "seconds": round(outcome.seconds, 1),
-        "text": outcome.line,
-    }
-    body = json.dumps(fields, ensure_ascii=False).encode()
-
-    def post() -> None:
-        try:
-            request = urllib.request.Request(url, body, {"Content-Type": "application/json"}, method="POST")
-            urllib.request.urlopen(request).close()
-        except (OSError, ValueError, HTTPException) as error:  # HTTP errors and refused connections are OSErrors
-            _warn(f"the webhook was not told ({error})")
-
-    # In a thread that is left behind: urllib's timeout covers each read, not the whole call or name resolution.
-    thread = threading.Thread(target=post, name="webhook", daemon=True)
-    thread.start()
-    thread.join(WEBHOOK_TIMEOUT_SECONDS)
-    if thread.is_alive():
-        _warn(f"the webhook has not answered within {WEBHOOK_TIMEOUT_SECONDS:g} s")
-
-
-def _warn(message: str) -> None:
-    print(f"care index: {message}", file=sys.stderr)
+    warn(f"another encoder ({change}): every passage is encoded again")

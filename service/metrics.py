@@ -11,25 +11,21 @@ from dataclasses import dataclass, fields
 from functools import partial
 from itertools import product
 from platform import python_version
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.multiprocess import MultiProcessCollector
 
 from models.package import care_version
 
+if TYPE_CHECKING:
+    from service.engine.jobs import BatchTimes
+
 SECONDS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
 SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 # Folder in which several processes keep their metrics; prometheus_client reads it when it is imported.
 SHARED_FOLDER = "PROMETHEUS_MULTIPROC_DIR"
 ACCESS_LOGGER = "service.access"
-
-
-class EngineTimes(Protocol):
-    """The seconds that one batch took in the engine."""
-
-    encode_seconds: float
-    search_seconds: float
 
 
 @dataclass(slots=True)
@@ -47,7 +43,7 @@ class Timings:
     fetch: float = 0.0
     total: float = 0.0
 
-    def add_engine(self, waited_seconds: float, batches: Iterable[EngineTimes]) -> None:
+    def add_engine(self, waited_seconds: float, batches: Iterable[BatchTimes]) -> None:
         """Splits the wait for the engine into stages; a batch that several queries shared counts once."""
         distinct = {id(times): times for times in batches}.values()
         # A query that joined a running batch waited only for its end, which is the search.
@@ -71,6 +67,16 @@ class Timings:
 STAGES = tuple(stage.name for stage in fields(Timings))
 _JSON = ("{" + ",".join(f'"{stage}":%.3f' for stage in STAGES) + "}").encode()
 _SERVER_TIMING = ", ".join(f"{stage};dur=%.3f" for stage in STAGES).encode()
+
+
+class Outcomes:
+    """Counts by the values of one label; all are there from the start, at 0: Prometheus counts no step from nothing."""
+
+    def __init__(self, counter: Counter, *values: str) -> None:
+        self._counters = {value: counter.labels(value) for value in values}
+
+    def __call__(self, value: str, count: int = 1) -> None:
+        self._counters[value].inc(count)
 
 
 class Metrics:
@@ -104,11 +110,11 @@ class Metrics:
             for labels in product(("process", "redis"), ("result", "embedding"), ("hit", "miss", "bypass", "error"))
         }
         writes = counter("care_cache_writes", "Values for Redis by outcome.", ["outcome"])
-        self._cache_writes = {outcome: writes.labels(outcome) for outcome in ("written", "dropped", "error")}
+        self.cache_write = Outcomes(writes, "written", "dropped", "error")
         hyde = counter("care_hyde", "Queries that asked for imagined documents.", ["outcome"])
-        self._hyde = {outcome: hyde.labels(outcome) for outcome in ("used", "failed")}
+        self.hyde = Outcomes(hyde, "used", "failed")
         rerank = counter("care_rerank", "Queries whose first hits were reranked, all or some in time.", ["outcome"])
-        self._rerank = {outcome: rerank.labels(outcome) for outcome in ("complete", "partial")}
+        self.rerank = Outcomes(rerank, "complete", "partial")
         self._snapshot = gauge("care_snapshot_info", "1 for the snapshot that is served.", ["version"])
         self._served: str | None = None
         self._documents = gauge("care_snapshot_documents", "Documents in the served snapshot.")
@@ -117,10 +123,9 @@ class Metrics:
         self._swaps = counter("care_swaps", "Snapshots that were put into service, by each worker.")
         self.failed_swap = counter("care_failed_swaps", "Snapshots that were refused.").inc
         restarts = counter("care_restarts", "Processes that were started again because they had ended.", ["process"])
-        # Present from the start: Prometheus does not count the step from nothing to 1.
-        self._restarts = {process: restarts.labels(process) for process in ("worker", "engine")}
+        self.restart = Outcomes(restarts, "worker", "engine")
         traces = counter("care_traces", "Requests traced, by whether the collector took them.", ["outcome"])
-        self._traces = {outcome: traces.labels(outcome) for outcome in ("sent", "dropped")}
+        self.traces = Outcomes(traces, "sent", "dropped")
         self._card_used = gauge(
             "care_card_memory_used_bytes", "Memory in use on the GPU, by all programs; 0 without one."
         )
@@ -155,15 +160,6 @@ class Metrics:
     def cache(self, layer: str, kind: str, outcome: str, count: int) -> None:
         self._cache[layer, kind, outcome].inc(count)
 
-    def cache_write(self, outcome: str, count: int) -> None:
-        self._cache_writes[outcome].inc(count)
-
-    def hyde(self, outcome: str) -> None:
-        self._hyde[outcome].inc()
-
-    def rerank(self, outcome: str) -> None:
-        self._rerank[outcome].inc()
-
     def swap(self, version: str, documents: int, created_seconds: float) -> None:
         """Names the served snapshot; it was built at `created_seconds` since 1970."""
         # Set to 0 instead of removed: metrics shared by several processes cannot be removed.
@@ -175,15 +171,9 @@ class Metrics:
         self._created.set(created_seconds)
         self._swaps.inc()
 
-    def traces(self, outcome: str, count: int) -> None:
-        self._traces[outcome].inc(count)
-
     def card(self, used_bytes: int, total_bytes: int) -> None:
         self._card_used.set(used_bytes)
         self._card_total.set(total_bytes)
-
-    def restart(self, process: str) -> None:
-        self._restarts[process].inc()
 
     def watch_queue(self, length: Callable[[], int]) -> None:
         """Reads this process's queue length whenever metrics are exposed."""

@@ -21,7 +21,7 @@ from service.engine.queue import Dispatcher, Limits
 from service.engine.remote.client import RemoteEngine
 from service.search.embedder import Embedder, Reranker
 from service.search.searcher import Searcher
-from service.serving.serving import Serving, require_query_encoder
+from service.serving.serving import Models, Serving, require_query_encoder
 from service.updates.encoder import DocumentEncoder, Freshener
 from service.updates.swap import Opening, Servings
 from service.updates.writer import FreshWriter
@@ -69,8 +69,8 @@ async def run_parts(
     settings: Settings, metrics: Metrics, keys: KeyRing, rates: Rates, place: Place = ALONE
 ) -> AsyncIterator[Runtime]:
     """Opens encoder and snapshot and starts engine and pollers; at the end answers accepted requests, then stops."""
-    load = partial(load_encoder, settings, place.engine)
-    encoder = await asyncio.to_thread(load)
+    load = partial(load_models, settings, place.engine)
+    models = await asyncio.to_thread(load)
     batcher = await asyncio.to_thread(open_home, settings, metrics, place.engine)
     cache = Cache.from_settings(settings, metrics)
     embedder = Embedder(settings, batcher, cache)
@@ -79,10 +79,8 @@ async def run_parts(
         from service.search.hyde import Hyde  # loads an HTTP client
 
         hyde = Hyde(settings)
-    pairs = await asyncio.to_thread(open_pair_reader, settings)
-    reranker = None if pairs is None else Reranker(settings, batcher, pairs)
-    keys_of = ResultKeys(settings, "" if pairs is None else pairs.fingerprint)
-    searcher = Searcher(settings, batcher, cache, keys_of, metrics, embedder, hyde, rates, reranker)
+    reranker = None if settings.reranker is None else Reranker(settings, settings.reranker, batcher)
+    searcher = Searcher(settings, batcher, cache, ResultKeys(settings), metrics, embedder, hyde, rates, reranker)
     documents = DocumentEncoder(settings, embedder)
     log = Collection(settings.collection).fresh_log
     # An engine process checks every byte and searches; its workers need not do it again.
@@ -91,7 +89,9 @@ async def run_parts(
     opening = Opening(
         load, open_serving, batcher.prepare, Freshener(log, documents), searcher.admit, searcher.check_canaries
     )
-    servings = Servings(settings, metrics, encoder, opening, place.tell_others)
+    servings = Servings(settings, metrics, models, opening, place.tell_others)
+    if isinstance(batcher, RemoteEngine):
+        batcher.on_refused = servings.follow_now
     metrics.watch_queue(batcher.__len__)
     if place.again:
         metrics.restart("worker")
@@ -125,8 +125,12 @@ async def _following(servings: Servings, keys: KeyRing, seconds: float) -> Async
 
 
 # The functions below import what computes only if it is needed: a worker beside an engine process must not load it.
-def load_encoder(settings: Settings, socket: Path | None) -> TextReader:
-    """Loads the query encoder; only its tokenizer if an engine process computes behind `socket`, or a server."""
+def load_models(settings: Settings, socket: Path | None) -> Models:
+    """Loads query encoder and reranker; only their tokenizers if an engine process computes behind `socket`."""
+    return Models(_load_encoder(settings, socket), _load_reranker(settings, socket))
+
+
+def _load_encoder(settings: Settings, socket: Path | None) -> TextReader:
     folder = require_query_encoder(settings.encoder)
     if EncoderSpec.load(folder).address is not None:
         from models.encoder.address import AddressReader
@@ -139,9 +143,14 @@ def load_encoder(settings: Settings, socket: Path | None) -> TextReader:
     return OnnxEncoder.load(folder, threads=settings.encoder_threads)
 
 
-def open_pair_reader(settings: Settings) -> PairReader | None:
-    """Opens the tokenizer of the reranker, if there is one; the engine loads its weights."""
-    return None if settings.reranker is None else PairReader.open(settings.reranker, device=settings.device)
+def _load_reranker(settings: Settings, socket: Path | None) -> PairReader | None:
+    if settings.reranker is None:
+        return None
+    if socket is not None:
+        return PairReader.open(settings.reranker, device=settings.device)
+    from models.encoder.onnx import OnnxReranker
+
+    return OnnxReranker.load(settings.reranker, threads=settings.encoder_threads)
 
 
 def open_home(settings: Settings, metrics: Metrics, socket: Path | None) -> Dispatcher:
@@ -152,7 +161,5 @@ def open_home(settings: Settings, metrics: Metrics, socket: Path | None) -> Disp
     from service.engine.local import Batcher, InProcessEngine
 
     threads = settings.threads or max(1, len(os.sched_getaffinity(0)) // settings.workers)
-    device = Cpu(settings.encoder_threads, threads)
-    reranker = None if settings.reranker is None else device.load_reranker(settings.reranker)
-    engine = InProcessEngine(searched_by(device, settings.database), reranker)
+    engine = InProcessEngine(searched_by(Cpu(settings.encoder_threads, threads), settings.database))
     return Batcher(engine, Limits.from_settings(settings), metrics.batch)

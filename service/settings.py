@@ -200,21 +200,13 @@ class Settings(BaseSettings):
         return [] if self.cors_origins is None else [origin.strip() for origin in self.cors_origins.split(",")]
 
     @model_validator(mode="after")
-    def _tls_is_whole(self) -> Settings:
+    def _fit_together(self) -> Settings:
         if (self.tls_cert is None) != (self.tls_key is None):
             raise ValueError("CARE_TLS_CERT and CARE_TLS_KEY go together; set both or neither")
         if self.tls_client_ca is not None and self.tls_cert is None:
             raise ValueError("CARE_TLS_CLIENT_CA is set without CARE_TLS_CERT and CARE_TLS_KEY; set them too")
-        return self
-
-    @model_validator(mode="after")
-    def _hyde_has_a_model(self) -> Settings:
         if self.hyde_url is not None and self.hyde_model is None:
             raise ValueError("CARE_HYDE_URL is set without CARE_HYDE_MODEL; name the model to ask there")
-        return self
-
-    @model_validator(mode="after")
-    def _a_request_fits_the_queue(self) -> Settings:
         if self.max_queries > self.queue_limit:
             raise ValueError(f"CARE_MAX_QUERIES {self.max_queries} is larger than CARE_QUEUE_LIMIT {self.queue_limit}")
         return self

@@ -11,12 +11,13 @@ import argparse
 import sys
 from functools import partial
 from pathlib import Path
+from statistics import median
 
 import numpy as np
 import torch
 
 from models.bench.measure import BATCH_SIZES
-from models.bench.shapes import Spread, load_texts, seconds
+from models.bench.shapes import load_texts, seconds, spread
 from models.encoder.packed.encoder import PackedEncoder
 from models.encoder.spec import Side
 
@@ -53,12 +54,12 @@ def main(arguments: list[str] | None = None) -> int:
     for _ in range(given.rounds):
         for name, work in works.items():
             taken[name].append(seconds(work, device))
-    rates = {name: Spread.of([len(texts) / one for one in of_name]) for name, of_name in taken.items()}
+    rates = {name: [len(texts) / one for one in of_name] for name, of_name in taken.items()}
     for name, rate in rates.items():
-        print(f"{name}: {rate} documents/s")
-    first, second = rates.values()
+        print(f"{name}: {spread(rate)} documents/s")
+    first, second = map(median, rates.values())
     tokens = sum(map(len, ours.tokenizer.batch(texts))) / len(texts)
-    print(f"{first.middle / second.middle:.2f} times, {len(texts)} documents of {tokens:.0f} tokens, {dtype}")
+    print(f"{first / second:.2f} times, {len(texts)} documents of {tokens:.0f} tokens, {dtype}")
     print(f"cosine {cosines.min():.4f} at least, {cosines.mean():.5f} on average")
     return 0
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
+from statistics import median
 from tempfile import TemporaryDirectory
 from typing import Any
 
@@ -15,7 +16,7 @@ import numpy as np
 import torch
 from transformers import AutoModel, PreTrainedModel, Qwen3Config
 
-from models.bench.shapes import DIM, MAX_LENGTH, Shape, Spread, repeated, seconds
+from models.bench.shapes import DIM, MAX_LENGTH, Shape, repeated, seconds, spread
 from models.encoder.folder import infer_spec
 from models.encoder.packed.encoder import PackedEncoder, PackedModel, batches, tokenised
 from models.encoder.packed.kernels import BACKENDS, Packed, pack
@@ -81,8 +82,8 @@ def try_ways(shape: Shape, model: PreTrainedModel, corpus: Corpus, plan: Plan, c
                 continue
             expected = hidden if expected is None else expected
             cosine = torch.nn.functional.cosine_similarity(hidden, expected).min().item()
-            rate = work / taken.middle / 1e12
-            found[way] = {"tflops": rate, "share": rate / ceiling, "seconds": taken.middle, "cosine": cosine}
+            rate = work / taken / 1e12
+            found[way] = {"tflops": rate, "share": rate / ceiling, "seconds": taken, "cosine": cosine}
             print(f"  {shape.name} {way}: {rate:.1f} TFLOP/s, {rate / ceiling:.1%} of the ceiling, "
                   f"least cosine to the first {cosine:.5f}", flush=True)  # fmt: skip
     return {"tokens": sum(lengths), "documents": len(lengths), "ways": found}
@@ -127,12 +128,14 @@ def _store(vectors: dict[str, np.ndarray], name: str, work: Callable[[], np.ndar
 
 
 def _figures(shape: Shape, lengths: Sequence[int], times: list[float], ceiling: float) -> dict[str, Any]:
-    rates = Spread.of([len(lengths) / one for one in times])
-    tflops = shape.flops(lengths) / len(lengths) * rates.middle / 1e12
-    hours = 1e6 / rates.middle / 3600
-    summary = f"{rates} docs/s, {tflops:.1f} TFLOP/s, {tflops / ceiling:.1%} of the ceiling, {hours:.2f} h a million"
+    rates = [len(lengths) / one for one in times]
+    middle = median(rates)
+    tflops = shape.flops(lengths) / len(lengths) * middle / 1e12
+    hours = 1e6 / middle / 3600
+    work = f"{tflops:.1f} TFLOP/s, {tflops / ceiling:.1%} of the ceiling"
+    summary = f"{spread(rates)} docs/s, {work}, {hours:.2f} h a million"
     return {
-        "docs_per_second": rates.middle, "least": rates.least, "most": rates.most, "tflops": tflops,
+        "docs_per_second": middle, "least": min(rates), "most": max(rates), "tflops": tflops,
         "share": tflops / ceiling, "hours_per_million": hours, "said": summary,
     }  # fmt: skip
 

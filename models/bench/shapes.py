@@ -137,31 +137,20 @@ def _finish(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-@dataclass(frozen=True)
-class Spread:
-    """The middle of several figures, and the least and the largest."""
-
-    middle: float
-    least: float
-    most: float
-
-    @classmethod
-    def of(cls, values: list[float]) -> Spread:
-        return cls(median(values), min(values), max(values))
-
-    def __str__(self) -> str:
-        return f"{self.middle:.1f} ({self.least:.1f} … {self.most:.1f})"
+def spread(values: Sequence[float]) -> str:
+    """The median of several figures, and the lowest and highest."""
+    return f"{median(values):.1f} ({min(values):.1f} … {max(values):.1f})"
 
 
-def repeated(work: Callable[[], object], device: torch.device, rounds: int, calls: int) -> Spread:
-    """Seconds of one call, in rounds of several, after one round that does not count."""
+def repeated(work: Callable[[], object], device: torch.device, rounds: int, calls: int) -> float:
+    """Median seconds of one call, in rounds of several, after one round that does not count."""
 
     def run() -> None:
         for _ in range(calls):
             work()
 
     run()
-    return Spread.of([seconds(run, device) / calls for _ in range(rounds)])
+    return median(seconds(run, device) / calls for _ in range(rounds))
 
 
 def ceiling(device: torch.device, dtype: torch.dtype, sizes: tuple[int, ...]) -> dict[str, Any]:
@@ -171,9 +160,9 @@ def ceiling(device: torch.device, dtype: torch.dtype, sizes: tuple[int, ...]) ->
         one, two = (torch.randn(size, size, device=device, dtype=dtype) for _ in range(2))
         calls = _calls(2.0 * size**3, device)
         plain = repeated(partial(torch.mm, one, two.t()), device, ROUNDS, calls)
-        found["bf16"][size] = 2 * size**3 / plain.middle / 1e12
+        found["bf16"][size] = 2 * size**3 / plain / 1e12
         scaled = repeated(partial(Scaled.of(Dense(two)), quantise(one)), device, ROUNDS, calls)
-        found["fp8"][size] = 2 * size**3 / scaled.middle / 1e12
+        found["fp8"][size] = 2 * size**3 / scaled / 1e12
         print(f"  {size}³: bf16 {found['bf16'][size]:.1f} TFLOP/s, fp8 by rows {found['fp8'][size]:.1f}", flush=True)
     return found | {"bf16_best": max(found["bf16"].values()), "fp8_best": max(found["fp8"].values())}
 
@@ -201,7 +190,7 @@ def products(shape: Shape, device: torch.device, dtype: torch.dtype, tokens: int
             for way, work in ways.items():
                 flops = 2.0 * rows * columns * tokens
                 label = f"{library} {way}" if on_gpu else way
-                rates[label] = flops / repeated(work, device, ROUNDS, _calls(flops, device)).middle / 1e12
+                rates[label] = flops / repeated(work, device, ROUNDS, _calls(flops, device)) / 1e12
         if on_gpu:
             torch.backends.cuda.preferred_blas_library("default")
         found[name] = rates

@@ -28,6 +28,9 @@ from models.encoder.tokenizer import TextReader, Tokenizer, open_tokenizer
 from models.endpoint import retry_after
 from models.errors import BadEncoder, EncoderAway, EncoderMoved
 
+if TYPE_CHECKING:
+    from models.encoder.onnx import OnnxEncoder
+
 Vectors = NDArray[np.float32]
 
 CANARY_TEXTS = (
@@ -42,8 +45,16 @@ CANARY_TEXTS = (
 # was fine-tuned further, does not.
 FLOOR = 0.99
 DECIMALS = 6
-
 SHOWN = 200  # characters of a server's message
+# Texts of one request: what TEI takes by default. Requests at once: enough that a server never waits for this side.
+BATCH_TEXTS = 32
+REQUESTS_AT_ONCE = 8
+BULK_TEXTS = 1024
+CONNECT_SECONDS, ANSWER_SECONDS = 10.0, 60.0
+# How long a server may fail without one success before a build gives up; a short time when a folder is opened.
+PATIENCE_SECONDS, OPENING_SECONDS = 300.0, 5.0
+FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.5, 30.0
+LONGEST_RETRY_AFTER_SECONDS = 600.0
 
 UNAUTHORISED, TOO_MUCH, BUSY = (401, 403), (400, 413, 422), 429
 
@@ -216,20 +227,6 @@ class AddressReader(TextReader):
             end = self.tokenizer.offsets(text)[room][0] if tokens.truncated else len(text)
             prompts.append(Prompt(text[:end], len(tokens), tokens.truncated))
         return prompts
-
-
-if TYPE_CHECKING:
-    from models.encoder.onnx import OnnxEncoder
-
-# Texts of one request: what TEI takes by default. Requests at once: enough that a server never waits for this side.
-BATCH_TEXTS = 32
-REQUESTS_AT_ONCE = 8
-BULK_TEXTS = 1024
-CONNECT_SECONDS, ANSWER_SECONDS = 10.0, 60.0
-# How long a server may fail without one success before a build gives up; a short time when a folder is opened.
-PATIENCE_SECONDS, OPENING_SECONDS = 300.0, 5.0
-FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.5, 30.0
-LONGEST_RETRY_AFTER_SECONDS = 600.0
 
 
 class AddressEncoder(AddressReader):

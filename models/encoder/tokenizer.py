@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import pickle
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
@@ -80,6 +79,10 @@ class Tokenizer:
         backend.pre_tokenizer = Steps([WhitespaceSplit(), Split(Regex(ESTIMATED_TOKEN), "isolated")])
         return cls(backend, max_length)
 
+    def to_json(self) -> str:
+        """What `from_json` reads."""
+        return self._backend.to_str()
+
     @property
     def vocabulary_size(self) -> int:
         return self._backend.get_vocab_size()
@@ -102,15 +105,9 @@ class Tokenizer:
         return list(self._backend.encode(text, add_special_tokens=False).offsets)
 
 
-def pad(batch: Sequence[Tokens], pad_id: int = 0) -> tuple[Ids, Ids]:
-    """Ids and attention mask, both (texts, longest), padded on the right."""
-    longest = max(len(tokens) for tokens in batch)
-    ids = np.full((len(batch), longest), pad_id, dtype=np.int64)
-    mask = np.zeros((len(batch), longest), dtype=np.int64)
-    for row, tokens in enumerate(batch):
-        ids[row, : len(tokens)] = tokens.ids
-        mask[row, : len(tokens)] = 1
-    return ids, mask
+def pad(batch: Sequence[Tokens]) -> tuple[Ids, Ids]:
+    """Ids and attention mask, both (texts, longest), padded on the right with 0."""
+    return pad_flat(*flatten(batch))
 
 
 def flatten(batch: Sequence[Tokens]) -> tuple[FlatIds, FlatIds]:
@@ -120,10 +117,10 @@ def flatten(batch: Sequence[Tokens]) -> tuple[FlatIds, FlatIds]:
     return ids, lengths
 
 
-def pad_flat(ids: FlatIds, lengths: FlatIds, pad_id: int = 0) -> tuple[Ids, Ids]:
+def pad_flat(ids: FlatIds, lengths: FlatIds) -> tuple[Ids, Ids]:
     """As `pad`, of texts that were flattened: a few array operations for any number of them."""
     present = np.arange(int(lengths.max())) < lengths[:, None]
-    padded = np.full(present.shape, pad_id, np.int64)
+    padded = np.zeros(present.shape, np.int64)
     padded[present] = ids
     return padded, present.astype(np.int64)
 
@@ -149,10 +146,11 @@ def tokenise(chunks: Iterable[Sequence[str]], texts: int, tokenizer: Tokenizer, 
 
 def _by_processes(chunks: Iterator[Sequence[str]], tokenizer: Tokenizer, processes: int) -> Iterator[Flat]:
     # By a file: through its pipe, each process would have to read the tokenizer before the next one is started.
-    with NamedTemporaryFile(prefix="care-tokenizer-") as file, _single_threaded():
-        pickle.dump(tokenizer, file)
+    with NamedTemporaryFile("w", encoding="utf-8", prefix="care-tokenizer-") as file, _single_threaded():
+        file.write(tokenizer.to_json())
         file.flush()
-        with ProcessPoolExecutor(processes, get_context("spawn"), _begin, (file.name,)) as pool:
+        setup = (Path(file.name), tokenizer.max_length)
+        with ProcessPoolExecutor(processes, get_context("spawn"), _begin, setup) as pool:
             ahead = [pool.submit(_flat, chunk) for chunk in islice(chunks, 2 * processes)]
             while ahead:
                 yield ahead.pop(0).result()
@@ -171,8 +169,8 @@ def _single_threaded() -> Iterator[None]:
         os.environ.update(before)
 
 
-def _begin(pickled: str) -> None:
-    _own.append(pickle.loads(Path(pickled).read_bytes()))
+def _begin(path: Path, max_length: int) -> None:
+    _own.append(Tokenizer.load(path, max_length))
 
 
 def _flat(chunk: Sequence[str]) -> Flat:

@@ -23,7 +23,6 @@ from models.rows import Pair, read_pairs
 from models.training.batches import BatchDealer, steps_of
 from models.training.encoders import EncoderStore
 from models.training.losses import reconstruction
-from models.training.monitor import DevSets
 from models.training.passes import TokenTable, autocast, chunks_of
 from models.training.recipe import Generate
 from models.training.tables import PairTable, Rows, shared
@@ -79,9 +78,6 @@ class GenerateStage:
             tokens += ids.numel()
         loss_of_batch = float(self._ranks.sum(total))
         return {"loss": loss_of_batch, "texts": len(lengths), "tokens": tokens * self._ranks.size}
-
-    def figure(self, dev: DevSets) -> float:
-        raise NotImplementedError("development sets judge encoders")
 
     def keep(self, folder: Path) -> None:
         self._store.keep(self._stage.encoder, self._generator, folder / self._stage.encoder)

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from models.errors import CareError
 from models.training.contrast import OBJECTIVE
 from models.training.encoders import restore_trained, trained_weights
-from models.training.monitor import DevSets, Watch
+from models.training.monitor import Watch
 from models.training.ranks import Ranks
 from models.training.recipe import TrainedStage
 
@@ -48,8 +48,16 @@ class Work(Protocol):
     @property
     def modules(self) -> Mapping[str, nn.Module]: ...
     def gradients(self, step: int, scale: Callable[[Tensor], Tensor]) -> dict[str, float]: ...
-    def figure(self, dev: DevSets) -> float: ...
     def write(self, folder: Path) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Judge:
+    """Measures a stage on the development sets every `every` steps."""
+
+    every: int
+    metric: str
+    figure: Callable[[], float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +70,7 @@ class Progress:
     scale: float | None = None
 
 
-def run(work: Work, settings: TrainedStage, name: str, folder: Path, ranks: Ranks, dev: DevSets | None) -> None:
+def run(work: Work, settings: TrainedStage, name: str, folder: Path, ranks: Ranks, judge: Judge | None) -> None:
     """All steps of a stage from where it stopped; afterwards the weights are the last, or the best by the dev sets."""
     home = folder / name / CHECKPOINT
     optimiser = make_optimiser(work.modules, settings)
@@ -82,8 +90,8 @@ def run(work: Work, settings: TrainedStage, name: str, folder: Path, ranks: Rank
                 )
             watch.step(done, facts, lr=max(group["lr"] for group in optimiser.param_groups))
             progress = replace(progress, step=done, scale=scaler.get_scale() if half else None)
-            if dev is not None and (done % dev.every == 0 or done == work.steps):
-                progress = _judge(work, dev, progress, watch, ranks)
+            if judge is not None and (done % judge.every == 0 or done == work.steps):
+                progress = _judged(progress, judge, watch, ranks)
             if done in settings.snapshots and ranks.is_first:
                 work.write(folder / name / f"at-{done}")
             stopped = ranks.any(bool(signals))
@@ -95,7 +103,7 @@ def run(work: Work, settings: TrainedStage, name: str, folder: Path, ranks: Rank
                 raise Stopped(
                     f"stopped after step {done} of {work.steps} of {name}; the same command goes on from there"
                 )
-    if dev is not None:
+    if judge is not None:
         restore_best(home, work.modules)
 
 
@@ -120,12 +128,12 @@ def _step(
     return facts | {"gradient_norm": float(norm)}
 
 
-def _judge(work: Work, dev: DevSets, progress: Progress, watch: Watch, ranks: Ranks) -> Progress:
+def _judged(progress: Progress, judge: Judge, watch: Watch, ranks: Ranks) -> Progress:
     # Two cards may round differently; what follows must be the same on all ranks.
-    figure = ranks.of_first(work.figure(dev))
-    watch.log({"step": progress.step, "dev": figure, "metric": dev.metric})
+    figure = ranks.of_first(judge.figure())
+    watch.log({"step": progress.step, "dev": figure, "metric": judge.metric})
     better = progress.best is None or figure > progress.best
-    watch.write(f"step {progress.step}: {dev.metric} {figure:.2f}{', the best so far' if better else ''}")
+    watch.write(f"step {progress.step}: {judge.metric} {figure:.2f}{', the best so far' if better else ''}")
     return replace(progress, best=figure, best_step=progress.step) if better else progress
 
 

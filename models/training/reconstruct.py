@@ -23,8 +23,7 @@ from models.training.batches import BatchDealer, steps_of
 from models.training.contrast import read_table
 from models.training.encoders import EncoderStore
 from models.training.losses import reconstruction
-from models.training.monitor import DevSets
-from models.training.passes import Reader, TokenTable, autocast
+from models.training.passes import TokenTable, autocast
 from models.training.recipe import Reconstruct
 
 MASK_TOKENS = ("[MASK]", "<mask>")
@@ -118,10 +117,6 @@ class ReconstructStage:
         facts = {"loss": encoder_loss + decoder_loss, "encoder": encoder_loss, "decoder": decoder_loss}
         tokens = sum(ids.numel() for ids, _ in chunks) * self._ranks.size
         return facts | {"texts": len(rows), "tokens": tokens}
-
-    def figure(self, dev: DevSets) -> float:
-        stage = self._stage
-        return dev.figure(Reader(self._encoder, self._ranks, tokens=stage.tokens, precision=stage.precision).read)
 
     def keep(self, folder: Path) -> None:
         self._store.keep(self._stage.encoder, self._encoder, folder / self._stage.encoder)

@@ -10,6 +10,8 @@ from __future__ import annotations
 import json
 import shutil
 import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -85,16 +87,19 @@ def _run_stage(store: EncoderStore, name: str, stage: AnyStage, folder: Path, de
     if isinstance(stage, Mine):
         return mine(store, stage, files[: len(stage.files)], home / PAIRS, files[len(stage.files) :])
     work: ContrastStage | ReconstructStage | RerankStage | GenerateStage
+    figure: Callable[[DevSets], float] | None = None
     if isinstance(stage, Contrast):
         work = ContrastStage(store, stage, files, home / SCRATCH)
+        figure = work.figure
     elif isinstance(stage, Rerank):
         work = RerankStage(store, stage, files, home / SCRATCH)
-        dev = dev if stage.first is not None else None
+        figure = work.figure if stage.first is not None else None
     elif isinstance(stage, Generate):
-        work, dev = GenerateStage(store, stage, files, home / SCRATCH), None
+        work = GenerateStage(store, stage, files, home / SCRATCH)
     else:
-        work, dev = ReconstructStage(store, stage, files, home / SCRATCH), None
-    loop.run(work, stage, name, folder, store.ranks, dev)
+        work = ReconstructStage(store, stage, files, home / SCRATCH)
+    judge = loop.Judge(dev.every, dev.metric, partial(figure, dev)) if dev is not None and figure is not None else None
+    loop.run(work, stage, name, folder, store.ranks, judge)
     if store.ranks.is_first:
         work.keep(home)
     store.ranks.wait()

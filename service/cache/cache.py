@@ -42,11 +42,10 @@ Vector = NDArray[np.float32]
 
 
 class ResultKeys:
-    """Keys of results: snapshot, overlay, encoder, settings that matter, the tenant, the whole request, the query."""
+    """Keys of results: snapshot, overlay, models, settings that matter, the tenant, the whole request, the query."""
 
-    def __init__(self, settings: Settings, reranker: str = "") -> None:
-        """`reranker` is the fingerprint of the second stage, if there is one."""
-        self._settings = repr([reranker, *(getattr(settings, name) for name in SETTINGS_IN_KEY)]).encode()
+    def __init__(self, settings: Settings) -> None:
+        self._settings = repr([getattr(settings, name) for name in SETTINGS_IN_KEY]).encode()
 
     def __call__(
         self, serving: Serving, request: BaseModel, queries: Sequence[str], tenant: bytes = b""
@@ -54,7 +53,7 @@ class ResultKeys:
         """One key for each of these queries of the request, in order."""
         parameters = request.model_dump_json(exclude=NOT_IN_KEY).encode()
         encoder = serving.encoder
-        served = serving.version.encode(), serving.overlay.state.hex().encode(), encoder.fingerprint.encode()
+        served = *map(str.encode, serving.name), serving.overlay.state.hex().encode()
         spec = encoder.spec
         facts = (
             *served,
@@ -156,12 +155,11 @@ class Cache:
                 near.put(keys[position], value)
         return values
 
-    def put(self, kind: Kind, values: Mapping[bytes, bytes]) -> None:
+    def put(self, kind: Kind, key: bytes, value: bytes) -> None:
         if kind in self._process:
-            for key, value in values.items():
-                self._process[kind].put(key, value)
+            self._process[kind].put(key, value)
         if self._redis is not None:
-            self._redis.put(kind, values)
+            self._redis.put(kind, key, value)
 
     def bypass(self, kind: Kind, count: int) -> None:
         """Counts look-ups that were skipped because the request wants no cached answer."""
@@ -183,7 +181,7 @@ class Cache:
     def put_embedding(self, encoder: TextReader, tokens: Tokens, vector: Vector, tenant: bytes = b"") -> None:
         if self.enabled:
             value = vector.astype(STORED, copy=False).tobytes()
-            self.put(Kind.EMBEDDING, {embedding_key(encoder.fingerprint, tokens, tenant): value})
+            self.put(Kind.EMBEDDING, embedding_key(encoder.fingerprint, tokens, tenant), value)
 
     async def close(self) -> None:
         if self._redis is not None:

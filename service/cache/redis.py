@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from hashlib import blake2b
@@ -86,10 +86,10 @@ class RedisCache:
             return stored
         return [self._unpack(name, value) for name, value in zip(names, stored, strict=True)]
 
-    def put(self, kind: Kind, values: Mapping[bytes, bytes]) -> None:
-        """Returns at once; values that Redis cannot take in time are dropped."""
-        names = {PREFIXES[kind] + key: value for key, value in values.items()}
-        self._writes.put([(name, self._checksum(name, value) + value) for name, value in names.items()])
+    def put(self, kind: Kind, key: bytes, value: bytes) -> None:
+        """Returns at once; a value that Redis cannot take in time is dropped."""
+        name = PREFIXES[kind] + key
+        self._writes.put(name, self._checksum(name, value) + value)
 
     async def close(self) -> None:
         await self._reads.close()
@@ -217,13 +217,12 @@ class RedisWrites:
     _waiting: deque[tuple[bytes, bytes]] = field(default_factory=deque)
     _writer: asyncio.Task[None] | None = None
 
-    def put(self, values: Sequence[tuple[bytes, bytes]]) -> None:
-        size = sum(len(value) for _, value in values)
-        if self.waiting_bytes + size > WAITING_BYTES or not self.breaker.allows():
-            self.on_write("dropped", len(values))
+    def put(self, name: bytes, value: bytes) -> None:
+        if self.waiting_bytes + len(value) > WAITING_BYTES or not self.breaker.allows():
+            self.on_write("dropped", 1)
             return
-        self._waiting.extend(values)
-        self.waiting_bytes += size
+        self._waiting.append((name, value))
+        self.waiting_bytes += len(value)
         if self._writer is None:
             self._writer = asyncio.create_task(self._write())
 

@@ -20,6 +20,7 @@ from indexer.store.collection import Database
 from indexer.store.snapshot import Snapshot
 from indexer.store.vectors import VectorIndex, limit_threads
 from models.encoder.onnx import OnnxEncoder, OnnxReranker, bulk_batches
+from models.encoder.pairs import PairReader
 from models.encoder.spec import EncoderSpec, Variant
 from models.encoder.tokenizer import FlatIds, Ids, TextReader, pad_flat
 from service.engine.jobs import DATABASE_AWAY, Vectors
@@ -60,6 +61,9 @@ class VectorSearch(Protocol):
 class Reranker(Protocol):
     """Runs a reranker's graph."""
 
+    @property
+    def reader(self) -> PairReader: ...
+
     def score(self, ids: FlatIds, lengths: FlatIds) -> Vectors:
         """Returns the scores (pairs,); `ids` holds the tokens of one pair after the other."""
         ...
@@ -99,6 +103,7 @@ class GraphReranker:
     """
 
     def __init__(self, reranker: OnnxReranker, call_tokens: int = CALL_TOKENS) -> None:
+        self.reader = reranker
         self._reranker = reranker
         self._call_tokens = 1 if reranker.variant is Variant.INT8 else call_tokens
 

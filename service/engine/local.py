@@ -17,9 +17,9 @@ from weakref import WeakKeyDictionary
 
 from indexer.errors import BadCollection, DatabaseAway
 from indexer.store.snapshot import Snapshot
-from models.encoder.onnx import OnnxEncoder
+from models.encoder.onnx import OnnxEncoder, OnnxReranker
 from service.engine.compute import OpenServing, PendingJob, compute_batch, group_jobs, make_request
-from service.engine.device import CpuEncoder, OpenVectors, Reranker, VectorSearch
+from service.engine.device import CpuEncoder, GraphReranker, OpenVectors, VectorSearch
 from service.engine.jobs import ENGINE_FAILED, BatchTimes, Job, Outcome, SearchJob
 from service.engine.queue import Dispatcher, Entry, Limits, OnBatch
 from service.engine.ranking import search_lexical
@@ -116,9 +116,8 @@ def _has_vector(job: Job) -> bool:
 class InProcessEngine:
     """Encodes, searches and ranks a batch with blocking numpy code on the CPU."""
 
-    def __init__(self, open_vectors: OpenVectors, reranker: Reranker | None = None) -> None:
+    def __init__(self, open_vectors: OpenVectors) -> None:
         self._open_vectors = open_vectors
-        self._reranker = reranker
         self._opened: WeakKeyDictionary[Snapshot, VectorSearch] = WeakKeyDictionary()
 
     def run(self, serving: Serving, batch: Sequence[Job]) -> list[Outcome]:
@@ -141,7 +140,8 @@ class InProcessEngine:
             vectors = self._opened[serving.snapshot] = self._open_vectors(serving.snapshot)
         # A process with this engine loads the weights.
         encoder = CpuEncoder(cast(OnnxEncoder, serving.encoder))
-        held = OpenServing(serving, encoder, vectors, reranker=self._reranker)
+        reranker = GraphReranker(cast(OnnxReranker, serving.reranker)) if serving.reranker is not None else None
+        held = OpenServing(serving, encoder, vectors, reranker=reranker)
         groups = group_jobs(pending)
         # Vectors are kept, so that a job that must search deeper is not encoded again.
         requests = [make_request(key._replace(keep_vectors=True), jobs) for key, jobs in groups.items()]

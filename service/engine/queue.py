@@ -147,18 +147,16 @@ class Lanes(Generic[W]):
             self._passes = self._passes + 1 if self._bulk and len(batch) == online else 0
         return batch, dropped
 
-    def drop(self, is_useless: Callable[[W], bool], *, bulk: bool = True) -> list[W]:
-        """Removes and returns useless work; from the bulk lane only if `bulk`."""
+    def drop_unwanted(self, now: float) -> list[W]:
+        """Removes and returns the work whose clients left."""
         dropped: list[W] = []
-        for lane in (self._online, self._bulk) if bulk else (self._online,):
-            if useless := [work for work in lane if is_useless(work)]:
-                dropped += useless
-                kept = [work for work in lane if not is_useless(work)]
-                lane.clear()
-                lane.extend(kept)
-        if dropped:
-            self.online_queries = sum(work.size for work in self._online)
-            self.bulk_queries = sum(work.size for work in self._bulk)
+        for lane in (self._online, self._bulk):
+            works = list(lane)
+            lane.clear()
+            for work in works:
+                (lane if work.is_wanted(now) else dropped).append(work)
+        self.online_queries = sum(work.size for work in self._online)
+        self.bulk_queries = sum(work.size for work in self._bulk)
         return dropped
 
     def clear(self) -> None:
@@ -288,15 +286,14 @@ class Queue:
         jobs: Sequence[Job],
         futures: Sequence[Future],
         *,
-        timeout_seconds: float | None = None,
-        bulk: bool | None = None,
+        timeout_seconds: float = math.inf,
+        bulk: bool = False,
         probe: bool = False,
     ) -> None:
         """Puts all jobs into their lane, or raises Overloaded."""
-        bulk = len(jobs) > ONLINE_JOBS if bulk is None else bulk
         if not probe:
             self.require_room(serving, jobs, timeout_seconds=timeout_seconds, bulk=bulk)
-        deadline = math.inf if timeout_seconds is None else self._clock() + timeout_seconds
+        deadline = self._clock() + timeout_seconds
         fresh: list[Entry] = []
         for job, future in zip(jobs, futures, strict=True):
             entry = self._in_flight.get((serving, job, bulk))
@@ -312,17 +309,14 @@ class Queue:
         self._lanes.add(fresh, bulk=bulk, first=probe)
 
     def require_room(
-        self, serving: Serving, jobs: Sequence[Job], *, timeout_seconds: float | None = None, bulk: bool | None = None
+        self, serving: Serving, jobs: Sequence[Job], *, timeout_seconds: float = math.inf, bulk: bool = False
     ) -> None:
         """Raises Overloaded if `enter` would refuse these jobs; jobs that are in flight already cost nothing."""
-        bulk = len(jobs) > ONLINE_JOBS if bulk is None else bulk
-        seconds = math.inf if timeout_seconds is None else timeout_seconds
         fresh = sum(job.load for job in jobs if (serving, job, bulk) not in self._in_flight)
-        if self._rejection_delay(fresh, seconds, bulk=bulk) is None:
+        if self._rejection_delay(fresh, timeout_seconds, bulk=bulk) is None:
             return
-        now = self._clock()
-        self._drop(self._lanes.drop(lambda entry: not entry.is_wanted(now)))
-        if (expected := self._rejection_delay(fresh, seconds, bulk=bulk)) is not None:
+        self._drop(self._lanes.drop_unwanted(self._clock()))
+        if (expected := self._rejection_delay(fresh, timeout_seconds, bulk=bulk)) is not None:
             raise Overloaded(CROWDED, expected)
 
     def take(self, *, bulk: bool = True) -> list[Entry]:
@@ -418,15 +412,14 @@ class Dispatcher(ABC):
         serving: Serving,
         jobs: Sequence[Job],
         *,
-        timeout_seconds: float | None = None,
-        bulk: bool | None = None,
+        timeout_seconds: float = math.inf,
+        bulk: bool = False,
         probe: bool = False,
     ) -> list[Future]:
         """Takes all jobs or none; returns one future per job, in order.
 
-        A future fails with DeadlineExceeded after `timeout_seconds`. `bulk` jobs run when online ones leave room; by
-        default many jobs are bulk. A probe is taken even under overload, and goes first. Raises Overloaded,
-        ShuttingDown, or EngineAway.
+        A future fails with DeadlineExceeded after `timeout_seconds`. `bulk` jobs run when online ones leave room.
+        A probe is taken even under overload, and goes first. Raises Overloaded, ShuttingDown, or EngineAway.
         """
         if self._closing:
             raise ShuttingDown("the service is shutting down; ask another instance")
@@ -435,11 +428,11 @@ class Dispatcher(ABC):
         with self._changed:
             self._queue.enter(serving, jobs, futures, timeout_seconds=timeout_seconds, bulk=bulk, probe=probe)
             self._wake()
-        if timeout_seconds is not None and self._timer is None:
+        if timeout_seconds < math.inf and self._timer is None:
             self._timer = self._loop.call_later(EXPIRY_SECONDS, self._expire)
         return futures
 
-    def require_room(self, serving: Serving, jobs: Sequence[Job], *, bulk: bool | None = None) -> None:
+    def require_room(self, serving: Serving, jobs: Sequence[Job], *, bulk: bool = False) -> None:
         """Raises Overloaded if `submit` would refuse these jobs now. Called before their texts are tokenised."""
         with self._changed:
             self._queue.require_room(serving, jobs, bulk=bulk)

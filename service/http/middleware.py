@@ -144,12 +144,9 @@ class RequestFrame:
                 "status": status,
                 "milliseconds": round((seconds or 0.0) * 1000, 3),
             }
-            if scope is not None and (key := scope.get(KEY, ANYONE).name) is not None:
-                line["key"] = key
-            if scope is not None and (queries := scope.get(QUERIES)) is not None:
-                line["queries"] = queries
-            if scope is not None and (trace := scope.get(TRACE)) is not None:
-                line["trace_id"] = trace
+            known = scope or {}
+            own = {"key": known.get(KEY, ANYONE).name, "queries": known.get(QUERIES), "trace_id": known.get(TRACE)}
+            line |= {name: value for name, value in own.items() if value is not None}
             access_logger.info(orjson.dumps(line).decode())
 
     def _route(self, scope: Scope) -> str:

@@ -144,30 +144,21 @@ async def post_search(request: Annotated[SearchRequest, _body("search")]) -> Sea
 
 
 @router.post(
-    texts.EMBEDDINGS,
-    tags=["texts"],
-    summary="Embeddings, as OpenAI's",
-    responses=_answers("embeddings", 404, *BUSY),
+    texts.EMBEDDINGS, tags=["texts"], summary="Embeddings, as OpenAI's", responses=_answers("embeddings", 404, *BUSY)
 )
 async def post_embeddings(request: Annotated[EmbeddingsRequest, _body("embeddings")]) -> EmbeddingsAnswer:
     raise AssertionError(DESCRIBED)
 
 
 @router.post(
-    texts.RERANK,
-    tags=["texts"],
-    summary="Rerank, as Cohere's and Jina's",
-    responses=_answers("rerank", 404, *BUSY),
+    texts.RERANK, tags=["texts"], summary="Rerank, as Cohere's and Jina's", responses=_answers("rerank", 404, *BUSY)
 )
 async def post_rerank(request: Annotated[RerankRequest, _body("rerank")]) -> RerankAnswer:
     raise AssertionError(DESCRIBED)
 
 
 @router.post(
-    documents.PATH,
-    tags=["documents"],
-    summary="Add or replace documents",
-    responses=_answers("documents", 409, *BUSY),
+    documents.PATH, tags=["documents"], summary="Add or replace documents", responses=_answers("documents", 409, *BUSY)
 )
 async def post_documents(request: Annotated[DocumentsRequest, _body("documents")]) -> ChangesAnswer:
     raise AssertionError(DESCRIBED)

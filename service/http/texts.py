@@ -21,7 +21,7 @@ from models.encoder.spec import Side
 from service.engine.queue import ONLINE_JOBS
 from service.errors import InvalidRequest, NotFound
 from service.http.asgi import JsonRoute, errors, runtime_of
-from service.search.embedder import Reranker, shorten
+from service.search.embedder import shorten
 from service.search.portions import Deadline, is_blank
 from service.search.results import relevance
 
@@ -164,21 +164,20 @@ class RerankAnswer(BaseModel):
 async def list_models(request: Request) -> ModelsAnswer:
     """The models that are served: the encoder that reads the queries, and the reranker if there is one."""
     runtime = runtime_of(request)
-    names = [runtime.embedder.model, *(each.model for each in [runtime.searcher.reranker] if each)]
-    return ModelsAnswer(data=[_facts(runtime, name) for name in names])
+    return ModelsAnswer(data=[_facts(runtime, name) for name in _models(runtime)])
 
 
 @router.get("/models/{model}", responses=errors(404, 422, 503))
 async def get_model(request: Request, model: str) -> ModelFacts:
     """The model of this name."""
     runtime = runtime_of(request)
-    _check_model(runtime, model, runtime.searcher.reranker)
+    _check_model(model, _models(runtime))
     return _facts(runtime, model)
 
 
 async def embed_texts(runtime: Runtime, serving: Serving, request: EmbeddingsRequest, tenant: bytes = b"") -> bytes:
     """Answers a request for embeddings."""
-    _check_model(runtime, request.model)
+    _check_model(request.model, [runtime.embedder.model])
     _check_texts("input", request.texts, runtime.settings.max_texts)
     spec = serving.encoder.spec
     if request.input_type not in spec.sides:
@@ -201,7 +200,7 @@ async def embed_texts(runtime: Runtime, serving: Serving, request: EmbeddingsReq
 async def rerank(runtime: Runtime, serving: Serving, request: RerankRequest, tenant: bytes = b"") -> bytes:
     """Orders documents by the reranker, or without one by the cosine of their embeddings and the query's."""
     reranker = runtime.searcher.reranker
-    _check_model(runtime, request.model, reranker)
+    _check_model(request.model, _models(runtime))
     if is_blank(request.query):
         raise InvalidRequest("query", "must not be empty")
     texts = request.texts
@@ -250,8 +249,12 @@ def _facts(runtime: Runtime, name: str) -> ModelFacts:
     return ModelFacts(id=name, created=int(created.timestamp()))
 
 
-def _check_model(runtime: Runtime, name: str | None, reranker: Reranker | None = None) -> None:
-    known = [runtime.embedder.model, *([reranker.model] if reranker else [])]
+def _models(runtime: Runtime) -> list[str]:
+    reranker = runtime.searcher.reranker
+    return [runtime.embedder.model, *([] if reranker is None else [reranker.model])]
+
+
+def _check_model(name: str | None, known: Sequence[str]) -> None:
     if name is not None and name not in known:
         raise NotFound(f"this model is not served here; the one that is: {' or '.join(known)}")
 

@@ -11,6 +11,7 @@ from array import array
 from collections.abc import Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
+from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, cast
 
@@ -28,7 +29,6 @@ from service.search.portions import CHARACTERS_PER_TOKEN, PORTION, Deadline, Por
 
 if TYPE_CHECKING:
     from models.encoder.address import AddressReader, Prompt
-    from models.encoder.pairs import PairReader
     from service.cache.cache import Cache
     from service.engine.queue import Dispatcher
     from service.serving.serving import Serving
@@ -156,9 +156,8 @@ class Reranker:
     and the time limit ends the work after any of them.
     """
 
-    def __init__(self, settings: Settings, dispatcher: Dispatcher, reader: PairReader) -> None:
-        self.model = reader.name
-        self._reader = reader
+    def __init__(self, settings: Settings, folder: Path, dispatcher: Dispatcher) -> None:
+        self.model = folder.resolve().name
         self._dispatcher = dispatcher
         self._portion_tokens = PAIR_TOKENS[settings.device]
 
@@ -167,9 +166,11 @@ class Reranker:
         partial: bool = False,
     ) -> PairScores:  # fmt: skip
         """Scores all documents; with `partial`, those that can be scored in time. Raises what the dispatcher raises."""
-        longest = self._reader.spec.max_length * CHARACTERS_PER_TOKEN
+        reader = serving.reranker
+        assert reader is not None  # every serving has one if a reranker is configured
+        longest = reader.spec.max_length * CHARACTERS_PER_TOKEN
         texts = [document[:longest] for document in documents]
-        pairs = await asyncio.to_thread(self._reader.tokenizer.pairs, query[:longest], texts)
+        pairs = await asyncio.to_thread(reader.tokenizer.pairs, query[:longest], texts)
         scores = np.full(len(pairs), np.nan, np.float32)
         jobs = [PairJob(array("i", pair.ids).tobytes(), pair) for pair in pairs]
         for places in _portions([len(pair) for pair in pairs], self._portion_tokens):
@@ -283,8 +284,7 @@ class EncoderServer:
 
 
 def _away(reason: str, expected_seconds: float = 0.0) -> EncoderAway:
-    words = "mode lexical works without it"
-    return EncoderAway(f"{SERVER} does not answer as it should ({reason}); {words}", expected_seconds)
+    return EncoderAway(f"{SERVER} does not answer as it should ({reason}); try again later", expected_seconds)
 
 
 def shorten(vectors: NDArray[np.float32], dimensions: int) -> NDArray[np.float32]:

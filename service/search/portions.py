@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from service.engine.queue import Dispatcher
     from service.serving.serving import Serving
 
-PORTION = 32  # items that are prepared and submitted together, at most
-WINDOW = 128  # items of a request under way, at most
+PORTION = 32  # texts that are prepared and submitted together, at most
+WINDOW = 128  # texts of a request under way, at most
 # Longer texts are cut before they are tokenised: no language has this many characters to a token on average.
 CHARACTERS_PER_TOKEN = 8
 LOOP_CHARACTERS = 1000  # that the event loop tokenises itself, because a thread would take longer to wake
@@ -32,12 +32,10 @@ VISIBLE = re.compile(
     r"\U0001d173-\U0001d17a\U000e0001\U000e0020-\U000e007f]"
 )
 
-Item = TypeVar("Item")
 Note = TypeVar("Note")
-Result = TypeVar("Result")
 Prepared = tuple[Job | None, Note]
-"""The job of an item, None if its result needs no engine, and what the caller wants back with the outcome."""
-Prepare = Callable[[Sequence[Item]], Awaitable[Sequence[Prepared[Note]]]]
+"""The job of a text, None if its result needs no engine, and what the caller wants back with the outcome."""
+Prepare = Callable[[Sequence[str]], Awaitable[Sequence[Prepared[Note]]]]
 Waiting = deque[tuple[Note, asyncio.Future[Outcome] | None]]
 
 
@@ -94,7 +92,7 @@ class Deadline:
 
 @dataclass(slots=True)
 class Portions:
-    """Submits the items of one request, a window of them at a time: a slow reader of the results slows the rest.
+    """Submits the texts of one request, a window of them at a time: a slow reader of the results slows the rest.
 
     `size` is at most what the queue can ever take. Adds up how long the request waited for which batches.
     """
@@ -115,37 +113,37 @@ class Portions:
             self.dispatcher.require_room(self.serving, jobs, bulk=self.bulk)
 
     async def single(
-        self, items: Sequence[Item], prepare: Prepare[Item, Note], finish: Callable[[Note, Outcome | None], Result]
-    ) -> list[Result]:
-        """Finishes the items of one portion as they come; without `outcomes`, which adds 8 µs to a cached answer."""
-        waiting = self._submit(await prepare(items), patient=False) or deque()
+        self, texts: Sequence[str], prepare: Prepare[Note], finish: Callable[[Note, Outcome | None], bytes]
+    ) -> list[bytes]:
+        """Finishes the texts of one portion as they come; without `outcomes`, which adds 8 µs to a cached answer."""
+        waiting = self._submit(await prepare(texts), patient=False) or deque()
         try:
-            return [finish(*await self._next(waiting)) for _ in items]
+            return [finish(*await self._next(waiting)) for _ in texts]
         finally:
             _cancel(waiting)
 
     async def outcomes(
-        self, items: Sequence[Item], prepare: Prepare[Item, Note]
+        self, texts: Sequence[str], prepare: Prepare[Note]
     ) -> AsyncGenerator[tuple[Note, Outcome | None], None]:
-        """Yields the note and the outcome of each item, in order, each as soon as it is there. Must be closed."""
+        """Yields the note and the outcome of each text, in order, each as soon as it is there. Must be closed."""
         waiting: Waiting[Note] = deque()
         try:
-            for start in range(0, len(items), self.size):
-                prepared = await prepare(items[start : start + self.size])
+            for start in range(0, len(texts), self.size):
+                prepared = await prepare(texts[start : start + self.size])
                 while len(waiting) + len(prepared) > WINDOW:
                     yield await self._next(waiting)
                 while (submitted := self._submit(prepared, patient=bool(waiting))) is None:
                     yield await self._next(waiting)
                 waiting.extend(submitted)
                 if all(future is None for _, future in submitted):
-                    await asyncio.sleep(0)  # cached items never wait; other requests need the event loop
+                    await asyncio.sleep(0)  # cached results never wait; other requests need the event loop
             while waiting:
                 yield await self._next(waiting)
         finally:
             _cancel(waiting)
 
     def _submit(self, prepared: Sequence[Prepared[Note]], *, patient: bool) -> Waiting[Note] | None:
-        """Submits the jobs of a portion; None if there is no room and earlier items are still under way."""
+        """Submits the jobs of a portion; None if there is no room and earlier ones are still under way."""
         self._begun = True
         jobs = [job for job, _ in prepared if job is not None]
         if not jobs:

@@ -337,22 +337,18 @@ def _densest(matches: Sequence[Match], width: int) -> Range:
 
 def _start_of_word(text: str, start: int, limit: int) -> int:
     """The next position from `start` on that does not cut a Latin word, or `start` if none is near."""
-    for position in range(start, min(limit, start + LONGEST_WORD) + 1):
-        if not _inside_word(text, position):
-            return position
-    return start
+    near = range(start, min(limit, start + LONGEST_WORD) + 1)
+    return next((position for position in near if not _inside_word(text, position)), start)
 
 
 def _end_of_word(text: str, end: int) -> int:
-    for position in range(min(end, len(text)), max(0, end - LONGEST_WORD), -1):
-        if not _inside_word(text, position):
-            return position
-    return end
+    near = range(min(end, len(text)), max(0, end - LONGEST_WORD), -1)
+    return next((position for position in near if not _inside_word(text, position)), end)
 
 
 def _inside_word(text: str, position: int) -> bool:
     around = text[max(0, position - 1) : position + 1]
-    return len(around) == 2 and position > 0 and around.isascii() and around.isalnum()
+    return len(around) == 2 and around.isascii() and around.isalnum()
 
 
 def _merge(ranges: Sequence[Range], shift: int) -> list[Range]:

@@ -253,19 +253,21 @@ class _Run:
 
         if len(queries) <= self._portions.size and not self._rerank_depth:
             return await self._portions.single(queries, self._prepare, write)
-        async with contextlib.aclosing(self.outcomes()) as outcomes:
-            return [write(*each) async for each in outcomes]
+        # All queries are ranked before any is reranked, which may use up the time limit.
+        async with contextlib.aclosing(self._portions.outcomes(queries, self._prepare)) as outcomes:
+            ranked = [each async for each in outcomes]
+        return [write(query, await self._rerank(query, outcome)) for query, outcome in ranked]
 
     async def outcomes(self) -> AsyncGenerator[tuple[_Query | bytes, Outcome | None], None]:
         """Yields what `write` needs for each query, in order, each as soon as it is there. Must be closed."""
         async with contextlib.aclosing(self._portions.outcomes(self._request.queries, self._prepare)) as found:
             async for query, outcome in found:
-                if outcome is not None and isinstance(query, _Query) and self._rerank_depth:
-                    outcome = await self._rerank(query, outcome)
-                yield query, outcome
+                yield query, await self._rerank(query, outcome)
 
-    async def _rerank(self, query: _Query, outcome: Outcome) -> Outcome:
-        """Puts the first documents into the order of the reranker's scores, as far as there is time."""
+    async def _rerank(self, query: _Query | bytes, outcome: Outcome | None) -> Outcome | None:
+        """Puts the first documents into the order of the reranker's scores, if wanted and as far as there is time."""
+        if not self._rerank_depth or isinstance(query, bytes) or outcome is None:
+            return outcome
         began, found, serving = perf_counter(), outcome.found, self._serving
         reranker = self._shared.reranker
         assert reranker is not None  # `check` refuses the request otherwise
@@ -376,7 +378,12 @@ class _Run:
     async def _embed(self, texts: Sequence[str], side: Side) -> Sequence[Vector]:
         embed, deadline, bulk = self._shared.embedder.embed, self._portions.deadline, self._request.bulk
         cached, tenant = self._request.cache, self._key.tenant
-        embedded = await embed(self._serving, texts, side, bulk=bulk, deadline=deadline, cached=cached, tenant=tenant)
+        try:
+            embedded = await embed(
+                self._serving, texts, side, bulk=bulk, deadline=deadline, cached=cached, tenant=tenant
+            )
+        except EncoderAway as error:
+            raise EncoderAway(f"{error}; mode lexical works without it", error.expected_seconds) from None
         return list(embedded.vectors)
 
     def write(self, query: _Query | bytes, outcome: Outcome | None) -> bytes:
@@ -390,7 +397,7 @@ class _Run:
         reranked = outcome.found.reranked
         # What was not scored in time may be another time.
         if query.key is not None and (reranked is None or reranked.scored == reranked.depth):
-            self._shared.cache.put(Kind.RESULT, {query.key: result})
+            self._shared.cache.put(Kind.RESULT, query.key, result)
         if query.keep_vector and query.text.tokens is not None and outcome.vector is not None:
             encoder, tokens = self._serving.encoder, query.text.tokens
             self._shared.cache.put_embedding(encoder, tokens, outcome.vector, self._key.tenant)

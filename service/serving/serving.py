@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import orjson
@@ -34,6 +34,7 @@ from indexer.store.fresh_log import Cursor
 from indexer.store.metadata import FACET_VALUES, MetadataIndex, admits, no_such_field
 from indexer.store.overlay import MEMORISED_FILTERS, Overlay
 from indexer.store.snapshot import Snapshot
+from models.encoder.pairs import PairReader, RerankerSpec
 from models.encoder.spec import EncoderSpec, Side
 from models.encoder.tokenizer import TextReader
 from models.errors import BadEncoder
@@ -60,6 +61,13 @@ class Selection:
         return self._admit()
 
 
+class Models(NamedTuple):
+    """The encoder that reads queries, and the reranker if there is one; without weights if another process computes."""
+
+    encoder: TextReader
+    reranker: PairReader | None = None
+
+
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class Serving:
     """One immutable state of what is served. Compared by identity: two openings of one version are two servings.
@@ -74,6 +82,7 @@ class Serving:
     select: Callable[[tuple[Filter, ...]], Selection]
     overlay: Overlay
     cursor: Cursor = START
+    reranker: PairReader | None = None
 
     @property
     def fresh(self) -> Overlay | None:
@@ -83,6 +92,11 @@ class Serving:
     @property
     def version(self) -> str:
         return self.snapshot.version
+
+    @property
+    def name(self) -> tuple[str, str, str]:
+        """The snapshot's version and the fingerprints of encoder and reranker, by which two processes agree on it."""
+        return self.version, self.encoder.fingerprint, "" if self.reranker is None else self.reranker.fingerprint
 
     def allowed(self, filters: tuple[Filter, ...]) -> Mask:
         """Which of the snapshot's passage rows the filters admit; raises BadFilter."""
@@ -183,7 +197,10 @@ class Serving:
         return int(np.count_nonzero(self.overlay.allowed(within)))
 
     @classmethod
-    def open(cls, folder: Path, encoder: TextReader, *, verify: bool = True, searched: bool = True) -> Serving:
+    def open(
+        cls, folder: Path, encoder: TextReader, reranker: PairReader | None = None, *, verify: bool = True,
+        searched: bool = True,
+    ) -> Serving:  # fmt: skip
         """Opens a snapshot for this encoder; refuses a damaged one or one of another embedding space.
 
         `searched`: whether this process searches, and so opens the index over the vectors.
@@ -196,7 +213,7 @@ class Serving:
             return Selection(filters, lambda: snapshot.metadata.select(filters)[snapshot.passages.documents])
 
         cursor = Cursor(snapshot.manifest.fresh.position)
-        return cls(snapshot, encoder, snapshot.metadata.facets(), select, Overlay(snapshot), cursor)
+        return cls(snapshot, encoder, snapshot.metadata.facets(), select, Overlay(snapshot), cursor, reranker)
 
 
 def require_query_encoder(folder: Path) -> Path:
@@ -206,13 +223,15 @@ def require_query_encoder(folder: Path) -> Path:
     return folder
 
 
-def is_same_function(folder: Path, encoder: TextReader) -> bool:
-    """Whether the folder still holds the encoder that was loaded from it.
+def are_current(models: Models, encoder: Path, reranker: Path | None) -> bool:
+    """Whether the folders still hold the models that were loaded from them.
 
     The whole spec counts. The fingerprint names how documents are read, and leaves out the address of a server, the
     query instruction and the trust in the encoder.
     """
-    return EncoderSpec.load(folder) == encoder.spec
+    if EncoderSpec.load(encoder) != models.encoder.spec:
+        return False
+    return reranker is None or (models.reranker is not None and RerankerSpec.load(reranker) == models.reranker.spec)
 
 
 def count_facets(serving: Serving, within: tuple[Filter, ...] = ()) -> dict[str, dict[str, int]]:

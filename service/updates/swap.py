@@ -17,10 +17,11 @@ from typing import TYPE_CHECKING
 from indexer.errors import BadCollection, BadSnapshot, DatabaseAway
 from indexer.store.canaries import Canary, kept_canaries
 from indexer.store.collection import Collection
+from models.encoder.pairs import PairReader
 from models.encoder.tokenizer import TextReader
 from models.errors import BadEncoder, CareError, SpaceMismatch
 from service.errors import NotReady
-from service.serving.serving import Serving, is_same_function
+from service.serving.serving import Models, Serving, are_current
 
 if TYPE_CHECKING:
     from service.metrics import Metrics
@@ -36,11 +37,11 @@ TRIES = 3
 
 @dataclass(frozen=True, slots=True)
 class Opening:
-    """The steps to a serving: load the encoder again, open the snapshot, prepare the engine, apply the log, send a
+    """The steps to a serving: load the models again, open the snapshot, prepare the engine, apply the log, send a
     real query, and ask the canaries of a rollback."""
 
-    load_encoder: Callable[[], TextReader]
-    open: Callable[[Path, TextReader], Serving]
+    load_models: Callable[[], Models]
+    open: Callable[[Path, TextReader, PairReader | None], Serving]
     prepare: Callable[[Serving], Awaitable[None]]
     freshen: Callable[[Serving], Awaitable[Serving]]
     probe: Callable[[Serving], Awaitable[None]]
@@ -63,7 +64,7 @@ class Servings:
         self,
         settings: Settings,
         metrics: Metrics,
-        encoder: TextReader,
+        models: Models,
         opening: Opening,
         tell_others: Callable[[], None] = lambda: None,
     ) -> None:
@@ -71,7 +72,7 @@ class Servings:
         self.collection = Collection(settings.collection, settings.database)
         self._settings = settings
         self._metrics = metrics
-        self._encoder = encoder
+        self._models = models
         self._opening = opening
         self._tell_others = tell_others
         self._current: Serving | None = None
@@ -114,7 +115,7 @@ class Servings:
             version = await asyncio.to_thread(self.collection.current)
             if version is None:
                 raise NotReady("no snapshot is published; care index build makes one")
-            if version == self.serving and await asyncio.to_thread(self._encoder_is_current):
+            if version == self.serving and await asyncio.to_thread(self._models_are_current):
                 return False
             await self._swap_to(version)
             return True
@@ -205,7 +206,7 @@ class Servings:
         async with self._freshening:
             # Once more: documents that came during the probe were visible in the serving before.
             self._freshen_to(await self._opening.freshen(serving))
-        self._refused, self._encoder = None, serving.encoder
+        self._refused, self._models = None, Models(serving.encoder, serving.reranker)
         snapshot = serving.snapshot
         self._metrics.swap(serving.version, len(snapshot.documents), snapshot.manifest.created.timestamp())
         logger.info("snapshot %s is in service", serving.version)
@@ -215,8 +216,8 @@ class Servings:
         self._metrics.fresh(serving.overlay.changes)
 
     def _open(self, version: str) -> Serving:
-        encoder = self._encoder if self._encoder_is_current() else self._opening.load_encoder()
-        return self._opening.open(self.collection.folder(version), encoder)
+        models = self._models if self._models_are_current() else self._opening.load_models()
+        return self._opening.open(self.collection.folder(version), *models)
 
-    def _encoder_is_current(self) -> bool:
-        return is_same_function(self._settings.encoder, self._encoder)
+    def _models_are_current(self) -> bool:
+        return are_current(self._models, self._settings.encoder, self._settings.reranker)

@@ -228,6 +228,10 @@ async def test_a_server_that_is_away_is_503_with_a_reason_and_words_go_on(
         assert reason[trouble] in said["message"]
         assert "mode lexical works without it" in said["message"]
         assert "高血压" not in said["message"]
+        document = {"id": "n-1", "text": "缬沙坦片用于治疗高血压。"}
+        posted = await client.post("/v1/documents", json={"documents": [document]}, headers=AS_ADMIN)
+        assert (posted.status_code, posted.json()["error"]["code"]) == (503, "encoder_away")
+        assert posted.json()["error"]["message"].endswith("; try again later"), "no mode helps a post"
         assert failed.headers["Retry-After"] == ("17" if trouble == "429" else "5" if slow else "1")
         assert (ready.status_code, words.status_code) == (503, 200)
         assert words.json()["results"][0]["hits"]

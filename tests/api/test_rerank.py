@@ -5,9 +5,13 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+import os
+import shutil
+import signal
 import threading
 from collections.abc import AsyncIterator, Iterator, Sequence
 from pathlib import Path
+from time import perf_counter
 from typing import Any
 
 import httpx
@@ -20,10 +24,10 @@ from models.export.reranker import export_reranker
 from service.engine.jobs import Job, Outcome, PairJob, pair_load
 from service.engine.local import InProcessEngine
 from service.search.embedder import PAIR_TOKENS, PairScores, Reranker, _portions
-from service.search.portions import Deadline
+from service.search.portions import WINDOW, Deadline
 from service.serving.serving import Serving
 from tests.api.gate import REAL_RUN, WAIT_SECONDS
-from tests.api.support import ENCODER, Built, copy_collection, make_settings, running
+from tests.api.support import AS_ADMIN, ENCODER, Built, copy_collection, make_settings, running
 from tests.api.test_errors import check
 from tests.support.tiny_models import write_cross_encoder
 
@@ -172,6 +176,22 @@ async def test_what_is_not_scored_in_time_keeps_its_place(
         assert 'care_stage_seconds_count{stage="rerank"} 2.0' in metrics
 
 
+@pytest.mark.parametrize("queries", [2, WINDOW + 1])
+async def test_every_query_is_ranked_before_reranking_uses_up_the_time(
+    client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch, queries: int
+) -> None:
+    async def slow(
+        self: Reranker, serving: Serving, query: str, documents: Sequence[str], *, deadline: Deadline, **options: bool
+    ) -> PairScores:
+        deadline._end = perf_counter()
+        return PairScores(np.full(len(documents), np.nan, np.float32), 0)
+
+    monkeypatch.setattr(Reranker, "score", slow)
+    texts = [f"{QUERY}{number}" for number in range(queries)]
+    answer = await search(client, query=texts, rerank={"depth": 1}, top_k=1, timeout_ms=60_000, cache=False)
+    assert [result["rerank"]["scored"] for result in answer["results"]] == [0] * queries
+
+
 async def test_no_text_is_read_for_the_reranker_once_the_time_is_over(
     client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -242,6 +262,57 @@ async def test_the_engine_process_reranks_as_one_process_does(
     assert [hit["id"] for hit in found[0]["hits"]] == [hit["id"] for hit in expected[0]["hits"]]
     assert found[0]["rerank"] == {"depth": 8, "scored": 8}
     assert found[0]["hits"][0]["rerank_score"] == pytest.approx(expected[0]["hits"][0]["rerank_score"], abs=1e-3)
+
+
+@pytest.fixture(scope="module")
+def other(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A reranker with other weights and a tokenizer that cuts pairs otherwise."""
+    home = tmp_path_factory.mktemp("other")
+    write_cross_encoder(home / "published", "xlm-roberta", max_position_embeddings=40)
+    return export_reranker(home / "published", home / "other-reranker", variants=[Variant.FP32]).folder
+
+
+def replace(folder: Path, by: Path) -> None:
+    shutil.rmtree(folder)
+    shutil.copytree(by, folder)
+
+
+async def test_a_reload_takes_the_reranker_that_the_folder_has_now(
+    built: Built, reranker: Path, other: Path, tmp_path: Path
+) -> None:
+    own = shutil.copytree(reranker, tmp_path / "own")
+    settings = make_settings(built, threads=1, reload_seconds=0, lru_mb=1, reranker=own)
+    asked = {"query": QUERY, "documents": TEXTS}
+    async with running(settings) as client:
+        before = await search(client, rerank=True)
+        replace(own, other)
+        assert (await search(client, rerank=True))["results"] == before["results"], "until it is told"
+        assert (await client.post("/admin/reload", headers=AS_ADMIN)).json()["changed"]
+        assert (await search(client, rerank=True))["results"] != before["results"], "nothing of before is cached"
+        found = (await client.post("/v1/rerank", json=asked)).json()["results"]
+    assert_scored_by(other, found)
+
+
+def assert_scored_by(folder: Path, found: list[dict[str, Any]]) -> None:
+    shown = {result["index"]: result["relevance_score"] for result in found}
+    assert [shown[index] for index in range(len(TEXTS))] == pytest.approx(expected_scores(folder, TEXTS), abs=1e-3)
+
+
+async def test_an_engine_that_is_back_with_another_reranker_has_the_workers_read_it_too(
+    built: Built, reranker: Path, other: Path, tmp_path: Path
+) -> None:
+    from tests.integration.processes import service, until
+
+    folder = shutil.copytree(reranker, tmp_path / "own")
+    asked = {"query": QUERY, "documents": TEXTS}
+    with service(copy_collection(built, tmp_path / "copy"), CARE_RERANKER=str(folder), CARE_ENGINE="process") as there:
+        assert_scored_by(reranker, there.send("POST", "/v1/rerank", asked).json()["results"])
+        replace(folder, other)
+        os.kill(there.children()["engine"], signal.SIGKILL)
+        until(lambda: there.metric('care_restarts_total{process="engine"}') == 1 and there.is_ready())
+        answer = there.send("POST", "/v1/rerank", asked)
+        assert answer.status == 200, answer.text
+        assert_scored_by(other, answer.json()["results"])
 
 
 def test_portions_keep_the_order_and_the_limit() -> None:

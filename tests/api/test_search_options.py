@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
 
-from service.engine.jobs import SearchJob
+from service.engine.jobs import Job, SearchJob
+from service.engine.queue import ONLINE_JOBS, Dispatcher, Future
+from service.serving.serving import Serving
 from tests.api.gate import Gate, hold
 from tests.api.support import ENTRIES, LONG, Built, copy_collection, make_settings, running
 
@@ -19,6 +23,23 @@ async def hits(client: httpx.AsyncClient, **body: object) -> list[dict]:
     response = await client.post("/v1/search", json=body)
     assert response.status_code == 200, response.text
     return response.json()["results"][0]["hits"]
+
+
+@pytest.mark.parametrize(("queries", "bulk"), [(ONLINE_JOBS, False), (ONLINE_JOBS, True), (ONLINE_JOBS + 1, False)])
+async def test_many_queries_are_bulk_as_are_those_of_a_request_that_says_so(
+    client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch, queries: int, bulk: bool
+) -> None:
+    submitted: list[object] = []
+    submit = Dispatcher.submit
+
+    def recorded(self: Dispatcher, serving: Serving, jobs: Sequence[Job], **how: Any) -> list[Future]:  # noqa: ANN401
+        submitted.append(how["bulk"])
+        return submit(self, serving, jobs, **how)
+
+    monkeypatch.setattr(Dispatcher, "submit", recorded)
+    texts = [f"发热 {number}" for number in range(queries)]
+    await hits(client, query=texts, bulk=bulk, cache=False)
+    assert submitted == [bulk or queries > ONLINE_JOBS]
 
 
 @pytest.mark.parametrize("mode", ["dense", "lexical", "hybrid"])

@@ -16,7 +16,8 @@ from prometheus_client.parser import text_string_to_metric_families
 import cli
 from indexer.build import BuildOptions
 from indexer.errors import BadCollection
-from indexer.reindex import Encoders, Release, Report, reindex
+from indexer.reindex import Encoders, Release, reindex
+from indexer.report import Report
 from indexer.store.collection import Collection
 from indexer.store.fresh_log import Deleted, Posted
 from indexer.store.manifest import Manifest

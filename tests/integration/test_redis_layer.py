@@ -60,7 +60,8 @@ async def get(cache: RedisCache, *keys: bytes) -> Values | NoAnswer:
 
 async def write(cache: RedisCache, writes: Counter[str], **values: bytes) -> None:
     wanted = writes["written"] + len(values)
-    cache.put(Kind.RESULT, {name.encode(): value for name, value in values.items()})
+    for name, value in values.items():
+        cache.put(Kind.RESULT, name.encode(), value)
     await until(lambda: writes["written"] == wanted)
 
 
@@ -155,14 +156,13 @@ async def test_a_cancelled_look_up_leaves_the_answers_of_others(server: ValkeySe
 
 
 async def test_late_answers_of_a_frozen_server_reach_no_request(server: ValkeyServer) -> None:
-    values = {b"%d" % number: b"value %d" % number for number in range(20)}
     async with cache_at(server.connection_url, HASTY_MS) as (cache, writes):
         with frozen(server):
             assert await open_breaker(cache) >= FAILURES_TO_OPEN
         half_open(cache, next_seconds=0.0)
         async with asyncio.timeout(60):
             while writes["written"] == 0:
-                cache.put(Kind.RESULT, values)
+                cache.put(Kind.RESULT, b"1", b"value 1")
                 await asyncio.sleep(0.01)
             answers: list[Values | NoAnswer] = []
             while [b"value 1"] not in answers:
@@ -202,17 +202,18 @@ async def test_writes_that_a_frozen_server_does_not_take_are_dropped_not_piled_u
     async with cache_at(server.connection_url, HASTY_MS) as (cache, writes):
         with frozen(server):
             for number in range(200):
-                cache.put(Kind.RESULT, {b"%d" % number: value})
+                cache.put(Kind.RESULT, b"%d" % number, value)
                 assert cache._writes.waiting_bytes <= WAITING_BYTES
             assert writes["dropped"] >= 200 - 2 * WAITING_BYTES // len(value)
-            cache.put(Kind.RESULT, {b"huge": b"x" * (WAITING_BYTES + 1)})
+            cache.put(Kind.RESULT, b"huge", b"x" * (WAITING_BYTES + 1))
             await until(lambda: writes["dropped"] + writes["error"] == 201)
 
 
 async def test_closing_does_not_wait_for_a_frozen_server(server: ValkeyServer) -> None:
     async with cache_at(server.connection_url, HASTY_MS) as (cache, writes):
         with frozen(server):
-            cache.put(Kind.RESULT, {b"%d" % number: b"x" * 1_000_000 for number in range(4)})
+            for number in range(4):
+                cache.put(Kind.RESULT, b"%d" % number, b"x" * 1_000_000)
             asked = asyncio.create_task(get(cache, b"a"))
             await asyncio.sleep(0)
             async with asyncio.timeout(60):
@@ -228,9 +229,9 @@ async def test_a_full_server_still_answers_and_takes_values_again_when_there_is_
             redis.config_set("maxmemory-policy", "noeviction")
             redis.config_set("maxmemory", "1")
             for number in range(FAILURES_TO_OPEN):
-                cache.put(Kind.RESULT, {b"%d" % number: b"refused"})
+                cache.put(Kind.RESULT, b"%d" % number, b"refused")
                 await until(lambda count=number + 1: writes["error"] == count)  # type: ignore[misc]
-            cache.put(Kind.RESULT, {b"more": b"refused"})
+            cache.put(Kind.RESULT, b"more", b"refused")
             assert writes["dropped"] == 1
             assert await get(cache, b"kept", b"0", b"more") == [b"one", None, None]
             redis.config_set("maxmemory", "0")
@@ -253,7 +254,7 @@ async def test_a_server_that_is_killed_and_comes_back_is_not_stormed(
             before = connections(redis)
             async with asyncio.timeout(60):
                 while [b"one"] not in await asyncio.gather(*[get(cache, b"a") for _ in range(100)]):
-                    cache.put(Kind.RESULT, {b"a": b"one"})
+                    cache.put(Kind.RESULT, b"a", b"one")
                     await asyncio.sleep(0.01)
             assert connections(redis) - before <= READS + 1
 
@@ -277,5 +278,6 @@ async def test_a_server_that_is_killed_and_comes_back_is_not_stormed(
 async def test_a_server_that_talks_nonsense_is_a_server_that_fails(reply: bytes) -> None:
     async with pretender(reply) as url, cache_at(url, timeout_ms=200) as (cache, writes):
         assert await open_breaker(cache) >= FAILURES_TO_OPEN
-        cache.put(Kind.RESULT, {b"a": b"one", b"b": b"two"})
+        cache.put(Kind.RESULT, b"a", b"one")
+        cache.put(Kind.RESULT, b"b", b"two")
         await until(lambda: sum(writes.values()) == 2)

@@ -128,7 +128,7 @@ async def test_a_stored_embedding_of_another_length_harms_no_query_of_its_batch(
     encoder = TextReader.open(ENCODER)
     (tokens, _) = encoder.tokenize(queries, Side.QUERY)
     planter = RedisCache(server.connection_url, "shared", 20_000, 60, lambda outcome, values: None)
-    planter.put(Kind.EMBEDDING, {embedding_key(encoder.fingerprint, tokens): bytes(8)})
+    planter.put(Kind.EMBEDDING, embedding_key(encoder.fingerprint, tokens), bytes(8))
     await planter.close()
     async with running(settings) as client:
         assert await ask(client, *queries) == right

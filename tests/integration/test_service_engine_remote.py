@@ -149,7 +149,7 @@ async def test_bulk_jobs_go_in_slices_and_all_are_answered(engine: Engine, built
             SearchJob(text, Options(Mode.DENSE, 3), tokens)
             for text, tokens in zip(texts, serving.encoder.tokenize(texts, Side.QUERY), strict=True)
         ]
-        waiting = remote.submit(serving, jobs)
+        waiting = remote.submit(serving, jobs, bulk=True)
         await asyncio.sleep(0)
         assert len(remote) > 40
         (single,) = await answers(remote, serving, make_jobs(serving)[1:2])
@@ -165,7 +165,7 @@ async def test_a_lost_engine_fails_what_is_in_flight_and_refuses_the_rest_until_
     async with worker(engine) as remote:
         await remote.prepare(serving)
         jobs = make_jobs(serving)
-        in_flight = remote.submit(serving, jobs)
+        in_flight = remote.submit(serving, jobs, bulk=True)
         engine.end()
         await asyncio.wait(in_flight, timeout=WAIT_SECONDS)
         lost = [future.exception() for future in in_flight]

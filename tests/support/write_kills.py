@@ -40,7 +40,7 @@ from models.encoder.spec import Side
 from models.lexical import query_terms
 from service.errors import FreshLimit, InvalidRequest
 from service.metrics import Metrics
-from service.serving.serving import Serving
+from service.serving.serving import Models, Serving
 from service.settings import Settings
 from service.updates.encoder import DocumentEncoder, Freshener
 from service.updates.swap import Opening, Servings
@@ -325,14 +325,13 @@ def _service(run: Run) -> tuple[Servings, FreshWriter]:
     async def nothing(serving: Serving, canaries: object = None) -> None:
         return None
 
-    def load() -> Any:  # noqa: ANN401
-        return ENCODER
+    models = Models(ENCODER)  # type: ignore[arg-type]
 
-    def opened(folder: Path, encoder: Any) -> Serving:  # noqa: ANN401
+    def opened(folder: Path, encoder: Any, reranker: None) -> Serving:  # noqa: ANN401
         return Serving.open(folder, encoder, verify=False, searched=False)
 
-    opening = Opening(load, opened, nothing, Freshener(log, documents), nothing, nothing)
-    servings = Servings(settings, Metrics(), ENCODER, opening)  # type: ignore[arg-type]
+    opening = Opening(lambda: models, opened, nothing, Freshener(log, documents), nothing, nothing)
+    servings = Servings(settings, Metrics(), models, opening)
     return servings, FreshWriter(settings, servings, documents, log)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from itertools import count
@@ -42,6 +42,7 @@ class RemoteEngine(Dispatcher):
         super().__init__(limits)
         self._path = path
         self._on_waiting = on_waiting
+        self.on_refused: Callable[[], Awaitable[None]] = _do_nothing
         self._words = ThreadPoolExecutor(1, "care-words")
         self._fresh = ThreadPoolExecutor(1, "care-fresh")
         self._sent: dict[int, list[PendingJob]] = {}
@@ -52,7 +53,7 @@ class RemoteEngine(Dispatcher):
     def start(self) -> None:
         super().start()
         self._drained = asyncio.Event()
-        self._link = Link(self._path, self._receive, self._lose)
+        self._link = Link(self._path, self._receive, self._lose, lambda: self.on_refused())
         self._link.start()
 
     async def prepare(self, serving: Serving) -> None:
@@ -207,6 +208,10 @@ class RemoteEngine(Dispatcher):
         for entry in self._queue.clear():
             entry.fail(EngineAway(AWAY))
         self._drained.set()
+
+
+async def _do_nothing() -> None:
+    pass
 
 
 def _search_words(pending: Sequence[PendingJob]) -> tuple[list[Side], float]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
@@ -58,17 +58,24 @@ class _Connection(asyncio.Protocol):
 class _Opened:
     """A serving's name, and its handle in one connection; `is_held` while requests may be answered from it."""
 
-    name: tuple[str, str]
+    name: tuple[str, str, str]
     connection: _Connection | None = None
     handle: int | None = None
     is_held: bool = True
 
 
 class Link:
-    """Runs in the event loop; calls `on_response` with every response, and `on_lost` when the connection is lost."""
+    """Runs in the event loop; calls `on_response` with every response, and `on_lost` when the connection is lost.
 
-    def __init__(self, path: Path, on_response: Callable[[Response], None], on_lost: Callable[[], None]) -> None:
+    `on_refused` is awaited if an engine that came back opens a serving no more: its models may have been replaced.
+    """
+
+    def __init__(
+        self, path: Path, on_response: Callable[[Response], None], on_lost: Callable[[], None],
+        on_refused: Callable[[], Awaitable[None]],
+    ) -> None:  # fmt: skip
         self._path = path
+        self._on_refused = on_refused
         self._on_response = on_response
         self._on_lost = on_lost
         self._up = asyncio.Event()
@@ -98,7 +105,7 @@ class Link:
             await asyncio.wait_for(self._up.wait(), PATIENCE_SECONDS)
         except TimeoutError:
             raise EngineAway(f"no engine process answered for {PATIENCE_SECONDS:.0f} s") from None
-        opened = _Opened((serving.version, serving.encoder.fingerprint))
+        opened = _Opened(serving.name)
         await self._open(opened)
         self._opened[serving.snapshot] = opened
         finalize(serving.snapshot, self._drop, opened).atexit = False
@@ -120,11 +127,15 @@ class Link:
                 continue
             self._connection = connection
             reopening = self._loop.create_task(self._reopen())
-            await connection.lost.wait()
+            try:
+                await connection.lost.wait()
+            finally:
+                reopening.cancel()
             self._lose()
             await asyncio.gather(reopening, return_exceptions=True)
 
     async def _reopen(self) -> None:
+        is_refused = False
         for opened in list(self._opened.values()):
             if not opened.is_held:
                 continue
@@ -134,7 +145,10 @@ class Link:
                 return
             except CareError as error:
                 logger.error("the engine does not open snapshot %s any more: %s", opened.name[0], error)
+                is_refused = True
         self._up.set()
+        if is_refused:
+            await self._on_refused()
 
     def _lose(self) -> None:
         self._connection = None

@@ -16,7 +16,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 from time import monotonic, perf_counter
-from typing import Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
@@ -26,7 +26,7 @@ from models.encoder.spec import Side
 from models.encoder.tokenizer import flatten
 from models.errors import BadEncoder, CareError
 from service.engine.compute import OpenServing, compute_batch
-from service.engine.device import Device, open_encoder, searched_by
+from service.engine.device import Device, Reranker, open_encoder, searched_by
 from service.engine.jobs import Request, Response, Status
 from service.engine.queue import SLICE_SECONDS, CostModel, Lanes, Limits, OnBatch
 from service.engine.remote import frames
@@ -34,21 +34,16 @@ from service.engine.remote.frames import BadFrame, FrameReader, Kind
 from service.serving.serving import Serving, require_query_encoder
 from service.settings import Settings
 
+if TYPE_CHECKING:
+    from _typeshed import HasFileno
+
 logger = logging.getLogger(__name__)
-
-
-class HasFileno(Protocol):
-    """The pipe to the supervisor, or anything else that can be watched for its end."""
-
-    def fileno(self) -> int: ...
-
 
 CHECK_QUERY = "ready"
 MOST_UNREAD_BYTES = 64 * 1024 * 1024  # a worker that leaves more unread is stuck; its connection is closed
 
-
-Name = tuple[str, str]
-"""A snapshot's version and an encoder's fingerprint."""
+Name = tuple[str, str, str]
+"""The name of a `Serving`."""
 
 
 class OpenServings:
@@ -60,7 +55,7 @@ class OpenServings:
         self._opener = ThreadPoolExecutor(1, "care-open")
         self._open_vectors = searched_by(device, settings.database)
         self._encoder = open_encoder(device, require_query_encoder(settings.encoder))
-        self._reranker = None if settings.reranker is None else device.load_reranker(settings.reranker)
+        self._reranker = self._load_reranker()
         self._held: dict[int, OpenServing] = {}
         self._handles = 0
 
@@ -73,7 +68,7 @@ class OpenServings:
 
     def find(self, name: Name) -> OpenServing | None:
         for held in self._held.values():
-            if (held.serving.version, held.serving.encoder.fingerprint) == name:
+            if held.serving.name == name:
                 return held
         return None
 
@@ -82,7 +77,7 @@ class OpenServings:
         return self._opener.submit(self._open, *name)
 
     def put(self, opened: OpenServing) -> None:
-        self._encoder = opened.encoder
+        self._encoder, self._reranker = opened.encoder, opened.reranker
         self._held[opened.handle] = opened
         self._close_unheld()
 
@@ -100,17 +95,25 @@ class OpenServings:
         for handle in [number for number, held in self._held.items() if held.holders <= 0 and number != newest]:
             logger.info("snapshot %s is let go", self._held.pop(handle).serving.version)
 
-    def _open(self, version: str, fingerprint: str) -> OpenServing:
-        settings, encoder = self._settings, self._encoder
+    def _open(self, version: str, fingerprint: str, of_reranker: str) -> OpenServing:
+        settings, encoder, reranker = self._settings, self._encoder, self._reranker
         if encoder.reader.fingerprint != fingerprint:
             encoder = open_encoder(self._device, require_query_encoder(settings.encoder))
-        if encoder.reader.fingerprint != fingerprint:
-            raise BadEncoder(f"{settings.encoder} changed while it was opened; reload once more")
+        if reranker is not None and reranker.reader.fingerprint != of_reranker:
+            reranker = self._load_reranker()
+        pairs = None if reranker is None else reranker.reader
         folder = Collection(settings.collection).folder(version)
-        serving = Serving.open(folder, encoder.reader, verify=settings.verify)
+        serving = Serving.open(folder, encoder.reader, pairs, verify=settings.verify)
+        if serving.name != (version, fingerprint, of_reranker):
+            changed = settings.encoder if encoder.reader.fingerprint != fingerprint else settings.reranker
+            raise BadEncoder(f"{changed} changed while it was opened; reload once more")
         self._handles += 1
         vectors = self._open_vectors(serving.snapshot)
-        return OpenServing(serving, encoder, vectors, self._handles, reranker=self._reranker)
+        return OpenServing(serving, encoder, vectors, self._handles, reranker=reranker)
+
+    def _load_reranker(self) -> Reranker | None:
+        folder = self._settings.reranker
+        return None if folder is None else self._device.load_reranker(folder)
 
 
 class Connection(asyncio.Protocol):
@@ -259,9 +262,9 @@ class EngineServer:
         self._lanes.add([QueuedRequest(connection, request, held)], first=True)
 
     def _open(self, connection: Connection, number: int, facts: object) -> None:
-        if not isinstance(facts, list) or len(facts) != 2:
-            raise BadFrame("a serving is named by a version and a fingerprint")
-        name = facts[0], facts[1]
+        if not isinstance(facts, list) or len(facts) != 3:
+            raise BadFrame("a serving is named by a version and two fingerprints")
+        name = facts[0], facts[1], facts[2]
         if (held := self._servings.find(name)) is not None:
             self._grant(connection, number, held)
             return

@@ -13,7 +13,7 @@ import pytest
 from fastapi.routing import APIRoute
 from prometheus_client.parser import text_string_to_metric_families
 
-from indexer.reindex import write_metrics
+from indexer.report import write_metrics
 from service.http import admin, search
 from service.metrics import Metrics, Timings
 from service.settings import Settings

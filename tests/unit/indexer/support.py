@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from indexer.build import BuildSummary
 from indexer.checks import Changes
-from indexer.reindex import Outcome
+from indexer.report import Outcome
 from indexer.store.collection import Collection, new_version
 from indexer.store.documents import HASH_BYTES
 from indexer.store.filters import Value

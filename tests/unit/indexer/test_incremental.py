@@ -11,7 +11,7 @@ import pytest
 from indexer.bench import write_corpus
 from indexer.build import BuildOptions, BuildSummary, build
 from indexer.checks import Changes
-from indexer.reindex import summary_line
+from indexer.report import summary_line
 from indexer.store.collection import Collection
 from indexer.store.snapshot import Snapshot
 from tests.support.fast_encoder import FastEncoder

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from indexer import reindex as report
-from indexer.reindex import Outcome, call_webhook, summary_line, write_metrics
+from indexer import report
+from indexer.report import Outcome, call_webhook, summary_line, write_metrics
 from tests.unit.indexer.support import RUN
 
 FAILED = Outcome("no documents", 1.0)

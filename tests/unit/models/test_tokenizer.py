@@ -64,6 +64,6 @@ def test_threads_may_count_and_cut_at_once(tokenizer: Tokenizer) -> None:
 
 
 def test_padding_is_on_the_right_and_masked() -> None:
-    ids, mask = pad([Tokens([5, 6, 7], False), Tokens([8], False)], pad_id=9)
-    np.testing.assert_array_equal(ids, [[5, 6, 7], [8, 9, 9]])
+    ids, mask = pad([Tokens([5, 6, 7], False), Tokens([8], False)])
+    np.testing.assert_array_equal(ids, [[5, 6, 7], [8, 0, 0]])
     np.testing.assert_array_equal(mask, [[1, 1, 1], [1, 0, 0]])

@@ -25,8 +25,8 @@ from service.processes.startup import SupervisorPipe
 WAIT_SECONDS = 60.0
 POISON = 66
 LIMITS = Limits(batch_queries=8, batch_tokens=1000, queue=100)
-OPEN: Name = ("open", "print")
-CLOSED: Name = ("closed", "print")
+OPEN: Name = ("open", "print", "")
+CLOSED: Name = ("closed", "print", "")
 
 
 class FakeDevice:

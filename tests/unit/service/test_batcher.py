@@ -211,7 +211,7 @@ async def test_a_single_query_waits_for_one_slice_of_a_thousand_at_most() -> Non
     engine, one = FakeEngine(), serving()
     async with started(engine, Limits(32, 1000, queue=2000)) as batcher:
         await busy(engine, batcher, one)
-        crowd = batcher.submit(one, jobs(*(f"bulk{number}" for number in range(1000))))
+        crowd = batcher.submit(one, jobs(*(f"bulk{number}" for number in range(1000))), bulk=True)
         (single,) = batcher.submit(one, jobs("single"))
         engine.release()
         await asyncio.gather(single, *crowd)

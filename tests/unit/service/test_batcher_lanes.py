@@ -112,19 +112,11 @@ def test_what_nobody_waits_for_is_dropped_and_said() -> None:
     batch, dropped = lanes.take(6, 4)
     assert (names(batch), names(dropped)) == (["good"], ["late", "bulk"])
     assert len(lanes) == 0
-    lanes.add([Piece("late", wanted_until=5), Piece("good")])
-    assert names(lanes.drop(lambda piece: not piece.is_wanted(6))) == ["late"]
-    assert names(lanes.take(6, 4)[0]) == ["good"]
-
-
-def test_bulk_is_spared_where_only_online_work_is_to_go() -> None:
-    lanes: Lanes[Piece] = Lanes(8, 1000)
-    lanes.add([Piece("a", size=2), Piece("b")])
-    lanes.add([Piece("a")], bulk=True)
-    assert names(lanes.drop(lambda piece: piece.name == "a", bulk=False)) == ["a"]
-    assert (lanes.online_queries, lanes.bulk_queries) == (1, 1)
-    assert names(lanes.drop(lambda piece: piece.name == "a")) == ["a"]
-    assert names(lanes.take(0, 4)[0]) == ["b"]
+    lanes.add([Piece("late", size=2, wanted_until=5), Piece("good")])
+    lanes.add([Piece("bulk", wanted_until=5), Piece("more", size=3)], bulk=True)
+    assert names(lanes.drop_unwanted(6)) == ["late", "bulk"]
+    assert (lanes.online_queries, lanes.bulk_queries) == (1, 3)
+    assert names(lanes.take(6, 4)[0]) == ["good", "more"]
 
 
 work = st.builds(

@@ -106,14 +106,14 @@ async def test_refused_requests_leave_no_trace() -> None:
 
 async def test_before_anything_was_measured_only_the_count_decides() -> None:
     queue = Queue(Limits(4, 1000, queue=20, wait_seconds=0.001), Clock())
-    enter(queue, *names(20), bulk=False)
+    enter(queue, *names(20))
     with pytest.raises(Overloaded):
         enter(queue, "one too many")
 
 
 async def test_bulk_jobs_that_wait_keep_no_online_job_out() -> None:
     queue = queue_that_takes(0.010, Clock())
-    enter(queue, *names(50, "bulk"))
+    enter(queue, *names(50, "bulk"), bulk=True)
     for number in range(10):
         enter(queue, f"q{number}")
     with pytest.raises(Overloaded):
@@ -122,10 +122,10 @@ async def test_bulk_jobs_that_wait_keep_no_online_job_out() -> None:
 
 async def test_bulk_jobs_are_held_to_their_own_deadline_only() -> None:
     queue = queue_that_takes(0.010, Clock())
-    enter(queue, *names(50, "a"), timeout_seconds=0.6)
+    enter(queue, *names(50, "a"), timeout_seconds=0.6, bulk=True)
     with pytest.raises(Overloaded):
-        enter(queue, *names(20, "b"), timeout_seconds=0.6)
-    enter(queue, *names(20, "b"), timeout_seconds=1.0)
+        enter(queue, *names(20, "b"), timeout_seconds=0.6, bulk=True)
+    enter(queue, *names(20, "b"), timeout_seconds=1.0, bulk=True)
 
 
 async def test_a_deadline_that_cannot_be_met_is_refused_at_once() -> None:
@@ -136,23 +136,22 @@ async def test_a_deadline_that_cannot_be_met_is_refused_at_once() -> None:
     enter(queue, "patient", timeout_seconds=0.08)
 
 
-async def test_the_size_of_a_request_says_that_it_is_bulk_unless_the_request_does() -> None:
+async def test_bulk_jobs_are_left_where_they_are_not_asked_for() -> None:
     queue = Queue(LIMITS, Clock())
-    enter(queue, *names(ONLINE_JOBS + 1, "many"))
-    enter(queue, *names(ONLINE_JOBS, "few"))
     enter(queue, "first", bulk=True)
-    enter(queue, *names(ONLINE_JOBS + 1, "told"), bulk=False)
+    enter(queue, *names(9))
     order = []
     while batch := queue.take(bulk=False):
         order += [entry.job.query for entry in batch]  # type: ignore[union-attr]
-    assert order == names(ONLINE_JOBS, "few") + names(ONLINE_JOBS + 1, "told")
+    assert order == names(9)
+    assert [entry.job.query for entry in queue.take()] == ["first"]  # type: ignore[union-attr]
 
 
 async def test_bulk_jobs_of_like_length_are_neighbours() -> None:
     queue = Queue(LIMITS, Clock())
     lengths = [5, 1, 9, 3, 7, 2, 8, 6, 4, 1]
     futures: list[asyncio.Future[Outcome]] = [asyncio.get_running_loop().create_future() for _ in lengths]
-    queue.enter(ONE, [job(f"q{place}", length) for place, length in enumerate(lengths)], futures)
+    queue.enter(ONE, [job(f"q{place}", length) for place, length in enumerate(lengths)], futures, bulk=True)
     taken = []
     while batch := queue.take():
         taken += [entry.length for entry in batch]
@@ -161,7 +160,7 @@ async def test_bulk_jobs_of_like_length_are_neighbours() -> None:
 
 async def test_an_online_query_does_not_wait_with_its_bulk_twin() -> None:
     queue = Queue(LIMITS, Clock())
-    enter(queue, *names(20))
+    enter(queue, *names(20), bulk=True)
     enter(queue, "q19")
     assert queue.take()[0].job.query == "q19"  # type: ignore[union-attr]
 
@@ -224,7 +223,7 @@ async def test_other_workers_queries_count_until_they_must_be_done() -> None:
 
 async def test_without_a_limit_of_time_nothing_is_refused_but_by_count() -> None:
     queue = queue_that_takes(10.0, Clock(), Limits(4, 1000, queue=50, wait_seconds=math.inf))
-    enter(queue, *names(50), bulk=False)
+    enter(queue, *names(50))
     with pytest.raises(Overloaded):
         enter(queue, "one too many")
 

@@ -97,7 +97,8 @@ def test_a_lone_failure_is_not_worth_a_line(caplog: pytest.LogCaptureFixture) ->
 async def test_the_process_layer_answers_key_by_key_and_kind_by_kind() -> None:
     metrics = Metrics()
     cache = Cache(both_kinds(), None, metrics)
-    cache.put(Kind.RESULT, {b"a": b"1", b"c": b"3"})
+    cache.put(Kind.RESULT, b"a", b"1")
+    cache.put(Kind.RESULT, b"c", b"3")
     assert await cache.get(Kind.RESULT, [b"a", b"b", b"c"]) == [b"1", None, b"3"]
     assert await cache.get(Kind.EMBEDDING, [b"a"]) == [None]
     cache.bypass(Kind.RESULT, 4)
@@ -116,8 +117,9 @@ async def test_the_process_layer_answers_key_by_key_and_kind_by_kind() -> None:
 @pytest.mark.anyio
 async def test_results_that_fill_their_memory_leave_the_embeddings_alone() -> None:
     cache = Cache(both_kinds(max_bytes=10 * ENTRY_BYTES), None, Metrics())
-    cache.put(Kind.EMBEDDING, {b"text": b"vector"})
-    cache.put(Kind.RESULT, {b"%d" % number: b"" for number in range(100)})
+    cache.put(Kind.EMBEDDING, b"text", b"vector")
+    for number in range(100):
+        cache.put(Kind.RESULT, b"%d" % number, b"")
     assert await cache.get(Kind.EMBEDDING, [b"text"]) == [b"vector"]
 
 
@@ -137,7 +139,7 @@ async def test_an_embedding_comes_back_to_the_bit_and_only_for_its_encoder_and_t
 @pytest.mark.parametrize("size", [0, 3, 60, 68, 128])
 async def test_an_embedding_of_another_length_is_a_miss(size: int) -> None:
     cache = Cache(both_kinds(), None, Metrics())
-    cache.put(Kind.EMBEDDING, {embedding_key(ENCODER.fingerprint, tokens(1)): bytes(size)})
+    cache.put(Kind.EMBEDDING, embedding_key(ENCODER.fingerprint, tokens(1)), bytes(size))
     assert await cache.get_embeddings(ENCODER, [tokens(1)]) == [None]
 
 

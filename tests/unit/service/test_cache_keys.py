@@ -15,19 +15,26 @@ from models.encoder.tokenizer import TextReader, Tokens
 from models.fusion import Mode
 from service.cache.cache import ResultKeys, embedding_key
 from service.search.request import SearchRequest
-from service.serving.serving import Serving, is_same_function
+from service.serving.serving import Models, Serving, are_current
 from service.settings import Settings
 from tests.api.support import ENCODER
 
 HYBRID = ResultKeys(Settings(default_mode=Mode.HYBRID))
 
 
-def serving(version: str = "v1", fingerprint: str = "e1", state: bytes = b"", query_instruction: str = "") -> Serving:
-    """Keys only ask a serving for four names."""
-    encoder = SimpleNamespace(
-        fingerprint=fingerprint, spec=SimpleNamespace(query_instruction=query_instruction, dense_trust=0.0)
+def serving(
+    version: str = "v1", encoder: str = "e1", reranker: str = "", state: bytes = b"", query_instruction: str = ""
+) -> Serving:
+    """Keys only ask a serving for a few facts."""
+    spec = SimpleNamespace(query_instruction=query_instruction, dense_trust=0.0)
+    return cast(
+        Serving,
+        SimpleNamespace(
+            name=(version, encoder, reranker),
+            overlay=SimpleNamespace(state=state),
+            encoder=SimpleNamespace(spec=spec),
+        ),
     )
-    return cast(Serving, SimpleNamespace(version=version, overlay=SimpleNamespace(state=state), encoder=encoder))
 
 
 def key(keys: ResultKeys = HYBRID, of: Serving | None = None, **fields: object) -> bytes:
@@ -96,10 +103,9 @@ def test_snapshot_encoder_and_the_settings_that_matter_are_in_the_key() -> None:
         ResultKeys(Settings(max_top_k=50)),
         ResultKeys(Settings(hyde_url="http://127.0.0.1/v1", hyde_model="one")),
         ResultKeys(Settings(hyde_url="http://127.0.0.1/v1", hyde_model="other")),
-        ResultKeys(Settings(), reranker="fingerprint"),
     ]
-    servings = [serving(version="v2"), serving(fingerprint="e2"), serving(state=b"s1"), serving(state=b"s2")]
-    servings.append(serving(query_instruction="问："))
+    servings = [serving(version="v2"), serving(encoder="e2"), serving(reranker="r1")]
+    servings += [serving(state=b"s1"), serving(state=b"s2"), serving(query_instruction="问：")]
     keys = {key(), *(key(of=each) for each in servings), *map(key, others)}
     assert len(keys) == 11
 
@@ -108,9 +114,9 @@ def test_snapshot_encoder_and_the_settings_that_matter_are_in_the_key() -> None:
 def test_a_folder_that_reads_queries_otherwise_is_not_what_was_loaded(tmp_path: Path, change: dict[str, Any]) -> None:
     """Its fingerprint, which names how documents are read, is the same."""
     reader = TextReader.open(ENCODER)
-    assert is_same_function(ENCODER, reader)
+    assert are_current(Models(reader), ENCODER, None)
     reader.spec.model_copy(update=change).save(tmp_path)
-    assert not is_same_function(tmp_path, reader)
+    assert not are_current(Models(reader), tmp_path, None)
 
 
 def test_parts_do_not_run_into_each_other() -> None:

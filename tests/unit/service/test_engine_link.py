@@ -26,14 +26,16 @@ class Snapshot:
 
 
 def serving(version: str) -> Serving:
-    encoder = SimpleNamespace(fingerprint="print")
-    return cast(Serving, SimpleNamespace(version=version, encoder=encoder, snapshot=Snapshot()))
+    return cast(Serving, SimpleNamespace(version=version, name=(version, "print", ""), snapshot=Snapshot()))
 
 
 class Engine:
     """One engine process after the other, of which each gives out handles from 1 on."""
 
     def __init__(self) -> None:
+        self.refusals = 0
+        self.reloaded = asyncio.Event()
+        self.reloaded.set()
         self._serving: set[Any] = set()
         self._came: asyncio.Queue[tuple[Kind, int, Any]] = asyncio.Queue()
         self._connections: asyncio.Queue[asyncio.StreamWriter] = asyncio.Queue()
@@ -64,6 +66,9 @@ class Engine:
     def grant(self, number: int, handle: int) -> None:
         self._writer.write(frames.write_control(Kind.OPENED, number, handle))
 
+    def refuse(self, number: int, reason: str) -> None:
+        self._writer.write(frames.write_control(Kind.REFUSED, number, ("BadEncoder", reason)))
+
     async def open(self, link: Link, asked: Serving, handle: int) -> None:
         opening = asyncio.create_task(link.open(asked))
         kind, number, facts = await self.hear()
@@ -82,7 +87,11 @@ async def engine(tmp_path: Path) -> AsyncIterator[Engine]:
 
 @pytest.fixture
 async def link(tmp_path: Path, engine: Engine) -> AsyncIterator[Link]:
-    made = Link(tmp_path / "engine.sock", on_response=lambda response: None, on_lost=lambda: None)
+    async def refused() -> None:
+        engine.refusals += 1
+        await engine.reloaded.wait()
+
+    made = Link(tmp_path / "engine.sock", lambda response: None, lambda: None, refused)
     made.start()
     await engine.begin()
     yield made
@@ -123,3 +132,31 @@ async def test_a_serving_that_goes_while_it_is_opened_again_is_released(engine: 
     await let_go(gone)
     engine.grant(number, 7)
     assert await engine.hear() == (Kind.RELEASE, 0, 7)
+
+
+async def test_an_engine_that_opens_a_serving_no_more_is_reported_once_it_is_back(engine: Engine, link: Link) -> None:
+    replaced, kept = serving("replaced"), serving("kept")
+    await engine.open(link, replaced, 1)
+    await engine.open(link, kept, 2)
+    engine.die()
+    await engine.begin()
+    _, number, _ = await engine.hear()
+    engine.refuse(number, "the encoder changed")
+    _, number, _ = await engine.hear()
+    engine.grant(number, 1)
+    await engine.open(link, serving("later"), 2)
+    assert (link.handle_of(replaced), link.handle_of(kept)) == (None, 1)
+    assert engine.refusals == 1
+
+
+async def test_a_reload_that_hangs_does_not_keep_the_link_from_the_next_engine(engine: Engine, link: Link) -> None:
+    kept = serving("kept")
+    await engine.open(link, kept, 1)
+    engine.reloaded.clear()
+    for _ in range(2):
+        engine.die()
+        await engine.begin()
+        _, number, _ = await engine.hear()
+        engine.refuse(number, "the encoder changed")
+        await engine.open(link, serving("later"), 2)
+    assert engine.refusals == 2

@@ -19,7 +19,7 @@ from service.engine.queue import Limits
 from service.engine.remote.client import RemoteEngine
 from service.metrics import Metrics
 from service.processes.supervisor import environment_of
-from service.runtime import load_encoder, open_home
+from service.runtime import load_models, open_home
 from service.settings import Settings
 
 ENCODER = Path("models/pretrained/care-small-zh")
@@ -64,7 +64,7 @@ def test_a_gpu_has_larger_batches_unless_told() -> None:
 
 def test_where_the_engine_is_decides_what_is_loaded() -> None:
     settings, metrics, socket = Settings(encoder=ENCODER), Metrics(), Path("engine.sock")
-    here, there = load_encoder(settings, None), load_encoder(settings, socket)
+    (here, _), (there, _) = load_models(settings, None), load_models(settings, socket)
     assert isinstance(here, OnnxEncoder)
     assert type(there) is TextReader
     assert (there.fingerprint, there.variant, there.spec) == (here.fingerprint, here.variant, here.spec)
@@ -76,7 +76,7 @@ def test_where_the_engine_is_decides_what_is_loaded() -> None:
 def test_an_encoder_that_reads_no_queries_is_refused(tmp_path: Path) -> None:
     EncoderSpec.load(ENCODER).model_copy(update={"sides": (Side.DOCUMENT,)}).save(tmp_path)
     with pytest.raises(BadEncoder, match="CARE_ENCODER"):
-        load_encoder(Settings(encoder=tmp_path), None)
+        load_models(Settings(encoder=tmp_path), None)
 
 
 def test_a_worker_beside_an_engine_process_imports_no_onnx_runtime() -> None:

@@ -18,7 +18,7 @@ from models.training.encoders import EncoderStore
 from models.training.generate import GenerateStage
 from models.training.plan import plan
 from models.training.ranks import Ranks
-from models.training.recipe import Recipe
+from models.training.recipe import Dev, Recipe
 from models.training.run import train
 from models.training.sources import make
 from tests.support.toy_training import (
@@ -28,6 +28,7 @@ from tests.support.toy_training import (
     recipe_toml,
     toy_rows,
     write_chat_start,
+    write_dev,
     write_gguf,
     write_rows,
     write_start,
@@ -122,6 +123,15 @@ def test_the_model_learns_to_write_and_transformers_opens_the_folder(tmp_path: P
     given = tokenizer(text, add_special_tokens=False, return_tensors="pt")
     written = model.generate(**given, max_new_tokens=20, do_sample=False)[0, given.input_ids.shape[1] :]
     assert tokenizer.decode(written) == f"{TOPICS[0]}治疗<|im_end|>"
+
+
+def test_development_sets_judge_no_generator(tmp_path: Path) -> None:
+    write_dev(tmp_path / "dev")
+    dev = Dev(folder=tmp_path / "dev", every=2)
+    train(a_recipe(tmp_path).model_copy(update={"dev": dev}), tmp_path / "run", ONE)
+    lines = [json.loads(line) for line in (tmp_path / "run/log.jsonl").read_text().splitlines()]
+    assert lines[-1]["step"] == 6
+    assert not any("dev" in line for line in lines)
 
 
 def test_a_stopped_run_ends_with_the_same_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
