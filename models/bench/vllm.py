@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from models.bench.shapes import MAX_LENGTH, SHAPES, Spread, load_texts, tokenizer_of
+from models.bench.shapes import MAX_LENGTH, SHAPES, load_texts, spread, tokenizer_of
 from models.encoder.spec import SPEC_FILE, EncoderSpec, Side
 from models.encoder.tokenizer import Tokenizer, open_tokenizer
 
@@ -31,11 +31,12 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--corpus", type=Path, required=True, help="JSON lines with texts, .gz too")
     parser.add_argument("--documents", type=int, default=4096, help="how many of them (%(default)s)")
     parser.add_argument("--rounds", type=int, default=3, help="times that they are read (%(default)s)")
+    parser.add_argument("--memory", type=float, default=0.9, help="share of the GPU's memory, free now (%(default)s)")
     parser.add_argument("--save", type=Path, help="a .npy file for the vectors")
     given = parser.parse_args(arguments)
     prompts = _tokens(given.tokens, load_texts(given.corpus, given.documents))
     with ExitStack() as stack:
-        llm = _open(given.model, stack)
+        llm = _open(given.model, given.memory, stack)
         llm.embed(prompts, use_tqdm=False)  # compiled for every shape that comes
         rates = []
         for _ in range(given.rounds):
@@ -45,7 +46,7 @@ def main(arguments: list[str] | None = None) -> int:
     if given.save:
         np.save(given.save, np.array([output.outputs.embedding for output in outputs], dtype=np.float32))
     tokens = sum(map(len, prompts)) / len(prompts)
-    print(f"vLLM, {given.model}: {Spread.of(rates)} documents/s, {len(prompts)} documents of {tokens:.0f} tokens")
+    print(f"vLLM, {given.model}: {spread(rates)} documents/s, {len(prompts)} documents of {tokens:.0f} tokens")
     return 0
 
 
@@ -58,11 +59,12 @@ def _tokens(folder: Path, texts: list[str]) -> list[list[int]]:
     return [[int(one) for one in tokens.ids] for tokens in tokenizer.batch([instruction + text for text in texts])]
 
 
-def _open(model: str, stack: ExitStack) -> Any:  # noqa: ANN401 - vLLM is not among our packages
+def _open(model: str, memory: float, stack: ExitStack) -> Any:  # noqa: ANN401 - vLLM is not among our packages
     from vllm import LLM
 
     settings: dict[str, Any] = {"runner": "pooling", "dtype": "bfloat16", "skip_tokenizer_init": True,
-                                "max_model_len": MAX_LENGTH, "enable_prefix_caching": False}  # fmt: skip
+                                "max_model_len": MAX_LENGTH, "enable_prefix_caching": False,
+                                "gpu_memory_utilization": memory}  # fmt: skip
     if model not in SHAPES:
         return LLM(model, **settings)
     folder = stack.enter_context(TemporaryDirectory(prefix="care-vllm-"))
