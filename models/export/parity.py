@@ -97,3 +97,5 @@ _LONG = (
     "".join(_PASSAGES[3:9]) + " ".join(_PASSAGES[12:]) * 2,
 )
 CHECK_TEXTS = (*_SHORT, *_QUESTIONS, *_PASSAGES, *_LONG)
+# Four of them are long: in larger batches the others would be padded to their length.
+AT_ONCE = 4

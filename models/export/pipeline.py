@@ -46,7 +46,7 @@ from models.errors import ExportError
 from models.export import backbone
 from models.export.backbone import HIDDEN_NAMES, IDS, MASK, POSITIONS, TYPES
 from models.export.large import write_large
-from models.export.parity import CHECK_TEXTS, FLOORS, Floor, Vectors, check_parity
+from models.export.parity import AT_ONCE, CHECK_TEXTS, FLOORS, Floor, Vectors, check_parity
 from models.export.variants import calibration_samples, fuse, prepare, quantize, quiet, slim
 
 GRAPH = "model.onnx"
@@ -282,7 +282,7 @@ class Source:
     def reference(self, texts: Sequence[str]) -> Vectors:
         """The vectors (texts, dim) that an exported graph must give: torch's, or the given graph with torch's head."""
         if isinstance(self.origin, TorchEncoder):
-            return self.origin.encode(texts, self.spec.sides[0])
+            return self.origin.encode(texts, self.spec.sides[0], AT_ONCE)
         return _graph_vectors(self, self.origin, texts)
 
 

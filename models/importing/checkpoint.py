@@ -31,12 +31,10 @@ from models.encoder.spec import SPEC_FILE, EncoderSpec, Pooling, Side
 from models.encoder.torch import PROJECTION_FILE, Projection, TorchEncoder, merge_adapter
 from models.encoder.torch_reranker import TorchReranker, is_sequence_classifier, require_reranker
 from models.errors import BadEncoder, ParityError
-from models.export.parity import CHECK_TEXTS, Vectors, check_pairs, row_cosines
+from models.export.parity import AT_ONCE, CHECK_TEXTS, Vectors, check_pairs, row_cosines
 
 # The least cosine of any check text to the reference library's vector. Sums in another order cost 1e-6 in fp32; bf16
 # weights, which both sides compute in fp32, cost nothing more.
-# Four check texts are long: in larger batches the others would be padded to their length.
-AT_ONCE = 4
 FLOOR = 0.999
 # The most that a score may differ from transformers', in their standard deviations: sums in another order.
 CEILING = 0.01

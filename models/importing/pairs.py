@@ -10,7 +10,7 @@ import numpy as np
 from models.encoder.address import load_encoder
 from models.encoder.spec import EncoderSpec, Side, Variant
 from models.errors import SpaceMismatch
-from models.export.parity import CHECK_TEXTS
+from models.export.parity import AT_ONCE, CHECK_TEXTS
 
 # The share of texts that find themselves among the others, and how far a text's own cosine lies between the others'
 # and 1. Encoders with a common ancestor may pass the first alone: bge-small-zh and m3e-small have 90 % and 0.24;
@@ -78,4 +78,4 @@ def _encode(folder: Path, spec: EncoderSpec, side: Side) -> np.ndarray:
         return load_encoder(folder).encode(CHECK_TEXTS, side)
     from models.encoder.torch import TorchEncoder
 
-    return TorchEncoder.load(folder).encode(CHECK_TEXTS, side, batch_size=16)
+    return TorchEncoder.load(folder).encode(CHECK_TEXTS, side, AT_ONCE)

@@ -20,7 +20,7 @@ from torch import nn
 from models.encoder.spec import TOKENIZER_FILE, Pooling, Side
 from models.encoder.torch import TorchEncoder
 from models.errors import BadEncoder, ParityError, SpaceMismatch
-from models.export.parity import CHECK_TEXTS, row_cosines
+from models.export.parity import AT_ONCE, CHECK_TEXTS, row_cosines
 
 MODES = {Pooling.CLS: "cls", Pooling.MEAN: "mean", Pooling.EOS: "lasttoken"}
 FLOOR = 0.9999
@@ -74,5 +74,5 @@ def _modules(encoder: TorchEncoder, folder: Path) -> list[Module]:
 
 def _worst(model: SentenceTransformer, encoders: dict[Side, TorchEncoder]) -> float:
     found = {Side.QUERY: model.encode_query(list(CHECK_TEXTS)), Side.DOCUMENT: model.encode_document(list(CHECK_TEXTS))}
-    pairs = ((found[side], encoder.encode(CHECK_TEXTS, side, batch_size=16)) for side, encoder in encoders.items())
+    pairs = ((found[side], encoder.encode(CHECK_TEXTS, side, AT_ONCE)) for side, encoder in encoders.items())
     return min(float(row_cosines(*pair).min()) for pair in pairs)
