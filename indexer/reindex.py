@@ -22,7 +22,7 @@ from pathlib import Path
 from prometheus_client import CollectorRegistry, Gauge, write_to_textfile
 
 from indexer.build import BuildOptions, BuildSummary, admitted, build
-from indexer.checks import check_canaries, encode_queries, load_queries, sample_queries
+from indexer.checks import check_canaries, load_queries, recall_queries
 from indexer.cluster import Cluster
 from indexer.corpus import listed
 from indexer.devices import DeviceEncoder, is_spread
@@ -222,7 +222,7 @@ def _run_by(
 
     def queries(snapshot: Snapshot) -> Vectors:
         """Measures recall in a database by the same queries as that of an own index."""
-        return encode_queries(asking, options.queries or sample_queries(snapshot.documents))
+        return recall_queries(asking, snapshot.documents, options.queries)
 
     try:
         if release.canaries:
