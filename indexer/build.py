@@ -152,8 +152,8 @@ def _build_version(
         with _timed("index", seconds):
             indexed = _index(writer, folder, vectors, asking, documents, options)
         with _timed("lexical", seconds):
-            every = Progress("words", "passages", len(passages)).over(texts(range(len(passages))))
-            writer.write_lexical(f"{title}\n{text}" for title, text in every)
+            every = Progress("words", "documents", len(documents)).over(map(documents.get, range(len(documents))))
+            writer.write_lexical((f"{each.title}\n{each.text}" for each in every), passages.first_rows())
         with _timed("write", seconds):
             kind, parameters, depth, recall = indexed
             manifest = writer.finish(
