@@ -122,13 +122,15 @@ def passage_of(serving: Serving, document: int, passage: int, wanted: Sequence[s
     rows = serving.passages_of(document) if wanted else ()
     if len(rows) < 2:
         return passage
-    text = _fold(serving.document(document).text)
+    text, wanted = _fold(serving.document(document).text), wanted[:LOCATED_TERMS]
 
-    def rank(row: int) -> tuple[int, bool, int]:
+    def held(row: int) -> int:
         piece = text[slice(*serving.span(row))]
-        return sum(term in piece for term in wanted[:LOCATED_TERMS]), row == passage, -row
+        return sum(term in piece for term in wanted)
 
-    return max(rows, key=rank)
+    if held(passage) == len(wanted):  # spares long documents the look at every passage
+        return passage
+    return max(rows, key=lambda row: (held(row), row == passage, -row))
 
 
 def passage_text(serving: Serving, document: int, passage: int) -> str:
