@@ -12,7 +12,7 @@ from itertools import chain
 from operator import itemgetter
 from pathlib import Path
 
-from indexer.checks import FLOOR, Changes, changes_since_published, choose_depth, encode_queries, sample_queries
+from indexer.checks import FLOOR, Changes, changes_since_published, choose_depth, recall_queries
 from indexer.corpus import Document, FieldMap, LogChanges, Rejects, read_corpus
 from indexer.encode import Encoder, EncodeShards, Work, checked, chunked, content_hashes, embed, encode_here
 from indexer.errors import BadBuild
@@ -152,8 +152,8 @@ def _build_version(
         with _timed("index", seconds):
             indexed = _index(writer, folder, vectors, asking, documents, options)
         with _timed("lexical", seconds):
-            every = Progress("words", "passages", len(passages)).over(texts(range(len(passages))))
-            writer.write_lexical(f"{title}\n{text}" for title, text in every)
+            every = Progress("words", "documents", len(documents)).over(map(documents.get, range(len(documents))))
+            writer.write_lexical((f"{each.title}\n{each.text}" for each in every), passages.first_rows())
         with _timed("write", seconds):
             kind, parameters, depth, recall = indexed
             manifest = writer.finish(
@@ -254,7 +254,7 @@ def _index(
     parameters = writer.write_index(vectors, kind)
     if kind is IndexKind.FLAT:
         return kind, parameters, 0, None
-    queries = encode_queries(asking, options.queries or sample_queries(documents))
+    queries = recall_queries(asking, documents, options.queries)
     own = VectorIndex.open(folder, kind, *vectors.shape)
     depth, recall = choose_depth(own, queries, options.recall_floor)
     if kind is IndexKind.CAGRA:  # a service may search it on either: both must reach the floor

@@ -20,10 +20,10 @@ from indexer.checks import (
     SAMPLE_ROWS,
     compare_answers,
     compare_documents,
-    encode_queries,
     load_queries,
     measure_kinds,
     propose,
+    recall_queries,
     sample_queries,
 )
 from indexer.corpus import FieldMap
@@ -212,7 +212,7 @@ def _queries(encoder: Path, snapshot: Snapshot) -> Vectors:
     """Vectors of queries made of the snapshot's documents."""
     reading = load_encoder(encoder)
     snapshot.manifest.require_encoder(reading.spec)
-    return encode_queries(reading, sample_queries(snapshot.documents))
+    return recall_queries(reading, snapshot.documents)
 
 
 def _diff(arguments: Namespace, collection: Collection) -> Iterator[str]:

@@ -11,7 +11,7 @@ from importlib import import_module
 from pathlib import Path
 
 from indexer.build import BuildOptions, BuildSummary, admitted, build
-from indexer.checks import check_canaries, encode_queries, load_queries, sample_queries
+from indexer.checks import check_canaries, load_queries, recall_queries
 from indexer.cluster import Cluster
 from indexer.devices import DeviceEncoder, is_spread
 from indexer.encode import Encoder
@@ -186,7 +186,7 @@ def _run_by(
 
     def queries(snapshot: Snapshot) -> Vectors:
         """Measures recall in a database by the same queries as that of an own index."""
-        return encode_queries(asking, options.queries or sample_queries(snapshot.documents))
+        return recall_queries(asking, snapshot.documents, options.queries)
 
     try:
         if release.canaries:

@@ -68,7 +68,7 @@ def build_synthetic(collection: Collection, spec: EncoderSpec, documents: int) -
             writer.add(f"synthetic-{number}", TOPICS[number % len(TOPICS)], text, metadata, [(0, len(text))], NO_HASH)
         writer.close_documents()
         writer.write_vectors(_vectors(documents, spec.dim), spec.dim)
-        writer.write_lexical(_texts(documents))
+        writer.write_lexical(_texts(documents), range(documents))
         writer.finish(facts)
     return version
 

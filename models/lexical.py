@@ -17,6 +17,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import count
 from pathlib import Path
 
 import numpy as np
@@ -80,8 +81,8 @@ class LexicalIndex:
         self._searcher = index.searcher()
 
     @classmethod
-    def build(cls, texts: Iterable[str], folder: Path | None = None) -> LexicalIndex:
-        """Indexes texts, row 0 first, into an empty folder, or in memory without one."""
+    def build(cls, texts: Iterable[str], folder: Path | None = None, rows: Iterable[int] | None = None) -> LexicalIndex:
+        """Indexes texts into an empty folder, or in memory without one; their rows ascend, from 0 unless given."""
         schema = (
             tantivy.SchemaBuilder()
             .add_text_field(_TEXT, tokenizer_name=_ANALYSED, index_option="freq")
@@ -95,7 +96,7 @@ class LexicalIndex:
         index.register_tokenizer(_ANALYSED, analyser)
         # One thread keeps rows in order and the build repeatable.
         writer = index.writer(_WRITER_BYTES, 1)
-        for row, text in enumerate(texts):
+        for row, text in zip(count() if rows is None else rows, texts, strict=rows is not None):
             writer.add_document(tantivy.Document(text=" ".join(terms(text)), row=row))
         writer.commit()
         writer.wait_merging_threads()
@@ -141,17 +142,17 @@ class LexicalIndex:
         """What BM25 makes of each term of a query: its rarity among the rows, times how often the query has it."""
         rows = len(self)
         found = {}
-        for term, count in Counter(query_terms(query)).items():
+        for term, times in Counter(query_terms(query)).items():
             having = self._searcher.doc_freq(_TEXT, term)
-            found[term] = count * (K1 + 1) * math.log(1 + (rows - having + 0.5) / (having + 0.5))
+            found[term] = times * (K1 + 1) * math.log(1 + (rows - having + 0.5) / (having + 0.5))
         return found
 
     def search(self, query: str, k: int, allowed: NDArray[np.bool_] | None = None) -> Ranking:
-        """The k best rows that share a term with the query; `allowed` is a boolean array over all rows."""
+        """The k best rows that share a term with the query; `allowed` is a boolean array over all row numbers."""
         wanted = Counter(query_terms(query))
         if not wanted or not len(self) or (allowed is not None and not allowed.any()):
             return np.empty(0, np.int64), np.empty(0, np.float32)
-        words = [(tantivy.Occur.Should, self._term(term, count)) for term, count in wanted.items()]
+        words = [(tantivy.Occur.Should, self._term(term, times)) for term, times in wanted.items()]
         if allowed is None:
             return self._hits(tantivy.Query.boolean_query(words), k)
         return self._filtered(words, k, allowed)
@@ -162,9 +163,9 @@ class LexicalIndex:
         The only rows it may miss stand behind _MOST_HITS others, under a filter that allows more than _MOST_ALLOWED.
         """
         permitted = int(np.count_nonzero(allowed))
-        enough = k + len(self) - permitted  # hits that hold k allowed rows for certain
+        enough = k + len(allowed) - permitted  # hits that hold k allowed rows for certain
         most = min(enough, max(_MOST_HITS, 4 * k))
-        limit = 2 * k * len(self) // permitted
+        limit = 2 * k * len(allowed) // permitted
         while limit < permitted or permitted > _MOST_ALLOWED:
             limit = min(limit, most)
             rows, scores = self._hits(tantivy.Query.boolean_query(words), limit)
@@ -177,9 +178,9 @@ class LexicalIndex:
         clauses = [*words, (tantivy.Occur.Must, tantivy.Query.const_score_query(chosen, 0.0))]
         return self._hits(tantivy.Query.boolean_query(clauses, minimum_number_should_match=1), k)
 
-    def _term(self, term: str, count: int) -> tantivy.Query:
+    def _term(self, term: str, times: int) -> tantivy.Query:
         query = tantivy.Query.term_query(self._schema, _TEXT, term, index_option="freq")
-        return query if count == 1 else tantivy.Query.boost_query(query, float(count))
+        return query if times == 1 else tantivy.Query.boost_query(query, float(times))
 
     def _hits(self, query: tantivy.Query, limit: int) -> Ranking:
         hits = self._searcher.search(query, limit, count=False).hits

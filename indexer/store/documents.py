@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -27,6 +27,7 @@ OWNERS_FILE, SPANS_FILE, HASHES_FILE = "passages.documents.npy", "passages.spans
 HASH_BYTES = 16
 # FAISS's graphs and the rows of known vectors in a build are 32-bit numbers.
 MOST_PASSAGES = 2**31 - 1
+BLOCK_ROWS = 1 << 16
 # How much of its text stands for the title of a document that has none.
 HEADLINE_CHARACTERS = 60
 # An id is part of an address, by which a document is read and deleted.
@@ -212,6 +213,14 @@ class Passages:
         """The rows of a document's passages."""
         first, end = np.searchsorted(self.documents, [document_row, document_row + 1]).tolist()
         return range(first, end)
+
+    def first_rows(self) -> Iterator[int]:
+        """The row of each document's first passage."""
+        last = -1
+        for start in range(0, len(self), BLOCK_ROWS):
+            owners = self.documents[start : start + BLOCK_ROWS]
+            yield from (np.flatnonzero(np.diff(owners, prepend=last)) + start).tolist()
+            last = int(owners[-1])
 
     def span(self, row: int) -> Span:
         """First and last-plus-one character of the passage in its document's text."""

@@ -23,7 +23,9 @@ from models.errors import SpaceMismatch
 MANIFEST_FILE = "manifest.json"
 LEXICAL_FOLDER = "lexical"
 CORRECTION_FILE = "correction.npy"
-FORMAT = 5
+FORMAT = 6
+# From here on the lexical index holds documents, before it held passages.
+WORDS_OF_DOCUMENTS = 6
 # The oldest format that is still read.
 OLDEST_FORMAT = 1
 

@@ -49,7 +49,9 @@ class Block:
     def of(cls, posted: Sequence[Posted], vectors: Scores) -> Block:
         """`vectors` (passages of all, dim) are searched instead of those that were posted."""
         spans = [span for document in posted for span in document.spans]
-        texts = [f"{document.title}\n{document.text[slice(*span)]}" for document in posted for span in document.spans]
+        # Words are counted over whole documents, as in the snapshot: the first passage has all of them.
+        later = [[""] * (len(document.spans) - 1) for document in posted]
+        texts = [text for one, rest in zip(posted, later, strict=True) for text in (f"{one.title}\n{one.text}", *rest)]
         return cls(
             tuple(document.id for document in posted),
             tuple(each.stored() for each in posted),
@@ -235,6 +237,13 @@ class Overlay:
         """The document of a row, fresh or not."""
         own = row - len(self.snapshot.documents)
         return self.snapshot.documents.get(row) if own < 0 else self._documents[own]
+
+    def passages_of(self, document: int) -> Sequence[int]:
+        """The rows of a document's passages, fresh or not."""
+        if document < len(self.snapshot.documents):
+            return self.snapshot.passages.of(document)
+        own: list[int] = (np.flatnonzero(self._owners == document) + len(self.hidden)).tolist()
+        return own
 
     def span(self, passage: int) -> tuple[int, int]:
         """The characters of a passage, fresh or not, in its document's text."""

@@ -12,7 +12,7 @@ from indexer.errors import BadSnapshot
 from indexer.store.arrays import Array, load_array
 from indexer.store.documents import Documents, Passages, load_hashes
 from indexer.store.kinds import VECTORS_FILE
-from indexer.store.manifest import CORRECTION_FILE, LEXICAL_FOLDER, Manifest
+from indexer.store.manifest import CORRECTION_FILE, LEXICAL_FOLDER, WORDS_OF_DOCUMENTS, Manifest
 from indexer.store.metadata import MetadataIndex
 from models.correction import Correction, sample_rows
 from models.errors import CareError
@@ -82,7 +82,9 @@ class Snapshot:
             hashes=load_hashes(folder, counts.passages),
             metadata=MetadataIndex.open(folder, counts.documents),
             values=values,
-            lexical=_open_lexical(folder / LEXICAL_FOLDER, counts.passages),
+            lexical=_open_lexical(
+                folder / LEXICAL_FOLDER, counts.documents if manifest.format >= WORDS_OF_DOCUMENTS else counts.passages
+            ),
             open_vectors=open_vectors,
             learn_correction=_open_correction(folder, manifest, values),
         )
@@ -97,11 +99,11 @@ def _open_correction(folder: Path, manifest: Manifest, values: Array) -> Callabl
     return cache(lambda: Correction.fit(fresh, values[rows]))
 
 
-def _open_lexical(folder: Path, passages: int) -> LexicalIndex:
+def _open_lexical(folder: Path, rows: int) -> LexicalIndex:
     try:
         index = LexicalIndex.load(folder)
     except (OSError, ValueError, CareError) as error:
         raise BadSnapshot(f"{folder} is not a readable lexical index ({error}); build the snapshot again") from error
-    if len(index) != passages:
-        raise BadSnapshot(f"{folder} has {len(index)} rows instead of {passages}; build the snapshot again")
+    if len(index) != rows:
+        raise BadSnapshot(f"{folder} has {len(index)} rows instead of {rows}; build the snapshot again")
     return index

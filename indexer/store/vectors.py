@@ -18,10 +18,12 @@ from indexer.store.kinds import INDEX_FILE, VECTORS_FILE, IndexKind
 # Short codes choose this many candidates, or this many times k; the vectors rank them.
 RESCORED_ROWS = 200
 RESCORED_SHARE = 4
-# A graph search also visits rows that the filter excludes. Below this share or number of allowed rows, scoring each of
-# them exactly is quicker than searching deep enough.
+# Up to this share or number of allowed rows, scoring each of them is quicker than searching enough lists.
 EXACT_SHARE = 0.02
 EXACT_ROWS = 1000
+# A graph search also visits rows that the filter excludes. Each node of its depth takes as long as scoring this many
+# rows (13 to 39 were measured, docs/benchmarks.md).
+ROWS_PER_NODE = 16
 # A GPU search keeps at most this many candidates in shared memory; a deeper search runs on the CPU.
 MOST_DEPTH = 512
 # Candidates are kept in groups of this size.
@@ -72,9 +74,10 @@ class VectorIndex:
         depth = depth or self.depth
         if allowed is not None:
             count = int(np.count_nonzero(allowed))
-            if count <= max(EXACT_ROWS, EXACT_SHARE * len(self.values)):
+            depth = math.ceil(depth * len(allowed) / max(1, count))
+            few = max(EXACT_ROWS, EXACT_SHARE * len(self.values))
+            if count <= (ROWS_PER_NODE * depth if self.kind.is_graph else few):
                 return None
-            depth = math.ceil(depth * len(allowed) / count)
         return max(depth, k) if self.kind.is_graph else depth
 
     def search_exactly(self, queries: Scores, k: int, selector: faiss.IDSelector | None = None) -> tuple[Scores, Rows]:

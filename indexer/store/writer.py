@@ -74,11 +74,11 @@ class SnapshotWriter(AbstractContextManager["SnapshotWriter"]):
 
         return build_index(vectors, kind, self._folder / INDEX_FILE)
 
-    def write_lexical(self, texts: Iterable[str]) -> None:
-        """`texts` in passage-row order."""
+    def write_lexical(self, texts: Iterable[str], first_rows: Iterable[int]) -> None:
+        """`texts` of the documents in row order, and the row of each one's first passage, by which it is found."""
         folder = self._folder / LEXICAL_FOLDER
         try:
-            LexicalIndex.build(texts, folder)
+            LexicalIndex.build(texts, folder, first_rows)
         except ValueError as error:  # whatever goes wrong inside the library
             raise NotWritten(folder, error) from error
 

@@ -124,9 +124,9 @@ def _fuse(options: Options, dense: Found, lexical: Found) -> Found:
         options.weight,
         options.trust,
     )
-    # If both sides found a document, the lexical passage is shown: it has words to highlight.
-    passages = dict(zip(dense.documents.tolist(), dense.passages.tolist(), strict=True))
-    passages.update(zip(lexical.documents.tolist(), lexical.passages.tolist(), strict=True))
+    # By words a document is found as a whole, so the passage is that of the embeddings if they found it.
+    passages = dict(zip(lexical.documents.tolist(), lexical.passages.tolist(), strict=True))
+    passages.update(zip(dense.documents.tolist(), dense.passages.tolist(), strict=True))
     best = documents[: options.top_k]
     rows = np.array([passages[row] for row in best.tolist()], dtype=np.int64)
     return Found(best, rows, scores[: options.top_k])

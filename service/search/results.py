@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from indexer.store.documents import StoredDocument
 from models.fusion import LATER_DENSE, LATER_LEXICAL, Fusion, Mode, fuse, query_weight
-from models.lexical import query_terms
+from models.lexical import Postings, Ranking, query_terms
 from service.engine.jobs import Evidence, Found, Options
 from service.engine.ranking import documents_wanted, group
 from service.search.request import HydeStatus, Part
@@ -24,6 +24,7 @@ SCORE_DECIMALS = 6
 WINDOW = 120  # characters of a Chinese snippet
 LATIN_WINDOW = 240
 MAX_TERMS = 64  # to mark: a page of text sent as a query must not block the event loop
+LOCATED_TERMS = 16  # by which the passage to show is chosen
 LONGEST_WORD = 20  # characters by which a cut inside a word moves, at most
 ELLIPSIS = "…"
 # Punctuation that a snippet never begins with.
@@ -86,7 +87,9 @@ def result_json(
     wanted = marked_terms(query) if Part.SNIPPET in view.parts else []
     account = None
     if view.needs_evidence and found.evidence is not None:
-        account = account_for(serving, options, found.evidence)
+        words = divide_words(serving, found.evidence.lexical, found.documents.tolist(), query)
+        account = account_for(serving, options, found.evidence, words)
+    located = wanted if options.mode is not Mode.DENSE else []
     # The score that is shown is the score that is compared with min_score.
     scores = [round(score, SCORE_DECIMALS) for score in found.scores.tolist()]
     second: Sequence[float | None]
@@ -96,7 +99,10 @@ def result_json(
         for each in zip(found.documents.tolist(), found.passages.tolist(), scores, second, strict=True)
         if view.min_score is None or each[2] >= view.min_score
     ]
-    hits = [_hit_json(serving, *each, view, wanted, account) for each in ranked[view.offset : view.end]]
+    hits = [
+        _hit_json(serving, row, passage_of(serving, row, passage, located), score, other, view, wanted, account)
+        for row, passage, score, other in ranked[view.offset : view.end]
+    ]
     more = b"" if hyde is None else b',"hyde":"%b"' % hyde.encode()
     if found.reranked is not None:
         more += b',"rerank":{"depth":%d,"scored":%d}' % (found.reranked.depth, found.reranked.scored)
@@ -111,8 +117,24 @@ def relevance(scores: NDArray[np.float32]) -> list[float | None]:
     return [None if math.isnan(score) else score for score in shown]
 
 
+def passage_of(serving: Serving, document: int, passage: int, wanted: Sequence[str]) -> int:
+    """The passage of a document that holds most of the wanted terms; of equals `passage`, then the first."""
+    rows = serving.passages_of(document) if wanted else ()
+    if len(rows) < 2:
+        return passage
+    text, wanted = _fold(serving.document(document).text), wanted[:LOCATED_TERMS]
+
+    def held(row: int) -> int:
+        piece = text[slice(*serving.span(row))]
+        return sum(term in piece for term in wanted)
+
+    if held(passage) == len(wanted):  # spares long documents the look at every passage
+        return passage
+    return max(rows, key=lambda row: (held(row), row == passage, -row))
+
+
 def passage_text(serving: Serving, document: int, passage: int) -> str:
-    """What a reranker reads of a hit: the title and the passage that was found."""
+    """What a reranker reads of a hit: the title and a passage."""
     stored = serving.document(document)
     text = stored.text[slice(*serving.span(passage))]
     return f"{stored.title}\n{text}" if stored.title else text
@@ -182,18 +204,44 @@ def _stored_json(stored: StoredDocument, parts: frozenset[Part]) -> bytes:
     return orjson.dumps({name: value for name, value in fields.items() if name == "id" or name in parts})[1:-1]
 
 
-def account_for(serving: Serving, options: Options, evidence: Evidence) -> Account:
-    """Repeats the engine's ranking on the rows that it found, and keeps its intermediate steps."""
+def divide_words(serving: Serving, lexical: Ranking, documents: Sequence[int], query: str) -> Ranking:
+    """Gives the score by words of each of these documents to its best passage, and to the others in proportion.
+
+    `lexical` has one row for a document that was found as a whole; a snapshot before format 6 has its passages.
+    """
+    index = serving.snapshot.lexical
+    weights = index.weights(query)
+    rows, scores = (part.tolist() for part in lexical)
+    owners = serving.documents_of(lexical[0]).tolist()
+    places = {owner: place for place, owner in enumerate(owners) if owners.count(owner) == 1}
+    for document in documents:
+        if (place := places.get(document)) is None or len(passages := serving.passages_of(document)) < 2:
+            continue
+        own = Postings.of([passage_text(serving, document, row) for row in passages]).score(weights, index)
+        shares = (own * (scores[place] / own.max())).tolist() if own.any() else [scores[place]]
+        rows[place], scores[place] = passages[int(own.argmax())], max(shares)
+        others = [(row, share) for row, share in zip(passages, shares, strict=False) if share and row != rows[place]]
+        rows += [row for row, _ in others]
+        scores += [share for _, share in others]
+    order = np.lexsort((rows, [-score for score in scores]))
+    return np.array(rows, np.int64)[order], np.array(scores, np.float32)[order]
+
+
+def account_for(serving: Serving, options: Options, evidence: Evidence, words: Ranking) -> Account:
+    """Repeats the engine's ranking on the rows that it found, and keeps its intermediate steps.
+
+    `words` are the passages that the words found.
+    """
     wanted = documents_wanted(options)
     dense = group(serving, *evidence.dense, wanted, LATER_DENSE).best
     lexical = group(serving, *evidence.lexical, wanted, LATER_LEXICAL).best
     weight = None
-    rows, scores = evidence.dense if options.mode is Mode.DENSE else evidence.lexical
+    rows, scores = evidence.dense if options.mode is Mode.DENSE else words
     if options.mode is Mode.HYBRID:
         if options.fusion is Fusion.SCORES:
             own = query_weight(dense.scores, lexical.scores, options.trust)
             weight = own if options.weight is None else options.weight
-        rows, scores = fuse(evidence.dense, evidence.lexical, options.fusion, weight)
+        rows, scores = fuse(evidence.dense, words, options.fusion, weight)
     passages: dict[int, list[tuple[int, float]]] = {}
     documents = serving.documents_of(rows).tolist()
     for document, row, score in zip(documents, rows.tolist(), scores.tolist(), strict=True):

@@ -116,6 +116,10 @@ class Serving:
     def document(self, row: int) -> StoredDocument:
         return self.overlay.document(row)
 
+    def passages_of(self, document: int) -> Sequence[int]:
+        """The rows of a document's passages."""
+        return self.overlay.passages_of(document)
+
     def span(self, passage: int) -> tuple[int, int]:
         """First and last-plus-one character of a passage in its document's text."""
         return self.overlay.span(passage)

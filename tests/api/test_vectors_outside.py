@@ -11,7 +11,7 @@ import httpx
 import numpy as np
 import pytest
 
-from indexer.checks import encode_queries, sample_queries
+from indexer.checks import recall_queries
 from indexer.errors import BadCollection, DatabaseAway
 from indexer.store.collection import Collection, Database
 from indexer.versions import Measure, publish
@@ -42,7 +42,7 @@ REQUESTS: list[dict[str, Any]] = [
 
 
 def measure(encoder: OnnxEncoder) -> Measure:
-    return Measure(lambda snapshot: encode_queries(encoder, sample_queries(snapshot.documents)), 0.95)
+    return Measure(lambda snapshot: recall_queries(encoder, snapshot.documents), 0.95)
 
 
 class Outside:

@@ -21,6 +21,7 @@ from indexer.store.snapshot import Snapshot
 from indexer.versions import publish
 from models.encoder.onnx import OnnxEncoder
 from models.encoder.spec import Side
+from models.lexical import LexicalIndex
 
 LONG = "阑尾炎的典型表现是转移性右下腹痛。" * 30 + "术后第三天可以淋浴，伤口保持干燥。" + "饮食应当循序渐进。" * 60
 CORPUS = [
@@ -122,12 +123,23 @@ def test_passage_of_a_long_document_is_found_as_that_document(snapshot: Snapshot
     assert "可以淋浴" in document.text[start:end]
 
 
-def test_lexical_search_knows_titles_and_passages(snapshot: Snapshot) -> None:
+def test_lexical_search_finds_documents_as_a_whole_by_their_first_passage(snapshot: Snapshot) -> None:
     owners = snapshot.passages.documents
     assert snapshot.documents.get(int(owners[snapshot.lexical.search("缬沙坦", 1)[0][0]])).id == "d1"
     assert snapshot.documents.get(int(owners[snapshot.lexical.search("CPR", 1)[0][0]])).id == "e1"
-    rows, _ = snapshot.lexical.search("阑尾炎", 100)
-    assert set(rows) == set(np.flatnonzero(owners == snapshot.documents.row_of("l1")))  # each passage has the title
+    long = snapshot.documents.row_of("l1")
+    assert long is not None
+    first, *later = snapshot.passages.of(long)
+    assert later
+    for words in ("阑尾炎", "可以淋浴"):  # the title's, and a later passage's
+        assert snapshot.lexical.search(words, 100)[0][0] == first
+    texts = [f"{each.title}\n{each.text}" for each in map(snapshot.documents.get, range(len(snapshot.documents)))]
+    whole = LexicalIndex.build(texts)
+    for words in ("阑尾炎 淋浴", "血压高吃什么药", "CPR"):  # ranked and scored as an evaluation does
+        rows, scores = snapshot.lexical.search(words, 100)
+        expected = whole.search(words, 100)
+        assert owners[rows].tolist() == expected[0].tolist()
+        np.testing.assert_array_equal(scores, expected[1])
 
 
 def test_filters_narrow_the_search(snapshot: Snapshot, encoder: OnnxEncoder) -> None:

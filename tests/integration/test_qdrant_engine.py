@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from indexer.checks import encode_queries, sample_queries
+from indexer.checks import recall_queries
 from indexer.errors import DatabaseAway
 from indexer.store.collection import Collection, Database
 from indexer.versions import Measure, publish
@@ -41,7 +41,7 @@ def server() -> Iterator[QdrantServer]:
 
 
 def put_into(server: QdrantServer, built: Built, encoder: OnnxEncoder) -> None:
-    measure = Measure(lambda snapshot: encode_queries(encoder, sample_queries(snapshot.documents)), 0.95)
+    measure = Measure(lambda snapshot: recall_queries(encoder, snapshot.documents), 0.95)
     publish(Collection(built.root, Database.parse(server.where(), None, 30)), built.versions["a"], measure)
 
 

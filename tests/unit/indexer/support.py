@@ -87,9 +87,8 @@ def write_snapshot(
         documents, passages, _ = writer.close_documents()
         vectors = writer.write_vectors([unit_vectors(len(passages), dim)], dim)
         writer.write_index(vectors, kind)
-        writer.write_lexical(
-            "\n".join([documents.get(row).title, documents.get(row).text]) for row in passages.documents.tolist()
-        )
+        every = map(documents.get, range(len(documents)))
+        writer.write_lexical((f"{each.title}\n{each.text}" for each in every), passages.first_rows())
         return writer.finish(facts(version, kind, space, dim, len(documents), len(passages)))
 
 

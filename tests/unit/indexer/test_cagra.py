@@ -61,5 +61,5 @@ def test_without_a_gpu_it_is_refused_and_says_what_to_do(graph: VectorIndex, tmp
 def test_a_small_filter_and_a_long_answer_need_more_than_a_gpu_keeps(graph: VectorIndex) -> None:
     assert graph.depth_for(10, None) == 256
     assert graph.depth_for(600, None) == 600
-    assert graph.depth_for(10, np.arange(ROWS) % 2 == 0) == 512
+    assert graph.depth_for(10, np.arange(20_000) % 2 == 0) == 512
     assert graph.depth_for(10, np.arange(ROWS) < 20) is None

@@ -10,8 +10,17 @@ import pytest
 from numpy.typing import NDArray
 
 from indexer.build import BuildOptions, build
-from indexer.checks import Measured, choose_depth, measure_kinds, measure_recall, propose, sample_queries
+from indexer.checks import (
+    Measured,
+    choose_depth,
+    measure_kinds,
+    measure_recall,
+    propose,
+    recall_queries,
+    sample_queries,
+)
 from indexer.errors import BadBuild
+from indexer.store.arrays import Rows
 from indexer.store.collection import Collection
 from indexer.store.documents import Documents, DocumentsWriter
 from indexer.store.faiss_index import build_index, exact_index, open_index
@@ -19,6 +28,7 @@ from indexer.store.kinds import IndexKind
 from indexer.store.manifest import Manifest
 from indexer.store.snapshot import Snapshot
 from indexer.store.vectors import VectorIndex
+from models.encoder.onnx import Vectors
 from tests.support.fast_encoder import FastEncoder
 from tests.unit.indexer.support import unit_vectors, write_lines
 
@@ -72,6 +82,31 @@ def test_the_least_depth_that_is_enough_is_chosen(
     assert recall.at_10 >= 0.97
     assert recall.queries == 60
     assert all(measure_recall(lists, queries, less) < 0.97 for less in depths if less < depth)
+
+
+class Graded:
+    """An index that finds a share of the ten best by its depth, as `shares` say."""
+
+    def __init__(self, kind: IndexKind, *shares: float) -> None:
+        self.kind, self.values = kind, np.empty((ROWS, DIM), np.float16)
+        self._shares = dict(zip(kind.depths(ROWS), shares, strict=False))
+
+    def search(self, queries: Vectors, k: int, *, depth: int | None = None) -> tuple[Vectors, Rows]:
+        scores = np.zeros(len(queries) * k, np.float32)
+        scores[: round(self._shares[depth or 0] * len(scores))] = 1.0
+        return scores.reshape(len(queries), k), np.zeros((len(queries), k), np.int64)
+
+    def search_exactly(self, queries: Vectors, k: int) -> tuple[Vectors, Rows]:
+        return np.ones((len(queries), k), np.float32), np.zeros((len(queries), k), np.int64)
+
+
+def test_a_graph_is_searched_deeper_than_the_floor_asks(queries: NDArray[np.float32]) -> None:
+    depth, recall = choose_depth(Graded(IndexKind.HNSW, 0.96, 0.995, 0.998), queries, 0.95)
+    assert (depth, recall.at_10, recall.floor) == (256, 0.9983, 0.95)
+    assert choose_depth(Graded(IndexKind.HNSW, 0.95, 0.96, 0.97, 0.98), queries, 0.95)[0] == 512
+    assert choose_depth(Graded(IndexKind.RABITQ, 0.96, 0.99), queries, 0.95)[0] == 16
+    with pytest.raises(BadBuild, match=r"finds 0\.940 "):
+        choose_depth(Graded(IndexKind.HNSW, 0.9, 0.91, 0.92, 0.94), queries, 0.95)
 
 
 def test_an_index_below_the_floor_is_refused(tmp_path: Path) -> None:
@@ -128,6 +163,18 @@ def test_queries_are_titles_or_first_sentences(tmp_path: Path) -> None:
         "。" + "长" * 63,
     ]
     assert sample_queries(documents, 2) == ["高血压", "。" + "长" * 63]
+
+
+def test_recall_is_measured_by_halves_of_titles_and_sentences(tmp_path: Path) -> None:
+    """A whole title leads a graph straight to its document, as no query does."""
+    writer = DocumentsWriter(tmp_path, ExitStack())
+    for title, text in (("高血压", "正文。"), ("", "Asthma causes wheezing. It is common.")):
+        writer.add(f"{title}{text}", title, text, {})
+    documents, encoder = Documents.open(tmp_path, writer.close()), FastEncoder()
+    assert recall_queries(encoder, documents).shape == (2, encoder.spec.dim)
+    assert encoder.texts == ["高血", "Asthma caus"]
+    recall_queries(encoder, documents, ["头痛怎么办"])
+    assert encoder.texts[2:] == ["头痛怎么办"]
 
 
 def test_suggest_measures_every_kind(vectors: NDArray[np.float16], queries: NDArray[np.float32]) -> None:

@@ -18,6 +18,7 @@ from indexer.store.manifest import FORMAT, MANIFEST_FILE, Corrected, Manifest, l
 from indexer.store.snapshot import Snapshot
 from models.encoder.spec import EncoderSpec
 from models.errors import SpaceMismatch
+from models.lexical import LexicalIndex
 from models.package import BUNDLED_ENCODER
 from tests.unit.indexer.support import DIM, ENTRIES, Entry, write_snapshot
 
@@ -60,12 +61,12 @@ def find(folder: Path, pattern: str) -> Path:
 
 def test_opens_with_everything_in_place(snapshot: Snapshot) -> None:
     assert snapshot.version == "v1"
-    assert (len(snapshot.documents), len(snapshot.passages), len(snapshot.lexical)) == (4, 5, 5)
+    assert (len(snapshot.documents), len(snapshot.passages), len(snapshot.lexical)) == (4, 5, 4)
     assert snapshot.passages.documents.tolist() == [0, 1, 2, 3, 3]
     assert [snapshot.passages.span(row) for row in (3, 4)] == [(0, 6), (6, 16)]
     assert snapshot.hashes.shape == (5, 16)
     assert snapshot.vectors.search(np.ones((2, DIM), dtype=np.float32), 3)[1].shape == (2, 3)
-    assert snapshot.lexical.search("白细胞", 5)[0].tolist() == [3, 4]
+    assert snapshot.lexical.search("白细胞", 5)[0].tolist() == [3]
 
 
 def test_the_list_of_files_is_complete(snapshot_folder: Path) -> None:
@@ -118,9 +119,12 @@ def test_newer_format_asks_for_an_upgrade(folder: Path) -> None:
 
 
 def as_format_1(folder: Path) -> None:
-    """What the program wrote before: no digests, the vectors a second time in index.faiss, fewer facts."""
+    """What the program wrote before: no digests, vectors also in index.faiss, words by passages, fewer facts."""
     (folder / "documents.digests.npy").unlink()
     manifest = Manifest.read(folder)
+    shutil.rmtree(folder / "lexical")
+    texts = (f"{entry.title}\n{entry.text[slice(*span)]}" for entry in ENTRIES for span in entry.spans or [(0, None)])
+    LexicalIndex.build(texts, folder / "lexical")
     vectors = np.load(folder / "vectors.npy").astype(np.float32)
     metric = faiss.METRIC_INNER_PRODUCT
     index = faiss.IndexHNSWFlat(DIM, 32, metric) if manifest.built.index is IndexKind.HNSW else faiss.IndexFlatIP(DIM)
@@ -140,6 +144,7 @@ def test_format_1_is_still_read(tmp_path: Path, kind: IndexKind) -> None:
     shutil.copytree(tmp_path / "new", tmp_path / "old")
     as_format_1(tmp_path / "old")
     old, new = Snapshot.open(tmp_path / "old"), Snapshot.open(tmp_path / "new")
+    assert old.lexical.search("白细胞", 5)[0].tolist() == [4]
     queries = np.ones((2, DIM), dtype=np.float32)
     np.testing.assert_array_equal(old.vectors.search(queries, 3)[1], new.vectors.search(queries, 3)[1])
     rows = np.arange(len(ENTRIES))
@@ -181,7 +186,7 @@ def test_lexical_index_of_another_size_is_refused(folder: Path, tmp_path: Path) 
     files = {name: entry for name, entry in manifest.files.items() if not name.startswith("lexical/")}
     files |= {name: entry for name, entry in others.items() if name.startswith("lexical/")}
     manifest.model_copy(update={"files": files}).write(folder)
-    with pytest.raises(BadSnapshot, match="lexical has 2 rows instead of 5"):
+    with pytest.raises(BadSnapshot, match="lexical has 2 rows instead of 4"):
         Snapshot.open(folder)
 
 
@@ -215,7 +220,7 @@ def test_open_snapshot_outlives_its_folder(folder: Path) -> None:
     snapshot = Snapshot.open(folder)
     shutil.rmtree(folder)
     assert snapshot.documents.get(0).id == "drug-1"
-    assert snapshot.lexical.search("白细胞", 5)[0].tolist() == [3, 4]
+    assert snapshot.lexical.search("白细胞", 5)[0].tolist() == [3]
     assert (snapshot.vectors.search(np.ones((1, DIM), dtype=np.float32), 5)[1] >= 0).all()
     assert snapshot.metadata.select([Equal("kind", "drug")]).tolist() == [True, True, False, False]
 

@@ -125,6 +125,16 @@ def test_filter_is_honoured_without_losing_recall(
         np.testing.assert_allclose(scores, expected_scores, atol=1e-6)
 
 
+def test_a_graph_is_left_for_the_allowed_rows_where_scoring_them_is_quicker(
+    indexes: dict[IndexKind, VectorIndex],
+) -> None:
+    graph, rows = indexes[IndexKind.HNSW], np.arange(ROWS)
+    assert graph.depth_for(10, rows % 10 != 0) == 72
+    assert graph.depth_for(10, rows % 5 == 0) is None  # 320 nodes would take as long as 5,120 rows
+    assert graph.depth_for(10, rows % 10 != 0, 512) is None
+    assert indexes[IndexKind.RABITQ].depth_for(10, rows % 5 == 0, 8) == 40
+
+
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("count", [0, 3])
 def test_fewer_rows_than_asked_for_are_marked(

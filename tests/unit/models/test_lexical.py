@@ -125,15 +125,20 @@ def test_a_query_without_terms_finds_nothing() -> None:
     assert len(rows) == len(scores) == 0
 
 
+@pytest.mark.parametrize("step", [1, 3])
 @pytest.mark.parametrize("share", [0.005, 0.1, 0.5, 0.9])
 @pytest.mark.parametrize("against", [False, True])
-def test_a_filter_gives_the_best_allowed_rows(share: float, against: bool) -> None:
-    index = LexicalIndex.build(f"高血压{'慢性病' * (row % 7)} 第{row}种药" for row in range(2000))
+def test_a_filter_gives_the_best_allowed_rows(share: float, against: bool, step: int) -> None:
+    """With a step, most of the row numbers that the filter allows are not in the index: they are later passages."""
+    texts = (f"高血压{'慢性病' * (row % 7)} 第{row}种药" for row in range(2000))
+    index = LexicalIndex.build(texts, rows=range(0, 2000 * step, step))
     rows, scores = index.search("高血压药", 2000)
-    allowed = np.random.default_rng(0).random(2000) < share
+    assert set(rows.tolist()) == set(range(0, 2000 * step, step))
+    allowed = np.repeat(np.random.default_rng(0).random(2000) < share, step)
     if against:  # every allowed row stands behind all forbidden ones
-        allowed = np.zeros(2000, bool)
+        allowed = np.zeros(2000 * step, bool)
         allowed[rows[-int(2000 * share) :]] = True
+        allowed = np.repeat(allowed[::step], step)
     for k in (1, 10, 300):
         found = index.search("高血压药", k, allowed)
         expected = rows[allowed[rows]][:k], scores[allowed[rows]][:k]

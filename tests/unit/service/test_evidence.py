@@ -1,4 +1,4 @@
-"""What stands behind a ranking, on rows made by hand."""
+"""What stands behind a ranking, and which passage of a document is shown, on rows made by hand."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from typing import cast
 import numpy as np
 import pytest
 
+from indexer.store.documents import StoredDocument
 from models.fusion import LATER_DENSE, LATER_LEXICAL, Fusion, Mode, query_weight
-from models.lexical import Ranking
+from models.lexical import LexicalIndex, Ranking
 from service.engine.jobs import Evidence, Options
-from service.search.results import Account, account_for
+from service.search.results import Account, account_for, divide_words, marked_terms, passage_of
 from service.serving.serving import Serving
 
 # Document 0 has passages 0 to 2, document 1 passage 3, document 2 passages 4 and 5.
@@ -30,7 +31,7 @@ LEXICAL = ranking((1, 10.0), (2, 5.0), (4, 1.0))
 
 def account(mode: Mode, fusion: Fusion = Fusion.SCORES, weight: float | None = None) -> Account:
     options = Options(mode, 10, fusion=fusion, weight=weight, evidence=True)
-    return account_for(SERVING, options, Evidence(DENSE, LEXICAL))
+    return account_for(SERVING, options, Evidence(DENSE, LEXICAL), LEXICAL)
 
 
 def test_a_document_is_placed_by_its_best_passage() -> None:
@@ -63,5 +64,49 @@ def test_the_weight_is_the_one_that_the_documents_were_fused_with() -> None:
 
 
 def test_evidence_of_no_hits_is_empty() -> None:
-    found = account_for(SERVING, Options(Mode.HYBRID, 10), Evidence(ranking(), ranking()))
+    found = account_for(SERVING, Options(Mode.HYBRID, 10), Evidence(ranking(), ranking()), ranking())
     assert (found.dense, found.lexical, found.passages) == ({}, {}, {})
+
+
+# Document 0 has four passages of twelve characters, document 1 one.
+TEXTS = [
+    "感冒时请多休息多喝水吧。" + "高血压患者要按时服药的。" + "头痛发热怎么办才好呢？？" + "头痛的人可以先去休息的。",
+    "头痛。",
+]
+WHOLE = cast(
+    Serving,
+    SimpleNamespace(
+        snapshot=SimpleNamespace(lexical=LexicalIndex.build(TEXTS, rows=[0, 4])),
+        documents_of=lambda rows: np.where(rows < 4, 0, 1),
+        passages_of=lambda document: range(4) if document == 0 else range(4, 5),
+        span=lambda row: (12 * (row % 4), 12 * (row % 4) + 12),
+        document=lambda row: StoredDocument.of(str(row), "", TEXTS[row], {}),
+    ),
+)
+
+
+@pytest.mark.parametrize(
+    ("query", "found", "shown"),
+    [("头痛发热", 0, 2), ("头痛", 0, 2), ("头痛", 3, 3), ("糖尿病", 1, 1), ("休息", 1, 0), ("头痛 休息", 0, 3)],
+)
+def test_the_passage_with_most_of_the_words_is_shown_and_of_equals_the_one_found(
+    query: str, found: int, shown: int
+) -> None:
+    assert passage_of(WHOLE, 0, found, marked_terms(query)) == shown
+    assert passage_of(WHOLE, 0, found, []) == found
+    assert passage_of(WHOLE, 1, 4, marked_terms(query)) == 4
+
+
+def test_the_score_of_a_whole_document_is_divided_among_its_passages() -> None:
+    lexical = WHOLE.snapshot.lexical.search("头痛发热", 10)
+    assert sorted(lexical[0].tolist()) == [0, 4]
+    scores = dict(zip(*(part.tolist() for part in lexical), strict=True))
+    rows, shares = divide_words(WHOLE, lexical, [0, 1], "头痛发热")
+    divided = dict(zip(rows.tolist(), shares.tolist(), strict=True))
+    assert set(divided) == {2, 3, 4}
+    assert divided[2] == pytest.approx(scores[0])
+    assert 0 < divided[3] < divided[2]
+    assert divided[4] == pytest.approx(scores[4])
+    assert (np.diff(shares) <= 0).all()
+    only_first = divide_words(WHOLE, lexical, [1], "头痛发热")  # the document that is not shown stays as it is
+    assert [part.tolist() for part in only_first] == [part.tolist() for part in lexical]

@@ -172,6 +172,17 @@ def test_dense_search_is_exact_with_every_filter(
     np.testing.assert_allclose([score for _, score in found], [score for _, score in wanted], atol=2e-3)
 
 
+def test_words_of_a_posted_document_are_counted_over_all_its_passages(main: Snapshot) -> None:
+    text = "偏头痛发作时怕光。" + "布洛芬可以止痛。"
+    vectors = unit_vectors(2, seed=5)
+    long = Posted("long", "", text, {}, ((0, 9), (9, 17)), "fp", vectors)
+    short = replace(long, id="short", spans=((0, 17),), vectors=vectors[:1])
+    overlay = Overlay(main).apply(frames(long, short))
+    scores = overlay.score_words("偏头痛 布洛芬")
+    assert scores[0] == scores[2] > 0
+    assert scores[1] == 0
+
+
 @pytest.mark.parametrize("mode", [Mode.LEXICAL, Mode.HYBRID])
 def test_a_document_posted_as_it_is_ranks_where_it_was(main: Snapshot, mode: Mode) -> None:
     same: list[Change] = []
