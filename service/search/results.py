@@ -122,10 +122,10 @@ def passage_of(serving: Serving, document: int, passage: int, wanted: Sequence[s
     rows = serving.passages_of(document) if wanted else ()
     if len(rows) < 2:
         return passage
-    text, wanted = _fold(serving.document(document).text), wanted[:LOCATED_TERMS]
+    text, wanted = serving.document(document).text, wanted[:LOCATED_TERMS]
 
     def held(row: int) -> int:
-        piece = text[slice(*serving.span(row))]
+        piece = _fold(text[slice(*serving.span(row))])
         return sum(term in piece for term in wanted)
 
     if held(passage) == len(wanted):  # spares long documents the look at every passage
