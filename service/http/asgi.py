@@ -116,7 +116,7 @@ class JsonRoute(Generic[Model]):
         runtime: Runtime = scope["app"].state.runtime
         request = parse_body(self._model, await read_body(scope, receive, runtime.settings.max_body_bytes))
         serving = runtime.servings.current()
-        async with WhileConnected(receive):
+        with WhileConnected(receive):
             answer = await self._answer(runtime, serving, request, scope[KEY].tenant)
         await send_bytes(send, answer)
 
@@ -134,14 +134,14 @@ class WhileConnected:
         self._left = False
         self._over = False
 
-    async def __aenter__(self) -> Self:
+    def __enter__(self) -> Self:
         task = asyncio.current_task()
         assert task is not None  # a coroutine that awaits runs in a task
         self._task = task
         self._first_wait = asyncio.get_running_loop().call_soon(self._begin)
         return self
 
-    async def __aexit__(
+    def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._over = True
