@@ -162,11 +162,11 @@ class WhileConnected:
             self._task.cancel()
 
 
-def closing_answer(answer: ErrorResponse, request_id: str, headers: Iterable[tuple[bytes, bytes]] = ()) -> bytes:
+def closing_answer(answer: ErrorResponse, request_id: str) -> bytes:
     """Writes an error as raw HTTP, for a request that the application never sees."""
     body = answer.body(request_id)
     own = [(b"content-length", b"%d" % len(body)), (b"x-request-id", request_id.encode()), (b"connection", b"close")]
-    lines = [b"%b: %b" % pair for pair in (JSON, *answer.header_pairs(), *headers, *own)]
+    lines = [b"%b: %b" % pair for pair in (JSON, *answer.header_pairs(), *own)]
     status = b"HTTP/1.1 %d %b" % (answer.status, HTTPStatus(answer.status).phrase.encode())
     return b"\r\n".join([status, *lines, b"", body])
 
