@@ -128,7 +128,9 @@ def _measure(service: Service, scenario: Scenario, queries: Sequence[str], secon
     started.resume()
     try:
         mode = "hybrid" if is_cached else scenario.mode
-        job = Job(started.url, queries, mode, scenario.connections, seconds, key=service.key, numbered=not is_cached)
+        connections, numbered = scenario.connections, not is_cached
+        # An older service may not time the stages of today.
+        job = Job(started.url, queries, mode, connections, seconds, key=service.key, numbered=numbered, timings=False)
         # No query comes twice, but for the cache; all services get the same ones.
         job = replace(job, first_number=0 if is_cached else number * 1_000_000)
         before = processor_seconds(started.process.pid)
