@@ -25,7 +25,9 @@ FROM python:3.11-slim AS environment
 WORKDIR /locks
 RUN python -m venv --without-pip /opt/care
 COPY requirements/serve.lock ./
-RUN pip --python /opt/care/bin/python install --no-cache-dir --require-hashes --only-binary :all: -r serve.lock
+# Without the packages' own tests, 17 MB.
+RUN pip --python /opt/care/bin/python install --no-cache-dir --require-hashes --only-binary :all: -r serve.lock \
+    && find /opt/care/lib -type d -name tests -prune -exec rm -r {} +
 COPY --from=wheel /wheels /wheels
 RUN pip --python /opt/care/bin/python install --no-cache-dir --no-deps --no-index /wheels/*.whl
 

@@ -189,7 +189,7 @@ chart: .venv-chart/installed ## lint and render the Helm chart, check the object
 	  $(HELM) template care deploy/helm/care-search; } > deploy/kubernetes/care-search.yaml
 	mkdir -p var
 	for metric in queue requests cpu; do $(HELM) template care deploy/helm/care-search --set secret=care \
-	  --set autoscaling.enabled=true,autoscaling.metric=$$metric > var/chart-$$metric.yaml || exit 1; done
+	  --set keys=care-keys,autoscaling.enabled=true,autoscaling.metric=$$metric > var/chart-$$metric.yaml || exit 1; done
 	.venv-chart/bin/kubernetes-validate --strict deploy/kubernetes/care-search.yaml var/chart-*.yaml
 
 .venv-chart/installed:

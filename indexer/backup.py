@@ -57,26 +57,34 @@ def write_backup(collection: Collection, file: Path, keys: Path | None = None) -
     if keys is not None and not keys.is_file():
         raise BadBackup(f"{keys}: there is no such file of keys; leave out --keys and {KEYS_VARIABLE}, or name it")
     partial = file.with_name(f".{file.name}.new")
-    try:
-        # Only the owner may read the documents and keys in it.
-        with open(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as written:
-            with tarfile.open(fileobj=written, mode="w", format=tarfile.PAX_FORMAT) as tar, collection.sole_builder():
-                versions = collection.versions()
-                _add_facts(tar, versions)
-                for version in versions:
-                    _add_folder(tar, collection.folder(version), f"{INSIDE}/versions/{version}")
-                _add_log(tar, collection)
-                for name in SMALL_FILES:
-                    if (path := collection.root / name).is_file():
-                        tar.add(path, f"{INSIDE}/{name}")
-                if keys is not None:
-                    tar.add(keys, KEYS)
-            written.flush()
-            os.fsync(written.fileno())
-        os.replace(partial, file)
-    finally:
-        partial.unlink(missing_ok=True)
+    # The partial file, too, belongs to one backup: another would cut it short, and remove it when it ends.
+    with collection.sole_builder():
+        partial.unlink(missing_ok=True)  # of a backup that was killed
+        try:
+            # Only the owner may read the documents and keys in it.
+            with open(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as written:
+                with tarfile.open(fileobj=written, mode="w", format=tarfile.PAX_FORMAT) as tar:
+                    versions = _add_all(tar, collection, keys)
+                written.flush()
+                os.fsync(written.fileno())
+            os.replace(partial, file)
+        finally:
+            partial.unlink(missing_ok=True)
     sync(file.parent)
+    return versions
+
+
+def _add_all(tar: tarfile.TarFile, collection: Collection, keys: Path | None) -> list[str]:
+    versions = collection.versions()
+    _add_facts(tar, versions)
+    for version in versions:
+        _add_folder(tar, collection.folder(version), f"{INSIDE}/versions/{version}")
+    _add_log(tar, collection)
+    for name in SMALL_FILES:
+        if (path := collection.root / name).is_file():
+            tar.add(path, f"{INSIDE}/{name}")
+    if keys is not None:
+        tar.add(keys, KEYS)
     return versions
 
 

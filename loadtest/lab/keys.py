@@ -9,9 +9,9 @@ so other work on the machine meets both. A process is faster or slower than its 
 are started several times. With keys, a request carries a key that has a rate, as a Bearer token. With traces, all of
 them are sent to a collector in this process as well.
 
-Limits, by the median over the rounds of all starts: with keys, and with keys and traces, at most 5 % fewer requests a
-second than without; without keys at most 2 % more processor time a request than before. Exit status 1 if one is missed
-or an answer failed.
+Limits, by the median over the rounds of all starts: with keys, and with keys and traces, at most 5 % more processor
+time a request than without; without keys at most 2 % more than before. Exit status 1 if one is missed or an answer
+failed. Requests a second are shown beside it: on a shared machine they differ more between two runs of one service.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from pathlib import Path
 
 from loadtest.answers import read_queries
 from loadtest.bench import CACHED, QUERIES, Scenario
-from loadtest.harness import HOST, BenchError
+from loadtest.harness import HOST, REPOSITORY, BenchError
 from loadtest.harness.generator import MAX_SECONDS, Job, Measurement, measure
 from loadtest.harness.machine import processor_seconds
 from loadtest.harness.report import Program, Spread, exit_with, failures_text, markdown, publish, say, summary, table
@@ -35,9 +35,7 @@ from loadtest.harness.servers import CACHE, FORCED, Started, build_example, care
 
 STARTS, ROUNDS, SECONDS = 4, 4, 1.0
 SCENARIOS = (Scenario(CACHED, 1), Scenario("lexical", 1), Scenario("hybrid", 1), Scenario("hybrid", 8))
-LEAST_RATIO = 0.95
-# Requests a second differ by more than this between runs of one service; its processor time does not.
-MOST_SINCE_BEFORE = 1.02
+MOST_OF_KEYS, MOST_SINCE_BEFORE = 1.05, 1.02
 SERVICES = WITHOUT, WITH, TRACED, BEFORE = "without keys", "with keys", "with keys and traces", "before"
 
 
@@ -75,7 +73,8 @@ class Report:
 
     def misses(self) -> list[str]:
         """The limits that were exceeded."""
-        slow = [row for row in self.rows if row.service in (WITH, TRACED) and row.ratio.median < LEAST_RATIO]
+        own = [row for row in self.rows if row.service in (WITH, TRACED)]
+        slow = [row for row in own if row.processor_ratio.median > MOST_OF_KEYS]
         least = 1 / MOST_SINCE_BEFORE
         slow += [row for row in self.rows if row.service == BEFORE and row.processor_ratio.median < least]
         failed = [row for row in self.rows if row.failures]
@@ -129,7 +128,9 @@ def _measure(service: Service, scenario: Scenario, queries: Sequence[str], secon
     started.resume()
     try:
         mode = "hybrid" if is_cached else scenario.mode
-        job = Job(started.url, queries, mode, scenario.connections, seconds, key=service.key, numbered=not is_cached)
+        connections, numbered = scenario.connections, not is_cached
+        # An older service may not time the stages of today.
+        job = Job(started.url, queries, mode, connections, seconds, key=service.key, numbered=numbered, timings=False)
         # No query comes twice, but for the cache; all services get the same ones.
         job = replace(job, first_number=0 if is_cached else number * 1_000_000)
         before = processor_seconds(started.process.pid)
@@ -168,7 +169,8 @@ def _run(given: argparse.Namespace, facts: dict[str, str]) -> int:
     measured: Measured = {}
     with tempfile.TemporaryDirectory(prefix="care-keys-") as made:
         folder = Path(made)
-        build_example(folder / "collection")
+        # The older one of two programs: it cannot read what the newer one writes.
+        build_example(folder / "collection", code=given.before or REPOSITORY)
         path = folder / "keys.json"
         key = care("keys", "--file", path, "create", "bench", "--scope", "search", "--rate", "1000000/s").strip()
         for start in range(given.starts):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,8 +30,7 @@ ENGINE_FAILED = "the search engine failed on this query; try again"
 EXPIRED = "the time for this request is over; allow it more"
 
 
-@dataclass(frozen=True, slots=True)
-class Options:
+class Options(NamedTuple):
     """Search options. Equal options and text give an equal ranking; `evidence` also asks for the passages found."""
 
     mode: Mode

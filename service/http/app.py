@@ -22,7 +22,7 @@ from models.package import care_version
 from service.errors import BadSettings, InvalidRequest, MethodNotAllowed, NotFound, answer_for
 from service.http import admin, documents, search, texts
 from service.http.access import NOWHERE, Access
-from service.http.middleware import HEADERS, ONLY_TLS, REQUEST_ID, HotPath, RequestFrame, host_pattern, with_cors
+from service.http.middleware import REQUEST_ID, HotPath, RequestFrame, host_pattern, with_cors
 from service.http.openapi import describe
 from service.keys import KeyRing
 from service.limits import Rates
@@ -82,7 +82,6 @@ def create_app(settings: Settings, place: Place = ALONE) -> FastAPI:
         paths=LEAN_PATHS,
         hosts=host_pattern(settings.host_names),
         access_log=settings.access_log,
-        headers=HEADERS if settings.tls_cert is None else HEADERS + ONLY_TLS,
         traces=traces,
     )
     app.add_middleware(frame)

@@ -116,7 +116,7 @@ class JsonRoute(Generic[Model]):
         runtime: Runtime = scope["app"].state.runtime
         request = parse_body(self._model, await read_body(scope, receive, runtime.settings.max_body_bytes))
         serving = runtime.servings.current()
-        async with WhileConnected(receive):
+        with WhileConnected(receive):
             answer = await self._answer(runtime, serving, request, scope[KEY].tenant)
         await send_bytes(send, answer)
 
@@ -134,14 +134,14 @@ class WhileConnected:
         self._left = False
         self._over = False
 
-    async def __aenter__(self) -> Self:
+    def __enter__(self) -> Self:
         task = asyncio.current_task()
         assert task is not None  # a coroutine that awaits runs in a task
         self._task = task
         self._first_wait = asyncio.get_running_loop().call_soon(self._begin)
         return self
 
-    async def __aexit__(
+    def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._over = True
@@ -162,11 +162,11 @@ class WhileConnected:
             self._task.cancel()
 
 
-def closing_answer(answer: ErrorResponse, request_id: str, headers: Iterable[tuple[bytes, bytes]] = ()) -> bytes:
+def closing_answer(answer: ErrorResponse, request_id: str) -> bytes:
     """Writes an error as raw HTTP, for a request that the application never sees."""
     body = answer.body(request_id)
     own = [(b"content-length", b"%d" % len(body)), (b"x-request-id", request_id.encode()), (b"connection", b"close")]
-    lines = [b"%b: %b" % pair for pair in (JSON, *answer.header_pairs(), *headers, *own)]
+    lines = [b"%b: %b" % pair for pair in (JSON, *answer.header_pairs(), *own)]
     status = b"HTTP/1.1 %d %b" % (answer.status, HTTPStatus(answer.status).phrase.encode())
     return b"\r\n".join([status, *lines, b"", body])
 

@@ -12,9 +12,7 @@ from time import perf_counter, time
 from typing import TYPE_CHECKING
 
 import orjson
-from starlette.datastructures import Headers
 from starlette.middleware.cors import CORSMiddleware
-from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from models.errors import CareError
@@ -43,16 +41,6 @@ UNMATCHED = "unmatched"
 NO_METHOD = "-"
 # A name that resolves to this machine may be an attacker's (DNS rebinding); an address cannot.
 LOCAL_HOSTS = (rb"localhost", rb"[\d.]+", rb"\[[\da-f:.]+\]")
-# Of every answer: read as the type that it has, shown in no frame, no address passed on to other sites.
-HEADERS = (
-    (b"x-content-type-options", b"nosniff"),
-    (b"x-frame-options", b"DENY"),
-    (b"referrer-policy", b"no-referrer"),
-)
-# Of answers to a key: a cache between client and service would not tell one key from another.
-PRIVATE = ((b"cache-control", b"no-store"),)
-# Of answers over TLS: two years, as browsers' lists of such sites ask for.
-ONLY_TLS = ((b"strict-transport-security", b"max-age=63072000"),)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +48,7 @@ class RequestFrame:
     """The outermost layer that belongs to the service.
 
     `paths` are those of routes outside FastAPI, which names its own in the scope. `hosts` matches the Host headers
-    that are served; None: any. `headers` are those of every answer.
+    that are served; None: any.
     """
 
     app: ASGIApp
@@ -69,7 +57,6 @@ class RequestFrame:
     paths: Collection[str]
     hosts: re.Pattern[bytes] | None
     access_log: bool
-    headers: tuple[tuple[bytes, bytes], ...] = HEADERS
     traces: Traces | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -85,9 +72,7 @@ class RequestFrame:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                private = PRIVATE if SCOPE in scope else ()
-                own = (b"x-request-id", request_id.encode())
-                message["headers"] = [*message["headers"], own, *self.headers, *private]
+                message["headers"] = [*message["headers"], (b"x-request-id", request_id.encode())]
             await send(message)
 
         try:
@@ -126,10 +111,10 @@ class RequestFrame:
         answer = answer_for(error)
         if scope is not None:
             scope[STATUS] = answer.status
-            return closing_answer(answer, scope.get(REQUEST_ID) or secrets.token_hex(8), self.headers)
+            return closing_answer(answer, scope.get(REQUEST_ID) or secrets.token_hex(8))
         request_id = secrets.token_hex(8)
         self._account(NO_METHOD, UNMATCHED, request_id, answer.status, None)
-        return closing_answer(answer, request_id, self.headers)
+        return closing_answer(answer, request_id)
 
     def _account(
         self, method: str, route: str, request_id: str, status: int, seconds: float | None, scope: Scope | None = None
@@ -160,18 +145,12 @@ class RequestFrame:
         return first if first in self.paths else UNMATCHED
 
 
-class Cors(CORSMiddleware):
-    """Starlette's CORS, outside everything else, so that errors have its headers too; a preflight takes no key."""
-
-    def preflight_response(self, request_headers: Headers) -> Response:
-        answer = super().preflight_response(request_headers)
-        answer.headers.update({name.decode(): value.decode() for name, value in HEADERS})
-        return answer
-
-
 def with_cors(app: ASGIApp, origins: Sequence[str]) -> ASGIApp:
-    """Lets pages of these origins call the service and read its answers; `*`: of any. Cookies have no part in it."""
-    return Cors(
+    """Lets pages of these origins call the service and read its answers; `*`: of any. Cookies have no part in it.
+
+    It is outside everything else, so that errors have its headers too. A preflight takes no key.
+    """
+    return CORSMiddleware(
         app,
         allow_origins=origins,
         allow_methods=["GET", "POST", "DELETE"],

@@ -33,26 +33,43 @@ UPGRADE_HEADERS = (b"upgrade", b"connection", b"http2-settings")
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
+# Of every answer: read as the type that it has, shown in no frame, no address passed on to other sites, kept by no
+# cache, which would not tell one key from another.
+HEADERS = b"x-content-type-options: nosniff\r\nx-frame-options: DENY\r\nreferrer-policy: no-referrer\r\n"
+HEADERS += b"cache-control: no-store\r\n"
+# Of answers over TLS: two years, as browsers' lists of such sites ask for.
+ONLY_TLS = b"strict-transport-security: max-age=63072000\r\n"
+
+
 class _Joined:
     """A transport that sends the head of an answer together with the first bytes of its body.
 
-    uvicorn writes them one after the other: two system calls and two packets.
+    uvicorn writes them one after the other: two system calls and two packets. `headers`, those of every answer, are
+    added here: uvicorn checks each header of each answer, which takes 2 µs.
     """
 
-    def __init__(self, transport: asyncio.Transport) -> None:
+    def __init__(self, transport: asyncio.Transport, headers: bytes) -> None:
         self._transport = transport
+        self._headers = headers
         self._head = b""
+        self._in_body = False
 
     def write(self, data: bytes) -> None:
-        if not self._head and data.startswith(b"HTTP/1.1 ") and data != CONTINUE:
-            self._head = data
-        else:
+        if self._in_body:
             self._transport.write(self._head + data)
             self._head = b""
+        elif data == CONTINUE:
+            self._transport.write(data)
+        else:
+            status, end, rest = data.partition(b"\r\n")
+            self._head = status + end + self._headers + rest
+            self._in_body = True
 
     def flush(self) -> None:
+        """Ends an answer."""
         if self._head:
             self.write(b"")
+        self._in_body = False
 
     def write_eof(self) -> None:
         self.flush()
@@ -76,6 +93,7 @@ class TolerantProtocol(HttpToolsProtocol):
 
     receive_seconds = 30.0
     stalled_seconds = 300.0
+    common_headers = HEADERS
     frame: RequestFrame
     max_connections = 0
     max_address_connections = 0
@@ -89,7 +107,7 @@ class TolerantProtocol(HttpToolsProtocol):
     _stalled: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        self._joined = _Joined(transport)
+        self._joined = _Joined(transport, self.common_headers)
         super().connection_made(cast(asyncio.Transport, self._joined))
         self._wait_for_more()
         self._address = (transport.get_extra_info("peername") or [""])[0]
@@ -245,6 +263,7 @@ def http_config(app: FastAPI, settings: Settings) -> uvicorn.Config:
     # uvicorn constructs the protocol itself, so further arguments are attributes of its class.
     own = {
         "receive_seconds": settings.receive_seconds,
+        "common_headers": HEADERS if settings.tls_cert is None else HEADERS + ONLY_TLS,
         "frame": app.state.frame,
         "max_connections": settings.max_connections,
         "max_address_connections": settings.max_address_connections,

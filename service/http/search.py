@@ -49,10 +49,11 @@ class SearchRoute:
         serving = runtime.servings.current()
         if wants_lines(scope):
             stream = runtime.searcher.stream(serving, request, scope[KEY])
-            async with WhileConnected(receive), aclosing(stream) as lines:
-                await send_lines(send, lines, scope[REQUEST_ID])
+            with WhileConnected(receive):
+                async with aclosing(stream) as lines:
+                    await send_lines(send, lines, scope[REQUEST_ID])
             return
-        async with WhileConnected(receive):
+        with WhileConnected(receive):
             body, timings = await runtime.searcher.search(serving, request, scope[KEY])
         scope[TIMINGS] = timings
         await send_bytes(send, body, headers=[(b"server-timing", timings.as_server_timing())])

@@ -148,6 +148,7 @@ class _Run:
         self._shared = shared
         self._serving = serving
         self._request = request
+        self._queries = request.queries
         self._key = key
         self._within = serving.fix(key.filters)
         self._filters = tuple([clause.to_filter() for clause in request.filters])
@@ -177,14 +178,14 @@ class _Run:
             serving,
             Deadline(request.timeout_ms, settings.timeout_ms),
             size=min(PORTION, settings.queue_limit),
-            bulk=request.bulk or len(request.queries) > ONLINE_JOBS,
+            bulk=request.bulk or len(self._queries) > ONLINE_JOBS,
             probe=probe,
         )
 
     async def check(self, most: int) -> None:
         """Checks what the request's types cannot express; `most` is the number of queries allowed."""
         request, settings, serving = self._request, self._shared.settings, self._serving
-        queries = request.queries
+        queries = self._queries
         if not 1 <= len(queries) <= most:
             raise InvalidRequest("query", f"must hold between 1 and {most} texts, got {len(queries)}")
         for number, query in enumerate(queries):
@@ -233,14 +234,14 @@ class _Run:
             raise InvalidRequest("hyde", "no language model is configured; set CARE_HYDE_URL and CARE_HYDE_MODEL")
         if self._options.mode is Mode.LEXICAL:
             raise InvalidRequest("hyde", "imagined documents have no part in mode lexical; use dense or hybrid")
-        calls = len(self._request.queries) * self._request.hyde_documents
+        calls = len(self._queries) * self._request.hyde_documents
         if calls > (most := self._shared.settings.hyde_max_calls):
             less = f"send fewer queries or ask for fewer documents, at most {most} together"
             raise InvalidRequest("hyde", f"would call the language model {calls} times; {less}")
 
     async def results(self, most_bytes: int) -> list[bytes]:
         """Returns the JSON of one result per query, in order; raises InvalidRequest if they are too large together."""
-        queries, left = self._request.queries, most_bytes
+        queries, left = self._queries, most_bytes
 
         def write(query: _Query | bytes, outcome: Outcome | None) -> bytes:
             nonlocal left
@@ -260,7 +261,7 @@ class _Run:
 
     async def outcomes(self) -> AsyncGenerator[tuple[_Query | bytes, Outcome | None], None]:
         """Yields what `write` needs for each query, in order, each as soon as it is there. Must be closed."""
-        async with contextlib.aclosing(self._portions.outcomes(self._request.queries, self._prepare)) as found:
+        async with contextlib.aclosing(self._portions.outcomes(self._queries, self._prepare)) as found:
             async for query, outcome in found:
                 yield query, await self._rerank(query, outcome)
 
@@ -411,5 +412,5 @@ class _Run:
             self._timings.add_engine(self._portions.waited_seconds, self._portions.batches)
         self._timings.encode += self._asked_seconds
         self._timings.total = perf_counter() - self._began
-        self._shared.metrics.search(len(self._request.queries), self._timings)
+        self._shared.metrics.search(len(self._queries), self._timings)
         return self._timings

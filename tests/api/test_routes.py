@@ -81,19 +81,11 @@ async def test_a_service_whose_queries_do_not_get_through_is_not_ready(
 @pytest.mark.parametrize("path", ["/", "/docs"])
 async def test_pages_run_their_own_files_only_and_are_not_framed(client: httpx.AsyncClient, path: str) -> None:
     page = await client.get(path)
-    assert page.headers["x-frame-options"] == "DENY"
     policy = page.headers["content-security-policy"]
     for part in ("default-src 'none'", "script-src 'self'", "style-src 'self'", "frame-ancestors 'none'"):
         assert part in policy.split("; ")
     assert "unsafe" not in policy
     assert not re.search(r"<style|<script(?![^>]*src=)|\son\w+=|style=", page.text)
-
-
-@pytest.mark.parametrize(
-    "path", ["/", "/static/app.js", "/v1/search?q=a", "/v1/search", "/nowhere", "/livez", "/metrics"]
-)
-async def test_no_answer_is_read_as_another_type(client: httpx.AsyncClient, path: str) -> None:
-    assert (await client.get(path)).headers["x-content-type-options"] == "nosniff"
 
 
 async def test_docs_describe_the_lean_routes_fully_and_offline(client: httpx.AsyncClient) -> None:

@@ -133,13 +133,18 @@ def transport() -> Transport:
 
 @pytest.fixture
 def joined(transport: Transport) -> _Joined:
-    return _Joined(transport)  # type: ignore[arg-type]
+    return _Joined(transport, b"a: b\r\n")  # type: ignore[arg-type]
 
 
 def test_a_head_goes_with_the_body_that_follows(transport: Transport, joined: _Joined) -> None:
-    for data in (b"HTTP/1.1 200 OK\r\n\r\n", b"one", b"two"):
+    answer = [b"HTTP/1.1 200 OK\r\n\r\n", b"one", b"HTTP/1.1 200 OK\r\nas a body"]
+    for data in answer:
         joined.write(data)
-    assert transport.written == [b"HTTP/1.1 200 OK\r\n\r\none", b"two"]
+    assert transport.written == [b"HTTP/1.1 200 OK\r\na: b\r\n\r\none", answer[2]]
+    joined.flush()
+    for data in answer[:2]:
+        joined.write(data)
+    assert transport.written[2:] == transport.written[:1], "as every answer of a connection"
 
 
 def test_a_head_alone_goes_when_its_answer_ends(transport: Transport, joined: _Joined) -> None:
@@ -147,7 +152,7 @@ def test_a_head_alone_goes_when_its_answer_ends(transport: Transport, joined: _J
     assert transport.written == []
     joined.flush()
     joined.flush()
-    assert transport.written == [b"HTTP/1.1 204 No Content\r\n\r\n"]
+    assert transport.written == [b"HTTP/1.1 204 No Content\r\na: b\r\n\r\n"]
 
 
 def test_an_interim_answer_is_written_at_once(transport: Transport, joined: _Joined) -> None:
@@ -158,5 +163,5 @@ def test_an_interim_answer_is_written_at_once(transport: Transport, joined: _Joi
 def test_closing_loses_nothing(transport: Transport, joined: _Joined) -> None:
     joined.write(b"HTTP/1.1 408 Request Timeout\r\n\r\n{}")
     joined.close()
-    assert transport.written == [b"HTTP/1.1 408 Request Timeout\r\n\r\n{}"]
+    assert transport.written == [b"HTTP/1.1 408 Request Timeout\r\na: b\r\n\r\n{}"]
     assert joined.is_closing()

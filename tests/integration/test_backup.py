@@ -91,6 +91,25 @@ def test_a_backup_that_cannot_be_made_is_refused_with_the_reason(built: Built, t
     assert [path.name for path in tmp_path.glob("*care.tar*")] == []
 
 
+def test_a_second_backup_leaves_the_file_of_the_first_alone(built: Built, tmp_path: Path) -> None:
+    collection, partial = Collection(built.root), tmp_path / ".care.tar.new"
+    partial.write_bytes(b"as far as the first one has written")
+    with collection.sole_builder(), pytest.raises(Busy):
+        write_backup(collection, tmp_path / "care.tar")
+    assert partial.read_bytes() == b"as far as the first one has written"
+
+
+def test_a_partial_file_is_made_anew_and_not_followed(built: Built, tmp_path: Path) -> None:
+    other, file = tmp_path / "other", tmp_path / "care.tar"
+    other.write_bytes(b"of someone else")
+    other.chmod(0o644)
+    (tmp_path / ".care.tar.new").symlink_to(other)
+    write_backup(Collection(built.root), file)
+    assert other.read_bytes() == b"of someone else"
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    assert not file.is_symlink()
+
+
 def test_a_damaged_or_foreign_file_publishes_nothing(built: Built, tmp_path: Path) -> None:
     file = tmp_path / "care.tar"
     write_backup(Collection(built.root), file)

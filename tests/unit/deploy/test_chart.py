@@ -30,6 +30,23 @@ def test_the_rendered_objects_are_the_charts() -> None:
     assert RENDERED.read_text(encoding="utf-8").partition("\n")[2] == made, "run `make chart`"
 
 
+@pytest.mark.skipif(shutil.which("helm") is None, reason="needs helm, which no Debian package has")
+def test_with_keys_the_pods_read_a_secret_and_the_monitor_has_a_key() -> None:
+    command = ["helm", "template", "care", CHART, "--set", "keys=care-keys,monitor.enabled=true"]
+    refused = subprocess.run(command, capture_output=True, text=True)
+    assert refused.returncode != 0
+    assert "monitor.secret" in refused.stderr
+    made = subprocess.run([*command, "--set", "monitor.secret=scrape"], capture_output=True, text=True, check=True)
+    objects = {each["kind"]: each for each in yaml.safe_load_all(made.stdout)}
+    pod = objects["Deployment"]["spec"]["template"]["spec"]
+    (file,) = [each["value"] for each in pod["containers"][0]["env"] if each["name"] == "CARE_KEYS_FILE"]
+    (mount,) = [each for each in pod["containers"][0]["volumeMounts"] if each["name"] == "keys"]
+    assert (file, mount["readOnly"]) == (f"{mount['mountPath']}/keys.json", True)
+    assert {"name": "keys", "secret": {"secretName": "care-keys"}} in pod["volumes"]
+    (endpoint,) = objects["ServiceMonitor"]["spec"]["endpoints"]
+    assert endpoint["authorization"] == {"credentials": {"name": "scrape", "key": "key"}}
+
+
 def test_the_schema_knows_every_value_and_refuses_others() -> None:
     jsonschema.Draft7Validator.check_schema(SCHEMA)
     jsonschema.validate(VALUES, SCHEMA)
@@ -39,6 +56,10 @@ def test_the_schema_knows_every_value_and_refuses_others() -> None:
         {"replicas": 0},
         {"settings": VALUES["settings"] | {"care_port": "1"}},
         {"settings": VALUES["settings"] | {"CARE_THREADS": 2}},
+        {"settings": VALUES["settings"] | {"CARE_PORT": "9000"}},
+        {"settings": VALUES["settings"] | {"CARE_TLS_CERT": "/tls.crt"}},
+        {"settings": VALUES["settings"] | {"CARE_KEYS_FILE": "/keys.json"}},
+        {"keys": "no name"},
         {"autoscaling": {"metric": "memory"}},
         {"collection": {"accessMode": "ReadOnlyMany"}},
         {"reindex": {"schedule": "weekly"}},

@@ -12,7 +12,7 @@ from loadtest.harness.generator import Job, Measurement, write_requests
 from loadtest.lab import keys
 from loadtest.lab.keys import (
     BEFORE,
-    LEAST_RATIO,
+    MOST_OF_KEYS,
     MOST_SINCE_BEFORE,
     SCENARIOS,
     STARTS,
@@ -78,7 +78,7 @@ def test_failures_of_all_rounds_are_counted() -> None:
 
 
 def test_more_than_the_limit_is_a_miss(monkeypatch: pytest.MonkeyPatch, services: dict[str, Service]) -> None:
-    slow = int(1000 * LEAST_RATIO) - 1
+    slow = int(1000 / MOST_OF_KEYS) - 1
     assert len(run(monkeypatch, services, [1, slow, slow, 2000]).misses()) == len(SCENARIOS)
     assert STARTS > 2
 

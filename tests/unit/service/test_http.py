@@ -64,7 +64,7 @@ async def test_work_for_a_client_that_left_is_cancelled() -> None:
             raise
 
     async def handle() -> None:
-        async with WhileConnected(connection.receive):
+        with WhileConnected(connection.receive):
             await work()
 
     task = asyncio.create_task(handle())
@@ -77,7 +77,7 @@ async def test_work_for_a_client_that_left_is_cancelled() -> None:
 
 async def test_work_that_ends_in_time_is_not_touched() -> None:
     connection = Connection()
-    async with WhileConnected(connection.receive):
+    with WhileConnected(connection.receive):
         await asyncio.sleep(0)
     connection.left.set()
     await asyncio.sleep(0)
@@ -90,7 +90,7 @@ async def test_a_cancellation_from_outside_stays_one() -> None:
     connection = Connection()
 
     async def handle() -> None:
-        async with WhileConnected(connection.receive):
+        with WhileConnected(connection.receive):
             await asyncio.Event().wait()
 
     task = asyncio.create_task(handle())
@@ -102,16 +102,15 @@ async def test_a_cancellation_from_outside_stays_one() -> None:
 
 async def test_an_error_of_the_work_comes_through() -> None:
     connection = Connection()
-    with pytest.raises(ValueError, match="mine"):
-        async with WhileConnected(connection.receive):
-            raise ValueError("mine")
+    with pytest.raises(ValueError, match="mine"), WhileConnected(connection.receive):
+        raise ValueError("mine")
 
 
 async def test_a_block_that_never_waits_is_not_watched() -> None:
     async def receive() -> Message:
         raise AssertionError("nobody may ask")
 
-    async with WhileConnected(receive):
+    with WhileConnected(receive):
         pass
     await asyncio.sleep(0)
 
