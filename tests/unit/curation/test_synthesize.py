@@ -15,6 +15,7 @@ import pytest
 import models.endpoint
 from models.curation.frame import digest
 from models.curation.hyde import Hyde
+from models.curation.match import TASKS
 from models.curation.panel import Limits, Model
 from models.curation.search import Retrievers
 from models.curation.synthesize import KINDS, SHAPES, Synthesize, read_fields, read_line, read_list
@@ -192,7 +193,7 @@ def test_json_is_found_among_words() -> None:
 
 def test_every_prompt_is_there_in_both_languages_with_the_same_fields() -> None:
     names = {path.name.split(".")[0] for path in PROMPTS.glob("*.txt")}
-    assert names == {*KINDS, "judge", "hyde", "blind"}
+    assert names == {*KINDS, *TASKS, "judge", "hyde", "blind"}
     for name in names:
         fields = [set(re.findall(r"\{(\w+)\}", load(name, language))) for language in LANGUAGES]
         assert fields[0] == fields[1] != set()
