@@ -11,7 +11,7 @@ import pytest
 
 from tests.support.curate_kills import run_killed, timed
 from tests.support.fast_encoder import BUNDLED
-from tests.support.grading_server import grading_server
+from tests.support.grading_server import USAGE, Reply, failing, grading_server
 
 ENDINGS = ("", ".report.json", ".sample.jsonl")
 
@@ -124,3 +124,36 @@ def test_a_killed_step_asks_language_models_only_what_was_lost(
     assert same(out, whole, ("", ".report.json"))
     assert before == requests * len(rows)
     assert 0 <= lost <= at_once * kills  # those that were on their way
+
+
+def test_kills_and_a_failing_server_together_lose_no_row_and_count_every_answer(
+    tmp_path: Path, pytestconfig: pytest.Config
+) -> None:
+    """429 with and without Retry-After, 5xx, timeouts, cut and slow bodies, broken JSON and refusals, and kills."""
+    raw, whole, out = (tmp_path / f"{name}.jsonl" for name in ("raw", "whole", "out"))
+    raw.write_text("".join(json.dumps(row) + "\n" for row in PAIRS[:16]), encoding="utf-8")
+    kills, at_once = pytestconfig.getoption("--kills") or 2, 8
+    with grading_server() as server:
+        refused = Reply(400, "content_filter: blocked")
+        server.fault = lambda model, prompt, number: (
+            refused if model == "b" and "问题：问7\n" in prompt else failing(model, prompt, number)
+        )
+        named = [word for model in "ab" for word in ("--judge", f"{model}@{server.url}")]
+        arguments = ["judge", str(raw), *named, "--at-once", str(at_once), "--timeout-seconds", "1", "--out"]
+        seconds = timed([*arguments, str(whole)])
+        assert set(server.graded.values()) == {1}
+        server.asked.clear(), server.graded.clear()
+        server.paid = 0
+        run_killed([*arguments, str(out)], kills, seconds, pytestconfig.getoption("--seed"))
+    assert same(out, whole, [""])
+    assert len(out.read_text(encoding="utf-8").splitlines()) == 15, "all but the one that was refused"
+    again = server.graded.total() - len(server.graded)
+    assert len(server.graded) == 2 * 16 - 1
+    report = json.loads(Path(f"{out}.report.json").read_text(encoding="utf-8"))
+    counted = sum(report["notes"][f"prompt tokens of {model}"] for model in "ab") // USAGE["prompt_tokens"]
+    kept = [json.loads(line) for line in Path(f"{out}.answers.jsonl").read_text(encoding="utf-8").splitlines()]
+    print(f"\njudge, failing server: killed {kills} times; {server.paid} answers, {again} of them again")
+    assert len({record["key"] for record in kept}) == len(kept)
+    assert counted == sum(not record["refused"] for record in kept)
+    assert 0 <= server.paid - counted <= at_once * kills  # those that were on their way
+    assert again <= at_once * kills
