@@ -108,6 +108,11 @@ def add_arguments(parser: ArgumentParser) -> None:
     own.add_argument("--temperature", type=float, help="of the model (0.7)")
     own.add_argument("--seed", type=int, help="of the first draft (0)")
 
+    own = step("match", _match, "find documents with evidence for an answer (CMIRB's Algorithm 1): one --task a run")
+    _add_models(own, "--model")
+    own.add_argument("--task", required=True, choices=("medical", "select", "extract", "answer", "check"))
+    own.add_argument("--selected", type=positive, metavar="N", help="passages that --task select keeps at most (3)")
+
     own = step("judge", _judge, "grade passages by several language models; keep what all agree on")
     _add_models(own, "--judge")
     own.add_argument("--batch", type=positive, help="passages of a request at most (10)")
@@ -250,6 +255,12 @@ def _hyde(arguments: Namespace) -> Step:
 
     options = _given(arguments, "documents", "blind", "temperature", "seed")
     return Hyde(retrievers=_retrievers(arguments), **_asking(arguments), **options)
+
+
+def _match(arguments: Namespace) -> Step:
+    from models.curation.match import Match
+
+    return Match(**_asking(arguments), **_given(arguments, "task", "selected"))
 
 
 def _judge(arguments: Namespace) -> Step:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from models.curation.frame import Outcome, Tally, digest
-from models.curation.panel import AskingStep, Limits, Model, Reply, Request
+from models.curation.panel import Answered, AskingStep, Limits, Model, Reply, Request
 from models.curation.rows import Row, is_document, query_of
 from models.curation.search import Retrievers
 from models.curation.synthesize import NOTHING, PASSAGE_CHARACTERS, REMINDER, TEMPERATURE
@@ -39,6 +41,7 @@ class Hyde(AskingStep):
     limits: Limits = Limits()  # noqa: RUF009 - frozen
 
     name = "hyde"
+    block = 32
 
     @cached_property
     def prompt(self) -> str:
@@ -58,32 +61,51 @@ class Hyde(AskingStep):
         return [Request(prompt, read_passage, reminder, self.temperature, seed) for seed in seeds]
 
     def decide(self, row: Row, replies: Sequence[Sequence[Reply]], notes: Counter[str]) -> Outcome:
-        if is_document(row):
-            return Outcome(dropped="a document, no question: synthesize --kind query asks one")
-        source = self.retrievers.corpus.rows.get(row["pos"][0])
-        if source is None:
-            return Outcome(dropped="the first positive is not in the corpus", notes=notes)
-        drafts = [reply.value for of_draft in replies for reply in of_draft if reply.value is not None]
-        drafts = [draft for draft in dict.fromkeys(drafts) if draft != row["pos"][0]]
-        if not drafts:
-            return Outcome(dropped=NOTHING, notes=notes)
-        ranks = self._ranks([query_of(row), *drafts], source)
-        best = min(range(len(drafts)), key=lambda at: ranks[1 + at])
-        notes["drafts"] += len(drafts)
-        for name, rank in (("query", ranks[0]), ("kept draft", ranks[1 + best])):
-            notes[f"{name} ranks its source first"] += int(rank == 1)
-            notes[f"{name} ranks it among ten"] += int(rank <= 10)
-        return Outcome([{**row, "hypothetical": [drafts[best]], RANK: ranks[1 + best]}], notes=notes)
+        return self.decide_all([(row, replies, notes)])[0]
 
-    def _ranks(self, texts: Sequence[str], source: int) -> list[int]:
-        """The rank of the source for the query, and for each draft by itself."""
-        dense = self.retrievers.dense[0]
-        vectors = (*dense.ask(texts[:1]), *dense.encoder.read(texts[1:], Side.DOCUMENT))
-        return [dense.rank(vector, source) for vector in vectors]
+    def decide_all(self, answered: Sequence[Answered]) -> list[Outcome]:
+        drafts = [self._drafts(row, replies) for row, replies, _ in answered]
+        both = [(row, notes, some) for (row, _, notes), some in zip(answered, drafts, strict=True)]
+        ranks = self._ranks([(row, some) for row, _, some in both if not isinstance(some, str)])
+        return [
+            Outcome(dropped=some, notes=notes) if isinstance(some, str) else _best(row, some, next(ranks), notes)
+            for row, notes, some in both
+        ]
+
+    def _drafts(self, row: Row, replies: Sequence[Sequence[Reply]]) -> list[str] | str:
+        """The different drafts of a row, or why there are none."""
+        if is_document(row):
+            return "a document, no question: synthesize --kind query asks one"
+        if row["pos"][0] not in self.retrievers.corpus.rows:
+            return "the first positive is not in the corpus"
+        values = dict.fromkeys(reply.value for of_draft in replies for reply in of_draft if reply.value is not None)
+        return [draft for draft in values if draft != row["pos"][0]] or NOTHING
+
+    def _ranks(self, rows: Sequence[tuple[Row, list[str]]]) -> Iterator[list[int]]:
+        """For each row, the rank of its source for the query, and for each draft by itself."""
+        if not rows:
+            return
+        # Texts of all rows are read together: a row's few would leave a GPU idle.
+        dense, known = self.retrievers.dense[0], self.retrievers.corpus.rows
+        asked = dense.ask([query_of(row) for row, _ in rows])
+        read = dense.encoder.read([draft for _, drafts in rows for draft in drafts], Side.DOCUMENT)
+        of_rows = np.split(read, np.cumsum([len(drafts) for _, drafts in rows])[:-1])
+        for (row, _), query, some in zip(rows, asked, of_rows, strict=True):
+            yield dense.ranks(np.vstack([query, some]), known[row["pos"][0]])
 
     def facts(self, tally: Tally) -> dict[str, Any]:
         names = ("query ranks its source first", "kept draft ranks its source first")
         return {"found_first": {name: tally.notes[name] / tally.rows_out for name in names if tally.rows_out}}
+
+
+def _best(row: Row, drafts: Sequence[str], ranks: Sequence[int], notes: Counter[str]) -> Outcome:
+    """The row with the draft that ranks the source best; `ranks` are those of the query and of each draft."""
+    best = min(range(len(drafts)), key=lambda at: ranks[1 + at])
+    notes["drafts"] += len(drafts)
+    for name, rank in (("query", ranks[0]), ("kept draft", ranks[1 + best])):
+        notes[f"{name} ranks its source first"] += int(rank == 1)
+        notes[f"{name} ranks it among ten"] += int(rank <= 10)
+    return Outcome([{**row, "hypothetical": [drafts[best]], RANK: ranks[1 + best]}], notes=notes)
 
 
 def read_passage(text: str) -> str | None:

@@ -207,6 +207,10 @@ class Panel:
         return record
 
 
+Answered = tuple[Row, Sequence[Sequence[Reply]], Counter[str]]
+"""A row, the replies of every model to each of its requests, and what they cost."""
+
+
 class AskingStep(Step):
     """A step that puts rows to language models: several rows at a time, outcomes in the order of the rows."""
 
@@ -228,6 +232,10 @@ class AskingStep(Step):
     def decide(self, row: Row, replies: Sequence[Sequence[Reply]], notes: Counter[str]) -> Outcome:
         """The outcome of a row, from the replies of every model to each of its requests."""
 
+    def decide_all(self, answered: Sequence[Answered]) -> list[Outcome]:
+        """The outcomes of a block of rows."""
+        return [self.decide(*each) for each in answered]
+
     def provenance(self) -> dict[str, Any]:
         names = [model.name for model in self.models]
         return {**super().provenance(), "prompt": digest(self.prompt), "models": names}
@@ -238,14 +246,15 @@ class AskingStep(Step):
         try:
             for row in rows:
                 waiting.append((row, [(request, panel.submit(request)) for request in self.requests(row)]))
-                if len(waiting) > 2 * self.limits.at_once:
-                    yield self._wait_for(*waiting.popleft(), panel)
+                if len(waiting) >= 2 * self.limits.at_once + self.block:
+                    yield from self.decide_all([self._wait_for(*waiting.popleft(), panel) for _ in range(self.block)])
             while waiting:
-                yield self._wait_for(*waiting.popleft(), panel)
+                some = range(min(self.block, len(waiting)))
+                yield from self.decide_all([self._wait_for(*waiting.popleft(), panel) for _ in some])
         finally:
             panel.close()
 
-    def _wait_for(self, row: Row, asked: Sequence[tuple[Request, list[Future[Reply]]]], panel: Panel) -> Outcome:
+    def _wait_for(self, row: Row, asked: Sequence[tuple[Request, list[Future[Reply]]]], panel: Panel) -> Answered:
         replies, notes = list[list[Reply]](), Counter[str]()
         for request, futures in asked:
             replies.append([future.result() for future in futures])
@@ -254,4 +263,4 @@ class AskingStep(Step):
             notes[f"requests to {model.name}"] += sum(reply.requests for reply in of_model)
             notes[f"prompt tokens of {model.name}"] += sum(reply.prompt_tokens for reply in of_model)
             notes[f"completion tokens of {model.name}"] += sum(reply.completion_tokens for reply in of_model)
-        return self.decide(row, replies, notes)
+        return row, replies, notes

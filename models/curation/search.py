@@ -109,10 +109,11 @@ class Dense:
         found: Vectors = self.vectors[rows] @ asked
         return found
 
-    def rank(self, asked: Vectors, row: int) -> int:
-        """Which place, from 1, a document takes for one query's vector."""
-        scores = self.vectors @ asked
-        return 1 + int((scores > scores[row]).sum())
+    def ranks(self, asked: Vectors, row: int) -> list[int]:
+        """Which place, from 1, a document takes for each of some vectors (vectors, dim)."""
+        scores = asked @ self.vectors.T
+        places: list[int] = (1 + (scores > scores[:, row, None]).sum(1)).tolist()
+        return places
 
 
 @dataclass(frozen=True)

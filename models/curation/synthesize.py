@@ -168,7 +168,7 @@ def read_line(text: str) -> str | None:
 
 def read_fields(text: str, *, names: Sequence[str]) -> dict[str, str] | None:
     """The first JSON object that has exactly these keys with texts; code fences and words around it are passed over."""
-    for value in _json_values(text, "{"):
+    for value in json_values(text, "{"):
         if isinstance(value, dict) and set(value) == set(names):
             fields = {name: field.strip() for name, field in value.items() if isinstance(field, str)}
             if len(fields) == len(names) and all(fields.values()):
@@ -178,13 +178,14 @@ def read_fields(text: str, *, names: Sequence[str]) -> dict[str, str] | None:
 
 def read_list(text: str) -> list[str] | None:
     """The different texts of the first JSON array of texts."""
-    for value in _json_values(text, "["):
+    for value in json_values(text, "["):
         if isinstance(value, list) and value and all(isinstance(item, str) for item in value):
             return list(dict.fromkeys(item.strip() for item in value if item.strip())) or None
     return None
 
 
-def _json_values(text: str, opening: str) -> list[Any]:
+def json_values(text: str, opening: str) -> list[Any]:
+    """The JSON objects ("{") or arrays ("[") among the words of an answer, in order."""
     decoder, found, place = json.JSONDecoder(strict=False), list[Any](), text.find(opening)
     while place >= 0:
         try:

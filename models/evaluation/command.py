@@ -30,6 +30,7 @@ from contextlib import ExitStack
 from dataclasses import asdict, dataclass, fields, replace
 from datetime import UTC, datetime
 from importlib.util import find_spec
+from itertools import product
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
@@ -51,7 +52,7 @@ from models.evaluation.encoders import (
     open_reranker,
     size,
 )
-from models.evaluation.judge import Judgement, judge
+from models.evaluation.judge import Judgement, judge, mean_systems
 from models.evaluation.report import page, tables
 from models.evaluation.results import Curve, Run, SetResult
 from models.evaluation.sets import RetrievalSet, Task, find_tasks
@@ -61,6 +62,7 @@ from models.package import BUNDLED_ENCODER, positive, share
 
 if TYPE_CHECKING:
     from models.endpoint import Endpoint
+    from models.evaluation.remote import Fusing
 
 ENCODER = str(BUNDLED_ENCODER)
 CACHE = Path("var/embeddings")
@@ -97,6 +99,11 @@ def add_arguments(parser: ArgumentParser) -> None:
         help="HyDE with each encoder, by an OpenAI-compatible endpoint (http://…/v1)")  # fmt: skip
     add("--hyde-documents", type=positive, default=1, metavar="N",
         help="documents that it writes for a query (%(default)s)")  # fmt: skip
+    add("--hyde-fusing", choices=("mean", "document", "joined"), nargs="+", default=["mean"],
+        help="mean of the vectors of query and documents, documents alone, or both as one text (mean)")  # fmt: skip
+    add("--hyde-seeds", type=positive, default=1, metavar="N",
+        help="repeat it with other documents, and show the mean (%(default)s)")  # fmt: skip
+    add("--hyde-at-once", type=positive, default=8, metavar="N", help="requests to it at once (%(default)s)")
     add = parser.add_argument_group("what comes out").add_argument
     add("--baseline", metavar="SYSTEM", help="mark what differs from this system beyond chance")
     add("--speed", action="store_true", help="measure queries per second, one query at a time")
@@ -123,7 +130,9 @@ def run(arguments: Namespace) -> None:
     with ExitStack() as stack, tqdm(unit=" characters", unit_scale=True, leave=False, disable=None) as bar:
         folder = Path(stack.enter_context(TemporaryDirectory())) if arguments.no_cache else arguments.cache
         lineup = Lineup(wanted, folder, stack, bar.update)
-        names = [system.facts.name for system in lineup.systems]
+        systems = [system.facts for system in lineup.systems]
+        systems += mean_systems(systems)
+        names = [facts.name for facts in systems]
         if arguments.baseline is not None and arguments.baseline not in names:
             raise CareError(f"--baseline {arguments.baseline}: not one of {', '.join(names)}")
         bar.reset(total=lineup.outstanding(tasks))
@@ -139,7 +148,7 @@ def run(arguments: Namespace) -> None:
         command=shlex.join(["care", *sys.argv[1:]]),
         machine=_machine(),
         seconds=time.monotonic() - began,
-        systems=[system.facts for system in lineup.systems],
+        systems=systems,
         results=judgement.results,
         curves=curves,
         missing=missing,
@@ -248,6 +257,9 @@ class Wanted:
     hyde: tuple[str, str] | None = None
     """Address of an endpoint, and its model."""
     hyde_documents: int = 1
+    hyde_fusing: Sequence[Fusing] = ("mean",)
+    hyde_seeds: int = 1
+    hyde_at_once: int = 8
 
     def __post_init__(self) -> None:
         """Refuses options without effect."""
@@ -321,8 +333,13 @@ class Lineup:
             address, model = wanted.hyde
             key = os.environ.get(KEY)
             endpoint = self._endpoint(address, {"authorization": f"Bearer {key}"} if key else {})
-            generator = Generator(endpoint, model, wanted.hyde_documents, self._cache / DOCUMENTS)
-            yield from (Dense(HydeReader(dense.reader, generator)) for dense in self.dense)
+            folder, seeds = self._cache / DOCUMENTS, wanted.hyde_seeds
+            writers = [
+                Generator(endpoint, model, wanted.hyde_documents, folder, wanted.hyde_at_once, seed)
+                for seed in range(seeds)
+            ]
+            for dense, fusing in product(self.dense, dict.fromkeys(wanted.hyde_fusing)):
+                yield from (Dense(HydeReader(dense.reader, writer, fusing, seeds)) for writer in writers)
         for dense in self.dense if wanted.fresh else ():
             yield from fresh_systems(dense)
         hybrids = [

@@ -114,7 +114,9 @@ def lines(diff: SetDiff, limit: int) -> Iterator[str]:
     if mark.p is None:
         yield f"  B − A {mark.difference:+.2f}; fewer than {MIN_QUERIES} {_noun(before)} tell no more"
     else:
-        yield f"  B − A {mark.difference:+.2f}, 95 % between {mark.low:+.2f} and {mark.high:+.2f}, p {mark.p:.4f}"
+        t_test = "" if mark.t_test is None else f", t-test p {mark.t_test:.4f}"
+        between = f"95 % between {mark.low:+.2f} and {mark.high:+.2f}"
+        yield f"  B − A {mark.difference:+.2f}, {between}, p {mark.p:.4f}{t_test}"
     yield f"  {better} better, {worse} worse, {len(differences) - better - worse} equal"
     for place, change in enumerate(diff.changes[:limit], start=1):
         if change.difference:

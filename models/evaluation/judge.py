@@ -11,12 +11,12 @@ import re
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from models.evaluation.results import GOLD_SCORE, POSITIVE_COSINE, SIMILARITY, Hit, QueryResult, SetResult
+from models.evaluation.results import GOLD_SCORE, POSITIVE_COSINE, SIMILARITY, Hit, QueryResult, SetResult, SystemFacts
 from models.evaluation.sets import METRICS, Kind, PairSet, RerankSet, RetrievalSet, Task
 from models.evaluation.systems import Answers, Dense, NotApplicable, System
 
@@ -124,9 +124,34 @@ def judge(
             except NotApplicable as reason:
                 reasons = judgement.not_applicable.setdefault(system.facts.name, {})
                 reasons.setdefault(str(reason), []).append(task.name)
+        of_set += _means(of_set, [system.facts for system in systems])
         judgement.results.extend(of_set)
         report(of_set)
     return judgement
+
+
+def mean_systems(systems: Sequence[SystemFacts]) -> list[SystemFacts]:
+    """What stands for systems that differ by a seed: one for all that have the same mean."""
+    means = {facts.repeats: replace(facts, name=facts.repeats, repeats="") for facts in systems if facts.repeats}
+    return list(means.values())
+
+
+def _means(of_set: Sequence[SetResult], systems: Sequence[SystemFacts]) -> Iterator[SetResult]:
+    """The means over seeds, of figures and of every query's metrics; a mean has no ranking."""
+    for mean in mean_systems(systems):
+        names = [facts.name for facts in systems if facts.repeats == mean.name]
+        found = [result for result in of_set if result.system in names]
+        if found:
+            queries = [
+                replace(same[0], metrics=_mean([each.metrics for each in same]), hits=[])
+                for same in zip(*(result.queries for result in found), strict=True)
+            ]
+            metrics = _mean([result.metrics for result in found])
+            yield replace(found[0], system=mean.name, metrics=metrics, queries=queries, queries_per_second=None)
+
+
+def _mean(metrics: Sequence[dict[str, float]]) -> dict[str, float]:
+    return {name: float(np.mean([each[name] for each in metrics])) for name in metrics[0]}
 
 
 def judge_one(task: Task, system: System, *, speed: bool = False) -> SetResult:

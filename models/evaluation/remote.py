@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 from tqdm import tqdm
@@ -27,6 +28,8 @@ from models.prompts import ask_for_document, fill
 AT_ONCE = 32
 TEMPERATURE, MAX_TOKENS = 0.7, 512
 REQUESTS_AT_ONCE = 8
+Fusing = Literal["mean", "document", "joined"]
+"""How a query meets its hypothetical documents (SL-HyDE's table 5): mean of the vectors; documents alone; one text."""
 
 
 class Service:
@@ -104,12 +107,16 @@ class Generator:
     model: str
     documents: int
     folder: Path | None
+    at_once: int = REQUESTS_AT_ONCE
+    seed: int = 0
+    """Which repetition of the experiment this is: each has documents of its own."""
 
     def write(self, queries: Sequence[str], prompt: str | None) -> list[list[str]]:
         """For each of the `documents` rounds, a document for each query."""
         prompts = [fill(prompt, query=query) if prompt else ask_for_document(query) for query in queries]
-        jobs = [(text, number) for number in range(self.documents) for text in prompts]
-        with ThreadPoolExecutor(REQUESTS_AT_ONCE) as pool:
+        first = self.seed * self.documents
+        jobs = [(text, number) for number in range(first, first + self.documents) for text in prompts]
+        with ThreadPoolExecutor(self.at_once) as pool:
             bar = tqdm(pool.map(self._write_one, jobs), f"{self.model} writes", len(jobs), leave=False, disable=None)
             texts = list(bar)
         return [texts[start : start + len(prompts)] for start in range(0, len(texts), len(prompts))]
@@ -138,15 +145,26 @@ class Generator:
 
 @dataclass(frozen=True, slots=True)
 class HydeReader:
-    """HyDE: a query's vector is the mean of its own and those of its hypothetical documents, at unit length."""
+    """HyDE: a query's vector is the mean of its own and those of its hypothetical documents, at unit length.
+
+    With other `fusing` it is the mean of the documents alone, or the vector of the query and its documents as one text.
+    `seeds` is how many repetitions there are, each by a reader of its own.
+    """
 
     reader: Reader
     generator: Generator
+    fusing: Fusing = "mean"
+    seeds: int = 1
 
     @property
     def facts(self) -> SystemFacts:
         plain, count = self.reader.facts, self.generator.documents
-        return replace(plain, name=f"HyDE {plain.name}" + (f" × {count}" if count > 1 else ""), kind="hyde")
+        fusing = "" if self.fusing == "mean" else f" ({self.fusing})"
+        name = f"HyDE {plain.name}{fusing}" + (f" × {count}" if count > 1 else "")
+        if self.seeds == 1:
+            return replace(plain, name=name, kind="hyde")
+        mean = f"{name}, mean of {self.seeds} seeds"
+        return replace(plain, name=f"{name}, seed {self.generator.seed + 1}", kind="hyde", repeats=mean)
 
     @property
     def trust(self) -> float:
@@ -155,11 +173,15 @@ class HydeReader:
     def read(self, texts: Sequence[str], side: Side, task: Task, *, cached: bool = True) -> Vectors:
         if isinstance(task.data, PairSet):
             raise NotApplicable("HyDE writes answers to questions, and sentence pairs have none")
-        vectors = self.reader.read(texts, side, task, cached=cached)
         if side is Side.DOCUMENT:
-            return vectors
+            return self.reader.read(texts, side, task, cached=cached)
         generator = self.generator if cached else replace(self.generator, folder=None)
-        for documents in generator.write(texts, task.hyde_prompt):
-            vectors = vectors + self.reader.read(documents, Side.DOCUMENT, task, cached=cached)
-        mean: Vectors = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+        written = generator.write(texts, task.hyde_prompt)
+        if self.fusing == "joined":
+            joined = ["\n".join(parts) for parts in zip(texts, *written, strict=True)]
+            return self.reader.read(joined, side, task, cached=cached)
+        read = [self.reader.read(texts, side, task, cached=cached)] if self.fusing == "mean" else []
+        read += [self.reader.read(documents, Side.DOCUMENT, task, cached=cached) for documents in written]
+        total: Vectors = sum(read[1:], start=read[0])
+        mean: Vectors = total / np.linalg.norm(total, axis=1, keepdims=True)
         return mean

@@ -79,6 +79,8 @@ class SystemFacts:
     fingerprint: str | None = None
     dim: int | None = None
     parameters: int | None = None
+    repeats: str = ""
+    """The name of the mean that stands for several systems which differ by a seed; empty for a system of its own."""
 
 
 @dataclass(frozen=True, slots=True)

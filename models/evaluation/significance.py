@@ -43,6 +43,9 @@ class Mark:
     """The middle 95 % of the draws lie between `low` and `high`."""
     p: float | None
     """How often chance alone would show such a difference; None if the queries are too few to tell."""
+    t_test: float | None = None
+    """p of the paired t-test over the queries of one set, which papers print; never corrected. None for averages and
+    sentence pairs, and if no query differs."""
 
     @property
     def symbol(self) -> str:
@@ -83,7 +86,10 @@ def averages(results: Iterable[SetResult]) -> list[tuple[str, ...]]:
 
 def paired(results: Sequence[SetResult], baseline: SetResult) -> list[Mark]:
     """One mark for each result of the baseline's set, not corrected for the number of comparisons."""
-    return [_mark(baseline.system, *_drawn(result, baseline)) for result in results]
+    return [
+        replace(_mark(baseline.system, *_drawn(result, baseline)), t_test=_t_test(result, baseline))
+        for result in results
+    ]
 
 
 def _table_marks(results: Sequence[SetResult], baseline: str) -> Iterator[tuple[tuple[tuple[str, ...], str], Mark]]:
@@ -91,15 +97,17 @@ def _table_marks(results: Sequence[SetResult], baseline: str) -> Iterator[tuple[
     baselines = {result.set_name: result for result in results if result.system == baseline}
     others = [result for result in results if result.system != baseline and result.set_name in baselines]
     places = {name: place for place, name in enumerate(baselines)}
-    drawn = {
-        (each.set_name, each.system): _drawn(each, baselines[each.set_name], places[each.set_name]) for each in others
-    }
+    by_key = {(each.set_name, each.system): each for each in others}
+    drawn = {key: _drawn(each, baselines[each.set_name], places[each.set_name]) for key, each in by_key.items()}
     for group in [*((name,) for name in baselines), *averages(results)]:
         for system in dict.fromkeys(result.system for result in others):
             parts = [drawn[name, system] for name in group if (name, system) in drawn]
             if len(parts) == len(group):
                 observed, draws = zip(*parts, strict=True)
-                yield (group, system), _mark(baseline, float(np.mean(observed)), np.mean(draws, axis=0))
+                mark = _mark(baseline, float(np.mean(observed)), np.mean(draws, axis=0))
+                if len(group) == 1:
+                    mark = replace(mark, t_test=_t_test(by_key[group[0], system], baselines[group[0]]))
+                yield (group, system), mark
 
 
 def _drawn(result: SetResult, baseline: SetResult, stream: int = 0) -> tuple[float, Values]:
@@ -125,6 +133,16 @@ def _drawn(result: SetResult, baseline: SetResult, stream: int = 0) -> tuple[flo
         batch=max(1, DRAWN_AT_ONCE // queries), rng=np.random.default_rng([SEED, stream] if stream else SEED),
     )  # fmt: skip
     return observed, found.bootstrap_distribution
+
+
+def _t_test(result: SetResult, baseline: SetResult) -> float | None:
+    """The two-sided p of a paired t-test; None where it is not defined or the queries are too few."""
+    from scipy import stats
+
+    if result.kind is Kind.STS or len(result.queries) < MIN_QUERIES:
+        return None
+    values, others = (_values(each, result.main_metric) for each in (result, baseline))
+    return float(stats.ttest_rel(values, others).pvalue) if np.ptp(values - others) > ROUNDING else None
 
 
 def _correlation_difference(result: Values, baseline: Values, gold: Values, axis: int = -1) -> Values:

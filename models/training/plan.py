@@ -32,7 +32,7 @@ from models.training.recipe import (
 )  # fmt: skip
 from models.training.rows import as_pairs, as_texts
 from models.training.shapes import bare_model, check, is_decoder, shape_of
-from models.training.sources import MISSING, missing
+from models.training.sources import MISSING, missing, weights
 
 # Weight, gradient and two moments, in float32.
 ADAM_BYTES = 16
@@ -110,6 +110,8 @@ def plan(recipe: Recipe, tflops: float) -> str:
             trains = isinstance(stage, TrainedStage)
             detail = _trained_lines(recipe, stage, costs, tflops) if trains else _mine_lines(stage)
             lines += [f"  {line}" for line in detail]
+    if published := weights(recipe):
+        lines += ["", "published weights", *(f"  {line}" for line in published)]
     if lacking := missing(recipe):
         lines += ["", MISSING, *(f"  {line}" for line in lacking)]
     return "\n".join(lines)

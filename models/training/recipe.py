@@ -321,6 +321,8 @@ class Recipe(_Section):
     files: dict[str, str] = {}
     """Where files and weights come from: a `care curate` command without its --out, a `hf download` without its
     --local-dir, or words for what people bring along."""
+    checksums: dict[str, str] = {}
+    """Of published weights: the SHA-256 of a file, or for a folder why none is known."""
     encoders: Annotated[dict[str, Encoder], Field(min_length=1)]
     stages: Annotated[dict[str, Stage], Field(min_length=1)]
 

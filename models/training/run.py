@@ -108,7 +108,7 @@ def _run_stage(store: EncoderStore, name: str, stage: AnyStage, folder: Path, de
 
 def _claim(folder: Path, store: EncoderStore) -> None:
     """Makes the folder belong to this recipe, unless it is another's or something is missing."""
-    facts, path = store.recipe.model_dump(mode="json", exclude={"files"}), folder / RECIPE_FILE
+    facts, path = store.recipe.model_dump(mode="json", exclude={"files", "checksums"}), folder / RECIPE_FILE
     if path.is_file():
         other = _difference(json.loads(path.read_text(encoding="utf-8")), facts)
         if other is not None:

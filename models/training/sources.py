@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from models.curation import command
+from models.encoder.spec import sha256_of
 from models.errors import BadData
 from models.training.recipe import AnyStage, Generate, Recipe, files_of
 
 DONE = "done.json"
 """In the folder of a stage that is done."""
 CURATE, DOWNLOAD = "care curate ", "hf download "
+SHA256 = re.compile("[0-9a-f]{64}")
 MISSING = "missing, in the order in which it can be made:"
 INPUTS = ("files", "corpus", "sts", "dictionary", "encoder")
 """The options of curation steps that name files and folders to read."""
@@ -23,6 +26,22 @@ def missing(recipe: Recipe) -> list[str]:
     """A command, or words, for each file and folder that the stages of a recipe need and that is not there."""
     stages = {name: stage for name, stage in recipe.stages.items() if not stage.skip}
     return [how_to_get(recipe, place) for place in _lacking(recipe, stages)]
+
+
+def weights(recipe: Recipe) -> list[str]:
+    """For all published weights of a recipe, whether the file that is there is the published one."""
+    lines = []
+    for place in (place for place, how in recipe.files.items() if how.startswith(DOWNLOAD)):
+        known = {file: what for file, what in recipe.checksums.items() if Path(file).is_relative_to(place)}
+        for file, what in (known or {place: "the recipe does not say why"}).items():
+            if not SHA256.fullmatch(what):
+                lines.append(f"{file}: no checksum ({what})")
+            elif not Path(file).is_file():
+                lines.append(f"{file}: sha256 {what}")
+            else:
+                same = sha256_of(Path(file)) == what
+                lines.append(f"{file}: sha256 {what}, {'as published' if same else 'BUT THE FILE THERE HAS ANOTHER'}")
+    return lines
 
 
 def make(recipe: Recipe, folder: Path) -> None:

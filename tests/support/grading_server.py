@@ -9,7 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from http.server import BaseHTTPRequestHandler
 from typing import Any
 
@@ -21,12 +21,16 @@ USAGE = {"prompt_tokens": 100, "completion_tokens": 7}
 
 @dataclass(frozen=True)
 class Reply:
-    """How a request is answered in place of the right grades."""
+    """How a request is answered; `text` None stands for the right grades."""
 
     status: int = 200
-    text: str = ""
+    text: str | None = ""
     headers: Mapping[str, str] = field(default_factory=dict)
     delay_seconds: float = 0.0
+    pause_seconds: float = 0.0
+    """Between the quarters of the body: a slow stream."""
+    cut: bool = False
+    """Close the connection in the middle of the body."""
 
 
 Fault = Callable[[str, str, int], Reply | None]
@@ -46,7 +50,7 @@ class GradingServer:
     say: Callable[[str, str, int], str] | None = None
     """(model, prompt, how often it was asked) → the answer, in place of grades."""
     paid: int = 0
-    """Completions of any kind that were sent in full."""
+    """Completions of any kind that were sent, but for those that come too late or are cut."""
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def grade(self, model: str, digit: int) -> int:
@@ -60,14 +64,29 @@ class GradingServer:
             number = self.asked[model, prompt]
             self.seeds.append(body["seed"])
         failure = self.fault(model, prompt, number)
-        if failure is not None:
+        if failure is not None and failure.text is not None:
             return failure
         with self.lock:
             self.graded[model, prompt] += 1
         if self.say is not None:
             return Reply(text=self.say(model, prompt, number))
         grades = {number: self.grade(model, int(digit)) for number, digit in PASSAGE.findall(prompt)}
-        return Reply(text=json.dumps(grades))
+        return replace(failure or Reply(), text=json.dumps(grades))
+
+
+def failing(model: str, prompt: str, number: int) -> Reply | None:
+    """Every prompt fails once or more, each in another way, and then is answered, some slowly."""
+    failures = [
+        [Reply(500, "broken")] * 2,
+        [Reply(429, "slow down", {"Retry-After": "1"})],
+        [Reply(200, "抱歉，我无法回答"), Reply(200, '{"1": 4, "2": ')],
+        [Reply(200, "", delay_seconds=1.5)],
+        [Reply(503, ""), Reply(200, '{"1": 9, "2": 9, "3": 9}')],
+        [Reply(200, None, pause_seconds=0.4)],
+        [Reply(200, "", cut=True), Reply(429, "slow down")],
+    ]
+    mine = failures[(sum(map(ord, prompt)) + ord(model)) % len(failures)]
+    return mine[number - 1] if number <= len(mine) else None
 
 
 @contextmanager
@@ -87,9 +106,13 @@ def grading_server() -> Iterator[GradingServer]:
                     self.send_header(name, value)
                 self.send_header("content-length", str(len(content)))
                 self.end_headers()
-                self.wfile.write(content)
-                with server.lock:
-                    server.paid += good and not reply.delay_seconds
+                with server.lock:  # before the last byte, after which a test may look
+                    server.paid += good and not reply.delay_seconds and not reply.cut
+                quarter = -(-len(content) // 4)
+                for first in range(0, len(content) // 2 if reply.cut else len(content), quarter):
+                    time.sleep(reply.pause_seconds)
+                    self.wfile.write(content[first : first + quarter])
+                self.close_connection = self.close_connection or reply.cut
 
     with serving_http(Handler) as port:
         server.url = f"http://127.0.0.1:{port}/v1"

@@ -80,7 +80,8 @@ def explain(mark: Mark) -> str:
     against = f"{mark.difference:+.2f} against {mark.baseline}"
     if mark.p is None:
         return against
-    return f"{against}, 95 % between {mark.low:+.2f} and {mark.high:+.2f}, p {mark.p:.4f} (corrected)"
+    t_test = "" if mark.t_test is None else f", t-test p {mark.t_test:.4f} (not corrected)"
+    return f"{against}, 95 % between {mark.low:+.2f} and {mark.high:+.2f}, p {mark.p:.4f} (corrected){t_test}"
 
 
 def text(run: Run, marks: Marks | None = None, width: int = WIDTH) -> str:

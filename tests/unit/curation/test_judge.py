@@ -14,7 +14,7 @@ from models.curation.frame import Files, run_step
 from models.curation.judge import JudgeRows, fleiss_kappa, read_grades
 from models.curation.panel import Limits, Model
 from models.errors import CareError
-from tests.support.grading_server import USAGE, GradingServer, Reply, grading_server
+from tests.support.grading_server import USAGE, GradingServer, Reply, failing, grading_server
 
 ROWS = [
     {"query": "高血压吃什么药", "pos": ["氨氯地平4", "无关的话0"], "neg": ["硝苯地平4", "多喝水1", "有争议3"], "id": 7},
@@ -112,31 +112,18 @@ def test_passages_are_asked_in_batches_and_never_again(server: GradingServer, tm
     assert set(server.asked.values()) == {1}
 
 
-def hard(model: str, prompt: str, number: int) -> Reply | None:
-    """Every prompt fails once or more, each in another way, and then is answered."""
-    failures = [
-        [Reply(500, "broken")] * 2,
-        [Reply(429, "slow down", {"Retry-After": "1"})],
-        [Reply(200, "抱歉，我无法回答"), Reply(200, '{"1": 4, "2": ')],
-        [Reply(200, "", delay_seconds=1.5)],
-        [Reply(503, ""), Reply(200, '{"1": 9, "2": 9, "3": 9}')],
-    ]
-    mine = failures[(sum(map(ord, prompt)) + ord(model)) % len(failures)]
-    return mine[number - 1] if number <= len(mine) else None
-
-
 def test_a_failing_server_loses_no_row_and_judges_none_twice(server: GradingServer, tmp_path: Path) -> None:
     rows = [{"query": f"问题{n}", "pos": [f"答{n}是4"], "neg": [f"乙{n}是0", f"丙{n}是3"]} for n in range(20)]
-    calm, failing = tmp_path / "calm", tmp_path / "failing"
-    calm.mkdir(), failing.mkdir()
+    calm, faulty = tmp_path / "calm", tmp_path / "faulty"
+    calm.mkdir(), faulty.mkdir()
     expected = judged(server, calm, rows)
     assert len(expected) == 20
     server.asked.clear(), server.graded.clear()
-    server.paid, server.fault = 0, hard
-    assert judged(server, failing, rows, timeout_seconds=1) == expected
+    server.paid, server.fault = 0, failing
+    assert judged(server, faulty, rows, timeout_seconds=1) == expected
     assert set(server.graded.values()) == {1}
     assert len(server.graded) == 20 * 2
-    notes = report_of(failing)["notes"]
+    notes = report_of(faulty)["notes"]
     counted = sum(notes[f"prompt tokens of {model}"] for model in "ab")
     assert counted == USAGE["prompt_tokens"] * server.paid > USAGE["prompt_tokens"] * 40
     assert "passages without a grade of every judge" not in notes

@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import models.endpoint
+from models.curation.frame import digest
 from models.curation.hyde import Hyde
+from models.curation.match import TASKS
 from models.curation.panel import Limits, Model
 from models.curation.search import Retrievers
 from models.curation.synthesize import KINDS, SHAPES, Synthesize, read_fields, read_line, read_list
+from models.curation.vectors import Vectors
+from models.encoder.spec import Side
 from models.errors import BadData
 from models.prompts import LANGUAGES, fill, load
 from tests.support.curation import CircleEncoder, report_in, run_in, write_lines
@@ -139,6 +145,35 @@ def test_the_draft_that_ranks_its_source_best_is_kept(server: GradingServer, tmp
     assert any("源文" in prompt for _, prompt in server.asked) is not blind
 
 
+@dataclass(frozen=True)
+class CountingEncoder(CircleEncoder):
+    """Gives vectors of two small whole numbers, whose products are exact in any order of summation."""
+
+    reads: list[int] = field(default_factory=list)
+
+    def read(self, texts: Sequence[str], side: Side) -> Vectors:
+        self.reads.append(len(texts))
+        return np.array([[int(digest(text), 16) % n - n // 2 for n in (61, 67)] for text in texts], np.float32)
+
+
+def test_drafts_of_many_rows_are_read_together_and_ranked_as_one_by_one(server: GradingServer, tmp_path: Path) -> None:
+    server.say = lambda model, prompt, number: f"稿{prompt[-4:]}{number}"
+    texts, encoder = [f"文{n:03}" for n in range(50)], CountingEncoder()
+    corpus = write_lines(tmp_path / "corpus.jsonl", [{"text": text} for text in texts])
+    found = Retrievers([corpus], [encoder], False, tmp_path / "vectors")
+    step = Hyde([Model("m", server.url)], tmp_path / "a.jsonl", found, documents=3, limits=Limits(at_once=1))
+    rows = [{"query": f"问{n}", "pos": [text]} for n, text in enumerate(texts)]
+    made = run_in(tmp_path, step, [*rows[:20], {"text": "文"}, {"query": "问", "pos": ["不在"]}, *rows[20:]])
+    known = encoder.read(texts, Side.DOCUMENT)
+    for n, row in enumerate(made):
+        scores = [known @ vector for vector in encoder.read([f"稿{texts[n]}{k}" for k in (1, 2, 3)], Side.DOCUMENT)]
+        ranks = [1 + int((of_draft > of_draft[n]).sum()) for of_draft in scores]
+        assert row["rank"] == min(ranks)
+        assert row["hypothetical"] == [f"稿{texts[n]}{1 + ranks.index(min(ranks))}"]
+    assert [row["query"] for row in made] == [row["query"] for row in rows]
+    assert encoder.reads[:5] == [50, 30, 90, 20, 60], "the corpus, then queries and drafts of two blocks"
+
+
 @pytest.mark.parametrize(
     ("text", "line"),
     [("问题：高血压？", "高血压？"), ('"What?"', "What?"), ("一\n二", None), ("", None), (" “” ", None)],
@@ -158,7 +193,7 @@ def test_json_is_found_among_words() -> None:
 
 def test_every_prompt_is_there_in_both_languages_with_the_same_fields() -> None:
     names = {path.name.split(".")[0] for path in PROMPTS.glob("*.txt")}
-    assert names == {*KINDS, "judge", "hyde", "blind"}
+    assert names == {*KINDS, *TASKS, "judge", "hyde", "blind"}
     for name in names:
         fields = [set(re.findall(r"\{(\w+)\}", load(name, language))) for language in LANGUAGES]
         assert fields[0] == fields[1] != set()

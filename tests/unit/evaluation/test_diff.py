@@ -40,6 +40,7 @@ def test_figures_and_the_queries_that_changed_most_with_their_texts(
     _, _, _, *shown = capsys.readouterr().out.splitlines()
     assert shown[:3] == ["one · nDCG@10 · 30 queries", "  A  dense   50.00", "  B  dense   50.33"]
     assert shown[3].startswith("  B − A +0.33, 95 % between -")
+    assert ", t-test p 0." in shown[3]
     assert shown[4:] == [
         "  1 better, 1 worse, 28 equal",
         "",

@@ -1,5 +1,7 @@
+import threading
 from collections.abc import Iterator
 from dataclasses import replace
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +16,7 @@ from models.evaluation.remote import Generator, HydeReader
 from models.evaluation.systems import Dense, NotApplicable
 from models.prompts import BLIND, fill, load
 from tests.support.evaluation import PETS, RETRIEVAL, STS, VECTORS, TableEncoder
+from tests.support.http_thread import QuietHandler, serving_http
 from tests.support.json_server import Body, JsonServer, Reply, json_server
 
 
@@ -55,6 +58,53 @@ def test_a_query_becomes_the_mean_of_itself_and_its_documents(endpoint: Endpoint
         pytest.approx(unit(VECTORS["小狗"], VECTORS["猫"], VECTORS["狗"])),
         pytest.approx(unit(VECTORS["狗"], VECTORS["猫"], VECTORS["狗"])),
     ]
+
+
+def test_a_query_may_be_replaced_by_its_documents_or_joined_with_them(
+    endpoint: Endpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SL-HyDE's table 5: w/ D and w/ con."""
+    two = hyde_of(endpoint, tmp_path, 2)
+    alone = replace(two, fusing="document").read(["小狗"], Side.QUERY, RETRIEVAL)
+    assert alone.tolist() == [pytest.approx(unit(VECTORS["猫"], VECTORS["狗"]))]
+    monkeypatch.setitem(VECTORS, "小狗\n猫\n狗", (0.0, 1.0))
+    encoder = TableEncoder()
+    joined = replace(hyde_of(endpoint, tmp_path, 2, encoder), fusing="joined")
+    (vector,) = joined.read(["小狗"], Side.QUERY, replace(RETRIEVAL, query_instruction="query:")).tolist()
+    assert vector == [0, 1]
+    assert encoder.asked == ["query:\nQuery: 小狗\n猫\n狗"]
+    names = [replace(two, fusing=each).facts.name for each in ("mean", "document", "joined")]
+    assert len(set(names)) == 3
+
+
+def test_each_seed_has_documents_of_its_own(endpoint: Endpoint, tmp_path: Path, model: JsonServer) -> None:
+    first = hyde_of(endpoint, tmp_path, 1)
+    second = replace(first, generator=replace(first.generator, seed=1))
+    assert second.read(["小狗"], Side.QUERY, RETRIEVAL).tolist() == [
+        pytest.approx(unit(VECTORS["小狗"], VECTORS["狗"]))
+    ]
+    assert [body["seed"] for _, body, _ in model.requests if body] == [1]
+
+
+def test_as_many_requests_as_given_are_sent_at_once(tmp_path: Path) -> None:
+    """Every request waits until four are there: fewer at once would time out."""
+    together = threading.Barrier(4, timeout=20)
+
+    class Handler(QuietHandler, BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["content-length"]))
+            together.wait()
+            content = b'{"choices": [{"message": {"content": "d"}}]}'
+            self.send_response(200)
+            self.send_header("content-length", str(len(content)))
+            self.end_headers()
+            self.wfile.write(content)
+
+    with serving_http(Handler) as port:
+        endpoint = Endpoint(f"http://127.0.0.1:{port}/v1", attempts=1)
+        generator = Generator(endpoint, "qwen", 1, None, at_once=4)
+        assert generator.write(["a", "b", "c", "d"], None) == [["d"] * 4]
+        endpoint.close()
 
 
 def test_documents_are_read_as_ever(endpoint: Endpoint, tmp_path: Path, model: JsonServer) -> None:

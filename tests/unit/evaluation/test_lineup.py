@@ -9,10 +9,10 @@ from models.errors import BadEncoder, CareError, SpaceMismatch
 from models.evaluation import command as lineup
 from models.evaluation.command import Lineup, Wanted
 from models.evaluation.encoders import OpenEncoder
-from models.evaluation.judge import judge
+from models.evaluation.judge import judge, mean_systems
 from models.fusion import Fusion
 from tests.support.evaluation import TASKS, TableEncoder, a_spec
-from tests.support.json_server import json_server
+from tests.support.json_server import Body, Reply, json_server
 
 OPENED: list[str] = []
 
@@ -115,6 +115,30 @@ def test_hyde_goes_around_every_encoder_and_sends_the_key(
     assert [result.set_name for result in judgement.results if result.system.startswith("HyDE")] == ["pets", "lists"]
     assert list(judgement.not_applicable) == ["HyDE a × 2"]
     assert {headers["authorization"] for _, _, headers in model.requests} == {"Bearer secret"}
+
+
+def test_seeds_and_ways_of_fusing_are_systems_and_seeds_have_a_mean(tmp_path: Path, stack: ExitStack) -> None:
+    def write(path: str, body: Body) -> Reply:
+        assert body is not None
+        return 200, {"choices": [{"message": {"content": ["猫", "狗"][body["seed"]]}}]}
+
+    with json_server(write) as model:
+        wanted = Wanted(
+            encoders=["a"], hyde=(model.url, "m"), hyde_seeds=2, hyde_fusing=("mean", "document"), hyde_at_once=1,
+            bm25=False, hybrid=False,
+        )  # fmt: skip
+        table = Lineup(wanted, tmp_path, stack, lambda count: None)
+        judgement = judge(TASKS[:1], table.systems)
+    by_name = {result.system: result for result in judgement.results}
+    names = [f"HyDE a{way}, {which}" for way in ("", " (document)") for which in ("seed 1", "seed 2")]
+    means = ["HyDE a, mean of 2 seeds", "HyDE a (document), mean of 2 seeds"]
+    assert list(by_name) == ["a", *names, *means]
+    assert [facts.name for facts in mean_systems([system.facts for system in table.systems])] == means
+    first, second, mean = (by_name[name] for name in (*names[2:], means[1]))
+    assert first.value == 100 > second.value, "the answers are the document that seed 1 writes"
+    assert mean.value == pytest.approx((first.value + second.value) / 2)
+    figures = [[query.metrics[mean.main_metric] for query in result.queries] for result in (first, second, mean)]
+    assert figures[2] == pytest.approx([(one + other) / 2 for one, other in zip(*figures[:2], strict=True)])
 
 
 def test_a_service_is_asked_in_the_mode_given(tmp_path: Path) -> None:

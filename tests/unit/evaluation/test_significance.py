@@ -44,8 +44,18 @@ def test_the_bootstrap_agrees_with_the_paired_t_test(by: float) -> None:
     expected = stats.ttest_rel(values, BASE)
     assert mark.difference == pytest.approx(100 * float(np.mean(values) - BASE.mean()))
     assert mark.p == pytest.approx(expected.pvalue, abs=0.02)
+    assert mark.t_test == pytest.approx(expected.pvalue)
     interval = expected.confidence_interval()
     assert (mark.low, mark.high) == pytest.approx((100 * interval.low, 100 * interval.high), abs=0.25)
+
+
+def test_the_t_test_stands_beside_the_corrected_bootstrap_on_sets_alone() -> None:
+    results = [set_result("other", shifted(0.02), set_name=name) for name in ("one", "two")]
+    baselines = [set_result("base", BASE.tolist(), set_name=name) for name in ("one", "two")]
+    found = {sets: mark.t_test for (_, sets, _), mark in compare(make_run([*results, *baselines]), "base").items()}
+    expected = stats.ttest_rel(shifted(0.02), BASE).pvalue
+    assert found == {("one",): pytest.approx(expected), ("two",): pytest.approx(expected), ("one", "two"): None}
+    assert mark_of(BASE.tolist()).t_test is None, "no query differs"
 
 
 def test_the_same_question_has_the_same_answer() -> None:

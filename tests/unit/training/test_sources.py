@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 from cli import main
 from models.errors import BadData
 from models.training.recipe import Recipe
-from models.training.sources import CURATE, inputs_of, make, missing
+from models.training.sources import CURATE, inputs_of, make, missing, weights
 
 RECIPES = sorted(Path("models/training/recipes").rglob("*.toml"))
 
@@ -32,9 +33,36 @@ def test_the_dry_run_of_every_recipe_ends_with_what_makes_its_files(path: Path) 
         assert not later & set(inputs_of(line.partition(" --out ")[0])), "made before it is read"
 
 
+@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
+def test_every_recipe_names_its_weights_by_checksum_or_says_why_not(path: Path) -> None:
+    recipe = Recipe.load(path)
+    lines = weights(recipe)
+    assert not [line for line in lines if "does not say" in line]
+    assert all("sha256 " in line or "none known: " in line for line in lines)
+
+
+def test_weights_that_are_there_are_compared_with_the_published_ones(
+    tmp_path: Path, toy_recipe: Callable[..., Recipe]
+) -> None:
+    folder = tmp_path / "gemma"
+    file = folder / "model.safetensors"
+    facts = {"files": {str(folder): "hf download google/gemma"}}
+    facts["checksums"] = {str(file): hashlib.sha256(b"published").hexdigest()}
+    recipe = toy_recipe().model_copy(update=facts)
+    (line,) = weights(recipe)
+    assert line == f"{file}: sha256 {facts['checksums'][str(file)]}"
+    folder.mkdir()
+    file.write_bytes(b"published")
+    assert weights(recipe) == [f"{line}, as published"]
+    file.write_bytes(b"altered")
+    assert weights(recipe) == [f"{line}, BUT THE FILE THERE HAS ANOTHER"]
+    assert "does not say why" in weights(recipe.model_copy(update={"checksums": {}}))[0]
+
+
 def test_the_dry_run_prints_them(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["train", "models/training/recipes/sl-hyde.toml", "--dry-run"]) == 0
-    text = capsys.readouterr().out.partition("missing, in the order")[2]
+    shown, _, text = capsys.readouterr().out.partition("missing, in the order")
+    assert "published weights\n  data/weights/Qwen2-7B-Instruct: no checksum (none known: " in shown
     assert "hf download BAAI/bge-large-zh-v1.5 --local-dir data/weights/bge-large-zh-v1.5" in text
     assert "care curate synthesize data/curated/passages.jsonl --kind query" in text
     assert text.rstrip().endswith("--out data/self-learned.jsonl")

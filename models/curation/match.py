@@ -1,0 +1,185 @@
+"""Matches queries to documents that hold evidence for an answer: CMIRB's Algorithm 1 with a language model.
+
+One task a run, in the order of TASKS. `pool --bm25 --depth 20` stands between the first two (the algorithm's line 14),
+`judge` after the last (lines 27 to 33).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any
+
+from models.curation.frame import Outcome, digest
+from models.curation.judge import PASSAGE
+from models.curation.panel import AskingStep, Limits, Model, Reply, Request
+from models.curation.rows import Row, is_document, query_of, whole_text
+from models.curation.synthesize import NOTHING, PASSAGE_CHARACTERS, REMINDER, json_values
+from models.errors import CareError
+from models.prompts import LANGUAGE, fill, load
+
+SELECTED = 3
+SELECT_CHARACTERS = 600
+"""Of each passage that is selected from: 20 stand in one request."""
+EVIDENCE, ANSWERS, REFERENCE = "evidence", "answers", "answer"
+"""Fields of a row: spans and an answer for each positive; the known answer of an exam's question."""
+
+Fields = Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Task:
+    """How a task asks of a row, and what an answer is; an answer that is false drops the row or the passage."""
+
+    key: str
+    """The key of the JSON object that holds the answer."""
+    fits: Callable[[Any], bool]
+    fields: Callable[[Match, Row], Sequence[Fields] | str]
+    """The fields of each request: one of the row, or one of each positive; or why there is none."""
+    why: str
+    """Why a row is dropped whose answers are all false."""
+    keep: Callable[[Match, Row, list[Any]], Row]
+    """The row with its answers, None for those without use."""
+
+
+@dataclass(frozen=True)
+class Match(AskingStep):
+    """Asks one model; `selected` is how many of a row's passages the task `select` keeps."""
+
+    task: str
+    models: Sequence[Model]
+    answers: Path
+    language: str = LANGUAGE
+    selected: int = SELECTED
+    limits: Limits = Limits()  # noqa: RUF009 - frozen
+
+    name = "match"
+
+    def __post_init__(self) -> None:
+        if len(self.models) > 1:
+            raise CareError("--model: one model matches; several judge the result (care curate judge)")
+
+    @cached_property
+    def prompt(self) -> str:
+        return load(self.task, self.language)
+
+    def parameters(self) -> dict[str, Any]:
+        own = {"task": self.task, "models": [model.name for model in self.models], "prompt": digest(self.prompt)}
+        shown = {"selected": self.selected, "characters": [PASSAGE_CHARACTERS, SELECT_CHARACTERS]}
+        return {**own, **shown, "max_tokens": self.limits.max_tokens}
+
+    def requests(self, row: Row) -> list[Request]:
+        task = TASKS[self.task]
+        asked, read = task.fields(self, row), partial(read_value, key=task.key, fits=task.fits)
+        reminder = REMINDER[self.language]
+        return [] if isinstance(asked, str) else [Request(fill(self.prompt, **each), read, reminder) for each in asked]
+
+    def decide(self, row: Row, replies: Sequence[Sequence[Reply]], notes: Counter[str]) -> Outcome:
+        task = TASKS[self.task]
+        if not replies:
+            return Outcome(dropped=str(task.fields(self, row)), notes=notes)
+        values = [reply.value for (reply,) in replies]
+        if missing := sum(value is None for value in values):
+            notes["answers without use"] += missing
+        if missing == len(values):
+            return Outcome(dropped=NOTHING, notes=notes)
+        made = task.keep(self, row, values)
+        notes["passages kept"] += len(made.get("pos", ()))
+        return Outcome([made], notes=notes) if any(values) and made.get("pos", True) else Outcome(
+            dropped=task.why, notes=notes
+        )  # fmt: skip
+
+
+def read_value(text: str, *, key: str, fits: Callable[[Any], bool]) -> Any | None:  # noqa: ANN401
+    """What the last JSON object of an answer has under its only key; None if there is nothing that fits."""
+    for value in reversed(json_values(text, "{")):
+        if isinstance(value, dict) and value.keys() == {key} and fits(value[key]):
+            return value[key]
+    return None
+
+
+def _short(text: str, characters: int = PASSAGE_CHARACTERS) -> str:
+    return " ".join(text[:characters].split())
+
+
+def _is_label(value: Any) -> bool:  # noqa: ANN401
+    return type(value) is int and value in (0, 1)
+
+
+def _are(kind: type) -> Callable[[Any], bool]:
+    return lambda value: isinstance(value, list) and all(type(item) is kind for item in value)
+
+
+def _passages(step: Match, row: Row) -> Sequence[Fields] | str:
+    if is_document(row):
+        return NO_QUERY
+    shown = [
+        fill(PASSAGE[step.language], number=str(number), text=_short(text, SELECT_CHARACTERS))
+        for number, text in enumerate(row["pos"], start=1)
+    ]
+    return [{"query": query_of(row), "count": str(step.selected), "passages": "\n\n".join(shown)}]
+
+
+def _documents(step: Match, row: Row) -> Sequence[Fields] | str:
+    """The evidence is looked for with the known answer, if there is one."""
+    known = str(row.get(REFERENCE, "")) or {"zh": "（未给出）", "en": "(not given)"}[step.language]
+    asked = [{"query": query_of(row), "answer": known, "text": _short(text)} for text in row.get("pos", ())]
+    return asked or NO_QUERY
+
+
+def _evidence(step: Match, row: Row) -> Sequence[Fields] | str:
+    if len(found := row.get(EVIDENCE, ())) != len(row.get("pos", ())) or not found:
+        return "no evidence: match --task extract finds it"
+    return [{"query": query_of(row), "evidence": "\n".join(spans)} for spans in found]
+
+
+def _written(step: Match, row: Row) -> Sequence[Fields] | str:
+    """An answer is compared with the known one, or with its document if there is none."""
+    if len(found := row.get(ANSWERS, ())) != len(row.get("pos", ())) or not found:
+        return "no answer: match --task answer writes it"
+    known = str(row.get(REFERENCE, ""))
+    return [
+        {"query": query_of(row), "answer": answer, "reference": known or _short(text)}
+        for answer, text in zip(found, row["pos"], strict=True)
+    ]
+
+
+def _selected(step: Match, row: Row, values: list[Any]) -> Row:
+    places = [place for place in dict.fromkeys(values[0]) if 1 <= place <= len(row["pos"])]
+    return {**row, "pos": [row["pos"][place - 1] for place in places[: step.selected]]}
+
+
+def _only(row: Row, values: Sequence[Any], **new: list[Any]) -> Row:
+    """The row with the positives whose value is true, and what belongs to them."""
+    lists = {name: row[name] for name in ("pos", EVIDENCE, ANSWERS) if name in row} | new
+    return {**row, **{name: [v for v, good in zip(of, values, strict=True) if good] for name, of in lists.items()}}
+
+
+def _extracted(step: Match, row: Row, values: list[Any]) -> Row:
+    """Keeps spans that stand in the document, but for spaces: models invent some."""
+    texts = ["".join(text.split()) for text in row["pos"]]
+    spans = [
+        [span.strip() for span in found or () if (plain := "".join(span.split())) and plain in text]
+        for text, found in zip(texts, values, strict=True)
+    ]
+    return _only(row, spans, evidence=spans)
+
+
+def _checked(step: Match, row: Row, values: list[Any]) -> Row:
+    """Without evidence and answers, which later steps would leave beside other positives."""
+    return {name: value for name, value in _only(row, values).items() if name not in (EVIDENCE, ANSWERS)}
+
+
+NO_QUERY = "a document, no query with passages: pool gives them"
+TASKS = {
+    "medical": Task("medical", _is_label, lambda step, row: [{"text": _short(whole_text(row))}], "not medical",
+                    lambda step, row, values: row),
+    "select": Task("passages", _are(int), _passages, "no passage selected", _selected),
+    "extract": Task("evidence", _are(str), _documents, "no evidence in any passage", _extracted),
+    "answer": Task("answer", lambda value: isinstance(value, str), _evidence, "the evidence answers nothing",
+                   lambda step, row, values: _only(row, values, answers=values)),
+    "check": Task("same", _is_label, _written, "no answer is confirmed", _checked),
+}  # fmt: skip
