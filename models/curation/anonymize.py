@@ -114,9 +114,9 @@ class Anonymize(Step):
         return {"residual": self.residual, "drop_residual": self.drop_residual}
 
     def apply(self, rows: Iterator[Row]) -> Iterator[Outcome]:
-        return map(self._mask, rows)
+        return map(self.mask_row, rows)
 
-    def _mask(self, row: Row) -> Outcome:
+    def mask_row(self, row: Row) -> Outcome:
         notes, left = Counter[str](), list[str]()
         run = re.compile(rf"\d(?:[ -]?\d){{{self.residual - 1},}}")
 

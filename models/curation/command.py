@@ -58,6 +58,7 @@ def add_arguments(parser: ArgumentParser) -> None:
         "--residual", type=positive, metavar="DIGITS", help="flag runs of as many digits that are left (7)"
     )
     own.add_argument("--drop-residual", action="store_true", help="drop the rows with such runs")
+    _add_models(own, "--model", required=False)
 
     own = step("convert", _convert, "turn a public set in its published format into rows")
     own.add_argument("--format", required=True, help="one of those that docs/curation.md lists, as medquad or beir")
@@ -139,10 +140,10 @@ def _add_search(own: ArgumentParser) -> None:
     own.add_argument("--vectors", type=Path, help="folder that keeps the corpus's vectors (OUT.vectors)")
 
 
-def _add_models(own: ArgumentParser, option: str) -> None:
+def _add_models(own: ArgumentParser, option: str, *, required: bool = True) -> None:
     shown = "a model behind OpenAI's chat completions; several times (OPENAI_BASE_URL, OPENAI_API_KEY)"
     own.add_argument(
-        option, dest="models", action="append", required=True, metavar="MODEL[@URL[#KEY_VARIABLE]]", help=shown
+        option, dest="models", action="append", required=required, metavar="MODEL[@URL[#KEY_VARIABLE]]", help=shown
     )
     own.add_argument("--answers", type=Path, help="file that keeps every answer of the models (OUT.answers.jsonl)")
     own.add_argument("--language", choices=("zh", "en"), help="of the prompt (zh)")
@@ -187,7 +188,12 @@ def _dedup(arguments: Namespace) -> Step:
 def _anonymize(arguments: Namespace) -> Step:
     from models.curation.anonymize import Anonymize
 
-    return Anonymize(**_given(arguments, "residual", "drop_residual"))
+    rules = Anonymize(**_given(arguments, "residual", "drop_residual"))
+    if not arguments.models:
+        return rules
+    from models.curation.personal import AnonymizeWithModel
+
+    return AnonymizeWithModel(rules, **_asking(arguments))
 
 
 def _beside(arguments: Namespace, ending: str) -> Path:

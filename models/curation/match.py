@@ -109,7 +109,8 @@ def _is_label(value: Any) -> bool:  # noqa: ANN401
     return type(value) is int and value in (0, 1)
 
 
-def _are(kind: type) -> Callable[[Any], bool]:
+def are(kind: type) -> Callable[[Any], bool]:
+    """Whether a value is a list of this kind alone."""
     return lambda value: isinstance(value, list) and all(type(item) is kind for item in value)
 
 
@@ -177,8 +178,8 @@ NO_QUERY = "a document, no query with passages: pool gives them"
 TASKS = {
     "medical": Task("medical", _is_label, lambda step, row: [{"text": _short(whole_text(row))}], "not medical",
                     lambda step, row, values: row),
-    "select": Task("passages", _are(int), _passages, "no passage selected", _selected),
-    "extract": Task("evidence", _are(str), _documents, "no evidence in any passage", _extracted),
+    "select": Task("passages", are(int), _passages, "no passage selected", _selected),
+    "extract": Task("evidence", are(str), _documents, "no evidence in any passage", _extracted),
     "answer": Task("answer", lambda value: isinstance(value, str), _evidence, "the evidence answers nothing",
                    lambda step, row, values: _only(row, values, answers=values)),
     "check": Task("same", _is_label, _written, "no answer is confirmed", _checked),

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
+from pathlib import Path
 
 import pytest
 
+from cli import main
 from models.curation.anonymize import Anonymize, mask
+from models.curation.synthesize import PASSAGE_CHARACTERS
+from tests.support.curation import read_out, report_in, write_lines
+from tests.support.grading_server import grading_server
 
 
 @pytest.mark.parametrize(
@@ -64,3 +70,32 @@ def test_a_wrong_check_digit_is_no_identity_number_but_is_flagged() -> None:
     assert dropped.dropped == "7 or more digits in a run are left"
     (other,) = Anonymize(residual=19).apply(iter([row]))
     assert not other.flags
+
+
+def test_a_model_finds_what_rules_miss_and_sees_what_they_left(tmp_path: Path) -> None:
+    long = "甲" * PASSAGE_CHARACTERS + "欧阳小雨来诊"
+    rows = [
+        {"text": "小雨说头痛，电话13812345678", "title": "欧阳小雨的病"},
+        {"query": "头痛", "pos": ["多休息"], "neg": [long]},
+        {"text": "答非所问"},
+    ]
+
+    def say(model: str, prompt: str, number: int) -> str:
+        text = prompt.rpartition("文字：\n")[2]
+        if "答非所问" in text:
+            return "没有"
+        found = [name for name in ("欧阳小雨", "小雨") if name in text]
+        return json.dumps({"personal": [*found, "雨", "姓名", "电话", "没有的人"]})
+
+    with grading_server() as server:
+        server.say = say
+        given = ["curate", "anonymize", str(write_lines(tmp_path / "rows.jsonl", rows))]
+        assert main([*given, "--out", str(tmp_path / "out.jsonl"), "--model", f"m@{server.url}"]) == 0
+    assert read_out(tmp_path) == [
+        {"text": "[姓名]说头痛，电话[电话]", "title": "[姓名]的病"},
+        {"query": "头痛", "pos": ["多休息"], "neg": ["甲" * PASSAGE_CHARACTERS + "[姓名]来诊"]},
+    ]
+    report = report_in(tmp_path)
+    assert report["dropped"] == {"no usable answer": 1}
+    assert (report["notes"]["masked by a model"], report["notes"]["phone masked"]) == (3, 1)
+    assert not any("13812345678" in prompt for _, prompt in server.asked)

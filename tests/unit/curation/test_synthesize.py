@@ -193,7 +193,7 @@ def test_json_is_found_among_words() -> None:
 
 def test_every_prompt_is_there_in_both_languages_with_the_same_fields() -> None:
     names = {path.name.split(".")[0] for path in PROMPTS.glob("*.txt")}
-    assert names == {*KINDS, *TASKS, "judge", "hyde", "blind"}
+    assert names == {*KINDS, *TASKS, "judge", "hyde", "blind", "personal"}
     for name in names:
         fields = [set(re.findall(r"\{(\w+)\}", load(name, language))) for language in LANGUAGES]
         assert fields[0] == fields[1] != set()
