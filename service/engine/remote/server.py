@@ -16,7 +16,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 from time import monotonic, perf_counter
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, Protocol, cast
 
 import numpy as np
 
@@ -34,10 +34,14 @@ from service.engine.remote.frames import BadFrame, FrameReader, Kind
 from service.serving.serving import Serving, require_query_encoder
 from service.settings import Settings
 
-if TYPE_CHECKING:
-    from _typeshed import HasFileno
-
 logger = logging.getLogger(__name__)
+
+
+class HasFileno(Protocol):
+    """The pipe to the supervisor, or anything else that can be watched for its end."""
+
+    def fileno(self) -> int: ...
+
 
 CHECK_QUERY = "ready"
 MOST_UNREAD_BYTES = 64 * 1024 * 1024  # a worker that leaves more unread is stuck; its connection is closed
