@@ -6,10 +6,10 @@ import pytest
 
 from models.encoder.spec import Side
 from models.errors import BadEncoder, CareError, SpaceMismatch
-from models.evaluation import command as lineup
-from models.evaluation.command import Lineup, Wanted
+from models.evaluation import lineup
 from models.evaluation.encoders import OpenEncoder
 from models.evaluation.judge import judge, mean_systems
+from models.evaluation.lineup import Lineup, Wanted
 from models.fusion import Fusion
 from tests.support.evaluation import TASKS, TableEncoder, a_spec
 from tests.support.json_server import Body, Reply, json_server
