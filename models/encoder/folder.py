@@ -25,7 +25,7 @@ from models.errors import BadEncoder
 CONFIG_FILE = "config.json"
 DEFAULT_MAX_LENGTH = 512
 # Causal models see the whole text only at its last token, so there is nothing to ask.
-DECODERS = frozenset({"qwen2", "qwen3", "llama", "mistral", "gemma2", "gemma3_text", "gpt_neox"})
+DECODERS = frozenset({"qwen2", "qwen3", "llama", "mistral", "gemma", "gemma2", "gemma3_text", "gpt_neox"})
 # How configurations of decoders say that tokens attend to later ones, too.
 BIDIRECTIONAL = {
     "is_causal": False, "is_bidirectional": True, "bidirectional": True, "use_bidirectional_attention": True,

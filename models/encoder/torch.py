@@ -22,7 +22,15 @@ from transformers import AutoModel, PretrainedConfig, PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_MAPPING
 from transformers.utils import logging as transformers_logging
 
-from models.encoder.folder import CONFIG_FILE, check_length, dense_layers, looks_back_only, read_config, read_tokenizer
+from models.encoder.folder import (
+    CONFIG_FILE,
+    DECODERS,
+    check_length,
+    dense_layers,
+    looks_back_only,
+    read_config,
+    read_tokenizer,
+)
 from models.encoder.spec import SPEC_FILE, TOKENIZER_FILE, EncoderSpec, Pooling, Side, sha256_of, verify_file
 from models.encoder.tokenizer import Tokenizer, pad
 from models.errors import BadEncoder
@@ -220,7 +228,7 @@ def _load_backbone(folder: Path, config: PretrainedConfig, dtype: torch.dtype, *
     if wrong:
         some = ", ".join(sorted(wrong)[:3])
         raise BadEncoder(f"{folder}: {len(wrong)} weights do not fit {config.model_type} ({some}…)")
-    if not looks_back_only(config):
+    if config.model_type in DECODERS and not looks_back_only(config):
         # transformers leaves the mask out if all texts are equally long, and then goes by this.
         for module in backbone.modules():
             if hasattr(module, "is_causal"):

@@ -9,13 +9,15 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import AutoConfig, AutoModel
 
+from models.encoder.folder import infer_spec
 from models.encoder.spec import POOLINGS, EncoderSpec, Pooling, Side, sha256_of
 from models.encoder.tokenizer import pad
 from models.encoder.torch import TorchEncoder, embed, pool
 from models.errors import BadEncoder
 from models.export.parity import CHECK_TEXTS
-from tests.support.tiny_models import ARCHITECTURES, tiny_encoder, tiny_spec, write_checkpoint
+from tests.support.tiny_models import ARCHITECTURES, tiny_encoder, tiny_spec, tiny_tokenizer, write_checkpoint
 
 TEXTS = CHECK_TEXTS[:24]
 
@@ -60,6 +62,20 @@ def test_a_text_has_one_embedding_in_whatever_batch(architecture: str) -> None:
     alone = np.concatenate([encoder.encode([text], Side.QUERY) for text in TEXTS])
     np.testing.assert_allclose(together, alone, atol=2e-6)
     np.testing.assert_allclose(np.linalg.norm(alone, axis=1), 1.0, atol=1e-6)
+
+
+@pytest.mark.parametrize("model_type", ["gemma", "gpt_neox", "phi"])
+def test_a_loaded_decoder_reads_a_text_alone_as_in_a_batch(model_type: str, tmp_path: Path) -> None:
+    config = AutoConfig.for_model(
+        model_type, vocab_size=600, hidden_size=32, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1,
+        head_dim=16, intermediate_size=48, max_position_embeddings=64, pad_token_id=0, bos_token_id=1, eos_token_id=2,
+    )  # fmt: skip
+    AutoModel.from_config(config).save_pretrained(tmp_path)
+    tiny_tokenizer().save(str(tmp_path / "tokenizer.json"))
+    spec = infer_spec(tmp_path, space="s", pooling=Pooling.MEAN, max_length=32)
+    encoder = TorchEncoder.load(tmp_path, spec)
+    alone = np.vstack([encoder.encode([text], Side.QUERY) for text in TEXTS])
+    np.testing.assert_allclose(encoder.encode(TEXTS, Side.QUERY), alone, atol=1e-5)
 
 
 def test_a_decoder_padded_on_the_left_gives_the_same_vectors() -> None:
