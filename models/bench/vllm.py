@@ -36,7 +36,7 @@ def main(arguments: list[str] | None = None) -> int:
     given = parser.parse_args(arguments)
     prompts = _tokens(given.tokens, load_texts(given.corpus, given.documents))
     with ExitStack() as stack:
-        llm = _open(given.model, given.memory, stack)
+        llm = _open(given.model, given.tokens, given.memory, stack)
         llm.embed(prompts, use_tqdm=False)  # compiled for every shape that comes
         rates = []
         for _ in range(given.rounds):
@@ -59,14 +59,15 @@ def _tokens(folder: Path, texts: list[str]) -> list[list[int]]:
     return [[int(one) for one in tokens.ids] for tokens in tokenizer.batch([instruction + text for text in texts])]
 
 
-def _open(model: str, memory: float, stack: ExitStack) -> Any:  # noqa: ANN401 - vLLM is not among our packages
+def _open(model: str, tokens: Path, memory: float, stack: ExitStack) -> Any:  # noqa: ANN401 - vLLM is not among our packages
     from vllm import LLM
 
-    settings: dict[str, Any] = {"runner": "pooling", "dtype": "bfloat16", "skip_tokenizer_init": True,
-                                "max_model_len": MAX_LENGTH, "enable_prefix_caching": False,
-                                "gpu_memory_utilization": memory}  # fmt: skip
+    settings: dict[str, Any] = {"runner": "pooling", "dtype": "bfloat16", "max_model_len": MAX_LENGTH,
+                                "enable_prefix_caching": False, "gpu_memory_utilization": memory}  # fmt: skip
     if model not in SHAPES:
         return LLM(model, **settings)
+    # A pooling model opens a tokenizer even where it is given tokens.
+    settings["tokenizer"] = str(tokens)
     folder = stack.enter_context(TemporaryDirectory(prefix="care-vllm-"))
     config = SHAPES[model].config()
     config.architectures = ["Qwen3Model"]

@@ -52,7 +52,8 @@ def test_a_checkpoint_reads_the_tokens_of_our_encoder(
     sizes = ["--documents", "2", "--rounds", "2", "--save", str(saved)]
     assert main(["some-model", str(ENCODER), "--corpus", str(corpus), *sizes]) == 0
     (model, settings, _), *read = calls
-    assert (model, settings["runner"], settings["skip_tokenizer_init"]) == ("some-model", "pooling", True)
+    assert (model, settings["runner"]) == ("some-model", "pooling")
+    assert "skip_tokenizer_init" not in settings  # vLLM 0.26 refuses a pooling model without a tokenizer
     spec = EncoderSpec.load(ENCODER)
     tokenizer, prefix = open_tokenizer(ENCODER, spec), spec.instruction(Side.DOCUMENT)
     expected = sorted(
@@ -68,3 +69,4 @@ def test_a_shape_is_opened_with_random_weights(calls: list[Any], corpus: Path) -
     assert main(["4b", str(ENCODER), "--corpus", str(corpus), "--documents", "2", "--rounds", "1"]) == 0
     _, settings, config = calls[0]
     assert (settings["load_format"], config["architectures"], config["hidden_size"]) == ("dummy", ["Qwen3Model"], 2560)
+    assert settings["tokenizer"] == str(ENCODER)
