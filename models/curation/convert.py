@@ -135,7 +135,7 @@ FOLDERS = ("beir", "fever")
 
 @dataclass(frozen=True)
 class Convert(Step):
-    """Reads JSON lines, JSON lists, CSV and TSV, plain or .gz; a row gets the format's name as source."""
+    """Reads Parquet, JSON lines, JSON lists, CSV and TSV; a row gets the format's name as source."""
 
     format: str
     split: str = "test"
@@ -185,6 +185,11 @@ def _judged(folder: Path, split: str) -> Iterator[Row]:
 def _records(path: Path, columns: Sequence[str]) -> Iterator[Record]:
     """The records of a file; `columns` name those of lists and of tables without a header."""
     kind = path.suffixes[-2] if path.suffix == ".gz" and len(path.suffixes) > 1 else path.suffix
+    if kind == ".parquet":
+        from pyarrow.parquet import ParquetFile
+
+        yield from (record for batch in ParquetFile(path).iter_batches(1024) for record in batch.to_pylist())
+        return
     opener: Any = gzip.open if path.suffix == ".gz" else open
     with opener(path, "rt", encoding="utf-8", newline="") as file:
         if kind in (".csv", ".tsv"):
@@ -200,7 +205,7 @@ def _records(path: Path, columns: Sequence[str]) -> Iterator[Record]:
             yield from json.loads(first + file.read())
             return
         if kind not in (".json", ".jsonl"):
-            raise BadData(f"{path}: write it as .jsonl, .json, .csv or .tsv, plain or .gz")
+            raise BadData(f"{path}: write it as .parquet, .jsonl, .json, .csv or .tsv (these plain or .gz)")
         yield from (_named(json.loads(line), columns) for line in _lines(first, file) if line.strip())
 
 

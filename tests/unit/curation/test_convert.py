@@ -7,6 +7,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from models.curation.benchmark import Benchmark
@@ -54,6 +56,14 @@ def test_a_published_format_becomes_a_row(
     wording = FORMATS[format].instruction
     expected = row | {"source": format} | ({"instruction": wording} if wording else {})
     assert converted(path, format, tmp_path) == [expected]
+
+
+def test_parquet_is_read_as_the_hub_publishes_it(tmp_path: Path) -> None:
+    table = pa.table({"question": ["q", "r"], "answer": ["a", None], "source": ["NIH", "NIH"]})
+    pq.write_table(table, tmp_path / "medquad.parquet")
+    rows = converted(tmp_path / "medquad.parquet", "medquad", tmp_path)
+    assert [(row["query"], row["pos"]) for row in rows] == [("q", ["a"])]
+    assert report_in(tmp_path)["dropped"] == {"not a record of medquad": 1}
 
 
 def test_records_of_another_form_are_counted(tmp_path: Path) -> None:
