@@ -17,6 +17,13 @@ def _one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
+@pytest.fixture(autouse=True)
+def _no_picture(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A picture takes as long as a toy run; test_run.py has one drawn."""
+    if "picture" not in request.keywords:
+        monkeypatch.setattr("models.training.run.draw_curves", lambda folder: None)
+
+
 @pytest.fixture
 def toy_recipe(tmp_path: Path) -> Callable[..., Recipe]:
     """A recipe of a pair, bert and qwen3, with one contrast stage; what is given replaces whole keys of the stage."""
