@@ -102,6 +102,7 @@ def exported(folder: Path, target: Path) -> OnnxEncoder:
     return OnnxEncoder.load(target, threads=1)
 
 
+@pytest.mark.usefixtures("few_check_texts")
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
 def test_a_recipe_runs_and_its_result_searches(
     path: Path, starts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
