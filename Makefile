@@ -7,13 +7,10 @@ DEV := .venv-dev/bin
 GPU_PYTHON ?= $(DEV)/python
 PORT ?= 8000
 HOST ?= http://127.0.0.1:$(PORT)
-# The tests in four parts of similar length: two of processes (services, browsers, clusters), models, and the rest.
-LATE := $(wildcard tests/integration/test_[qrstuvwxyz]*.py)
-MODELS := tests/unit/training tests/unit/models tests/unit/evaluation
 LOCKS := serve dev optimum
 PIP := -m pip install --quiet --disable-pip-version-check
 .DEFAULT_GOAL := help
-.PHONY: help run test test-late test-early test-models test-rest check unit format bench bench-peers bench-gpu dashboard overload kills bench-fresh bench-index bench-encode bench-train kill-index kill-writes kill-curate chaos soak claims loadtest knee eval chart image openapi typescript install install-train optimum lock clean bench-keys fuzz-tenants audit
+.PHONY: help run test tests check unit format bench bench-peers bench-gpu dashboard overload kills bench-fresh bench-index bench-encode bench-train kill-index kill-writes kill-curate chaos soak claims loadtest knee eval chart image openapi typescript install install-train optimum lock clean bench-keys fuzz-tenants audit
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -21,9 +18,12 @@ help: ## this list
 run: install ## serve the example corpus at http://127.0.0.1:8000 (PORT=… for another)
 	@$(SERVE)/care demo --port $(PORT)
 
-# Two at a time, for two cores, the longest first.
 test: ## everything: linters, types, architecture, all tests
-	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target test-late test-early test-models test-rest check
+	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target tests check
+
+# A process a core: threads that wait for each other's would cost most of the time.
+tests: .venv-dev/installed .venv-optimum/installed programs clients/typescript/node_modules
+	OMP_NUM_THREADS=1 $(DEV)/pytest --numprocesses 2 $(ARGS)
 
 check: .venv-dev/installed ## linters, types, import rules
 	$(DEV)/ruff check .
@@ -33,20 +33,6 @@ check: .venv-dev/installed ## linters, types, import rules
 
 unit: .venv-dev/installed ## the tests alone (ARGS='tests/unit -k batcher')
 	$(DEV)/pytest $(ARGS)
-
-# Each has one core: threads that wait for each other's would cost most of the time.
-test-late test-early test-models test-rest: export OMP_NUM_THREADS := 1
-test-late: .venv-dev/installed programs
-	$(DEV)/pytest $(LATE)
-
-test-early: .venv-dev/installed .venv-optimum/installed programs
-	$(DEV)/pytest tests/e2e tests/integration $(LATE:%=--ignore=%)
-
-test-models: .venv-dev/installed
-	$(DEV)/pytest $(MODELS)
-
-test-rest: .venv-dev/installed programs clients/typescript/node_modules
-	$(DEV)/pytest --ignore=tests/e2e --ignore=tests/integration $(MODELS:%=--ignore=%)
 
 format: .venv-dev/installed ## let ruff lay out the code
 	$(DEV)/ruff check --fix .

@@ -174,7 +174,7 @@ def top_documents(
         dense = _documents(overlay, main, overlay.pick(fresh, (), -np.inf), LATER_DENSE)
         words = overlay.pick(overlay.score_words(query), (), SOME_WORD)
         lexical = _documents(overlay, snapshot.lexical.search(query, depth), words, LATER_LEXICAL)
-        best, _ = fuse(dense, lexical, Fusion.SCORES)
+        best, _ = fuse(dense, lexical, Fusion.SCORES, trust=encoder.spec.dense_trust)
         answers.append([overlay.document(row).id for row in best[:k].tolist()])
     return answers
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
 import shutil
 from importlib.util import find_spec
 from pathlib import Path
@@ -41,11 +43,18 @@ KINDS = {
 }
 
 
+# Folders with the longest files: they go first, so that no process is left with a long one at the end.
+FIRST = ("integration/", "unit/training/", "e2e/")
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    def path(item: pytest.Item) -> str:
+        return item.path.relative_to(Path(__file__).parent).as_posix()
+
+    items.sort(key=lambda item: not path(item).startswith(FIRST))
     for item in items:
-        path = item.path.relative_to(Path(__file__).parent).as_posix()
         for beginning, kind in KINDS.items():
-            if path.startswith(beginning):
+            if path(item).startswith(beginning):
                 item.add_marker(kind)
 
 
@@ -69,7 +78,13 @@ def example_collection(tmp_path_factory: pytest.TempPathFactory, encoder: OnnxEn
     from indexer.store.collection import Collection
 
     examples = Path(__file__).parents[1] / "examples"
-    collection = Collection(tmp_path_factory.mktemp("examples") / "collection")
-    collection.publish(build([examples / "corpus.jsonl"], encoder, collection).version)
-    shutil.copy(examples / "page.json", collection.root)
+    folder = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        folder = folder.parent  # which all processes of a run share
+    collection = Collection(folder / "examples")
+    with (folder / "examples.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (collection.root / "page.json").exists():
+            collection.publish(build([examples / "corpus.jsonl"], encoder, collection).version)
+            shutil.copy(examples / "page.json", collection.root)
     return collection.root

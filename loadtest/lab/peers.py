@@ -9,7 +9,7 @@
 - A round measures every contestant at each number of connections; every second round goes backwards. Figures are
   medians over the rounds with (lowest–highest); a ratio is made within a round. Latencies are over all requests.
 - The processor time is what the server used for each answer. The last table says how far the rankings agree with ours
-  in fp32: only contestants that do the same work can be compared.
+  in fp32, or with the first of ours: only contestants that do the same work can be compared.
 """
 
 from __future__ import annotations
@@ -68,13 +68,16 @@ class Contestant:
     own: bool
 
 
-def contestants(prepared: Prepared, folder: Path) -> list[Contestant]:
-    """Ours and the peers, each peer with every number of threads; `folder` takes a configuration file."""
+def contestants(prepared: Prepared, folder: Path, only: Sequence[str] = ()) -> list[Contestant]:
+    """Ours, or `only` some of them, and the peers with every number of threads; `folder` takes a configuration file."""
     ours = [Contestant(f"CARE {variant}", _care(prepared, variant), Form.IDS, True) for variant in prepared.encoders]
     ours.append(Contestant("CARE int8, whole hits", _care(prepared, "int8", "-whole"), Form.CARE, True))
     for form, suffix in ((Form.IDS, ""), (Form.CARE, ", whole hits")):
         server = _care(prepared, "int8", f"-{WORKERS}-{form}", WORKERS)
         ours.append(Contestant(f"CARE int8, {WORKERS} workers{suffix}", server, form, True))
+    if unknown := set(only) - {one.name for one in ours}:
+        raise BenchError(f"--only {min(unknown)}: none of {'; '.join(one.name for one in ours)}")
+    ours = [one for one in ours if not only or one.name in only]
     peers = []
     for threads in THREADS:
         suffix = f"{threads} thread{'s' if threads > 1 else ''}"
@@ -262,7 +265,8 @@ class Contest:
         for contestant, server in self._started:
             with self._awake(contestant, server):
                 rankings[contestant.name] = [ask(server.url, contestant.form, query) for query in queries]
-        return [agreement(name, given, rankings[REFERENCE]) for name, given in rankings.items()]
+        reference = rankings.get(REFERENCE) or rankings[self._started[0][0].name]
+        return [agreement(name, given, reference) for name, given in rankings.items()]
 
     def warm_up(self) -> None:
         for contestant, server in self._started:
@@ -311,6 +315,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     program.add_argument("--folder", type=Path, default=Path("var/peers"), help="keeps what is made once (%(default)s)")
     program.add_argument("--seconds", type=float, default=SECONDS, help="length of a measurement (%(default)s)")
     program.add_argument("--documents", type=int, help="index only the first documents of the corpus (default: all)")
+    program.add_argument("--only", nargs="+", default=[], metavar="NAME", help="of ours, as 'CARE int8' (default: all)")
     program.add_argument("--rounds", type=int, default=ROUNDS, help="measurements of each line (%(default)s)")
     program.add_argument("--json", type=Path, metavar="FILE", help="write the figures there too")
     return program.run(arguments, _run)
@@ -325,7 +330,7 @@ def _run(given: argparse.Namespace, facts: dict[str, str]) -> int:
     prepared = prepare(given.data, given.weights, given.folder.resolve(), given.documents)
     facts["machine"] = machine()  # with the cores that are used
     with tempfile.TemporaryDirectory(prefix="care-peers-") as made, contextlib.ExitStack() as stack:
-        listed = contestants(prepared, Path(made))
+        listed = contestants(prepared, Path(made), given.only)
         say("bench-peers: starting the contestants")
         started = [(one, stack.enter_context(running(one.server, Path(made)))) for one in listed]
         contest = Contest(started, prepared.queries, given.seconds)

@@ -2,29 +2,14 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from selenium.webdriver import Chrome
 
-from indexer.build import BuildOptions, build
-from indexer.store.collection import Collection
-from models.encoder.onnx import OnnxEncoder
 from tests.e2e.browser import Page, start_chromium
-from tests.e2e.server import ENCODER, REPOSITORY, Server
-
-
-@pytest.fixture(scope="session")
-def example_collection(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A collection folder with one published snapshot of the example corpus."""
-    collection = Collection(tmp_path_factory.mktemp("e2e") / "collection")
-    options = BuildOptions(encoder_name=ENCODER.name)
-    summary = build([REPOSITORY / "examples" / "corpus.jsonl"], OnnxEncoder.load(ENCODER), collection, options)
-    collection.publish(summary.version)
-    shutil.copy(REPOSITORY / "examples" / "page.json", collection.root)
-    return collection.root
+from tests.e2e.server import Server
 
 
 @pytest.fixture(scope="session")

@@ -17,10 +17,11 @@ ENDINGS = ("", ".report.json", ".sample.jsonl")
 
 
 @pytest.fixture(scope="module")
-def raw(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def raw(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config) -> Path:
+    """More rows if a step is to be killed more often."""
     chance = random.Random(0)
     parts = ["患者姓名：张三，", "住院号：123456。", "血压&gt;140。", "电话13812345678。", "头痛三天。", "咳嗽发热。"]
-    texts = ["".join(chance.choices(parts, k=12)) for _ in range(1500)]
+    texts = ["".join(chance.choices(parts, k=12)) for _ in range(1500 if pytestconfig.getoption("--kills") else 500)]
     path = tmp_path_factory.mktemp("raw") / "raw.jsonl"
     path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts), encoding="utf-8")
     return path
@@ -29,7 +30,8 @@ def raw(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def few(raw: Path) -> Path:
     """Rows for the steps that search, whose titles ask for them."""
-    lines = raw.read_text(encoding="utf-8").splitlines()[:160]
+    lines = raw.read_text(encoding="utf-8").splitlines()
+    lines = lines[: len(lines) // 9]
     rows = [json.loads(line) | {"title": f"第{number}问：头痛"} for number, line in enumerate(lines)]
     path = raw.with_name("few.jsonl")
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")

@@ -174,7 +174,7 @@ def test_terminating_finishes_the_accepted_requests(built: Built) -> None:
         process, address = stack.enter_context(serving(built, CARE_SHUTDOWN_SECONDS="120"))
         clients = [stack.enter_context(httpx.Client(base_url=address, timeout=WAIT_SECONDS)) for _ in range(4)]
         pool = stack.enter_context(concurrent.futures.ThreadPoolExecutor(4))
-        bodies = [{"query": [f"{number} 头痛{text}" * 20 for text in range(100)]} for number in range(4)]
+        bodies = [{"query": [f"{number} 头痛{text}" * 8 for text in range(100)]} for number in range(4)]
         answers = [
             pool.submit(client.post, "/v1/search", json=body) for client, body in zip(clients, bodies, strict=True)
         ]

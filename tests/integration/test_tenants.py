@@ -18,14 +18,19 @@ from tests.support.tenants import TENANTS, Leak, fuzz
 pytestmark = pytest.mark.anyio
 
 
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("kept")
+
+
 @pytest.mark.parametrize("shared", [False, True], ids=["process cache", "redis"])
-async def test_tenants_share_nothing(tmp_path: Path, pytestconfig: pytest.Config, shared: bool) -> None:
+async def test_tenants_share_nothing(tmp_path: Path, kept: Path, pytestconfig: pytest.Config, shared: bool) -> None:
     requests, seed = pytestconfig.getoption("--requests"), pytestconfig.getoption("--seed")
     if shared:
         with valkey() as server:
-            counts = await fuzz(tmp_path, requests, 1000 + seed, f"redis://127.0.0.1:{server.port}/0")
+            counts = await fuzz(tmp_path, requests, seed, f"redis://127.0.0.1:{server.port}/0", kept)
     else:
-        counts = await fuzz(tmp_path, requests, seed)
+        counts = await fuzz(tmp_path, requests, seed + 1, kept=kept)
     print(dict(counts))
     assert all(counts[f"{tenant} 200"] for tenant in (*TENANTS, "all"))
 
@@ -47,7 +52,7 @@ LEAKS: dict[str, tuple[object, str, Callable[..., Any]]] = {
 
 
 @pytest.mark.parametrize("leak", LEAKS)
-async def test_a_planted_leak_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, leak: str) -> None:
+async def test_a_planted_leak_is_found(tmp_path: Path, kept: Path, monkeypatch: pytest.MonkeyPatch, leak: str) -> None:
     monkeypatch.setattr(*LEAKS[leak])
     with pytest.raises(Leak):
-        await fuzz(tmp_path, 20_000, 1)
+        await fuzz(tmp_path, 20_000, 1, kept=kept)

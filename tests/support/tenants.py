@@ -15,6 +15,7 @@ import asyncio
 import json
 import random
 import re
+import shutil
 import sys
 import tempfile
 import time
@@ -331,8 +332,13 @@ def make_keys(path: Path) -> dict[str, str]:
     return keys
 
 
-async def fuzz(folder: Path, requests: int, seed: int, redis_url: str | None = None) -> Counter[str]:
-    """Runs the requests; raises Leak. Returns how many were answered how, by key and status."""
+async def fuzz(
+    folder: Path, requests: int, seed: int, redis_url: str | None = None, kept: Path | None = None
+) -> Counter[str]:
+    """Runs the requests; raises Leak. Returns how many were answered how, by key and status.
+
+    `kept` is a folder that keeps the built collection of each seed, since encoding takes longer than many requests.
+    """
     draw = random.Random(seed)
     documents = {
         owner: {each["id"]: each for each in (make(owner, str(number), draw) for number in range(DOCUMENTS))}
@@ -341,9 +347,11 @@ async def fuzz(folder: Path, requests: int, seed: int, redis_url: str | None = N
     corpus = folder / "corpus.jsonl"
     rows = [{"_id": name} | document for own in documents.values() for name, document in own.items()]
     corpus.write_text("".join(f"{json.dumps(row)}\n" for row in rows), encoding="utf-8")
-    collection = Collection(folder / "collection")
-    encoder = OnnxEncoder.load(BUNDLED_ENCODER, threads=1)
-    collection.publish(build([corpus], encoder, collection, BuildOptions(passage_tokens=64, overlap=8)).version)
+    built = Collection((kept or folder) / f"built-{seed}")
+    if not (built.root / "CURRENT").exists():
+        encoder = OnnxEncoder.load(BUNDLED_ENCODER, threads=1)
+        built.publish(build([corpus], encoder, built, BuildOptions(passage_tokens=64, overlap=8)).version)
+    collection = Collection(shutil.copytree(built.root, folder / "collection"))
     keys = make_keys(folder / "keys.json")
     limits = {"timeout_ms": PATIENCE_MS, "max_wait_ms": PATIENCE_MS, "probe_timeout_ms": PATIENCE_MS}
     settings = Settings(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
+from copy import copy
 from pathlib import Path
 
 import numpy as np
@@ -85,6 +86,17 @@ def test_a_snapshot_is_asked_by_meaning_and_by_words(snapshots: list[Snapshot], 
     assert answers == [["hypertension"], ["fever"], ["title-only"]]
     (everything,) = top_documents(snapshots[0], encoder, ["血压高吃什么药"])
     assert sorted(everything) == sorted(str(row["_id"]) for row in ROWS)
+
+
+def test_the_encoders_trust_weighs_meaning_and_words_as_in_the_service(
+    snapshots: list[Snapshot], encoder: OnnxEncoder
+) -> None:
+    trusting, doubting = copy(encoder), copy(encoder)
+    trusting.spec = encoder.spec.model_copy(update={"dense_trust": 50.0})
+    doubting.spec = encoder.spec.model_copy(update={"dense_trust": -50.0})
+    asked = ["体温很高，常用什么"]
+    assert top_documents(snapshots[0], trusting, asked, k=1) == [["fever"]]
+    assert top_documents(snapshots[0], doubting, asked, k=1) == [["hypertension"]]
 
 
 def test_answers_that_changed_are_named(snapshots: list[Snapshot], encoder: OnnxEncoder) -> None:

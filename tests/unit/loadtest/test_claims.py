@@ -35,8 +35,11 @@ def test_every_row_of_reliability_is_run() -> None:
         assert TEST_FILE.search(row) or (module and module in commands), row
 
 
-def test_every_test_that_reliability_names_exists() -> None:
-    assert all(path.is_file() for path in reliability_tests())
+def test_every_test_that_reliability_names_exists_and_is_run_once() -> None:
+    words = " ".join(dict.fromkeys(one.command for one in read_claims())).split()
+    for path in reliability_tests():
+        assert path.is_file()
+        assert words.count(str(path.relative_to(claims.REPOSITORY))) == 1, path
 
 
 @pytest.mark.parametrize(

@@ -147,6 +147,19 @@ def test_all_contestants_get_the_same_weights_and_documents(tmp_path: Path) -> N
     assert config == {"path": str(places[5]), "embeddings": {"path": str(places[1])}}
     assert list(infinity.server.command[-5:-1]) == [str(place) for place in places[1:5]]
     assert len({one.server.name for one in listed}) == len(listed)
+    some = contestants(Prepared(["头痛"], encoders, *places), tmp_path, ["CARE int8"])
+    assert [one.name for one in some] == ["CARE int8", *(one.name for one in listed[5:])]
+    with pytest.raises(BenchError, match=r"--only CARE int4: none of CARE int8; CARE fp32; "):
+        contestants(Prepared(["头痛"], encoders, *places), tmp_path, ["CARE int8", "CARE int4"])
+
+
+def test_without_fp32_rankings_are_compared_with_the_first_of_ours(
+    contest: Contest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(peers, "ask", lambda url, form, query: ["a", "b"] if form is Form.CARE else ["a", "c"])
+    ours, theirs = contest.agreements()
+    assert (ours.same_first, ours.same_top) == (1.0, 1.0)
+    assert (theirs.same_first, theirs.same_top) == (1.0, 0.5)
 
 
 class Sleeper:

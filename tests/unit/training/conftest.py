@@ -4,6 +4,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from models.export.parity import CHECK_TEXTS
 from models.training.recipe import Recipe
 from tests.support.toy_training import plain, toy_rows, write_rows, write_start
 
@@ -15,6 +16,20 @@ def _one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture(autouse=True)
+def _no_picture(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A picture takes as long as a toy run; test_run.py has one drawn."""
+    if "picture" not in request.keywords:
+        monkeypatch.setattr("models.training.run.draw_curves", lambda folder: None)
+
+
+@pytest.fixture
+def few_check_texts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An export compares a few texts; tests/integration/test_export_pipeline.py has it compare all."""
+    for module in ("parity", "pipeline"):
+        monkeypatch.setattr(f"models.export.{module}.CHECK_TEXTS", CHECK_TEXTS[:8])
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from indexer.store.collection import Collection
 from indexer.store.snapshot import Snapshot
 from models.encoder.onnx import OnnxEncoder
 from models.encoder.spec import Side, Variant
-from models.export.parity import CHECK_TEXTS, FLOORS
+from models.export.parity import FLOORS
 from models.export.pipeline import Backend, export
 from models.training.ranks import Ranks
 from models.training.recipe import Recipe
@@ -54,12 +54,9 @@ def write_qwen(folder: Path) -> None:
     tokenizer.save(str(folder / "tokenizer.json"))
 
 
+@pytest.mark.usefixtures("few_check_texts")
 def test_the_papers_pair_trains_exports_and_searches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("models.training.run.draw_curves", lambda folder: None)
-    # Widths are what is tried here; all the check texts are compared in tests/integration/test_export_pipeline.py.
-    for module in ("parity", "pipeline"):
-        monkeypatch.setattr(f"models.export.{module}.CHECK_TEXTS", CHECK_TEXTS[:24])
     write_gte(Path("data/weights/gte-multilingual-base"))
     write_qwen(Path("data/weights/Qwen3-4B"))
     write_rows(Path("data/finetune.jsonl"), plain(toy_rows())[:4])

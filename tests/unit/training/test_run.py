@@ -100,6 +100,7 @@ def test_texts_are_tokenised_before_the_first_step(
     assert happened == ["tokens", "tokens", "step", "step"]
 
 
+@pytest.mark.picture
 def test_training_brings_pairs_together_and_the_curves_are_drawn(tmp_path: Path, toy_recipe: Make) -> None:
     recipe = toy_recipe(steps=60, lr=2e-3, loss={"temperature": 0.1})
     (folder,) = train(recipe, tmp_path / "run", ONE)
@@ -219,18 +220,24 @@ def test_a_metric_that_there_is_not_is_named_at_once(tmp_path: Path, toy_recipe:
 NEVER = -1
 KILLED_AT = """
 import os, signal, sys
+import cli
+from models.training import run
 from models.training.contrast import ContrastStage
 
-plain, last = ContrastStage.gradients, int(sys.argv.pop())
+run.draw_curves = lambda folder: None
+plain = ContrastStage.gradients
+recipe, *runs = sys.argv[1:]
+for folder, last in zip(runs[::2], map(int, runs[1::2])):
+    if (child := os.fork()) == 0:
+        os.dup2(2, 1)
+        def gradients(self, step, scale):
+            if step == last:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return plain(self, step, scale)
 
-def gradients(self, step, scale):
-    if step == last:
-        os.kill(os.getpid(), signal.SIGKILL)
-    return plain(self, step, scale)
-
-ContrastStage.gradients = gradients
-import cli
-sys.exit(cli.main())
+        ContrastStage.gradients = gradients
+        os._exit(cli.main(["train", recipe, "--out", folder, "--device", "cpu"]))
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
 """
 
 
@@ -239,17 +246,12 @@ def test_a_run_killed_at_a_random_step_goes_on_to_the_same_weights(tmp_path: Pat
     path = tmp_path / "recipe.toml"
     path.write_text(recipe_toml(recipe))
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-
-    def run(folder: str, killed_at: int) -> int:
-        # Each in a process of its own: what other tests did to this one's torch must not count.
-        given = ["train", str(path), "--out", str(tmp_path / folder), "--device", "cpu", str(killed_at)]
-        done = subprocess.run([sys.executable, "-c", KILLED_AT, *given], env=environment, capture_output=True)
-        assert done.returncode in (0, -signal.SIGKILL), done.stderr.decode()
-        return done.returncode
-
-    assert run("whole", NEVER) == 0
-    assert run("killed", random.randrange(1, 12)) == -signal.SIGKILL
-    assert run("killed", NEVER) == 0
+    whole, killed = str(tmp_path / "whole"), str(tmp_path / "killed")
+    # Each run in a process of its own: what other tests did to this one's torch must not count.
+    given = [path, whole, NEVER, killed, random.randrange(1, 12), killed, NEVER]
+    command = [sys.executable, "-c", KILLED_AT, *map(str, given)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert done.stdout.split() == ["0", str(-signal.SIGKILL), "0"], done.stderr
     assert_same(*(tmp_path / folder / "encoders" / "query" for folder in ("whole", "killed")))
 
 
