@@ -49,6 +49,9 @@ def test_no_other_text_is_the_key(path: Path) -> None:
     ring = KeyRing(path, "token of old")
     wrong = ("", "care_", key[:-1], f"{key} ", key.upper(), key[:18] + other[18:], "care_000000000000_x", "é")
     assert [ring.find(each.encode()) for each in wrong] == [None] * len(wrong)
+    # Nor once the right one was presented, which is compared in another way from then on.
+    assert [found and found.name for found in (ring.find(key.encode()), ring.find(key.encode()))] == ["a", "a"]
+    assert [ring.find(each.encode()) for each in wrong] == [None] * len(wrong)
     token = ring.find(b"token of old")
     assert token is not None
     assert token.scopes == frozenset(Scope)
