@@ -69,6 +69,8 @@ CMD ["index", "--help"]
 FROM runtime AS train
 COPY --from=train-environment /opt/care /opt/care
 RUN ln -s /opt/care/lib/python3.*/site-packages/models models
+# Libraries keep downloaded weights and caches there.
+ENV HOME=/app/var
 USER 10001:10001
 CMD ["train", "--help"]
 

@@ -167,7 +167,7 @@ def _as_image(root: Path, stage: str, words: list[str]) -> list[str]:
 
 
 def _image_environment(stage: str) -> dict[str, str]:
-    pairs = (pair.split("=", 1) for pair in instructions(stage, "ENV")[-1].split())
+    pairs = (pair.split("=", 1) for line in instructions(stage, "ENV") for pair in line.split())
     path = _environment()["PATH"]
     return {name: value.replace("$PATH", path) for name, value in pairs} | {"LANG": "C.UTF-8"}
 

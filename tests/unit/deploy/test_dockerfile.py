@@ -142,6 +142,7 @@ def test_recipes_find_their_files_in_the_image_that_trains() -> None:
     made = " ".join(instructions("train", "RUN"))
     assert "ln -s /opt/care/lib/python3.*/site-packages/models models" in made
     assert re.search(r"install -d -o 10001 -g 10001 /app/var ", made)
+    assert "HOME=/app/var" in instructions("train", "ENV")  # the user's own home does not exist
 
 
 def test_the_locks_of_all_images_are_audited() -> None:
