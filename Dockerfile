@@ -60,6 +60,8 @@ ENTRYPOINT ["care"]
 
 FROM runtime AS indexer
 COPY --from=indexer-environment /opt/care /opt/care
+# Ray writes to its user's home.
+ENV HOME=/tmp
 USER 10001:10001
 CMD ["index", "--help"]
 

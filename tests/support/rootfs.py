@@ -42,7 +42,7 @@ LEFTOVERS = ("var/cache/apt", "var/lib/apt/lists", "var/log", "usr/share/doc", "
 INDEX = ["index", "build", "examples/corpus.jsonl", "--publish"]
 TRIALS = {
     "service": INDEX,
-    "indexer": INDEX,
+    "indexer": [*INDEX, "--ray", "local"],
     "train": ["train", "models/training/recipes/tiny.toml", "--dry-run"],
     "gpu": INDEX,
 }

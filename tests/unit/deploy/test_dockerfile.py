@@ -145,6 +145,10 @@ def test_recipes_find_their_files_in_the_image_that_trains() -> None:
     assert "HOME=/app/var" in instructions("train", "ENV")  # the user's own home does not exist
 
 
+def test_ray_finds_a_home_in_the_image_that_indexes() -> None:
+    assert "HOME=/tmp" in instructions("indexer", "ENV")
+
+
 def test_the_locks_of_all_images_are_audited() -> None:
     installed = set(re.findall(r"-r (?:/locks/)?([a-z]+)\.lock", (REPOSITORY / "Dockerfile").read_text()))
     (audited,) = re.findall(r"^LOCKS := (.+)$", (REPOSITORY / "Makefile").read_text(), re.MULTILINE)
