@@ -34,19 +34,22 @@ RUN pip --python /opt/care/bin/python install --no-cache-dir --no-deps --no-inde
 
 FROM environment AS indexer-environment
 COPY requirements/indexer.lock ./
-RUN pip --python /opt/care/bin/python install --no-cache-dir --require-hashes --only-binary :all: -r indexer.lock
+# Without tests, 53 MB, and what Ray has for programs in Java, 33 MB.
+RUN pip --python /opt/care/bin/python install --no-cache-dir --require-hashes --only-binary :all: -r indexer.lock \
+    && find /opt/care/lib -type d \( -name tests -o -path '*/ray/jars' \) -prune -exec rm -r {} +
 
 
 FROM environment AS train-environment
 COPY requirements/train.lock ./
-RUN pip --python /opt/care/bin/python install --no-cache-dir --require-hashes --only-binary :all: -r train.lock
+RUN pip --python /opt/care/bin/python install --no-cache-dir --require-hashes --only-binary :all: -r train.lock \
+    && find /opt/care/lib -type d \( -name tests -o -path '*/ray/jars' \) -prune -exec rm -r {} +
 
 
 FROM python:3.11-slim AS runtime
 # A fixed number, so that a volume's owner is known outside. A new named volume takes the folder's owner over.
 RUN groupadd --gid 10001 care \
     && useradd --uid 10001 --gid 10001 --no-create-home --home-dir /nonexistent --shell /usr/sbin/nologin care \
-    && install -d -o 10001 -g 10001 /app/var/collection
+    && install -d -o 10001 -g 10001 /app/var /app/var/collection
 WORKDIR /app
 COPY examples examples
 # ONNX Runtime reports its use to its maker unless told not to, and keeps a device id under HOME for it.
@@ -57,13 +60,19 @@ ENTRYPOINT ["care"]
 
 FROM runtime AS indexer
 COPY --from=indexer-environment /opt/care /opt/care
+# Ray writes to its user's home.
+ENV HOME=/tmp
 USER 10001:10001
 CMD ["index", "--help"]
 
 
-# torch brings its CUDA libraries; the driver is the host's. Writable, for recipes: -v runs:/app/var
+# torch brings its CUDA libraries; the driver is the host's. Recipes name files as from the repository's root, and write
+# their runs to var: docker run -v runs:/app/var care-search:train train models/training/recipes/tiny.toml
 FROM runtime AS train
 COPY --from=train-environment /opt/care /opt/care
+RUN ln -s /opt/care/lib/python3.*/site-packages/models models
+# Libraries keep downloaded weights and caches there.
+ENV HOME=/app/var
 USER 10001:10001
 CMD ["train", "--help"]
 

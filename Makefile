@@ -7,7 +7,8 @@ DEV := .venv-dev/bin
 GPU_PYTHON ?= $(DEV)/python
 PORT ?= 8000
 HOST ?= http://127.0.0.1:$(PORT)
-LOCKS := serve dev optimum
+# What is installed anywhere: by the Makefile, and in the images.
+LOCKS := serve dev optimum indexer train gpu
 PIP := -m pip install --quiet --disable-pip-version-check
 .DEFAULT_GOAL := help
 .PHONY: help run test tests check unit format bench bench-peers bench-gpu dashboard overload kills bench-fresh bench-index bench-encode bench-train kill-index kill-writes kill-curate chaos soak claims loadtest knee eval chart image openapi typescript install install-train optimum lock clean bench-keys fuzz-tenants audit
@@ -104,6 +105,9 @@ knee: .venv-dev/installed ## Locust in steps until latency breaks away (HOST=…
 	$(DEV)/locust -f loadtest/steps.py --headless --only-summary --exit-code-on-error 0 --host $(HOST) \
 	  --html var/loadtest/steps.html --picture var/loadtest/steps.png --errors 1 --refused 1 $(ARGS)
 
+NOT_AUDITED := The audit failed. If the lines above list vulnerabilities, update those packages (make lock). If they say that \
+  packages could not be audited or that a connection failed, nothing was checked: this network reaches no advisories of \
+  pypi.org. Try make audit ARGS='-s osv', which asks api.osv.dev, or check var/sbom-*.json on a machine that reaches one.
 # Strict: a package that could not be looked up fails, or an address without advisories would look like a clean bill.
 audit: .venv-audit/installed ## known vulnerabilities of the locks, and a bill of materials (var/sbom-*.json)
 	@mkdir -p var
@@ -111,7 +115,7 @@ audit: .venv-audit/installed ## known vulnerabilities of the locks, and a bill o
 	  --output-reproducible --of JSON -o var/sbom-$$lock.json && echo "var/sbom-$$lock.json"; done
 	@failed=0; for lock in $(LOCKS); do echo "requirements/$$lock.lock:"; .venv-audit/bin/pip-audit --disable-pip \
 	  --require-hashes --strict --progress-spinner off -r requirements/$$lock.lock $(ARGS) || failed=1; \
-	  done; exit $$failed
+	  done; [ $$failed = 0 ] || { echo "$(NOT_AUDITED)"; exit 1; }
 
 eval: .venv-dev/installed ## judge the bundled encoder on the example corpus (DATA=… for another folder)
 	$(DEV)/care eval $(or $(DATA),examples) $(ARGS)

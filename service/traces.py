@@ -31,8 +31,6 @@ from models.package import care_version
 from service.metrics import STAGES
 
 if TYPE_CHECKING:
-    from starlette.types import Scope
-
     from service.metrics import Metrics, Timings
     from service.search.request import SearchRequest
     from service.settings import Settings
@@ -82,39 +80,39 @@ class Traces:
 
     def add(
         self,
-        scope: Scope,
+        caller: bytes | None,
+        method: str,
         route: str,
         request_id: str,
         status: int,
         seconds: float,
         search: SearchRequest | None,
         timings: Timings | None,
-    ) -> str | None:
-        """Queues a request that has ended; returns its trace in hex, None if it is not traced.
+    ) -> bytes | None:
+        """Queues a request that has ended; returns its trace, None if it is not traced.
 
-        A caller that sends `traceparent` has decided; of the other requests a share is traced.
+        `caller` is its `traceparent`, which decides; of the requests without one a share is traced.
         """
-        trace_id, parent = NO_PARENT, NO_PARENT
-        for name, value in scope["headers"]:
-            if name == b"traceparent" and (given := TRACEPARENT.fullmatch(value)):
-                if not int(given[3], 16) & SAMPLED:
-                    return None
-                trace_id, parent = bytes.fromhex(given[1].decode()), bytes.fromhex(given[2].decode())
-        if not trace_id:
-            if random() >= self._share:
+        if caller is not None and (given := TRACEPARENT.fullmatch(caller)):
+            if not int(given[3], 16) & SAMPLED:
                 return None
-            trace_id = getrandbits(128).to_bytes(16)
+            trace_id, parent = bytes.fromhex(given[1].decode()), bytes.fromhex(given[2].decode())
+        elif random() >= self._share:
+            return None
+        else:
+            trace_id, parent = getrandbits(128).to_bytes(16), NO_PARENT
         if len(self._waiting) >= MOST_WAITING:
             self._waiting.popleft()
             self._metrics.traces("dropped", 1)
         # What was refused retrieved nothing, and its numbers may be larger than the protocol's.
         found = None if search is None or status == REFUSED else (search.top_k, len(search.queries))
         queries = "\n".join(search.queries) if self._queries and search is not None else ""
-        stages = () if timings is None else _seconds(timings)
+        # A result that is not in the cache is fetched; without one there is no stage to show.
+        stages = _seconds(timings) if timings is not None and timings.fetch else ()
         self._waiting.append(
-            (trace_id, parent, time_ns(), seconds, scope["method"], route, status, request_id, found, queries, stages)
+            (trace_id, parent, time_ns(), seconds, method, route, status, request_id, found, queries, stages)
         )
-        return trace_id.hex()
+        return trace_id
 
     @contextlib.asynccontextmanager
     async def sending(self) -> AsyncIterator[None]:
@@ -152,7 +150,7 @@ class Traces:
         while left > 0:
             batch = [self._waiting.popleft() for _ in range(min(MOST_AT_ONCE, left))]
             left -= len(batch)
-            scoped = self._scope + b"".join([span for traced in batch for span in self._spans(traced)])
+            scoped = self._scope + b"".join(map(self._spans, batch))
             message = _field(RESOURCE_SPANS, self._resource + _field(SCOPE_SPANS, scoped))
             headers = {"content-type": "application/x-protobuf"}
             try:
@@ -171,26 +169,27 @@ class Traces:
             self._is_away = False
             self._metrics.traces("sent", len(batch))
 
-    def _spans(self, traced: Traced) -> Iterator[bytes]:
+    def _spans(self, traced: Traced) -> bytes:
         """The span of a request and those of its stages, as they stand in a ScopeSpans message."""
         trace_id, parent, ended_ns, seconds, method, route, status, request_id, search, queries, stages = traced
         own, began_ns = _new_span_id(), ended_ns - int(seconds * 1e9)
-        whole = _request_facts(self._source, method, route, status, search) + _attribute("care.request_id", request_id)
+        whole = _request_facts(self._source, method, route, status, search, len(request_id)) + request_id.encode()
         if queries:
             whole += _attribute("gen_ai.retrieval.query.text", queries)
         if parent:
             whole += PARENT + parent
-        yield _field(SPANS, whole + OWN.pack(TRACE_ID, trace_id, SPAN_ID, own, BEGIN, began_ns, END, ended_ns))
+        spans = _field(SPANS, whole + OWN.pack(TRACE_ID, trace_id, SPAN_ID, own, BEGIN, began_ns, END, ended_ns))
         if not stages:
-            return
+            return spans
         at_ns = max(began_ns, ended_ns - int(stages[-1] * 1e9))
         for known, took in zip(STAGE_FACTS, stages, strict=False):  # the last of them is the total
             if not took:  # a result in the cache is not tokenised, few are reranked
                 continue
             end_ns = at_ns + int(took * 1e9)
             times = OWN.pack(TRACE_ID, trace_id, SPAN_ID, _new_span_id(), BEGIN, at_ns, END, end_ns)
-            yield _field(SPANS, known + PARENT + own + times)
+            spans += _field(SPANS, known + PARENT + own + times)
             at_ns = end_ns
+        return spans
 
 
 # Identity and time of a span as they are on the wire: a tag and, where the length is not the type's, the length.
@@ -213,14 +212,14 @@ def _field(tag: bytes, content: bytes) -> bytes:
         return b"%b%c%b" % (tag, rest, content)
     length = b""
     while rest > 127:
-        length += bytes([rest & 127 | 128])
+        length += b"%c" % (rest & 127 | 128)
         rest >>= 7
     return b"%b%b%c%b" % (tag, length, rest, content)
 
 
 @lru_cache(1024)
-def _request_facts(source: str, method: str, route: str, status: int, search: Searched | None) -> bytes:
-    """Everything of a request's span that other requests have too; `search`: its top_k and number of queries."""
+def _request_facts(source: str, method: str, route: str, status: int, search: Searched | None, id_length: int) -> bytes:
+    """Everything of a request's span that other requests have too; its id, of this length, has to follow."""
     facts: Facts = {"http.request.method": method, "http.route": route, "http.response.status_code": status}
     if search is not None:
         facts |= {"gen_ai.operation.name": "retrieval", "gen_ai.data_source.id": source}
@@ -229,7 +228,7 @@ def _request_facts(source: str, method: str, route: str, status: int, search: Se
     attributes = list(_attributes(facts))
     span = Span(name=f"{method} {route}", kind=Span.SPAN_KIND_SERVER, attributes=attributes, status=failed)
     serialised: bytes = span.SerializeToString()
-    return serialised
+    return serialised + _attribute("care.request_id", "-" * id_length)[:-id_length]
 
 
 def _attribute(name: str, text: str) -> bytes:

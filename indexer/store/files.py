@@ -11,7 +11,7 @@ import fcntl
 import os
 import platform
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
@@ -39,10 +39,14 @@ def sync(path: Path) -> None:
         os.close(descriptor)
 
 
-def replace_file(path: Path, content: bytes) -> None:
-    """Replaces a file atomically; returns when the new content is on the disk."""
+def replace_file(path: Path, content: bytes, prepare: Callable[[Path], None] = lambda new: None) -> None:
+    """Replaces a file atomically; returns when the new content is on the disk.
+
+    `prepare` gets the new file before it takes the place of the old one.
+    """
     temporary = path.with_name(f".{path.name}.new")
     temporary.write_bytes(content)
+    prepare(temporary)
     sync(temporary)
     os.replace(temporary, path)
     sync(path.parent)

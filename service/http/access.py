@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from service.limits import ANYONE, Key, Rates, Scope
 
 logger = logging.getLogger(__name__)
 
-SCOPE = "care.scope"
+SCOPE = "care.scope"  # of a request that takes more than the scope search
 ACT = "care.act"
 READS = ("GET", "HEAD")
 PUBLIC = None
@@ -68,7 +69,7 @@ class Access:
     audit_log: Path | None = None
     admin_port: int | None = None
 
-    def identify(self, request: Request) -> Key:
+    def identify(self, request: Request, headers: Mapping[bytes, bytes]) -> Key:
         """Finds the key of a request; raises Unauthorized, Forbidden, or NotFound for a path that is not served."""
         scope = scope_of(request["method"], request["path"])
         if scope is Scope.SEARCH and not self.keys.has_file:
@@ -77,8 +78,9 @@ class Access:
             raise NotFound(NOWHERE)
         if scope is PUBLIC or (request["path"] == METRICS and not self.keys.has_file):
             return ANYONE
-        request[SCOPE] = scope
-        presented = presented_key(request)
+        if scope is not Scope.SEARCH:
+            request[SCOPE] = scope
+        presented = presented_key(headers)
         key = None if presented is None else self.keys.find(presented)
         if key is None:
             raise Forbidden(CLOSED) if self.keys.is_empty else Unauthorized(SEND_A_KEY)
@@ -94,7 +96,7 @@ class Access:
 
     def record(self, request: Request, request_id: str, status: int) -> None:
         """Writes a change, an act of an administrator, or an attempt at one to the audit log; never a text."""
-        if self.audit_log is None or request.get(SCOPE) not in (Scope.WRITE, Scope.ADMIN):
+        if self.audit_log is None or SCOPE not in request:
             return
         if request["method"] in READS and status not in (401, 403):
             return
@@ -107,15 +109,12 @@ class Access:
             logger.error("the audit log %s lacks the act of request %s: %s", self.audit_log, request_id, error)
 
 
-def presented_key(request: Request) -> bytes | None:
+def presented_key(headers: Mapping[bytes, bytes]) -> bytes | None:
     """The key in the Authorization header (Bearer), or else in api-key."""
-    found: bytes | None = None
-    for name, value in request["headers"]:
-        if name == b"authorization" and value[:7].lower() == b"bearer ":
-            return bytes(value[7:].strip())
-        if name == b"api-key" and found is None:
-            found = bytes(value)
-    return found
+    value = headers.get(b"authorization", b"")
+    if value[:7].lower() == b"bearer ":
+        return value[7:].strip()
+    return headers.get(b"api-key")
 
 
 def route_of(request: Request) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import re
 import secrets
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from random import getrandbits
 from time import perf_counter, time
@@ -65,7 +65,8 @@ class RequestFrame:
             return
         began = perf_counter()
         self.metrics.request_began()
-        request_id = scope[REQUEST_ID] = _request_id(scope)
+        headers = dict(scope["headers"])  # of those that repeat, the last one
+        request_id = scope[REQUEST_ID] = _request_id(headers)
         status = 0
 
         async def send_with_id(message: Message) -> None:
@@ -78,7 +79,7 @@ class RequestFrame:
         try:
             if self.hosts is not None:
                 _require_host(self.hosts, scope)
-            key = scope[KEY] = self.access.identify(scope)
+            key = scope[KEY] = self.access.identify(scope, headers)
             if key.rate is not None:
                 await self.access.require_rate(key)
             await self.app(scope, receive, send_with_id)
@@ -97,8 +98,9 @@ class RequestFrame:
             scope[STATUS] = status = status or scope.get(STATUS, CLIENT_CLOSED)
             route = self._route(scope)
             if self.traces is not None:
-                search = scope.get(SEARCH), scope.get(TIMINGS)
-                scope[TRACE] = self.traces.add(scope, route, request_id, status, seconds, *search)
+                search, timings = scope.get(SEARCH), scope.get(TIMINGS)
+                caller, method = headers.get(b"traceparent"), scope["method"]
+                scope[TRACE] = self.traces.add(caller, method, route, request_id, status, seconds, search, timings)
             self._account(scope["method"], route, request_id, status, seconds, scope)
             if SCOPE in scope:
                 self.access.record(scope, request_id, scope[STATUS])
@@ -130,7 +132,8 @@ class RequestFrame:
                 "milliseconds": round((seconds or 0.0) * 1000, 3),
             }
             known = scope or {}
-            own = {"key": known.get(KEY, ANYONE).name, "queries": known.get(QUERIES), "trace_id": known.get(TRACE)}
+            trace: bytes | None = known.get(TRACE)
+            own = {"key": known.get(KEY, ANYONE).name, "queries": known.get(QUERIES), "trace_id": trace and trace.hex()}
             line |= {name: value for name, value in own.items() if value is not None}
             access_logger.info(orjson.dumps(line).decode())
 
@@ -174,11 +177,11 @@ def _require_host(hosts: re.Pattern[bytes], scope: Scope) -> None:
             raise UnknownHost("this host name is not served here; add it to CARE_ALLOWED_HOSTS if it should be")
 
 
-def _request_id(scope: Scope) -> str:
+def _request_id(headers: Mapping[bytes, bytes]) -> str:
     """The client's id if it is short and plain, because it goes into headers and logs; else a new one."""
-    for name, value in scope["headers"]:
-        if name == b"x-request-id" and SANE_ID.fullmatch(value):
-            return bytes(value).decode("ascii")
+    given = headers.get(b"x-request-id")
+    if given is not None and SANE_ID.fullmatch(given):
+        return given.decode("ascii")
     return f"{getrandbits(64):016x}"  # it is no secret, and the system's random bytes take three times as long
 
 

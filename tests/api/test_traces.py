@@ -133,6 +133,17 @@ def test_a_trace_of_the_caller_goes_on_and_a_caller_that_is_not_traced_is_not(bu
     assert (whole.trace_id.hex(), whole.parent_span_id.hex()) == (TRACE, CALLER)
 
 
+def test_a_span_has_the_id_of_its_request_however_long_it_is(built: Built) -> None:
+    ids = ["7", "my-request", "r" * 64]
+    with collector() as (url, received):
+        with live(make_settings(built, traces_url=url, traces_queries=True)) as address:
+            for each in ids:
+                ask(address, **{"x-request-id": each})
+        found = searches(spans_of(received))
+    assert [facts(list(span.attributes))["care.request_id"] for span in found] == ids
+    assert {facts(list(span.attributes))["gen_ai.retrieval.query.text"] for span in found} == {QUERY}
+
+
 def test_the_log_names_the_trace_and_the_request(built: Built, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, ACCESS_LOGGER)
     with collector() as (url, _), live(make_settings(built, traces_url=url, access_log=True)) as address:
@@ -173,7 +184,7 @@ def test_numbers_of_any_size_in_a_refused_request_stop_no_later_trace(built: Bui
 def test_a_batch_that_cannot_be_written_is_lost_alone(built: Built, monkeypatch: pytest.MonkeyPatch) -> None:
     failing = [True]
 
-    def spans(self: Traces, traced: Traced) -> Iterator[bytes]:
+    def spans(self: Traces, traced: Traced) -> bytes:
         if failing:
             failing.clear()
             raise ValueError("an unforeseen value")
@@ -232,9 +243,8 @@ def test_traces_that_cannot_be_sent_in_time_are_dropped_oldest_first(built: Buil
     settings = make_settings(built, traces_url="http://127.0.0.1:9")
     metrics = create_app(settings.model_copy(update={"traces_url": None})).state.frame.metrics
     traces = Traces(settings, metrics)
-    scope = {"method": "GET", "headers": []}
     for number in range(MOST_WAITING + 3):
-        traces.add(scope, "/livez", str(number), 200, 0.001, None, None)
+        traces.add(None, "GET", "/livez", str(number), 200, 0.001, None, None)
     assert 'care_traces_total{outcome="dropped"} 3.0' in metrics.expose().decode()
 
 
@@ -248,12 +258,12 @@ def test_requests_that_come_while_traces_are_sent_wait_for_the_next_time(
     def post(url: str, *, content: bytes, headers: dict[str, str]) -> httpx.Response:
         posts.append(content)
         assert len(posts) < 9, "it never ends"
-        traces.add({"method": "GET", "headers": []}, "/livez", f"during-{len(posts)}", 200, 0.001, None, None)
+        traces.add(None, "GET", "/livez", f"during-{len(posts)}", 200, 0.001, None, None)
         return httpx.Response(200, request=httpx.Request("POST", url))
 
     monkeypatch.setattr(traces._client, "post", post)
     for number in range(MOST_AT_ONCE + 1):
-        traces.add({"method": "GET", "headers": []}, "/livez", f"before-{number}", 200, 0.001, None, None)
+        traces.add(None, "GET", "/livez", f"before-{number}", 200, 0.001, None, None)
     traces._send()
     assert [b"during" in content for content in posts] == [False, False]
     traces._send()

@@ -49,6 +49,14 @@ def test_requests_pass_the_proxy(client: httpx.Client) -> None:
     assert client.post("/v1/search", json={"query": ""}).status_code == 422
 
 
+@pytest.mark.parametrize("path", ["/metrics", "/admin/versions", "/%61dmin/versions", "/metrics/", "/admin"])
+def test_what_is_an_operators_does_not_pass_the_proxy(client: httpx.Client, path: str) -> None:
+    answer = client.get(path, headers={"X-Request-Id": "mine"})
+    assert (answer.status_code, answer.json()["error"]["request_id"]) == (404, "mine")
+    assert answer.json()["error"]["code"] == "not_found"
+    assert "x-content-type-options" not in answer.headers  # the service's own 404 has it
+
+
 def test_a_flood_is_refused_by_the_proxy_and_health_is_still_answered(client: httpx.Client, gate: Gate) -> None:
     gate.open.clear()
     with ThreadPoolExecutor(CLIENTS) as pool:

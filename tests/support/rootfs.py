@@ -3,7 +3,8 @@
   python -m tests.support.rootfs service --folder /var/tmp/care-image
 
 Each stage is a folder, and each instruction is carried out as it stands: RUN in a chroot, COPY by copying. In place of
-python:3.11-slim there is a minimal Debian 12 with its own Python 3.11 (debootstrap). Needs root, and not for `gpu`.
+python:3.11-slim there is a minimal Debian 12 with its own Python 3.11, in place of NVIDIA's image a minimal Ubuntu
+24.04 for x86_64 without CUDA (debootstrap). Needs root; `gpu` on another processor also needs qemu-user-static.
 """
 
 from __future__ import annotations
@@ -23,18 +24,38 @@ from pathlib import Path
 
 from tests.unit.deploy.support import REPOSITORY, dockerfile, instructions, is_ignored
 
-BASE = "python:3.11-slim"
-PACKAGES = "ca-certificates,python3.11-minimal,python3.11,python3.11-venv,python3-pip"
+DEBIAN = "ca-certificates,python3.11-minimal,python3.11,python3.11-venv,python3-pip"
+# What debootstrap makes in place of an image: its arguments, the release and its mirror.
+BASES = {
+    "python:3.11-slim": ([f"--include={DEBIAN}"], "bookworm", "http://deb.debian.org/debian"),
+    "nvidia/cuda:13.0.2-cudnn-runtime-ubuntu24.04": (
+        ["--arch=amd64", "--include=ca-certificates", "--components=main,universe"],
+        "noble",
+        "http://archive.ubuntu.com/ubuntu",
+    ),
+}
+# Older ones than a release have no script of its name; Ubuntu's are all alike.
+SCRIPTS = Path("/usr/share/debootstrap/scripts")
 # Needed to build, not by an image: what Debian's packages leave behind.
 LEFTOVERS = ("var/cache/apt", "var/lib/apt/lists", "var/log", "usr/share/doc", "usr/share/man", "usr/share/locale")
-READY_SECONDS = 120
+# Tried in each image; those that serve are started after it and asked for a search.
+INDEX = ["index", "build", "examples/corpus.jsonl", "--publish"]
+TRIALS = {
+    "service": INDEX,
+    "indexer": [*INDEX, "--ray", "local"],
+    "train": ["train", "models/training/recipes/tiny.toml", "--dry-run"],
+    "gpu": INDEX,
+}
+READY_SECONDS = 300
 
 
-def make_base(folder: Path) -> None:
-    mirror = os.environ.get("DEBIAN_MIRROR", "http://deb.debian.org/debian")
-    command = ["debootstrap", "--variant=minbase", f"--include={PACKAGES}", "bookworm", str(folder), mirror]
+def make_base(image: str, folder: Path) -> None:
+    arguments, release, mirror = BASES[image]
+    script = SCRIPTS / (release if (SCRIPTS / release).exists() else "jammy")
+    command = ["debootstrap", "--variant=minbase", *arguments, release, str(folder), mirror, str(script)]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
-    (folder / "usr/local/bin/python").symlink_to("/usr/bin/python3.11")
+    if release == "bookworm":
+        (folder / "usr/local/bin/python").symlink_to("/usr/bin/python3.11")
     shutil.copy("/etc/resolv.conf", folder / "etc/resolv.conf")
     shutil.copy("/etc/hosts", folder / "etc/hosts")
     with contextlib.suppress(OSError):  # a network whose certificates are its own
@@ -50,13 +71,14 @@ def build(stage: str, folder: Path) -> Path:
     if root.exists():
         return root
     steps = [one for one in dockerfile() if one.stage == stage]
-    base = folder / "base" if (name := steps[0].rest.split(" AS ")[0]) == BASE else build(name, folder)
+    name = _origin(stage)
+    base = base_of(stage, folder) if name in BASES else build(name, folder)
     if not base.exists():
-        make_base(base)
+        make_base(name, base)
     partial = folder / f"{stage}.partial"
     shutil.rmtree(partial, ignore_errors=True)
     subprocess.run(["cp", "-a", "--reflink=auto", str(base), str(partial)], check=True)
-    place = (instructions(name, "WORKDIR") or ["/"])[-1] if name != BASE else "/"
+    place = "/" if name in BASES else (instructions(name, "WORKDIR") or ["/"])[-1]
     for step in steps[1:]:
         if step.name == "WORKDIR":
             place = step.rest
@@ -70,6 +92,16 @@ def build(stage: str, folder: Path) -> Path:
             _copy(step.rest, partial, place, folder)
     partial.rename(root)
     return root
+
+
+def base_of(stage: str, folder: Path) -> Path:
+    """The folder of the system that a stage is built on in the end."""
+    name = _origin(stage)
+    return folder / f"base-{BASES[name][1]}" if name in BASES else base_of(name, folder)
+
+
+def _origin(stage: str) -> str:
+    return next(one.rest.split(" AS ")[0] for one in dockerfile() if one.stage == stage)
 
 
 def _copy(rest: str, root: Path, place: str, folder: Path) -> None:
@@ -127,32 +159,31 @@ def started(root: Path, stage: str) -> Iterator[str]:
 
 def _as_image(root: Path, stage: str, words: list[str]) -> list[str]:
     user, entry = instructions(stage, "USER")[-1], json.loads(instructions(stage, "ENTRYPOINT")[-1])
-    enter = f'cd {instructions(stage, "WORKDIR")[-1]} && exec "$@"'
-    return ["chroot", f"--userspec={user}", str(root), "sh", "-ec", enter, "sh", *entry, *words]
+    place = instructions(stage, "WORKDIR")[-1]
+    enter = f"mount -t proc proc {root}/proc; mount --rbind /sys {root}/sys; mount --rbind /dev {root}/dev; "
+    enter += f'exec chroot --userspec={user} {root} sh -ec \'cd {place} && exec "$@"\' sh "$@"'
+    # Mounts of its own, as a container has: without /sys ONNX Runtime does not know the processor and is slow.
+    return ["unshare", "--mount", "sh", "-ec", enter, "sh", *entry, *words]
 
 
 def _image_environment(stage: str) -> dict[str, str]:
-    pairs = (pair.split("=", 1) for pair in instructions(stage, "ENV")[-1].split())
+    pairs = (pair.split("=", 1) for line in instructions(stage, "ENV") for pair in line.split())
     path = _environment()["PATH"]
     return {name: value.replace("$PATH", path) for name, value in pairs} | {"LANG": "C.UTF-8"}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("stage", choices=["service", "indexer", "train"])
+    parser.add_argument("stage", choices=list(TRIALS))
     parser.add_argument("--folder", type=Path, required=True, help="takes the stages, some GB; kept for the next time")
     given = parser.parse_args()
     given.folder.mkdir(parents=True, exist_ok=True)
-    root = build(given.stage, given.folder)
-    base, own = megabytes(given.folder / "base"), megabytes(root)
-    print(f"{given.stage}: {own:.0f} MB, of which {base:.0f} MB are the base's Debian and Python")
-    if given.stage == "service":
-        index = _as_image(root, "service", ["index", "build", "examples/corpus.jsonl", "--publish"])
-        subprocess.run(index, env=_image_environment("service"), check=True)
-        with started(root, "service") as url, urllib.request.urlopen(f"{url}/v1/search?q=aspirin&top_k=1") as answer:
+    stage, root = given.stage, build(given.stage, given.folder)
+    print(f"{stage}: {megabytes(root):.0f} MB, of which {megabytes(base_of(stage, given.folder)):.0f} MB are the base")
+    subprocess.run(_as_image(root, stage, TRIALS[stage]), env=_image_environment(stage), check=True)
+    if instructions(stage, "EXPOSE"):
+        with started(root, stage) as url, urllib.request.urlopen(f"{url}/v1/search?q=aspirin&top_k=1") as answer:
             print("a search in it:", json.loads(answer.read())["results"][0]["hits"][0]["id"])
-    else:
-        subprocess.run(_as_image(root, given.stage, ["--version"]), env=_image_environment(given.stage), check=True)
 
 
 if __name__ == "__main__":

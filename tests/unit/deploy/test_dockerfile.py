@@ -76,7 +76,7 @@ def test_the_user_is_fixed_and_not_root(target: str) -> None:
     assert min(int(uid), int(gid)) >= 1000
     made = " ".join(instructions(target, "RUN"))
     assert f"--uid {uid} --gid {gid}" in made
-    assert f"install -d -o {uid} -g {gid} /app/{COLLECTION}" in made
+    assert re.search(rf"install -d -o {uid} -g {gid} (/app/var )?/app/{COLLECTION}", made)
     after = dockerfile()[[(one.stage, one.name) for one in dockerfile()].index((target, "USER")) :]
     assert not {"RUN", "COPY", "ADD"} & {one.name for one in after if one.stage == target}
 
@@ -135,6 +135,25 @@ def test_the_health_check_sees_life_and_death(target: str, live_port: int) -> No
         environment = os.environ | {"CARE_PORT": str(port), "http_proxy": "http://127.0.0.1:1"}
         done = subprocess.run([sys.executable, *command[1:]], env=environment, capture_output=True)
         assert (done.returncode == 0) is alive
+
+
+def test_recipes_find_their_files_in_the_image_that_trains() -> None:
+    """They name them as from the repository's root, and write their runs to var."""
+    made = " ".join(instructions("train", "RUN"))
+    assert "ln -s /opt/care/lib/python3.*/site-packages/models models" in made
+    assert re.search(r"install -d -o 10001 -g 10001 /app/var ", made)
+    assert "HOME=/app/var" in instructions("train", "ENV")  # the user's own home does not exist
+
+
+def test_ray_finds_a_home_in_the_image_that_indexes() -> None:
+    assert "HOME=/tmp" in instructions("indexer", "ENV")
+
+
+def test_the_locks_of_all_images_are_audited() -> None:
+    installed = set(re.findall(r"-r (?:/locks/)?([a-z]+)\.lock", (REPOSITORY / "Dockerfile").read_text()))
+    (audited,) = re.findall(r"^LOCKS := (.+)$", (REPOSITORY / "Makefile").read_text(), re.MULTILINE)
+    assert installed == {"serve", "indexer", "train", "gpu"}
+    assert installed <= set(audited.split())
 
 
 def test_nothing_that_trains_or_compiles_is_installed() -> None:

@@ -37,6 +37,13 @@ def test_it_serves_what_the_timer_publishes() -> None:
     assert "ORT_DISABLE_TELEMETRY=1" in SERVICE["Environment"].split()
 
 
+def test_the_re_index_may_do_no_more_than_the_service() -> None:
+    kinds = ("NoNew", "Private", "Protect", "Lock", "Restrict", "SystemCall", "Capability")
+    limits = {name: value for name, value in SERVICE.items() if name.startswith(kinds)}
+    assert len(limits) > 15
+    assert limits.items() <= REINDEX["Service"].items()
+
+
 def test_its_name_is_its_port_and_it_has_time_to_end() -> None:
     given = settings()
     assert given.port == 8000

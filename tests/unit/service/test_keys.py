@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import stat
 from hashlib import sha256
@@ -48,6 +49,9 @@ def test_no_other_text_is_the_key(path: Path) -> None:
     other = create(path, "b", "--scope", "admin")
     ring = KeyRing(path, "token of old")
     wrong = ("", "care_", key[:-1], f"{key} ", key.upper(), key[:18] + other[18:], "care_000000000000_x", "é")
+    assert [ring.find(each.encode()) for each in wrong] == [None] * len(wrong)
+    # Nor once the right one was presented, which is compared in another way from then on.
+    assert [found and found.name for found in (ring.find(key.encode()), ring.find(key.encode()))] == ["a", "a"]
     assert [ring.find(each.encode()) for each in wrong] == [None] * len(wrong)
     token = ring.find(b"token of old")
     assert token is not None
@@ -103,6 +107,17 @@ def test_list_shows_everything_but_secrets(path: Path, capsys: pytest.CaptureFix
         assert part in shown
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file to another user")
+def test_root_makes_a_key_and_the_file_stays_the_services(path: Path) -> None:
+    create(path, "first", "--scope", "search")
+    os.chown(path, 12345, 12346)
+    for before, after in ((0o640, 0o640), (0o600, 0o600), (0o664, 0o660)):
+        path.chmod(before)
+        create(path, f"mode-{before:o}", "--scope", "search")
+        facts = path.stat()
+        assert (facts.st_uid, facts.st_gid, stat.S_IMODE(facts.st_mode)) == (12345, 12346, after)
+
+
 def test_a_key_is_revoked_by_its_id_too(path: Path) -> None:
     key = create(path, "reader", "--scope", "search")
     revoke(path, key[5:17])
@@ -140,6 +155,12 @@ def test_what_cannot_be_done_says_why(
     assert cli.main(["keys", "--file", str(path), *arguments]) == 1
     assert said in capsys.readouterr().err
     assert path.read_text() == before
+
+
+def test_an_unknown_scope_is_refused_with_those_that_there_are(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        cli.main(["keys", "--file", str(path), "create", "a", "--scope", "all"])
+    assert "choose from 'search', 'write', 'admin'" in capsys.readouterr().err
 
 
 def test_without_a_file_the_command_names_the_setting(
