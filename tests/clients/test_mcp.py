@@ -20,6 +20,7 @@ from mcp import Client, MCPError, StdioServerParameters
 from mcp.client.streamable_http import streamable_http_client
 from mcp.types import CallToolResult, TextContent
 
+import cli
 from tests.api.support import TOKEN
 from tests.clients.support import ANSWER, Scene, Scripted
 
@@ -131,13 +132,12 @@ async def test_a_model_reads_what_was_wrong_with_its_arguments(service_url: str)
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1:99999", "127.0.0.1:-1", "somewhere", "127.0.0.1:"])
-def test_an_address_without_a_usable_port_is_refused(address: str) -> None:
+def test_an_address_without_a_usable_port_is_refused(address: str, capsys: pytest.CaptureFixture[str]) -> None:
     # 99999 would be taken modulo 65536: the server listens, where nobody looks for it.
-    ended = subprocess.run(
-        command("http://127.0.0.1:1", "--http", address), capture_output=True, text=True, timeout=START_SECONDS
-    )
-    assert ended.returncode == 1
-    assert "is no address; write it as 127.0.0.1:8001" in ended.stderr
+    with pytest.raises(SystemExit) as ended:
+        sys.exit(cli.main(["mcp", "--url", "http://127.0.0.1:1", "--http", address]))
+    assert ended.value.code == 1
+    assert "is no address; write it as 127.0.0.1:8001" in capsys.readouterr().err
 
 
 async def test_tools_that_write_come_only_when_asked_for(service_url: str) -> None:
@@ -170,12 +170,13 @@ async def test_over_stdio_the_key_is_the_environments(scripted: Scripted) -> Non
     assert {headers.get("authorization") for *_, headers in scripted.requests} == {"Bearer k-1"}
 
 
-@pytest.mark.parametrize("headers", [{"authorization": "Bearer k-2"}, {"api-key": "k-3"}, {}])
-async def test_over_http_the_key_is_the_callers_alone(scripted: Scripted, headers: dict[str, str]) -> None:
-    scripted.scenes.extend(CALL)
+async def test_over_http_the_key_is_the_callers_alone(scripted: Scripted) -> None:
     with http_server(scripted.url) as address:
-        async with over_http(address, headers) as client:
-            await client.call_tool("search", {"query": "发热"})
-    assert scripted.requests
-    for *_, sent in scripted.requests:
-        assert {name: sent[name] for name in ("authorization", "api-key") if name in sent} == headers
+        for headers in ({"authorization": "Bearer k-2"}, {"api-key": "k-3"}, {}):
+            scripted.scenes.extend(CALL)
+            scripted.requests.clear()
+            async with over_http(address, headers) as client:
+                await client.call_tool("search", {"query": "发热"})
+            assert scripted.requests
+            for *_, sent in scripted.requests:
+                assert {name: sent[name] for name in ("authorization", "api-key") if name in sent} == headers

@@ -21,6 +21,7 @@ from tests.unit.deploy.support import REPOSITORY, compose, load_yaml, parse_care
 from tests.unit.indexer.support import RUN
 
 SCRAPES: list[dict[str, Any]] = load_yaml("deploy/prometheus.yml")["scrape_configs"]
+CASES = ("tests/unit/deploy/alerts.yml", "tests/unit/deploy/alerts_days.yml")
 RULES: list[dict[str, Any]] = load_yaml("deploy/alerts.yml")["groups"][0]["rules"]
 OPERATIONS = (REPOSITORY / "docs/operations.md").read_text(encoding="utf-8")
 DASHBOARD: dict[str, Any] = json.loads((REPOSITORY / "deploy/grafana/care.json").read_text(encoding="utf-8"))
@@ -68,16 +69,15 @@ def test_an_alert_asks_for_what_is_exposed(rule: dict[str, Any], exposed: dict[s
 
 
 @pytest.mark.skipif(shutil.which("promtool") is None, reason="needs promtool: `make programs` installs it")
-@pytest.mark.parametrize(
-    "words", [("check", "config", "deploy/prometheus.yml"), ("test", "rules", "tests/unit/deploy/alerts.yml")]
-)
+@pytest.mark.parametrize("words", [("check", "config", "deploy/prometheus.yml"), ("test", "rules", *CASES)])
 def test_prometheus_itself_accepts_the_files_and_every_alert_fires_when_it_should(words: tuple[str, ...]) -> None:
     done = subprocess.run(["promtool", *words], cwd=REPOSITORY, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_every_alert_has_a_case_in_which_it_fires() -> None:
-    cases = [case for test in load_yaml("tests/unit/deploy/alerts.yml")["tests"] for case in test["alert_rule_test"]]
+    tests = [test for path in CASES for test in load_yaml(path)["tests"]]
+    cases = [case for test in tests for case in test["alert_rule_test"]]
     assert {case["alertname"] for case in cases if case["exp_alerts"]} == {rule["alert"] for rule in RULES}
 
 
