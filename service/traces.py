@@ -97,7 +97,7 @@ class Traces:
             if not int(given[3], 16) & SAMPLED:
                 return None
             trace_id, parent = bytes.fromhex(given[1].decode()), bytes.fromhex(given[2].decode())
-        elif random() >= self._share:
+        elif self._share < 1 and random() >= self._share:
             return None
         else:
             trace_id, parent = getrandbits(128).to_bytes(16), NO_PARENT
@@ -105,7 +105,9 @@ class Traces:
             self._waiting.popleft()
             self._metrics.traces("dropped", 1)
         # What was refused retrieved nothing, and its numbers may be larger than the protocol's.
-        found = None if search is None or status == REFUSED else (search.top_k, len(search.queries))
+        found: Searched | None = None
+        if search is not None and status != REFUSED:
+            found = search.top_k, 1 if isinstance(search.query, str) else len(search.query)
         queries = "\n".join(search.queries) if self._queries and search is not None else ""
         # A result that is not in the cache is fetched; without one there is no stage to show.
         stages = _seconds(timings) if timings is not None and timings.fetch else ()
@@ -183,7 +185,7 @@ class Traces:
             return spans
         at_ns = max(began_ns, ended_ns - int(stages[-1] * 1e9))
         for known, took in zip(STAGE_FACTS, stages, strict=False):  # the last of them is the total
-            if not took:  # a result in the cache is not tokenised, few are reranked
+            if not took:  # few are reranked, a lexical search encodes nothing
                 continue
             end_ns = at_ns + int(took * 1e9)
             times = OWN.pack(TRACE_ID, trace_id, SPAN_ID, _new_span_id(), BEGIN, at_ns, END, end_ns)
@@ -210,6 +212,8 @@ def _field(tag: bytes, content: bytes) -> bytes:
     rest = len(content)
     if rest < 128:
         return b"%b%c%b" % (tag, rest, content)
+    if rest < 16384:  # nearly all
+        return b"%b%c%c%b" % (tag, rest & 127 | 128, rest >> 7, content)
     length = b""
     while rest > 127:
         length += b"%c" % (rest & 127 | 128)

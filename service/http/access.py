@@ -10,7 +10,7 @@ from typing import Any
 
 from starlette.types import Scope as Request
 
-from service.errors import Forbidden, NotFound, RateLimited, Unauthorized
+from service.errors import Forbidden, NotFound, Unauthorized
 from service.http.asgi import KEY
 from service.keys import KeyRing, write_audit
 from service.limits import ANYONE, Key, Rates, Scope
@@ -80,19 +80,15 @@ class Access:
             return ANYONE
         if scope is not Scope.SEARCH:
             request[SCOPE] = scope
-        presented = presented_key(headers)
-        key = None if presented is None else self.keys.find(presented)
+        presented = headers.get(b"authorization", b"")
+        presented = presented[7:].strip() if presented[:7].lower() == b"bearer " else headers.get(b"api-key", b"")
+        key = self.keys.find(presented) if presented else None
         if key is None:
             raise Forbidden(CLOSED) if self.keys.is_empty else Unauthorized(SEND_A_KEY)
         request[KEY] = key
         if scope not in key.scopes:
             raise Forbidden(f"this key lacks the scope {scope}; care keys create makes one that has it")
         return key
-
-    async def require_rate(self, key: Key) -> None:
-        """Raises RateLimited if a key that has a rate is beyond it."""
-        if key.rate is not None and (seconds := await self.rates.take(key.id, key.rate)):
-            raise RateLimited(f"this key may send {key.rate} requests; see Retry-After", seconds)
 
     def record(self, request: Request, request_id: str, status: int) -> None:
         """Writes a change, an act of an administrator, or an attempt at one to the audit log; never a text."""
@@ -107,14 +103,6 @@ class Access:
             write_audit(self.audit_log, {**act, "request_id": request_id, **details})
         except OSError as error:
             logger.error("the audit log %s lacks the act of request %s: %s", self.audit_log, request_id, error)
-
-
-def presented_key(headers: Mapping[bytes, bytes]) -> bytes | None:
-    """The key in the Authorization header (Bearer), or else in api-key."""
-    value = headers.get(b"authorization", b"")
-    if value[:7].lower() == b"bearer ":
-        return value[7:].strip()
-    return headers.get(b"api-key")
 
 
 def route_of(request: Request) -> str:

@@ -16,7 +16,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from models.errors import CareError
-from service.errors import UnknownHost, answer_for
+from service.errors import RateLimited, UnknownHost, answer_for
 from service.http.access import SCOPE, Access
 from service.http.asgi import KEY, ClientLeft, closing_answer, send_bytes
 from service.limits import ANYONE
@@ -80,8 +80,8 @@ class RequestFrame:
             if self.hosts is not None:
                 _require_host(self.hosts, scope)
             key = scope[KEY] = self.access.identify(scope, headers)
-            if key.rate is not None:
-                await self.access.require_rate(key)
+            if key.rate is not None and (wait := await self.access.rates.take(key.id, key.rate)):
+                raise RateLimited(f"this key may send {key.rate} requests; see Retry-After", wait)
             await self.app(scope, receive, send_with_id)
         except ClientLeft:
             pass
