@@ -30,7 +30,7 @@ import numpy as np
 import torch
 from transformers import CONFIG_MAPPING, AutoModel
 
-from models.bench.shapes import ceiling
+from models.bench.shapes import TINY_SIZES, ceiling
 from models.export.synthetic import SPECIAL, save_tokenizer, vocabulary_of
 from models.rows import read_all
 from models.training import loop
@@ -45,12 +45,6 @@ from models.training.shapes import SHAPES, made
 
 PAPER_PAIRS_PER_SECOND = 7.4
 PARTS = ("stage-1", "lora", "peer")
-TINY_SHAPES = {
-    "gte-multilingual-base": {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2,
-                              "num_attention_heads": 4, "vocab_size": 2000},
-    "qwen3-4b": {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
-                 "num_key_value_heads": 2, "head_dim": 16, "vocab_size": 2000},
-}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -95,7 +89,9 @@ class Bench:
         home = self.folder / "weights" / name
         if not home.is_dir():
             torch.manual_seed(0)
-            shape = SHAPES[name] | (TINY_SHAPES[name] if self._tiny else {})
+            shape = SHAPES[name]
+            if self._tiny:
+                shape = shape | {key: value for key, value in TINY_SIZES.items() if key in shape} | {"vocab_size": 2000}
             if shape["model_type"] not in CONFIG_MAPPING:
                 print(f"{name}: this transformers has no {shape['model_type']}; a BERT of its size stands in")
                 shape = shape | {"model_type": "bert"}
