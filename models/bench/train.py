@@ -34,7 +34,7 @@ from models.bench.shapes import TINY_SIZES, ceiling
 from models.export.synthetic import SPECIAL, save_tokenizer, vocabulary_of
 from models.rows import read_all
 from models.training import loop
-from models.training.contrast import ContrastStage, read_table
+from models.training.contrast import ContrastStage
 from models.training.encoders import EncoderStore
 from models.training.monitor import read_log
 from models.training.passes import Reader, TokenTable, file_of
@@ -42,6 +42,7 @@ from models.training.plan import cost_of
 from models.training.ranks import Ranks
 from models.training.recipe import Contrast, Recipe
 from models.training.shapes import SHAPES, made
+from models.training.work import read_table
 
 PAPER_PAIRS_PER_SECOND = 7.4
 PARTS = ("stage-1", "lora", "peer")
