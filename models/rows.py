@@ -11,7 +11,7 @@ import json
 import lzma
 import random
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, NamedTuple
@@ -78,6 +78,15 @@ def read_lines(path: Path) -> Iterator[Line]:
                 yield Line(line, stem, f"{path}:{number}")
         except (EOFError, OSError, UnicodeDecodeError, lzma.LZMAError) as error:
             raise BadData(f"{path}:{number + 1}: damaged: {error}; fetch the file again") from error
+
+
+def write_lines(path: Path, rows: Iterable[Mapping[str, object]]) -> None:
+    """Writes a JSON-lines file, whole or not at all."""
+    unfinished = path.with_name(f".{path.name}")
+    with unfinished.open("w", encoding="utf-8", errors="replace") as file:
+        for row in rows:
+            print(json.dumps(row, ensure_ascii=False), file=file)
+    unfinished.replace(path)
 
 
 def require_pair(line: Line) -> Pair:

@@ -14,9 +14,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from transformers import AutoModel, PreTrainedModel, Qwen3Config
+from transformers import AutoModel, PreTrainedModel
 
-from models.bench.shapes import DIM, MAX_LENGTH, Shape, repeated, seconds, spread
+from models.bench.shapes import DIM, MAX_LENGTH, TINY, Shape, repeated, seconds, spread
 from models.encoder.folder import infer_spec
 from models.encoder.packed.encoder import PackedEncoder, PackedModel, batches, tokenised
 from models.encoder.packed.kernels import BACKENDS, Packed, pack
@@ -156,8 +156,8 @@ def encoder_of(
     shape: Shape, model: PreTrainedModel, corpus: Corpus, plan: Plan, way: tuple[str, bool], *, fp8: bool = False
 ) -> PackedEncoder:
     spec = EncoderSpec(
-        architecture="qwen3", sides=(Side.DOCUMENT,), pooling=Pooling.EOS, native_dim=shape.hidden,
-        dim=min(DIM, shape.hidden), max_length=MAX_LENGTH, space="bench",
+        architecture="qwen3", sides=(Side.DOCUMENT,), pooling=Pooling.EOS, native_dim=shape.sizes["hidden_size"],
+        dim=min(DIM, shape.sizes["hidden_size"]), max_length=MAX_LENGTH, space="bench",
     )  # fmt: skip
     return _packed(spec, model, corpus.tokenizer, plan, way, fp8=fp8)
 
@@ -255,10 +255,7 @@ class Peer:
 
 def _write_stand_in(folder: Path, tokenizer_json: str) -> None:
     """A transformers folder with the tokenizer and a model that loads at once."""
-    config = Qwen3Config(
-        vocab_size=2, hidden_size=32, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=1,
-        intermediate_size=32, head_dim=16, max_position_embeddings=MAX_LENGTH,
-    )  # fmt: skip
+    config = Shape("", TINY["4b"].sizes | {"vocab_size": 2}).config()
     AutoModel.from_config(config).save_pretrained(folder)  # type: ignore[no-untyped-call]
     (folder / TOKENIZER_FILE).write_text(tokenizer_json, encoding="utf-8")
     pad = json.loads(tokenizer_json)["added_tokens"][0]["content"]

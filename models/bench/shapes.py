@@ -14,12 +14,13 @@ from statistics import median
 from typing import Any
 
 import torch
-from transformers import AutoModel, PreTrainedModel, Qwen3Config
+from transformers import AutoModel, PretrainedConfig, PreTrainedModel
 
 from models.encoder.folder import CONFIG_FILE, read_config, read_tokenizer
 from models.encoder.packed.kernels import Dense, Scaled, quantise
 from models.encoder.spec import TOKENIZER_FILE, Pooling
 from models.training.shapes import SHAPES as PUBLISHED
+from models.training.shapes import made
 
 MAX_LENGTH = 512
 DIM = 768
@@ -28,26 +29,21 @@ SEED = 7
 
 @dataclass(frozen=True)
 class Shape:
-    """A Qwen3 decoder, as its config.json has it; `paper_hours` is what the paper took for a million documents."""
+    """A Qwen3 decoder by the sizes in its config.json; `paper_hours` is what the paper took for a million documents."""
 
     name: str
-    hidden: int
-    layers: int
-    heads: int
-    key_heads: int
-    width: int
-    intermediate: int
-    vocabulary: int
+    sizes: dict[str, Any]
     paper_hours: float | None = None
 
     def matrices(self) -> dict[str, tuple[int, int]]:
         """(outputs, inputs) of a layer's four products."""
-        joint = (self.heads + 2 * self.key_heads) * self.width
+        hidden, inner, width = (self.sizes[name] for name in ("hidden_size", "intermediate_size", "head_dim"))
+        heads, key_heads = self.sizes["num_attention_heads"], self.sizes["num_key_value_heads"]
         return {
-            "qkv": (joint, self.hidden),
-            "out": (self.hidden, self.heads * self.width),
-            "up": (2 * self.intermediate, self.hidden),
-            "down": (self.hidden, self.intermediate),
+            "qkv": ((heads + 2 * key_heads) * width, hidden),
+            "out": (hidden, heads * width),
+            "up": (2 * inner, hidden),
+            "down": (hidden, inner),
         }
 
     def flops(self, lengths: Sequence[int]) -> float:
@@ -60,23 +56,14 @@ class Shape:
         sizes = {name: rows * columns for name, (rows, columns) in self.matrices().items()}
         layer = sum(sizes.values())
         last = sizes["qkv"] * tokens + (layer - sizes["qkv"]) * documents
-        products = 2.0 * ((self.layers - 1) * layer * tokens + last)
+        layers: int = self.sizes["num_hidden_layers"]
+        products = 2.0 * ((layers - 1) * layer * tokens + last)
         pairs = sum(length * (length + 1) / 2 for length in lengths)
-        return products + 4.0 * self.layers * self.heads * self.width * pairs
+        return products + 4.0 * layers * self.matrices()["out"][1] * pairs
 
-    def config(self) -> Qwen3Config:
-        return Qwen3Config(
-            vocab_size=self.vocabulary,
-            hidden_size=self.hidden,
-            num_hidden_layers=self.layers,
-            num_attention_heads=self.heads,
-            num_key_value_heads=self.key_heads,
-            head_dim=self.width,
-            intermediate_size=self.intermediate,
-            max_position_embeddings=MAX_LENGTH,
-            rope_parameters={"rope_type": "default", "rope_theta": 1_000_000.0},
-            use_cache=False,
-        )
+    def config(self) -> PretrainedConfig:
+        rope = {"rope_type": "default", "rope_theta": 1_000_000.0}
+        return made(self.sizes | {"max_position_embeddings": MAX_LENGTH, "rope_parameters": rope})
 
     def build(self, device: torch.device, dtype: torch.dtype) -> PreTrainedModel:
         """Random weights, made on the device."""
@@ -87,16 +74,13 @@ class Shape:
             return model
 
 
-def _published(name: str, paper_hours: float) -> Shape:
-    shape = PUBLISHED[name.lower()]
-    heads = (shape["num_attention_heads"], shape["num_key_value_heads"], shape["head_dim"])
-    sizes = (shape["intermediate_size"], shape["vocab_size"])
-    return Shape(name, shape["hidden_size"], shape["num_hidden_layers"], *heads, *sizes, paper_hours)
-
-
-SHAPES = {"4b": _published("Qwen3-4B", paper_hours=2.95), "8b": _published("Qwen3-8B", paper_hours=3.77)}
+SHAPES = {"4b": Shape("Qwen3-4B", PUBLISHED["qwen3-4b"], 2.95), "8b": Shape("Qwen3-8B", PUBLISHED["qwen3-8b"], 3.77)}
 # Every step of the benchmark in seconds, on a CPU.
-TINY = {name: Shape(f"tiny ({name})", 64, 2, 4, 2, 16, 96, vocabulary=160_000) for name in SHAPES}
+TINY_SIZES = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
+              "num_key_value_heads": 2, "head_dim": 16}  # fmt: skip
+TINY = {
+    name: Shape(f"tiny ({name})", shape.sizes | TINY_SIZES | {"vocab_size": 160_000}) for name, shape in SHAPES.items()
+}
 
 
 def tokenizer_of(folder: Path) -> str:

@@ -30,11 +30,11 @@ import numpy as np
 import torch
 from transformers import CONFIG_MAPPING, AutoModel
 
-from models.bench.shapes import ceiling
+from models.bench.shapes import TINY_SIZES, ceiling
 from models.export.synthetic import SPECIAL, save_tokenizer, vocabulary_of
 from models.rows import read_all
 from models.training import loop
-from models.training.contrast import ContrastStage, read_table
+from models.training.contrast import ContrastStage
 from models.training.encoders import EncoderStore
 from models.training.monitor import read_log
 from models.training.passes import Reader, TokenTable, file_of
@@ -42,15 +42,10 @@ from models.training.plan import cost_of
 from models.training.ranks import Ranks
 from models.training.recipe import Contrast, Recipe
 from models.training.shapes import SHAPES, made
+from models.training.work import read_table
 
 PAPER_PAIRS_PER_SECOND = 7.4
 PARTS = ("stage-1", "lora", "peer")
-TINY_SHAPES = {
-    "gte-multilingual-base": {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2,
-                              "num_attention_heads": 4, "vocab_size": 2000},
-    "qwen3-4b": {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
-                 "num_key_value_heads": 2, "head_dim": 16, "vocab_size": 2000},
-}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -95,7 +90,9 @@ class Bench:
         home = self.folder / "weights" / name
         if not home.is_dir():
             torch.manual_seed(0)
-            shape = SHAPES[name] | (TINY_SHAPES[name] if self._tiny else {})
+            shape = SHAPES[name]
+            if self._tiny:
+                shape = shape | {key: value for key, value in TINY_SIZES.items() if key in shape} | {"vocab_size": 2000}
             if shape["model_type"] not in CONFIG_MAPPING:
                 print(f"{name}: this transformers has no {shape['model_type']}; a BERT of its size stands in")
                 shape = shape | {"model_type": "bert"}

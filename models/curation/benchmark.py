@@ -16,6 +16,7 @@ from models.curation.judge import DISPUTED, JUDGED
 from models.curation.rows import Row, read_rows
 from models.curation.search import Corpus
 from models.evaluation.sets import order, write_retrieval
+from models.rows import write_lines
 
 CANDIDATES = 30
 """Passages of a reranking list at most."""
@@ -72,8 +73,7 @@ class Benchmark(Step):
         for name, lines in (("rerank", lists), ("sts", pairs)):
             if lines:
                 (self.folder / name).mkdir()
-                text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
-                (self.folder / name / f"{self.folder.name}.jsonl").write_text(text, encoding="utf-8")
+                write_lines(self.folder / name / f"{self.folder.name}.jsonl", lines)
         card = self._card(answers, documents, lists, pairs, len(self._corpus.texts) - len(documents))
         (self.folder / CARD).write_text(card, encoding="utf-8")
 

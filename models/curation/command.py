@@ -193,7 +193,7 @@ def _anonymize(arguments: Namespace) -> Step:
         return rules
     from models.curation.personal import AnonymizeWithModel
 
-    return AnonymizeWithModel(rules, **_asking(arguments))
+    return AnonymizeWithModel(**_asking(arguments), rules=rules)
 
 
 def _beside(arguments: Namespace, ending: str) -> Path:

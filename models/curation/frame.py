@@ -22,6 +22,7 @@ from typing import IO, Any, ClassVar
 from models.curation.rows import CURATED, NOT_A_ROW, Row, read_rows, whole_text
 from models.errors import BadData, CareError
 from models.progress import Progress
+from models.rows import write_lines
 
 SAVE_EVERY_ROWS = 1000
 SAMPLES, SAMPLE_CHARACTERS = 3, 200
@@ -213,7 +214,7 @@ def _go_on(step: Step, files: Files, part: IO[bytes], tally: Tally, run: Mapping
         if tally.rows_in - saved >= SAVE_EVERY_ROWS and tally.seen % step.block == 0:
             part.flush()
             os.fsync(part.fileno())
-            _write(files.position, {"run": run, **tally.as_json()})
+            write_lines(files.position, [{"run": run, **tally.as_json()}])
             saved = tally.rows_in
     part.flush()
     os.fsync(part.fileno())
@@ -241,11 +242,11 @@ def _put_in_place(step: Step, files: Files, tally: Tally, run: Mapping[str, Any]
     report = {"run": run, **tally.as_json(), **step.facts(tally)}
     changed = report.pop("changed")
     if run["sample"]:
-        _write(files.beside(".sample.jsonl"), *({"before": before, "after": after} for _, before, after in changed))
+        write_lines(files.beside(".sample.jsonl"), ({"before": old, "after": new} for _, old, new in changed))
     files.report.unlink(missing_ok=True)
     os.replace(files.part, files.out)
     step.finish(files.out)
-    _write(files.report, report)
+    write_lines(files.report, [report])
     files.position.unlink(missing_ok=True)
 
 
@@ -255,14 +256,6 @@ def table(name: str, out: Path, tally: Tally) -> str:
     for title, counts in (("dropped", tally.dropped), ("flagged", tally.flagged), ("", tally.notes)):
         lines += [f"{title:>9} {count:>10,}  {reason}" for reason, count in counts.most_common()]
     return "\n".join(lines)
-
-
-def _write(path: Path, *values: Mapping[str, Any]) -> None:
-    """A file of JSON values in lines, complete or not there at all."""
-    fresh = path.with_name(f".{path.name}")
-    text = "".join(json.dumps(value, ensure_ascii=False) + "\n" for value in values)
-    fresh.write_bytes(text.encode(errors="replace"))
-    os.replace(fresh, path)
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -5,19 +5,17 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from models.curation.frame import Outcome, Tally, digest
-from models.curation.panel import Answered, AskingStep, Limits, Model, Reply, Request
+from models.curation.frame import Outcome, Tally
+from models.curation.panel import NOTHING, Answered, AskingStep, Reply, Request, shortened
 from models.curation.rows import Row, is_document, query_of
 from models.curation.search import Retrievers
-from models.curation.synthesize import NOTHING, PASSAGE_CHARACTERS, REMINDER, TEMPERATURE
+from models.curation.synthesize import TEMPERATURE
 from models.encoder.spec import Side
-from models.prompts import BLIND, LANGUAGE, fill, load
+from models.prompts import BLIND, fill
 
 DOCUMENTS = 5
 RANK = "rank"
@@ -30,35 +28,29 @@ class Hyde(AskingStep):
     The source is the first positive. The writer reads it, unless `blind` (equation 7: what serving will do).
     """
 
-    models: Sequence[Model]
-    answers: Path
     retrievers: Retrievers
-    language: str = LANGUAGE
     documents: int = DOCUMENTS
     blind: bool = False
     temperature: float = TEMPERATURE
     seed: int = 0
-    limits: Limits = Limits()  # noqa: RUF009 - frozen
 
     name = "hyde"
     block = 32
 
-    @cached_property
-    def prompt(self) -> str:
-        return load(BLIND if self.blind else "hyde", self.language)
+    @property
+    def template(self) -> str:
+        return BLIND if self.blind else "hyde"
 
     def parameters(self) -> dict[str, Any]:
-        own = {"models": [model.name for model in self.models], "prompt": digest(self.prompt), "blind": self.blind}
-        used = {"documents": self.documents, "temperature": self.temperature, "seed": self.seed}
-        return {**own, **used, "max_tokens": self.limits.max_tokens, **self.retrievers.facts()}
+        own = {"blind": self.blind, "documents": self.documents, "temperature": self.temperature, "seed": self.seed}
+        return {**super().parameters(), **own, **self.retrievers.facts()}
 
     def requests(self, row: Row) -> list[Request]:
         if is_document(row):
             return []
-        text = " ".join(row["pos"][0][:PASSAGE_CHARACTERS].split())
-        prompt, reminder = fill(self.prompt, query=query_of(row), text=text), REMINDER[self.language]
+        prompt = fill(self.prompt, query=query_of(row), text=shortened(row["pos"][0]))
         seeds = range(self.seed, self.seed + self.documents)
-        return [Request(prompt, read_passage, reminder, self.temperature, seed) for seed in seeds]
+        return [Request(prompt, read_passage, self.reminder, self.temperature, seed) for seed in seeds]
 
     def decide(self, row: Row, replies: Sequence[Sequence[Reply]], notes: Counter[str]) -> Outcome:
         return self.decide_all([(row, replies, notes)])[0]

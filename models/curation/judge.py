@@ -8,23 +8,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import combinations
-from pathlib import Path
 from typing import Any
 
 from models.curation.frame import Outcome, Tally, digest
-from models.curation.panel import AskingStep, Limits, Model, Reply, Request
+from models.curation.panel import PASSAGE_CHARACTERS, AskingStep, Reply, Request, shortened
 from models.curation.rows import Row, is_document, passages_of, query_of
 from models.errors import CareError
-from models.prompts import LANGUAGE, fill, load
+from models.prompts import fill, load
 
 GRADES = range(5)
-PASSAGE = {"zh": "段落 {number}：{text}", "en": "Passage {number}: {text}"}
-REMINDER = {
-    "zh": "这不是所要求的 JSON。请只输出一个 JSON 对象，包含每个段落编号和 0 到 4 的整数分。",
-    "en": "That is not the JSON asked for. Write one JSON object with every passage number and a grade from 0 to 4.",
-}
 BATCH, RELEVANT, IRRELEVANT = 10, 3, 2
-PASSAGE_CHARACTERS = 2000
 VOTES = "votes "
 JUDGED, DISPUTED = "judged", "disputed"
 ROWS_JUDGED, POSITIVES = "rows judged", "positives judged"
@@ -44,16 +37,12 @@ class JudgeRows(AskingStep):
     With `promote` false, a negative that is relevant is dropped instead of becoming a positive.
     """
 
-    models: Sequence[Model]
-    answers: Path
-    language: str = LANGUAGE
     batch: int = BATCH
     relevant: int = RELEVANT
     irrelevant: int = IRRELEVANT
     promote: bool = True
-    limits: Limits = Limits()  # noqa: RUF009 - frozen
 
-    name = "judge"
+    name = template = "judge"
     version = 2
 
     def __post_init__(self) -> None:
@@ -63,13 +52,12 @@ class JudgeRows(AskingStep):
             raise CareError("--irrelevant must be below --relevant, and both between 0 and 4")
 
     @cached_property
-    def prompt(self) -> str:
-        return load(self.name, self.language)
+    def reminder(self) -> str:
+        return load("reminder-grades", self.language)
 
     def parameters(self) -> dict[str, Any]:
-        return {"models": [model.name for model in self.models], "prompt": digest(self.prompt), "batch": self.batch,
-                "relevant": self.relevant, "irrelevant": self.irrelevant, "promote": self.promote,
-                "max_tokens": self.limits.max_tokens, "characters": PASSAGE_CHARACTERS}  # fmt: skip
+        grades = {"relevant": self.relevant, "irrelevant": self.irrelevant, "promote": self.promote}
+        return {**super().parameters(), **grades, "batch": self.batch, "characters": PASSAGE_CHARACTERS}
 
     def _batches(self, row: Row) -> list[list[str]]:
         """The passages of a row, by their hashes: neither positives first, nor another order in another run."""
@@ -79,12 +67,9 @@ class JudgeRows(AskingStep):
     def requests(self, row: Row) -> list[Request]:
         made = []
         for texts in self._batches(row):
-            shown = [
-                fill(PASSAGE[self.language], number=str(number), text=" ".join(text[:PASSAGE_CHARACTERS].split()))
-                for number, text in enumerate(texts, start=1)
-            ]
-            prompt = fill(self.prompt, query=query_of(row), passages="\n\n".join(shown))
-            made.append(Request(prompt, partial(read_grades, passages=len(texts)), REMINDER[self.language]))
+            passages = numbered(texts, PASSAGE_CHARACTERS, self.language)
+            prompt = fill(self.prompt, query=query_of(row), passages=passages)
+            made.append(Request(prompt, partial(read_grades, passages=len(texts)), self.reminder))
         return made
 
     def decide(self, row: Row, replies: Sequence[Sequence[Reply]], notes: Counter[str]) -> Outcome:
@@ -149,6 +134,13 @@ class JudgeRows(AskingStep):
             pairs[f"{self.models[one].name} and {self.models[other].name}"] = same / total if total else None
         agreement = {"passages": total, "kappa_grades": fleiss_kappa(votes), "kappa_relevant": fleiss_kappa(relevant)}
         return {"agreement": {**agreement, "same_grade": pairs}, "labels": _labels(tally.notes)}
+
+
+def numbered(texts: Sequence[str], characters: int, language: str) -> str:
+    """Passages with their numbers, as prompts list them."""
+    form = load("passage", language)
+    shown = enumerate((shortened(text, characters) for text in texts), start=1)
+    return "\n\n".join(fill(form, number=str(number), text=text) for number, text in shown)
 
 
 def _labels(notes: Mapping[str, int]) -> dict[str, float | None]:

@@ -9,17 +9,16 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
-from pathlib import Path
+from functools import partial
 from typing import Any
 
-from models.curation.frame import Outcome, digest
-from models.curation.judge import PASSAGE
-from models.curation.panel import AskingStep, Limits, Model, Reply, Request
+from models.curation.frame import Outcome
+from models.curation.judge import numbered
+from models.curation.panel import NOTHING, PASSAGE_CHARACTERS, AskingStep, Reply, Request, shortened
 from models.curation.rows import Row, is_document, query_of, whole_text
-from models.curation.synthesize import NOTHING, PASSAGE_CHARACTERS, REMINDER, json_values
+from models.curation.synthesize import json_values
 from models.errors import CareError
-from models.prompts import LANGUAGE, fill, load
+from models.prompts import fill
 
 SELECTED = 3
 SELECT_CHARACTERS = 600
@@ -50,11 +49,7 @@ class Match(AskingStep):
     """Asks one model; `selected` is how many of a row's passages the task `select` keeps."""
 
     task: str
-    models: Sequence[Model]
-    answers: Path
-    language: str = LANGUAGE
     selected: int = SELECTED
-    limits: Limits = Limits()  # noqa: RUF009 - frozen
 
     name = "match"
 
@@ -62,20 +57,20 @@ class Match(AskingStep):
         if len(self.models) > 1:
             raise CareError("--model: one model matches; several judge the result (care curate judge)")
 
-    @cached_property
-    def prompt(self) -> str:
-        return load(self.task, self.language)
+    @property
+    def template(self) -> str:
+        return self.task
 
     def parameters(self) -> dict[str, Any]:
-        own = {"task": self.task, "models": [model.name for model in self.models], "prompt": digest(self.prompt)}
         shown = {"selected": self.selected, "characters": [PASSAGE_CHARACTERS, SELECT_CHARACTERS]}
-        return {**own, **shown, "max_tokens": self.limits.max_tokens}
+        return {**super().parameters(), "task": self.task, **shown}
 
     def requests(self, row: Row) -> list[Request]:
         task = TASKS[self.task]
         asked, read = task.fields(self, row), partial(read_value, key=task.key, fits=task.fits)
-        reminder = REMINDER[self.language]
-        return [] if isinstance(asked, str) else [Request(fill(self.prompt, **each), read, reminder) for each in asked]
+        if isinstance(asked, str):
+            return []
+        return [Request(fill(self.prompt, **each), read, self.reminder) for each in asked]
 
     def decide(self, row: Row, replies: Sequence[Sequence[Reply]], notes: Counter[str]) -> Outcome:
         task = TASKS[self.task]
@@ -101,10 +96,6 @@ def read_value(text: str, *, key: str, fits: Callable[[Any], bool]) -> Any | Non
     return None
 
 
-def _short(text: str, characters: int = PASSAGE_CHARACTERS) -> str:
-    return " ".join(text[:characters].split())
-
-
 def _is_label(value: Any) -> bool:  # noqa: ANN401
     return type(value) is int and value in (0, 1)
 
@@ -117,17 +108,14 @@ def are(kind: type) -> Callable[[Any], bool]:
 def _passages(step: Match, row: Row) -> Sequence[Fields] | str:
     if is_document(row):
         return NO_QUERY
-    shown = [
-        fill(PASSAGE[step.language], number=str(number), text=_short(text, SELECT_CHARACTERS))
-        for number, text in enumerate(row["pos"], start=1)
-    ]
-    return [{"query": query_of(row), "count": str(step.selected), "passages": "\n\n".join(shown)}]
+    passages = numbered(row["pos"], SELECT_CHARACTERS, step.language)
+    return [{"query": query_of(row), "count": str(step.selected), "passages": passages}]
 
 
 def _documents(step: Match, row: Row) -> Sequence[Fields] | str:
     """The evidence is looked for with the known answer, if there is one."""
     known = str(row.get(REFERENCE, "")) or {"zh": "（未给出）", "en": "(not given)"}[step.language]
-    asked = [{"query": query_of(row), "answer": known, "text": _short(text)} for text in row.get("pos", ())]
+    asked = [{"query": query_of(row), "answer": known, "text": shortened(text)} for text in row.get("pos", ())]
     return asked or NO_QUERY
 
 
@@ -143,7 +131,7 @@ def _written(step: Match, row: Row) -> Sequence[Fields] | str:
         return "no answer: match --task answer writes it"
     known = str(row.get(REFERENCE, ""))
     return [
-        {"query": query_of(row), "answer": answer, "reference": known or _short(text)}
+        {"query": query_of(row), "answer": answer, "reference": known or shortened(text)}
         for answer, text in zip(found, row["pos"], strict=True)
     ]
 
@@ -176,7 +164,7 @@ def _checked(step: Match, row: Row, values: list[Any]) -> Row:
 
 NO_QUERY = "a document, no query with passages: pool gives them"
 TASKS = {
-    "medical": Task("medical", _is_label, lambda step, row: [{"text": _short(whole_text(row))}], "not medical",
+    "medical": Task("medical", _is_label, lambda step, row: [{"text": shortened(whole_text(row))}], "not medical",
                     lambda step, row, values: row),
     "select": Task("passages", are(int), _passages, "no passage selected", _selected),
     "extract": Task("evidence", are(str), _documents, "no evidence in any passage", _extracted),

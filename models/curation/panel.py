@@ -11,7 +11,8 @@ from abc import abstractmethod
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +20,14 @@ from models.curation.frame import Outcome, Step, digest
 from models.curation.rows import Row
 from models.endpoint import Endpoint, Refused, chat
 from models.errors import CareError
+from models.prompts import LANGUAGE, load
 
 ASKED_TIMES = 3
 """How often a model is asked for an answer that can be read."""
 ATTEMPTS = 8
 KEY, BASE = "OPENAI_API_KEY", "OPENAI_BASE_URL"
+PASSAGE_CHARACTERS = 2000
+NOTHING = "no usable answer"
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,22 +211,42 @@ class Panel:
         return record
 
 
+def shortened(text: str, characters: int = PASSAGE_CHARACTERS) -> str:
+    """The beginning of a text in one line, as a prompt shows it."""
+    return " ".join(text[:characters].split())
+
+
 Answered = tuple[Row, Sequence[Sequence[Reply]], Counter[str]]
 """A row, the replies of every model to each of its requests, and what they cost."""
 
 
+@dataclass(frozen=True)
 class AskingStep(Step):
     """A step that puts rows to language models: several rows at a time, outcomes in the order of the rows."""
 
     models: Sequence[Model]
     answers: Path
     """The file that keeps every answer."""
-    limits: Limits
+    language: str = field(default=LANGUAGE, kw_only=True)
+    limits: Limits = field(default=Limits(), kw_only=True)
 
     @property
     @abstractmethod
+    def template(self) -> str:
+        """The name of the prompt; the hash of its text is part of every row's provenance."""
+
+    @cached_property
     def prompt(self) -> str:
-        """The template of the requests; its hash is part of every row's provenance."""
+        return load(self.template, self.language)
+
+    @cached_property
+    def reminder(self) -> str:
+        """What a model is told that gave an answer of no use."""
+        return load("reminder", self.language)
+
+    def parameters(self) -> dict[str, Any]:
+        names = [model.name for model in self.models]
+        return {"models": names, "prompt": digest(self.prompt), "max_tokens": self.limits.max_tokens}
 
     @abstractmethod
     def requests(self, row: Row) -> Sequence[Request]:
@@ -237,8 +261,8 @@ class AskingStep(Step):
         return [self.decide(*each) for each in answered]
 
     def provenance(self) -> dict[str, Any]:
-        names = [model.name for model in self.models]
-        return {**super().provenance(), "prompt": digest(self.prompt), "models": names}
+        own = self.parameters()
+        return {**super().provenance(), "prompt": own["prompt"], "models": own["models"]}
 
     def apply(self, rows: Iterator[Row]) -> Iterator[Outcome]:
         panel = Panel(self.models, Answers(self.answers), self.limits)

@@ -5,17 +5,15 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 from models.curation.anonymize import PLACEHOLDERS, Anonymize
-from models.curation.frame import Outcome, digest
+from models.curation.frame import Outcome
 from models.curation.match import are, read_value
-from models.curation.panel import AskingStep, Limits, Model, Reply, Request
+from models.curation.panel import NOTHING, PASSAGE_CHARACTERS, AskingStep, Reply, Request
 from models.curation.rows import Row, with_texts
-from models.curation.synthesize import NOTHING, PASSAGE_CHARACTERS, REMINDER
-from models.prompts import LANGUAGE, LANGUAGES, fill, load
+from models.prompts import LANGUAGES, fill
 
 SHORTEST = 2
 """Characters of what is masked: one alone stands in too many words."""
@@ -26,21 +24,13 @@ class AnonymizeWithModel(AskingStep):
     """Masks by `rules`, then what any model finds in the masked texts; a row without a usable answer is dropped."""
 
     rules: Anonymize
-    models: Sequence[Model]
-    answers: Path
-    language: str = LANGUAGE
-    limits: Limits = Limits()  # noqa: RUF009 - frozen
 
     name = Anonymize.name
     version = Anonymize.version
-
-    @cached_property
-    def prompt(self) -> str:
-        return load("personal", self.language)
+    template = "personal"
 
     def parameters(self) -> dict[str, Any]:
-        own = {"models": [model.name for model in self.models], "prompt": digest(self.prompt)}
-        return {**self.rules.parameters(), **own, "max_tokens": self.limits.max_tokens}
+        return {**super().parameters(), **self.rules.parameters()}
 
     def requests(self, row: Row) -> list[Request]:
         texts, size = list[str](), PASSAGE_CHARACTERS
@@ -53,7 +43,7 @@ class AnonymizeWithModel(AskingStep):
             with_texts(made, note)
         pieces = [text[first : first + size] for text in texts for first in range(0, len(text), size)]
         read = partial(read_value, key="personal", fits=are(str))
-        return [Request(fill(self.prompt, text=piece), read, REMINDER[self.language]) for piece in pieces]
+        return [Request(fill(self.prompt, text=piece), read, self.reminder) for piece in pieces]
 
     def decide(self, row: Row, replies: Sequence[Sequence[Reply]], notes: Counter[str]) -> Outcome:
         by_rules = self.rules.mask_row(row)

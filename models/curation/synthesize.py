@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import re
+import tomllib
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,41 +14,18 @@ from pathlib import Path
 from typing import Any
 
 from models.curation.frame import Outcome, digest
-from models.curation.panel import AskingStep, Limits, Model, Reply, Request
+from models.curation.panel import NOTHING, PASSAGE_CHARACTERS, AskingStep, Reply, Request, shortened
 from models.curation.rows import CURATED, Row, is_document, passages_of, query_of, read_rows
 from models.errors import BadData
-from models.prompts import LANGUAGE, fill, load
+from models.prompts import fill, load
 from models.rows import read_lines
 
-PASSAGE_CHARACTERS = 2000
 TASKS = 10
 DISTANCE = 1000
 """Rows between a sentence and its negative, if the corpus has four times as many."""
 TEMPERATURE = 0.7
 LENGTH_CHANGE = 0.3
 """By how much a synonym's query may be longer or shorter (CARE's table 24)."""
-NOTHING = "no usable answer"
-REMINDER = {
-    "zh": "这不符合要求的输出格式。请严格按要求重新输出，不要添加别的内容。",
-    "en": "That is not in the form asked for. Write it again exactly as asked, and nothing else.",
-}
-# What a triple may be (BMRetriever's appendix A.2), in our words.
-SHAPES: dict[str, dict[str, Sequence[str]]] = {
-    "zh": {
-        "kind": ("极少见的问题", "较少见的问题", "常见的问题"),
-        "length": ("不超过八个字", "八到二十个字", "二十个字以上"),
-        "clarity": ("表达清楚", "需要想一想才明白", "有些含糊"),
-        "words": ("至少八十个字", "八十到一百六十个字", "约三百个字", "约五百个字", "约六百个字"),
-        "level": ("高中", "大学", "博士"),
-    },
-    "en": {
-        "kind": ("a very rare question", "a rare question", "a common question"),
-        "length": ("fewer than 5 words", "5 to 10 words", "10 words or more"),
-        "clarity": ("clear", "clear after some thought", "somewhat ambiguous"),
-        "words": ("at least 50 words", "50 to 100 words", "about 200 words", "about 300 words", "about 400 words"),
-        "level": ("a school education", "a college education", "a doctorate"),
-    },
-}
 _QUOTES = " \t\n\"'“”‘’「」`*"
 _LABEL = re.compile(r"^(?:问题|查询|改写后?(?:的句子)?|question|query|sentence)\s*[:：]\s*", re.IGNORECASE)
 
@@ -70,17 +48,13 @@ class Synthesize(AskingStep):
     """Documents in, rows out. `kind` is a key of KINDS; `dictionary` holds {origin, replace} lines for synonyms."""
 
     kind: str
-    models: Sequence[Model]
-    answers: Path
     files: Sequence[Path]
-    language: str = LANGUAGE
     instruction: str | None = None
     """What the rows' queries are asked with; without one, a task's own, or none."""
     dictionary: Path | None = None
     count: int = TASKS
     temperature: float = TEMPERATURE
     seed: int = 0
-    limits: Limits = Limits()  # noqa: RUF009 - frozen
 
     name = "synthesize"
 
@@ -88,16 +62,15 @@ class Synthesize(AskingStep):
         if (self.kind == "synonym") != (self.dictionary is not None):
             raise BadData("--dictionary FILE belongs to --kind synonym: lines of {origin, replace}")
 
-    @cached_property
-    def prompt(self) -> str:
-        return load(self.kind, self.language)
+    @property
+    def template(self) -> str:
+        return self.kind
 
     def parameters(self) -> dict[str, Any]:
-        own = {"kind": self.kind, "models": [model.name for model in self.models], "prompt": digest(self.prompt)}
-        used = {"instruction": self.instruction, "count": self.count, "seed": self.seed}
+        own = {"kind": self.kind, "instruction": self.instruction, "count": self.count, "seed": self.seed}
         terms = digest(self.synonyms) if self.dictionary is not None else None
-        limits = {"temperature": self.temperature, "max_tokens": self.limits.max_tokens}
-        return {**own, **used, **limits, "dictionary": terms, "characters": PASSAGE_CHARACTERS}
+        used = {"temperature": self.temperature, "dictionary": terms, "characters": PASSAGE_CHARACTERS}
+        return {**super().parameters(), **own, **used}
 
     @cached_property
     def sentences(self) -> list[str]:
@@ -122,9 +95,8 @@ class Synthesize(AskingStep):
         fields = KINDS[self.kind].fields(self, row)
         if isinstance(fields, str):
             return []
-        text = " ".join(_text(row)[:PASSAGE_CHARACTERS].split())
-        prompt = fill(self.prompt, text=text, **fields)
-        return [Request(prompt, KINDS[self.kind].read, REMINDER[self.language], self.temperature, self.seed)]
+        prompt = fill(self.prompt, text=shortened(_text(row)), **fields)
+        return [Request(prompt, KINDS[self.kind].read, self.reminder, self.temperature, self.seed)]
 
     def decide(self, row: Row, replies: Sequence[Sequence[Reply]], notes: Counter[str]) -> Outcome:
         kind = KINDS[self.kind]
@@ -241,8 +213,8 @@ def _synonym(step: Synthesize, row: Row, made: Mapping[str, str]) -> Written:
 
 
 def _shape(step: Synthesize, row: Row) -> dict[str, str]:
-    chance = step.chance(row)
-    return {"task": _text(row)} | {name: chance.choice(values) for name, values in SHAPES[step.language].items()}
+    chance, shapes = step.chance(row), tomllib.loads(load("shapes", step.language))
+    return {"task": _text(row)} | {name: chance.choice(values) for name, values in shapes.items()}
 
 
 def _triple(step: Synthesize, row: Row, made: Mapping[str, str]) -> Written:

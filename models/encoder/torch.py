@@ -6,7 +6,7 @@ Texts are padded on the right.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any, cast
@@ -95,7 +95,6 @@ class TorchEncoder(nn.Module):
         folder, heads that the encoder does not use are left aside. No weight may be missing from either. A LoRA
         adapter in `adapter/` is merged into the weights.
         """
-        quiet_transformers()
         own = EncoderSpec.load(folder) if (folder / SPEC_FILE).is_file() else None
         spec = spec or own
         if spec is None:
@@ -214,20 +213,10 @@ def read_dense_layers(folder: Path, dtype: torch.dtype) -> Projection | None:
 
 
 def _load_backbone(folder: Path, config: PretrainedConfig, dtype: torch.dtype, *, strict: bool) -> PreTrainedModel:
-    options: dict[str, Any] = {
-        "config": config, "dtype": dtype, "local_files_only": True, "output_loading_info": True
-    }  # fmt: skip
     # A pooler that no one trained would be made up at random, and reported as missing.
     native = cast(type[PreTrainedModel], MODEL_MAPPING[type(config)])
-    if "add_pooling_layer" in inspect.signature(native).parameters:
-        options["add_pooling_layer"] = False
-    backbone, report = load_model(AutoModel, folder, options)
-    wrong = set(report["missing_keys"]) | {str(key) for key in report["mismatched_keys"]}
-    if strict:
-        wrong |= set(report["unexpected_keys"])
-    if wrong:
-        some = ", ".join(sorted(wrong)[:3])
-        raise BadEncoder(f"{folder}: {len(wrong)} weights do not fit {config.model_type} ({some}…)")
+    pooler = {"add_pooling_layer"} & inspect.signature(native).parameters.keys()
+    backbone = load_model(AutoModel, folder, config, dtype, strict=strict, off=pooler)
     if config.model_type in DECODERS and not looks_back_only(config):
         # transformers leaves the mask out if all texts are equally long, and then goes by this.
         for module in backbone.modules():
@@ -236,16 +225,20 @@ def _load_backbone(folder: Path, config: PretrainedConfig, dtype: torch.dtype, *
     return backbone
 
 
-def quiet_transformers() -> None:
-    """No bars and no warnings: weights that do not fit are our own errors."""
+def load_model(
+    kind: Any, folder: Path, config: PretrainedConfig, dtype: torch.dtype, *, new: tuple[str, ...] = (),  # noqa: ANN401
+    strict: bool = False, off: Iterable[str] = (),
+) -> PreTrainedModel:  # fmt: skip
+    """A model of one of transformers' Auto classes, with the options in `off` set to false.
+
+    No weight may be missing but those whose names begin with `new`; if `strict`, none may be left over.
+    """
+    # No bars and no warnings: weights that do not fit are our own errors.
     transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     transformers_logging.set_verbosity_error()  # type: ignore[no-untyped-call]
-
-
-def load_model(kind: Any, folder: Path, options: dict[str, Any]) -> tuple[PreTrainedModel, dict[str, Any]]:  # noqa: ANN401
-    """A model of one of transformers' Auto classes, and which weights are missing or left over."""
+    options = {"local_files_only": True, "output_loading_info": True, "weights_only": True} | dict.fromkeys(off, False)
     try:
-        model, report = kind.from_pretrained(folder, weights_only=True, **options)
+        model, report = kind.from_pretrained(folder, config=config, dtype=dtype, **options)
     except OSError as error:
         raise BadEncoder(f"{folder}: no weights (model.safetensors or pytorch_model.bin)") from error
     except UnpicklingError as error:
@@ -254,7 +247,13 @@ def load_model(kind: Any, folder: Path, options: dict[str, Any]) -> tuple[PreTra
         raise BadEncoder(
             f"{folder}: the weights are damaged or not those of {CONFIG_FILE}; fetch them again"
         ) from error
-    return model, report
+    wrong = {key for key in report["missing_keys"] if not key.startswith(new)}
+    wrong |= {str(key) for key in report["mismatched_keys"]} | (set(report["unexpected_keys"]) if strict else set())
+    if wrong:
+        some = ", ".join(sorted(wrong)[:3])
+        raise BadEncoder(f"{folder}: {len(wrong)} weights do not fit {config.model_type} ({some}…)")
+    found: PreTrainedModel = model
+    return found
 
 
 def merge_adapter(backbone: PreTrainedModel, adapter: Path) -> PreTrainedModel:

@@ -15,7 +15,7 @@ from models.encoder.folder import DEFAULT_MAX_LENGTH, check_length, positions_of
 from models.encoder.pairs import SEPARATORS, PairTokenizer, RerankerSpec, is_reranker
 from models.encoder.spec import TOKENIZER_FILE, Pooling, sha256_of, verify_file
 from models.encoder.tokenizer import Tokens, pad
-from models.encoder.torch import load_model, quiet_transformers, weight_files
+from models.encoder.torch import load_model, weight_files
 from models.errors import BadEncoder
 
 Scores = NDArray[np.float32]
@@ -65,16 +65,10 @@ class TorchReranker(nn.Module):
         cls, folder: Path, config: PretrainedConfig, dtype: torch.dtype, max_length: int | None, *,
         new_head: bool = False, token_types: bool = True,
     ) -> TorchReranker:  # fmt: skip
-        quiet_transformers()
         own = RerankerSpec.load(folder) if is_reranker(folder) else None
         longest = max_length or (own.max_length if own else min(positions_of(config), DEFAULT_MAX_LENGTH))
         check_length(folder, config, longest)
-        options = {"config": config, "dtype": dtype, "local_files_only": True, "output_loading_info": True}
-        model, report = load_model(AutoModelForSequenceClassification, folder, options)
-        missing = {key for key in report["missing_keys"] if not (new_head and key.startswith(HEAD))}
-        if wrong := missing | {str(key) for key in report["mismatched_keys"]}:
-            some = ", ".join(sorted(wrong)[:3])
-            raise BadEncoder(f"{folder}: {len(wrong)} weights do not fit {config.model_type} ({some}…)")
+        model = load_model(AutoModelForSequenceClassification, folder, config, dtype, new=HEAD if new_head else ())
         kind = config.model_type
         typed = own.token_types if own else token_types and kind == "bert" and config.type_vocab_size > 1
         spec = RerankerSpec(architecture=kind, max_length=longest, separators=SEPARATORS[kind], token_types=typed)

@@ -64,10 +64,10 @@ def _run_reranker(arguments: Namespace) -> None:
     report = export_reranker(
         arguments.source, arguments.target, max_length=arguments.max_length, variants=arguments.variants
     )
-    for variant, size in report.sizes.items():
-        parity = report.spec.parity[variant]
+    for graph in report.graphs:
+        size, parity = graph.size_bytes / 1e6, graph.parity
         print(
-            f"{variant.filename:16} {size / 1e6:8.1f} MB   correlation {parity.correlation:.5f}   "
+            f"{graph.variant.filename:16} {size:8.1f} MB   correlation {parity.correlation:.5f}   "
             f"largest difference {parity.difference:.4f} of the scores' deviation"
         )
     print(f"{report.folder}: reranker, {report.spec.architecture}, {report.spec.max_length} tokens a pair")

@@ -11,12 +11,12 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 import onnx
@@ -24,9 +24,11 @@ import onnxruntime as ort
 import torch
 from onnx import ModelProto
 from pydantic import ValidationError
-from transformers import PretrainedConfig
+from torch import nn
+from transformers import PretrainedConfig, PreTrainedModel
 
 from models.encoder.folder import check_length, infer_spec, read_config, read_tokenizer
+from models.encoder.pairs import RerankerSpec
 from models.encoder.spec import (
     DATA_SUFFIX,
     RERANKER_FILE,
@@ -40,8 +42,8 @@ from models.encoder.spec import (
     name_of_weights,
     sha256_of,
 )
-from models.encoder.tokenizer import Tokenizer, pad
-from models.encoder.torch import Projection, TorchEncoder, embed, weight_files
+from models.encoder.tokenizer import Tokenizer, Tokens, pad
+from models.encoder.torch import TorchEncoder, embed, weight_files
 from models.errors import ExportError
 from models.export import backbone
 from models.export.backbone import HIDDEN_NAMES, IDS, MASK, POSITIONS, TYPES
@@ -64,22 +66,25 @@ class Backend(StrEnum):
     OPTIMUM = "optimum"
 
 
+Spec = TypeVar("Spec", EncoderSpec, RerankerSpec)
+
+
 @dataclass(frozen=True, slots=True)
 class Graph:
     """One exported graph: its size, how close it is to its reference, and the tools that made it."""
 
     variant: Variant
     size_bytes: int
-    parity: Parity
+    parity: Any
     made_by: str
 
 
 @dataclass(frozen=True, slots=True)
-class ExportReport:
+class ExportReport(Generic[Spec]):
     """What was written where."""
 
     folder: Path
-    spec: EncoderSpec
+    spec: Spec
     graphs: tuple[Graph, ...]
 
 
@@ -87,26 +92,54 @@ def export(
     source: Path, target: Path, *, space: str | None = None, pooling: Pooling | None = None, dim: int | None = None,
     max_length: int | None = None, variants: Sequence[Variant] = tuple(Variant), backend: Backend = Backend.AUTO,
     optimum_python: Path | None = None, floors: Mapping[Variant, Floor] = FLOORS,
-) -> ExportReport:  # fmt: skip
+) -> ExportReport[EncoderSpec]:  # fmt: skip
     """Writes `target` whole or not at all; raises ParityError when a graph stays below its floor."""
     check_target(source, target)
-    variants = tuple(dict.fromkeys(variants))
     opened = open_source(source, {"space": space, "pooling": pooling, "dim": dim, "max_length": max_length})
-    maker = _Maker(opened, _choose(backend, opened, optimum_python))
+    spec, origin, config = opened.spec, opened.origin, opened.config
+    optimum = _choose(backend, opened, optimum_python)
+    projection = origin.projection if isinstance(origin, TorchEncoder) else None
+    maker = Maker(
+        origin.backbone if isinstance(origin, TorchEncoder) else origin,
+        config,
+        partial(backbone.append_head, spec=spec, projection=projection),
+        lambda: calibration_samples(opened.tokenizer(), config.vocab_size),
+        is_large=opened.is_large,
+        optimum=optimum,
+    )
+    reference = opened.reference(CHECK_TEXTS)
+
+    def check(folder: Path, variant: Variant) -> Parity:
+        return check_parity(folder, variant, reference, floors[variant])
+
+    return write_folder(target, spec, opened.tokenizer_json, variants, maker, check)
+
+
+def write_folder(
+    target: Path, spec: Spec, tokenizer_json: str, variants: Sequence[Variant], maker: Maker,
+    check: Callable[[Path, Variant], Any],
+) -> ExportReport[Spec]:  # fmt: skip
+    """Writes the graphs, and the spec with their checksums and what `check` measured of each, or nothing at all."""
+    variants = tuple(dict.fromkeys(variants))
     target.parent.mkdir(parents=True, exist_ok=True)
     # On the target's file system, so that a rename puts the folder in place.
     with tempfile.TemporaryDirectory(prefix=f".{target.name}-", dir=target.parent) as folder:
-        work, staged = Path(folder), Path(folder, "encoder")
+        work, staged = Path(folder), Path(folder, "staged")
         staged.mkdir()
-        (staged / TOKENIZER_FILE).write_text(opened.tokenizer_json, encoding="utf-8")
-        reference = opened.reference(CHECK_TEXTS)
-        order = sorted(variants, key=LARGE_ORDER.index) if opened.is_large else variants
+        (staged / TOKENIZER_FILE).write_text(tokenizer_json, encoding="utf-8")
+        order = sorted(variants, key=LARGE_ORDER.index) if maker.is_large else variants
         made_by = {variant: maker.make(variant, staged / variant.filename, work) for variant in order}
-        spec = _checked(staged, opened.spec, reference, variants, floors)
+        files: dict[Variant, list[Path]] = {variant: _files(staged, variant) for variant in variants}
+        names = [TOKENIZER_FILE, *(path.name for paths in files.values() for path in paths)]
+        spec = spec.model_copy(update={"checksums": {name: sha256_of(staged / name) for name in names}})
+        spec.save(staged)
+        spec = spec.model_copy(update={"parity": {variant: check(staged, variant) for variant in variants}})
+        spec.save(staged)
         graphs = tuple(
-            Graph(variant, size_of(staged, variant), spec.parity[variant], made_by[variant]) for variant in variants
+            Graph(variant, sum(path.stat().st_size for path in paths), spec.parity[variant], made_by[variant])
+            for variant, paths in files.items()
         )
-        replace_target(staged, target, work)
+        _replace_target(staged, target, work)
     return ExportReport(target, spec, graphs)
 
 
@@ -128,22 +161,28 @@ def _choose(backend: Backend, source: Source, given: Path | None) -> Path | None
     return python if taken else None
 
 
-class _Maker:
-    """Makes the graphs of one source; the backbone is exported once, when the first graph needs it."""
+class Maker:
+    """Makes the graphs of one encoder or reranker; the backbone is exported once, when the first graph needs it.
 
-    def __init__(self, source: Source, optimum: Path | None) -> None:
-        self._source = source
-        self._optimum = optimum
+    `origin` is the backbone, or the path of its graph. `append` makes the whole function of the backbone's graph;
+    `samples` are what the ranges of activations are measured on.
+    """
+
+    def __init__(
+        self, origin: PreTrainedModel | Path, config: PretrainedConfig, append: Callable[[ModelProto], None],
+        samples: Callable[[], list[Tokens]], *, is_large: bool, optimum: Path | None = None,
+    ) -> None:  # fmt: skip
+        self._origin, self._config, self._append, self._samples = origin, config, append, samples
+        self.is_large, self._optimum = is_large, optimum
 
     def make(self, variant: Variant, path: Path, work: Path) -> str:
         """Writes one graph and returns the names of the tools that made it."""
-        if isinstance(encoder := self._source.origin, TorchEncoder) and self._source.is_large:
-            append = partial(backbone.append_head, spec=encoder.spec, projection=encoder.projection)
-            write_large(encoder.backbone, append, variant, path)
+        if self.is_large and not isinstance(self._origin, Path):
+            write_large(self._origin, self._append, variant, path)
             return "torch"
         graph, exporter = self._backbone(work)
         model, by = self._fuse(graph, work) if variant is Variant.FP16 else (onnx.load(graph), exporter)
-        backbone.append_head(model, self._source.spec, self._source.projection())
+        self._append(model)
         if variant is Variant.INT8:
             by = self._quantize(model, path, work)
         else:
@@ -151,73 +190,49 @@ class _Maker:
         return exporter if by == exporter else f"{exporter}, {by}"
 
     def _backbone(self, work: Path) -> tuple[Path, str]:
-        origin = self._source.origin
-        if isinstance(origin, Path):
-            return origin, "given"
+        if isinstance(self._origin, Path):
+            return self._origin, "given"
         graph = work / "backbone" / GRAPH
         if self._optimum is None:
             if not graph.is_file():
                 graph.parent.mkdir()
-                backbone.export_backbone(origin.backbone, graph)
+                backbone.export_backbone(self._origin, graph)
             return graph, "torch"
         if not graph.is_file():
-            backbone.write_backbone(origin.backbone, work / "weights")
+            backbone.write_backbone(self._origin, work / "weights")
             backbone.run_worker(self._optimum, "export", work / "weights", graph.parent)
         return graph, "optimum"
 
     def _fuse(self, graph: Path, work: Path) -> tuple[ModelProto, str]:
-        if self._optimum is None or self._source.config.model_type not in backbone.OPTIMIZES:
-            return fuse(graph, self._source.config), "onnxruntime"
+        if self._optimum is None or self._config.model_type not in backbone.OPTIMIZES:
+            return fuse(graph, self._config), "onnxruntime"
         folder = work / "to-fuse"
         folder.mkdir()
-        backbone.write_graph_config(self._source.config, folder)
+        backbone.write_graph_config(self._config, folder)
         shutil.copyfile(graph, folder / GRAPH)
         backbone.run_worker(self._optimum, "optimize", folder, work / "fused")
         return onnx.load(work / "fused" / GRAPH), "optimum"
 
     def _quantize(self, whole: ModelProto, path: Path, work: Path) -> str:
-        source, folder = self._source, work / "to-quantize"
+        folder = work / "to-quantize"
         folder.mkdir()
         with quiet():
-            slim(whole, source.config)
-        samples = calibration_samples(source.tokenizer(), source.config.vocab_size)
-        prepare(whole, samples)
+            slim(whole, self._config)
+        prepare(whole, self._samples())
         onnx.save(whole, folder / GRAPH)
         if self._optimum is None:
             quantize(folder / GRAPH, path)
             return "onnxruntime"
-        backbone.write_graph_config(source.config, folder)
+        backbone.write_graph_config(self._config, folder)
         backbone.run_worker(self._optimum, "quantize", folder, work / "quantized")
         shutil.move(work / "quantized" / GRAPH, path)
         return "optimum"
-
-
-def _checked(
-    folder: Path, spec: EncoderSpec, reference: Vectors, variants: Sequence[Variant], floors: Mapping[Variant, Floor]
-) -> EncoderSpec:
-    """Writes `encoder.json` with checksums, measures each graph, and writes it again with what was measured."""
-    spec = spec.model_copy(update={"checksums": checksums_of(folder, variants)})
-    spec.save(folder)
-    parity = {variant: check_parity(folder, variant, reference, floors[variant]) for variant in variants}
-    spec = spec.model_copy(update={"parity": parity})
-    spec.save(folder)
-    return spec
-
-
-def checksums_of(folder: Path, variants: Sequence[Variant]) -> dict[str, str]:
-    """Those of the tokenizer and of every file of these graphs."""
-    names = [TOKENIZER_FILE, *(path.name for variant in variants for path in _files(folder, variant))]
-    return {name: sha256_of(folder / name) for name in names}
 
 
 def _files(folder: Path, variant: Variant) -> list[Path]:
     """The graph, and the file with its weights if it has one."""
     data = folder / (variant.filename + DATA_SUFFIX)
     return [folder / variant.filename, *([data] if data.is_file() else [])]
-
-
-def size_of(folder: Path, variant: Variant) -> int:
-    return sum(path.stat().st_size for path in _files(folder, variant))
 
 
 def check_target(source: Path, target: Path) -> None:
@@ -233,7 +248,7 @@ def _is_described(folder: Path) -> bool:
     return any((folder / name).is_file() for name in (SPEC_FILE, RERANKER_FILE))
 
 
-def replace_target(staged: Path, target: Path, work: Path) -> None:
+def _replace_target(staged: Path, target: Path, work: Path) -> None:
     """Puts the staged folder in the target's place by renames; what no export owns comes along."""
     if target.exists():
         for path in target.iterdir():
@@ -267,23 +282,21 @@ class Source:
 
     @property
     def is_large(self) -> bool:
-        """Whether the weights do not fit one ONNX file in fp32."""
-        if isinstance(self.origin, Path):
-            return False
-        return 4 * sum(parameter.numel() for parameter in self.origin.parameters()) > LARGEST_BYTES
+        return isinstance(self.origin, TorchEncoder) and is_large(self.origin)
 
     def tokenizer(self) -> Tokenizer:
         return Tokenizer.from_json(self.tokenizer_json, self.spec.max_length)
-
-    def projection(self) -> Projection | None:
-        """The dense layer on top of the backbone, if the encoder has one."""
-        return self.origin.projection if isinstance(self.origin, TorchEncoder) else None
 
     def reference(self, texts: Sequence[str]) -> Vectors:
         """The vectors (texts, dim) that an exported graph must give: torch's, or the given graph with torch's head."""
         if isinstance(self.origin, TorchEncoder):
             return self.origin.encode(texts, self.spec.sides[0], AT_ONCE)
         return _graph_vectors(self, self.origin, texts)
+
+
+def is_large(model: nn.Module) -> bool:
+    """Whether the weights do not fit one ONNX file in fp32."""
+    return 4 * sum(parameter.numel() for parameter in model.parameters()) > LARGEST_BYTES
 
 
 def open_source(folder: Path, overrides: Mapping[str, Any]) -> Source:

@@ -5,7 +5,6 @@ The graphs are made as an encoder's are (`pipeline`); the head is a score instea
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -14,33 +13,21 @@ from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
-import onnx
 import onnxruntime as ort
 from numpy.typing import NDArray
-from onnx import ModelProto
 from torch import nn
 from transformers import PreTrainedModel
 
 from models.encoder.onnx import OnnxReranker
 from models.encoder.pairs import RerankerSpec, ScoreParity
-from models.encoder.spec import TOKENIZER_FILE, Variant
+from models.encoder.spec import Variant
 from models.encoder.tokenizer import Tokenizer, Tokens
 from models.encoder.torch_reranker import TorchReranker
 from models.errors import ParityError
-from models.export.backbone import append_score_head, export_backbone
-from models.export.large import write_large
+from models.export.backbone import append_score_head
 from models.export.parity import CALIBRATION_TEXTS, check_pairs
-from models.export.pipeline import (
-    GRAPH,
-    LARGE_ORDER,
-    LARGEST_BYTES,
-    check_target,
-    checksums_of,
-    replace_target,
-    size_of,
-    weights_name,
-)
-from models.export.variants import calibration_samples, fuse, prepare, quantize, quiet, slim
+from models.export.pipeline import ExportReport, Maker, check_target, is_large, weights_name, write_folder
+from models.export.variants import calibration_samples
 
 Scores = NDArray[np.float32]
 
@@ -61,64 +48,26 @@ FLOORS: Mapping[Variant, Floor] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class RerankerReport:
-    """What was written where; sizes in bytes by graph."""
-
-    folder: Path
-    spec: RerankerSpec
-    sizes: dict[Variant, int]
-
-
 def export_reranker(
     source: Path, target: Path, *, max_length: int | None = None, variants: Sequence[Variant] = tuple(Variant),
     floors: Mapping[Variant, Floor] = FLOORS,
-) -> RerankerReport:  # fmt: skip
+) -> ExportReport[RerankerSpec]:  # fmt: skip
     """Writes `target` whole or not at all; raises ParityError when a graph stays below its floor."""
     check_target(source, target)
     reranker = TorchReranker.load(source, max_length=max_length)
-    variants = tuple(dict.fromkeys(variants))
     pairs = [reranker.tokenizer.pairs(query, [document])[0] for query, document in check_pairs()]
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=f".{target.name}-", dir=target.parent) as folder:
-        work, staged = Path(folder), Path(folder, "reranker")
-        staged.mkdir()
-        (staged / TOKENIZER_FILE).write_text(reranker.tokenizer_json, encoding="utf-8")
-        reference = reranker.score(pairs)
-        _write_graphs(reranker, variants, staged, work)
-        spec = reranker.spec.model_copy(
-            update={"weights": weights_name(source), "checksums": checksums_of(staged, variants)}
-        )
-        spec.save(staged)
-        parity = {variant: check_scores(staged, variant, pairs, reference, floors[variant]) for variant in variants}
-        spec = spec.model_copy(update={"parity": parity})
-        spec.save(staged)
-        sizes = {variant: size_of(staged, variant) for variant in variants}
-        replace_target(staged, target, work)
-    return RerankerReport(target, spec, sizes)
-
-
-def _write_graphs(reranker: TorchReranker, variants: Sequence[Variant], staged: Path, work: Path) -> None:
+    reference = reranker.score(pairs)
     backbone, config = cast(PreTrainedModel, reranker.model.base_model), reranker.model.config
     separator = reranker.separator if reranker.spec.token_types else None
     append = partial(append_score_head, layers=score_layers(reranker), separator=separator)
-    if 4 * sum(parameter.numel() for parameter in reranker.parameters()) > LARGEST_BYTES:
-        for variant in sorted(variants, key=LARGE_ORDER.index):
-            write_large(backbone, append, variant, staged / variant.filename)
-        return
-    traced = work / GRAPH
-    export_backbone(backbone, traced)
-    for variant in variants:
-        model: ModelProto = fuse(traced, config) if variant is Variant.FP16 else onnx.load(traced)
-        append(model)
-        if variant is not Variant.INT8:
-            onnx.save(model, staged / variant.filename)
-            continue
-        with quiet():
-            slim(model, config)
-        prepare(model, _samples(reranker, config.vocab_size))
-        onnx.save(model, work / "to-quantize.onnx")
-        quantize(work / "to-quantize.onnx", staged / variant.filename)
+    samples = partial(_samples, reranker, config.vocab_size)
+    maker = Maker(backbone, config, append, samples, is_large=is_large(reranker))
+
+    def check(folder: Path, variant: Variant) -> ScoreParity:
+        return check_scores(folder, variant, pairs, reference, floors[variant])
+
+    spec = reranker.spec.model_copy(update={"weights": weights_name(source)})
+    return write_folder(target, spec, reranker.tokenizer_json, variants, maker, check)
 
 
 def score_layers(reranker: TorchReranker) -> tuple[nn.Linear, nn.Linear]:

@@ -25,7 +25,7 @@ from tokenizers.pre_tokenizers import BertPreTokenizer
 from tokenizers.processors import TemplateProcessing
 from transformers import BertConfig, BertModel
 
-from models.encoder.spec import TOKENIZER_FILE, Pooling, Variant
+from models.encoder.spec import TOKENIZER_FILE, EncoderSpec, Pooling, Variant
 from models.export.parity import FLOORS
 from models.export.pipeline import Backend, ExportReport, export
 
@@ -39,7 +39,9 @@ CHARACTERS = range(0x4E00, 0x9FA6)
 WEIGHT_SPREAD = 0.1
 
 
-def make_encoder(target: Path, *, layers: int, width: int, vocabulary: int, variant: Variant) -> ExportReport:
+def make_encoder(
+    target: Path, *, layers: int, width: int, vocabulary: int, variant: Variant
+) -> ExportReport[EncoderSpec]:
     """Writes an encoder folder with one graph."""
     words = vocabulary_of(vocabulary)
     floors = {variant: replace(FLOORS[variant], top10_overlap=0.0)}

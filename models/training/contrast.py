@@ -7,45 +7,34 @@ disk, so that a step costs the trained encoders alone.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
 from models.encoder.spec import Side
-from models.errors import BadData
-from models.progress import Progress
-from models.rows import read_all
-from models.training.batches import Batch, BatchDealer, steps_of
+from models.training.batches import Batch
 from models.training.encoders import EncoderStore, blend, trained_weights
 from models.training.losses import Contrasted, LexicalTeacher, Objective, with_hypothetical
 from models.training.monitor import DevSets
 from models.training.passes import Kept, Passes, Reader, Reading, TokenTable, on_device, read_once, take
-from models.training.ranks import Ranks
-from models.training.recipe import Contrast, Data
-from models.training.rows import as_pairs, as_texts
-from models.training.tables import PairTable, Rows, Texts, shared
+from models.training.recipe import Contrast
+from models.training.tables import Rows, Texts
+from models.training.work import Work, read_table
 
 OBJECTIVE = "objective"
 
 
-class ContrastStage:
+class ContrastStage(Work):
     """The work of one contrast stage, a step at a time."""
+
+    _stage: Contrast
 
     def __init__(self, store: EncoderStore, stage: Contrast, files: list[Path], scratch: Path) -> None:
         recipe, ranks, data = store.recipe, store.ranks, stage.data
-        self._store, self._stage, self._scratch, self._ranks = store, stage, scratch, ranks
+        super().__init__(store, stage, read_table(files, data, recipe.seed, scratch, ranks), scratch)
         self._document = stage.document or stage.query
-        table = read_table(files, data, recipe.seed, scratch, ranks)
         self._token_tables: dict[tuple[str, Side], TokenTable] = {}
-        self.steps = steps_of(len(table), stage.batch, stage.epochs, stage.steps, recipe.max_steps)
-        deal = partial(
-            BatchDealer, weights=data.weights, size=stage.batch, steps=self.steps, negatives=data.negatives,
-            seed=recipe.seed, leaf=data.leaf, trial=recipe.max_steps is not None,
-        )  # fmt: skip
-        drawn = deal(table).drawn()
-        self._table = table.limited_to(drawn, negatives=data.negatives > 0) if len(drawn) < len(table) else table
         self._kept = {key: self._keep(key[0], self._texts(key[1])) for key in sorted(self._frozen())}
         self._vectors = {key: on_device(kept, ranks.device) for key, kept in self._kept.items()}
         self.encoders = {name: store.open(name, trained=True) for name in dict.fromkeys(stage.train)}
@@ -55,7 +44,8 @@ class ContrastStage:
             if stage.average < 1
         }
         self.objective = Objective(stage.loss, recipe.dim).to(ranks.device)
-        self._dealer = deal(self._table, embeddings=self._kept[self._document, Side.DOCUMENT] if data.leaf else None)
+        embeddings = self._kept[self._document, Side.DOCUMENT] if data.leaf else None
+        self._dealer = self._deal(self._table, embeddings=embeddings)
         self._dealt: dict[int, Batch] = {}
         uses_bm25 = stage.loss.distil > 0 and stage.loss.lexical_share > 0
         documents = self._tokens(stage.query, Side.DOCUMENT) if uses_bm25 else None
@@ -65,11 +55,9 @@ class ContrastStage:
 
     @property
     def modules(self) -> dict[str, nn.Module]:
-        """What is trained, by name."""
         return {**self.encoders, OBJECTIVE: self.objective}
 
     def gradients(self, step: int, scale: Callable[[Tensor], Tensor]) -> dict[str, float]:
-        """Leaves the gradients of one step in the weights, and returns what it measured."""
         stage, batch = self._stage, self._dealt.pop(step, None) or self._dealer.deal(step)
         readings = {
             part: Reading(self.encoders[name], self._tokens(name, side), rows)
@@ -103,15 +91,9 @@ class ContrastStage:
 
     def keep(self, folder: Path) -> None:
         """Writes the trained encoders, averaged with what they were if the recipe says so."""
-        for name, encoder in self.encoders.items():
-            if name in self._starts:
-                blend(encoder, self._starts[name], self._stage.average)
-            self._store.keep(name, encoder, folder / name)
-
-    def write(self, folder: Path) -> None:
-        """Writes the trained encoders as they are now."""
-        for name, encoder in self.encoders.items():
-            self._store.write(name, encoder, folder / name)
+        for name, start in self._starts.items():
+            blend(self.encoders[name], start, self._stage.average)
+        super().keep(folder)
 
     def _parts(self) -> dict[str, tuple[str, Side]]:
         """Which trained encoder reads each part of a batch, and as which side."""
@@ -178,21 +160,3 @@ class ContrastStage:
             table = TokenTable.build(self._texts(side), spec, tokenizer, device, place, self._ranks)
             self._token_tables[name, side] = table
         return self._token_tables[name, side]
-
-
-def read_table(files: list[Path], data: Data, seed: int, folder: Path, ranks: Ranks) -> PairTable:
-    """The stage's rows, as pairs or as texts: read by the first rank into the folder, and mapped by all."""
-
-    def build() -> PairTable:
-        rows = Progress(f"read {', '.join(map(str, files))}", "rows").over(read_all(files))
-        if data.view == "texts":
-            return PairTable.of_texts(as_texts(rows, data, seed), folder)
-        return PairTable.of_pairs(as_pairs(rows, data.crops, seed, data.crop_units), folder=folder)
-
-    table = shared(folder, ranks, build)
-    for key, named in (("weights", data.weights), ("crops", data.crops)):
-        # A share of 0 asks for no row: a recipe over another may take a source out so.
-        table.check_sources(f"data.{key}", [source for source, share in named.items() if share and source != "*"])
-    if data.negatives and not len(table.negatives.values):
-        raise BadData(f"data.negatives is {data.negatives}, but no row has neg: mine some (kind mine), or set it to 0")
-    return table

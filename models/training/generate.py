@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -20,33 +19,30 @@ from models.errors import BadData
 from models.progress import Progress
 from models.prompts import ask_for_document
 from models.rows import Pair, read_pairs
-from models.training.batches import BatchDealer, steps_of
 from models.training.encoders import EncoderStore
 from models.training.losses import reconstruction
 from models.training.passes import TokenTable, autocast, chunks_of
 from models.training.recipe import Generate
 from models.training.tables import PairTable, Rows, shared
+from models.training.work import Work
 
 
-class GenerateStage:
+class GenerateStage(Work):
     """The work of one generate stage, a step at a time."""
 
+    _stage: Generate
+
     def __init__(self, store: EncoderStore, stage: Generate, files: list[Path], scratch: Path) -> None:
-        recipe, ranks, data = store.recipe, store.ranks, stage.data
-        self._store, self._stage, self._ranks = store, stage, ranks
+        ranks = store.ranks
         self._generator = generator = store.open_generator(stage.encoder)
         table = shared(scratch, ranks, lambda: PairTable.of_pairs(chats(files, generator), folder=scratch))
-        table.check_sources("data.weights", [source for source in data.weights if source != "*"])
-        self.steps = steps_of(len(table), stage.batch, stage.epochs, stage.steps, recipe.max_steps)
-        deal = partial(
-            BatchDealer, weights=data.weights, size=stage.batch, steps=self.steps, negatives=0, seed=recipe.seed
-        )
-        table = table.limited_to(drawn) if len(drawn := deal(table).drawn()) < len(table) else table
-        self._dealer = deal(table)
+        table.check_sources("data.weights", [source for source in stage.data.weights if source != "*"])
+        super().__init__(store, stage, table, scratch)
+        self._dealer = self._deal(self._table)
         tokenizer = generator.plain_tokenizer
         self._prompts, self._answers = (
             TokenTable.build(texts, None, tokenizer, ranks.device, scratch / f"tokens-{texts.side}", ranks)
-            for texts in (table.queries, table.documents)
+            for texts in (self._table.queries, self._table.documents)
         )
         if (longest := int(self._prompts.lengths.max())) >= generator.max_length:
             raise BadData(
@@ -59,7 +55,6 @@ class GenerateStage:
         return {self._stage.encoder: self._generator}
 
     def gradients(self, step: int, scale: Callable[[Tensor], Tensor]) -> dict[str, float]:
-        """Leaves the gradients of one step in the weights, and returns what it measured."""
         batch = self._dealer.deal(step)
         torch.manual_seed(self._ranks.seed(self._store.recipe.seed, step))
         prompts = self._prompts.lengths[batch.queries]
@@ -78,12 +73,6 @@ class GenerateStage:
             tokens += ids.numel()
         loss_of_batch = float(self._ranks.sum(total))
         return {"loss": loss_of_batch, "texts": len(lengths), "tokens": tokens * self._ranks.size}
-
-    def keep(self, folder: Path) -> None:
-        self._store.keep(self._stage.encoder, self._generator, folder / self._stage.encoder)
-
-    def write(self, folder: Path) -> None:
-        self._store.write(self._stage.encoder, self._generator, folder / self._stage.encoder)
 
     def _join(self, prompts: Rows, answers: Rows) -> tuple[Tensor, Tensor]:
         """Ids of prompts with their answers, padded on the right, and which of them are the answers'."""

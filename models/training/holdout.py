@@ -10,14 +10,13 @@ every other pair for training. The same files always give the same split.
 
 from __future__ import annotations
 
-import json
 import re
 from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from collections.abc import Sequence
 from pathlib import Path
 
 from models.evaluation.sets import order, write_retrieval
-from models.rows import Pair, read_pairs
+from models.rows import Pair, read_pairs, write_lines
 
 GROUPS: dict[str, tuple[str, ...]] = {
     "chip-cdn": ("chip-cdn",),
@@ -44,11 +43,9 @@ def hold_out(pairs: Sequence[Pair], out: Path, without: Sequence[str] = ()) -> N
             held |= _write_pairs_set(out / group, own)
         if own and group in CLOZE_GROUPS:
             held |= _write_cloze_set(out / f"cloze-{group}", own)
-    with (out / "pairs.jsonl").open("w", encoding="utf-8") as file:
-        for pair in pairs:
-            if pair.query not in held and pair.source not in dropped:
-                row = {"query": pair.query, "pos": pair.positives, "neg": pair.negatives, "source": pair.source}
-                print(json.dumps(row, ensure_ascii=False), file=file)
+    rest = (pair for pair in pairs if pair.query not in held and pair.source not in dropped)
+    rows = ({"query": each.query, "pos": each.positives, "neg": each.negatives, "source": each.source} for each in rest)
+    write_lines(out / "pairs.jsonl", rows)
 
 
 def _write_pairs_set(folder: Path, pairs: Sequence[Pair]) -> set[str]:
@@ -82,12 +79,8 @@ def _write_cloze_set(folder: Path, pairs: Sequence[Pair]) -> set[str]:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     about, _, usage = str(__doc__).partition("\n")
-    parser = ArgumentParser(
-        prog="python -m models.training.holdout",
-        description=about,
-        epilog=usage,
-        formatter_class=RawDescriptionHelpFormatter,
-    )
+    form, name = RawDescriptionHelpFormatter, "python -m models.training.holdout"
+    parser = ArgumentParser(name, description=about, epilog=usage, formatter_class=form)
     parser.add_argument("source", type=Path, help="folder with training files (*.jsonl, .gz or .xz)")
     parser.add_argument("out", type=Path, help="folder for the development sets and the remaining pairs")
     parser.add_argument("--without", nargs="*", default=[], choices=GROUPS, help="groups that no remaining pair is of")

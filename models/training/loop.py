@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import FrameType
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -29,6 +29,7 @@ from models.training.encoders import restore_trained, trained_weights
 from models.training.monitor import Watch
 from models.training.ranks import Ranks
 from models.training.recipe import TrainedStage
+from models.training.work import Work
 
 CHECKPOINT = "checkpoint"
 META, WEIGHTS, OPTIMISER, BEST = "meta.json", "weights.safetensors", "optimiser.safetensors", "best.safetensors"
@@ -38,17 +39,6 @@ class Stopped(CareError):
     """The run was asked to stop, and did so after saving."""
 
     exit_code = 130
-
-
-class Work(Protocol):
-    """What the loop needs of a stage."""
-
-    steps: int
-
-    @property
-    def modules(self) -> Mapping[str, nn.Module]: ...
-    def gradients(self, step: int, scale: Callable[[Tensor], Tensor]) -> dict[str, float]: ...
-    def write(self, folder: Path) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
-import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -16,7 +14,7 @@ from numpy.typing import NDArray
 from models.errors import BadData
 from models.negatives import draw_negatives
 from models.progress import Progress
-from models.rows import Pair, read_all
+from models.rows import Pair, read_all, write_lines
 from models.training.encoders import EncoderStore
 from models.training.passes import Kept, read_once, take
 from models.training.ranks import Ranks
@@ -51,10 +49,7 @@ class Searcher:
     def rows(self) -> Iterator[Pair]:
         """The rows of the files in their order, less those that are not in the sample; read again at each call."""
         seed = self._store.recipe.seed
-        rows = read_all(self._files)
-        if isinstance(self._stage, Mine):
-            rows = sampled(rows, self._stage.sample, self._stage.halves, seed)
-        return as_pairs(rows, {}, seed)
+        return as_pairs(sampled(read_all(self._files), self._stage.sample, self._stage.halves, seed), {}, seed)
 
     @cached_property
     def _queries(self) -> Kept:
@@ -150,22 +145,12 @@ def mine(store: EncoderStore, stage: Mine, files: list[Path], out: Path, corpus:
 
 
 def write_pairs(path: Path, ranks: Ranks, rows: Iterator[tuple[Pair, list[str]]]) -> None:
-    """Writes pairs, each with these negatives."""
+    """Writes pairs, each with these negatives; every rank has the same rows, and the first writes them."""
     values = (
         {"query": pair.query, "pos": pair.positives, "neg": negatives, "source": pair.source}
         | ({} if pair.instruction is None else {"instruction": pair.instruction})
         | ({"hypothetical": pair.hypothetical} if pair.hypothetical else {})
         for pair, negatives in rows
     )
-    write_rows(path, ranks, values)
-
-
-def write_rows(path: Path, ranks: Ranks, rows: Iterator[Mapping[str, object]]) -> None:
-    """Writes a JSON-lines file, whole or not at all; every rank has the same rows, and the first writes them."""
-    if not ranks.is_first:
-        return
-    fresh = path.with_name(path.name + ".new")
-    with fresh.open("w", encoding="utf-8") as file:
-        for row in rows:
-            print(json.dumps(row, ensure_ascii=False), file=file)
-    os.replace(fresh, path)
+    if ranks.is_first:
+        write_lines(path, values)

@@ -8,7 +8,6 @@ heads are not kept.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import cast
 
@@ -19,12 +18,11 @@ from torch.nn import functional
 
 from models.encoder.torch import TorchEncoder, pool
 from models.errors import BadEncoder
-from models.training.batches import BatchDealer, steps_of
-from models.training.contrast import read_table
 from models.training.encoders import EncoderStore
 from models.training.losses import reconstruction
 from models.training.passes import TokenTable, autocast
 from models.training.recipe import Reconstruct
+from models.training.work import Work, read_table
 
 MASK_TOKENS = ("[MASK]", "<mask>")
 HEADS_WIDTH = 64
@@ -71,25 +69,20 @@ def visible_parts(mask: Tensor, share: float, chance: torch.Generator) -> Tensor
     return seen
 
 
-class ReconstructStage:
+class ReconstructStage(Work):
     """The work of one RetroMAE stage, a step at a time."""
 
+    _stage: Reconstruct
+
     def __init__(self, store: EncoderStore, stage: Reconstruct, files: list[Path], scratch: Path) -> None:
-        recipe, ranks = store.recipe, store.ranks
-        self._store, self._stage, self._ranks = store, stage, ranks
-        data = stage.data.model_copy(update={"view": "texts"})
-        table = read_table(files, data, recipe.seed, scratch, ranks)
-        self.steps = steps_of(len(table), stage.batch, stage.epochs, stage.steps, recipe.max_steps)
-        deal = partial(
-            BatchDealer, weights=data.weights, size=stage.batch, steps=self.steps, negatives=0, seed=recipe.seed
-        )
-        table = table.limited_to(drawn) if len(drawn := deal(table).drawn()) < len(table) else table
-        self._dealer = deal(table)
+        ranks, data = store.ranks, stage.data.model_copy(update={"view": "texts"})
+        super().__init__(store, stage, read_table(files, data, store.recipe.seed, scratch, ranks), scratch)
+        self._dealer = self._deal(self._table)
         self._encoder = encoder = store.open(stage.encoder, trained=True)
         self._decoder = Decoder(encoder.backbone.config.hidden_size, encoder.spec.max_length).to(ranks.device)
         self._mask_id = mask_id(encoder)
-        place = scratch / "tokens"
-        self._tokens = TokenTable.build(table.documents, encoder.spec, encoder.tokenizer, ranks.device, place, ranks)
+        place, texts = scratch / "tokens", self._table.documents
+        self._tokens = TokenTable.build(texts, encoder.spec, encoder.tokenizer, ranks.device, place, ranks)
 
     @property
     def modules(self) -> dict[str, nn.Module]:
@@ -117,12 +110,6 @@ class ReconstructStage:
         facts = {"loss": encoder_loss + decoder_loss, "encoder": encoder_loss, "decoder": decoder_loss}
         tokens = sum(ids.numel() for ids, _ in chunks) * self._ranks.size
         return facts | {"texts": len(rows), "tokens": tokens}
-
-    def keep(self, folder: Path) -> None:
-        self._store.keep(self._stage.encoder, self._encoder, folder / self._stage.encoder)
-
-    def write(self, folder: Path) -> None:
-        self._store.write(self._stage.encoder, self._encoder, folder / self._stage.encoder)
 
     def _chunk(self, ids: Tensor, mask: Tensor, chosen: Tensor, inner: Tensor, chance: torch.Generator) -> Tensor:
         """The two sums of cross-entropies: of the encoder's masked tokens, and of all tokens by the decoder."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -19,14 +18,14 @@ from torch.nn import functional
 from models.encoder.tokenizer import Tokenizer
 from models.encoder.torch_reranker import TorchReranker
 from models.lexical import Ranking
-from models.training.batches import Batch, BatchDealer, steps_of
-from models.training.contrast import read_table
+from models.training.batches import Batch
 from models.training.encoders import EncoderStore
 from models.training.losses import distillation
 from models.training.monitor import DevSets
 from models.training.passes import PARTS, Padded, TokenTable, autocast, chunks_of, on_device, read_once, take
 from models.training.recipe import Rerank
 from models.training.tables import Ragged, Rows
+from models.training.work import Work, read_table
 
 NONE = -1
 """In a list: no document at this place."""
@@ -34,23 +33,17 @@ NONE = -1
 NO_SCORE = -1e4
 
 
-class RerankStage:
+class RerankStage(Work):
     """The work of one rerank stage, a step at a time."""
 
+    _stage: Rerank
+
     def __init__(self, store: EncoderStore, stage: Rerank, files: list[Path], scratch: Path) -> None:
-        recipe, ranks, data = store.recipe, store.ranks, stage.data
-        self._store, self._stage, self._ranks, self._size = store, stage, ranks, 1 + data.negatives
-        self._scratch = scratch
+        ranks, data = store.ranks, stage.data
+        super().__init__(store, stage, read_table(files, data, store.recipe.seed, scratch, ranks), scratch)
+        self._size = 1 + data.negatives
         self._found: list[list[Ranking]] | None = None
-        table = read_table(files, data, recipe.seed, scratch, ranks)
-        self.steps = steps_of(len(table), stage.batch, stage.epochs, stage.steps, recipe.max_steps)
-        deal = partial(
-            BatchDealer, weights=data.weights, size=stage.batch, steps=self.steps, negatives=data.negatives,
-            seed=recipe.seed,
-        )  # fmt: skip
-        drawn = deal(table).drawn()
-        self._table = table.limited_to(drawn) if len(drawn) < len(table) else table
-        self._dealer = deal(self._table)
+        self._dealer = self._deal(self._table)
         self._reranker = reranker = store.open_reranker(stage.encoder)
         longest = reranker.spec.max_length
         sides = ((self._table.queries, longest // 2), (self._table.documents, longest))
@@ -71,7 +64,6 @@ class RerankStage:
         return {self._stage.encoder: self._reranker}
 
     def gradients(self, step: int, scale: Callable[[Tensor], Tensor]) -> dict[str, float]:
-        """Leaves the gradients of one step in the weights, and returns what it measured."""
         batch, recipe = self._dealer.deal(step), self._store.recipe
         lists = draw_lists(batch, self._table.answers, self._size, np.random.default_rng([recipe.seed, 3, step]))
         torch.manual_seed(self._ranks.seed(recipe.seed, step))
@@ -102,12 +94,6 @@ class RerankStage:
         if not shown and self._ranks.is_first:
             print(f"{self._stage.first} alone: {dev.metric} {before:.2f}", file=sys.stderr)
         return after
-
-    def keep(self, folder: Path) -> None:
-        self._store.keep(self._stage.encoder, self._reranker, folder / self._stage.encoder)
-
-    def write(self, folder: Path) -> None:
-        self._store.write(self._stage.encoder, self._reranker, folder / self._stage.encoder)
 
     def _groups(self, queries: Rows, lists: Rows) -> Iterator[Rows]:
         """Positions of lists whose pairs, padded to the longest of them, fit into the stage's tokens."""

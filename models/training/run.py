@@ -13,6 +13,7 @@ import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -24,23 +25,16 @@ from models.training.generate import GenerateStage
 from models.training.mining import mine
 from models.training.monitor import DevSets, draw_curves
 from models.training.ranks import Ranks
-from models.training.recipe import (
-    AnyStage,
-    Contrast,
-    Generate,
-    Mine,
-    Recipe,
-    Rerank,
-    encoders_of,
-    files_of,
-    trained_by,
-)
+from models.training.recipe import AnyStage, Contrast, Mine, Recipe, Rerank, encoders_of, files_of, trained_by
 from models.training.reconstruct import ReconstructStage
 from models.training.rerank import RerankStage
 from models.training.shapes import check
 from models.training.sources import DONE, how_to_get, until_tuned
 from models.training.tables import SCRATCH
 
+WORKS: dict[str, Callable[..., Any]] = {
+    "contrast": ContrastStage, "reconstruct": ReconstructStage, "rerank": RerankStage, "generate": GenerateStage
+}  # fmt: skip
 PAIRS = "pairs.jsonl"
 RECIPE_FILE, ENCODERS = "recipe.json", "encoders"
 
@@ -86,19 +80,9 @@ def _run_stage(store: EncoderStore, name: str, stage: AnyStage, folder: Path, de
     files = [folder / file[1:] / PAIRS if file.startswith("@") else Path(file) for file in files_of(stage)]
     if isinstance(stage, Mine):
         return mine(store, stage, files[: len(stage.files)], home / PAIRS, files[len(stage.files) :])
-    work: ContrastStage | ReconstructStage | RerankStage | GenerateStage
-    figure: Callable[[DevSets], float] | None = None
-    if isinstance(stage, Contrast):
-        work = ContrastStage(store, stage, files, home / SCRATCH)
-        figure = work.figure
-    elif isinstance(stage, Rerank):
-        work = RerankStage(store, stage, files, home / SCRATCH)
-        figure = work.figure if stage.first is not None else None
-    elif isinstance(stage, Generate):
-        work = GenerateStage(store, stage, files, home / SCRATCH)
-    else:
-        work = ReconstructStage(store, stage, files, home / SCRATCH)
-    judge = loop.Judge(dev.every, dev.metric, partial(figure, dev)) if dev is not None and figure is not None else None
+    work = WORKS[stage.kind](store, stage, files, home / SCRATCH)
+    judged = isinstance(stage, Contrast) or (isinstance(stage, Rerank) and stage.first is not None)
+    judge = loop.Judge(dev.every, dev.metric, partial(work.figure, dev)) if dev is not None and judged else None
     loop.run(work, stage, name, folder, store.ranks, judge)
     if store.ranks.is_first:
         work.keep(home)

@@ -1,10 +1,11 @@
 """Shapes of backbones, and the check that a recipe fits them. Needs configurations, not weights.
 
-SHAPES are the public configurations of published checkpoints. A folder's own configuration comes first.
+shapes.toml has the public configurations of published checkpoints. A folder's own configuration comes first.
 """
 
 from __future__ import annotations
 
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -33,34 +34,7 @@ from models.training.recipe import (
     encoders_of,
 )
 
-
-def _decoder(kind: str, width: int, inner: int, layers: int, heads: tuple[int, int, int], words: int) -> dict[str, Any]:
-    attention = dict(zip(("num_attention_heads", "num_key_value_heads", "head_dim"), heads, strict=True))
-    shape = {"hidden_size": width, "intermediate_size": inner, "num_hidden_layers": layers, "vocab_size": words}
-    return {"model_type": kind, **shape, **attention}
-
-
-def _encoder(kind: str, width: int, layers: int, words: int, positions: int = 512) -> dict[str, Any]:
-    shape = {"hidden_size": width, "intermediate_size": 4 * width, "num_hidden_layers": layers, "vocab_size": words}
-    return {"model_type": kind, **shape, "num_attention_heads": width // 64, "max_position_embeddings": positions}
-
-
-SHAPES: dict[str, dict[str, Any]] = {
-    "gte-multilingual-base": _encoder("gte", 768, 12, 250048, 8192),
-    "bge-small-zh-v1.5": _encoder("bert", 512, 4, 21128),
-    "bge-large-zh-v1.5": _encoder("bert", 1024, 24, 21128),
-    "e5-base": _encoder("bert", 768, 12, 30522),
-    "pythia-410m": _encoder("gpt_neox", 1024, 24, 50304, 2048),
-    "pythia-1b": _encoder("gpt_neox", 2048, 16, 50304, 2048) | {"num_attention_heads": 8},
-    "biomistral-7b": _decoder("mistral", 4096, 14336, 32, (32, 8, 128), 32000),
-    "gemma-2b": _decoder("gemma", 2048, 16384, 18, (8, 1, 256), 256000),
-    "embeddinggemma-300m": _decoder("gemma3_text", 768, 1152, 24, (3, 1, 256), 262144),
-    "qwen2-7b": _decoder("qwen2", 3584, 18944, 28, (28, 4, 128), 152064),
-    "qwen2.5-coder-0.5b": _decoder("qwen2", 896, 4864, 24, (14, 2, 64), 151936),
-    "qwen3-4b": _decoder("qwen3", 2560, 9728, 36, (32, 8, 128), 151936),
-    "qwen3-8b": _decoder("qwen3", 4096, 12288, 36, (32, 8, 128), 151936),
-    "qwen3-embedding-8b": _decoder("qwen3", 4096, 12288, 36, (32, 8, 128), 151936),
-}
+SHAPES: dict[str, dict[str, Any]] = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
 
 
 def config_of(start: Path) -> PretrainedConfig | None:
@@ -84,7 +58,8 @@ def fresh_config(fresh: Fresh) -> PretrainedConfig:
     if not fresh.tokenizer.is_file():
         raise BadEncoder(f"fresh.tokenizer: {fresh.tokenizer} is not there; call care from the repository's root")
     words = RustTokenizer.from_file(str(fresh.tokenizer)).get_vocab_size()
-    return made(_encoder("bert", fresh.width, fresh.layers, words))
+    size = {"hidden_size": fresh.width, "intermediate_size": 4 * fresh.width, "num_attention_heads": fresh.width // 64}
+    return made({"model_type": "bert", **size, "num_hidden_layers": fresh.layers, "vocab_size": words})
 
 
 def shape_of(recipe: Recipe, name: str) -> PretrainedConfig | None:

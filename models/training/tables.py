@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from hashlib import blake2b
 from io import BytesIO
 from pathlib import Path
-from typing import Any, BinaryIO, overload
+from typing import Any, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
@@ -76,13 +76,7 @@ class Strings(Sequence[str]):
     def __len__(self) -> int:
         return len(self.starts)
 
-    @overload
-    def __getitem__(self, row: int) -> str: ...
-    @overload
-    def __getitem__(self, row: slice) -> list[str]: ...
-    def __getitem__(self, row: int | slice) -> str | list[str]:
-        if isinstance(row, slice):
-            return [self[each] for each in range(*row.indices(len(self)))]
+    def __getitem__(self, row: int) -> str:  # type: ignore[override]  # no slices: nothing asks for them
         start = int(self.starts[row])
         return self.buffer[start : start + int(self.sizes[row])].tobytes().decode("utf-8", "surrogatepass")
 
@@ -155,13 +149,8 @@ class _Coded(Sequence[str | None]):
     def __len__(self) -> int:
         return len(self.codes)
 
-    @overload
-    def __getitem__(self, row: int) -> str | None: ...
-    @overload
-    def __getitem__(self, row: slice) -> list[str | None]: ...
-    def __getitem__(self, row: int | slice) -> str | list[str | None] | None:
-        codes = self.codes[row]
-        return [self.values[code] for code in codes] if isinstance(row, slice) else self.values[int(codes)]
+    def __getitem__(self, row: int) -> str | None:  # type: ignore[override]
+        return self.values[int(self.codes[row])]
 
 
 @dataclass(frozen=True)

@@ -33,7 +33,7 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[GradingServer]:
 
 def matched(server: GradingServer, folder: Path, task: str, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     (folder / "out.jsonl").unlink(missing_ok=True)
-    step = Match(task, [Model("m", server.url)], folder / "answers.jsonl", limits=Limits(at_once=2))
+    step = Match([Model("m", server.url)], folder / "answers.jsonl", task, limits=Limits(at_once=2))
     return run_in(folder, step, rows)
 
 
@@ -130,4 +130,4 @@ def test_only_answers_of_the_form_are_taken(task: str, text: str, value: object)
 
 def test_one_model_matches(tmp_path: Path) -> None:
     with pytest.raises(CareError, match="one model matches"):
-        Match("check", [Model("a", "http://x"), Model("b", "http://x")], tmp_path / "answers.jsonl")
+        Match([Model("a", "http://x"), Model("b", "http://x")], tmp_path / "answers.jsonl", "check")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import tomllib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,7 +19,7 @@ from models.curation.hyde import Hyde
 from models.curation.match import TASKS
 from models.curation.panel import Limits, Model
 from models.curation.search import Retrievers
-from models.curation.synthesize import KINDS, SHAPES, Synthesize, read_fields, read_line, read_list
+from models.curation.synthesize import KINDS, Synthesize, read_fields, read_line, read_list
 from models.curation.vectors import Vectors
 from models.encoder.spec import Side
 from models.errors import BadData
@@ -45,7 +46,7 @@ def synthesized(
     **more: Any,  # noqa: ANN401
 ) -> list[dict[str, Any]]:
     step = Synthesize(
-        kind, [Model("m", server.url)], folder / "answers.jsonl", [write_lines(folder / "rows.jsonl", rows)],
+        [Model("m", server.url)], folder / "answers.jsonl", kind, [write_lines(folder / "rows.jsonl", rows)],
         limits=Limits(at_once=3), **more,
     )  # fmt: skip
     return run_in(folder, step, rows)
@@ -75,7 +76,7 @@ def test_tasks_become_triples_with_the_task_as_instruction(server: GradingServer
     assert triples == [{"query": "谁？", "pos": ["甲乙丙"], "neg": ["丁戊己"], "instruction": "找病因"}]
     assert report_in(tmp_path)["dropped"] == {"two equal texts": 1}
     (asked,) = [prompt for _, prompt in server.asked if "检索任务：找病因" in prompt]
-    assert all(any(choice in asked for choice in values) for values in SHAPES["zh"].values())
+    assert all(any(choice in asked for choice in values) for values in tomllib.loads(load("shapes", "zh")).values())
 
 
 def test_a_paraphrase_gets_a_sentence_from_far_away(server: GradingServer, tmp_path: Path) -> None:
@@ -106,7 +107,7 @@ def test_synonyms_are_checked(server: GradingServer, tmp_path: Path) -> None:
     reasons = {"the term is missing in the easy negative", "a positive of another length", "no term of the dictionary"}
     assert set(report_in(tmp_path)["dropped"]) == reasons
     with pytest.raises(BadData, match="--dictionary"):
-        Synthesize("synonym", [], tmp_path, [])
+        Synthesize([], tmp_path, "synonym", [])
 
 
 def test_a_failing_server_loses_no_row_and_is_asked_nothing_twice(server: GradingServer, tmp_path: Path) -> None:
@@ -193,10 +194,14 @@ def test_json_is_found_among_words() -> None:
 
 def test_every_prompt_is_there_in_both_languages_with_the_same_fields() -> None:
     names = {path.name.split(".")[0] for path in PROMPTS.glob("*.txt")}
-    assert names == {*KINDS, *TASKS, "judge", "hyde", "blind", "personal"}
+    without_fields = {"reminder", "reminder-grades", "shapes"}
+    assert names == {*KINDS, *TASKS, "judge", "hyde", "blind", "personal", "passage", *without_fields}
     for name in names:
         fields = [set(re.findall(r"\{(\w+)\}", load(name, language))) for language in LANGUAGES]
-        assert fields[0] == fields[1] != set()
+        assert fields[0] == fields[1]
+        assert bool(fields[0]) is (name not in without_fields)
+    zh, en = (tomllib.loads(load("shapes", language)) for language in LANGUAGES)
+    assert {name: len(values) for name, values in zh.items()} == {name: len(values) for name, values in en.items()}
 
 
 def test_a_value_is_never_taken_for_a_field() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 
 import numpy as np
@@ -37,7 +38,8 @@ def test_the_work_is_what_the_pass_multiplies() -> None:
     counted = FlopCounterMode(display=False, custom_mapping={torch.ops.aten.addmm_: _addmm})
     with counted as counter:
         decoder(batch)
-    attention = 4 * shape.layers * shape.heads * shape.width
+    sizes = ("num_hidden_layers", "num_attention_heads", "head_dim")
+    attention = 4 * math.prod(shape.sizes[name] for name in sizes)
     causal = attention * sum(length * (length + 1) // 2 for length in lengths)
     counts = counter.get_flop_counts()["Global"]
     products = sum(count for operation, count in counts.items() if "mm" in str(operation))
@@ -48,7 +50,7 @@ def test_the_shapes_have_the_published_sizes() -> None:
     for name, billions in (("4b", 4.02), ("8b", 7.57)):
         shape = SHAPES[name]
         layer = sum(rows * columns for rows, columns in shape.matrices().values())
-        parameters = shape.layers * layer + shape.vocabulary * shape.hidden
+        parameters = shape.sizes["num_hidden_layers"] * layer + shape.sizes["vocab_size"] * shape.sizes["hidden_size"]
         assert parameters / 1e9 == pytest.approx(billions, abs=0.01)
 
 

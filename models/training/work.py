@@ -1,0 +1,75 @@
+"""What the stages that train have in common: their rows, the batches of their steps, and how encoders are written."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from models.errors import BadData
+from models.progress import Progress
+from models.rows import read_all
+from models.training.batches import BatchDealer, steps_of
+from models.training.encoders import EncoderStore
+from models.training.ranks import Ranks
+from models.training.recipe import Data, TrainedStage, trained_by
+from models.training.rows import as_pairs, as_texts
+from models.training.tables import PairTable, shared
+
+
+class Work(ABC):
+    """The work of one stage, a step at a time; `_table` has the texts that its steps draw."""
+
+    _stage: TrainedStage
+
+    def __init__(self, store: EncoderStore, stage: TrainedStage, table: PairTable, scratch: Path) -> None:
+        self._store, self._stage, self._ranks, self._scratch = store, stage, store.ranks, scratch
+        recipe, data = store.recipe, stage.data
+        self.steps = steps_of(len(table), stage.batch, stage.epochs, stage.steps, recipe.max_steps)
+        self._deal = partial(
+            BatchDealer, weights=data.weights, size=stage.batch, steps=self.steps, negatives=data.negatives,
+            seed=recipe.seed, leaf=data.leaf, trial=recipe.max_steps is not None,
+        )  # fmt: skip
+        drawn = self._deal(table).drawn()
+        self._table = table.limited_to(drawn, negatives=data.negatives > 0) if len(drawn) < len(table) else table
+
+    @property
+    @abstractmethod
+    def modules(self) -> Mapping[str, Any]:
+        """What is trained, by name."""
+
+    @abstractmethod
+    def gradients(self, step: int, scale: Callable[[Tensor], Tensor]) -> dict[str, float]:
+        """Leaves the gradients of one step in the weights, and returns what it measured."""
+
+    def keep(self, folder: Path) -> None:
+        """Writes the trained encoders, which are then the current ones."""
+        for name in trained_by(self._stage):
+            self._store.keep(name, self.modules[name], folder / name)
+
+    def write(self, folder: Path) -> None:
+        """Writes the trained encoders as they are now."""
+        for name in trained_by(self._stage):
+            self._store.write(name, self.modules[name], folder / name)
+
+
+def read_table(files: list[Path], data: Data, seed: int, folder: Path, ranks: Ranks) -> PairTable:
+    """The stage's rows, as pairs or as texts: read by the first rank into the folder, and mapped by all."""
+
+    def build() -> PairTable:
+        rows = Progress(f"read {', '.join(map(str, files))}", "rows").over(read_all(files))
+        if data.view == "texts":
+            return PairTable.of_texts(as_texts(rows, data, seed), folder)
+        return PairTable.of_pairs(as_pairs(rows, data.crops, seed, data.crop_units), folder=folder)
+
+    table = shared(folder, ranks, build)
+    for key, named in (("weights", data.weights), ("crops", data.crops)):
+        # A share of 0 asks for no row: a recipe over another may take a source out so.
+        table.check_sources(f"data.{key}", [source for source, share in named.items() if share and source != "*"])
+    if data.negatives and not len(table.negatives.values):
+        raise BadData(f"data.negatives is {data.negatives}, but no row has neg: mine some (kind mine), or set it to 0")
+    return table
