@@ -75,6 +75,8 @@ def create_app(settings: Settings, place: Place = ALONE) -> FastAPI:
         redoc_url=None,
         lifespan=lifespan,
         telemetry=NO_TELEMETRY,
+        # A redirection names scheme and host as this process sees them: http behind a proxy with TLS.
+        redirect_slashes=False,
     )
     frame = partial(
         RequestFrame,
