@@ -9,17 +9,19 @@ from __future__ import annotations
 import io
 import json
 import os
+import sys
 import tarfile
 from argparse import ArgumentParser, Namespace
 from datetime import UTC, datetime
 from pathlib import Path
 
 from indexer.command import COLLECTION
-from indexer.errors import BadBackup
+from indexer.errors import BadBackup, BadSnapshot
 from indexer.store.canaries import CANARIES_FILE
 from indexer.store.collection import Collection
 from indexer.store.files import in_turn, sync
 from indexer.store.fresh_log import LOCK_FILE
+from indexer.store.manifest import Manifest
 from models.package import care_version
 
 FORMAT = 1
@@ -45,13 +47,18 @@ def add_places(parser: ArgumentParser) -> None:
 
 def run(arguments: Namespace) -> None:
     keys = None if arguments.keys is None else Path(arguments.keys)
-    versions = write_backup(Collection(Path(arguments.collection)), arguments.file, keys)
+    versions, damaged = write_backup(Collection(Path(arguments.collection)), arguments.file, keys)
     size = arguments.file.stat().st_size / 1e6
     print(f"backed up {len(versions)} versions{' and the keys' if keys else ''} to {arguments.file} ({size:.1f} MB)")
+    for reason in damaged:
+        print(f"left out a damaged version: {reason}", file=sys.stderr)
 
 
-def write_backup(collection: Collection, file: Path, keys: Path | None = None) -> list[str]:
-    """Writes the file and returns the versions in it; raises Busy while a build runs."""
+def write_backup(collection: Collection, file: Path, keys: Path | None = None) -> tuple[list[str], list[str]]:
+    """Writes the file; returns the versions in it, and what is wrong with those left out.
+
+    Raises Busy while a build runs, BadSnapshot if the served version is damaged.
+    """
     if not collection.versions():
         raise BadBackup(f"{collection.root} has no version: there is nothing to back up; check --collection")
     if keys is not None and not keys.is_file():
@@ -59,23 +66,41 @@ def write_backup(collection: Collection, file: Path, keys: Path | None = None) -
     partial = file.with_name(f".{file.name}.new")
     # The partial file, too, belongs to one backup: another would cut it short, and remove it when it ends.
     with collection.sole_builder():
+        versions, damaged = _check_versions(collection)
         partial.unlink(missing_ok=True)  # of a backup that was killed
         try:
             # Only the owner may read the documents and keys in it.
             with open(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as written:
                 with tarfile.open(fileobj=written, mode="w", format=tarfile.PAX_FORMAT) as tar:
-                    versions = _add_all(tar, collection, keys)
+                    _add_all(tar, collection, versions, keys)
                 written.flush()
                 os.fsync(written.fileno())
             os.replace(partial, file)
         finally:
             partial.unlink(missing_ok=True)
     sync(file.parent)
-    return versions
+    return versions, damaged
 
 
-def _add_all(tar: tarfile.TarFile, collection: Collection, keys: Path | None) -> list[str]:
-    versions = collection.versions()
+def _check_versions(collection: Collection) -> tuple[list[str], list[str]]:
+    """The versions that a restore, which compares every checksum, will take, and what is wrong with the others."""
+    sound: list[str] = []
+    damaged: list[str] = []
+    for version in collection.versions():
+        folder = collection.folder(version)
+        try:
+            Manifest.read(folder).verify_files(folder)
+            sound.append(version)
+        except BadSnapshot as error:
+            if version == collection.current():
+                raise
+            damaged.append(str(error))
+    if not sound:
+        raise BadBackup(f"{collection.root} has no sound version ({damaged[0]}): there is nothing to back up")
+    return sound, damaged
+
+
+def _add_all(tar: tarfile.TarFile, collection: Collection, versions: list[str], keys: Path | None) -> None:
     _add_facts(tar, versions)
     for version in versions:
         _add_folder(tar, collection.folder(version), f"{INSIDE}/versions/{version}")
@@ -85,7 +110,6 @@ def _add_all(tar: tarfile.TarFile, collection: Collection, keys: Path | None) ->
             tar.add(path, f"{INSIDE}/{name}")
     if keys is not None:
         tar.add(keys, KEYS)
-    return versions
 
 
 def _add_facts(tar: tarfile.TarFile, versions: list[str]) -> None:

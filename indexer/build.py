@@ -18,7 +18,7 @@ from indexer.encode import Encoder, EncodeShards, Work, checked, chunked, conten
 from indexer.errors import BadBuild
 from indexer.passages import Budget, Cutter, passage_texts
 from indexer.store.arrays import Array, Rows
-from indexer.store.collection import Collection, new_version
+from indexer.store.collection import Collection
 from indexer.store.documents import Documents
 from indexer.store.files import DiskDict
 from indexer.store.kinds import FLAT_PASSAGES, IndexKind
@@ -125,7 +125,7 @@ def build(
 def _build_version(
     corpus: Sequence[Path], encoder: Encoder, collection: Collection, options: BuildOptions, place: Shards
 ) -> BuildSummary:
-    version, created, spec = new_version(), datetime.now(UTC), encoder.spec
+    version, created, spec = collection.next_version(), datetime.now(UTC), encoder.spec
     budget = Budget(options.passage_tokens or spec.max_length, options.overlap)
     cutter = Cutter(encoder.tokenizer, spec.document_instruction, budget)
     asking = options.query_encoder or encoder

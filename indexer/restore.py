@@ -1,13 +1,14 @@
 """Put a backup (care backup) into an empty collection folder, check every byte of it, and publish what was served.
 
-The pointer is written last, so a service that watches the folder serves only what is whole. A restore that fails leaves
-the folder without a pointer: empty it and try again. With a vector database, run care index publish afterwards.
+The pointer is written last, so a service that watches the folder serves only what is whole. A restore that fails or is
+stopped leaves the folder empty, and no keys. With a vector database, run care index publish afterwards.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import shutil
 import tarfile
 from argparse import ArgumentParser, Namespace
 from pathlib import Path, PurePosixPath
@@ -52,9 +53,12 @@ def restore_backup(file: Path, folder: Path, keys: Path | None = None) -> str | 
     try:
         with tarfile.open(file, "r:") as tar:
             facts, pointer = _extract(tar, file, folder, keys)
-    except (tarfile.TarError, EOFError) as error:
-        raise BadBackup(f"{file} is no whole backup ({error}); take another one") from error
-    _check(folder, facts["versions"], file)
+        _check(folder, facts["versions"], file)
+    except BaseException as error:
+        _clear(folder, keys)  # so that the same command may be given again
+        if isinstance(error, tarfile.TarError | EOFError):
+            raise BadBackup(f"{file} is no whole backup ({error}); take another one") from error
+        raise
     os.sync()
     if pointer:
         replace_file(folder / POINTER, pointer)
@@ -91,6 +95,17 @@ def _extract(tar: tarfile.TarFile, file: Path, folder: Path, keys: Path | None) 
             target.parent.mkdir(parents=True, exist_ok=True)
             tar.makefile(entry, target)
     return facts, pointer
+
+
+def _clear(folder: Path, keys: Path | None) -> None:
+    """Removes what a restore wrote: there was nothing before it."""
+    for path in folder.iterdir():
+        if path.is_dir() and path.name not in IGNORED:
+            shutil.rmtree(path)
+        elif path.is_file():
+            path.unlink()
+    if keys is not None:
+        keys.unlink(missing_ok=True)
 
 
 def _read(tar: tarfile.TarFile, entry: tarfile.TarInfo) -> bytes:

@@ -23,7 +23,7 @@ import orjson
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints, ValidationError, model_validator
 
 from indexer.store.files import in_turn, replace_file
-from service.errors import BadKeys, invalid_request
+from service.errors import BadKeys, BadSettings, invalid_request
 from service.limits import Key, Rate, Scope
 from service.search.request import Clauses, FilterClause
 
@@ -39,6 +39,7 @@ ID_CHARACTERS = 12
 SECRET_BYTES = 32
 ID = slice(len(PREFIX), len(PREFIX) + ID_CHARACTERS)
 PRIVATE, GROUP = 0o600, 0o060
+APPENDING = os.O_WRONLY | os.O_APPEND | os.O_CREAT
 
 
 def _is_rate(text: str) -> str:
@@ -174,10 +175,19 @@ def _index(file: KeysFile) -> dict[bytes, tuple[bytes, Key]]:
     return {record.id.encode(): (bytes.fromhex(record.hash), record.key()) for record in file.keys}
 
 
+def require_audit_log(path: Path | None) -> None:
+    """Raises BadSettings if the audit log cannot be written: acts would go unrecorded."""
+    try:
+        if path is not None:
+            os.close(os.open(path, APPENDING, PRIVATE))
+    except OSError as error:
+        raise BadSettings(f"{AUDIT_VARIABLE}: {path} cannot be written ({error.strerror}); name another file") from None
+
+
 def write_audit(path: Path, line: Mapping[str, Any]) -> None:
     """Appends one JSON line with the time; lines of several processes do not mix."""
     now = datetime.now(UTC).isoformat(timespec="milliseconds")
-    descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, PRIVATE)
+    descriptor = os.open(path, APPENDING, PRIVATE)
     try:
         os.write(descriptor, orjson.dumps({"time": now, **line}) + b"\n")
     finally:
@@ -227,9 +237,10 @@ def run(arguments: Namespace) -> None:
         except ValidationError as error:
             raise BadKeys(f"{name}: {_reason(error, KeysFile)}; care keys list shows the keys") from None
         _write(path, written.encode() + b"\n")
+    # First: the secret of a key that is in force must not be lost if the audit log cannot be written.
+    print(secret if arguments.act == "create" else f"{name} is revoked; running services notice within seconds")
     if audit := os.environ.get(AUDIT_VARIABLE):
         write_audit(Path(audit), {"key": None, "user": getpass.getuser(), "act": f"keys {arguments.act}", "name": name})
-    print(secret if arguments.act == "create" else f"{name} is revoked; running services notice within seconds")
 
 
 def _write(path: Path, content: bytes) -> None:

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 BUILDING = ".building-"
 REMOVING = ".removing-"
 VERSION_TIME = "%Y%m%dT%H%M%S"
+TIMED = 18  # characters of a name that are the time, to the millisecond
+BEHIND_ALL = "~"
 HERE = "faiss"
 SCHEMES = {"qdrant+http": "http", "qdrant+https": "https"}
 PORTS = {"http": 6333, "https": 443}
@@ -117,6 +119,18 @@ class Collection:
             known = ", ".join(self.versions()[-5:]) or "none; care index build makes one"
             raise BadCollection(f"{self.root} has no version {version}; it has {known}")
         return self._versions / version
+
+    def next_version(self, now: datetime | None = None) -> str:
+        """A name behind all others, even if the clock was set back: rollback and prune go by the order of names."""
+        name = new_version(now)
+        if not (versions := self.versions()) or versions[-1] < name:
+            return name
+        newest = versions[-1]
+        try:
+            latest = datetime.strptime(newest[:TIMED], f"{VERSION_TIME}%f")
+        except ValueError:  # a folder that no build has named
+            return name
+        return new_version(latest + timedelta(milliseconds=1))
 
     def shards(self, fingerprint: str) -> Path:
         """Where an unfinished build of this encoder keeps what it has encoded."""
@@ -228,8 +242,9 @@ class Collection:
 
         The current version and the one that a rollback would go to always stay.
         """
-        # Names begin with the time, so they compare with a time.
-        oldest = _stamp((now or datetime.now(UTC)) - timedelta(days=keep_days))
+        # Names begin with the time, so they compare with a time. Without an age the clock spares none: it may have been
+        # set back.
+        oldest = _stamp((now or datetime.now(UTC)) - timedelta(days=keep_days)) if keep_days else BEHIND_ALL
         with in_turn(self._publishing):
             versions = self.versions()
             kept = {*versions[max(0, len(versions) - keep) :], self.current(), self.previous()}

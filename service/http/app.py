@@ -24,7 +24,7 @@ from service.http import admin, documents, search, texts
 from service.http.access import NOWHERE, Access
 from service.http.middleware import REQUEST_ID, HotPath, RequestFrame, host_pattern, with_cors
 from service.http.openapi import describe
-from service.keys import KeyRing
+from service.keys import KeyRing, require_audit_log
 from service.limits import Rates
 from service.metrics import Metrics
 from service.runtime import ALONE, Place, run_parts
@@ -57,6 +57,7 @@ def create_app(settings: Settings, place: Place = ALONE) -> FastAPI:
     metrics = Metrics()
     rates = Rates.from_settings(settings)
     access = Access(KeyRing.from_settings(settings), rates, settings.audit_log, settings.admin_port)
+    require_audit_log(settings.audit_log)
     traces = _open_traces(settings, metrics)
 
     @contextlib.asynccontextmanager
@@ -74,6 +75,8 @@ def create_app(settings: Settings, place: Place = ALONE) -> FastAPI:
         redoc_url=None,
         lifespan=lifespan,
         telemetry=NO_TELEMETRY,
+        # A redirection names scheme and host as this process sees them: http behind a proxy with TLS.
+        redirect_slashes=False,
     )
     frame = partial(
         RequestFrame,

@@ -7,6 +7,7 @@ metric, and the old one stays.
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import math
 from collections.abc import Awaitable, Callable, Sequence
@@ -31,6 +32,8 @@ logger = logging.getLogger(__name__)
 
 LOG_SECONDS = 0.2  # between two looks at the log of posted documents
 PERMANENT = (BadCollection, BadSnapshot, BadEncoder, SpaceMismatch)
+# A crowd of connections may take every descriptor for a while.
+EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 # Attempts after any other error: an engine that died is back soon, but must not die of one version again and again.
 TRIES = 3
 
@@ -188,10 +191,10 @@ class Servings:
 
     def _tries_left(self, version: str | None, error: Exception | None = None) -> float:
         """How many attempts a version has left, after this error."""
+        if isinstance(error, DatabaseAway) or _is_exhausted(error):
+            return math.inf
         if isinstance(error, PERMANENT):
             return 0
-        if isinstance(error, DatabaseAway):
-            return math.inf
         before = self._refused.tries_left if self._refused and self._refused.version == version else TRIES
         return before if error is None else before - 1
 
@@ -221,3 +224,12 @@ class Servings:
 
     def _models_are_current(self) -> bool:
         return are_current(self._models, self._settings.encoder, self._settings.reranker)
+
+
+def _is_exhausted(error: BaseException | None) -> bool:
+    """Whether this process, not the version, lacked something: free descriptors or memory for a map."""
+    while error is not None:
+        if isinstance(error, OSError) and error.errno in EXHAUSTED:
+            return True
+        error = error.__cause__
+    return False

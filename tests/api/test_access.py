@@ -14,7 +14,7 @@ import pytest
 from fastapi import FastAPI
 from starlette.routing import Mount, Route
 
-from service.errors import NotFound
+from service.errors import BadSettings, NotFound
 from service.http.access import PATHS, PUBLIC, scope_of
 from service.http.app import create_app
 from service.limits import Scope
@@ -313,3 +313,8 @@ def test_the_document_names_scope_and_answers_of_every_route_that_takes_a_key() 
             scope = scope_of(method.upper(), path)
             assert route.get("x-scope") == scope
             assert ("security" in route) == ({"401", "403", "429"} <= set(route["responses"])) == (scope is not None)
+
+
+def test_a_service_does_not_start_with_an_audit_log_that_cannot_be_written(built: Built, tmp_path: Path) -> None:
+    with pytest.raises(BadSettings, match=r"CARE_AUDIT_LOG: .* cannot be written"):
+        create_app(make_settings(built, audit_log=tmp_path / "none" / "audit.jsonl"))

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import gc
 import json
+import os
 import shutil
 import weakref
 from pathlib import Path
+from typing import Any
 
 import httpx
+import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from indexer.store.collection import Collection
 from models.encoder.onnx import OnnxEncoder
@@ -204,6 +209,26 @@ async def test_a_version_is_tried_again_where_not_it_but_the_engine_failed(
         assert (await client.get("/admin/versions")).json()["failed"] == "the engine process ended; it is started again"
         assert (await client.post("/admin/reload")).status_code == 503
         assert len(tried) == TRIES + 1
+
+
+async def test_a_version_is_tried_again_until_there_are_free_descriptors(
+    own: Built, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    load, failures = np.load, TRIES + 2
+
+    def fail(path: Path, **options: object) -> NDArray[Any]:
+        nonlocal failures
+        if own.versions["b"] in str(path) and failures:
+            failures -= 1
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        return load(path, **options)
+
+    async with running(make_settings(own, threads=1, reload_seconds=0.01)) as client, asyncio.timeout(60):
+        monkeypatch.setattr(np, "load", fail)
+        (own.root / "CURRENT").write_text(own.versions["b"])
+        while await served(client) != own.versions["b"]:
+            await asyncio.sleep(0.01)
+    assert failures == 0
 
 
 async def test_a_snapshot_of_another_space_is_refused_and_a_rollback_to_it_undone(

@@ -86,8 +86,8 @@ def test_forwarded_headers_are_not_believed_whatever_the_environment_says(
         forged = {"X-Forwarded-For": "127.0.0.1", "X-Forwarded-Host": "localhost", "X-Forwarded-Proto": "https"}
         assert ask(port, EVIL, "/livez", **forged).status == 421
         assert ask(port, "localhost", "/admin/reload", "POST", **forged).status == 403
-        # The scheme that the framework goes by shows in its redirections.
-        assert ask(port, "localhost", "/v1/models/", **forged).headers["location"] == "http://localhost/v1/models"
+        # The framework would redirect this to a host and a scheme that the headers, or the sender, chose.
+        assert ask(port, "localhost", "/v1/models/", **forged).status == 404
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import shutil
 import stat
 import tarfile
@@ -12,6 +14,7 @@ from typing import Any
 import pytest
 
 import cli
+from indexer import restore
 from indexer.backup import write_backup
 from indexer.errors import BadBackup, BadSnapshot, Busy
 from indexer.restore import restore_backup
@@ -108,6 +111,46 @@ def test_a_partial_file_is_made_anew_and_not_followed(built: Built, tmp_path: Pa
     assert other.read_bytes() == b"of someone else"
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
     assert not file.is_symlink()
+
+
+def test_a_restore_that_failed_may_be_given_again(
+    built: Built, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file, keys, moved, folder = (tmp_path / name for name in ("care.tar", "keys", "restored-keys", "restored"))
+    keys.write_text("{}", encoding="utf-8")
+    write_backup(Collection(built.root), file, keys)
+    (folder / "lost+found").mkdir(parents=True)
+    command = ["restore", str(file), "--collection", str(folder), "--keys", str(moved)]
+
+    def fill_the_disk(*given: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(restore, "_check", fill_the_disk)
+        assert cli.main(command) == 1
+    assert "run the same command again" in capsys.readouterr().err
+    assert [path.name for path in folder.iterdir()] == ["lost+found"]
+    assert cli.main(command) == 0
+    assert Collection(folder).current() == Collection(built.root).current()
+    assert moved.read_text(encoding="utf-8") == "{}"
+
+
+def test_a_damaged_version_does_not_spoil_the_backup(
+    built: Built, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    collection, file, folder = Collection(built.root), tmp_path / "care.tar", tmp_path / "restored"
+    served, other = built.versions["a"], built.versions["b"]
+    assert collection.current() == served
+    (collection.folder(other) / "vectors.npy").write_bytes(b"")
+    assert cli.main(["backup", str(file), "--collection", str(built.root)]) == 0
+    printed = capsys.readouterr()
+    assert "vectors.npy has 0 bytes" in printed.err
+    assert restore_backup(file, folder) == served
+    assert other not in Collection(folder).versions()
+    (collection.folder(served) / "manifest.json").unlink()
+    with pytest.raises(BadSnapshot, match=r"no manifest\.json"):
+        write_backup(collection, file)
+    assert restore_backup(file, tmp_path / "once-more") == served
 
 
 def test_a_damaged_or_foreign_file_publishes_nothing(built: Built, tmp_path: Path) -> None:

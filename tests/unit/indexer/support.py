@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from indexer.build import BuildSummary
 from indexer.checks import Changes
 from indexer.report import Outcome
-from indexer.store.collection import Collection, new_version
+from indexer.store.collection import Collection
 from indexer.store.documents import HASH_BYTES
 from indexer.store.filters import Value
 from indexer.store.kinds import IndexKind
@@ -114,7 +114,7 @@ def facts(version: str, kind: IndexKind, space: str, dim: int, documents: int, p
 
 def add_version(collection: Collection, moment: datetime, *, space: str = "test-space", dim: int = DIM) -> str:
     """A finished version of the collection, unpublished."""
-    version = new_version(moment)
+    version = collection.next_version(moment)
     with collection.building(version) as folder:
         write_snapshot(folder, version=version, space=space, dim=dim)
     return version

@@ -59,6 +59,19 @@ def test_version_names_sort_by_time_and_differ() -> None:
     assert new_version(START) < new_version(START + timedelta(milliseconds=1))
 
 
+def test_versions_keep_their_order_if_the_clock_was_set_back(collection: Collection) -> None:
+    served, unpublished = (add(collection, day) for day in (10, 11))
+    collection.publish(served)
+    after = add(collection, 0)
+    assert after[:18] == "20260112T000000001"
+    collection.publish(after)
+    assert rollback(collection) == served
+    collection.publish(after)
+    assert collection.prune(keep=1, keep_days=0, now=START) == [unpublished]
+    (collection.root / "versions" / "zz-copy").mkdir()
+    assert collection.next_version(START).startswith("20260101T000000000Z-")
+
+
 def test_publish_list_and_roll_back(collection: Collection) -> None:
     first, second = add(collection, 1), add(collection, 2)
     assert collection.versions() == [first, second]

@@ -135,6 +135,22 @@ def test_the_command_leaves_a_line_in_the_audit_log(
     assert key not in written
 
 
+def test_a_key_is_printed_even_if_its_line_in_the_audit_log_cannot_be_written(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("CARE_AUDIT_LOG", str(tmp_path / "none" / "audit.jsonl"))
+    assert cli.main(["keys", "--file", str(path), "create", "reader", "--scope", "search"]) == 1
+    printed = capsys.readouterr()
+    assert KeyRing(path, None).find(printed.out.strip().encode()) is not None
+    assert "audit.jsonl: No such file" in printed.err
+
+
+def test_an_unknown_scope_is_answered_with_the_known_ones(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        cli.main(["keys", "--file", str(path), "create", "reader", "--scope", "read"])
+    assert "choose from 'search', 'write', 'admin'" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
