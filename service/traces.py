@@ -174,13 +174,15 @@ class Traces:
     def _spans(self, traced: Traced) -> bytes:
         """The span of a request and those of its stages, as they stand in a ScopeSpans message."""
         trace_id, parent, ended_ns, seconds, method, route, status, request_id, search, queries, stages = traced
-        own, began_ns = _new_span_id(), ended_ns - int(seconds * 1e9)
-        whole = _request_facts(self._source, method, route, status, search, len(request_id)) + request_id.encode()
-        if queries:
-            whole += _attribute("gen_ai.retrieval.query.text", queries)
+        # A trace that begins here has a random id, half of which will do for its first span.
+        own, began_ns = _new_span_id() if parent else trace_id[8:], ended_ns - int(seconds * 1e9)
+        rest = OWN.pack(TRACE_ID, trace_id, SPAN_ID, own, BEGIN, began_ns, END, ended_ns)
         if parent:
-            whole += PARENT + parent
-        spans = _field(SPANS, whole + OWN.pack(TRACE_ID, trace_id, SPAN_ID, own, BEGIN, began_ns, END, ended_ns))
+            rest += PARENT + parent
+        if queries:
+            rest += _attribute("gen_ai.retrieval.query.text", queries)
+        spans = _opening(self._source, method, route, status, search, len(request_id), len(rest))
+        spans += request_id.encode() + rest
         if not stages:
             return spans
         at_ns = max(began_ns, ended_ns - int(stages[-1] * 1e9))
@@ -212,8 +214,6 @@ def _field(tag: bytes, content: bytes) -> bytes:
     rest = len(content)
     if rest < 128:
         return b"%b%c%b" % (tag, rest, content)
-    if rest < 16384:  # nearly all
-        return b"%b%c%c%b" % (tag, rest & 127 | 128, rest >> 7, content)
     length = b""
     while rest > 127:
         length += b"%c" % (rest & 127 | 128)
@@ -222,8 +222,16 @@ def _field(tag: bytes, content: bytes) -> bytes:
 
 
 @lru_cache(1024)
-def _request_facts(source: str, method: str, route: str, status: int, search: Searched | None, id_length: int) -> bytes:
-    """Everything of a request's span that other requests have too; its id, of this length, has to follow."""
+def _opening(
+    source: str, method: str, route: str, status: int, search: Searched | None, id_length: int, rest_length: int
+) -> bytes:
+    """A request's span as far as others have it too; its id and the rest of it, of these lengths, have to follow."""
+    known = _request_facts(source, method, route, status, search) + _attribute("care.request_id", "-" * id_length)
+    return _field(SPANS, known + bytes(rest_length))[: -id_length - rest_length]
+
+
+@lru_cache(1024)
+def _request_facts(source: str, method: str, route: str, status: int, search: Searched | None) -> bytes:
     facts: Facts = {"http.request.method": method, "http.route": route, "http.response.status_code": status}
     if search is not None:
         facts |= {"gen_ai.operation.name": "retrieval", "gen_ai.data_source.id": source}
@@ -232,7 +240,7 @@ def _request_facts(source: str, method: str, route: str, status: int, search: Se
     attributes = list(_attributes(facts))
     span = Span(name=f"{method} {route}", kind=Span.SPAN_KIND_SERVER, attributes=attributes, status=failed)
     serialised: bytes = span.SerializeToString()
-    return serialised + _attribute("care.request_id", "-" * id_length)[:-id_length]
+    return serialised
 
 
 def _attribute(name: str, text: str) -> bytes:
