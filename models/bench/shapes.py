@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 import random
 import time
@@ -19,6 +18,7 @@ from transformers import AutoModel, PretrainedConfig, PreTrainedModel
 from models.encoder.folder import CONFIG_FILE, read_config, read_tokenizer
 from models.encoder.packed.kernels import Dense, Scaled, quantise
 from models.encoder.spec import TOKENIZER_FILE, Pooling
+from models.rows import read_lines
 from models.training.shapes import SHAPES as PUBLISHED
 from models.training.shapes import made
 
@@ -92,9 +92,7 @@ def tokenizer_of(folder: Path) -> str:
 
 def load_texts(corpus: Path, count: int) -> list[str]:
     """Titles and texts of documents drawn at random, the same ones each time; again from the start if they are few."""
-    content = corpus.read_bytes()
-    lines = (gzip.decompress(content) if corpus.suffix == ".gz" else content).splitlines()
-    rows = [json.loads(line) for line in lines]
+    rows = [json.loads(line.text) for line in read_lines(corpus)]
     texts = [f"{row.get('title') or ''}\n{row['text']}".strip() for row in rows]
     random.Random(SEED).shuffle(texts)
     return (texts * (count // len(texts) + 1))[:count]

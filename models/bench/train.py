@@ -18,7 +18,6 @@ included. Where transformers has no Gte, a BERT of the same size stands in, and 
 from __future__ import annotations
 
 import argparse
-import gzip
 import json
 import tempfile
 import time
@@ -32,7 +31,7 @@ from transformers import CONFIG_MAPPING, AutoModel
 
 from models.bench.shapes import TINY_SIZES, ceiling
 from models.export.synthetic import SPECIAL, save_tokenizer, vocabulary_of
-from models.rows import read_all
+from models.rows import read_all, read_lines
 from models.training import loop
 from models.training.contrast import ContrastStage
 from models.training.encoders import EncoderStore
@@ -150,7 +149,7 @@ class Bench:
         store = EncoderStore(recipe, self.folder, self.ranks)
         texts = read_table([file], stage.data, recipe.seed, self.folder / "cached", self.ranks).documents
         encoder = store.open(name, trained=False)
-        table = TokenTable.build(texts, encoder.spec, encoder.tokenizer, self.ranks.device)
+        table = TokenTable.build(texts, encoder.spec, encoder.tokenizer, self.ranks)
         reader = Reader(encoder, self.ranks, tokens=stage.tokens, precision=stage.precision)
         began = time.monotonic()
         reader.keep(table, file_of(store.vectors, store.fingerprint(name), texts))
@@ -280,8 +279,7 @@ def sentence_transformers(bench: Bench, start: Path, file: Path) -> None:
 
 def _lengths(corpus: Path) -> np.ndarray:
     """Characters of the corpus's texts; a Chinese character is about a token."""
-    with gzip.open(corpus, "rt", encoding="utf-8") as file:
-        return np.array([len(json.loads(line)["text"]) for line in file])
+    return np.array([len(json.loads(line.text)["text"]) for line in read_lines(corpus)])
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

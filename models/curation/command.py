@@ -13,6 +13,9 @@ from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable
+from dataclasses import fields
+from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,13 +30,13 @@ if TYPE_CHECKING:
 def add_arguments(parser: ArgumentParser) -> None:
     steps = parser.add_subparsers(dest="step", required=True, metavar="STEP")
 
-    def step(name: str, make: Callable[[Namespace], Step], help: str) -> ArgumentParser:
+    def step(name: str, make: str | Callable[[Namespace], Step], help: str) -> ArgumentParser:
         own = steps.add_parser(name, help=help, description=help)
         own.add_argument("files", nargs="+", type=Path, metavar="FILE", help="JSON lines: plain, .gz or .xz")
         own.add_argument("--out", type=Path, required=True, help="JSON lines to write")
         shown = "write N changed rows, before and after, to OUT.sample.jsonl for a person to read"
         own.add_argument("--sample", type=positive, default=0, metavar="N", help=shown)
-        own.set_defaults(make=make)
+        own.set_defaults(make=partial(_make, make) if isinstance(make, str) else make)
         return own
 
     own = step("clean", _clean, "remove entities, tags, control characters and boilerplate; drop by length")
@@ -41,13 +44,13 @@ def add_arguments(parser: ArgumentParser) -> None:
     own.add_argument("--longest", type=positive, metavar="UNITS", help="words and Chinese characters at most (10000)")
     own.add_argument("--boilerplate", type=Path, metavar="FILE", help="more patterns of lines to remove, one a line")
 
-    own = step("split", _split, "split documents into passages or sentences")
+    own = step("split", "split.Split", "split documents into passages or sentences")
     own.add_argument("--by", choices=("passage", "sentence"), help="what to make (passage)")
     own.add_argument("--units", type=positive, help="words and Chinese characters of a passage at most (256)")
     own.add_argument("--shortest", type=positive, metavar="CHARACTERS", help="leave out shorter pieces (6)")
     own.add_argument("--from-pairs", action="store_true", help="split the positives of training rows, too")
 
-    own = step("dedup", _dedup, "keep the first of equal and near-equal rows")
+    own = step("dedup", "dedup.Dedup", "keep the first of equal and near-equal rows")
     own.add_argument("--by", choices=("row", "query", "text"), help="what is compared (row: query or title, and texts)")
     own.add_argument(
         "--near", type=share, metavar="SIMILARITY", help="Jaccard similarity of duplicates; 0: equal (0.85)"
@@ -75,7 +78,7 @@ def add_arguments(parser: ArgumentParser) -> None:
         "--exact", type=int, metavar="ROWS", help="kept rows up to which search is exact, then HNSW (50000)"
     )
 
-    own = step("mine", _mine, "add hard negatives that an encoder, BM25 or both find in a corpus")
+    own = step("mine", "mine.Mine", "add hard negatives that an encoder, BM25 or both find in a corpus")
     _add_search(own)
     own.add_argument("--count", type=positive, help="negatives that are added to a row (7)")
     own.add_argument("--ranks", type=int, nargs=2, metavar=("FIRST", "LAST"), help="window to draw from (0 100)")
@@ -88,11 +91,11 @@ def add_arguments(parser: ArgumentParser) -> None:
     )
     own.add_argument("--seed", type=int, help="of the draw (0)")
 
-    own = step("pool", _pool, "give queries the first documents of several systems, to be judged")
+    own = step("pool", "mine.Pool", "give queries the first documents of several systems, to be judged")
     _add_search(own)
     own.add_argument("--depth", type=positive, help="documents of each system (50)")
 
-    own = step("synthesize", _synthesize, "write rows with a language model: one --kind a run")
+    own = step("synthesize", "synthesize.Synthesize", "write rows with a language model: one --kind a run")
     _add_models(own, "--model")
     own.add_argument("--kind", required=True, choices=("query", "tasks", "triple", "paraphrase", "synonym"))
     own.add_argument("--instruction", help="put into every row")
@@ -101,7 +104,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     own.add_argument("--temperature", type=float, help="of the model (0.7)")
     own.add_argument("--seed", type=int, help="of the model and of draws (0)")
 
-    own = step("hyde", _hyde, "add the hypothetical document that finds a row's source best (SL-HyDE)")
+    own = step("hyde", "hyde.Hyde", "add the hypothetical document that finds a row's source best (SL-HyDE)")
     _add_models(own, "--model")
     _add_search(own)
     own.add_argument("--documents", type=positive, help="drafts of each row (5)")
@@ -109,12 +112,14 @@ def add_arguments(parser: ArgumentParser) -> None:
     own.add_argument("--temperature", type=float, help="of the model (0.7)")
     own.add_argument("--seed", type=int, help="of the first draft (0)")
 
-    own = step("match", _match, "find documents with evidence for an answer (CMIRB's Algorithm 1): one --task a run")
+    own = step(
+        "match", "match.Match", "find documents with evidence for an answer (CMIRB's Algorithm 1): one --task a run"
+    )
     _add_models(own, "--model")
     own.add_argument("--task", required=True, choices=("medical", "select", "extract", "answer", "check"))
     own.add_argument("--selected", type=positive, metavar="N", help="passages that --task select keeps at most (3)")
 
-    own = step("judge", _judge, "grade passages by several language models; keep what all agree on")
+    own = step("judge", "judge.JudgeRows", "grade passages by several language models; keep what all agree on")
     _add_models(own, "--judge")
     own.add_argument("--batch", type=positive, help="passages of a request at most (10)")
     own.add_argument("--relevant", type=int, metavar="GRADE", help="least grade of a positive by every judge (3)")
@@ -165,24 +170,25 @@ def _given(arguments: Namespace, *names: str) -> dict[str, Any]:
     return {name: value for name, value in values.items() if value is not None}
 
 
+def _make(place: str, arguments: Namespace) -> Step:
+    """The step MODULE.CLASS of the options that its fields name, and of the models and the corpus that it asks for."""
+    module, _, name = place.partition(".")
+    kind = getattr(import_module(f"models.curation.{module}"), name)
+    parts = _given(arguments, *(field.name for field in fields(kind) if field.name in arguments))
+    if "models" in arguments:
+        parts |= _asking(arguments)
+    if "bm25" in arguments:
+        parts["retrievers"] = _retrievers(arguments)
+    step: Step = kind(**parts)
+    return step
+
+
 def _clean(arguments: Namespace) -> Step:
     from models.curation.clean import Clean
 
     lines = arguments.boilerplate.read_text(encoding="utf-8").splitlines() if arguments.boilerplate else ()
     more = [line for line in lines if line.strip()]
     return Clean(boilerplate=more, **_given(arguments, "shortest", "longest"))
-
-
-def _split(arguments: Namespace) -> Step:
-    from models.curation.split import Split
-
-    return Split(**_given(arguments, "by", "units", "shortest", "from_pairs"))
-
-
-def _dedup(arguments: Namespace) -> Step:
-    from models.curation.dedup import Dedup
-
-    return Dedup(**_given(arguments, "by", "near"))
 
 
 def _anonymize(arguments: Namespace) -> Step:
@@ -226,19 +232,6 @@ def _retrievers(arguments: Namespace) -> Retrievers:
     return Retrievers(arguments.corpus, encoders, arguments.bm25, arguments.vectors or _beside(arguments, ".vectors"))
 
 
-def _mine(arguments: Namespace) -> Step:
-    from models.curation.mine import Mine
-
-    options = _given(arguments, "count", "ranks", "margin", "within", "consistent", "seed")
-    return Mine(arguments.files, _retrievers(arguments), **options)
-
-
-def _pool(arguments: Namespace) -> Step:
-    from models.curation.mine import Pool
-
-    return Pool(_retrievers(arguments), **_given(arguments, "depth"))
-
-
 def _asking(arguments: Namespace) -> dict[str, Any]:
     """What every step that asks language models is made with."""
     from models.curation.panel import Limits, Model
@@ -247,32 +240,6 @@ def _asking(arguments: Namespace) -> dict[str, Any]:
     models = [Model.parse(text) for text in arguments.models]
     answers = arguments.answers or _beside(arguments, ".answers.jsonl")
     return {"models": models, "answers": answers, "limits": limits, **_given(arguments, "language")}
-
-
-def _synthesize(arguments: Namespace) -> Step:
-    from models.curation.synthesize import Synthesize
-
-    options = _given(arguments, "kind", "files", "instruction", "dictionary", "count", "temperature", "seed")
-    return Synthesize(**_asking(arguments), **options)
-
-
-def _hyde(arguments: Namespace) -> Step:
-    from models.curation.hyde import Hyde
-
-    options = _given(arguments, "documents", "blind", "temperature", "seed")
-    return Hyde(retrievers=_retrievers(arguments), **_asking(arguments), **options)
-
-
-def _match(arguments: Namespace) -> Step:
-    from models.curation.match import Match
-
-    return Match(**_asking(arguments), **_given(arguments, "task", "selected"))
-
-
-def _judge(arguments: Namespace) -> Step:
-    from models.curation.judge import JudgeRows
-
-    return JudgeRows(**_asking(arguments), **_given(arguments, "batch", "relevant", "irrelevant", "promote"))
 
 
 def _benchmark(arguments: Namespace) -> Step:

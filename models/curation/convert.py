@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import gzip
 import json
+import tomllib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -18,7 +19,6 @@ from models.evaluation.sets import load_retrieval
 
 Record = dict[str, Any]
 RECORD = "record"
-SAME = "Find sentences that say the same as the given one"
 
 
 @dataclass(frozen=True)
@@ -85,51 +85,19 @@ def _triple(query: str, positive: str, negative: str) -> Callable[[Record], Row]
     return lambda record: {**_pair(query, positive)(record), "neg": [record[negative].strip()]}
 
 
-_CHUNK = Format(_document("title", "content", "contents"))
-FORMATS: dict[str, Format] = {
-    # Table 8: documents, with a title where there is one.
-    "pubmed": _CHUNK,
-    "textbooks": _CHUNK,
-    "statpearls": _CHUNK,
-    "raw-arxiv": Format(_document("title", "abstract", "text")),
-    "meadow": Format(_document("output", "input")),
-    "litcovid": Format(_document("title", "abstract", "text")),
-    "s2orc": Format(_document("title", "abstract")),
-    "msmarco-corpus": Format(_document("title", "text")),
-    # Table 9: pairs, with the instruction of each set.
-    "stackexchange": Format(
-        _pair("title_body", "upvoted_answer"),
-        "Find the replies of a question-and-answer site that help most with a question on biology",
-        ("title_body", "upvoted_answer"),
-    ),
-    "mednli": Format(
-        _labelled("sentence1", "sentence2", "gold_label", "entailment", "contradiction"), SAME, (), "sentence1"
-    ),
-    "mqp": Format(
-        _labelled("question_1", "question_2", "label", "1", "0"),
-        SAME,
-        ("dr_id", "question_1", "question_2", "label"),
-        "question_1",
-    ),
-    "medquad": Format(_pair("question", "answer"), "Find medical documents that answer the question"),
-    "healthcaremagic": Format(
-        _dialogue,
-        "Find the doctor's reply that answers a patient's question from an online forum",
-    ),
-    "eli5": Format(_best_answer, "Find the answer of a forum that readers liked best"),
-    "gooaq": Format(_pair("question", "answer"), "Find passages that answer the question"),
-    "msmarco": Format(
-        _triple("query", "positive", "negative"),
-        "Find passages of the web that answer a search query",
-        ("query", "positive", "negative"),
-    ),
-    "nq": Format(_passages, "Find encyclopedia passages that answer the question"),
-    "nli": Format(_triple("sent0", "sent1", "hard_neg"), "Find statements that follow from the given one"),
-    # BEIR: queries.jsonl of a folder, with its corpus and judgements; and a corpus by itself.
-    "beir": Format(lambda record: record),
-    "fever": Format(lambda record: record, "Find documents that support or refute the claim"),
-    "beir-corpus": Format(_document("title", "text")),
-}
+ROWS: dict[str, Callable[..., Callable[[Any], Row]]] = {
+    "document": _document, "pair": _pair, "triple": _triple, "labelled": _labelled, "dialogue": lambda: _dialogue,
+    "best answer": lambda: _best_answer, "passages": lambda: _passages, "given": lambda: lambda record: record,
+}  # fmt: skip
+
+
+def _format(row: Sequence[str], **facts: Any) -> Format:  # noqa: ANN401 - fields of Format
+    kind, *names = row
+    return Format(ROWS[kind](*names), **facts)
+
+
+_TABLE = tomllib.loads(Path(__file__).with_name("formats.toml").read_text(encoding="utf-8"))
+FORMATS = {name: _format(**facts) for name, facts in _TABLE.items()}
 FOLDERS = ("beir", "fever")
 
 

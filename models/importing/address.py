@@ -66,13 +66,7 @@ def import_address(server: Server, target: Path) -> float:
     """Writes `target` and returns the least cosine of the canaries, asked for a second time."""
     before = _same_encoder(target, server)
     try:
-        address = Address(
-            url=server.url,
-            model=server.model,
-            key_variable=server.key_variable,
-            query_fields=dict(server.query_fields),
-            document_fields=dict(server.document_fields),
-        )
+        address = Address.model_validate({name: getattr(server, name) for name in Address.model_fields})
     except ValidationError as error:
         raise BadEncoder(fault(error)) from error
     native_dim, vectors = _ask_canaries(address)

@@ -115,7 +115,7 @@ def _import(arguments: Namespace) -> None:
 
 
 def _import_address(arguments: Namespace) -> None:
-    from models.importing.address import MAX_LENGTH, Server, import_address
+    from models.importing.address import Server, import_address
 
     if arguments.pooling is not None:
         raise BadEncoder("--pooling: a server pools by itself; leave it out")
@@ -123,19 +123,9 @@ def _import_address(arguments: Namespace) -> None:
         raise BadEncoder("--adapter: an adapter is added to a checkpoint that is here, not to a server; leave it out")
     if not arguments.model:
         raise BadEncoder(f"{arguments.source}: name the encoder with --model; {arguments.source}/models may list them")
-    server = Server(
-        arguments.source,
-        arguments.model,
-        space=arguments.space,
-        key_variable=arguments.api_key_env,
-        dim=arguments.dim,
-        max_length=arguments.max_length or MAX_LENGTH,
-        query_instruction=arguments.query_instruction or "",
-        document_instruction=arguments.document_instruction or "",
-        query_fields=arguments.query_fields,
-        document_fields=arguments.document_fields,
-        tokenizer=arguments.tokenizer,
-    )
+    told = {field.name: getattr(arguments, field.name, None) for field in fields(Server)}
+    given = {name: value for name, value in told.items() if value is not None}
+    server = Server(url=arguments.source, key_variable=arguments.api_key_env, **given)
     worst = import_address(server, arguments.target)
     print(f"{arguments.target}: the canaries have a cosine of {worst:.6f} or more when they are asked for again")
     _describe(arguments.target, EncoderSpec.load(arguments.target))

@@ -156,7 +156,7 @@ class ContrastStage(Work):
     def _tokens(self, name: str, side: Side) -> TokenTable:
         if (name, side) not in self._token_tables:
             spec, tokenizer = self.encoders[name].spec, self.encoders[name].tokenizer
-            place, device = self._scratch / f"{name}-{side}", self._ranks.device
-            table = TokenTable.build(self._texts(side), spec, tokenizer, device, place, self._ranks)
+            place = self._scratch / f"{name}-{side}"
+            table = TokenTable.build(self._texts(side), spec, tokenizer, self._ranks, place)
             self._token_tables[name, side] = table
         return self._token_tables[name, side]

@@ -41,7 +41,7 @@ class GenerateStage(Work):
         self._dealer = self._deal(self._table)
         tokenizer = generator.plain_tokenizer
         self._prompts, self._answers = (
-            TokenTable.build(texts, None, tokenizer, ranks.device, scratch / f"tokens-{texts.side}", ranks)
+            TokenTable.build(texts, None, tokenizer, ranks, scratch / f"tokens-{texts.side}")
             for texts in (self._table.queries, self._table.documents)
         )
         if (longest := int(self._prompts.lengths.max())) >= generator.max_length:

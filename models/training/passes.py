@@ -54,26 +54,23 @@ class TokenTable:
 
     @classmethod
     def build(
-        cls, texts: Texts, spec: EncoderSpec | None, tokenizer: Tokenizer, device: torch.device,
-        path: Path | None = None, ranks: Ranks | None = None,
-    ) -> TokenTable:  # fmt: skip
+        cls, texts: Texts, spec: EncoderSpec | None, tokenizer: Tokenizer, ranks: Ranks, path: Path | None = None
+    ) -> TokenTable:
         """Tokenises all texts; with a path the first rank writes files, which all ranks map."""
-        first = ranks is None or ranks.is_first
+        chunks = _tokenised(texts, spec, tokenizer, quiet=not ranks.is_first)
         if path is None:
-            parts = zip(*_tokenised(texts, spec, tokenizer, first=first), strict=True)
-            ids, starts, lengths = (np.concatenate(each) for each in parts)
-            return cls(ids, starts, lengths, device)
+            ids, starts, lengths = (np.concatenate(each) for each in zip(*chunks, strict=True))
+            return cls(ids, starts, lengths, ranks.device)
         paths = [path.with_suffix(suffix) for suffix in (".ids", ".starts", ".lengths")]
-        if first:
+        if ranks.is_first:
             with ExitStack() as stack:
                 files = [stack.enter_context(each.open("wb")) for each in paths]
-                for chunk in _tokenised(texts, spec, tokenizer, first=True):
+                for chunk in chunks:
                     for file, part in zip(files, chunk, strict=True):
                         file.write(np.asarray(part).tobytes())
-        if ranks is not None:
-            ranks.wait()
+        ranks.wait()
         ids, starts, lengths = (map_file(*each) for each in zip(paths, (np.int32, np.int64, np.int64), strict=True))
-        return cls(ids, starts, lengths, device)
+        return cls(ids, starts, lengths, ranks.device)
 
     def __len__(self) -> int:
         return len(self.lengths)
@@ -100,7 +97,7 @@ class TokenTable:
 
 
 def _tokenised(
-    texts: Texts, spec: EncoderSpec | None, tokenizer: Tokenizer, *, first: bool
+    texts: Texts, spec: EncoderSpec | None, tokenizer: Tokenizer, *, quiet: bool
 ) -> Iterator[tuple[FlatIds, Rows, Rows]]:
     """Ids, their start in all ids, and the length of each text, a chunk of texts at a time."""
     # Few texts have more than eight characters a token: cutting first saves tokenising the rest of a long text.
@@ -108,7 +105,7 @@ def _tokenised(
     starts = range(0, len(texts), AT_ONCE)
     blocks = (texts.as_read_by(spec, range(start, min(start + AT_ONCE, len(texts)))) for start in starts)
     chunks = ([text[:longest] for text in block] for block in blocks)
-    progress = Progress(f"tokenise {len(texts):,} texts ({texts.side})", "chunks", len(starts), quiet=not first)
+    progress = Progress(f"tokenise {len(texts):,} texts ({texts.side})", "chunks", len(starts), quiet=quiet)
     before = 0
     for ids, sizes in progress.over(tokenise(chunks, len(texts), tokenizer)):
         lengths = sizes.astype(np.int64)
@@ -223,10 +220,6 @@ class Reader:
         self._encoder, self._ranks, self._tokens, self._precision = encoder, ranks, tokens, precision
         self._packed: PackedModel | None = None
 
-    @property
-    def is_packed(self) -> bool:
-        return self._packed is not None
-
     def pack(self, table: TokenTable) -> None:
         """From now on reads without padding, if the architecture is known and its weights are bf16."""
         encoder, weight = self._encoder, next(self._encoder.parameters())
@@ -258,7 +251,7 @@ class Reader:
 
     def read(self, texts: Texts) -> Tensor:
         """Vectors (texts, dim) of texts, on the CPU."""
-        table = TokenTable.build(texts, self._encoder.spec, self._encoder.tokenizer, self._ranks.device)
+        table = TokenTable.build(texts, self._encoder.spec, self._encoder.tokenizer, self._ranks)
         return torch.from_numpy(self.all(table))
 
     def all(self, table: TokenTable) -> NDArray[np.float32]:
@@ -305,7 +298,7 @@ def read_once(
     if path.is_file():
         return kept_in(path, len(texts), store.recipe.dim_of(name))
     encoder, ranks = store.open(name, trained=False), store.ranks
-    table = TokenTable.build(texts, encoder.spec, encoder.tokenizer, ranks.device, scratch / path.stem, ranks)
+    table = TokenTable.build(texts, encoder.spec, encoder.tokenizer, ranks, scratch / path.stem)
     return Reader(encoder, ranks, tokens=tokens, precision=precision).keep(table, path)
 
 

@@ -18,7 +18,6 @@ from models.prompts import ask_for_document
 from models.rows import Pair, count_units, sample
 from models.training.encoders import describe
 from models.training.recipe import (
-    AnyStage,
     Contrast,
     Data,
     Encoder,
@@ -107,8 +106,7 @@ def plan(recipe: Recipe, tflops: float) -> str:
     for name, stage in recipe.stages.items():
         lines += ["", f"stage {name}: {stage.kind}" + (", skipped" if stage.skip else "")]
         if not stage.skip:
-            trains = isinstance(stage, TrainedStage)
-            detail = _trained_lines(recipe, stage, costs, tflops) if trains else _mine_lines(stage)
+            detail = _mine_lines(stage) if isinstance(stage, Mine) else _trained_lines(recipe, stage, costs, tflops)
             lines += [f"  {line}" for line in detail]
     if published := weights(recipe):
         lines += ["", "published weights", *(f"  {line}" for line in published)]
@@ -117,8 +115,7 @@ def plan(recipe: Recipe, tflops: float) -> str:
     return "\n".join(lines)
 
 
-def _trained_lines(recipe: Recipe, stage: AnyStage, costs: dict[str, Cost | None], tflops: float) -> list[str]:
-    assert isinstance(stage, TrainedStage)
+def _trained_lines(recipe: Recipe, stage: TrainedStage, costs: dict[str, Cost | None], tflops: float) -> list[str]:
     readers = [stage.query, stage.document or stage.query] if isinstance(stage, Contrast) else [stage.encoder]
     trained = trained_by(stage)
     length = f"{stage.epochs:g} epochs" if stage.epochs is not None else f"{stage.steps} steps"
@@ -187,8 +184,7 @@ def _hours(recipe: Recipe, stage: TrainedStage, readers: list[str], known: dict[
     return [*lines, f"{there}{drawn / speed / 3600 + once:,.2f} h on one card{reading}"]
 
 
-def _mine_lines(stage: AnyStage) -> list[str]:
-    assert isinstance(stage, Mine)
+def _mine_lines(stage: Mine) -> list[str]:
     margin = "" if stage.margin is None else f", {stage.margin:g} below the positive"
     ranks = f"ranks {stage.ranks[0]} to {stage.ranks[1]}"
     return [f"{stage.count} negatives a pair from {ranks} of {stage.query}{margin}"]

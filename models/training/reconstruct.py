@@ -81,8 +81,8 @@ class ReconstructStage(Work):
         self._encoder = encoder = store.open(stage.encoder, trained=True)
         self._decoder = Decoder(encoder.backbone.config.hidden_size, encoder.spec.max_length).to(ranks.device)
         self._mask_id = mask_id(encoder)
-        place, texts = scratch / "tokens", self._table.documents
-        self._tokens = TokenTable.build(texts, encoder.spec, encoder.tokenizer, ranks.device, place, ranks)
+        texts = self._table.documents
+        self._tokens = TokenTable.build(texts, encoder.spec, encoder.tokenizer, ranks, scratch / "tokens")
 
     @property
     def modules(self) -> dict[str, nn.Module]:

@@ -46,14 +46,12 @@ class RerankStage(Work):
         self._dealer = self._deal(self._table)
         self._reranker = reranker = store.open_reranker(stage.encoder)
         longest = reranker.spec.max_length
-        sides = ((self._table.queries, longest // 2), (self._table.documents, longest))
+        shorter, whole = (Tokenizer.from_json(reranker.tokenizer_json, cut) for cut in (longest // 2, longest))
+        sides = ((self._table.queries, shorter), (self._table.documents, whole))
         self._queries, self._documents = (
-            TokenTable.build(
-                texts, None, Tokenizer.from_json(reranker.tokenizer_json, cut), ranks.device,
-                scratch / f"tokens-{texts.side}", ranks,
-            )
-            for texts, cut in sides
-        )  # fmt: skip
+            TokenTable.build(texts, None, tokenizer, ranks, scratch / f"tokens-{texts.side}")
+            for texts, tokenizer in sides
+        )
         self._teacher: list[Tensor] = []
         if stage.loss.distil and stage.loss.teacher:
             kept = (read_once(stage.loss.teacher, texts, store, scratch) for texts, _ in sides)

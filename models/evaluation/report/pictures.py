@@ -5,8 +5,10 @@ Imports matplotlib: import this module only where pictures are drawn.
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -17,6 +19,8 @@ from models.evaluation.report import drawing
 from models.evaluation.results import Curve, Run, SetResult
 from models.evaluation.sets import Kind
 
+SPEED, TASKS = "speed", "sets"
+WORDS = Path(__file__).with_suffix(".toml")
 INDEX_PLACES = {studies.FLAT: 6, studies.HNSW: 0, studies.IVF: 1}
 """Colour and shape of each index."""
 OUTER: tuple[drawing.Place, ...] = (drawing.ABOVE, drawing.UPPER_RIGHT, drawing.RIGHT)
@@ -229,31 +233,5 @@ def draw(run: Run) -> list[Picture]:
             drawn[studies.INDEXES] = indexes(found)
         if found := curves.get(studies.SIMILARITIES):
             drawn[studies.SIMILARITIES] = similarities(found)
-    return [Picture(name, *WORDS[name], figure) for name, figure in drawn.items() if figure is not None]
-
-
-SPEED, TASKS = "speed", "sets"
-WORDS = {
-    SPEED: (
-        "Quality against speed",
-        "The mean over the retrieval sets of a benchmark, against queries per second when a system is asked one query"
-        " at a time. Up and to the right is better: no system is both faster and better than one on the dashed line.",
-    ),
-    TASKS: ("Quality on each set", "The figure that the papers print for each set, in percent; the best one is bold."),
-    studies.DIMENSIONS: (
-        "How short a vector may be",
-        "Quality when every embedding is cut off after its first dimensions and brought back to unit length. The last"
-        " point of a line is the whole vector.",
-    ),
-    studies.INDEXES: (
-        "Approximate search against exact search",
-        "The share of the ten nearest documents that an index finds, against queries per second of one thread that is"
-        " asked one query at a time, the encoder left out. Numbers beside points are the index's setting.",
-    ),
-    studies.SIMILARITIES: (
-        "Answers among other documents",
-        "How the cosines of queries with documents are spread: documents that answer the query, the best-ranked one"
-        " that is not known to, and others at random. The further answers lie to the right of the rest, the better;"
-        " among the hardest others may be answers that nobody has judged.",
-    ),
-}
+    words = tomllib.loads(WORDS.read_text(encoding="utf-8"))
+    return [Picture(name, figure=figure, **words[name]) for name, figure in drawn.items() if figure is not None]

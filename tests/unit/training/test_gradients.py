@@ -22,7 +22,7 @@ NOTHING = torch.zeros(8, 8, dtype=torch.bool)
 def readings(encoder: TorchEncoder) -> list[Reading]:
     sides = ((Side.QUERY, QUERIES), (Side.DOCUMENT, DOCUMENTS))
     return [
-        Reading(encoder, TokenTable.build(Texts(side, texts), encoder.spec, encoder.tokenizer, ONE.device), ROWS)
+        Reading(encoder, TokenTable.build(Texts(side, texts), encoder.spec, encoder.tokenizer, ONE), ROWS)
         for side, texts in sides
     ]
 

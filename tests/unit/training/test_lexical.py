@@ -7,6 +7,7 @@ from models.encoder.spec import Side
 from models.encoder.tokenizer import Tokenizer
 from models.training.losses import LexicalTeacher, stretch
 from models.training.passes import TokenTable
+from models.training.ranks import Ranks
 from models.training.tables import Texts
 from tests.support.tiny_models import tiny_spec
 
@@ -15,7 +16,8 @@ BUNDLED = Path("models/pretrained/care-small-zh/tokenizer.json")
 
 def table(*texts: str) -> TokenTable:
     tokenizer = Tokenizer.load(BUNDLED, 16)
-    return TokenTable.build(Texts(Side.DOCUMENT, list(texts)), tiny_spec("bert"), tokenizer, torch.device("cpu"))
+    ranks = Ranks(0, 1, torch.device("cpu"))
+    return TokenTable.build(Texts(Side.DOCUMENT, list(texts)), tiny_spec("bert"), tokenizer, ranks)
 
 
 def test_shared_rare_bigrams_are_preferred() -> None:

@@ -94,7 +94,7 @@ def test_pairs_on_the_device_are_those_of_the_tokenizer(tmp_path: Path, architec
     documents = [*DOCUMENTS[:3], "痛", DOCUMENTS[0] * 3]
     table = PairTable.of_pairs([Pair(q, [d], [], "s") for q, d in zip(texts, documents, strict=True)])
     asked, found = (
-        TokenTable.build(side, None, Tokenizer.from_json(reranker.tokenizer_json, cut), CPU)
+        TokenTable.build(side, None, Tokenizer.from_json(reranker.tokenizer_json, cut), Ranks(0, 1, CPU))
         for side, cut in ((table.queries, 12), (table.documents, 24))
     )
     every = [(q, d) for q in range(5) for d in range(5)]

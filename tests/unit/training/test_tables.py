@@ -11,17 +11,19 @@ from models.encoder.tokenizer import Tokenizer
 from models.errors import BadData
 from models.rows import Pair
 from models.training.passes import TokenTable, chunks_of
+from models.training.ranks import Ranks
 from models.training.tables import PairTable, Ragged, Strings, Texts
 from tests.support.tiny_models import tiny_spec
 
 BUNDLED = Path("models/pretrained/care-small-zh/tokenizer.json")
+ONE = Ranks(0, 1, torch.device("cpu"))
 TEXTS = ["感冒", "高血压的治疗", "药"]
 SPEC = tiny_spec("bert").model_copy(update={"query_instruction": "问：", "document_instruction": "文："})
 
 
 def table(texts: Texts) -> tuple[TokenTable, Tokenizer]:
     tokenizer = Tokenizer.load(BUNDLED, 16)
-    return TokenTable.build(texts, SPEC, tokenizer, torch.device("cpu")), tokenizer
+    return TokenTable.build(texts, SPEC, tokenizer, ONE), tokenizer
 
 
 def test_rows_are_gathered_as_the_tokenizer_gave_them() -> None:
@@ -122,8 +124,8 @@ def test_texts_on_disk_are_the_texts_in_memory(tmp_path: Path) -> None:
 
 def test_token_ids_on_disk_are_those_in_memory_and_are_mapped(tmp_path: Path) -> None:
     texts, tokenizer = Texts(Side.DOCUMENT, TEXTS), Tokenizer.load(BUNDLED, 16)
-    plain = TokenTable.build(texts, SPEC, tokenizer, torch.device("cpu"))
-    mapped = TokenTable.build(texts, SPEC, tokenizer, torch.device("cpu"), tmp_path / "t")
+    plain = TokenTable.build(texts, SPEC, tokenizer, ONE)
+    mapped = TokenTable.build(texts, SPEC, tokenizer, ONE, tmp_path / "t")
     rows = np.array([2, 0, 1])
     for ours, theirs in zip(mapped.padded(rows), plain.padded(rows), strict=True):
         torch.testing.assert_close(ours, theirs)

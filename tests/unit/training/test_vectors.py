@@ -23,7 +23,7 @@ class Killed(Exception):
 
 def a_reader(tokens: int = 60) -> tuple[Reader, TokenTable]:
     encoder = toy_encoder("bert").eval()
-    table = TokenTable.build(TEXTS, encoder.spec, encoder.tokenizer, CPU)
+    table = TokenTable.build(TEXTS, encoder.spec, encoder.tokenizer, Ranks(0, 1, CPU))
     return Reader(encoder, Ranks(0, 1, CPU), tokens=tokens, precision="fp32"), table
 
 
@@ -45,11 +45,11 @@ def test_a_frozen_encoder_reads_packed_what_it_reads_padded(architecture: str, p
         width = encoder.spec.native_dim
         encoder = TorchEncoder(encoder.backbone, encoder.spec, encoder.tokenizer_json, Projection(width, width)).eval()
     encoder = encoder.to(torch.bfloat16)
-    table = TokenTable.build(TEXTS, encoder.spec, encoder.tokenizer, CPU)
+    table = TokenTable.build(TEXTS, encoder.spec, encoder.tokenizer, Ranks(0, 1, CPU))
     reader = Reader(encoder, Ranks(0, 1, CPU), tokens=60, precision="bf16")
     padded = reader.all(table)
     reader.pack(table)
-    assert reader.is_packed
+    assert reader._packed is not None
     np.testing.assert_allclose(reader.all(table), padded, atol=0.03)
     assert (reader.all(table) * padded).sum(axis=1).min() > 0.999
 
@@ -57,7 +57,7 @@ def test_a_frozen_encoder_reads_packed_what_it_reads_padded(architecture: str, p
 def test_what_cannot_be_packed_is_read_padded() -> None:
     reader, table = a_reader()
     reader.pack(table)
-    assert not reader.is_packed
+    assert reader._packed is None
 
 
 def test_a_reading_that_was_killed_goes_on_with_the_chunks_that_are_missing(
