@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import shutil
 import subprocess
@@ -35,6 +36,12 @@ def test_it_serves_what_the_timer_publishes() -> None:
         assert SERVICE[same] == REINDEX["Service"][same]
     assert SERVICE["ReadWritePaths"] == f"{SERVICE['WorkingDirectory']}/{COLLECTION.parts[0]}"
     assert "ORT_DISABLE_TELEMETRY=1" in SERVICE["Environment"].split()
+
+
+def test_it_may_write_the_audit_log_that_is_documented() -> None:
+    documented = re.search(r"CARE_AUDIT_LOG=(\S+?)`", (REPOSITORY / "docs/operations.md").read_text(encoding="utf-8"))
+    assert documented is not None
+    assert Path(documented[1]).parent == Path("/var/log") / SERVICE["LogsDirectory"]
 
 
 def test_its_name_is_its_port_and_it_has_time_to_end() -> None:
