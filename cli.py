@@ -38,6 +38,7 @@ COMMANDS = {
 }
 # Subcommands of a subcommand that takes other arguments, too.
 PARTS = {("eval", "diff"): "models.evaluation.diff"}
+SERVING = ("demo", "serve")
 DEMO_COLLECTION, PAGE = "var/demo", "page.json"
 TOKEN_VARIABLE = "CARE_ADMIN_TOKEN"
 OPEN_FILES = 65_536
@@ -60,6 +61,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--version", action="version", version=f"care-search {care_version()}")
     parser.add_argument("command", choices=COMMANDS, metavar="COMMAND", help="one of the above")
     name = parser.parse_args(given[:1]).command
+    has_terminal = sys.stdin is not None and sys.stdin.isatty()
+    if name in SERVING and threading.current_thread() is threading.main_thread() and not has_terminal:
+        # A reload that is asked for while the libraries are loaded must not end the service.
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
         return _demo(given[1:]) if name == "demo" else _run(name, given[1:])
     except CareError as error:

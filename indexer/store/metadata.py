@@ -156,10 +156,10 @@ def no_such_field(field: str, fields: Collection[str], example: str) -> BadFilte
     return BadFilter(field, f"{said}{did_you_mean(field, fields)}{example}")
 
 
-def admits(filters: Sequence[Filter], metadata: f.Metadata) -> bool:
-    """Whether a document with this metadata satisfies every filter; not if a value does not suit its field."""
-    alone = MetadataIndex.of([metadata])
+def admits(filters: Sequence[Filter], *metadata: f.Metadata) -> bool:
+    """Whether documents with this metadata satisfy every filter; not if a value does not suit its field."""
+    alone = MetadataIndex.of(metadata)
     try:
-        return bool(alone.select(f.restrict(filters, alone.kinds.__contains__))[0])
+        return bool(alone.select(f.restrict(filters, alone.kinds.__contains__)).all())
     except BadFilter:
         return False

@@ -244,7 +244,8 @@ def _pooling(folder: Path, config: PretrainedConfig) -> Pooling:
     if stated is None:
         if looks_back_only(config):
             return Pooling.EOS
-        raise BadEncoder(f"{folder} does not say how it is pooled (1_Pooling/{CONFIG_FILE}); give pooling cls or mean")
+        cure = "give pooling cls or mean (care encoder import --pooling cls; care eval --encoder FOLDER,pooling=cls)"
+        raise BadEncoder(f"{folder} does not say how it is pooled (1_Pooling/{CONFIG_FILE}); {cure}")
     modes = [name.removeprefix("pooling_mode_") for name, on in stated.items() if "pooling_mode_" in name and on]
     modes = modes or [str(stated.get("pooling_mode"))]
     if len(modes) != 1 or modes[0] not in SENTENCE_POOLING:

@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, StrictInt, StringConstraints,
 
 from indexer.errors import BadValue
 from indexer.store.documents import CONTROL
-from indexer.store.filters import Filter, as_value, require_name
+from indexer.store.filters import Filter, as_value, fields_of, require_name
 from indexer.store.fresh_log import NewDocument
 from indexer.store.metadata import admits
 from service.errors import FreshLimit, InvalidRequest, NotFound
@@ -129,9 +129,15 @@ def _require_id(request: Request, id: str) -> None:
 
 
 def _require_within(documents: Sequence[NewDocument], within: tuple[Filter, ...]) -> None:
+    """Refuses a list of values if one of them alone is not within: other keys would see the document by it."""
+    fields = fields_of(within)
     for number, document in enumerate(documents):
-        if not admits(within, document.metadata):
-            raise InvalidRequest(f"documents[{number}].metadata", "must satisfy the filter of this key")
+        ruled = {name: value for name, value in document.metadata.items() if name in fields}
+        lists = {name: value for name, value in ruled.items() if isinstance(value, list)}
+        parts = [ruled | {name: [each]} for name, values in lists.items() for each in set(values)]
+        if not admits(within, ruled, *parts):
+            reason = "must satisfy the filter of this key; of a list, each value must"
+            raise InvalidRequest(f"documents[{number}].metadata", reason)
 
 
 def _checked(number: int, posted: PostedDocument) -> NewDocument:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import re
 import secrets
@@ -16,7 +17,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from models.errors import CareError
-from service.errors import RateLimited, UnknownHost, answer_for
+from service.errors import RateLimited, ShuttingDown, UnknownHost, answer_for
 from service.http.access import SCOPE, Access
 from service.http.asgi import KEY, ClientLeft, closing_answer, send_bytes
 from service.limits import ANYONE
@@ -85,9 +86,11 @@ class RequestFrame:
             await self.app(scope, receive, send_with_id)
         except ClientLeft:
             pass
-        except Exception as error:
+        except (Exception, asyncio.CancelledError) as error:
             if status:
                 raise  # half an answer is out: the server has to cut the connection
+            if isinstance(error, asyncio.CancelledError):  # the server does it once CARE_SHUTDOWN_SECONDS are over
+                error = ShuttingDown("the service shut down before this request was answered")
             answer = answer_for(error)
             if answer.status == 500:
                 logger.exception("request %s failed", request_id)

@@ -253,6 +253,23 @@ async def test_changes_acts_and_refusals_are_audited_without_texts(own: Built, t
     assert log.stat().st_mode & 0o077 == 0
 
 
+async def test_a_tenant_plants_no_document_among_those_of_another(own: Built, tmp_path: Path) -> None:
+    path = tmp_path / "keys.json"
+    one, other = (create(path, name, "--scope", "write", "--filter", f"tenant={name}") for name in ("a", "b"))
+    async with running(make_settings(own, threads=1, reload_seconds=0, keys_file=path)) as app:
+
+        async def post(key: str, **metadata: object) -> int:
+            body = {"documents": [{"id": "n", "text": "停诊。", "metadata": metadata}]}
+            async with client_of(app, bearer(key)) as client:
+                return (await client.post("/v1/documents", json=body)).status_code
+
+        assert await post(one, tenant=["a", "b"]) == 422, "b would find it"
+        assert await post(other, tenant=["a"]) == 422
+        assert await post(one) == 422
+        assert await post(one, tenant=["a", "a"], kind=["x", "y"]) == 200
+        assert await post(one, tenant="a") == 200
+
+
 async def test_a_tenant_learns_nothing_of_others_from_limits_of_the_collection(own: Built, tmp_path: Path) -> None:
     path = tmp_path / "keys.json"
     field = {"tenant": "clinic"}

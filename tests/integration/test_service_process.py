@@ -188,6 +188,21 @@ def test_terminating_finishes_the_accepted_requests(built: Built) -> None:
         assert (process.returncode, rest, errors) == (0, "", "")
 
 
+def test_a_request_that_never_came_whole_is_answered_at_the_end(built: Built) -> None:
+    with serving(built, CARE_SHUTDOWN_SECONDS="1") as (process, address):
+        host, _, port = address.removeprefix("http://").partition(":")
+        with socket.create_connection((host, int(port)), timeout=WAIT_SECONDS) as client:
+            client.sendall(b"POST /v1/search HTTP/1.1\r\nHost: localhost\r\nContent-Length: 50\r\n\r\n{")
+            with httpx.Client(base_url=address, timeout=WAIT_SECONDS) as watch:
+                until(lambda: "care_requests_in_flight 2.0" in watch.get("/metrics").text)
+            process.send_signal(signal.SIGTERM)
+            said = client.makefile("rb").read()
+        _, errors = process.communicate(timeout=WAIT_SECONDS)
+        assert said.startswith(b"HTTP/1.1 503 ")
+        assert json.loads(said.partition(b"\r\n\r\n")[2])["error"]["code"] == "shutting_down"
+        assert "Traceback" not in errors
+
+
 def queue_length(client: httpx.Client) -> float:
     return float(re.findall(r"^care_queue_length (\S+)$", client.get("/metrics").text, re.MULTILINE)[0])
 

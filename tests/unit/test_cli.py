@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import resource
@@ -146,6 +147,21 @@ def test_a_stopped_build_reports_it_and_leaves_nothing_behind(
     assert cli.main(["index", "build"]) == 128 + number
     assert capsys.readouterr().err == f"care index: stopped by {number.name}; run the same command again to go on\n"
     assert list((tmp_path / "versions").iterdir()) == []
+
+
+@pytest.mark.parametrize(("command", "reload"), [("serve", signal.SIG_IGN), ("index", signal.SIG_DFL)])
+def test_a_reload_during_the_start_does_not_end_the_service(
+    command: str, reload: signal.Handlers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found: list[object] = []
+    monkeypatch.setattr(cli, "_run", lambda *given: found.append(signal.getsignal(signal.SIGHUP)) or 0)
+    monkeypatch.setattr("sys.stdin", io.StringIO())
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    try:
+        assert cli.main([command]) == 0
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    assert found == [reload]
 
 
 def test_the_demo_is_built_again_for_another_encoder(tmp_path: Path) -> None:
