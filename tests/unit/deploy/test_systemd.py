@@ -38,18 +38,17 @@ def test_it_serves_what_the_timer_publishes() -> None:
     assert "ORT_DISABLE_TELEMETRY=1" in SERVICE["Environment"].split()
 
 
-<<<<<<< HEAD
 def test_the_re_index_may_do_no_more_than_the_service() -> None:
     kinds = ("NoNew", "Private", "Protect", "Lock", "Restrict", "SystemCall", "Capability")
     limits = {name: value for name, value in SERVICE.items() if name.startswith(kinds)}
     assert len(limits) > 15
     assert limits.items() <= REINDEX["Service"].items()
-=======
+
+
 def test_it_may_write_the_audit_log_that_is_documented() -> None:
     documented = re.search(r"CARE_AUDIT_LOG=(\S+?)`", (REPOSITORY / "docs/operations.md").read_text(encoding="utf-8"))
     assert documented is not None
     assert Path(documented[1]).parent == Path("/var/log") / SERVICE["LogsDirectory"]
->>>>>>> hostile
 
 
 def test_its_name_is_its_port_and_it_has_time_to_end() -> None:
