@@ -107,7 +107,7 @@ knee: .venv-dev/installed ## Locust in steps until latency breaks away (HOST=…
 
 NOT_AUDITED := The audit failed. If the lines above list vulnerabilities, update those packages (make lock). If they say that \
   packages could not be audited or that a connection failed, nothing was checked: this network reaches no advisories of \
-  pypi.org. Try make audit ARGS='-s osv', which asks api.osv.dev, or check var/sbom-*.json on a machine that reaches one.
+  PyPI. Try make audit ARGS='-s osv', which asks OSV, or check var/sbom-*.json on a machine that reaches one.
 # Strict: a package that could not be looked up fails, or an address without advisories would look like a clean bill.
 audit: .venv-audit/installed ## known vulnerabilities of the locks, and a bill of materials (var/sbom-*.json)
 	@mkdir -p var
