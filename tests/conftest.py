@@ -74,7 +74,7 @@ def encoder() -> OnnxEncoder:
 @pytest.fixture(scope="session")
 def example_collection(tmp_path_factory: pytest.TempPathFactory, encoder: OnnxEncoder) -> Path:
     """A collection folder with one published snapshot of the example corpus, for tests that only read it."""
-    from indexer.build import build
+    from indexer.build import BuildOptions, build
     from indexer.store.collection import Collection
 
     examples = Path(__file__).parents[1] / "examples"
@@ -85,6 +85,7 @@ def example_collection(tmp_path_factory: pytest.TempPathFactory, encoder: OnnxEn
     with (folder / "examples.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not (collection.root / "page.json").exists():
-            collection.publish(build([examples / "corpus.jsonl"], encoder, collection).version)
+            options = BuildOptions(encoder_name="care-small-zh")
+            collection.publish(build([examples / "corpus.jsonl"], encoder, collection, options).version)
             shutil.copy(examples / "page.json", collection.root)
     return collection.root

@@ -75,7 +75,8 @@ def test_what_is_drawn_is_known_before_anything_is_read(leaf: int | None, steps:
     drawn = BatchDealer(table, {"a": 2.0, "b": 1.0}, **settings).drawn()
     limited = table.limited_to(drawn)
     assert len(limited.documents) < len(table.documents) or steps == 40
-    places = [table.documents.texts[:].index(text) for text in limited.documents.texts]
+    texts = list(table.documents.texts)
+    places = [texts.index(text) for text in limited.documents.texts]
     own = BatchDealer(limited, {"a": 2.0, "b": 1.0}, **settings, embeddings=vectors[places])
     asked = {row for step in range(steps) for row in own.deal(step).queries.tolist()}
     assert {limited.queries.texts[row] for row in asked} == {f"q{pair}" for pair in drawn}

@@ -54,7 +54,6 @@ def write_qwen(folder: Path) -> None:
     tokenizer.save(str(folder / "tokenizer.json"))
 
 
-@pytest.mark.usefixtures("few_check_texts")
 def test_the_papers_pair_trains_exports_and_searches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     write_gte(Path("data/weights/gte-multilingual-base"))
