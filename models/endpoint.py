@@ -20,13 +20,18 @@ TIMEOUT_SECONDS = 120.0
 ATTEMPTS = 4
 FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.5, 30.0
 BUSY = 429
-REFUSED = (400, 403, 422)
+REJECTED = (400, 422)
+REFUSED = (*REJECTED, 403)
 FILTERED = re.compile(r"content.?filter|content.?policy|data_inspection|sensitive|moderation", re.IGNORECASE)
 """How servers name a text that they do not let their model read; other errors of these codes are the caller's."""
 
 
 class Refused(CareError):
     """A request whose text the server does not accept; it would refuse it again."""
+
+
+class Rejected(CareError):
+    """A request that the server does not understand, or has a field that it does not take."""
 
 
 class Endpoint:
@@ -54,8 +59,8 @@ class Endpoint:
         self._client.close()
 
     def _call(self, method: str, route: str, body: Mapping[str, object] | None) -> dict[str, Any]:
-        """The answer's object; no connection, 429 and 5xx are tried again. Raises Refused and CareError."""
-        address, problem = f"{self.base}{route}", ""
+        """The answer's object; no connection, 429 and 5xx are tried again. Raises Refused, Rejected and CareError."""
+        address, problem, kind = f"{self.base}{route}", "", CareError
         for attempt in range(self._attempts):
             wait = FIRST_PAUSE_SECONDS * 4**attempt
             try:
@@ -72,11 +77,12 @@ class Endpoint:
                 if response.status_code in REFUSED and FILTERED.search(response.text):
                     raise Refused(f"{address} {problem}")
                 if response.status_code != BUSY and not response.is_server_error:
+                    kind = Rejected if response.status_code in REJECTED else CareError
                     break
                 wait = retry_after(response.headers.get("retry-after", "")) or wait
             if attempt + 1 < self._attempts:
                 self._pause(min(wait, LONGEST_PAUSE_SECONDS))
-        raise CareError(f"{address} {problem}; is it running, and is the address right?")
+        raise kind(f"{address} {problem}; is it running, and is the address right?")
 
 
 @dataclass(frozen=True, slots=True)

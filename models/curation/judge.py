@@ -43,7 +43,7 @@ class JudgeRows(AskingStep):
     promote: bool = True
 
     name = template = "judge"
-    version = 2
+    version = 3
 
     def __post_init__(self) -> None:
         if len({model.name for model in self.models}) < len(self.models):
@@ -69,7 +69,8 @@ class JudgeRows(AskingStep):
         for texts in self._batches(row):
             passages = numbered(texts, PASSAGE_CHARACTERS, self.language)
             prompt = fill(self.prompt, query=query_of(row), passages=passages)
-            made.append(Request(prompt, partial(read_grades, passages=len(texts)), self.reminder))
+            read = partial(read_grades, passages=len(texts))
+            made.append(Request(prompt, read, self.reminder, schema=_schema(len(texts))))
         return made
 
     def decide(self, row: Row, replies: Sequence[Sequence[Reply]], notes: Counter[str]) -> Outcome:
@@ -153,6 +154,12 @@ def _labels(notes: Mapping[str, int]) -> dict[str, float | None]:
     kappa = fleiss_kappa({(1, 1): kept, (1, 0): wrong, (0, 1): missed, (0, 0): right})
     agreed = {"agreement": (kept + right) / both, "kappa": kappa} if both else {}
     return {"queries": rows, **{name: count / rows for name, count in counts.items() if rows}, **agreed}
+
+
+def _schema(passages: int) -> dict[str, Any]:
+    """What `read_grades` reads without a repair."""
+    grades = {str(number): {"type": "integer", "enum": list(GRADES)} for number in range(1, passages + 1)}
+    return {"type": "object", "properties": grades, "required": list(grades), "additionalProperties": False}
 
 
 def read_grades(text: str, passages: int) -> list[int] | None:

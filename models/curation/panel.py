@@ -11,6 +11,7 @@ from abc import abstractmethod
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -18,7 +19,7 @@ from typing import Any
 
 from models.curation.frame import Outcome, Step, digest
 from models.curation.rows import Row
-from models.endpoint import Endpoint, Refused, chat
+from models.endpoint import Completion, Endpoint, Refused, Rejected, chat
 from models.errors import CareError
 from models.prompts import LANGUAGE, load
 
@@ -27,6 +28,12 @@ ASKED_TIMES = 3
 ATTEMPTS = 8
 KEY, BASE = "OPENAI_API_KEY", "OPENAI_BASE_URL"
 PASSAGE_CHARACTERS = 2000
+Form = Callable[[Mapping[str, Any]], dict[str, Any]]
+FORMS: Sequence[Form] = (
+    lambda schema: {"type": "json_schema", "json_schema": {"name": "answer", "strict": True, "schema": schema}},
+    lambda schema: {"type": "json_object", "schema": schema},
+)
+"""How servers are told the form of an answer: as OpenAI and vLLM take it, and as llama-cpp-python does."""
 NOTHING = "no usable answer"
 
 
@@ -116,6 +123,8 @@ class Request:
     temperature: float = 0.0
     seed: int = 0
     """Tells apart two answers to one prompt."""
+    schema: Mapping[str, Any] | None = None
+    """JSON schema of the answer, for servers that can hold a model to it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +156,7 @@ class Panel:
         self._paces = {model.name: Pace(limits.per_minute, self._stopped) for model in models}
         self._pool = ThreadPoolExecutor(limits.at_once, "care-panel")
         self._asked: dict[str, Future[Reply]] = {}
+        self._forms: dict[str, Sequence[Form]] = {}
 
     def submit(self, request: Request) -> list[Future[Reply]]:
         """The replies to come of every model, in their order."""
@@ -201,7 +211,7 @@ class Panel:
             raise CareError("stopped; run the same command again to go on")
         record = {"key": key, "model": model, "text": "", "refused": "", "prompt_tokens": 0, "completion_tokens": 0}
         try:
-            given = chat(self._endpoints[model], model, messages, settings)
+            given = self._chat(model, request.schema, messages, settings)
         except Refused as error:
             record["refused"] = str(error)
         else:
@@ -209,6 +219,22 @@ class Panel:
             record.update(text=given.text, **tokens)
         self._answers.add(record)
         return record
+
+    def _chat(
+        self, model: str, schema: Mapping[str, Any] | None, messages: Sequence[Mapping[str, str]],
+        settings: Mapping[str, Any],
+    ) -> Completion:  # fmt: skip
+        """Tells the server the answer's schema in the first form that it takes; asks without one if it takes none."""
+        endpoint, forms = self._endpoints[model], self._forms.get(model, FORMS) if schema else ()
+        for place, form in enumerate(forms):
+            with suppress(Rejected):
+                given = chat(endpoint, model, messages, {**settings, "response_format": form(schema or {})})
+                self._forms[model] = forms[place : place + 1]
+                return given
+        given = chat(endpoint, model, messages, settings)
+        if schema:
+            self._forms[model] = ()
+        return given
 
 
 def shortened(text: str, characters: int = PASSAGE_CHARACTERS) -> str:

@@ -7,7 +7,7 @@ import re
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from http.server import BaseHTTPRequestHandler
@@ -49,6 +49,11 @@ class GradingServer:
     """Of all requests, in their order."""
     say: Callable[[str, str, int], str] | None = None
     """(model, prompt, how often it was asked) → the answer, in place of grades."""
+    takes: Sequence[str] = ("json_schema", "json_object")
+    """The types of `response_format` that it accepts."""
+    formats: list[str] = field(default_factory=list)
+    """The types that came, in their order; empty where a request had none."""
+    schemas: list[dict[str, Any]] = field(default_factory=list)
     paid: int = 0
     """Completions of any kind that were sent, but for those that come too late or are cut."""
     lock: threading.Lock = field(default_factory=threading.Lock)
@@ -59,7 +64,12 @@ class GradingServer:
 
     def reply(self, body: dict[str, Any]) -> Reply:
         model, prompt = body["model"], body["messages"][0]["content"]
+        form = body.get("response_format", {})
         with self.lock:
+            self.formats.append(form.get("type", ""))
+            if form and form["type"] not in self.takes:
+                return Reply(422, "response_format: not a known type")
+            self.schemas += [form.get("json_schema", form)["schema"]] if form else []
             self.asked[model, prompt] += 1
             number = self.asked[model, prompt]
             self.seeds.append(body["seed"])

@@ -129,6 +129,27 @@ def test_a_failing_server_loses_no_row_and_judges_none_twice(server: GradingServ
     assert "passages without a grade of every judge" not in notes
 
 
+@pytest.mark.parametrize("takes", ["json_schema", "json_object", ""])
+def test_a_server_is_told_the_form_of_the_grades_if_it_takes_one(
+    server: GradingServer, tmp_path: Path, takes: str
+) -> None:
+    server.takes = [takes]
+    rows = [{"query": f"问{n}", "pos": [f"答{n}是4"], "neg": [f"乙{n}是0"]} for n in range(20)]
+    assert len(judged(server, tmp_path, rows, models="a")) == 20
+    assert set(server.formats[-10:]) == {takes}, "what it does not take is not tried again"
+    assert sum(server.asked.values()) == 20, "a form that is not taken costs no answer"
+    grade = {"type": "integer", "enum": [0, 1, 2, 3, 4]}
+    told = {"type": "object", "properties": {"1": grade, "2": grade}, "required": ["1", "2"],
+            "additionalProperties": False}  # fmt: skip
+    assert server.schemas == [told] * (20 if takes else 0)
+
+
+def test_a_request_that_is_rejected_in_every_form_ends_the_run(server: GradingServer, tmp_path: Path) -> None:
+    server.fault = lambda model, prompt, number: Reply(400, "the prompt is too long")
+    with pytest.raises(CareError, match="too long"):
+        judged(server, tmp_path, ROWS, models="a")
+
+
 def test_what_a_judge_refuses_is_dropped_and_not_asked_again(server: GradingServer, tmp_path: Path) -> None:
     refusals = {"问1": Reply(400, "content_filter: blocked"), "问2": Reply(200, "I cannot help with that.")}
     server.fault = lambda model, prompt, number: next(
