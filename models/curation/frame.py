@@ -142,6 +142,8 @@ class Files:
 
     inputs: Sequence[Path]
     out: Path
+    others: Sequence[Path] = ()
+    """What the step reads beside its inputs."""
 
     def beside(self, ending: str) -> Path:
         return self.out.with_name(self.out.name + ending)
@@ -172,7 +174,8 @@ def run_step(step: Step, files: Files, *, sample: int = 0) -> Tally:
     for path in files.inputs:
         if not path.is_file():
             raise BadData(f"{path}: no such file; give JSON lines, plain, .gz or .xz")
-        if files.out.exists() and path.samefile(files.out):
+    for path in (*files.inputs, *files.others):
+        if files.out.exists() and path.exists() and path.samefile(files.out):
             raise CareError(f"{path}: is read and would be overwritten; give another --out")
     run = {"step": step.name, "version": step.version, "parameters": step.parameters(), "sample": sample,
            "inputs": files.identity()}  # fmt: skip

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+import cli
 from models.curation.command import add_arguments
 from models.curation.dedup import Dedup
 from models.curation.frame import Step
@@ -40,3 +41,24 @@ def test_a_step_is_made_of_the_options_that_were_given(line: str, expected: Step
     add_arguments(parser)
     arguments = parser.parse_args([*line.split(), "--out", "o.jsonl"])
     assert repr(arguments.make(arguments)) == repr(expected)
+
+
+@pytest.mark.parametrize(
+    ("line", "out"),
+    [
+        ("curate pool q.jsonl --bm25 --corpus c.jsonl", "c.jsonl"),
+        ("curate benchmark q.jsonl --corpus c.jsonl", "c.jsonl"),
+        ("curate synthesize q.jsonl --kind synonym --model m@http://127.0.0.1:9 --dictionary c.jsonl", "c.jsonl"),
+        ("curate benchmark q.jsonl --corpus c.jsonl --folder made", "made/rows.jsonl"),
+    ],
+)
+def test_nothing_that_is_read_or_made_is_overwritten(
+    line: str, out: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("q.jsonl", "c.jsonl"):
+        Path(name).write_text('{"text": "高血压", "origin": "a", "replace": "b"}\n', encoding="utf-8")
+    assert cli.main([*line.split(), "--out", out]) == 1
+    said = capsys.readouterr().err
+    assert "would be overwritten" in said or "would take the place" in said
+    assert Path("c.jsonl").read_text(encoding="utf-8").count("高血压") == 1

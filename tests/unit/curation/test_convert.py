@@ -14,6 +14,7 @@ import pytest
 from models.curation.benchmark import Benchmark
 from models.curation.convert import FORMATS, Convert
 from models.curation.frame import Files, run_step
+from models.errors import CareError
 from models.evaluation.sets import Kind, PairSet, RerankSet, RetrievalSet, find_tasks, write_retrieval
 from tests.support.curation import read_out, report_in, run_in, write_lines
 
@@ -111,3 +112,15 @@ def test_judged_rows_become_sets_with_a_card(tmp_path: Path) -> None:
     assert "| retrieval | 2 | 2 | 4 | 1 | 1.00 |" in card
     assert "kappa 0.500 on grades and not defined on relevant" in card
     assert "1 documents on which judges disagreed" in card
+
+
+def test_a_benchmark_replaces_its_own_folder_alone(tmp_path: Path) -> None:
+    corpus = write_lines(tmp_path / "corpus.jsonl", [{"text": "甲"}])
+    rows = [{"query": "问", "pos": ["甲"], "neg": [], "judged": {"pos": [[4]], "neg": []}}]
+    folder = tmp_path / "ours"
+    for _ in range(2):  # the second one as after a change of the rows
+        run_in(tmp_path, Benchmark([tmp_path / "rows.jsonl"], [corpus], folder), rows)
+        (tmp_path / "out.jsonl").unlink()
+    with pytest.raises(CareError, match=r"holds corpus\.jsonl, and would be replaced"):
+        Benchmark([tmp_path / "rows.jsonl"], [corpus], tmp_path)
+    assert corpus.is_file()
