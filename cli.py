@@ -48,7 +48,13 @@ TRAIN_EXTRA = {
     "torch", "transformers", "onnx", "safetensors", "onnxscript", "peft", "accelerate", "gguf", "ranx",
     "sentence_transformers",
 }  # fmt: skip
-EXTRAS = {**dict.fromkeys(TRAIN_EXTRA, "train"), "datasketch": "curate", "mcp": "mcp", "mcp_types": "mcp"}
+EXTRAS = {
+    **dict.fromkeys(TRAIN_EXTRA, "train"),
+    "datasketch": "curate",
+    "pyarrow": "parquet",
+    "mcp": "mcp",
+    "mcp_types": "mcp",
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

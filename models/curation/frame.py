@@ -211,7 +211,8 @@ def _go_on(step: Step, files: Files, part: IO[bytes], tally: Tally, run: Mapping
     progress, saved = Progress(f"curate {step.name}", "rows", first=tally.rows_in), tally.rows_in
     for row, outcome in progress.over(_outcomes(step, rows)):
         for made in outcome.rows:
-            stamped = {**made, CURATED: [*made.get(CURATED, []), stamp]}
+            before = made.get(CURATED, [])
+            stamped = {**made, CURATED: [*(before if isinstance(before, list) else [before]), stamp]}
             tally.bytes_out += part.write(json.dumps(stamped, ensure_ascii=False).encode(errors="replace") + b"\n")
         tally.count(row, outcome, run["sample"])
         if tally.rows_in - saved >= SAVE_EVERY_ROWS and tally.seen % step.block == 0:
