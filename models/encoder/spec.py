@@ -41,6 +41,12 @@ class Pooling(StrEnum):
 POOLINGS = (Pooling.CLS, Pooling.EOS, Pooling.MEAN)
 """Those that are computed here."""
 
+PACKED = (
+    "bert", "xlm-roberta", "roberta", "modernbert", "gte", "qwen2", "qwen3", "llama", "mistral", "gemma2",
+    "gemma3_text", "gpt_neox",
+)  # fmt: skip
+"""Architectures that torch encodes for an index (models.encoder.packed). Others need a graph."""
+
 
 class Side(StrEnum):
     """What a text is to the search: a question, or something to be found."""
