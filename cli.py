@@ -92,6 +92,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         number = signal.SIGTERM if isinstance(stop, _Terminated) else signal.SIGINT
         _fail(name, f"stopped by {number.name}; run the same command again to go on")
         return 128 + number
+    except Exception as error:
+        if os.strerror(errno.ENOSPC) not in str(error):  # as libraries in other languages report it
+            raise
+        return _fail(name, f"{os.strerror(errno.ENOSPC)}; free some space, then run the same command again")
 
 
 def _raise_file_limit() -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -37,6 +36,7 @@ from models.encoder.folder import (
 from models.encoder.gguf import unpack_gguf
 from models.encoder.pairs import RerankerSpec, is_reranker
 from models.encoder.spec import SPEC_FILE, TOKENIZER_FILE, EncoderSpec, Pooling, Side
+from models.encoder.staging import staging
 from models.encoder.torch import PROJECTION_FILE, Projection, TorchEncoder, merge_adapter
 from models.encoder.torch_reranker import TorchReranker, is_sequence_classifier, require_reranker
 from models.errors import BadEncoder, ParityError
@@ -101,19 +101,18 @@ def import_encoder(source: str, target: Path, given: Given) -> list[Imported] | 
     """
     if target.exists():
         raise BadEncoder(f"{target} is there already; give another folder, or remove it first")
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=f".{target.name}-", dir=target.parent) as work:
-        folder = _fetch(source, Path(work))
+    with staging(target) as work:
+        folder = _fetch(source, work)
         modules = read_modules(folder)
         if modules and modules[0].kind == "Transformer" and modules[0].path:  # as sentence-transformers 1 wrote it
-            folder = _flat(folder, folder, modules, Path(work, "flat"))
+            folder = _flat(folder, folder, modules, work / "flat")
         name = given.space or _space(source)
-        staged = Path(work, "staged")
+        staged = work / "staged"
         if (folder / CONFIG_FILE).is_file() and is_sequence_classifier(folder):
             reranker = _import_reranker(folder, staged, target, given)
             staged.rename(target)
             return reranker
-        towers = router_towers(folder, Path(work))
+        towers = router_towers(folder, work)
         if towers is None:
             done = [_import_one(folder, staged, target, given, name, (Side.QUERY, Side.DOCUMENT))]
         else:

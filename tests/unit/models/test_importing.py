@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from models.encoder.folder import SENTENCE_FILE
 from models.encoder.packed.encoder import PackedEncoder
 from models.encoder.spec import POOLINGS, EncoderSpec, Side
 from models.encoder.spec import Pooling as OurPooling
+from models.encoder.staging import LOCK
 from models.encoder.torch import Projection, TorchEncoder
 from models.errors import BadEncoder, ParityError
 from models.export.parity import CHECK_TEXTS
@@ -304,3 +306,16 @@ def test_weights_that_are_not_finite_are_refused(tmp_path: Path) -> None:
     encoder.backbone.save_pretrained(source)
     with pytest.raises(BadEncoder, match="not finite"):
         import_encoder(str(source), tmp_path / "out", Given(pooling=OurPooling.CLS))
+
+
+def test_what_a_killed_import_left_is_removed_by_the_next_one(tmp_path: Path) -> None:
+    """Folders of other programs, and of a run that goes on, stay."""
+    killed, running, other = (tmp_path / f".out-{name}" for name in ("killed", "running", "other"))
+    for folder in (killed, running, other):
+        (folder / "staged").mkdir(parents=True)
+    for folder in (killed, running):
+        (folder / LOCK).touch()
+    with (running / LOCK).open() as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        import_encoder(str(plain(tmp_path / "source")), tmp_path / "out", Given(pooling=OurPooling.CLS))
+    assert {path.name for path in tmp_path.iterdir()} == {"source", "out", running.name, other.name}
