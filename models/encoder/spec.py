@@ -105,6 +105,13 @@ class Address(BaseModel):
             raise ValueError("the address must hold neither a key nor a query; name the key's variable instead")
         return url.rstrip("/").removesuffix("/embeddings")
 
+    @field_validator("query_fields", "document_fields")
+    @classmethod
+    def _leaves_texts_alone(cls, fields: dict[str, JsonValue]) -> dict[str, JsonValue]:
+        if taken := sorted({"model", "input"} & fields.keys()):
+            raise ValueError(f"{taken[0]} is part of every request and cannot be added to it")
+        return fields
+
     def fields(self, side: Side) -> dict[str, JsonValue]:
         return self.query_fields if side is Side.QUERY else self.document_fields
 

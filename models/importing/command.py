@@ -78,6 +78,7 @@ def run(arguments: Namespace) -> None:
 def _fields(text: str) -> dict[str, Any]:
     try:
         value = json.loads(text)
+        json.dumps(value, allow_nan=False)
     except ValueError:
         value = None
     if not isinstance(value, dict):
