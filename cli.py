@@ -48,7 +48,13 @@ TRAIN_EXTRA = {
     "torch", "transformers", "onnx", "safetensors", "onnxscript", "peft", "accelerate", "gguf", "ranx",
     "sentence_transformers",
 }  # fmt: skip
-EXTRAS = {**dict.fromkeys(TRAIN_EXTRA, "train"), "datasketch": "curate", "mcp": "mcp", "mcp_types": "mcp"}
+EXTRAS = {
+    **dict.fromkeys(TRAIN_EXTRA, "train"),
+    "datasketch": "curate",
+    "pyarrow": "parquet",
+    "mcp": "mcp",
+    "mcp_types": "mcp",
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -86,6 +92,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         number = signal.SIGTERM if isinstance(stop, _Terminated) else signal.SIGINT
         _fail(name, f"stopped by {number.name}; run the same command again to go on")
         return 128 + number
+    except Exception as error:
+        if os.strerror(errno.ENOSPC) not in str(error):  # as libraries in other languages report it
+            raise
+        return _fail(name, f"{os.strerror(errno.ENOSPC)}; free some space, then run the same command again")
 
 
 def _raise_file_limit() -> None:

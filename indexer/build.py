@@ -56,7 +56,7 @@ class BuildOptions:
     fields: FieldMap = field(default_factory=FieldMap)
     skip_bad: bool = False
     passage_tokens: int | None = None
-    overlap: int = 64
+    overlap: int | None = None
     index: IndexKind | None = None
     recall_floor: float = FLOOR
     queries: tuple[str, ...] = ()
@@ -126,7 +126,7 @@ def _build_version(
     corpus: Sequence[Path], encoder: Encoder, collection: Collection, options: BuildOptions, place: Shards
 ) -> BuildSummary:
     version, created, spec = collection.next_version(), datetime.now(UTC), encoder.spec
-    budget = Budget(options.passage_tokens or spec.max_length, options.overlap)
+    budget = Budget.of(options.passage_tokens or spec.max_length, options.overlap)
     cutter = Cutter(encoder.tokenizer, spec.document_instruction, budget)
     asking = options.query_encoder or encoder
     log = LogChanges.read(collection)

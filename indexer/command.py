@@ -116,7 +116,7 @@ def _add_build(parser: ArgumentParser) -> None:
         help="a further column, or a key of the metadata, to read as numbers (CSV)",
     )
     add("--passage-tokens", type=positive, help="tokens of a passage (default: all the encoder reads)")
-    add("--overlap", type=int, default=64, help="tokens that neighbours share (%(default)s)")
+    add("--overlap", type=int, help="tokens that neighbours share (64, at most a quarter of a passage)")
     add("--skip-bad", action="store_true", help="set bad rows aside in a file instead of stopping")
     add("--threads", type=positive, help="threads of encoder and index build (default: all cores)")
     add("--shard", type=positive, help="texts that a killed build may lose (default: 1024 by ONNX, 8192 on a GPU)")

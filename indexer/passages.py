@@ -20,6 +20,7 @@ SENTENCE_ENDS = frozenset("。！？；!?;\n")
 # How far back from the budget's end a sentence end is looked for, as a share of the budget.
 SEARCH_BACK = 0.25
 BLOCK = 8192
+OVERLAP = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +34,11 @@ class Budget:
         if self.overlap < 0 or self.overlap * 4 > self.tokens:
             most = f"at most a quarter; give --overlap 0 to {self.tokens // 4}"
             raise BadBuild(f"an overlap of {self.overlap} tokens does not go with passages of {self.tokens}: {most}")
+
+    @staticmethod
+    def of(tokens: int, overlap: int | None) -> Budget:
+        """`overlap` None: OVERLAP, or a quarter of a shorter passage."""
+        return Budget(tokens, min(OVERLAP, tokens // 4) if overlap is None else overlap)
 
 
 class Cutter:

@@ -44,9 +44,14 @@ class Endpoint:
         if not base.startswith(("http://", "https://")):
             raise CareError(f"{base}: not an address; write http://HOST:PORT")
         self.base = base.rstrip("/")
+        sent = {name: value.strip() for name, value in (headers or {}).items()}
+        if not all(value.isascii() and value.isprintable() for value in sent.values()):
+            raise CareError(f"{base}: the key has characters that no key has; check the variable that holds it")
+        # Some servers repeat the key in their error.
+        self._secrets = [value.removeprefix("Bearer ") for value in sent.values()]
         # The callers' threads bound the connections; by itself httpx opens 100, and the other threads time out.
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
-        self._client = httpx.Client(timeout=timeout_seconds, headers=dict(headers or {}), limits=limits)
+        self._client = httpx.Client(timeout=timeout_seconds, headers=sent, limits=limits)
         self._pause, self._attempts = pause, attempts
 
     def get(self, route: str) -> dict[str, Any]:
@@ -73,9 +78,11 @@ class Endpoint:
                         if isinstance(answer := response.json(), dict):
                             return answer
                     raise CareError(f"{address} does not answer with a JSON object; is the address right?")
-                problem = f"answers {response.status_code}: {response.text[:200]}"
+                problem = f"answers {response.status_code}: {self._without_secrets(response.text)[:200]}"
                 if response.status_code in REFUSED and FILTERED.search(response.text):
                     raise Refused(f"{address} {problem}")
+                if response.status_code in REFUSED:
+                    raise CareError(f"{address} {problem}; the server runs, and takes no such request")
                 if response.status_code != BUSY and not response.is_server_error:
                     kind = Rejected if response.status_code in REJECTED else CareError
                     break
@@ -83,6 +90,11 @@ class Endpoint:
             if attempt + 1 < self._attempts:
                 self._pause(min(wait, LONGEST_PAUSE_SECONDS))
         raise kind(f"{address} {problem}; is it running, and is the address right?")
+
+    def _without_secrets(self, text: str) -> str:
+        for secret in filter(None, self._secrets):
+            text = text.replace(secret, "[key]")
+        return text
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +112,7 @@ def chat(
     """Asks for one completion; a model that wrote nothing or refused gives an empty text."""
     answer = endpoint.post("/chat/completions", {"model": model, "messages": list(messages), **settings})
     try:
-        text = str(answer["choices"][0]["message"].get("content") or "")
+        text = str(answer["choices"][0]["message"].get("content") or "").encode(errors="replace").decode()
     except (LookupError, TypeError, AttributeError) as error:
         raise CareError(f"{endpoint.base}: the answer is not a chat completion") from error
     usage = answer.get("usage")

@@ -20,6 +20,7 @@ from models.errors import BadData
 
 _OPENERS = {".gz": gzip.open, ".xz": lzma.open}
 UNIT = re.compile(r"[\u3400-\u9fff]|[^\s\u3400-\u9fff]+")
+_HALF = re.compile(r"\\ud[89a-f]", re.IGNORECASE)
 SENTENCE_END = re.compile(r"(?<=[。！？!?；;])|(?<=\.)\s+|\n+")
 
 
@@ -68,7 +69,7 @@ def read_lines(path: Path) -> Iterator[Line]:
     opener: Any = _OPENERS.get(path.suffix, open)
     stem = path.name.partition(".")[0]
     try:
-        file: IO[str] = opener(path, "rt", encoding="utf-8")
+        file: IO[str] = opener(path, "rt", encoding="utf-8-sig")  # with or without a mark at its beginning
     except OSError as error:
         raise BadData(f"{path}: cannot be read: {error.strerror}") from error
     with file:
@@ -101,8 +102,10 @@ def parse_row(line: Line) -> tuple[dict[str, Any], Pair] | str:
     """The row of a line, as it stands and as a pair, or why it is none."""
     try:
         row = json.loads(line.text)
-    except json.JSONDecodeError as error:
-        return f"not JSON: {error.msg}"
+        if _HALF.search(line.text):  # half of a character, which no tokenizer, server or file takes
+            row = json.loads(json.dumps(row, ensure_ascii=False).encode(errors="replace"))
+    except (ValueError, RecursionError) as error:
+        return f"not JSON: {error}"
     if not isinstance(row, dict) or not ("text" in row or {"query", "pos"} <= row.keys()):
         return "not a training row: it must have query and pos, or text"
     source = row.get("source", line.stem)

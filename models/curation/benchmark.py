@@ -15,12 +15,15 @@ from models.curation.frame import Outcome, Step, digest
 from models.curation.judge import DISPUTED, JUDGED
 from models.curation.rows import Row, read_rows
 from models.curation.search import Corpus
+from models.errors import CareError
 from models.evaluation.sets import order, write_retrieval
 from models.rows import write_lines
 
 CANDIDATES = 30
 """Passages of a reranking list at most."""
 CARD = "card.md"
+PARTS = ("retrieval", "rerank", "sts", CARD)
+"""All that a folder of a benchmark holds."""
 
 
 @dataclass(frozen=True)
@@ -37,6 +40,11 @@ class Benchmark(Step):
     """Rows of `synthesize --kind synonym`."""
 
     name = "benchmark"
+
+    def __post_init__(self) -> None:
+        there = sorted(path.name for path in self.folder.iterdir()) if self.folder.is_dir() else []
+        if others := [name for name in there if name not in PARTS]:
+            raise CareError(f"{self.folder} holds {others[0]}, and would be replaced; give another --folder")
 
     def parameters(self) -> dict[str, Any]:
         sts = [digest(row) for row in read_rows(self.sts)]

@@ -161,7 +161,9 @@ def _add_models(own: ArgumentParser, option: str, *, required: bool = True) -> N
 def run(arguments: Namespace) -> None:
     from models.curation.frame import Files, run_step
 
-    run_step(arguments.make(arguments), Files(arguments.files, arguments.out), sample=arguments.sample)
+    values = [vars(arguments).get(name) or () for name in ("corpus", "sts", "dictionary", "answers", "boilerplate")]
+    others = [path for value in values for path in ([value] if isinstance(value, Path) else value)]
+    run_step(arguments.make(arguments), Files(arguments.files, arguments.out, others), sample=arguments.sample)
 
 
 def _given(arguments: Namespace, *names: str) -> dict[str, Any]:
@@ -246,6 +248,7 @@ def _benchmark(arguments: Namespace) -> Step:
     from models.curation.benchmark import Benchmark
 
     folder = arguments.folder or arguments.out.with_suffix("")
-    if folder == arguments.out:
-        raise CareError("--folder: OUT has no ending, so the sets would take its place; name a folder")
+    out = arguments.out.resolve()
+    if folder.resolve() in (out, *out.parents):
+        raise CareError(f"--folder {folder}: the sets would take the place of {arguments.out}; name another folder")
     return Benchmark(arguments.files, arguments.corpus, folder, **_given(arguments, "sts"))

@@ -6,8 +6,10 @@ import csv
 import gzip
 import json
 import tomllib
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import groupby
 from pathlib import Path
 from typing import IO, Any
@@ -121,11 +123,14 @@ class Convert(Step):
             if self.format in FOLDERS:
                 records: Iterator[Any] = _judged(path.parent, self.split)
             elif form.joined_by:
-                shared = groupby(_records(path, form.columns), lambda record: record.get(form.joined_by))
+                shared = groupby(_records(path, form.columns), partial(_value, name=form.joined_by))
                 records = (list(neighbours) for _, neighbours in shared)
             else:
                 records = _records(path, form.columns)
-            yield from ({RECORD: record} for record in records)
+            try:
+                yield from ({RECORD: record} for record in records)
+            except (ValueError, EOFError, zlib.error, gzip.BadGzipFile, csv.Error) as error:
+                raise BadData(f"{path}: damaged, or not what its ending says: {error}; fetch the file again") from error
 
     def apply(self, rows: Iterator[Row]) -> Iterator[Outcome]:
         form = FORMATS[self.format]
@@ -150,22 +155,27 @@ def _judged(folder: Path, split: str) -> Iterator[Row]:
         yield {"query": query, "pos": [data.documents[row] for row in answers if data.documents[row]]}
 
 
-def _records(path: Path, columns: Sequence[str]) -> Iterator[Record]:
-    """The records of a file; `columns` name those of lists and of tables without a header."""
+def _records(path: Path, columns: Sequence[str]) -> Iterator[Record | None]:
+    """The records of a file, None for a line that is none.
+
+    `columns` name those of lists and of tables without a header.
+    """
     kind = path.suffixes[-2] if path.suffix == ".gz" and len(path.suffixes) > 1 else path.suffix
     if kind == ".parquet":
         from pyarrow.parquet import ParquetFile
 
-        yield from (record for batch in ParquetFile(path).iter_batches(1024) for record in batch.to_pylist())
+        for batch in ParquetFile(path).iter_batches(1024):
+            # Dates, bytes and decimals as texts: reports and samples are JSON.
+            yield from (json.loads(json.dumps(record, default=str)) for record in batch.to_pylist())
         return
     opener: Any = gzip.open if path.suffix == ".gz" else open
-    with opener(path, "rt", encoding="utf-8", newline="") as file:
+    with opener(path, "rt", encoding="utf-8-sig", newline="") as file:
         if kind in (".csv", ".tsv"):
             csv.field_size_limit(1 << 27)
             # MS MARCO's triples are split at tabs alone: quotes in them mean nothing.
             plain: dict[str, Any] = {"delimiter": "\t", "quoting": csv.QUOTE_NONE} if kind == ".tsv" else {}
             table = csv.reader(file, **plain)
-            names = list(columns) or next(table)
+            names = list(columns) or next(table, [])
             yield from (dict(zip(names, line, strict=False)) for line in table if line != names)
             return
         first = file.read(1)
@@ -174,7 +184,7 @@ def _records(path: Path, columns: Sequence[str]) -> Iterator[Record]:
             return
         if kind not in (".json", ".jsonl"):
             raise BadData(f"{path}: write it as .parquet, .jsonl, .json, .csv or .tsv (these plain or .gz)")
-        yield from (_named(json.loads(line), columns) for line in _lines(first, file) if line.strip())
+        yield from (_named(line, columns) for line in _lines(first, file) if line.strip())
 
 
 def _lines(first: str, file: IO[str]) -> Iterator[str]:
@@ -182,5 +192,16 @@ def _lines(first: str, file: IO[str]) -> Iterator[str]:
     yield from file
 
 
-def _named(record: Any, columns: Sequence[str]) -> Record:  # noqa: ANN401 - whatever a line holds
-    return dict(zip(columns, record, strict=False)) if isinstance(record, list) else record
+def _named(line: str, columns: Sequence[str]) -> Record | None:
+    """The record of a line; None for a line that holds none."""
+    try:
+        record = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    if isinstance(record, list):
+        return dict(zip(columns, record, strict=False))
+    return record if isinstance(record, dict) else None
+
+
+def _value(record: Record | None, name: str) -> Any:  # noqa: ANN401 - whatever the record holds
+    return record and record.get(name)

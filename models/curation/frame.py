@@ -142,6 +142,8 @@ class Files:
 
     inputs: Sequence[Path]
     out: Path
+    others: Sequence[Path] = ()
+    """What the step reads beside its inputs."""
 
     def beside(self, ending: str) -> Path:
         return self.out.with_name(self.out.name + ending)
@@ -172,7 +174,8 @@ def run_step(step: Step, files: Files, *, sample: int = 0) -> Tally:
     for path in files.inputs:
         if not path.is_file():
             raise BadData(f"{path}: no such file; give JSON lines, plain, .gz or .xz")
-        if files.out.exists() and path.samefile(files.out):
+    for path in (*files.inputs, *files.others):
+        if files.out.exists() and path.exists() and path.samefile(files.out):
             raise CareError(f"{path}: is read and would be overwritten; give another --out")
     run = {"step": step.name, "version": step.version, "parameters": step.parameters(), "sample": sample,
            "inputs": files.identity()}  # fmt: skip
@@ -208,7 +211,8 @@ def _go_on(step: Step, files: Files, part: IO[bytes], tally: Tally, run: Mapping
     progress, saved = Progress(f"curate {step.name}", "rows", first=tally.rows_in), tally.rows_in
     for row, outcome in progress.over(_outcomes(step, rows)):
         for made in outcome.rows:
-            stamped = {**made, CURATED: [*made.get(CURATED, []), stamp]}
+            before = made.get(CURATED, [])
+            stamped = {**made, CURATED: [*(before if isinstance(before, list) else [before]), stamp]}
             tally.bytes_out += part.write(json.dumps(stamped, ensure_ascii=False).encode(errors="replace") + b"\n")
         tally.count(row, outcome, run["sample"])
         if tally.rows_in - saved >= SAVE_EVERY_ROWS and tally.seen % step.block == 0:

@@ -15,6 +15,7 @@ from models.curation.rows import Row, is_document, query_of
 from models.curation.search import Retrievers
 from models.curation.synthesize import TEMPERATURE
 from models.encoder.spec import Side
+from models.errors import CareError
 from models.prompts import BLIND, fill
 
 DOCUMENTS = 5
@@ -36,6 +37,10 @@ class Hyde(AskingStep):
 
     name = "hyde"
     block = 32
+
+    def __post_init__(self) -> None:
+        if len(self.retrievers.encoders) != 1:
+            raise CareError("hyde ranks drafts by one encoder: give --encoder FOLDER, once")
 
     @property
     def template(self) -> str:

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from models.curation.frame import Outcome, Step, digest
 from models.curation.rows import Row
@@ -48,11 +49,15 @@ class Model:
     @staticmethod
     def parse(text: str) -> Model:
         """MODEL, MODEL@URL or MODEL@URL#KEY_VARIABLE; without an address, OPENAI_BASE_URL holds it."""
-        name, _, address = text.partition("@")
-        base, _, variable = address.partition("#")
-        base = base or os.environ.get(BASE, "")
+        name, found, address = text.rpartition("@http")  # the name may hold an @
+        name, base = (name, f"http{address}") if found else (text, os.environ.get(BASE, ""))
+        base, _, variable = base.partition("#")
         if not name or not base:
             raise CareError(f"{text}: write MODEL@URL, as qwen@http://127.0.0.1:8080/v1, or set {BASE}")
+        if urlsplit(base).username is not None or (variable and not variable.isidentifier()):
+            raise CareError(
+                f"{name}: write no key; set a variable to it, and put the variable's name behind the address"
+            )
         if variable and variable not in os.environ:
             raise CareError(f"{text}: the environment has no {variable}; set it to the key")
         return Model(name, base, variable or KEY)
@@ -80,8 +85,15 @@ class Answers:
         for line in self._file:
             if not line.endswith(b"\n"):  # its writer was killed
                 break
-            record = json.loads(line)
-            self._known[record["key"]] = record
+            try:
+                record = json.loads(line)
+                self._known[record["key"]] = record
+            except (ValueError, LookupError, TypeError) as error:
+                self._file.close()
+                number = len(self._known) + 1
+                raise CareError(
+                    f"{path}: answer {number} is damaged, or the file holds no answers; remove it"
+                ) from error
             whole += len(line)
         self._file.truncate(whole)
 
@@ -150,13 +162,14 @@ class Limits:
 class Panel:
     """Asks every model in threads. Equal requests are sent once; `close` ends the threads."""
 
-    def __init__(self, models: Sequence[Model], answers: Answers, limits: Limits) -> None:
-        self._answers, self._limits, self._stopped = answers, limits, threading.Event()
+    def __init__(self, models: Sequence[Model], answers: Path, limits: Limits) -> None:
+        self._limits, self._stopped = limits, threading.Event()
         self._endpoints = {model.name: model.open(limits.timeout_seconds, self._stopped) for model in models}
         self._paces = {model.name: Pace(limits.per_minute, self._stopped) for model in models}
         self._pool = ThreadPoolExecutor(limits.at_once, "care-panel")
         self._asked: dict[str, Future[Reply]] = {}
         self._forms: dict[str, Sequence[Form]] = {}
+        self._answers = Answers(answers)
 
     def submit(self, request: Request) -> list[Future[Reply]]:
         """The replies to come of every model, in their order."""
@@ -291,7 +304,7 @@ class AskingStep(Step):
         return {**super().provenance(), "prompt": own["prompt"], "models": own["models"]}
 
     def apply(self, rows: Iterator[Row]) -> Iterator[Outcome]:
-        panel = Panel(self.models, Answers(self.answers), self.limits)
+        panel = Panel(self.models, self.answers, self.limits)
         waiting: deque[tuple[Row, list[tuple[Request, list[Future[Reply]]]]]] = deque()
         try:
             for row in rows:

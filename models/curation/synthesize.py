@@ -18,7 +18,7 @@ from models.curation.panel import NOTHING, PASSAGE_CHARACTERS, AskingStep, Reply
 from models.curation.rows import CURATED, Row, is_document, passages_of, query_of, read_rows
 from models.errors import BadData
 from models.prompts import fill, load
-from models.rows import read_lines
+from models.rows import Line, read_lines
 
 TASKS = 10
 DISTANCE = 1000
@@ -85,8 +85,7 @@ class Synthesize(AskingStep):
     def synonyms(self) -> list[tuple[str, str]]:
         """Terms and synonyms, the longest first, so that the most specific one is replaced."""
         assert self.dictionary is not None
-        lines = [json.loads(line.text) for line in read_lines(self.dictionary)]
-        return sorted(((line["origin"], line["replace"]) for line in lines), key=lambda pair: (-len(pair[0]), pair))
+        return sorted(map(_terms, read_lines(self.dictionary)), key=lambda pair: (-len(pair[0]), pair))
 
     def chance(self, row: Row) -> random.Random:
         return random.Random(f"{self.seed} {digest(_text(row))}")
@@ -125,6 +124,18 @@ class Synthesize(AskingStep):
         own = {name: value for name, value in row.items() if name in ("source", "id", CURATED)}
         wording = {"instruction": self.instruction} if self.instruction and "query" in new else {}
         return {**own, **new, **wording}
+
+
+def _terms(line: Line) -> tuple[str, str]:
+    """A term and its synonym; raises BadData with the place of a line that has none."""
+    try:
+        pair = json.loads(line.text)
+        term, other = pair["origin"], pair["replace"]
+    except (ValueError, LookupError, TypeError):
+        term = other = None
+    if not (isinstance(term, str) and isinstance(other, str) and term and other):
+        raise BadData(f"{line.where}: not a line of a dictionary: it must have origin and replace, two texts")
+    return term, other
 
 
 def _text(row: Row) -> str:
@@ -187,6 +198,8 @@ def _paraphrase(step: Synthesize, row: Row, line: str) -> Written:
     negative = _distant(step, row)
     if line == _text(row):
         return "a paraphrase equal to its sentence"
+    if negative == _text(row):
+        return "a distant sentence equal to it: dedup drops such"
     return "no distant sentence: four are needed" if negative is None else [
         {"query": _text(row), "pos": [line], "neg": [negative]}
     ]  # fmt: skip

@@ -151,11 +151,13 @@ class Wire:
         self._require_success(response)
         try:
             entries = response.json()["data"]
-            places = [entry.get("index", place) for place, entry in enumerate(entries)]
+            stated = [entry.get("index") for entry in entries]
+            places = [place if index is None else index for place, index in enumerate(stated)]
             rows = [_numbers(entry["embedding"]) for entry in entries]
-        except (ValueError, LookupError, TypeError, AttributeError) as error:
+            in_order = sorted(places)
+        except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
             raise BadEncoder(f"{self.route} does not answer with OpenAI's embeddings; is the address right?") from error
-        if sorted(places) != list(range(count)):
+        if in_order != list(range(count)):
             raise BadEncoder(f"{self.route} gave {len(rows)} vectors for {count} texts, or misnumbered them")
         if len(widths := {len(row) for row in rows}) != 1 or (self.native_dim or len(rows[0])) not in widths:
             given = " and ".join(map(str, sorted(widths)))

@@ -23,6 +23,9 @@ from models.encoder.spec import INSTRUCTION, SPEC_FILE, TEMPLATE, TOKENIZER_FILE
 from models.errors import BadEncoder
 
 CONFIG_FILE = "config.json"
+SENTENCE_FILE = "config_sentence_transformers.json"
+# What sentence-transformers takes before documents, the first that there is.
+DOCUMENT_PROMPTS = ("document", "passage", "corpus")
 DEFAULT_MAX_LENGTH = 512
 # Causal models see the whole text only at its last token, so there is nothing to ask.
 DECODERS = frozenset({"qwen2", "qwen3", "llama", "mistral", "gemma", "gemma2", "gemma3_text", "gpt_neox"})
@@ -136,9 +139,14 @@ def infer_spec(
     config = read_config(folder)
     layers = dense_layers(folder)
     width = layers[-1].dim if layers else config.hidden_size
-    settings = read_json(folder / "config_sentence_transformers.json") or {}
-    prompts = settings.get("prompts") or {}
-    form = TASK_PROMPT.fullmatch(prompts.get("query") or "")
+    settings = read_object(folder / SENTENCE_FILE) or {}
+    stated = settings.get("prompts") or {}
+    prompts = [
+        next((stated[name] for name in names if stated.get(name)), "") for names in (("query",), DOCUMENT_PROMPTS)
+    ]
+    if not all(isinstance(prompt, str) for prompt in prompts):
+        raise BadEncoder(f"{folder / SENTENCE_FILE}: prompts must be texts")
+    form = TASK_PROMPT.fullmatch(prompts[0])
     try:
         return EncoderSpec(
             architecture=config.model_type,
@@ -147,8 +155,8 @@ def infer_spec(
             native_dim=width,
             dim=dim or settings.get("truncate_dim") or width,
             max_length=_max_length(folder, config) if max_length is None else max_length,
-            query_instruction=prompts.get("query") or "",
-            document_instruction=prompts.get("document") or prompts.get("passage") or "",
+            query_instruction=prompts[0],
+            document_instruction=prompts[1],
             query_template=(form[1] or "") + INSTRUCTION + form[2] if form else TEMPLATE,
             space=space,
         )
@@ -212,11 +220,34 @@ class DenseLayer(NamedTuple):
         return load_file(path)
 
 
+class SentenceModule(NamedTuple):
+    """A line of modules.json of a sentence-transformers folder; `path` is the module's folder, relative."""
+
+    type: str
+    path: str
+
+    @property
+    def kind(self) -> str:
+        return self.type.rsplit(".", 1)[-1]
+
+
+def read_modules(folder: Path) -> list[SentenceModule]:
+    """The modules of a sentence-transformers folder in order; none of another folder."""
+    stated = read_json(folder / "modules.json") or []
+    try:
+        return [
+            SentenceModule(each["type"], each.get("path", f"{place}_{each['type'].rsplit('.', 1)[-1]}"))
+            for place, each in enumerate(stated)
+        ]
+    except (LookupError, TypeError, AttributeError) as error:
+        raise BadEncoder(f"{folder}: modules.json is not a list of modules; fetch the checkpoint again") from error
+
+
 def dense_layers(folder: Path) -> list[DenseLayer]:
     """What stands between pooling and norm, in order."""
     layers = []
     for place in _modules(folder, "Dense"):
-        stated = read_json(place / CONFIG_FILE)
+        stated = read_object(place / CONFIG_FILE)
         if stated is None:
             raise BadEncoder(f"{place / CONFIG_FILE} of the Dense layer is missing; fetch the whole checkpoint")
         activation = str(stated.get("activation_function", "Tanh")).rsplit(".", 1)[-1]
@@ -229,18 +260,17 @@ def dense_layers(folder: Path) -> list[DenseLayer]:
 def _modules(folder: Path, kind: str) -> list[Path]:
     """Folders of the modules of this kind by modules.json."""
     found = []
-    for place, module in enumerate(read_json(folder / "modules.json") or []):
-        name = module["type"].rsplit(".", 1)[-1]
-        if name not in SENTENCE_MODULES:
-            raise BadEncoder(f"{folder}: modules.json has {module['type']}, which an encoder here cannot hold")
-        if name == kind:
-            found.append(folder / module.get("path", f"{place}_{name}"))
+    for module in read_modules(folder):
+        if module.kind not in SENTENCE_MODULES:
+            raise BadEncoder(f"{folder}: modules.json has {module.type}, which an encoder here cannot hold")
+        if module.kind == kind:
+            found.append(folder / module.path)
     return found
 
 
 def _pooling(folder: Path, config: PretrainedConfig) -> Pooling:
     places = _modules(folder, "Pooling") or [folder / "1_Pooling"]
-    stated = read_json(places[0] / CONFIG_FILE)
+    stated = read_object(places[0] / CONFIG_FILE)
     if stated is None:
         if looks_back_only(config):
             return Pooling.EOS
@@ -269,10 +299,24 @@ def positions_of(config: PretrainedConfig) -> int:
 
 def _max_length(folder: Path, config: PretrainedConfig) -> int:
     stated = [
-        (read_json(folder / "sentence_bert_config.json") or {}).get("max_seq_length"),
-        (read_json(folder / "tokenizer_config.json") or {}).get("model_max_length"),
+        (read_object(folder / "sentence_bert_config.json") or {}).get("max_seq_length"),
+        (read_object(folder / "tokenizer_config.json") or {}).get("model_max_length"),
     ]
     return int(min(positions_of(config), DEFAULT_MAX_LENGTH, *filter(None, stated)))
+
+
+def needs_lengths(folder: Path) -> str:
+    """How the checkpoint's vectors are compared if their lengths count there; empty if it is by their cosine."""
+    stated = str((read_object(folder / SENTENCE_FILE) or {}).get("similarity_fn_name") or "cosine")
+    return "" if stated == "cosine" or _modules(folder, "Normalize") else stated
+
+
+def read_object(path: Path) -> dict[str, Any] | None:
+    """The object of a JSON file; None if there is no such file."""
+    value = read_json(path)
+    if value is None or isinstance(value, dict):
+        return value
+    raise BadEncoder(f"{path} holds no JSON object; fetch the checkpoint again")
 
 
 def read_json(path: Path) -> Any:  # noqa: ANN401 - JSON is what it is

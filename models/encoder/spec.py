@@ -41,6 +41,12 @@ class Pooling(StrEnum):
 POOLINGS = (Pooling.CLS, Pooling.EOS, Pooling.MEAN)
 """Those that are computed here."""
 
+PACKED = (
+    "bert", "xlm-roberta", "roberta", "modernbert", "gte", "qwen2", "qwen3", "llama", "mistral", "gemma2",
+    "gemma3_text", "gpt_neox",
+)  # fmt: skip
+"""Architectures that torch encodes for an index (models.encoder.packed). Others need a graph."""
+
 
 class Side(StrEnum):
     """What a text is to the search: a question, or something to be found."""
@@ -98,6 +104,13 @@ class Address(BaseModel):
         if parts.username or parts.password or parts.query or parts.fragment:
             raise ValueError("the address must hold neither a key nor a query; name the key's variable instead")
         return url.rstrip("/").removesuffix("/embeddings")
+
+    @field_validator("query_fields", "document_fields")
+    @classmethod
+    def _leaves_texts_alone(cls, fields: dict[str, JsonValue]) -> dict[str, JsonValue]:
+        if taken := sorted({"model", "input"} & fields.keys()):
+            raise ValueError(f"{taken[0]} is part of every request and cannot be added to it")
+        return fields
 
     def fields(self, side: Side) -> dict[str, JsonValue]:
         return self.query_fields if side is Side.QUERY else self.document_fields

@@ -22,6 +22,7 @@ from numpy.typing import ArrayLike
 from onnx import ModelProto, NodeProto, TensorProto, ValueInfoProto, helper, load_model_from_string, numpy_helper
 from onnxruntime.transformers.onnx_model import OnnxModel
 from torch import Tensor, nn
+from torch.onnx import OnnxExporterError
 from transformers import PretrainedConfig, PreTrainedModel
 
 from models.encoder.folder import CONFIG_FILE
@@ -245,18 +246,21 @@ def _trace(backbone: PreTrainedModel, target: Any, *, weights: bool) -> nn.Modul
         # The tracer is deprecated in favour of one without Attention fusion, and remarks on every Python branch;
         # that no branch was frozen wrongly is for the parity check to see, which runs many lengths.
         warnings.simplefilter("ignore")
-        torch.onnx.export(
-            traced,
-            tuple(examples.values()),
-            target,
-            input_names=list(examples),
-            output_names=[HIDDEN],
-            dynamic_axes={name: {0: "batch", 1: "sequence"} for name in (*examples, HIDDEN)},
-            opset_version=OPSET,
-            dynamo=False,
-            export_params=weights,
-            do_constant_folding=weights,  # without weights: it would transpose every one of them
-        )
+        try:
+            torch.onnx.export(
+                traced,
+                tuple(examples.values()),
+                target,
+                input_names=list(examples),
+                output_names=[HIDDEN],
+                dynamic_axes={name: {0: "batch", 1: "sequence"} for name in (*examples, HIDDEN)},
+                opset_version=OPSET,
+                dynamo=False,
+                export_params=weights,
+                do_constant_folding=weights,  # without weights: it would transpose every one of them
+            )
+        except OnnxExporterError as error:
+            raise ExportError(f"torch makes no graph of a {backbone.config.model_type}: {error}") from error
     return traced
 
 

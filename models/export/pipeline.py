@@ -10,7 +10,6 @@ Above 2 GiB `large` traces and writes each graph by itself, with its weights in 
 from __future__ import annotations
 
 import shutil
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -42,6 +41,7 @@ from models.encoder.spec import (
     name_of_weights,
     sha256_of,
 )
+from models.encoder.staging import staging
 from models.encoder.tokenizer import Tokenizer, Tokens, pad
 from models.encoder.torch import TorchEncoder, embed, weight_files
 from models.errors import ExportError
@@ -121,10 +121,8 @@ def write_folder(
 ) -> ExportReport[Spec]:  # fmt: skip
     """Writes the graphs, and the spec with their checksums and what `check` measured of each, or nothing at all."""
     variants = tuple(dict.fromkeys(variants))
-    target.parent.mkdir(parents=True, exist_ok=True)
-    # On the target's file system, so that a rename puts the folder in place.
-    with tempfile.TemporaryDirectory(prefix=f".{target.name}-", dir=target.parent) as folder:
-        work, staged = Path(folder), Path(folder, "staged")
+    with staging(target) as work:
+        staged = work / "staged"
         staged.mkdir()
         (staged / TOKENIZER_FILE).write_text(tokenizer_json, encoding="utf-8")
         order = sorted(variants, key=LARGE_ORDER.index) if maker.is_large else variants

@@ -7,7 +7,6 @@ the fingerprint, stay if the server still gives their vectors.
 from __future__ import annotations
 
 import shutil
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -38,6 +37,7 @@ from models.encoder.spec import (
     fault,
     sha256_of,
 )
+from models.encoder.staging import staging
 from models.encoder.tokenizer import Tokenizer
 from models.errors import BadEncoder
 
@@ -70,9 +70,8 @@ def import_address(server: Server, target: Path) -> float:
     except ValidationError as error:
         raise BadEncoder(fault(error)) from error
     native_dim, vectors = _ask_canaries(address)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=f".{target.name}-", dir=target.parent) as work:
-        staged = Path(work, "staged")
+    with staging(target) as work:
+        staged = work / "staged"
         staged.mkdir()
         if before is None:
             _canaries(address, vectors, server.dim or native_dim).save(staged)
@@ -86,7 +85,7 @@ def import_address(server: Server, target: Path) -> float:
         _spec(server, address, native_dim, {name: sha256_of(staged / name) for name in names}).save(staged)
         worst = AddressEncoder.load(staged).check()
         if before is not None:
-            target.rename(Path(work, "replaced"))
+            target.rename(work / "replaced")
         staged.rename(target)
     return worst
 

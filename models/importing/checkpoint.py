@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -24,10 +23,20 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from models.encoder.folder import CONFIG_FILE, infer_spec, read_config, read_json
+from models.encoder.folder import (
+    CONFIG_FILE,
+    SENTENCE_FILE,
+    SentenceModule,
+    infer_spec,
+    needs_lengths,
+    read_config,
+    read_modules,
+    read_object,
+)
 from models.encoder.gguf import unpack_gguf
 from models.encoder.pairs import RerankerSpec, is_reranker
-from models.encoder.spec import SPEC_FILE, EncoderSpec, Pooling, Side
+from models.encoder.spec import SPEC_FILE, TOKENIZER_FILE, EncoderSpec, Pooling, Side
+from models.encoder.staging import staging
 from models.encoder.torch import PROJECTION_FILE, Projection, TorchEncoder, merge_adapter
 from models.encoder.torch_reranker import TorchReranker, is_sequence_classifier, require_reranker
 from models.errors import BadEncoder, ParityError
@@ -69,6 +78,8 @@ class Imported:
     cosine: float
     worst: float
     texts_per_second: float
+    similarity: str
+    """How the checkpoint's vectors are compared if their lengths, which are 1 here, count there; else empty."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,16 +101,18 @@ def import_encoder(source: str, target: Path, given: Given) -> list[Imported] | 
     """
     if target.exists():
         raise BadEncoder(f"{target} is there already; give another folder, or remove it first")
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=f".{target.name}-", dir=target.parent) as work:
-        folder = _fetch(source, Path(work))
+    with staging(target) as work:
+        folder = _fetch(source, work)
+        modules = read_modules(folder)
+        if modules and modules[0].kind == "Transformer" and modules[0].path:  # as sentence-transformers 1 wrote it
+            folder = _flat(folder, folder, modules, work / "flat")
         name = given.space or _space(source)
-        staged = Path(work, "staged")
+        staged = work / "staged"
         if (folder / CONFIG_FILE).is_file() and is_sequence_classifier(folder):
             reranker = _import_reranker(folder, staged, target, given)
             staged.rename(target)
             return reranker
-        towers = router_towers(folder, Path(work))
+        towers = router_towers(folder, work)
         if towers is None:
             done = [_import_one(folder, staged, target, given, name, (Side.QUERY, Side.DOCUMENT))]
         else:
@@ -126,6 +139,8 @@ def _import_one(source: Path, staged: Path, final: Path, given: Given, space: st
     started = time.perf_counter()
     found = {side: encoder.encode(CHECK_TEXTS, side, AT_ONCE) for side in distinct}
     seconds = time.perf_counter() - started
+    if not all(np.isfinite(vectors).all() for vectors in found.values()):
+        raise BadEncoder(f"{source}: gives vectors that are not finite: its weights hold infinite numbers, or overflow")
     reference, expected = _reference(source, spec, distinct)
     cosines = np.concatenate([row_cosines(found[side], expected[side]) for side in distinct])
     mean, worst = float(cosines.mean()), float(cosines.min())
@@ -133,7 +148,8 @@ def _import_one(source: Path, staged: Path, final: Path, given: Given, space: st
     if not worst >= FLOOR:
         raise ParityError(
             f"{source}: vectors differ from {reference}'s (cosine {mean:.5f} on average, {worst:.5f} at worst, floor "
-            f"{FLOOR}); check --pooling, --query-instruction and --document-instruction against the model's card"
+            f"{FLOOR}); check --pooling, --query-instruction and --document-instruction against the model's card, "
+            "and that the folder has all files of the tokenizer"
         )
     if given.adapter is not None:
         _adapt(staged, given.adapter, given)
@@ -146,6 +162,7 @@ def _import_one(source: Path, staged: Path, final: Path, given: Given, space: st
         cosine=mean,
         worst=worst,
         texts_per_second=len(CHECK_TEXTS) * len(distinct) / seconds,
+        similarity=needs_lengths(source),
     )
 
 
@@ -187,7 +204,10 @@ def _fetch(source: str, work: Path) -> Path:
 
 def _space(source: str) -> str:
     """A name for the space of an encoder that shares it with no other."""
-    return Path(source).resolve().name.removesuffix(".gguf") if Path(source).exists() else source.rsplit("/", 1)[-1]
+    path = Path(source).resolve()
+    if path.parent.name == "snapshots":  # a hub's cache: models--owner--name/snapshots/revision
+        return path.parent.parent.name.rsplit("--", 1)[-1]
+    return path.name.removesuffix(".gguf") if path.exists() else source.rsplit("/", 1)[-1]
 
 
 def _dtype(config: PretrainedConfig) -> torch.dtype:
@@ -233,31 +253,38 @@ def _plain_vectors(source: Path, spec: EncoderSpec, prompt: str) -> Vectors:
 
 def router_towers(folder: Path, work: Path) -> dict[Side, Path] | None:
     """The query and the document tower of a sentence-transformers Router, each as a folder; None if it is none."""
-    modules = read_json(folder / "modules.json") or []
-    if not modules or modules[0]["type"].rsplit(".", 1)[-1] not in ("Router", "Asym"):
+    modules = read_modules(folder)
+    if not modules or modules[0].kind not in ("Router", "Asym"):
         return None
-    root = folder / modules[0]["path"]
-    stated = read_json(root / "router_config.json") or read_json(root / CONFIG_FILE)
-    if stated is None or set(stated["structure"]) != {"query", "document"}:
-        raise BadEncoder(f"{folder}: a Router is read if it has the routes query and document")
-    towers = {}
-    for side in Side:
-        tower = work / f"tower-{side}"
-        first, *rest = stated["structure"][side]
-        # A tower is a sentence-transformers folder of its own, with the router's prompts.
-        shutil.copytree(root / first, tower)
-        listed = [{"idx": 0, "name": "0", "path": "", "type": stated["types"][first]}]
-        for place, name in enumerate([*rest, *(module["path"] for module in modules[1:])], start=1):
-            kind = stated["types"].get(name) or next(each["type"] for each in modules if each["path"] == name)
-            if (found := next((base / name for base in (root, folder) if (base / name).is_dir()), None)) is not None:
-                shutil.copytree(found, tower / name)
-            listed.append({"idx": place, "name": str(place), "path": name, "type": kind})
-        (tower / "modules.json").write_text(json.dumps(listed), encoding="utf-8")
-        for name in ("config_sentence_transformers.json", "tokenizer.json", "tokenizer_config.json"):
-            if (folder / name).is_file() and not (tower / name).exists():
-                shutil.copyfile(folder / name, tower / name)
-        towers[side] = tower
-    return towers
+    root = folder / modules[0].path
+    stated = read_object(root / "router_config.json") or read_object(root / CONFIG_FILE) or {}
+    try:
+        routes = {
+            side: [SentenceModule(stated["types"][name], name) for name in stated["structure"][side]] for side in Side
+        }
+    except (LookupError, TypeError) as error:
+        raise BadEncoder(f"{folder}: a Router is read if it has the routes query and document") from error
+    if set(stated["structure"]) != {*Side}:
+        raise BadEncoder(f"{folder}: a Router is read if it has the routes query and document, and no other")
+    return {side: _flat(folder, root, [*own, *modules[1:]], work / f"tower-{side}") for side, own in routes.items()}
+
+
+def _flat(folder: Path, root: Path, modules: Sequence[SentenceModule], target: Path) -> Path:
+    """Copies modules of a sentence-transformers folder, below `root` or itself, so that the first one is the folder."""
+    if any(".." in Path(module.path).parts or Path(module.path).is_absolute() for module in modules):
+        raise BadEncoder(f"{folder}: a module lies outside of the folder; this is no published checkpoint")
+    first, *rest = modules
+    shutil.copytree(root / first.path, target)
+    for module in rest:
+        if found := next((base / module.path for base in (root, folder) if (base / module.path).is_dir()), None):
+            shutil.copytree(found, target / module.path)
+    listed = [{"idx": 0, "name": "0", "path": "", "type": first.type}]
+    listed += [{"idx": n, "name": str(n), "path": each.path, "type": each.type} for n, each in enumerate(rest, start=1)]
+    (target / "modules.json").write_text(json.dumps(listed), encoding="utf-8")
+    for name in (SENTENCE_FILE, TOKENIZER_FILE, "tokenizer_config.json"):
+        if (folder / name).is_file() and not (target / name).exists():
+            shutil.copyfile(folder / name, target / name)
+    return target
 
 
 def _import_reranker(source: Path, staged: Path, final: Path, given: Given) -> ImportedReranker:

@@ -17,6 +17,7 @@ texts, the canaries, by which another model at the same address is noticed.
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from dataclasses import fields
@@ -24,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from models.encoder.pairs import RerankerSpec, is_reranker
-from models.encoder.spec import POOLINGS, TOKENIZER_FILE, EncoderSpec, Pooling, Variant
+from models.encoder.spec import PACKED, POOLINGS, TOKENIZER_FILE, EncoderSpec, Pooling, Variant
 from models.errors import BadEncoder
 from models.package import positive
 
@@ -77,6 +78,7 @@ def run(arguments: Namespace) -> None:
 def _fields(text: str) -> dict[str, Any]:
     try:
         value = json.loads(text)
+        json.dumps(value, allow_nan=False)
     except ValueError:
         value = None
     if not isinstance(value, dict):
@@ -111,6 +113,9 @@ def _import(arguments: Namespace) -> None:
             f"{made.parameters / 1e6:,.0f}M parameters, {made.weight_bytes / 1e9:.2f} GB; "
             f"{made.texts_per_second:.0f} check texts a second here in fp32"
         )
+        if made.similarity:
+            compared = f"the checkpoint compares vectors by {made.similarity}, with their lengths; here they are of "
+            print(compared + "length 1 and compared by their cosine, so rankings differ: judge them (care eval)")
         _describe(made.folder, made.spec)
 
 
@@ -145,6 +150,7 @@ def _show(arguments: Namespace) -> None:
 
 
 def _describe(folder: Path, spec: EncoderSpec) -> None:
+    name, made = (shlex.quote(text) for text in (str(folder), f"{folder}-served"))
     cut = f" of {spec.native_dim}" if spec.dim != spec.native_dim else ""
     print(
         f"{spec.architecture}, {spec.pooling} pooling, {spec.dim}{cut} dimensions, {spec.max_length} tokens, ", end=""
@@ -158,27 +164,29 @@ def _describe(folder: Path, spec: EncoderSpec) -> None:
         print(f", with the key in {spec.address.key_variable}" if spec.address.key_variable else ", without a key")
         counted = "its own tokenizer.json" if TOKENIZER_FILE in spec.checksums else "an estimate (--tokenizer: exactly)"
         print(f"tokens are counted by {counted}")
-        print(f"index: care index build CORPUS --encoder {folder}   serve queries: care serve --encoder {folder}")
+        print(f"index: care index build CORPUS --encoder {name}   serve queries: care serve --encoder {name}")
     graphs = [variant for variant in Variant if variant.filename in spec.checksums]
     weights = any(name.endswith(".safetensors") for name in spec.checksums)
-    if weights:
-        print(f"index by torch: care index build CORPUS --encoder {folder}   (bf16 or fp8 on a GPU, fp32 elsewhere)")
+    if weights and spec.architecture in PACKED:
+        print(f"index by torch: care index build CORPUS --encoder {name}   (bf16 or fp8 on a GPU, fp32 elsewhere)")
     if graphs:
-        print(f"index and serve by ONNX Runtime: care serve --encoder {folder}   ({', '.join(graphs)})")
+        print(f"index and serve by ONNX Runtime: care serve --encoder {name}   ({', '.join(graphs)})")
     elif weights:
-        print(f"to serve queries, make graphs first: care export {folder} {folder}-served")
+        what = "serve queries" if spec.architecture in PACKED else f"index and serve a {spec.architecture}"
+        print(f"to {what}, make graphs first: care export {name} {made}")
     if spec.dim == spec.native_dim and weights:
         print("fewer dimensions (Matryoshka): --dim at import or export; only if the encoder was trained for it")
 
 
 def _describe_reranker(folder: Path, spec: RerankerSpec) -> None:
+    name, made = (shlex.quote(text) for text in (str(folder), f"{folder}-served"))
     print(f"reranker, {spec.architecture}, {spec.max_length} tokens a pair")
     graphs = [variant for variant in Variant if variant.filename in spec.checksums]
     if graphs:
-        print(f"rerank what a search finds: CARE_RERANKER={folder} care serve   ({', '.join(graphs)})")
+        print(f"rerank what a search finds: CARE_RERANKER={name} care serve   ({', '.join(graphs)})")
     else:
-        print(f"to rerank in the service, make graphs first: care export {folder} {folder}-served")
-    print(f"judge it: care eval DATA --reranker {folder}")
+        print(f"to rerank in the service, make graphs first: care export {name} {made}")
+    print(f"judge it: care eval DATA --reranker {name}")
 
 
 def _pair(arguments: Namespace) -> None:

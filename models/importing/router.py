@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import tempfile
 from pathlib import Path
 
 import torch
@@ -18,6 +17,7 @@ from tokenizers import Tokenizer as RustTokenizer
 from torch import nn
 
 from models.encoder.spec import TOKENIZER_FILE, Pooling, Side
+from models.encoder.staging import staging
 from models.encoder.torch import TorchEncoder
 from models.errors import BadEncoder, ParityError, SpaceMismatch
 from models.export.parity import AT_ONCE, CHECK_TEXTS, row_cosines
@@ -37,13 +37,12 @@ def write_router(query: Path, document: Path, target: Path) -> float:
             f"{query} is of space {specs[0].space} ({specs[0].dim} dimensions), {document} of {specs[1].space} "
             f"({specs[1].dim}); care encoder pair compares them"
         )
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=f".{target.name}-", dir=target.parent) as work:
-        towers = {side: _modules(encoder, Path(work, side)) for side, encoder in encoders.items()}
+    with staging(target) as work:
+        towers = {side: _modules(encoder, work / side) for side, encoder in encoders.items()}
         router = Router.for_query_document(query_modules=towers[Side.QUERY], document_modules=towers[Side.DOCUMENT])
         prompts = {str(side): encoder.spec.instruction(side) for side, encoder in encoders.items()}
         model = SentenceTransformer(modules=[router, Normalize()], device="cpu", prompts=prompts)
-        staged = Path(work, "staged")
+        staged = work / "staged"
         model.save(str(staged), create_model_card=False)
         worst = _worst(SentenceTransformer(str(staged), device="cpu", local_files_only=True), encoders)
         if not worst >= FLOOR:

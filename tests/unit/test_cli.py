@@ -120,6 +120,21 @@ def test_a_message_of_several_lines_becomes_one(
     assert failure(capsys, "eval", "x") == "care eval: first second"
 
 
+def test_a_full_disk_that_a_library_reports_in_its_own_words_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(name: str, given: list[str]) -> int:
+        raise RuntimeError(given[0])
+
+    monkeypatch.setattr(cli, "_run", fail)
+    assert cli.main(["encoder", "Error while serializing: No space left on device (os error 28)"]) == 1
+    assert capsys.readouterr().err == (
+        "care encoder: No space left on device; free some space, then run the same command again\n"
+    )
+    with pytest.raises(RuntimeError, match="another"):
+        cli.main(["encoder", "another"])
+
+
 def test_a_library_of_an_extra_is_named_and_any_other_is_a_defect(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

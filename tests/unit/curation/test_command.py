@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+import cli
 from models.curation.command import add_arguments
 from models.curation.dedup import Dedup
 from models.curation.frame import Step
@@ -18,17 +19,20 @@ from models.curation.panel import Limits, Model
 from models.curation.search import Retrievers
 from models.curation.split import Split
 from models.curation.synthesize import Synthesize
+from models.curation.vectors import TextEncoder
+from models.errors import CareError
 
 ROWS = [Path("r")]
 ASKED = ([Model("m", "http://x")], Path("o.jsonl.answers.jsonl"))
 FOUND = Retrievers([Path("c")], [], True, Path("o.jsonl.vectors"))
+RANKED = Retrievers([Path("c")], [TextEncoder("e")], False, Path("o.jsonl.vectors"))
 CASES = [
     ("split r --by sentence --from-pairs", Split(by="sentence", from_pairs=True)),
     ("dedup r --near 0", Dedup(near=0.0)),
     ("mine r --corpus c --bm25 --ranks 1 9", Mine(ROWS, FOUND, ranks=[1, 9])),  # type: ignore[arg-type]
     ("pool r --corpus c --bm25 --depth 3", Pool(FOUND, depth=3)),
     ("synthesize r --kind tasks --model m@http://x --language en", Synthesize(*ASKED, "tasks", ROWS, language="en")),
-    ("hyde r --model m@http://x --corpus c --bm25 --blind", Hyde(*ASKED, FOUND, blind=True)),
+    ("hyde r --model m@http://x --corpus c --encoder e --blind", Hyde(*ASKED, RANKED, blind=True)),
     ("match r --model m@http://x --task select --selected 2", Match(*ASKED, "select", selected=2)),
     ("judge r --judge m@http://x --no-promote --at-once 2", JudgeRows(*ASKED, promote=False, limits=Limits(at_once=2))),
 ]  # fmt: skip
@@ -40,3 +44,29 @@ def test_a_step_is_made_of_the_options_that_were_given(line: str, expected: Step
     add_arguments(parser)
     arguments = parser.parse_args([*line.split(), "--out", "o.jsonl"])
     assert repr(arguments.make(arguments)) == repr(expected)
+
+
+@pytest.mark.parametrize(
+    ("line", "out"),
+    [
+        ("curate pool q.jsonl --bm25 --corpus c.jsonl", "c.jsonl"),
+        ("curate benchmark q.jsonl --corpus c.jsonl", "c.jsonl"),
+        ("curate synthesize q.jsonl --kind synonym --model m@http://127.0.0.1:9 --dictionary c.jsonl", "c.jsonl"),
+        ("curate benchmark q.jsonl --corpus c.jsonl --folder made", "made/rows.jsonl"),
+    ],
+)
+def test_nothing_that_is_read_or_made_is_overwritten(
+    line: str, out: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("q.jsonl", "c.jsonl"):
+        Path(name).write_text('{"text": "高血压", "origin": "a", "replace": "b"}\n', encoding="utf-8")
+    assert cli.main([*line.split(), "--out", out]) == 1
+    said = capsys.readouterr().err
+    assert "would be overwritten" in said or "would take the place" in said
+    assert Path("c.jsonl").read_text(encoding="utf-8").count("高血压") == 1
+
+
+def test_hyde_needs_an_encoder_before_a_model_is_asked() -> None:
+    with pytest.raises(CareError, match="--encoder FOLDER, once"):
+        Hyde(*ASKED, FOUND)

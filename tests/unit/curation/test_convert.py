@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gzip
 import json
+from datetime import datetime
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ import pytest
 from models.curation.benchmark import Benchmark
 from models.curation.convert import FORMATS, Convert
 from models.curation.frame import Files, run_step
+from models.errors import BadData, CareError
 from models.evaluation.sets import Kind, PairSet, RerankSet, RetrievalSet, find_tasks, write_retrieval
 from tests.support.curation import read_out, report_in, run_in, write_lines
 
@@ -74,6 +77,40 @@ def test_records_of_another_form_are_counted(tmp_path: Path) -> None:
     assert report_in(tmp_path)["dropped"] == {"not a record of gooaq": 1, "no positive, or an empty text": 1}
 
 
+def test_columns_of_any_type_and_lines_that_are_no_records_are_read(tmp_path: Path) -> None:
+    odd = {"when": [datetime(2026, 1, 1)] * 2, "raw": [b"\xff"] * 2, "price": [Decimal("1.5")] * 2}
+    pq.write_table(pa.table({"question": ["q", None], "answer": ["a", "b"], **odd}), tmp_path / "m.parquet")
+    step = Convert("medquad")
+    run_step(step, Files([tmp_path / "m.parquet"], tmp_path / "out.jsonl"), sample=2)
+    assert len(read_out(tmp_path)) == 1
+    assert '"price": "1.5"' in (tmp_path / "out.jsonl.sample.jsonl").read_text(encoding="utf-8")
+    (tmp_path / "m.jsonl").write_text('no JSON\n5\n\n{"question": "q", "answer": "a"}\n', encoding="utf-8")
+    assert len(converted(tmp_path / "m.jsonl", "medquad", tmp_path)) == 1
+    (tmp_path / "n.jsonl").write_text("5\n" + "".join(json.dumps(each) + "\n" for each in NLI), encoding="utf-8")
+    assert len(converted(tmp_path / "n.jsonl", "mednli", tmp_path)) == 1
+    (tmp_path / "m.csv").write_bytes(b"\xef\xbb\xbfquestion,answer\r\nq,a\r\n")
+    assert len(converted(tmp_path / "m.csv", "medquad", tmp_path)) == 1
+    (tmp_path / "none.csv").write_bytes(b"")
+    assert converted(tmp_path / "none.csv", "medquad", tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("cut.jsonl.gz", gzip.compress(b"{}\n" * 9999)[:-20]),
+        ("no.jsonl.gz", b"no gzip"),
+        ("no.parquet", b"no Parquet"),
+        ("latin.csv", b"question,answer\nf\xe9ver,a\n"),
+        ("half.json", b'[{"question": "q", '),
+    ],
+    ids=["cut", "gzip", "parquet", "latin", "half"],  # gzip's content holds the time
+)
+def test_a_damaged_file_is_named(name: str, content: bytes, tmp_path: Path) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(BadData, match=f"{name}: damaged"):
+        converted(tmp_path / name, "medquad", tmp_path)
+
+
 def test_a_beir_folder_gives_its_judged_queries(tmp_path: Path) -> None:
     write_retrieval(tmp_path / "set", ["甲", "乙"], [("问", {"乙"})])
     assert converted(tmp_path / "set" / "queries.jsonl", "beir", tmp_path) == [
@@ -111,3 +148,15 @@ def test_judged_rows_become_sets_with_a_card(tmp_path: Path) -> None:
     assert "| retrieval | 2 | 2 | 4 | 1 | 1.00 |" in card
     assert "kappa 0.500 on grades and not defined on relevant" in card
     assert "1 documents on which judges disagreed" in card
+
+
+def test_a_benchmark_replaces_its_own_folder_alone(tmp_path: Path) -> None:
+    corpus = write_lines(tmp_path / "corpus.jsonl", [{"text": "甲"}])
+    rows = [{"query": "问", "pos": ["甲"], "neg": [], "judged": {"pos": [[4]], "neg": []}}]
+    folder = tmp_path / "ours"
+    for _ in range(2):  # the second one as after a change of the rows
+        run_in(tmp_path, Benchmark([tmp_path / "rows.jsonl"], [corpus], folder), rows)
+        (tmp_path / "out.jsonl").unlink()
+    with pytest.raises(CareError, match=r"holds corpus\.jsonl, and would be replaced"):
+        Benchmark([tmp_path / "rows.jsonl"], [corpus], tmp_path)
+    assert corpus.is_file()

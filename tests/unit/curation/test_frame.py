@@ -77,6 +77,13 @@ def test_rows_keep_their_fields_and_say_where_they_come_from(files: Files) -> No
     ]  # fmt: skip
 
 
+def test_a_field_of_the_same_name_that_a_row_came_with_stays(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"text": "文", "n": 1, "curated": true}\n', encoding="utf-8")
+    run_step(Odd(), Files([path], tmp_path / "out.jsonl"))
+    assert lines(tmp_path / "out.jsonl")[0]["curated"][0] is True
+
+
 def test_the_report_counts_reasons_and_shows_a_few_texts(files: Files, capsys: pytest.CaptureFixture[str]) -> None:
     tally = run_step(Odd(), files)
     report = json.loads(files.report.read_text(encoding="utf-8"))

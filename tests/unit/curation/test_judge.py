@@ -230,7 +230,42 @@ def test_judges_are_named_by_model_and_address(monkeypatch: pytest.MonkeyPatch, 
     assert Model.parse("m") == Model("m", "http://y/v1")
     with pytest.raises(CareError, match="no MISSING_KEY"):
         Model.parse("m@http://x/v1#MISSING_KEY")
+    assert Model.parse("@cf/meta/llama@3@http://x/v1") == Model("@cf/meta/llama@3", "http://x/v1")
+    for told in ("m@http://x/v1#sk-12-secret", "m@http://me:secret@x/v1"):
+        with pytest.raises(CareError, match="write no key") as raised:
+            Model.parse(told)
+        assert "secret" not in str(raised.value)
     with pytest.raises(CareError, match="named twice"):
         JudgeRows([Model("m", "http://x")] * 2, tmp_path)
     with pytest.raises(CareError, match="below --relevant"):
         JudgeRows([Model("m", "http://x")], tmp_path, relevant=2, irrelevant=2)
+
+
+def test_a_key_is_written_nowhere(server: GradingServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Servers repeat it in their errors, and content filters' errors are kept with the answers."""
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-secret\n")
+    server.fault = lambda model, prompt, number: Reply(403, "content_filter: sk-secret")
+    assert judged(server, tmp_path, ROWS[:1]) == []
+    assert "[key]" in (tmp_path / "answers.jsonl").read_text(encoding="utf-8")
+    (tmp_path / "answers.jsonl").unlink()
+    (tmp_path / "out.jsonl").unlink()
+    for status in (400, 401, 500):
+        server.fault = lambda model, prompt, number, status=status: Reply(status, "bad key sk-secret")  # type: ignore[misc]
+        with pytest.raises(CareError, match=rf"answers {status}: .*bad key \[key\]"):
+            judged(server, tmp_path, ROWS[:1])
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-“secret”")
+    with pytest.raises(CareError, match="characters that no key has"):
+        judged(server, tmp_path, ROWS[:1])
+    assert all(b"sk-" not in path.read_bytes() for path in tmp_path.iterdir())
+
+
+def test_halves_of_characters_reach_no_server(server: GradingServer, tmp_path: Path) -> None:
+    server.fault = lambda model, prompt, number: Reply(200, "\ud83d") if number == 1 else None
+    assert judged(server, tmp_path, [{"query": "高\ud83d", "pos": ["甲4"]}])[0]["query"] == "高?"
+
+
+def test_a_file_that_holds_no_answers_is_named(server: GradingServer, tmp_path: Path) -> None:
+    for content in ("\0\0\n", '{"text": "a row"}\n', "5\n"):
+        (tmp_path / "answers.jsonl").write_text(content, encoding="utf-8")
+        with pytest.raises(CareError, match=r"answers\.jsonl: answer 1 is damaged"):
+            judged(server, tmp_path, ROWS[:1])

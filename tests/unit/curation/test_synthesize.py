@@ -92,6 +92,12 @@ def test_a_paraphrase_gets_a_sentence_from_far_away(server: GradingServer, tmp_p
         assert row["pos"] == [f"改写{row['query']}"]
 
 
+def test_a_sentence_is_not_its_own_negative(server: GradingServer, tmp_path: Path) -> None:
+    server.say = lambda model, prompt, number: "改写"
+    assert synthesized(server, tmp_path, "paraphrase", [{"text": "总是同一句"}] * 8) == []
+    assert report_in(tmp_path)["dropped"] == {"a distant sentence equal to it: dedup drops such": 8}
+
+
 def test_synonyms_are_checked(server: GradingServer, tmp_path: Path) -> None:
     dictionary = write_lines(
         tmp_path / "terms.jsonl", [{"origin": "感冒", "replace": "上呼吸道感染"}, {"origin": "冒", "replace": "x"}]
@@ -108,6 +114,16 @@ def test_synonyms_are_checked(server: GradingServer, tmp_path: Path) -> None:
     assert set(report_in(tmp_path)["dropped"]) == reasons
     with pytest.raises(BadData, match="--dictionary"):
         Synthesize([], tmp_path, "synonym", [])
+    for line in (
+        "",
+        "no JSON",
+        '{"origin": "感冒"}',
+        '{"origin": "感冒", "replace": 3}',
+        '{"origin": "", "replace": "x"}',
+    ):
+        dictionary.write_text(f'{{"origin": "a", "replace": "b"}}\n{line}\n', encoding="utf-8")
+        with pytest.raises(BadData, match=r"terms\.jsonl:2: not a line of a dictionary"):
+            synthesized(server, tmp_path, "synonym", rows, dictionary=dictionary)
 
 
 def test_a_failing_server_loses_no_row_and_is_asked_nothing_twice(server: GradingServer, tmp_path: Path) -> None:

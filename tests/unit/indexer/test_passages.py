@@ -133,3 +133,8 @@ def test_an_encoder_that_reads_less_of_a_text_does_not_cut_it_otherwise(tokenize
 def test_budgets_that_cannot_work_are_refused(tokenizer: Tokenizer, tokens: int, overlap: int, reason: str) -> None:
     with pytest.raises(BadBuild, match=reason):
         Cutter(tokenizer, "", Budget(tokens, overlap))
+
+
+def test_an_encoder_of_few_tokens_gets_a_smaller_overlap() -> None:
+    assert [Budget.of(tokens, None).overlap for tokens in (512, 256, 128)] == [64, 64, 32]
+    assert Budget.of(128, 0).overlap == 0

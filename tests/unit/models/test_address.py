@@ -92,6 +92,11 @@ def test_an_import_keeps_what_describes_the_server_and_never_the_key(
         (["http://127.0.0.1:1/v1", "out"], "name the encoder with --model"),
         (["http://127.0.0.1:1/v1", "out", "--model", "m", "--pooling", "cls"], "a server pools by itself"),
         (["http://127.0.0.1:1/v1", "out", "--model", "m", "--query-fields", "[]"], "'[]' is not a JSON object"),
+        (["http://127.0.0.1:1/v1", "out", "--model", "m", "--query-fields", '{"a": NaN}'], "is not a JSON object"),
+        (
+            ["http://127.0.0.1:1/v1", "out", "--model", "m", "--query-fields", '{"input": "x"}'],
+            "input is part of every",
+        ),
         (["some-folder", "out", "--model", "m"], "--model is for a server"),
     ],
 )
@@ -279,6 +284,10 @@ def bent(change: str) -> Any:  # noqa: ANN401
                 entries[0]["embedding"][3] = None
             case "zero":
                 entries[0]["embedding"] = [0.0] * DIM
+            case "unnumbered":
+                entries[0]["index"] = [0]
+            case "deep":
+                return 200, b"[" * 100_000, NO_HEADERS
             case "other":
                 content = {"results": []}
             case "html":
@@ -298,6 +307,8 @@ def bent(change: str) -> Any:  # noqa: ANN401
         ("nan", BadEncoder, "zero or not finite"),
         ("null", BadEncoder, "zero or not finite"),
         ("zero", BadEncoder, "zero or not finite"),
+        ("unnumbered", BadEncoder, "does not answer with OpenAI's embeddings"),
+        ("deep", BadEncoder, "does not answer with OpenAI's embeddings"),
         ("other", BadEncoder, "does not answer with OpenAI's embeddings"),
         ("html", BadEncoder, "does not answer with OpenAI's embeddings"),
     ],
@@ -319,8 +330,13 @@ def test_vectors_out_of_order_and_in_base64_are_read(encoder: AddressEncoder, se
         content["data"].reverse()
         return 200, content, NO_HEADERS
 
-    server.bend = shuffled
-    np.testing.assert_allclose(encoder.encode(TEXTS[:5], Side.QUERY), expected(TEXTS[:5]), atol=1e-6)
+    def unnumbered(body: dict[str, Any]) -> tuple[int, Any, dict[str, str]]:
+        content = answer_to(body)
+        return 200, content | {"data": [entry | {"index": None} for entry in content["data"]]}, NO_HEADERS
+
+    for bend in (shuffled, unnumbered):
+        server.bend = bend
+        np.testing.assert_allclose(encoder.encode(TEXTS[:5], Side.QUERY), expected(TEXTS[:5]), atol=1e-6)
 
 
 @pytest.mark.parametrize(

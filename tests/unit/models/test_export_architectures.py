@@ -11,6 +11,7 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModel
 
+from models.errors import ExportError
 from models.export.backbone import export_backbone
 from tests.unit.models.test_packed_architectures import CASES, SHAPE
 
@@ -30,3 +31,10 @@ def test_a_graph_gives_the_states_of_transformers(kind: str, changes: dict[str, 
     (states,) = graph.run(None, {given.name: inputs[given.name].numpy() for given in graph.get_inputs()})
     real = mask.numpy().astype(bool)
     np.testing.assert_allclose(states[real], expected[real], atol=1e-3)
+
+
+def test_an_operator_that_onnx_lacks_is_refused_by_the_architectures_name(tmp_path: Path) -> None:
+    experts = {"num_experts": 2, "num_experts_per_tok": 1, "moe_intermediate_size": 8, "num_hidden_layers": 1}
+    model = AutoModel.from_config(AutoConfig.for_model("qwen3_moe", **SHAPE | experts)).eval()
+    with pytest.raises(ExportError, match="no graph of a qwen3_moe"):
+        export_backbone(model, tmp_path / "model.onnx")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 from pathlib import Path
 from typing import Any
@@ -13,9 +14,11 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Dense, Normalize, Pooling, Router, Transformer
 
 from cli import main
+from models.encoder.folder import SENTENCE_FILE
 from models.encoder.packed.encoder import PackedEncoder
 from models.encoder.spec import POOLINGS, EncoderSpec, Side
 from models.encoder.spec import Pooling as OurPooling
+from models.encoder.staging import LOCK
 from models.encoder.torch import Projection, TorchEncoder
 from models.errors import BadEncoder, ParityError
 from models.export.parity import CHECK_TEXTS
@@ -213,3 +216,106 @@ def test_two_spaces_are_told_apart_by_their_vectors(tmp_path: Path) -> None:
     assert found.matched < 0.5
     assert "the names are equal, the vectors do not fit" in found.verdict
     assert compare(tmp_path / "out-one", tmp_path / "out-one").shared
+
+
+def change(path: Path, **values: object) -> None:
+    path.write_text(json.dumps(json.loads(path.read_text()) | values))
+
+
+def test_a_folder_as_the_first_sentence_transformers_wrote_it_is_read(tmp_path: Path) -> None:
+    """Its transformer lies in a folder of its own; documents have their prompt under the last of three names."""
+    sentence_folder(tmp_path)
+    model = tmp_path / "model"
+    (model / "0_Transformer").mkdir()
+    for path in [
+        path for path in model.iterdir() if path.is_file() and path.name not in ("modules.json", SENTENCE_FILE)
+    ]:
+        path.rename(model / "0_Transformer" / path.name)
+    modules = json.loads((model / "modules.json").read_text())
+    modules[0]["path"] = "0_Transformer"
+    (model / "modules.json").write_text(json.dumps(modules))
+    change(model / SENTENCE_FILE, prompts={"query": "问：", "corpus": "文："})
+    (made,) = import_encoder(str(model), tmp_path / "out", Given())
+    assert (made.reference, made.spec.space) == ("sentence-transformers", "model")
+    assert (made.spec.query_instruction, made.spec.document_instruction) == ("问：", "文：")
+    assert made.worst > 0.9999
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("modules.json", '{"a": 1}', "not a list of modules"),
+        ("modules.json", '[{"idx": 0}]', "not a list of modules"),
+        (
+            "modules.json",
+            '[{"type": "x.Transformer", "path": "0"}, {"type": "x.Pooling", "path": "../../away"}]',
+            "outside",
+        ),
+        (SENTENCE_FILE, "[]", "no JSON object"),
+        (SENTENCE_FILE, '{"prompts": {"query": 5}}', "prompts must be texts"),
+        ("1_Pooling/config.json", "[]", "no JSON object"),
+    ],
+)
+def test_files_of_another_form_are_named(name: str, content: str, message: str, tmp_path: Path) -> None:
+    sentence_folder(tmp_path)
+    (tmp_path / "model" / name).write_text(content)
+    with pytest.raises(BadEncoder, match=message):
+        import_encoder(str(tmp_path / "model"), tmp_path / "out", Given())
+
+
+def test_a_router_without_the_two_routes_is_refused(tmp_path: Path) -> None:
+    write_checkpoint(tmp_path / "model", "bert")
+    (tmp_path / "model/modules.json").write_text('[{"type": "x.Router", "path": ""}]')
+    for content in ('{"structure": {"query": ["a"]}, "types": {}}', "{}"):
+        (tmp_path / "model/router_config.json").write_text(content)
+        with pytest.raises(BadEncoder, match="the routes query and document"):
+            import_encoder(str(tmp_path / "model"), tmp_path / "out", Given())
+
+
+def test_lengths_that_count_are_mentioned(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    sentence_folder(tmp_path)
+    change(tmp_path / "model" / SENTENCE_FILE, similarity_fn_name="dot")
+    assert main(["encoder", "import", str(tmp_path / "model"), str(tmp_path / "normed")]) == 0
+    assert "compares vectors by dot" not in capsys.readouterr().out
+    modules = json.loads((tmp_path / "model/modules.json").read_text())
+    (tmp_path / "model/modules.json").write_text(json.dumps(modules[:2]))
+    assert main(["encoder", "import", str(tmp_path / "model"), str(tmp_path / "out")]) == 0
+    assert "compares vectors by dot, with their lengths" in capsys.readouterr().out
+
+
+def test_what_a_folder_can_do_is_said_in_commands_that_work(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A hub's cache names the space; a path with spaces is quoted; torch reads no distilbert for an index."""
+    snapshot = plain(tmp_path / "models--me--my-bert/snapshots/0123")
+    out = tmp_path / "my encoder"
+    assert main(["encoder", "import", str(snapshot), str(out), "--pooling", "cls"]) == 0
+    said = capsys.readouterr().out
+    assert "space my-bert," in said
+    assert f"care index build CORPUS --encoder '{out}'" in said
+    assert f"care export '{out}' '{out}-served'" in said
+    change(out / "encoder.json", architecture="distilbert")
+    assert main(["encoder", "show", str(out)]) == 0
+    said = capsys.readouterr().out
+    assert "care index build" not in said
+    assert "to index and serve a distilbert, make graphs first" in said
+
+
+def test_weights_that_are_not_finite_are_refused(tmp_path: Path) -> None:
+    source = plain(tmp_path / "source")
+    encoder = tiny_encoder("bert")
+    next(encoder.backbone.parameters()).data.fill_(float("inf"))
+    encoder.backbone.save_pretrained(source)
+    with pytest.raises(BadEncoder, match="not finite"):
+        import_encoder(str(source), tmp_path / "out", Given(pooling=OurPooling.CLS))
+
+
+def test_what_a_killed_import_left_is_removed_by_the_next_one(tmp_path: Path) -> None:
+    """Folders of other programs, and of a run that goes on, stay."""
+    killed, running, other = (tmp_path / f".out-{name}" for name in ("killed", "running", "other"))
+    for folder in (killed, running, other):
+        (folder / "staged").mkdir(parents=True)
+    for folder in (killed, running):
+        (folder / LOCK).touch()
+    with (running / LOCK).open() as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        import_encoder(str(plain(tmp_path / "source")), tmp_path / "out", Given(pooling=OurPooling.CLS))
+    assert {path.name for path in tmp_path.iterdir()} == {"source", "out", running.name, other.name}

@@ -13,7 +13,7 @@ from transformers import AutoConfig, AutoModel
 from models.encoder.packed.encoder import PackedModel
 from models.encoder.packed.kernels import BACKENDS, lay_out
 from models.encoder.packed.weights import ARCHITECTURES, read_weights
-from models.encoder.spec import Pooling
+from models.encoder.spec import PACKED, Pooling
 from models.encoder.torch import pool
 
 POSITIONS = 128
@@ -54,7 +54,7 @@ CASES: list[tuple[str, dict[str, Any]]] = [
 
 
 def test_every_architecture_has_a_case() -> None:
-    assert {kind for kind, _ in CASES} == set(ARCHITECTURES)
+    assert {kind for kind, _ in CASES} == set(ARCHITECTURES) == set(PACKED)
 
 
 @pytest.mark.parametrize(("kind", "changes"), CASES, ids=[f"{kind}-{place}" for place, (kind, _) in enumerate(CASES)])

@@ -33,6 +33,8 @@ def test_pairs_are_read_plain_and_packed(tmp_path: Path, suffix: str, opener) ->
     ("line", "wrong"),
     [
         ("{", "not JSON"),
+        ('{"text": "t", "n": ' + "1" * 5000 + "}", "not JSON"),
+        ("[" * 100_000, "not JSON"),
         ("[]", "must have query and pos, or text"),
         ('{"query": "q"}', "must have query and pos, or text"),
         ('{"query": "q", "pos": []}', "at least one text"),
@@ -106,3 +108,11 @@ def test_every_text_is_a_text_once_its_sentences_and_crops_too() -> None:
     assert set(sentences_of(TEXT)) < set(texts)
     assert len(texts) == 3 + 2 + len(sentences_of(TEXT))
     assert sentences_of(TEXT)[-1] == "Most colds end within ten days."
+
+
+def test_a_mark_at_the_beginning_and_halves_of_characters_are_read(tmp_path: Path) -> None:
+    path = tmp_path / "pairs.jsonl"
+    path.write_bytes(
+        b"\xef\xbb\xbf" + rb'{"text": "\ud83d\ude00 a\ud83d"}' + b"\r\n" + rb'{"text": "\\ud800"}' + b"\r\n"
+    )
+    assert [pair.positives for pair in read_pairs(path)] == [["😀 a?"], [r"\ud800"]]
