@@ -16,6 +16,7 @@ from models.curation.frame import Outcome, Step, Tally, in_blocks
 from models.curation.rows import Row, passages_of, query_of
 from models.curation.vectors import STORED, GrowingIndex, RecordFile, TextEncoder, Vectors
 from models.encoder.spec import Side
+from models.errors import CareError
 
 NEIGHBOURS, MOST, SEEDS = 5, 1, 5000
 THRESHOLDS = {"query": 0.85, "text": 0.78}
@@ -43,6 +44,10 @@ class Diversify(Step):
 
     name = "diversify"
     block = 256
+
+    def __post_init__(self) -> None:
+        if min(self.most, self.seeds, self.exact) < 0:
+            raise CareError("--most, --seeds and --exact cannot be below 0")
 
     def parameters(self) -> dict[str, Any]:
         own = {"by": self.by, "neighbours": self.neighbours, "most": self.most, "seeds": self.seeds}

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from models.encoder.pairs import RerankerSpec, is_reranker
-from models.encoder.spec import PACKED, POOLINGS, TOKENIZER_FILE, EncoderSpec, Pooling, Variant
+from models.encoder.spec import PACKED, POOLINGS, TOKENIZER_FILE, EncoderSpec, Pooling, Side, Variant
 from models.errors import BadEncoder
 from models.package import positive
 
@@ -167,13 +167,17 @@ def _describe(folder: Path, spec: EncoderSpec) -> None:
         print(f"index: care index build CORPUS --encoder {name}   serve queries: care serve --encoder {name}")
     graphs = [variant for variant in Variant if variant.filename in spec.checksums]
     weights = any(name.endswith(".safetensors") for name in spec.checksums)
-    if weights and spec.architecture in PACKED:
+    uses = {Side.DOCUMENT: "index", Side.QUERY: "serve queries"}
+    tasks = [use for side, use in uses.items() if side in spec.sides]
+    if weights and spec.architecture in PACKED and Side.DOCUMENT in spec.sides:
+        tasks.remove("index")
         print(f"index by torch: care index build CORPUS --encoder {name}   (bf16 or fp8 on a GPU, fp32 elsewhere)")
     if graphs:
-        print(f"index and serve by ONNX Runtime: care serve --encoder {name}   ({', '.join(graphs)})")
-    elif weights:
-        what = "serve queries" if spec.architecture in PACKED else f"index and serve a {spec.architecture}"
-        print(f"to {what}, make graphs first: care export {name} {made}")
+        serves = Side.QUERY in spec.sides
+        command = f"care serve --encoder {name}" if serves else f"care index build CORPUS --encoder {name}"
+        print(f"{'index and serve' if serves else 'index'} by ONNX Runtime: {command}   ({', '.join(graphs)})")
+    elif weights and tasks:
+        print(f"to {' and '.join(tasks)}, make graphs first: care export {name} {made}")
     if spec.dim == spec.native_dim and weights:
         print("fewer dimensions (Matryoshka): --dim at import or export; only if the encoder was trained for it")
 

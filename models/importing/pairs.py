@@ -55,6 +55,7 @@ class Comparison:
 def compare(query: Path, document: Path) -> Comparison:
     """Encodes the check texts as queries by one and as documents by the other."""
     specs = EncoderSpec.load(query), EncoderSpec.load(document)
+    require_query_side(query, specs[0])
     if specs[0].dim != specs[1].dim:
         raise SpaceMismatch(
             f"{query} has {specs[0].dim} dimensions, {document} {specs[1].dim}: give one the other's --dim"
@@ -71,6 +72,11 @@ def compare(query: Path, document: Path) -> Comparison:
         same=float(scores[own, own].mean()),
         others=float(others.mean()),
     )
+
+
+def require_query_side(folder: Path, spec: EncoderSpec) -> None:
+    if Side.QUERY not in spec.sides:
+        raise SpaceMismatch(f"{folder} reads documents only: the encoder that reads queries is given first")
 
 
 def _encode(folder: Path, spec: EncoderSpec, side: Side) -> np.ndarray:

@@ -21,6 +21,7 @@ from models.encoder.staging import staging
 from models.encoder.torch import TorchEncoder
 from models.errors import BadEncoder, ParityError, SpaceMismatch
 from models.export.parity import AT_ONCE, CHECK_TEXTS, row_cosines
+from models.importing.pairs import require_query_side
 
 MODES = {Pooling.CLS: "cls", Pooling.MEAN: "mean", Pooling.EOS: "lasttoken"}
 FLOOR = 0.9999
@@ -32,6 +33,7 @@ def write_router(query: Path, document: Path, target: Path) -> float:
         raise BadEncoder(f"{target} is there already; give another folder, or remove it first")
     encoders = {Side.QUERY: TorchEncoder.load(query), Side.DOCUMENT: TorchEncoder.load(document)}
     specs = [encoder.spec for encoder in encoders.values()]
+    require_query_side(query, specs[0])
     if (specs[0].space, specs[0].dim) != (specs[1].space, specs[1].dim):
         raise SpaceMismatch(
             f"{query} is of space {specs[0].space} ({specs[0].dim} dimensions), {document} of {specs[1].space} "

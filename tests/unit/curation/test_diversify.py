@@ -15,6 +15,7 @@ from models.curation.diversify import Diversify
 from models.curation.frame import Files, run_step
 from models.curation.vectors import STORED, GrowingIndex, Vectors
 from models.encoder.spec import Side
+from models.errors import CareError
 from tests.support.curation import CircleEncoder, report_in, run_in, write_lines
 
 ANGLES = {"问": 0.0, "近": 0.05, "答": 0.1, "一": 0.2, "远": 1.5}
@@ -103,3 +104,10 @@ def test_the_graph_depends_on_the_order_of_the_vectors_alone() -> None:
     exact = GrowingIndex(16, 1000)
     exact.add(vectors)
     assert (exact.nearest(vectors, 5)[1] == found[0]).mean() > 0.95
+
+
+@pytest.mark.parametrize("given", [{"most": -1}, {"seeds": -1}, {"exact": -1}])
+def test_numbers_below_zero_are_refused(given: dict[str, int], tmp_path: Path) -> None:
+    """With an empty index, -1 stands for no neighbour, and counted as kept."""
+    with pytest.raises(CareError, match="below 0"):
+        Diversify(CircleEncoder(), tmp_path, **given)  # type: ignore[arg-type]

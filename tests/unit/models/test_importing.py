@@ -20,11 +20,12 @@ from models.encoder.spec import POOLINGS, EncoderSpec, Side
 from models.encoder.spec import Pooling as OurPooling
 from models.encoder.staging import LOCK
 from models.encoder.torch import Projection, TorchEncoder
-from models.errors import BadEncoder, ParityError
+from models.errors import BadEncoder, ParityError, SpaceMismatch
 from models.export.parity import CHECK_TEXTS
 from models.importing import checkpoint
 from models.importing.checkpoint import Given, import_encoder
 from models.importing.pairs import compare
+from models.importing.router import write_router
 from models.training.encoders import add_adapters, save_adapter
 from models.training.recipe import Lora
 from tests.support.tiny_models import WIDTH, tiny_encoder, write_checkpoint
@@ -103,6 +104,10 @@ def test_a_router_becomes_two_encoders_of_one_space(tmp_path: Path) -> None:
     for side, expected in ((Side.QUERY, model.encode_query(TEXTS)), (Side.DOCUMENT, model.encode_document(TEXTS))):
         found = TorchEncoder.load(tmp_path / "out" / side).encode(TEXTS, side)
         np.testing.assert_allclose(found, expected, atol=2e-5)
+    swapped = [tmp_path / "out/document", tmp_path / "out/query"]
+    for compared in (lambda: compare(*swapped), lambda: write_router(*swapped, tmp_path / "both")):
+        with pytest.raises(SpaceMismatch, match="reads documents only"):
+            compared()
 
 
 @pytest.mark.parametrize("pooling", POOLINGS)
@@ -296,7 +301,15 @@ def test_what_a_folder_can_do_is_said_in_commands_that_work(tmp_path: Path, caps
     assert main(["encoder", "show", str(out)]) == 0
     said = capsys.readouterr().out
     assert "care index build" not in said
-    assert "to index and serve a distilbert, make graphs first" in said
+    assert "to index and serve queries, make graphs first" in said
+    change(out / "encoder.json", architecture="bert", sides=["document"])
+    assert main(["encoder", "show", str(out)]) == 0
+    assert "make graphs first" not in (said := capsys.readouterr().out)
+    assert "care index build" in said
+    change(out / "encoder.json", sides=["query"])
+    assert main(["encoder", "show", str(out)]) == 0
+    assert "care index build" not in (said := capsys.readouterr().out)
+    assert "to serve queries, make graphs first" in said
 
 
 def test_weights_that_are_not_finite_are_refused(tmp_path: Path) -> None:
