@@ -148,7 +148,7 @@ class PendingJob:
     @property
     def key(self) -> RequestKey:
         job, serving, ready = self.entry.job, self.entry.serving, self.vector is not None
-        filters = serving.snapshot_filters(job.options.filters) if isinstance(job, SearchJob) else ()
+        filters = serving.overlay.snapshot_filters(job.options.filters) if isinstance(job, SearchJob) else ()
         keep, pairs = job.keep_vector or serving.fresh is not None, isinstance(job, PairJob)
         return RequestKey(self.k, self.entry.bulk, ready, keep, pairs, filters)
 

@@ -251,7 +251,7 @@ def _fresh_facts(serving: Serving, within: tuple[Filter, ...], limit: int) -> Fr
         return FreshFacts(
             position=position, documents=documents, changes=overlay.changes, passages=overlay.posted, limit=limit
         )
-    ids = [serving.document(row).id for row in overlay.chosen(within).tolist()]
+    ids = [serving.overlay.document(row).id for row in overlay.chosen(within).tolist()]
     position = max((overlay.positions[each] for each in ids), default=0)
     passages = serving.fresh_passages(within)
     return FreshFacts(position=position, documents=len(ids), changes=len(ids), passages=passages, limit=limit)

@@ -360,8 +360,8 @@ def _check(run: Run) -> None:
     problems = [*_check_frames(run, frames, versions)]
     for version, serving in versions.items():
         for document_id in ALWAYS + LATER + POSTED + DISPUTED:
-            row = serving.row_of(document_id)
-            shown = None if row is None else serving.document(row).text
+            row = serving.overlay.row_of(document_id)
+            shown = None if row is None else serving.overlay.document(row).text
             allowed = _allowed(run, document_id, serving, versions)
             if shown not in allowed:
                 problems.append(f"{version} shows {document_id} as {shown!r}, not as one of {allowed}")

@@ -67,7 +67,7 @@ def search(serving: Serving, mode: Mode, *filters: Filter, top_k: int = 10) -> l
     vector = unit_vectors(1, seed=99)[0].astype(np.float32).tobytes()
     (outcome,) = InProcessEngine(searched_by(Cpu(threads=1))).run(serving, [SearchJob(QUERY, options, vector=vector)])
     found = zip(outcome.found.documents.tolist(), outcome.found.scores.tolist(), strict=True)
-    return [(serving.document(row).id, score) for row, score in found]
+    return [(serving.overlay.document(row).id, score) for row, score in found]
 
 
 def changes(count: int) -> list[Change]:
