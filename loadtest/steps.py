@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
 from pathlib import Path
 
 from locust import LoadTestShape, events
@@ -55,12 +56,8 @@ class Step:
 
 def knee(steps: Sequence[Step], p95_ms: float) -> Step | None:
     """The last step before the first that does not hold; None if already the first does not."""
-    held = None
-    for step in steps:
-        if not step.holds(p95_ms):
-            return held
-        held = step
-    return held
+    held = list(takewhile(lambda step: step.holds(p95_ms), steps))
+    return held[-1] if held else None
 
 
 def draw(steps: Sequence[Step], p95_ms: float, file: Path) -> None:

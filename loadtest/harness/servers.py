@@ -78,10 +78,11 @@ def care(*arguments: object) -> str:
     return run_command(sys.executable, "cli.py", *arguments)
 
 
-def build_example(collection: Path, corpus: str | Path = CORPUS, *flags: str, code: Path = REPOSITORY) -> None:
+def build_example(collection: Path, corpus: str | Path = CORPUS, *flags: str, code: Path = REPOSITORY) -> Path:
     """Builds and publishes the snapshot of the example corpus, or of another one, by the program of a checkout."""
     program = code.resolve() / "cli.py"
     run_command(sys.executable, program, "index", "build", corpus, "--collection", collection, "--publish", *flags)
+    return collection
 
 
 def care_server(collection: Path, settings: Mapping[str, str] = FORCED, *flags: str) -> Server:

@@ -21,13 +21,13 @@ from pathlib import Path
 from typing import Any
 
 from loadtest.answers import read_queries
+from loadtest.bench import QUERIES
 from loadtest.harness import HOST, REPOSITORY, BenchError
 from loadtest.harness.report import Program, exit_with, say
 from loadtest.harness.servers import CACHE, CORPUS, Server, build_example, care_server, free_port, get, running
 from loadtest.lab.crowd import Crowd
 
 DASHBOARD = REPOSITORY / "deploy/grafana/care.json"
-QUERIES = REPOSITORY / "examples/queries.jsonl"
 WORKERS = "2"
 CONNECTIONS = (1, 4, 16)
 RATE_SECONDS = 10
@@ -44,8 +44,7 @@ def record(step_seconds: float) -> dict[str, list[Series]]:
     requests: list[dict[str, Any]] = [{"query": query} for query in read_queries(QUERIES)]
     with tempfile.TemporaryDirectory(prefix="care-dashboard-") as scratch:
         folder = Path(scratch)
-        collection = folder / "collection"
-        build_example(collection)
+        collection = build_example(folder / "collection")
         service = care_server(collection, CACHE, "--workers", WORKERS)
         with running(service, folder) as started, running(_prometheus(service.port, folder), folder) as prometheus:
             began = time.time()

@@ -175,12 +175,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _run(given: argparse.Namespace, facts: dict[str, str]) -> int:
     environment = servers.FORCED | (servers.CACHE if given.cached else {})
-    with _service(given.collection, environment, shlex.split(given.serve)) as started:
-        queries = read_queries(given.queries)
+    queries = read_queries(given.queries)
+    with tempfile.TemporaryDirectory(prefix="care-overload-") as made, contextlib.ExitStack() as stack:
+        collection = given.collection or servers.build_example(Path(made) / "collection")
+        server = servers.care_server(collection.resolve(), environment, *shlex.split(given.serve))
+        started = stack.enter_context(servers.running(server, Path(made)))
         warm = measure(Job(started.url, queries, given.mode, CAPACITY_CONNECTIONS, 3.0))
         in_flight = max(LEAST_IN_FLIGHT, round(IN_FLIGHT_SECONDS * warm.requests_per_second))
-        with proxy(started.url, in_flight) if given.proxy else contextlib.nullcontext(started.url) as url:
-            result = overload(started, url, queries, given.mode, given.seconds)
+        url = stack.enter_context(proxy(started.url, in_flight)) if given.proxy else started.url
+        result = overload(started, url, queries, given.mode, given.seconds)
     facts |= {
         "settings": settings(environment),
         "load": f"{given.mode}; {len(queries)} queries, each time with another number after it"
@@ -188,17 +191,6 @@ def _run(given: argparse.Namespace, facts: dict[str, str]) -> int:
     }
     print(as_markdown(facts, result))
     return 1 if result.misses() else 0
-
-
-@contextlib.contextmanager
-def _service(collection: Path | None, settings: dict[str, str], flags: Sequence[str]) -> Iterator[servers.Started]:
-    with tempfile.TemporaryDirectory(prefix="care-overload-") as made:
-        folder = Path(made)
-        if collection is None:
-            collection = folder / "collection"
-            servers.build_example(collection)
-        with servers.running(servers.care_server(collection.resolve(), settings, *flags), folder) as started:
-            yield started
 
 
 @contextlib.contextmanager
