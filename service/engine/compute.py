@@ -36,7 +36,7 @@ from service.serving.serving import Serving
 
 if TYPE_CHECKING:
     from indexer.store.filters import Filter
-    from service.engine.device import Encoder, Reranker, VectorSearch
+    from service.engine.device import Encoder, GraphReranker, VectorSearch
 
 
 @dataclass(slots=True, eq=False)
@@ -48,7 +48,7 @@ class OpenServing:
     vectors: VectorSearch
     handle: int = 0
     holders: int = 0
-    reranker: Reranker | None = None
+    reranker: GraphReranker | None = None
 
 
 def compute_batch(held: OpenServing, requests: Sequence[Request], waiting: int = 0) -> list[Response]:
