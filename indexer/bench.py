@@ -20,6 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import timeit
 from collections.abc import Callable, Sequence
 from hashlib import blake2b
 from pathlib import Path
@@ -212,12 +213,7 @@ def _document(number: int) -> Posted:
 
 
 def _median(act: Callable[[], object]) -> float:
-    spent = []
-    for _ in range(REPEATS):
-        began = time.perf_counter()
-        act()
-        spent.append(time.perf_counter() - began)
-    return median(spent)
+    return median(timeit.repeat(act, number=1, repeat=REPEATS))
 
 
 def measure_words(rows: int) -> None:
