@@ -140,6 +140,8 @@ class NumberColumn:
 class KeywordColumn:
     """`codes` int32 into the sorted `vocabulary`, −1: missing; lists are `codes[starts[row]:starts[row + 1]]`."""
 
+    has_rests = False
+
     def __init__(self, vocabulary: Blob, codes: Array, starts: Array | None) -> None:
         self._vocabulary = vocabulary
         self._codes = codes
