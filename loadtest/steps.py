@@ -62,12 +62,10 @@ def knee(steps: Sequence[Step], p95_ms: float) -> Step | None:
 
 def draw(steps: Sequence[Step], p95_ms: float, file: Path) -> None:
     """Draws latency against load, with the limit and the knee."""
-    import matplotlib as mpl
+    from matplotlib.figure import Figure
 
-    mpl.use("agg")
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(figsize=SIZE_INCHES, dpi=100)
+    figure = Figure(figsize=SIZE_INCHES, dpi=100, layout="tight")
+    axes = figure.subplots()
     shown = [step for step in steps if step.latency_ms]
     for share in (0.5, 0.95, 0.99):
         times = [percentile(step.latency_ms, share) for step in shown]
@@ -78,10 +76,8 @@ def draw(steps: Sequence[Step], p95_ms: float, file: Path) -> None:
     axes.set(xlabel="requests/s", ylabel="latency, ms", yscale="log")
     axes.legend(frameon=False, fontsize=8)
     axes.grid(alpha=0.3)
-    figure.tight_layout()
     file.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(file)
-    pyplot.close(figure)
 
 
 _steps: list[Step] = []

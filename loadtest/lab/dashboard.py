@@ -94,14 +94,11 @@ def _ask(url: str, panel: Mapping[str, Any], start: float, end: float) -> Iterab
 
 def draw(found: Mapping[str, Sequence[Series]], path: Path) -> None:
     """One picture with the dashboard's own places, titles and units."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
+    from matplotlib.figure import Figure
 
     panels = json.loads(DASHBOARD.read_text(encoding="utf-8"))["panels"]
     rows = max(panel["gridPos"]["y"] + panel["gridPos"]["h"] for panel in panels)
-    figure = pyplot.figure(figsize=(16, rows * 0.38), layout="constrained")
+    figure = Figure(figsize=(16, rows * 0.38), layout="constrained")
     grid = figure.add_gridspec(rows, 24)
     for panel in panels:
         place = panel["gridPos"]
@@ -123,7 +120,6 @@ def draw(found: Mapping[str, Sequence[Series]], path: Path) -> None:
         if found[panel["title"]]:
             axes.legend(fontsize=6, loc="upper left", frameon=False)
     figure.savefig(path, dpi=80)
-    pyplot.close(figure)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
