@@ -46,8 +46,8 @@ def add_places(parser: ArgumentParser) -> None:
 
 
 def run(arguments: Namespace) -> None:
-    keys = None if arguments.keys is None else Path(arguments.keys)
-    versions, damaged = write_backup(Collection(Path(arguments.collection)), arguments.file, keys)
+    keys = arguments.keys
+    versions, damaged = write_backup(Collection(arguments.collection), arguments.file, keys)
     size = arguments.file.stat().st_size / 1e6
     print(f"backed up {len(versions)} versions{' and the keys' if keys else ''} to {arguments.file} ({size:.1f} MB)")
     for reason in damaged:

@@ -1,8 +1,8 @@
 """Measures the indexer without its encoder: `python -m indexer.bench index | fresh | words`.
 
 index   memory and time of a build and of a re-index of 2 % changed documents, by corpus size. The corpus is made up;
-        unless --encoder names a folder, a stand-in of 64 dimensions takes the encoder's place. Each build is a process
-        of its own; memory is its peak, own (RssAnon) and with mapped files (VmRSS).
+        a stand-in of 64 dimensions takes the encoder's place. Each build is a process of its own; memory is its peak,
+        own (RssAnon) and with mapped files (VmRSS).
 fresh   milliseconds that fresh documents add to a search of 2,000 documents: `dense` with one query and with each of
         32 in a batch, and `words`. `apply` adds one document to the overlay (mean of 32), `append` writes it to the
         log with fsync, `load` reads the whole log, as a start does. Set OPENBLAS_NUM_THREADS=1 for one thread.
@@ -20,6 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import timeit
 from collections.abc import Callable, Sequence
 from hashlib import blake2b
 from pathlib import Path
@@ -35,7 +36,8 @@ from indexer.store.fresh_log import Cursor, FreshLog, Posted
 from indexer.store.kinds import IndexKind
 from indexer.store.overlay import Overlay
 from indexer.store.snapshot import Snapshot
-from models.encoder.onnx import OnnxEncoder, Vectors
+from indexer.synthetic import KINDS, TOPICS
+from models.encoder.onnx import Vectors
 from models.encoder.spec import TOKENIZER_FILE, EncoderSpec, Side, Variant
 from models.encoder.tokenizer import Tokenizer
 from models.lexical import LexicalIndex
@@ -43,8 +45,6 @@ from models.package import BUNDLED_ENCODER
 
 CHANGED_SHARE = 0.02
 SAMPLE_SECONDS = 0.02
-KINDS = ("disease", "drug", "test", "first-aid")
-TOPICS = ("高血压", "糖尿病", "发热", "骨折", "哮喘", "头痛", "贫血", "胃炎")
 SENTENCE = "患者应当遵照医嘱按时服药，注意休息，合理饮食，定期复查，如有不适请及时就诊。"
 STAND_IN_DIM = 64
 
@@ -64,8 +64,6 @@ def main() -> int:
     parts = parser.add_subparsers(dest="part", required=True)
     index, fresh, words = (parts.add_parser(name) for name in ("index", "fresh", "words"))
     index.add_argument("--documents", type=int, nargs="+", default=[100_000])
-    index.add_argument("--encoder", help="encoder folder (default: a stand-in)")
-    index.add_argument("--index", type=IndexKind, choices=list(IndexKind), default=IndexKind.FLAT)
     index.add_argument("--build", nargs=2, metavar=("CORPUS", "COLLECTION"), help=argparse.SUPPRESS)
     fresh.add_argument("--documents", type=int, nargs="+", default=[100, 1000, 10_000])
     words.add_argument("rows", type=int, nargs="?", default=60_000)
@@ -75,11 +73,11 @@ def main() -> int:
     elif given.part == "fresh":
         measure_fresh(given.documents)
     elif given.build:
-        _build(Path(given.build[0]), Path(given.build[1]), given.encoder, given.index)
+        _build(*map(Path, given.build))
     else:
         print("documents  run       own MB  mapped MB  encoded  seconds: read  encode  index  lexical  write")
         for documents in given.documents:
-            measure_builds(documents, given.encoder, given.index)
+            measure_builds(documents)
     return 0
 
 
@@ -116,13 +114,13 @@ def write_corpus(path: Path, documents: int, changed: float) -> None:
             file.write(json.dumps(row, ensure_ascii=False).encode() + b"\n")
 
 
-def measure_builds(documents: int, encoder: str | None, index: IndexKind) -> None:
+def measure_builds(documents: int) -> None:
     with tempfile.TemporaryDirectory(prefix="care-bench-") as folder:
         collection, results = Path(folder, "collection"), []
         for run, changed in (("first", 0.0), ("re-index", CHANGED_SHARE)):
             corpus = Path(folder, f"{run}.jsonl.gz")
             write_corpus(corpus, documents, changed)
-            own, mapped, result = _run(corpus, collection, encoder, index)
+            own, mapped, result = _run(corpus, collection)
             results.append(result)
             seconds = "  ".join(f"{value:5.1f}" for value in result["seconds"].values())
             memory = f"{own / 1e6:6.0f}  {mapped / 1e6:9.0f}"
@@ -130,23 +128,21 @@ def measure_builds(documents: int, encoder: str | None, index: IndexKind) -> Non
     first, again = results
     texts = again["encoded"] / first["encoded"]
     seconds = again["seconds"]["encode"] / first["seconds"]["encode"]
-    free = "" if encoder else ", with an encoder that costs nothing: what is left is finding the vectors that are known"
-    print(f"the re-index encoded {texts:.1%} of the texts; its encoding stage took {seconds:.1%} of the first's{free}")
+    took = f"the re-index encoded {texts:.1%} of the texts; its encoding stage took {seconds:.1%} of the first's"
+    print(f"{took}, with an encoder that costs nothing: what is left is finding the vectors that are known")
 
 
-def _build(corpus: Path, root: Path, folder: str | None, index: IndexKind) -> None:
+def _build(corpus: Path, root: Path) -> None:
     """Builds once, in the child process; prints the result as JSON."""
-    encoder = OnnxEncoder.load(Path(folder)) if folder else StandInEncoder()
     collection = Collection(root)
-    summary = build([corpus], encoder, collection, BuildOptions(index=index))
+    summary = build([corpus], StandInEncoder(), collection, BuildOptions(index=IndexKind.FLAT))
     collection.publish(summary.version)
     print(json.dumps({"encoded": summary.encoded, "seconds": summary.seconds}))
 
 
-def _run(corpus: Path, collection: Path, encoder: str | None, index: IndexKind) -> tuple[int, int, dict[str, Any]]:
+def _run(corpus: Path, collection: Path) -> tuple[int, int, dict[str, Any]]:
     """Peak memory of a build, own and with mapped files, in bytes, and its result."""
     command = [sys.executable, "-m", "indexer.bench", "index", "--build", str(corpus), str(collection)]
-    command += ["--index", index, *(["--encoder", encoder] if encoder else [])]
     peak = {"RssAnon": 0, "VmRSS": 0}
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         while process.poll() is None:
@@ -212,12 +208,7 @@ def _document(number: int) -> Posted:
 
 
 def _median(act: Callable[[], object]) -> float:
-    spent = []
-    for _ in range(REPEATS):
-        began = time.perf_counter()
-        act()
-        spent.append(time.perf_counter() - began)
-    return median(spent)
+    return median(timeit.repeat(act, number=1, repeat=REPEATS))
 
 
 def measure_words(rows: int) -> None:

@@ -255,7 +255,7 @@ def _index(
     if kind is IndexKind.FLAT:
         return kind, parameters, 0, None
     queries = recall_queries(asking, documents, options.queries)
-    own = VectorIndex.open(folder, kind, *vectors.shape)
+    own = VectorIndex.open(folder, kind, vectors)
     depth, recall = choose_depth(own, queries, options.recall_floor)
     if kind is IndexKind.CAGRA:  # a service may search it on either: both must reach the floor
         on_gpu, there = choose_depth(GpuGraph(own), queries, options.recall_floor)

@@ -27,7 +27,7 @@ from indexer.store.arrays import Array, Rows
 from indexer.store.canaries import CANARIES_FILE, TOP, Canary, failures_of
 from indexer.store.collection import Collection
 from indexer.store.documents import COMPARED_FILES, Documents
-from indexer.store.faiss_index import build_index, exact_index, open_index
+from indexer.store.faiss_index import build_index
 from indexer.store.fresh_log import Cursor
 from indexer.store.kinds import INDEX_FILE, LEAST_ROWS_FOR_LISTS, IndexKind
 from indexer.store.manifest import Recall
@@ -291,7 +291,7 @@ def propose(measured: list[Measured], memory_bytes: int) -> Measured:
 def _measure(kind: IndexKind, sample: Array, queries: Vectors, passages: int, floor: float, folder: Path) -> Measured:
     folder.mkdir()
     build_index(sample, kind, folder / INDEX_FILE)
-    index = VectorIndex(kind, sample, open_index(folder / INDEX_FILE, kind, exact_index(sample)))
+    index = VectorIndex.open(folder, kind, sample)
     try:
         depth, recall = choose_depth(index, queries, floor)
         found: float | None = recall.at_10

@@ -12,7 +12,6 @@ import signal
 import socket
 import sys
 import threading
-import traceback
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass
@@ -20,10 +19,9 @@ from functools import cached_property
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from indexer.encode import Encoder, encode_shard
+from indexer.encode import Encoder, encode_shard, reason_of
 from indexer.errors import BadCluster
 from indexer.store.shards import Shards
-from models.errors import CareError
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -100,11 +98,8 @@ class ShardWorker:
         name = problem = ""
         try:
             name = encode_shard(texts, self._encoder, self._place)
-        except CareError as error:
-            problem = str(error)
         except Exception as error:  # the trace is in Ray's log on the node
-            traceback.print_exc()
-            problem = f"{type(error).__name__}: {error}"
+            problem = reason_of(error)
         row = {"node": socket.gethostname(), "texts": len(texts), "name": name, "problem": problem}
         return type(batch).from_pylist([row])
 

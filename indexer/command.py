@@ -28,14 +28,15 @@ from indexer.checks import (
 )
 from indexer.corpus import FieldMap
 from indexer.devices import parse_devices
-from indexer.errors import BadBuild, BadDatabase
+from indexer.errors import BadBuild, BadDatabase, BadSnapshot
 from indexer.reindex import MAX_REMOVED, Encoders, Release, reindex
 from indexer.report import Report
 from indexer.store.collection import HERE, Collection, Database
 from indexer.store.documents import Documents
 from indexer.store.kinds import LEAST_ROWS_FOR_LISTS, IndexKind
+from indexer.store.manifest import Manifest
 from indexer.store.snapshot import Snapshot
-from indexer.versions import Measure, VersionInfo, admit, choose, list_versions, prune, publish, rollback, verify
+from indexer.versions import Measure, admit, choose, list_versions, prune, publish, rollback, verify
 from models.encoder.address import load_encoder
 from models.encoder.onnx import Vectors
 from models.encoder.spec import Precision, Variant
@@ -165,7 +166,7 @@ def run(arguments: Namespace) -> None:
             counts = f"{manifest.counts.documents} documents, {len(manifest.files)} files"
             print(f"{manifest.version} is sound: {counts}, content {manifest.content[:16]}")
         case "list":
-            lines = [_line(info) for info in list_versions(collection)]
+            lines = [_line(*each, collection.current()) for each in list_versions(collection).items()]
             print("\n".join(lines) or f"{collection.root} has no version; care index build makes one")
         case "diff" | "suggest":
             for line in (_diff if arguments.action == "diff" else _suggest)(arguments, collection):
@@ -263,12 +264,12 @@ def _ids(documents: Documents, rows: list[int]) -> str:
     return f"{len(rows)} documents" + (f" ({named}{more})" if rows else "")
 
 
-def _line(info: VersionInfo) -> str:
-    mark = "*" if info.current else " "
-    if info.manifest is None:
-        return f"{mark} {info.version}  unreadable: {info.problem}"
-    created, documents = info.manifest.created.strftime("%Y-%m-%d %H:%M"), info.manifest.counts.documents
-    return f"{mark} {info.version}  {created}  {documents:>8} documents  {info.manifest.size_bytes / 1e6:8.1f} MB"
+def _line(version: str, made: Manifest | BadSnapshot, served: str | None) -> str:
+    mark = "*" if version == served else " "
+    if isinstance(made, BadSnapshot):
+        return f"{mark} {version}  unreadable: {made}"
+    created, documents = made.created.strftime("%Y-%m-%d %H:%M"), made.counts.documents
+    return f"{mark} {version}  {created}  {documents:>8} documents  {made.size_bytes / 1e6:8.1f} MB"
 
 
 def _database(text: str) -> Database | None:

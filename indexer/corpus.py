@@ -25,7 +25,7 @@ from indexer.store.collection import Collection
 from indexer.store.documents import CONTROL, DOCUMENTS_FILES, Documents, StoredDocument
 from indexer.store.files import DiskDict
 from indexer.store.filters import Value, as_value, has_value, kind_of, read_number, require_name
-from indexer.store.fresh_log import Cursor, Posted
+from indexer.store.fresh_log import Cursor, NewDocument, Posted
 from indexer.store.manifest import Manifest
 
 logger = logging.getLogger(__name__)
@@ -95,13 +95,9 @@ class FieldMap:
 
 
 @dataclass(frozen=True, slots=True)
-class Document:
+class Document(NewDocument):
     """A document and its place, as `file:line`; `kept`: it was posted to the service, and no corpus has it."""
 
-    id: str
-    title: str
-    text: str
-    metadata: dict[str, Value]
     place: str
     kept: bool = False
 

@@ -9,23 +9,20 @@ from __future__ import annotations
 import os
 import re
 import signal
-import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass
 from importlib import import_module
 from multiprocessing import get_context
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import cast
 
-from indexer.encode import Encoder, encode_shard, read_ahead
+from indexer.encode import Encoder, encode_shard, read_ahead, reason_of
 from indexer.errors import BadBuild
 from indexer.store.shards import Shards
 from models.encoder.onnx import Vectors
 from models.encoder.spec import Computed, EncoderSpec, Side
 from models.encoder.tokenizer import Tokenizer
-from models.errors import CareError
 
 ALL, CPU, CUDA = "all", "cpu", "cuda"
 NAMES = re.compile(r"cpu|cuda(:\d+)?")
@@ -35,6 +32,8 @@ END_SECONDS = 10.0
 
 Open = Callable[[str], Encoder]
 """Opens the encoder on cpu or cuda."""
+Facts = tuple[str, EncoderSpec, Computed, Tokenizer, int]
+"""What a build must know of an encoder that another process holds; the fingerprint is the first of it."""
 
 
 def parse_devices(text: str) -> tuple[str, ...]:
@@ -62,17 +61,6 @@ def is_spread(devices: Sequence[str]) -> bool:
     return len(devices) > 1 or any(":" in name for name in devices)
 
 
-@dataclass(frozen=True, slots=True)
-class Facts:
-    """What a build must know of an encoder that another process holds."""
-
-    spec: EncoderSpec
-    variant: Computed
-    fingerprint: str
-    tokenizer: Tokenizer
-    bulk_texts: int
-
-
 class DeviceEncoder:
     """An encoder (`indexer.encode.Encoder`) in one process for each device; `close` ends them."""
 
@@ -93,14 +81,12 @@ class DeviceEncoder:
                 self._processes.append(process)
                 self._connections[here] = device
             facts = [cast(Facts, self._receive(connection)) for connection in self._connections]
-            first, prints = facts[0], [own.fingerprint for own in facts]
-            if others := [own for own, name in zip(devices, prints, strict=True) if name != first.fingerprint]:
+            if others := [own for own, (name, *_) in zip(devices, facts, strict=True) if name != facts[0][0]]:
                 raise BadBuild(f"{others[0]} computes in other numbers than {devices[0]}; name devices of one kind")
         except BaseException:
             self.close()
             raise
-        self.spec, self.variant, self.fingerprint = first.spec, first.variant, first.fingerprint
-        self.tokenizer, self.bulk_texts = first.tokenizer, first.bulk_texts
+        self.fingerprint, self.spec, self.variant, self.tokenizer, self.bulk_texts = facts[0]
 
     def encode(self, texts: Sequence[str], side: Side) -> Vectors:
         """Encodes in this process, on the first device."""
@@ -148,8 +134,8 @@ class DeviceEncoder:
             answer = connection.recv()
         except (EOFError, OSError):
             raise self._died(connection) from None
-        if isinstance(answer, _Problem):
-            raise BadBuild(f"{self._connections[connection]}: {answer.reason}")
+        if isinstance(answer, BadBuild):
+            raise BadBuild(f"{self._connections[connection]}: {answer}")
         return answer
 
     def _died(self, connection: Connection) -> BadBuild:
@@ -159,28 +145,19 @@ class DeviceEncoder:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class _Problem:
-    reason: str
-
-
 def _work(connection: Connection, device: str, open_encoder: Open) -> None:
     """A device's process: opens the encoder, then shards of texts in and names of written shards out."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal sends it to all; the build ends its processes
     try:
         encoder = _open_on(device, open_encoder)
-        facts = Facts(encoder.spec, encoder.variant, encoder.fingerprint, encoder.tokenizer, encoder.bulk_texts)
-        connection.send(facts)
+        connection.send((encoder.fingerprint, encoder.spec, encoder.variant, encoder.tokenizer, encoder.bulk_texts))
         while True:
             texts, place = connection.recv()
             connection.send(encode_shard(texts, encoder, place))
     except EOFError:  # the build has ended
         return
-    except CareError as error:
-        connection.send(_Problem(str(error)))
     except Exception as error:
-        traceback.print_exc()
-        connection.send(_Problem(f"{type(error).__name__}: {error}"))
+        connection.send(BadBuild(reason_of(error)))
 
 
 def _open_on(device: str, open_encoder: Open) -> Encoder:

@@ -6,6 +6,7 @@ shards of an unfinished build. Only texts that neither has are encoded, each onc
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -26,6 +27,7 @@ from indexer.store.shards import Embeddings, Shard, Shards
 from models.encoder.onnx import Vectors
 from models.encoder.spec import Computed, EncoderSpec, Side
 from models.encoder.tokenizer import Tokenizer
+from models.errors import CareError
 from models.progress import Progress
 
 # The graph ends in the norm, so this allows for the rounding of int8 and fp16 graphs only.
@@ -91,6 +93,14 @@ def encode_shard(texts: Sequence[str], encoder: Encoder, place: Shards) -> str:
     """Encodes and writes one shard; returns its name."""
     vectors = checked(encoder.encode(texts, Side.DOCUMENT), "encoder")
     return place.write(Embeddings(content_hashes(texts, encoder), vectors.astype("<f2")))
+
+
+def reason_of(error: Exception) -> str:
+    """What another process reports of an error; prints the trace of one that is not expected."""
+    if isinstance(error, CareError):
+        return str(error)
+    traceback.print_exception(error)
+    return f"{type(error).__name__}: {error}"
 
 
 def content_hashes(texts: Sequence[str], encoder: Encoder) -> NDArray[np.uint8]:

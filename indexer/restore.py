@@ -30,7 +30,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(arguments: Namespace) -> None:
-    folder, keys = Path(arguments.collection), None if arguments.keys is None else Path(arguments.keys)
+    folder, keys = arguments.collection, arguments.keys
     served = restore_backup(arguments.file, folder, keys)
     versions = len(Collection(folder).versions())
     print(f"restored {versions} versions to {folder}; served: {served or 'none'}; {_about_keys(arguments.file, keys)}")

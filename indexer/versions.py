@@ -22,16 +22,6 @@ from models.errors import BadEncoder
 
 
 @dataclass(frozen=True, slots=True)
-class VersionInfo:
-    """One version in a list; `problem` says why the manifest is unreadable."""
-
-    version: str
-    current: bool
-    manifest: Manifest | None = None
-    problem: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class Measure:
     """How the recall of an index in a database is measured: makes the queries' vectors; the least recall."""
 
@@ -98,14 +88,14 @@ def _ask_canaries(collection: Collection, version: str, asking: Callable[[], Enc
         check_canaries(collection, version, asking(), canaries)
 
 
-def list_versions(collection: Collection) -> list[VersionInfo]:
-    """Every version, oldest first."""
-    found, current = [], collection.current()
+def list_versions(collection: Collection) -> dict[str, Manifest | BadSnapshot]:
+    """Every version, oldest first: its manifest, or why that is unreadable."""
+    found: dict[str, Manifest | BadSnapshot] = {}
     for version in collection.versions():
         try:
-            found.append(VersionInfo(version, version == current, Manifest.read(collection.folder(version))))
+            found[version] = Manifest.read(collection.folder(version))
         except BadSnapshot as error:
-            found.append(VersionInfo(version, version == current, problem=str(error)))
+            found[version] = error
     return found
 
 

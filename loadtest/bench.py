@@ -282,8 +282,7 @@ def _own_services(collection: Path | None, folder: Path, stack: contextlib.ExitS
     """The addresses of the service without caches and of the one with; both end with the stack."""
     if collection is None:
         say("bench: building the snapshot of the example corpus")
-        collection = folder / "collection"
-        build_example(collection)
+        collection = build_example(folder / "collection")
     plain = stack.enter_context(running(care_server(collection.resolve()), folder))
     caching = stack.enter_context(running(care_server(collection.resolve(), FORCED | CACHE), folder))
     return plain.url, caching.url

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
 from pathlib import Path
 
 from locust import LoadTestShape, events
@@ -55,22 +56,16 @@ class Step:
 
 def knee(steps: Sequence[Step], p95_ms: float) -> Step | None:
     """The last step before the first that does not hold; None if already the first does not."""
-    held = None
-    for step in steps:
-        if not step.holds(p95_ms):
-            return held
-        held = step
-    return held
+    held = list(takewhile(lambda step: step.holds(p95_ms), steps))
+    return held[-1] if held else None
 
 
 def draw(steps: Sequence[Step], p95_ms: float, file: Path) -> None:
     """Draws latency against load, with the limit and the knee."""
-    import matplotlib as mpl
+    from matplotlib.figure import Figure
 
-    mpl.use("agg")
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(figsize=SIZE_INCHES, dpi=100)
+    figure = Figure(figsize=SIZE_INCHES, dpi=100, layout="tight")
+    axes = figure.subplots()
     shown = [step for step in steps if step.latency_ms]
     for share in (0.5, 0.95, 0.99):
         times = [percentile(step.latency_ms, share) for step in shown]
@@ -81,10 +76,8 @@ def draw(steps: Sequence[Step], p95_ms: float, file: Path) -> None:
     axes.set(xlabel="requests/s", ylabel="latency, ms", yscale="log")
     axes.legend(frameon=False, fontsize=8)
     axes.grid(alpha=0.3)
-    figure.tight_layout()
     file.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(file)
-    pyplot.close(figure)
 
 
 _steps: list[Step] = []

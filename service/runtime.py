@@ -22,7 +22,7 @@ from service.engine.remote.client import RemoteEngine
 from service.search.embedder import Embedder, Reranker
 from service.search.searcher import Searcher
 from service.serving.serving import Models, Serving, require_query_encoder
-from service.updates.encoder import DocumentEncoder, Freshener
+from service.updates.encoder import DocumentEncoder, freshen
 from service.updates.swap import Opening, Servings
 from service.updates.writer import FreshWriter
 
@@ -86,9 +86,8 @@ async def run_parts(
     # An engine process checks every byte and searches; its workers need not do it again.
     alone = place.engine is None
     open_serving = partial(Serving.open, verify=settings.verify and alone, searched=alone)
-    opening = Opening(
-        load, open_serving, batcher.prepare, Freshener(log, documents), searcher.admit, searcher.check_canaries
-    )
+    freshened = partial(freshen, log, documents)
+    opening = Opening(load, open_serving, batcher.prepare, freshened, searcher.admit, searcher.check_canaries)
     servings = Servings(settings, metrics, models, opening, place.tell_others)
     if isinstance(batcher, RemoteEngine):
         batcher.on_refused = servings.follow_now

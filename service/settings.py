@@ -10,7 +10,7 @@ from socket import AI_PASSIVE, getaddrinfo
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
-from pydantic import Field, SecretStr, field_validator, model_validator
+from pydantic import Field, SecretStr, ValidationInfo, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from indexer.errors import BadDatabase
@@ -22,6 +22,11 @@ ENV_PREFIX = "CARE_"
 REDIS_SCHEMES = ("redis://", "rediss://", "unix://")
 ORIGIN = re.compile(r"\*|https?://[\w.-]+(?::\d+)?", re.ASCII)
 HOST_NAME = re.compile(r"\*|[\w-]+(?:\.[\w-]+)*", re.ASCII)
+# Settings of several names with commas: what each must be, and what is said of one that is not.
+NAMES = {
+    "allowed_hosts": (HOST_NAME, "a host name; leave out scheme, port and path"),
+    "cors_origins": (ORIGIN, "an origin; write it as https://host or https://host:port"),
+}
 
 
 def setting(default: Any, description: str, **bounds: Any) -> Any:  # noqa: ANN401 (a field of any type)
@@ -170,12 +175,13 @@ class Settings(BaseSettings):
             raise ValueError("must be plain ASCII on one line, because it travels in a header")
         return key
 
-    @field_validator("allowed_hosts")
+    @field_validator("allowed_hosts", "cors_origins")
     @classmethod
-    def _are_host_names(cls, names: str | None) -> str | None:
-        for name in [] if names is None else names.split(","):
-            if not HOST_NAME.fullmatch(name.strip()):
-                raise ValueError(f"{name.strip()!r} is not a host name; leave out scheme, port and path")
+    def _are_names(cls, names: str | None, info: ValidationInfo) -> str | None:
+        pattern, wrong = NAMES[info.field_name or ""]
+        for name in map(str.strip, () if names is None else names.split(",")):
+            if not pattern.fullmatch(name):
+                raise ValueError(f"{name!r} is not {wrong}")
         return names
 
     @property
@@ -185,14 +191,6 @@ class Settings(BaseSettings):
             return frozenset() if _is_loopback(self.host) else None
         names = frozenset(name.strip().lower() for name in self.allowed_hosts.split(","))
         return None if "*" in names else names
-
-    @field_validator("cors_origins")
-    @classmethod
-    def _are_origins(cls, origins: str | None) -> str | None:
-        for origin in [] if origins is None else origins.split(","):
-            if not ORIGIN.fullmatch(origin.strip()):
-                raise ValueError(f"{origin.strip()!r} is not an origin; write it as https://host or https://host:port")
-        return origins
 
     @property
     def origins(self) -> list[str]:

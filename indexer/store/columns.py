@@ -72,7 +72,7 @@ class NumberColumn:
             low, high = self._bounds(condition)
             above = self._compare(np.greater, np.greater_equal, low)
             return above & self._compare(np.less, np.less_equal, high)
-        wanted = [self._number(condition.field, value) for value in _wanted(condition)]
+        wanted = [self._number(condition.field, value) for value in f.values_of(condition)]
         if self._rests is None:
             return np.isin(self._values, [value for value, rest in wanted if not rest])
         # As complex numbers both halves are compared in one call.
@@ -83,7 +83,7 @@ class NumberColumn:
         if isinstance(condition, Range):
             bounds = [self._bounds(condition)]
         else:
-            bounds = [(self._number(condition.field, value),) * 2 for value in _wanted(condition)]
+            bounds = [(self._number(condition.field, value),) * 2 for value in f.values_of(condition)]
         # Stored numbers are finite.
         return [(low, high) for low, high in bounds if low <= high and low[0] < np.inf and high[0] > -np.inf]
 
@@ -132,15 +132,15 @@ class NumberColumn:
 
     @staticmethod
     def _number(field: str, value: FilterValue) -> SplitNumber:
-        """Reads digits in a text too, because a URL has nothing else."""
-        number = f.read_number(value) if isinstance(value, str) else None if isinstance(value, bool) else value
-        if number is None or number != number:
+        if (number := f.as_number(value)) is None:
             raise BadFilter(field, f"filter on {field}: {value!r} is not a number, and {field} holds numbers")
         return f.split_number(number)
 
 
 class KeywordColumn:
     """`codes` int32 into the sorted `vocabulary`, −1: missing; lists are `codes[starts[row]:starts[row + 1]]`."""
+
+    has_rests = False
 
     def __init__(self, vocabulary: Blob, codes: Array, starts: Array | None) -> None:
         self._vocabulary = vocabulary
@@ -232,7 +232,7 @@ class KeywordColumn:
         return dict(sorted(zip(values, counts, strict=True), key=lambda pair: (-pair[1], pair[0])))
 
     def _codes_of(self, condition: f.Equal | f.AnyOf) -> list[int]:
-        wanted = dict.fromkeys(_text(condition.field, value) for value in _wanted(condition))
+        wanted = dict.fromkeys(_text(condition.field, value) for value in f.values_of(condition))
         if len(self) < SCANNED * len(wanted):
             return [code for code in range(len(self)) if self._vocabulary[code] in wanted]
         places = ((text, bisect_left(self._vocabulary, text)) for text in wanted)
@@ -252,10 +252,6 @@ class KeywordColumn:
 
 
 Column = NumberColumn | KeywordColumn
-
-
-def _wanted(condition: f.Equal | f.AnyOf) -> tuple[FilterValue, ...]:
-    return condition.values if isinstance(condition, f.AnyOf) else (condition.value,)
 
 
 def _text(field: str, value: FilterValue) -> bytes:

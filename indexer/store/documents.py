@@ -142,10 +142,6 @@ class Documents:
     def get(self, row: int) -> StoredDocument:
         return StoredDocument(self._blob[2 * row], self._blob[2 * row + 1])
 
-    def text_json(self, row: int) -> bytes:
-        """The document's text as a JSON string, quotes included."""
-        return self._blob[2 * row + 1]
-
     def digests(self, rows: Array) -> Array:
         """(rows, 16) uint8: equal digest, equal document."""
         if self._digests is not None:

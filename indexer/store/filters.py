@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date
 
@@ -85,16 +85,28 @@ def restrict(filters: Iterable[Filter], has_field: Callable[[str], bool]) -> tup
     return tuple(map(one, filters))
 
 
+def conditions_of(filters: Iterable[Filter]) -> Iterator[Condition]:
+    """Every condition of the filters, nested ones included."""
+    for given in filters:
+        if isinstance(given, Not):
+            yield from conditions_of([given.excluded])
+        elif isinstance(given, Either):
+            yield from conditions_of(given.alternatives)
+        else:
+            yield given
+
+
+def values_of(condition: Condition) -> tuple[FilterValue, ...]:
+    """The values that a field is compared with."""
+    if isinstance(condition, Range):
+        bounds = (condition.gte, condition.gt, condition.lte, condition.lt)
+        return tuple(bound for bound in bounds if bound is not None)
+    return condition.values if isinstance(condition, AnyOf) else (condition.value,)
+
+
 def fields_of(filters: Iterable[Filter]) -> set[str]:
-    """The fields that the filters name."""
-    named: list[str] = []
-
-    def note(field: str) -> bool:
-        named.append(field)
-        return True
-
-    restrict(filters, note)
-    return set(named)
+    """The fields that the filters name; an empty AnyOf names none."""
+    return {each.field for each in conditions_of(filters) if isinstance(each, Range) or values_of(each)}
 
 
 def require_name(name: str) -> None:
@@ -105,29 +117,18 @@ def require_name(name: str) -> None:
 
 def suits(filters: Iterable[Filter], kinds: Mapping[str, str]) -> bool:
     """Whether every value can be compared with its field, by the fields' kinds: evaluating the filters never fails."""
-
-    def one(given: Filter) -> bool:
-        if isinstance(given, Not):
-            return one(given.excluded)
-        if isinstance(given, Either):
-            return all(map(one, given.alternatives))
-        kind = kinds.get(given.field)
-        if kind is None:
-            return True
-        if isinstance(given, Range):
-            values: Sequence[FilterValue | None] = (given.gte, given.gt, given.lte, given.lt)
-        else:
-            values = given.values if isinstance(given, AnyOf) else (given.value,)
-        return all(value is None or _comparable(value, kind) for value in values)
-
-    return all(map(one, filters))
+    known = (each for each in conditions_of(filters) if each.field in kinds)
+    return all(_comparable(value, kinds[each.field]) for each in known for value in values_of(each))
 
 
 def _comparable(value: FilterValue, kind: str) -> bool:
-    if kind == TEXT:
-        return isinstance(value, str | bool)
+    return isinstance(value, str | bool) if kind == TEXT else as_number(value) is not None
+
+
+def as_number(value: FilterValue) -> int | float | None:
+    """The number that a value is, or that its digits spell, because a URL has nothing else; None if it is none."""
     number = read_number(value) if isinstance(value, str) else None if isinstance(value, bool) else value
-    return number is not None and number == number
+    return number if number == number else None
 
 
 def as_value(name: str, value: object) -> Value:

@@ -289,8 +289,9 @@ def write_frame(position: int, changes: Sequence[Change]) -> bytes:
     return b"".join([MAGIC, head, _LENGTH.pack(zlib.crc32(body, zlib.crc32(head))), body])
 
 
-def read_frames(data: bytes, start: int = 0) -> Iterator[tuple[Frame, int]]:
-    """Every whole frame from `start` on and where it ends; stops before the first incomplete one."""
+def read_frames(data: bytes) -> Iterator[tuple[Frame, int]]:
+    """Every whole frame and where it ends; stops before the first incomplete one."""
+    start = 0
     while (found := _read_body(data, start)) is not None:
         position, checksum, body = found
         (length,) = _LENGTH.unpack_from(body)

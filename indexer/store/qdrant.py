@@ -156,7 +156,7 @@ def payload_indexes(metadata: MetadataIndex) -> dict[str, models.PayloadSchemaTy
     schema = models.PayloadSchemaType
     columns = list(enumerate(metadata.columns))
     kinds = {_key(n): schema.FLOAT if isinstance(column, NumberColumn) else schema.INTEGER for n, column in columns}
-    return kinds | {f"{_key(n)}{RESTS}": schema.INTEGER for n, column in columns if _has_rests(column)}
+    return kinds | {f"{_key(n)}{RESTS}": schema.INTEGER for n, column in columns if column.has_rests}
 
 
 def payload(snapshot: Snapshot, passage: int) -> dict[str, Any]:
@@ -170,7 +170,7 @@ def payload(snapshot: Snapshot, passage: int) -> dict[str, Any]:
             codes[f"f{position}"] = stored
         elif isinstance(stored, tuple):
             codes[f"f{position}"] = stored[0]
-            if _has_rests(column):
+            if column.has_rests:
                 codes[f"f{position}{RESTS}"] = stored[1]
     return shown | {CODES: codes}
 
@@ -233,10 +233,6 @@ def _all(conditions: list[models.Condition]) -> models.Condition:
 
 def _any(conditions: list[models.Condition]) -> models.Condition:
     return conditions[0] if len(conditions) == 1 else models.Filter(should=conditions)
-
-
-def _has_rests(column: Column) -> bool:
-    return isinstance(column, NumberColumn) and column.has_rests
 
 
 def _key(position: int) -> str:

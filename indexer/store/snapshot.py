@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,7 +21,7 @@ if TYPE_CHECKING:  # loads FAISS, which only a search needs
     from indexer.store.vectors import VectorIndex
 
 
-@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
+@dataclass(frozen=True, eq=False)
 class Snapshot:
     """One version of a collection. Threads may share it; the maps close when the last reference goes."""
 
@@ -35,18 +34,23 @@ class Snapshot:
     values: Array
     """(passages, dim) float16"""
     lexical: LexicalIndex
-    open_vectors: Callable[[], VectorIndex]
-    learn_correction: Callable[[], Correction | None]
+    sample: Array | None
+    """(passages of `manifest.correction`, dim) float16: some of `values` by the query encoder."""
 
-    @property
+    @cached_property
     def vectors(self) -> VectorIndex:
         """The index over `values`."""
-        return self.open_vectors()
+        from indexer.store.vectors import VectorIndex
 
-    @property
+        built = self.manifest.built
+        return VectorIndex.open(self.folder, built.index, self.values, built.search_depth)
+
+    @cached_property
     def correction(self) -> Correction | None:
         """Corrects vectors of fresh documents by the encoders that `manifest.correction` names."""
-        return self.learn_correction()
+        if self.sample is None:
+            return None
+        return Correction.fit(self.sample, self.values[sample_rows(len(self.values), len(self.sample))])
 
     @property
     def version(self) -> str:
@@ -60,43 +64,27 @@ class Snapshot:
         """
         manifest = Manifest.read(folder)
         manifest.verify_files(folder, checksums=verify)
-        counts, built = manifest.counts, manifest.built
+        counts, sample = manifest.counts, None
         passages = Passages.open(folder, counts.passages)
         if int(passages.documents[-1]) != counts.documents - 1:
             raise BadSnapshot(f"{folder}: the passages do not belong to {counts.documents} documents; build it again")
-
-        @cache
-        def open_vectors() -> VectorIndex:
-            from indexer.store.vectors import VectorIndex
-
-            return VectorIndex.open(folder, built.index, counts.passages, manifest.dim, built.search_depth)
-
-        if searched:
-            open_vectors()
-        values = load_array(folder / VECTORS_FILE, "<f2", (counts.passages, manifest.dim))
-        return cls(
+        if manifest.correction is not None:
+            sample = load_array(folder / CORRECTION_FILE, "<f2", (manifest.correction.passages, manifest.dim))
+        words = counts.documents if manifest.format >= WORDS_OF_DOCUMENTS else counts.passages
+        snapshot = cls(
             folder=folder,
             manifest=manifest,
             documents=Documents.open(folder, counts.documents),
             passages=passages,
             hashes=load_hashes(folder, counts.passages),
             metadata=MetadataIndex.open(folder, counts.documents),
-            values=values,
-            lexical=_open_lexical(
-                folder / LEXICAL_FOLDER, counts.documents if manifest.format >= WORDS_OF_DOCUMENTS else counts.passages
-            ),
-            open_vectors=open_vectors,
-            learn_correction=_open_correction(folder, manifest, values),
+            values=load_array(folder / VECTORS_FILE, "<f2", (counts.passages, manifest.dim)),
+            lexical=_open_lexical(folder / LEXICAL_FOLDER, words),
+            sample=sample,
         )
-
-
-def _open_correction(folder: Path, manifest: Manifest, values: Array) -> Callable[[], Correction | None]:
-    """Checks the file now and fits on first use, which takes some milliseconds."""
-    if manifest.correction is None:
-        return lambda: None
-    rows = sample_rows(len(values), manifest.correction.passages)
-    fresh = load_array(folder / CORRECTION_FILE, "<f2", (len(rows), manifest.dim))
-    return cache(lambda: Correction.fit(fresh, values[rows]))
+        if searched:
+            _ = snapshot.vectors  # opens them now
+        return snapshot
 
 
 def _open_lexical(folder: Path, rows: int) -> LexicalIndex:

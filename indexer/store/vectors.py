@@ -11,9 +11,9 @@ from pathlib import Path
 import faiss
 import numpy as np
 
-from indexer.store.arrays import Array, Mask, Rows, Scores, load_array
+from indexer.store.arrays import Array, Mask, Rows, Scores
 from indexer.store.faiss_index import FaissIndex, exact_index, open_index, require_gpu, untyped
-from indexer.store.kinds import INDEX_FILE, VECTORS_FILE, IndexKind
+from indexer.store.kinds import INDEX_FILE, IndexKind
 
 # Short codes choose this many candidates, or this many times k; the vectors rank them.
 RESCORED_ROWS = 200
@@ -42,8 +42,7 @@ class VectorIndex:
         self._exact = index if kind is IndexKind.FLAT else exact_index(vectors)
 
     @classmethod
-    def open(cls, folder: Path, kind: IndexKind, passages: int, dim: int, depth: int = 0) -> VectorIndex:
-        vectors = load_array(folder / VECTORS_FILE, "<f2", (passages, dim))
+    def open(cls, folder: Path, kind: IndexKind, vectors: Array, depth: int = 0) -> VectorIndex:
         return cls(kind, vectors, open_index(folder / INDEX_FILE, kind, exact_index(vectors)), depth)
 
     def search(

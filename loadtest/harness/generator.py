@@ -11,7 +11,6 @@ import asyncio
 import contextlib
 import gc
 import json
-import re
 import subprocess
 import sys
 from collections import Counter, deque
@@ -20,9 +19,10 @@ from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from itertools import count
 from time import perf_counter
-from typing import NamedTuple, cast
+from typing import cast
 from urllib.parse import quote
 
+import httptools
 import uvloop
 
 from loadtest.harness import HOST, PATH, REPOSITORY, BenchError, port_of
@@ -40,10 +40,6 @@ START_SECONDS = 30.0
 TICK_SECONDS = 0.001
 
 TIMINGS, RESULTS = b'"timings_ms":', b'{"results":'
-STATUS = re.compile(rb"HTTP/1\.[01] (\d{3}) ")
-CONTENT_LENGTH = re.compile(rb"\r\ncontent-length:[ \t]*(\d+)[ \t]*\r\n", re.IGNORECASE)
-RETRY_AFTER = re.compile(rb"\r\nretry-after:[ \t]*\d+[ \t]*\r\n", re.IGNORECASE)
-HEAD_LIMIT = 65_536
 
 
 class Form(StrEnum):
@@ -154,58 +150,6 @@ def write_requests(job: Job) -> Iterator[bytes]:
         yield request if job.form == Form.TXTAI else b"%b%d\r\n\r\n%b" % (head, len(request), request)
 
 
-class BadAnswer(Exception):
-    """Bytes that are not an HTTP answer of a stated length."""
-
-
-class Answer(NamedTuple):
-    """A complete HTTP answer; `head` is its status line and headers as they came."""
-
-    status: int
-    head: bytes
-    body: bytes
-
-
-class ResponseReader:
-    """Turns the bytes of a connection into answers, one at a time."""
-
-    def __init__(self) -> None:
-        self._received = b""
-        self._status = 0
-        self._body_at = 0
-        self._end = 0
-
-    def feed(self, data: bytes) -> Answer | None:
-        """The answer once it is complete; raises BadAnswer."""
-        self._received = self._received + data if self._received else data
-        if not self._body_at and not self._read_head():
-            return None
-        missing = self._end - len(self._received)
-        if missing > 0:
-            return None
-        if missing < 0:
-            raise BadAnswer("bytes after the body")
-        answer = Answer(self._status, self._received[: self._body_at], self._received[self._body_at :])
-        self._received = b""
-        self._body_at = 0
-        return answer
-
-    def _read_head(self) -> bool:
-        end = self._received.find(b"\r\n\r\n")
-        if end < 0:
-            if len(self._received) > HEAD_LIMIT:
-                raise BadAnswer("a head without end")
-            return False
-        status = STATUS.match(self._received)
-        length = CONTENT_LENGTH.search(self._received, 0, end + 2)
-        if status is None or length is None:
-            raise BadAnswer("no status line" if status is None else "no Content-Length")
-        self._status = int(status[1])
-        self._body_at = end + 4
-        self._end = self._body_at + int(length[1])
-        return True
-
-
 class _Load:
     """Drives the connections of one job and collects their answers."""
 
@@ -275,13 +219,12 @@ class _Load:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._idle.wait(), seconds)
 
-    def answered(self, connection: _Connection, sent_at: float, answer: Answer) -> None:
+    def answered(self, connection: _Connection, sent_at: float, status: int, body: bytes) -> None:
         """Records one complete answer. It is parsed after the load, when nothing is measured."""
         now, is_open = perf_counter(), self._job.per_second is not None
-        status, body = answer.status, answer.body
         if is_open and status == 429:
             self._refused.append((now - sent_at) * 1000)
-            self._without_retry_after += RETRY_AFTER.search(answer.head) is None
+            self._without_retry_after += not connection.has_retry_after
         elif status != 200:
             self.failures[f"status {status}"] += 1
         elif is_open and not body.startswith(RESULTS):
@@ -336,32 +279,45 @@ class _Connection(asyncio.Protocol):
 
     def __init__(self, load: _Load) -> None:
         self._load = load
-        self._reader = ResponseReader()
+        self._parser = httptools.HttpResponseParser(self)
+        self._body = b""
         self._sent_at = 0.0
-        self._busy = self._ended = False
+        self._busy = self._complete = self._ended = self.has_retry_after = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         # uvloop's transport has all methods of asyncio's, but is no subclass of it.
         self._transport = cast(asyncio.Transport, transport)
 
     def send(self, request: bytes) -> None:
-        self._busy = True
+        self._body = b""
+        self._busy, self._complete, self.has_retry_after = True, False, False
         self._load.busy += 1
         self._sent_at = perf_counter()
         self._transport.write(request)
 
     def data_received(self, data: bytes) -> None:
         try:
-            answer = self._reader.feed(data)
-            if not self._busy:
-                raise BadAnswer("an answer without a request")
-        except BadAnswer as error:
-            self.end(f"bad answer: {error}", always=True)
+            self._parser.feed_data(data)
+        except httptools.HttpParserError:
+            self.end("bad answer", always=True)
             return
-        if answer is not None:
+        if self._complete:
             self._busy = False
             self._load.busy -= 1
-            self._load.answered(self, self._sent_at, answer)
+            self._load.answered(self, self._sent_at, self._parser.get_status_code(), self._body)
+
+    def on_message_begin(self) -> None:
+        if self._complete or not self._busy:
+            raise ValueError("an answer without a request")
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self.has_retry_after |= name.lower() == b"retry-after" and value.isdigit()
+
+    def on_body(self, body: bytes) -> None:
+        self._body += body
+
+    def on_message_complete(self) -> None:
+        self._complete = True
 
     def connection_lost(self, error: Exception | None) -> None:
         self.end("connection lost")

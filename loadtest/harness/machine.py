@@ -25,16 +25,16 @@ ESTABLISHED = "01"
 
 def commit() -> str:
     """The short hash, and whether there are uncommitted changes."""
-    name = _output("git", "rev-parse", "--short", "HEAD")
+    name = output("git", "rev-parse", "--short", "HEAD")
     if not name:
         return "unknown (not a git checkout)"
-    return f"{name} with uncommitted changes" if _output("git", "status", "--porcelain") else name
+    return f"{name} with uncommitted changes" if output("git", "status", "--porcelain") else name
 
 
 def machine() -> str:
     """Model and number of the processors that this process may use, and the load average."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    models = [line.partition(":")[2].strip() for line in _output("lscpu").splitlines() if line.startswith("Model name")]
+    models = [line.partition(":")[2].strip() for line in output("lscpu").splitlines() if line.startswith("Model name")]
     model = next((name for name in models if name not in {"", "-"}), platform.processor() or "unknown processor")
     return f"{model}, {cores} cores, {platform.machine()}, load average {os.getloadavg()[0]:.1f} before the run"
 
@@ -60,7 +60,7 @@ def _version(package: str) -> str | None:
         return None
 
 
-def _output(*command: str) -> str:
+def output(*command: str) -> str:
     """The output of a command, in English; empty if it fails or is not installed."""
     if shutil.which(command[0]) is None:
         return ""

@@ -29,6 +29,7 @@ ADMIN_TOKEN = secrets.token_urlsafe(16)
 # Caches would answer instead of the service; the access log would be timed with it.
 FORCED = {"CARE_LRU_MB": "0", "CARE_REDIS_URL": "", "CARE_ACCESS_LOG": "false"}
 CACHE = {"CARE_LRU_MB": "64"}
+BARE_OPTIONS = "--loop uvloop --http httptools --ws none --lifespan off --no-access-log --no-server-header"
 # Part of the command line of the service's processes.
 ENGINE_COMMAND, WORKER_COMMAND = "service.processes.engine", "service.processes.server"
 
@@ -78,10 +79,11 @@ def care(*arguments: object) -> str:
     return run_command(sys.executable, "cli.py", *arguments)
 
 
-def build_example(collection: Path, corpus: str | Path = CORPUS, *flags: str, code: Path = REPOSITORY) -> None:
+def build_example(collection: Path, corpus: str | Path = CORPUS, *flags: str, code: Path = REPOSITORY) -> Path:
     """Builds and publishes the snapshot of the example corpus, or of another one, by the program of a checkout."""
     program = code.resolve() / "cli.py"
     run_command(sys.executable, program, "index", "build", corpus, "--collection", collection, "--publish", *flags)
+    return collection
 
 
 def care_server(collection: Path, settings: Mapping[str, str] = FORCED, *flags: str) -> Server:
@@ -93,10 +95,11 @@ def care_server(collection: Path, settings: Mapping[str, str] = FORCED, *flags: 
 
 
 def bare_server(size: int) -> Server:
-    """The bare framework, which answers `size` bytes."""
+    """The bare framework, which answers `size` bytes, with the options that `care serve` gives to uvicorn."""
     port = free_port()
-    command = [sys.executable, "-m", "loadtest.bare", "--port", str(port), "--bytes", str(size)]
-    return Server("bare", command, port)
+    options = f"--factory --host {HOST} --port {port} {BARE_OPTIONS}".split()
+    command = [sys.executable, "-m", "uvicorn", "loadtest.bare:create_app", *options]
+    return Server("bare", command, port, {"BARE_BYTES": str(size)})
 
 
 def connect(url: str, timeout_seconds: float = TIMEOUT_SECONDS) -> contextlib.closing[http.client.HTTPConnection]:

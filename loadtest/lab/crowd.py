@@ -36,16 +36,14 @@ class Event:
     snapshot: str = ""
 
 
+@dataclass(frozen=True, slots=True)
 class Crowd:
     """Connections to one service that send `requests` in turn; `is_wrong` judges a request and its answer."""
 
-    def __init__(
-        self, url: str, connections: int, requests: Sequence[Body], is_wrong: Callable[[Body, Body], bool]
-    ) -> None:
-        self._url = url
-        self._connections = connections
-        self._requests = requests
-        self._is_wrong = is_wrong
+    url: str
+    connections: int
+    requests: Sequence[Body]
+    is_wrong: Callable[[Body, Body], bool]
 
     @contextlib.contextmanager
     def asking(self, **options: object) -> Iterator[list[Event]]:
@@ -54,7 +52,7 @@ class Crowd:
         over = threading.Event()
         threads = [
             threading.Thread(target=self._ask, args=(number, options, over, events))
-            for number in range(self._connections)
+            for number in range(self.connections)
         ]
         for thread in threads:
             thread.start()
@@ -66,11 +64,11 @@ class Crowd:
                 thread.join()
 
     def _ask(self, first: int, options: dict[str, object], over: threading.Event, events: list[Event]) -> None:
-        with connect(self._url, HANG_SECONDS) as connection:
+        with connect(self.url, HANG_SECONDS) as connection:
             for turn in count(1):
                 if over.is_set():
                     return
-                request = self._requests[(first + turn * self._connections) % len(self._requests)]
+                request = self.requests[(first + turn * self.connections) % len(self.requests)]
                 event = self._ask_once(connection, {**request, **options})
                 events.append(event)
                 if event.failure is not None:
@@ -85,7 +83,7 @@ class Crowd:
             status, content = exchange(connection, "POST", PATH, request)
             if status == 200:
                 answer = json.loads(content)
-                wrong, snapshot = self._is_wrong(request, answer), answer.get("snapshot", "")
+                wrong, snapshot = self.is_wrong(request, answer), answer.get("snapshot", "")
             else:
                 failure = f"status {status}"
         except TimeoutError:

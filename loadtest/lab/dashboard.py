@@ -21,13 +21,13 @@ from pathlib import Path
 from typing import Any
 
 from loadtest.answers import read_queries
+from loadtest.bench import QUERIES
 from loadtest.harness import HOST, REPOSITORY, BenchError
 from loadtest.harness.report import Program, exit_with, say
 from loadtest.harness.servers import CACHE, CORPUS, Server, build_example, care_server, free_port, get, running
 from loadtest.lab.crowd import Crowd
 
 DASHBOARD = REPOSITORY / "deploy/grafana/care.json"
-QUERIES = REPOSITORY / "examples/queries.jsonl"
 WORKERS = "2"
 CONNECTIONS = (1, 4, 16)
 RATE_SECONDS = 10
@@ -44,8 +44,7 @@ def record(step_seconds: float) -> dict[str, list[Series]]:
     requests: list[dict[str, Any]] = [{"query": query} for query in read_queries(QUERIES)]
     with tempfile.TemporaryDirectory(prefix="care-dashboard-") as scratch:
         folder = Path(scratch)
-        collection = folder / "collection"
-        build_example(collection)
+        collection = build_example(folder / "collection")
         service = care_server(collection, CACHE, "--workers", WORKERS)
         with running(service, folder) as started, running(_prometheus(service.port, folder), folder) as prometheus:
             began = time.time()
@@ -95,14 +94,11 @@ def _ask(url: str, panel: Mapping[str, Any], start: float, end: float) -> Iterab
 
 def draw(found: Mapping[str, Sequence[Series]], path: Path) -> None:
     """One picture with the dashboard's own places, titles and units."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
+    from matplotlib.figure import Figure
 
     panels = json.loads(DASHBOARD.read_text(encoding="utf-8"))["panels"]
     rows = max(panel["gridPos"]["y"] + panel["gridPos"]["h"] for panel in panels)
-    figure = pyplot.figure(figsize=(16, rows * 0.38), layout="constrained")
+    figure = Figure(figsize=(16, rows * 0.38), layout="constrained")
     grid = figure.add_gridspec(rows, 24)
     for panel in panels:
         place = panel["gridPos"]
@@ -124,7 +120,6 @@ def draw(found: Mapping[str, Sequence[Series]], path: Path) -> None:
         if found[panel["title"]]:
             axes.legend(fontsize=6, loc="upper left", frameon=False)
     figure.savefig(path, dpi=80)
-    pyplot.close(figure)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

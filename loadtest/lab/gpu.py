@@ -31,7 +31,7 @@ from pathlib import Path
 from statistics import mean
 
 from loadtest.harness import REPOSITORY, BenchError, servers
-from loadtest.harness.machine import command_lines, private_mb, processor_seconds, settings, versions
+from loadtest.harness.machine import command_lines, output, private_mb, processor_seconds, settings, versions
 from loadtest.harness.report import Program, exit_with, failures_text, markdown, say, table, yes
 
 TOKENS = (8, 32)
@@ -52,6 +52,7 @@ WRK_THREADS = 4
 # How much longer than the load wrk may take.
 WRK_GRACE_SECONDS = 30.0
 WRK_FAILURES = ("status", "connect", "read", "write", "timeout")
+NVIDIA_SMI = "nvidia-smi"
 GPU_SAMPLE_MS = 200
 
 
@@ -173,8 +174,8 @@ def watch_gpu() -> Iterator[list[str]]:
     """Samples the GPU while the block runs; the list of nvidia-smi's lines is complete after it."""
     lines: list[str] = []
     query = ("--query-gpu=utilization.gpu", "--format=csv,noheader,nounits", f"--loop-ms={GPU_SAMPLE_MS}")
-    command = _nvidia_smi(*query)
-    if command is None:
+    command = [NVIDIA_SMI, "--id=0", *query]
+    if shutil.which(NVIDIA_SMI) is None:
         yield lines
         return
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
@@ -194,16 +195,8 @@ def busy_share(lines: list[str]) -> float | None:
 
 def gpu_name() -> str:
     """The GPU and its driver."""
-    command = _nvidia_smi("--query-gpu=name,driver_version", "--format=csv,noheader")
-    if command is None:
-        return "none"
-    done = subprocess.run(command, capture_output=True, text=True)
-    return done.stdout.strip().replace(", ", ", driver ") if done.returncode == 0 else "none"
-
-
-def _nvidia_smi(*arguments: str) -> list[str] | None:
-    found = shutil.which("nvidia-smi")
-    return None if found is None else [found, *arguments, "--id=0"]
+    found = output(NVIDIA_SMI, "--id=0", "--query-gpu=name,driver_version", "--format=csv,noheader")
+    return found.replace(", ", ", driver ") or "none"
 
 
 def measure(service: Service, wrk: str, bodies: Path, connections: int, seconds: int) -> Row:

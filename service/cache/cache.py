@@ -51,19 +51,9 @@ class ResultKeys:
         self, serving: Serving, request: BaseModel, queries: Sequence[str], tenant: bytes = b""
     ) -> list[bytes]:
         """One key for each of these queries of the request, in order."""
-        parameters = request.model_dump_json(exclude=NOT_IN_KEY).encode()
-        encoder = serving.encoder
-        served = *map(str.encode, serving.name), serving.overlay.state.hex().encode()
-        spec = encoder.spec
-        facts = (
-            *served,
-            spec.query_instruction.encode(),
-            str(spec.dense_trust).encode(),
-            self._settings,
-            tenant,
-            parameters,
-            b"",
-        )
+        parameters, spec = request.model_dump_json(exclude=NOT_IN_KEY), serving.encoder.spec
+        served = *serving.name, serving.overlay.state.hex(), spec.query_instruction, str(spec.dense_trust)
+        facts = (*map(str.encode, served), self._settings, tenant, parameters.encode(), b"")
         shared = blake2b(END.join(facts), digest_size=DIGEST_BYTES)
         keys = []
         for query in queries:

@@ -36,7 +36,7 @@ from service.serving.serving import Serving
 
 if TYPE_CHECKING:
     from indexer.store.filters import Filter
-    from service.engine.device import Encoder, Reranker, VectorSearch
+    from service.engine.device import Encoder, GraphReranker, VectorSearch
 
 
 @dataclass(slots=True, eq=False)
@@ -48,7 +48,7 @@ class OpenServing:
     vectors: VectorSearch
     handle: int = 0
     holders: int = 0
-    reranker: Reranker | None = None
+    reranker: GraphReranker | None = None
 
 
 def compute_batch(held: OpenServing, requests: Sequence[Request], waiting: int = 0) -> list[Response]:
@@ -148,7 +148,7 @@ class PendingJob:
     @property
     def key(self) -> RequestKey:
         job, serving, ready = self.entry.job, self.entry.serving, self.vector is not None
-        filters = serving.snapshot_filters(job.options.filters) if isinstance(job, SearchJob) else ()
+        filters = serving.overlay.snapshot_filters(job.options.filters) if isinstance(job, SearchJob) else ()
         keep, pairs = job.keep_vector or serving.fresh is not None, isinstance(job, PairJob)
         return RequestKey(self.k, self.entry.bulk, ready, keep, pairs, filters)
 

@@ -20,7 +20,6 @@ from indexer.store.collection import Database
 from indexer.store.snapshot import Snapshot
 from indexer.store.vectors import VectorIndex, limit_threads
 from models.encoder.onnx import OnnxEncoder, OnnxReranker, bulk_batches
-from models.encoder.pairs import PairReader
 from models.encoder.spec import EncoderSpec, Variant
 from models.encoder.tokenizer import FlatIds, Ids, TextReader, pad_flat
 from service.engine.jobs import DATABASE_AWAY, Vectors
@@ -58,17 +57,6 @@ class VectorSearch(Protocol):
         ...
 
 
-class Reranker(Protocol):
-    """Runs a reranker's graph."""
-
-    @property
-    def reader(self) -> PairReader: ...
-
-    def score(self, ids: FlatIds, lengths: FlatIds) -> Vectors:
-        """Returns the scores (pairs,); `ids` holds the tokens of one pair after the other."""
-        ...
-
-
 OpenVectors = Callable[[Snapshot], VectorSearch]
 
 
@@ -77,7 +65,7 @@ class Device(Protocol):
 
     def load_encoder(self, folder: Path) -> Encoder: ...
 
-    def load_reranker(self, folder: Path) -> Reranker: ...
+    def load_reranker(self, folder: Path) -> GraphReranker: ...
 
     def open_vectors(self, vectors: VectorIndex) -> VectorSearch: ...
 
@@ -108,6 +96,7 @@ class GraphReranker:
         self._call_tokens = 1 if reranker.variant is Variant.INT8 else call_tokens
 
     def score(self, ids: FlatIds, lengths: FlatIds) -> Vectors:
+        """Returns the scores (pairs,); `ids` holds the tokens of one pair after the other."""
         scores = np.empty(len(lengths), np.float32)
         for rows, padded, mask in _calls(ids, lengths, self._call_tokens):
             scores[rows] = self._reranker.score_padded(padded, mask)

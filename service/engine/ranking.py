@@ -112,7 +112,7 @@ def join_fresh(
 
 def group(serving: Serving, passages: Rows, scores: Scores, limit: int, later: float) -> Side:
     """Keeps the best passage of each document, best first; one that is not the first counts `later` of its score."""
-    documents, rows, best = best_passages(passages, scores, serving.documents_of, later)
+    documents, rows, best = best_passages(passages, scores, serving.overlay.documents_of, later)
     return Side(Found(documents[:limit], rows[:limit], best[:limit]), (passages, scores))
 
 

@@ -19,7 +19,7 @@ import faiss
 import numpy as np
 from numpy.typing import NDArray
 
-from indexer.store.faiss_index import build_index, exact_index, open_index
+from indexer.store.faiss_index import build_index
 from indexer.store.kinds import INDEX_FILE, IndexKind
 from indexer.store.vectors import VectorIndex
 from models.encoder.onnx import OnnxEncoder
@@ -110,11 +110,9 @@ def check_graph(device: Device, rows: int, dim: int) -> bool:
     values = _unit(centres[randomly.integers(len(centres), size=rows)] + spread).astype(np.float16)
     with TemporaryDirectory(prefix="care-selfcheck-") as folder:
         began = perf_counter()
-        path = Path(folder, INDEX_FILE)
-        build_index(values, IndexKind.CAGRA, path)
+        build_index(values, IndexKind.CAGRA, Path(folder, INDEX_FILE))
         print(f"graph over {rows} rows: {perf_counter() - began:.1f} s")
-        graph = open_index(path, IndexKind.CAGRA, exact_index(values))
-        own = VectorIndex(IndexKind.CAGRA, values, graph, GRAPH_DEPTH)
+        own = VectorIndex.open(Path(folder), IndexKind.CAGRA, values, GRAPH_DEPTH)
         print("searched on the CPU:")
         right = check_search(CpuVectors(own, 0), values, centres, LEAST_CPU_GRAPH_OVERLAP)
         print("searched on the GPU:")

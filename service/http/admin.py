@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import numpy as np
 from fastapi import APIRouter, Request, Response
@@ -19,6 +19,9 @@ from service.errors import InvalidRequest, ShuttingDown, invalid_request
 from service.http.access import ACT
 from service.http.asgi import KEY, errors, read_body, runtime_of
 from service.serving.serving import Serving, count_facets, number_ranges
+
+if TYPE_CHECKING:
+    from service.runtime import Runtime
 
 logger = logging.getLogger(__name__)
 
@@ -208,38 +211,34 @@ class Page(RootModel[dict[str, PageWords]]):
 async def get_collection(request: Request) -> CollectionAnswer:
     """What is served: counts, the encoder, and the values that filters may ask for."""
     runtime = runtime_of(request)
-    settings, serving = runtime.settings, runtime.servings.current()
-    encoder, spec = serving.encoder, serving.encoder.spec
-    documents = serving.snapshot.manifest.encoder
-    within = serving.fix(request.scope[KEY].filters)
-    ranges = await asyncio.to_thread(number_ranges, serving, within)
+    return await asyncio.to_thread(_describe, runtime, runtime.servings.current(), request.scope[KEY].filters)
+
+
+def _describe(runtime: Runtime, serving: Serving, filters: tuple[Filter, ...]) -> CollectionAnswer:
+    settings, manifest, within = runtime.settings, serving.snapshot.manifest, serving.fix(filters)
+    encoder, ranges = serving.encoder, number_ranges(serving, within)
     return CollectionAnswer(
         snapshot=serving.version,
-        created=serving.snapshot.manifest.created.isoformat(),
-        documents=await asyncio.to_thread(serving.documents, within),
-        passages=await asyncio.to_thread(serving.passages, within),
-        fresh=await asyncio.to_thread(_fresh_facts, serving, within, settings.fresh_limit),
+        created=manifest.created.isoformat(),
+        documents=serving.documents(within),
+        passages=serving.passages(within),
+        fresh=_fresh_facts(serving, within, settings.fresh_limit),
         encoder=EncoderFacts(
             name=runtime.embedder.model,
-            architecture=spec.architecture,
-            dim=spec.dim,
-            max_length=spec.max_length,
-            space=spec.space,
             variant=encoder.variant,
             fingerprint=encoder.fingerprint,
+            **encoder.spec.model_dump(include={"architecture", "dim", "max_length", "space"}),
         ),
-        document_encoder=DocumentEncoderFacts(
-            name=documents.name, variant=documents.variant, fingerprint=documents.fingerprint
-        ),
+        document_encoder=DocumentEncoderFacts(**manifest.encoder.model_dump()),
         modes=list(Mode),
         default_mode=settings.default_mode,
         max_top_k=settings.max_top_k,
         max_queries=settings.max_queries,
         fields=serving.fields(within),
-        facets=await asyncio.to_thread(count_facets, serving, within),
+        facets=count_facets(serving, within),
         numbers={name: NumberRange(min=low, max=high) for name, (low, high) in ranges.items()},
-        samples=await asyncio.to_thread(sample_documents, serving, within),
-        page={} if within else await asyncio.to_thread(read_page, settings.collection),
+        samples=sample_documents(serving, within),
+        page={} if within else read_page(settings.collection),
     )
 
 
@@ -251,7 +250,7 @@ def _fresh_facts(serving: Serving, within: tuple[Filter, ...], limit: int) -> Fr
         return FreshFacts(
             position=position, documents=documents, changes=overlay.changes, passages=overlay.posted, limit=limit
         )
-    ids = [serving.document(row).id for row in overlay.chosen(within).tolist()]
+    ids = [serving.overlay.document(row).id for row in overlay.chosen(within).tolist()]
     position = max((overlay.positions[each] for each in ids), default=0)
     passages = serving.fresh_passages(within)
     return FreshFacts(position=position, documents=len(ids), changes=len(ids), passages=passages, limit=limit)

@@ -85,7 +85,7 @@ async def get_document(request: Request, id: str) -> Response:
     row = serving.row_within(id, serving.fix(request.scope[KEY].filters))
     if row is None:
         raise NotFound("the collection has no document with this id")
-    stored = serving.document(row)
+    stored = serving.overlay.document(row)
     body = b'{%b,"text":%b,"snapshot":%b}' % (stored.json, stored.text_json, orjson.dumps(serving.version))
     return Response(body, media_type="application/json")
 

@@ -8,6 +8,7 @@ import socket
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import orjson
 
@@ -55,27 +56,12 @@ def port_of(listener: socket.socket) -> int:
     return port
 
 
-def bind(host: str, port: int) -> socket.socket:
-    """Binds the address without listening: clients are refused, not kept waiting, while the snapshot opens."""
-    return _bind(host, port, f"cannot listen on {host}:{port}", "choose another CARE_HOST or CARE_PORT")
+def bind(host: str, port: int, *, shared: bool = False) -> socket.socket:
+    """Binds the address without listening: clients are refused, not kept waiting, while the snapshot opens.
 
-
-def reserve(host: str, port: int) -> socket.socket:
-    """Binds the address for processes that use `join`; raises PortTaken if another service shares it already."""
-    if port:
-        bind(host, port).close()
-    return join(host, port)
-
-
-def join(host: str, port: int) -> socket.socket:
-    """Binds one of several sockets at an address; the kernel spreads new connections over those that listen.
-
-    Each worker has its own: of workers that accept from one socket, the one that is awake takes most connections.
+    The kernel spreads new connections over sockets that share an address. Each worker has its own: of workers that
+    accept from one socket, the one that is awake takes most connections.
     """
-    return _bind(host, port, f"cannot share {host}:{port}", "choose another CARE_PORT", shared=True)
-
-
-def _bind(host: str, port: int, failure: str, remedy: str, *, shared: bool = False) -> socket.socket:
     listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     if shared:
@@ -84,8 +70,19 @@ def _bind(host: str, port: int, failure: str, remedy: str, *, shared: bool = Fal
         listener.bind((host, port))
     except OSError as error:
         listener.close()
-        raise PortTaken(f"{failure} ({error.strerror}); {remedy}") from error
+        how, remedy = "share" if shared else "listen on", "choose another CARE_HOST or CARE_PORT"
+        raise PortTaken(f"cannot {how} {host}:{port} ({error.strerror}); {remedy}") from error
     return listener
+
+
+join = partial(bind, shared=True)
+
+
+def reserve(host: str, port: int) -> socket.socket:
+    """Binds the address for processes that use `join`; raises PortTaken if another service shares it already."""
+    if port:
+        bind(host, port).close()
+    return join(host, port)
 
 
 def address_of(listener: socket.socket, scheme: str = "http") -> str:

@@ -15,6 +15,7 @@ import sys
 import tempfile
 from asyncio.subprocess import Process
 from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from time import monotonic
 from typing import Any
@@ -67,7 +68,7 @@ class Supervisor:
 
         def child(name: str, *command: str) -> Child:
             on_ready = self._announce if name != "engine" else lambda text: None
-            return Child(name, command, environment, settings.start_seconds, on_ready=on_ready, on_end=self._forget)
+            return Child(name, command, environment, settings.start_seconds, on_ready, self._forget)
 
         self._engine: Child | None = None
         engine: list[str] = []
@@ -151,31 +152,24 @@ class Supervisor:
             gauge.unlink()
 
 
+@dataclass(slots=True, eq=False)
 class Child:
-    """A process that is kept running: started, and restarted when it ends."""
+    """A process that is kept running: started, and restarted when it ends.
 
-    def __init__(
-        self,
-        name: str,
-        command: Sequence[str],
-        environment: Mapping[str, str],
-        start_seconds: float,
-        *,
-        on_ready: Callable[[str], None] = lambda text: None,
-        on_end: Callable[[int], None] = lambda pid: None,
-    ) -> None:
-        """`command` is a module and its arguments; `on_ready` gets the process's message, `on_end` its id."""
-        self.name = name
-        self.ready = asyncio.Event()
-        self.process: Process | None = None
-        self._command = [sys.executable, "-m", *command]
-        self._environment = environment
-        self._start_seconds = start_seconds
-        self._missed: int | None = None
-        self._on_ready = on_ready
-        self._on_end = on_end
-        self._ending = False
-        self._was_ready = False
+    `command` is a module and its arguments; `on_ready` gets the process's message, `on_end` its id.
+    """
+
+    name: str
+    command: Sequence[str]
+    environment: Mapping[str, str]
+    start_seconds: float
+    on_ready: Callable[[str], None]
+    on_end: Callable[[int], None]
+    ready: asyncio.Event = field(default_factory=asyncio.Event)
+    process: Process | None = None
+    _missed: int | None = None
+    _ending: bool = False
+    _was_ready: bool = False
 
     async def keep(self) -> None:
         """Runs the process again and again until `end`; raises StartFailed if it never becomes ready."""
@@ -227,25 +221,25 @@ class Child:
     async def _run(self, *, again: bool) -> StartupMessage | None:
         """Runs one process from start to end; returns its message, None if it sent none."""
         ours, its = socket.socketpair()
-        command = [*self._command, "--again"] if again else self._command
+        command = [sys.executable, "-m", *self.command, *(["--again"] if again else [])]
         with its:
-            self.process = await asyncio.create_subprocess_exec(*command, stdin=its.fileno(), env=self._environment)
+            self.process = await asyncio.create_subprocess_exec(*command, stdin=its.fileno(), env=self.environment)
         reader, writer = await asyncio.open_connection(sock=ours)
         try:
             try:
-                async with asyncio.timeout(self._start_seconds):
+                async with asyncio.timeout(self.start_seconds):
                     line = await reader.readline()
             except TimeoutError:
                 self.kill()
                 await self.process.wait()
-                late = f"the {self.name} was not ready after {self._start_seconds:g} s and was killed"
+                late = f"the {self.name} was not ready after {self.start_seconds:g} s and was killed"
                 text = f"{late}; its log says how far it came, CARE_START_SECONDS allows more"
                 return StartupMessage(ready=False, text=text)
             message = StartupMessage(**orjson.loads(line)) if line else None
             if message is not None and message.ready:
                 self._was_ready = True
                 self.ready.set()
-                self._on_ready(message.text)
+                self.on_ready(message.text)
                 if (missed := self._missed) is not None:
                     self._missed = None
                     self.send_signal(missed)
@@ -255,7 +249,7 @@ class Child:
             self.ready.clear()
             self.kill()
             writer.close()
-            self._on_end(self.process.pid)
+            self.on_end(self.process.pid)
 
 
 async def check_engine(path: Path) -> bool:

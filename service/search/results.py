@@ -119,13 +119,13 @@ def relevance(scores: NDArray[np.float32]) -> list[float | None]:
 
 def passage_of(serving: Serving, document: int, passage: int, wanted: Sequence[str]) -> int:
     """The passage of a document that holds most of the wanted terms; of equals `passage`, then the first."""
-    rows = serving.passages_of(document) if wanted else ()
+    rows = serving.overlay.passages_of(document) if wanted else ()
     if len(rows) < 2:
         return passage
-    text, wanted = serving.document(document).text, wanted[:LOCATED_TERMS]
+    text, wanted = serving.overlay.document(document).text, wanted[:LOCATED_TERMS]
 
     def held(row: int) -> int:
-        piece = _fold(text[slice(*serving.span(row))])
+        piece = _fold(text[slice(*serving.overlay.span(row))])
         return sum(term in piece for term in wanted)
 
     if held(passage) == len(wanted):  # spares long documents the look at every passage
@@ -135,8 +135,8 @@ def passage_of(serving: Serving, document: int, passage: int, wanted: Sequence[s
 
 def passage_text(serving: Serving, document: int, passage: int) -> str:
     """What a reranker reads of a hit: the title and a passage."""
-    stored = serving.document(document)
-    text = stored.text[slice(*serving.span(passage))]
+    stored = serving.overlay.document(document)
+    text = stored.text[slice(*serving.overlay.span(passage))]
     return f"{stored.title}\n{text}" if stored.title else text
 
 
@@ -150,7 +150,7 @@ def _hit_json(
     wanted: Sequence[str],
     account: Account | None,
 ) -> bytes:
-    stored = serving.document(document)
+    stored = serving.overlay.document(document)
     written = [b'"score":%b' % repr(score).encode(), _stored_json(stored, view.parts)]
     if rerank_score is not None:
         written.insert(1, b'"rerank_score":%b' % repr(rerank_score).encode())
@@ -172,7 +172,7 @@ def _hit_json(
 def _passage_json(
     serving: Serving, stored: StoredDocument, row: int, score: float, parts: frozenset[Part], wanted: Sequence[str]
 ) -> bytes:
-    span = serving.span(row)
+    span = serving.overlay.span(row)
     written = [b'"span":[%d,%d],"score":%b' % (*span, repr(round(score, SCORE_DECIMALS)).encode())]
     if Part.SNIPPET in parts:
         written.append(_snippet_json(serving, stored, row, wanted))
@@ -182,7 +182,7 @@ def _passage_json(
 
 
 def _snippet_json(serving: Serving, stored: StoredDocument, passage: int, wanted: Sequence[str]) -> bytes:
-    snippet = make_snippet(stored.text, serving.span(passage), wanted)
+    snippet = make_snippet(stored.text, serving.overlay.span(passage), wanted)
     return b'"snippet":%b,"highlights":%b' % (orjson.dumps(snippet.text), orjson.dumps(snippet.highlights))
 
 
@@ -212,10 +212,10 @@ def divide_words(serving: Serving, lexical: Ranking, documents: Sequence[int], q
     index = serving.snapshot.lexical
     weights = index.weights(query)
     rows, scores = (part.tolist() for part in lexical)
-    owners = serving.documents_of(lexical[0]).tolist()
+    owners = serving.overlay.documents_of(lexical[0]).tolist()
     places = {owner: place for place, owner in enumerate(owners) if owners.count(owner) == 1}
     for document in documents:
-        if (place := places.get(document)) is None or len(passages := serving.passages_of(document)) < 2:
+        if (place := places.get(document)) is None or len(passages := serving.overlay.passages_of(document)) < 2:
             continue
         own = Postings.of([passage_text(serving, document, row) for row in passages]).score(weights, index)
         shares = (own * (scores[place] / own.max())).tolist() if own.any() else [scores[place]]
@@ -243,7 +243,7 @@ def account_for(serving: Serving, options: Options, evidence: Evidence, words: R
             weight = own if options.weight is None else options.weight
         rows, scores = fuse(evidence.dense, words, options.fusion, weight)
     passages: dict[int, list[tuple[int, float]]] = {}
-    documents = serving.documents_of(rows).tolist()
+    documents = serving.overlay.documents_of(rows).tolist()
     for document, row, score in zip(documents, rows.tolist(), scores.tolist(), strict=True):
         passages.setdefault(document, []).append((row, score))
     return Account(_placings(dense), _placings(lexical), passages, weight)

@@ -42,6 +42,8 @@ logger = logging.getLogger(__name__)
 
 LOOP_DOCUMENTS = 50_000  # that the event loop filters itself, because a thread would take longer
 HYDE_SHARE = 0.75  # of the time left, for imagining documents; the rest is for a search without them
+Known = Sequence[tuple[Vector | None, HydeStatus | None]]
+"""The vector of each text, None if the engine encodes it, and whether imagined documents are in it."""
 PROBE = SearchRequest(query="ready", top_k=1, mode=Mode.HYBRID, cache=False)
 
 
@@ -323,7 +325,7 @@ class _Run:
             jobs.append((job, _Query(text, hyde, keep, key)))
         return jobs
 
-    async def _vectors(self, texts: Sequence[ReadText]) -> Sequence[tuple[Vector | None, HydeStatus | None]]:
+    async def _vectors(self, texts: Sequence[ReadText]) -> Known:
         """Finds vectors that the engine need not encode: imagined by HyDE, encoded by a server, or cached."""
         if self._request.hyde_documents:
             return await self._ask_server(texts, await self._imagine(texts))
@@ -333,9 +335,7 @@ class _Run:
         cache, encoder = self._shared.cache, self._serving.encoder
         return [(vector, None) for vector in await cache.get_embeddings(encoder, tokens, self._key.tenant)]
 
-    async def _ask_server(
-        self, texts: Sequence[ReadText], found: Sequence[tuple[Vector | None, HydeStatus | None]]
-    ) -> Sequence[tuple[Vector | None, HydeStatus | None]]:
+    async def _ask_server(self, texts: Sequence[ReadText], found: Known) -> Known:
         """Fills in the vectors that are missing if the encoder is behind an address."""
         missing = [text.text for text, (vector, _) in zip(texts, found, strict=True) if vector is None]
         is_dense = self._options.mode is not Mode.LEXICAL
@@ -346,7 +346,7 @@ class _Run:
         self._asked_seconds += perf_counter() - began
         return [(next(asked) if vector is None else vector, hyde) for vector, hyde in found]
 
-    async def _imagine(self, texts: Sequence[ReadText]) -> Sequence[tuple[Vector | None, HydeStatus | None]]:
+    async def _imagine(self, texts: Sequence[ReadText]) -> Known:
         hyde = self._shared.hyde
         assert hyde is not None  # `check` refuses the request otherwise
         count, seconds = self._request.hyde_documents, self._portions.deadline.seconds_left() * HYDE_SHARE

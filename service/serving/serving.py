@@ -16,8 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import orjson
 
-from indexer.store.arrays import Mask, Rows
-from indexer.store.documents import StoredDocument
+from indexer.store.arrays import Mask
 from indexer.store.filters import (
     MAX_FIELDS,
     NUMBER,
@@ -101,36 +100,12 @@ class Serving:
     def allowed(self, filters: tuple[Filter, ...]) -> Mask:
         """Which of the snapshot's passage rows the filters admit; raises BadFilter."""
         self.overlay.allowed(filters)
-        return self.select(self.snapshot_filters(filters)).mask
-
-    def snapshot_filters(self, filters: tuple[Filter, ...]) -> tuple[Filter, ...]:
-        """The filters for the snapshot alone: a field, or a kind, that only posted documents have matches nothing."""
-        return self.overlay.snapshot_filters(filters)
-
-    def documents_of(self, passages: Rows) -> Rows:
-        """The document row of each passage row."""
-        if not self.overlay.changes:  # 1.8 µs instead of 11.8 µs for 100 rows, three times a query
-            return self.snapshot.passages.documents[passages].astype(np.int64)
-        return self.overlay.documents_of(passages)
-
-    def document(self, row: int) -> StoredDocument:
-        return self.overlay.document(row)
-
-    def passages_of(self, document: int) -> Sequence[int]:
-        """The rows of a document's passages."""
-        return self.overlay.passages_of(document)
-
-    def span(self, passage: int) -> tuple[int, int]:
-        """First and last-plus-one character of a passage in its document's text."""
-        return self.overlay.span(passage)
-
-    def row_of(self, document_id: str) -> int | None:
-        return self.overlay.row_of(document_id)
+        return self.select(self.overlay.snapshot_filters(filters)).mask
 
     def row_within(self, document_id: str, within: tuple[Filter, ...]) -> int | None:
         """The row of a document that the filters admit; None if there is none."""
-        row = self.row_of(document_id)
-        return row if row is None or not within or admits(within, self.document(row).metadata) else None
+        row = self.overlay.row_of(document_id)
+        return row if row is None or not within or admits(within, self.overlay.document(row).metadata) else None
 
     def fix(self, filters: tuple[Filter, ...]) -> tuple[Filter, ...]:
         """A key's filters as this serving can evaluate them.
@@ -171,7 +146,7 @@ class Serving:
         """The metadata of the snapshot and of the documents posted since."""
         if not within:
             return self.snapshot.metadata, *(block.metadata for block in self.overlay.blocks)
-        return self.snapshot.metadata.part(self.snapshot_filters(within)), self.overlay.columns(within)
+        return self.snapshot.metadata.part(self.overlay.snapshot_filters(within)), self.overlay.columns(within)
 
     def fields(self, within: tuple[Filter, ...] = ()) -> list[str]:
         """The metadata fields that filters and facets may name."""
@@ -181,7 +156,7 @@ class Serving:
 
     def rows(self, within: tuple[Filter, ...]) -> Mask:
         """Which document rows of the snapshot can be found."""
-        rows = self.snapshot.metadata.select(self.snapshot_filters(within))
+        rows = self.snapshot.metadata.select(self.overlay.snapshot_filters(within))
         rows[list(self.overlay.gone)] = False
         return rows
 
@@ -250,13 +225,13 @@ def count_facets(serving: Serving, within: tuple[Filter, ...] = ()) -> dict[str,
     crowded = {name for name, kind in main.kinds.items() if kind == TEXT} - set(known)
     gone = np.array(sorted(serving.overlay.gone), np.int64)
     if within:
-        gone = gone[serving.snapshot.metadata.select(serving.snapshot_filters(within))[gone]]
+        gone = gone[serving.snapshot.metadata.select(serving.overlay.snapshot_filters(within))[gone]]
     for row in gone.tolist():
         for name, value in _texts(serving.snapshot.documents.get(row).metadata):
             if name in counted:
                 counted[name][value] -= 1
     for row in serving.overlay.chosen(within).tolist():
-        for name, value in _texts(serving.document(row).metadata):
+        for name, value in _texts(serving.overlay.document(row).metadata):
             if name in texts and name not in crowded:
                 counted.setdefault(name, Counter())[value] += 1
     present = {name: {value: count for value, count in each.items() if count} for name, each in counted.items()}
@@ -267,7 +242,7 @@ def count_values(serving: Serving, rows: Iterable[int], fields: Sequence[str]) -
     """The most frequent values of each field among these document rows; a number is spelled as in JSON, 5.0 as 5."""
     counted: dict[str, Counter[str]] = {field: Counter() for field in fields}
     for row in rows:
-        metadata = serving.document(row).metadata
+        metadata = serving.overlay.document(row).metadata
         for field, counts in counted.items():
             value = metadata.get(field)
             is_text = value is None or kind_of(value) == TEXT

@@ -127,19 +127,12 @@ def _from_snapshot(serving: Serving, document: NewDocument) -> Posted | None:
     return document.encoded(spans, snapshot.manifest.encoder.fingerprint, vectors)
 
 
-class Freshener:
-    """Reads the log of one collection, for any serving of it."""
-
-    def __init__(self, log: FreshLog, encoder: DocumentEncoder) -> None:
-        self._log = log
-        self._encoder = encoder
-
-    async def __call__(self, serving: Serving) -> Serving:
-        """Returns the serving with all of the log; itself if nothing was added. Raises BadLog."""
-        frames, cursor = await asyncio.to_thread(self._log.read, serving.cursor)
-        if cursor == serving.cursor:
-            return serving
-        overlay = serving.overlay
-        if frames:
-            overlay = await asyncio.to_thread(overlay.apply, await self._encoder.translate(serving, frames))
-        return replace(serving, overlay=overlay, cursor=cursor)
+async def freshen(log: FreshLog, encoder: DocumentEncoder, serving: Serving) -> Serving:
+    """Returns the serving with all of the log; itself if nothing was added. Raises BadLog."""
+    frames, cursor = await asyncio.to_thread(log.read, serving.cursor)
+    if cursor == serving.cursor:
+        return serving
+    overlay = serving.overlay
+    if frames:
+        overlay = await asyncio.to_thread(overlay.apply, await encoder.translate(serving, frames))
+    return replace(serving, overlay=overlay, cursor=cursor)

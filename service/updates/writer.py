@@ -158,7 +158,7 @@ class _Known:
 
     def is_visible(self, document_id: str) -> bool:
         position, said = self._last(document_id)
-        return said is not None if position is not None else self._serving.row_of(document_id) is not None
+        return said is not None if position is not None else self._serving.overlay.row_of(document_id) is not None
 
     def is_within(self, document_id: str, within: tuple[Filter, ...]) -> bool:
         """Whether a document is visible and the filters admit it."""
@@ -175,8 +175,8 @@ class _Known:
     def _metadata(self, document_id: str) -> Metadata | None:
         """Of the visible document with this id."""
         position, said = self._last(document_id)
-        if position is None and (row := self._serving.row_of(document_id)) is not None:
-            said = self._serving.document(row)
+        if position is None and (row := self._serving.overlay.row_of(document_id)) is not None:
+            said = self._serving.overlay.document(row)
         return None if said is None else said.metadata
 
     def _last(self, document_id: str) -> tuple[int | None, StoredDocument | None]:

@@ -77,7 +77,7 @@ def half_open(cache: RedisCache, next_seconds: float) -> None:
     """Lets both breakers try now, and again after `next_seconds`."""
     for breaker in (cache._reads.breaker, cache._writes.breaker):
         breaker._next_attempt = 0.0
-        breaker._open_seconds = next_seconds
+        breaker.open_seconds = next_seconds
 
 
 def connections(redis: Redis) -> int:

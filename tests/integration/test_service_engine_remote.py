@@ -125,7 +125,7 @@ async def test_the_event_loop_goes_on_while_fresh_passages_are_scored(
         assert not asked.done()
         gate.set()
         (outcome,) = await asked
-        assert fresh.document(int(outcome.found.documents[0])).id == "fresh"
+        assert fresh.overlay.document(int(outcome.found.documents[0])).id == "fresh"
 
 
 async def test_jobs_that_come_together_are_computed_together_and_equal_ones_once(engine: Engine, built: Built) -> None:

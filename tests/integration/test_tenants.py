@@ -38,7 +38,7 @@ async def test_tenants_share_nothing(tmp_path: Path, kept: Path, pytestconfig: p
 CALL, FIELDS, DOCUMENTS = ResultKeys.__call__, Serving.fields, Serving.documents
 LEAKS: dict[str, tuple[object, str, Callable[..., Any]]] = {
     "cache": (ResultKeys, "__call__", lambda self, serving, request, queries, _: CALL(self, serving, request, queries)),
-    "get by id": (Serving, "row_within", lambda self, name, within: self.row_of(name)),
+    "get by id": (Serving, "row_within", lambda self, name, within: self.overlay.row_of(name)),
     "search": (Serving, "fix", lambda self, filters: ()),
     "examples of errors": (Serving, "require_filters", lambda self, filters, within: self.allowed(filters)),
     "names of fields": (Serving, "fields", lambda self, within=(): FIELDS(self)),

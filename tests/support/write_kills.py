@@ -42,7 +42,7 @@ from service.errors import FreshLimit, InvalidRequest
 from service.metrics import Metrics
 from service.serving.serving import Models, Serving
 from service.settings import Settings
-from service.updates.encoder import DocumentEncoder, Freshener
+from service.updates.encoder import DocumentEncoder, freshen
 from service.updates.swap import Opening, Servings
 from service.updates.writer import FreshWriter
 from tests.support.fast_encoder import BUNDLED, FastEncoder
@@ -330,7 +330,7 @@ def _service(run: Run) -> tuple[Servings, FreshWriter]:
     def opened(folder: Path, encoder: Any, reranker: None) -> Serving:  # noqa: ANN401
         return Serving.open(folder, encoder, verify=False, searched=False)
 
-    opening = Opening(lambda: models, opened, nothing, Freshener(log, documents), nothing, nothing)
+    opening = Opening(lambda: models, opened, nothing, partial(freshen, log, documents), nothing, nothing)
     servings = Servings(settings, Metrics(), models, opening)
     return servings, FreshWriter(settings, servings, documents, log)
 
@@ -360,8 +360,8 @@ def _check(run: Run) -> None:
     problems = [*_check_frames(run, frames, versions)]
     for version, serving in versions.items():
         for document_id in ALWAYS + LATER + POSTED + DISPUTED:
-            row = serving.row_of(document_id)
-            shown = None if row is None else serving.document(row).text
+            row = serving.overlay.row_of(document_id)
+            shown = None if row is None else serving.overlay.document(row).text
             allowed = _allowed(run, document_id, serving, versions)
             if shown not in allowed:
                 problems.append(f"{version} shows {document_id} as {shown!r}, not as one of {allowed}")

@@ -26,7 +26,7 @@ from models.encoder.spec import Side
 from models.encoder.tokenizer import flatten
 from models.errors import BadEncoder, CareError
 from service.engine.compute import OpenServing, compute_batch
-from service.engine.device import Device, Reranker, open_encoder, searched_by
+from service.engine.device import Device, GraphReranker, open_encoder, searched_by
 from service.engine.jobs import Request, Response, Status
 from service.engine.queue import SLICE_SECONDS, CostModel, Lanes, Limits, OnBatch
 from service.engine.remote import frames
@@ -115,7 +115,7 @@ class OpenServings:
         vectors = self._open_vectors(serving.snapshot)
         return OpenServing(serving, encoder, vectors, self._handles, reranker=reranker)
 
-    def _load_reranker(self) -> Reranker | None:
+    def _load_reranker(self) -> GraphReranker | None:
         folder = self._settings.reranker
         return None if folder is None else self._device.load_reranker(folder)
 

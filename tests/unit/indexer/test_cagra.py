@@ -22,12 +22,11 @@ def graph(tmp_path_factory: pytest.TempPathFactory) -> VectorIndex:
     """As the GPU leaves it: FAISS's class for it, without its vectors; here the links are the processor's."""
     folder = tmp_path_factory.mktemp("cagra")
     vectors = unit_vectors(ROWS, DIM, clusters=30)
-    np.save(folder / "vectors.npy", vectors)
     index = faiss.IndexHNSWCagra(DIM, 16, faiss.METRIC_INNER_PRODUCT)
     index.add(vectors.astype(np.float32))
     index.base_level_only = True
     faiss.write_index(index, str(folder / "index.faiss"), faiss.IO_FLAG_SKIP_STORAGE)
-    return VectorIndex.open(folder, IndexKind.CAGRA, ROWS, DIM, 256)
+    return VectorIndex.open(folder, IndexKind.CAGRA, vectors, 256)
 
 
 def queries(graph: VectorIndex) -> np.ndarray:

@@ -34,7 +34,7 @@ def test_round_trip(tmp_path_factory: pytest.TempPathFactory, rows: list[tuple[s
     for row, (document_id, title, text) in enumerate(rows):
         document = documents.get(row)
         assert (document.id, document.title, document.text) == (document_id, title, text)
-        assert json.loads(documents.text_json(row)) == text
+        assert json.loads(documents.get(row).text_json) == text
         assert documents.row_of(document_id) == row
 
 

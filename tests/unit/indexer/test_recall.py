@@ -23,7 +23,7 @@ from indexer.errors import BadBuild
 from indexer.store.arrays import Rows
 from indexer.store.collection import Collection
 from indexer.store.documents import Documents, DocumentsWriter
-from indexer.store.faiss_index import build_index, exact_index, open_index
+from indexer.store.faiss_index import build_index
 from indexer.store.kinds import IndexKind
 from indexer.store.manifest import Manifest
 from indexer.store.snapshot import Snapshot
@@ -47,7 +47,7 @@ def queries() -> NDArray[np.float32]:
 
 def index(folder: Path, vectors: NDArray[np.float16], kind: IndexKind) -> VectorIndex:
     build_index(vectors, kind, folder / "index.faiss")
-    return VectorIndex(kind, vectors, open_index(folder / "index.faiss", kind, exact_index(vectors)))
+    return VectorIndex.open(folder, kind, vectors)
 
 
 def test_recall_is_the_share_of_the_exact_ten(

@@ -68,7 +68,7 @@ def test_a_service_that_does_not_recover_misses_a_limit() -> None:
 def test_recovery_needs_ten_quick_answers_in_a_row() -> None:
     refused = answer(b"{}", "429 Too Many Requests")
     with running(lambda number: [refused if number in (0, 5) else answer()]) as server:
-        seconds = recovery_seconds(server.url, ["头痛"], "dense", quick_ms=60_000)
+        seconds = recovery_seconds(server.url, ["头痛"], quick_ms=60_000)
     assert seconds is not None
     assert seconds > 0
     assert len(server.bodies) == 6 + overload.RECOVERED_IN_A_ROW
@@ -78,4 +78,4 @@ def test_recovery_needs_ten_quick_answers_in_a_row() -> None:
 def test_a_service_that_stays_slow_has_not_recovered(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(overload, "RECOVERY_SECONDS", 0.1)
     with running(lambda number: [answer()]) as server:
-        assert recovery_seconds(server.url, ["头痛"], "dense", quick_ms=0.0) is None
+        assert recovery_seconds(server.url, ["头痛"], quick_ms=0.0) is None

@@ -145,9 +145,9 @@ async def test_a_process_that_hangs_at_a_later_start_is_replaced(
     heard = Heard(tmp_path, "say first", "hang", "say second and stay")
     async with kept(heard) as child:
         await until(lambda: heard.said == ["first"])
-        monkeypatch.setattr(child, "_start_seconds", 0.5)
+        monkeypatch.setattr(child, "start_seconds", 0.5)
         await until(lambda: "was killed" in caplog.text)
-        monkeypatch.setattr(child, "_start_seconds", WAIT_SECONDS)
+        monkeypatch.setattr(child, "start_seconds", WAIT_SECONDS)
         await until(lambda: "second" in heard.said)
 
 

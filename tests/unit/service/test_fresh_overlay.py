@@ -67,7 +67,7 @@ def search(serving: Serving, mode: Mode, *filters: Filter, top_k: int = 10) -> l
     vector = unit_vectors(1, seed=99)[0].astype(np.float32).tobytes()
     (outcome,) = InProcessEngine(searched_by(Cpu(threads=1))).run(serving, [SearchJob(QUERY, options, vector=vector)])
     found = zip(outcome.found.documents.tolist(), outcome.found.scores.tolist(), strict=True)
-    return [(serving.document(row).id, score) for row, score in found]
+    return [(serving.overlay.document(row).id, score) for row, score in found]
 
 
 def changes(count: int) -> list[Change]:
@@ -270,7 +270,8 @@ def test_only_vectors_of_the_encoders_that_the_snapshot_names_are_corrected(main
     named = Corrected(encoders=("reads queries",), passages=9)
     correction = Correction(0.5 * np.eye(DIM, dtype=np.float32), np.full(DIM, 0.25, np.float32))
     manifest = main.manifest.model_copy(update={"correction": named})
-    corrected = replace(main, manifest=manifest, learn_correction=lambda: correction)
+    corrected = replace(main, manifest=manifest)
+    corrected.__dict__["correction"] = correction  # as if it was fitted
     posted = [replace(document(f"f{seed}", seed), encoder=by) for seed, by in enumerate(["reads queries", "fp"])]
     plain, laid = (Overlay(each).apply(frames(*posted)) for each in (main, corrected))
     queries = unit_vectors(3, seed=7).astype(np.float32)
