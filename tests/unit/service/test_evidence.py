@@ -17,7 +17,7 @@ from service.serving.serving import Serving
 
 # Document 0 has passages 0 to 2, document 1 passage 3, document 2 passages 4 and 5.
 DOCUMENTS = np.array([0, 0, 0, 1, 2, 2], np.int32)
-SERVING = cast(Serving, SimpleNamespace(documents_of=lambda passages: DOCUMENTS[passages]))
+SERVING = cast(Serving, SimpleNamespace(overlay=SimpleNamespace(documents_of=lambda passages: DOCUMENTS[passages])))
 
 
 def ranking(*pairs: tuple[int, float]) -> Ranking:
@@ -77,10 +77,12 @@ WHOLE = cast(
     Serving,
     SimpleNamespace(
         snapshot=SimpleNamespace(lexical=LexicalIndex.build(TEXTS, rows=[0, 4])),
-        documents_of=lambda rows: np.where(rows < 4, 0, 1),
-        passages_of=lambda document: range(4) if document == 0 else range(4, 5),
-        span=lambda row: (12 * (row % 4), 12 * (row % 4) + 12),
-        document=lambda row: StoredDocument.of(str(row), "", TEXTS[row], {}),
+        overlay=SimpleNamespace(
+            documents_of=lambda rows: np.where(rows < 4, 0, 1),
+            passages_of=lambda document: range(4) if document == 0 else range(4, 5),
+            span=lambda row: (12 * (row % 4), 12 * (row % 4) + 12),
+            document=lambda row: StoredDocument.of(str(row), "", TEXTS[row], {}),
+        ),
     ),
 )
 
