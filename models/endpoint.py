@@ -20,8 +20,7 @@ TIMEOUT_SECONDS = 120.0
 ATTEMPTS = 4
 FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.5, 30.0
 BUSY = 429
-REJECTED = (400, 422)
-REFUSED = (*REJECTED, 403)
+REFUSED = (400, 403, 422)
 FILTERED = re.compile(r"content.?filter|content.?policy|data_inspection|sensitive|moderation", re.IGNORECASE)
 """How servers name a text that they do not let their model read; other errors of these codes are the caller's."""
 
@@ -65,7 +64,7 @@ class Endpoint:
 
     def _call(self, method: str, route: str, body: Mapping[str, object] | None) -> dict[str, Any]:
         """The answer's object; no connection, 429 and 5xx are tried again. Raises Refused, Rejected and CareError."""
-        address, problem, kind = f"{self.base}{route}", "", CareError
+        address, problem = f"{self.base}{route}", ""
         for attempt in range(self._attempts):
             wait = FIRST_PAUSE_SECONDS * 4**attempt
             try:
@@ -82,14 +81,13 @@ class Endpoint:
                 if response.status_code in REFUSED and FILTERED.search(response.text):
                     raise Refused(f"{address} {problem}")
                 if response.status_code in REFUSED:
-                    raise CareError(f"{address} {problem}; the server runs, and takes no such request")
+                    raise Rejected(f"{address} {problem}; the server runs, and takes no such request")
                 if response.status_code != BUSY and not response.is_server_error:
-                    kind = Rejected if response.status_code in REJECTED else CareError
                     break
                 wait = retry_after(response.headers.get("retry-after", "")) or wait
             if attempt + 1 < self._attempts:
                 self._pause(min(wait, LONGEST_PAUSE_SECONDS))
-        raise kind(f"{address} {problem}; is it running, and is the address right?")
+        raise CareError(f"{address} {problem}; is it running, and is the address right?")
 
     def _without_secrets(self, text: str) -> str:
         for secret in filter(None, self._secrets):
