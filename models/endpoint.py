@@ -80,7 +80,8 @@ class Endpoint:
                 problem = f"answers {response.status_code}: {self._without_secrets(response.text)[:200]}"
                 if response.status_code in REFUSED and FILTERED.search(response.text):
                     raise Refused(f"{address} {problem}")
-                if response.status_code in REFUSED:
+                # llama-cpp-python answers 500 to a form of answers that it does not take.
+                if response.status_code in REFUSED or "response_format" in response.text:
                     raise Rejected(f"{address} {problem}; the server runs, and takes no such request")
                 if response.status_code != BUSY and not response.is_server_error:
                     break

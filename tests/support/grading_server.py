@@ -51,6 +51,8 @@ class GradingServer:
     """(model, prompt, how often it was asked) → the answer, in place of grades."""
     takes: Sequence[str] = ("json_schema", "json_object")
     """The types of `response_format` that it accepts."""
+    rejects: int = 422
+    """The status of the others."""
     formats: list[str] = field(default_factory=list)
     """The types that came, in their order; empty where a request had none."""
     schemas: list[dict[str, Any]] = field(default_factory=list)
@@ -68,7 +70,7 @@ class GradingServer:
         with self.lock:
             self.formats.append(form.get("type", ""))
             if form and form["type"] not in self.takes:
-                return Reply(422, "response_format: not a known type")
+                return Reply(self.rejects, "response_format: not a known type")
             self.schemas += [form.get("json_schema", form)["schema"]] if form else []
             self.asked[model, prompt] += 1
             number = self.asked[model, prompt]

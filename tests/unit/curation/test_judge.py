@@ -129,11 +129,11 @@ def test_a_failing_server_loses_no_row_and_judges_none_twice(server: GradingServ
     assert "passages without a grade of every judge" not in notes
 
 
-@pytest.mark.parametrize("takes", ["json_schema", "json_object", ""])
+@pytest.mark.parametrize(("takes", "rejects"), [("json_schema", 422), ("json_object", 500), ("", 400)])
 def test_a_server_is_told_the_form_of_the_grades_if_it_takes_one(
-    server: GradingServer, tmp_path: Path, takes: str
+    server: GradingServer, tmp_path: Path, takes: str, rejects: int
 ) -> None:
-    server.takes = [takes]
+    server.takes, server.rejects = [takes], rejects
     rows = [{"query": f"问{n}", "pos": [f"答{n}是4"], "neg": [f"乙{n}是0"]} for n in range(20)]
     assert len(judged(server, tmp_path, rows, models="a")) == 20
     assert set(server.formats[-10:]) == {takes}, "what it does not take is not tried again"
