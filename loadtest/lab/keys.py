@@ -1,7 +1,7 @@
 """`make bench-keys`: what keys, rates and traces cost a search.
 
   python -m loadtest.lab.keys                                  without keys, with keys, with keys and traces
-  python -m loadtest.lab.keys --before FOLDER --starts 30      also beside the service of another checkout
+  python -m loadtest.lab.keys --before FOLDER --hits --starts 14     also beside the service of another checkout
 
 One process serves all ways (`loadtest.lab.ways`); another checkout needs a process of its own, so more starts. Turns
 have a fixed number of equal requests and last a tenth of a second. The ways take turns, every second round goes
@@ -135,10 +135,10 @@ def interval(values: Sequence[float]) -> Spread:
     return Spread.of(sorted(values)[cut : n - cut])
 
 
-def measure(ways: Mapping[str, Way], queries: Sequence[str], rounds: int) -> Turns:
+def measure(ways: Mapping[str, Way], queries: Sequence[str], rounds: int, modes: Mapping[str, int] = MODES) -> Turns:
     """Measures the ways of one start in turn; the first round warms up."""
     turns: Turns = {}
-    for mode, requests in MODES.items():
+    for mode, requests in modes.items():
         for number in range(rounds + 1):
             for name in list(ways) if number % 2 else list(ways)[::-1]:
                 found = ways[name].turn(mode, queries, requests, number * requests)
@@ -165,6 +165,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     program.add_argument("--before", type=Path, help="folder of another checkout to measure beside")
     program.add_argument("--starts", type=int, default=STARTS, help="starts of every process (%(default)s)")
     program.add_argument("--rounds", type=int, default=ROUNDS, help="turns of a way and mode (%(default)s)")
+    program.add_argument("--hits", action="store_true", help="measure hits in the process cache alone")
     program.add_argument("--json", type=Path, metavar="FILE", help="write the figures there too")
     return program.run(arguments, _run)
 
@@ -173,6 +174,7 @@ def _run(given: argparse.Namespace, facts: dict[str, str]) -> int:
     if min(given.starts, given.rounds) < 1:
         raise BenchError("--starts and --rounds must be at least 1")
     queries, starts = read_queries(QUERIES), []
+    modes = {CACHED: MODES[CACHED]} if given.hits else MODES
     with tempfile.TemporaryDirectory(prefix="care-keys-") as made:
         folder = Path(made)
         # The older one of two programs: it cannot read what the newer one writes.
@@ -180,11 +182,11 @@ def _run(given: argparse.Namespace, facts: dict[str, str]) -> int:
         for number in range(given.starts):
             say(f"keys: start {number + 1} of {given.starts}")
             with _started(folder, given.before) as ways:
-                starts.append(measure(ways, queries, given.rounds))
+                starts.append(measure(ways, queries, given.rounds, modes))
     facts["load"] = f"{given.starts} starts, {given.rounds} rounds in each; {len(queries)} queries; top_k 10"
     if given.before is not None:
         facts["before"] = str(given.before)
-    rows = [Row.of(way, mode, starts) for mode in MODES for way in WAYS if (way, mode) in starts[0]]
+    rows = [Row.of(way, mode, starts) for mode in modes for way in WAYS if (way, mode) in starts[0]]
     report = Report(facts, rows)
     publish(as_markdown(report), report, given.json)
     missed = [row for row in rows if row.is_missed]
