@@ -1,12 +1,12 @@
 """`make bench-keys`: what keys, rates and traces cost a search.
 
-  python -m loadtest.lab.keys                                  without keys, with keys, with keys and traces
-  python -m loadtest.lab.keys --before FOLDER --hits --starts 14     also beside the service of another checkout
+  python -m loadtest.lab.keys                                        without keys, with keys, with keys and traces
+  python -m loadtest.lab.keys --before FOLDER --hits --starts 20     without keys, here and in another checkout
 
-One process serves all ways (`loadtest.lab.ways`); another checkout needs a process of its own, so more starts. Turns
-have a fixed number of equal requests and last a tenth of a second. The ways take turns, every second round goes
-backwards, and a ratio is that of neighbours in one round. The figure of a start is the median of its rounds. The table
-has the median of the starts and a 95 % interval of it, which assumes no distribution: with 6 starts, all of them.
+One process serves all ways (`loadtest.lab.ways`); two checkouts need a process each, and so more starts. Turns have a
+fixed number of equal requests and last a tenth of a second. The ways take turns, every second round goes backwards, and
+a ratio is that of neighbours in one round. The figure of a start is the median of its rounds. The table has the median
+of the starts and a 95 % interval of it, which assumes no distribution: with 6 starts, all of them.
 With keys, a request carries a key that has a rate. With traces, all requests are sent to a collector in this process.
 
 Processor time of a hit is that of the event loop's thread. Spans are written by another thread, after the turn. Its
@@ -144,9 +144,10 @@ def measure(ways: Mapping[str, Way], queries: Sequence[str], rounds: int, modes:
                 found = ways[name].turn(mode, queries, requests, number * requests)
                 if number:
                     turns.setdefault((name, mode), []).append(found)
-    spans_us = ways[TRACED].other_threads_us(queries) - ways[WITHOUT].other_threads_us(queries)
-    hits = turns[TRACED, CACHED]
-    turns[TRACED, CACHED] = [replace(turn, processor_us=turn.processor_us + spans_us) for turn in hits]
+    if TRACED in ways:
+        spans_us = ways[TRACED].other_threads_us(queries) - ways[WITHOUT].other_threads_us(queries)
+        hits = turns[TRACED, CACHED]
+        turns[TRACED, CACHED] = [replace(turn, processor_us=turn.processor_us + spans_us) for turn in hits]
     return turns
 
 
@@ -162,7 +163,7 @@ def as_markdown(report: Report) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     program = Program("keys", "loadtest.lab.keys", __doc__)
-    program.add_argument("--before", type=Path, help="folder of another checkout to measure beside")
+    program.add_argument("--before", type=Path, help="folder of another checkout, to be measured instead of keys")
     program.add_argument("--starts", type=int, default=STARTS, help="starts of every process (%(default)s)")
     program.add_argument("--rounds", type=int, default=ROUNDS, help="turns of a way and mode (%(default)s)")
     program.add_argument("--hits", action="store_true", help="measure hits in the process cache alone")
@@ -229,11 +230,12 @@ def _started(folder: Path, before: Path | None) -> Iterator[dict[str, Way]]:
     with contextlib.ExitStack() as stack:
         keys = {"keys_file": str(path)}
         traced = keys | {"traces_url": stack.enter_context(_collector())}
-        own = _serve(stack, folder, REPOSITORY, {}, keys, traced)
-        ways = {WITHOUT: own[0], WITH: replace(own[1], key=key), TRACED: replace(own[2], key=key)}
-        if before is not None:
-            (ways[BEFORE],) = _serve(stack, folder, before.resolve(), {})
-        yield ways
+        if before is None:
+            own = _serve(stack, folder, REPOSITORY, {}, keys, traced)
+            yield {WITHOUT: own[0], WITH: replace(own[1], key=key), TRACED: replace(own[2], key=key)}
+        else:  # each alone: a process that serves in more ways has more to do
+            checkouts = {WITHOUT: REPOSITORY, BEFORE: before.resolve()}
+            yield {name: _serve(stack, folder, code, {})[0] for name, code in checkouts.items()}
 
 
 def _serve(stack: contextlib.ExitStack, folder: Path, code: Path, *settings: Mapping[str, str]) -> list[Way]:
