@@ -116,7 +116,7 @@ class KeyRing:
         self._seen = self._signature()
         self._keys = {} if path is None else _index(KeysFile.read(path))
         # Keys of the file that were presented and found, by their public id: OpenSSL's SHA-256 takes 13 µs a request.
-        self._found: dict[bytes, tuple[bytes, Key]] = {}
+        self.found: dict[bytes, tuple[bytes, Key]] = {}
 
     @classmethod
     def from_settings(cls, settings: Settings) -> KeyRing:
@@ -130,13 +130,10 @@ class KeyRing:
     def find(self, presented: bytes) -> Key | None:
         """The key that was presented; takes a time that does not depend on where two secrets differ."""
         name = presented[ID]
-        found = self._found.get(name)
-        if found is not None and compare_digest(presented, found[0]):
-            return found[1]
         digest = sha256(presented).digest()
         known = self._keys.get(name)
         if known is not None and compare_digest(digest, known[0]):
-            self._found[name] = presented, known[1]
+            self.found[name] = presented, known[1]
             return known[1]
         return ADMIN_TOKEN if self._token is not None and compare_digest(digest, self._token) else None
 
@@ -147,7 +144,7 @@ class KeyRing:
         self._seen = self._signature()
         try:
             self._keys = _index(KeysFile.read(self._path))
-            self._found.clear()
+            self.found.clear()
         except BadKeys as error:
             logger.error("the keys stay as they were: %s", error)
         else:

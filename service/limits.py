@@ -130,6 +130,7 @@ class Rates:
         self, redis: Redis | None = None, timeout_seconds: float = 1.0, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._redis = redis
+        self.are_shared = redis is not None
         self._take = None if redis is None else redis.register_script(TAKE)
         self._timeout_seconds = timeout_seconds
         self._breaker = Breaker("the rate limits in Redis", open_seconds=1.0)
@@ -147,17 +148,22 @@ class Rates:
 
     async def take(self, name: str, rate: Rate, cost: int = 1) -> float:
         """Takes `cost` calls from the bucket of this name; returns 0, or the seconds to wait if it holds too few."""
-        seconds = cost * rate.seconds / rate.count
         if self._take is not None and self._breaker.allows():
             try:
                 async with asyncio.timeout(self._timeout_seconds):
+                    seconds = cost * rate.seconds / rate.count
                     wait = float(await self._take([PREFIX + name.encode()], [seconds, rate.seconds]))
                 self._breaker.succeeded()
                 return wait
             except Exception as error:  # not only RedisError: a malformed reply trips the parser anywhere
                 self._breaker.failed(type(error).__name__)
+        return self.take_here(name, rate, cost)
+
+    def take_here(self, name: str, rate: Rate, cost: int = 1) -> float:
+        """As `take`, from the bucket of this process."""
         now = self._clock()
-        full = max(self._full.get(name, 0.0), now) + seconds
+        full = self._full.get(name, now)
+        full = (full if full > now else now) + cost * rate.seconds / rate.count
         if full - rate.seconds > now:
             return full - rate.seconds - now
         self._full[name] = full

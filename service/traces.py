@@ -19,7 +19,7 @@ from operator import attrgetter
 from random import getrandbits, random
 from secrets import token_hex
 from struct import Struct
-from time import time_ns
+from time import perf_counter_ns, time_ns
 from typing import TYPE_CHECKING
 
 import httpx
@@ -46,17 +46,16 @@ SEND_SECONDS = 1.0  # between batches
 TIMEOUT_SECONDS = 5.0
 MOST_WAITING = 4096  # requests that are not sent yet; older ones are dropped
 MOST_AT_ONCE = 2048
-NO_PARENT = b""
+NO_PARENT = LATER = b""
 REFUSED = 422
 
 Facts = dict[str, str | int]
 """Attributes of a span."""
-Searched = tuple[int, int]
-"""The top_k and the number of queries of a search."""
-Traced = tuple[bytes, bytes, int, float, str, str, int, str, Searched | None, str, tuple[float, ...]]
-"""A request that has ended: trace, parent, end in ns, seconds, method, route, status, id, search, queries, stages.
+Traced = tuple[bytes, bytes, float, float, str, str, int, str, int, int, str, tuple[float, ...]]
+"""A request that has ended: trace, parent, begin, seconds, method, route, status, id, top_k, queries, texts, stages.
 
-A plain tuple of plain values, which the garbage collector leaves alone: thousands wait at a time.
+A plain tuple of plain values, which the garbage collector leaves alone: thousands wait at a time. It holds few new
+objects, because those are in memory that no cache of the processor has.
 """
 
 
@@ -66,6 +65,7 @@ class Traces:
     def __init__(self, settings: Settings, metrics: Metrics) -> None:
         self._share = settings.traces_share
         self._queries = settings.traces_queries
+        self._logs_ids = settings.access_log
         self._source = settings.collection.resolve().name
         self._metrics = metrics
         self._waiting: deque[Traced] = deque()
@@ -77,6 +77,7 @@ class Traces:
         self._resource = ResourceSpans(resource=resource).SerializeToString()
         self._scope = ScopeSpans(scope=InstrumentationScope(name=NAME, version=version)).SerializeToString()
         self._is_away = False
+        self._epoch_ns = 0  # of perf_counter, since 1970
 
     def add(
         self,
@@ -85,13 +86,15 @@ class Traces:
         route: str,
         request_id: str,
         status: int,
+        began: float,
         seconds: float,
         search: SearchRequest | None,
         timings: Timings | None,
     ) -> bytes | None:
-        """Queues a request that has ended; returns its trace, None if it is not traced.
+        """Queues a request that began at this time of `perf_counter` and has ended.
 
-        `caller` is its `traceparent`, which decides; of the requests without one a share is traced.
+        Returns its trace for the access log; None if it is not traced, empty if the sender makes one. `caller` is its
+        `traceparent`, which decides; of the requests without one a share is traced.
         """
         if caller is not None and (given := TRACEPARENT.fullmatch(caller)):
             if not int(given[3], 16) & SAMPLED:
@@ -100,19 +103,19 @@ class Traces:
         elif self._share < 1 and random() >= self._share:
             return None
         else:
-            trace_id, parent = getrandbits(128).to_bytes(16), NO_PARENT
+            trace_id, parent = _new_trace_id() if self._logs_ids else LATER, NO_PARENT
         if len(self._waiting) >= MOST_WAITING:
             self._waiting.popleft()
             self._metrics.traces("dropped", 1)
         # What was refused retrieved nothing, and its numbers may be larger than the protocol's.
-        found: Searched | None = None
+        top_k = count = 0
         if search is not None and status != REFUSED:
-            found = search.top_k, 1 if isinstance(search.query, str) else len(search.query)
-        queries = "\n".join(search.queries) if self._queries and search is not None else ""
+            top_k, count = search.top_k, 1 if isinstance(search.query, str) else len(search.query)
+        texts = "\n".join(search.queries) if self._queries and search is not None else ""
         # A result that is not in the cache is fetched; without one there is no stage to show.
         stages = _seconds(timings) if timings is not None and timings.fetch else ()
         self._waiting.append(
-            (trace_id, parent, time_ns(), seconds, method, route, status, request_id, found, queries, stages)
+            (trace_id, parent, began, seconds, method, route, status, request_id, top_k, count, texts, stages)
         )
         return trace_id
 
@@ -148,7 +151,7 @@ class Traces:
 
         What comes meanwhile waits for the next time: sending it at once took a post for every two or three requests.
         """
-        left = len(self._waiting)
+        left, self._epoch_ns = len(self._waiting), time_ns() - perf_counter_ns()
         while left > 0:
             batch = [self._waiting.popleft() for _ in range(min(MOST_AT_ONCE, left))]
             left -= len(batch)
@@ -173,15 +176,18 @@ class Traces:
 
     def _spans(self, traced: Traced) -> bytes:
         """The span of a request and those of its stages, as they stand in a ScopeSpans message."""
-        trace_id, parent, ended_ns, seconds, method, route, status, request_id, search, queries, stages = traced
+        trace_id, parent, began, seconds, method, route, status, request_id, top_k, count, texts, stages = traced
+        began_ns = self._epoch_ns + int(began * 1e9)
+        ended_ns = began_ns + int(seconds * 1e9)
+        trace_id = trace_id or _new_trace_id()
         # A trace that begins here has a random id, half of which will do for its first span.
-        own, began_ns = _new_span_id() if parent else trace_id[8:], ended_ns - int(seconds * 1e9)
+        own = _new_span_id() if parent else trace_id[8:]
         rest = OWN.pack(TRACE_ID, trace_id, SPAN_ID, own, BEGIN, began_ns, END, ended_ns)
         if parent:
             rest += PARENT + parent
-        if queries:
-            rest += _attribute("gen_ai.retrieval.query.text", queries)
-        spans = _opening(self._source, method, route, status, search, len(request_id), len(rest))
+        if texts:
+            rest += _attribute("gen_ai.retrieval.query.text", texts)
+        spans = _opening(self._source, method, route, status, top_k, count, len(request_id), len(rest))
         spans += request_id.encode() + rest
         if not stages:
             return spans
@@ -205,6 +211,10 @@ STAGE_FACTS = [Span(name=stage, kind=Span.SPAN_KIND_INTERNAL).SerializeToString(
 _seconds = attrgetter(*STAGES)
 
 
+def _new_trace_id() -> bytes:
+    return getrandbits(128).to_bytes(16)
+
+
 def _new_span_id() -> bytes:
     return (getrandbits(64) or 1).to_bytes(8)
 
@@ -223,19 +233,19 @@ def _field(tag: bytes, content: bytes) -> bytes:
 
 @lru_cache(1024)
 def _opening(
-    source: str, method: str, route: str, status: int, search: Searched | None, id_length: int, rest_length: int
+    source: str, method: str, route: str, status: int, top_k: int, count: int, id_length: int, rest_length: int
 ) -> bytes:
     """A request's span as far as others have it too; its id and the rest of it, of these lengths, have to follow."""
-    known = _request_facts(source, method, route, status, search) + _attribute("care.request_id", "-" * id_length)
+    known = _request_facts(source, method, route, status, top_k, count) + _attribute("care.request_id", "-" * id_length)
     return _field(SPANS, known + bytes(rest_length))[: -id_length - rest_length]
 
 
 @lru_cache(1024)
-def _request_facts(source: str, method: str, route: str, status: int, search: Searched | None) -> bytes:
+def _request_facts(source: str, method: str, route: str, status: int, top_k: int, count: int) -> bytes:
     facts: Facts = {"http.request.method": method, "http.route": route, "http.response.status_code": status}
-    if search is not None:
+    if count:
         facts |= {"gen_ai.operation.name": "retrieval", "gen_ai.data_source.id": source}
-        facts |= {"gen_ai.retrieval.top_k": search[0], "care.queries": search[1]}
+        facts |= {"gen_ai.retrieval.top_k": top_k, "care.queries": count}
     failed = Status(code=Status.STATUS_CODE_ERROR if status >= 500 else Status.STATUS_CODE_UNSET)
     attributes = list(_attributes(facts))
     span = Span(name=f"{method} {route}", kind=Span.SPAN_KIND_SERVER, attributes=attributes, status=failed)

@@ -1,67 +1,122 @@
-"""`make bench-keys`: what keys and traces cost a search, with and without, turn by turn.
+"""`make bench-keys`: what keys, rates and traces cost a search.
 
-  python -m loadtest.lab.keys                      the example corpus, services started for the run
-  python -m loadtest.lab.keys --before FOLDER      beside the service of another checkout, without keys
+  python -m loadtest.lab.keys                                        without keys, with keys, with keys and traces
+  python -m loadtest.lab.keys --before FOLDER --hits --starts 20     without keys, here and in another checkout
 
-Each service runs twice, without caches and with its process cache. In a round every service answers every scenario for
-a moment while the others are stopped; every second round goes backwards. Ratios are those of neighbours in one round,
-so other work on the machine meets both. A process is faster or slower than its equals for as long as it lives, so all
-are started several times. With keys, a request carries a key that has a rate, as a Bearer token. With traces, all of
-them are sent to a collector in this process as well.
+One process serves all ways (`loadtest.lab.ways`); two checkouts need a process each, and so more starts. Turns have a
+fixed number of equal requests and last a tenth of a second. The ways take turns, every second round goes backwards, and
+a ratio is that of neighbours in one round. The figure of a start is the median of its rounds. The table has the median
+of the starts and a 95 % interval of it, which assumes no distribution: with 6 starts, all of them.
+With keys, a request carries a key that has a rate. With traces, all requests are sent to a collector in this process.
 
-Limits, by the median over the rounds of all starts: with keys, and with keys and traces, at most 5 % more processor
-time a request than without; without keys at most 2 % more than before. Exit status 1 if one is missed or an answer
-failed. Requests a second are shown beside it: on a shared machine they differ more between two runs of one service.
+Processor time of a hit is that of the event loop's thread. Spans are written by another thread, after the turn. Its
+time is measured over some seconds of hits, less that of the same hits without traces, and added to the traced hit.
+
+Limits, by the median: with keys, and with keys and traces, at most 5 % more processor time a request than without;
+without keys at most 2 % more than before. Exit status 1 if one is missed or an answer failed.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import json
+import sys
 import tempfile
 import threading
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from math import comb
 from pathlib import Path
+from statistics import median
 
 from loadtest.answers import read_queries
-from loadtest.bench import CACHED, QUERIES, Scenario
+from loadtest.bench import CACHED, QUERIES
 from loadtest.harness import HOST, REPOSITORY, BenchError
-from loadtest.harness.generator import MAX_SECONDS, Job, Measurement, measure
-from loadtest.harness.machine import processor_seconds
-from loadtest.harness.report import Program, Spread, exit_with, failures_text, markdown, publish, say, summary, table
-from loadtest.harness.servers import CACHE, FORCED, Started, build_example, care, care_server, running
+from loadtest.harness.generator import MAX_SECONDS, Job, drive
+from loadtest.harness.machine import main_thread_seconds, processor_seconds
+from loadtest.harness.report import Program, Spread, exit_with, failures_text, markdown, publish, say, table
+from loadtest.harness.servers import CACHE, FORCED, build_example, care, care_server, free_port, running
 
-STARTS, ROUNDS, SECONDS = 4, 4, 1.0
-SCENARIOS = (Scenario(CACHED, 1), Scenario("lexical", 1), Scenario("hybrid", 1), Scenario("hybrid", 8))
+STARTS, ROUNDS = 6, 12
+# The requests of a turn.
+MODES = {CACHED: 300, "lexical": 50, "hybrid": 10}
+# Hits for the time of the thread that writes spans, and until it has sent the last of them.
+SPANS, SENDING_SECONDS = 4000, 1.2
 MOST_OF_KEYS, MOST_SINCE_BEFORE = 1.05, 1.02
-SERVICES = WITHOUT, WITH, TRACED, BEFORE = "without keys", "with keys", "with keys and traces", "before"
+WAYS = WITHOUT, WITH, TRACED, BEFORE = "without keys", "with keys", "with keys and traces", "before"
 
 
 @dataclass(frozen=True, slots=True)
-class Service:
-    """One way to run the service: without caches, and with; `key` goes with every request."""
+class Way:
+    """One way to serve: its address, its process, and the key that goes with every request."""
 
-    plain: Started
-    cached: Started
+    url: str
+    pid: int
     key: str = ""
 
-    def of(self, scenario: Scenario) -> Started:
-        return self.cached if scenario.mode == CACHED else self.plain
+    def turn(self, mode: str, queries: Sequence[str], requests: int, first: int = 0) -> Turn:
+        """Sends that number of requests. Queries but hits are numbered from `first`, so that none comes twice."""
+        is_hit = mode == CACHED
+        clock = main_thread_seconds if is_hit else processor_seconds
+        # An older service may not time the stages of today.
+        job = Job(self.url, queries, "hybrid" if is_hit else mode, 1, MAX_SECONDS, first, requests, timings=False)
+        before = clock(self.pid)
+        found = drive(replace(job, numbered=not is_hit, key=self.key))
+        if found.failures or len(found.latency_ms) != requests:
+            raise BenchError(f"{len(found.latency_ms)} of {requests} answers: {failures_text(found.failures)}")
+        return Turn(found.requests_per_second, (clock(self.pid) - before) / requests * 1e6)
+
+    def other_threads_us(self, queries: Sequence[str]) -> float:
+        """Processor time of all threads but the event loop's, of a hit."""
+        before = processor_seconds(self.pid) - main_thread_seconds(self.pid)
+        self.turn(CACHED, queries, SPANS)
+        time.sleep(SENDING_SECONDS)
+        return (processor_seconds(self.pid) - main_thread_seconds(self.pid) - before) / SPANS * 1e6
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """Speed, and processor time of a request."""
+
+    per_second: float
+    processor_us: float
+
+
+Turns = dict[tuple[str, str], list[Turn]]
+"""The turns of one start, by way and mode."""
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A service in a scenario: requests a second, processor time of a request; ratios to the one without keys."""
+    """A way in a mode: requests a second, processor time of a request; ratios to the way without keys."""
 
-    service: str
-    scenario: Scenario
-    requests_per_second: Spread
+    way: str
+    mode: str
+    per_second: Spread
     ratio: Spread
     processor_us: Spread
     processor_ratio: Spread
-    failures: dict[str, int]
+
+    @classmethod
+    def of(cls, way: str, mode: str, starts: Sequence[Turns]) -> Row:
+        speed, speeds, used, uses = [], [], [], []
+        for start in starts:
+            own = start[way, mode]
+            pairs = list(zip(own, start[WITHOUT, mode], strict=True))
+            speed.append(median(one.per_second for one in own))
+            speeds.append(median(one.per_second / other.per_second for one, other in pairs))
+            used.append(median(one.processor_us for one in own))
+            uses.append(median(one.processor_us / other.processor_us for one, other in pairs))
+        return cls(way, mode, *map(interval, (speed, speeds, used, uses)))
+
+    @property
+    def is_missed(self) -> bool:
+        if self.way == BEFORE:
+            return self.processor_ratio.median < 1 / MOST_SINCE_BEFORE
+        return self.processor_ratio.median > MOST_OF_KEYS
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,121 +126,74 @@ class Report:
     facts: dict[str, str]
     rows: list[Row]
 
-    def misses(self) -> list[str]:
-        """The limits that were exceeded."""
-        own = [row for row in self.rows if row.service in (WITH, TRACED)]
-        slow = [row for row in own if row.processor_ratio.median > MOST_OF_KEYS]
-        least = 1 / MOST_SINCE_BEFORE
-        slow += [row for row in self.rows if row.service == BEFORE and row.processor_ratio.median < least]
-        failed = [row for row in self.rows if row.failures]
-        return [
-            f"{row.scenario.mode}, {row.scenario.connections} connections: {row.service}" for row in (*slow, *failed)
-        ]
+
+def interval(values: Sequence[float]) -> Spread:
+    """The median and its 95 % interval by ranks: of n values, the k lowest are below the median by a binomial law."""
+    n = len(values)
+    tails = [sum(comb(n, i) for i in range(k + 1)) / 2**n for k in range(1, n // 2)]
+    cut = sum(2 * tail <= 0.05 for tail in tails)
+    return Spread.of(sorted(values)[cut : n - cut])
 
 
-Measured = dict[tuple[str, Scenario], list[Measurement]]
-
-
-def measure_rounds(
-    services: Mapping[str, Service], queries: Sequence[str], seconds: float, rounds: int, start: int, into: Measured
-) -> None:
-    """Measures services of one start in turn, and adds the rounds to `into`; the first one warms up."""
-    for number in range(rounds + 1):
-        say(f"keys: start {start + 1}, round {number} of {rounds}")
-        names = list(services) if number % 2 else list(services)[::-1]
-        for scenario in SCENARIOS:
-            for name in names:
-                found = _measure(services[name], scenario, queries, seconds, start * (rounds + 1) + number)
+def measure(ways: Mapping[str, Way], queries: Sequence[str], rounds: int, modes: Mapping[str, int] = MODES) -> Turns:
+    """Measures the ways of one start in turn; the first round warms up."""
+    turns: Turns = {}
+    for mode, requests in modes.items():
+        for number in range(rounds + 1):
+            for name in list(ways) if number % 2 else list(ways)[::-1]:
+                found = ways[name].turn(mode, queries, requests, number * requests)
                 if number:
-                    into.setdefault((name, scenario), []).append(found)
-
-
-def make_rows(measured: Measured) -> list[Row]:
-    rows = []
-    for (name, scenario), ones in measured.items():
-        pairs = list(zip(ones, measured[WITHOUT, scenario], strict=True))
-        speed, _, failures = summary(ones)
-        rows.append(
-            Row(
-                name,
-                scenario,
-                speed,
-                Spread.of([one.requests_per_second / other.requests_per_second for one, other in pairs]),
-                Spread.of([_processor_us(one) for one in ones]),
-                Spread.of([_processor_us(one) / _processor_us(other) for one, other in pairs]),
-                failures,
-            )
-        )
-    return sorted(rows, key=lambda row: (SCENARIOS.index(row.scenario), SERVICES.index(row.service)))
-
-
-def _processor_us(one: Measurement) -> float:
-    return one.processor_seconds / len(one.latency_ms) * 1e6
-
-
-def _measure(service: Service, scenario: Scenario, queries: Sequence[str], seconds: float, number: int) -> Measurement:
-    started, is_cached = service.of(scenario), scenario.mode == CACHED
-    started.resume()
-    try:
-        mode = "hybrid" if is_cached else scenario.mode
-        connections, numbered = scenario.connections, not is_cached
-        # An older service may not time the stages of today.
-        job = Job(started.url, queries, mode, connections, seconds, key=service.key, numbered=numbered, timings=False)
-        # No query comes twice, but for the cache; all services get the same ones.
-        job = replace(job, first_number=0 if is_cached else number * 1_000_000)
-        before = processor_seconds(started.process.pid)
-        found = measure(job)
-        if not found.latency_ms:
-            raise BenchError(f"no good answer: {failures_text(found.failures)}")
-        return replace(found, processor_seconds=processor_seconds(started.process.pid) - before)
-    finally:
-        started.pause()
+                    turns.setdefault((name, mode), []).append(found)
+    if TRACED in ways:
+        spans_us = ways[TRACED].other_threads_us(queries) - ways[WITHOUT].other_threads_us(queries)
+        hits = turns[TRACED, CACHED]
+        turns[TRACED, CACHED] = [replace(turn, processor_us=turn.processor_us + spans_us) for turn in hits]
+    return turns
 
 
 def as_markdown(report: Report) -> str:
     rows = [
-        f"{row.scenario.mode} | {row.scenario.connections} | {row.service} | {row.requests_per_second:.0f} | "
-        f"{row.ratio:.3f} | {row.processor_us:.0f} | {row.processor_ratio:.3f} | {failures_text(row.failures)}"
+        f"{row.mode} | {row.way} | {row.per_second:.0f} | {row.ratio:.3f} | "
+        f"{row.processor_us:.0f} | {row.processor_ratio:.3f}"
         for row in report.rows
     ]
-    columns = "mode | connections | service | requests/s | to without keys | processor µs a request | ratio | failures"
+    columns = "mode | service | requests/s | to without keys | processor µs a request | ratio"
     return markdown(report.facts, table(columns, rows))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     program = Program("keys", "loadtest.lab.keys", __doc__)
-    program.add_argument("--before", type=Path, help="folder of another checkout to measure beside")
-    program.add_argument("--seconds", type=float, default=SECONDS, help="length of a measurement (%(default)s)")
-    program.add_argument("--starts", type=int, default=STARTS, help="starts of every service (%(default)s)")
-    program.add_argument("--rounds", type=int, default=ROUNDS, help="measurements of a line in a start (%(default)s)")
+    program.add_argument("--before", type=Path, help="folder of another checkout, to be measured instead of keys")
+    program.add_argument("--starts", type=int, default=STARTS, help="starts of every process (%(default)s)")
+    program.add_argument("--rounds", type=int, default=ROUNDS, help="turns of a way and mode (%(default)s)")
+    program.add_argument("--hits", action="store_true", help="measure hits in the process cache alone")
     program.add_argument("--json", type=Path, metavar="FILE", help="write the figures there too")
     return program.run(arguments, _run)
 
 
 def _run(given: argparse.Namespace, facts: dict[str, str]) -> int:
-    if min(given.starts, given.rounds) < 1 or not 0 < given.seconds <= MAX_SECONDS:
-        raise BenchError(f"--starts and --rounds must be at least 1, --seconds above 0 and at most {MAX_SECONDS:.0f}")
-    queries = read_queries(QUERIES)
-    measured: Measured = {}
+    if min(given.starts, given.rounds) < 1:
+        raise BenchError("--starts and --rounds must be at least 1")
+    queries, starts = read_queries(QUERIES), []
+    modes = {CACHED: MODES[CACHED]} if given.hits else MODES
     with tempfile.TemporaryDirectory(prefix="care-keys-") as made:
         folder = Path(made)
         # The older one of two programs: it cannot read what the newer one writes.
         build_example(folder / "collection", code=given.before or REPOSITORY)
-        path = folder / "keys.json"
-        key = care("keys", "--file", path, "create", "bench", "--scope", "search", "--rate", "1000000/s").strip()
-        for start in range(given.starts):
-            with contextlib.ExitStack() as stack:
-                services = _start(stack, folder, {"CARE_KEYS_FILE": str(path)}, key, given.before)
-                measure_rounds(services, queries, given.seconds, given.rounds, start, measured)
-    per_line = f"{given.starts} starts, {given.rounds} rounds of {given.seconds:g} s a line in each"
-    facts["load"] = f"{per_line}; {len(queries)} queries; top_k 10"
+        for number in range(given.starts):
+            say(f"keys: start {number + 1} of {given.starts}")
+            with _started(folder, given.before) as ways:
+                starts.append(measure(ways, queries, given.rounds, modes))
+    facts["load"] = f"{given.starts} starts, {given.rounds} rounds in each; {len(queries)} queries; top_k 10"
     if given.before is not None:
         facts["before"] = str(given.before)
-    report = Report(facts, make_rows(measured))
+    rows = [Row.of(way, mode, starts) for mode in modes for way in WAYS if (way, mode) in starts[0]]
+    report = Report(facts, rows)
     publish(as_markdown(report), report, given.json)
-    for miss in report.misses():
-        say(f"keys: missed: {miss}")
-    return 1 if report.misses() else 0
+    missed = [row for row in rows if row.is_missed]
+    for row in missed:
+        say(f"keys: missed: {row.mode}, {row.way}")
+    return 1 if missed else 0
 
 
 @contextlib.contextmanager
@@ -213,24 +221,32 @@ def _collector() -> Iterator[str]:
             server.shutdown()
 
 
-def _start(
-    stack: contextlib.ExitStack, folder: Path, keys: Mapping[str, str], key: str, before: Path | None
-) -> dict[str, Service]:
-    """Starts and pauses every service, each with and without its cache."""
+@contextlib.contextmanager
+def _started(folder: Path, before: Path | None) -> Iterator[dict[str, Way]]:
+    """Serves the collection of the folder in all ways."""
+    path = folder / "keys.json"
+    path.unlink(missing_ok=True)
+    key = care("keys", "--file", path, "create", "bench", "--scope", "search", "--rate", "1000000/s").strip()
+    with contextlib.ExitStack() as stack:
+        keys = {"keys_file": str(path)}
+        traced = keys | {"traces_url": stack.enter_context(_collector())}
+        if before is None:
+            own = _serve(stack, folder, REPOSITORY, {}, keys, traced)
+            yield {WITHOUT: own[0], WITH: replace(own[1], key=key), TRACED: replace(own[2], key=key)}
+        else:  # each alone: a process that serves in more ways has more to do
+            checkouts = {WITHOUT: REPOSITORY, BEFORE: before.resolve()}
+            yield {name: _serve(stack, folder, code, {})[0] for name, code in checkouts.items()}
 
-    def start(own: Mapping[str, str], code: Path | None = None, key: str = "") -> Service:
-        started = []
-        for cache in ({}, CACHE):
-            server = care_server(folder / "collection", {**FORCED, **cache, **own})
-            if code is not None:
-                server = replace(server, command=[server.command[0], str(code / "cli.py"), *server.command[2:]])
-            started.append(stack.enter_context(running(server, folder)))
-            started[-1].pause()
-        return Service(started[0], started[1], key)
 
-    traced = {**keys, "CARE_TRACES_URL": stack.enter_context(_collector())}
-    services = {WITHOUT: start({}), WITH: start(keys, key=key), TRACED: start(traced, key=key)}
-    return services if before is None else services | {BEFORE: start({}, before.resolve())}
+def _serve(stack: contextlib.ExitStack, folder: Path, code: Path, *settings: Mapping[str, str]) -> list[Way]:
+    """Starts one process of a checkout with a port for each of the settings."""
+    server = care_server(folder / "collection", {**FORCED, **CACHE, "PYTHONPATH": str(code)})
+    ports = [free_port() for _ in settings[1:]] + [server.port]
+    given = [json.dumps({**own, "port": port}) for own, port in zip(settings, ports, strict=True)]
+    # By its path, so that another checkout, which may lack it, can run it; without the folder of that path (-P).
+    server = replace(server, command=[sys.executable, "-P", str(Path(__file__).with_name("ways.py")), *given])
+    pid = stack.enter_context(running(server, folder)).process.pid
+    return [Way(f"http://{HOST}:{port}", pid) for port in ports]
 
 
 if __name__ == "__main__":

@@ -24,8 +24,10 @@ logger = logging.getLogger(__name__)
 Model = TypeVar("Model", bound=BaseModel)
 
 KEY = "care.key"  # the caller's key in the scope of a request
+HEADERS = "care.headers"  # its headers as a dictionary: of those that repeat, the last one
 JSON = (b"content-type", b"application/json")
 LINES = (b"content-type", b"application/x-ndjson")
+IDENTITY = b"identity"
 ERRORS = {
     401: "No key, or one that is not in force",
     403: "The key lacks the scope",
@@ -71,12 +73,12 @@ def runtime_of(request: Request) -> Runtime:
 
 async def read_body(scope: Scope, receive: Receive, limit: int) -> bytes:
     """Reads the whole body; refuses it as soon as it is known to be larger than `limit` bytes."""
-    too_large = f"the body is larger than {limit} bytes; send less at a time"
-    for name, value in scope["headers"]:
-        if name == b"content-length" and value.isdigit() and int(value) > limit:
-            raise BodyTooLarge(too_large)
-        if name == b"content-encoding" and value.lower() != b"identity":
-            raise InvalidRequest("body", "is compressed (Content-Encoding), which is not read here; send it plain")
+    headers: dict[bytes, bytes] = scope[HEADERS]
+    length = headers.get(b"content-length", b"")
+    if length.isdigit() and int(length) > limit:
+        raise _too_large(limit)
+    if headers.get(b"content-encoding", IDENTITY).lower() != IDENTITY:
+        raise InvalidRequest("body", "is compressed (Content-Encoding), which is not read here; send it plain")
     body = b""
     while True:
         message = await receive()
@@ -85,9 +87,13 @@ async def read_body(scope: Scope, receive: Receive, limit: int) -> bytes:
         chunk: bytes = message.get("body", b"")
         body += chunk
         if len(body) > limit:
-            raise BodyTooLarge(too_large)
+            raise _too_large(limit)
         if not message.get("more_body", False):
             return body
+
+
+def _too_large(limit: int) -> BodyTooLarge:
+    return BodyTooLarge(f"the body is larger than {limit} bytes; send less at a time")
 
 
 def parse_body(model: type[Model], body: bytes) -> Model:
@@ -180,10 +186,8 @@ async def send_bytes(send: Send, body: bytes, status: int = 200, headers: Iterab
 
 def wants_lines(scope: Scope) -> bool:
     """Whether the client accepts JSON lines, and not plain JSON beside them."""
-    for name, value in scope["headers"]:
-        if name == b"accept" and LINES[1] in value:
-            return JSON[1] not in value
-    return False
+    accepted: bytes | None = scope[HEADERS].get(b"accept")
+    return accepted is not None and LINES[1] in accepted and JSON[1] not in accepted
 
 
 async def send_lines(send: Send, lines: AsyncIterator[bytes], request_id: str) -> None:

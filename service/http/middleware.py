@@ -19,7 +19,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from models.errors import CareError
 from service.errors import RateLimited, ShuttingDown, UnknownHost, answer_for
 from service.http.access import SCOPE, Access
-from service.http.asgi import KEY, ClientLeft, closing_answer, send_bytes
+from service.http.asgi import HEADERS, KEY, ClientLeft, closing_answer, send_bytes
 from service.limits import ANYONE
 from service.metrics import ACCESS_LOGGER
 
@@ -66,7 +66,7 @@ class RequestFrame:
             return
         began = perf_counter()
         self.metrics.request_began()
-        headers = dict(scope["headers"])  # of those that repeat, the last one
+        headers = scope[HEADERS] = dict(scope["headers"])
         request_id = scope[REQUEST_ID] = _request_id(headers)
         status = 0
 
@@ -78,11 +78,15 @@ class RequestFrame:
             await send(message)
 
         try:
-            if self.hosts is not None:
-                _require_host(self.hosts, scope)
+            # A request without a Host header passes: browsers always send one.
+            if self.hosts is not None and not self.hosts.fullmatch(headers.get(b"host", b"localhost")):
+                raise UnknownHost("this host name is not served here; add it to CARE_ALLOWED_HOSTS if it should be")
             key = scope[KEY] = self.access.identify(scope, headers)
-            if key.rate is not None and (wait := await self.access.rates.take(key.id, key.rate)):
-                raise RateLimited(f"this key may send {key.rate} requests; see Retry-After", wait)
+            if key.rate is not None:
+                rates = self.access.rates
+                wait = await rates.take(key.id, key.rate) if rates.are_shared else rates.take_here(key.id, key.rate)
+                if wait:
+                    raise RateLimited(f"this key may send {key.rate} requests; see Retry-After", wait)
             await self.app(scope, receive, send_with_id)
         except ClientLeft:
             pass
@@ -103,7 +107,9 @@ class RequestFrame:
             if self.traces is not None:
                 search, timings = scope.get(SEARCH), scope.get(TIMINGS)
                 caller, method = headers.get(b"traceparent"), scope["method"]
-                scope[TRACE] = self.traces.add(caller, method, route, request_id, status, seconds, search, timings)
+                scope[TRACE] = self.traces.add(
+                    caller, method, route, request_id, status, began, seconds, search, timings
+                )
             self._account(scope["method"], route, request_id, status, seconds, scope)
             if SCOPE in scope:
                 self.access.record(scope, request_id, scope[STATUS])
@@ -171,13 +177,6 @@ def host_pattern(names: Collection[str] | None) -> re.Pattern[bytes] | None:
         return None
     known = b"|".join((*LOCAL_HOSTS, *(re.escape(name.encode()) for name in names)))
     return re.compile(rb"(?:%b)(?::\d*)?" % known, re.IGNORECASE)
-
-
-def _require_host(hosts: re.Pattern[bytes], scope: Scope) -> None:
-    """Raises UnknownHost. A request without a Host header passes: browsers always send one."""
-    for name, value in scope["headers"]:
-        if name == b"host" and not hosts.fullmatch(value):
-            raise UnknownHost("this host name is not served here; add it to CARE_ALLOWED_HOSTS if it should be")
 
 
 def _request_id(headers: Mapping[bytes, bytes]) -> str:

@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager
+from hmac import compare_digest
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,9 @@ import pytest
 from fastapi import FastAPI
 from starlette.routing import Mount, Route
 
+import service.keys
 from service.errors import BadSettings, NotFound
+from service.http import access
 from service.http.access import PATHS, PUBLIC, scope_of
 from service.http.app import create_app
 from service.limits import Scope
@@ -168,6 +171,31 @@ async def test_a_key_comes_in_either_header(
 ) -> None:
     sent = {name: value.format(key=keys[1][Scope.SEARCH]) for name, value in headers.items()}
     assert (await send(guarded, "GET", "/v1/search", sent)).status_code == status
+
+
+async def test_a_key_that_was_recognised_does_not_admit_another_secret(
+    guarded: FastAPI, keys: tuple[Path, dict[Scope, str]]
+) -> None:
+    key = keys[1][Scope.SEARCH]
+    wrong = f"{key[:-1]}{'A' if key[-1] != 'A' else 'B'}"
+    for each, status in ((key, 200), (wrong, 401), (key[:-1], 401), (f"{key}A", 401), (key, 200)):
+        assert (await send(guarded, "GET", "/v1/search", bearer(each))).status_code == status
+
+
+async def test_a_known_key_is_not_hashed_again_and_is_compared_in_constant_time(
+    guarded: FastAPI, keys: tuple[Path, dict[Scope, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    key, compared, real = keys[1][Scope.SEARCH], [], compare_digest
+
+    def compare(one: bytes, other: bytes) -> bool:
+        compared.append(one)
+        return real(one, other)
+
+    assert (await send(guarded, "GET", "/v1/search", bearer(key))).status_code == 200
+    monkeypatch.setattr(access, "compare_digest", compare)
+    monkeypatch.delattr(service.keys, "sha256")
+    assert (await send(guarded, "GET", "/v1/search", bearer(key))).status_code == 200
+    assert compared == [key.encode()]
 
 
 async def test_keys_come_and_go_with_the_file(own: Built, tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import logging
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler
@@ -146,11 +147,29 @@ def test_a_span_has_the_id_of_its_request_however_long_it_is(built: Built) -> No
 
 def test_the_log_names_the_trace_and_the_request(built: Built, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, ACCESS_LOGGER)
-    with collector() as (url, _), live(make_settings(built, traces_url=url, access_log=True)) as address:
-        answer = ask(address, traceparent=f"00-{TRACE}-{CALLER}-01")
+    with collector() as (url, received):
+        with live(make_settings(built, traces_url=url, access_log=True)) as address:
+            answer = ask(address, traceparent=f"00-{TRACE}-{CALLER}-01")
+            ask(address)
+        _, other = searches(spans_of(received))
     lines = [json.loads(record.getMessage()) for record in caplog.records if record.name == ACCESS_LOGGER]
-    (line,) = [line for line in lines if line["route"] == "/v1/search"]
+    line, second = [line for line in lines if line["route"] == "/v1/search"]
     assert (line["trace_id"], line["request_id"]) == (TRACE, answer.headers["x-request-id"])
+    assert second["trace_id"] == other.trace_id.hex()
+
+
+def test_spans_without_a_log_have_a_trace_each_and_the_time_of_their_request(built: Built) -> None:
+    began = time.time_ns()
+    with collector() as (url, received):
+        with live(make_settings(built, traces_url=url, access_log=False)) as address:
+            ask(address)
+            ask(address)
+            ended = time.time_ns()
+        found = searches(spans_of(received))
+    assert len({span.trace_id for span in found if any(span.trace_id)}) == 2
+    slack = 50_000_000  # the clock that is read at sending may have been corrected since
+    for span in found:
+        assert began - slack < span.start_time_unix_nano < span.end_time_unix_nano < ended + slack
 
 
 def test_queries_are_in_a_trace_only_if_they_are_asked_for(built: Built) -> None:
@@ -244,7 +263,7 @@ def test_traces_that_cannot_be_sent_in_time_are_dropped_oldest_first(built: Buil
     metrics = create_app(settings.model_copy(update={"traces_url": None})).state.frame.metrics
     traces = Traces(settings, metrics)
     for number in range(MOST_WAITING + 3):
-        traces.add(None, "GET", "/livez", str(number), 200, 0.001, None, None)
+        traces.add(None, "GET", "/livez", str(number), 200, 1.0, 0.001, None, None)
     assert 'care_traces_total{outcome="dropped"} 3.0' in metrics.expose().decode()
 
 
@@ -258,12 +277,12 @@ def test_requests_that_come_while_traces_are_sent_wait_for_the_next_time(
     def post(url: str, *, content: bytes, headers: dict[str, str]) -> httpx.Response:
         posts.append(content)
         assert len(posts) < 9, "it never ends"
-        traces.add(None, "GET", "/livez", f"during-{len(posts)}", 200, 0.001, None, None)
+        traces.add(None, "GET", "/livez", f"during-{len(posts)}", 200, 1.0, 0.001, None, None)
         return httpx.Response(200, request=httpx.Request("POST", url))
 
     monkeypatch.setattr(traces._client, "post", post)
     for number in range(MOST_AT_ONCE + 1):
-        traces.add(None, "GET", "/livez", f"before-{number}", 200, 0.001, None, None)
+        traces.add(None, "GET", "/livez", f"before-{number}", 200, 1.0, 0.001, None, None)
     traces._send()
     assert [b"during" in content for content in posts] == [False, False]
     traces._send()

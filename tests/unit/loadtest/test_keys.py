@@ -1,95 +1,90 @@
-"""What keys cost: services in turn, ratios of neighbours, and the limit."""
+"""What keys cost: ways in turn, ratios of neighbours, an interval of the starts, and the limits."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, cast
+from dataclasses import dataclass, field
+from statistics import median
 
 import pytest
 
-from loadtest.bench import CACHED, Scenario
-from loadtest.harness.generator import Job, Measurement, write_requests
-from loadtest.lab import keys
+from loadtest.bench import CACHED
+from loadtest.harness.generator import Job, write_requests
 from loadtest.lab.keys import (
     BEFORE,
+    MODES,
     MOST_OF_KEYS,
     MOST_SINCE_BEFORE,
-    SCENARIOS,
-    STARTS,
+    TRACED,
     WITH,
     WITHOUT,
-    Measured,
     Report,
-    Service,
+    Row,
+    Turn,
+    Way,
     as_markdown,
-    make_rows,
-    measure_rounds,
+    interval,
+    measure,
 )
 
 
-def measurement(requests: int, processor_seconds: float = 0.1) -> Measurement:
-    return Measurement(requests, 1.0, [1.0] * requests, [9] * requests, {}, {}, processor_seconds=processor_seconds)
+@dataclass(frozen=True)
+class Scripted(Way):
+    """A way whose rounds take the processor times that are given."""
+
+    times_us: Sequence[float] = ()
+    spans_us: float = 0.0
+    asked: list[tuple[str, str, int]] = field(default_factory=list)
+
+    def turn(self, mode: str, queries: Sequence[str], requests: int, first: int = 0) -> Turn:
+        self.asked.append((self.url, mode, first))
+        time_us = self.times_us[first // requests]
+        return Turn(1e6 / time_us, time_us)
+
+    def other_threads_us(self, queries: Sequence[str]) -> float:
+        return self.spans_us
 
 
-@pytest.fixture
-def services() -> dict[str, Service]:
-    started = cast(Any, None)
-    return {WITHOUT: Service(started, started), WITH: Service(started, started, "care_key")}
+def test_ways_take_turns_and_the_thread_of_spans_is_added_to_traced_hits() -> None:
+    asked: list[tuple[str, str, int]] = []
+    without = Scripted(WITHOUT, 0, times_us=[9999, 100, 200, 300], spans_us=1.5, asked=asked)
+    traced = Scripted(TRACED, 0, times_us=[1, 103, 206, 309], spans_us=4.5, asked=asked)
+    turns = measure({WITHOUT: without, TRACED: traced}, ["q"], 3)
+    hits = [(name, first // MODES[CACHED]) for name, mode, first in asked if mode == CACHED]
+    forward, backward = [WITHOUT, TRACED], [TRACED, WITHOUT]
+    assert [name for name, _ in hits] == [*backward, *forward, *backward, *forward]
+    assert [number for _, number in hits] == [0, 0, 1, 1, 2, 2, 3, 3]
+    assert [turn.processor_us for turn in turns[TRACED, CACHED]] == [106, 209, 312], "and the first round is left out"
+    assert [turn.processor_us for turn in turns[TRACED, "lexical"]] == [103, 206, 309]
+    row = Row.of(TRACED, "lexical", [turns])
+    assert (row.processor_ratio.median, row.ratio.median) == (pytest.approx(1.03), pytest.approx(1 / 1.03))
+    assert row.processor_us.median == 206
+    assert "| lexical | with keys and traces | 4854 (4854–4854) | 0.971 (0.971–0.971) | 206" in as_markdown(
+        Report({}, [row])
+    )
 
 
-def run(monkeypatch: pytest.MonkeyPatch, services: dict[str, Service], with_keys: Sequence[int]) -> Report:
-    """A report of two starts with the same rounds: these numbers of answers with keys beside 1,000 without.
-
-    The first round of a start warms up.
-    """
-    asked: list[tuple[str, int]] = []
-    measured: Measured = {}
-
-    def measure(service: Service, scenario: Scenario, queries: object, seconds: float, number: int) -> Measurement:
-        asked.append((service.key, number))
-        return measurement(with_keys[number % len(with_keys)] if service.key else 1000)
-
-    monkeypatch.setattr(keys, "_measure", measure)
-    for start in range(2):
-        measure_rounds(services, ["q"], 1.0, len(with_keys) - 1, start, measured)
-    turns = [key for key, number in asked if number == 1][:2], [key for key, number in asked if number == 2][:2]
-    assert turns == (["", "care_key"], ["care_key", ""])
-    # No query comes twice but in the cache's own scenario.
-    assert len({number for _, number in asked}) == 2 * len(with_keys)
-    return Report({}, make_rows(measured))
+@pytest.mark.parametrize(("starts", "cut"), [(1, 0), (5, 0), (6, 0), (8, 0), (9, 1), (12, 2), (30, 9)])
+def test_the_interval_leaves_out_as_many_starts_as_95_percent_allow(starts: int, cut: int) -> None:
+    """As in tables of the confidence interval of a median."""
+    values = [float(value) for value in range(starts)]
+    found = interval(values[::-1])
+    assert (found.median, found.lowest, found.highest) == (median(values), cut, starts - 1 - cut)
 
 
-def test_ratios_are_those_of_a_round_without_the_first(
-    monkeypatch: pytest.MonkeyPatch, services: dict[str, Service]
-) -> None:
-    report = run(monkeypatch, services, [1, 980, 990, 970])
-    assert [(row.scenario, row.service) for row in report.rows[:2]] == [(SCENARIOS[0], WITHOUT), (SCENARIOS[0], WITH)]
-    with_keys = [row for row in report.rows if row.service == WITH]
-    assert [(row.ratio.lowest, row.ratio.median, row.ratio.highest) for row in with_keys] == [(0.97, 0.98, 0.99)] * 4
-    assert with_keys[0].processor_us.median == pytest.approx(0.1 / 980 * 1e6)
-    assert report.misses() == []
-    assert f"| {CACHED} | 1 | with keys | 980 (970–990) | 0.980 (0.970–0.990) |" in as_markdown(report)
-
-
-def test_failures_of_all_rounds_are_counted() -> None:
-    failed = Measurement(1, 1.0, [1.0], [9], {}, {"status 503": 2}, processor_seconds=0.1)
-    (row,) = make_rows({(WITHOUT, SCENARIOS[0]): [failed, failed]})
-    assert row.failures == {"status 503": 4}
-
-
-def test_more_than_the_limit_is_a_miss(monkeypatch: pytest.MonkeyPatch, services: dict[str, Service]) -> None:
-    slow = int(1000 / MOST_OF_KEYS) - 1
-    assert len(run(monkeypatch, services, [1, slow, slow, 2000]).misses()) == len(SCENARIOS)
-    assert STARTS > 2
-
-
-def test_more_processor_time_than_before_is_a_miss() -> None:
-    def report(growth: float) -> Report:
-        pairs = ((WITHOUT, 0.1 * growth), (BEFORE, 0.1))
-        return Report({}, make_rows({(name, SCENARIOS[0]): [measurement(100, used)] for name, used in pairs}))
-
-    assert report(MOST_SINCE_BEFORE - 0.001).misses() == []
-    assert report(MOST_SINCE_BEFORE + 0.001).misses() == [f"{CACHED}, 1 connections: {BEFORE}"]
+@pytest.mark.parametrize(
+    ("way", "ratio", "is_missed"),
+    [
+        (WITH, MOST_OF_KEYS - 0.001, False),
+        (WITH, MOST_OF_KEYS + 0.001, True),
+        (TRACED, MOST_OF_KEYS + 0.001, True),
+        (BEFORE, 1 / (MOST_SINCE_BEFORE - 0.001), False),
+        (BEFORE, 1 / (MOST_SINCE_BEFORE + 0.001), True),
+    ],
+)
+def test_more_than_a_limit_is_missed(way: str, ratio: float, is_missed: bool) -> None:
+    turns = {(WITHOUT, CACHED): [Turn(9.0, 100.0)], (way, CACHED): [Turn(9.0, 100.0 * ratio)]}
+    assert Row.of(way, CACHED, [turns]).is_missed is is_missed
 
 
 def test_the_key_goes_with_every_request() -> None:

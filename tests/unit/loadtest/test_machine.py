@@ -6,6 +6,8 @@ import os
 import socket
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -13,6 +15,7 @@ import pytest
 from loadtest.harness.machine import (
     command_lines,
     has_client,
+    main_thread_seconds,
     private_mb,
     process_tree,
     processor_seconds,
@@ -57,7 +60,13 @@ def test_memory_and_time_are_of_the_whole_tree(family: tuple[int, int]) -> None:
 
 
 def test_this_process_used_the_processor() -> None:
-    assert processor_seconds(os.getpid()) > 0
+    before = processor_seconds(os.getpid()), main_thread_seconds(os.getpid()), time.process_time()
+    other = threading.Thread(target=sum, args=[range(3_000_000)])
+    other.start()
+    other.join()
+    whole, main, known = processor_seconds(os.getpid()), main_thread_seconds(os.getpid()), time.process_time()
+    assert known - before[2] == pytest.approx(whole - before[0], abs=0.02)
+    assert main - before[1] < (whole - before[0]) / 2, "the other thread did the work"
 
 
 def test_samples_have_a_first_and_a_last_one(family: tuple[int, int]) -> None:

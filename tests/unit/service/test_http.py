@@ -10,7 +10,7 @@ import pytest
 from starlette.types import Message
 
 from service.errors import BodyTooLarge, Overloaded
-from service.http.asgi import ClientLeft, WhileConnected, read_body, send_lines, wants_lines
+from service.http.asgi import HEADERS, ClientLeft, WhileConnected, read_body, send_lines, wants_lines
 
 pytestmark = pytest.mark.anyio
 
@@ -35,22 +35,22 @@ def chunk(body: bytes, *, more: bool) -> Message:
 
 async def test_a_body_in_pieces_is_put_together() -> None:
     connection = Connection(chunk(b"ab", more=True), chunk(b"", more=True), chunk(b"c", more=False))
-    assert await read_body({"headers": []}, connection.receive, 3) == b"abc"
+    assert await read_body({HEADERS: {}}, connection.receive, 3) == b"abc"
 
 
 async def test_a_body_is_refused_at_its_declared_length_or_at_its_real_one() -> None:
     connection = Connection(chunk(b"abcd", more=False))
     with pytest.raises(BodyTooLarge):
-        await read_body({"headers": [(b"content-length", b"4")]}, connection.receive, 3)
+        await read_body({HEADERS: {b"content-length": b"4"}}, connection.receive, 3)
     with pytest.raises(BodyTooLarge):
-        await read_body({"headers": [(b"content-length", b"3")]}, connection.receive, 3)
+        await read_body({HEADERS: {b"content-length": b"3"}}, connection.receive, 3)
 
 
 async def test_a_client_that_leaves_in_the_middle_of_its_body() -> None:
     connection = Connection(chunk(b"ab", more=True))
     connection.left.set()
     with pytest.raises(ClientLeft):
-        await read_body({"headers": []}, connection.receive, 3)
+        await read_body({HEADERS: {}}, connection.receive, 3)
 
 
 async def test_work_for_a_client_that_left_is_cancelled() -> None:
@@ -126,7 +126,7 @@ async def test_a_block_that_never_waits_is_not_watched() -> None:
     ],
 )
 def test_lines_are_for_who_accepts_nothing_else(headers: list[tuple[bytes, bytes]], wanted: bool) -> None:
-    assert wants_lines({"headers": headers}) == wanted
+    assert wants_lines({HEADERS: dict(headers)}) == wanted
 
 
 async def sent(lines: AsyncIterator[bytes]) -> list[Message]:
