@@ -77,7 +77,7 @@ def make(owner: str, name: str, draw: random.Random) -> dict[str, Any]:
         f"only_{own}": draw.choice(KINDS),
     }
     if owner == "a3" and draw.random() < 0.5:
-        metadata["tenant"] = f"{own}-else"  # by its tags alone
+        metadata |= {"tenant": f"{own}-else", "tags": [f"for-{owner}"]}  # by its tags alone
     if owner == "a5private":
         metadata["private"] = True
     if name == POSTED:
