@@ -78,9 +78,13 @@ class RequestFrame:
             await send(message)
 
         try:
-            # A request without a Host header passes: browsers always send one.
-            if self.hosts is not None and not self.hosts.fullmatch(headers.get(b"host", b"localhost")):
-                raise UnknownHost("this host name is not served here; add it to CARE_ALLOWED_HOSTS if it should be")
+            # A request without a Host header passes: browsers always send one. One with two does not.
+            if self.hosts is not None:
+                host = headers.get(b"host", b"localhost")
+                if len(headers) < len(scope["headers"]):
+                    host = b" ".join(value for name, value in scope["headers"] if name == b"host") or host
+                if not self.hosts.fullmatch(host):
+                    raise UnknownHost("this host name is not served here; add it to CARE_ALLOWED_HOSTS if it should be")
             key = scope[KEY] = self.access.identify(scope, headers)
             if key.rate is not None:
                 rates = self.access.rates

@@ -77,6 +77,12 @@ def test_hosts_that_resemble_this_machine_are_refused(port: int, host: str) -> N
     assert ask(port, host, "/livez").status == 421
 
 
+@pytest.mark.parametrize("first", [EVIL, "localhost"])
+def test_a_host_beside_another_is_refused(port: int, first: str) -> None:
+    assert ask(port, first, "/livez", HOST="localhost").status == 421
+    assert ask(port, "localhost", "/livez", Accept="a/b", accept="c/d").status == 200, "others may be repeated"
+
+
 def test_forwarded_headers_are_not_believed_whatever_the_environment_says(
     built: Built, monkeypatch: pytest.MonkeyPatch
 ) -> None:
