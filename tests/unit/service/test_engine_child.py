@@ -152,6 +152,7 @@ async def test_a_process_that_hangs_at_a_later_start_is_replaced(
 
 
 async def test_a_signal_that_comes_during_the_start_is_delivered_after_it(tmp_path: Path) -> None:
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # a signal that this process ignores, its children ignore
     heard = Heard(tmp_path, "say first and stay", "say second and stay")
     async with kept(heard) as child:
         await until(lambda: child.process is not None)
