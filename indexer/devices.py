@@ -15,7 +15,7 @@ from importlib import import_module
 from multiprocessing import get_context
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from typing import cast
+from typing import NamedTuple, cast
 
 from indexer.encode import Encoder, encode_shard, read_ahead, reason_of
 from indexer.errors import BadBuild
@@ -32,8 +32,6 @@ END_SECONDS = 10.0
 
 Open = Callable[[str], Encoder]
 """Opens the encoder on cpu or cuda."""
-Facts = tuple[str, EncoderSpec, Computed, Tokenizer, int]
-"""What a build must know of an encoder that another process holds; the fingerprint is the first of it."""
 
 
 def parse_devices(text: str) -> tuple[str, ...]:
@@ -61,6 +59,16 @@ def is_spread(devices: Sequence[str]) -> bool:
     return len(devices) > 1 or any(":" in name for name in devices)
 
 
+class Facts(NamedTuple):
+    """What a build must know of an encoder that another process holds."""
+
+    fingerprint: str
+    spec: EncoderSpec
+    variant: Computed
+    tokenizer: Tokenizer
+    bulk_texts: int
+
+
 class DeviceEncoder:
     """An encoder (`indexer.encode.Encoder`) in one process for each device; `close` ends them."""
 
@@ -81,12 +89,13 @@ class DeviceEncoder:
                 self._processes.append(process)
                 self._connections[here] = device
             facts = [cast(Facts, self._receive(connection)) for connection in self._connections]
-            if others := [own for own, (name, *_) in zip(devices, facts, strict=True) if name != facts[0][0]]:
+            first = facts[0]
+            if others := [own for own, its in zip(devices, facts, strict=True) if its.fingerprint != first.fingerprint]:
                 raise BadBuild(f"{others[0]} computes in other numbers than {devices[0]}; name devices of one kind")
         except BaseException:
             self.close()
             raise
-        self.fingerprint, self.spec, self.variant, self.tokenizer, self.bulk_texts = facts[0]
+        self.fingerprint, self.spec, self.variant, self.tokenizer, self.bulk_texts = first
 
     def encode(self, texts: Sequence[str], side: Side) -> Vectors:
         """Encodes in this process, on the first device."""
@@ -150,7 +159,8 @@ def _work(connection: Connection, device: str, open_encoder: Open) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal sends it to all; the build ends its processes
     try:
         encoder = _open_on(device, open_encoder)
-        connection.send((encoder.fingerprint, encoder.spec, encoder.variant, encoder.tokenizer, encoder.bulk_texts))
+        facts = Facts(encoder.fingerprint, encoder.spec, encoder.variant, encoder.tokenizer, encoder.bulk_texts)
+        connection.send(facts)
         while True:
             texts, place = connection.recv()
             connection.send(encode_shard(texts, encoder, place))
