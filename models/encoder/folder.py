@@ -24,7 +24,7 @@ from models.errors import BadEncoder
 
 CONFIG_FILE = "config.json"
 SENTENCE_FILE = "config_sentence_transformers.json"
-# What sentence-transformers takes before documents, the first that there is.
+# How checkpoints name the prompt before documents; the first that is not empty counts.
 DOCUMENT_PROMPTS = ("document", "passage", "corpus")
 DEFAULT_MAX_LENGTH = 512
 # Causal models see the whole text only at its last token, so there is nothing to ask.
