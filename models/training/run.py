@@ -64,6 +64,7 @@ def train(recipe: Recipe, folder: Path, ranks: Ranks) -> list[Path]:
                 done.write_text(json.dumps(facts))
                 for used in (loop.CHECKPOINT, SCRATCH):
                     shutil.rmtree(folder / name / used, ignore_errors=True)
+            torch.cuda.empty_cache()  # what a large stage held is free for other programs while a small one runs
             ranks.wait()
         for encoder in trained_by(stage):
             store.replace(encoder, folder / name / encoder)
