@@ -19,7 +19,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from models.errors import CareError
 from service.errors import RateLimited, ShuttingDown, UnknownHost, answer_for
 from service.http.access import SCOPE, Access
-from service.http.asgi import HEADERS, KEY, ClientLeft, closing_answer, send_bytes
+from service.http.asgi import HEADERS, KEY, QUERIES, REQUEST_ID, SEARCH, TIMINGS, ClientLeft, closing_answer, send_bytes
 from service.limits import ANYONE
 from service.metrics import ACCESS_LOGGER
 
@@ -30,10 +30,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 access_logger = logging.getLogger(ACCESS_LOGGER)
 
-REQUEST_ID = "care.request_id"
-QUERIES = "care.queries"
-SEARCH = "care.search"  # a search as it was parsed
-TIMINGS = "care.timings"  # and the time of its stages
 TRACE = "care.trace"
 STATUS = "care.status"
 SANE_ID = re.compile(rb"[A-Za-z0-9._:-]{1,64}")
