@@ -21,9 +21,8 @@ from models.errors import CareError
 from models.package import care_version
 from service.errors import BadSettings, InvalidRequest, MethodNotAllowed, NotFound, answer_for
 from service.http import admin, documents, texts
-from service.http.access import NOWHERE, Access
 from service.http.asgi import REQUEST_ID, SEARCH_METHODS, SEARCH_PATH, SearchRoute
-from service.http.middleware import HotPath, RequestFrame, host_pattern, with_cors
+from service.http.middleware import NOWHERE, Access, HotPath, RequestFrame, host_pattern, with_cors
 from service.http.openapi import describe
 from service.keys import KeyRing, require_audit_log
 from service.limits import Rates

@@ -12,9 +12,9 @@ from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel, Field
 
 from service.http import documents, texts
-from service.http.access import scope_of
 from service.http.asgi import ERRORS, SEARCH_PATH, errors
 from service.http.documents import DocumentsRequest
+from service.http.middleware import scope_of
 from service.http.texts import EmbeddingsAnswer, EmbeddingsRequest, RerankAnswer, RerankRequest
 from service.search.request import HydeStatus, SearchRequest
 from service.settings import Settings
