@@ -18,11 +18,10 @@ from weakref import WeakKeyDictionary
 from indexer.errors import BadCollection, DatabaseAway
 from indexer.store.snapshot import Snapshot
 from models.encoder.onnx import OnnxEncoder, OnnxReranker
-from service.engine.compute import OpenServing, PendingJob, compute_batch, group_jobs, make_request
-from service.engine.device import CpuEncoder, GraphReranker, OpenVectors, VectorSearch
+from service.engine.device import CpuEncoder, GraphReranker, OpenServing, OpenVectors, VectorSearch, compute_batch
 from service.engine.jobs import ENGINE_FAILED, BatchTimes, Job, Outcome, SearchJob
 from service.engine.queue import Dispatcher, Entry, Limits, OnBatch
-from service.engine.ranking import search_lexical
+from service.engine.ranking import PendingJob, group_jobs, make_request, search_lexical
 from service.errors import EngineFailed
 from service.serving.serving import Serving
 
