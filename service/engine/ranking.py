@@ -31,10 +31,10 @@ from service.engine.jobs import (
     Vectors,
 )
 from service.engine.queue import Entry
-from service.serving.serving import Serving
 
 if TYPE_CHECKING:
     from indexer.store.filters import Filter
+    from service.serving.serving import Serving
 
 # Factor of the next search's depth if the passages found belong to too few documents.
 WIDEN = 4
