@@ -80,12 +80,11 @@ class CpuEncoder:
 
     def __init__(self, encoder: OnnxEncoder) -> None:
         self.reader = encoder
-        self._encoder = encoder
 
     def encode(self, ids: FlatIds, lengths: FlatIds) -> Vectors:
         vectors = np.empty((len(lengths), self.reader.spec.dim), np.float32)
         for rows, padded, mask in _calls(ids, lengths, CALL_TOKENS):
-            vectors[rows] = self._encoder.encode_padded(padded, mask)
+            vectors[rows] = self.reader.encode_padded(padded, mask)
         return vectors
 
 
@@ -97,14 +96,13 @@ class GraphReranker:
 
     def __init__(self, reranker: OnnxReranker, call_tokens: int = CALL_TOKENS) -> None:
         self.reader = reranker
-        self._reranker = reranker
         self._call_tokens = 1 if reranker.variant is Variant.INT8 else call_tokens
 
     def score(self, ids: FlatIds, lengths: FlatIds) -> Vectors:
         """Returns the scores (pairs,); `ids` holds the tokens of one pair after the other."""
         scores = np.empty(len(lengths), np.float32)
         for rows, padded, mask in _calls(ids, lengths, self._call_tokens):
-            scores[rows] = self._reranker.score_padded(padded, mask)
+            scores[rows] = self.reader.score_padded(padded, mask)
         return scores
 
 

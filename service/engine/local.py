@@ -67,7 +67,7 @@ class Batcher(Dispatcher):
             seconds = perf_counter() - began
             if len(outcomes) != len(batch):
                 raise RuntimeError(f"the engine gave {len(outcomes)} answers to {len(batch)} queries")
-            tokens = sum(entry.length for entry in batch if not _has_vector(entry.job))
+            tokens = sum(entry.length for entry in batch if entry.job.vector is None)
             self._on_batch(len(batch), tokens, seconds, len(self._queue))
         except DatabaseAway as error:
             self._post(self._fail, batch, error)
@@ -106,10 +106,6 @@ class Batcher(Dispatcher):
         failed = EngineFailed(ENGINE_FAILED)
         for entry in batch:
             entry.fail(cause if isinstance(cause, (BadCollection, DatabaseAway)) else failed, cause)
-
-
-def _has_vector(job: Job) -> bool:
-    return isinstance(job, SearchJob) and job.vector is not None
 
 
 class InProcessEngine:

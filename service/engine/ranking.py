@@ -153,10 +153,8 @@ def rank(options: Options, dense: Side, lexical: Side) -> Found:
 
 
 def search_lexical(serving: Serving, job: SearchJob) -> Side:
-    """Searches by words; NOTHING if the job's mode is dense."""
+    """Searches by words."""
     options = job.options
-    if options.mode is Mode.DENSE:
-        return NOTHING
     allowed = serving.allowed(options.filters) if options.filters else None
     k = first_k(serving, documents_wanted(options))
     found = None
@@ -206,12 +204,10 @@ def join_fresh(
     serving: Serving, options: Options, main: Side, scores: Scores, later: float, least: float = -np.inf
 ) -> Side:
     """Adds the fresh passages with these `scores` to a side; those below `least` were not found."""
-    if serving.fresh is None:
-        return main
     wanted = documents_wanted(options)
     # If the snapshot gave as many documents as wanted, no score below the last one can be among the best.
     bar = float(main.best.scores[-1]) if len(main.best.documents) >= wanted else least
-    rows, own = serving.fresh.pick(scores, options.filters, max(bar, least))
+    rows, own = serving.overlay.pick(scores, options.filters, max(bar, least))
     if not len(rows):
         return main
     rows, own = np.concatenate([main.passages[0], rows]), np.concatenate([main.passages[1], own])
