@@ -117,8 +117,8 @@ class Blob:
     """The byte strings of a BlobWriter by position; each is copied out of the map when asked for."""
 
     def __init__(self, data: mmap.mmap | bytes, offsets: Array) -> None:
-        self._data = data
-        self._offsets = offsets.data  # its items are plain integers: slicing by numpy's takes twice as long
+        self.data = data
+        self.offsets = offsets.data  # its items are plain integers: slicing by numpy's takes twice as long
 
     @classmethod
     def open(cls, folder: Path, name: str, length: int | None = None) -> Blob:
@@ -138,12 +138,12 @@ class Blob:
         return cls(b"".join(runs), np.cumsum([0, *map(len, runs)]))
 
     def __len__(self) -> int:
-        return len(self._offsets) - 1
+        return len(self.offsets) - 1
 
     def __getitem__(self, position: int) -> bytes:
         if position < 0:
             raise IndexError(position)
-        return self._data[self._offsets[position] : self._offsets[position + 1]]
+        return self.data[self.offsets[position] : self.offsets[position + 1]]
 
 
 def part_bits(rows: int) -> int:

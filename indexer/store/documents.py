@@ -121,7 +121,7 @@ class Documents:
     """Documents by row and by id; `id_hashes` uint64 ascending, `id_rows` the document row of each."""
 
     def __init__(self, blob: Blob, digests: Array | None, id_hashes: Array, id_rows: Array) -> None:
-        self._blob = blob
+        self._data, self._offsets = blob.data, blob.offsets
         self._digests = digests
         self.id_hashes = id_hashes
         self.id_rows = id_rows
@@ -140,7 +140,10 @@ class Documents:
         return len(self.id_rows)
 
     def get(self, row: int) -> StoredDocument:
-        return StoredDocument(self._blob[2 * row], self._blob[2 * row + 1])
+        if not 0 <= row < len(self.id_rows):
+            raise IndexError(row)
+        start, middle, end = self._offsets[2 * row : 2 * row + 3]  # JSON and text lie side by side
+        return StoredDocument(self._data[start:middle], self._data[middle:end])
 
     def digests(self, rows: Array) -> Array:
         """(rows, 16) uint8: equal digest, equal document."""

@@ -190,6 +190,8 @@ class Overlay:
 
         Raises BadFilter if a field is neither the snapshot's nor a fresh document's.
         """
+        if not filters:
+            return filters
         main = self.snapshot.metadata
 
         def is_held(field: str) -> bool:

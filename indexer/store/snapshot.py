@@ -52,7 +52,7 @@ class Snapshot:
             return None
         return Correction.fit(self.sample, self.values[sample_rows(len(self.values), len(self.sample))])
 
-    @property
+    @cached_property
     def version(self) -> str:
         return self.manifest.version
 

@@ -39,6 +39,7 @@ class VectorIndex:
         self.values = vectors
         self.depth = depth or kind.depths(len(vectors))[0]
         self.index = index
+        self._is_graph = kind.is_graph
         self._exact = index if kind is IndexKind.FLAT else exact_index(vectors)
 
     @classmethod
@@ -54,10 +55,10 @@ class VectorIndex:
         """
         queries = np.ascontiguousarray(queries, dtype=np.float32)
         selector = selector_of(allowed)
-        depth = self.depth_for(k, allowed, depth)
-        if depth is None or self.kind is IndexKind.FLAT:
+        depth = None if self.kind is IndexKind.FLAT else self.depth_for(k, allowed, depth)
+        if depth is None:
             return self.search_exactly(queries, k, selector)
-        if self.kind.is_graph:
+        if self._is_graph:
             parameters = untyped.SearchParametersHNSW(efSearch=depth, sel=selector)
         else:
             rabitq = self.kind is IndexKind.RABITQ
@@ -75,9 +76,9 @@ class VectorIndex:
             count = int(np.count_nonzero(allowed))
             depth = math.ceil(depth * len(allowed) / max(1, count))
             few = max(EXACT_ROWS, EXACT_SHARE * len(self.values))
-            if count <= (ROWS_PER_NODE * depth if self.kind.is_graph else few):
+            if count <= (ROWS_PER_NODE * depth if self._is_graph else few):
                 return None
-        return max(depth, k) if self.kind.is_graph else depth
+        return max(depth, k) if self._is_graph else depth
 
     def search_exactly(self, queries: Scores, k: int, selector: faiss.IDSelector | None = None) -> tuple[Scores, Rows]:
         """The best `k` passages of each query, by scoring every row that `selector` admits."""

@@ -191,6 +191,7 @@ class TextReader:
         self.weights = weights
         self.fingerprint = spec.fingerprint(weights)
         self.tokenizer = tokenizer
+        self._instructions = {side: spec.instruction(side) for side in Side}
 
     @staticmethod
     def open(folder: Path, *, device: str = "cpu") -> TextReader:
@@ -200,7 +201,7 @@ class TextReader:
         return TextReader(spec, variant, variant.filename, open_tokenizer(folder, spec))
 
     def tokenize(self, texts: Sequence[str], side: Side) -> list[Tokens]:
-        instruction = self.spec.instruction(side)
+        instruction = self._instructions[side]
         return self.tokenizer.batch([instruction + text for text in texts] if instruction else texts)
 
 

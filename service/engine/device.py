@@ -1,4 +1,4 @@
-"""What an engine computes with: encoders and vector search on the CPU (`cuda` has the GPU's) or in a vector database.
+"""Requests to responses: encoders and vector search on the CPU (`cuda` has the GPU's) or in a vector database.
 
 Queries come as one array of token ids and the length of each, so that any number costs a few array operations.
 """
@@ -6,9 +6,13 @@ Queries come as one array of token ids and the length of each, so that any numbe
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from time import perf_counter
 from typing import TYPE_CHECKING, Protocol
 from weakref import ref
 
@@ -22,11 +26,12 @@ from indexer.store.vectors import VectorIndex, limit_threads
 from models.encoder.onnx import OnnxEncoder, OnnxReranker, bulk_batches
 from models.encoder.spec import EncoderSpec, Variant
 from models.encoder.tokenizer import FlatIds, Ids, TextReader, pad_flat
-from service.engine.jobs import DATABASE_AWAY, Vectors
+from service.engine.jobs import DATABASE_AWAY, NO_ROWS, NO_VECTORS, BatchTimes, Request, Response, Status, Vectors
 from service.limits import Breaker
-from service.serving.serving import Selection
+from service.serving.serving import Selection, Serving
 
 if TYPE_CHECKING:
+    from indexer.store.filters import Filter
     from indexer.store.qdrant import Qdrant, QdrantVectors
 
 # Tokens of one call: calls of this size, of queries of similar length, take a quarter less time than a padded batch.
@@ -75,12 +80,11 @@ class CpuEncoder:
 
     def __init__(self, encoder: OnnxEncoder) -> None:
         self.reader = encoder
-        self._encoder = encoder
 
     def encode(self, ids: FlatIds, lengths: FlatIds) -> Vectors:
         vectors = np.empty((len(lengths), self.reader.spec.dim), np.float32)
         for rows, padded, mask in _calls(ids, lengths, CALL_TOKENS):
-            vectors[rows] = self._encoder.encode_padded(padded, mask)
+            vectors[rows] = self.reader.encode_padded(padded, mask)
         return vectors
 
 
@@ -92,14 +96,13 @@ class GraphReranker:
 
     def __init__(self, reranker: OnnxReranker, call_tokens: int = CALL_TOKENS) -> None:
         self.reader = reranker
-        self._reranker = reranker
         self._call_tokens = 1 if reranker.variant is Variant.INT8 else call_tokens
 
     def score(self, ids: FlatIds, lengths: FlatIds) -> Vectors:
         """Returns the scores (pairs,); `ids` holds the tokens of one pair after the other."""
         scores = np.empty(len(lengths), np.float32)
         for rows, padded, mask in _calls(ids, lengths, self._call_tokens):
-            scores[rows] = self._reranker.score_padded(padded, mask)
+            scores[rows] = self.reader.score_padded(padded, mask)
         return scores
 
 
@@ -209,3 +212,76 @@ def searched_by(device: Device, database: Database | None = None) -> OpenVectors
         return vectors
 
     return open_vectors
+
+
+@dataclass(slots=True, eq=False)
+class OpenServing:
+    """A serving on a device. In the engine process it has a handle; `holders` counts the openings by workers."""
+
+    serving: Serving
+    encoder: Encoder
+    vectors: VectorSearch
+    handle: int = 0
+    holders: int = 0
+    reranker: GraphReranker | None = None
+
+
+def compute_batch(held: OpenServing, requests: Sequence[Request], waiting: int = 0) -> list[Response]:
+    """Answers each request, in order; raises what the device or a filter raises."""
+    began = perf_counter()
+    vectors = _embed(held, requests)
+    encoded = perf_counter()
+    found = _search(held, requests, vectors)
+    times = BatchTimes(encoded - began, perf_counter() - encoded)
+    size = sum(request.load for request in requests)
+    return [
+        Response(one.number, Status.DONE, times, size, waiting, rows, scores, own if one.keep_vectors else NO_VECTORS)
+        for one, own, (scores, rows) in zip(requests, vectors, found, strict=True)
+    ]
+
+
+def _embed(held: OpenServing, requests: Sequence[Request]) -> list[Vectors]:
+    """Returns the embeddings (queries, dim) of each request: its own, or encoded in one call with the others'.
+
+    Those of pairs are their scores (pairs, 1).
+    """
+    vectors = [request.vectors for request in requests]
+    ways: list[tuple[bool, Callable[[FlatIds, FlatIds], Vectors]]]
+    ways = [(False, held.encoder.encode), (True, partial(_score, held))]
+    for pairs, compute in ways:
+        unread = [place for place, one in enumerate(requests) if len(one.lengths) and one.pairs is pairs]
+        if not unread:
+            continue
+        lengths = np.concatenate([requests[place].lengths for place in unread])
+        matrix, start = compute(np.concatenate([requests[place].ids for place in unread]), lengths), 0
+        for place in unread:
+            end = start + len(requests[place].lengths)
+            vectors[place] = matrix[start:end]
+            start = end
+    return vectors
+
+
+def _score(held: OpenServing, ids: FlatIds, lengths: FlatIds) -> Vectors:
+    if held.reranker is None:
+        raise ValueError("a pair came to an engine without a reranker")
+    return held.reranker.score(ids, lengths)[:, None]
+
+
+def _search(held: OpenServing, requests: Sequence[Request], vectors: Sequence[Vectors]) -> list[tuple[Vectors, Rows]]:
+    """Returns scores and rows of each request; searches those of equal filters in one call, with the largest k."""
+    groups: defaultdict[tuple[Filter, ...], list[int]] = defaultdict(list)
+    for position, request in enumerate(requests):
+        if request.k:
+            groups[request.filters].append(position)
+    found: list[tuple[Vectors, Rows]] = [(NO_VECTORS, NO_ROWS)] * len(requests)
+    for filters, positions in groups.items():
+        selection = held.serving.select(filters) if filters else None
+        k = max(requests[position].k for position in positions)
+        own = [vectors[position] for position in positions]
+        scores, rows = held.vectors.search(own[0] if len(own) == 1 else np.concatenate(own), k, selection)
+        start = 0
+        for position in positions:
+            end, depth = start + requests[position].size, requests[position].k
+            found[position] = scores[start:end, :depth], rows[start:end, :depth]
+            start = end
+    return found

@@ -18,11 +18,10 @@ from weakref import WeakKeyDictionary
 from indexer.errors import BadCollection, DatabaseAway
 from indexer.store.snapshot import Snapshot
 from models.encoder.onnx import OnnxEncoder, OnnxReranker
-from service.engine.compute import OpenServing, PendingJob, compute_batch, group_jobs, make_request
-from service.engine.device import CpuEncoder, GraphReranker, OpenVectors, VectorSearch
+from service.engine.device import CpuEncoder, GraphReranker, OpenServing, OpenVectors, VectorSearch, compute_batch
 from service.engine.jobs import ENGINE_FAILED, BatchTimes, Job, Outcome, SearchJob
 from service.engine.queue import Dispatcher, Entry, Limits, OnBatch
-from service.engine.ranking import search_lexical
+from service.engine.ranking import PendingJob, group_jobs, make_request, search_lexical
 from service.errors import EngineFailed
 from service.serving.serving import Serving
 
@@ -68,7 +67,7 @@ class Batcher(Dispatcher):
             seconds = perf_counter() - began
             if len(outcomes) != len(batch):
                 raise RuntimeError(f"the engine gave {len(outcomes)} answers to {len(batch)} queries")
-            tokens = sum(entry.length for entry in batch if not _has_vector(entry.job))
+            tokens = sum(entry.length for entry in batch if entry.job.vector is None)
             self._on_batch(len(batch), tokens, seconds, len(self._queue))
         except DatabaseAway as error:
             self._post(self._fail, batch, error)
@@ -107,10 +106,6 @@ class Batcher(Dispatcher):
         failed = EngineFailed(ENGINE_FAILED)
         for entry in batch:
             entry.fail(cause if isinstance(cause, (BadCollection, DatabaseAway)) else failed, cause)
-
-
-def _has_vector(job: Job) -> bool:
-    return isinstance(job, SearchJob) and job.vector is not None
 
 
 class InProcessEngine:

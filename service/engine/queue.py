@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 from service.engine.jobs import EXPIRED, Job, Outcome
 from service.errors import DeadlineExceeded, Overloaded, ShuttingDown
-from service.serving.serving import Serving
 
 if TYPE_CHECKING:
+    from service.serving.serving import Serving
     from service.settings import Settings
 
 # Queries and tokens of one batch: a CPU gains nothing by more, a GPU is idle with less.

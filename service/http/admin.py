@@ -16,8 +16,8 @@ from indexer.store.filters import Filter
 from models.errors import did_you_mean
 from models.fusion import Mode
 from service.errors import InvalidRequest, ShuttingDown, invalid_request
-from service.http.access import ACT
 from service.http.asgi import KEY, errors, read_body, runtime_of
+from service.http.middleware import ACT
 from service.serving.serving import Serving, count_facets, number_ranges
 
 if TYPE_CHECKING:

@@ -20,9 +20,9 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from models.errors import CareError
 from models.package import care_version
 from service.errors import BadSettings, InvalidRequest, MethodNotAllowed, NotFound, answer_for
-from service.http import admin, documents, search, texts
-from service.http.access import NOWHERE, Access
-from service.http.middleware import REQUEST_ID, HotPath, RequestFrame, host_pattern, with_cors
+from service.http import admin, documents, texts
+from service.http.asgi import REQUEST_ID, SEARCH_METHODS, SEARCH_PATH, SearchRoute
+from service.http.middleware import NOWHERE, Access, HotPath, RequestFrame, host_pattern, with_cors
 from service.http.openapi import describe
 from service.keys import KeyRing, require_audit_log
 from service.limits import Rates
@@ -48,7 +48,7 @@ METHODS = ("DELETE", "GET", "HEAD", "POST")
 # Spans and metrics of requests would carry URLs, and URLs carry medical questions.
 NO_TELEMETRY = {"tracing": False, "metrics": False, "logs": False}
 # Routes outside FastAPI, which names its own in the scope.
-LEAN_PATHS = frozenset({search.PATH, texts.EMBEDDINGS, texts.RERANK, PAGE, DOCS, STATIC})
+LEAN_PATHS = frozenset({SEARCH_PATH, texts.EMBEDDINGS, texts.RERANK, PAGE, DOCS, STATIC})
 DESCRIPTION = 'Search by meaning and by words. Every error has one shape: `{"error": {"code", "message", …}}`.'
 
 
@@ -90,9 +90,9 @@ def create_app(settings: Settings, place: Place = ALONE) -> FastAPI:
     app.add_middleware(frame)
     app.add_exception_handler(HTTPException, _answer_http_exception)
     app.add_exception_handler(RequestValidationError, _answer_bad_parameter)
-    search_route = search.SearchRoute()
+    search_route = SearchRoute()
     app.router.routes += [
-        Route(search.PATH, search_route, methods=search.METHODS, include_in_schema=False),
+        Route(SEARCH_PATH, search_route, methods=SEARCH_METHODS, include_in_schema=False),
         Route(texts.EMBEDDINGS, texts.embeddings_route, methods=texts.METHODS, include_in_schema=False),
         Route(texts.RERANK, texts.rerank_route, methods=texts.METHODS, include_in_schema=False),
     ]
@@ -105,7 +105,7 @@ def create_app(settings: Settings, place: Place = ALONE) -> FastAPI:
     layers, hot = app.build_middleware_stack, frame(search_route)
 
     def stack() -> ASGIApp:
-        whole = HotPath(search.PATH, search.METHODS, hot, layers())
+        whole = HotPath(SEARCH_PATH, SEARCH_METHODS, hot, layers())
         return with_cors(whole, settings.origins) if settings.origins else whole
 
     app.build_middleware_stack = stack  # type: ignore[method-assign]

@@ -1,10 +1,14 @@
-"""Bodies in and answers out for routes in plain ASGI: read, notice that a client left, send bytes or lines."""
+"""Routes in plain ASGI: GET and POST /v1/search, and any that takes JSON and answers with it.
+
+Bodies in, answers out: read, notice that a client left, send bytes or lines.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from contextlib import aclosing
 from http import HTTPStatus
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
@@ -14,6 +18,7 @@ from pydantic import BaseModel, ValidationError
 from starlette.types import Message, Receive, Scope, Send
 
 from service.errors import INTERNAL, BodyTooLarge, ErrorResponse, InvalidRequest, answer_for, invalid_request
+from service.search.request import SearchRequest, parse_query_string, require_few_clauses
 
 if TYPE_CHECKING:
     from service.runtime import Runtime
@@ -23,8 +28,15 @@ logger = logging.getLogger(__name__)
 
 Model = TypeVar("Model", bound=BaseModel)
 
-KEY = "care.key"  # the caller's key in the scope of a request
-HEADERS = "care.headers"  # its headers as a dictionary: of those that repeat, the last one
+SEARCH_PATH = "/v1/search"
+SEARCH_METHODS = ["GET", "POST"]
+# In the scope of a request:
+KEY = "care.key"  # the caller's key
+HEADERS = "care.headers"  # headers as a dictionary: of those that repeat, the last one
+REQUEST_ID = "care.request_id"
+QUERIES = "care.queries"  # for the access log, if it shows them
+SEARCH = "care.search"  # a search as it was parsed
+TIMINGS = "care.timings"  # and the time of its stages
 JSON = (b"content-type", b"application/json")
 LINES = (b"content-type", b"application/x-ndjson")
 IDENTITY = b"identity"
@@ -106,6 +118,34 @@ def parse_body(model: type[Model], body: bytes) -> Model:
         except UnicodeDecodeError:
             raise InvalidRequest(next(iter(model.model_fields)), "the body is not UTF-8") from None
         raise invalid_request(error, model) from None
+
+
+class SearchRoute:
+    """The ASGI endpoint of a search."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        runtime: Runtime = scope["app"].state.runtime
+        settings = runtime.settings
+        body = await read_body(scope, receive, settings.max_body_bytes)
+        if scope["method"] == "POST":
+            require_few_clauses(body)
+            request = parse_body(SearchRequest, body)
+        else:
+            request = parse_query_string(scope["query_string"])
+        if settings.log_queries:
+            scope[QUERIES] = request.queries
+        scope[SEARCH] = request
+        serving = runtime.servings.current()
+        if wants_lines(scope):
+            stream = runtime.searcher.stream(serving, request, scope[KEY])
+            with WhileConnected(receive):
+                async with aclosing(stream) as lines:
+                    await send_lines(send, lines, scope[REQUEST_ID])
+            return
+        with WhileConnected(receive):
+            body, timings = await runtime.searcher.search(serving, request, scope[KEY])
+        scope[TIMINGS] = timings
+        await send_bytes(send, body, headers=[(b"server-timing", timings.as_server_timing())])
 
 
 class JsonRoute(Generic[Model]):

@@ -16,8 +16,8 @@ from indexer.store.filters import Filter, as_value, fields_of, require_name
 from indexer.store.fresh_log import NewDocument
 from indexer.store.metadata import admits
 from service.errors import FreshLimit, InvalidRequest, NotFound
-from service.http.access import ACT
 from service.http.asgi import KEY, errors, parse_body, read_body, runtime_of
+from service.http.middleware import ACT
 from service.search.portions import is_blank
 from service.updates.writer import ChangesAnswer
 

@@ -1,4 +1,7 @@
-"""Around every request, in plain ASGI: its id, key, metrics, log lines, headers, and the answer to any exception."""
+"""Around every request, in plain ASGI: its id and key, metrics and logs, and the answer to any exception.
+
+Access control: the scope of each path, the key of a request, its rate, and the audit log of changes.
+"""
 
 from __future__ import annotations
 
@@ -8,19 +11,22 @@ import re
 import secrets
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from hmac import compare_digest
+from pathlib import Path
 from random import getrandbits
 from time import perf_counter, time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import orjson
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from models.errors import CareError
-from service.errors import RateLimited, ShuttingDown, UnknownHost, answer_for
-from service.http.access import SCOPE, Access
-from service.http.asgi import HEADERS, KEY, ClientLeft, closing_answer, send_bytes
-from service.limits import ANYONE
+from service.errors import Forbidden, NotFound, RateLimited, ShuttingDown, Unauthorized, UnknownHost, answer_for
+from service.http.asgi import HEADERS, KEY, QUERIES, REQUEST_ID, SEARCH, TIMINGS, ClientLeft, closing_answer, send_bytes
+from service.keys import ID, KeyRing, write_audit
+from service.limits import ANYONE, Key, Rates
+from service.limits import Scope as KeyScope
 from service.metrics import ACCESS_LOGGER
 
 if TYPE_CHECKING:
@@ -30,18 +36,115 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 access_logger = logging.getLogger(ACCESS_LOGGER)
 
-REQUEST_ID = "care.request_id"
-QUERIES = "care.queries"
-SEARCH = "care.search"  # a search as it was parsed
-TIMINGS = "care.timings"  # and the time of its stages
 TRACE = "care.trace"
 STATUS = "care.status"
+SCOPE = "care.scope"  # of a request that takes more than the scope search
+ACT = "care.act"
 SANE_ID = re.compile(rb"[A-Za-z0-9._:-]{1,64}")
 CLIENT_CLOSED = 499  # as proxies log a client that closed the connection before its answer
 UNMATCHED = "unmatched"
 NO_METHOD = "-"
 # A name that resolves to this machine may be an attacker's (DNS rebinding); an address cannot.
 LOCAL_HOSTS = (rb"localhost", rb"[\d.]+", rb"\[[\da-f:.]+\]")
+READS = ("GET", "HEAD")
+# Globals: each is found in a third of the time of a member of an enum.
+PUBLIC, SEARCHING, WRITING, ADMIN = None, KeyScope.SEARCH, KeyScope.WRITE, KeyScope.ADMIN
+METRICS = "/metrics"
+# The scope that a path takes: to read, and to do anything else. What begins with a path and a slash belongs to it.
+# Nothing is answered at any other path, so a route that is missing here is closed.
+PATHS: dict[str, tuple[KeyScope | None, KeyScope | None]] = {
+    "/v1/search": (SEARCHING, SEARCHING),
+    "/v1/embeddings": (SEARCHING, SEARCHING),
+    "/v1/rerank": (SEARCHING, SEARCHING),
+    "/v1/models": (SEARCHING, SEARCHING),
+    "/v1/collection": (SEARCHING, SEARCHING),
+    "/v1/documents": (SEARCHING, WRITING),
+    "/admin": (ADMIN, ADMIN),
+    METRICS: (ADMIN, ADMIN),
+    "/livez": (PUBLIC, PUBLIC),
+    "/readyz": (PUBLIC, PUBLIC),
+    "/docs": (PUBLIC, PUBLIC),
+    "/openapi.json": (PUBLIC, PUBLIC),
+    "/static": (PUBLIC, PUBLIC),
+    "/static-offline-docs": (PUBLIC, PUBLIC),
+    "/": (PUBLIC, PUBLIC),
+}
+CLOSED = "this is closed, because there is no key; set CARE_ADMIN_TOKEN, or CARE_KEYS_FILE (care keys create)"
+SEND_A_KEY = "send a key that is in force, as Authorization: Bearer … or api-key: …"
+NOWHERE = "there is nothing at this path; /docs lists what there is"
+
+
+def scope_of(method: str, path: str) -> KeyScope | None:
+    """The scope that a request takes, PUBLIC if none; raises NotFound if nothing is at this path."""
+    known = PATHS.get(path)
+    if known is None:
+        first, second, *_ = f"{path[1:]}/".split("/", 2)
+        known = PATHS.get(f"/{first}/{second}") or (PATHS.get(f"/{first}") if first else None)
+    if known is None:
+        raise NotFound(NOWHERE)
+    return known[method not in READS]
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """Admits requests. Without a keys file, searches and metrics take no key.
+
+    `admin_port` is the only port at which paths of scope admin are answered, None: any.
+    """
+
+    keys: KeyRing
+    rates: Rates
+    audit_log: Path | None = None
+    admin_port: int | None = None
+
+    def identify(self, request: Scope, headers: Mapping[bytes, bytes]) -> Key:
+        """Finds the key of a request; raises Unauthorized, Forbidden, or NotFound for a path that is not served."""
+        keys, scope = self.keys, scope_of(request["method"], request["path"])
+        if scope is SEARCHING:
+            if not keys.has_file:
+                return ANYONE
+        else:
+            if scope is ADMIN and self.admin_port not in (None, (request.get("server") or (None, None))[1]):
+                raise NotFound(NOWHERE)
+            if scope is PUBLIC or (request["path"] == METRICS and not keys.has_file):
+                return ANYONE
+            request[SCOPE] = scope
+        presented = headers.get(b"authorization", b"")
+        is_bearer = presented[:7] == b"Bearer " or presented[:7].lower() == b"bearer "
+        presented = presented[7:] if is_bearer else headers.get(b"api-key", b"")
+        # Here and not in a method: a request meets this code cold, and a call costs it a microsecond.
+        found = keys.found.get(presented[ID])
+        if found is not None and compare_digest(presented, found[0]):
+            key = found[1]
+        elif presented and (known := keys.find(presented.strip())) is not None:
+            key = known
+        else:
+            raise Forbidden(CLOSED) if keys.is_empty else Unauthorized(SEND_A_KEY)
+        if scope not in key.scopes:
+            request[KEY] = key  # for the logs
+            raise Forbidden(f"this key lacks the scope {scope}; care keys create makes one that has it")
+        return key
+
+    def record(self, request: Scope, request_id: str, status: int) -> None:
+        """Writes a change, an act of an administrator, or an attempt at one to the audit log; never a text."""
+        if self.audit_log is None or SCOPE not in request:
+            return
+        if request["method"] in READS and status not in (401, 403):
+            return
+        key: Key = request.get(KEY, ANYONE)
+        act = {"key": key.name, "act": f"{request['method']} {route_of(request)}", "status": status}
+        details: dict[str, Any] = request.get(ACT, {})
+        try:
+            write_audit(self.audit_log, {**act, "request_id": request_id, **details})
+        except OSError as error:
+            logger.error("the audit log %s lacks the act of request %s: %s", self.audit_log, request_id, error)
+
+
+def route_of(request: Scope) -> str:
+    """The template of the route, or the part of the path that has a scope: the rest may be private."""
+    if (route := request.get("route")) is not None:
+        return str(route.path)
+    return next((path for path in PATHS if path != "/" and request["path"].startswith(path)), "/")
 
 
 @dataclass(frozen=True, slots=True)

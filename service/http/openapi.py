@@ -11,10 +11,10 @@ from fastapi import APIRouter, Body, FastAPI
 from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel, Field
 
-from service.http import documents, search, texts
-from service.http.access import scope_of
-from service.http.asgi import ERRORS, errors
+from service.http import documents, texts
+from service.http.asgi import ERRORS, SEARCH_PATH, errors
 from service.http.documents import DocumentsRequest
+from service.http.middleware import scope_of
 from service.http.texts import EmbeddingsAnswer, EmbeddingsRequest, RerankAnswer, RerankRequest
 from service.search.request import HydeStatus, SearchRequest
 from service.settings import Settings
@@ -133,12 +133,12 @@ router = APIRouter()  # describes the lean routes; requests never reach it
 DESCRIBED = "this route is answered by plain ASGI (service/http/app.py), and only described here"
 
 
-@router.get(search.PATH, tags=["search"], summary="Search, from a URL", responses=SEARCH_ANSWERS)
+@router.get(SEARCH_PATH, tags=["search"], summary="Search, from a URL", responses=SEARCH_ANSWERS)
 async def get_search() -> SearchAnswer:
     raise AssertionError(DESCRIBED)
 
 
-@router.post(search.PATH, tags=["search"], summary="Search", responses=SEARCH_ANSWERS)
+@router.post(SEARCH_PATH, tags=["search"], summary="Search", responses=SEARCH_ANSWERS)
 async def post_search(request: Annotated[SearchRequest, _body("search")]) -> SearchAnswer:
     raise AssertionError(DESCRIBED)
 
@@ -176,7 +176,7 @@ def describe(app: FastAPI, settings: Settings) -> Callable[[], dict[str, Any]]:
             models["StreamEnd"].pop("$defs")
             _bound(models, settings)
             _secure(schema)
-            schema["paths"][search.PATH]["get"]["parameters"] = _parameters(models["SearchRequest"]["properties"])
+            schema["paths"][SEARCH_PATH]["get"]["parameters"] = _parameters(models["SearchRequest"]["properties"])
             app.openapi_schema = schema
         return app.openapi_schema
 

@@ -1,4 +1,4 @@
-"""The body of POST /v1/search as pydantic models: queries, filters and options.
+"""A search as pydantic models: queries, filters and options, from a JSON body or a query string.
 
 Lists stop at their first error (`fail_fast`): collecting a million errors of one body would block the event loop.
 """
@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from enum import StrEnum
-from typing import Annotated, Self
+from typing import Annotated, Any, Self
+from urllib.parse import parse_qsl
 
 import orjson
 from pydantic import (
@@ -20,12 +21,14 @@ from pydantic import (
     StrictInt,
     StrictStr,
     StringConstraints,
+    ValidationError,
     model_validator,
 )
 
 from indexer.store.filters import LARGEST, MAX_FIELD_NAME, AnyOf, Either, Equal, Filter, Not, Range
+from models.errors import did_you_mean
 from models.fusion import Fusion, Mode
-from service.errors import InvalidRequest
+from service.errors import SHOWN_NAME, InvalidRequest, invalid_request
 
 MAX_FIELDS = 16
 MAX_FILTERS = 32
@@ -245,3 +248,56 @@ class SearchRequest(BaseModel):
         if isinstance(self.rerank, RerankOptions):
             return self.rerank.depth
         return DEFAULT_RERANK_DEPTH if self.rerank else 0
+
+
+FROM_QUERY_STRING = {"q": "query", "filter": "filters"}  # parameter → field of the body
+PARAMETERS = [
+    *FROM_QUERY_STRING,
+    *(name for name in SearchRequest.model_fields if name not in FROM_QUERY_STRING.values()),
+]
+LISTS = ("query", "fields", "filters", "facets")  # parameters that may repeat
+OPERATORS = ("eq", "in", "gte", "gt", "lte", "lt")
+NEGATION = "not."
+MAX_PARAMETERS = 1000
+
+
+def parse_query_string(raw: bytes) -> SearchRequest:
+    """Parses `q=…&top_k=…&mode=…&fields=title,text&filter=kind:eq:drug&filter=updated:gte:2025-01-01`."""
+    try:
+        pairs = parse_qsl(raw.decode("ascii"), keep_blank_values=True, errors="strict", max_num_fields=MAX_PARAMETERS)
+    except UnicodeDecodeError:
+        raise InvalidRequest("query", "the query string is not UTF-8") from None
+    except ValueError:
+        raise InvalidRequest("query", f"the query string has more than {MAX_PARAMETERS} parameters") from None
+    fields: dict[str, Any] = {}
+    for name, value in pairs:
+        field = FROM_QUERY_STRING.get(name, name)
+        if name not in PARAMETERS:
+            there_are = f"; there are {', '.join(PARAMETERS)}"
+            raise InvalidRequest(name[:SHOWN_NAME], f"no such parameter{did_you_mean(name, PARAMETERS) or there_are}")
+        if field in LISTS:
+            single = [_parse_filter(value)] if field == "filters" else [value]
+            many = value.split(",") if value else []  # an empty parameter asks for none
+            fields.setdefault(field, []).extend(many if field in ("fields", "facets") else single)
+        elif field in fields:
+            raise InvalidRequest(field, "given more than once")
+        else:
+            fields[field] = value
+    if not (queries := fields.get("query", [])):
+        raise InvalidRequest("query", "give a text as q=…")
+    try:
+        return SearchRequest.model_validate(fields | ({"query": queries[0]} if len(queries) == 1 else {}))
+    except ValidationError as error:
+        raise invalid_request(error, SearchRequest) from None
+
+
+def _parse_filter(text: str) -> dict[str, Any]:
+    """Parses `field:operator:value` or `field:not.operator:value`; commas separate the values of `in`."""
+    name, _, rest = text.partition(":")
+    negated = rest.startswith(NEGATION)
+    operator, colon, value = rest.removeprefix(NEGATION).partition(":")
+    if operator not in OPERATORS or not colon:
+        form = f"field:operator:value with an operator of {', '.join(OPERATORS)}"
+        raise InvalidRequest("filters", f"must read {form}; for example filter=kind:eq:drug")
+    clause = {"field": name, operator: value.split(",") if operator == "in" else value}
+    return {"not": clause} if negated else clause

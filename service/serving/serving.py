@@ -37,6 +37,7 @@ from models.encoder.pairs import PairReader, RerankerSpec
 from models.encoder.spec import EncoderSpec, Side
 from models.encoder.tokenizer import TextReader
 from models.errors import BadEncoder
+from service.errors import NotReady
 
 START = Cursor(0)
 NOTHING: tuple[Filter, ...] = (AnyOf("", ()),)
@@ -193,6 +194,19 @@ class Serving:
 
         cursor = Cursor(snapshot.manifest.fresh.position)
         return cls(snapshot, encoder, snapshot.metadata.facets(), select, Overlay(snapshot), cursor, reranker)
+
+
+class Current:
+    """The serving that new requests get, None while `missing` says why there is none; `updates.swap` replaces it."""
+
+    def __init__(self) -> None:
+        self.serving: Serving | None = None
+        self.missing = "none is published; care index build makes one"
+
+    def __call__(self) -> Serving:
+        if self.serving is None:
+            raise NotReady(f"no snapshot is served: {self.missing}")
+        return self.serving
 
 
 def require_query_encoder(folder: Path) -> Path:

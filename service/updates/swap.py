@@ -1,4 +1,4 @@
-"""Holds the serving that new requests get, and replaces it when the collection's pointer moves.
+"""Replaces the serving that new requests get when the collection's pointer moves.
 
 A new serving takes over only after a real query went through it. One that cannot be opened leaves a log line and a
 metric, and the old one stays.
@@ -22,7 +22,7 @@ from models.encoder.pairs import PairReader
 from models.encoder.tokenizer import TextReader
 from models.errors import BadEncoder, CareError, SpaceMismatch
 from service.errors import NotReady
-from service.serving.serving import Models, Serving, are_current
+from service.serving.serving import Current, Models, Serving, are_current
 
 if TYPE_CHECKING:
     from service.metrics import Metrics
@@ -61,7 +61,7 @@ class Refusal:
 
 
 class Servings:
-    """Holds the current serving and replaces it. One change at a time."""
+    """Replaces the current serving. One change at a time."""
 
     def __init__(
         self,
@@ -72,13 +72,13 @@ class Servings:
         tell_others: Callable[[], None] = lambda: None,
     ) -> None:
         """`tell_others` makes other processes follow an administrator's request."""
+        self.current = Current()
         self.collection = Collection(settings.collection, settings.database)
         self._settings = settings
         self._metrics = metrics
         self._models = models
         self._opening = opening
         self._tell_others = tell_others
-        self._current: Serving | None = None
         self._refused: Refusal | None = None
         self._changing = asyncio.Lock()
         self._freshening = asyncio.Lock()
@@ -87,17 +87,11 @@ class Servings:
     @property
     def serving(self) -> str | None:
         """The version that requests are answered from."""
-        return None if self._current is None else self._current.version
+        return None if self.current.serving is None else self.current.serving.version
 
     def refusal_of(self, version: str | None) -> str | None:
         """Why a version was refused, None if it was not."""
         return self._refused.reason if self._refused and self._refused.version == version else None
-
-    def current(self) -> Serving:
-        if self._current is None:
-            reason = self._refused.reason if self._refused else "none is published; care index build makes one"
-            raise NotReady(f"no snapshot is served: {reason}")
-        return self._current
 
     async def start(self) -> None:
         """Serves what the pointer names; raises if that cannot be served."""
@@ -160,8 +154,8 @@ class Servings:
     async def catch_up(self) -> None:
         """Serves all documents of the log; raises BadLog."""
         async with self._freshening:
-            if self._current is not None:
-                self._freshen_to(await self._opening.freshen(self._current))
+            if self.current.serving is not None:
+                self._freshen_to(await self._opening.freshen(self.current.serving))
 
     async def follow_log(self) -> None:
         """Polls the log until cancelled; an error is logged once."""
@@ -185,6 +179,7 @@ class Servings:
         except Exception as error:
             reason = str(error) if isinstance(error, CareError) else "it failed unexpectedly; the log says how"
             self._refused = Refusal(version, reason, self._tries_left(version, error))
+            self.current.missing = reason
             self._metrics.failed_swap()
             logger.error("snapshot %s is refused, %s stays in service: %s", version, self.serving, reason)
             raise
@@ -215,7 +210,7 @@ class Servings:
         logger.info("snapshot %s is in service", serving.version)
 
     def _freshen_to(self, serving: Serving) -> None:
-        self._current = serving
+        self.current.serving = serving
         self._metrics.fresh(serving.overlay.changes)
 
     def _open(self, version: str) -> Serving:

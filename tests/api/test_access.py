@@ -17,9 +17,9 @@ from starlette.routing import Mount, Route
 
 import service.keys
 from service.errors import BadSettings, NotFound
-from service.http import access
-from service.http.access import PATHS, PUBLIC, scope_of
+from service.http import middleware
 from service.http.app import create_app
+from service.http.middleware import PATHS, PUBLIC, scope_of
 from service.limits import Scope
 from service.settings import Settings
 from tests.api.support import AS_ADMIN, TOKEN, Built, client_of, copy_collection, make_settings
@@ -192,7 +192,7 @@ async def test_a_known_key_is_not_hashed_again_and_is_compared_in_constant_time(
         return real(one, other)
 
     assert (await send(guarded, "GET", "/v1/search", bearer(key))).status_code == 200
-    monkeypatch.setattr(access, "compare_digest", compare)
+    monkeypatch.setattr(middleware, "compare_digest", compare)
     monkeypatch.delattr(service.keys, "sha256")
     assert (await send(guarded, "GET", "/v1/search", bearer(key))).status_code == 200
     assert compared == [key.encode()]

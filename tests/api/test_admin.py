@@ -172,6 +172,19 @@ async def test_a_damaged_snapshot_is_refused_and_the_old_one_stays(own: Built) -
         assert "care_failed_swaps_total 2.0" in (await client.get("/metrics")).text
 
 
+async def test_a_service_whose_first_snapshot_is_refused_says_why(own: Built) -> None:
+    (own.root / "CURRENT").unlink()
+    async with running(make_settings(own, threads=1, reload_seconds=0)) as client:
+        damaged = own.root / "versions" / own.versions["b"] / "documents.bin"
+        damaged.write_bytes(damaged.read_bytes()[:-1])
+        (own.root / "CURRENT").write_text(own.versions["b"])
+        assert (await client.post("/admin/reload")).status_code == 409
+        response = await client.get("/v1/search", params={"q": "高血压"})
+        assert (response.status_code, response.json()["error"]["code"]) == (503, "not_ready")
+        assert response.json()["error"]["message"].startswith("no snapshot is served: ")
+        assert "documents.bin" in response.json()["error"]["message"]
+
+
 @pytest.mark.parametrize("failures", [TRIES - 1, 1000])
 async def test_a_version_is_tried_again_where_not_it_but_the_engine_failed(
     own: Built, monkeypatch: pytest.MonkeyPatch, failures: int

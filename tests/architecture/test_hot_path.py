@@ -8,8 +8,8 @@ from starlette.middleware.base import BaseHTTPMiddleware
 from starlette.types import ASGIApp
 
 from service.http.app import create_app
+from service.http.asgi import SearchRoute
 from service.http.middleware import RequestFrame
-from service.http.search import SearchRoute
 from service.settings import Settings
 
 

@@ -18,10 +18,9 @@ from typing import TypeVar
 
 from indexer.errors import DatabaseAway
 from indexer.store.arrays import Scores
-from service.engine.compute import PendingJob, group_jobs, make_request
 from service.engine.jobs import DATABASE_AWAY, ENGINE_FAILED, EXPIRED, BatchTimes, Response, SearchJob, Status
 from service.engine.queue import Dispatcher, Entry, Limits
-from service.engine.ranking import Side, search_lexical
+from service.engine.ranking import PendingJob, Side, group_jobs, make_request, search_lexical
 from service.engine.remote.link import Link
 from service.errors import DeadlineExceeded, EngineAway, EngineFailed
 from service.serving.serving import Serving

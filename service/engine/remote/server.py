@@ -25,8 +25,7 @@ from indexer.store.collection import Collection
 from models.encoder.spec import Side
 from models.encoder.tokenizer import flatten
 from models.errors import BadEncoder, CareError
-from service.engine.compute import OpenServing, compute_batch
-from service.engine.device import Device, GraphReranker, open_encoder, searched_by
+from service.engine.device import Device, GraphReranker, OpenServing, compute_batch, open_encoder, searched_by
 from service.engine.jobs import Request, Response, Status
 from service.engine.queue import SLICE_SECONDS, CostModel, Lanes, Limits, OnBatch
 from service.engine.remote import frames

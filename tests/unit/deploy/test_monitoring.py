@@ -14,7 +14,8 @@ from fastapi.routing import APIRoute
 from prometheus_client.parser import text_string_to_metric_families
 
 from indexer.report import write_metrics
-from service.http import admin, search
+from service.http import admin
+from service.http.asgi import SEARCH_PATH
 from service.metrics import Metrics, Timings
 from service.settings import Settings
 from tests.unit.deploy.support import REPOSITORY, compose, load_yaml, parse_care
@@ -32,7 +33,7 @@ SELECTOR = re.compile(r"\b(care_\w+)(?:\{([^}]*)\})?")
 def exposed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, set[str]]:
     """The names of the samples that a service exposes after a little of everything, and a run of the indexer writes."""
     metrics = Metrics()
-    metrics.request(search.PATH, 200, 0.01)
+    metrics.request(SEARCH_PATH, 200, 0.01)
     metrics.search(1, Timings())
     metrics.batch(1, 5, 0.001, 0)
     metrics.swap("20261115T041500123Z-1a2b3c4d", 400, 0.0)

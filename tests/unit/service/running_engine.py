@@ -14,7 +14,7 @@ from typing import Any, cast
 import numpy as np
 
 from models.encoder.tokenizer import Tokens
-from service.engine.compute import OpenServing
+from service.engine.device import OpenServing
 from service.engine.jobs import Request, Response
 from service.engine.queue import Limits
 from service.engine.remote import frames

@@ -9,7 +9,6 @@ from typing import Any, cast
 
 import pytest
 
-from models.encoder.onnx import OnnxEncoder
 from models.encoder.spec import Side
 from models.encoder.tokenizer import TextReader, Tokens
 from models.fusion import Mode
@@ -138,8 +137,9 @@ def test_an_embedding_is_named_by_encoder_and_tokens() -> None:
 
 
 def test_side_and_instruction_reach_the_embedding_key_through_the_tokens() -> None:
-    encoder = OnnxEncoder.load(ENCODER, threads=1)
-    encoder.spec = encoder.spec.model_copy(update={"query_instruction": "检索："})
+    plain = TextReader.open(ENCODER)
+    spec = plain.spec.model_copy(update={"query_instruction": "检索："})
+    encoder = TextReader(spec, plain.variant, plain.weights, plain.tokenizer)
     texts = ["Fever 发热", "fever  发热 ", "fever 发烧"]
     keys = [embedding_key("e1", tokens) for side in Side for tokens in encoder.tokenize(texts, side)]
     assert keys[0] == keys[1]  # the tokenizer sees no difference, so the encoder cannot
