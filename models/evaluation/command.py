@@ -32,8 +32,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from tqdm import tqdm
-
 from models.errors import BadData, CareError
 from models.evaluation import benchmarks, significance, studies
 from models.evaluation.benchmarks import loader
@@ -44,6 +42,7 @@ from models.evaluation.results import Curve, Run, SetResult
 from models.evaluation.sets import RetrievalSet, Task, find_tasks
 from models.fusion import Fusion
 from models.package import BUNDLED_ENCODER, positive, share
+from models.progress import Progress
 
 ENCODER = str(BUNDLED_ENCODER)
 CACHE = Path("var/embeddings")
@@ -104,19 +103,20 @@ def run(arguments: Namespace) -> None:
     wanted = Wanted(**{field.name: getattr(arguments, field.name) for field in fields(Wanted)})
     if not (wanted.encoders or wanted.pairs or wanted.services):
         wanted = replace(wanted, encoders=[ENCODER])
-    with ExitStack() as stack, tqdm(unit=" characters", unit_scale=True, leave=False, disable=None) as bar:
+    with ExitStack() as stack:
         folder = Path(stack.enter_context(TemporaryDirectory())) if arguments.no_cache else arguments.cache
-        lineup = Lineup(wanted, folder, stack, bar.update)
+        lineup = Lineup(wanted, folder, stack, lambda count: bar.update(count))
         systems = [system.facts for system in lineup.systems]
         systems += mean_systems(systems)
         names = [facts.name for facts in systems]
         if arguments.baseline is not None and arguments.baseline not in names:
             raise CareError(f"--baseline {arguments.baseline}: not one of {', '.join(names)}")
-        bar.reset(total=lineup.outstanding(tasks))
+        unread = lineup.outstanding(tasks)
+        bar = stack.enter_context(Progress("encode", "characters", unread) if unread else Progress("judge"))
 
         def report(of_set: Sequence[SetResult]) -> None:
             figures = ", ".join(f"{result.system} {result.value:.2f}" for result in of_set)
-            bar.write(f"{of_set[0].set_name} {of_set[0].main_metric}: {figures}" if of_set else "", sys.stderr)
+            bar.write(f"{of_set[0].set_name} {of_set[0].main_metric}: {figures}" if of_set else "")
 
         judgement = judge(tasks, lineup.systems, report, speed=arguments.speed or draws)
         curves = list(_curves(tasks, lineup)) if draws else []

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Literal
 
 import numpy as np
-from tqdm import tqdm
 
 from models.encoder.spec import Side
 from models.endpoint import Endpoint, chat
@@ -22,6 +21,7 @@ from models.evaluation.results import SystemFacts
 from models.evaluation.sets import PairSet, RerankSet, RetrievalSet, Task
 from models.evaluation.systems import DEPTH, NotApplicable
 from models.lexical import Ranking
+from models.progress import Progress
 from models.prompts import ask_for_document, fill
 
 # Queries of one request: more of them, if they are long, take a slow CPU longer than a service waits.
@@ -117,8 +117,8 @@ class Generator:
         first = self.seed * self.documents
         jobs = [(text, number) for number in range(first, first + self.documents) for text in prompts]
         with ThreadPoolExecutor(self.at_once) as pool:
-            bar = tqdm(pool.map(self._write_one, jobs), f"{self.model} writes", len(jobs), leave=False, disable=None)
-            texts = list(bar)
+            written = pool.map(self._write_one, jobs)
+            texts = list(Progress(f"{self.model} writes", "documents", len(jobs)).over(written))
         return [texts[start : start + len(prompts)] for start in range(0, len(texts), len(prompts))]
 
     def _write_one(self, job: tuple[str, int]) -> str:

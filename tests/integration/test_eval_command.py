@@ -1,6 +1,7 @@
 """`care eval` as a person calls it: sets in, a table, figures, a saved run and a page out."""
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -81,6 +82,17 @@ def test_the_example_corpus_is_searched_well(capsys: pytest.CaptureFixture[str],
     kept = {path: path.stat().st_size for path in (tmp_path / "cache").rglob("*.*")}
     assert evaluate(capsys, *arguments) == first
     assert {path: path.stat().st_size for path in (tmp_path / "cache").rglob("*.*")} == kept
+
+
+def test_without_a_terminal_lines_say_how_much_is_encoded(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, data: Path, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("models.progress.SAY_EVERY_SECONDS", 0.0)
+    arguments = ["eval", str(data / "drugs"), "--cache", str(tmp_path)]
+    assert cli.main(arguments) == 0
+    assert re.search(r"^encode, (\d+) of \1 characters: .* left$", capsys.readouterr().err, re.MULTILINE)
+    assert cli.main(arguments) == 0
+    assert "characters" not in capsys.readouterr().err
 
 
 def test_every_kind_of_set_is_judged_and_gaps_are_explained(
