@@ -10,6 +10,8 @@ HOST ?= http://127.0.0.1:$(PORT)
 # What is installed anywhere: by the Makefile, and in the images.
 LOCKS := serve dev optimum indexer train gpu
 PIP := -m pip install --quiet --disable-pip-version-check
+# Set, it would have each of a thousand processes of the tests compile every module anew.
+unexport PYTHONDONTWRITEBYTECODE
 .DEFAULT_GOAL := help
 .PHONY: help run test tests check unit format bench bench-peers bench-gpu dashboard overload kills bench-fresh bench-index bench-encode bench-train kill-index kill-writes kill-curate chaos soak claims loadtest knee eval chart image openapi typescript install install-train optimum lock clean bench-keys fuzz-tenants audit
 
