@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import fcntl
 import gc
-import os
 import shutil
 from importlib.util import find_spec
 from pathlib import Path
@@ -83,20 +81,12 @@ def encoder() -> OnnxEncoder:
 
 
 @pytest.fixture(scope="session")
-def example_collection(tmp_path_factory: pytest.TempPathFactory, encoder: OnnxEncoder) -> Path:
-    """A collection folder with one published snapshot of the example corpus, for tests that only read it."""
-    from indexer.build import BuildOptions, build
-    from indexer.store.collection import Collection
+def example_collection(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The example corpus as `care demo` serves it, for tests that only read it; BUNDLED_PAIR reads its queries."""
+    from indexer.restore import restore_backup
 
     examples = Path(__file__).parents[1] / "examples"
-    folder = tmp_path_factory.getbasetemp()
-    if "PYTEST_XDIST_WORKER" in os.environ:
-        folder = folder.parent  # which all processes of a run share
-    collection = Collection(folder / "examples")
-    with (folder / "examples.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not (collection.root / "page.json").exists():
-            options = BuildOptions(encoder_name="care-small-zh")
-            collection.publish(build([examples / "corpus.jsonl"], encoder, collection, options).version)
-            shutil.copy(examples / "page.json", collection.root)
-    return collection.root
+    folder = tmp_path_factory.mktemp("examples") / "collection"
+    restore_backup(examples / "pair.tar", folder)
+    shutil.copy(examples / "page.json", folder)
+    return folder

@@ -15,12 +15,13 @@ from loadtest.bench import SCENARIOS
 from loadtest.harness import PATH, BenchError
 from loadtest.harness.generator import STAGES, Job, measure
 from loadtest.harness.servers import bare_server, care_server, get, running
+from models.package import BUNDLED_PAIR
 from tests.api.support import PATIENT
 
 
 def call(*arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "loadtest.bench", *arguments]
-    environment = os.environ | PATIENT | {"CARE_THREADS": "1"}
+    environment = os.environ | PATIENT | {"CARE_THREADS": "1", "CARE_ENCODER": str(BUNDLED_PAIR)}
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=570)
 
 
