@@ -24,9 +24,9 @@ run: install ## serve the example corpus at http://127.0.0.1:8000 (PORT=… for 
 test: ## everything: linters, types, architecture, all tests
 	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target tests check
 
-# A process a core: threads that wait for each other's would cost most of the time.
+# One more than two cores have, since many tests wait; a thread each: threads that wait for each other cost most of the time.
 tests: .venv-dev/installed .venv-optimum/installed programs clients/typescript/node_modules
-	OMP_NUM_THREADS=1 $(DEV)/pytest --numprocesses 2 $(ARGS)
+	OMP_NUM_THREADS=1 $(DEV)/pytest --numprocesses 3 $(ARGS)
 
 check: .venv-dev/installed ## linters, types, import rules
 	$(DEV)/ruff check .

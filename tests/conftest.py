@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import shutil
+from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -65,6 +66,22 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for beginning, kind in KINDS.items():
             if path(item).startswith(beginning):
                 item.add_marker(kind)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _authorities_are_read_once() -> Iterator[None]:
+    """By itself every client of httpx reads them, for 45 ms, and the tests make thousands that need none."""
+    from httpx import create_ssl_context
+    from httpx._transports import default
+
+    trusted = create_ssl_context()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            default,
+            "create_ssl_context",
+            lambda verify=True, **others: trusted if verify is True else create_ssl_context(verify, **others),
+        )
+        yield
 
 
 @pytest.fixture(scope="session")

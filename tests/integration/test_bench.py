@@ -28,7 +28,7 @@ def call(*arguments: str) -> subprocess.CompletedProcess[str]:
 def test_a_quick_run_has_every_line_and_no_failure(tmp_path: Path, example_collection: Path) -> None:
     file = tmp_path / "bench.json"
     collection = str(example_collection)
-    done = call("--collection", collection, "--seconds", "0.5", "--rounds", "1", "--json", str(file))
+    done = call("--collection", collection, "--seconds", "0.3", "--rounds", "1", "--json", str(file))
     assert done.returncode == 0, done.stderr
     written = json.loads(file.read_text(encoding="utf-8"))
     scenarios = [(scenario.mode, scenario.connections) for scenario in SCENARIOS]
