@@ -10,6 +10,8 @@ HOST ?= http://127.0.0.1:$(PORT)
 # What is installed anywhere: by the Makefile, and in the images.
 LOCKS := serve dev optimum indexer train gpu
 PIP := -m pip install --quiet --disable-pip-version-check
+# If it is set, each process that a test starts compiles every module anew.
+unexport PYTHONDONTWRITEBYTECODE
 .DEFAULT_GOAL := help
 .PHONY: help run test tests check unit format bench bench-peers bench-gpu dashboard overload kills bench-fresh bench-index bench-encode bench-train kill-index kill-writes kill-curate chaos soak claims loadtest knee eval chart image openapi typescript install install-train optimum lock clean bench-keys fuzz-tenants audit
 
@@ -22,9 +24,9 @@ run: install ## serve the example corpus at http://127.0.0.1:8000 (PORT=… for 
 test: ## everything: linters, types, architecture, all tests
 	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target tests check
 
-# A process a core: threads that wait for each other's would cost most of the time.
+# One process more than two cores, because many tests wait; a thread each: threads would wait for each other.
 tests: .venv-dev/installed .venv-optimum/installed programs clients/typescript/node_modules
-	OMP_NUM_THREADS=1 $(DEV)/pytest --numprocesses 2 $(ARGS)
+	OMP_NUM_THREADS=1 $(DEV)/pytest --numprocesses 3 $(ARGS)
 
 check: .venv-dev/installed ## linters, types, import rules
 	$(DEV)/ruff check .

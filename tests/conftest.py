@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import fcntl
-import os
+import gc
 import shutil
+from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -30,6 +30,16 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--fast", action="store_true", help="a stand-in for the encoder")
     group.addoption("--snapshots", help="folder of snapshots, written if it is empty, else compared with this machine")
     group.addoption("--qdrant", help="address of a real Qdrant server, as http://host:6333")
+
+
+def pytest_collection() -> None:
+    """Torch and a hundred other packages: searched for garbage while they are imported, they take a fifth longer."""
+    gc.disable()
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()
+    gc.enable()
 
 
 # Slow kinds of tests by the beginning of their path: `-m "not browser"` leaves one out.
@@ -58,6 +68,22 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 item.add_marker(kind)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _authorities_are_read_once() -> Iterator[None]:
+    """By itself every client of httpx reads them, for 45 ms, and the tests make thousands that need none."""
+    from httpx import create_ssl_context
+    from httpx._transports import default
+
+    trusted = create_ssl_context()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            default,
+            "create_ssl_context",
+            lambda verify=True, **others: trusted if verify is True else create_ssl_context(verify, **others),
+        )
+        yield
+
+
 @pytest.fixture(scope="session")
 def anyio_backend() -> str:
     return "asyncio"
@@ -72,20 +98,12 @@ def encoder() -> OnnxEncoder:
 
 
 @pytest.fixture(scope="session")
-def example_collection(tmp_path_factory: pytest.TempPathFactory, encoder: OnnxEncoder) -> Path:
-    """A collection folder with one published snapshot of the example corpus, for tests that only read it."""
-    from indexer.build import BuildOptions, build
-    from indexer.store.collection import Collection
+def example_collection(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The example corpus as `care demo` serves it, for tests that only read it; BUNDLED_PAIR reads its queries."""
+    from indexer.restore import restore_backup
 
     examples = Path(__file__).parents[1] / "examples"
-    folder = tmp_path_factory.getbasetemp()
-    if "PYTEST_XDIST_WORKER" in os.environ:
-        folder = folder.parent  # which all processes of a run share
-    collection = Collection(folder / "examples")
-    with (folder / "examples.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not (collection.root / "page.json").exists():
-            options = BuildOptions(encoder_name="care-small-zh")
-            collection.publish(build([examples / "corpus.jsonl"], encoder, collection, options).version)
-            shutil.copy(examples / "page.json", collection.root)
-    return collection.root
+    folder = tmp_path_factory.mktemp("examples") / "collection"
+    restore_backup(examples / "pair.tar", folder)
+    shutil.copy(examples / "page.json", folder)
+    return folder

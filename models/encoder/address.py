@@ -25,7 +25,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from models.encoder.spec import ADDRESS, CANARIES_FILE, Address, EncoderSpec, Side, Variant, fault, verify_file
 from models.encoder.tokenizer import TextReader, Tokenizer, open_tokenizer
-from models.endpoint import retry_after
+from models.endpoint import retry_after, trusted
 from models.errors import BadEncoder, EncoderAway, EncoderMoved
 
 if TYPE_CHECKING:
@@ -283,7 +283,7 @@ class Asking:
         size = min(batch, self._most)
         batches = [prompts[start : start + size] for start in range(0, len(prompts), size)]
         timeout = httpx.Timeout(ANSWER_SECONDS, connect=CONNECT_SECONDS)
-        with httpx.Client(headers=self._wire.headers(), timeout=timeout) as client:
+        with httpx.Client(headers=self._wire.headers(), timeout=timeout, verify=trusted()) as client:
             call = _Call(self._wire, client, side, patience_seconds)
             pool = ThreadPoolExecutor(min(self._requests, len(batches)), "care-address")
             try:

@@ -130,6 +130,8 @@ class EncoderStore:
         torch.manual_seed(self.recipe.seed if trained else 0)
         frozen_base = not trained or config.lora is not None
         encoder = self._load(name, DTYPES[config.dtype] if frozen_base else torch.float32)
+        if self.ranks.device.type == "cpu" and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+            encoder.float()  # rounded all the same: products in bf16 take such a processor a hundred times as long
         encoder.requires_grad_(not frozen_base)
         if trained and config.lora is not None:
             add_adapters(encoder, config.lora)
@@ -179,7 +181,7 @@ class EncoderStore:
 
     def copy(self, name: str, folder: Path) -> None:
         """Writes an encoder that was not trained, as the recipe uses it."""
-        _save(self.open(name, trained=False), folder)
+        _save(self.open(name, trained=False).to(DTYPES[self.recipe.encoders[name].dtype]), folder)
 
     def _load(self, name: str, dtype: torch.dtype) -> Adaptable:
         config, folder = self.recipe.encoders[name], self.folder(name)

@@ -6,6 +6,7 @@ import re
 import shlex
 from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator, Mapping
+from functools import cache
 from pathlib import Path
 
 from models.curation import command
@@ -65,9 +66,15 @@ def how_to_get(recipe: Recipe, place: str) -> str:
 
 def parsed(how: str, out: str) -> Namespace:
     """A curation command as the command line takes it."""
+    return _parser().parse_args([*shlex.split(how.removeprefix(CURATE)), "--out", out])
+
+
+@cache
+def _parser() -> ArgumentParser:
+    """Takes 20 ms to make, and a plan asks for it dozens of times."""
     parser = ArgumentParser(prog="care curate", exit_on_error=False)
     command.add_arguments(parser)
-    return parser.parse_args([*shlex.split(how.removeprefix(CURATE)), "--out", out])
+    return parser
 
 
 def inputs_of(how: str) -> list[str]:

@@ -1,4 +1,4 @@
-"""The example corpus, indexed and served by the real service, in a real Chromium."""
+"""The example corpus, served by the real service, in a real Chromium."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ from pathlib import Path
 import pytest
 from selenium.webdriver import Chrome
 
+from models.package import BUNDLED_PAIR
 from tests.e2e.browser import Page, start_chromium
 from tests.e2e.server import Server
 
 
 @pytest.fixture(scope="session")
 def server(example_collection: Path) -> Iterator[Server]:
-    running = Server(example_collection)
+    running = Server(example_collection, CARE_ENCODER=str(BUNDLED_PAIR))
     running.start()
     yield running
     running.stop()

@@ -60,7 +60,12 @@ class Server:
             try:
                 self._process.wait(STOP_SECONDS)
             finally:
-                self._process.kill()
+                self.kill()
+
+    def kill(self) -> None:
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
             self._process = None
 
     def _ready(self) -> bool:

@@ -10,6 +10,7 @@ from selenium.webdriver import Chrome
 from selenium.webdriver.support.expected_conditions import alert_is_present
 from selenium.webdriver.support.ui import WebDriverWait
 
+from models.package import BUNDLED_PAIR
 from tests.e2e.browser import WAIT_SECONDS, Page
 from tests.e2e.server import Server
 from tests.support.keys import create
@@ -22,7 +23,8 @@ def key(tmp_path: Path) -> str:
 
 @pytest.fixture
 def guarded(key: str, tmp_path: Path, example_collection: Path) -> Iterator[Server]:
-    server = Server(example_collection, CARE_KEYS_FILE=str(tmp_path / "keys.json"))
+    keys = str(tmp_path / "keys.json")
+    server = Server(example_collection, CARE_ENCODER=str(BUNDLED_PAIR), CARE_KEYS_FILE=keys)
     server.start()
     yield server
     server.stop()

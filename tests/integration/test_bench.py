@@ -15,19 +15,20 @@ from loadtest.bench import SCENARIOS
 from loadtest.harness import PATH, BenchError
 from loadtest.harness.generator import STAGES, Job, measure
 from loadtest.harness.servers import bare_server, care_server, get, running
+from models.package import BUNDLED_PAIR
 from tests.api.support import PATIENT
 
 
 def call(*arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "loadtest.bench", *arguments]
-    environment = os.environ | PATIENT | {"CARE_THREADS": "1"}
+    environment = os.environ | PATIENT | {"CARE_THREADS": "1", "CARE_ENCODER": str(BUNDLED_PAIR)}
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=570)
 
 
 def test_a_quick_run_has_every_line_and_no_failure(tmp_path: Path, example_collection: Path) -> None:
     file = tmp_path / "bench.json"
     collection = str(example_collection)
-    done = call("--collection", collection, "--seconds", "0.5", "--rounds", "1", "--json", str(file))
+    done = call("--collection", collection, "--seconds", "0.3", "--rounds", "1", "--json", str(file))
     assert done.returncode == 0, done.stderr
     written = json.loads(file.read_text(encoding="utf-8"))
     scenarios = [(scenario.mode, scenario.connections) for scenario in SCENARIOS]

@@ -21,7 +21,7 @@ def raw(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config) -
     """More rows if a step is to be killed more often."""
     chance = random.Random(0)
     parts = ["患者姓名：张三，", "住院号：123456。", "血压&gt;140。", "电话13812345678。", "头痛三天。", "咳嗽发热。"]
-    texts = ["".join(chance.choices(parts, k=12)) for _ in range(1500 if pytestconfig.getoption("--kills") else 500)]
+    texts = ["".join(chance.choices(parts, k=12)) for _ in range(1500 if pytestconfig.getoption("--kills") else 300)]
     path = tmp_path_factory.mktemp("raw") / "raw.jsonl"
     path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts), encoding="utf-8")
     return path

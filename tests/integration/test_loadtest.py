@@ -50,7 +50,7 @@ def locust(*arguments: str, file: str = "loadtest/locustfile.py") -> subprocess.
 
 def load(*arguments: str) -> subprocess.CompletedProcess[str]:
     """A run that is long enough for a search, also on a busy machine."""
-    for seconds in (4, 16, 64):
+    for seconds in (2, 8, 64):
         run = locust(*arguments, "-u", "6", "-r", "6", "-t", f"{seconds}s")
         if "SLO not judged" not in run.stderr:
             break

@@ -3,6 +3,7 @@
 import socket
 from collections.abc import Sequence
 from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 import pytest
@@ -18,7 +19,6 @@ from models.evaluation.judge import judge_one
 from models.evaluation.mteb_model import MtebPair, RelevanceEvaluator
 from models.evaluation.sets import Kind, Task
 from models.evaluation.systems import Dense
-from tests.support.mteb_tasks import DOCUMENTS, PAIRS, QUERIES, SPLIT, OurReranking, OurRetrieval, OurSTS, mteb
 from tests.support.tiny_models import WIDTH, tiny_encoder, tiny_spec
 
 BUNDLED = Path("models/pretrained/care-small-zh")
@@ -31,35 +31,46 @@ def _no_network(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(scope="module")
+def ours() -> ModuleType:
+    """Our tasks and mteb, which takes seconds to import: not in every process that collects this file."""
+    from tests.support import mteb_tasks
+
+    return mteb_tasks
+
+
+@pytest.fixture(scope="module")
 def bundled() -> MtebPair:
     return MtebPair.load(str(BUNDLED))
 
 
-def scores(model: MtebPair, task: type) -> dict[str, float]:
-    results = mteb.evaluate(model, tasks=[task()], cache=None, co2_tracker=False, show_progress_bar=False)
-    return dict(results.task_results[0].scores[SPLIT][0])
+def scores(model: MtebPair, ours: ModuleType, task: str) -> dict[str, float]:
+    tasks = [getattr(ours, task)()]
+    results = ours.mteb.evaluate(model, tasks=tasks, cache=None, co2_tracker=False, show_progress_bar=False)
+    return dict(results.task_results[0].scores[ours.SPLIT][0])
 
 
 @pytest.mark.parametrize(
     ("task", "kind", "metric", "theirs"),
     [
-        (OurRetrieval, Kind.RETRIEVAL, "nDCG@10", "ndcg_at_10"),
-        (OurRetrieval, Kind.RETRIEVAL, "MRR@10", "mrr_at_10"),
-        (OurRetrieval, Kind.RETRIEVAL, "Recall@100", "recall_at_100"),
-        (OurReranking, Kind.RERANK, "MAP@10", "map_at_10"),
-        (OurSTS, Kind.STS, "Pearson", "cosine_pearson"),
-        (OurSTS, Kind.STS, "Spearman", "cosine_spearman"),
+        ("OurRetrieval", Kind.RETRIEVAL, "nDCG@10", "ndcg_at_10"),
+        ("OurRetrieval", Kind.RETRIEVAL, "MRR@10", "mrr_at_10"),
+        ("OurRetrieval", Kind.RETRIEVAL, "Recall@100", "recall_at_100"),
+        ("OurReranking", Kind.RERANK, "MAP@10", "map_at_10"),
+        ("OurSTS", Kind.STS, "Pearson", "cosine_pearson"),
+        ("OurSTS", Kind.STS, "Spearman", "cosine_spearman"),
     ],
 )
-def test_mtebs_figures_are_ours(bundled: MtebPair, task: type, kind: Kind, metric: str, theirs: str) -> None:
+def test_mtebs_figures_are_ours(
+    bundled: MtebPair, ours: ModuleType, task: str, kind: Kind, metric: str, theirs: str
+) -> None:
     """The same encoder on the same data: once through mteb from end to end, once through our own evaluation."""
     facts = {"name": "ours", "kind": kind, "metric": metric, "counts": {"queries": 1}, "obtain": "-"}
-    loaded = task()
+    loaded = getattr(ours, task)()
     loaded.load_data()
-    ours = Task("ours", from_mteb(loaded, SetSpec.model_validate(facts)), kind, metric)
+    judged = Task("ours", from_mteb(loaded, SetSpec.model_validate(facts)), kind, metric)
     system = Dense(EncoderReader(open_encoder(str(BUNDLED)), None))
-    found = judge_one(ours, system).value
-    assert found == pytest.approx(100 * scores(bundled, task)[theirs], abs=1e-3)
+    found = judge_one(judged, system).value
+    assert found == pytest.approx(100 * scores(bundled, ours, task)[theirs], abs=1e-3)
     assert 20 < found <= 100
 
 
@@ -79,15 +90,15 @@ def recorded(name: str, recorder: Recorder, **change: object) -> OpenEncoder:
     return OpenEncoder(name, tiny_spec("bert").model_copy(update=change), f"fp-{name}", None, recorder)
 
 
-def test_queries_and_documents_go_to_their_own_encoder_with_its_instruction() -> None:
+def test_queries_and_documents_go_to_their_own_encoder_with_its_instruction(ours: ModuleType) -> None:
     query, document = Recorder(), Recorder()
     pair = MtebPair(
         recorded("small", query, query_instruction="问：", sides=(Side.QUERY,)),
         recorded("large", document, document_instruction="文：", sides=(Side.DOCUMENT,)),
     )
-    scores(pair, OurRetrieval)
-    assert query.asked == [[f"问：{text}" for text in QUERIES.values()]]
-    assert document.asked == [["文：" + f"{title} {text}".strip() for title, text in DOCUMENTS.values()]]
+    scores(pair, ours, "OurRetrieval")
+    assert query.asked == [[f"问：{text}" for text in ours.QUERIES.values()]]
+    assert document.asked == [["文：" + f"{title} {text}".strip() for title, text in ours.DOCUMENTS.values()]]
 
 
 def test_an_instruction_may_take_the_place_of_the_encoders_own() -> None:
@@ -102,19 +113,19 @@ def test_an_instruction_may_take_the_place_of_the_encoders_own() -> None:
     assert MtebPair(encoder, encoder).mteb_model_meta != meta
 
 
-def test_sentences_to_compare_are_read_as_queries() -> None:
+def test_sentences_to_compare_are_read_as_queries(ours: ModuleType) -> None:
     query, document = Recorder(), Recorder()
-    scores(MtebPair(recorded("small", query), recorded("large", document)), OurSTS)
-    assert query.asked == [[first for first, _, _ in PAIRS], [second for _, second, _ in PAIRS]]
+    scores(MtebPair(recorded("small", query), recorded("large", document)), ours, "OurSTS")
+    assert query.asked == [[first for first, _, _ in ours.PAIRS], [second for _, second, _ in ours.PAIRS]]
     assert document.asked == []
 
 
-def test_a_pair_of_torch_folders_runs(tmp_path: Path) -> None:
+def test_a_pair_of_torch_folders_runs(ours: ModuleType, tmp_path: Path) -> None:
     tiny_encoder("bert", seed=1).save(tmp_path / "small")
     tiny_encoder("qwen3", seed=2).save(tmp_path / "large")
     pair = MtebPair.load(str(tmp_path / "small"), str(tmp_path / "large"))
     assert pair.mteb_model_meta.name == "care-search/small + large"
-    assert 0 <= scores(pair, OurRetrieval)["ndcg_at_10"] <= 1
+    assert 0 <= scores(pair, ours, "OurRetrieval")["ndcg_at_10"] <= 1
     batches = [{"text": ["感冒", "发烧"]}, {"text": ["骨折"]}]
     for prompt_type, encoder in (("query", tiny_encoder("bert", seed=1)), ("document", tiny_encoder("qwen3", seed=2))):
         expected = encoder.encode(["感冒", "发烧", "骨折"], Side(prompt_type))
@@ -133,8 +144,8 @@ def test_an_encoder_of_documents_alone_reads_no_queries() -> None:
         MtebPair(document, document)
 
 
-def test_mteb_learns_what_the_model_is_and_which_weights_it_has(bundled: MtebPair) -> None:
-    assert isinstance(bundled, mteb.EncoderProtocol)
+def test_mteb_learns_what_the_model_is_and_which_weights_it_has(bundled: MtebPair, ours: ModuleType) -> None:
+    assert isinstance(bundled, ours.mteb.EncoderProtocol)
     meta = bundled.mteb_model_meta
     assert meta.name == "care-search/care-small-zh (int8)"
     assert meta.revision == OnnxEncoder.load(BUNDLED).fingerprint
@@ -142,11 +153,12 @@ def test_mteb_learns_what_the_model_is_and_which_weights_it_has(bundled: MtebPai
 
 
 def test_the_stand_in_for_pytrec_eval_gives_mteb_the_same_scores(
-    bundled: MtebPair, monkeypatch: pytest.MonkeyPatch
+    bundled: MtebPair, ours: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    expected = [scores(bundled, task) for task in (OurRetrieval, OurReranking)]
-    metrics = mteb._evaluators.retrieval_metrics
+    tasks = ("OurRetrieval", "OurReranking")
+    expected = [scores(bundled, ours, task) for task in tasks]
+    metrics = ours.mteb._evaluators.retrieval_metrics
     monkeypatch.setattr(metrics.pytrec_eval, "RelevanceEvaluator", RelevanceEvaluator)
-    found = [scores(bundled, task) for task in (OurRetrieval, OurReranking)]
+    found = [scores(bundled, ours, task) for task in tasks]
     assert found == expected
     assert found[0]["ndcg_at_10"] > 0.5

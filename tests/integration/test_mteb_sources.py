@@ -3,8 +3,8 @@
 import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from types import ModuleType
 
-import datasets
 import pytest
 from huggingface_hub import constants as hub
 
@@ -13,16 +13,24 @@ from models.evaluation.benchmarks import Benchmark, SetSpec
 from models.evaluation.benchmarks import loader as libraries
 from models.evaluation.benchmarks.loader import load
 from models.evaluation.sets import Kind, PairSet, RerankSet, RetrievalSet
-from tests.support import mteb_tasks
-from tests.support.mteb_tasks import mteb
 
 MTEB_TYPES = {Kind.RETRIEVAL: "Retrieval", Kind.RERANK: "Reranking", Kind.STS: "STS"}
 BENCHMARKS = [spec.read(name) for name in spec.names()]
 
 
+@pytest.fixture(scope="module")
+def ours() -> ModuleType:
+    """Our tasks and mteb, which takes seconds to import: not in every process that collects this file."""
+    from tests.support import mteb_tasks
+
+    return mteb_tasks
+
+
 @pytest.fixture(autouse=True)
 def _offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No hub is asked, and what datasets prepares goes into a folder of the test."""
+    import datasets
+
     for module in (hub, datasets.config):
         monkeypatch.setattr(module, "HF_HUB_OFFLINE", True)
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "prepared")
@@ -53,34 +61,34 @@ def loaded(task: type) -> object:
     return made
 
 
-def test_a_retrieval_task_becomes_a_set_with_titles_before_texts() -> None:
-    found = libraries.from_mteb(loaded(mteb_tasks.OurRetrieval), item(Kind.RETRIEVAL, "nDCG@10"))
+def test_a_retrieval_task_becomes_a_set_with_titles_before_texts(ours: ModuleType) -> None:
+    found = libraries.from_mteb(loaded(ours.OurRetrieval), item(Kind.RETRIEVAL, "nDCG@10"))
     assert isinstance(found, RetrievalSet)
-    assert found.document_ids == list(mteb_tasks.DOCUMENTS)
-    assert found.documents[0] == "\n".join(mteb_tasks.DOCUMENTS["d-pressure"])
-    assert found.documents[2] == mteb_tasks.DOCUMENTS["d-cold"][1]
-    assert dict(zip(found.query_ids, found.queries, strict=True)) == mteb_tasks.QUERIES
-    assert found.qrels == mteb_tasks.QRELS
+    assert found.document_ids == list(ours.DOCUMENTS)
+    assert found.documents[0] == "\n".join(ours.DOCUMENTS["d-pressure"])
+    assert found.documents[2] == ours.DOCUMENTS["d-cold"][1]
+    assert dict(zip(found.query_ids, found.queries, strict=True)) == ours.QUERIES
+    assert found.qrels == ours.QRELS
 
 
-def test_a_reranking_task_becomes_lists_of_candidates_with_grades() -> None:
-    found = libraries.from_mteb(loaded(mteb_tasks.OurReranking), item(Kind.RERANK, "MAP@10", relevant=2))
+def test_a_reranking_task_becomes_lists_of_candidates_with_grades(ours: ModuleType) -> None:
+    found = libraries.from_mteb(loaded(ours.OurReranking), item(Kind.RERANK, "MAP@10", relevant=2))
     assert isinstance(found, RerankSet)
-    assert found.queries == list(mteb_tasks.QUERIES.values())
+    assert found.queries == list(ours.QUERIES.values())
     assert [[grade for _, grade in candidates] for candidates in found.candidates] == [
         [0, 1, 0],
         [1, 2, 0],
         [0, 1],
         [1, 1, 0, 0],
     ]
-    assert found.candidates[1][1][0] == mteb_tasks.DOCUMENTS["d-flu"][1]
+    assert found.candidates[1][1][0] == ours.DOCUMENTS["d-flu"][1]
     assert found.relevant == 2
 
 
-def test_a_similarity_task_becomes_pairs() -> None:
-    found = libraries.from_mteb(loaded(mteb_tasks.OurSTS), item(Kind.STS, "Pearson"))
+def test_a_similarity_task_becomes_pairs(ours: ModuleType) -> None:
+    found = libraries.from_mteb(loaded(ours.OurSTS), item(Kind.STS, "Pearson"))
     assert isinstance(found, PairSet)
-    assert [(*pair, score) for pair, score in zip(found.pairs, found.scores, strict=True)] == mteb_tasks.PAIRS
+    assert [(*pair, score) for pair, score in zip(found.pairs, found.scores, strict=True)] == ours.PAIRS
 
 
 @pytest.mark.parametrize(
@@ -88,8 +96,10 @@ def test_a_similarity_task_becomes_pairs() -> None:
     [(benchmark, named) for benchmark in BENCHMARKS for named in benchmark.sets if named.mteb],
     ids=lambda value: value.name,
 )
-def test_the_named_tasks_are_in_mteb_with_this_kind_split_and_size(benchmark: Benchmark, named: SetSpec) -> None:
-    metadata = mteb.get_task(named.mteb, eval_splits=[named.split]).metadata
+def test_the_named_tasks_are_in_mteb_with_this_kind_split_and_size(
+    ours: ModuleType, benchmark: Benchmark, named: SetSpec
+) -> None:
+    metadata = ours.mteb.get_task(named.mteb, eval_splits=[named.split]).metadata
     assert metadata.type == MTEB_TYPES[named.kind]
     assert named.split in metadata.eval_splits
     facts = metadata.descriptive_stats[named.split]
@@ -98,7 +108,9 @@ def test_the_named_tasks_are_in_mteb_with_this_kind_split_and_size(benchmark: Be
         assert named.counts.documents == facts["num_documents"]
 
 
-def test_mtebs_own_loader_brings_a_set_to_its_benchmark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mtebs_own_loader_brings_a_set_to_its_benchmark(
+    ours: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     repository = write_repository(
         tmp_path / "repository",
         {
@@ -110,7 +122,7 @@ def test_mtebs_own_loader_brings_a_set_to_its_benchmark(tmp_path: Path, monkeypa
             ("default", "test"): [{"query-id": "7", "corpus-id": "1", "score": 1}],
         },
     )
-    monkeypatch.setitem(mteb.get_task("SciFact").metadata.dataset, "path", repository)
+    monkeypatch.setitem(ours.mteb.get_task("SciFact").metadata.dataset, "path", repository)
     facts = 'title = "T"\nabout = "A"\nsource = "S"\nlicence = "L"\n[[sets]]\nname = "scifact"\nkind = "retrieval"\n'
     rest = 'metric = "nDCG@10"\nmteb = "SciFact"\ncounts = {queries = 1, documents = 2}\n'
     (tmp_path / "ours.toml").write_text(facts + rest)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from loadtest.harness.generator import Job, measure
 from loadtest.harness.servers import FORCED, care_server, running
+from models.package import BUNDLED_PAIR
 
 QUERIES = ["高血压吃什么药", "孩子发烧怎么办", "糖尿病饮食"]
 # A single query may wait, so that far less than is offered here is too much for any machine.
@@ -16,7 +17,8 @@ NARROW = {"CARE_QUEUE_LIMIT": "1", "CARE_MAX_QUERIES": "1", "CARE_BATCH_QUERIES"
 
 
 def test_overload_is_refused_in_order_and_passes(example_collection: Path, tmp_path: Path) -> None:
-    with running(care_server(example_collection, FORCED | NARROW), tmp_path) as started:
+    settings = FORCED | NARROW | {"CARE_ENCODER": str(BUNDLED_PAIR)}
+    with running(care_server(example_collection, settings), tmp_path) as started:
         flooded = measure(Job(started.url, QUERIES, "dense", connections=64, seconds=2, per_second=1500))
         assert flooded.failures == {}
         assert flooded.latency_ms

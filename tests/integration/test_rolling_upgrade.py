@@ -36,7 +36,7 @@ def services(built: Built, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Ser
         yield servers
     finally:
         for server in servers:
-            server.stop()
+            server.kill()  # no request is left to wait for
 
 
 def test_readiness_fails_first_and_searches_are_still_answered(services: list[Server]) -> None:
@@ -71,6 +71,7 @@ def test_a_rolling_upgrade_behind_the_proxy_fails_no_request(services: list[Serv
                     answers[answer.status_code] += 1
                 except httpx.HTTPError as error:
                     answers[repr(error)] += 1
+                over.wait(0.05)
 
     with proxy(services[0].url, 64, several([service.url for service in services], tmp_path)) as url:
         threads = [threading.Thread(target=ask, args=(url,)) for _ in range(CLIENTS)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import ssl
 import time
 from collections.abc import Iterator
 from contextlib import suppress
@@ -12,6 +13,7 @@ from email.utils import format_datetime
 from pathlib import Path
 from typing import Any
 
+import httpx
 import numpy as np
 import pytest
 
@@ -174,6 +176,24 @@ def test_the_estimate_is_near_the_number_of_a_real_tokenizer() -> None:
     ratios = [len(real.offsets(text)) / len(estimate(text)) for text in (json.loads(line)["text"] for line in lines)]
     assert min(ratios) > 0.9
     assert max(ratios) < 1.15
+
+
+def test_all_calls_share_the_authorities_that_they_trust(
+    encoder: AddressEncoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: list[object] = []
+
+    class Client(httpx.Client):
+        def __init__(self, **options: Any) -> None:  # noqa: ANN401 - the options of httpx
+            given.append(options.get("verify"))
+            super().__init__(**options)
+
+    monkeypatch.setattr(address.httpx, "Client", Client)
+    for text in TEXTS[:2]:
+        encoder.encode([text], Side.QUERY)
+    assert len(given) == 2
+    assert isinstance(given[0], ssl.SSLContext)
+    assert given[1] is given[0]
 
 
 @pytest.mark.parametrize(

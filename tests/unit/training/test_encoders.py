@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import nn
 
 from models.encoder.packed.encoder import PackedEncoder
@@ -37,6 +38,20 @@ def step(encoder: TorchEncoder) -> None:
 
 def encoded(encoder: TorchEncoder) -> torch.Tensor:
     return torch.from_numpy(encoder.eval().encode(DOCUMENTS, Side.DOCUMENT))
+
+
+@pytest.mark.parametrize(("supported", "held"), [(True, torch.bfloat16), (False, torch.float32)])
+def test_a_processor_without_bf16_computes_in_float32_with_rounded_weights(
+    tmp_path: Path, toy_recipe: Make, monkeypatch: pytest.MonkeyPatch, supported: bool, held: torch.dtype
+) -> None:
+    monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: supported)
+    own = shelf(toy_recipe(), tmp_path, dtype="bf16")
+    found = own.open("document", trained=False).state_dict()
+    for name, weight in own._load("document", torch.float32).state_dict().items():
+        assert found[name].dtype == held
+        torch.testing.assert_close(found[name], weight.bfloat16(), rtol=0, atol=0, check_dtype=False)
+    own.copy("document", tmp_path / "copied")
+    assert load_file(tmp_path / "copied" / "model.safetensors")["norm.weight"].dtype == torch.bfloat16
 
 
 @pytest.mark.parametrize("bits", [None, 8])

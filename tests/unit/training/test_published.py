@@ -14,7 +14,7 @@ from indexer.store.collection import Collection
 from indexer.store.snapshot import Snapshot
 from models.encoder.onnx import OnnxEncoder
 from models.encoder.spec import Side, Variant
-from models.export.parity import FLOORS
+from models.export.parity import CHECK_TEXTS, FLOORS
 from models.export.pipeline import Backend, export
 from models.training.ranks import Ranks
 from models.training.recipe import Recipe
@@ -29,7 +29,7 @@ SMALL = [
     "stages.*.batch=4",
     "stages.*.tokens=400",
     "stages.*.data.negatives=1",
-    "encoders.*.max_length=48",
+    "encoders.*.max_length=32",
     # A processor may lack bf16, and then takes minutes for these widths.
     "encoders.*.dtype=fp32",
     *(f"stages.{stage}.skip=true" for stage in ("retromae", "unsupervised", "query", "document", "align")),
@@ -56,6 +56,9 @@ def write_qwen(folder: Path) -> None:
 
 def test_the_papers_pair_trains_exports_and_searches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
+    # A third, of every length: at these widths all take most of a minute. test_export_pipeline.py compares all.
+    for module in ("parity", "pipeline"):
+        monkeypatch.setattr(f"models.export.{module}.CHECK_TEXTS", CHECK_TEXTS[::3])
     write_gte(Path("data/weights/gte-multilingual-base"))
     write_qwen(Path("data/weights/Qwen3-4B"))
     write_rows(Path("data/finetune.jsonl"), plain(toy_rows())[:4])

@@ -36,10 +36,10 @@ ONE = Ranks(0, 1, torch.device("cpu"))
 # Where a recipe says otherwise, sizes that a test can afford.
 TOY = [
     "dim=32",
-    "max_steps=2",
-    "dev.every=2",
+    "max_steps=1",
+    "dev.every=1",
     "stages.*.batch=4",
-    "stages.*.tokens=300",
+    "stages.*.tokens=1000",
     "stages.*.loss.dims=[64,32]",
     "encoders.*.max_length=32",
     "encoders.*.projection=80",
