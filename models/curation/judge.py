@@ -26,7 +26,7 @@ FALSE_NEGATIVES, FALSE_POSITIVES = "negatives that are relevant", "positives tha
 NO_QUERY = "a document without a title: there is no query to judge it by"
 _OBJECT = re.compile(r"\{[^{}]*\}?", re.DOTALL)
 _PAIR = re.compile(
-    r"[\"']?(?:passage|段落)?[ _-]*(\d+)[\"']?\s*[:：]\s*[\"']?(\d+)[\"']?\s*(?=[,，}\n]|$)", re.IGNORECASE
+    r"[\"']?(?:passage|段落)?[ _-]*(\d+)[\"']?\s*[:：]\s*[\"']?(\d{1,2})[\"']?\s*(?=[,，}\n]|$)", re.IGNORECASE
 )
 
 
@@ -43,11 +43,11 @@ class JudgeRows(AskingStep):
     promote: bool = True
 
     name = template = "judge"
+    forms = ("passage",)
     version = 3
 
     def __post_init__(self) -> None:
-        if len({model.name for model in self.models}) < len(self.models):
-            raise CareError("--judge: a model is named twice; a panel needs different models")
+        super().__post_init__()
         if not 0 <= self.irrelevant < self.relevant <= max(GRADES):
             raise CareError("--irrelevant must be below --relevant, and both between 0 and 4")
 
