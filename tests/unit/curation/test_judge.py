@@ -204,10 +204,13 @@ def test_a_torn_last_answer_is_asked_again(server: GradingServer, tmp_path: Path
         ('{"1": 3, "2": 2.5}', None),
         ('{"1": 3, "1": 2, "2": 0}', None),
         ('{"1": 3, "2": ' + "1" * 5000 + "}", None),
+        ('{"1": 3, "2": 0}' + "1" * 1_000_000 + " " * 1_000_000, [3, 0]),
+        ("{" + "1" * 1_000_000 + " " * 1_000_000, None),
         ("对不起，我不能评分", None),
         ("", None),
     ],
 )
+@pytest.mark.timeout(60)
 def test_answers_are_repaired_or_not_taken(text: str, grades: list[int] | None) -> None:
     assert read_grades(text, 2) == grades
 
