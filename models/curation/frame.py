@@ -195,13 +195,16 @@ def run_step(step: Step, files: Files, *, sample: int = 0) -> Tally:
            "inputs": files.identity()}  # fmt: skip
     files.out.parent.mkdir(parents=True, exist_ok=True)
     with files.part.open("ab") as part:
-        _lock(files, part)
-        finished = _read(files.report)
+        hold(part, files.part, "--out")
+        if files.out.exists():  # a process that finishes its work holds OUT.part under this name
+            with files.out.open("rb") as out:
+                hold(out, files.out, "--out")
+        finished = read_json(files.report)
         if files.out.exists() and finished.get("run") == run:
             print(f"{files.out}: complete already; delete it to make it again", file=sys.stderr)
             files.part.unlink(missing_ok=True)
             return Tally.load(finished)
-        saved = _read(files.position)
+        saved = read_json(files.position)
         if saved and saved.get("run") != run:
             print(f"{files.part}: begun with other parameters or inputs: from the beginning", file=sys.stderr)
         goes_on = saved.get("run") == run and saved["bytes_out"] <= files.part.stat().st_size
@@ -214,15 +217,12 @@ def run_step(step: Step, files: Files, *, sample: int = 0) -> Tally:
     return tally
 
 
-def _lock(files: Files, part: IO[bytes]) -> None:
-    """Locks OUT.part for this process. A process that finishes its work holds the same file under OUT's name."""
+def hold(file: IO[bytes], path: Path, option: str) -> None:
+    """Locks an open file until it is closed; CareError if another process has it."""
     try:
-        fcntl.flock(part, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if files.out.exists():
-            with files.out.open("rb") as out:
-                fcntl.flock(out, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
-        raise CareError(f"{files.part}: another process writes it; wait for it or give another --out") from error
+        raise CareError(f"{path}: another process writes it; wait for it or give another {option}") from error
 
 
 def _go_on(step: Step, files: Files, part: IO[bytes], tally: Tally, run: Mapping[str, Any]) -> None:
@@ -284,7 +284,7 @@ def table(name: str, out: Path, tally: Tally) -> str:
     return "\n".join(lines)
 
 
-def _read(path: Path) -> dict[str, Any]:
+def read_json(path: Path) -> dict[str, Any]:
     """The object of a JSON file; empty if there is none that can be read."""
     try:
         value = json.loads(path.read_bytes())

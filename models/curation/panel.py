@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import threading
@@ -18,7 +17,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 from urllib.parse import urlsplit
 
-from models.curation.frame import Outcome, Step, digest
+from models.curation.frame import Outcome, Step, digest, hold
 from models.curation.rows import Row
 from models.endpoint import Completion, Endpoint, Refused, Rejected, chat
 from models.errors import CareError
@@ -57,7 +56,7 @@ class Model:
         try:
             user = urlsplit(base).username
         except ValueError:
-            base = user = ""
+            base, user, text = "", None, name
         if not name or not base:
             raise CareError(f"{text}: write MODEL@URL, as qwen@http://127.0.0.1:8080/v1, or set {BASE}")
         if user is not None or (variable and not variable.isidentifier()):
@@ -80,10 +79,7 @@ class Answers:
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         self._file = path.open("a+b")
-        try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise CareError(f"{path}: another process writes it; wait for it or give another --answers") from error
+        hold(self._file, path, "--answers")
         self._lock = threading.Lock()
         self._known: dict[str, dict[str, Any]] = {}
         self._file.seek(0)
