@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
 import ssl
@@ -13,6 +14,7 @@ from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from functools import cache
 from typing import Any
+from urllib.parse import urlsplit
 
 import httpx
 
@@ -21,6 +23,8 @@ from models.errors import CareError
 TIMEOUT_SECONDS = 120.0
 ATTEMPTS = 4
 FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.5, 30.0
+LONGEST_ANSWER, LARGEST_ANSWER = 4, 1 << 28
+"""Timeouts that a whole answer may take, which may come slowly, and its bytes."""
 BUSY = 429
 REFUSED = (400, 403, 422)
 FILTERED = re.compile(r"content.?filter|content.?policy|data_inspection|sensitive|moderation", re.IGNORECASE)
@@ -50,6 +54,10 @@ class Endpoint:
     ) -> None:  # fmt: skip
         if not base.startswith(("http://", "https://")):
             raise CareError(f"{base}: not an address; write http://HOST:PORT")
+        try:
+            _ = urlsplit(base).port
+        except ValueError as error:
+            raise CareError(f"{base}: not an address ({error}); write http://HOST:PORT") from error
         self.base = base.rstrip("/")
         sent = {name: value.strip() for name, value in (headers or {}).items()}
         if not all(value.isascii() and value.isprintable() for value in sent.values()):
@@ -59,7 +67,7 @@ class Endpoint:
         # The callers' threads bound the connections; by itself httpx opens 100, and the other threads time out.
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
         self._client = httpx.Client(timeout=timeout_seconds, headers=sent, limits=limits, verify=trusted())
-        self._pause, self._attempts = pause, attempts
+        self._pause, self._attempts, self._timeout_seconds = pause, attempts, timeout_seconds
 
     def get(self, route: str) -> dict[str, Any]:
         return self._call("GET", route, None)
@@ -76,20 +84,21 @@ class Endpoint:
         for attempt in range(self._attempts):
             wait = FIRST_PAUSE_SECONDS * 4**attempt
             try:
-                response = self._client.request(method, address, json=body)
-            except httpx.TransportError as error:
+                response, content = self._request(method, address, body)
+            except httpx.RequestError as error:
                 problem = f"does not answer ({type(error).__name__})"
             else:
                 if response.is_success:
-                    with suppress(ValueError):
-                        if isinstance(answer := response.json(), dict):
+                    with suppress(ValueError, RecursionError):
+                        if isinstance(answer := json.loads(content), dict):
                             return answer
                     raise CareError(f"{address} does not answer with a JSON object; is the address right?")
-                problem = f"answers {response.status_code}: {self._without_secrets(response.text)[:200]}"
-                if response.status_code in REFUSED and FILTERED.search(response.text):
+                text = content.decode(errors="replace")
+                problem = f"answers {response.status_code}: {self._without_secrets(text)[:200]}"
+                if response.status_code in REFUSED and FILTERED.search(text):
                     raise Refused(f"{address} {problem}")
                 # llama-cpp-python answers 500 to a form of answers that it does not take.
-                if response.status_code in REFUSED or "response_format" in response.text:
+                if response.status_code in REFUSED or "response_format" in text:
                     raise Rejected(f"{address} {problem}; the server runs, and takes no such request")
                 if response.status_code != BUSY and not response.is_server_error:
                     break
@@ -97,6 +106,20 @@ class Endpoint:
             if attempt + 1 < self._attempts:
                 self._pause(min(wait, LONGEST_PAUSE_SECONDS))
         raise CareError(f"{address} {problem}; is it running, and is the address right?")
+
+    def _request(
+        self, method: str, address: str, body: Mapping[str, object] | None
+    ) -> tuple[httpx.Response, bytearray]:
+        """The response and its content. httpx limits the time between two pieces, and not that of all."""
+        content, ends = bytearray(), time.monotonic() + LONGEST_ANSWER * self._timeout_seconds
+        with self._client.stream(method, address, json=body) as response:
+            for piece in response.iter_bytes():
+                content += piece
+                if time.monotonic() > ends:
+                    raise httpx.ReadTimeout("the answer takes too long")
+                if len(content) > LARGEST_ANSWER:
+                    raise CareError(f"{address} answers with more than {LARGEST_ANSWER:,} bytes; is the address right?")
+        return response, content
 
     def _without_secrets(self, text: str) -> str:
         for secret in filter(None, self._secrets):
@@ -124,7 +147,8 @@ def chat(
         raise CareError(f"{endpoint.base}: the answer is not a chat completion") from error
     usage = answer.get("usage")
     counts = usage if isinstance(usage, dict) else {}
-    return Completion(text, *(int(counts.get(f"{name}_tokens") or 0) for name in ("prompt", "completion")))
+    tokens = [counts.get(f"{name}_tokens") for name in ("prompt", "completion")]
+    return Completion(text, *(count if isinstance(count, int) and count > 0 else 0 for count in tokens))
 
 
 def retry_after(text: str) -> float:

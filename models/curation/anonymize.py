@@ -60,7 +60,8 @@ _DATE = r"(?:18|19|20)\d{2}(?:0[1-9]|1[0-2])(?:0[1-9]|[12]\d|3[01])"
 _ROAD = r"(?:路|街|道|巷|镇|乡|村)"
 _IS = r"\s*[:：为是#]?\s*"
 _PATTERNS: tuple[tuple[str, tuple[str, ...]], ...] = (
-    ("e-mail", (r"[A-Za-z0-9._%+-]+@[A-Za-z0-9-]+(?:\.[A-Za-z0-9-]+)+",)),
+    # Begins where no other letter stands before it: otherwise a long text of letters takes the square of its length.
+    ("e-mail", (r"(?<![A-Za-z0-9._%+-])[A-Za-z0-9._%+-]+@[A-Za-z0-9-]+(?:\.[A-Za-z0-9-]+)+",)),
     ("identity number", (
         rf"(?:身份证|护照|社保卡?|医保卡?)(?:号码?)?{_IS}(?P<what>[A-Za-z]{{0,2}}\d{{6,17}}[\dXx])",
     )),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,8 +10,9 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from models.curation.frame import Outcome, Step, digest
+from models.curation.frame import Outcome, Step, digest, read_json
 from models.curation.judge import DISPUTED, JUDGED
+from models.curation.match import are
 from models.curation.rows import Row, read_rows
 from models.curation.search import Corpus
 from models.errors import CareError
@@ -57,7 +57,7 @@ class Benchmark(Step):
     def apply(self, rows: Iterator[Row]) -> Iterator[Outcome]:
         known = self._corpus.rows
         for row in rows:
-            if JUDGED not in row or "query" not in row:
+            if JUDGED not in row or "query" not in row or not are(str)(row.get(DISPUTED, [])):
                 yield Outcome(dropped="not a query with judged passages: the judge step makes them")
             elif not all(text in known for text in row["pos"]):
                 yield Outcome(dropped="a positive that the corpus does not have")
@@ -70,14 +70,14 @@ class Benchmark(Step):
         for row in read_rows([out]):
             assert row is not None
             answers.setdefault(row["query"], set()).update(row["pos"])
-            negatives.setdefault(row["query"], []).extend(row["neg"])
+            negatives.setdefault(row["query"], []).extend(row.get("neg", []))
             disputed.update(row.get(DISPUTED, []))
         positive = {text for texts in answers.values() for text in texts}
         documents = [text for text in self._corpus.texts if text in positive or text not in disputed]
         write_retrieval(self.folder / "retrieval", documents, answers.items())
         lists = [_reranking(query, answers[query], negatives[query]) for query in answers]
         lists = [each for each in lists if len({candidate["grade"] for candidate in each["candidates"]}) > 1]
-        pairs = [_pair(row) for row in read_rows(self.sts) if row is not None and row.get("neg")]
+        pairs = [_pair(row) for row in read_rows(self.sts) if row and "query" in row and row.get("neg")]
         for name, lines in (("rerank", lists), ("sts", pairs)):
             if lines:
                 (self.folder / name).mkdir()
@@ -106,14 +106,7 @@ class Benchmark(Step):
             shown.append(
                 f"| sts | {len(pairs):,} | {mean(len(pair['a']) for pair in pairs):.1f} | – | – | {same:.1%} same |"
             )
-        reports = [json.loads(path.read_bytes()) for file in self.files if (path := _report(file)).is_file()]
-        judged = [
-            f"- {report['run']['parameters']['models']}: {report['agreement']['passages']:,} passages, Fleiss' kappa "
-            f"{_figure(report['agreement']['kappa_grades'])} on grades and "
-            f"{_figure(report['agreement']['kappa_relevant'])} on relevant or not"
-            for report in reports
-            if "agreement" in report
-        ]
+        judged = [line for file in self.files if (line := _quality(read_json(_report(file))))]
         quality = judged or ["- no report of the judge step lies beside the input"]
         left = f"- {left_out:,} documents on which judges disagreed were left out of the corpus"
         return "\n".join(
@@ -142,6 +135,19 @@ def _pair(row: Row) -> Row:
     sentences = [(row["pos"][0], 1), *((text, 0) for text in row["neg"])]
     text, score = min(sentences, key=lambda each: order(row["query"] + each[0]))
     return {"a": row["query"], "b": text, "score": score}
+
+
+def _quality(report: Mapping[str, Any]) -> str:
+    """What the report of a judge step says of its labels; empty for another report, or for none."""
+    try:
+        *names, last = report["run"]["parameters"]["models"]
+        agreement = report["agreement"]
+        panel = f"{', '.join(names)} and {last}" if names else last
+        grades, relevant = _figure(agreement["kappa_grades"]), _figure(agreement["kappa_relevant"])
+        count = f"{agreement['passages']:,} passages"
+    except (LookupError, TypeError, ValueError):
+        return ""
+    return f"- {panel}: {count}, Fleiss' kappa {grades} on grades and {relevant} on relevant or not"
 
 
 def _report(file: Path) -> Path:

@@ -24,7 +24,8 @@ _TAG = re.compile(
 _CONTROL = re.compile(
     r"[\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u200b-\u200f\u202a-\u202e\u2060-\u2064\ufeff\ufff9-\ufffd\ue000-\uf8ff\ud800-\udfff]"
 )
-_IMAGE = re.compile(r"!\[[^\]\n]*\]\([^)\s]*\)")
+# Ends before the next image begins: otherwise a text of many half images takes the square of its length.
+_IMAGE = re.compile(r"!\[[^\[\]\n]*\]\([^)\s!]*\)")
 _ADDRESS = re.compile(r"(?:https?://|www\.)\S+")
 _SPACES = re.compile(r"[ \t\u00a0\u2000-\u200a\u202f\u3000]+")
 _BLANK_LINES = re.compile(r"\n{3,}")

@@ -161,9 +161,11 @@ def _add_models(own: ArgumentParser, option: str, *, required: bool = True) -> N
 def run(arguments: Namespace) -> None:
     from models.curation.frame import Files, run_step
 
-    values = [vars(arguments).get(name) or () for name in ("corpus", "sts", "dictionary", "answers", "boilerplate")]
+    values = [vars(arguments).get(name) or () for name in ("corpus", "sts", "dictionary", "boilerplate")]
     others = [path for value in values for path in ([value] if isinstance(value, Path) else value)]
-    run_step(arguments.make(arguments), Files(arguments.files, arguments.out, others), sample=arguments.sample)
+    kept = [_answers(arguments)] if vars(arguments).get("models") else []
+    files = Files(arguments.files, arguments.out, others, kept)
+    run_step(arguments.make(arguments), files, sample=arguments.sample)
 
 
 def _given(arguments: Namespace, *names: str) -> dict[str, Any]:
@@ -187,9 +189,10 @@ def _make(place: str, arguments: Namespace) -> Step:
 
 def _clean(arguments: Namespace) -> Step:
     from models.curation.clean import Clean
+    from models.rows import read_lines
 
-    lines = arguments.boilerplate.read_text(encoding="utf-8").splitlines() if arguments.boilerplate else ()
-    more = [line for line in lines if line.strip()]
+    lines = read_lines(arguments.boilerplate) if arguments.boilerplate else ()
+    more = [line.text.rstrip("\n") for line in lines if line.text.strip()]
     return Clean(boilerplate=more, **_given(arguments, "shortest", "longest"))
 
 
@@ -207,7 +210,7 @@ def _anonymize(arguments: Namespace) -> Step:
 def _beside(arguments: Namespace, ending: str) -> Path:
     """A path beside OUT."""
     out: Path = arguments.out
-    return out.with_name(out.name + ending)
+    return out.parent / (out.name + ending)
 
 
 def _convert(arguments: Namespace) -> Step:
@@ -240,8 +243,12 @@ def _asking(arguments: Namespace) -> dict[str, Any]:
 
     limits = Limits(**_given(arguments, "at_once", "per_minute", "timeout_seconds", "max_tokens"))
     models = [Model.parse(text) for text in arguments.models]
-    answers = arguments.answers or _beside(arguments, ".answers.jsonl")
-    return {"models": models, "answers": answers, "limits": limits, **_given(arguments, "language")}
+    return {"models": models, "answers": _answers(arguments), "limits": limits, **_given(arguments, "language")}
+
+
+def _answers(arguments: Namespace) -> Path:
+    """The file that keeps the answers of language models."""
+    return arguments.answers or _beside(arguments, ".answers.jsonl")
 
 
 def _benchmark(arguments: Namespace) -> Step:

@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
-from itertools import islice
+from itertools import islice, product
 from pathlib import Path
 from typing import IO, Any, ClassVar
 
@@ -144,6 +144,19 @@ class Files:
     out: Path
     others: Sequence[Path] = ()
     """What the step reads beside its inputs."""
+    kept: Sequence[Path] = ()
+    """What the step writes beside its output."""
+
+    def __post_init__(self) -> None:
+        if not self.out.name or self.out.is_dir():
+            raise CareError(f"--out {self.out}: a folder; give the name of a file in it")
+        own = (self.out, self.part, self.position, self.report, self.sample)
+        for path, made in product((*self.inputs, *self.others), (*own, *self.kept)):
+            if path.exists() and made.exists() and path.samefile(made):
+                raise CareError(f"{path}: is read and would be overwritten; give another --out")
+        for path, made in product(self.kept, own):
+            if path.resolve() == made.resolve():
+                raise CareError(f"{path}: would be overwritten by the output; give another --answers")
 
     def beside(self, ending: str) -> Path:
         return self.out.with_name(self.out.name + ending)
@@ -160,6 +173,10 @@ class Files:
     def report(self) -> Path:
         return self.beside(".report.json")
 
+    @property
+    def sample(self) -> Path:
+        return self.beside(".sample.jsonl")
+
     def identity(self) -> list[list[object]]:
         """Name, size and time of every input: a file that changed is read from its beginning."""
         facts = [(path, path.stat()) for path in self.inputs]
@@ -174,33 +191,38 @@ def run_step(step: Step, files: Files, *, sample: int = 0) -> Tally:
     for path in files.inputs:
         if not path.is_file():
             raise BadData(f"{path}: no such file; give JSON lines, plain, .gz or .xz")
-    for path in (*files.inputs, *files.others):
-        if files.out.exists() and path.exists() and path.samefile(files.out):
-            raise CareError(f"{path}: is read and would be overwritten; give another --out")
     run = {"step": step.name, "version": step.version, "parameters": step.parameters(), "sample": sample,
            "inputs": files.identity()}  # fmt: skip
     files.out.parent.mkdir(parents=True, exist_ok=True)
     with files.part.open("ab") as part:
-        try:
-            fcntl.flock(part, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise CareError(f"{files.part}: another process writes it; wait for it or give another --out") from error
-        finished = _read(files.report)
+        hold(part, files.part, "--out")
+        if files.out.exists():  # a process that finishes its work holds OUT.part under this name
+            with files.out.open("rb") as out:
+                hold(out, files.out, "--out")
+        finished = read_json(files.report)
         if files.out.exists() and finished.get("run") == run:
             print(f"{files.out}: complete already; delete it to make it again", file=sys.stderr)
-            files.part.unlink()
+            files.part.unlink(missing_ok=True)
             return Tally.load(finished)
-        saved = _read(files.position)
-        if saved and saved["run"] != run:
+        saved = read_json(files.position)
+        if saved and saved.get("run") != run:
             print(f"{files.part}: begun with other parameters or inputs: from the beginning", file=sys.stderr)
-        goes_on = bool(saved) and saved["run"] == run and saved["bytes_out"] <= files.part.stat().st_size
+        goes_on = saved.get("run") == run and saved["bytes_out"] <= files.part.stat().st_size
         tally = Tally.load(saved) if goes_on else Tally()
         part.truncate(tally.bytes_out)
         part.seek(0, os.SEEK_END)
         _go_on(step, files, part, tally, run)
-    _put_in_place(step, files, tally, run)
+        _put_in_place(step, files, tally, run)
     print(table(step.name, files.out, tally), file=sys.stderr)
     return tally
+
+
+def hold(file: IO[bytes], path: Path, option: str) -> None:
+    """Locks an open file until it is closed; CareError if another process has it."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        raise CareError(f"{path}: another process writes it; wait for it or give another {option}") from error
 
 
 def _go_on(step: Step, files: Files, part: IO[bytes], tally: Tally, run: Mapping[str, Any]) -> None:
@@ -246,7 +268,7 @@ def _put_in_place(step: Step, files: Files, tally: Tally, run: Mapping[str, Any]
     report = {"run": run, **tally.as_json(), **step.facts(tally)}
     changed = report.pop("changed")
     if run["sample"]:
-        write_lines(files.beside(".sample.jsonl"), ({"before": old, "after": new} for _, old, new in changed))
+        write_lines(files.sample, ({"before": old, "after": new} for _, old, new in changed))
     files.report.unlink(missing_ok=True)
     os.replace(files.part, files.out)
     step.finish(files.out)
@@ -262,7 +284,7 @@ def table(name: str, out: Path, tally: Tally) -> str:
     return "\n".join(lines)
 
 
-def _read(path: Path) -> dict[str, Any]:
+def read_json(path: Path) -> dict[str, Any]:
     """The object of a JSON file; empty if there is none that can be read."""
     try:
         value = json.loads(path.read_bytes())

@@ -39,6 +39,7 @@ class Hyde(AskingStep):
     block = 32
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if len(self.retrievers.encoders) != 1:
             raise CareError("hyde ranks drafts by one encoder: give --encoder FOLDER, once")
 
@@ -51,7 +52,7 @@ class Hyde(AskingStep):
         return {**super().parameters(), **own, **self.retrievers.facts()}
 
     def requests(self, row: Row) -> list[Request]:
-        if is_document(row):
+        if self._unusable(row):
             return []
         prompt = fill(self.prompt, query=query_of(row), text=shortened(row["pos"][0]))
         seeds = range(self.seed, self.seed + self.documents)
@@ -69,12 +70,16 @@ class Hyde(AskingStep):
             for row, notes, some in both
         ]
 
-    def _drafts(self, row: Row, replies: Sequence[Sequence[Reply]]) -> list[str] | str:
-        """The different drafts of a row, or why there are none."""
+    def _unusable(self, row: Row) -> str:
+        """Why nothing is asked for a row; empty for one with a question and a source that can be found."""
         if is_document(row):
             return "a document, no question: synthesize --kind query asks one"
-        if row["pos"][0] not in self.retrievers.corpus.rows:
-            return "the first positive is not in the corpus"
+        return "" if row["pos"][0] in self.retrievers.corpus.rows else "the first positive is not in the corpus"
+
+    def _drafts(self, row: Row, replies: Sequence[Sequence[Reply]]) -> list[str] | str:
+        """The different drafts of a row, or why there are none."""
+        if reason := self._unusable(row):
+            return reason
         values = dict.fromkeys(reply.value for of_draft in replies for reply in of_draft if reply.value is not None)
         return [draft for draft in values if draft != row["pos"][0]] or NOTHING
 

@@ -25,8 +25,11 @@ RIGHT_POSITIVES, RIGHT_NEGATIVES = "positives kept", "negatives kept"
 FALSE_NEGATIVES, FALSE_POSITIVES = "negatives that are relevant", "positives that are irrelevant"
 NO_QUERY = "a document without a title: there is no query to judge it by"
 _OBJECT = re.compile(r"\{[^{}]*\}?", re.DOTALL)
+# Bounded repeats: an answer of spaces or digits alone would take the square of its length.
 _PAIR = re.compile(
-    r"[\"']?(?:passage|段落)?[ _-]*(\d+)[\"']?\s*[:：]\s*[\"']?(\d+)[\"']?\s*(?=[,，}\n]|$)", re.IGNORECASE
+    r"[\"']?(?:passage|段落)?[ _-]{0,3}(?<!\d)(\d{1,4})[\"']?\s{0,20}[:：]\s{0,20}"
+    r"[\"']?(\d{1,2})[\"']?\s{0,20}(?=[,，}\n]|$)",
+    re.IGNORECASE,
 )
 
 
@@ -43,11 +46,11 @@ class JudgeRows(AskingStep):
     promote: bool = True
 
     name = template = "judge"
+    forms = ("passage",)
     version = 3
 
     def __post_init__(self) -> None:
-        if len({model.name for model in self.models}) < len(self.models):
-            raise CareError("--judge: a model is named twice; a panel needs different models")
+        super().__post_init__()
         if not 0 <= self.irrelevant < self.relevant <= max(GRADES):
             raise CareError("--irrelevant must be below --relevant, and both between 0 and 4")
 

@@ -52,6 +52,7 @@ class Match(AskingStep):
     selected: int = SELECTED
 
     name = "match"
+    forms = ("passage",)
 
     def __post_init__(self) -> None:
         if len(self.models) > 1:
@@ -120,14 +121,16 @@ def _documents(step: Match, row: Row) -> Sequence[Fields] | str:
 
 
 def _evidence(step: Match, row: Row) -> Sequence[Fields] | str:
-    if len(found := row.get(EVIDENCE, ())) != len(row.get("pos", ())) or not found:
+    found = row.get(EVIDENCE)
+    if not (isinstance(found, list) and all(map(are(str), found)) and 0 < len(found) == len(row.get("pos", ()))):
         return "no evidence: match --task extract finds it"
     return [{"query": query_of(row), "evidence": "\n".join(spans)} for spans in found]
 
 
 def _written(step: Match, row: Row) -> Sequence[Fields] | str:
     """An answer is compared with the known one, or with its document if there is none."""
-    if len(found := row.get(ANSWERS, ())) != len(row.get("pos", ())) or not found:
+    found = row.get(ANSWERS)
+    if not (are(str)(found) and found and len(found) == len(row.get("pos", ()))):
         return "no answer: match --task answer writes it"
     known = str(row.get(REFERENCE, ""))
     return [

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import threading
@@ -13,12 +12,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 from urllib.parse import urlsplit
 
-from models.curation.frame import Outcome, Step, digest
+from models.curation.frame import Outcome, Step, digest, hold
 from models.curation.rows import Row
 from models.endpoint import Completion, Endpoint, Refused, Rejected, chat
 from models.errors import CareError
@@ -36,6 +35,8 @@ FORMS: Sequence[Form] = (
 )
 """How servers are told the form of an answer: as OpenAI and vLLM take it, and as llama-cpp-python does."""
 NOTHING = "no usable answer"
+RECORD = {"text": str, "refused": str, "prompt_tokens": int, "completion_tokens": int}
+"""What is kept of an answer, beside its key and the model's name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,9 +53,13 @@ class Model:
         name, found, address = text.rpartition("@http")  # the name may hold an @
         name, base = (name, f"http{address}") if found else (text, os.environ.get(BASE, ""))
         base, _, variable = base.partition("#")
+        try:
+            user = urlsplit(base).username
+        except ValueError:
+            base, user, text = "", None, name
         if not name or not base:
             raise CareError(f"{text}: write MODEL@URL, as qwen@http://127.0.0.1:8080/v1, or set {BASE}")
-        if urlsplit(base).username is not None or (variable and not variable.isidentifier()):
+        if user is not None or (variable and not variable.isidentifier()):
             raise CareError(
                 f"{name}: write no key; set a variable to it, and put the variable's name behind the address"
             )
@@ -62,10 +67,10 @@ class Model:
             raise CareError(f"{text}: the environment has no {variable}; set it to the key")
         return Model(name, base, variable or KEY)
 
-    def open(self, timeout_seconds: float, stopped: threading.Event) -> Endpoint:
+    def open(self, timeout_seconds: float, pause: Callable[[float], object]) -> Endpoint:
         key = os.environ.get(self.key_variable)
         headers = {"Authorization": f"Bearer {key}"} if key else {}
-        return Endpoint(self.base, headers, timeout_seconds=timeout_seconds, pause=stopped.wait, attempts=ATTEMPTS)
+        return Endpoint(self.base, headers, timeout_seconds=timeout_seconds, pause=pause, attempts=ATTEMPTS)
 
 
 class Answers:
@@ -74,25 +79,22 @@ class Answers:
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         self._file = path.open("a+b")
-        try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise CareError(f"{path}: another process writes it; wait for it or give another --answers") from error
+        hold(self._file, path, "--answers")
         self._lock = threading.Lock()
         self._known: dict[str, dict[str, Any]] = {}
         self._file.seek(0)
         whole = 0
-        for line in self._file:
+        for number, line in enumerate(self._file, start=1):
             if not line.endswith(b"\n"):  # its writer was killed
                 break
             try:
                 record = json.loads(line)
-                self._known[record["key"]] = record
-            except (ValueError, LookupError, TypeError) as error:
+                self._known[record["key"]] = {name: kind(record[name]) for name, kind in RECORD.items()}
+            except (ValueError, LookupError, TypeError, RecursionError) as error:
                 self._file.close()
-                number = len(self._known) + 1
                 raise CareError(
-                    f"{path}: answer {number} is damaged, or the file holds no answers; remove it"
+                    f"{path}:{number}: not an answer of a model; remove this line if the others are, or give another"
+                    " --answers"
                 ) from error
             whole += len(line)
         self._file.truncate(whole)
@@ -164,8 +166,10 @@ class Panel:
 
     def __init__(self, models: Sequence[Model], answers: Path, limits: Limits) -> None:
         self._limits, self._stopped = limits, threading.Event()
-        self._endpoints = {model.name: model.open(limits.timeout_seconds, self._stopped) for model in models}
         self._paces = {model.name: Pace(limits.per_minute, self._stopped) for model in models}
+        self._endpoints = {
+            model.name: model.open(limits.timeout_seconds, partial(self._wait, model.name)) for model in models
+        }
         self._pool = ThreadPoolExecutor(limits.at_once, "care-panel")
         self._asked: dict[str, Future[Reply]] = {}
         self._forms: dict[str, Sequence[Form]] = {}
@@ -219,9 +223,7 @@ class Panel:
         known = self._answers.get(key)
         if known is not None:
             return known
-        self._paces[model].wait()
-        if self._stopped.is_set():
-            raise CareError("stopped; run the same command again to go on")
+        self._wait(model, 0)
         record = {"key": key, "model": model, "text": "", "refused": "", "prompt_tokens": 0, "completion_tokens": 0}
         try:
             given = self._chat(model, request.schema, messages, settings)
@@ -232,6 +234,13 @@ class Panel:
             record.update(text=given.text, **tokens)
         self._answers.add(record)
         return record
+
+    def _wait(self, model: str, seconds: float) -> None:
+        """Waits before a request, also before another try of it: the server counts both."""
+        self._stopped.wait(seconds)
+        self._paces[model].wait()
+        if self._stopped.is_set():
+            raise CareError("stopped; run the same command again to go on")
 
     def _chat(
         self, model: str, schema: Mapping[str, Any] | None, messages: Sequence[Mapping[str, str]],
@@ -269,10 +278,17 @@ class AskingStep(Step):
     language: str = field(default=LANGUAGE, kw_only=True)
     limits: Limits = field(default=Limits(), kw_only=True)
 
+    forms: ClassVar[Sequence[str]] = ()
+    """Names of other files that requests are made of; their texts are part of the prompt's hash."""
+
+    def __post_init__(self) -> None:
+        if len({model.name for model in self.models}) < len(self.models):
+            raise CareError("a model is named twice; name different ones, or serve one under two names")
+
     @property
     @abstractmethod
     def template(self) -> str:
-        """The name of the prompt; the hash of its text is part of every row's provenance."""
+        """The name of the prompt; its hash is part of every row's provenance."""
 
     @cached_property
     def prompt(self) -> str:
@@ -285,7 +301,8 @@ class AskingStep(Step):
 
     def parameters(self) -> dict[str, Any]:
         names = [model.name for model in self.models]
-        return {"models": names, "prompt": digest(self.prompt), "max_tokens": self.limits.max_tokens}
+        texts = [self.prompt, self.reminder, *(load(name, self.language) for name in self.forms)]
+        return {"models": names, "prompt": digest(texts), "max_tokens": self.limits.max_tokens}
 
     @abstractmethod
     def requests(self, row: Row) -> Sequence[Request]:

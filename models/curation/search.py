@@ -73,14 +73,16 @@ class Dense:
     def __init__(self, corpus: Corpus, encoder: TextEncoder, folder: Path) -> None:
         self.encoder, dim = encoder, encoder.opened.spec.dim
         file = RecordFile(folder / f"{encoder.fingerprint}-{corpus.digest}.f16", dim, STORED)
-        if len(file) < len(corpus.texts):
-            file.cut(len(file) // AT_ONCE * AT_ONCE)  # a killed run goes on with a whole batch
-        progress = Progress(f"encode with {encoder.opened.name}", "texts", len(corpus.texts), first=len(file))
-        with progress:
-            for first in range(len(file), len(corpus.texts), AT_ONCE):
-                some = corpus.texts[first : first + AT_ONCE]
-                file.append(encoder.read(some, Side.DOCUMENT))
-                progress.update(len(some))
+        if len(file) != len(corpus.texts):
+            with file.locked():
+                # A killed run goes on with a whole batch. What is too long is no file of this corpus.
+                file.cut(len(file) // AT_ONCE * AT_ONCE if len(file) < len(corpus.texts) else 0)
+                name = f"encode with {encoder.opened.name}"
+                with Progress(name, "texts", len(corpus.texts), first=len(file)) as progress:
+                    for first in range(len(file), len(corpus.texts), AT_ONCE):
+                        some = corpus.texts[first : first + AT_ONCE]
+                        file.append(encoder.read(some, Side.DOCUMENT))
+                        progress.update(len(some))
         known = file.load()
         self._index = untyped.IndexFlatIP(dim)
         for first in range(0, len(known), ADDED):

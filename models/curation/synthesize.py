@@ -57,8 +57,10 @@ class Synthesize(AskingStep):
     seed: int = 0
 
     name = "synthesize"
+    forms = ("shapes",)
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if (self.kind == "synonym") != (self.dictionary is not None):
             raise BadData("--dictionary FILE belongs to --kind synonym: lines of {origin, replace}")
 
@@ -174,6 +176,8 @@ def json_values(text: str, opening: str) -> list[Any]:
         try:
             value, end = decoder.raw_decode(text, place)
             found.append(value)
+        except RecursionError:  # no answer has this many brackets
+            return []
         except ValueError:
             end = place + 1
         place = text.find(opening, end)

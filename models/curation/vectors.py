@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -13,6 +14,7 @@ import faiss
 import numpy as np
 from numpy.typing import NDArray
 
+from models.curation.frame import hold
 from models.encoder.spec import Side
 from models.errors import BadEncoder
 from models.evaluation.encoders import OpenEncoder, open_encoder
@@ -57,6 +59,13 @@ class RecordFile:
     def __len__(self) -> int:
         size = self._path.stat().st_size if self._path.exists() else 0
         return int(size // (self._width * self._dtype.itemsize))
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Keeps other processes from writing the file: two of them would mix their rows."""
+        with self._path.open("ab") as file:
+            hold(file, self._path, "--vectors")
+            yield
 
     def cut(self, count: int) -> None:
         with self._path.open("ab") as file:

@@ -99,3 +99,9 @@ def test_a_model_finds_what_rules_miss_and_sees_what_they_left(tmp_path: Path) -
     assert report["dropped"] == {"no usable answer": 1}
     assert (report["notes"]["masked by a model"], report["notes"]["phone masked"]) == (3, 1)
     assert not any("13812345678" in prompt for _, prompt in server.asked)
+
+
+@pytest.mark.timeout(60)  # took the square of its length: a day
+@pytest.mark.parametrize("piece", ["a", "020-"])
+def test_a_long_text_without_a_pause_is_read_at_once(piece: str) -> None:
+    assert mask(piece * 1_000_000, Counter()) == piece * 1_000_000

@@ -64,3 +64,9 @@ def test_own_boilerplate_is_removed_too() -> None:
     assert text == "高血压"
     with pytest.raises(CareError, match="not a regular expression"):
         Clean(boilerplate=["("])
+
+
+@pytest.mark.timeout(60)  # took the square of its length: hours
+@pytest.mark.parametrize("piece", ["![", "![](a"])
+def test_half_images_are_read_at_once(piece: str) -> None:
+    assert Clean().text(piece * 500_000, Counter()) == piece * 500_000

@@ -53,18 +53,44 @@ def test_a_step_is_made_of_the_options_that_were_given(line: str, expected: Step
         ("curate benchmark q.jsonl --corpus c.jsonl", "c.jsonl"),
         ("curate synthesize q.jsonl --kind synonym --model m@http://127.0.0.1:9 --dictionary c.jsonl", "c.jsonl"),
         ("curate benchmark q.jsonl --corpus c.jsonl --folder made", "made/rows.jsonl"),
+        ("curate clean c.jsonl.part", "c.jsonl"),
+        ("curate clean c.jsonl.report.json", "c.jsonl"),
+        ("curate judge c.jsonl --judge m@http://127.0.0.1:9 --answers c.jsonl", "o.jsonl"),
+        ("curate judge c.jsonl.answers.jsonl --judge m@http://127.0.0.1:9", "c.jsonl"),
+        ("curate judge c.jsonl --judge m@http://127.0.0.1:9 --answers o.jsonl", "o.jsonl"),
     ],
 )
 def test_nothing_that_is_read_or_made_is_overwritten(
     line: str, out: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    for name in ("q.jsonl", "c.jsonl"):
-        Path(name).write_text('{"text": "高血压", "origin": "a", "replace": "b"}\n', encoding="utf-8")
+    names = ("q.jsonl", "c.jsonl", "c.jsonl.part", "c.jsonl.report.json", "c.jsonl.answers.jsonl")
+    for name in names:
+        Path(name).write_text('{"text": "高血压", "origin": "a", "replace": "b"}', encoding="utf-8")
     assert cli.main([*line.split(), "--out", out]) == 1
     said = capsys.readouterr().err
     assert "would be overwritten" in said or "would take the place" in said
-    assert Path("c.jsonl").read_text(encoding="utf-8").count("高血压") == 1
+    assert all(Path(name).read_text(encoding="utf-8").count("高血压") == 1 for name in names)
+
+
+@pytest.mark.parametrize("out", ["", ".", "folder"])
+def test_an_output_that_is_a_folder_is_refused_before_any_work(
+    out: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("folder").mkdir()
+    Path("q.jsonl").write_text('{"text": "高血压"}\n', encoding="utf-8")
+    assert cli.main(["curate", "judge", "q.jsonl", "--judge", "m@http://127.0.0.1:9", "--out", out]) == 1
+    assert "a folder; give the name of a file" in capsys.readouterr().err
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["folder", "q.jsonl"]
+
+
+def test_patterns_that_are_no_text_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "q.jsonl").write_text('{"text": "高血压"}\n', encoding="utf-8")
+    (tmp_path / "patterns").write_bytes(b"\xff\xfe")
+    given = ["curate", "clean", str(tmp_path / "q.jsonl"), "--out", str(tmp_path / "o"), "--boilerplate"]
+    assert cli.main([*given, str(tmp_path / "patterns")]) == 1
+    assert "patterns:1: damaged" in capsys.readouterr().err
 
 
 def test_hyde_needs_an_encoder_before_a_model_is_asked() -> None:

@@ -122,12 +122,14 @@ def test_judged_rows_become_sets_with_a_card(tmp_path: Path) -> None:
     judged = {"pos": [[4, 4]], "neg": [[0, 0]]}
     rows = [
         {"query": "问一", "pos": ["甲"], "neg": ["乙"], "judged": judged, "disputed": ["丙", "丁"]},
-        {"query": "问二", "pos": ["丁"], "neg": [], "judged": judged},
+        {"query": "问二", "pos": ["丁"], "judged": judged},
         {"query": "问三", "pos": ["甲"]},
         {"query": "问四", "pos": ["不在"], "neg": [], "judged": judged},
+        {"query": "问五", "pos": ["甲"], "judged": judged, "disputed": 5},
     ]
     corpus = write_lines(tmp_path / "corpus.jsonl", [{"text": text} for text in "甲乙丙丁戊"])
-    sts = [{"query": f"句{n}", "pos": [f"同{n}"], "neg": [f"难{n}", f"易{n}"]} for n in range(20)]
+    sts: list[dict[str, object]] = [{"text": "不是句对", "neg": ["丙"]}]
+    sts += [{"query": f"句{n}", "pos": [f"同{n}"], "neg": [f"难{n}", f"易{n}"]} for n in range(20)]
     agreement = {"passages": 9, "kappa_grades": 0.5, "kappa_relevant": None}
     report = {"run": {"parameters": {"models": ["a", "b"]}}, "agreement": agreement}
     write_lines(tmp_path / "rows.jsonl.report.json", [report])
@@ -146,7 +148,7 @@ def test_judged_rows_become_sets_with_a_card(tmp_path: Path) -> None:
     assert 0 < sum(pairs.scores) < 20
     card = (folder / "card.md").read_text(encoding="utf-8")
     assert "| retrieval | 2 | 2 | 4 | 1 | 1.00 |" in card
-    assert "kappa 0.500 on grades and not defined on relevant" in card
+    assert "- a and b: 9 passages, Fleiss' kappa 0.500 on grades and not defined on relevant or not\n" in card
     assert "1 documents on which judges disagreed" in card
 
 
@@ -160,3 +162,12 @@ def test_a_benchmark_replaces_its_own_folder_alone(tmp_path: Path) -> None:
     with pytest.raises(CareError, match=r"holds corpus\.jsonl, and would be replaced"):
         Benchmark([tmp_path / "rows.jsonl"], [corpus], tmp_path)
     assert corpus.is_file()
+
+
+@pytest.mark.parametrize("report", ["{", "[]", '{"agreement": {}, "run": {"parameters": {"models": []}}}'])
+def test_a_report_that_is_not_the_judges_is_passed_over(report: str, tmp_path: Path) -> None:
+    corpus = write_lines(tmp_path / "corpus.jsonl", [{"text": "甲"}])
+    (tmp_path / "rows.jsonl.report.json").write_text(report, encoding="utf-8")
+    step = Benchmark([tmp_path / "rows.jsonl"], [corpus], tmp_path / "ours")
+    run_in(tmp_path, step, [{"query": "问", "pos": ["甲"], "neg": [], "judged": {"pos": [[4]], "neg": []}}])
+    assert "no report of the judge step" in (tmp_path / "ours" / "card.md").read_text(encoding="utf-8")

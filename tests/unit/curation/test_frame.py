@@ -162,3 +162,27 @@ def test_what_cannot_work_is_refused(files: Files) -> None:
         fcntl.flock(part, fcntl.LOCK_EX)
         with pytest.raises(CareError, match="another process"):
             run_step(Odd(), files)
+
+
+def test_a_second_process_is_refused_until_the_first_has_put_everything_in_place(files: Files) -> None:
+    """After OUT.part has become OUT, a step may still write other files of its own."""
+
+    @dataclass
+    class Slow(Odd):
+        refused: bool = False
+
+        def finish(self, out: Path) -> None:
+            with pytest.raises(CareError, match="another process"):
+                run_step(Odd(), files)
+            self.refused = True
+
+    step = Slow()
+    run_step(step, files)
+    assert step.refused
+    assert len(lines(files.out)) == 33
+
+
+def test_a_position_of_another_form_begins_anew(files: Files) -> None:
+    files.out.parent.mkdir()
+    files.position.write_text('{"rows_in": 3}')
+    assert run_step(Odd(), files).rows_out == 33

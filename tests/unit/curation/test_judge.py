@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,10 +11,12 @@ from typing import Any
 import pytest
 
 import models.endpoint
+from models.curation import judge, panel
 from models.curation.frame import Files, run_step
 from models.curation.judge import JudgeRows, fleiss_kappa, read_grades
 from models.curation.panel import Limits, Model
 from models.errors import CareError
+from models.prompts import load
 from tests.support.grading_server import USAGE, GradingServer, Reply, failing, grading_server
 
 ROWS = [
@@ -200,10 +203,14 @@ def test_a_torn_last_answer_is_asked_again(server: GradingServer, tmp_path: Path
         ('{"1": 3, "2": 0, "3": 1}', None),
         ('{"1": 3, "2": 2.5}', None),
         ('{"1": 3, "1": 2, "2": 0}', None),
+        ('{"1": 3, "2": ' + "1" * 5000 + "}", None),
+        ('{"1": 3, "2": 0}' + "1" * 1_000_000 + " " * 1_000_000, [3, 0]),
+        ("{" + "1" * 1_000_000 + " " * 1_000_000, None),
         ("对不起，我不能评分", None),
         ("", None),
     ],
 )
+@pytest.mark.timeout(60)
 def test_answers_are_repaired_or_not_taken(text: str, grades: list[int] | None) -> None:
     assert read_grades(text, 2) == grades
 
@@ -235,6 +242,8 @@ def test_judges_are_named_by_model_and_address(monkeypatch: pytest.MonkeyPatch, 
         with pytest.raises(CareError, match="write no key") as raised:
             Model.parse(told)
         assert "secret" not in str(raised.value)
+    with pytest.raises(CareError, match="write MODEL@URL"):
+        Model.parse("m@http://[bad/v1")
     with pytest.raises(CareError, match="named twice"):
         JudgeRows([Model("m", "http://x")] * 2, tmp_path)
     with pytest.raises(CareError, match="below --relevant"):
@@ -265,7 +274,45 @@ def test_halves_of_characters_reach_no_server(server: GradingServer, tmp_path: P
 
 
 def test_a_file_that_holds_no_answers_is_named(server: GradingServer, tmp_path: Path) -> None:
-    for content in ("\0\0\n", '{"text": "a row"}\n', "5\n"):
-        (tmp_path / "answers.jsonl").write_text(content, encoding="utf-8")
-        with pytest.raises(CareError, match=r"answers\.jsonl: answer 1 is damaged"):
+    judged(server, tmp_path, ROWS[:1])
+    answers = (tmp_path / "answers.jsonl").read_text(encoding="utf-8")
+    files_of(tmp_path).out.unlink()
+    for content in ("\0\0\n", '{"text": "a row"}\n', "5\n", '{"key": "k"}\n', "[" * 100_000 + "\n"):
+        (tmp_path / "answers.jsonl").write_text(answers + content, encoding="utf-8")
+        with pytest.raises(CareError, match=r"answers\.jsonl:3: not an answer of a model; remove this line"):
             judged(server, tmp_path, ROWS[:1])
+
+
+def test_another_text_of_any_prompt_file_begins_anew(
+    server: GradingServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hashes = {step(server, tmp_path).parameters()["prompt"]}
+    for changed in ("judge", "passage", "reminder-grades"):
+
+        def edited(name: str, language: str, changed: str = changed) -> str:
+            return load(name, language) + " " * (name == changed)
+
+        for module in (judge, panel):
+            monkeypatch.setattr(module, "load", edited)
+        hashes.add(step(server, tmp_path).parameters()["prompt"])
+    assert len(hashes) == 4
+
+
+def test_the_rate_counts_every_request_also_another_try(server: GradingServer, tmp_path: Path) -> None:
+    waited: list[float] = []
+
+    class Recording(threading.Event):
+        def wait(self, timeout: float | None = None) -> bool:
+            waited.append(timeout or 0.0)
+            return False
+
+    server.fault = lambda model, prompt, number: Reply(500, "broken") if number == 1 else None
+    asked = panel.Panel([Model("a", server.url)], tmp_path / "a.jsonl", Limits(at_once=1, per_minute=1))
+    asked._stopped.wait = Recording().wait  # type: ignore[method-assign]
+    requests = [panel.Request(prompt, str, "") for prompt in ("段落 1：4", "段落 1：3")]
+    for request in requests:
+        [future] = asked.submit(request)
+        future.result()
+    asked.close()
+    # Four requests a minute apart; the clock of the test does not move.
+    assert [round(seconds, -1) for seconds in waited if seconds > 1] == [60, 120, 180]

@@ -104,7 +104,9 @@ def test_rows_that_lack_what_a_task_needs_are_named_and_cost_nothing(
     task: str, server: GradingServer, tmp_path: Path
 ) -> None:
     bare = {"query": "问", "pos": ["甲", "乙"], "evidence": [["甲"]], "answers": ["甲"]}
-    rows = [{"text": "文"}] if task in ("select", "extract") else [bare, {"text": "文"}]
+    foreign = {"query": "问", "pos": ["甲"], "evidence": None, "answers": None}
+    other = {"query": "问", "pos": ["甲"], "evidence": [7], "answers": [7]}
+    rows = [{"text": "文"}] if task in ("select", "extract") else [bare, foreign, other, {"text": "文"}]
     assert matched(server, tmp_path, task, rows) == []
     assert sum(report_in(tmp_path)["dropped"].values()) == len(rows)
     assert not server.asked

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 
 from models.curation.mine import Mine, Pool
 from models.curation.search import Retrievers
+from models.encoder.spec import Side
 from models.errors import CareError
 from tests.support.curation import CircleEncoder, report_in, run_in, write_lines
 
@@ -103,3 +105,16 @@ def test_a_pool_is_what_any_system_finds_and_labels_stay_apart(tmp_path: Path) -
 def test_something_must_search(tmp_path: Path) -> None:
     with pytest.raises(CareError, match="--encoder FOLDER, --bm25 or both"):
         retrievers(tmp_path, dense=False)
+
+
+def test_vectors_are_written_by_one_process_at_a_time(tmp_path: Path) -> None:
+    corpus = write_lines(tmp_path / "corpus.jsonl", [{"text": text} for text in "甲乙丙"])
+    found = Retrievers([corpus], [CircleEncoder()], False, tmp_path / "vectors")
+    path = tmp_path / "vectors" / f"circle-{found.corpus.digest}.f16"
+    path.parent.mkdir()
+    with path.open("ab") as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        with pytest.raises(CareError, match="another process writes it"):
+            _ = found.dense
+    path.write_bytes(b"\0" * 4 * 5)  # as two writers may have left it
+    assert found.dense[0].vectors.tolist() == CircleEncoder().read("甲乙丙", Side.DOCUMENT).tolist()

@@ -22,7 +22,7 @@ from models.curation.search import Retrievers
 from models.curation.synthesize import KINDS, Synthesize, read_fields, read_line, read_list
 from models.curation.vectors import Vectors
 from models.encoder.spec import Side
-from models.errors import BadData
+from models.errors import BadData, CareError
 from models.prompts import LANGUAGES, fill, load
 from tests.support.curation import CircleEncoder, report_in, run_in, write_lines
 from tests.support.grading_server import GradingServer, Reply, grading_server
@@ -160,6 +160,7 @@ def test_the_draft_that_ranks_its_source_best_is_kept(server: GradingServer, tmp
     }
     assert report["found_first"] == {"query ranks its source first": 0, "kept draft ranks its source first": 1}
     assert any("源文" in prompt for _, prompt in server.asked) is not blind
+    assert server.paid == 3  # nothing was asked for the rows that are dropped
 
 
 @dataclass(frozen=True)
@@ -206,6 +207,13 @@ def test_json_is_found_among_words() -> None:
     assert read_list('x ["a", "b", "a"]') == ["a", "b"]
     assert read_list('["a", 1]') is None
     assert read_list("[]") is None
+    assert read_list("[" * 100_000) is None
+
+
+def test_a_model_is_named_once(tmp_path: Path) -> None:
+    both = [Model("m", "http://a"), Model("m", "http://b")]
+    with pytest.raises(CareError, match="named twice"):
+        Synthesize(both, tmp_path / "answers.jsonl", "query", [])
 
 
 def test_every_prompt_is_there_in_both_languages_with_the_same_fields() -> None:

@@ -2,11 +2,13 @@ import socket
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler
 
 import pytest
 
-from models.endpoint import ATTEMPTS, LONGEST_PAUSE_SECONDS, Endpoint
+import models.endpoint
+from models.endpoint import ATTEMPTS, LONGEST_PAUSE_SECONDS, Completion, Endpoint, chat
 from models.errors import CareError
 from tests.support.http_thread import QuietHandler, serving_http
 from tests.support.json_server import Reply, json_server
@@ -70,12 +72,51 @@ def test_a_refusal_is_final() -> None:
     assert len(server.requests) == 1
 
 
-@pytest.mark.parametrize("content", [b"<html>", b"[1]", b""])
-def test_an_answer_that_is_no_object_is_an_error(content: bytes) -> None:
+@pytest.mark.parametrize("content", [b"<html>", b"[1]", b"", b"[" * 100_000, b"{}" + b" " * 4096])
+def test_an_answer_that_is_no_object_is_an_error(content: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    if content.startswith(b"{}"):
+        monkeypatch.setattr(models.endpoint, "LARGEST_ANSWER", 4096)
     with json_server(lambda path, body: (200, content)) as server:
         endpoint = Endpoint(server.url)
-        with pytest.raises(CareError, match="not answer with a JSON object"):
+        with pytest.raises(CareError, match=r"not answer with a JSON object|with more than 4,096 bytes"):
             endpoint.get("/x")
+        endpoint.close()
+
+
+def test_an_answer_that_cannot_be_unpacked_is_tried_again() -> None:
+    with json_server(lambda path, body: (200, b"no gzip"), {"content-encoding": "gzip"}) as server:
+        endpoint = Endpoint(server.url, pause=lambda seconds: None)
+        with pytest.raises(CareError, match=r"does not answer .DecodingError."):
+            endpoint.get("/x")
+        assert len(server.requests) == ATTEMPTS
+        endpoint.close()
+
+
+def test_an_answer_without_end_is_given_up() -> None:
+    ended = threading.Event()
+
+    class Dripping(QuietHandler, BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.end_headers()
+            with suppress(OSError):
+                while not ended.wait(0.01):
+                    self.wfile.write(b" ")
+
+    with serving_http(Dripping) as port:
+        endpoint = Endpoint(f"http://127.0.0.1:{port}", timeout_seconds=0.2, attempts=1)
+        with pytest.raises(CareError, match=r"does not answer .ReadTimeout."):
+            endpoint.get("/x")
+        endpoint.close()
+        ended.set()
+
+
+@pytest.mark.parametrize("tokens", ["many", [], -5, 1e400, None, True])
+def test_counts_that_are_none_are_not_counted(tokens: object) -> None:
+    answer = {"choices": [{"message": {"content": "好"}}], "usage": {"prompt_tokens": tokens, "completion_tokens": 3}}
+    with json_server(lambda path, body: (200, answer)) as server:
+        endpoint = Endpoint(server.url)
+        assert chat(endpoint, "m", [], {}) == Completion("好", int(tokens is True), 3)
         endpoint.close()
 
 
@@ -108,5 +149,6 @@ def test_every_calling_thread_has_a_connection() -> None:
 
 
 def test_an_address_names_its_scheme() -> None:
-    with pytest.raises(CareError, match="not an address"):
-        Endpoint("127.0.0.1:8000")
+    for base in ("127.0.0.1:8000", "http://[bad/v1", "http://127.0.0.1:99999999/v1"):
+        with pytest.raises(CareError, match="not an address"):
+            Endpoint(base)
