@@ -1,4 +1,4 @@
-"""The command `care`: imports the module of a subcommand only when it is called."""
+"""The `care` command: parses the subcommand and imports its module only when it is called."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reads documents from corpus files in a stream, and from the service's log of posted and deleted ones.
+"""Streams documents from corpus files, and from the service's log of posted and deleted documents.
 
 Every row that makes no good document is rejected with its reason. Field names are BEIR's (_id, title, text, metadata)
 unless a FieldMap says otherwise. A document has a text or a title.

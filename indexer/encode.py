@@ -1,4 +1,4 @@
-"""Finds or makes the embedding of every passage of a corpus, shard by shard; each shard is written as soon as encoded.
+"""Reuses or computes the embedding of every passage of a corpus, in shards that are written as they are encoded.
 
 Vectors are known by content hash: from the collection's versions by the same encoder, newest first, then from the
 shards of an unfinished build. Only texts that neither has are encoded, each once.

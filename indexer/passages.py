@@ -1,4 +1,4 @@
-"""Cuts documents into passages by tokens, preferring the ends of sentences, and reads passage texts back from disk.
+"""Cuts documents into passages by tokens, preferably at sentence ends, and reads passage texts back from disk.
 
 The encoder reads title + newline + passage, so every passage carries its document's title, whose tokens count; if one
 of the two is missing, it reads the other alone. Spans are characters of the document's text.

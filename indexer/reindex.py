@@ -1,4 +1,4 @@
-"""One run of the indexer as a schedule starts it: build, check, publish, remove old versions, report."""
+"""Runs one scheduled re-index: build, check, publish, remove old versions, report."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checks answers of the service against their requests, by the HTTP contract of docs/architecture.md.
+"""Checks the service's responses against their requests, by the HTTP contract of docs/architecture.md.
 
 Each check takes the body of an answer; it raises BadAnswer or returns what the next request needs.
 """

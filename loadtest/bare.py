@@ -1,4 +1,4 @@
-"""The baseline of the benchmark: FastAPI answering a constant; `servers.bare_server` runs it as the service is run."""
+"""Baseline of the benchmark: a bare FastAPI app with a constant response, run by `servers.bare_server`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`make bench`: speed of `/v1/search` of the real service, and how much of a request is the service's own work.
+"""`make bench`: measures the speed of `/v1/search`, and how much of a request is the service's own work.
 
   python -m loadtest.bench                        the example corpus, a service started for the run, caches off
   python -m loadtest.bench --collection FOLDER    another published collection

@@ -1,4 +1,4 @@
-"""Locust in steps: more users every few seconds until the knee, with a picture of latency against load.
+"""Runs Locust in steps, with more users every few seconds up to the knee, and draws latency against load.
 
     locust -f loadtest/steps.py --headless --only-summary --host http://127.0.0.1:8000 \
         --html var/loadtest/steps.html --picture var/loadtest/steps.png          (`make knee`)

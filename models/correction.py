@@ -1,4 +1,4 @@
-"""Moves a query encoder's vectors of documents to where the document encoder's lie.
+"""Corrects a query encoder's vectors of documents, to match those of the document encoder.
 
 Vectors of one encoder lie nearer to each other than to its partner's, so a document that the query encoder read would
 outrank better ones that the document encoder read. The difference is learnt from passages that both have read.

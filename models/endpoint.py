@@ -1,4 +1,4 @@
-"""HTTP endpoints that speak JSON, with timeouts and retries, and OpenAI's chat completions over them."""
+"""HTTP client for JSON endpoints, with timeouts and retries, and for OpenAI's chat completions."""
 
 from __future__ import annotations
 

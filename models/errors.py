@@ -1,4 +1,4 @@
-"""The root of the project's error tree.
+"""Root of the project's exception tree.
 
 A CareError can be corrected by the caller: its message is one line with what is wrong and what to do next. Any other
 exception is a defect.

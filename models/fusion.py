@@ -1,4 +1,4 @@
-"""Fuses two rankings of the same rows, by embeddings and by words, into one.
+"""Fuses the dense and the lexical ranking of the same rows into one.
 
 Score fusion is the default: reciprocal rank forgets by how much the first hit won, which costs up to 15 points of
 nDCG@10 where one side is much better than the other (docs/benchmarks.md).

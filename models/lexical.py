@@ -1,4 +1,4 @@
-"""BM25 over texts: an index on disk by tantivy, and postings of a few texts scored as if they stood in it.
+"""BM25 search: a tantivy index on disk, and scores of a few further texts by that index's statistics.
 
 Chinese runs are cut into single characters and overlapping bigrams: on held-out medical pairs that ranks better than
 dictionary segmentation (docs/adr/0003-lexical.md), needs no dictionary and cuts unseen drug names like any other.

@@ -1,4 +1,4 @@
-"""Progress of long work: a bar on a terminal, elsewhere a line twice a minute with the rate and the time left."""
+"""Shows progress of long work: a bar on a terminal, elsewhere a line twice a minute with rate and time left."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows of JSON-lines files: documents and training rows, read, checked, and measured in words and characters.
+"""Reads rows of JSON-lines files (documents and training rows), checks them, and counts words and characters.
 
 A row is {query, pos: [...], neg?: [...], instruction?, source?, hypothetical?: [...]}, or a document {text, title?,
 source?}: its title asks for it.

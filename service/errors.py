@@ -1,4 +1,4 @@
-"""The service's errors, and the table from an error to its HTTP status.
+"""Exceptions of the service, and the table from an exception to its HTTP status.
 
 Messages of errors in the table reach the client. Any other exception is answered with the request id alone.
 """

@@ -1,4 +1,4 @@
-"""Create, list and revoke API keys; here are also the file of their hashes, and the keys in force in a service.
+"""Create, list and revoke API keys. Also reads the keys file for a running service.
 
 A key is shown once, when it is made. The service reads the file again when it changes, and at SIGHUP.
 """

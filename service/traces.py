@@ -1,4 +1,4 @@
-"""Traces of requests, sent to a collector of OpenTelemetry by OTLP over HTTP; loaded only if one is configured.
+"""Sends traces of requests to an OpenTelemetry collector by OTLP over HTTP; loaded only if one is configured.
 
 A request leaves one tuple behind. A thread makes spans of it: one of the request and, after a search, one of each
 stage, laid end to end because a request knows how long its stages took and not when. OpenTelemetry's SDK would open and

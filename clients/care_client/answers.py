@@ -1,4 +1,4 @@
-"""The service's answers as plain values; fields that this version does not know are left out."""
+"""Response types of the client; fields that this version does not know are ignored."""
 
 from __future__ import annotations
 

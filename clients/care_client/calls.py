@@ -1,4 +1,4 @@
-"""The request of each call, the meaning of its reply, and when to retry: shared by both clients."""
+"""Builds requests, parses responses and decides when to retry; shared by both clients."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The clients: `CareClient`, whose calls block, and `AsyncCareClient`, whose calls are awaited."""
+"""The two clients: `CareClient` blocks, `AsyncCareClient` is awaited."""
 
 from __future__ import annotations
 

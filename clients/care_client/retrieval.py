@@ -1,4 +1,4 @@
-"""Shared by the modules of all frameworks: search parameters, and the part of a hit that a language model reads."""
+"""Search parameters and hit texts, shared by the framework integrations."""
 
 from __future__ import annotations
 

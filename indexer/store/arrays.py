@@ -1,4 +1,4 @@
-"""Arrays and byte strings on disk: streamed out, memory-mapped in; and hashes taken in parts.
+"""Writes arrays and byte strings to disk in a stream, memory-maps them for reading, and hashes them in parts.
 
 Files are little-endian and never unpickled. Nothing is written through a map: on a full disk a map kills the process
 with a signal, a write raises an error.

@@ -1,4 +1,4 @@
-"""The canaries that a collection keeps: queries that must find certain documents.
+"""Stores a collection's canaries: queries that must find certain documents.
 
 The file is JSON lines: {"query": "高血压吃什么药", "must": ["drug-001"], "within": 10}; `within` defaults to 10.
 """

@@ -1,4 +1,4 @@
-"""Filter columns: the values of one metadata field for all documents; a condition in, a boolean array over rows out.
+"""Filter columns: one metadata field of all documents. Maps a condition to a boolean array over rows.
 
 A number column is float64 (NaN: missing) plus the rests of rounded integers, so that 64-bit integers compare exactly. A
 keyword column is codes into a sorted vocabulary, so a range of texts is a range of codes. A missing value matches

@@ -1,4 +1,4 @@
-"""The documents of a snapshot, stored as the JSON of an answer, and their passages; see docs/index-format.md."""
+"""Stores a snapshot's documents, as the JSON of a response, and their passages; see docs/index-format.md."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Locks between processes, durable writes, and a dictionary on disk.
+"""Inter-process locks, durable writes, and an on-disk dictionary.
 
 Locks are by flock on a file, which the system releases however a process ends, and an NFS client passes on to the
 server. A mount that keeps locks local, or has none, is refused.

@@ -1,4 +1,4 @@
-"""Metadata values and filters as plain values; `metadata` evaluates the filters."""
+"""Types of metadata values and filters; `metadata` evaluates the filters."""
 
 from __future__ import annotations
 

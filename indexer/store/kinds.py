@@ -1,4 +1,4 @@
-"""The kinds of index over a snapshot's vectors, and their files. Loads no FAISS.
+"""Kinds of vector index and their files, without importing FAISS.
 
 `vectors.npy` is the only copy of the vectors; `index.faiss` holds what a kind adds, links or short codes.
 """

@@ -1,4 +1,4 @@
-"""`manifest.json`: what a snapshot is, how it was built, and the checksum of every file, itself included.
+"""Reads and writes `manifest.json`: what a snapshot is, how it was built, and the checksum of every file.
 
 It is written last: a folder without one is a build that did not finish.
 """

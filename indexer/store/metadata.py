@@ -1,4 +1,4 @@
-"""Metadata of all documents by field: filters in, a boolean array over document rows out; facets and ranges."""
+"""Metadata of all documents: maps filters to a boolean array over document rows, and lists facets and ranges."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Documents posted and deleted since a snapshot was built, laid over it: one immutable value, one state of the log.
+"""Overlay of documents posted and deleted since a snapshot was built: one immutable value per state of the log.
 
 Rows continue the snapshot's: the row of a fresh document is the snapshot's number of documents plus its own, and so for
 passages. A posted or deleted document hides the snapshot's of the same id.

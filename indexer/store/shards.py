@@ -1,4 +1,4 @@
-"""Shards: what a build has encoded so far, in files that survive a crash, in a folder or wherever fsspec reaches.
+"""Shards: embeddings that a build has finished, in files that survive a crash, in a folder or any fsspec file system.
 
 A shard is a .npy file of (content hash, vector) rows whose name is the SHA-256 of its bytes, so the names in a place
 list the work done, and half a shard is detected. Several processes may write into one place.

@@ -1,4 +1,4 @@
-"""Shared by all measurements: errors, the repository's folder and the only host that is put under load."""
+"""Shared by all measurements: errors, the repository's folder, and the host under load."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reads what a published figure carries (commit, machine, versions), and memory and processor time from /proc."""
+"""Reads the commit, machine and versions that a published figure carries, and memory and CPU time from /proc."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The frame of every measuring program: arguments, common facts, exit status; figures and Markdown tables."""
+"""Frame of every measuring program: arguments, common facts, exit status, figures and Markdown tables."""
 
 from __future__ import annotations
 

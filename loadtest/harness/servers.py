@@ -1,4 +1,4 @@
-"""Starts servers as processes of their own, each on a free port: the service, the bare framework, or any command."""
+"""Starts server processes, each on a free port: the service, the bare framework, or any command."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`make claims`: runs what docs/reliability.md and docs/benchmarks.md claim, and fails if a claim no longer holds.
+"""`make claims`: reruns what docs/reliability.md and docs/benchmarks.md claim, and fails if a claim no longer holds.
 
   python -m loadtest.lab.claims              every claim of claims.toml, and every test that docs/reliability.md names
   python -m loadtest.lab.claims swaps peers  only the claims whose name contains one of these words

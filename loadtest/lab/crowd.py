@@ -1,4 +1,4 @@
-"""Connections that search without pause and check every answer, also while the service is killed or swapped."""
+"""Clients that search without pause and check every response, also while the service is killed or swapped."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Faults of processes, Redis, snapshots and clients (`make chaos`), and what every fault has in common."""
+"""Injects faults of processes, Redis, snapshots and clients (`make chaos`); holds what all faults share."""
 
 from __future__ import annotations
 

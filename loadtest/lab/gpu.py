@@ -1,4 +1,4 @@
-"""`make bench-gpu`: searches a second of one machine with a GPU, and what limits them.
+"""`make bench-gpu`: measures searches per second of one machine with a GPU, and what limits them.
 
   python -m loadtest.lab.gpu                                     1M × 768, 12 × 768, 250k vocabulary, on cuda
   python -m loadtest.lab.gpu --documents 20000 --layers 2 --width 64 --vocabulary 5000 --device cpu    a dry run

@@ -1,4 +1,4 @@
-"""Faults of what a service stands on (`make chaos`): its disk, its clock, and the proxy in front of it."""
+"""Injects faults of the disk, the clock and the proxy (`make chaos`)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`make bench-peers`: CARE beside txtai's API and Infinity with FAISS, on one corpus, one set of weights, one load.
+"""`make bench-peers`: compares CARE with txtai's API and Infinity with FAISS: same corpus, weights and load.
 
   python -m loadtest.lab.peers --data ../shared/data/eval/cmirb --weights ../shared/weights/bge-small-zh-v1.5
 

@@ -1,4 +1,4 @@
-"""`make soak`: a low load for half an hour, during which memory and open files must stay flat.
+"""`make soak`: runs a low load for half an hour; memory and open files must stay flat.
 
   python -m loadtest.lab.soak --minutes 30 [--per-second 20]
 

@@ -1,4 +1,4 @@
-"""One process that serves in several ways at once, each at a port of its own: the server of `make bench-keys`.
+"""Serves several configurations from one process, each on its own port, for `make bench-keys`.
 
 Two processes of one program differ by up to 12 % for as long as they live, which is more than the limit that is
 measured. Ways that share a process share that luck. Each argument is the settings of one way, as

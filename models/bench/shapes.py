@@ -1,4 +1,4 @@
-"""The models that are measured, what a forward pass through them costs, and how quick the device itself is."""
+"""Model shapes to measure, the cost of their forward pass, and the speed of the device itself."""
 
 from __future__ import annotations
 

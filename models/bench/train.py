@@ -1,4 +1,4 @@
-"""Speed and memory of training at the paper's sizes, on random weights; sentence-transformers beside it.
+"""Measures speed and memory of training at the papers' sizes, with random weights, beside sentence-transformers.
 
   python -m models.bench.train                              on a GPU (make bench-train)
   python -m models.bench.train --parts stage-1 lora         some of it

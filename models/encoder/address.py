@@ -1,4 +1,4 @@
-"""An encoder behind an address: any server with OpenAI's embeddings API (vLLM, TEI, Infinity, Ollama, clouds).
+"""Encoder client for any server with OpenAI's embeddings API (vLLM, TEI, Infinity, Ollama, clouds).
 
 The folder holds no weights but canaries: texts and the vectors that the server gave when the folder was written. A
 server that gives others is refused, because its vectors would not compare with those of an index. Builds ask in

@@ -1,4 +1,4 @@
-"""A transformers folder as a hub publishes it: which backbone it holds, how to pool it, how to tokenise for it.
+"""Reads a transformers folder as a hub publishes it: its backbone, its pooling and its tokenizer.
 
 Reads the JSON files only, and never runs code that came with a checkpoint: what needs it is refused.
 """

@@ -1,4 +1,4 @@
-"""GGUF files as transformers folders: quantised weights, configuration and tokenizer in one file."""
+"""Converts a GGUF file (quantised weights, configuration, tokenizer) into a transformers folder."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs encoder and reranker folders by ONNX Runtime, without torch: tokens to unit vectors, pairs to scores.
+"""Runs encoder and reranker folders with ONNX Runtime, without torch: tokens to unit vectors, pairs to scores.
 
 The graph holds everything: transformer, pooling, truncation and norm, or transformer and score.
 """

@@ -1,4 +1,4 @@
-"""Rerankers without their weights: `reranker.json`, and how a query and a document become one sequence of tokens.
+"""Describes rerankers (`reranker.json`) and tokenises a query and a document as one sequence; loads no weights.
 
 A reranker, or cross-encoder, reads a query and a document together and gives one score. No torch, no ONNX Runtime.
 """

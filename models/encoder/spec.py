@@ -1,4 +1,4 @@
-"""`encoder.json`: everything about an encoder that is not a weight.
+"""Reads and writes `encoder.json`: everything about an encoder except its weights.
 
 The file lies beside the weights, so that a mismatch is refused when the folder is opened.
 """

@@ -1,4 +1,4 @@
-"""Where a folder is made before it is put in place."""
+"""Makes a folder under a temporary name beside its target, so that one rename puts it in place."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Text to token ids: one text, a batch, or millions of texts by several processes. No torch, no ONNX Runtime."""
+"""Tokenises one text, a batch, or millions of texts in several processes, without torch or ONNX Runtime."""
 
 from __future__ import annotations
 

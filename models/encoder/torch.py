@@ -1,4 +1,4 @@
-"""An encoder in torch: backbone, pooling, truncation, norm. What training changes and export turns into a graph.
+"""Encoder in torch, for training and export: backbone, pooling, truncation, norm.
 
 Texts are padded on the right.
 """

@@ -1,4 +1,4 @@
-"""A reranker in torch: transformers' sequence classification with one label. What training changes and export reads."""
+"""Reranker in torch, for training and export: transformers' sequence classification with one label."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Cache of an evaluation: embeddings by encoder and text, and rankings, in files of one folder.
+"""Caches embeddings and rankings of an evaluation in one folder.
 
 Embeddings are kept by the hash of the text as the encoder read it, instruction included, in a folder for each encoder.
 Every process appends to a file of its own: a process that is killed loses at most the record it was writing.

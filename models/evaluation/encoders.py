@@ -1,4 +1,4 @@
-"""Encoders as an evaluation uses them: folders opened as functions of texts, and readers with instructions and a cache.
+"""Opens encoders for an evaluation: folders as functions of texts, and readers with instructions and a cache.
 
 torch and transformers are loaded only when a folder needs them.
 """

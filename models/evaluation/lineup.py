@@ -1,4 +1,4 @@
-"""The systems that a run judges, made of what its options name."""
+"""Builds the systems that an evaluation compares from its options."""
 
 from __future__ import annotations
 

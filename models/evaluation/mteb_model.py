@@ -1,4 +1,4 @@
-"""A pair of encoders as a model that mteb can run: `mteb.evaluate(MtebPair.load("FOLDER"), tasks=…)`.
+"""Wraps a pair of encoders as a model for mteb: `mteb.evaluate(MtebPair.load("FOLDER"), tasks=…)`.
 
 Also imports mteb on CPUs without a wheel of `pytrec_eval`, by a replacement of what mteb uses of it. ranx cannot be
 used: it divides the precision of a ranking shorter than the cut-off by the ranking's length.

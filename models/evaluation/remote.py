@@ -1,4 +1,4 @@
-"""Systems behind HTTP: a running service, and HyDE by an endpoint that speaks OpenAI's chat completions."""
+"""Systems over HTTP to evaluate: a running service, and HyDE by an endpoint with OpenAI's chat completions."""
 
 from __future__ import annotations
 

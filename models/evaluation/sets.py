@@ -1,4 +1,4 @@
-"""Evaluation sets (retrieval in BEIR's shape, reranking lists, sentence pairs), read from disk, and tasks over them.
+"""Reads evaluation sets (retrieval in BEIR's format, reranking lists, sentence pairs) and defines their tasks.
 
 A defect of the data is named with file and line.
 """

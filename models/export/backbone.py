@@ -1,4 +1,4 @@
-"""The fp32 graph: the backbone exported by torch or by Optimum, and the head (pooling, truncation, L2 norm).
+"""Exports the fp32 graph: the backbone by torch or Optimum, and the head (pooling, truncation, L2 norm).
 
 Optimum runs in an environment of its own, because it pins an older transformers (docs/adr/0002-export-split.md). It
 only reads folders that were written here, never a downloaded checkpoint.

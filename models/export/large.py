@@ -1,4 +1,4 @@
-"""Graphs above 2 GiB: a small graph, and beside it one file with the weights (ONNX external data).
+"""Writes ONNX graphs above 2 GiB: a small graph, and its weights in one file beside it (external data).
 
 The graph is traced without weights. They are then written one by one from torch, in the numbers of the variant, so no
 file in other numbers is made on the way, and no second copy of all weights is in memory. int8 is of the weights alone,

@@ -1,4 +1,4 @@
-"""From a source folder to an encoder folder with its ONNX graphs: export, variants, parity, and one move at the end.
+"""Exports a source folder to an encoder folder with ONNX graphs: export, variants, parity check, one final move.
 
 backbone graph (Optimum | torch | given) ── head ──────────────→ model.onnx
                ├── fusions, fp16 (Optimum | ONNX Runtime) ─ head → model.fp16.onnx

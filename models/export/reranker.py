@@ -1,4 +1,4 @@
-"""From a reranker's folder to one with its ONNX graphs: fp32, fp16, int8, each compared with torch on check pairs.
+"""Exports a reranker's folder to ONNX graphs (fp32, fp16, int8), each compared with torch on check pairs.
 
 The graphs are made as an encoder's are (`pipeline`); the head is a score instead of an embedding.
 """

@@ -1,4 +1,4 @@
-"""An encoder of any shape with random weights, for measurements: what it costs to run does not depend on what it knows.
+"""Makes an encoder of any shape with random weights, to measure the cost of running it.
 
     python -m models.export.synthetic TARGET --layers 12 --width 768 --vocabulary 250000 --variant fp16
 

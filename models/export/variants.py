@@ -1,4 +1,4 @@
-"""The fp16 and int8 variants of a graph: fusions, smoothing, quantisation (docs/adr/0002-export-split.md).
+"""Makes the fp16 and int8 variants of a graph: fusions, smoothing, quantisation (docs/adr/0002-export-split.md).
 
 Dynamic quantisation has one scale for a whole activation tensor, and a few channels of a transformer's hidden states
 are tens of times larger than the rest. So each channel is divided by a factor that the next weights take up.

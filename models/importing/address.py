@@ -1,4 +1,4 @@
-"""Writes the folder of an encoder behind an address: asks the server for its dimension and for the canaries.
+"""Writes the folder of an encoder behind an address; asks the server for its dimension and for the canaries.
 
 Into a folder of the same encoder it can be written again, with another address or key: the canaries, and with them
 the fingerprint, stay if the server still gives their vectors.

@@ -1,4 +1,4 @@
-"""Turns a published checkpoint into an encoder or reranker folder: works out how it is used, and proves it.
+"""Turns a published checkpoint into an encoder or reranker folder: infers its settings and verifies them.
 
 A source is a transformers or sentence-transformers folder, a GGUF file, or the id of a model on a hub. This is the only
 place that interprets other people's checkpoints; code that comes with one is never run.

@@ -1,4 +1,4 @@
-"""Prompts of language models: files NAME.LANGUAGE.txt beside this one, with {fields} to fill in."""
+"""Prompts for language models: files NAME.LANGUAGE.txt in this folder, with {fields} to fill in."""
 
 from __future__ import annotations
 

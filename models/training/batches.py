@@ -1,4 +1,4 @@
-"""Which pairs form a batch. Deterministic in (seed, step), so that a resumed run deals the same batches.
+"""Chooses the pairs of each batch, deterministic in (seed, step), so that a resumed run gets the same batches.
 
 A batch comes from one source. Each pass over a source has a new order. With a leaf size the order is made of leaves:
 groups of pairs whose documents lie close together in an encoder's space, so that in-batch negatives are hard.

@@ -1,4 +1,4 @@
-"""Train encoders by a recipe, stage by stage. The same call goes on where a stopped run left off.
+"""Train encoders by a recipe, stage by stage. The same call resumes a run that was stopped.
 
 care train models/training/recipes/tiny.toml                 a first try: a few minutes on two cores
 care train models/training/recipes/care-small-zh.toml --out var/runs/care-small-zh

@@ -1,4 +1,4 @@
-"""A contrast stage: queries find their documents. Every stage of the papers but RetroMAE is one, with other settings.
+"""Contrast stage: queries learn to find their documents. Every stage of the papers but RetroMAE is one.
 
 Two encoders, or one for both sides; each is trained or frozen. Vectors of frozen encoders are read once and kept on
 disk, so that a step costs the trained encoders alone.

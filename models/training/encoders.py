@@ -1,4 +1,4 @@
-"""The encoders of a run: where each one is now, and how it is opened for training or for reading.
+"""Encoders of a run: tracks where each one is stored, and opens it for training or inference.
 
 Stages pass encoders on as folders. Opening one decides what is trained of it: all weights, or adapters on a frozen
 base. Writing it merges adapters into the weights that they were trained on.

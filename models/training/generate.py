@@ -1,4 +1,4 @@
-"""A generate stage: a causal language model learns to write a query's hypothetical documents (SL-HyDE, section 3.2).
+"""Generate stage: a causal language model learns to write hypothetical documents for a query (SL-HyDE, section 3.2).
 
 The prompt is the one that HyDE asks with, in the model's own chat template. Only the tokens of the answer, its end
 included, count in the loss. Prompts and answers are tokenised once, apart, as a server sees them.

@@ -1,4 +1,4 @@
-"""The training loop: gradients, clip, step, log, judge, checkpoint.
+"""Training loop: gradients, clipping, optimizer step, log, evaluation, checkpoint.
 
 A step depends on the recipe and its number alone; so a stage that was stopped or killed ends in the same weights. A
 checkpoint is written beside the old one and replaces it by renames: a kill leaves one of them whole.

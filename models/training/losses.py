@@ -1,4 +1,4 @@
-"""What a contrast stage minimises: losses, BM25 as a teacher, and their weighted sum over a batch of vectors.
+"""Losses of a contrast stage, BM25 as a teacher, and their weighted sum over a batch of vectors.
 
 Rows are queries, columns documents.
 """

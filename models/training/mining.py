@@ -1,4 +1,4 @@
-"""Mines hard negatives with the encoders of a run. Rows in, rows out."""
+"""Mines hard negatives with the encoders of a run: takes rows, returns rows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run shows: progress, a log in JSON lines, figures on development sets, and curves at the end."""
+"""Monitors a run: progress, a log in JSON lines, metrics on development sets, and curves at the end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How encoders read token tables: with gradients in chunks (gradient caching), or once, kept on disk.
+"""Encodes token tables: with gradients in chunks (gradient caching), or once, cached on disk.
 
 With gradients: a first pass computes vectors without a graph, the loss gives each vector its gradient, and a second
 pass carries it into the weights. Readings that fit at once keep their graphs instead. Dropout is seeded by step,

@@ -1,4 +1,4 @@
-"""`care train --dry-run`: what a recipe would do, and the memory and hours it takes. Loads no weights.
+"""`care train --dry-run`: estimates steps, memory and hours of a recipe. Loads no weights.
 
 Memory and hours are estimated from shapes: 2 operations a weight and token forward, twice that backward, another
 forward where gradients are cached or activations recomputed. Examples and their lengths come from a sample of the rows.

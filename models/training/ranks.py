@@ -1,4 +1,4 @@
-"""Ranks: which of several training processes this is, and how they add up tensors. One process is one rank.
+"""Ranks of distributed training: which process this is, and how tensors are summed. One process is one rank.
 
 `accelerate launch` starts the processes. All deal the same batches, and each reads its share of the texts.
 """

@@ -1,4 +1,4 @@
-"""A recipe: every fact of a training run, read from one TOML file.
+"""Recipe of a training run: every setting, parsed from one TOML file and checked.
 
 `[encoders.NAME]` are what is trained, `[stages.NAME]` how, in the order of the file. A recipe may stand on another
 one: `base = "other.toml"`, and the keys that differ. Paths are relative to the folder from which `care` is called,

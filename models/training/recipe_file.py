@@ -1,4 +1,4 @@
-"""A recipe's file as nested tables: its bases below it, changes of the command line above it.
+"""Reads a recipe's TOML file as nested tables, over those of its bases and under `--set` changes.
 
 What the keys mean is in models.training.recipe.
 """

@@ -1,4 +1,4 @@
-"""RetroMAE: an encoder learns to put a text into one vector because a weak decoder has to rebuild the text from it.
+"""RetroMAE stage: an encoder learns to put a text into one vector from which a weak decoder can rebuild the text.
 
 The encoder sees a lightly masked text. The decoder is a single layer that gets the embedding and, for each position,
 another random choice of the text's other tokens; it has to name every token (enhanced decoding). The decoder and the

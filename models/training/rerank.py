@@ -1,4 +1,4 @@
-"""A rerank stage: a cross-encoder learns to put a query's answer before other documents of a list.
+"""Rerank stage: a cross-encoder learns to rank a query's answer before the other documents of a list.
 
 A list is a positive and its negatives, labelled or mined. Queries and documents are tokenised once and joined on the
 training device. Groups of whole lists that fit `tokens` are read one after the other; their gradients add up.

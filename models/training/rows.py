@@ -1,4 +1,4 @@
-"""What a stage reads of rows: pairs, texts, and crops, halves and sentences of them.
+"""Turns rows into the training pairs and texts of a stage, including crops, halves and sentences.
 
 A document without a title becomes a pair by asking with one part of it for the other.
 """

@@ -1,4 +1,4 @@
-"""A run: the stages of a recipe in order, each passing its encoders to the next as folders.
+"""Runs the stages of a recipe in order; each passes its encoders to the next as folders.
 
 The folder of a run holds `recipe.json`, `log.jsonl`, a folder for each stage (checkpoint, then the encoders that it
 trained or the pairs that it wrote), `vectors/` of frozen encoders, `curves.png`, and at the end `encoders/`. The same

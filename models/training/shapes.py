@@ -1,4 +1,4 @@
-"""Shapes of backbones, and the check that a recipe fits them. Needs configurations, not weights.
+"""Reads the shapes of backbones and checks that a recipe fits them. Needs configurations, not weights.
 
 shapes.toml has the public configurations of published checkpoints. A folder's own configuration comes first.
 """

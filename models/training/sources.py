@@ -1,4 +1,4 @@
-"""Where the files and weights of a recipe come from: what is missing, in the order in which it can be made."""
+"""Finds which files and weights a recipe lacks, and how to make them, in order."""
 
 from __future__ import annotations
 

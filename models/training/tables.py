@@ -1,4 +1,4 @@
-"""Training texts and pairs as rows on disk: mapped files, which all processes share.
+"""Stores training texts and pairs as memory-mapped tables that all processes share.
 
 A process holds the row numbers of a batch and the texts that it asks for, whatever the size of the corpus. The first
 rank writes the files of a stage; the others map them. Tables that are given no folder stay in memory.

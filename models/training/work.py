@@ -1,4 +1,4 @@
-"""What the stages that train have in common: their rows, the batches of their steps, and how encoders are written."""
+"""Base class of the stages that train: reads rows, makes the batch of a step, writes encoders."""
 
 from __future__ import annotations
 

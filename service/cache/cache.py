@@ -1,4 +1,4 @@
-"""The cache of results and embeddings: a layer in the process, then Redis; either may be off.
+"""Caches results and embeddings: a layer in the process, then Redis; either may be off.
 
 Keys are digests that reveal nothing of a query. Everything that a value depends on is in its key, so nothing is ever
 flushed.

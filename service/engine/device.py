@@ -1,4 +1,4 @@
-"""Requests to responses: encoders and vector search on the CPU (`cuda` has the GPU's) or in a vector database.
+"""Computes batches: encoders and vector search on the CPU or in a vector database (`cuda` has the GPU).
 
 Queries come as one array of token ids and the length of each, so that any number costs a few array operations.
 """

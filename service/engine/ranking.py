@@ -1,4 +1,4 @@
-"""From jobs to rankings, in both engines: jobs become requests, responses of a device are ranked.
+"""Turns jobs into requests and a device's responses into rankings, for both engines.
 
 A request is a few arrays, so that any number of queries costs a few array operations, and crosses a socket as it is. A
 document scores as its best passage.

@@ -1,4 +1,4 @@
-"""Routes beside search: /admin, /livez, /readyz, /metrics and /v1/collection with the words of the search page."""
+"""Routes beside search: /admin, /livez, /readyz, /metrics, and /v1/collection with the texts of the search page."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""/v1/documents: reads a document by its id, and adds, replaces and deletes documents between two builds."""
+"""Routes of /v1/documents: read a document by its id, and add, replace and delete documents between two builds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Around every request, in plain ASGI: its id and key, metrics and logs, and the answer to any exception.
+"""Middleware in plain ASGI: request id, API key, metrics, logs, and the response to any exception.
 
 Access control: the scope of each path, the key of a request, its rate, and the audit log of changes.
 """

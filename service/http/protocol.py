@@ -1,4 +1,4 @@
-"""uvicorn's HTTP protocol, made tolerant: raw Chinese in URLs, upgrade offers, malformed and slow requests.
+"""uvicorn's HTTP protocol, made tolerant of raw Chinese in URLs, upgrade offers, malformed and slow requests.
 
 Malformed or slow requests are answered in the service's error shape, and their connection is closed.
 """

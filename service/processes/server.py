@@ -1,4 +1,4 @@
-"""The HTTP process: the whole service alone, or one worker of a supervisor (`python -m service.processes.server`)."""
+"""HTTP process: the whole service alone, or one worker of a supervisor (`python -m service.processes.server`)."""
 
 from __future__ import annotations
 

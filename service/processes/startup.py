@@ -1,4 +1,4 @@
-"""What every process does at its start: configure its log, take its address, report to the supervisor."""
+"""Startup of every process: configures its log, binds its address, reports to the supervisor."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Brings the texts of a request to the engine: cut and tokenised, then submitted in portions, answered in order."""
+"""Submits the texts of a request to the engine: cuts and tokenises them, sends them in portions, keeps their order."""
 
 from __future__ import annotations
 

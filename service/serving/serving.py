@@ -1,4 +1,4 @@
-"""What a request is answered from: a snapshot, the encoder that reads its queries, and the documents posted since.
+"""A serving, from which requests are answered: a snapshot, its query encoder, and the documents posted since.
 
 A request takes the current serving once and keeps it to its last byte, so no answer mixes versions. `within` are the
 fixed filters of the request's key: names, values and numbers of documents that they leave out appear nowhere.

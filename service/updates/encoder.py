@@ -1,4 +1,4 @@
-"""Encodes posted documents with the service's own encoder, and brings a serving up to the log.
+"""Encodes posted documents with the service's own encoder, and applies the log to a serving.
 
 Documents are cut as the indexer cuts them. The encoder reads them as documents if it can, else as queries: both sides
 share a space (docs/adr/0012-fresh-documents.md).

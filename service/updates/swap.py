@@ -1,4 +1,4 @@
-"""Replaces the serving that new requests get when the collection's pointer moves.
+"""Swaps the serving of new requests when the collection's pointer moves.
 
 A new serving takes over only after a real query went through it. One that cannot be opened leaves a log line and a
 metric, and the old one stays.

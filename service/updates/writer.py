@@ -1,4 +1,4 @@
-"""Adds and deletes documents while the service runs: checks, encodes, writes to the log, shows."""
+"""Adds and deletes documents while the service runs: checks, encodes and logs them, and makes them searchable."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""PackedEncoder encodes texts for the indexer with torch, keeping the device busy; PackedModel is its forward pass.
+"""Encodes texts for the indexer with torch, without padding: PackedEncoder, and its forward pass PackedModel.
 
 While the device runs one batch, the next is tokenised and sent, and the vectors of the one before are copied back.
 After running out of memory, batches have half as many tokens. The residual stream is in the numbers of the weights.

@@ -1,4 +1,4 @@
-"""The weights of transformers' models as a packed pass uses them: one table of names and facts per architecture.
+"""Loads weights of transformers models for the packed forward pass, by one table of names per architecture.
 
 Query, key and value matrices stand side by side, gate and up likewise, so that a layer is four products. Anything that
 the pass does not compute is refused here, by name.

@@ -1,4 +1,4 @@
-"""Benchmarks as their TOML files here describe them: which sets, where they come from, how they are judged."""
+"""Benchmarks, one TOML file each: its sets, their sources, and their metrics."""
 
 from __future__ import annotations
 

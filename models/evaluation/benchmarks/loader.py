@@ -1,4 +1,4 @@
-"""From a benchmark's name to the tasks of its sets: from a folder, else by mteb or from the hub.
+"""Loads the tasks of a benchmark by its name: from a folder, else through mteb or from the hub.
 
 A set that is missing, or of another size, is reported with how to get it; a set whose files are broken is an error.
 mteb and datasets are imported when a set needs them.

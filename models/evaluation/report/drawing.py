@@ -1,4 +1,4 @@
-"""How pictures look (colours, fonts, files) and parts they share: panels, legends, labels that cover nothing.
+"""Style of all pictures (colours, fonts, files) and shared parts: panels, legends, labels that do not overlap.
 
 Systems differ by Okabe and Ito's colours, which people with any colour vision can tell apart, and by shape. In the page
 the same colours are CSS variables, so that a picture follows the light or dark scheme. Imports matplotlib.

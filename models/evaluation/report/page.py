@@ -1,4 +1,4 @@
-"""The report as one HTML page that asks nothing of any network, with its pictures beside it as PNG and SVG."""
+"""Writes the report as one self-contained HTML page, with its pictures beside it as PNG and SVG."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pictures of a run: quality against speed and by set, dimensions, indexes, similarities; each with title and caption.
+"""Draws a run: quality against speed and by set, dimensions, indexes, similarities; each with title and caption.
 
 Imports matplotlib: import this module only where pictures are drawn.
 """

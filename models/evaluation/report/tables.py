@@ -1,4 +1,4 @@
-"""The table that the papers print: a row a system, a column a set, an average for each kind and for the benchmark.
+"""Formats results as the papers do: a row per system, a column per set, averages per kind and per benchmark.
 
 Laid out as values, then written as text for a terminal.
 """

@@ -1,4 +1,4 @@
-"""A worker's connection to the engine process, which reconnects when the engine comes back.
+"""Connects a worker to the engine process, and reconnects after the engine restarts.
 
 The link is up once the engine has opened every serving that this worker still answers from.
 """
