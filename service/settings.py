@@ -108,7 +108,7 @@ class Settings(BaseSettings):
     admin_host: str | None = setting(None, "Address of that port; unset: CARE_HOST.")
     tls_cert: Path | None = setting(None, "Certificate chain (PEM); with CARE_TLS_KEY the service speaks HTTPS.")
     tls_key: Path | None = setting(None, "Private key of the certificate (PEM).")
-    tls_client_ca: Path | None = setting(None, "Certificates (PEM) of which clients must hold one's (mTLS).")
+    tls_client_ca: Path | None = setting(None, "CA certificates (PEM) that must have signed a client's certificate (mTLS).")
     cors_origins: str | None = setting(
         None, "Origins whose pages may call the service, with commas; * for any; unset: none."
     )
