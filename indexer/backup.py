@@ -1,6 +1,6 @@
 """Write a collection into one file: every version, the log of posted documents, the pointer, and the API keys.
 
-Searches and posts go on meanwhile, and everything acknowledged before the command began is in the file; a re-index that
+Searches and posts continue, and everything acknowledged before the command began is in the file; a re-index that
 starts meanwhile ends with 75. The file is a plain tar that others than its owner cannot read. care restore reads it.
 """
 

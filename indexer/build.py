@@ -101,7 +101,7 @@ def build(
 ) -> BuildSummary:
     """Builds the next version of the collection from corpus files or folders; publishes nothing.
 
-    Raises Busy if another process builds there. Called again, it goes on with a build that was killed.
+    Raises Busy if another process builds there. Called again, it continues a build that was killed.
     """
     options = options or BuildOptions()
     if Side.DOCUMENT not in encoder.spec.sides:

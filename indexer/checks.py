@@ -86,7 +86,7 @@ class DocumentDiff:
 
 @dataclass(frozen=True, slots=True)
 class ChangedAnswer:
-    """A query whose ten best documents changed: ids that came and went; none of both: another order."""
+    """A query whose ten best documents changed: ids that came and went; if both are empty, only the order changed."""
 
     query: str
     came: list[str]

@@ -337,7 +337,7 @@ class LogChanges:
 
 
 def _base(collection: Collection) -> tuple[Path, Manifest, Documents] | None:
-    """The version to go on from: the served one, else the newest sound one; the log reaches back to the oldest."""
+    """Finds the version to continue from: the served one, else the newest sound one; the log covers the oldest."""
     versions = sorted(collection.versions(), key=lambda version: (version == collection.current(), version))
     for version in reversed(versions):
         folder = collection.folder(version)

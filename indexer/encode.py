@@ -96,7 +96,7 @@ def encode_shard(texts: Sequence[str], encoder: Encoder, place: Shards) -> str:
 
 
 def reason_of(error: Exception) -> str:
-    """What another process reports of an error; prints the trace of one that is not expected."""
+    """Returns the message of an error for another process; prints the traceback of an unexpected one."""
     if isinstance(error, CareError):
         return str(error)
     traceback.print_exception(error)

@@ -12,7 +12,7 @@ SIZE = "BARE_BYTES"
 
 
 def create_app() -> FastAPI:
-    """A route at the path of the search that answers as many bytes to every request as the environment says."""
+    """Builds an app with one route, at the path of the search; the environment sets the size of its response."""
     app = FastAPI(openapi_url=None)
     body = b"x" * int(os.environ[SIZE])
 

@@ -107,7 +107,7 @@ class LexicalIndex:
     def load(cls, folder: Path) -> LexicalIndex:
         """Opens a folder that `build` wrote; it may be read-only."""
         # tantivy takes a lock file beside the index even to read it; a folder of links takes the lock elsewhere. Once
-        # open, the files are mapped and the links are needed no more.
+        # open, the files are mapped and the links are no longer needed.
         links = Path(tempfile.mkdtemp(prefix="care-lexical-"))
         try:
             for file in folder.iterdir():
@@ -139,7 +139,7 @@ class LexicalIndex:
         return 1.0
 
     def weights(self, query: str) -> dict[str, float]:
-        """What BM25 makes of each term of a query: its rarity among the rows, times how often the query has it."""
+        """Returns BM25's weight of each query term: its rarity among the rows, times its count in the query."""
         rows = len(self)
         found = {}
         for term, times in Counter(query_terms(query)).items():

@@ -54,7 +54,7 @@ def read_pairs(path: Path) -> Iterator[Pair]:
 
 
 def sample(files: Sequence[Path], size: int, seed: int) -> tuple[int, list[Pair]]:
-    """How many rows the files hold, and `size` of them at random: all are passed, only those are parsed."""
+    """Counts the rows of the files and draws `size` of them at random; only those are parsed."""
     chance, drawn, count = random.Random(seed), list[Line](), 0
     for line in (line for path in files for line in read_lines(path)):
         count += 1
@@ -91,7 +91,7 @@ def write_lines(path: Path, rows: Iterable[Mapping[str, object]]) -> None:
 
 
 def require_pair(line: Line) -> Pair:
-    """The row of a line; raises BadData with the place of one that is none."""
+    """Parses the row of a line; raises BadData with its place if it is not a row."""
     parsed = parse_row(line)
     if isinstance(parsed, str):
         raise BadData(f"{line.where}: {parsed}")
@@ -99,7 +99,7 @@ def require_pair(line: Line) -> Pair:
 
 
 def parse_row(line: Line) -> tuple[dict[str, Any], Pair] | str:
-    """The row of a line, as it stands and as a pair, or why it is none."""
+    """Parses a line: returns its row as a dictionary and as a pair, or why it is not a row."""
     try:
         row = json.loads(line.text)
         if _HALF.search(line.text):  # half of a character, which no tokenizer, server or file takes
@@ -131,5 +131,5 @@ def read_all(files: Sequence[Path]) -> Iterator[Pair]:
 
 
 def count_units(text: str) -> int:
-    """Words and Chinese characters: about as many as a tokenizer makes of it."""
+    """Counts words and Chinese characters: about the number of tokens."""
     return sum(1 for _ in UNIT.finditer(text))

@@ -57,7 +57,7 @@ class UnknownHost(CareError):
 
 
 class BadKeys(CareError):
-    """A file of API keys that cannot be used, or an act on it that is not possible."""
+    """A file of API keys that cannot be used, or a change of it that is not possible."""
 
 
 class Unauthorized(CareError):

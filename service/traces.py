@@ -60,7 +60,7 @@ objects, because those are in memory that no cache of the processor has.
 
 
 class Traces:
-    """Collects traces of this process. A collector that is away or slow costs spans, which are counted, not answers."""
+    """Collects traces of this process. If the collector is down or slow, spans are dropped and counted."""
 
     def __init__(self, settings: Settings, metrics: Metrics) -> None:
         self._share = settings.traces_share

@@ -96,7 +96,7 @@ class Attempts:
 
 @dataclass(frozen=True, slots=True)
 class Call(Generic[T]):
-    """One request, and the reading of its reply. `answers` are the statuses whose body `parse` reads."""
+    """One request and the parser of its reply. `answers` are the statuses whose body `parse` reads."""
 
     method: str
     path: str
@@ -131,7 +131,7 @@ class Call(Generic[T]):
             raise _kind(reply.status_code)(reply.status_code, "http", reply.reason_phrase, request_id) from None
 
     def read(self, reply: Reply) -> T:
-        """The parsed answer; raises if the reply is none."""
+        """Returns the parsed answer; raises if the reply is not one."""
         response = self.checked(reply)
         try:
             json = response.json()

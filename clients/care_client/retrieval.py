@@ -59,7 +59,7 @@ def _clause(field: str, value: object) -> Mapping[str, Any]:
 def content_of(hit: Hit) -> str:
     """The passages that were found, in the order of the text; the whole text if none were asked for.
 
-    Passages overlap, so that none cuts a thought in two; here what they share is said once.
+    Passages overlap; the text that neighbours share is written once.
     """
     text = hit.text or ""
     spans: list[tuple[int, int]] = []

@@ -49,7 +49,7 @@ class Database:
 
     @classmethod
     def parse(cls, text: str, key: str | None = None, timeout_seconds: int = 60) -> Database | None:
-        """None for `faiss`, which searches in the process; raises BadDatabase if the text is no address."""
+        """None for `faiss`, which searches in the process; raises BadDatabase if the text is not an address."""
         if text == HERE:
             return None
         try:
@@ -288,7 +288,7 @@ class Collection:
             raise BadCollection(f"{reason}; name the version to go back to") from error
 
     def _record(self, served: str | None) -> None:
-        """Adds the served version to the list, unless it is the last there; an unreadable list begins anew."""
+        """Adds the served version to the list, unless it is the last there; replaces an unreadable list."""
         try:
             history = self._history()
         except BadCollection:

@@ -126,7 +126,7 @@ def _comparable(value: FilterValue, kind: str) -> bool:
 
 
 def as_number(value: FilterValue) -> int | float | None:
-    """The number that a value is, or that its digits spell, because a URL has nothing else; None if it is none."""
+    """Returns the value as a number, also from its digits, because a URL holds only text; None if it is not one."""
     number = read_number(value) if isinstance(value, str) else None if isinstance(value, bool) else value
     return number if number == number else None
 
@@ -161,7 +161,7 @@ def whole_number(stored: SplitNumber) -> int | float:
 
 
 def read_number(text: str) -> int | float | None:
-    """Parses a number, integers exactly; None if the text is none."""
+    """Parses a number, integers exactly; None if the text is not one."""
     for number_type in (int, float):
         try:
             return number_type(text)

@@ -250,7 +250,7 @@ class FreshLog:
         return Cursor(position, last, known.offset + end)
 
     def _require_torn(self, segment: int, data: bytes, end: int) -> None:
-        """Raises BadLog if a whole frame, which was acknowledged, follows the bytes that are none."""
+        """Raises BadLog if a complete frame, which was acknowledged, follows the incomplete bytes."""
         start = end + 1
         while end < len(data) and (start := data.find(MAGIC, start)) >= 0:
             if _read_body(data, start) is not None:

@@ -104,7 +104,7 @@ class MetadataIndex:
         rows = self.select(filters)
         columns = {name: some for name, column in self._columns.items() if (some := column.part(rows)) is not None}
         part = MetadataIndex(columns, int(np.count_nonzero(rows)))
-        # No lru_cache, which would keep a reference to this index: a replaced snapshot must be let go at once.
+        # No lru_cache, which would keep a reference to this index: a replaced snapshot must be freed at once.
         self._parts = dict([*self._parts.items()][1 - MEMORISED_PARTS :]) | {filters: part}
         return part
 

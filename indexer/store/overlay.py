@@ -274,7 +274,7 @@ class Overlay:
         return gone, [self.rows[own] - first for own in ids if own in self.rows]
 
     def _vectors(self, posted: Sequence[Posted]) -> Scores:
-        """Vectors of all passages, corrected to the snapshot's encoder if it knows how."""
+        """Vectors of all passages, corrected to the snapshot's encoder if it has a correction."""
         vectors: Scores = np.concatenate([document.vectors for document in posted]).astype(np.float32)
         facts, correction = self.snapshot.manifest.correction, self.snapshot.correction
         if facts is not None and correction is not None:

@@ -87,7 +87,7 @@ class Disk(Stage):
 
 
 class Clock(Stage):
-    """A service whose wall clock jumps (libfaketime); the monotonic clock goes on, as the kernel's does."""
+    """A service whose wall clock jumps (libfaketime); the monotonic clock continues, as the kernel's does."""
 
     @contextlib.contextmanager
     def running(self, connections: int) -> Iterator[Crowd]:

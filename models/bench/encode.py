@@ -145,7 +145,7 @@ class Bench:
 
 
 def _joined(before: dict[str, Any] | None, now: dict[str, Any]) -> dict[str, Any]:
-    """Runs of before stay unless they were measured again."""
+    """Keeps earlier runs that were not measured again."""
     return now | {"runs": (before or {}).get("runs", {}) | now["runs"]}
 
 

@@ -223,7 +223,7 @@ class AddressReader(TextReader):
         return self.cut([instruction + text for text in texts])
 
     def cut(self, texts: Sequence[str]) -> list[Prompt]:
-        """Texts cut to what the encoder reads: servers refuse those that are too long."""
+        """Cuts texts to what the encoder reads: servers refuse longer ones."""
         room, prompts = self.spec.max_length - self._special_tokens, []
         for text, tokens in zip(texts, self.tokenizer.batch(texts), strict=True):
             end = self.tokenizer.offsets(text)[room][0] if tokens.truncated else len(text)

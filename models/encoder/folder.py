@@ -40,7 +40,7 @@ SENTENCE_POOLING = {"cls": Pooling.CLS, "cls_token": Pooling.CLS, "mean": Poolin
 # A query prompt that names a task, as those of instruction-tuned encoders do.
 TASK_PROMPT = re.compile(r"(Instruct: ?)?[^\n]+(\n+Query: ?)")
 SENTENCE_MODULES = ("Transformer", "Pooling", "Normalize", "Dense")
-# Where a vocabulary may lie. Without any, transformers makes a tokenizer that knows its special tokens alone.
+# Files that may hold a vocabulary. Without any, transformers makes a tokenizer that has only special tokens.
 VOCABULARIES = (TOKENIZER_FILE, "vocab.txt", "vocab.json", "*.model")
 
 
@@ -69,7 +69,7 @@ def read_config(folder: Path) -> PretrainedConfig:
 
 
 def _require_native(folder: Path, values: dict[str, Any]) -> None:
-    """Refuses a checkpoint whose authors compute it otherwise than transformers' own class does."""
+    """Refuses a checkpoint whose own code computes something else than transformers' class does."""
     model_type = values["model_type"]
     cure = f"if transformers' own {model_type} computes the same vectors, remove it from {CONFIG_FILE}"
     if values.get("auto_map"):
@@ -244,7 +244,7 @@ def read_modules(folder: Path) -> list[SentenceModule]:
 
 
 def dense_layers(folder: Path) -> list[DenseLayer]:
-    """What stands between pooling and norm, in order."""
+    """Returns the dense layers between pooling and norm, in order."""
     layers = []
     for place in _modules(folder, "Dense"):
         stated = read_object(place / CONFIG_FILE)

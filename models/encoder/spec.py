@@ -180,7 +180,7 @@ class EncoderSpec(BaseModel):
         return self.query_instruction if side is Side.QUERY else self.document_instruction
 
     def prompt(self, instruction: str) -> str:
-        """What stands before a query that has this instruction."""
+        """Returns the text before a query that has this instruction."""
         return self.query_template.replace(INSTRUCTION, instruction) if instruction else ""
 
     def fingerprint(self, *weights: str, computed: str | None = None) -> str:

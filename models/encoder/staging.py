@@ -14,9 +14,9 @@ LOCK = "lock"
 
 @contextmanager
 def staging(target: Path) -> Iterator[Path]:
-    """A folder beside `target`, on its file system, so that a rename puts in place what is made there.
+    """Yields a folder beside `target`, on its file system, so that a rename puts in place what is made there.
 
-    It is removed at the end. Folders that killed runs for this target left are removed first: weights are large.
+    It is removed at the end. Folders that killed runs left for this target are removed first: weights are large.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
     prefix = f".{target.name}-"

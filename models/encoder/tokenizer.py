@@ -159,7 +159,7 @@ def _by_processes(chunks: Iterator[Sequence[str]], tokenizer: Tokenizer, process
 
 @contextmanager
 def _single_threaded() -> Iterator[None]:
-    """Processes begun in here leave the cores to each other."""
+    """Limits processes started in this block to one thread each."""
     before = os.environ.copy()
     os.environ["RAYON_NUM_THREADS"] = "1"
     try:
@@ -212,7 +212,7 @@ def open_tokenizer(folder: Path, spec: EncoderSpec) -> Tokenizer:
 
 
 def has_graph(folder: Path) -> bool:
-    """Whether any ONNX graph lies in the folder."""
+    """Whether the folder has an ONNX graph."""
     return any((folder / variant.filename).is_file() for variant in Variant)
 
 

@@ -192,7 +192,7 @@ def _inferred(folder: Path, options: dict[str, str]) -> EncoderSpec:
 
 
 def _choice(options: dict[str, str], name: str, known: Sequence[str]) -> str:
-    """The option's value, the first of `known` where it is not given."""
+    """The option's value, the first of `known` if it is not given."""
     value = options.get(name, known[0])
     if value not in known:
         raise BadEncoder(f"{name}={value}: choose from {', '.join(known)}")
@@ -210,7 +210,7 @@ class Reader(Protocol):
         ...
 
     def read(self, texts: Sequence[str], side: Side, task: Task, *, cached: bool = True) -> Vectors:
-        """`cached=False` computes everything anew, for timing."""
+        """Encodes texts; `cached=False` ignores the cache, for timing."""
         ...
 
 

@@ -131,7 +131,7 @@ def judge(
 
 
 def mean_systems(systems: Sequence[SystemFacts]) -> list[SystemFacts]:
-    """What stands for systems that differ by a seed: one for all that have the same mean."""
+    """Returns one system, the mean, for each group of systems that differ only by a seed."""
     means = {facts.repeats: replace(facts, name=facts.repeats, repeats="") for facts in systems if facts.repeats}
     return list(means.values())
 

@@ -225,7 +225,7 @@ def gather_rows(node: NodeProto, rows: str, scales: str) -> list[NodeProto]:
 
 
 ATTENTION = "MultiHeadAttention"
-# Architectures whose attention ONNX Runtime's fusion was seen to recognise; of others it would fuse odds and ends.
+# Architectures whose attention ONNX Runtime's fusion was seen to recognise; in others it would fuse only fragments.
 FUSED = frozenset({"bert", "roberta", "xlm-roberta"})
 # Operations of ONNX Runtime alone that give what a product reads: ONNX cannot tell its type.
 UNTYPED = frozenset({ATTENTION, "Gelu"})

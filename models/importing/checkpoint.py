@@ -237,7 +237,7 @@ def _reference(source: Path, spec: EncoderSpec, sides: Sequence[Side]) -> tuple[
 
 @torch.inference_mode()
 def _plain_vectors(source: Path, spec: EncoderSpec, prompt: str) -> Vectors:
-    """By transformers' own tokenizer and model, one text at a time, with pooling written out once more."""
+    """Encodes by transformers' own tokenizer and model, one text at a time, with a second pooling for the check."""
     tokenizer = AutoTokenizer.from_pretrained(source, local_files_only=True)
     model = AutoModel.from_pretrained(source, local_files_only=True, dtype=torch.float32, config=read_config(source))
     rows = []
@@ -252,7 +252,7 @@ def _plain_vectors(source: Path, spec: EncoderSpec, prompt: str) -> Vectors:
 
 
 def router_towers(folder: Path, work: Path) -> dict[Side, Path] | None:
-    """The query and the document tower of a sentence-transformers Router, each as a folder; None if it is none."""
+    """The query and the document tower of a sentence-transformers Router, as folders; None if it is no Router."""
     modules = read_modules(folder)
     if not modules or modules[0].kind not in ("Router", "Asym"):
         return None
@@ -299,7 +299,7 @@ def _import_reranker(source: Path, staged: Path, final: Path, given: Given) -> I
     TorchReranker.load(source, dtype=dtype, max_length=given.max_length, token_types=typed).save(staged)
     reranker = TorchReranker.load(staged).float()
     half = reranker.spec.max_length // 2
-    # transformers cuts the document alone; a query that we would cut as well is no comparison.
+    # transformers cuts the document alone; a query that we would cut as well cannot be compared.
     pairs = [pair for pair in check_pairs() if len(reranker.tokenizer.query(pair[0])) < half]
     found = reranker.score([reranker.tokenizer.pairs(query, [document])[0] for query, document in pairs])
     expected = _transformers_scores(source, tokenizer, pairs, reranker.spec.max_length)
@@ -324,7 +324,7 @@ def _import_reranker(source: Path, staged: Path, final: Path, given: Given) -> I
 def _transformers_scores(
     source: Path, tokenizer: PreTrainedTokenizerBase, pairs: list[tuple[str, str]], max_length: int
 ) -> Vectors:
-    """By transformers' own tokenizer and model, one pair at a time."""
+    """Scores by transformers' own tokenizer and model, one pair at a time."""
     model = AutoModelForSequenceClassification.from_pretrained(
         source, local_files_only=True, dtype=torch.float32, config=read_config(source), weights_only=True
     ).eval()

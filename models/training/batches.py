@@ -95,7 +95,7 @@ class BatchDealer:
         return Batch(self._names[source], queries, documents, hypothetical, owners, (queries[answered], answers), drawn)
 
     def drawn(self) -> Rows:
-        """The pairs that the steps draw. Leaves are made of whole sources, in a trial of what it draws of them."""
+        """The pairs that the steps draw. Leaves need whole sources, except in a trial."""
         parts = []
         for at, name in enumerate(self._names):
             rows, wanted = self._table.sources[name], self._wanted[at]
@@ -146,7 +146,7 @@ def steps_of(pairs: int, batch: int, epochs: float | None, steps: int | None, mo
 
 
 def apportion(shares: NDArray[np.float64], total: int) -> Rows:
-    """Whole numbers that sum up to `total`, as near to the shares as can be."""
+    """Splits `total` into whole numbers as close to the shares as possible."""
     exact = shares * total
     counts = np.floor(exact).astype(np.int64)
     short = total - int(counts.sum())

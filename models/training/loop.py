@@ -119,7 +119,7 @@ def _step(
 
 
 def _judged(progress: Progress, judge: Judge, watch: Watch, ranks: Ranks) -> Progress:
-    # Two cards may round differently; what follows must be the same on all ranks.
+    # Two GPUs may round differently; what follows must be the same on all ranks.
     figure = ranks.of_first(judge.figure())
     watch.log({"step": progress.step, "dev": figure, "metric": judge.metric})
     better = progress.best is None or figure > progress.best

@@ -60,7 +60,7 @@ class Cost:
         return (self.whole - self.body) // self.width
 
     def memory(self, config: Encoder, tokens: int, *, trained: bool) -> float:
-        """Bytes on the card for weights, optimiser and one chunk of activations."""
+        """Bytes on the GPU for weights, optimiser and one chunk of activations."""
         if not trained:
             return self.whole * (2 if config.dtype == "bf16" else 4) + 4 * 2 * tokens * self.width
         base = 0 if config.lora is None else self.whole * (1 if config.bits else 2 if config.dtype == "bf16" else 4)
@@ -75,7 +75,7 @@ class Cost:
 
 
 def cost_of(recipe: Recipe, name: str) -> Cost | None:
-    """Counted on the backbone's shape, without weights; None where the shape is not known."""
+    """Counts on the backbone's shape, without weights; None if the shape is not known."""
     config, shape = recipe.encoders[name], shape_of(recipe, name)
     if shape is None:
         return None

@@ -45,7 +45,7 @@ def weights(recipe: Recipe) -> list[str]:
 
 
 def make(recipe: Recipe, folder: Path) -> None:
-    """Runs the curation commands for what the run in the folder needs next; BadData names what people must bring."""
+    """Runs the curation commands for what the run in the folder needs next; BadData names what the user must add."""
     lacking = list(_lacking(recipe, until_tuned(recipe, folder)))
     if others := [place for place in lacking if not recipe.files.get(place, "").startswith(CURATE)]:
         raise BadData("\n  ".join(["bring these first, then run it again:", *(how_to_get(recipe, p) for p in others)]))
@@ -93,7 +93,7 @@ def until_tuned(recipe: Recipe, folder: Path) -> dict[str, AnyStage]:
 
 
 def _lacking(recipe: Recipe, stages: Mapping[str, AnyStage]) -> Iterator[str]:
-    """What is not there, each after what it is made of."""
+    """Yields what is missing, each after its own inputs."""
     seen: set[str] = set()
 
     def walk(place: str) -> Iterator[str]:

@@ -60,7 +60,7 @@ class Ragged:
         return values
 
     def gather(self, rows: Rows) -> tuple[Rows, Rows]:
-        """For each value of these rows the position in `rows` that it belongs to, and the values."""
+        """Returns the values of these rows, and for each value the position in `rows` that it belongs to."""
         sizes = self.sizes(rows)
         owners = np.repeat(np.arange(len(rows)), sizes)
         within = np.arange(len(owners)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
@@ -262,7 +262,7 @@ class PairTable:
         return cls(asked, read, own.values, own, none, none, own, sources.rows(firsts))
 
     def limited_to(self, pairs: Rows, *, negatives: bool = True) -> PairTable:
-        """The table with the texts of these pairs alone. Pairs keep their numbers; texts are numbered anew."""
+        """The table with the texts of these pairs alone. Pairs keep their numbers; texts are renumbered."""
         lists = (self.positives, self.negatives, self.hypothetical)
         queries = np.unique(self.query[pairs])
         read = lists if negatives else (self.positives, self.hypothetical)

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from service.settings import Settings
 
 MEGABYTE = 1024 * 1024
-# Share of the process's cache for embeddings: after a swap all results are worthless, but no embedding is.
+# Share of the process's cache for embeddings: after a swap all results are stale, but embeddings stay valid.
 EMBEDDING_SHARE = 0.25
 ENTRY_BYTES = 250  # of an entry beside its value
 STORED = np.dtype("<f4")

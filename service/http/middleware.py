@@ -199,7 +199,7 @@ class RequestFrame:
             pass
         except (Exception, asyncio.CancelledError) as error:
             if status:
-                raise  # half an answer is out: the server has to cut the connection
+                raise  # half an answer is sent: the server has to cut the connection
             if isinstance(error, asyncio.CancelledError):  # the server does it once CARE_SHUTDOWN_SECONDS are over
                 error = ShuttingDown("the service shut down before this request was answered")
             answer = answer_for(error)

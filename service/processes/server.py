@@ -123,7 +123,7 @@ class _Server(uvicorn.Server):
         self._started = started
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Lets load balancers see that it is not ready before it takes no more connections; a second signal ends it."""
+        """Fails /readyz for a while before it stops accepting connections; a second signal ends it at once."""
         runtime: Runtime = self.config.app.state.runtime  # type: ignore[union-attr]
         if not runtime.settings.drain_seconds or runtime.draining.is_set():
             super().handle_exit(sig, frame)

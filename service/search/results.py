@@ -134,7 +134,7 @@ def passage_of(serving: Serving, document: int, passage: int, wanted: Sequence[s
 
 
 def passage_text(serving: Serving, document: int, passage: int) -> str:
-    """What a reranker reads of a hit: the title and a passage."""
+    """Returns what a reranker reads of a hit: the title and a passage."""
     stored = serving.overlay.document(document)
     text = stored.text[slice(*serving.overlay.span(passage))]
     return f"{stored.title}\n{text}" if stored.title else text
@@ -205,7 +205,7 @@ def _stored_json(stored: StoredDocument, parts: frozenset[Part]) -> bytes:
 
 
 def divide_words(serving: Serving, lexical: Ranking, documents: Sequence[int], query: str) -> Ranking:
-    """Gives the score by words of each of these documents to its best passage, and to the others in proportion.
+    """Assigns each document's lexical score to its best passage, and to the others in proportion.
 
     `lexical` has one row for a document that was found as a whole; a snapshot before format 6 has its passages.
     """

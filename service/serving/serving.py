@@ -109,10 +109,10 @@ class Serving:
         return row if row is None or not within or admits(within, self.overlay.document(row).metadata) else None
 
     def fix(self, filters: tuple[Filter, ...]) -> tuple[Filter, ...]:
-        """A key's filters as this serving can evaluate them.
+        """Returns a key's filters in a form that this serving can evaluate.
 
-        They leave out everything if a field may be one that the snapshot has no room for: the documents that it is to
-        leave out cannot be told from others.
+        They match nothing if the snapshot may lack a column for one of their fields: without it, the documents to
+        leave out cannot be found.
         """
         if not filters:
             return filters
@@ -122,7 +122,7 @@ class Serving:
         return self.evaluable(filters)
 
     def evaluable(self, filters: tuple[Filter, ...]) -> tuple[Filter, ...]:
-        """The filters without what would raise BadFilter: its message may show a stranger's value as an example.
+        """Returns the filters without what would raise BadFilter: its message may show another tenant's value.
 
         A field that no document has matches nothing. A value of another kind than its field leaves out everything.
         """

@@ -93,7 +93,7 @@ class FreshWriter:
     async def delete(self, document_id: str, within: tuple[Filter, ...] = ()) -> ChangesAnswer:
         """Deletes a document. One that is not served is logged too: a running build or an older version may hold it.
 
-        With filters `within`, only a served document that they admit: nobody knows whose an unserved one would be.
+        With filters `within`, only a served document that they admit: the owner of an unserved one is unknown.
         """
         serving = await self._newest()
         changed = 0

@@ -89,7 +89,7 @@ class PackedEncoder:
     ) -> PackedEncoder:  # fmt: skip
         """Opens and verifies an encoder folder; on the GPU in bf16 if there is one, else here in fp32.
 
-        `spec` stands in for what the folder says of itself.
+        `spec` replaces the folder's own.
         """
         place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
         if place.type == "cuda" and not torch.cuda.is_available():
@@ -137,7 +137,7 @@ class PackedEncoder:
                 sent.append(self._send(part))
                 continue
             except torch.OutOfMemoryError:
-                pass  # what the failed attempt holds is let go of with the exception, so before the next
+                pass  # the exception frees the failed attempt's memory before the next one
             if len(part) == 1:
                 raise OutOfDeviceMemory(
                     f"{self._device} has not the memory for one text of {len(part[0].tokens)} tokens; "
@@ -222,8 +222,8 @@ def _items(rows: list[int], future: Future[list[Tokens]]) -> Iterator[Item]:
 def batches(items: Iterable[Item], budget: Callable[[], int]) -> Iterator[list[Item]]:
     """Items in their order, in lists within a token budget; one that is longer comes alone.
 
-    Short texts are read apart, so that it does not depend on a text's company how fp8 reads it (`Packed.short`). The
-    budget is asked for anew each time: it may have shrunk.
+    Short texts have batches of their own, so that fp8 vectors do not depend on the other texts (`Packed.short`). The
+    budget is read each time: it may have shrunk.
     """
     waiting: dict[bool, list[Item]] = {False: [], True: []}
     sizes = {False: 0, True: 0}

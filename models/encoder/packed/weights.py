@@ -1,7 +1,7 @@
 """Loads weights of transformers models for the packed forward pass, by one table of names per architecture.
 
-Query, key and value matrices stand side by side, gate and up likewise, so that a layer is four products. Anything that
-the pass does not compute is refused here, by name.
+Query, key and value matrices are joined, gate and up likewise, so that a layer is four products. Anything that the pass
+does not compute is refused here, by name.
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ SIMILARITY_HEIGHT, SIMILARITY_WIDTH, SIMILARITY_FRAME = 0.9, 1.7, 0.7
 
 
 def dimensions(curves: Sequence[Curve], places: dict[str, int]) -> Figure:
-    """A panel a set, a line an encoder: quality of vectors cut off after some dimensions."""
+    """Draws the quality of vectors cut off after some dimensions: one panel per set, one line per encoder."""
     sets: dict[str, list[Curve]] = {}
     for curve in curves:
         sets.setdefault(curve.set_name, []).append(curve)
@@ -58,7 +58,7 @@ def dimensions(curves: Sequence[Curve], places: dict[str, int]) -> Figure:
 
 
 def indexes(curves: Sequence[Curve]) -> Figure:
-    """A panel a set and encoder, a line an index, a point a setting."""
+    """Draws one panel per set and encoder, one line per index, one point per setting."""
     groups: dict[tuple[str, str], list[Curve]] = {}
     for curve in curves:
         groups.setdefault((curve.set_name, curve.system), []).append(curve)
@@ -84,7 +84,7 @@ def indexes(curves: Sequence[Curve]) -> Figure:
 
 
 def similarities(curves: Sequence[Curve]) -> Figure:
-    """A row a set, a column an encoder: where the cosines of answers, hardest others and random others lie."""
+    """Draws the cosines of answers, hardest others and random others: one row per set, one column per encoder."""
     sets, systems = (
         list(dict.fromkeys(names)) for names in zip(*((c.set_name, c.system) for c in curves), strict=True)
     )
@@ -158,7 +158,7 @@ def speed(run: Run, places: dict[str, int]) -> Figure | None:
 
 
 def tasks(run: Run, places: dict[str, int]) -> Figure:
-    """Bars of the figure that the papers print: a group a set, a bar a system."""
+    """Draws bars of the metric that the papers print: one group per set, one bar per system."""
     groups: dict[tuple[str, str], list[SetResult]] = {}
     for result in run.results:
         groups.setdefault((result.benchmark, result.set_name), []).append(result)

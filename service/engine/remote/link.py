@@ -67,7 +67,7 @@ class _Opened:
 class Link:
     """Runs in the event loop; calls `on_response` with every response, and `on_lost` when the connection is lost.
 
-    `on_refused` is awaited if an engine that came back opens a serving no more: its models may have been replaced.
+    `on_refused` is awaited if a restarted engine cannot open a serving: its models may have been replaced.
     """
 
     def __init__(
