@@ -38,7 +38,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def add_places(parser: ArgumentParser) -> None:
-    """The options that backup and restore share."""
+    """Adds the options that backup and restore share."""
     folder, keys = os.environ.get("CARE_COLLECTION") or COLLECTION, os.environ.get(KEYS_VARIABLE)
     text = "collection folder (CARE_COLLECTION; %(default)s)"
     parser.add_argument("--collection", type=Path, default=folder, help=text)

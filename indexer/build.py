@@ -142,7 +142,7 @@ def _build_version(
         with _timed("encode", seconds):
 
             def composed(rows: Rows) -> Iterator[str]:
-                """What the encoder reads of the passages in `rows`."""
+                """Returns what the encoder reads of the passages in `rows`."""
                 return (cutter.compose(title, text) for title, text in texts(rows))
 
             work = Work(place, options.shard_texts or encoder.bulk_texts, options.encode)

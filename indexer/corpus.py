@@ -86,7 +86,7 @@ class FieldMap:
     number_fields: tuple[str, ...] = ()
 
     def used_names(self) -> set[str]:
-        """The columns that are read."""
+        """Returns the columns that are read."""
         return {self.id, self.title, self.text, self.metadata, *self.metadata_fields, *self.number_fields}
 
     def expected_names(self) -> set[str]:
@@ -261,7 +261,7 @@ class _Checker:
 
 
 def _as_object(column: str, value: object) -> dict[str, object]:
-    """The object in the metadata column; CSV and some Parquet files hold it as JSON text."""
+    """Returns the object in the metadata column; CSV and some Parquet files hold it as JSON text."""
     if value is None:
         return {}
     if isinstance(value, str):
@@ -310,7 +310,7 @@ class LogChanges:
         return log
 
     def decides(self, document_id: str) -> bool:
-        """Whether the corpus's document of this id is left out; remembers that the corpus has it."""
+        """Returns whether the corpus's document of this id is left out; remembers that the corpus has it."""
         if document_id not in self:
             return False
         self.met.add(document_id)

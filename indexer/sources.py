@@ -136,7 +136,7 @@ def _json_row(file: str, number: int, source: bytes) -> Row:
 
 
 def _not_utf8(source: bytes, error: UnicodeDecodeError) -> str:
-    """The reason, and which encoding the row seems to have."""
+    """Returns the reason, and which encoding the row seems to have."""
     reason = f"not UTF-8 (byte {error.start + 1})"
     if source.startswith((b"\xff\xfe", b"\xfe\xff")):
         return f"{reason}; it begins as UTF-16 does: convert the file with iconv -f UTF-16 -t UTF-8"

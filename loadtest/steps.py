@@ -55,7 +55,7 @@ class Step:
 
 
 def knee(steps: Sequence[Step], p95_ms: float) -> Step | None:
-    """The last step before the first that does not hold; None if already the first does not."""
+    """Returns the last step before the first that does not hold; None if already the first does not."""
     held = list(takewhile(lambda step: step.holds(p95_ms), steps))
     return held[-1] if held else None
 

@@ -77,7 +77,7 @@ def names_of(encoder: Named) -> frozenset[str]:
 
 
 def _nearest(queries: Matrix, passages: Matrix) -> Matrix:
-    """The scores (queries, at most NEAREST) of the nearest passages, best first, without the query itself."""
+    """Returns the scores (queries, at most NEAREST) of the nearest passages, best first, without the query itself."""
     scores = queries @ passages.T
     np.fill_diagonal(scores, -np.inf)
     nearest: Matrix = -np.sort(-scores, axis=1)[:, : min(NEAREST, len(queries) - 1)]
@@ -85,6 +85,6 @@ def _nearest(queries: Matrix, passages: Matrix) -> Matrix:
 
 
 def sample_rows(rows: int, count: int) -> NDArray[np.int64]:
-    """At most `count` of `rows` rows, at equal distances, ascending, the first and the last among them."""
+    """Returns at most `count` of `rows` rows, at equal distances, ascending, the first and the last among them."""
     count = min(count, rows)
     return np.arange(count, dtype=np.int64) * (rows - 1) // max(count - 1, 1)

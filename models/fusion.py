@@ -54,7 +54,7 @@ def fuse(dense: Ranking, lexical: Ranking, fusion: Fusion, weight: float | None 
 def best_passages(
     passages: NDArray[np.int64], scores: NDArray[np.float32], documents_of: DocumentsOf, later: float
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float32]]:
-    """The best passage of each document, best first and ties by row: documents, passages and scores.
+    """Returns the best passage of each document, best first and ties by row: documents, passages and scores.
 
     A passage that is not its document's first counts `later` of its score: a long document has several chances.
     """
@@ -77,7 +77,7 @@ def reorder(scores: NDArray[np.float32]) -> NDArray[np.int64]:
 
 
 def query_weight(dense: NDArray[np.float32], lexical: NDArray[np.float32], trust: float = 0.0) -> float:
-    """The dense side's share for one query, from how its two lists of scores (best first) look."""
+    """Returns the dense side's share for one query, from how its two lists of scores (best first) look."""
     if not len(dense) or not len(lexical):
         return 0.5
     tenth, last = dense[min(9, len(dense) - 1)], dense[-1]

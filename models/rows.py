@@ -49,7 +49,7 @@ class Line(NamedTuple):
 
 
 def read_pairs(path: Path) -> Iterator[Pair]:
-    """The rows of a JSON-lines file, plain, .gz or .xz."""
+    """Reads the rows of a JSON-lines file, plain, .gz or .xz."""
     return (require_pair(line) for line in read_lines(path))
 
 
@@ -65,7 +65,7 @@ def sample(files: Sequence[Path], size: int, seed: int) -> tuple[int, list[Pair]
 
 
 def read_lines(path: Path) -> Iterator[Line]:
-    """The lines of a file, plain, .gz or .xz."""
+    """Yields the lines of a file, plain, .gz or .xz."""
     opener: Any = _OPENERS.get(path.suffix, open)
     stem = path.name.partition(".")[0]
     try:

@@ -211,7 +211,7 @@ class Settings(BaseSettings):
 
 
 def _is_loopback(host: str) -> bool:
-    """Whether a server at this address or name, in whatever spelling, is reached from this machine alone."""
+    """Returns whether a server at this address or name, in whatever spelling, is reached from this machine alone."""
     try:
         found = getaddrinfo(host or None, None, flags=AI_PASSIVE)
     except OSError:
@@ -221,7 +221,7 @@ def _is_loopback(host: str) -> bool:
 
 
 def _is_address(url: str) -> bool:
-    """Whether a URL can be parsed; its port, if it has one, must be a number."""
+    """Returns whether a URL can be parsed; its port, if it has one, must be a number."""
     try:
         return urlsplit(url).port != 0
     except ValueError:

@@ -175,7 +175,7 @@ class Traces:
             self._metrics.traces("sent", len(batch))
 
     def _spans(self, traced: Traced) -> bytes:
-        """The span of a request and those of its stages, as they stand in a ScopeSpans message."""
+        """Returns the span of a request and those of its stages, as they stand in a ScopeSpans message."""
         trace_id, parent, began, seconds, method, route, status, request_id, top_k, count, texts, stages = traced
         began_ns = self._epoch_ns + int(began * 1e9)
         ended_ns = began_ns + int(seconds * 1e9)
@@ -220,7 +220,7 @@ def _new_span_id() -> bytes:
 
 
 def _field(tag: bytes, content: bytes) -> bytes:
-    """A field of a message: tag, length as a varint, content."""
+    """Returns a field of a message: tag, length as a varint, content."""
     rest = len(content)
     if rest < 128:
         return b"%b%c%b" % (tag, rest, content)

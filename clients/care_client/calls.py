@@ -117,7 +117,7 @@ class Call(Generic[T]):
         return None
 
     def checked(self, reply: Reply) -> httpx.Response:
-        """The response if it is an answer; raises its error if it is not."""
+        """Returns the response if it is an answer; raises its error if it is not."""
         if isinstance(reply, httpx.RequestError):
             reason = str(reply) or type(reply).__name__
             raise ConnectionFailed(f"no answer from {reply.request.url}: {reason}") from reply
@@ -147,7 +147,7 @@ class Lines:
         self._ended = False
 
     def read(self, line: str) -> Result | None:
-        """The result in a line; None for the last line; raises the service's error."""
+        """Returns the result in a line; None for the last line; raises the service's error."""
         return _parsed(self._result, line)
 
     def _result(self, line: str) -> Result | None:

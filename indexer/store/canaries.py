@@ -55,7 +55,7 @@ def keep_canaries(root: Path, path: Path) -> None:
 
 
 def kept_canaries(root: Path) -> list[Canary]:
-    """The queries that `keep_canaries` kept; none if no build was given any."""
+    """Returns the queries that `keep_canaries` kept; none if no build was given any."""
     kept = root / CANARIES_FILE
     return load_canaries(kept) if kept.exists() else []
 

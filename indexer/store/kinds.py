@@ -49,5 +49,5 @@ class IndexKind(StrEnum):
 
 
 def list_count(rows: int) -> int:
-    """How many lists an inverted file over this many rows has."""
+    """Returns how many lists an inverted file over this many rows has."""
     return max(1, min(LISTS_PER_ROOT * int(rows**0.5), rows // FEWEST_ROWS_PER_LIST))

@@ -20,7 +20,7 @@ class BadQueries(BenchError):
 
 
 def port_of(url: str) -> int:
-    """The port of `http://127.0.0.1:PORT`; raises BenchError for any other address."""
+    """Returns the port of `http://127.0.0.1:PORT`; raises BenchError for any other address."""
     match = URL.fullmatch(url)
     if match is None:
         raise BenchError(f"{url}: the load goes to http://{HOST}:PORT only; start the service on this machine")

@@ -135,7 +135,7 @@ def drive(job: Job) -> Measurement:
 
 
 def write_requests(job: Job) -> Iterator[bytes]:
-    """The requests as they go over the wire, without end; as much as possible is written beforehand."""
+    """Yields the requests as they go over the wire, without end; as much as possible is written beforehand."""
     if job.form == Form.TXTAI:
         beginnings = [f"GET /search?limit={TOP_K}&query={quote(query, safe='')}".encode() for query in job.queries]
         rest, suffix = f" HTTP/1.1\r\nHost: {HOST}\r\n\r\n".encode(), b"%%20%d"

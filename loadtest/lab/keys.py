@@ -198,7 +198,7 @@ def _run(given: argparse.Namespace, facts: dict[str, str]) -> int:
 
 @contextlib.contextmanager
 def _collector() -> Iterator[str]:
-    """The address of a server that takes every trace and keeps none."""
+    """Yields the address of a server that takes every trace and keeps none."""
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"

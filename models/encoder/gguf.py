@@ -18,7 +18,7 @@ QWEN = ("qwen2", "qwen3")
 
 
 def gguf_config(file: Path) -> PretrainedConfig:
-    """The shape of the model in the file; its weights are not read."""
+    """Returns the shape of the model in the file; its weights are not read."""
     try:
         config: PretrainedConfig = AutoConfig.from_pretrained(file.parent, gguf_file=file.name, local_files_only=True)
         return config

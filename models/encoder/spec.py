@@ -243,7 +243,7 @@ class EncoderSpec(BaseModel):
 
 
 def fault(error: ValidationError) -> str:
-    """The first field of a spec that is wrong, and how."""
+    """Returns the first field of a spec that is wrong, and how."""
     first = error.errors()[0]
     message = first["msg"].removeprefix("Value error, ")
     return ": ".join(filter(None, (".".join(map(str, first["loc"])), message)))
@@ -279,7 +279,7 @@ def verify_graph(folder: Path, name: str, spec: Described) -> Path:
 
 
 def verify_file(folder: Path, name: str, spec: Described) -> Path:
-    """The path of a file of the folder, after its checksum was compared with the one in `encoder.json`."""
+    """Returns the path of a file of the folder, after its checksum was compared with the one in `encoder.json`."""
     path = folder / name
     if not path.is_file():
         raise BadEncoder(f"{folder}: {name} is missing")

@@ -29,7 +29,7 @@ def staging(target: Path) -> Iterator[Path]:
 
 
 def _was_left(folder: Path) -> bool:
-    """Whether no process works in the folder any more."""
+    """Returns whether no process works in the folder any more."""
     try:
         with (folder / LOCK).open("r+") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

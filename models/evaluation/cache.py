@@ -101,7 +101,7 @@ def save_rankings(path: Path, rankings: Sequence[Ranking]) -> None:
 
 @contextmanager
 def written_whole(path: Path) -> Iterator[IO[bytes]]:
-    """A file that other processes find complete or not at all."""
+    """Yields a file that other processes find complete or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
     try:

@@ -28,7 +28,7 @@ MODULE = "pytrec_eval"
 
 
 def import_mteb() -> ModuleType:
-    """The mteb package; where pytrec_eval is not installed, its stand-in takes its place first."""
+    """Imports mteb; if pytrec_eval is not installed, a replacement takes its place first."""
     if importlib.util.find_spec("mteb") is None:
         raise CareError("mteb is not installed; pip install mteb")
     if importlib.util.find_spec(MODULE) is None:

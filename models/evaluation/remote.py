@@ -67,7 +67,7 @@ class Service:
         return lambda query: ask([query])[0]
 
     def _asker(self, data: RetrievalSet) -> Callable[[Sequence[str]], list[Ranking]]:
-        """A function from queries to rankings of the set's rows; refuses a service of other documents."""
+        """Returns a function from queries to rankings of the set's rows; refuses a service of other documents."""
         advice = "build its collection from the set's corpus"
         base, count = self._endpoint.base, len(data.documents)
         if self._documents != count:

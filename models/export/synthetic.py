@@ -70,7 +70,7 @@ def vocabulary_of(size: int) -> list[str]:
 
 
 def save_tokenizer(words: list[str], file: Path) -> None:
-    """A WordPiece tokenizer over these words, [CLS] … [SEP] around a text."""
+    """Writes a WordPiece tokenizer over these words, [CLS] … [SEP] around a text."""
     ids = {word: number for number, word in enumerate(words)}
     tokenizer = Tokenizer(WordPiece(ids, unk_token="[UNK]"))
     tokenizer.normalizer = BertNormalizer()

@@ -155,7 +155,7 @@ def _set(tensor: TensorProto, values: ArrayLike) -> None:
 
 
 def _peaks(model: ModelProto, activations: list[str], samples: Sequence[Tokens]) -> dict[str, Floats]:
-    """The largest magnitude of each channel of each activation over the samples.
+    """Returns the largest magnitude of each channel of each activation over the samples.
 
     Padding counts: what stands there takes part in the scale of every batch that is served.
     """
@@ -207,7 +207,7 @@ def _quantize_tables(model: ModelProto) -> None:
 
 
 def quantise_rows(values: NDArray[Any]) -> tuple[NDArray[np.int8], Floats]:
-    """A table (rows, width) in int8, and the scale of each row (rows, 1)."""
+    """Returns a table (rows, width) in int8, and the scale of each row (rows, 1)."""
     scale = np.maximum(np.abs(values).max(axis=1, keepdims=True) / 127, 1e-12).astype(np.float32)
     return np.round(values / scale).astype(np.int8), scale
 
@@ -293,7 +293,7 @@ def _fuse(model: ModelProto, heads: int, width: int) -> None:
 
 
 def _hand_back_biases(graph: GraphProto) -> None:
-    """The biases that the fusion gave to the attentions go to the products before them, which add them for nothing."""
+    """Moves the biases that the fusion gave to the attentions to the products before them, which add them for free."""
     biases = {tensor.name: tensor for tensor in graph.initializer}
     nodes: list[NodeProto] = []
     for node in graph.node:

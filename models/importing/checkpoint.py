@@ -181,7 +181,7 @@ def _adapt(staged: Path, adapter: Path, given: Given) -> None:
 
 
 def _fetch(source: str, work: Path) -> Path:
-    """A folder with the checkpoint: the given one, an unpacked GGUF file, or what a hub has under this id."""
+    """Returns a folder with the checkpoint: the given one, an unpacked GGUF file, or what a hub has under this id."""
     path = Path(source)
     if path.is_dir():
         if (path / SPEC_FILE).is_file() or is_reranker(path):
@@ -203,7 +203,7 @@ def _fetch(source: str, work: Path) -> Path:
 
 
 def _space(source: str) -> str:
-    """A name for the space of an encoder that shares it with no other."""
+    """Returns a name for the space of an encoder that shares it with no other."""
     path = Path(source).resolve()
     if path.parent.name == "snapshots":  # a hub's cache: models--owner--name/snapshots/revision
         return path.parent.parent.name.rsplit("--", 1)[-1]
@@ -211,7 +211,7 @@ def _space(source: str) -> str:
 
 
 def _dtype(config: PretrainedConfig) -> torch.dtype:
-    """The numbers in which the checkpoint was published."""
+    """Returns the numbers in which the checkpoint was published."""
     stated = str(getattr(config, "dtype", None) or "float32").removeprefix("torch.")
     return DTYPES.get(stated, torch.float32)
 

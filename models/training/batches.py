@@ -95,7 +95,7 @@ class BatchDealer:
         return Batch(self._names[source], queries, documents, hypothetical, owners, (queries[answered], answers), drawn)
 
     def drawn(self) -> Rows:
-        """The pairs that the steps draw. Leaves need whole sources, except in a trial."""
+        """Returns the pairs that the steps draw. Leaves need whole sources, except in a trial."""
         parts = []
         for at, name in enumerate(self._names):
             rows, wanted = self._table.sources[name], self._wanted[at]
@@ -128,7 +128,7 @@ class BatchDealer:
         return self._orders[source, cycle]
 
     def _draw_negatives(self, pairs: Rows, chance: np.random.Generator) -> tuple[Rows, Rows]:
-        """Positions in `pairs`, and the document row of each negative that was drawn for one."""
+        """Returns positions in `pairs`, and the document row of each negative that was drawn for one."""
         owners, drawn = list[int](), list[int]()
         for place, pair in enumerate(pairs if self._negatives else ()):
             own = self._table.negatives[pair]
@@ -140,7 +140,7 @@ class BatchDealer:
 
 
 def steps_of(pairs: int, batch: int, epochs: float | None, steps: int | None, most: int | None) -> int:
-    """How many steps a stage has: as given, or enough for every pair to come `epochs` times."""
+    """Returns how many steps a stage has: as given, or enough for every pair to come `epochs` times."""
     wanted = steps if steps is not None else math.ceil((epochs or 1) * pairs / min(batch, pairs))
     return min(wanted, most or wanted)
 

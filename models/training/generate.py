@@ -89,7 +89,7 @@ class GenerateStage(Work):
 
 
 def chats(files: Sequence[Path], generator: TorchGenerator) -> Iterator[Pair]:
-    """Rows as a prompt and its answers, each as the model reads and writes it."""
+    """Yields rows as a prompt and its answers, each as the model reads and writes it."""
     for path in files:
         for row in Progress(f"read {path}", "rows").over(read_pairs(path)):
             if not row.query or not row.hypothetical:

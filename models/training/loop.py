@@ -61,7 +61,7 @@ class Progress:
 
 
 def run(work: Work, settings: TrainedStage, name: str, folder: Path, ranks: Ranks, judge: Judge | None) -> None:
-    """All steps of a stage from where it stopped; afterwards the weights are the last, or the best by the dev sets."""
+    """Runs a stage from where it stopped to its end; the weights are then the last, or the best by the dev sets."""
     home = folder / name / CHECKPOINT
     optimiser = make_optimiser(work.modules, settings)
     progress = restore(home, work.modules, optimiser)

@@ -369,7 +369,7 @@ class Recipe(_Section):
         return {stage.encoder for stage in self.stages.values() if isinstance(stage, Generate)}
 
     def dim_of(self, encoder: str) -> int:
-        """How many dimensions the vectors of an encoder have."""
+        """Returns how many dimensions the vectors of an encoder have."""
         return self.encoders[encoder].dim or self.dim
 
     @classmethod
@@ -388,21 +388,21 @@ class Recipe(_Section):
 
 
 def files_of(stage: AnyStage) -> list[str]:
-    """The files that a stage reads, as the recipe names them."""
+    """Returns the files that a stage reads, as the recipe names them."""
     if isinstance(stage, TrainedStage):
         return stage.data.files
     return [*stage.files, *stage.corpus]
 
 
 def trained_by(stage: AnyStage) -> list[str]:
-    """The encoders that a stage changes."""
+    """Returns the encoders that a stage changes."""
     if isinstance(stage, Contrast):
         return list(dict.fromkeys(stage.train))
     return [stage.encoder] if isinstance(stage, Reconstruct | Rerank | Generate) else []
 
 
 def encoders_of(stage: AnyStage) -> Iterator[str]:
-    """The encoders that a stage reads with, some of them twice."""
+    """Yields the encoders that a stage reads with, some of them twice."""
     if isinstance(stage, Reconstruct | Rerank | Generate):
         yield stage.encoder
         if isinstance(stage, Rerank):
@@ -431,7 +431,7 @@ def _check_names(where: str, stage: AnyStage, encoders: set[str], written: set[s
 
 
 def _first_fault(error: ValidationError) -> str:
-    """The first fault of a recipe, by its key and in words."""
+    """Returns the first fault of a recipe, by its key and in words."""
     first = error.errors()[0]
     place = [str(part) for part in first["loc"]]
     if place[:1] == ["stages"]:

@@ -18,7 +18,7 @@ Tables = dict[str, Any]
 
 
 def read_tables(path: Path) -> Tables:
-    """The tables of a recipe over those of its base."""
+    """Reads the tables of a recipe over those of its base."""
     try:
         values = tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:

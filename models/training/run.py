@@ -133,7 +133,7 @@ def _require_files(recipe: Recipe, name: str, stage: AnyStage) -> None:
 
 
 def _difference(there: object, here: object, key: str = "") -> str | None:
-    """The first key in which two recipes differ, with both values; None where there is none."""
+    """Returns the first key in which two recipes differ, with both values; None where there is none."""
     if isinstance(there, dict) and isinstance(here, dict):
         keys = [*here, *(name for name in there if name not in here)]
         parts = (_difference(there.get(name), here.get(name), f"{key}.{name}".lstrip(".")) for name in keys)

@@ -23,7 +23,7 @@ INPUTS = ("files", "corpus", "sts", "dictionary", "encoder")
 
 
 def missing(recipe: Recipe) -> list[str]:
-    """A command, or words, for each file and folder that the stages of a recipe need and that is not there."""
+    """Returns a command, or words, for each file and folder that the stages of a recipe need and that is not there."""
     stages = {name: stage for name, stage in recipe.stages.items() if not stage.skip}
     return [how_to_get(recipe, place) for place in _lacking(recipe, stages)]
 
@@ -54,7 +54,7 @@ def make(recipe: Recipe, folder: Path) -> None:
 
 
 def how_to_get(recipe: Recipe, place: str) -> str:
-    """The whole command that makes a file or folder, or what the recipe says of it."""
+    """Returns the whole command that makes a file or folder, or what the recipe says of it."""
     how = recipe.files.get(place, "the recipe does not say where it comes from")
     if how.startswith(CURATE):
         return f"{how} --out {place}"
@@ -64,14 +64,14 @@ def how_to_get(recipe: Recipe, place: str) -> str:
 
 
 def parsed(how: str, out: str) -> Namespace:
-    """A curation command as the command line takes it."""
+    """Returns a curation command as the command line takes it."""
     parser = ArgumentParser(prog="care curate", exit_on_error=False)
     command.add_arguments(parser)
     return parser.parse_args([*shlex.split(how.removeprefix(CURATE)), "--out", out])
 
 
 def inputs_of(how: str) -> list[str]:
-    """The files and folders that a curation command reads."""
+    """Returns the files and folders that a curation command reads."""
     arguments = parsed(how, "OUT")
     found = []
     for name in INPUTS:
@@ -82,7 +82,7 @@ def inputs_of(how: str) -> list[str]:
 
 
 def until_tuned(recipe: Recipe, folder: Path) -> dict[str, AnyStage]:
-    """The stages up to the first generator that is not tuned yet: it writes files of those after it."""
+    """Returns the stages up to the first generator that is not tuned yet: it writes files of those after it."""
     found = {}
     for name, stage in recipe.stages.items():
         if not stage.skip:

@@ -58,7 +58,7 @@ class Work(ABC):
 
 
 def read_table(files: list[Path], data: Data, seed: int, folder: Path, ranks: Ranks) -> PairTable:
-    """The stage's rows, as pairs or as texts: read by the first rank into the folder, and mapped by all."""
+    """Returns the stage's rows, as pairs or as texts; the first rank reads them into the folder, all ranks map it."""
 
     def build() -> PairTable:
         rows = Progress(f"read {', '.join(map(str, files))}", "rows").over(read_all(files))

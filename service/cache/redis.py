@@ -79,7 +79,7 @@ class RedisCache:
         self._writes = RedisWrites(self._redis, writing, give_up_seconds, ttl_seconds, on_write)
 
     async def get(self, kind: Kind, keys: Sequence[bytes]) -> Values | NoAnswer:
-        """A value or None for each key, in order."""
+        """Returns a value or None for each key, in order."""
         names = [PREFIXES[kind] + key for key in keys]
         stored = await self._reads.get(names)
         if isinstance(stored, NoAnswer):

@@ -169,7 +169,7 @@ def search_lexical(serving: Serving, job: SearchJob) -> Side:
 
 
 def documents_wanted(options: Options) -> int:
-    """Documents that one side must find: fusion looks deeper than the answer."""
+    """Returns how many documents one side must find: fusion looks deeper than the answer."""
     return max(CANDIDATES, options.top_k) if options.mode is Mode.HYBRID else options.top_k
 
 

@@ -157,7 +157,7 @@ def _announcement(runtime: Runtime, address: str) -> str:
 
 
 def _has_terminal() -> bool:
-    """Whether SIGHUP may mean that the terminal was closed, which ends the service like other programs."""
+    """Returns whether SIGHUP may mean that the terminal was closed, which ends the service like other programs."""
     return sys.stdin is not None and sys.stdin.isatty()
 
 

@@ -49,7 +49,7 @@ class ReadText:
 
 
 def is_blank(text: str) -> bool:
-    """Whether a text has nothing but spaces, control characters and invisible marks."""
+    """Returns whether a text has nothing but spaces, control characters and invisible marks."""
     return VISIBLE.search(text) is None
 
 

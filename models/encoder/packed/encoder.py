@@ -115,7 +115,7 @@ class PackedEncoder:
         return cls(encoder.spec, chosen, encoder.tokenizer, weight_files(folder), forward, place, token_budget)
 
     def encode(self, texts: Sequence[str], side: Side) -> Vectors:
-        """Unit vectors (texts, dim) in the order given."""
+        """Returns unit vectors (texts, dim) in the order given."""
         instruction = self.spec.instruction(side)
         items = tokenised([instruction + text for text in texts], self.tokenizer)
         vectors = np.empty((len(texts), self.spec.dim), dtype=np.float32)
@@ -201,7 +201,7 @@ class Item:
 
 
 def tokenised(texts: Sequence[str], tokenizer: Tokenizer) -> Iterator[Item]:
-    """Every text, longest first (by characters), while later ones are being tokenised."""
+    """Yields every text, longest first (by characters), while later ones are being tokenised."""
     order = sorted(range(len(texts)), key=lambda row: len(texts[row]), reverse=True)
     chunks = [order[start : start + CHUNK_TEXTS] for start in range(0, len(order), CHUNK_TEXTS)]
     with ThreadPoolExecutor(1, "tokenizer") as pool:
@@ -278,7 +278,7 @@ class PackedModel:
         return hidden if table.norm is None else norm(hidden, *table.norm)
 
     def _run(self, layer: Layer, hidden: Tensor, batch: Packed, attend: Attend, rows: Tensor | None) -> Tensor:
-        """The residual stream after the layer, in place; only its `rows`, and a copy, if they are given."""
+        """Returns the residual stream after the layer, in place; only its `rows`, and a copy, if they are given."""
         pieces, weights = self._pieces, self._weights
         joint = layer.qkv(self._normed(hidden, layer.attention.before, layer.qkv))
         queries, keys, values = weights.heads.split(joint)
@@ -313,7 +313,7 @@ class PackedModel:
 
 
 def _mean(hidden: Tensor, batch: Packed) -> Tensor:
-    """The mean hidden state of each document in float32; a running sum would lose digits over a long batch."""
+    """Returns the mean hidden state of each document in float32; a running sum would lose digits over a long batch."""
     documents = len(batch.last)
     lengths = batch.boundaries.diff()
     owner = torch.repeat_interleave(torch.arange(len(lengths), device=hidden.device), lengths)

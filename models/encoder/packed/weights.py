@@ -233,7 +233,7 @@ def _embedding(reader: _Reader, config: PretrainedConfig) -> Embedding:
 
 
 def _layer(own: _Reader, config: PretrainedConfig, heads: Heads, kind: str | None, rotation: Rotation | None) -> Layer:
-    """The layer in the encoder's own numbers."""
+    """Returns the layer in the encoder's own numbers."""
     architecture = own.architecture
     names = {"qkv": architecture.qkv, "out": (architecture.out,), "up": architecture.up, "down": (architecture.down,)}
     query_norm, key_norm = own.norm("self_attn.q_norm"), own.norm("self_attn.k_norm")

@@ -200,7 +200,7 @@ def _speeds(results: Sequence[SetResult]) -> dict[str, tuple[float, float]]:
 
 
 def _front(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
-    """The points than which none is both faster and better, the slowest first."""
+    """Returns the points than which none is both faster and better, the slowest first."""
     front: list[tuple[float, float]] = []
     for x, y in sorted(points, reverse=True):
         if not front or y > front[-1][1]:
@@ -219,7 +219,7 @@ class Picture:
 
 
 def draw(run: Run) -> list[Picture]:
-    """Every picture that the run has data for; a system has one colour and shape in all of them."""
+    """Returns every picture that the run has data for; a system has one colour and shape in all of them."""
     named = (*(result.system for result in run.results), *(curve.system for curve in run.curves))
     places = {system: place for place, system in enumerate(dict.fromkeys(named))}
     curves: dict[str, list[Curve]] = {}
