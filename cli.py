@@ -1,4 +1,4 @@
-"""The command `care`: imports the module of a subcommand only when it is called."""
+"""The `care` command: parses the subcommand and imports its module only when it is called."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _raise_file_limit() -> None:
-    """Columns of metadata and connections take more open files than the 1,024 that many systems begin with."""
+    """Raises the limit of open files: metadata columns and connections need more than the usual 1,024."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, OPEN_FILES)
     if soft != resource.RLIM_INFINITY and soft < wanted:
@@ -107,7 +107,7 @@ def _raise_file_limit() -> None:
 
 
 class _Terminated(BaseException):
-    """SIGTERM: ends the command from wherever it is, as KeyboardInterrupt does."""
+    """Raised on SIGTERM; unwinds the command, as KeyboardInterrupt does."""
 
 
 def _terminate(number: int, frame: object) -> NoReturn:
@@ -153,7 +153,7 @@ def _demo(given: list[str]) -> int:
 
 
 def _restored_demo() -> str:
-    """The example corpus as the bundled pair's document encoder read it, which is not in the box; sets CARE_ENCODER."""
+    """Restores the example corpus as the pair's document encoder, which is not bundled, read it; sets CARE_ENCODER."""
     from indexer.command import EXAMPLE_CORPUS
     from indexer.restore import restore_backup
     from models.encoder.spec import sha256_of
@@ -171,7 +171,7 @@ def _restored_demo() -> str:
 
 
 def _built_demo() -> str:
-    """The example corpus read by the encoder of CARE_ENCODER; built again after a change of the encoder."""
+    """Builds the example corpus with the encoder of CARE_ENCODER, again after a change of the encoder."""
     from indexer.command import EXAMPLE_CORPUS
 
     if not _demo_is_built():

@@ -1,1 +1,1 @@
-"""Corpus in, snapshot out: the offline half of the search."""
+"""Indexer, the offline half of the search: builds snapshots from a corpus."""

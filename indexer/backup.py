@@ -1,6 +1,6 @@
 """Write a collection into one file: every version, the log of posted documents, the pointer, and the API keys.
 
-Searches and posts go on meanwhile, and everything acknowledged before the command began is in the file; a re-index that
+Searches and posts continue, and everything acknowledged before the command began is in the file; a re-index that
 starts meanwhile ends with 75. The file is a plain tar that others than its owner cannot read. care restore reads it.
 """
 
@@ -38,7 +38,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def add_places(parser: ArgumentParser) -> None:
-    """The options that backup and restore share."""
+    """Adds the options that backup and restore share."""
     folder, keys = os.environ.get("CARE_COLLECTION") or COLLECTION, os.environ.get(KEYS_VARIABLE)
     text = "collection folder (CARE_COLLECTION; %(default)s)"
     parser.add_argument("--collection", type=Path, default=folder, help=text)

@@ -101,7 +101,7 @@ def build(
 ) -> BuildSummary:
     """Builds the next version of the collection from corpus files or folders; publishes nothing.
 
-    Raises Busy if another process builds there. Called again, it goes on with a build that was killed.
+    Raises Busy if another process builds there. Called again, it continues a build that was killed.
     """
     options = options or BuildOptions()
     if Side.DOCUMENT not in encoder.spec.sides:
@@ -142,7 +142,7 @@ def _build_version(
         with _timed("encode", seconds):
 
             def composed(rows: Rows) -> Iterator[str]:
-                """What the encoder reads of the passages in `rows`."""
+                """Returns what the encoder reads of the passages in `rows`."""
                 return (cutter.compose(title, text) for title, text in texts(rows))
 
             work = Work(place, options.shard_texts or encoder.bulk_texts, options.encode)

@@ -86,7 +86,7 @@ class DocumentDiff:
 
 @dataclass(frozen=True, slots=True)
 class ChangedAnswer:
-    """A query whose ten best documents changed: ids that came and went; none of both: another order."""
+    """A query whose ten best documents changed: ids that came and went; if both are empty, only the order changed."""
 
     query: str
     came: list[str]
@@ -123,7 +123,7 @@ def recall_queries(encoder: Encoder, documents: Documents, given: Sequence[str] 
 
 
 def measure_recall(index: VectorSearch, queries: Vectors, depth: int) -> float:
-    """The average share of the ten best rows that the index finds at this depth."""
+    """Returns the average share of the ten best rows that the index finds at this depth."""
     k = min(K, len(index.values))
     exact, _ = index.search_exactly(queries, k)
     found, _ = index.search(queries, k, depth=depth)
@@ -217,7 +217,7 @@ def compare_documents(old: Documents, new: Documents) -> DocumentDiff:
 
 
 def _matches(ours: Documents, theirs: Documents) -> Iterator[tuple[Rows, Rows]]:
-    """Every document row of `ours`, in blocks, and the row of the same id in `theirs`, −1: none."""
+    """Yields every document row of `ours`, in blocks, and the row of the same id in `theirs`, −1: none."""
     for start in range(0, len(ours), BLOCK):
         hashes = ours.id_hashes[start : start + BLOCK]
         places = np.minimum(np.searchsorted(theirs.id_hashes, hashes), len(theirs) - 1)
@@ -241,7 +241,7 @@ def changes_since_published(collection: Collection, new: Documents, deleted: Ite
 
 
 def compare_answers(old: Snapshot, new: Snapshot, encoder: Encoder, queries: Sequence[str]) -> list[ChangedAnswer]:
-    """The queries whose ten best documents differ."""
+    """Returns the queries whose ten best documents differ."""
     answers = zip(queries, top_documents(old, encoder, queries), top_documents(new, encoder, queries), strict=True)
     return [
         ChangedAnswer(query, [one for one in after if one not in before], [one for one in before if one not in after])
@@ -279,7 +279,7 @@ def measure_kinds(vectors: Array, queries: Vectors, passages: int, floor: float)
 
 
 def propose(measured: list[Measured], memory_bytes: int) -> Measured:
-    """The quickest kind that reaches the floor and fits; raises BadBuild if none does."""
+    """Returns the quickest kind that reaches the floor and fits; raises BadBuild if none does."""
     fitting = [one for one in measured if one.recall is not None and one.expected_bytes <= memory_bytes]
     if not fitting:
         least = min(one.expected_bytes for one in measured if one.recall is not None)

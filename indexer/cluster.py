@@ -73,7 +73,7 @@ class Cluster:
                 yield count_texts(row, place)
 
     def _processes(self, ray: Any, shards: int) -> dict[str, Any]:  # noqa: ANN401 - an untyped library's module
-        """How many processes, and what each needs."""
+        """Returns how many processes, and what each needs."""
         nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
         gpus = sum(int(node.get("GPU", 0)) for node in nodes) if self.gpus else 0
         needs = {"num_gpus": 1} if gpus else {"num_cpus": self.processors}
@@ -113,7 +113,7 @@ class ShardWorker:
 
 
 def count_texts(row: dict[str, Any], place: Shards) -> int:
-    """The texts of a finished shard; raises BadCluster if it failed or this machine cannot read it."""
+    """Counts the texts of a finished shard; raises BadCluster if it failed or this machine cannot read it."""
     if row["problem"]:
         raise BadCluster(f"node {row['node']}: {row['problem']}")
     if not place.bring(row["name"]):

@@ -140,7 +140,7 @@ def _add_keep(parser: ArgumentParser) -> None:
 
 
 def served_encoder() -> Path | None:
-    """The query encoder that `care serve` reads from the environment; None if that is the bundled one."""
+    """Returns the query encoder that `care serve` reads from the environment; None if that is the bundled one."""
     named = os.environ.get("CARE_ENCODER")
     return Path(named) if named else None
 
@@ -210,7 +210,7 @@ def field_map(fields: list[str], metadata_fields: list[str], number_fields: list
 
 
 def _queries(encoder: Path, snapshot: Snapshot) -> Vectors:
-    """Vectors of queries made of the snapshot's documents."""
+    """Returns vectors of queries made of the snapshot's documents."""
     reading = load_encoder(encoder)
     snapshot.manifest.require_encoder(reading.spec)
     return recall_queries(reading, snapshot.documents)

@@ -1,4 +1,4 @@
-"""Reads documents from corpus files in a stream, and from the service's log of posted and deleted ones.
+"""Streams documents from corpus files, and from the service's log of posted and deleted documents.
 
 Every row that makes no good document is rejected with its reason. Field names are BEIR's (_id, title, text, metadata)
 unless a FieldMap says otherwise. A document has a text or a title.
@@ -86,7 +86,7 @@ class FieldMap:
     number_fields: tuple[str, ...] = ()
 
     def used_names(self) -> set[str]:
-        """The columns that are read."""
+        """Returns the columns that are read."""
         return {self.id, self.title, self.text, self.metadata, *self.metadata_fields, *self.number_fields}
 
     def expected_names(self) -> set[str]:
@@ -261,7 +261,7 @@ class _Checker:
 
 
 def _as_object(column: str, value: object) -> dict[str, object]:
-    """The object in the metadata column; CSV and some Parquet files hold it as JSON text."""
+    """Returns the object in the metadata column; CSV and some Parquet files hold it as JSON text."""
     if value is None:
         return {}
     if isinstance(value, str):
@@ -310,7 +310,7 @@ class LogChanges:
         return log
 
     def decides(self, document_id: str) -> bool:
-        """Whether the corpus's document of this id is left out; remembers that the corpus has it."""
+        """Returns whether the corpus's document of this id is left out; remembers that the corpus has it."""
         if document_id not in self:
             return False
         self.met.add(document_id)
@@ -337,7 +337,7 @@ class LogChanges:
 
 
 def _base(collection: Collection) -> tuple[Path, Manifest, Documents] | None:
-    """The version to go on from: the served one, else the newest sound one; the log reaches back to the oldest."""
+    """Finds the version to continue from: the served one, else the newest sound one; the log covers the oldest."""
     versions = sorted(collection.versions(), key=lambda version: (version == collection.current(), version))
     for version in reversed(versions):
         folder = collection.folder(version)

@@ -55,7 +55,7 @@ def _count_gpus() -> int:
 
 
 def is_spread(devices: Sequence[str]) -> bool:
-    """Whether the devices need processes of their own: several, or a certain GPU."""
+    """Returns whether the devices need processes of their own: several, or a certain GPU."""
     return len(devices) > 1 or any(":" in name for name in devices)
 
 
@@ -138,7 +138,7 @@ class DeviceEncoder:
             raise self._died(connection) from None
 
     def _receive(self, connection: Connection) -> object:
-        """What a process answers; raises BadBuild if it failed or died."""
+        """Returns what a process answers; raises BadBuild if it failed or died."""
         try:
             answer = connection.recv()
         except (EOFError, OSError):
@@ -155,7 +155,7 @@ class DeviceEncoder:
 
 
 def _work(connection: Connection, device: str, open_encoder: Open) -> None:
-    """A device's process: opens the encoder, then shards of texts in and names of written shards out."""
+    """Runs one device's process: opens the encoder, encodes and writes shards of texts, sends back their names."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal sends it to all; the build ends its processes
     try:
         encoder = _open_on(device, open_encoder)

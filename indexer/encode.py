@@ -1,4 +1,4 @@
-"""Finds or makes the embedding of every passage of a corpus, shard by shard; each shard is written as soon as encoded.
+"""Reuses or computes the embedding of every passage of a corpus, in shards that are written as they are encoded.
 
 Vectors are known by content hash: from the collection's versions by the same encoder, newest first, then from the
 shards of an unfinished build. Only texts that neither has are encoded, each once.
@@ -64,7 +64,7 @@ def encode_here(shards: Iterable[list[str]], encoder: Encoder, place: Shards) ->
 
 
 def read_ahead(shards: Iterable[list[str]]) -> Generator[list[str], None, None]:
-    """The shards; a thread reads the texts of the next one meanwhile."""
+    """Yields the shards; a thread reads the texts of the next one meanwhile."""
     waiting = iter(shards)
     with ThreadPoolExecutor(1, "reader") as reader:
         ahead = reader.submit(next, waiting, None)
@@ -96,7 +96,7 @@ def encode_shard(texts: Sequence[str], encoder: Encoder, place: Shards) -> str:
 
 
 def reason_of(error: Exception) -> str:
-    """What another process reports of an error; prints the trace of one that is not expected."""
+    """Returns the message of an error for another process; prints the traceback of an unexpected one."""
     if isinstance(error, CareError):
         return str(error)
     traceback.print_exception(error)
@@ -111,7 +111,7 @@ def content_hashes(texts: Sequence[str], encoder: Encoder) -> NDArray[np.uint8]:
 
 
 def chunked(items: Iterable[Item], size: int) -> Iterator[list[Item]]:
-    """Lists of `size` items, the last one shorter."""
+    """Yields lists of `size` items, the last one shorter."""
     iterator = iter(items)
     while chunk := list(islice(iterator, size)):
         yield chunk
@@ -151,7 +151,7 @@ def embed(
 
 
 def _versions(collection: Collection, encoder: Encoder) -> Iterator[Embeddings]:
-    """The embeddings of every sound version by this encoder, newest first."""
+    """Yields the embeddings of every sound version by this encoder, newest first."""
     for version in reversed(collection.versions()):
         folder = collection.folder(version)
         try:
@@ -189,7 +189,7 @@ class Reuse:
         return int(np.count_nonzero(self._owners < 0))
 
     def missing(self) -> Rows:
-        """The first passage row, ascending, of each distinct content without a vector."""
+        """Returns the first passage row, ascending, of each distinct content without a vector."""
         firsts = []
         for _, rows in self._parts_without_vector():
             keys = self._keys[rows]
@@ -200,7 +200,7 @@ class Reuse:
         return np.sort(np.concatenate(firsts)) if firsts else np.empty(0, dtype=np.int64)
 
     def vectors(self) -> Iterator[Array]:
-        """The vectors of all passages in row order, in blocks (any number, dim) float16; none may be missing."""
+        """Yields the vectors of all passages in row order, in blocks (any number, dim) float16; none may be missing."""
         for start in range(0, len(self._owners), BLOCK):
             owners, rows = self._owners[start : start + BLOCK], self._rows[start : start + BLOCK]
             block = np.empty((len(owners), self._known[0].vectors.shape[1]), dtype="<f2")
@@ -211,7 +211,7 @@ class Reuse:
             yield block
 
     def _gather(self, known: Sequence[Embeddings | Shard], part: int) -> tuple[Array, Array, Array]:
-        """The keys of one part in all of `known`, and of each key which embeddings have it and in which row."""
+        """Returns the keys of one part in all of `known`, and of each key which embeddings have it and in which row."""
         keys, owners, rows = [], [], []
         for number, embeddings in enumerate(known, start=len(self._known)):
             theirs = _as_numbers(embeddings.hashes)

@@ -1,4 +1,4 @@
-"""Errors of the indexer and of its store."""
+"""Exceptions of the indexer and its store."""
 
 from __future__ import annotations
 

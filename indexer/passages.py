@@ -1,4 +1,4 @@
-"""Cuts documents into passages by tokens, preferring the ends of sentences, and reads passage texts back from disk.
+"""Cuts documents into passages by tokens, preferably at sentence ends, and reads passage texts back from disk.
 
 The encoder reads title + newline + passage, so every passage carries its document's title, whose tokens count; if one
 of the two is missing, it reads the other alone. Spans are characters of the document's text.
@@ -56,7 +56,7 @@ class Cutter:
             raise BadBuild(f"passages of {budget.tokens} tokens leave no room beside {fixed} fixed ones: allow more")
 
     def cut(self, titles: Sequence[str], texts: Sequence[str]) -> list[list[Span]]:
-        """The passages of each document, in order, at least one; together they cover the text."""
+        """Returns the passages of each document, in order, at least one; together they cover the text."""
         whole = [self._instruction + self.compose(title, text) for title, text in zip(titles, texts, strict=True)]
         spans = []
         for title, text, tokens in zip(titles, texts, self._tokenizer.batch(whole), strict=True):
@@ -65,7 +65,7 @@ class Cutter:
         return spans
 
     def compose(self, title: str, passage: str) -> str:
-        """The text that the encoder reads of a passage, without the instruction; a very long title is cut."""
+        """Returns the text that the encoder reads of a passage, without the instruction; a very long title is cut."""
         if not title:
             return passage
         offsets = self._tokenizer.offsets(title)
@@ -106,7 +106,7 @@ class Cutter:
 
 
 def _ends_sentence(text: str, offsets: Sequence[Span], token: int) -> bool:
-    """Whether a sentence ends right before this token."""
+    """Returns whether a sentence ends right before this token."""
     end = offsets[token - 1][1]
     final, gap = text[end - 1], text[end : offsets[token][0]]
     # A full stop ends a sentence only before a space: 3.5 is a number.

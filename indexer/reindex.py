@@ -1,4 +1,4 @@
-"""One run of the indexer as a schedule starts it: build, check, publish, remove old versions, report."""
+"""Runs one scheduled re-index: build, check, publish, remove old versions, report."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class Encoders:
         return encoder
 
     def cluster(self, documents: Encoder) -> Cluster | None:
-        """The cluster whose nodes open the same folder with the same options, by default with one thread."""
+        """Returns the cluster whose nodes open the same folder with the same options, by default with one thread."""
         if self.ray is None:
             return None
         processors = self.threads or 1
@@ -212,7 +212,7 @@ def _run_by(
 
 
 def _equal_served(collection: Collection, summary: BuildSummary) -> Manifest | None:
-    """The manifest of the served version if it is sound and equal to the new one."""
+    """Returns the manifest of the served version if it is sound and equal to the new one."""
     served = collection.served_manifest()
     if served is None or not served.is_equal_to(Manifest.read(summary.folder)):
         return None

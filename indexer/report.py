@@ -1,4 +1,4 @@
-"""Reports the result of a run: as a line, to Prometheus's textfile collector and to a webhook.
+"""Reports the result of a re-index: as one line, to Prometheus's textfile collector and to a webhook.
 
 Neither of the last two can fail a run: their errors go to standard error.
 """

@@ -1,4 +1,4 @@
-"""Put a backup (care backup) into an empty collection folder, check every byte of it, and publish what was served.
+"""Restore a backup (care backup) into an empty collection folder, verify every byte, and publish what was served.
 
 The pointer is written last, so a service that watches the folder serves only what is whole. A restore that fails or is
 stopped leaves the folder empty, and no keys. With a vector database, run care index publish afterwards.

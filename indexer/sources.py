@@ -51,7 +51,7 @@ class Row:
 def find_files(paths: Iterable[Path]) -> list[Path]:
     """Lists the corpus files among files and folders, in a fixed order.
 
-    A folder stands for every readable file under it; one that has a file named corpus (BEIR's layout) for that alone.
+    A folder means every readable file under it, or only its file named corpus (BEIR's layout) if it has one.
     """
     files: list[Path] = []
     for path in paths:
@@ -136,7 +136,7 @@ def _json_row(file: str, number: int, source: bytes) -> Row:
 
 
 def _not_utf8(source: bytes, error: UnicodeDecodeError) -> str:
-    """The reason, and which encoding the row seems to have."""
+    """Returns the reason, and which encoding the row seems to have."""
     reason = f"not UTF-8 (byte {error.start + 1})"
     if source.startswith((b"\xff\xfe", b"\xfe\xff")):
         return f"{reason}; it begins as UTF-16 does: convert the file with iconv -f UTF-16 -t UTF-8"
@@ -149,7 +149,7 @@ def _not_utf8(source: bytes, error: UnicodeDecodeError) -> str:
 
 def _read_csv(path: Path) -> Iterator[Row]:
     csv.field_size_limit(sys.maxsize)  # the default refuses a text of 128 KiB; the limit is global to the module
-    record: list[str] = []  # the lines of the record at hand, as they stood
+    record: list[str] = []  # the raw lines of the current record
 
     def remembered(lines: Iterable[str]) -> Iterator[str]:
         for line in lines:

@@ -1,4 +1,4 @@
-"""Writes a snapshot of any size quickly, for measurements: random vectors, made-up texts, the files of a real one.
+"""Writes a synthetic snapshot of any size for measurements: random vectors and texts in the real file format.
 
     python -m indexer.synthetic COLLECTION --encoder FOLDER --documents 1000000
 

@@ -89,7 +89,7 @@ def _ask_canaries(collection: Collection, version: str, asking: Callable[[], Enc
 
 
 def list_versions(collection: Collection) -> dict[str, Manifest | BadSnapshot]:
-    """Every version, oldest first: its manifest, or why that is unreadable."""
+    """Returns every version, oldest first: its manifest, or why that is unreadable."""
     found: dict[str, Manifest | BadSnapshot] = {}
     for version in collection.versions():
         try:
@@ -119,7 +119,7 @@ def prune(collection: Collection, keep: int | None, keep_days: float | None, *, 
 
 
 def is_encoded_by(collection: Collection, encoder: Path) -> bool:
-    """Whether the served version was made by this encoder as it is now; False if nothing sound is served."""
+    """Returns whether the served version was made by this encoder as it is now; False if nothing sound is served."""
     served = collection.served_manifest()
     if served is None or not isinstance(served.encoder.variant, Variant):
         return False
@@ -127,5 +127,5 @@ def is_encoded_by(collection: Collection, encoder: Path) -> bool:
 
 
 def choose(collection: Collection, version: str | None) -> str:
-    """The version named, or the served one, or the newest."""
+    """Returns the version named, or the served one, or the newest."""
     return version or collection.current() or collection.newest()

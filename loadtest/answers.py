@@ -1,4 +1,4 @@
-"""Checks answers of the service against their requests, by the HTTP contract of docs/architecture.md.
+"""Checks the service's responses against their requests, by the HTTP contract of docs/architecture.md.
 
 Each check takes the body of an answer; it raises BadAnswer or returns what the next request needs.
 """
@@ -22,7 +22,7 @@ class BadAnswer(Exception):
 
 
 def read_queries(path: Path) -> list[str]:
-    """The texts of a JSON-lines file of `{"_id", "text"}`."""
+    """Reads the texts of a JSON-lines file of `{"_id", "text"}`."""
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
         queries = [str(json.loads(line)["text"]) for line in lines if line.strip()]
@@ -34,7 +34,7 @@ def read_queries(path: Path) -> list[str]:
 
 
 def check_search(body: Mapping[str, Any], content: bytes) -> list[list[dict[str, Any]]]:
-    """The hits of each query of the request `body`; every query must have some. Of the filters only `eq` is checked."""
+    """Checks and returns the hits of each query of `body`; each must have some. Of filters only `eq` is checked."""
     answer = _parse(content)
     queries = [body["query"]] if isinstance(body["query"], str) else body["query"]
     try:
@@ -46,7 +46,7 @@ def check_search(body: Mapping[str, Any], content: bytes) -> list[list[dict[str,
 
 
 def check_collection(content: bytes) -> dict[str, list[str]]:
-    """The fields that can be filtered by, and their values."""
+    """Checks the collection; returns the fields that can be filtered by, and their values."""
     facets = _parse(content).get("facets")
     if not isinstance(facets, dict):
         raise BadAnswer("facets are missing")
@@ -54,14 +54,14 @@ def check_collection(content: bytes) -> dict[str, list[str]]:
 
 
 def check_document(id: str, content: bytes) -> None:
-    """The whole document with that id."""
+    """Checks that the answer is the whole document with that id."""
     document = _parse(content)
     if document.get("id") != id or not document.get("text"):
         raise BadAnswer("not the document that was asked for")
 
 
 def check_page(content: bytes) -> list[str]:
-    """The paths of the files that the page loads."""
+    """Checks the page; returns the paths of the files that it loads."""
     files = PAGE_FILE.findall(content.decode("utf-8", "replace"))
     if not files:
         raise BadAnswer("not the page: it names no file of its own")
@@ -100,6 +100,6 @@ def _check_hits(body: Mapping[str, Any], hits: list[dict[str, Any]]) -> list[dic
 
 
 def _has(found: object, value: str) -> bool:
-    """Whether a hit's metadata has the value of a facet, where true and false are texts."""
+    """Returns whether a hit's metadata has the value of a facet, where true and false are texts."""
     values = found if isinstance(found, list) else [found]
     return value in [str(one).lower() if isinstance(one, bool) else one for one in values]

@@ -1,4 +1,4 @@
-"""The baseline of the benchmark: FastAPI answering a constant; `servers.bare_server` runs it as the service is run."""
+"""Baseline of the benchmark: a bare FastAPI app with a constant response, run by `servers.bare_server`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ SIZE = "BARE_BYTES"
 
 
 def create_app() -> FastAPI:
-    """A route at the path of the search that answers as many bytes to every request as the environment says."""
+    """Builds an app with one route, at the path of the search; the environment sets the size of its response."""
     app = FastAPI(openapi_url=None)
     body = b"x" * int(os.environ[SIZE])
 

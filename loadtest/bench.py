@@ -1,4 +1,4 @@
-"""`make bench`: speed of `/v1/search` of the real service, and how much of a request is the service's own work.
+"""`make bench`: measures the speed of `/v1/search`, and how much of a request is the service's own work.
 
   python -m loadtest.bench                        the example corpus, a service started for the run, caches off
   python -m loadtest.bench --collection FOLDER    another published collection
@@ -141,7 +141,7 @@ class Bench:
         return size
 
     def run(self, bare_url: str, rounds: int) -> dict[Scenario, list[Measurement]]:
-        """Every scenario's measurements, in the order of the rounds."""
+        """Returns every scenario's measurements, in the order of the rounds."""
         self._urls[BARE] = bare_url
         self._measure(Scenario(BARE, 1), min(self._seconds, WARM_UP_SECONDS))
         measured: dict[Scenario, list[Measurement]] = {scenario: [] for scenario in self.scenarios}
@@ -207,7 +207,7 @@ def overhead(mode: str, rounds: Iterable[Measurement], bare: Sequence[Measuremen
 
 
 def as_markdown(report: Report) -> str:
-    """The facts and a table for each question, ready for docs/benchmarks.md."""
+    """Returns the facts and a table for each question, ready for docs/benchmarks.md."""
     throughput, stages, hits = [], [], []
     for row in report.rows:
         name, latency = f"{row.scenario.mode} | {row.scenario.connections}", row.latency_ms
@@ -279,7 +279,7 @@ def _bench(given: argparse.Namespace, facts: dict[str, str]) -> Report:
 
 
 def _own_services(collection: Path | None, folder: Path, stack: contextlib.ExitStack) -> tuple[str, str]:
-    """The addresses of the service without caches and of the one with; both end with the stack."""
+    """Returns the addresses of the service without caches and of the one with; both end with the stack."""
     if collection is None:
         say("bench: building the snapshot of the example corpus")
         collection = build_example(folder / "collection")

@@ -10,7 +10,7 @@ SEARCH, REFUSED = "search", "refused"
 
 
 def verdict(entries: Iterable[Any], limits: Namespace) -> tuple[bool, str]:
-    """Whether Locust's entries keep the limits, and one line that says so.
+    """Returns whether Locust's entries keep the limits, and one line that says so.
 
     Latency is that of the slowest entry whose name begins with `search`: single queries; `p95_ms` and `p99_ms` may be
     None. `errors` and `refused` are shares; refused requests (429) are left out of the error share.

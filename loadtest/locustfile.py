@@ -1,4 +1,4 @@
-"""The three callers of the search service, for Locust: RAG applications in bursts, people at the page, bulk programs.
+"""Locust users of three kinds: RAG applications in bursts, people at the search page, bulk programs.
 
     locust -f loadtest/locustfile.py --headless -u 16 -r 16 -t 20s --host http://127.0.0.1:8000 --p95-ms 250
 

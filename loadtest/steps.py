@@ -1,4 +1,4 @@
-"""Locust in steps: more users every few seconds until the knee, with a picture of latency against load.
+"""Runs Locust in steps, with more users every few seconds up to the knee, and draws latency against load.
 
     locust -f loadtest/steps.py --headless --only-summary --host http://127.0.0.1:8000 \
         --html var/loadtest/steps.html --picture var/loadtest/steps.png          (`make knee`)
@@ -55,7 +55,7 @@ class Step:
 
 
 def knee(steps: Sequence[Step], p95_ms: float) -> Step | None:
-    """The last step before the first that does not hold; None if already the first does not."""
+    """Returns the last step before the first that does not hold; None if already the first does not."""
     held = list(takewhile(lambda step: step.holds(p95_ms), steps))
     return held[-1] if held else None
 

@@ -1,4 +1,4 @@
-"""Moves a query encoder's vectors of documents to where the document encoder's lie.
+"""Corrects a query encoder's vectors of documents, to match those of the document encoder.
 
 Vectors of one encoder lie nearer to each other than to its partner's, so a document that the query encoder read would
 outrank better ones that the document encoder read. The difference is learnt from passages that both have read.
@@ -17,8 +17,7 @@ from models.encoder.spec import EncoderSpec
 SAMPLE = 512
 """Passages that both encoders read."""
 RIDGE = 10.0
-"""How little is believed of a gap that differs from text to text, in mean variances of a dimension: there are no more
-passages than dimensions."""
+"""Strength of the ridge regression, in mean variances of a dimension: there are no more passages than dimensions."""
 NEAREST = 10
 """Passages ranked for each: scores at the top of a ranking must compare."""
 
@@ -28,23 +27,23 @@ Matrix = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Correction:
-    """A vector v of the query encoder becomes v · matrix (dim, dim) + offset (dim,), which is no unit vector."""
+    """A vector v of the query encoder becomes v · matrix (dim, dim) + offset (dim,), not of unit length."""
 
     matrix: Vectors
     offset: Vectors
 
     @classmethod
     def fit(cls, fresh: NDArray[np.floating[Any]], indexed: NDArray[np.floating[Any]]) -> Self:
-        """Of the two encoders' vectors (passages, dim) of the same passages.
+        """Learns from both encoders' vectors (passages, dim) of the same passages.
 
-        A ridge regression finds the gap between the two from where the first lies. Then everything is stretched about
-        the mean until the nearest ten of a passage score alike, rank by rank, whichever encoder read them.
+        A ridge regression predicts the gap between the two from the first vector. Then everything is stretched about
+        the mean until the ten nearest passages of a passage score alike, rank by rank, for both encoders.
         """
         start, target = fresh.astype(np.float64), indexed.astype(np.float64)
         mean, centre = start.mean(axis=0), target.mean(axis=0)
         apart, residual = start - mean, (target - centre) - (start - mean)
         gram = apart @ apart.T
-        # Of one passage, or of equal ones, nothing is learnt but where they should lie.
+        # From one passage, or from equal ones, only the offset can be learnt.
         ridge = RIDGE * np.trace(gram) / start.shape[1] or 1.0
         inverse = np.linalg.inv(gram + ridge * np.eye(len(gram)))
         hat = gram @ inverse
@@ -58,7 +57,7 @@ class Correction:
         return cls(matrix.astype(np.float32), offset.astype(np.float32))
 
     def __call__(self, vectors: Vectors) -> Vectors:
-        """`vectors` (any number, dim) where the other encoder would have put them."""
+        """Moves `vectors` (any number, dim) to where the other encoder would have put them."""
         corrected: Vectors = vectors @ self.matrix + self.offset
         return corrected
 
@@ -73,12 +72,12 @@ class Named(Protocol):
 
 
 def names_of(encoder: Named) -> frozenset[str]:
-    """The fingerprints of this encoder in whatever numbers it computes: the difference is too small to be corrected."""
+    """Returns the encoder's fingerprints in all precisions: their difference is too small to be corrected."""
     return encoder.spec.fingerprints | {encoder.fingerprint}
 
 
 def _nearest(queries: Matrix, passages: Matrix) -> Matrix:
-    """The scores (queries, at most NEAREST) of the nearest passages, best first; a query is none of its own."""
+    """Returns the scores (queries, at most NEAREST) of the nearest passages, best first, without the query itself."""
     scores = queries @ passages.T
     np.fill_diagonal(scores, -np.inf)
     nearest: Matrix = -np.sort(-scores, axis=1)[:, : min(NEAREST, len(queries) - 1)]
@@ -86,6 +85,6 @@ def _nearest(queries: Matrix, passages: Matrix) -> Matrix:
 
 
 def sample_rows(rows: int, count: int) -> NDArray[np.int64]:
-    """At most `count` of `rows` rows, at equal distances, ascending, the first and the last among them."""
+    """Returns at most `count` of `rows` rows, at equal distances, ascending, the first and the last among them."""
     count = min(count, rows)
     return np.arange(count, dtype=np.int64) * (rows - 1) // max(count - 1, 1)

@@ -1,4 +1,4 @@
-"""HTTP endpoints that speak JSON, with timeouts and retries, and OpenAI's chat completions over them."""
+"""HTTP client for JSON endpoints, with timeouts and retries, and for OpenAI's chat completions."""
 
 from __future__ import annotations
 
@@ -152,7 +152,7 @@ def chat(
 
 
 def retry_after(text: str) -> float:
-    """The seconds of a Retry-After header, which holds seconds or a date; 0 if it has neither."""
+    """Returns the seconds of a Retry-After header, which holds seconds or a date; 0 if it has neither."""
     with suppress(ValueError, TypeError, OverflowError):
         seconds = float(text)
         return max(0.0, seconds) if math.isfinite(seconds) else 0.0

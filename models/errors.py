@@ -1,4 +1,4 @@
-"""The root of the project's error tree.
+"""Root of the project's exception tree.
 
 A CareError can be corrected by the caller: its message is one line with what is wrong and what to do next. Any other
 exception is a defect.
@@ -51,7 +51,7 @@ class BadData(CareError):
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """The end of an error message about an unknown name: the known name nearest to it, if one is near."""
+    """Returns the end of an error message about an unknown name: the known name nearest to it, if one is near."""
     near = get_close_matches(name, list(known), 1)
     return f"; did you mean {near[0]}?" if near else ""
 

@@ -1,4 +1,4 @@
-"""Fuses two rankings of the same rows, by embeddings and by words, into one.
+"""Fuses the dense and the lexical ranking of the same rows into one.
 
 Score fusion is the default: reciprocal rank forgets by how much the first hit won, which costs up to 15 points of
 nDCG@10 where one side is much better than the other (docs/benchmarks.md).
@@ -19,10 +19,10 @@ DocumentsOf = Callable[[NDArray[np.int64]], NDArray[np.int64]]
 RECIPROCAL_OFFSET = 60.0
 CANDIDATES = 100
 """How many rows of each ranking enter a fusion."""
-# Fitted to development queries (docs/experiments.md): the dense side is trusted the more, the further its first hits
-# stand out from its tenth and its last, measured against a perfect match, and the less BM25's best hit stands out.
+# Fitted to development queries (docs/experiments.md). The dense side weighs more if its first hit is far above its
+# tenth and its last, relative to a perfect match, and if BM25's best hit is close to the next ones.
 INTERCEPT, DENSE_TENTH, DENSE_LAST, LEXICAL_SECOND, LEXICAL_TENTH = -3.1, 1.5, 1.9, 1.4, 1.7
-# What a passage that is not its document's first counts, by embeddings and by words (docs/experiments.md).
+# Factors for the dense and lexical scores of a passage that is not its document's first (docs/experiments.md).
 LATER_DENSE, LATER_LEXICAL = 0.96, 0.9
 
 
@@ -54,7 +54,7 @@ def fuse(dense: Ranking, lexical: Ranking, fusion: Fusion, weight: float | None 
 def best_passages(
     passages: NDArray[np.int64], scores: NDArray[np.float32], documents_of: DocumentsOf, later: float
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float32]]:
-    """The best passage of each document, best first and ties by row: documents, passages and scores.
+    """Returns the best passage of each document, best first and ties by row: documents, passages and scores.
 
     A passage that is not its document's first counts `later` of its score: a long document has several chances.
     """
@@ -77,7 +77,7 @@ def reorder(scores: NDArray[np.float32]) -> NDArray[np.int64]:
 
 
 def query_weight(dense: NDArray[np.float32], lexical: NDArray[np.float32], trust: float = 0.0) -> float:
-    """The dense side's share for one query, from how its two lists of scores (best first) look."""
+    """Returns the dense side's share for one query, from how its two lists of scores (best first) look."""
     if not len(dense) or not len(lexical):
         return 0.5
     tenth, last = dense[min(9, len(dense) - 1)], dense[-1]

@@ -1,4 +1,4 @@
-"""BM25 over texts: an index on disk by tantivy, and postings of a few texts scored as if they stood in it.
+"""BM25 search: a tantivy index on disk, and scores of a few further texts by that index's statistics.
 
 Chinese runs are cut into single characters and overlapping bigrams: on held-out medical pairs that ranks better than
 dictionary segmentation (docs/adr/0003-lexical.md), needs no dictionary and cuts unseen drug names like any other.
@@ -56,7 +56,7 @@ _REMOVALS = 100
 
 
 def terms(text: str) -> list[str]:
-    """The index terms of a text or query, in order, repeats kept."""
+    """Returns the index terms of a text or query, in order, repeats kept."""
     found: list[str] = []
     for run in _RUN.findall(unicodedata.normalize("NFKC", text).lower()):
         if "\u3400" <= run[0] <= "\u9fff" or "\uf900" <= run[0] <= "\ufaff":
@@ -68,7 +68,7 @@ def terms(text: str) -> list[str]:
 
 
 def query_terms(query: str) -> list[str]:
-    """The terms of a query without its question words; all of its terms if nothing else is left."""
+    """Returns the terms of a query without its question words; all of its terms if nothing else is left."""
     folded = unicodedata.normalize("NFKC", query)
     return terms(_FINAL_PARTICLES.sub(" ", _QUESTION_WORDS.sub(" ", folded))) or terms(folded)
 
@@ -107,7 +107,7 @@ class LexicalIndex:
     def load(cls, folder: Path) -> LexicalIndex:
         """Opens a folder that `build` wrote; it may be read-only."""
         # tantivy takes a lock file beside the index even to read it; a folder of links takes the lock elsewhere. Once
-        # open, the files are mapped and the links are needed no more.
+        # open, the files are mapped and the links are no longer needed.
         links = Path(tempfile.mkdtemp(prefix="care-lexical-"))
         try:
             for file in folder.iterdir():
@@ -139,7 +139,7 @@ class LexicalIndex:
         return 1.0
 
     def weights(self, query: str) -> dict[str, float]:
-        """What BM25 makes of each term of a query: its rarity among the rows, times how often the query has it."""
+        """Returns BM25's weight of each query term: its rarity among the rows, times its count in the query."""
         rows = len(self)
         found = {}
         for term, times in Counter(query_terms(query)).items():
@@ -230,7 +230,7 @@ class Postings:
 
     @classmethod
     def joined(cls, parts: Sequence[Postings], kept: Sequence[NDArray[np.bool_]]) -> Postings:
-        """The kept rows of all parts, one after the other; `kept` is a boolean array over the rows of each."""
+        """Returns the kept rows of all parts, one after the other; `kept` is a boolean array over the rows of each."""
         numbers = [np.cumsum(mask) - 1 for mask in kept]
         starts = np.cumsum([0, *(np.count_nonzero(mask) for mask in kept)])
         entries = [mask[part.rows] for part, mask in zip(parts, kept, strict=True)]
@@ -251,7 +251,7 @@ class Postings:
         return cls(hashes[order], rows[order], counts[order], lengths)
 
     def score(self, weights: dict[str, float], among: LexicalIndex) -> Scores:
-        """The score of every row for a query of these weights, 0 if it shares no term, as a row of `among`."""
+        """Returns the score of every row for a query of these weights, 0 if it shares no term, as a row of `among`."""
         wanted = np.array([hash(term) for term in weights], np.int64)
         first, end = (np.searchsorted(self.hashes, wanted, side) for side in ("left", "right"))
         sizes = end - first
@@ -264,7 +264,7 @@ class Postings:
 
 
 def rounded_length(length: int) -> int:
-    """A length as the large index keeps it, in one byte."""
+    """Returns a length as the large index keeps it, in one byte."""
     rest = length - EXACT_LENGTHS
     if rest < 0:
         return length

@@ -12,7 +12,7 @@ def draw_negatives(
     rows: Rows, known: Rows, scores: NDArray[np.float32], *, ranks: tuple[int, int], count: int, below: float | None,
     chance: np.random.Generator,
 ) -> Rows:  # fmt: skip
-    """At most `count` of the ranked `rows`, in their order.
+    """Returns at most `count` of the ranked `rows`, in their order.
 
     Ranks are counted without the `known` rows (answers, and negatives that the pair has); the first of `ranks` is
     included, the last is not. With `below`, only rows whose score is at most that.

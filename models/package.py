@@ -1,4 +1,4 @@
-"""The installed package: its version, the bundled encoders, and argparse types that all commands share."""
+"""Facts of the installed package: its version, the bundled encoders, and argparse types that commands share."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Progress of long work: a bar on a terminal, elsewhere a line twice a minute with the rate and the time left."""
+"""Shows progress of long work: a bar on a terminal, elsewhere a line twice a minute with rate and time left."""
 
 from __future__ import annotations
 
@@ -62,18 +62,18 @@ class Progress:
         self._print_if_due()
 
     def over(self, items: Iterable[Item]) -> Iterator[Item]:
-        """The items, each counted when the next is asked for."""
+        """Yields the items, each counted when the next is asked for."""
         with self:
             for item in items:
                 yield item
                 self.update()
 
     def write(self, text: str) -> None:
-        """A line above the bar."""
+        """Prints a line above the bar."""
         self._bar.write(text, file=sys.stderr)
 
     def line(self) -> str:
-        """The line to print now: how much of how much, how fast, and the time left."""
+        """Returns the line to print now: how much of how much, how fast, and the time left."""
         seconds = time.monotonic() - self._began
         if not self._unit:
             return f"{self._name}, {tqdm.format_interval(seconds)} so far"

@@ -1,4 +1,4 @@
-"""Rows of JSON-lines files: documents and training rows, read, checked, and measured in words and characters.
+"""Reads rows of JSON-lines files (documents and training rows), checks them, and counts words and characters.
 
 A row is {query, pos: [...], neg?: [...], instruction?, source?, hypothetical?: [...]}, or a document {text, title?,
 source?}: its title asks for it.
@@ -49,12 +49,12 @@ class Line(NamedTuple):
 
 
 def read_pairs(path: Path) -> Iterator[Pair]:
-    """The rows of a JSON-lines file, plain, .gz or .xz."""
+    """Reads the rows of a JSON-lines file, plain, .gz or .xz."""
     return (require_pair(line) for line in read_lines(path))
 
 
 def sample(files: Sequence[Path], size: int, seed: int) -> tuple[int, list[Pair]]:
-    """How many rows the files hold, and `size` of them at random: all are passed, only those are parsed."""
+    """Counts the rows of the files and draws `size` of them at random; only those are parsed."""
     chance, drawn, count = random.Random(seed), list[Line](), 0
     for line in (line for path in files for line in read_lines(path)):
         count += 1
@@ -65,7 +65,7 @@ def sample(files: Sequence[Path], size: int, seed: int) -> tuple[int, list[Pair]
 
 
 def read_lines(path: Path) -> Iterator[Line]:
-    """The lines of a file, plain, .gz or .xz."""
+    """Yields the lines of a file, plain, .gz or .xz."""
     opener: Any = _OPENERS.get(path.suffix, open)
     stem = path.name.partition(".")[0]
     try:
@@ -91,7 +91,7 @@ def write_lines(path: Path, rows: Iterable[Mapping[str, object]]) -> None:
 
 
 def require_pair(line: Line) -> Pair:
-    """The row of a line; raises BadData with the place of one that is none."""
+    """Parses the row of a line; raises BadData with its place if it is not a row."""
     parsed = parse_row(line)
     if isinstance(parsed, str):
         raise BadData(f"{line.where}: {parsed}")
@@ -99,7 +99,7 @@ def require_pair(line: Line) -> Pair:
 
 
 def parse_row(line: Line) -> tuple[dict[str, Any], Pair] | str:
-    """The row of a line, as it stands and as a pair, or why it is none."""
+    """Parses a line: returns its row as a dictionary and as a pair, or why it is not a row."""
     try:
         row = json.loads(line.text)
         if _HALF.search(line.text):  # half of a character, which no tokenizer, server or file takes
@@ -131,5 +131,5 @@ def read_all(files: Sequence[Path]) -> Iterator[Pair]:
 
 
 def count_units(text: str) -> int:
-    """Words and Chinese characters: about as many as a tokenizer makes of it."""
+    """Counts words and Chinese characters: about the number of tokens."""
     return sum(1 for _ in UNIT.finditer(text))

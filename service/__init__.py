@@ -1,1 +1,1 @@
-"""The online half: HTTP in, ranked hits out. `service.http.app.create_app` builds it."""
+"""The online service: answers HTTP requests with ranked hits. `service.http.app.create_app` builds it."""

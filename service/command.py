@@ -47,7 +47,7 @@ def serve(settings: Settings) -> None:
 
 
 def require_known_variables() -> None:
-    """Refuses a CARE_ variable of the environment that is no setting: it is misspelt. `care index` calls this, too."""
+    """Refuses an unknown CARE_ variable of the environment: it is misspelt. `care index` calls this, too."""
     known = [f"{ENV_PREFIX}{name}".upper() for name in Settings.model_fields]
     for variable in os.environ:
         name = variable.upper()

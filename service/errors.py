@@ -1,4 +1,4 @@
-"""The service's errors, and the table from an error to its HTTP status.
+"""Exceptions of the service, and the table from an exception to its HTTP status.
 
 Messages of errors in the table reach the client. Any other exception is answered with the request id alone.
 """
@@ -57,7 +57,7 @@ class UnknownHost(CareError):
 
 
 class BadKeys(CareError):
-    """A file of API keys that cannot be used, or an act on it that is not possible."""
+    """A file of API keys that cannot be used, or a change of it that is not possible."""
 
 
 class Unauthorized(CareError):

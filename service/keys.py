@@ -1,4 +1,4 @@
-"""Create, list and revoke API keys; here are also the file of their hashes, and the keys in force in a service.
+"""Create, list and revoke API keys. Also reads the keys file for a running service.
 
 A key is shown once, when it is made. The service reads the file again when it changes, and at SIGHUP.
 """
@@ -128,7 +128,7 @@ class KeyRing:
         return self._token is None and not self._keys
 
     def find(self, presented: bytes) -> Key | None:
-        """The key that was presented; takes a time that does not depend on where two secrets differ."""
+        """Returns the key that was presented; takes a time that does not depend on where two secrets differ."""
         name = presented[ID]
         digest = sha256(presented).digest()
         known = self._keys.get(name)
@@ -265,7 +265,7 @@ def create_secret() -> str:
 
 
 def make_record(arguments: Namespace, secret: str) -> KeyRecord:
-    """The entry of a new key; raises BadKeys."""
+    """Returns the entry of a new key; raises BadKeys."""
     try:
         return KeyRecord(
             id=secret[ID],
@@ -282,7 +282,7 @@ def make_record(arguments: Namespace, secret: str) -> KeyRecord:
 
 
 def _reason(error: ValidationError, model: type[BaseModel]) -> str:
-    """The first error of a file or a key, neither of which has a body."""
+    """Returns the first error of a file or a key, neither of which has a body."""
     return str(invalid_request(error, model)).removeprefix("body: ")
 
 

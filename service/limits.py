@@ -1,4 +1,4 @@
-"""Whether a call may be made: what a caller's key allows, its rates and budgets, a breaker for failing servers."""
+"""Rate limits and budgets of API keys, their scopes, and a circuit breaker for failing servers."""
 
 from __future__ import annotations
 

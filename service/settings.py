@@ -22,7 +22,7 @@ ENV_PREFIX = "CARE_"
 REDIS_SCHEMES = ("redis://", "rediss://", "unix://")
 ORIGIN = re.compile(r"\*|https?://[\w.-]+(?::\d+)?", re.ASCII)
 HOST_NAME = re.compile(r"\*|[\w-]+(?:\.[\w-]+)*", re.ASCII)
-# Settings of several names with commas: what each must be, and what is said of one that is not.
+# Comma-separated settings: the check of each item, and the message for a wrong one.
 NAMES = {
     "allowed_hosts": (HOST_NAME, "a host name; leave out scheme, port and path"),
     "cors_origins": (ORIGIN, "an origin; write it as https://host or https://host:port"),
@@ -108,7 +108,7 @@ class Settings(BaseSettings):
     admin_host: str | None = setting(None, "Address of that port; unset: CARE_HOST.")
     tls_cert: Path | None = setting(None, "Certificate chain (PEM); with CARE_TLS_KEY the service speaks HTTPS.")
     tls_key: Path | None = setting(None, "Private key of the certificate (PEM).")
-    tls_client_ca: Path | None = setting(None, "Certificates (PEM) of which clients must hold one's (mTLS).")
+    tls_client_ca: Path | None = setting(None, "CA certificates (PEM) that sign the clients' certificates (mTLS).")
     cors_origins: str | None = setting(
         None, "Origins whose pages may call the service, with commas; * for any; unset: none."
     )
@@ -136,7 +136,7 @@ class Settings(BaseSettings):
 
     @property
     def database(self) -> Database | None:
-        """The vector database that searches, None where this machine does."""
+        """The vector database that searches, None if this machine does."""
         key = None if self.vectors_key is None else self.vectors_key.get_secret_value()
         return Database.parse(self.vectors, key, self.vectors_timeout_seconds)
 
@@ -211,7 +211,7 @@ class Settings(BaseSettings):
 
 
 def _is_loopback(host: str) -> bool:
-    """Whether a server at this address or name, in whatever spelling, is reached from this machine alone."""
+    """Returns whether a server at this address or name, in whatever spelling, is reached from this machine alone."""
     try:
         found = getaddrinfo(host or None, None, flags=AI_PASSIVE)
     except OSError:
@@ -221,7 +221,7 @@ def _is_loopback(host: str) -> bool:
 
 
 def _is_address(url: str) -> bool:
-    """Whether a URL can be taken apart; its port, where there is one, must be a number."""
+    """Returns whether a URL can be parsed; its port, if it has one, must be a number."""
     try:
         return urlsplit(url).port != 0
     except ValueError:

@@ -1,4 +1,4 @@
-"""Traces of requests, sent to a collector of OpenTelemetry by OTLP over HTTP; loaded only if one is configured.
+"""Sends traces of requests to an OpenTelemetry collector by OTLP over HTTP; loaded only if one is configured.
 
 A request leaves one tuple behind. A thread makes spans of it: one of the request and, after a search, one of each
 stage, laid end to end because a request knows how long its stages took and not when. OpenTelemetry's SDK would open and
@@ -60,7 +60,7 @@ objects, because those are in memory that no cache of the processor has.
 
 
 class Traces:
-    """Collects traces of this process. A collector that is away or slow costs spans, which are counted, not answers."""
+    """Collects traces of this process. If the collector is down or slow, spans are dropped and counted."""
 
     def __init__(self, settings: Settings, metrics: Metrics) -> None:
         self._share = settings.traces_share
@@ -175,7 +175,7 @@ class Traces:
             self._metrics.traces("sent", len(batch))
 
     def _spans(self, traced: Traced) -> bytes:
-        """The span of a request and those of its stages, as they stand in a ScopeSpans message."""
+        """Returns the span of a request and those of its stages, as they stand in a ScopeSpans message."""
         trace_id, parent, began, seconds, method, route, status, request_id, top_k, count, texts, stages = traced
         began_ns = self._epoch_ns + int(began * 1e9)
         ended_ns = began_ns + int(seconds * 1e9)
@@ -220,7 +220,7 @@ def _new_span_id() -> bytes:
 
 
 def _field(tag: bytes, content: bytes) -> bytes:
-    """A field of a message: tag, length as a varint, content."""
+    """Returns a field of a message: tag, length as a varint, content."""
     rest = len(content)
     if rest < 128:
         return b"%b%c%b" % (tag, rest, content)

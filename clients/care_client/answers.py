@@ -1,4 +1,4 @@
-"""The service's answers as plain values; fields that this version does not know are left out."""
+"""Response types of the client; fields that this version does not know are ignored."""
 
 from __future__ import annotations
 
@@ -213,7 +213,7 @@ class Health:
 
 
 def _known(kind: type[Any], json: Json) -> dict[str, Any]:
-    """The members that are fields of the class: null is left out, a list becomes a tuple."""
+    """Returns the members that are fields of the class: null is left out, a list becomes a tuple."""
     known = {each.name: json[each.name] for each in fields(kind) if json.get(each.name) is not None}
     return {name: tuple(value) if isinstance(value, list) else value for name, value in known.items()}
 

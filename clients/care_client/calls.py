@@ -1,4 +1,4 @@
-"""The request of each call, the meaning of its reply, and when to retry: shared by both clients."""
+"""Builds requests, parses responses and decides when to retry; shared by both clients."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ class Attempts:
 
 @dataclass(frozen=True, slots=True)
 class Call(Generic[T]):
-    """One request, and the reading of its reply. `answers` are the statuses whose body `parse` reads."""
+    """One request and the parser of its reply. `answers` are the statuses whose body `parse` reads."""
 
     method: str
     path: str
@@ -117,7 +117,7 @@ class Call(Generic[T]):
         return None
 
     def checked(self, reply: Reply) -> httpx.Response:
-        """The response if it is an answer; raises its error if it is not."""
+        """Returns the response if it is an answer; raises its error if it is not."""
         if isinstance(reply, httpx.RequestError):
             reason = str(reply) or type(reply).__name__
             raise ConnectionFailed(f"no answer from {reply.request.url}: {reason}") from reply
@@ -131,7 +131,7 @@ class Call(Generic[T]):
             raise _kind(reply.status_code)(reply.status_code, "http", reply.reason_phrase, request_id) from None
 
     def read(self, reply: Reply) -> T:
-        """The parsed answer; raises if the reply is none."""
+        """Returns the parsed answer; raises if the reply is not one."""
         response = self.checked(reply)
         try:
             json = response.json()
@@ -147,7 +147,7 @@ class Lines:
         self._ended = False
 
     def read(self, line: str) -> Result | None:
-        """The result in a line; None for the last line; raises the service's error."""
+        """Returns the result in a line; None for the last line; raises the service's error."""
         return _parsed(self._result, line)
 
     def _result(self, line: str) -> Result | None:

@@ -1,4 +1,4 @@
-"""The clients: `CareClient`, whose calls block, and `AsyncCareClient`, whose calls are awaited."""
+"""The two clients: `CareClient` blocks, `AsyncCareClient` is awaited."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class CareClient:
         self._http.close()
 
     def search(self, query: Texts, **options: Unpack[SearchOptions]) -> SearchAnswer:
-        """The best documents for one query, or for each of several."""
+        """Returns the best documents for one query, or for each of several."""
         return self._send(calls.search(query, options))
 
     def stream(self, queries: Sequence[str], **options: Unpack[SearchOptions]) -> Iterator[Result]:
@@ -69,7 +69,7 @@ class CareClient:
         lines.end()
 
     def document(self, id: str) -> Document:
-        """The whole document with this id; raises NotFound."""
+        """Returns the whole document with this id; raises NotFound."""
         return self._send(calls.document(id))
 
     def add_documents(self, documents: Sequence[NewDocument]) -> Changes:
@@ -81,19 +81,19 @@ class CareClient:
         return self._send(calls.delete_document(id))
 
     def collection(self) -> Collection:
-        """What is served."""
+        """Returns what is served."""
         return self._send(calls.collection())
 
     def embeddings(self, texts: Texts, *, input_type: InputType = "query", dimensions: int | None = None) -> Embeddings:
-        """The unit vectors of texts, in the space of the collection; `dimensions` shortens them."""
+        """Returns the unit vectors of texts, in the space of the collection; `dimensions` shortens them."""
         return self._send(calls.embeddings(texts, input_type, dimensions))
 
     def rerank(self, query: str, documents: Sequence[str], *, top_n: int | None = None) -> tuple[Ranked, ...]:
-        """The given texts by how well they answer the query, best first."""
+        """Orders the given texts by how well they answer the query, best first."""
         return self._send(calls.rerank(query, documents, top_n))
 
     def health(self) -> Health:
-        """Whether the service answers queries now; raises only if nothing answers."""
+        """Returns whether the service answers queries now; raises only if nothing answers."""
         return self._send(calls.health())
 
     def _send(self, call: Call[T]) -> T:
@@ -201,6 +201,6 @@ class AsyncCareClient:
 
 
 def _headers(api_key: str | None, headers: Headers) -> httpx.Headers:
-    """The key as a header, unless the given headers have an authorization of their own."""
+    """Returns the key as a header, unless the given headers have an authorization of their own."""
     key = os.environ.get(KEY_VARIABLE) if api_key is None else api_key
     return httpx.Headers(({"authorization": f"Bearer {key}"} if key else {}) | dict(httpx.Headers(headers)))

@@ -1,4 +1,4 @@
-"""The errors of a call, in one tree."""
+"""Exceptions that the client raises, in one tree."""
 
 from __future__ import annotations
 

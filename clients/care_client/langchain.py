@@ -57,7 +57,7 @@ class CareRetriever(BaseRetriever):
         return [_document(hit) for hit in answer.hits]
 
     def _options(self, given: Mapping[str, Any]) -> SearchOptions:
-        """The parameters of one call. `verbose` is LangChain's own."""
+        """Returns the parameters of one call. `verbose` is LangChain's own."""
         call = {name: value for name, value in given.items() if name not in ("search_kwargs", "verbose")}
         own = {"top_k": self.top_k, "passages": self.passages}
         return search_options(own, self.search_kwargs, given.get("search_kwargs") or {}, call)

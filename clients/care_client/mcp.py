@@ -1,4 +1,4 @@
-"""Give agents a running service as tools (MCP): search, get_document, describe_collection.
+"""Give agents the tools search, get_document and describe_collection over a running service (MCP).
 
 Over stdio for a program that starts it, or over streamable HTTP (--http) at /mcp for several. The fields that the
 collection can filter by are arguments of the search tool, read from the service whenever tools are listed. Tools only

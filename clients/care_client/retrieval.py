@@ -1,4 +1,4 @@
-"""Shared by the modules of all frameworks: search parameters, and the part of a hit that a language model reads."""
+"""Search parameters and hit texts, shared by the framework integrations."""
 
 from __future__ import annotations
 
@@ -57,9 +57,9 @@ def _clause(field: str, value: object) -> Mapping[str, Any]:
 
 
 def content_of(hit: Hit) -> str:
-    """The passages that were found, in the order of the text; the whole text if none were asked for.
+    """Returns the passages that were found, in the order of the text; the whole text if none were asked for.
 
-    Passages overlap, so that none cuts a thought in two; here what they share is said once.
+    Passages overlap; the text that neighbours share is written once.
     """
     text = hit.text or ""
     spans: list[tuple[int, int]] = []
@@ -72,6 +72,6 @@ def content_of(hit: Hit) -> str:
 
 
 def metadata_of(hit: Hit) -> dict[str, Any]:
-    """The document's own metadata, with `id` and `title` if it has none of these names, and the scores."""
+    """Returns the document's own metadata, with `id` and `title` if it has none of these names, and the scores."""
     second = {} if hit.rerank_score is None else {RERANK_SCORE: hit.rerank_score}
     return {"id": hit.id, "title": hit.title, **hit.metadata, SCORE: hit.score, **second}

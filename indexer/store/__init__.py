@@ -1,1 +1,1 @@
-"""The snapshot on disk and the collection of its versions; the file format is in docs/index-format.md."""
+"""Snapshots on disk and the collection of their versions; docs/index-format.md has the file format."""

@@ -1,4 +1,4 @@
-"""Arrays and byte strings on disk: streamed out, memory-mapped in; and hashes taken in parts.
+"""Writes arrays and byte strings to disk in a stream, memory-maps them for reading, and hashes them in parts.
 
 Files are little-endian and never unpickled. Nothing is written through a map: on a full disk a map kills the process
 with a signal, a write raises an error.
@@ -152,7 +152,7 @@ def part_bits(rows: int) -> int:
 
 
 def rows_of_part(hashes: Array, bits: int, part: int) -> Rows:
-    """The rows, ascending, of the `hashes` (rows,) uint64 whose first `bits` bits are `part`."""
+    """Returns the rows, ascending, of the `hashes` (rows,) uint64 whose first `bits` bits are `part`."""
     shift = np.uint64(64 - bits)  # numpy shifts a number by all its 64 bits to 0, the only part there is
     starts = range(0, len(hashes), SCANNED_AT_ONCE)
     found = [np.flatnonzero(hashes[start : start + SCANNED_AT_ONCE] >> shift == part) + start for start in starts]

@@ -1,4 +1,4 @@
-"""The canaries that a collection keeps: queries that must find certain documents.
+"""Stores a collection's canaries: queries that must find certain documents.
 
 The file is JSON lines: {"query": "高血压吃什么药", "must": ["drug-001"], "within": 10}; `within` defaults to 10.
 """
@@ -55,7 +55,7 @@ def keep_canaries(root: Path, path: Path) -> None:
 
 
 def kept_canaries(root: Path) -> list[Canary]:
-    """The queries that `keep_canaries` kept; none if no build was given any."""
+    """Returns the queries that `keep_canaries` kept; none if no build was given any."""
     kept = root / CANARIES_FILE
     return load_canaries(kept) if kept.exists() else []
 

@@ -49,7 +49,7 @@ class Database:
 
     @classmethod
     def parse(cls, text: str, key: str | None = None, timeout_seconds: int = 60) -> Database | None:
-        """None for `faiss`, which searches in the process; raises BadDatabase if the text is no address."""
+        """None for `faiss`, which searches in the process; raises BadDatabase if the text is not an address."""
         if text == HERE:
             return None
         try:
@@ -85,7 +85,7 @@ class Collection:
         self.fresh_log = FreshLog(root / "fresh")
 
     def current(self) -> str | None:
-        """The served version; None if nothing was published yet."""
+        """Returns the served version; None if nothing was published yet."""
         try:
             return self._pointer.read_text(encoding="utf-8").strip() or None
         except FileNotFoundError:
@@ -94,7 +94,7 @@ class Collection:
             raise BadCollection(f"{self._pointer} is not readable ({error}); remove it, then publish") from error
 
     def served_manifest(self) -> Manifest | None:
-        """The manifest of the served version; None if nothing readable is served."""
+        """Returns the manifest of the served version; None if nothing readable is served."""
         try:
             current = self.current()
             return Manifest.read(self.folder(current)) if current else None
@@ -102,26 +102,26 @@ class Collection:
             return None
 
     def versions(self) -> list[str]:
-        """Every finished version, oldest first: the names begin with the time."""
+        """Returns every finished version, oldest first: the names begin with the time."""
         if not self._versions.is_dir():
             return []
         return sorted(path.name for path in self._versions.iterdir() if path.is_dir() and path.name[0] != ".")
 
     def newest(self) -> str:
-        """The newest version, published or not."""
+        """Returns the newest version, published or not."""
         if versions := self.versions():
             return versions[-1]
         raise BadCollection(f"{self.root} has no version; care index build makes one")
 
     def folder(self, version: str) -> Path:
-        """The folder of a version; raises BadCollection if the collection does not have it."""
+        """Returns the folder of a version; raises BadCollection if the collection does not have it."""
         if version not in self.versions():
             known = ", ".join(self.versions()[-5:]) or "none; care index build makes one"
             raise BadCollection(f"{self.root} has no version {version}; it has {known}")
         return self._versions / version
 
     def next_version(self, now: datetime | None = None) -> str:
-        """A name behind all others, even if the clock was set back: rollback and prune go by the order of names."""
+        """Returns a name that sorts after all others, even if the clock was set back: rollback and prune rely on it."""
         name = new_version(now)
         if not (versions := self.versions()) or versions[-1] < name:
             return name
@@ -133,11 +133,11 @@ class Collection:
         return new_version(latest + timedelta(milliseconds=1))
 
     def shards(self, fingerprint: str) -> Path:
-        """Where an unfinished build of this encoder keeps what it has encoded."""
+        """Returns where an unfinished build of this encoder keeps what it has encoded."""
         return self.shards_root / fingerprint
 
     def identity(self) -> str:
-        """A name that no other collection has, nor a copy in another folder. For the only builder."""
+        """Returns a name that no other collection has, nor a copy in another folder. For the only builder."""
         path = self.root / "ID"
         if not path.exists():
             replace_file(path, f"{secrets.token_hex(8)}\n".encode())
@@ -216,7 +216,7 @@ class Collection:
         return target
 
     def rollback_target(self, version: str | None = None) -> str:
-        """The version that a rollback would serve; raises if there is none."""
+        """Returns the version that a rollback would serve; raises if there is none."""
         if version is None and self.current() is None:
             raise BadCollection(f"{self.root} has no published version; care index publish makes one")
         target = version or self.previous()
@@ -225,7 +225,7 @@ class Collection:
         return target
 
     def previous(self) -> str | None:
-        """The older version that was served when the current one was first published: where a rollback goes."""
+        """Returns the older version that was served when the current one was first published: where a rollback goes."""
         if (current := self.current()) is None:
             return None
         history, here = self._history(), self.versions()
@@ -280,7 +280,7 @@ class Collection:
         (self.rejects / f"{version}.jsonl").unlink(missing_ok=True)
 
     def _history(self) -> list[str]:
-        """What was served, in order."""
+        """Returns what was served, in order."""
         try:
             return self._published.read_text(encoding="utf-8").split()
         except (OSError, UnicodeDecodeError) as error:
@@ -288,7 +288,7 @@ class Collection:
             raise BadCollection(f"{reason}; name the version to go back to") from error
 
     def _record(self, served: str | None) -> None:
-        """Adds the served version to the list, unless it is the last there; an unreadable list begins anew."""
+        """Adds the served version to the list, unless it is the last there; replaces an unreadable list."""
         try:
             history = self._history()
         except BadCollection:
@@ -299,7 +299,7 @@ class Collection:
 
 
 def new_version(now: datetime | None = None) -> str:
-    """A unique name that sorts by time, to the millisecond."""
+    """Returns a unique name that sorts by time, to the millisecond."""
     return f"{_stamp(now or datetime.now(UTC))}Z-{secrets.token_hex(4)}"
 
 

@@ -1,4 +1,4 @@
-"""Filter columns: the values of one metadata field for all documents; a condition in, a boolean array over rows out.
+"""Filter columns: one metadata field of all documents. Maps a condition to a boolean array over rows.
 
 A number column is float64 (NaN: missing) plus the rests of rounded integers, so that 64-bit integers compare exactly. A
 keyword column is codes into a sorted vocabulary, so a range of texts is a range of codes. A missing value matches
@@ -50,14 +50,14 @@ class NumberColumn:
 
     @classmethod
     def of(cls, rows: int, numbers: Mapping[int, int | float]) -> NumberColumn:
-        """The column of a few documents: the number of each row that has one."""
+        """Returns the column of a few documents: the number of each row that has one."""
         values, rests = np.full(rows, np.nan), np.zeros(rows, np.int16)
         for row, number in numbers.items():
             values[row], rests[row] = f.split_number(number)
         return cls(values, rests if rests.any() else None)
 
     def part(self, rows: Mask) -> NumberColumn | None:
-        """The column of these documents alone; None if none of them has a value."""
+        """Returns the column of these documents alone; None if none of them has a value."""
         values = self._values[rows]
         if np.isnan(values).all():
             return None
@@ -88,7 +88,7 @@ class NumberColumn:
         return [(low, high) for low, high in bounds if low <= high and low[0] < np.inf and high[0] > -np.inf]
 
     def limits(self) -> tuple[float, float] | None:
-        """The least and the greatest value."""
+        """Returns the least and the greatest value."""
         low, high = np.fmin.reduce(self._values), np.fmax.reduce(self._values)
         if np.isnan(low):
             return None
@@ -103,17 +103,17 @@ class NumberColumn:
         return None if stored is None else f.whole_number(stored)
 
     def count(self, rows: Rows | None = None) -> int:
-        """How many documents, of all or of these rows, have a value."""
+        """Returns how many documents, of all or of these rows, have a value."""
         values = self._values if rows is None else self._values[rows]
         return len(values) - int(np.count_nonzero(np.isnan(values)))
 
     def stored(self, row: int) -> SplitNumber | None:
-        """The number of a document, None if it has none."""
+        """Returns the number of a document, None if it has none."""
         value = float(self._values[row])
         return None if np.isnan(value) else (value, 0 if self._rests is None else int(self._rests[row]))
 
     def _compare(self, beyond: np.ufunc, or_equal: np.ufunc, bound: SplitNumber) -> Mask:
-        """Which numbers equal the bound or lie beyond it."""
+        """Returns which numbers equal the bound or lie beyond it."""
         value, rest = bound
         if self._rests is None:
             return np.asarray((or_equal if or_equal(0, rest) else beyond)(self._values, value), dtype=np.bool_)
@@ -121,7 +121,7 @@ class NumberColumn:
         return np.asarray(beyond(self._values, value) | at_value, dtype=np.bool_)
 
     def _bounds(self, condition: Range) -> Interval:
-        """The least and the greatest number that the condition admits."""
+        """Returns the least and the greatest number that the condition admits."""
         lows, highs = [(-np.inf, 0)], [(np.inf, 0)]
         steps = (condition.gte, lows, 0), (condition.gt, lows, 1), (condition.lte, highs, 0), (condition.lt, highs, -1)
         for bound, bounds, step in steps:
@@ -156,7 +156,7 @@ class KeywordColumn:
 
     @classmethod
     def of(cls, rows: Sequence[Sequence[str]]) -> KeywordColumn:
-        """The column of a few documents, each with any number of texts."""
+        """Returns the column of a few documents, each with any number of texts."""
         spelled = [[text.encode() for text in dict.fromkeys(texts)] for texts in rows]
         vocabulary = sorted({text for texts in spelled for text in texts})
         codes = {text: code for code, text in enumerate(vocabulary)}
@@ -204,14 +204,14 @@ class KeywordColumn:
         return self._vocabulary[0].decode() if len(self) else None
 
     def count(self, rows: Rows | None = None) -> int:
-        """How many documents, of all or of these rows, have a value."""
+        """Returns how many documents, of all or of these rows, have a value."""
         if self._starts is None:
             return int(np.count_nonzero((self._codes if rows is None else self._codes[rows]) >= 0))
         lengths = np.diff(self._starts) if rows is None else self._starts[rows + 1] - self._starts[rows]
         return int(np.count_nonzero(lengths))
 
     def stored(self, row: int) -> list[int]:
-        """The codes of a document, none if it has no value."""
+        """Returns the codes of a document, none if it has no value."""
         if self._starts is None:
             first, end = row, row + (self._codes[row] >= 0)
         else:
@@ -220,7 +220,7 @@ class KeywordColumn:
         return codes
 
     def counts(self) -> dict[str, int]:
-        """How many documents have each value, the most frequent first."""
+        """Returns how many documents have each value, the most frequent first."""
         codes = self._codes[self._codes >= 0]
         try:
             if codes.max(initial=-1) >= len(self):
@@ -255,7 +255,7 @@ Column = NumberColumn | KeywordColumn
 
 
 def _text(field: str, value: FilterValue) -> bytes:
-    """The value as the vocabulary spells it: UTF-8, whose byte order is that of the code points."""
+    """Returns the value as the vocabulary spells it: UTF-8, whose byte order is that of the code points."""
     if isinstance(value, bool):
         return b"true" if value else b"false"
     if isinstance(value, str):

@@ -1,4 +1,4 @@
-"""The documents of a snapshot, stored as the JSON of an answer, and their passages; see docs/index-format.md."""
+"""Stores a snapshot's documents, as the JSON of a response, and their passages; see docs/index-format.md."""
 
 from __future__ import annotations
 
@@ -153,7 +153,7 @@ class Documents:
         return np.frombuffer(found, np.uint8).reshape(-1, DIGEST_BYTES)
 
     def row_of(self, document_id: str) -> int | None:
-        """The row of a document; ids of equal hash are compared themselves."""
+        """Returns the row of a document; ids of equal hash are compared themselves."""
         try:
             wanted = _hash(document_id)
         except UnicodeEncodeError:  # a lone surrogate is in no stored id
@@ -209,12 +209,12 @@ class Passages:
         return len(self.documents)
 
     def of(self, document_row: int) -> range:
-        """The rows of a document's passages."""
+        """Returns the rows of a document's passages."""
         first, end = np.searchsorted(self.documents, [document_row, document_row + 1]).tolist()
         return range(first, end)
 
     def first_rows(self) -> Iterator[int]:
-        """The row of each document's first passage."""
+        """Yields the row of each document's first passage."""
         last = -1
         for start in range(0, len(self), BLOCK_ROWS):
             owners = self.documents[start : start + BLOCK_ROWS]
@@ -228,7 +228,7 @@ class Passages:
 
 
 def load_hashes(folder: Path, count: int) -> Array:
-    """The content hash of each passage, (passages, 16) uint8."""
+    """Loads the content hash of each passage, (passages, 16) uint8."""
     return load_array(folder / HASHES_FILE, "|u1", (count, HASH_BYTES))
 
 

@@ -1,4 +1,4 @@
-"""Locks between processes, durable writes, and a dictionary on disk.
+"""Inter-process locks, durable writes, and an on-disk dictionary.
 
 Locks are by flock on a file, which the system releases however a process ends, and an NFS client passes on to the
 server. A mount that keeps locks local, or has none, is refused.
@@ -102,7 +102,7 @@ def local_locks(folder: Path) -> str | None:
 
 
 def mounted_with_local_locks(folder: Path, mounts: str) -> str | None:
-    """The same, by the text of /proc/mounts."""
+    """As `local_locks`, by the text of /proc/mounts."""
     kind, options, nearest = "", "", -1
     for fields in (line.split(" ") for line in mounts.splitlines()):
         if len(fields) < 4:
@@ -143,7 +143,7 @@ class DiskDict:
         return int(found)
 
     def setdefault(self, key: str, value: int) -> int:
-        """The number of `key`, which is `value` if the key is new."""
+        """Returns the number of `key`, which is `value` if the key is new."""
         found = self._remembered.get(key)
         if found is None:
             found = self.add(key, value)
@@ -153,7 +153,7 @@ class DiskDict:
         return found
 
     def sorted_items(self) -> Iterator[tuple[bytes, int]]:
-        """Every key in UTF-8 and its number, ascending by bytes, which is the order of the code points."""
+        """Yields every key in UTF-8 and its number, ascending by bytes, which is the order of the code points."""
         yield from self._execute("SELECT key, value FROM entries ORDER BY key")
 
     def close(self) -> None:

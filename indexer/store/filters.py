@@ -1,4 +1,4 @@
-"""Metadata values and filters as plain values; `metadata` evaluates the filters."""
+"""Types of metadata values and filters; `metadata` evaluates the filters."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def restrict(filters: Iterable[Filter], has_field: Callable[[str], bool]) -> tup
 
 
 def conditions_of(filters: Iterable[Filter]) -> Iterator[Condition]:
-    """Every condition of the filters, nested ones included."""
+    """Yields every condition of the filters, nested ones included."""
     for given in filters:
         if isinstance(given, Not):
             yield from conditions_of([given.excluded])
@@ -97,7 +97,7 @@ def conditions_of(filters: Iterable[Filter]) -> Iterator[Condition]:
 
 
 def values_of(condition: Condition) -> tuple[FilterValue, ...]:
-    """The values that a field is compared with."""
+    """Returns the values that a field is compared with."""
     if isinstance(condition, Range):
         bounds = (condition.gte, condition.gt, condition.lte, condition.lt)
         return tuple(bound for bound in bounds if bound is not None)
@@ -105,7 +105,7 @@ def values_of(condition: Condition) -> tuple[FilterValue, ...]:
 
 
 def fields_of(filters: Iterable[Filter]) -> set[str]:
-    """The fields that the filters name; an empty AnyOf names none."""
+    """Returns the fields that the filters name; an empty AnyOf names none."""
     return {each.field for each in conditions_of(filters) if isinstance(each, Range) or values_of(each)}
 
 
@@ -126,7 +126,7 @@ def _comparable(value: FilterValue, kind: str) -> bool:
 
 
 def as_number(value: FilterValue) -> int | float | None:
-    """The number that a value is, or that its digits spell, because a URL has nothing else; None if it is none."""
+    """Returns the value as a number, also from its digits, because a URL holds only text; None if it is not one."""
     number = read_number(value) if isinstance(value, str) else None if isinstance(value, bool) else value
     return number if number == number else None
 
@@ -155,13 +155,13 @@ def split_number(number: int | float) -> SplitNumber:
 
 
 def whole_number(stored: SplitNumber) -> int | float:
-    """The number that `split_number` took apart; one that float64 holds exactly stays a float."""
+    """Returns the number that `split_number` took apart; one that float64 holds exactly stays a float."""
     value, rest = stored
     return int(value) + rest if rest else value
 
 
 def read_number(text: str) -> int | float | None:
-    """Parses a number, integers exactly; None if the text is none."""
+    """Parses a number, integers exactly; None if the text is not one."""
     for number_type in (int, float):
         try:
             return number_type(text)
@@ -176,12 +176,12 @@ def kind_of(value: Value) -> str:
 
 
 def has_value(value: Value) -> bool:
-    """Whether a column stores it: neither None nor an empty list."""
+    """Returns whether a column stores it: neither None nor an empty list."""
     return value is not None and value != []
 
 
 def spell(value: object) -> str:
-    """A text as keyword columns spell it."""
+    """Returns a text as keyword columns spell it."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if not isinstance(value, str):
@@ -190,7 +190,7 @@ def spell(value: object) -> str:
 
 
 def spell_all(value: Value) -> list[str]:
-    """The texts of a value: none, one, or those of a list."""
+    """Returns the texts of a value: none, one, or those of a list."""
     if value is None:
         return []
     return [spell(item) for item in value] if isinstance(value, list | tuple) else [spell(value)]

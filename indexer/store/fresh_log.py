@@ -136,7 +136,7 @@ class FreshLog:
             raise BadLog(f"{self.folder} cannot be read ({error}); mend the disk or its permissions") from error
 
     def last_segment(self) -> int:
-        """The first position of the last segment, 0 if there is none: builds hold nothing from there on."""
+        """Returns the first position of the last segment, 0 if there is none: builds hold nothing from there on."""
         return max(self._segments(), default=0)
 
     def seal(self) -> int:
@@ -226,7 +226,7 @@ class FreshLog:
             raise
 
     def _sound_end(self) -> Cursor:
-        """The end of the last segment; cuts off an incomplete frame. Under the lock only."""
+        """Returns the end of the last segment; cuts off an incomplete frame. Under the lock only."""
         segments = self._segments()
         if not segments:
             return Cursor(0)
@@ -250,7 +250,7 @@ class FreshLog:
         return Cursor(position, last, known.offset + end)
 
     def _require_torn(self, segment: int, data: bytes, end: int) -> None:
-        """Raises BadLog if a whole frame, which was acknowledged, follows the bytes that are none."""
+        """Raises BadLog if a complete frame, which was acknowledged, follows the incomplete bytes."""
         start = end + 1
         while end < len(data) and (start := data.find(MAGIC, start)) >= 0:
             if _read_body(data, start) is not None:
@@ -290,7 +290,7 @@ def write_frame(position: int, changes: Sequence[Change]) -> bytes:
 
 
 def read_frames(data: bytes) -> Iterator[tuple[Frame, int]]:
-    """Every whole frame and where it ends; stops before the first incomplete one."""
+    """Yields every whole frame and where it ends; stops before the first incomplete one."""
     start = 0
     while (found := _read_body(data, start)) is not None:
         position, checksum, body = found

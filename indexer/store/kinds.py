@@ -1,4 +1,4 @@
-"""The kinds of index over a snapshot's vectors, and their files. Loads no FAISS.
+"""Kinds of vector index and their files, without importing FAISS.
 
 `vectors.npy` is the only copy of the vectors; `index.faiss` holds what a kind adds, links or short codes.
 """
@@ -49,5 +49,5 @@ class IndexKind(StrEnum):
 
 
 def list_count(rows: int) -> int:
-    """How many lists an inverted file over this many rows has."""
+    """Returns how many lists an inverted file over this many rows has."""
     return max(1, min(LISTS_PER_ROOT * int(rows**0.5), rows // FEWEST_ROWS_PER_LIST))

@@ -1,4 +1,4 @@
-"""`manifest.json`: what a snapshot is, how it was built, and the checksum of every file, itself included.
+"""Reads and writes `manifest.json`: what a snapshot is, how it was built, and the checksum of every file.
 
 It is written last: a folder without one is a build that did not finish.
 """
@@ -129,7 +129,7 @@ class Manifest(_Value):
         return _checksum(facts | self._file_checksums())
 
     def is_equal_to(self, other: Manifest) -> bool:
-        """Whether both hold the same, built in the same way; index files vary and do not count."""
+        """Returns whether both hold the same, built in the same way; index files vary and do not count."""
         return self._made() == other._made()
 
     def _made(self) -> dict[str, Any]:
@@ -164,7 +164,7 @@ class Manifest(_Value):
             )
 
     def admitting(self, spec: EncoderSpec) -> Manifest:
-        """The manifest with this query encoder among those that may search."""
+        """Returns the manifest with this query encoder among those that may search."""
         self._require_space(spec)
         return self.model_copy(update={"query_encoders": tuple(sorted({*self.query_encoders, *spec.identities}))})
 

@@ -1,4 +1,4 @@
-"""Metadata of all documents by field: filters in, a boolean array over document rows out; facets and ranges."""
+"""Metadata of all documents: maps filters to a boolean array over document rows, and lists facets and ranges."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class MetadataIndex:
 
     @classmethod
     def of(cls, rows: Sequence[f.Metadata]) -> MetadataIndex:
-        """The columns of a few documents, in memory. Of a field with mixed kinds the first one counts."""
+        """Returns the columns of a few documents, in memory. Of a field with mixed kinds the first one counts."""
         values: dict[str, dict[int, Value]] = {}
         for row, metadata in enumerate(rows):
             for name, value in metadata.items():
@@ -72,7 +72,7 @@ class MetadataIndex:
         return {n: f.NUMBER if isinstance(column, NumberColumn) else f.TEXT for n, column in self._columns.items()}
 
     def kinds_without(self, rows: Rows) -> dict[str, str]:
-        """The kind of each field that some document has beside these."""
+        """Returns the kind of each field that some document has beside these."""
         if not len(rows):
             return self.kinds
         return {name: kind for name, kind in self.kinds.items() if self._counts[name] > self._columns[name].count(rows)}
@@ -91,7 +91,7 @@ class MetadataIndex:
         return list(self._columns.values())
 
     def select(self, filters: Sequence[Filter]) -> Mask:
-        """Which documents satisfy every filter, (documents,)."""
+        """Returns which documents satisfy every filter, (documents,)."""
         mask = np.ones(self._documents, dtype=np.bool_)
         for each in filters:
             mask &= self._match(each)
@@ -104,7 +104,7 @@ class MetadataIndex:
         rows = self.select(filters)
         columns = {name: some for name, column in self._columns.items() if (some := column.part(rows)) is not None}
         part = MetadataIndex(columns, int(np.count_nonzero(rows)))
-        # No lru_cache, which would keep a reference to this index: a replaced snapshot must be let go at once.
+        # No lru_cache, which would keep a reference to this index: a replaced snapshot must be freed at once.
         self._parts = dict([*self._parts.items()][1 - MEMORISED_PARTS :]) | {filters: part}
         return part
 
@@ -120,7 +120,7 @@ class MetadataIndex:
         return {name: limits for name, limits in numbers.items() if limits is not None}
 
     def column(self, condition: Condition) -> Column:
-        """The column that a condition is about; raises BadFilter if there is none, or nothing to compare."""
+        """Returns the column that a condition is about; raises BadFilter if there is none, or nothing to compare."""
         field = condition.field
         if field not in self._columns:
             raise no_such_field(field, self._columns, self.example())
@@ -143,7 +143,7 @@ class MetadataIndex:
             raise BadFilter(bad.field, f"{bad}{self.example(bad.field)}") from None
 
     def example(self, field: str | None = None) -> str:
-        """The end of an error message: a filter that this collection accepts, on the field if one is named."""
+        """Returns the end of an error message: a filter that this collection accepts, on the field if one is named."""
         for name in [field] if field else self._columns:
             if (value := self._columns[name].example()) is not None:
                 return "; for example " + orjson.dumps({"field": name, "eq": value}).decode()
@@ -151,13 +151,13 @@ class MetadataIndex:
 
 
 def no_such_field(field: str, fields: Collection[str], example: str) -> BadFilter:
-    """The error of a filter on a field that is not among the collection's `fields`."""
+    """Returns the error of a filter on a field that is not among the collection's `fields`."""
     said = f"filter on {field}: the collection has no such field; it has {', '.join(fields) or 'none'}"
     return BadFilter(field, f"{said}{did_you_mean(field, fields)}{example}")
 
 
 def admits(filters: Sequence[Filter], *metadata: f.Metadata) -> bool:
-    """Whether documents with this metadata satisfy every filter; not if a value does not suit its field."""
+    """Returns whether documents with this metadata satisfy every filter; not if a value does not suit its field."""
     alone = MetadataIndex.of(metadata)
     try:
         return bool(alone.select(f.restrict(filters, alone.kinds.__contains__)).all())

@@ -1,4 +1,4 @@
-"""Documents posted and deleted since a snapshot was built, laid over it: one immutable value, one state of the log.
+"""Overlay of documents posted and deleted since a snapshot was built: one immutable value per state of the log.
 
 Rows continue the snapshot's: the row of a fresh document is the snapshot's number of documents plus its own, and so for
 passages. A posted or deleted document hides the snapshot's of the same id.
@@ -79,7 +79,7 @@ class Block:
         )
 
     def select(self, filters: Sequence[Filter], kinds: Mapping[str, str]) -> Mask:
-        """Which passages' documents satisfy every filter; raises BadFilter if a value does not suit its field.
+        """Returns which passages' documents satisfy every filter; raises BadFilter if a value does not suit its field.
 
         `kinds` are the collection's: values of another kind match nothing.
         """
@@ -109,7 +109,7 @@ class Overlay:
         self._set_blocks(())
 
     def apply(self, frames: Sequence[Frame]) -> Overlay:
-        """A new overlay with further frames of the log."""
+        """Returns a new overlay with further frames of the log."""
         new, main = copy(self), self.snapshot
         changes = {change.id: change for frame in frames for change in frame.changes}
         new.hidden, new.live = self.hidden.copy(), self.live.copy()
@@ -144,13 +144,13 @@ class Overlay:
 
         @lru_cache(maxsize=MEMORISED_FILTERS)
         def allowed(filters: tuple[Filter, ...]) -> Mask:
-            """Which fresh passages are live and satisfy the filters."""
+            """Returns which fresh passages are live and satisfy the filters."""
             selected = [block.select(filters, kinds) for block in blocks] if filters else []
             return np.logical_and(alive, np.concatenate(selected)) if selected else alive
 
         @lru_cache(maxsize=MEMORISED_FILTERS)
         def columns(filters: tuple[Filter, ...]) -> MetadataIndex:
-            """The columns of the live fresh documents that satisfy the filters."""
+            """Returns the columns of the live fresh documents that satisfy the filters."""
             return MetadataIndex.of([documents[own].metadata for own in np.unique(owners[allowed(filters)]).tolist()])
 
         self.allowed, self.columns = allowed, columns
@@ -171,7 +171,7 @@ class Overlay:
         return sorted({*self.snapshot.metadata.fields, *self.kinds})
 
     def kinds_without(self, ids: Collection[str]) -> dict[str, str]:
-        """The kind of each field that some visible document has, without the documents of these ids.
+        """Returns the kind of each field that some visible document has, without the documents of these ids.
 
         If documents differ, as they may after a rollback, the snapshot's kind counts, then that of the earliest post.
         """
@@ -204,7 +204,7 @@ class Overlay:
         return restrict(filters, is_held)
 
     def visible(self, passages: Rows, scores: Scores) -> Ranking:
-        """The snapshot's passages that are not hidden."""
+        """Returns the snapshot's passages that are not hidden."""
         kept = ~self.hidden[passages]
         return passages[kept], scores[kept]
 
@@ -221,17 +221,17 @@ class Overlay:
         return np.concatenate([np.empty(0, np.float32), *parts])
 
     def pick(self, scores: Scores, filters: tuple[Filter, ...], least: float) -> Ranking:
-        """The fresh passages of at least this score (fresh passages,) that the filters admit, best first."""
+        """Returns the fresh passages of at least this score (fresh passages,) that the filters admit, best first."""
         chosen = np.flatnonzero(self.allowed(filters) & (scores >= least))
         chosen = chosen[np.lexsort((chosen, -scores[chosen]))]
         return chosen + len(self.hidden), scores[chosen]
 
     def chosen(self, filters: tuple[Filter, ...]) -> Rows:
-        """The rows of the live fresh documents that satisfy the filters, ascending."""
+        """Returns the rows of the live fresh documents that satisfy the filters, ascending."""
         return np.unique(self._owners[self.allowed(filters)])
 
     def documents_of(self, passages: Rows) -> Rows:
-        """The document row of each passage row, fresh or not."""
+        """Returns the document row of each passage row, fresh or not."""
         if not self.changes:  # 1.8 µs instead of 11.8 µs for 100 rows, three times a query
             return self.snapshot.passages.documents[passages].astype(np.int64)
         main = len(self.hidden)
@@ -241,19 +241,19 @@ class Overlay:
         return found
 
     def document(self, row: int) -> StoredDocument:
-        """The document of a row, fresh or not."""
+        """Returns the document of a row, fresh or not."""
         own = row - len(self.snapshot.documents)
         return self.snapshot.documents.get(row) if own < 0 else self._documents[own]
 
     def passages_of(self, document: int) -> Sequence[int]:
-        """The rows of a document's passages, fresh or not."""
+        """Returns the rows of a document's passages, fresh or not."""
         if document < len(self.snapshot.documents):
             return self.snapshot.passages.of(document)
         own: list[int] = (np.flatnonzero(self._owners == document) + len(self.hidden)).tolist()
         return own
 
     def span(self, passage: int) -> tuple[int, int]:
-        """The characters of a passage, fresh or not, in its document's text."""
+        """Returns the characters of a passage, fresh or not, in its document's text."""
         own = passage - len(self.hidden)
         if own < 0:
             return self.snapshot.passages.span(passage)
@@ -261,20 +261,20 @@ class Overlay:
         return start, end
 
     def row_of(self, document_id: str) -> int | None:
-        """The row of the document with this id; None if there is none, or it was deleted."""
+        """Returns the row of the document with this id; None if there is none, or it was deleted."""
         if (row := self.rows.get(document_id)) is not None:
             return row
         row = self.snapshot.documents.row_of(document_id)
         return None if row in self.gone else row
 
     def _rows_of(self, ids: Collection[str]) -> tuple[set[int], list[int]]:
-        """The snapshot's rows of these ids, and the places of the live fresh documents among all."""
+        """Returns the snapshot's rows of these ids, and the places of the live fresh documents among all."""
         gone = {row for own in ids if (row := self.snapshot.documents.row_of(own)) is not None}
         first = len(self.snapshot.documents)
         return gone, [self.rows[own] - first for own in ids if own in self.rows]
 
     def _vectors(self, posted: Sequence[Posted]) -> Scores:
-        """Vectors of all passages, corrected to the snapshot's encoder if it knows how."""
+        """Returns vectors of all passages, corrected to the snapshot's encoder if it has a correction."""
         vectors: Scores = np.concatenate([document.vectors for document in posted]).astype(np.float32)
         facts, correction = self.snapshot.manifest.correction, self.snapshot.correction
         if facts is not None and correction is not None:
@@ -284,12 +284,12 @@ class Overlay:
 
 
 def passages_of(frame: Frame) -> int:
-    """How many passages a request posted."""
+    """Returns how many passages a request posted."""
     return sum(len(change.spans) for change in frame.changes if isinstance(change, Posted))
 
 
 def _shifted(blocks: Sequence[Block]) -> Rows:
-    """The owners of all passages, rows counted over all blocks."""
+    """Returns the owners of all passages, rows counted over all blocks."""
     starts = np.cumsum([0, *(len(block.ids) for block in blocks)]).tolist()
     owners = (block.owners + start for block, start in zip(blocks, starts, strict=False))
     return np.concatenate([np.empty(0, np.int64), *owners])

@@ -56,7 +56,7 @@ class Qdrant:
         self.client.close()
 
     def name(self, version: str) -> str:
-        """The collection of a version."""
+        """Returns the collection of a version."""
         return f"{self._alias}-{version}"
 
     @staticmethod
@@ -75,13 +75,13 @@ class Qdrant:
             raise DatabaseAway(f"the vector database does not answer ({reason}); try again when it is back") from error
 
     def marks(self, version: str) -> dict[str, Any] | None:
-        """The metadata of a version's collection; None if there is no such collection."""
+        """Returns the metadata of a version's collection; None if there is no such collection."""
         if not self.call(self.client.collection_exists, self.name(version)):
             return None
         return self.call(self.client.get_collection, self.name(version)).config.metadata or {}
 
     def holds(self, snapshot: Snapshot) -> bool:
-        """Whether all of the snapshot was uploaded and checked."""
+        """Returns whether all of the snapshot was uploaded and checked."""
         return self._finished(snapshot) is not None
 
     def _finished(self, snapshot: Snapshot) -> dict[str, Any] | None:
@@ -89,7 +89,7 @@ class Qdrant:
         return marks if marks.get(CONTENT) == snapshot.manifest.content and marks.get(DEPTH) is not None else None
 
     def open(self, snapshot: Snapshot) -> QdrantVectors:
-        """The snapshot's vectors there; raises BadCollection if they are missing or incomplete."""
+        """Opens the snapshot's vectors there; raises BadCollection if they are missing or incomplete."""
         version = snapshot.version
         if (marks := self._finished(snapshot)) is None:
             raise BadCollection(f"{version} is not in the vector database; care index publish {version} puts it there")
@@ -152,7 +152,7 @@ class QdrantVectors:
 
 
 def payload_indexes(metadata: MetadataIndex) -> dict[str, models.PayloadSchemaType]:
-    """The payload fields that filters use, and their types."""
+    """Returns the payload fields that filters use, and their types."""
     schema = models.PayloadSchemaType
     columns = list(enumerate(metadata.columns))
     kinds = {_key(n): schema.FLOAT if isinstance(column, NumberColumn) else schema.INTEGER for n, column in columns}
@@ -160,7 +160,7 @@ def payload_indexes(metadata: MetadataIndex) -> dict[str, models.PayloadSchemaTy
 
 
 def payload(snapshot: Snapshot, passage: int) -> dict[str, Any]:
-    """The payload of a passage row."""
+    """Returns the payload of a passage row."""
     document = int(snapshot.passages.documents[passage])
     shown: dict[str, Any] = orjson.loads(b"{%b}" % snapshot.documents.get(document).json)
     codes: dict[str, float | list[int]] = {}
@@ -184,7 +184,7 @@ def conditions(metadata: MetadataIndex, filters: Sequence[Filter]) -> list[model
 
 
 def _write(metadata: MetadataIndex, given: Filter) -> models.Condition | bool:
-    """The filter as a condition; True if every point satisfies it, False if none can."""
+    """Returns the filter as a condition; True if every point satisfies it, False if none can."""
     if isinstance(given, Not):
         excluded = _write(metadata, given.excluded)
         return not excluded if isinstance(excluded, bool) else models.Filter(must_not=[excluded])
@@ -200,7 +200,7 @@ def _write(metadata: MetadataIndex, given: Filter) -> models.Condition | bool:
 
 
 def _condition(key: str, column: Column, intervals: list[Interval]) -> models.Condition:
-    """The field's number, or one of its codes, lies in one of the intervals."""
+    """Returns the condition that the field's number, or one of its codes, is in one of the intervals."""
     if isinstance(column, NumberColumn):
         return _any([_all(_inside(key, *bounds, rests=column.has_rests)) for bounds in intervals])
     if all(low == high for low, high in intervals):

@@ -1,4 +1,4 @@
-"""Shards: what a build has encoded so far, in files that survive a crash, in a folder or wherever fsspec reaches.
+"""Shards: embeddings that a build has finished, in files that survive a crash, in a folder or any fsspec file system.
 
 A shard is a .npy file of (content hash, vector) rows whose name is the SHA-256 of its bytes, so the names in a place
 list the work done, and half a shard is detected. Several processes may write into one place.
@@ -77,7 +77,7 @@ class Shards:
         return name
 
     def bring(self, name: str) -> bool:
-        """Whether this machine has the shard now; fetches it from elsewhere if it can."""
+        """Returns whether this machine has the shard now; fetches it from elsewhere if it can."""
         return (self.folder / name).is_file()
 
     def read(self, dim: int) -> Iterator[Shard]:
@@ -147,7 +147,7 @@ class RemoteShards(Shards):
 
     @contextmanager
     def _reached(self) -> Iterator[tuple[Any, str]]:
-        """The file system of the address and the path in it."""
+        """Yields the file system of the address and the path in it."""
         try:
             from fsspec.core import url_to_fs  # optional: only an address needs it
 

@@ -1,4 +1,4 @@
-"""A snapshot opened for reading: everything that a search needs, verified, mapped and immutable."""
+"""Opens a snapshot for search: verified, memory-mapped and immutable."""
 
 from __future__ import annotations
 

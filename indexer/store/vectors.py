@@ -70,7 +70,7 @@ class VectorIndex:
         return marked(*self.index.search(queries, k, params=parameters))
 
     def depth_for(self, k: int, allowed: Mask | None, depth: int | None = None) -> int | None:
-        """The depth to search for `k` of the allowed rows; None if scoring each of them is quicker."""
+        """Returns the depth to search for `k` of the allowed rows; None if scoring each of them is quicker."""
         depth = depth or self.depth
         if allowed is not None:
             count = int(np.count_nonzero(allowed))
@@ -81,7 +81,7 @@ class VectorIndex:
         return max(depth, k) if self._is_graph else depth
 
     def search_exactly(self, queries: Scores, k: int, selector: faiss.IDSelector | None = None) -> tuple[Scores, Rows]:
-        """The best `k` passages of each query, by scoring every row that `selector` admits."""
+        """Returns the best `k` passages of each query, by scoring every row that `selector` admits."""
         return marked(*self._exact.search(queries, k, params=untyped.SearchParameters(sel=selector)))
 
 
@@ -115,7 +115,7 @@ def selector_of(allowed: Mask | None) -> faiss.IDSelector | None:
 
 
 def marked(scores: Scores, rows: Rows) -> tuple[Scores, Rows]:
-    """What FAISS found, with score −inf in empty places."""
+    """Returns what FAISS found, with score −inf in empty places."""
     scores[rows < 0] = -np.inf
     return scores, rows
 

@@ -226,6 +226,6 @@ class _Keywords:
         return FieldKind.KEYWORD
 
     def _pad(self, rows: int) -> None:
-        """Documents without a value begin where the next begins."""
+        """Lets documents without a value begin where the next begins."""
         if missing := rows - len(self._starts):
             self._starts.append(np.full(missing, len(self._codes)))

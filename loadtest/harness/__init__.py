@@ -1,4 +1,4 @@
-"""Shared by all measurements: errors, the repository's folder and the only host that is put under load."""
+"""Shared by all measurements: errors, the repository's folder, and the host under load."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class BadQueries(BenchError):
 
 
 def port_of(url: str) -> int:
-    """The port of `http://127.0.0.1:PORT`; raises BenchError for any other address."""
+    """Returns the port of `http://127.0.0.1:PORT`; raises BenchError for any other address."""
     match = URL.fullmatch(url)
     if match is None:
         raise BenchError(f"{url}: the load goes to http://{HOST}:PORT only; start the service on this machine")

@@ -135,7 +135,7 @@ def drive(job: Job) -> Measurement:
 
 
 def write_requests(job: Job) -> Iterator[bytes]:
-    """The requests as they go over the wire, without end; as much as possible is written beforehand."""
+    """Yields the requests as they go over the wire, without end; as much as possible is written beforehand."""
     if job.form == Form.TXTAI:
         beginnings = [f"GET /search?limit={TOP_K}&query={quote(query, safe='')}".encode() for query in job.queries]
         rest, suffix = f" HTTP/1.1\r\nHost: {HOST}\r\n\r\n".encode(), b"%%20%d"
@@ -240,7 +240,7 @@ class _Load:
         self.check_idle()
 
     def ended(self, connection: _Connection) -> None:
-        """Uses a connection that broke no more."""
+        """Drops a connection that broke."""
         if connection in self._free:
             self._free.remove(connection)
         self.check_idle()
@@ -285,7 +285,7 @@ class _Connection(asyncio.Protocol):
         self._busy = self._complete = self._ended = self.has_retry_after = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        # uvloop's transport has all methods of asyncio's, but is no subclass of it.
+        # uvloop's transport has all methods of asyncio's, but is not a subclass of it.
         self._transport = cast(asyncio.Transport, transport)
 
     def send(self, request: bytes) -> None:

@@ -1,4 +1,4 @@
-"""Reads what a published figure carries (commit, machine, versions), and memory and processor time from /proc."""
+"""Reads the commit, machine and versions that a published figure carries, and memory and CPU time from /proc."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ PROCESSOR_CLOCK = 2
 
 
 def commit() -> str:
-    """The short hash, and whether there are uncommitted changes."""
+    """Returns the short hash, and whether there are uncommitted changes."""
     name = output("git", "rev-parse", "--short", "HEAD")
     if not name:
         return "unknown (not a git checkout)"
@@ -51,7 +51,7 @@ def versions() -> str:
 
 
 def settings(environment: Mapping[str, str]) -> str:
-    """The `CARE_…` settings of an environment, secrets left out."""
+    """Returns the `CARE_…` settings of an environment, secrets left out."""
     own = {name: value for name, value in environment.items() if name.startswith("CARE_") and name not in SECRETS}
     return ", ".join(f"{name}={value}" for name, value in sorted(own.items()))
 
@@ -64,7 +64,7 @@ def _version(package: str) -> str | None:
 
 
 def output(*command: str) -> str:
-    """The output of a command, in English; empty if it fails or is not installed."""
+    """Returns the output of a command, in English; empty if it fails or is not installed."""
     if shutil.which(command[0]) is None:
         return ""
     done = subprocess.run(command, cwd=REPOSITORY, env=os.environ | {"LC_ALL": "C"}, capture_output=True, text=True)
@@ -72,7 +72,7 @@ def output(*command: str) -> str:
 
 
 def process_tree(pid: int) -> list[int]:
-    """The process and all its living descendants."""
+    """Returns the process and all its living descendants."""
     found = [pid]
     for parent in found:
         with contextlib.suppress(OSError):
@@ -83,7 +83,7 @@ def process_tree(pid: int) -> list[int]:
 
 
 def command_lines(pid: int) -> dict[int, list[str]]:
-    """The command line of the process and of each descendant."""
+    """Returns the command line of the process and of each descendant."""
     words = {}
     for one in process_tree(pid):
         with contextlib.suppress(OSError):
@@ -92,7 +92,7 @@ def command_lines(pid: int) -> dict[int, list[str]]:
 
 
 def has_client(pid: int, port: int) -> bool:
-    """Whether the process itself holds a connection that a client made to the port."""
+    """Returns whether the process itself holds a connection that a client made to the port."""
     own = set()
     with contextlib.suppress(OSError):
         for descriptor in Path(f"/proc/{pid}/fd").iterdir():
@@ -123,7 +123,7 @@ def private_mb(pid: int) -> float:
 
 
 def _mapped_mb(pid: int, beginning: str) -> float:
-    """The sum of the lines with that beginning; 0 if the process has ended."""
+    """Returns the sum of the lines with that beginning; 0 if the process has ended."""
     try:
         # Not statm: its figures are rounded by what each core has not yet reported.
         text = Path(f"/proc/{pid}/smaps_rollup").read_text()

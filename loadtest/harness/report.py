@@ -1,4 +1,4 @@
-"""The frame of every measuring program: arguments, common facts, exit status; figures and Markdown tables."""
+"""Frame of every measuring program: arguments, common facts, exit status, figures and Markdown tables."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ class Quantiles:
 
 
 def percentile(values: Sequence[float], share: float) -> float:
-    """The smallest value that at least `share` of the values do not exceed (nearest rank)."""
+    """Returns the smallest value that at least `share` of the values do not exceed (nearest rank)."""
     return sorted(values)[max(0, math.ceil(share * len(values)) - 1)]
 
 
@@ -116,12 +116,12 @@ def failures_text(failures: Mapping[Any, int]) -> str:
 
 
 def markdown(facts: Mapping[str, str], *parts: str) -> str:
-    """The facts as a list, then tables and text; every part ends with an empty line."""
+    """Returns the facts as a list, then tables and text; every part ends with an empty line."""
     return "\n".join([*(f"- {name}: {value}" for name, value in facts.items()), "", *parts])
 
 
 def table(columns: str, rows: Iterable[str]) -> str:
-    """A Markdown table of cells separated by bars; the first column is aligned left, the others right."""
+    """Returns a Markdown table of cells separated by bars; the first column is aligned left, the others right."""
     rule = "|---" + "|---:" * columns.count("|") + "|"
     return "\n".join([f"| {columns} |", rule, *(f"| {row} |" for row in rows), ""])
 

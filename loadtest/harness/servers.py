@@ -1,4 +1,4 @@
-"""Starts servers as processes of their own, each on a free port: the service, the bare framework, or any command."""
+"""Starts server processes, each on a free port: the service, the bare framework, or any command."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def run_command(*command: object) -> str:
 
 
 def care(*arguments: object) -> str:
-    """The output of `care …`."""
+    """Returns the output of `care …`."""
     return run_command(sys.executable, "cli.py", *arguments)
 
 
@@ -95,7 +95,7 @@ def care_server(collection: Path, settings: Mapping[str, str] = FORCED, *flags: 
 
 
 def bare_server(size: int) -> Server:
-    """The bare framework, which answers `size` bytes, with the options that `care serve` gives to uvicorn."""
+    """Returns the bare framework, which answers `size` bytes, with the options that `care serve` gives to uvicorn."""
     port = free_port()
     options = f"--factory --host {HOST} --port {port} {BARE_OPTIONS}".split()
     command = [sys.executable, "-m", "uvicorn", "loadtest.bare:create_app", *options]
@@ -103,21 +103,21 @@ def bare_server(size: int) -> Server:
 
 
 def connect(url: str, timeout_seconds: float = TIMEOUT_SECONDS) -> contextlib.closing[http.client.HTTPConnection]:
-    """A connection that bypasses the environment's proxies; it opens again by itself after it was closed."""
+    """Returns a connection that bypasses the environment's proxies; it opens again by itself after it was closed."""
     return contextlib.closing(http.client.HTTPConnection(HOST, port_of(url), timeout=timeout_seconds))
 
 
 def exchange(
     connection: http.client.HTTPConnection, method: str, path: str, body: object = None, **headers: str
 ) -> tuple[int, bytes]:
-    """Status and body of one request, whose own body is sent as JSON."""
+    """Returns status and body of one request, whose own body is sent as JSON."""
     connection.request(method, path, None if body is None else json.dumps(body), headers)
     answer = connection.getresponse()
     return answer.status, answer.read()
 
 
 def get(url: str, path: str) -> tuple[int, bytes]:
-    """Status and body of a GET."""
+    """Returns status and body of a GET."""
     with connect(url, 10) as connection:
         return exchange(connection, "GET", path)
 

@@ -1,4 +1,4 @@
-"""`make claims`: runs what docs/reliability.md and docs/benchmarks.md claim, and fails if a claim no longer holds.
+"""`make claims`: reruns what docs/reliability.md and docs/benchmarks.md claim, and fails if a claim no longer holds.
 
   python -m loadtest.lab.claims              every claim of claims.toml, and every test that docs/reliability.md names
   python -m loadtest.lab.claims swaps peers  only the claims whose name contains one of these words
@@ -55,7 +55,7 @@ class Claim:
         return self.machine in (None, platform.machine())
 
     def judge(self, output: str, status: int) -> tuple[str, bool]:
-        """What was measured, and whether the claim holds."""
+        """Returns what was measured, and whether the claim holds."""
         if self.figure is None:
             return ("holds" if status == 0 else f"exit status {status}"), status == 0
         found = [float(number.replace(",", "")) for number in re.findall(self.figure, output)]
@@ -69,7 +69,7 @@ class Claim:
 
 
 def read_claims() -> list[Claim]:
-    """The claims of claims.toml, and one for the tests that docs/reliability.md names and no other claim runs."""
+    """Reads the claims of claims.toml, and one for the tests that docs/reliability.md names and no other claim runs."""
     written = [Claim(**facts) for facts in tomllib.loads(CLAIMS.read_text(encoding="utf-8"))["claim"]]
     commands = " ".join(claim.command for claim in written).split()
     named = (str(path.relative_to(REPOSITORY)) for path in reliability_tests())
@@ -78,7 +78,7 @@ def read_claims() -> list[Claim]:
 
 
 def reliability_tests() -> list[Path]:
-    """The test files that docs/reliability.md names; a name without a folder is looked for in all."""
+    """Returns the test files that docs/reliability.md names; a name without a folder is looked for in all."""
     found: set[Path] = set()
     for name in TEST_FILE.findall(RELIABILITY.read_text(encoding="utf-8")):
         paths = [*REPOSITORY.glob(name)] if "/" in name else [*(REPOSITORY / "tests").rglob(name)]

@@ -1,4 +1,4 @@
-"""Connections that search without pause and check every answer, also while the service is killed or swapped."""
+"""Clients that search without pause and check every response, also while the service is killed or swapped."""
 
 from __future__ import annotations
 
@@ -97,12 +97,12 @@ class Crowd:
 
 
 def ids_of(answer: Body) -> list[str]:
-    """The ids of all hits of all results."""
+    """Returns the ids of all hits of all results."""
     return [str(hit["id"]) for result in answer["results"] for hit in result["hits"]]
 
 
 def learn_rankings(url: str, queries: Sequence[str]) -> dict[str, list[str]]:
-    """The ids that each query gets now; queries without hits are left out."""
+    """Returns the ids that each query gets now; queries without hits are left out."""
     known: dict[str, list[str]] = {}
     with connect(url) as connection:
         for query in queries:
@@ -115,7 +115,7 @@ def learn_rankings(url: str, queries: Sequence[str]) -> dict[str, list[str]]:
 
 
 def is_wrong(ids: Collection[str], expected: Collection[str]) -> bool:
-    """Whether an answer shares less than half of its hits with the known ranking."""
+    """Returns whether an answer shares less than half of its hits with the known ranking."""
     return 2 * len(set(ids) & set(expected)) < len(expected)
 
 

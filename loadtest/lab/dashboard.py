@@ -59,7 +59,7 @@ def record(step_seconds: float) -> dict[str, list[Series]]:
 
 
 def _changed(folder: Path) -> Path:
-    """The example corpus with one more document."""
+    """Returns the example corpus with one more document."""
     corpus = folder / "corpus.jsonl"
     one_more = json.dumps({"_id": "notice-7", "title": "缬沙坦召回", "text": "部分批次自即日起召回。"})
     text = (REPOSITORY / CORPUS).read_text(encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Faults of processes, Redis, snapshots and clients (`make chaos`), and what every fault has in common."""
+"""Injects faults of processes, Redis, snapshots and clients (`make chaos`); holds what all faults share."""
 
 from __future__ import annotations
 
@@ -188,7 +188,7 @@ class Processes(Stage):
         return self.killed not in self._pids(servers.ENGINE_COMMAND) and self.is_ready()
 
     def _worker_is_back(self) -> bool:
-        """Each worker must serve a client itself: they share the address, so /readyz may be answered by another."""
+        """Checks that each worker serves a client: they share the address, so another may answer /readyz."""
         pids, port = self._pids(servers.WORKER_COMMAND), port_of(self.service.url)
         whole = len(pids) == WORKERS and self.killed not in pids
         return whole and all(has_client(pid, port) for pid in pids)
@@ -311,7 +311,7 @@ class Processes(Stage):
 
 
 def _expect(status: int, got: int, what: str = "") -> Event:
-    """An administrator's request: wrong if it got another status."""
+    """Makes an administrator's request, which is wrong if it gets another status."""
     if got != status:
         print(f"chaos: {got} instead of {status} {what}", flush=True)
     return Event(time.monotonic(), 0.0, None, wrong=got != status)

@@ -1,4 +1,4 @@
-"""`make bench-gpu`: searches a second of one machine with a GPU, and what limits them.
+"""`make bench-gpu`: measures searches per second of one machine with a GPU, and what limits them.
 
   python -m loadtest.lab.gpu                                     1M × 768, 12 × 768, 250k vocabulary, on cuda
   python -m loadtest.lab.gpu --documents 20000 --layers 2 --width 64 --vocabulary 5000 --device cpu    a dry run
@@ -89,7 +89,7 @@ class Reading:
         return self.queries / self.batches if self.batches else 0.0
 
     def since(self, before: Reading, seconds: float) -> Reading:
-        """The increase a second."""
+        """Returns the increase a second."""
         return Reading(*((now - then) / seconds for now, then in zip(astuple(self), astuple(before), strict=True)))
 
 
@@ -188,13 +188,13 @@ def watch_gpu() -> Iterator[list[str]]:
 
 
 def busy_share(lines: list[str]) -> float | None:
-    """The mean of per cents, one a line; None without any line."""
+    """Returns the mean of per cents, one a line; None without any line."""
     samples = [float(line) for line in lines if line.strip()]
     return mean(samples) / 100 if samples else None
 
 
 def gpu_name() -> str:
-    """The GPU and its driver."""
+    """Returns the GPU and its driver."""
     found = output(NVIDIA_SMI, "--id=0", "--query-gpu=name,driver_version", "--format=csv,noheader")
     return found.replace(", ", ", driver ") or "none"
 
@@ -280,7 +280,7 @@ def _run(given: argparse.Namespace, facts: dict[str, str]) -> int:
 
 
 def prepare(given: argparse.Namespace) -> tuple[Path, Path]:
-    """The folders of the encoder and the collection, which are made if they are missing."""
+    """Returns the folders of the encoder and the collection, which are made if they are missing."""
     folder: Path = given.folder.resolve()
     encoder = folder / f"encoder-{given.layers}x{given.width}-{given.vocabulary}-{given.device}"
     if not encoder.exists():

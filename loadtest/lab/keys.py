@@ -1,4 +1,4 @@
-"""`make bench-keys`: what keys, rates and traces cost a search.
+"""`make bench-keys`: measures what keys, rate limits and traces cost a search.
 
   python -m loadtest.lab.keys                                        without keys, with keys, with keys and traces
   python -m loadtest.lab.keys --before FOLDER --hits --starts 20     without keys, here and in another checkout
@@ -198,7 +198,7 @@ def _run(given: argparse.Namespace, facts: dict[str, str]) -> int:
 
 @contextlib.contextmanager
 def _collector() -> Iterator[str]:
-    """The address of a server that takes every trace and keeps none."""
+    """Yields the address of a server that takes every trace and keeps none."""
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"

@@ -1,4 +1,4 @@
-"""Faults of what a service stands on (`make chaos`): its disk, its clock, and the proxy in front of it."""
+"""Injects faults of the disk, the clock and the proxy (`make chaos`)."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ class Disk(Stage):
 
 
 class Clock(Stage):
-    """A service whose wall clock jumps (libfaketime); the monotonic clock goes on, as the kernel's does."""
+    """A service whose wall clock jumps (libfaketime); the monotonic clock continues, as the kernel's does."""
 
     @contextlib.contextmanager
     def running(self, connections: int) -> Iterator[Crowd]:

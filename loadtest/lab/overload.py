@@ -71,7 +71,7 @@ class Result:
     proxied: bool
 
     def misses(self) -> list[str]:
-        """The limits that were exceeded."""
+        """Returns the limits that were exceeded."""
         least_share, extra_ms = ANSWERED_SHARE[self.proxied], EXTRA_P99_MS[self.proxied]
         found = []
         for load in self.loads:

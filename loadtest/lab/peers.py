@@ -1,4 +1,4 @@
-"""`make bench-peers`: CARE beside txtai's API and Infinity with FAISS, on one corpus, one set of weights, one load.
+"""`make bench-peers`: compares CARE with txtai's API and Infinity with FAISS: same corpus, weights and load.
 
   python -m loadtest.lab.peers --data ../shared/data/eval/cmirb --weights ../shared/weights/bge-small-zh-v1.5
 
@@ -87,7 +87,7 @@ def contestants(prepared: Prepared, folder: Path, only: Sequence[str] = ()) -> l
 
 
 def ask(url: str, form: Form, query: str) -> list[str]:
-    """The ids of a contestant's hits, best first."""
+    """Returns the ids of a contestant's hits, best first."""
     request = next(write_requests(Job(url, [query], "dense", 1, 1, numbered=False, form=form)))
     head, _, body = request.partition(b"\r\n\r\n")
     method, path, _ = head.split(b"\r\n")[0].decode().split(" ")
@@ -135,7 +135,7 @@ def _environment(threads: int) -> dict[str, str]:
 
 
 def _peer_versions() -> str:
-    """The peers' libraries that matter for speed."""
+    """Returns the peers' libraries that matter for speed."""
     txtai = (TXTAI, "txtai", "torch", "transformers", "faiss-cpu", "uvicorn", "uvloop")
     infinity = (INFINITY, "infinity-emb", "torch", "transformers", "sentence-transformers", "faiss-cpu")
     return "; ".join(run_command(python, "-c", VERSIONS, *names).strip() for python, *names in (txtai, infinity))

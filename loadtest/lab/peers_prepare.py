@@ -1,4 +1,4 @@
-"""Makes what the contestants of `make bench-peers` need, once: weights, corpus, snapshot, and txtai's index.
+"""Prepares what `make bench-peers` needs, once: weights, corpus, snapshot, and txtai's index.
 
 All contestants get the same weights and the same document vectors. Texts are cut to a length that every encoder reads
 whole: one document is one passage and one vector.

@@ -1,4 +1,4 @@
-"""The peers' own programs for `make bench-peers`, each run in that peer's environment.
+"""Programs that `make bench-peers` runs in each peer's own environment.
 
   python -m loadtest.lab.peers_programs txtai VECTORS IDS WEIGHTS TARGET       builds txtai's index from given vectors
   python -m loadtest.lab.peers_programs infinity WEIGHTS VECTORS INDEX IDS PORT    serves Infinity with FAISS

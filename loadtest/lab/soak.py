@@ -1,4 +1,4 @@
-"""`make soak`: a low load for half an hour, during which memory and open files must stay flat.
+"""`make soak`: runs a low load for half an hour; memory and open files must stay flat.
 
   python -m loadtest.lab.soak --minutes 30 [--per-second 20]
 
@@ -43,14 +43,14 @@ class Minute:
 
 
 def growth_per_hour(minutes: Sequence[Minute]) -> float:
-    """The share of its memory by which the service grows in an hour, by a line through the second half."""
+    """Returns the share of its memory by which the service grows in an hour, by a line through the second half."""
     half = minutes[len(minutes) // 2 :]
     line = linear_regression(range(len(half)), [minute.memory_mb for minute in half])
     return line.slope * 60 / half[0].memory_mb
 
 
 def misses(minutes: Sequence[Minute]) -> list[str]:
-    """The limits that were exceeded."""
+    """Returns the limits that were exceeded."""
     half, found = minutes[len(minutes) // 2 :], []
     if (growth := growth_per_hour(minutes)) > MOST_GROWTH:
         found.append(f"memory grows by {growth:.1%} an hour")

@@ -1,8 +1,8 @@
-"""One process that serves in several ways at once, each at a port of its own: the server of `make bench-keys`.
+"""Serves several configurations from one process, each on its own port, for `make bench-keys`.
 
 Two processes of one program differ by up to 12 % for as long as they live, which is more than the limit that is
-measured. Ways that share a process share that luck. Each argument is the settings of one way, as
-JSON; the environment has the rest.
+measured. Configurations in one process do not. Each argument is the settings of one configuration, as JSON; the
+environment has the rest.
 """
 
 from __future__ import annotations

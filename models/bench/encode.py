@@ -1,4 +1,4 @@
-"""Measures how fast an LLM encodes documents on a GPU; the parts may run in separate calls and add up in one file.
+"""Measures how fast an LLM encodes documents on a GPU; parts may run in separate calls that share one result file.
 
   python -m models.bench.encode --corpus corpus.jsonl.gz --tokenizer FOLDER --real FOLDER --output var/encode
   python -m models.bench.encode --tiny --corpus examples/corpus.jsonl --tokenizer FOLDER --output var/encode
@@ -145,7 +145,7 @@ class Bench:
 
 
 def _joined(before: dict[str, Any] | None, now: dict[str, Any]) -> dict[str, Any]:
-    """Runs of before stay unless they were measured again."""
+    """Keeps earlier runs that were not measured again."""
     return now | {"runs": (before or {}).get("runs", {}) | now["runs"]}
 
 

@@ -1,4 +1,4 @@
-"""Measures documents a second of an imported encoder beside sentence-transformers with the checkpoint it came from.
+"""Measures documents per second of an imported encoder, and of its checkpoint in sentence-transformers.
 
   python -m models.bench.imported ENCODER CHECKPOINT --corpus corpus.jsonl.gz
 

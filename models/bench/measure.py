@@ -55,7 +55,7 @@ class Corpus:
 
 
 def one_batch(corpus: Corpus, plan: Plan) -> tuple[Packed, list[int]]:
-    """The middle batch of the corpus, neither its longest nor its shortest texts, and their lengths."""
+    """Returns the middle batch of the corpus, neither its longest nor its shortest texts, and their lengths."""
     every = list(batches(tokenised(corpus.texts, corpus.tokenizer), lambda: plan.budget))
     chosen = [item.tokens for item in every[len(every) // 2]]
     return pack(chosen, plan.device), [len(tokens) for tokens in chosen]
@@ -90,7 +90,7 @@ def try_ways(shape: Shape, model: PreTrainedModel, corpus: Corpus, plan: Plan, c
 
 
 def best_way(tried: dict[str, Any]) -> tuple[str, bool]:
-    """The quickest attention that agrees with the padded one, and whether compiled."""
+    """Returns the quickest attention that agrees with the padded one, and whether compiled."""
     right = {way: one["tflops"] for way, one in tried["ways"].items() if one.get("cosine", 0) > 0.99}
     name, _, compiled = max(right, key=lambda way: right[way]).partition(", ")
     return name, bool(compiled)
@@ -100,7 +100,7 @@ def at_length(
     shape: Shape, encoders: dict[str, PackedEncoder], corpus: Corpus, plan: Plan, ceiling: float,
     peer: Peer | None = None,
 ) -> dict[str, Any]:  # fmt: skip
-    """All texts from strings to vectors, by each encoder and the peer in turn, several times."""
+    """Encodes all texts, from strings to vectors, by each encoder and the peer in turn, several times."""
     works: dict[str, Any] = {
         name: partial(encoder.encode, corpus.texts, Side.DOCUMENT) for name, encoder in encoders.items()
     }
@@ -195,7 +195,7 @@ def fp8_cosines(folder: Path, corpus: Corpus, plan: Plan, way: str) -> dict[str,
 
 
 def beginnings(texts: Sequence[str]) -> list[str]:
-    """Texts of a few characters, as names are: they suffer otherwise than long ones, and a mean does not show it."""
+    """Cuts texts to a few characters, like names: fp8 affects them more than long texts, and a mean hides it."""
     return list(dict.fromkeys(text[: 2 + row % 6].strip() for row, text in enumerate(texts)))
 
 
@@ -254,7 +254,7 @@ class Peer:
 
 
 def _write_stand_in(folder: Path, tokenizer_json: str) -> None:
-    """A transformers folder with the tokenizer and a model that loads at once."""
+    """Writes a transformers folder with the tokenizer and a model that loads at once."""
     config = Shape("", TINY["4b"].sizes | {"vocab_size": 2}).config()
     AutoModel.from_config(config).save_pretrained(folder)  # type: ignore[no-untyped-call]
     (folder / TOKENIZER_FILE).write_text(tokenizer_json, encoding="utf-8")

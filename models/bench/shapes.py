@@ -1,4 +1,4 @@
-"""The models that are measured, what a forward pass through them costs, and how quick the device itself is."""
+"""Model shapes to measure, the cost of their forward pass, and the speed of the device itself."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ TINY = {
 
 
 def tokenizer_of(folder: Path) -> str:
-    """The folder's tokenizer as JSON, ending each text with EOS if it is a decoder's."""
+    """Returns the folder's tokenizer as JSON, ending each text with EOS if it is a decoder's."""
     if (folder / CONFIG_FILE).is_file():
         return read_tokenizer(folder, Pooling.EOS, read_config(folder))
     return (folder / TOKENIZER_FILE).read_text(encoding="utf-8")
@@ -120,7 +120,7 @@ def _finish(device: torch.device) -> None:
 
 
 def spread(values: Sequence[float]) -> str:
-    """The median of several figures, and the lowest and highest."""
+    """Returns the median of several figures, and the lowest and highest."""
     return f"{median(values):.1f} ({min(values):.1f} … {max(values):.1f})"
 
 
@@ -182,5 +182,5 @@ def products(shape: Shape, device: torch.device, dtype: torch.dtype, tokens: int
 
 
 def _calls(flops: float, device: torch.device) -> int:
-    """How many products make a round."""
+    """Returns how many products make a round."""
     return max(2, int(ROUND_SECONDS * EXPECTED / flops)) if device.type == "cuda" else 1

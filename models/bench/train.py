@@ -1,4 +1,4 @@
-"""Speed and memory of training at the paper's sizes, on random weights; sentence-transformers beside it.
+"""Measures speed and memory of training at the papers' sizes, with random weights, beside sentence-transformers.
 
   python -m models.bench.train                              on a GPU (make bench-train)
   python -m models.bench.train --parts stage-1 lora         some of it
@@ -85,7 +85,7 @@ class Bench:
         self._lengths = np.clip(drawn, 8, sizes.longest)
 
     def weights(self, name: str) -> Path:
-        """A folder of random weights in a published shape, written once."""
+        """Returns a folder of random weights in a published shape, written once."""
         home = self.folder / "weights" / name
         if not home.is_dir():
             torch.manual_seed(0)
@@ -143,7 +143,7 @@ class Bench:
         )
 
     def cache(self, recipe: Recipe, name: str, file: Path) -> None:
-        """The frozen encoder's pass over the stage's texts, timed by itself; the stage then finds the vectors."""
+        """Runs and times the frozen encoder's pass over the stage's texts; the stage then finds the vectors."""
         stage = recipe.stages["bench"]
         assert isinstance(stage, Contrast)
         store = EncoderStore(recipe, self.folder, self.ranks)
@@ -223,7 +223,7 @@ def peer(bench: Bench) -> None:
 
 
 def sentence_transformers(bench: Bench, start: Path, file: Path) -> None:
-    """The same training by sentence-transformers' trainer, its own way: its tokenizer calls and its batches."""
+    """Runs the same training by sentence-transformers' trainer, with its own tokenizer calls and batches."""
     from datasets import Dataset  # type: ignore[import-untyped]
     from sentence_transformers import (
         SentenceTransformer,

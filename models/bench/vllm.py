@@ -1,4 +1,4 @@
-"""Measures documents a second of vLLM, in an environment that has it, on the tokens that our encoder would read.
+"""Measures documents per second of vLLM, in an environment that has it, on the tokens that our encoder would read.
 
   python -m models.bench.vllm CHECKPOINT ENCODER --corpus corpus.jsonl.gz
   python -m models.bench.vllm 4b TOKENIZER --corpus corpus.jsonl.gz

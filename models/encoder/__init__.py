@@ -1,1 +1,1 @@
-"""Encoders: their description, tokens, and how ONNX Runtime or torch runs them."""
+"""Encoders: their description, their tokenizer, and inference by ONNX Runtime or torch."""

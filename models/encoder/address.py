@@ -1,4 +1,4 @@
-"""An encoder behind an address: any server with OpenAI's embeddings API (vLLM, TEI, Infinity, Ollama, clouds).
+"""Encoder client for any server with OpenAI's embeddings API (vLLM, TEI, Infinity, Ollama, clouds).
 
 The folder holds no weights but canaries: texts and the vectors that the server gave when the folder was written. A
 server that gives others is refused, because its vectors would not compare with those of an index. Builds ask in
@@ -143,7 +143,7 @@ class Wire:
         return asked | self.address.fields(side)
 
     def vectors(self, response: httpx.Response, count: int) -> Vectors:
-        """Unit vectors (count, dim) in the order asked.
+        """Returns unit vectors (count, dim) in the order asked.
 
         Raises EncoderAway for what may pass, Refused for the request, EncoderMoved for another dimension, and
         BadEncoder for an answer or a server that is not usable.
@@ -218,12 +218,12 @@ class AddressReader(TextReader):
         return self.spec.sides if self.address.tells_sides_apart else self.spec.sides[:1]
 
     def prompts(self, texts: Sequence[str], side: Side) -> list[Prompt]:
-        """What is sent of each text."""
+        """Returns what is sent of each text."""
         instruction = self.spec.instruction(side)
         return self.cut([instruction + text for text in texts])
 
     def cut(self, texts: Sequence[str]) -> list[Prompt]:
-        """Texts cut to what the encoder reads: servers refuse those that are too long."""
+        """Cuts texts to what the encoder reads: servers refuse longer ones."""
         room, prompts = self.spec.max_length - self._special_tokens, []
         for text, tokens in zip(texts, self.tokenizer.batch(texts), strict=True):
             end = self.tokenizer.offsets(text)[room][0] if tokens.truncated else len(text)
@@ -249,7 +249,7 @@ class AddressEncoder(AddressReader):
         return encoder
 
     def check(self) -> float:
-        """The least cosine of a canary; raises EncoderMoved, EncoderAway or BadEncoder."""
+        """Returns the least cosine of a canary; raises EncoderMoved, EncoderAway or BadEncoder."""
         # Each alone: in a batch an encoder in int8 or bf16 may give slightly other vectors.
         texts = self.canaries.texts
         found = {side: self._asking.all(texts, side, 1, OPENING_SECONDS) for side in self.checked_sides}
@@ -279,7 +279,7 @@ class Asking:
         self._most = BATCH_TEXTS  # texts of a request; less once the server refused as many
 
     def all(self, prompts: Sequence[str], side: Side, batch: int, patience_seconds: float) -> Vectors:
-        """Unit vectors (prompts, dim); `batch` of them are asked for together."""
+        """Returns unit vectors (prompts, dim); `batch` of them are asked for together."""
         size = min(batch, self._most)
         batches = [prompts[start : start + size] for start in range(0, len(prompts), size)]
         timeout = httpx.Timeout(ANSWER_SECONDS, connect=CONNECT_SECONDS)
@@ -306,7 +306,7 @@ class _Call:
         self._failing_since: float | None = None
 
     def batch(self, prompts: Sequence[str]) -> Vectors:
-        """The vectors of one batch: asked again after failures, in halves if it is too much for the server."""
+        """Returns the vectors of one batch: asked again after failures, in halves if it is too much for the server."""
         pause = FIRST_PAUSE_SECONDS
         while True:
             while not self.stopped.is_set() and (left := self._resume - time.monotonic()) > 0:

@@ -1,4 +1,4 @@
-"""A transformers folder as a hub publishes it: which backbone it holds, how to pool it, how to tokenise for it.
+"""Reads a transformers folder as a hub publishes it: its backbone, its pooling and its tokenizer.
 
 Reads the JSON files only, and never runs code that came with a checkpoint: what needs it is refused.
 """
@@ -40,12 +40,12 @@ SENTENCE_POOLING = {"cls": Pooling.CLS, "cls_token": Pooling.CLS, "mean": Poolin
 # A query prompt that names a task, as those of instruction-tuned encoders do.
 TASK_PROMPT = re.compile(r"(Instruct: ?)?[^\n]+(\n+Query: ?)")
 SENTENCE_MODULES = ("Transformer", "Pooling", "Normalize", "Dense")
-# Where a vocabulary may lie. Without any, transformers makes a tokenizer that knows its special tokens alone.
+# Files that may hold a vocabulary. Without any, transformers makes a tokenizer that has only special tokens.
 VOCABULARIES = (TOKENIZER_FILE, "vocab.txt", "vocab.json", "*.model")
 
 
 def read_config(folder: Path) -> PretrainedConfig:
-    """The backbone's configuration, as a class that transformers has natively."""
+    """Reads the backbone's configuration, as a class that transformers has natively."""
     values = read_json(folder / CONFIG_FILE)
     if not isinstance(values, dict):
         raise BadEncoder(f"{folder}: {CONFIG_FILE} is missing or no object; give a folder with transformers weights")
@@ -69,7 +69,7 @@ def read_config(folder: Path) -> PretrainedConfig:
 
 
 def _require_native(folder: Path, values: dict[str, Any]) -> None:
-    """Refuses a checkpoint whose authors compute it otherwise than transformers' own class does."""
+    """Refuses a checkpoint whose own code computes something else than transformers' class does."""
     model_type = values["model_type"]
     cure = f"if transformers' own {model_type} computes the same vectors, remove it from {CONFIG_FILE}"
     if values.get("auto_map"):
@@ -80,7 +80,7 @@ def _require_native(folder: Path, values: dict[str, Any]) -> None:
 
 
 def _with_attention(values: dict[str, Any]) -> dict[str, Any]:
-    """The configuration with one fact about where a decoder's attention looks, in the words of transformers."""
+    """Returns the configuration with one fact about where a decoder's attention looks, in the words of transformers."""
     if values["model_type"] not in DECODERS:
         return values
     ahead = any(values.get(name) == value for name, value in BIDIRECTIONAL.items())
@@ -94,13 +94,13 @@ def _with_attention(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def looks_back_only(config: PretrainedConfig) -> bool:
-    """Whether a token attends to those before it alone."""
+    """Returns whether a token attends to those before it alone."""
     ahead = getattr(config, "use_bidirectional_attention", False) or not getattr(config, "is_causal", True)
     return config.model_type in DECODERS and not ahead
 
 
 def gte_values(values: dict[str, Any]) -> dict[str, Any]:
-    """The configuration of a checkpoint of the remote class `NewModel`, for transformers' own `GteModel`.
+    """Returns the configuration of a checkpoint of the remote class `NewModel`, for transformers' own `GteModel`.
 
     The remote class scales its rotary frequencies by NTK: with factor f the base grows to theta · f and every
     frequency is divided by f ** (2 / head_dim). Linear scaling of the grown base is the same function.
@@ -165,7 +165,7 @@ def infer_spec(
 
 
 def read_tokenizer(folder: Path, pooling: Pooling, config: PretrainedConfig) -> str:
-    """The text of a `tokenizer.json` for the folder; for EOS pooling it is one that ends each text with EOS."""
+    """Reads the text of a `tokenizer.json` for the folder; for EOS pooling it is one that ends each text with EOS."""
     path = folder / TOKENIZER_FILE
     # tokenizer_config.json may overrule tokenizer.json (lower-casing, for one), and only transformers knows how.
     overruled = (folder / "tokenizer_config.json").is_file() and not (folder / SPEC_FILE).is_file()
@@ -232,7 +232,7 @@ class SentenceModule(NamedTuple):
 
 
 def read_modules(folder: Path) -> list[SentenceModule]:
-    """The modules of a sentence-transformers folder in order; none of another folder."""
+    """Reads the modules of a sentence-transformers folder in order; none of another folder."""
     stated = read_json(folder / "modules.json") or []
     try:
         return [
@@ -244,7 +244,7 @@ def read_modules(folder: Path) -> list[SentenceModule]:
 
 
 def dense_layers(folder: Path) -> list[DenseLayer]:
-    """What stands between pooling and norm, in order."""
+    """Returns the dense layers between pooling and norm, in order."""
     layers = []
     for place in _modules(folder, "Dense"):
         stated = read_object(place / CONFIG_FILE)
@@ -292,7 +292,7 @@ def check_length(folder: Path, config: PretrainedConfig, max_length: int) -> Non
 
 
 def positions_of(config: PretrainedConfig) -> int:
-    """How many tokens the backbone can read."""
+    """Returns how many tokens the backbone can read."""
     positions: int = config.max_position_embeddings
     return positions - config.pad_token_id - 1 if config.model_type in ROBERTA_LIKE else positions
 
@@ -312,7 +312,7 @@ def needs_lengths(folder: Path) -> str:
 
 
 def read_object(path: Path) -> dict[str, Any] | None:
-    """The object of a JSON file; None if there is no such file."""
+    """Reads the object of a JSON file; None if there is no such file."""
     value = read_json(path)
     if value is None or isinstance(value, dict):
         return value
@@ -320,7 +320,7 @@ def read_object(path: Path) -> dict[str, Any] | None:
 
 
 def read_json(path: Path) -> Any:  # noqa: ANN401 - JSON is what it is
-    """The content of a JSON file; None if there is no such file."""
+    """Reads the content of a JSON file; None if there is no such file."""
     if not path.is_file():
         return None
     try:

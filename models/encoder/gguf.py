@@ -1,4 +1,4 @@
-"""GGUF files as transformers folders: quantised weights, configuration and tokenizer in one file."""
+"""Converts a GGUF file (quantised weights, configuration, tokenizer) into a transformers folder."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ QWEN = ("qwen2", "qwen3")
 
 
 def gguf_config(file: Path) -> PretrainedConfig:
-    """The shape of the model in the file; its weights are not read."""
+    """Returns the shape of the model in the file; its weights are not read."""
     try:
         config: PretrainedConfig = AutoConfig.from_pretrained(file.parent, gguf_file=file.name, local_files_only=True)
         return config

@@ -1,4 +1,4 @@
-"""Runs encoder and reranker folders by ONNX Runtime, without torch: tokens to unit vectors, pairs to scores.
+"""Runs encoder and reranker folders with ONNX Runtime, without torch: tokens to unit vectors, pairs to scores.
 
 The graph holds everything: transformer, pooling, truncation and norm, or transformer and score.
 """
@@ -57,17 +57,17 @@ class OnnxEncoder(TextReader):
         return encoder
 
     def encode_tokens(self, batch: Sequence[Tokens]) -> Vectors:
-        """Unit vectors (texts, dim) of one batch, in the order given."""
+        """Returns unit vectors (texts, dim) of one batch, in the order given."""
         return self.encode_padded(*pad(batch))
 
     def encode_padded(self, ids: Ids, mask: Ids) -> Vectors:
-        """Unit vectors (texts, dim) of ids and attention mask, both (texts, longest)."""
+        """Returns unit vectors (texts, dim) of ids and attention mask, both (texts, longest)."""
         feeds = {"input_ids": ids, "attention_mask": mask}
         (vectors,) = self._session.run(["embedding"], {name: feeds[name] for name in self._inputs})
         return np.asarray(vectors, dtype=np.float32)
 
     def encode(self, texts: Sequence[str], side: Side) -> Vectors:
-        """Unit vectors (texts, dim) of any number of texts."""
+        """Returns unit vectors (texts, dim) of any number of texts."""
         return self.encode_bulk(self.tokenize(texts, side))
 
     def encode_bulk(self, tokens: Sequence[Tokens]) -> Vectors:
@@ -103,11 +103,11 @@ class OnnxReranker(PairReader):
         return cls(folder.resolve().name, spec, chosen, open_pair_tokenizer(folder, spec), session)
 
     def score_tokens(self, batch: Sequence[Tokens]) -> Scores:
-        """Scores of one batch of pairs, in the order given."""
+        """Returns scores of one batch of pairs, in the order given."""
         return self.score_padded(*pad(batch))
 
     def score_padded(self, ids: Ids, mask: Ids) -> Scores:
-        """Scores of pairs by their ids and attention mask, both (pairs, longest)."""
+        """Returns scores of pairs by their ids and attention mask, both (pairs, longest)."""
         (scores,) = self._session.run(["score"], {"input_ids": ids, "attention_mask": mask})
         return np.asarray(scores, dtype=np.float32)
 
@@ -138,7 +138,7 @@ def open_session(graph: Path, device: str, threads: int) -> ort.InferenceSession
 
 
 def bulk_batches(lengths: Sequence[int], budget: int) -> Iterator[list[int]]:
-    """Rows in batches of at most `budget` padded tokens, longest first, so that a batch holds like lengths."""
+    """Yields rows in batches of at most `budget` padded tokens, longest first, so that a batch holds like lengths."""
     batch: list[int] = []
     for row in np.argsort(lengths, kind="stable")[::-1].tolist():
         if batch and lengths[batch[0]] * (len(batch) + 1) > budget:

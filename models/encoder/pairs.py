@@ -1,4 +1,4 @@
-"""Rerankers without their weights: `reranker.json`, and how a query and a document become one sequence of tokens.
+"""Describes rerankers (`reranker.json`) and tokenises a query and a document as one sequence; loads no weights.
 
 A reranker, or cross-encoder, reads a query and a document together and gives one score. No torch, no ONNX Runtime.
 """
@@ -99,7 +99,7 @@ class PairTokenizer:
         return self._documents.batch(texts)
 
     def join(self, query: Tokens, document: Tokens) -> Tokens:
-        """The pair as the architecture reads it: [CLS] query [SEP] document [SEP], or with two separators between."""
+        """Joins the pair as the architecture reads it: [CLS] query [SEP] document [SEP], or with two separators."""
         start = query.ids + query.ids[-1:] * self._extra
         rest, room = document.ids[1:], self._max_length - len(start)
         if len(rest) <= room:
@@ -107,7 +107,7 @@ class PairTokenizer:
         return Tokens(start + rest[: room - 1] + rest[-1:], truncated=True)
 
     def pairs(self, query: str, documents: Sequence[str]) -> list[Tokens]:
-        """The query with each of the documents."""
+        """Returns the query with each of the documents."""
         asked = self.query(query)
         return [self.join(asked, document) for document in self.documents(documents)]
 

@@ -1,4 +1,4 @@
-"""`encoder.json`: everything about an encoder that is not a weight.
+"""Reads and writes `encoder.json`: everything about an encoder except its weights.
 
 The file lies beside the weights, so that a mismatch is refused when the folder is opened.
 """
@@ -180,7 +180,7 @@ class EncoderSpec(BaseModel):
         return self.query_instruction if side is Side.QUERY else self.document_instruction
 
     def prompt(self, instruction: str) -> str:
-        """What stands before a query that has this instruction."""
+        """Returns the text before a query that has this instruction."""
         return self.query_template.replace(INSTRUCTION, instruction) if instruction else ""
 
     def fingerprint(self, *weights: str, computed: str | None = None) -> str:
@@ -243,7 +243,7 @@ class EncoderSpec(BaseModel):
 
 
 def fault(error: ValidationError) -> str:
-    """The first field of a spec that is wrong, and how."""
+    """Returns the first field of a spec that is wrong, and how."""
     first = error.errors()[0]
     message = first["msg"].removeprefix("Value error, ")
     return ": ".join(filter(None, (".".join(map(str, first["loc"])), message)))
@@ -279,7 +279,7 @@ def verify_graph(folder: Path, name: str, spec: Described) -> Path:
 
 
 def verify_file(folder: Path, name: str, spec: Described) -> Path:
-    """The path of a file of the folder, after its checksum was compared with the one in `encoder.json`."""
+    """Returns the path of a file of the folder, after its checksum was compared with the one in `encoder.json`."""
     path = folder / name
     if not path.is_file():
         raise BadEncoder(f"{folder}: {name} is missing")

@@ -1,4 +1,4 @@
-"""Where a folder is made before it is put in place."""
+"""Makes a folder under a temporary name beside its target, so that one rename puts it in place."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ LOCK = "lock"
 
 @contextmanager
 def staging(target: Path) -> Iterator[Path]:
-    """A folder beside `target`, on its file system, so that a rename puts in place what is made there.
+    """Yields a folder beside `target`, on its file system, so that a rename puts in place what is made there.
 
-    It is removed at the end. Folders that killed runs for this target left are removed first: weights are large.
+    It is removed at the end. Folders that killed runs left for this target are removed first: weights are large.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
     prefix = f".{target.name}-"
@@ -29,7 +29,7 @@ def staging(target: Path) -> Iterator[Path]:
 
 
 def _was_left(folder: Path) -> bool:
-    """Whether no process works in the folder any more."""
+    """Returns whether no process works in the folder any more."""
     try:
         with (folder / LOCK).open("r+") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -1,4 +1,4 @@
-"""Text to token ids: one text, a batch, or millions of texts by several processes. No torch, no ONNX Runtime."""
+"""Tokenises one text, a batch, or millions of texts in several processes, without torch or ONNX Runtime."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class Tokenizer:
         return cls(backend, max_length)
 
     def to_json(self) -> str:
-        """What `from_json` reads."""
+        """Returns what `from_json` reads."""
         return self._backend.to_str()
 
     @property
@@ -94,7 +94,7 @@ class Tokenizer:
         return [self._cut(encoding.ids) for encoding in self._backend.encode_batch_fast(list(texts))]
 
     def _cut(self, ids: list[int]) -> Tokens:
-        """The first tokens, and the special ones that end every text."""
+        """Returns the first tokens, and the special ones that end every text."""
         if len(ids) <= self.max_length:
             return Tokens(ids, truncated=False)
         kept = self.max_length - self._ending
@@ -106,12 +106,12 @@ class Tokenizer:
 
 
 def pad(batch: Sequence[Tokens]) -> tuple[Ids, Ids]:
-    """Ids and attention mask, both (texts, longest), padded on the right with 0."""
+    """Returns ids and attention mask, both (texts, longest), padded on the right with 0."""
     return pad_flat(*flatten(batch))
 
 
 def flatten(batch: Sequence[Tokens]) -> tuple[FlatIds, FlatIds]:
-    """The ids of all texts in one run, and the length of each."""
+    """Returns the ids of all texts in one run, and the length of each."""
     lengths = np.fromiter((len(tokens) for tokens in batch), np.int32, len(batch))
     ids = np.fromiter(chain.from_iterable(tokens.ids for tokens in batch), np.int32, int(lengths.sum()))
     return ids, lengths
@@ -137,7 +137,7 @@ _own: list[Tokenizer] = []
 
 
 def tokenise(chunks: Iterable[Sequence[str]], texts: int, tokenizer: Tokenizer, processes: int = 0) -> Iterator[Flat]:
-    """Each chunk's tokens, in order. `texts` is how many there are in all; 0 processes: as many as there are cores."""
+    """Yields each chunk's tokens, in order. `texts` is their total number; 0 processes: one per core."""
     processes = processes or (len(os.sched_getaffinity(0)) if texts >= MANY else 1)
     if processes < 3:
         return (flatten(tokenizer.batch(chunk)) for chunk in chunks)
@@ -159,7 +159,7 @@ def _by_processes(chunks: Iterator[Sequence[str]], tokenizer: Tokenizer, process
 
 @contextmanager
 def _single_threaded() -> Iterator[None]:
-    """Processes begun in here leave the cores to each other."""
+    """Limits processes started in this block to one thread each."""
     before = os.environ.copy()
     os.environ["RAYON_NUM_THREADS"] = "1"
     try:
@@ -212,12 +212,12 @@ def open_tokenizer(folder: Path, spec: EncoderSpec) -> Tokenizer:
 
 
 def has_graph(folder: Path) -> bool:
-    """Whether any ONNX graph lies in the folder."""
+    """Returns whether the folder has an ONNX graph."""
     return any((folder / variant.filename).is_file() for variant in Variant)
 
 
 def best_variant(folder: Path, device: str) -> Variant:
-    """The fastest of the folder's graphs on cpu or cuda."""
+    """Returns the fastest of the folder's graphs on cpu or cuda."""
     preference = GPU_PREFERENCE if device.startswith("cuda") else CPU_PREFERENCE
     for variant in preference:
         if (folder / variant.filename).is_file():

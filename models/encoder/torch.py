@@ -1,4 +1,4 @@
-"""An encoder in torch: backbone, pooling, truncation, norm. What training changes and export turns into a graph.
+"""Encoder in torch, for training and export: backbone, pooling, truncation, norm.
 
 Texts are padded on the right.
 """
@@ -115,11 +115,11 @@ class TorchEncoder(nn.Module):
         return cls(backbone, spec, read_tokenizer(folder, spec.pooling, config), projection).eval()
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
-        """Unit vectors (texts, dim) in float32 of ids and mask (texts, tokens)."""
+        """Returns unit vectors (texts, dim) in float32 of ids and mask (texts, tokens)."""
         return finish(self.pooled(input_ids, attention_mask), self.spec)
 
     def pooled(self, input_ids: Tensor, attention_mask: Tensor, *, padded_right: bool = False) -> Tensor:
-        """What `forward` cuts and normalises: (texts, native_dim) in float32.
+        """Returns what `forward` cuts and normalises: (texts, native_dim) in float32.
 
         A decoder never looks to the right: if the caller knows that padding stands there, it needs no mask, and
         attention without a mask has quicker kernels.
@@ -131,7 +131,7 @@ class TorchEncoder(nn.Module):
 
     @torch.inference_mode()
     def encode(self, texts: Sequence[str], side: Side, batch_size: int = 64) -> Vectors:
-        """Unit vectors (texts, dim) in the order given, in batches of like lengths."""
+        """Returns unit vectors (texts, dim) in the order given, in batches of like lengths."""
         instruction = self.spec.instruction(side)
         tokens = self.tokenizer.batch([instruction + text for text in texts])
         order = sorted(range(len(tokens)), key=lambda row: len(tokens[row]), reverse=True)
@@ -191,7 +191,7 @@ def _load_projection(folder: Path, width: int, dtype: torch.dtype) -> Projection
 
 
 def read_dense_layers(folder: Path, dtype: torch.dtype) -> Projection | None:
-    """The Dense modules of a sentence-transformers folder as one layer.
+    """Reads the Dense modules of a sentence-transformers folder as one layer.
 
     Layers without an activation between them are one linear function, so their matrices are multiplied.
     """
@@ -229,7 +229,7 @@ def load_model(
     kind: Any, folder: Path, config: PretrainedConfig, dtype: torch.dtype, *, new: tuple[str, ...] = (),  # noqa: ANN401
     strict: bool = False, off: Iterable[str] = (),
 ) -> PreTrainedModel:  # fmt: skip
-    """A model of one of transformers' Auto classes, with the options in `off` set to false.
+    """Loads a model of one of transformers' Auto classes, with the options in `off` set to false.
 
     No weight may be missing but those whose names begin with `new`; if `strict`, none may be left over.
     """
@@ -257,7 +257,7 @@ def load_model(
 
 
 def merge_adapter(backbone: PreTrainedModel, adapter: Path) -> PreTrainedModel:
-    """The backbone with a LoRA adapter in its weights."""
+    """Returns the backbone with a LoRA adapter in its weights."""
     from peft import PeftModel
 
     try:
@@ -269,7 +269,7 @@ def merge_adapter(backbone: PreTrainedModel, adapter: Path) -> PreTrainedModel:
 
 
 def weight_files(folder: Path) -> list[str]:
-    """Names of the files that hold the weights, and of the configuration that says how they are used."""
+    """Returns names of the files that hold the weights, and of the configuration that says how they are used."""
     names = sorted(path.relative_to(folder).as_posix() for pattern in WEIGHTS for path in folder.glob(pattern))
     return [CONFIG_FILE, *names]
 

@@ -1,4 +1,4 @@
-"""A causal language model that writes texts: what a generate stage tunes, and a folder that transformers serves."""
+"""Causal language model in torch: a generate stage tunes it and writes a folder that transformers can serve."""
 
 from __future__ import annotations
 

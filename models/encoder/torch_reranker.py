@@ -1,4 +1,4 @@
-"""A reranker in torch: transformers' sequence classification with one label. What training changes and export reads."""
+"""Reranker in torch, for training and export: transformers' sequence classification with one label."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class TorchReranker(nn.Module):
         return cls(model, spec, read_tokenizer(folder, Pooling.CLS, config)).eval()
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
-        """Scores (pairs,) in float32 of ids and mask (pairs, tokens)."""
+        """Returns scores (pairs,) in float32 of ids and mask (pairs, tokens)."""
         types = {}
         if self.spec.token_types:
             types["token_type_ids"] = pair_types(input_ids, attention_mask, self.separator)
@@ -84,7 +84,7 @@ class TorchReranker(nn.Module):
 
     @torch.inference_mode()
     def score(self, pairs: Sequence[Tokens], batch_size: int = 64) -> Scores:
-        """Scores of tokenised pairs in the order given, in batches of like lengths."""
+        """Returns scores of tokenised pairs in the order given, in batches of like lengths."""
         order = sorted(range(len(pairs)), key=lambda row: len(pairs[row]), reverse=True)
         scores = np.empty(len(pairs), dtype=np.float32)
         device = next(self.parameters()).device
@@ -110,12 +110,12 @@ def pair_types(ids: Tensor, mask: Tensor, separator: int) -> Tensor:
 
 
 def is_sequence_classifier(folder: Path) -> bool:
-    """Whether a checkpoint says of itself that it classifies sequences, as cross-encoders do."""
+    """Returns whether a checkpoint says of itself that it classifies sequences, as cross-encoders do."""
     return any(name.endswith("ForSequenceClassification") for name in read_config(folder).architectures or ())
 
 
 def require_reranker(folder: Path) -> PretrainedConfig:
-    """The configuration of a published cross-encoder; refuses other checkpoints by name."""
+    """Returns the configuration of a published cross-encoder; refuses other checkpoints by name."""
     config = read_config(folder)
     require_architecture(folder, config)
     kinds = config.architectures or []

@@ -1,1 +1,1 @@
-"""How good a ranking is: evaluation sets, metrics, and the systems to compare."""
+"""Evaluation of rankings: sets, metrics, and the systems to compare."""

@@ -1,4 +1,4 @@
-"""Cache of an evaluation: embeddings by encoder and text, and rankings, in files of one folder.
+"""Caches embeddings and rankings of an evaluation in one folder.
 
 Embeddings are kept by the hash of the text as the encoder read it, instruction included, in a folder for each encoder.
 Every process appends to a file of its own: a process that is killed loses at most the record it was writing.
@@ -101,7 +101,7 @@ def save_rankings(path: Path, rankings: Sequence[Ranking]) -> None:
 
 @contextmanager
 def written_whole(path: Path) -> Iterator[IO[bytes]]:
-    """A file that other processes find complete or not at all."""
+    """Yields a file that other processes find complete or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
     try:

@@ -155,7 +155,7 @@ def _publish(found: Run, judgement: Judgement, arguments: Namespace) -> None:
 
 
 def _tasks(arguments: Namespace) -> tuple[list[Task], dict[str, str]]:
-    """Every set that was asked for, read and checked, and those that are not there with how to get them."""
+    """Returns every set that was asked for, read and checked, and those that are not there with how to get them."""
     if not arguments.sets:
         raise CareError("name a folder with evaluation sets, or a benchmark (care eval --list shows them)")
     tasks: list[Task] = []
@@ -179,7 +179,7 @@ def _tasks(arguments: Namespace) -> tuple[list[Task], dict[str, str]]:
 
 
 def _curves(tasks: Sequence[Task], lineup: Lineup) -> Iterator[Curve]:
-    """What the page draws beside the results. Indexes are built once for a corpus: that is what takes time."""
+    """Yields what the page draws beside the results. Indexes are built once for a corpus: that is what takes time."""
     for dense in lineup.dense:
         name, indexed = dense.facts.name, None
         for task in tasks:
@@ -206,7 +206,7 @@ def _check_outputs(arguments: Namespace) -> None:
 
 
 def _machine() -> str:
-    """The processor in words, as far as the system tells."""
+    """Returns the processor in words, as far as the system tells."""
     info = Path("/proc/cpuinfo")
     lines = info.read_text(encoding="utf-8").splitlines() if info.is_file() else []
     model = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")

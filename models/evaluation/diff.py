@@ -64,7 +64,7 @@ def run(arguments: Namespace) -> None:
 
 
 def choose_systems(before: Run, after: Run, named: Sequence[str], *, same_run: bool) -> list[tuple[str, str]]:
-    """Which system of the first run is held against which of the second."""
+    """Returns which system of the first run is held against which of the second."""
     ours, theirs = ([facts.name for facts in run.systems] for run in (before, after))
     if len(named) > 2:
         raise CareError("--system may be given once or twice: one of A, one of B")
@@ -84,7 +84,7 @@ def choose_systems(before: Run, after: Run, named: Sequence[str], *, same_run: b
 
 
 def compare(before: Run, after: Run, systems: Sequence[tuple[str, str]], set_name: str | None) -> list[SetDiff]:
-    """Every set that both runs hold, or the named one, for each pair of systems."""
+    """Returns every set that both runs hold, or the named one, for each pair of systems."""
     theirs = {(each.benchmark, each.set_name, each.system): each for each in after.results}
     pairs = [
         (ours, theirs[ours.benchmark, ours.set_name, second])
@@ -102,7 +102,7 @@ def compare(before: Run, after: Run, systems: Sequence[tuple[str, str]], set_nam
 
 
 def lines(diff: SetDiff, limit: int) -> Iterator[str]:
-    """What a terminal shows of one set."""
+    """Yields what a terminal shows of one set."""
     before, after, mark = diff.before, diff.after, diff.mark
     differences = np.array([change.difference for change in diff.changes])
     width = max(display_width(before.system), display_width(after.system))

@@ -1,4 +1,4 @@
-"""Encoders as an evaluation uses them: folders opened as functions of texts, and readers with instructions and a cache.
+"""Opens encoders for an evaluation: folders as functions of texts, and readers with instructions and a cache.
 
 torch and transformers are loaded only when a folder needs them.
 """
@@ -112,7 +112,7 @@ class Reranker(Protocol):
     @property
     def tokenizer(self) -> PairTokenizer: ...
     def score(self, pairs: Sequence[Tokens]) -> Vectors:
-        """A score for each pair, the higher the better."""
+        """Returns a score for each pair, the higher the better."""
         ...
 
 
@@ -192,7 +192,7 @@ def _inferred(folder: Path, options: dict[str, str]) -> EncoderSpec:
 
 
 def _choice(options: dict[str, str], name: str, known: Sequence[str]) -> str:
-    """The option's value, the first of `known` where it is not given."""
+    """Returns the option's value, the first of `known` if it is not given."""
     value = options.get(name, known[0])
     if value not in known:
         raise BadEncoder(f"{name}={value}: choose from {', '.join(known)}")
@@ -210,7 +210,7 @@ class Reader(Protocol):
         ...
 
     def read(self, texts: Sequence[str], side: Side, task: Task, *, cached: bool = True) -> Vectors:
-        """`cached=False` computes everything anew, for timing."""
+        """Encodes texts; `cached=False` ignores the cache, for timing."""
         ...
 
 
@@ -246,7 +246,7 @@ class EncoderReader:
         return vectors
 
     def unread(self, tasks: Iterable[Task], sides: Collection[Side]) -> set[str]:
-        """What has yet to be encoded before the tasks can be judged, as the encoder will read it."""
+        """Returns what has yet to be encoded before the tasks can be judged, as the encoder will read it."""
         read = ((task, side, texts) for task in tasks for side, texts in task.texts() if side in sides)
         prompts = {prompt for task, side, texts in read for prompt in self._prompts(texts, side, task)}
         return prompts if self._cache is None else set(self._cache.unknown(prompts))
@@ -317,12 +317,12 @@ class CutReader:
 
 
 def unit(vectors: Vectors) -> Vectors:
-    """Rows brought to unit length."""
+    """Returns rows brought to unit length."""
     norms = np.linalg.norm(vectors, axis=1, keepdims=True)
     rows: Vectors = vectors / np.maximum(norms, np.finfo(np.float32).tiny)
     return rows
 
 
 def size(prompt: str) -> int:
-    """The work of encoding a text, in characters."""
+    """Returns the work of encoding a text, in characters."""
     return min(len(prompt), LONGEST)

@@ -114,7 +114,7 @@ def judge(
     *,
     speed: bool = False,
 ) -> Judgement:
-    """Every task by every system; `report` is called with the results of each set when it is through."""
+    """Judges every system on every task; calls `report` with the results of each set when it is done."""
     judgement = Judgement()
     for task in tasks:
         of_set: list[SetResult] = []
@@ -131,13 +131,13 @@ def judge(
 
 
 def mean_systems(systems: Sequence[SystemFacts]) -> list[SystemFacts]:
-    """What stands for systems that differ by a seed: one for all that have the same mean."""
+    """Returns one system, the mean, for each group of systems that differ only by a seed."""
     means = {facts.repeats: replace(facts, name=facts.repeats, repeats="") for facts in systems if facts.repeats}
     return list(means.values())
 
 
 def _means(of_set: Sequence[SetResult], systems: Sequence[SystemFacts]) -> Iterator[SetResult]:
-    """The means over seeds, of figures and of every query's metrics; a mean has no ranking."""
+    """Yields the means over seeds, of figures and of every query's metrics; a mean has no ranking."""
     for mean in mean_systems(systems):
         names = [facts.name for facts in systems if facts.repeats == mean.name]
         found = [result for result in of_set if result.system in names]
@@ -170,7 +170,7 @@ def judge_one(task: Task, system: System, *, speed: bool = False) -> SetResult:
 
 
 def figures(task: Task, answers: Answers) -> tuple[dict[str, float], list[QueryResult]]:
-    """The figures of a set in percent, and the result of each query or sentence pair."""
+    """Returns the figures of a set in percent, and the result of each query or sentence pair."""
     data = task.data
     if isinstance(data, PairSet):
         assert isinstance(answers, np.ndarray)

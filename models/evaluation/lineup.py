@@ -1,4 +1,4 @@
-"""The systems that a run judges, made of what its options name."""
+"""Builds the systems that an evaluation compares from its options."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class Wanted:
             raise CareError("--weight: only hybrids by --fusion scores have one; leave it out")
 
     def weights_of(self, fusion: Fusion) -> Sequence[float | None]:
-        """The dense side's shares to try in a fusion."""
+        """Returns the dense side's shares to try in a fusion."""
         return list(dict.fromkeys(self.weights)) if self.weights and fusion is Fusion.SCORES else [None]
 
 
@@ -103,7 +103,7 @@ class Lineup:
             raise CareError("no system to judge; give --encoder, --pair or --service")
 
     def outstanding(self, tasks: Sequence[Task]) -> int:
-        """How many characters the encoders have yet to read."""
+        """Returns how many characters the encoders have yet to read."""
         unread = {
             (reader.encoder.fingerprint, text) for reader, sides in self._sides for text in reader.unread(tasks, sides)
         }

@@ -1,4 +1,4 @@
-"""A pair of encoders as a model that mteb can run: `mteb.evaluate(MtebPair.load("FOLDER"), tasks=…)`.
+"""Wraps a pair of encoders as a model for mteb: `mteb.evaluate(MtebPair.load("FOLDER"), tasks=…)`.
 
 Also imports mteb on CPUs without a wheel of `pytrec_eval`, by a replacement of what mteb uses of it. ranx cannot be
 used: it divides the precision of a ranking shorter than the cut-off by the ranking's length.
@@ -28,7 +28,7 @@ MODULE = "pytrec_eval"
 
 
 def import_mteb() -> ModuleType:
-    """The mteb package; where pytrec_eval is not installed, its stand-in takes its place first."""
+    """Imports mteb; if pytrec_eval is not installed, a replacement takes its place first."""
     if importlib.util.find_spec("mteb") is None:
         raise CareError("mteb is not installed; pip install mteb")
     if importlib.util.find_spec(MODULE) is None:

@@ -1,4 +1,4 @@
-"""Systems behind HTTP: a running service, and HyDE by an endpoint that speaks OpenAI's chat completions."""
+"""Systems over HTTP to evaluate: a running service, and HyDE by an endpoint with OpenAI's chat completions."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ Fusing = Literal["mean", "document", "joined"]
 
 
 class Service:
-    """Asks /v1/search, in its default mode where `mode` is None, and /v1/rerank.
+    """Asks /v1/search, in its default mode if `mode` is None, and /v1/rerank.
 
     The service must hold the documents of the set, all of them and no others, under their ids.
     """
@@ -67,7 +67,7 @@ class Service:
         return lambda query: ask([query])[0]
 
     def _asker(self, data: RetrievalSet) -> Callable[[Sequence[str]], list[Ranking]]:
-        """A function from queries to rankings of the set's rows; refuses a service of other documents."""
+        """Returns a function from queries to rankings of the set's rows; refuses a service of other documents."""
         advice = "build its collection from the set's corpus"
         base, count = self._endpoint.base, len(data.documents)
         if self._documents != count:
@@ -127,7 +127,7 @@ class Generator:
             return self._ask(prompt, number)
         settings = f"{self.model} {TEMPERATURE} {MAX_TOKENS} {number}"
         path = self.folder / f"{text_hash(settings, prompt).hex()}.json"
-        # A file that cannot be read is written anew, as every other part of the cache is.
+        # A file that cannot be read is replaced, as in every other part of the cache.
         with suppress(OSError, ValueError, LookupError, TypeError):
             return str(json.loads(path.read_bytes())["document"])
         document = self._ask(prompt, number)

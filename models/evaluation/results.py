@@ -1,4 +1,4 @@
-"""What an evaluation found, as plain values, and the file that keeps it.
+"""Result types of an evaluation, and the file that stores them.
 
 A run is written as gzipped JSON: figures, and for every query its metrics and its first hits with their texts, so that
 two runs can be compared query by query later.

@@ -1,4 +1,4 @@
-"""Evaluation sets (retrieval in BEIR's shape, reranking lists, sentence pairs), read from disk, and tasks over them.
+"""Reads evaluation sets (retrieval in BEIR's format, reranking lists, sentence pairs) and defines their tasks.
 
 A defect of the data is named with file and line.
 """
@@ -61,12 +61,12 @@ class RetrievalSet:
     qrels: Qrels
 
     def grades(self) -> list[dict[int, int]]:
-        """The grades of each query's judged documents, by row of the corpus."""
+        """Returns the grades of each query's judged documents, by row of the corpus."""
         rows = {document: row for row, document in enumerate(self.document_ids)}
         return [{rows[document]: grade for document, grade in self.qrels[query].items()} for query in self.query_ids]
 
     def answers(self) -> list[list[int]]:
-        """The rows of the documents that answer each query."""
+        """Returns the rows of the documents that answer each query."""
         return [[row for row, grade in of_query.items() if grade > 0] for of_query in self.grades()]
 
 
@@ -127,7 +127,7 @@ class Task:
 
 
 def plain_task(benchmark: str, data: RetrievalSet | RerankSet | PairSet, kind: Kind) -> Task:
-    """A task by the kind's own main metric and without instructions."""
+    """Returns a task by the kind's own main metric and without instructions."""
     return Task(benchmark, data, kind, METRICS[kind][0])
 
 
@@ -167,7 +167,7 @@ def find_tasks(root: Path) -> list[Task]:
 
 
 def load_retrieval(folder: Path, split: str = "test") -> RetrievalSet:
-    """A folder with queries.jsonl, corpus.jsonl(.gz), which may stand in the folder above, and qrels.tsv.
+    """Loads a folder with queries.jsonl, corpus.jsonl(.gz), which may be in the folder above, and qrels.tsv.
 
     With BEIR's qrels/SPLIT.tsv instead, the queries that the split does not judge belong to another one.
     """
@@ -221,7 +221,7 @@ def load_pairs(path: Path) -> PairSet:
 
 
 def order(text: str) -> bytes:
-    """A shuffle that depends on nothing but the text."""
+    """Returns a shuffle that depends on nothing but the text."""
     return blake2b(text.encode(), digest_size=8).digest()
 
 
@@ -240,7 +240,7 @@ def write_retrieval(folder: Path, documents: Sequence[str], questions: Iterable[
 
 
 def _folders(root: Path) -> Iterator[Path]:
-    """The root and the folders below it, each once, however many links lead there."""
+    """Yields the root and the folders below it, each once, however many links lead there."""
     seen: set[str] = set()
     for place, names, _ in os.walk(root, followlinks=True):
         real = os.path.realpath(place)
@@ -252,7 +252,7 @@ def _folders(root: Path) -> Iterator[Path]:
 
 
 def _corpus(folder: Path) -> tuple[list[str], list[str]]:
-    """Ids and texts; sets that share a corpus and are read one after the other share the lists."""
+    """Returns ids and texts; sets that share a corpus and are read one after the other share the lists."""
     for place in (folder, folder.parent):
         for path in (place / "corpus.jsonl", place / "corpus.jsonl.gz"):
             if path.is_file():
@@ -275,7 +275,7 @@ def _read_corpus(path: Path, mtime_ns: int, size: int) -> tuple[list[str], list[
 
 
 def _unique_rows(path: Path, *, filled: bool = True) -> Iterator[tuple[Row, int]]:
-    """Rows {_id, text}, each id once."""
+    """Yields rows {_id, text}, each id once."""
     first: dict[str, int] = {}
     for row, number in _rows(path):
         id = _text(row, "_id", f"{path}:{number}", filled=True)
@@ -347,7 +347,7 @@ def _qrels(path: Path, documents: set[str], queries: set[str]) -> Qrels:
 
 
 def _lines(path: Path) -> Iterator[tuple[bytes, int]]:
-    """The lines of a plain or gzipped file that hold something, with their numbers, from 1."""
+    """Yields the lines of a plain or gzipped file that hold something, with their numbers, from 1."""
     if not path.is_file():
         raise BadData(f"{path}: no such file")
     number = 0

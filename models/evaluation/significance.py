@@ -76,7 +76,7 @@ def compare(run: Run, baseline: str) -> Marks:
 
 
 def averages(results: Iterable[SetResult]) -> list[tuple[str, ...]]:
-    """The sets of each average of a table: of every kind that has several sets, then of all kinds."""
+    """Returns the sets of each average of a table: of every kind that has several sets, then of all kinds."""
     kinds: dict[Kind, dict[str, None]] = defaultdict(dict)
     for result in results:
         kinds[result.kind][result.set_name] = None
@@ -93,7 +93,7 @@ def paired(results: Sequence[SetResult], baseline: SetResult) -> list[Mark]:
 
 
 def _table_marks(results: Sequence[SetResult], baseline: str) -> Iterator[tuple[tuple[tuple[str, ...], str], Mark]]:
-    """The marks of one benchmark, not corrected: of its sets, then of its averages."""
+    """Yields the marks of one benchmark, not corrected: of its sets, then of its averages."""
     baselines = {result.set_name: result for result in results if result.system == baseline}
     others = [result for result in results if result.system != baseline and result.set_name in baselines]
     places = {name: place for place, name in enumerate(baselines)}
@@ -111,7 +111,7 @@ def _table_marks(results: Sequence[SetResult], baseline: str) -> Iterator[tuple[
 
 
 def _drawn(result: SetResult, baseline: SetResult, stream: int = 0) -> tuple[float, Values]:
-    """The observed difference and those of the draws (RESAMPLES,): NaN if there are too few queries.
+    """Returns the observed difference and those of the draws (RESAMPLES,): NaN if there are too few queries.
 
     `stream` chooses the draws: two sets of one size in an average must not be drawn alike. scipy takes 1.2 s of a core
     for ten systems and 1,000 queries; counting draws once for all systems took 0.6 s and gave the same marks.
@@ -136,7 +136,7 @@ def _drawn(result: SetResult, baseline: SetResult, stream: int = 0) -> tuple[flo
 
 
 def _t_test(result: SetResult, baseline: SetResult) -> float | None:
-    """The two-sided p of a paired t-test; None where it is not defined or the queries are too few."""
+    """Returns the two-sided p of a paired t-test; None where it is not defined or the queries are too few."""
     from scipy import stats
 
     if result.kind is Kind.STS or len(result.queries) < MIN_QUERIES:
@@ -167,7 +167,7 @@ def _mark(baseline: str, difference: float, drawn: Values) -> Mark:
 
 
 def per_query(result: SetResult) -> Values:
-    """What each query adds to the set's figure, (queries,): their mean is the figure, between −1 and 1.
+    """Returns what each query adds to the set's figure, (queries,): their mean is the figure, between −1 and 1.
 
     A sentence pair adds the product of its two standardised values, whose mean is the correlation.
     """

@@ -131,7 +131,7 @@ def _inverted_file(documents: Embeddings) -> faiss.IndexIVFFlat:
 def _queries_per_second(
     index: faiss.Index, queries: Embeddings, depth: int, parameters: faiss.SearchParameters
 ) -> float:
-    """By the thread's own clock, which stands still while other work has the core."""
+    """Measures by the thread's CPU clock, so that other work on the core does not count."""
     began = time.thread_time()
     answered, seconds = 0, 0.0
     while seconds < TIMED_SECONDS:

@@ -55,7 +55,7 @@ class System(Protocol):
         ...
 
     def online(self, task: Task, data: RetrievalSet) -> Callable[[str], Ranking]:
-        """A function that answers one query from scratch, as a service would; for timing."""
+        """Returns a function that answers one query from scratch, as a service would; for timing."""
         ...
 
 
@@ -88,11 +88,11 @@ class Dense:
         return self._answers(task, task)
 
     def embeddings(self, task: Task, data: RetrievalSet) -> tuple[Vectors, Vectors]:
-        """Unit vectors of the queries and of the documents of a retrieval task, in the set's order."""
+        """Returns unit vectors of the queries and of the documents of a retrieval task, in the set's order."""
         return self.reader.read(data.queries, Side.QUERY, task), self._documents(data.documents, task, data)
 
     def positive_cosines(self, task: Task, data: RetrievalSet) -> list[float]:
-        """Each query's mean cosine with the documents that answer it."""
+        """Returns each query's mean cosine with the documents that answer it."""
         queries, documents = self.embeddings(task, data)
         return [float((documents[rows] @ query).mean()) for query, rows in zip(queries, data.answers(), strict=True)]
 
@@ -202,7 +202,7 @@ class Reranked:
 
 
 def rerank(data: RetrievalSet, rankings: Sequence[Ranking], reranker: Reranker, depth: int) -> list[Ranking]:
-    """Each ranking with its first `depth` documents ordered by the reranker.
+    """Returns each ranking with its first `depth` documents ordered by the reranker.
 
     Scores are the reranker's, and below them the places of the other documents: they follow in their old order.
     """
@@ -265,13 +265,13 @@ class WithFresh:
 
 
 def a_tenth(data: RetrievalSet) -> list[list[int]]:
-    """The same documents for all queries: a tenth of them, by a hash of their ids."""
+    """Returns the same documents for all queries: a tenth of them, by a hash of their ids."""
     order = sorted(range(len(data.document_ids)), key=lambda row: blake2b(data.document_ids[row].encode()).digest())
     return [order[: -(-len(order) // TENTH)]] * len(data.query_ids)
 
 
 def fresh_systems(dense: Dense) -> Iterator[System]:
-    """A pair with each query's answers fresh, and with a tenth of all; none for a single encoder."""
+    """Yields a pair with each query's answers fresh, and with a tenth of all; none for a single encoder."""
     if isinstance(dense.reader, PairReader):
         yield WithFresh(dense, dense.reader, "answers fresh", RetrievalSet.answers)
         yield WithFresh(dense, dense.reader, "a tenth fresh", a_tenth)
@@ -292,18 +292,18 @@ def _rank_candidates(data: RerankSet) -> list[Ranking]:
 
 
 def score_rows(queries: Vectors, documents: Vectors) -> Iterator[Vectors]:
-    """Each query's score with every document, computed for a block of queries at a time."""
+    """Yields each query's score with every document, computed for a block of queries at a time."""
     for start in range(0, len(queries), QUERIES_AT_ONCE):
         yield from queries[start : start + QUERIES_AT_ONCE] @ documents.T
 
 
 def search(queries: Vectors, documents: Vectors, depth: int) -> list[Ranking]:
-    """The best documents of each query, by exact search."""
+    """Returns the best documents of each query, by exact search."""
     return [top(scores, depth) for scores in score_rows(queries, documents)]
 
 
 def top(scores: NDArray[np.float32], k: int) -> Ranking:
-    """The k best rows of a score vector, ties by row."""
+    """Returns the k best rows of a score vector, ties by row."""
     k = min(k, len(scores))
     # The k-th best score, and then every row that reaches it: a partition alone would choose among ties at random.
     bar = np.partition(scores, len(scores) - k)[len(scores) - k]

@@ -1,1 +1,1 @@
-"""From a trained encoder to the ONNX graphs that are served: one backbone graph, one head, three variants."""
+"""Export of a trained encoder to the ONNX graphs that are served: a backbone, a head, three variants."""

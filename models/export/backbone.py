@@ -1,4 +1,4 @@
-"""The fp32 graph: the backbone exported by torch or by Optimum, and the head (pooling, truncation, L2 norm).
+"""Exports the fp32 graph: the backbone by torch or Optimum, and the head (pooling, truncation, L2 norm).
 
 Optimum runs in an environment of its own, because it pins an older transformers (docs/adr/0002-export-split.md). It
 only reads folders that were written here, never a downloaded checkpoint.
@@ -159,7 +159,7 @@ def _embed(added: _Nodes, hidden: str, spec: EncoderSpec, projection: Projection
 
 
 def _pool(added: _Nodes, hidden: str, pooling: Pooling) -> str:
-    """The pooled states (texts, native_dim) in float32, also of hidden states in half precision."""
+    """Returns the pooled states (texts, native_dim) in float32, also of hidden states in half precision."""
     if pooling is Pooling.CLS:
         return added.add("Cast", added.add("Gather", hidden, added.constant(0), axis=1), to=TensorProto.FLOAT)
     if pooling is Pooling.EOS:
@@ -216,7 +216,7 @@ def export_backbone(backbone: PreTrainedModel, path: Path) -> None:
 
 
 def trace_backbone(backbone: PreTrainedModel) -> tuple[ModelProto, dict[str, Tensor]]:
-    """The graph of `export_backbone` without its weights, and the weights by the names that its nodes use."""
+    """Returns the graph of `export_backbone` without its weights, and the weights by the names that its nodes use."""
     file = BytesIO()
     traced = _trace(backbone, file, weights=False)
     model, state = load_model_from_string(file.getvalue()), traced.state_dict()
@@ -296,7 +296,7 @@ def write_graph_config(config: PretrainedConfig, folder: Path) -> None:
 
 
 def older_dialect(values: dict[str, Any]) -> dict[str, Any]:
-    """A transformers 5 configuration as transformers 4 reads it, where rotary settings had names of their own.
+    """Returns a transformers 5 configuration as transformers 4 reads it, where rotary settings had names of their own.
 
     Left as it is, transformers 4 would ignore them and silently use its defaults.
     """

@@ -1,4 +1,4 @@
-"""Graphs above 2 GiB: a small graph, and beside it one file with the weights (ONNX external data).
+"""Writes ONNX graphs above 2 GiB: a small graph, and its weights in one file beside it (external data).
 
 The graph is traced without weights. They are then written one by one from torch, in the numbers of the variant, so no
 file in other numbers is made on the way, and no second copy of all weights is in memory. int8 is of the weights alone,
@@ -66,7 +66,7 @@ class DataFile:
         return self._hash.hexdigest()
 
     def add(self, name: str, values: Array) -> TensorProto:
-        """The tensor for the graph: by its place in this file, unless it is small."""
+        """Returns the tensor for the graph: by its place in this file, unless it is small."""
         if values.nbytes < SMALLEST_BYTES:
             return numpy_helper.from_array(values, name)
         self._write(b"\0" * (-self._file.tell() % ALIGNMENT))
@@ -106,7 +106,7 @@ class _Filler:
             self._graph.node.extend(self._filled(node))
 
     def _filled(self, node: NodeProto) -> list[NodeProto]:
-        """The node with its weights, or the nodes that compute the same with int8 weights."""
+        """Returns the node with its weights, or the nodes that compute the same with int8 weights."""
         if self._quantised and node.op_type == "MatMul" and node.input[1] in self._transposed:
             return [self._product(node)]
         table = self._weights.get(node.input[0]) if self._quantised and node.op_type == "Gather" else None
@@ -125,7 +125,7 @@ class _Filler:
             self._add_all(name, lambda: {name: _array(self._weights[self._transposed[name]]).T})
 
     def _product(self, node: NodeProto) -> NodeProto:
-        """A product with a weight (outputs, inputs) in blocks of int8, each with a scale of its own."""
+        """Returns a product with a weight (outputs, inputs) in blocks of int8, each with a scale of its own."""
         weight = self._weights[self._transposed[node.input[1]]]
         blocks, scales = f"{node.input[1]}/blocks", f"{node.input[1]}/scales"
         self._add_all(blocks, lambda: dict(zip((blocks, scales), quantise_blocks(_array(weight)), strict=True)))

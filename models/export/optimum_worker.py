@@ -1,4 +1,4 @@
-"""Runs inside the Optimum environment, as a program: export, optimise or quantise one folder.
+"""Exports, optimises or quantises one folder; runs as a program inside the Optimum environment.
 
     python -I optimum_worker.py export|optimize|quantize SOURCE TARGET
 

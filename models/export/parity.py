@@ -57,7 +57,7 @@ def check_parity(folder: Path, variant: Variant, reference: Vectors, floor: Floo
 
 
 def row_cosines(vectors: Vectors, reference: Vectors) -> Vectors:
-    """The cosine of each row of one with the same row of the other."""
+    """Returns the cosine of each row of one with the same row of the other."""
     norms = np.linalg.norm(vectors, axis=1) * np.linalg.norm(reference, axis=1)
     cosines: Vectors = (vectors * reference).sum(axis=1) / norms
     return cosines

@@ -1,4 +1,4 @@
-"""From a source folder to an encoder folder with its ONNX graphs: export, variants, parity, and one move at the end.
+"""Exports a source folder to an encoder folder with ONNX graphs: export, variants, parity check, one final move.
 
 backbone graph (Optimum | torch | given) ── head ──────────────→ model.onnx
                ├── fusions, fp16 (Optimum | ONNX Runtime) ─ head → model.fp16.onnx
@@ -142,7 +142,7 @@ def write_folder(
 
 
 def _choose(backend: Backend, source: Source, given: Path | None) -> Path | None:
-    """The Optimum interpreter to use, or None for torch and ONNX Runtime."""
+    """Returns the Optimum interpreter to use, or None for torch and ONNX Runtime."""
     if backend is Backend.TORCH:
         return None
     if source.is_large:
@@ -228,7 +228,7 @@ class Maker:
 
 
 def _files(folder: Path, variant: Variant) -> list[Path]:
-    """The graph, and the file with its weights if it has one."""
+    """Returns the graph, and the file with its weights if it has one."""
     data = folder / (variant.filename + DATA_SUFFIX)
     return [folder / variant.filename, *([data] if data.is_file() else [])]
 
@@ -293,7 +293,7 @@ class Source:
 
 
 def is_large(model: nn.Module) -> bool:
-    """Whether the weights do not fit one ONNX file in fp32."""
+    """Returns whether the weights do not fit one ONNX file in fp32."""
     return 4 * sum(parameter.numel() for parameter in model.parameters()) > LARGEST_BYTES
 
 

@@ -1,4 +1,4 @@
-"""From a reranker's folder to one with its ONNX graphs: fp32, fp16, int8, each compared with torch on check pairs.
+"""Exports a reranker's folder to ONNX graphs (fp32, fp16, int8), each compared with torch on check pairs.
 
 The graphs are made as an encoder's are (`pipeline`); the head is a score instead of an embedding.
 """
@@ -71,7 +71,7 @@ def export_reranker(
 
 
 def score_layers(reranker: TorchReranker) -> tuple[nn.Linear, nn.Linear]:
-    """The two layers between the first token's state and the score; tanh stands between them."""
+    """Returns the two layers between the first token's state and the score; tanh stands between them."""
     model = cast(Any, reranker.model)  # torch knows none of its modules by name
     if model.config.model_type == "bert":
         return model.bert.pooler.dense, model.classifier
@@ -79,7 +79,7 @@ def score_layers(reranker: TorchReranker) -> tuple[nn.Linear, nn.Linear]:
 
 
 def _samples(reranker: TorchReranker, vocabulary: int) -> list[Tokens]:
-    """What the ranges of activations are measured on: single texts, random ids and pairs."""
+    """Returns what the ranges of activations are measured on: single texts, random ids and pairs."""
     plain = Tokenizer.from_json(reranker.tokenizer_json, reranker.spec.max_length)
     joined = [reranker.tokenizer.pairs(query, [document])[0] for query, document in pairwise(CALIBRATION_TEXTS)]
     return [*calibration_samples(plain, vocabulary), *joined]
@@ -88,7 +88,7 @@ def _samples(reranker: TorchReranker, vocabulary: int) -> list[Tokens]:
 def check_scores(
     folder: Path, variant: Variant, pairs: Sequence[Tokens], reference: Scores, floor: Floor
 ) -> ScoreParity:
-    """The parity of one graph with torch's scores of the check pairs, or ParityError."""
+    """Returns the parity of one graph with torch's scores of the check pairs; raises ParityError."""
     gpu = variant is Variant.FP16 and "CUDAExecutionProvider" in ort.get_available_providers()
     found = OnnxReranker.load(folder, variant, device="cuda" if gpu else "cpu").score(pairs)
     parity = compare_scores(found, reference)

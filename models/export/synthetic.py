@@ -1,4 +1,4 @@
-"""An encoder of any shape with random weights, for measurements: what it costs to run does not depend on what it knows.
+"""Makes an encoder of any shape with random weights, to measure the cost of running it.
 
     python -m models.export.synthetic TARGET --layers 12 --width 768 --vocabulary 250000 --variant fp16
 
@@ -70,7 +70,7 @@ def vocabulary_of(size: int) -> list[str]:
 
 
 def save_tokenizer(words: list[str], file: Path) -> None:
-    """A WordPiece tokenizer over these words, [CLS] … [SEP] around a text."""
+    """Writes a WordPiece tokenizer over these words, [CLS] … [SEP] around a text."""
     ids = {word: number for number, word in enumerate(words)}
     tokenizer = Tokenizer(WordPiece(ids, unk_token="[UNK]"))
     tokenizer.normalizer = BertNormalizer()

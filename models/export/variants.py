@@ -1,4 +1,4 @@
-"""The fp16 and int8 variants of a graph: fusions, smoothing, quantisation (docs/adr/0002-export-split.md).
+"""Makes the fp16 and int8 variants of a graph: fusions, smoothing, quantisation (docs/adr/0002-export-split.md).
 
 Dynamic quantisation has one scale for a whole activation tensor, and a few channels of a transformer's hidden states
 are tens of times larger than the rest. So each channel is divided by a factor that the next weights take up.
@@ -155,7 +155,7 @@ def _set(tensor: TensorProto, values: ArrayLike) -> None:
 
 
 def _peaks(model: ModelProto, activations: list[str], samples: Sequence[Tokens]) -> dict[str, Floats]:
-    """The largest magnitude of each channel of each activation over the samples.
+    """Returns the largest magnitude of each channel of each activation over the samples.
 
     Padding counts: what stands there takes part in the scale of every batch that is served.
     """
@@ -207,7 +207,7 @@ def _quantize_tables(model: ModelProto) -> None:
 
 
 def quantise_rows(values: NDArray[Any]) -> tuple[NDArray[np.int8], Floats]:
-    """A table (rows, width) in int8, and the scale of each row (rows, 1)."""
+    """Returns a table (rows, width) in int8, and the scale of each row (rows, 1)."""
     scale = np.maximum(np.abs(values).max(axis=1, keepdims=True) / 127, 1e-12).astype(np.float32)
     return np.round(values / scale).astype(np.int8), scale
 
@@ -225,7 +225,7 @@ def gather_rows(node: NodeProto, rows: str, scales: str) -> list[NodeProto]:
 
 
 ATTENTION = "MultiHeadAttention"
-# Architectures whose attention ONNX Runtime's fusion was seen to recognise; of others it would fuse odds and ends.
+# Architectures whose attention ONNX Runtime's fusion was seen to recognise; in others it would fuse only fragments.
 FUSED = frozenset({"bert", "roberta", "xlm-roberta"})
 # Operations of ONNX Runtime alone that give what a product reads: ONNX cannot tell its type.
 UNTYPED = frozenset({ATTENTION, "Gelu"})
@@ -293,7 +293,7 @@ def _fuse(model: ModelProto, heads: int, width: int) -> None:
 
 
 def _hand_back_biases(graph: GraphProto) -> None:
-    """The biases that the fusion gave to the attentions go to the products before them, which add them for nothing."""
+    """Moves the biases that the fusion gave to the attentions to the products before them, which add them for free."""
     biases = {tensor.name: tensor for tensor in graph.initializer}
     nodes: list[NodeProto] = []
     for node in graph.node:

@@ -1,1 +1,1 @@
-"""Encoders of other people: import a published checkpoint, look at a folder, compare two encoders."""
+"""Third-party encoders: import a published checkpoint, inspect a folder, compare two encoders."""

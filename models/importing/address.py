@@ -1,4 +1,4 @@
-"""Writes the folder of an encoder behind an address: asks the server for its dimension and for the canaries.
+"""Writes the folder of an encoder behind an address; asks the server for its dimension and for the canaries.
 
 Into a folder of the same encoder it can be written again, with another address or key: the canaries, and with them
 the fingerprint, stay if the server still gives their vectors.
@@ -91,7 +91,7 @@ def import_address(server: Server, target: Path) -> float:
 
 
 def _same_encoder(target: Path, server: Server) -> AddressReader | None:
-    """The folder of the same model that is there already, None if nothing is there."""
+    """Returns the folder of the same model that is there already, None if nothing is there."""
     if not target.exists():
         return None
     if (target / SPEC_FILE).is_file() and EncoderSpec.load(target).address is not None:
@@ -102,7 +102,7 @@ def _same_encoder(target: Path, server: Server) -> AddressReader | None:
 
 
 def _ask_canaries(address: Address) -> tuple[int, dict[Side, Vectors]]:
-    """The server's dimension, and its vectors of the canaries, each asked for alone."""
+    """Returns the server's dimension, and its vectors of the canaries, each asked for alone."""
     asking = Asking(Wire(address, None, None))
     queries = documents = asking.all(CANARY_TEXTS, Side.QUERY, 1, OPENING_SECONDS)
     if address.tells_sides_apart:

@@ -1,4 +1,4 @@
-"""Turns a published checkpoint into an encoder or reranker folder: works out how it is used, and proves it.
+"""Turns a published checkpoint into an encoder or reranker folder: infers its settings and verifies them.
 
 A source is a transformers or sentence-transformers folder, a GGUF file, or the id of a model on a hub. This is the only
 place that interprets other people's checkpoints; code that comes with one is never run.
@@ -181,7 +181,7 @@ def _adapt(staged: Path, adapter: Path, given: Given) -> None:
 
 
 def _fetch(source: str, work: Path) -> Path:
-    """A folder with the checkpoint: the given one, an unpacked GGUF file, or what a hub has under this id."""
+    """Returns a folder with the checkpoint: the given one, an unpacked GGUF file, or what a hub has under this id."""
     path = Path(source)
     if path.is_dir():
         if (path / SPEC_FILE).is_file() or is_reranker(path):
@@ -203,7 +203,7 @@ def _fetch(source: str, work: Path) -> Path:
 
 
 def _space(source: str) -> str:
-    """A name for the space of an encoder that shares it with no other."""
+    """Returns a name for the space of an encoder that shares it with no other."""
     path = Path(source).resolve()
     if path.parent.name == "snapshots":  # a hub's cache: models--owner--name/snapshots/revision
         return path.parent.parent.name.rsplit("--", 1)[-1]
@@ -211,7 +211,7 @@ def _space(source: str) -> str:
 
 
 def _dtype(config: PretrainedConfig) -> torch.dtype:
-    """The numbers in which the checkpoint was published."""
+    """Returns the numbers in which the checkpoint was published."""
     stated = str(getattr(config, "dtype", None) or "float32").removeprefix("torch.")
     return DTYPES.get(stated, torch.float32)
 
@@ -237,7 +237,7 @@ def _reference(source: Path, spec: EncoderSpec, sides: Sequence[Side]) -> tuple[
 
 @torch.inference_mode()
 def _plain_vectors(source: Path, spec: EncoderSpec, prompt: str) -> Vectors:
-    """By transformers' own tokenizer and model, one text at a time, with pooling written out once more."""
+    """Encodes by transformers' own tokenizer and model, one text at a time, with a second pooling for the check."""
     tokenizer = AutoTokenizer.from_pretrained(source, local_files_only=True)
     model = AutoModel.from_pretrained(source, local_files_only=True, dtype=torch.float32, config=read_config(source))
     rows = []
@@ -252,7 +252,7 @@ def _plain_vectors(source: Path, spec: EncoderSpec, prompt: str) -> Vectors:
 
 
 def router_towers(folder: Path, work: Path) -> dict[Side, Path] | None:
-    """The query and the document tower of a sentence-transformers Router, each as a folder; None if it is none."""
+    """The query and the document tower of a sentence-transformers Router, as folders; None if it is no Router."""
     modules = read_modules(folder)
     if not modules or modules[0].kind not in ("Router", "Asym"):
         return None
@@ -299,7 +299,7 @@ def _import_reranker(source: Path, staged: Path, final: Path, given: Given) -> I
     TorchReranker.load(source, dtype=dtype, max_length=given.max_length, token_types=typed).save(staged)
     reranker = TorchReranker.load(staged).float()
     half = reranker.spec.max_length // 2
-    # transformers cuts the document alone; a query that we would cut as well is no comparison.
+    # transformers cuts the document alone; a query that we would cut as well cannot be compared.
     pairs = [pair for pair in check_pairs() if len(reranker.tokenizer.query(pair[0])) < half]
     found = reranker.score([reranker.tokenizer.pairs(query, [document])[0] for query, document in pairs])
     expected = _transformers_scores(source, tokenizer, pairs, reranker.spec.max_length)
@@ -324,7 +324,7 @@ def _import_reranker(source: Path, staged: Path, final: Path, given: Given) -> I
 def _transformers_scores(
     source: Path, tokenizer: PreTrainedTokenizerBase, pairs: list[tuple[str, str]], max_length: int
 ) -> Vectors:
-    """By transformers' own tokenizer and model, one pair at a time."""
+    """Scores by transformers' own tokenizer and model, one pair at a time."""
     model = AutoModelForSequenceClassification.from_pretrained(
         source, local_files_only=True, dtype=torch.float32, config=read_config(source), weights_only=True
     ).eval()

@@ -1,4 +1,4 @@
-"""Bring an encoder of your own: import a published checkpoint or a server, look at a folder, compare two.
+"""Bring an encoder of your own: import a published checkpoint or a server, inspect a folder, compare two.
 
 care encoder import Qwen/Qwen3-Embedding-0.6B my-encoder      a hub id, a folder with a checkpoint, a .gguf file
 care encoder import https://host/v1 my-encoder --model NAME   a server: vLLM, TEI, Infinity, Ollama, a cloud

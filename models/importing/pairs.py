@@ -1,4 +1,4 @@
-"""Whether two encoders share an embedding space: by what they declare, and by the vectors of the check texts."""
+"""Checks whether two encoders share an embedding space, by their declarations and by vectors of the check texts."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ def write_router(query: Path, document: Path, target: Path) -> float:
 
 
 def _modules(encoder: TorchEncoder, folder: Path) -> list[Module]:
-    """The tower of one encoder: transformer, pooling, and its projection and cut as one dense layer."""
+    """Returns the tower of one encoder: transformer, pooling, and its projection and cut as one dense layer."""
     spec, width = encoder.spec, encoder.backbone.config.hidden_size
     encoder.backbone.save_pretrained(folder, save_original_format=False)
     (folder / TOKENIZER_FILE).write_text(encoder.tokenizer_json, encoding="utf-8")

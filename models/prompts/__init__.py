@@ -1,4 +1,4 @@
-"""Prompts of language models: files NAME.LANGUAGE.txt beside this one, with {fields} to fill in."""
+"""Prompts for language models: files NAME.LANGUAGE.txt in this folder, with {fields} to fill in."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def load(name: str, language: str) -> str:
 
 
 def fill(prompt: str, **values: str) -> str:
-    """The prompt with its fields; what looks like a field inside a value, or has none, stays as it is."""
+    """Returns the prompt with its fields; what looks like a field inside a value, or has none, stays as it is."""
     return _FIELD.sub(lambda found: values.get(found[1], found[0]), prompt)
 
 

@@ -1,1 +1,1 @@
-"""Training of the encoders. One recipe is one TOML file; `care train RECIPE` runs it and writes an encoder folder."""
+"""Training of encoders: `care train RECIPE` runs a recipe (one TOML file) and writes encoder folders."""

@@ -1,4 +1,4 @@
-"""Which pairs form a batch. Deterministic in (seed, step), so that a resumed run deals the same batches.
+"""Chooses the pairs of each batch, deterministic in (seed, step), so that a resumed run gets the same batches.
 
 A batch comes from one source. Each pass over a source has a new order. With a leaf size the order is made of leaves:
 groups of pairs whose documents lie close together in an encoder's space, so that in-batch negatives are hard.
@@ -95,7 +95,7 @@ class BatchDealer:
         return Batch(self._names[source], queries, documents, hypothetical, owners, (queries[answered], answers), drawn)
 
     def drawn(self) -> Rows:
-        """The pairs that the steps draw. Leaves are made of whole sources, in a trial of what it draws of them."""
+        """Returns the pairs that the steps draw. Leaves need whole sources, except in a trial."""
         parts = []
         for at, name in enumerate(self._names):
             rows, wanted = self._table.sources[name], self._wanted[at]
@@ -128,7 +128,7 @@ class BatchDealer:
         return self._orders[source, cycle]
 
     def _draw_negatives(self, pairs: Rows, chance: np.random.Generator) -> tuple[Rows, Rows]:
-        """Positions in `pairs`, and the document row of each negative that was drawn for one."""
+        """Returns positions in `pairs`, and the document row of each negative that was drawn for one."""
         owners, drawn = list[int](), list[int]()
         for place, pair in enumerate(pairs if self._negatives else ()):
             own = self._table.negatives[pair]
@@ -140,13 +140,13 @@ class BatchDealer:
 
 
 def steps_of(pairs: int, batch: int, epochs: float | None, steps: int | None, most: int | None) -> int:
-    """How many steps a stage has: as given, or enough for every pair to come `epochs` times."""
+    """Returns how many steps a stage has: as given, or enough for every pair to come `epochs` times."""
     wanted = steps if steps is not None else math.ceil((epochs or 1) * pairs / min(batch, pairs))
     return min(wanted, most or wanted)
 
 
 def apportion(shares: NDArray[np.float64], total: int) -> Rows:
-    """Whole numbers that sum up to `total`, as near to the shares as can be."""
+    """Splits `total` into whole numbers as close to the shares as possible."""
     exact = shares * total
     counts = np.floor(exact).astype(np.int64)
     short = total - int(counts.sum())

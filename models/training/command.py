@@ -1,11 +1,11 @@
-"""Train encoders by a recipe, stage by stage. The same call goes on where a stopped run left off.
+"""Train encoders by a recipe, stage by stage. The same call resumes a run that was stopped.
 
 care train models/training/recipes/tiny.toml                 a first try: a few minutes on two cores
 care train models/training/recipes/care-small-zh.toml --out var/runs/care-small-zh
 care train RECIPE --dry-run                                  what would be done, what it would take, what is missing
 care train RECIPE --curate                                   missing files are made first, by the recipe's commands
 care train RECIPE --out DIR --set stages.align.lr=5e-5       a recipe with another value
-accelerate launch --num_processes 4 -m cli train RECIPE --out DIR        on four cards
+accelerate launch --num_processes 4 -m cli train RECIPE --out DIR        on four GPUs
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A contrast stage: queries find their documents. Every stage of the papers but RetroMAE is one, with other settings.
+"""Contrast stage: queries learn to find their documents. Every stage of the papers but RetroMAE is one.
 
 Two encoders, or one for both sides; each is trained or frozen. Vectors of frozen encoders are read once and kept on
 disk, so that a step costs the trained encoders alone.
@@ -80,7 +80,7 @@ class ContrastStage(Work):
         return facts | {"texts": texts, "tokens": passes.padded_tokens * self._ranks.size}
 
     def vectors_of(self, texts: Texts) -> Tensor:
-        """Vectors (texts, dim) by the encoder of the texts' side as it is now, for judging."""
+        """Returns vectors (texts, dim) by the encoder of the texts' side as it is now, for judging."""
         name, stage = self._stage.query if texts.side is Side.QUERY else self._document, self._stage
         if name not in self.encoders:
             return torch.from_numpy(self._keep(name, texts).astype("float32"))
@@ -96,7 +96,7 @@ class ContrastStage(Work):
         super().keep(folder)
 
     def _parts(self) -> dict[str, tuple[str, Side]]:
-        """Which trained encoder reads each part of a batch, and as which side."""
+        """Returns which trained encoder reads each part of a batch, and as which side."""
         parts = {"queries": (self._stage.query, Side.QUERY), "documents": (self._document, Side.DOCUMENT)}
         if len(self._table.hypothetical.values):
             parts["hypothetical"] = (self._stage.query, Side.DOCUMENT)
@@ -126,7 +126,7 @@ class ContrastStage(Work):
         return Contrasted(queries, documents, batch.answers(device), others, targets, teacher, lexical)
 
     def _frozen(self) -> set[tuple[str, Side]]:
-        """Which frozen encoder reads which side before the first step."""
+        """Returns which frozen encoder reads which side before the first step."""
         stage = self._stage
         wanted = {(stage.query, Side.QUERY), (self._document, Side.DOCUMENT)}
         if len(self._table.hypothetical.values):
@@ -142,12 +142,12 @@ class ContrastStage(Work):
         return read_once(name, texts, self._store, self._scratch, self._stage.tokens, self._stage.precision)
 
     def _teacher(self) -> str:
-        """The name of the teacher: an encoder as it was when the stage began."""
+        """Returns the name of the teacher: an encoder as it was when the stage began."""
         teacher = self._stage.loss.teacher
         return self._stage.query if teacher == "start" else teacher or self._document
 
     def _target_side(self) -> Side:
-        """A teacher reads a text that is its own document as a document, and a query as a query."""
+        """Returns how the teacher reads: a text that is its own document as a document, a query as a query."""
         return Side.DOCUMENT if self._stage.data.view == "texts" else Side.QUERY
 
     def _texts(self, side: Side) -> Texts:

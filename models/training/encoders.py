@@ -1,4 +1,4 @@
-"""The encoders of a run: where each one is now, and how it is opened for training or for reading.
+"""Encoders of a run: tracks where each one is stored, and opens it for training or inference.
 
 Stages pass encoders on as folders. Opening one decides what is trained of it: all weights, or adapters on a frozen
 base. Writing it merges adapters into the weights that they were trained on.
@@ -49,7 +49,7 @@ class EncoderStore:
         self._fingerprints: dict[tuple[str, Path], str] = {}
 
     def folder(self, name: str) -> Path:
-        """Where the encoder is: what a stage wrote, or its start."""
+        """Returns where the encoder is: what a stage wrote, or its start."""
         if name not in self._folders:
             config = self.recipe.encoders[name]
             if config.copy_of is not None:
@@ -65,7 +65,7 @@ class EncoderStore:
         return start
 
     def _make_fresh(self, name: str) -> Path:
-        """A transformers folder with random weights; the folder is there whole or not at all."""
+        """Returns a transformers folder with random weights; the folder is there whole or not at all."""
         folder, fresh = self._starts / name, self.recipe.encoders[name].fresh
         assert fresh is not None
         if not folder.is_dir():
@@ -90,7 +90,7 @@ class EncoderStore:
         return self._fingerprints[name, folder]
 
     def spec(self, name: str) -> EncoderSpec:
-        """The encoder as the recipe uses it; what the recipe does not say is the folder's own."""
+        """Returns the encoder as the recipe uses it; what the recipe does not say is the folder's own."""
         folder, config = self.folder(name), self.recipe.encoders[name]
         own = EncoderSpec.load(folder) if (folder / SPEC_FILE).is_file() else None
         spec = own or infer_spec(folder, space=self.recipe.space, pooling=config.pooling)
@@ -114,13 +114,13 @@ class EncoderStore:
             raise BadEncoder(f"encoders.{name}: {error.errors()[0]['msg'].removeprefix('Value error, ')}") from error
 
     def open(self, name: str, *, trained: bool) -> TorchEncoder:
-        """The encoder on the training device; what is trained of it requires gradients."""
+        """Opens the encoder on the training device; what is trained of it requires gradients."""
         encoder = self._open(name, trained=trained)
         assert isinstance(encoder, TorchEncoder)
         return encoder
 
     def open_generator(self, name: str) -> TorchGenerator:
-        """The language model on the training device; what is trained of it requires gradients."""
+        """Opens the language model on the training device; what is trained of it requires gradients."""
         generator = self._open(name, trained=True)
         assert isinstance(generator, TorchGenerator)
         return generator
@@ -146,7 +146,7 @@ class EncoderStore:
         return encoder.to(self.ranks.device).train(trained)
 
     def open_reranker(self, name: str) -> TorchReranker:
-        """The encoder's backbone as a reranker on the training device; all of it is trained."""
+        """Opens the encoder's backbone as a reranker on the training device; all of it is trained."""
         config = self.recipe.encoders[name]
         torch.manual_seed(self.recipe.seed)
         reranker = TorchReranker.start(self.folder(name), config.max_length)
@@ -280,7 +280,7 @@ def blend(encoder: nn.Module, start: Mapping[str, Tensor], share: float) -> None
 
 
 def describe(config: Encoder) -> str:
-    """What of the encoder is trained, in a few words."""
+    """Returns what of the encoder is trained, in a few words."""
     if config.lora is None:
         return "all weights"
     base = "8-bit" if config.bits == 8 else config.dtype

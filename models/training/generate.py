@@ -1,4 +1,4 @@
-"""A generate stage: a causal language model learns to write a query's hypothetical documents (SL-HyDE, section 3.2).
+"""Generate stage: a causal language model learns to write hypothetical documents for a query (SL-HyDE, section 3.2).
 
 The prompt is the one that HyDE asks with, in the model's own chat template. Only the tokens of the answer, its end
 included, count in the loss. Prompts and answers are tokenised once, apart, as a server sees them.
@@ -89,7 +89,7 @@ class GenerateStage(Work):
 
 
 def chats(files: Sequence[Path], generator: TorchGenerator) -> Iterator[Pair]:
-    """Rows as a prompt and its answers, each as the model reads and writes it."""
+    """Yields rows as a prompt and its answers, each as the model reads and writes it."""
     for path in files:
         for row in Progress(f"read {path}", "rows").over(read_pairs(path)):
             if not row.query or not row.hypothetical:

@@ -1,4 +1,4 @@
-"""Development sets out of training files, so that choices are made without looking at an evaluation set.
+"""Splits development sets off training files, so that choices are made without looking at an evaluation set.
 
   python -m models.training.holdout TRAIN_FOLDER OUT
   python -m models.training.holdout TRAIN_FOLDER OUT --without chip-cdn tcm    judges kinds that training lacks

@@ -1,4 +1,4 @@
-"""The training loop: gradients, clip, step, log, judge, checkpoint.
+"""Training loop: gradients, clipping, optimizer step, log, evaluation, checkpoint.
 
 A step depends on the recipe and its number alone; so a stage that was stopped or killed ends in the same weights. A
 checkpoint is written beside the old one and replaces it by renames: a kill leaves one of them whole.
@@ -61,7 +61,7 @@ class Progress:
 
 
 def run(work: Work, settings: TrainedStage, name: str, folder: Path, ranks: Ranks, judge: Judge | None) -> None:
-    """All steps of a stage from where it stopped; afterwards the weights are the last, or the best by the dev sets."""
+    """Runs a stage from where it stopped to its end; the weights are then the last, or the best by the dev sets."""
     home = folder / name / CHECKPOINT
     optimiser = make_optimiser(work.modules, settings)
     progress = restore(home, work.modules, optimiser)
@@ -119,7 +119,7 @@ def _step(
 
 
 def _judged(progress: Progress, judge: Judge, watch: Watch, ranks: Ranks) -> Progress:
-    # Two cards may round differently; what follows must be the same on all ranks.
+    # Two GPUs may round differently; what follows must be the same on all ranks.
     figure = ranks.of_first(judge.figure())
     watch.log({"step": progress.step, "dev": figure, "metric": judge.metric})
     better = progress.best is None or figure > progress.best

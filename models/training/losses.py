@@ -1,4 +1,4 @@
-"""What a contrast stage minimises: losses, BM25 as a teacher, and their weighted sum over a batch of vectors.
+"""Losses of a contrast stage, BM25 as a teacher, and their weighted sum over a batch of vectors.
 
 Rows are queries, columns documents.
 """
@@ -24,7 +24,7 @@ COLDEST = 0.005
 
 
 def similarities(queries: Tensor, documents: Tensor, *, cosine: bool = True) -> Tensor:
-    """Scores (queries, documents): cosines, or inner products of the vectors as they are."""
+    """Returns scores (queries, documents): cosines, or inner products of the vectors as they are."""
     if cosine:
         queries, documents = functional.normalize(queries, dim=-1), functional.normalize(documents, dim=-1)
     return queries @ documents.T
@@ -73,7 +73,7 @@ def alignment(students: Tensor, teachers: Tensor, temperature: float | Tensor) -
 
 
 def matryoshka(dims: Sequence[int], loss_at: Callable[[int], Tensor]) -> Tensor:
-    """The mean of a loss over nested dimensions; `loss_at(m)` cuts vectors to m before it normalises them."""
+    """Returns the mean of a loss over nested dimensions; `loss_at(m)` cuts vectors to m before it normalises them."""
     return torch.stack([loss_at(dim) for dim in dims]).mean()
 
 
@@ -144,7 +144,7 @@ class LexicalTeacher:
 
 
 def stretch(scores: Tensor) -> Tensor:
-    """Each row stretched to 0 … 1, as score fusion does at search time."""
+    """Returns each row stretched to 0 … 1, as score fusion does at search time."""
     low, high = scores.amin(1, keepdim=True), scores.amax(1, keepdim=True)
     return (scores - low) / (high - low).clamp_min(1e-6)
 
@@ -187,7 +187,7 @@ class Objective(nn.Module):
         return self.log_temperature.exp().clamp_min(COLDEST)
 
     def forward(self, batch: Contrasted) -> tuple[Tensor, dict[str, Tensor]]:
-        """The loss, and each term of it before its weight."""
+        """Returns the loss, and each term of it before its weight."""
         settings = self._settings
         labels = torch.arange(len(batch.queries), device=batch.queries.device)
         ignored = not_negatives(batch.answers, labels)

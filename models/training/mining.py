@@ -1,4 +1,4 @@
-"""Mines hard negatives with the encoders of a run. Rows in, rows out."""
+"""Mines hard negatives with the encoders of a run: takes rows, returns rows."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class Searcher:
         return read_once(name, texts, self._store, self._scratch)
 
     def search(self) -> Iterator[Found]:
-        """The pairs of the stage's sources, each with the best of the documents that it may find.
+        """Yields the pairs of the stage's sources, each with the best of the documents that it may find.
 
         As many as leave `ranks[1]` when a query's answers and a pair's negatives are left out.
         """
@@ -96,7 +96,7 @@ class Searcher:
                 yield Found(int(pair), corpus[places[at]], best[at], float(top[at]))
 
     def _candidates(self, source: str) -> Rows:
-        """The document rows that a row of this source may find."""
+        """Returns the document rows that a row of this source may find."""
         table = self.table
         names = [source] if self._stage.within == "source" else sorted({*table.sources, *table.corpus})
         if table.corpus:
@@ -120,7 +120,7 @@ class Searcher:
 
 
 def documents_of(files: Sequence[Path]) -> Iterator[tuple[str, str]]:
-    """Every document of the files with its source. Documents may come twice."""
+    """Returns every document of the files with its source. Documents may come twice."""
     return ((text, row.source) for row in read_all(files) for text in (*row.positives, *row.negatives))
 
 

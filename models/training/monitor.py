@@ -1,4 +1,4 @@
-"""What a run shows: progress, a log in JSON lines, figures on development sets, and curves at the end."""
+"""Monitors a run: progress, a log in JSON lines, metrics on development sets, and curves at the end."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class Watch:
             print(json.dumps({"stage": self._stage, **line}), file=self._log, flush=True)
 
     def write(self, text: str) -> None:
-        """A line above the bar."""
+        """Prints a line above the bar."""
         if self._ranks.is_first:
             self._bar.write(f"{self._stage}, {text}")
 
@@ -91,11 +91,11 @@ class DevSets:
         return cls(settings, tasks)
 
     def figure(self, read: Callable[[Texts], Tensor]) -> float:
-        """The metric in percent, mean over the sets; `read` gives vectors (texts, dim) of texts."""
+        """Returns the metric in percent, mean over the sets; `read` gives vectors (texts, dim) of texts."""
         return self._mean(self.rankings(read))
 
     def rankings(self, read: Callable[[Texts], Tensor]) -> list[list[Ranking]]:
-        """What an exact search finds for each query of each set."""
+        """Returns what an exact search finds for each query of each set."""
         found = []
         for task in self._tasks:
             assert isinstance(task.data, RetrievalSet)
@@ -105,7 +105,7 @@ class DevSets:
         return found
 
     def reranked(self, first: list[list[Ranking]], reranker: Reranker, depth: int) -> tuple[float, float]:
-        """The metric of these rankings, and of the same with their first `depth` documents in another order."""
+        """Returns the metric of these rankings, and of the same with their first `depth` documents in another order."""
         second = [
             rerank(task.data, of_task, reranker, depth)
             for task, of_task in zip(self._tasks, first, strict=True)
@@ -144,7 +144,7 @@ def draw_curves(folder: Path) -> Path | None:
 
 
 def read_log(folder: Path) -> dict[str, list[dict[str, Any]]]:
-    """The log's lines by stage, in order of steps; of a step that was done twice the later line counts."""
+    """Reads the log's lines by stage, in order of steps; of a step that was done twice the later line counts."""
     path = folder / LOG_FILE
     found: dict[str, dict[tuple[int, bool], dict[str, Any]]] = {}
     for text in path.read_text(encoding="utf-8").splitlines() if path.is_file() else ():

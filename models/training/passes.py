@@ -1,4 +1,4 @@
-"""How encoders read token tables: with gradients in chunks (gradient caching), or once, kept on disk.
+"""Encodes token tables: with gradients in chunks (gradient caching), or once, cached on disk.
 
 With gradients: a first pass computes vectors without a graph, the loss gives each vector its gradient, and a second
 pass carries it into the weights. Readings that fit at once keep their graphs instead. Dropout is seeded by step,
@@ -76,7 +76,7 @@ class TokenTable:
         return len(self.lengths)
 
     def padded(self, rows: Rows) -> Padded:
-        """Ids and mask (rows, longest), padded on the right with 0."""
+        """Returns ids and mask (rows, longest), padded on the right with 0."""
         starts, lengths = (torch.from_numpy(part[rows]).to(self._ids.device) for part in (self.starts, self.lengths))
         columns = torch.arange(int(self.lengths[rows].max()), device=self._ids.device)
         mask = columns < lengths[:, None]
@@ -85,14 +85,14 @@ class TokenTable:
         return ids.long().to(self.device), mask.long().to(self.device)
 
     def flat(self, rows: Rows) -> Tensor:
-        """The ids of these rows end to end, without padding."""
+        """Returns the ids of these rows end to end, without padding."""
         lengths = self.lengths[rows]
         shifts = np.repeat(self.starts[rows] - (np.cumsum(lengths) - lengths), lengths)
         places = torch.from_numpy(shifts + np.arange(len(shifts))).to(self._ids.device)
         return self._ids[places].to(self.device)
 
     def chunks(self, rows: Rows, tokens: int) -> list[Rows]:
-        """Positions in `rows`, texts of like lengths together, at most `tokens` padded tokens a chunk."""
+        """Returns positions in `rows`, texts of like lengths together, at most `tokens` padded tokens a chunk."""
         return chunks_of(self.lengths[rows], tokens)
 
 
@@ -252,12 +252,12 @@ class Reader:
         return finish(pooled, self._encoder.spec)
 
     def read(self, texts: Texts) -> Tensor:
-        """Vectors (texts, dim) of texts, on the CPU."""
+        """Returns vectors (texts, dim) of texts, on the CPU."""
         table = TokenTable.build(texts, self._encoder.spec, self._encoder.tokenizer, self._ranks)
         return torch.from_numpy(self.all(table))
 
     def all(self, table: TokenTable) -> NDArray[np.float32]:
-        """The vectors of a whole table; every rank reads its share and gets all."""
+        """Returns the vectors of a whole table; every rank reads its share and gets all."""
         found = torch.zeros(len(table), self._encoder.spec.dim, device=self._ranks.device)
         chunks = table.chunks(np.arange(len(table)), self._tokens)
         for place in self._ranks.share(len(chunks)):
@@ -265,7 +265,7 @@ class Reader:
         return self._ranks.sum(found).cpu().numpy()
 
     def keep(self, table: TokenTable, path: Path) -> Kept:
-        """The vectors of a whole table in a file (texts, dim), float16, mapped; read by all ranks together."""
+        """Returns the vectors of a whole table in a file (texts, dim), float16, mapped; read by all ranks together."""
         if self._ranks.device.type == "cuda":
             self.pack(table)
         chunks = table.chunks(np.arange(len(table)), self._tokens)
@@ -295,7 +295,7 @@ class Reader:
 def read_once(
     name: str, texts: Texts, store: EncoderStore, scratch: Path, tokens: int = READ_TOKENS, precision: str = "bf16"
 ) -> Kept:
-    """The vectors of texts by an encoder as it is now, from disk if it has read them before."""
+    """Reads the vectors of texts by an encoder as it is now, from disk if it has read them before."""
     path = file_of(store.vectors, store.fingerprint(name), texts)
     if path.is_file():
         return kept_in(path, len(texts), store.recipe.dim_of(name))
@@ -305,7 +305,7 @@ def read_once(
 
 
 def file_of(folder: Path, fingerprint: str, texts: Texts) -> Path:
-    """Where the vectors of these texts by this encoder are kept."""
+    """Returns where the vectors of these texts by this encoder are kept."""
     digest = hashlib.blake2b(f"{fingerprint} {texts.side}".encode(), digest_size=12)
     for row, text in enumerate(texts.texts):
         given = texts.instructions[row] if texts.instructions is not None else None
@@ -316,12 +316,12 @@ def file_of(folder: Path, fingerprint: str, texts: Texts) -> Path:
 
 
 def kept_in(path: Path, texts: int, dim: int) -> Kept:
-    """The vectors of a finished file."""
+    """Returns the vectors of a finished file."""
     return np.memmap(path, dtype=np.float16, mode="r", shape=(texts, dim))
 
 
 def on_device(values: Kept | FlatIds, device: torch.device) -> Tensor:
-    """The array on the device if that has the room, else where it is: a step gathers its rows there."""
+    """Returns the array on the device if that has the room, else where it is: a step gathers its rows there."""
     # A mapped file stays one: pages are read when they are asked for. Nothing writes to it.
     with warnings.catch_warnings(action="ignore", category=UserWarning):
         tensor = torch.from_numpy(values)
@@ -330,7 +330,7 @@ def on_device(values: Kept | FlatIds, device: torch.device) -> Tensor:
 
 
 def take(kept: Kept | Tensor, rows: Rows, device: torch.device) -> Tensor:
-    """Rows of kept vectors in float32 on the device."""
+    """Returns rows of kept vectors in float32 on the device."""
     if not isinstance(kept, Tensor):
         return torch.from_numpy(np.asarray(kept[rows])).to(device).float()
     return kept[torch.from_numpy(rows).to(kept.device)].to(device).float()

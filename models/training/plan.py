@@ -1,4 +1,4 @@
-"""`care train --dry-run`: what a recipe would do, and the memory and hours it takes. Loads no weights.
+"""`care train --dry-run`: estimates steps, memory and hours of a recipe. Loads no weights.
 
 Memory and hours are estimated from shapes: 2 operations a weight and token forward, twice that backward, another
 forward where gradients are cached or activations recomputed. Examples and their lengths come from a sample of the rows.
@@ -60,7 +60,7 @@ class Cost:
         return (self.whole - self.body) // self.width
 
     def memory(self, config: Encoder, tokens: int, *, trained: bool) -> float:
-        """Bytes on the card for weights, optimiser and one chunk of activations."""
+        """Bytes on the GPU for weights, optimiser and one chunk of activations."""
         if not trained:
             return self.whole * (2 if config.dtype == "bf16" else 4) + 4 * 2 * tokens * self.width
         base = 0 if config.lora is None else self.whole * (1 if config.bits else 2 if config.dtype == "bf16" else 4)
@@ -75,7 +75,7 @@ class Cost:
 
 
 def cost_of(recipe: Recipe, name: str) -> Cost | None:
-    """Counted on the backbone's shape, without weights; None where the shape is not known."""
+    """Counts on the backbone's shape, without weights; None if the shape is not known."""
     config, shape = recipe.encoders[name], shape_of(recipe, name)
     if shape is None:
         return None
@@ -94,7 +94,7 @@ def cost_of(recipe: Recipe, name: str) -> Cost | None:
 
 
 def plan(recipe: Recipe, tflops: float) -> str:
-    """The plan as text; refuses a recipe whose parts do not fit."""
+    """Returns the plan as text; refuses a recipe whose parts do not fit."""
     check(recipe)
     costs = {name: cost_of(recipe, name) for name in recipe.encoders}
     lines = [recipe.about, f"space {recipe.space}, {recipe.dim} dimensions, seed {recipe.seed}", "", "encoders"]
@@ -155,7 +155,7 @@ def _trained_lines(recipe: Recipe, stage: TrainedStage, costs: dict[str, Cost | 
 
 
 def _hours(recipe: Recipe, stage: TrainedStage, readers: list[str], known: dict[str, Cost], tflops: float) -> list[str]:
-    """A trained encoder reads every example that is drawn, a frozen one every text of the files once."""
+    """Estimates hours: a trained encoder reads every drawn example, a frozen one every text of the files once."""
     longest = [recipe.encoders[name].max_length for name in readers]
     data = stage.data.model_copy(update={"view": "texts"}) if isinstance(stage, Reconstruct) else stage.data
     sizes = sizes_of(recipe, data, longest[0], longest[-1], written=isinstance(stage, Generate))
@@ -205,7 +205,7 @@ class Sizes:
 
 @lru_cache
 def _sampled(files: tuple[Path, ...], seed: int) -> tuple[int, list[Pair]]:
-    """A sample of the rows; stages share files, and each is read once."""
+    """Returns a sample of the rows; stages share files, and each is read once."""
     return sample(files, SAMPLE, seed)
 
 
@@ -234,7 +234,7 @@ def sizes_of(
 
 
 def _given(recipe: Recipe, file: str) -> list[str]:
-    """The files that a file is made of: itself, or the inputs of the stage that makes it."""
+    """Returns the files that a file is made of: itself, or the inputs of the stage that makes it."""
     if not file.startswith("@"):
         return [file]
     maker = recipe.stages[file[1:]]

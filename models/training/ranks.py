@@ -1,4 +1,4 @@
-"""Ranks: which of several training processes this is, and how they add up tensors. One process is one rank.
+"""Ranks of distributed training: which process this is, and how tensors are summed. One process is one rank.
 
 `accelerate launch` starts the processes. All deal the same batches, and each reads its share of the texts.
 """
@@ -36,15 +36,15 @@ class Ranks:
         return cls(state.process_index, state.num_processes, state.device)
 
     def share(self, count: int) -> NDArray[np.int64]:
-        """The positions among `count` that this rank reads."""
+        """Returns the positions among `count` that this rank reads."""
         return np.arange(self.rank, count, self.size)
 
     def seed(self, *parts: int) -> int:
-        """A seed of these numbers and of this rank: no two ranks and no two lists of numbers share one."""
+        """Returns a seed of these numbers and of this rank: no two ranks and no two lists of numbers share one."""
         return int(np.random.SeedSequence([self.rank, *parts]).generate_state(1, np.uint64)[0])
 
     def sum(self, tensor: Tensor) -> Tensor:
-        """The sum over all ranks, in place."""
+        """Sums over all ranks, in place."""
         if self.size > 1:
             torch.distributed.all_reduce(tensor)
         return tensor
@@ -55,9 +55,9 @@ class Ranks:
             torch.distributed.barrier()
 
     def of_first(self, value: float) -> float:
-        """The first rank's value, on every rank."""
+        """Returns the first rank's value, on every rank."""
         return float(self.sum(torch.tensor(value if self.is_first else 0.0, dtype=torch.float64, device=self.device)))
 
     def any(self, flag: bool) -> bool:
-        """Whether the flag is set on any rank."""
+        """Returns whether the flag is set on any rank."""
         return flag if self.size == 1 else bool(self.sum(torch.tensor(int(flag), device=self.device)))

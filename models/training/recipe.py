@@ -1,6 +1,6 @@
-"""A recipe: every fact of a training run, read from one TOML file.
+"""Recipe of a training run: every setting, parsed from one TOML file and checked.
 
-`[encoders.NAME]` are what is trained, `[stages.NAME]` how, in the order of the file. A recipe may stand on another
+`[encoders.NAME]` are what is trained, `[stages.NAME]` how, in the order of the file. A recipe may extend another
 one: `base = "other.toml"`, and the keys that differ. Paths are relative to the folder from which `care` is called,
 but for `base`; a file called "@NAME" is what the stage of that name wrote.
 """
@@ -44,7 +44,7 @@ class Lora(_Section):
 
 
 class Fresh(_Section):
-    """A BERT with random weights, to try a recipe where no weights are at hand."""
+    """A BERT with random weights, to try a recipe without downloaded weights."""
 
     tokenizer: Path
     width: Annotated[int, Field(gt=0, multiple_of=64)]
@@ -320,7 +320,7 @@ class Recipe(_Section):
     dev: Dev | None = None
     files: dict[str, str] = {}
     """Where files and weights come from: a `care curate` command without its --out, a `hf download` without its
-    --local-dir, or words for what people bring along."""
+    --local-dir, or a description of what the user must provide."""
     checksums: dict[str, str] = {}
     """Of published weights: the SHA-256 of a file, or for a folder why none is known."""
     encoders: Annotated[dict[str, Encoder], Field(min_length=1)]
@@ -344,7 +344,7 @@ class Recipe(_Section):
         return self
 
     def _check_head(self, name: str) -> None:
-        """Refuses what a model cannot be that gives scores or texts: read by other stages, or projected."""
+        """Refuses a reranker or generator with a projection or read by other stages, and a reranker with LoRA."""
         config, own = self.encoders[name], Rerank if name in self.rerankers else Generate
         what = "reranker" if own is Rerank else "generator"
         if config.lora is not None and own is Rerank:
@@ -369,7 +369,7 @@ class Recipe(_Section):
         return {stage.encoder for stage in self.stages.values() if isinstance(stage, Generate)}
 
     def dim_of(self, encoder: str) -> int:
-        """How many dimensions the vectors of an encoder have."""
+        """Returns how many dimensions the vectors of an encoder have."""
         return self.encoders[encoder].dim or self.dim
 
     @classmethod
@@ -388,21 +388,21 @@ class Recipe(_Section):
 
 
 def files_of(stage: AnyStage) -> list[str]:
-    """The files that a stage reads, as the recipe names them."""
+    """Returns the files that a stage reads, as the recipe names them."""
     if isinstance(stage, TrainedStage):
         return stage.data.files
     return [*stage.files, *stage.corpus]
 
 
 def trained_by(stage: AnyStage) -> list[str]:
-    """The encoders that a stage changes."""
+    """Returns the encoders that a stage changes."""
     if isinstance(stage, Contrast):
         return list(dict.fromkeys(stage.train))
     return [stage.encoder] if isinstance(stage, Reconstruct | Rerank | Generate) else []
 
 
 def encoders_of(stage: AnyStage) -> Iterator[str]:
-    """The encoders that a stage reads with, some of them twice."""
+    """Yields the encoders that a stage reads with, some of them twice."""
     if isinstance(stage, Reconstruct | Rerank | Generate):
         yield stage.encoder
         if isinstance(stage, Rerank):
@@ -416,7 +416,7 @@ def encoders_of(stage: AnyStage) -> Iterator[str]:
 
 
 def _check_names(where: str, stage: AnyStage, encoders: set[str], written: set[str]) -> None:
-    """What a stage names must be there: encoders, those that it trains among its readers, and stages before it."""
+    """Checks the names in a stage: its encoders, those that it trains among its readers, and earlier stages."""
     for name in encoders_of(stage):
         if name not in encoders:
             raise ValueError(f"{where}: no encoder is called {name!r}")
@@ -431,7 +431,7 @@ def _check_names(where: str, stage: AnyStage, encoders: set[str], written: set[s
 
 
 def _first_fault(error: ValidationError) -> str:
-    """The first fault of a recipe, by its key and in words."""
+    """Returns the first fault of a recipe, by its key and in words."""
     first = error.errors()[0]
     place = [str(part) for part in first["loc"]]
     if place[:1] == ["stages"]:

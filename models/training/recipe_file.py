@@ -1,4 +1,4 @@
-"""A recipe's file as nested tables: its bases below it, changes of the command line above it.
+"""Reads a recipe's TOML file as nested tables, over those of its bases and under `--set` changes.
 
 What the keys mean is in models.training.recipe.
 """
@@ -18,7 +18,7 @@ Tables = dict[str, Any]
 
 
 def read_tables(path: Path) -> Tables:
-    """The tables of a recipe over those of its base."""
+    """Reads the tables of a recipe over those of its base."""
     try:
         values = tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:

@@ -1,4 +1,4 @@
-"""RetroMAE: an encoder learns to put a text into one vector because a weak decoder has to rebuild the text from it.
+"""RetroMAE stage: an encoder learns to put a text into one vector from which a weak decoder can rebuild the text.
 
 The encoder sees a lightly masked text. The decoder is a single layer that gets the embedding and, for each position,
 another random choice of the text's other tokens; it has to name every token (enhanced decoding). The decoder and the
@@ -112,7 +112,7 @@ class ReconstructStage(Work):
         return facts | {"texts": len(rows), "tokens": tokens}
 
     def _chunk(self, ids: Tensor, mask: Tensor, chosen: Tensor, inner: Tensor, chance: torch.Generator) -> Tensor:
-        """The two sums of cross-entropies: of the encoder's masked tokens, and of all tokens by the decoder."""
+        """Returns the two sums of cross-entropies: of the encoder's masked tokens, and of all tokens by the decoder."""
         backbone = self._encoder.backbone
         words = backbone.get_input_embeddings()
         shown = ids.masked_fill(chosen, self._mask_id)
@@ -126,7 +126,7 @@ class ReconstructStage(Work):
 
 
 def _inner(mask: Tensor) -> Tensor:
-    """The tokens between a text's first and last, which are markers."""
+    """Returns the tokens between a text's first and last, which are markers."""
     inner = mask.bool().clone()
     inner[:, 0] = False
     inner[torch.arange(len(mask), device=mask.device), mask.sum(1) - 1] = False
@@ -134,7 +134,7 @@ def _inner(mask: Tensor) -> Tensor:
 
 
 def mask_id(encoder: TorchEncoder) -> int:
-    """The id of the tokenizer's mask token."""
+    """Returns the id of the tokenizer's mask token."""
     backend = RustTokenizer.from_str(encoder.tokenizer_json)
     for token in MASK_TOKENS:
         if (found := backend.token_to_id(token)) is not None:

@@ -1,4 +1,4 @@
-"""A rerank stage: a cross-encoder learns to put a query's answer before other documents of a list.
+"""Rerank stage: a cross-encoder learns to rank a query's answer before the other documents of a list.
 
 A list is a positive and its negatives, labelled or mined. Queries and documents are tokenised once and joined on the
 training device. Groups of whole lists that fit `tokens` are read one after the other; their gradients add up.
@@ -94,13 +94,13 @@ class RerankStage(Work):
         return after
 
     def _groups(self, queries: Rows, lists: Rows) -> Iterator[Rows]:
-        """Positions of lists whose pairs, padded to the longest of them, fit into the stage's tokens."""
+        """Yields positions of lists whose pairs, padded to the longest of them, fit into the stage's tokens."""
         longest = np.where(lists == NONE, 0, self._documents.lengths[lists]).max(1) + self._queries.lengths[queries]
         per_list = np.minimum(longest, self._reranker.spec.max_length) * lists.shape[1]
         yield from chunks_of(per_list, self._stage.tokens)
 
     def _scores(self, queries: Rows, lists: Rows) -> tuple[Tensor, int]:
-        """Scores (lists, size) with their graphs, and the padded tokens that they took."""
+        """Returns scores (lists, size) with their graphs, and the padded tokens that they took."""
         places, spec = np.argwhere(lists != NONE), self._reranker.spec
         asked, found = queries[places[:, 0]], lists[places[:, 0], places[:, 1]]
         lengths = np.minimum(self._queries.lengths[asked] + self._documents.lengths[found], spec.max_length)
@@ -116,7 +116,7 @@ class RerankStage(Work):
         return whole.index_put((rows, columns), flat), tokens
 
     def _terms(self, scores: Tensor, queries: Rows, lists: Rows) -> Tensor:
-        """The weighted loss, cross-entropy and divergence, each summed over the lists."""
+        """Returns the weighted loss, cross-entropy and divergence, each summed over the lists."""
         settings = self._stage.loss
         first = torch.zeros(len(scores), dtype=torch.long, device=scores.device)
         cross_entropy = functional.cross_entropy(scores, first, reduction="sum")
@@ -126,7 +126,7 @@ class RerankStage(Work):
         return torch.stack([settings.cross_entropy * cross_entropy + settings.distil * distil, cross_entropy, distil])
 
     def _taught(self, queries: Rows, lists: Rows) -> Tensor:
-        """The teacher's cosines (lists, size)."""
+        """Returns the teacher's cosines (lists, size)."""
         device = self._ranks.device
         asked = take(self._teacher[0], queries, device)
         found = take(self._teacher[1], np.maximum(lists, 0).ravel(), device).view(*lists.shape, -1)
@@ -154,7 +154,7 @@ def draw_lists(batch: Batch, answers: Ragged, size: int, chance: np.random.Gener
 
 
 def join(queries: TokenTable, documents: TokenTable, asked: Rows, found: Rows, reranker: TorchReranker) -> Padded:
-    """Ids and mask of pairs, as `PairTokenizer.join` makes them of single texts."""
+    """Returns ids and mask of pairs, as `PairTokenizer.join` makes them of single texts."""
     device, extra = queries.device, reranker.spec.separators - 1
     first, first_mask = queries.padded(asked)
     second, second_mask = documents.padded(found)

@@ -1,4 +1,4 @@
-"""What a stage reads of rows: pairs, texts, and crops, halves and sentences of them.
+"""Turns rows into the training pairs and texts of a stage, including crops, halves and sentences.
 
 A document without a title becomes a pair by asking with one part of it for the other.
 """
@@ -20,7 +20,7 @@ QUERIES = "queries"
 def sampled(
     rows: Iterable[Pair], shares: Mapping[str, float], halved: Mapping[str, float], seed: int
 ) -> Iterator[Pair]:
-    """Each row with the chance that its source has ("*": all others), the same rows for the same seed.
+    """Yields each row with the chance that its source has ("*": all others), the same rows for the same seed.
 
     A share `halved` of them loses its query, so that a part of the document asks for the rest (`as_pairs`).
     """
@@ -32,7 +32,7 @@ def sampled(
 
 
 def as_pairs(rows: Iterable[Pair], crops: Mapping[str, float], seed: int, units: Units = CROP_UNITS) -> Iterator[Pair]:
-    """Every row as a question and its answer, followed by crops of its documents that ask for them."""
+    """Yields every row as a question and its answer, followed by crops of its documents that ask for them."""
     chance = random.Random(seed)
     for row in rows:
         if row.query:
@@ -47,7 +47,7 @@ def as_pairs(rows: Iterable[Pair], crops: Mapping[str, float], seed: int, units:
 
 
 def as_texts(rows: Iterable[Pair], data: Data, seed: int) -> Iterator[tuple[str, str]]:
-    """The texts of the rows that the stage reads, each with its source. Texts may come twice."""
+    """Yields the texts of the rows that the stage reads, each with its source. Texts may come twice."""
     chance = random.Random(seed)
     for row in rows:
         if row.query:
@@ -88,7 +88,7 @@ def halves(text: str, chance: random.Random) -> tuple[str, str] | None:
 
 
 def sentences_of(text: str) -> list[str]:
-    """The sentences of a text of more than one."""
+    """Returns the sentences of a text, none if it has only one."""
     parts = [part.strip() for part in SENTENCE_END.split(text)]
     kept = [part for part in parts if len(part) >= SHORTEST_SENTENCE]
     return kept if len(parts) > 1 else []

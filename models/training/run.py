@@ -1,4 +1,4 @@
-"""A run: the stages of a recipe in order, each passing its encoders to the next as folders.
+"""Runs the stages of a recipe in order; each passes its encoders to the next as folders.
 
 The folder of a run holds `recipe.json`, `log.jsonl`, a folder for each stage (checkpoint, then the encoders that it
 trained or the pairs that it wrote), `vectors/` of frozen encoders, `curves.png`, and at the end `encoders/`. The same
@@ -133,7 +133,7 @@ def _require_files(recipe: Recipe, name: str, stage: AnyStage) -> None:
 
 
 def _difference(there: object, here: object, key: str = "") -> str | None:
-    """The first key in which two recipes differ, with both values; None where there is none."""
+    """Returns the first key in which two recipes differ, with both values; None where there is none."""
     if isinstance(there, dict) and isinstance(here, dict):
         keys = [*here, *(name for name in there if name not in here)]
         parts = (_difference(there.get(name), here.get(name), f"{key}.{name}".lstrip(".")) for name in keys)

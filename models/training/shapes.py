@@ -1,4 +1,4 @@
-"""Shapes of backbones, and the check that a recipe fits them. Needs configurations, not weights.
+"""Reads the shapes of backbones and checks that a recipe fits them. Needs configurations, not weights.
 
 shapes.toml has the public configurations of published checkpoints. A folder's own configuration comes first.
 """
@@ -38,7 +38,7 @@ SHAPES: dict[str, dict[str, Any]] = tomllib.loads(Path(__file__).with_suffix(".t
 
 
 def config_of(start: Path) -> PretrainedConfig | None:
-    """The start's own configuration, or else the published one of the model that it is named after."""
+    """Returns the start's own configuration, or else the published one of the model that it is named after."""
     if (start / CONFIG_FILE).is_file():
         return read_config(start)
     if start.suffix == ".gguf" and start.is_file():
@@ -49,7 +49,7 @@ def config_of(start: Path) -> PretrainedConfig | None:
 
 
 def made(shape: dict[str, Any]) -> PretrainedConfig:
-    """A configuration of this shape."""
+    """Returns a configuration of this shape."""
     values = {key: value for key, value in shape.items() if key != "model_type"}
     return AutoConfig.for_model(shape["model_type"], use_cache=False, **values)
 
@@ -78,7 +78,7 @@ def shape_of(recipe: Recipe, name: str) -> PretrainedConfig | None:
 
 
 def bare_model(shape: PretrainedConfig) -> nn.Module:
-    """A backbone of this shape without weights."""
+    """Returns a backbone of this shape without weights."""
     with torch.device("meta"):
         backbone: nn.Module = AutoModel.from_config(shape)  # type: ignore[no-untyped-call]
     return backbone

@@ -1,4 +1,4 @@
-"""Where the files and weights of a recipe come from: what is missing, in the order in which it can be made."""
+"""Finds which files and weights a recipe lacks, and how to make them, in order."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ INPUTS = ("files", "corpus", "sts", "dictionary", "encoder")
 
 
 def missing(recipe: Recipe) -> list[str]:
-    """A command, or words, for each file and folder that the stages of a recipe need and that is not there."""
+    """Returns a command, or words, for each file and folder that the stages of a recipe need and that is not there."""
     stages = {name: stage for name, stage in recipe.stages.items() if not stage.skip}
     return [how_to_get(recipe, place) for place in _lacking(recipe, stages)]
 
@@ -46,7 +46,7 @@ def weights(recipe: Recipe) -> list[str]:
 
 
 def make(recipe: Recipe, folder: Path) -> None:
-    """Runs the curation commands for what the run in the folder needs next; BadData names what people must bring."""
+    """Runs the curation commands for what the run in the folder needs next; BadData names what the user must add."""
     lacking = list(_lacking(recipe, until_tuned(recipe, folder)))
     if others := [place for place in lacking if not recipe.files.get(place, "").startswith(CURATE)]:
         raise BadData("\n  ".join(["bring these first, then run it again:", *(how_to_get(recipe, p) for p in others)]))
@@ -55,7 +55,7 @@ def make(recipe: Recipe, folder: Path) -> None:
 
 
 def how_to_get(recipe: Recipe, place: str) -> str:
-    """The whole command that makes a file or folder, or what the recipe says of it."""
+    """Returns the whole command that makes a file or folder, or what the recipe says of it."""
     how = recipe.files.get(place, "the recipe does not say where it comes from")
     if how.startswith(CURATE):
         return f"{how} --out {place}"
@@ -65,7 +65,7 @@ def how_to_get(recipe: Recipe, place: str) -> str:
 
 
 def parsed(how: str, out: str) -> Namespace:
-    """A curation command as the command line takes it."""
+    """Returns a curation command as the command line takes it."""
     return _parser().parse_args([*shlex.split(how.removeprefix(CURATE)), "--out", out])
 
 
@@ -78,7 +78,7 @@ def _parser() -> ArgumentParser:
 
 
 def inputs_of(how: str) -> list[str]:
-    """The files and folders that a curation command reads."""
+    """Returns the files and folders that a curation command reads."""
     arguments = parsed(how, "OUT")
     found = []
     for name in INPUTS:
@@ -89,7 +89,7 @@ def inputs_of(how: str) -> list[str]:
 
 
 def until_tuned(recipe: Recipe, folder: Path) -> dict[str, AnyStage]:
-    """The stages up to the first generator that is not tuned yet: it writes files of those after it."""
+    """Returns the stages up to the first generator that is not tuned yet: it writes files of those after it."""
     found = {}
     for name, stage in recipe.stages.items():
         if not stage.skip:
@@ -100,7 +100,7 @@ def until_tuned(recipe: Recipe, folder: Path) -> dict[str, AnyStage]:
 
 
 def _lacking(recipe: Recipe, stages: Mapping[str, AnyStage]) -> Iterator[str]:
-    """What is not there, each after what it is made of."""
+    """Yields what is missing, each after its own inputs."""
     seen: set[str] = set()
 
     def walk(place: str) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""Training texts and pairs as rows on disk: mapped files, which all processes share.
+"""Stores training texts and pairs as memory-mapped tables that all processes share.
 
 A process holds the row numbers of a batch and the texts that it asks for, whatever the size of the corpus. The first
 rank writes the files of a stage; the others map them. Tables that are given no folder stay in memory.
@@ -60,7 +60,7 @@ class Ragged:
         return values
 
     def gather(self, rows: Rows) -> tuple[Rows, Rows]:
-        """For each value of these rows the position in `rows` that it belongs to, and the values."""
+        """Returns the values of these rows, and for each value the position in `rows` that it belongs to."""
         sizes = self.sizes(rows)
         owners = np.repeat(np.arange(len(rows)), sizes)
         within = np.arange(len(owners)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
@@ -100,7 +100,7 @@ class _Column:
         self._digests += blake2b(raw, digest_size=16, salt=kind.to_bytes(8, "little")).digest()
 
     def finish(self) -> tuple[Strings, Rows, Rows]:
-        """The texts, the row of each occurrence, and the first occurrence of each row."""
+        """Returns the texts, the row of each occurrence, and the first occurrence of each row."""
         sizes = np.array(self._sizes, dtype=np.int64)
         keys = np.frombuffer(bytes(self._digests), np.uint64).reshape(-1, 2)
         order = np.lexsort((keys[:, 1], keys[:, 0]))  # stable: the first of equal keys is the first occurrence
@@ -133,7 +133,7 @@ class _Groups:
         self._codes.append(self._names.setdefault(name, len(self._names)))
 
     def rows(self, chosen: Rows | None = None) -> dict[str, Rows]:
-        """The rows of each name; with `chosen`, positions in it. Names without rows are left out."""
+        """Returns the rows of each name; with `chosen`, positions in it. Names without rows are left out."""
         codes = np.array(self._codes, dtype=np.int64)
         codes = codes if chosen is None else codes[chosen]
         found = {name: np.flatnonzero(codes == code) for name, code in self._names.items()}
@@ -248,7 +248,7 @@ class PairTable:
 
     @classmethod
     def of_texts(cls, texts: Iterable[tuple[str, str]], folder: Path | None = None) -> PairTable:
-        """Each text is a query whose document is itself; a text belongs to the source that it came from first."""
+        """Makes each text a query whose document is itself; a text belongs to the source that it came from first."""
         sources = _Groups()
         with closing(_Column(folder, "documents.txt")) as column:
             for text, source in texts:
@@ -262,7 +262,7 @@ class PairTable:
         return cls(asked, read, own.values, own, none, none, own, sources.rows(firsts))
 
     def limited_to(self, pairs: Rows, *, negatives: bool = True) -> PairTable:
-        """The table with the texts of these pairs alone. Pairs keep their numbers; texts are numbered anew."""
+        """Returns the table with the texts of these pairs alone. Pairs keep their numbers; texts are renumbered."""
         lists = (self.positives, self.negatives, self.hypothetical)
         queries = np.unique(self.query[pairs])
         read = lists if negatives else (self.positives, self.hypothetical)
@@ -319,7 +319,7 @@ class PairTable:
 
 
 def shared(folder: Path, ranks: Ranks, build: Callable[[], PairTable]) -> PairTable:
-    """A table that the first rank builds in the folder, and that all ranks map."""
+    """Returns a table that the first rank builds in the folder, and that all ranks map."""
     if ranks.is_first:
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
@@ -329,5 +329,5 @@ def shared(folder: Path, ranks: Ranks, build: Callable[[], PairTable]) -> PairTa
 
 
 def map_file(path: Path, dtype: Any) -> NDArray[Any]:  # noqa: ANN401 - numpy's own
-    """A file as an array; an empty one cannot be mapped."""
+    """Returns a file as an array; an empty one cannot be mapped."""
     return np.memmap(path, dtype, "r") if path.stat().st_size else np.empty(0, dtype)

@@ -1,4 +1,4 @@
-"""What the stages that train have in common: their rows, the batches of their steps, and how encoders are written."""
+"""Base class of the stages that train: reads rows, makes the batch of a step, writes encoders."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Work(ABC):
 
 
 def read_table(files: list[Path], data: Data, seed: int, folder: Path, ranks: Ranks) -> PairTable:
-    """The stage's rows, as pairs or as texts: read by the first rank into the folder, and mapped by all."""
+    """Returns the stage's rows, as pairs or as texts; the first rank reads them into the folder, all ranks map it."""
 
     def build() -> PairTable:
         rows = Progress(f"read {', '.join(map(str, files))}", "rows").over(read_all(files))

@@ -1,1 +1,1 @@
-"""Results and embeddings of earlier requests: in the process, then in Redis."""
+"""Cache of results and embeddings: in the process, then in Redis."""

@@ -1,4 +1,4 @@
-"""The cache of results and embeddings: a layer in the process, then Redis; either may be off.
+"""Caches results and embeddings: a layer in the process, then Redis; either may be off.
 
 Keys are digests that reveal nothing of a query. Everything that a value depends on is in its key, so nothing is ever
 flushed.
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from service.settings import Settings
 
 MEGABYTE = 1024 * 1024
-# Share of the process's cache for embeddings: after a swap all results are worthless, but no embedding is.
+# Share of the process's cache for embeddings: after a swap all results are stale, but embeddings stay valid.
 EMBEDDING_SHARE = 0.25
 ENTRY_BYTES = 250  # of an entry beside its value
 STORED = np.dtype("<f4")
@@ -64,7 +64,7 @@ class ResultKeys:
 
 
 def embedding_key(fingerprint: str, tokens: Tokens, tenant: bytes = b"") -> bytes:
-    """The key of a text by encoder, tokens and tenant, so that other requests and snapshots find its embedding.
+    """Returns the key of a text by encoder, tokens and tenant, so that other requests and snapshots find its embedding.
 
     The tenant is in it because the timings of an answer show whether the embedding was cached: another tenant could
     ask whether somebody asked the same question before.
@@ -125,7 +125,7 @@ class Cache:
         return cls(process, redis, metrics)
 
     async def get(self, kind: Kind, keys: Sequence[bytes]) -> list[bytes | None]:
-        """A value or None for each key, in order."""
+        """Returns a value or None for each key, in order."""
         values: list[bytes | None] = [None] * len(keys)
         near = self._process.get(kind)
         if near is not None:
@@ -161,7 +161,7 @@ class Cache:
     async def get_embeddings(
         self, encoder: TextReader, tokens: Sequence[Tokens], tenant: bytes = b""
     ) -> list[Vector | None]:
-        """The embedding (dim,) of each text, bit for bit; None if it is not known or has the wrong length."""
+        """Returns the embedding (dim,) of each text, bit for bit; None if it is not known or has the wrong length."""
         if not self.enabled or not tokens:
             return [None] * len(tokens)
         stored = await self.get(Kind.EMBEDDING, [embedding_key(encoder.fingerprint, text, tenant) for text in tokens])

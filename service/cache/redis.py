@@ -1,4 +1,4 @@
-"""The cache's shared layer: values in Redis, read before an answer and written behind it.
+"""Redis layer of the cache: values are read before a response and written after it.
 
 Look-ups that arrive while a command is under way share the next one: with 8 at a time, 61 µs of CPU each instead of
 201 µs through redis-py's own pool, which also lets 32 wait for seconds. A request leaves after milliseconds; its
@@ -79,7 +79,7 @@ class RedisCache:
         self._writes = RedisWrites(self._redis, writing, give_up_seconds, ttl_seconds, on_write)
 
     async def get(self, kind: Kind, keys: Sequence[bytes]) -> Values | NoAnswer:
-        """A value or None for each key, in order."""
+        """Returns a value or None for each key, in order."""
         names = [PREFIXES[kind] + key for key in keys]
         stored = await self._reads.get(names)
         if isinstance(stored, NoAnswer):

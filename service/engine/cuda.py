@@ -1,4 +1,4 @@
-"""Encoders and vector search on a GPU: ONNX Runtime's CUDA provider, and FAISS's search by cuVS. Needs the gpu extra.
+"""Runs encoders and vector search on a GPU: ONNX Runtime's CUDA provider, and FAISS with cuVS. Needs the gpu extra.
 
 Vectors are searched exactly, in fp16, unless the snapshot has a graph built for the GPU. FAISS's GPU objects are for
 one thread at a time; the engine process has one. BoundEncoder and FlatVectors run on any device, and are tested there.

@@ -1,4 +1,4 @@
-"""Requests to responses: encoders and vector search on the CPU (`cuda` has the GPU's) or in a vector database.
+"""Computes batches: encoders and vector search on the CPU or in a vector database (`cuda` has the GPU).
 
 Queries come as one array of token ids and the length of each, so that any number costs a few array operations.
 """
@@ -107,7 +107,7 @@ class GraphReranker:
 
 
 def _calls(ids: FlatIds, lengths: FlatIds, tokens: int) -> Iterator[tuple[list[int], Ids, Ids]]:
-    """Texts of like lengths, at most `tokens` padded tokens at a time: their places, ids and mask."""
+    """Groups texts of similar lengths, at most `tokens` padded tokens each; yields places, ids and mask."""
     starts = np.cumsum(lengths) - lengths
     for rows in bulk_batches(lengths.tolist(), tokens):
         own = np.concatenate([ids[starts[row] : starts[row] + lengths[row]] for row in rows])
@@ -115,7 +115,7 @@ def _calls(ids: FlatIds, lengths: FlatIds, tokens: int) -> Iterator[tuple[list[i
 
 
 class ServerEncoder:
-    """Stands for an encoder behind an address: its queries reach the engine with their vectors."""
+    """Placeholder for an encoder behind an address: its queries reach the engine with their vectors."""
 
     def __init__(self, reader: TextReader) -> None:
         self.reader = reader
@@ -125,7 +125,7 @@ class ServerEncoder:
 
 
 def open_encoder(device: Device, folder: Path) -> Encoder:
-    """Loads an encoder on the device; of one behind an address only what describes it."""
+    """Loads an encoder on the device; for one behind an address only its description."""
     if EncoderSpec.load(folder).address is None:
         return device.load_encoder(folder)
     from models.encoder.address import AddressReader

@@ -1,4 +1,4 @@
-"""Jobs that the service gives to an engine, their outcomes, and the requests by which a device computes them."""
+"""Types that the service and an engine exchange: jobs, their outcomes, and requests to a device."""
 
 from __future__ import annotations
 

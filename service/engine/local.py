@@ -1,4 +1,4 @@
-"""The engine in this process: a thread that takes batches from the queue, encodes, searches and ranks them.
+"""In-process engine: a thread takes batches from the queue, encodes, searches and ranks them.
 
 The thread wakes when a query arrives and takes what waits by then, without timers: a lone query starts at once, and
 under load batches form by themselves.

@@ -1,4 +1,4 @@
-"""From jobs to rankings, in both engines: jobs become requests, responses of a device are ranked.
+"""Turns jobs into requests and a device's responses into rankings, for both engines.
 
 A request is a few arrays, so that any number of queries costs a few array operations, and crosses a socket as it is. A
 document scores as its best passage.
@@ -169,7 +169,7 @@ def search_lexical(serving: Serving, job: SearchJob) -> Side:
 
 
 def documents_wanted(options: Options) -> int:
-    """Documents that one side must find: fusion looks deeper than the answer."""
+    """Returns how many documents one side must find: fusion looks deeper than the answer."""
     return max(CANDIDATES, options.top_k) if options.mode is Mode.HYBRID else options.top_k
 
 

@@ -1,4 +1,4 @@
-"""Routes beside search: /admin, /livez, /readyz, /metrics and /v1/collection with the words of the search page."""
+"""Routes beside search: /admin, /livez, /readyz, /metrics, and /v1/collection with the texts of the search page."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ collection = APIRouter(prefix="/v1", tags=["search"])
 
 
 async def _require_only(request: Request, *names: str) -> None:
-    """Refuses other parameters and bodies: they were ignored, and another version served than was meant."""
+    """Refuses unknown parameters and bodies: if they were ignored, the wrong version might be served."""
     for name in request.query_params.keys() - set(names):
         raise InvalidRequest(name, f"no such parameter{did_you_mean(name, names)}; /docs lists what this route takes")
     body = await read_body(request.scope, request.receive, runtime_of(request).settings.max_body_bytes)

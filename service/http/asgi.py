@@ -1,4 +1,4 @@
-"""Routes in plain ASGI: GET and POST /v1/search, and any that takes JSON and answers with it.
+"""Routes in plain ASGI: GET and POST /v1/search, and any route from JSON to JSON.
 
 Bodies in, answers out: read, notice that a client left, send bytes or lines.
 """

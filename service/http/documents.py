@@ -1,4 +1,4 @@
-"""/v1/documents: reads a document by its id, and adds, replaces and deletes documents between two builds."""
+"""Routes of /v1/documents: read a document by its id, and add, replace and delete documents between two builds."""
 
 from __future__ import annotations
 
@@ -123,13 +123,13 @@ async def delete_document(request: Request, id: str) -> ChangesAnswer:
 
 
 def _require_id(request: Request, id: str) -> None:
-    """Refuses a path that the router read otherwise than it was sent: its patterns stop at a line break."""
+    """Refuses an id that the router read differently than it was sent: its patterns stop at a line break."""
     if not id or request.scope["path"] != f"{PATH}/{id}":
         raise InvalidRequest("id", "give the document's id after the last slash; it has no control characters")
 
 
 def _require_within(documents: Sequence[NewDocument], within: tuple[Filter, ...]) -> None:
-    """Refuses a list of values if one of them alone is not within: other keys would see the document by it."""
+    """Refuses a list if one of its values alone fails the key's filters: other keys would see the document."""
     fields = fields_of(within)
     for number, document in enumerate(documents):
         ruled = {name: value for name, value in document.metadata.items() if name in fields}

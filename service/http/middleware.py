@@ -1,4 +1,4 @@
-"""Around every request, in plain ASGI: its id and key, metrics and logs, and the answer to any exception.
+"""Middleware in plain ASGI: request id, API key, metrics, logs, and the response to any exception.
 
 Access control: the scope of each path, the key of a request, its rate, and the audit log of changes.
 """
@@ -199,7 +199,7 @@ class RequestFrame:
             pass
         except (Exception, asyncio.CancelledError) as error:
             if status:
-                raise  # half an answer is out: the server has to cut the connection
+                raise  # half an answer is sent: the server has to cut the connection
             if isinstance(error, asyncio.CancelledError):  # the server does it once CARE_SHUTDOWN_SECONDS are over
                 error = ShuttingDown("the service shut down before this request was answered")
             answer = answer_for(error)

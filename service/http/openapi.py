@@ -1,4 +1,4 @@
-"""The OpenAPI document: FastAPI's own, and routes that only describe those which FastAPI does not parse."""
+"""Builds the OpenAPI document: FastAPI's own routes, and descriptions of those that FastAPI does not parse."""
 
 from __future__ import annotations
 

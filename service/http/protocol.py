@@ -1,4 +1,4 @@
-"""uvicorn's HTTP protocol, made tolerant: raw Chinese in URLs, upgrade offers, malformed and slow requests.
+"""uvicorn's HTTP protocol, made tolerant of raw Chinese in URLs, upgrade offers, malformed and slow requests.
 
 Malformed or slow requests are answered in the service's error shape, and their connection is closed.
 """
@@ -119,7 +119,7 @@ class TolerantProtocol(HttpToolsProtocol):
             self._turn_away(CrowdedAddress(f"an address may have {most} connections at a time; use fewer"))
 
     def _turn_away(self, error: CareError) -> None:
-        """Answers and closes at once: a crowd's connections are not kept until they have read the answer."""
+        """Answers and closes at once, without waiting for the client to read: there may be many connections."""
         self._leaving = True
         self.transport.write(self.frame.answer_unparsed(error, None))
         self.transport.close()

@@ -1,4 +1,4 @@
-"""POST /v1/embeddings, POST /v1/rerank and GET /v1/models: the encoder for applications with their own texts.
+"""Routes for the caller's own texts: POST /v1/embeddings, POST /v1/rerank and GET /v1/models.
 
 The shapes are those of OpenAI, and of Cohere and Jina. Fields that their clients send without effect here are accepted.
 """

@@ -1,4 +1,4 @@
-"""The engine process: `python -m service.processes.engine`, started by the supervisor, not by hand."""
+"""Entry point of the engine process, `python -m service.processes.engine`; the supervisor starts it."""
 
 from __future__ import annotations
 

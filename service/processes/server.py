@@ -1,4 +1,4 @@
-"""The HTTP process: the whole service alone, or one worker of a supervisor (`python -m service.processes.server`)."""
+"""HTTP process: the whole service alone, or one worker of a supervisor (`python -m service.processes.server`)."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ class _Server(uvicorn.Server):
         self._started = started
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Lets load balancers see that it is not ready before it takes no more connections; a second signal ends it."""
+        """Fails /readyz for a while before it stops accepting connections; a second signal ends it at once."""
         runtime: Runtime = self.config.app.state.runtime  # type: ignore[union-attr]
         if not runtime.settings.drain_seconds or runtime.draining.is_set():
             super().handle_exit(sig, frame)
@@ -157,7 +157,7 @@ def _announcement(runtime: Runtime, address: str) -> str:
 
 
 def _has_terminal() -> bool:
-    """Whether SIGHUP may mean that the terminal was closed, which ends the service like other programs."""
+    """Returns whether SIGHUP may mean that the terminal was closed, which ends the service like other programs."""
     return sys.stdin is not None and sys.stdin.isatty()
 
 

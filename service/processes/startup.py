@@ -1,4 +1,4 @@
-"""What every process does at its start: configure its log, take its address, report to the supervisor."""
+"""Startup of every process: configures its log, binds its address, reports to the supervisor."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def configure_logging(settings: Settings, process: str = "") -> None:
 
 @contextlib.contextmanager
 def listeners(settings: Settings, take: Callable[[str, int], socket.socket]) -> Iterator[list[socket.socket]]:
-    """The service's socket, and administrators' if they have one, each taken by `bind`, `join` or `reserve`."""
+    """Yields the service's socket, and administrators' if they have one, each taken by `bind`, `join` or `reserve`."""
     with contextlib.ExitStack() as stack:
         taken = [stack.enter_context(take(settings.host, settings.port))]
         if settings.admin_port is not None:
@@ -47,7 +47,7 @@ def listeners(settings: Settings, take: Callable[[str, int], socket.socket]) -> 
 
 
 def with_ports(settings: Settings, taken: Sequence[socket.socket]) -> Settings:
-    """The settings with the ports that were taken in the place of 0."""
+    """Returns the settings with the ports that were taken in the place of 0."""
     return settings.model_copy(update=dict(zip(("port", "admin_port"), map(port_of, taken), strict=False)))
 
 

@@ -1,4 +1,4 @@
-"""The supervisor: starts the engine process and the HTTP workers, restarts what ends, and passes on signals.
+"""Supervisor: starts the engine process and the HTTP workers, restarts any that ends, and forwards signals.
 
 It replaces an engine that no longer answers, and prints once that the service is ready. It answers no requests.
 """

@@ -1,1 +1,1 @@
-"""The search path: a parsed request to the bytes of its answer."""
+"""The search path: from a parsed request to the bytes of its response."""

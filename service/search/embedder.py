@@ -1,4 +1,4 @@
-"""Encodes texts into unit vectors, for embeddings, HyDE, posted documents and queries of a server; scores pairs.
+"""Encodes texts into unit vectors (embeddings, HyDE, posted documents, queries for a server) and scores pairs.
 
 The engine encodes, or the server of an encoder behind an address. Neither texts nor a server's messages are logged.
 """

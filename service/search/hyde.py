@@ -84,7 +84,7 @@ class Hyde:
 
 
 def _document_in(answer: Any) -> str:  # noqa: ANN401 (any JSON)
-    """The text of the first choice, without the model's reasoning before it."""
+    """Returns the text of the first choice, without the model's reasoning before it."""
     try:
         content = answer["choices"][0]["message"]["content"]
     except (KeyError, IndexError, TypeError):

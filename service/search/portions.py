@@ -1,4 +1,4 @@
-"""Brings the texts of a request to the engine: cut and tokenised, then submitted in portions, answered in order."""
+"""Submits the texts of a request to the engine: cuts and tokenises them, sends them in portions, keeps their order."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class ReadText:
 
 
 def is_blank(text: str) -> bool:
-    """Whether a text has nothing but spaces, control characters and invisible marks."""
+    """Returns whether a text has nothing but spaces, control characters and invisible marks."""
     return VISIBLE.search(text) is None
 
 

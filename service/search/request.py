@@ -1,4 +1,4 @@
-"""A search as pydantic models: queries, filters and options, from a JSON body or a query string.
+"""Parses a search into pydantic models: queries, filters and options, from a JSON body or a query string.
 
 Lists stop at their first error (`fail_fast`): collecting a million errors of one body would block the event loop.
 """

@@ -112,13 +112,13 @@ def result_json(
 
 
 def relevance(scores: NDArray[np.float32]) -> list[float | None]:
-    """The reranker's scores between 0 and 1, None for those that are not there."""
+    """Returns the reranker's scores between 0 and 1, None for those that are not there."""
     shown = np.round(1 / (1 + np.exp(-np.asarray(scores, np.float64))), SCORE_DECIMALS).tolist()
     return [None if math.isnan(score) else score for score in shown]
 
 
 def passage_of(serving: Serving, document: int, passage: int, wanted: Sequence[str]) -> int:
-    """The passage of a document that holds most of the wanted terms; of equals `passage`, then the first."""
+    """Returns the passage of a document that holds most of the wanted terms; of equals `passage`, then the first."""
     rows = serving.overlay.passages_of(document) if wanted else ()
     if len(rows) < 2:
         return passage
@@ -134,7 +134,7 @@ def passage_of(serving: Serving, document: int, passage: int, wanted: Sequence[s
 
 
 def passage_text(serving: Serving, document: int, passage: int) -> str:
-    """What a reranker reads of a hit: the title and a passage."""
+    """Returns what a reranker reads of a hit: the title and a passage."""
     stored = serving.overlay.document(document)
     text = stored.text[slice(*serving.overlay.span(passage))]
     return f"{stored.title}\n{text}" if stored.title else text
@@ -205,7 +205,7 @@ def _stored_json(stored: StoredDocument, parts: frozenset[Part]) -> bytes:
 
 
 def divide_words(serving: Serving, lexical: Ranking, documents: Sequence[int], query: str) -> Ranking:
-    """Gives the score by words of each of these documents to its best passage, and to the others in proportion.
+    """Assigns each document's lexical score to its best passage, and to the others in proportion.
 
     `lexical` has one row for a document that was found as a whole; a snapshot before format 6 has its passages.
     """
@@ -277,7 +277,7 @@ _OTHER_SHAPES = re.compile("[²³¹\u2070-\u209f\u2460-\u24ff\uf900-\ufaff\uff10
 
 
 def marked_terms(query: str) -> list[str]:
-    """The terms to mark for a query, without question words, particles and, if possible, single characters."""
+    """Returns the terms to mark for a query, without question words, particles and, if possible, single characters."""
     distinct = [term for term in dict.fromkeys(query_terms(query)) if len(term) <= WINDOW]
     telling = [term for term in distinct if len(term) > 1 and term not in _SMALL_WORDS]
     return ([term for term in telling if not _PARTICLES.intersection(term)] or telling or distinct)[:MAX_TERMS]
@@ -306,7 +306,7 @@ def make_snippet(text: str, span: Range, wanted: Sequence[str]) -> Snippet:
 
 
 def _fold(text: str) -> str:
-    """The text as the lexical index reads it, with equal positions."""
+    """Returns the text as the lexical index reads it, with equal positions."""
     if not _OTHER_SHAPES.search(text):
         lower = text.lower()
         if len(lower) == len(text):
@@ -329,13 +329,13 @@ def _find(text: str, wanted: Sequence[str]) -> list[Match]:
 
 
 def _is_word(text: str, start: int, end: int) -> bool:
-    """Whether the term is a whole word: `in` does not match inside `aspirin`."""
+    """Returns whether the term is a whole word: `in` does not match inside `aspirin`."""
     before, after = text[start - 1 : start], text[end : end + 1]
     return not (before.isascii() and before.isalnum()) and not (after.isascii() and after.isalnum())
 
 
 def _window(text: str, matches: Sequence[Match], width: int, *, begins_sentence: bool) -> Range:
-    """The first range of `width` characters with the most different terms, then the most matches.
+    """Returns the first range of `width` characters with the most different terms, then the most matches.
 
     It begins and ends with a sentence or a clause if one is near.
     """
@@ -354,7 +354,7 @@ def _window(text: str, matches: Sequence[Match], width: int, *, begins_sentence:
 
 
 def _beginnings(text: str, earliest: int, latest: int, *, begins_sentence: bool) -> list[int]:
-    """Where sentences, or else clauses, begin from `earliest` to `latest`."""
+    """Returns where sentences, or else clauses, begin from `earliest` to `latest`."""
     for boundary in (_SENTENCE, _CLAUSE):
         found = [match.end() for match in boundary.finditer(text, max(0, earliest - 1), latest)]
         found = [position for position in found if position >= earliest]
@@ -384,7 +384,7 @@ def _densest(matches: Sequence[Match], width: int) -> Range:
 
 
 def _start_of_word(text: str, start: int, limit: int) -> int:
-    """The next position from `start` on that does not cut a Latin word, or `start` if none is near."""
+    """Returns the next position from `start` on that does not cut a Latin word, or `start` if none is near."""
     near = range(start, min(limit, start + LONGEST_WORD) + 1)
     return next((position for position in near if not _inside_word(text, position)), start)
 

@@ -1,4 +1,4 @@
-"""The search path from a parsed request to its answer: check, cache, tokenise, rank, rerank, fetch, write."""
+"""Runs a search from a parsed request to its response: check, cache, tokenise, rank, rerank, fetch, write."""
 
 from __future__ import annotations
 

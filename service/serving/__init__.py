@@ -1,1 +1,1 @@
-"""What requests are answered from: a snapshot, its query encoder, and the documents posted since."""
+"""A serving: a snapshot, its query encoder, and the documents posted since."""

@@ -1,4 +1,4 @@
-"""What a request is answered from: a snapshot, the encoder that reads its queries, and the documents posted since.
+"""A serving, from which requests are answered: a snapshot, its query encoder, and the documents posted since.
 
 A request takes the current serving once and keeps it to its last byte, so no answer mixes versions. `within` are the
 fixed filters of the request's key: names, values and numbers of documents that they leave out appear nowhere.
@@ -99,20 +99,20 @@ class Serving:
         return self.version, self.encoder.fingerprint, "" if self.reranker is None else self.reranker.fingerprint
 
     def allowed(self, filters: tuple[Filter, ...]) -> Mask:
-        """Which of the snapshot's passage rows the filters admit; raises BadFilter."""
+        """Returns which of the snapshot's passage rows the filters admit; raises BadFilter."""
         self.overlay.allowed(filters)
         return self.select(self.overlay.snapshot_filters(filters)).mask
 
     def row_within(self, document_id: str, within: tuple[Filter, ...]) -> int | None:
-        """The row of a document that the filters admit; None if there is none."""
+        """Returns the row of a document that the filters admit; None if there is none."""
         row = self.overlay.row_of(document_id)
         return row if row is None or not within or admits(within, self.overlay.document(row).metadata) else None
 
     def fix(self, filters: tuple[Filter, ...]) -> tuple[Filter, ...]:
-        """A key's filters as this serving can evaluate them.
+        """Returns a key's filters in a form that this serving can evaluate.
 
-        They leave out everything if a field may be one that the snapshot has no room for: the documents that it is to
-        leave out cannot be told from others.
+        They match nothing if the snapshot may lack a column for one of their fields: without it, the documents to
+        leave out cannot be found.
         """
         if not filters:
             return filters
@@ -122,7 +122,7 @@ class Serving:
         return self.evaluable(filters)
 
     def evaluable(self, filters: tuple[Filter, ...]) -> tuple[Filter, ...]:
-        """The filters without what would raise BadFilter: its message may show a stranger's value as an example.
+        """Returns the filters without what would raise BadFilter: its message may show another tenant's value.
 
         A field that no document has matches nothing. A value of another kind than its field leaves out everything.
         """
@@ -144,31 +144,31 @@ class Serving:
             metadata.select(restrict(filters, is_held))
 
     def columns(self, within: tuple[Filter, ...] = ()) -> tuple[MetadataIndex, ...]:
-        """The metadata of the snapshot and of the documents posted since."""
+        """Returns the metadata of the snapshot and of the documents posted since."""
         if not within:
             return self.snapshot.metadata, *(block.metadata for block in self.overlay.blocks)
         return self.snapshot.metadata.part(self.overlay.snapshot_filters(within)), self.overlay.columns(within)
 
     def fields(self, within: tuple[Filter, ...] = ()) -> list[str]:
-        """The metadata fields that filters and facets may name."""
+        """Returns the metadata fields that filters and facets may name."""
         if not within:
             return self.overlay.fields
         return sorted({name for metadata in self.columns(within) for name in metadata.fields})
 
     def rows(self, within: tuple[Filter, ...]) -> Mask:
-        """Which document rows of the snapshot can be found."""
+        """Returns which document rows of the snapshot can be found."""
         rows = self.snapshot.metadata.select(self.overlay.snapshot_filters(within))
         rows[list(self.overlay.gone)] = False
         return rows
 
     def documents(self, within: tuple[Filter, ...] = ()) -> int:
-        """How many documents can be found."""
+        """Returns how many documents can be found."""
         if not within:
             return self.overlay.documents
         return int(np.count_nonzero(self.rows(within))) + len(self.overlay.chosen(within))
 
     def passages(self, within: tuple[Filter, ...] = ()) -> int:
-        """How many passages can be found."""
+        """Returns how many passages can be found."""
         if not within:
             return self.overlay.passages
         return int(np.count_nonzero(self.allowed(within) & ~self.overlay.hidden)) + self.fresh_passages(within)
@@ -217,7 +217,7 @@ def require_query_encoder(folder: Path) -> Path:
 
 
 def are_current(models: Models, encoder: Path, reranker: Path | None) -> bool:
-    """Whether the folders still hold the models that were loaded from them.
+    """Returns whether the folders still hold the models that were loaded from them.
 
     The whole spec counts. The fingerprint names how documents are read, and leaves out the address of a server, the
     query instruction and the trust in the encoder.
@@ -265,7 +265,7 @@ def count_values(serving: Serving, rows: Iterable[int], fields: Sequence[str]) -
 
 
 def number_ranges(serving: Serving, within: tuple[Filter, ...] = ()) -> dict[str, tuple[float, float]]:
-    """The least and the greatest value of each field of numbers, replaced and deleted documents included."""
+    """Returns the least and the greatest value of each field of numbers, replaced and deleted documents included."""
     found: dict[str, tuple[float, float]] = {}
     for metadata in serving.columns(within):
         for name, (low, high) in metadata.ranges.items():

@@ -1,1 +1,1 @@
-"""Changes of what is served: new snapshots, and documents posted or deleted while the service runs."""
+"""Updates of what is served: new snapshots, and documents posted or deleted while the service runs."""

@@ -1,4 +1,4 @@
-"""Encodes posted documents with the service's own encoder, and brings a serving up to the log.
+"""Encodes posted documents with the service's own encoder, and applies the log to a serving.
 
 Documents are cut as the indexer cuts them. The encoder reads them as documents if it can, else as queries: both sides
 share a space (docs/adr/0012-fresh-documents.md).
@@ -95,7 +95,7 @@ class DocumentEncoder:
 
 
 def _cut(serving: Serving, documents: Sequence[NewDocument]) -> tuple[list[list[Span]], list[str]]:
-    """The spans of each document, and the texts that the encoder reads of all, in order.
+    """Returns the spans of each document, and the texts that the encoder reads of all, in order.
 
     Passages are as long as the snapshot's. An encoder that reads less of a text reads their beginnings, as in the
     build: in shorter pieces a document would have more chances than its indexed version.
@@ -113,7 +113,7 @@ def _cut(serving: Serving, documents: Sequence[NewDocument]) -> tuple[list[list[
 
 
 def _from_snapshot(serving: Serving, document: NewDocument) -> Posted | None:
-    """The document with the snapshot's spans and vectors, if the snapshot has its title and text."""
+    """Returns the document with the snapshot's spans and vectors, if the snapshot has its title and text."""
     snapshot = serving.snapshot
     row = snapshot.documents.row_of(document.id)
     if row is None:

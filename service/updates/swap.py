@@ -1,4 +1,4 @@
-"""Replaces the serving that new requests get when the collection's pointer moves.
+"""Swaps the serving of new requests when the collection's pointer moves.
 
 A new serving takes over only after a real query went through it. One that cannot be opened leaves a log line and a
 metric, and the old one stays.
@@ -185,7 +185,7 @@ class Servings:
             raise
 
     def _tries_left(self, version: str | None, error: Exception | None = None) -> float:
-        """How many attempts a version has left, after this error."""
+        """Returns how many attempts a version has left, after this error."""
         if isinstance(error, DatabaseAway) or _is_exhausted(error):
             return math.inf
         if isinstance(error, PERMANENT):
@@ -222,7 +222,7 @@ class Servings:
 
 
 def _is_exhausted(error: BaseException | None) -> bool:
-    """Whether this process, not the version, lacked something: free descriptors or memory for a map."""
+    """Returns whether this process, not the version, lacked something: free descriptors or memory for a map."""
     while error is not None:
         if isinstance(error, OSError) and error.errno in EXHAUSTED:
             return True

@@ -1,4 +1,4 @@
-"""Adds and deletes documents while the service runs: checks, encodes, writes to the log, shows."""
+"""Adds and deletes documents while the service runs: checks, encodes and logs them, and makes them searchable."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ class FreshWriter:
     async def delete(self, document_id: str, within: tuple[Filter, ...] = ()) -> ChangesAnswer:
         """Deletes a document. One that is not served is logged too: a running build or an older version may hold it.
 
-        With filters `within`, only a served document that they admit: nobody knows whose an unserved one would be.
+        With filters `within`, only a served document that they admit: the owner of an unserved one is unknown.
         """
         serving = await self._newest()
         changed = 0
@@ -110,7 +110,7 @@ class FreshWriter:
         return ChangesAnswer(position=position, changed=changed, snapshot=serving.version)
 
     async def _newest(self) -> Serving:
-        """The serving with what other processes wrote a moment ago."""
+        """Returns the serving with what other processes wrote a moment ago."""
         await self._servings.catch_up()
         return self._servings.current()
 
@@ -141,7 +141,7 @@ class _Known:
         self.passages = serving.overlay.posted + sum(map(passages_of, frames))
 
     def kinds_without(self, ids: Collection[str]) -> dict[str, str]:
-        """The kind of each field that some document has, without the documents of these ids."""
+        """Returns the kind of each field that some document has, without the documents of these ids."""
         kinds = self._serving.overlay.kinds_without({*self._later, *ids})
         for _, change in self._later.values():
             if isinstance(change, Posted) and change.id not in ids:
@@ -149,7 +149,7 @@ class _Known:
         return kinds
 
     def holds(self, document_id: str, content: StoredDocument | None, since: int = 0) -> bool:
-        """Whether the log holds this content of an id (None: deleted) at position `since` or later.
+        """Returns whether the log holds this content of an id (None: deleted) at position `since` or later.
 
         An earlier segment may be part of a version already, which the corpus may have changed again.
         """
@@ -161,7 +161,7 @@ class _Known:
         return said is not None if position is not None else self._serving.overlay.row_of(document_id) is not None
 
     def is_within(self, document_id: str, within: tuple[Filter, ...]) -> bool:
-        """Whether a document is visible and the filters admit it."""
+        """Returns whether a document is visible and the filters admit it."""
         metadata = self._metadata(document_id)
         return metadata is not None and admits(within, metadata)
 

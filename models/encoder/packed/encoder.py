@@ -1,4 +1,4 @@
-"""PackedEncoder encodes texts for the indexer with torch, keeping the device busy; PackedModel is its forward pass.
+"""Encodes texts for the indexer with torch, without padding: PackedEncoder, and its forward pass PackedModel.
 
 While the device runs one batch, the next is tokenised and sent, and the vectors of the one before are copied back.
 After running out of memory, batches have half as many tokens. The residual stream is in the numbers of the weights.
@@ -89,7 +89,7 @@ class PackedEncoder:
     ) -> PackedEncoder:  # fmt: skip
         """Opens and verifies an encoder folder; on the GPU in bf16 if there is one, else here in fp32.
 
-        `spec` stands in for what the folder says of itself.
+        `spec` replaces the folder's own.
         """
         place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
         if place.type == "cuda" and not torch.cuda.is_available():
@@ -115,7 +115,7 @@ class PackedEncoder:
         return cls(encoder.spec, chosen, encoder.tokenizer, weight_files(folder), forward, place, token_budget)
 
     def encode(self, texts: Sequence[str], side: Side) -> Vectors:
-        """Unit vectors (texts, dim) in the order given."""
+        """Returns unit vectors (texts, dim) in the order given."""
         instruction = self.spec.instruction(side)
         items = tokenised([instruction + text for text in texts], self.tokenizer)
         vectors = np.empty((len(texts), self.spec.dim), dtype=np.float32)
@@ -137,7 +137,7 @@ class PackedEncoder:
                 sent.append(self._send(part))
                 continue
             except torch.OutOfMemoryError:
-                pass  # what the failed attempt holds is let go of with the exception, so before the next
+                pass  # the exception frees the failed attempt's memory before the next one
             if len(part) == 1:
                 raise OutOfDeviceMemory(
                     f"{self._device} has not the memory for one text of {len(part[0].tokens)} tokens; "
@@ -201,7 +201,7 @@ class Item:
 
 
 def tokenised(texts: Sequence[str], tokenizer: Tokenizer) -> Iterator[Item]:
-    """Every text, longest first (by characters), while later ones are being tokenised."""
+    """Yields every text, longest first (by characters), while later ones are being tokenised."""
     order = sorted(range(len(texts)), key=lambda row: len(texts[row]), reverse=True)
     chunks = [order[start : start + CHUNK_TEXTS] for start in range(0, len(order), CHUNK_TEXTS)]
     with ThreadPoolExecutor(1, "tokenizer") as pool:
@@ -222,8 +222,8 @@ def _items(rows: list[int], future: Future[list[Tokens]]) -> Iterator[Item]:
 def batches(items: Iterable[Item], budget: Callable[[], int]) -> Iterator[list[Item]]:
     """Items in their order, in lists within a token budget; one that is longer comes alone.
 
-    Short texts are read apart, so that it does not depend on a text's company how fp8 reads it (`Packed.short`). The
-    budget is asked for anew each time: it may have shrunk.
+    Short texts have batches of their own, so that fp8 vectors do not depend on the other texts (`Packed.short`). The
+    budget is read each time: it may have shrunk.
     """
     waiting: dict[bool, list[Item]] = {False: [], True: []}
     sizes = {False: 0, True: 0}
@@ -278,7 +278,7 @@ class PackedModel:
         return hidden if table.norm is None else norm(hidden, *table.norm)
 
     def _run(self, layer: Layer, hidden: Tensor, batch: Packed, attend: Attend, rows: Tensor | None) -> Tensor:
-        """The residual stream after the layer, in place; only its `rows`, and a copy, if they are given."""
+        """Returns the residual stream after the layer, in place; only its `rows`, and a copy, if they are given."""
         pieces, weights = self._pieces, self._weights
         joint = layer.qkv(self._normed(hidden, layer.attention.before, layer.qkv))
         queries, keys, values = weights.heads.split(joint)
@@ -313,7 +313,7 @@ class PackedModel:
 
 
 def _mean(hidden: Tensor, batch: Packed) -> Tensor:
-    """The mean hidden state of each document in float32; a running sum would lose digits over a long batch."""
+    """Returns the mean hidden state of each document in float32; a running sum would lose digits over a long batch."""
     documents = len(batch.last)
     lengths = batch.boundaries.diff()
     owner = torch.repeat_interleave(torch.arange(len(lengths), device=hidden.device), lengths)

@@ -53,7 +53,7 @@ def pack(batch: Sequence[Tokens], device: torch.device) -> Packed:
 
 
 def lay_out(ids: Tensor, lengths: NDArray[np.integer]) -> Packed:
-    """A batch of documents whose tokens already lie end to end on their device."""
+    """Returns a batch of documents whose tokens already lie end to end on their device."""
     device, tokens = ids.device, len(ids)
     last = np.cumsum(lengths, dtype=np.int64) - 1
     short = bool(lengths.min() <= SHORT_TOKENS)
@@ -133,7 +133,7 @@ Linear = Dense | Scaled
 
 
 def quantise(values: Tensor) -> Quantised:
-    """Rows in fp8, each scaled so that its largest value is the largest of fp8."""
+    """Returns rows in fp8, each scaled so that its largest value is the largest of fp8."""
     wide = values.float()
     scale = wide.abs().amax(dim=-1, keepdim=True).clamp(min=1e-12) / FP8_MAX
     return (wide / scale).clamp(-FP8_MAX, FP8_MAX).to(FP8), scale
@@ -237,7 +237,7 @@ def _turned(one: Tensor, two: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor,
 
 
 def activation(name: str, *, gated: bool) -> Callable[[Tensor], Tensor]:
-    """The function of (tokens, columns); gated: of gate and up columns side by side, to half as many."""
+    """Returns the function of (tokens, columns); gated: of gate and up columns side by side, to half as many."""
     act = ACTIVATIONS[name]
 
     def plain(joint: Tensor) -> Tensor:
@@ -266,7 +266,7 @@ def _quantised(function: Callable[..., Tensor]) -> Callable[..., Quantised]:
 
 
 def _fuse(function: Callable[..., Any], rows: int = 1, *, compiled: bool) -> Callable[..., Any]:
-    """The function compiled for any number of tokens, the first dimension of its first `rows` arguments."""
+    """Returns the function compiled for any number of tokens, the first dimension of its first `rows` arguments."""
     if not compiled:
         return function
     kernel = torch.compile(function, fullgraph=True, mode="max-autotune-no-cudagraphs")

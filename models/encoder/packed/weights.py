@@ -1,7 +1,7 @@
-"""The weights of transformers' models as a packed pass uses them: one table of names and facts per architecture.
+"""Loads weights of transformers models for the packed forward pass, by one table of names per architecture.
 
-Query, key and value matrices stand side by side, gate and up likewise, so that a layer is four products. Anything that
-the pass does not compute is refused here, by name.
+Query, key and value matrices are joined, gate and up likewise, so that a layer is four products. Anything that the pass
+does not compute is refused here, by name.
 """
 
 from __future__ import annotations
@@ -233,7 +233,7 @@ def _embedding(reader: _Reader, config: PretrainedConfig) -> Embedding:
 
 
 def _layer(own: _Reader, config: PretrainedConfig, heads: Heads, kind: str | None, rotation: Rotation | None) -> Layer:
-    """The layer in the encoder's own numbers."""
+    """Returns the layer in the encoder's own numbers."""
     architecture = own.architecture
     names = {"qkv": architecture.qkv, "out": (architecture.out,), "up": architecture.up, "down": (architecture.down,)}
     query_norm, key_norm = own.norm("self_attn.q_norm"), own.norm("self_attn.k_norm")

@@ -1,4 +1,4 @@
-"""Benchmarks as their TOML files here describe them: which sets, where they come from, how they are judged."""
+"""Benchmarks, one TOML file each: its sets, their sources, and their metrics."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Counts(_Section):
     rounded: bool = False
 
     def differ(self, queries: int, documents: int | None) -> str | None:
-        """What does not fit, in words; None if everything does."""
+        """Returns what does not fit, in words; None if everything does."""
         for what, found, expected in (("queries", queries, self.queries), ("documents", documents, self.documents)):
             tolerance = ROUNDING * (expected or 0) if self.rounded else 0
             if found is not None and expected is not None and abs(found - expected) > tolerance:
@@ -105,7 +105,7 @@ class Benchmark(_Section):
         return self
 
     def hyde_prompt(self, item: SetSpec) -> str | None:
-        """The text with {query} in it that the set's `hyde` names."""
+        """Returns the text with {query} in it that the set's `hyde` names."""
         return self.prompts[item.hyde] if item.hyde else None
 
 
@@ -114,14 +114,14 @@ def names() -> list[str]:
 
 
 def read(name: str) -> Benchmark:
-    """The benchmark of that name; an unknown name is answered with the known ones."""
+    """Returns the benchmark of that name; an unknown name is answered with the known ones."""
     if name not in names():
         raise CareError(f"no benchmark is called {name!r}; there are {', '.join(names())}")
     return read_file(FOLDER / f"{name}.toml")
 
 
 def wording(reference: str) -> str:
-    """The query instruction of a benchmark ("cmedteb") or of one of its sets ("cmedteb/cmedteb-retrieval").
+    """Returns the query instruction of a benchmark ("cmedteb") or of one of its sets ("cmedteb/cmedteb-retrieval").
 
     Evaluation and training both take their instructions from here.
     """

@@ -1,4 +1,4 @@
-"""From a benchmark's name to the tasks of its sets: from a folder, else by mteb or from the hub.
+"""Loads the tasks of a benchmark by its name: from a folder, else through mteb or from the hub.
 
 A set that is missing, or of another size, is reported with how to get it; a set whose files are broken is an error.
 mteb and datasets are imported when a set needs them.
@@ -40,7 +40,7 @@ class Unavailable(CareError):
 
 
 def load(name: str, data: Path | None, *, instructions: bool = False) -> tuple[list[Task], dict[str, str]]:
-    """The tasks that could be loaded, and for each other set one line: why it is not there and how to get it.
+    """Returns the tasks that could be loaded, and for each other set one line: why it is not there and how to get it.
 
     Tasks carry the benchmark's instructions only if asked to: an encoder that was not trained to follow them finds less
     with them.
@@ -86,7 +86,7 @@ class _Sources:
         self._hub_problem = cache(lambda: unreachable())  # asked once, and only if a set needs it
 
     def describe(self, item: SetSpec) -> str:
-        """Where the set comes from, or why it does not; no library is asked."""
+        """Returns where the set comes from, or why it does not; no library is asked."""
         place = self._find(item)
         if place is None:
             return source_of(item) or "not here: a folder must bring it"
@@ -97,7 +97,7 @@ class _Sources:
         return str(place)
 
     def load(self, item: SetSpec) -> AnySet:
-        """The set, of the size that the benchmark says; Unavailable says why not, and how to get it."""
+        """Returns the set, of the size that the benchmark says; Unavailable says why not, and how to get it."""
         place, source = self._find(item), source_of(item)
         found: AnySet
         if place is None:
@@ -137,7 +137,7 @@ class _Sources:
         return next((place for place in places if place.exists()), None)
 
     def _places(self, item: SetSpec, data: Path) -> list[Path]:
-        """Where in the folder the set may lie, the usual place first."""
+        """Returns where in the folder the set may lie, the usual place first."""
         if item.path:
             return [data / item.path]
         own = Path(item.kind, f"{item.name}.jsonl") if item.kind in (Kind.RERANK, Kind.STS) else Path(item.name)
@@ -167,7 +167,7 @@ def unreachable() -> str | None:
 
 
 def fetch(item: SetSpec) -> AnySet:
-    """The set by the library that its description names; Unavailable says why it does not come."""
+    """Loads the set by the library that its description names; raises Unavailable with the reason."""
     try:
         if not item.mteb:
             return _by_hub(item)
@@ -182,7 +182,7 @@ def fetch(item: SetSpec) -> AnySet:
 
 
 def source_of(item: SetSpec) -> str | None:
-    """Where a library would look for the set, in words; None if only a folder can bring it."""
+    """Returns where a library would look for the set, in words; None if only a folder can bring it."""
     if item.mteb:
         return f"mteb task {item.mteb}"
     return f"hub dataset {item.hub}" if item.hub else None
@@ -225,7 +225,7 @@ def _by_hub(item: SetSpec) -> AnySet:
 
 
 def from_candidates(rows: Any, item: SetSpec) -> RerankSet:  # noqa: ANN401 -- a datasets.Dataset
-    """Rows {query: paper, candidates: [paper with a score]}; a paper has title and abstract."""
+    """Converts rows {query: paper, candidates: [paper with a score]}; a paper has title and abstract."""
     queries, lists = [], []
     for row in rows:
         queries.append(document_text(row["query"], "abstract"))

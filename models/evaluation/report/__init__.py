@@ -1,1 +1,1 @@
-"""What a run found, shown: tables for a terminal, and a page with pictures."""
+"""Reports of a run: tables for a terminal, and a page with pictures."""

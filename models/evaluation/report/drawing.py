@@ -1,4 +1,4 @@
-"""How pictures look (colours, fonts, files) and parts they share: panels, legends, labels that cover nothing.
+"""Style of all pictures (colours, fonts, files) and shared parts: panels, legends, labels that do not overlap.
 
 Systems differ by Okabe and Ito's colours, which people with any colour vision can tell apart, and by shape. In the page
 the same colours are CSS variables, so that a picture follows the light or dark scheme. Imports matplotlib.
@@ -43,7 +43,7 @@ STYLE = Path(__file__).with_name("pictures.mplstyle")
 
 @contextmanager
 def applied() -> Iterator[None]:
-    """What is drawn or saved inside looks like this."""
+    """Applies the style to what is drawn or saved in the block."""
     with matplotlib.style.context([STYLE, {"font.family": list(_fonts())}]):
         yield
 
@@ -57,7 +57,7 @@ def marker(place: int) -> str:
 
 
 def drawable(text: str) -> str:
-    """The text with □ for what no font of this machine can draw, which matplotlib would warn of."""
+    """Returns the text with □ for what no font of this machine can draw, which matplotlib would warn of."""
     known = _characters()
     return "".join(character if ord(character) in known else "□" for character in text)
 
@@ -136,7 +136,7 @@ class Label:
 
 
 def panels(down: int, abreast: int, height: float, width: float = WIDTH) -> tuple[Figure, list[list[Axes]]]:
-    """A figure of rows of panels, each `height` inches high."""
+    """Returns a figure of rows of panels, each `height` inches high."""
     layout = ConstrainedLayoutEngine(w_pad=0.06, h_pad=0.06)
     figure = Figure(figsize=(width, height * down), layout=layout)
     FigureCanvasAgg(figure)
@@ -215,7 +215,7 @@ def _try(axes: Axes, label: Label, place: Place, size: float, taken: list[Bbox])
 
 
 def _boxes(axes: Axes, line: Line2D, dot: float) -> list[Bbox]:
-    """What a line covers: its points, and a chain of small boxes between them."""
+    """Returns what a line covers: its points, and a chain of small boxes between them."""
     corners = axes.transData.transform(np.column_stack((line.get_xdata(), line.get_ydata())))
     reaches = [(corner, POINT_REACH * dot) for corner in corners]
     for start, end in pairwise(corners):

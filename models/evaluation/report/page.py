@@ -1,4 +1,4 @@
-"""The report as one HTML page that asks nothing of any network, with its pictures beside it as PNG and SVG."""
+"""Writes the report as one self-contained HTML page, with its pictures beside it as PNG and SVG."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def _count(number: int, noun: str) -> str:
 
 
 def _grid(heads: Iterable[str], rows: Iterable[str]) -> str:
-    """A table that scrolls on a narrow screen; heads and rows are HTML."""
+    """Returns a table that scrolls on a narrow screen; heads and rows are HTML."""
     head = "".join(f"<th scope='col'>{head}</th>" for head in heads)
     body = "".join(rows)
     return f"<div class='card scroll'><table><thead><tr>{head}</tr>\n</thead><tbody>{body}</tbody></table></div>"
@@ -103,7 +103,7 @@ def _cell(cell: Cell, column: Column) -> str:
 
 
 def _details(results: Iterable[SetResult]) -> Iterator[str]:
-    """Every metric, folded away: a table for each kind of set."""
+    """Yields every metric, folded away: a table for each kind of set."""
     kinds: dict[str, list[SetResult]] = {}
     for result in results:
         kinds.setdefault(result.kind, []).append(result)

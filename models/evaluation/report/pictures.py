@@ -1,4 +1,4 @@
-"""Pictures of a run: quality against speed and by set, dimensions, indexes, similarities; each with title and caption.
+"""Draws a run: quality against speed and by set, dimensions, indexes, similarities; each with title and caption.
 
 Imports matplotlib: import this module only where pictures are drawn.
 """
@@ -36,7 +36,7 @@ SIMILARITY_HEIGHT, SIMILARITY_WIDTH, SIMILARITY_FRAME = 0.9, 1.7, 0.7
 
 
 def dimensions(curves: Sequence[Curve], places: dict[str, int]) -> Figure:
-    """A panel a set, a line an encoder: quality of vectors cut off after some dimensions."""
+    """Draws the quality of vectors cut off after some dimensions: one panel per set, one line per encoder."""
     sets: dict[str, list[Curve]] = {}
     for curve in curves:
         sets.setdefault(curve.set_name, []).append(curve)
@@ -58,7 +58,7 @@ def dimensions(curves: Sequence[Curve], places: dict[str, int]) -> Figure:
 
 
 def indexes(curves: Sequence[Curve]) -> Figure:
-    """A panel a set and encoder, a line an index, a point a setting."""
+    """Draws one panel per set and encoder, one line per index, one point per setting."""
     groups: dict[tuple[str, str], list[Curve]] = {}
     for curve in curves:
         groups.setdefault((curve.set_name, curve.system), []).append(curve)
@@ -84,7 +84,7 @@ def indexes(curves: Sequence[Curve]) -> Figure:
 
 
 def similarities(curves: Sequence[Curve]) -> Figure:
-    """A row a set, a column an encoder: where the cosines of answers, hardest others and random others lie."""
+    """Draws the cosines of answers, hardest others and random others: one row per set, one column per encoder."""
     sets, systems = (
         list(dict.fromkeys(names)) for names in zip(*((c.set_name, c.system) for c in curves), strict=True)
     )
@@ -158,7 +158,7 @@ def speed(run: Run, places: dict[str, int]) -> Figure | None:
 
 
 def tasks(run: Run, places: dict[str, int]) -> Figure:
-    """Bars of the figure that the papers print: a group a set, a bar a system."""
+    """Draws bars of the metric that the papers print: one group per set, one bar per system."""
     groups: dict[tuple[str, str], list[SetResult]] = {}
     for result in run.results:
         groups.setdefault((result.benchmark, result.set_name), []).append(result)
@@ -200,7 +200,7 @@ def _speeds(results: Sequence[SetResult]) -> dict[str, tuple[float, float]]:
 
 
 def _front(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
-    """The points than which none is both faster and better, the slowest first."""
+    """Returns the points than which none is both faster and better, the slowest first."""
     front: list[tuple[float, float]] = []
     for x, y in sorted(points, reverse=True):
         if not front or y > front[-1][1]:
@@ -219,7 +219,7 @@ class Picture:
 
 
 def draw(run: Run) -> list[Picture]:
-    """Every picture that the run has data for; a system has one colour and shape in all of them."""
+    """Returns every picture that the run has data for; a system has one colour and shape in all of them."""
     named = (*(result.system for result in run.results), *(curve.system for curve in run.curves))
     places = {system: place for place, system in enumerate(dict.fromkeys(named))}
     curves: dict[str, list[Curve]] = {}

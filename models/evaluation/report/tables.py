@@ -1,4 +1,4 @@
-"""The table that the papers print: a row a system, a column a set, an average for each kind and for the benchmark.
+"""Formats results as the papers do: a row per system, a column per set, averages per kind and per benchmark.
 
 Laid out as values, then written as text for a terminal.
 """
@@ -64,7 +64,7 @@ def tables(run: Run, marks: Marks | None = None) -> list[Table]:
 
 
 def legend(marks: Marks) -> str:
-    """What the marks mean, in one sentence; empty without marks."""
+    """Returns what the marks mean, in one sentence; empty without marks."""
     baseline = next((mark.baseline for mark in marks.values()), None)
     if baseline is None:
         return ""
@@ -76,7 +76,7 @@ def legend(marks: Marks) -> str:
 
 
 def explain(mark: Mark) -> str:
-    """The difference from the baseline, its interval and its p value."""
+    """Returns the difference from the baseline, its interval and its p value."""
     against = f"{mark.difference:+.2f} against {mark.baseline}"
     if mark.p is None:
         return against
@@ -85,7 +85,7 @@ def explain(mark: Mark) -> str:
 
 
 def text(run: Run, marks: Marks | None = None, width: int = WIDTH) -> str:
-    """All tables for a terminal; one that is wider is continued below with its systems named again."""
+    """Returns all tables for a terminal; one that is wider is continued below with its systems named again."""
     parts = [_block(table, columns) for table in tables(run, marks) for columns in _fitting(table, width)]
     average_notes = [
         f"{benchmark}, average of {', '.join(sets)}: {system} {explain(mark)}"

@@ -1,1 +1,1 @@
-"""The engine in a process of its own: the client in each worker, the server, and their protocol."""
+"""Engine in its own process: the client in each worker, the server, and their protocol."""

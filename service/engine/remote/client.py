@@ -1,4 +1,4 @@
-"""A worker's client of the engine process: sends jobs over the socket and ranks what comes back.
+"""Client of the engine process: sends a worker's jobs over the socket and ranks the responses.
 
 The engine forms the batches, from the queries of all workers. Only bulk jobs wait here; one slice of them is sent at a
 time. Meanwhile a thread of the worker searches by words, which needs no device.

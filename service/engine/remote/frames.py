@@ -1,4 +1,4 @@
-"""Frames on the socket between a worker and the engine process: a few numbers and the bytes of arrays.
+"""Encodes frames for the socket between a worker and the engine process: a few numbers and the bytes of arrays.
 
 A frame is its length and its body; the first byte of a body is its kind. Both ends run on one machine, so numbers are
 in native byte order and times are of its monotonic clock. Nothing is unpickled.

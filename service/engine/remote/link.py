@@ -1,4 +1,4 @@
-"""A worker's connection to the engine process, which reconnects when the engine comes back.
+"""Connects a worker to the engine process, and reconnects after the engine restarts.
 
 The link is up once the engine has opened every serving that this worker still answers from.
 """
@@ -67,7 +67,7 @@ class _Opened:
 class Link:
     """Runs in the event loop; calls `on_response` with every response, and `on_lost` when the connection is lost.
 
-    `on_refused` is awaited if an engine that came back opens a serving no more: its models may have been replaced.
+    `on_refused` is awaited if a restarted engine cannot open a serving: its models may have been replaced.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""The engine process's loop: reads requests of all workers, computes them in batches on the device, answers.
+"""Main loop of the engine process: reads requests of all workers, computes them in batches, sends responses.
 
 One thread, without timers: while a batch is computed the sockets fill, and what they hold by then is the next batch.
 A lone query starts at once, and under load batches form by themselves.
