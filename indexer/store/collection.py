@@ -155,7 +155,7 @@ class Collection:
 
     @contextmanager
     def building(self, version: str) -> Iterator[Path]:
-        """A hidden folder to write a snapshot in: it becomes the version on success and is removed on failure."""
+        """Yields a hidden folder for a snapshot: on success it becomes the version, on failure it is removed."""
         hidden = self._versions / f"{BUILDING}{version}"
         hidden.mkdir(parents=True)
         try:

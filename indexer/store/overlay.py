@@ -186,7 +186,7 @@ class Overlay:
         return kinds
 
     def snapshot_filters(self, filters: tuple[Filter, ...]) -> tuple[Filter, ...]:
-        """The filters for the snapshot alone: a field, or a kind, that only posted documents have matches nothing.
+        """Returns the filters for the snapshot alone: a field or kind that only posted documents have matches nothing.
 
         Raises BadFilter if a field is neither the snapshot's nor a fresh document's.
         """

@@ -201,7 +201,7 @@ def _padded_size(lengths: Rows, chunks: list[Rows]) -> int:
 
 
 def graphs_kept(sizes: Sequence[int], tokens: int) -> tuple[list[bool], int]:
-    """Which readings keep their graphs, and their tokens: all if they fit together, else those that fit into a half.
+    """Decides which readings keep their graphs, and counts their tokens: all if they fit, else those within half.
 
     The other half is for the chunks of the others.
     """

@@ -165,7 +165,7 @@ class Texts:
         return len(self.texts)
 
     def as_read_by(self, spec: EncoderSpec | None, rows: range) -> list[str]:
-        """The texts with their instructions; a reranker has no spec of an encoder, and reads them as they stand."""
+        """Returns the texts with their instructions; a reranker has no encoder spec and reads them unchanged."""
         if spec is None:
             return [self.texts[row] for row in rows]
         own = spec.instruction(self.side)

@@ -253,7 +253,7 @@ def count_facets(serving: Serving, within: tuple[Filter, ...] = ()) -> dict[str,
 
 
 def count_values(serving: Serving, rows: Iterable[int], fields: Sequence[str]) -> dict[str, dict[str, int]]:
-    """The most frequent values of each field among these document rows; a number is spelled as in JSON, 5.0 as 5."""
+    """Counts the most frequent values of each field among these document rows; numbers as in JSON, 5.0 as 5."""
     counted: dict[str, Counter[str]] = {field: Counter() for field in fields}
     for row in rows:
         metadata = serving.overlay.document(row).metadata

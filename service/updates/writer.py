@@ -180,7 +180,7 @@ class _Known:
         return None if said is None else said.metadata
 
     def _last(self, document_id: str) -> tuple[int | None, StoredDocument | None]:
-        """The log position of a document's last change, None if it has none, and its content, None if deleted."""
+        """Finds the log position of a document's last change, None if it has none, and its content, None if deleted."""
         if document_id in self._later:
             position, change = self._later[document_id]
             return position, change.stored() if isinstance(change, Posted) else None

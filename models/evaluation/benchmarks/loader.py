@@ -62,7 +62,7 @@ def load(name: str, data: Path | None, *, instructions: bool = False) -> tuple[l
 
 
 def listing(data: Path | None) -> str:
-    """Every benchmark with its sets, as a table: kind, metric, size, and where the set comes from; then the warnings.
+    """Writes a table of every benchmark and its sets: kind, metric, size and source of the set; then the warnings.
 
     Sets in the folder are read, so that one that is broken or of another size is seen here already.
     """
@@ -189,7 +189,7 @@ def source_of(item: SetSpec) -> str | None:
 
 
 def from_mteb(task: Any, item: SetSpec) -> AnySet:  # noqa: ANN401 -- mteb need not be installed
-    """A loaded mteb task (AbsTaskRetrieval, which reranks too, or AbsTaskSTS) as a set of the description's kind."""
+    """Converts a loaded mteb task (AbsTaskRetrieval, which reranks too, or AbsTaskSTS) to a set of the given kind."""
     if item.kind is Kind.STS:
         first, second = task.column_names
         rows = task.dataset[item.split]

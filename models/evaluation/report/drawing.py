@@ -78,7 +78,7 @@ def save(figure: Figure, stem: Path) -> None:
 
 
 def inline(svg: str, name: str, description: str) -> str:
-    """A saved SVG as a part of a page: names of its own, colours of the page, a description for screen readers."""
+    """Makes a saved SVG part of a page: unique names, colours of the page, a description for screen readers."""
     drawing = svg[svg.index("<svg") :]
     drawing = re.sub(r"<metadata>.*?</metadata>", "", drawing, count=1, flags=re.DOTALL)
     drawing = re.sub(r'\b(id="|href="#|url\(#)', rf"\g<1>{name}-", drawing)
