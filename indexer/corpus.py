@@ -154,7 +154,7 @@ def read_corpus(
 
 
 def listed(names: Iterable[str]) -> str:
-    """Sorted names for a message, the first few of them."""
+    """Lists the first few of the sorted names for a message."""
     ordered = sorted(names)
     first, others = ordered[:SHOWN_NAMES], len(ordered) - SHOWN_NAMES
     return ", ".join(first) + (f" and {others} more" if others > 0 else "")

@@ -49,7 +49,7 @@ class Database:
 
     @classmethod
     def parse(cls, text: str, key: str | None = None, timeout_seconds: int = 60) -> Database | None:
-        """None for `faiss`, which searches in the process; raises BadDatabase if the text is not an address."""
+        """Parses an address; None for `faiss`, which searches in the process. Raises BadDatabase for other texts."""
         if text == HERE:
             return None
         try:

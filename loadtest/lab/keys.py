@@ -210,7 +210,7 @@ def _collector() -> Iterator[str]:
             self.end_headers()
 
         def log_message(self, format: str, *arguments: object) -> None:
-            """Nothing is logged."""
+            """Logs nothing."""
 
     with ThreadingHTTPServer((HOST, 0), Handler) as server:
         server.daemon_threads = True

@@ -317,7 +317,7 @@ def older_dialect(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def run_worker(python: Path, job: str, source: Path, target: Path) -> None:
-    """One job of `optimum_worker`: export, optimize or quantize."""
+    """Runs one job of `optimum_worker`: export, optimize or quantize."""
     command = [str(python), "-I", str(WORKER), job, str(source), str(target)]
     offline = {**os.environ, "HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error"}
     try:

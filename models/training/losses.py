@@ -123,7 +123,7 @@ class LexicalTeacher:
 
     @classmethod
     def fit(cls, documents: TokenTable, sample: int = 20_000, seed: int = 0) -> LexicalTeacher:
-        """Document frequencies from a sample of the training documents."""
+        """Learns document frequencies from a sample of the training documents."""
         rows = np.random.default_rng(seed).permutation(len(documents))[:sample]
         frequency = torch.zeros(BUCKETS, device=documents.device)
         lengths = 0.0

@@ -221,7 +221,7 @@ class Reader:
         self._packed: PackedModel | None = None
 
     def pack(self, table: TokenTable) -> None:
-        """From now on reads without padding, if the architecture is known and its weights are bf16."""
+        """Switches to reading without padding, if the architecture is known and its weights are bf16."""
         encoder, weight = self._encoder, next(self._encoder.parameters())
         if weight.dtype != torch.bfloat16:
             return

@@ -93,7 +93,7 @@ class _Column:
         self._sizes, self._digests = array("q"), bytearray()
 
     def add(self, text: str, kind: int = 0) -> None:
-        """One occurrence; texts of different kinds are never equal."""
+        """Adds one occurrence; texts of different kinds are never equal."""
         raw = text.encode("utf-8", "surrogatepass")
         self._buffer.write(raw)
         self._sizes.append(len(raw))

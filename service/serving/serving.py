@@ -228,7 +228,7 @@ def are_current(models: Models, encoder: Path, reranker: Path | None) -> bool:
 
 
 def count_facets(serving: Serving, within: tuple[Filter, ...] = ()) -> dict[str, dict[str, int]]:
-    """For each field of few distinct texts: documents by value, the most frequent first."""
+    """Counts documents by value for each field of few distinct texts, the most frequent first."""
     main = serving.columns(within)[0]
     known = main.facets() if within else serving.facets
     if serving.fresh is None:

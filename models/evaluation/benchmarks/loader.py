@@ -128,7 +128,7 @@ class _Sources:
             raise Unavailable(f"{error}; or {self._how(item)}") from error
 
     def _how(self, item: SetSpec) -> str:
-        """One line: what to put where, and where to get the data."""
+        """Says in one line what to put where, and where to get the data."""
         place = self._places(item, self._data or Path("DATA"))[0]
         return f"put {SHAPES[item.kind]} {place}" + (f" ({item.obtain})" if item.obtain else "")
 
@@ -146,7 +146,7 @@ class _Sources:
 
 
 def unreachable() -> str | None:
-    """Why the hub cannot be reached; None if it can, or if offline mode is on and only earlier downloads are read.
+    """Says why the hub cannot be reached; None if it can, or if offline mode is on and only earlier downloads are read.
 
     The libraries themselves try for half a minute a file before they give up.
     """
