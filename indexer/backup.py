@@ -83,7 +83,7 @@ def write_backup(collection: Collection, file: Path, keys: Path | None = None) -
 
 
 def _check_versions(collection: Collection) -> tuple[list[str], list[str]]:
-    """The versions that a restore, which compares every checksum, will take, and what is wrong with the others."""
+    """Verifies every checksum; returns the versions that a restore will take, and what is wrong with the others."""
     sound: list[str] = []
     damaged: list[str] = []
     for version in collection.versions():

@@ -141,7 +141,7 @@ def _build(corpus: Path, root: Path) -> None:
 
 
 def _run(corpus: Path, collection: Path) -> tuple[int, int, dict[str, Any]]:
-    """Peak memory of a build, own and with mapped files, in bytes, and its result."""
+    """Runs a build; returns its peak memory, own and with mapped files, in bytes, and its result."""
     command = [sys.executable, "-m", "indexer.bench", "index", "--build", str(corpus), str(collection)]
     peak = {"RssAnon": 0, "VmRSS": 0}
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:

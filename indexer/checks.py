@@ -131,7 +131,7 @@ def measure_recall(index: VectorSearch, queries: Vectors, depth: int) -> float:
 
 
 def choose_depth(index: VectorSearch, queries: Vectors, floor: float) -> tuple[int, Recall]:
-    """The least depth whose recall reaches the floor, for a graph also GRAPH_RECALL, or else the greatest depth.
+    """Finds the least depth whose recall reaches the floor, for a graph also GRAPH_RECALL, or else the greatest depth.
 
     Raises BadBuild if even the greatest does not reach the floor.
     """
@@ -158,7 +158,7 @@ def top_documents(
     vectors: VectorSearch | None = None,
     overlay: Overlay | None = None,
 ) -> list[list[str]]:
-    """The ids of the `k` best documents of each query, found as the service does by default: hybrid, no filters.
+    """Finds the ids of the `k` best documents of each query, as the service does by default: hybrid, no filters.
 
     `vectors` searches instead of the snapshot's own index, `overlay` has the documents posted and deleted since.
     """

@@ -258,7 +258,7 @@ def _suggest(arguments: Namespace, collection: Collection) -> Iterator[str]:
 
 
 def _ids(documents: Documents, rows: list[int]) -> str:
-    """How many, and the ids of the first few."""
+    """Formats the number of documents and the ids of the first few."""
     named = ", ".join(documents.get(row).id for row in rows[:SHOWN])
     more = ", …" if len(rows) > SHOWN else ""
     return f"{len(rows)} documents" + (f" ({named}{more})" if rows else "")

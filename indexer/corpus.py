@@ -154,7 +154,7 @@ def read_corpus(
 
 
 def listed(names: Iterable[str]) -> str:
-    """Sorted names for a message, the first few of them."""
+    """Lists the first few of the sorted names for a message."""
     ordered = sorted(names)
     first, others = ordered[:SHOWN_NAMES], len(ordered) - SHOWN_NAMES
     return ", ".join(first) + (f" and {others} more" if others > 0 else "")
@@ -320,7 +320,7 @@ class LogChanges:
         return document_id in self.posted or document_id in self.deleted
 
     def documents(self, ids: DiskDict) -> Iterator[tuple[Posted | StoredDocument, bool]]:
-        """Documents of the service, and whether the corpus (whose ids are in `ids`) lacks their id; those come last."""
+        """Yields posted documents, and whether the corpus (whose ids are in `ids`) lacks their id; those come last."""
         for change in sorted(self.posted.values(), key=lambda change: change.id not in self.met):
             ids.add(change.id, 0)
             yield change, change.id not in self.met

@@ -35,7 +35,7 @@ Open = Callable[[str], Encoder]
 
 
 def parse_devices(text: str) -> tuple[str, ...]:
-    """`cpu`, `cuda`, `cuda:1`, several of them with commas, or `all` GPUs; raises BadBuild."""
+    """Parses `cpu`, `cuda`, `cuda:1`, several of them with commas, or `all` GPUs; raises BadBuild."""
     names = tuple(f"{CUDA}:{number}" for number in range(_count_gpus())) if text == ALL else tuple(text.split(","))
     if text == ALL and not names:
         raise BadBuild("--device all: no GPU is seen here; leave it out to encode on the CPU")

@@ -234,7 +234,7 @@ def _as_numbers(hashes: Array) -> Array:
 
 
 def _find(wanted: Array, keys: Array) -> Rows:
-    """For each row of `wanted` a row of `keys` that equals it, −1: none; both (rows, 2) uint64."""
+    """Finds for each row of `wanted` an equal row of `keys`, −1: none; both (rows, 2) uint64."""
     order = np.argsort(keys[:, 0], kind="stable")
     firsts, seconds = keys[order, 0], keys[order, 1]
     found = np.full(len(wanted), -1, dtype=np.int64)

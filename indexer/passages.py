@@ -114,7 +114,7 @@ def _ends_sentence(text: str, offsets: Sequence[Span], token: int) -> bool:
 
 
 def passage_texts(documents: Documents, passages: Passages, rows: Sequence[int] | Array) -> Iterator[tuple[str, str]]:
-    """Title and text of the passages in ascending `rows`; a document is parsed once for all its passages."""
+    """Reads title and text of the passages in ascending `rows`; parses a document once for all its passages."""
     at, title, text = -1, "", ""
     for start in range(0, len(rows), BLOCK):
         block = np.asarray(rows[start : start + BLOCK])

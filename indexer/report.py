@@ -55,7 +55,7 @@ def send(report: Report, collection: Collection, outcome: Outcome) -> None:
 
 
 def summary_line(summary: BuildSummary, *, published: bool, removed: int, seconds: float) -> str:
-    """Everything that an operator reads first, in one line."""
+    """Writes one line with everything that an operator reads first."""
     counts, changes = summary.counts, summary.changes
     repeats = counts.passages - summary.encoded - summary.reused
     repeated = f", {repeats} repeated" if repeats else ""

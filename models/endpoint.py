@@ -79,7 +79,7 @@ class Endpoint:
         self._client.close()
 
     def _call(self, method: str, route: str, body: Mapping[str, object] | None) -> dict[str, Any]:
-        """The answer's object; no connection, 429 and 5xx are tried again. Raises Refused, Rejected and CareError."""
+        """Returns the answer's object; retries connection errors, 429 and 5xx. Raises Refused, Rejected, CareError."""
         address, problem = f"{self.base}{route}", ""
         for attempt in range(self._attempts):
             wait = FIRST_PAUSE_SECONDS * 4**attempt

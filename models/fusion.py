@@ -42,7 +42,7 @@ class Fusion(StrEnum):
 
 
 def fuse(dense: Ranking, lexical: Ranking, fusion: Fusion, weight: float | None = None, trust: float = 0.0) -> Ranking:
-    """One ranking of the union of both; `weight` is the dense side's share in score fusion, by query if None.
+    """Ranks the union of both; `weight` is the dense side's share in score fusion, by query if None.
 
     `trust` raises that of an encoder that is better than most (`dense_trust` of its encoder.json).
     """

@@ -148,7 +148,7 @@ class LexicalIndex:
         return found
 
     def search(self, query: str, k: int, allowed: NDArray[np.bool_] | None = None) -> Ranking:
-        """The k best rows that share a term with the query; `allowed` is a boolean array over all row numbers."""
+        """Finds the k best rows that share a term with the query; `allowed` is a boolean array over all rows."""
         wanted = Counter(query_terms(query))
         if not wanted or not len(self) or (allowed is not None and not allowed.any()):
             return np.empty(0, np.int64), np.empty(0, np.float32)

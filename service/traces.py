@@ -235,7 +235,7 @@ def _field(tag: bytes, content: bytes) -> bytes:
 def _opening(
     source: str, method: str, route: str, status: int, top_k: int, count: int, id_length: int, rest_length: int
 ) -> bytes:
-    """A request's span as far as others have it too; its id and the rest of it, of these lengths, have to follow."""
+    """Serialises the part of a span that many requests share; its id and the rest, of these lengths, must follow."""
     known = _request_facts(source, method, route, status, top_k, count) + _attribute("care.request_id", "-" * id_length)
     return _field(SPANS, known + bytes(rest_length))[: -id_length - rest_length]
 

@@ -193,7 +193,7 @@ class Ranked:
 
     @classmethod
     def parse_all(cls, json: Json) -> tuple[Ranked, ...]:
-        """Best first."""
+        """Parses the ranked texts, best first."""
         return tuple(cls(result["index"], result["relevance_score"]) for result in json["results"])
 
 
@@ -223,7 +223,7 @@ def _ranges(json: Json) -> tuple[tuple[int, int], ...]:
 
 
 def _floats(encoded: str) -> array[float]:
-    """Float32, little-endian, in base64."""
+    """Decodes base64 of little-endian float32."""
     values = array("f", base64.b64decode(encoded, validate=True))
     if sys.byteorder == "big":
         values.byteswap()

@@ -54,7 +54,7 @@ class CareClient:
         return self._send(calls.search(query, options))
 
     def stream(self, queries: Sequence[str], **options: Unpack[SearchOptions]) -> Iterator[Result]:
-        """One result per query, in order, each as soon as it is there: for more queries than one answer should hold."""
+        """Yields one result per query, in order, each as soon as it is ready: for many queries."""
         call = calls.stream(queries, options)
         lines = Lines()
         response = call.checked(self._attempt(call, stream=True))

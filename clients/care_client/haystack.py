@@ -88,7 +88,7 @@ class CareRetriever:
 
 
 def clauses(filters: Mapping[str, Any] | None) -> list[Json]:
-    """Haystack's filters as the service takes them; raises ValueError for an operator that is not Haystack's."""
+    """Converts Haystack's filters to the service's; raises ValueError for an operator that is not Haystack's."""
     if not filters:
         return []
     return [_clause(each) for each in filters["conditions"]] if _operator(filters) == "AND" else [_clause(filters)]

@@ -18,7 +18,7 @@ RELEVANCE = "relevance_score"
 
 
 def search_options(*given: Mapping[str, Any]) -> SearchOptions:
-    """The parameters of a retriever's search, the later mapping before the earlier; raises ValueError for unknown ones.
+    """Merges the parameters of a retriever's search; later ones win. Raises ValueError for unknown ones.
 
     The service's names and LangChain's (`k`, `filter`, `score_threshold`) are accepted.
     """

@@ -147,7 +147,7 @@ class Blob:
 
 
 def part_bits(rows: int) -> int:
-    """How many leading bits of a hash name its part: sorting and joining hashes takes the memory of one part."""
+    """Returns how many leading bits of a hash name its part: sorting and joining takes the memory of one part."""
     return (rows // ROWS_OF_A_PART).bit_length()
 
 

@@ -49,7 +49,7 @@ class Database:
 
     @classmethod
     def parse(cls, text: str, key: str | None = None, timeout_seconds: int = 60) -> Database | None:
-        """None for `faiss`, which searches in the process; raises BadDatabase if the text is not an address."""
+        """Parses an address; None for `faiss`, which searches in the process. Raises BadDatabase for other texts."""
         if text == HERE:
             return None
         try:
@@ -155,7 +155,7 @@ class Collection:
 
     @contextmanager
     def building(self, version: str) -> Iterator[Path]:
-        """A hidden folder to write a snapshot in: it becomes the version on success and is removed on failure."""
+        """Yields a hidden folder for a snapshot: on success it becomes the version, on failure it is removed."""
         hidden = self._versions / f"{BUILDING}{version}"
         hidden.mkdir(parents=True)
         try:

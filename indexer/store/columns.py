@@ -164,7 +164,7 @@ class KeywordColumn:
         return cls(Blob.of(vocabulary), flat, np.cumsum([0, *map(len, spelled)]))
 
     def part(self, rows: Mask) -> KeywordColumn | None:
-        """The column of these documents alone, with no value of another in its vocabulary; None if they have none."""
+        """Returns the column of these documents, without others' values in its vocabulary; None if they have none."""
         codes, starts = self._codes, self._starts
         if starts is None:
             codes = codes[rows]

@@ -33,7 +33,7 @@ _CLASSES: dict[IndexKind, Any] = {
 
 
 def exact_index(vectors: Array) -> FaissIndex:
-    """An exact index that reads `vectors` (rows, dim) float16 in place; on a CPU quicker than reading float32."""
+    """Makes an exact index that reads `vectors` (rows, dim) float16 in place; on a CPU faster than float32."""
     if not vectors.flags.c_contiguous:
         raise ValueError("vectors that do not lie row by row cannot be searched in place")
     index = untyped.IndexScalarQuantizer(vectors.shape[1], faiss.ScalarQuantizer.QT_fp16, faiss.METRIC_INNER_PRODUCT)

@@ -94,7 +94,7 @@ def _lock(file: IO[str] | IO[bytes], path: Path, operation: int) -> None:
 
 @lru_cache
 def local_locks(folder: Path) -> str | None:
-    """Why locks on the folder's disk do not reach other machines, by the options of its mount; None if they do."""
+    """Says why locks on the folder's disk do not reach other machines, by its mount options; None if they do."""
     try:
         return mounted_with_local_locks(folder, MOUNTS.read_text(encoding="utf-8", errors="replace"))
     except OSError:  # no Linux

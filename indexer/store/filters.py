@@ -116,7 +116,7 @@ def require_name(name: str) -> None:
 
 
 def suits(filters: Iterable[Filter], kinds: Mapping[str, str]) -> bool:
-    """Whether every value can be compared with its field, by the fields' kinds: evaluating the filters never fails."""
+    """Returns whether every value can be compared with its field's kind: then evaluating the filters never fails."""
     known = (each for each in conditions_of(filters) if each.field in kinds)
     return all(_comparable(value, kinds[each.field]) for each in known for value in values_of(each))
 

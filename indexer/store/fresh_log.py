@@ -129,7 +129,7 @@ class FreshLog:
             return end.position
 
     def read(self, cursor: Cursor) -> tuple[list[Frame], Cursor]:
-        """The frames after the cursor, in order, and where they end. Raises BadLog if the next one is missing."""
+        """Reads the frames after the cursor, in order, and where they end. Raises BadLog if the next is missing."""
         try:
             return self._read(cursor)
         except OSError as error:

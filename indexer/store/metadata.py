@@ -98,7 +98,7 @@ class MetadataIndex:
         return mask
 
     def part(self, filters: tuple[Filter, ...]) -> MetadataIndex:
-        """The columns of the documents that satisfy every filter: fields and values of others are not in them."""
+        """Returns the columns of the documents that satisfy every filter, without fields and values of others."""
         if (known := self._parts.get(filters)) is not None:
             return known
         rows = self.select(filters)

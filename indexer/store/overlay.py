@@ -186,7 +186,7 @@ class Overlay:
         return kinds
 
     def snapshot_filters(self, filters: tuple[Filter, ...]) -> tuple[Filter, ...]:
-        """The filters for the snapshot alone: a field, or a kind, that only posted documents have matches nothing.
+        """Returns the filters for the snapshot alone: a field or kind that only posted documents have matches nothing.
 
         Raises BadFilter if a field is neither the snapshot's nor a fresh document's.
         """
@@ -209,12 +209,12 @@ class Overlay:
         return passages[kept], scores[kept]
 
     def score_vectors(self, queries: Scores) -> Scores:
-        """Inner products (queries, fresh passages) of `queries` (queries, dim)."""
+        """Computes inner products (queries, fresh passages) of `queries` (queries, dim)."""
         parts = [queries @ block.vectors.T for block in self.blocks]
         return np.concatenate([np.empty((len(queries), 0), np.float32), *parts], axis=1)
 
     def score_words(self, query: str) -> Scores:
-        """BM25 (fresh passages,) with the snapshot's term rarities, so that scores of both compare."""
+        """Computes BM25 (fresh passages,) with the snapshot's term rarities, so that scores of both compare."""
         lexical = self.snapshot.lexical
         weights = lexical.weights(query)
         parts = [block.postings.score(weights, lexical) for block in self.blocks]

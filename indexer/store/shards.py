@@ -81,7 +81,7 @@ class Shards:
         return (self.folder / name).is_file()
 
     def read(self, dim: int) -> Iterator[Shard]:
-        """Every sound shard of this dimension; removes damaged ones. For the only builder, while no process writes."""
+        """Yields sound shards of this dimension; removes damaged ones. For the sole builder while no process writes."""
         for path in self.folder.glob(f"{UNFINISHED}*"):
             path.unlink(missing_ok=True)
         for path in sorted(self.folder.glob(f"*{SUFFIX}")):
@@ -159,7 +159,7 @@ class RemoteShards(Shards):
 
 
 def open_shards(place: str | None, name: str, own: Path) -> Shards:
-    """An encoder's shards: in `own`, or under `name` in `place`, a mounted folder or an address (fetched to `own`)."""
+    """Opens an encoder's shards: in `own`, or under `name` in `place`, a mount or an address (fetched to `own`)."""
     if place is None:
         return Shards(own)
     scheme, separator, path = place.partition("://")

@@ -75,7 +75,7 @@ class SnapshotWriter(AbstractContextManager["SnapshotWriter"]):
         return build_index(vectors, kind, self._folder / INDEX_FILE)
 
     def write_lexical(self, texts: Iterable[str], first_rows: Iterable[int]) -> None:
-        """`texts` of the documents in row order, and the row of each one's first passage, by which it is found."""
+        """Indexes `texts` of the documents in row order, each under the row of its first passage."""
         folder = self._folder / LEXICAL_FOLDER
         try:
             LexicalIndex.build(texts, folder, first_rows)

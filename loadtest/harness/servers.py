@@ -66,7 +66,7 @@ class Started:
 
 
 def run_command(*command: object) -> str:
-    """The output of a command that is run in the repository; raises BenchError with its last line if it fails."""
+    """Runs a command in the repository and returns its output; raises BenchError with its last line if it fails."""
     words = [str(word) for word in command]
     done = subprocess.run(words, cwd=REPOSITORY, capture_output=True, text=True)
     if done.returncode != 0:

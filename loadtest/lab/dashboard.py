@@ -93,7 +93,7 @@ def _ask(url: str, panel: Mapping[str, Any], start: float, end: float) -> Iterab
 
 
 def draw(found: Mapping[str, Sequence[Series]], path: Path) -> None:
-    """One picture with the dashboard's own places, titles and units."""
+    """Draws one picture with the dashboard's own places, titles and units."""
     from matplotlib.figure import Figure
 
     panels = json.loads(DASHBOARD.read_text(encoding="utf-8"))["panels"]

@@ -128,7 +128,7 @@ class Report:
 
 
 def interval(values: Sequence[float]) -> Spread:
-    """The median and its 95 % interval by ranks: of n values, the k lowest are below the median by a binomial law."""
+    """Returns the median and its 95 % interval by ranks: the number of values below the median is binomial."""
     n = len(values)
     tails = [sum(comb(n, i) for i in range(k + 1)) / 2**n for k in range(1, n // 2)]
     cut = sum(2 * tail <= 0.05 for tail in tails)
@@ -210,7 +210,7 @@ def _collector() -> Iterator[str]:
             self.end_headers()
 
         def log_message(self, format: str, *arguments: object) -> None:
-            """Nothing is logged."""
+            """Logs nothing."""
 
     with ThreadingHTTPServer((HOST, 0), Handler) as server:
         server.daemon_threads = True

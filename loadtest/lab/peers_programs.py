@@ -74,7 +74,7 @@ def serve_infinity(weights: str, vectors: str, graph: str, ids: str, port: str) 
 
 
 def open_index(vectors: Path, graph: Path) -> Any:  # noqa: ANN401 - what read_index gives has no type of its own
-    """Our file holds the links of the graph alone; the vectors are beside it, and are loaded into memory here."""
+    """Opens our index file, which holds only the graph's links, and loads the vectors beside it into memory."""
     import faiss
 
     index: Any = faiss.read_index(str(graph))

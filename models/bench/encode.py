@@ -110,7 +110,7 @@ class Bench:
             torch.cuda.empty_cache()
 
     def _peer(self, model: PreTrainedModel) -> Peer | None:
-        """sentence-transformers at its best; prints the error and returns None if it does not run here."""
+        """Opens sentence-transformers at its fastest; prints the error and returns None if it does not run here."""
         try:
             peer = Peer(model, self.corpus.tokenizer_json)
             some = self.corpus.texts[: len(self.corpus.texts) // 4]

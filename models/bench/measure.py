@@ -62,7 +62,7 @@ def one_batch(corpus: Corpus, plan: Plan) -> tuple[Packed, list[int]]:
 
 
 def try_ways(shape: Shape, model: PreTrainedModel, corpus: Corpus, plan: Plan, ceiling: float) -> dict[str, Any]:
-    """One batch by every attention, compiled and not: TFLOP/s, share of the ceiling, nearness to padded attention."""
+    """Runs one batch by every attention, compiled and not: TFLOP/s, share of the ceiling, nearness to padded."""
     batch, lengths = one_batch(corpus, plan)
     work = shape.flops(lengths)
     weights = read_weights(model, MAX_LENGTH, plan.device)

@@ -87,7 +87,7 @@ class Canaries(BaseModel):
         (folder / CANARIES_FILE).write_text(json.dumps(self.model_dump(mode="json"), ensure_ascii=False), "utf-8")
 
     def require(self, found: Vectors, side: Side, server: str) -> float:
-        """The least cosine of the vectors, of the first texts, to those kept; raises EncoderMoved below the floor.
+        """Returns the least cosine of the first texts' vectors to those kept; raises EncoderMoved below the floor.
 
         `server` names the server in the message.
         """
@@ -256,7 +256,7 @@ class AddressEncoder(AddressReader):
         return min(self.canaries.require(vectors, side, self.wire.name) for side, vectors in found.items())
 
     def encode(self, texts: Sequence[str], side: Side) -> Vectors:
-        """Unit vectors (texts, dim) in the order given; raises EncoderAway once the server has failed for too long."""
+        """Returns unit vectors (texts, dim) in order; raises EncoderAway once the server has failed for too long."""
         return self.encode_prompts(self.prompts(texts, side), side)
 
     def encode_prompts(self, prompts: Sequence[Prompt], side: Side) -> Vectors:

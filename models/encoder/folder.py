@@ -135,7 +135,7 @@ def infer_spec(
     max_length: int | None = None,
     sides: Sequence[Side] = (Side.QUERY, Side.DOCUMENT),
 ) -> EncoderSpec:
-    """The spec of a transformers folder: what is not given is read from its own and sentence-transformers' files."""
+    """Infers the spec of a transformers folder from its own and sentence-transformers' files, where not given."""
     config = read_config(folder)
     layers = dense_layers(folder)
     width = layers[-1].dim if layers else config.hidden_size

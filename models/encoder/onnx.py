@@ -71,7 +71,7 @@ class OnnxEncoder(TextReader):
         return self.encode_bulk(self.tokenize(texts, side))
 
     def encode_bulk(self, tokens: Sequence[Tokens]) -> Vectors:
-        """Unit vectors (texts, dim) of any number of tokenised texts, in bulk batches; int8 takes each text alone.
+        """Encodes any number of tokenised texts to unit vectors (texts, dim), in bulk batches; int8 takes each alone.
 
         Dynamic int8 has one scale for a whole batch, so in a batch a vector would depend on the texts beside it. Alone
         it takes no longer on a CPU: there is no padding.
@@ -112,7 +112,7 @@ class OnnxReranker(PairReader):
         return np.asarray(scores, dtype=np.float32)
 
     def score(self, pairs: Sequence[Tokens]) -> Scores:
-        """Scores of any number of pairs, in bulk batches; int8 takes each alone, as `OnnxEncoder.encode_bulk` does."""
+        """Scores any number of pairs, in bulk batches; int8 takes each alone, as `OnnxEncoder.encode_bulk` does."""
         scores = np.empty(len(pairs), dtype=np.float32)
         budget = 1 if self.variant is Variant.INT8 else BULK_TOKENS
         for rows in bulk_batches([len(pair) for pair in pairs], budget):

@@ -250,7 +250,7 @@ def fault(error: ValidationError) -> str:
 
 
 def name_of_weights(checksums: Mapping[str, str]) -> str:
-    """One name for weights in several files, of the checksum of each."""
+    """Makes one name for weights in several files from the checksum of each."""
     return hashlib.sha256(json.dumps(checksums, sort_keys=True).encode()).hexdigest()
 
 

@@ -162,13 +162,13 @@ def embed(hidden: Tensor, mask: Tensor, spec: EncoderSpec) -> Tensor:
 
 
 def finish(pooled: Tensor, spec: EncoderSpec) -> Tensor:
-    """Pooled vectors (texts, native_dim) cut to dim, then normalised."""
+    """Cuts pooled vectors (texts, native_dim) to dim, then normalises them."""
     vectors = pooled[:, : spec.dim]
     return functional.normalize(vectors, dim=-1) if spec.normalize else vectors
 
 
 def pool(hidden: Tensor, mask: Tensor, pooling: Pooling) -> Tensor:
-    """One vector (texts, native_dim) a text; masked positions never count, on whichever side they are for EOS."""
+    """Pools to one vector per text (texts, native_dim); masked positions never count, for EOS on either side."""
     if pooling is Pooling.CLS:
         return hidden[:, 0]
     if pooling is Pooling.EOS:

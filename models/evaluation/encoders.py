@@ -61,7 +61,7 @@ class Address:
 
     @classmethod
     def parse(cls, text: str, known: Sequence[str]) -> Address:
-        """`PLACE,name=value,…`; a comma that no known name follows belongs to the place."""
+        """Parses `PLACE,name=value,…`; a comma that no known name follows belongs to the place."""
         parts = text.split(",")
         options: dict[str, str] = {}
         while len(parts) > 1 and parts[-1].partition("=")[0] in known:

@@ -155,7 +155,7 @@ def _mean(metrics: Sequence[dict[str, float]]) -> dict[str, float]:
 
 
 def judge_one(task: Task, system: System, *, speed: bool = False) -> SetResult:
-    """One task by one system; raises NotApplicable."""
+    """Judges one system on one task; raises NotApplicable."""
     metrics, queries = figures(task, system.answer(task))
     if isinstance(system, Dense) and isinstance(task.data, RetrievalSet) and task.kind is Kind.RETRIEVAL:
         cosines = system.positive_cosines(task, task.data)
@@ -204,7 +204,7 @@ def _queries(data: RetrievalSet | RerankSet) -> Iterator[_Query]:
 
 
 def queries_per_second(answer: Callable[[str], object], queries: Sequence[str]) -> float:
-    """One query at a time, over queries spread through the set, by the wall clock; other work on the machine counts."""
+    """Times one query at a time, spread through the set, by the wall clock; other work on the machine counts."""
     sample = queries[:: max(1, len(queries) // TIMED_QUERIES)][:TIMED_QUERIES]
     for query in sample[:WARM_UP_QUERIES]:
         answer(query)

@@ -115,7 +115,7 @@ class MtebPair:
         return cls(first, second, query_instruction=query_instruction, document_instruction=document_instruction)
 
     def encode(self, inputs: Iterable[Mapping[str, Any]], *, prompt_type: object = None, **_: object) -> Vectors:
-        """Unit vectors (texts, dim) of mteb's batches {text: [...]}; what else mteb tells of the task is not needed."""
+        """Encodes mteb's batches {text: [...]} to unit vectors (texts, dim); ignores other facts of the task."""
         side = Side.DOCUMENT if prompt_type == Side.DOCUMENT else Side.QUERY
         return self._reader.read([text for batch in inputs for text in batch["text"]], side, self._task)
 
@@ -128,7 +128,7 @@ class MtebPair:
         return np.asarray((np.asarray(embeddings1) * np.asarray(embeddings2)).sum(axis=-1), dtype=np.float32)
 
     def _describe(self, query: OpenEncoder, document: OpenEncoder) -> Any:  # noqa: ANN401 -- mteb's ModelMeta
-        """What mteb keeps with a result; the revision names the weights, so that no cached result outlives them."""
+        """Describes the model for mteb's results; the revision names the weights, so no cached result outlives them."""
         import_mteb()
         from mteb.models.model_meta import ModelMeta, ScoringFunction
 

@@ -95,7 +95,7 @@ class Service:
 
 
 def _ranking(hits: Sequence[tuple[int, float]]) -> Ranking:
-    """In the order in which the service gave them."""
+    """Makes a ranking of hits in the order of the service's answer."""
     return np.array([row for row, _ in hits], np.int64), np.array([score for _, score in hits], np.float32)
 
 
@@ -112,7 +112,7 @@ class Generator:
     """Which repetition of the experiment this is: each has documents of its own."""
 
     def write(self, queries: Sequence[str], prompt: str | None) -> list[list[str]]:
-        """For each of the `documents` rounds, a document for each query."""
+        """Writes a document for each query, in each of the `documents` rounds."""
         prompts = [fill(prompt, query=query) if prompt else ask_for_document(query) for query in queries]
         first = self.seed * self.documents
         jobs = [(text, number) for number in range(first, first + self.documents) for text in prompts]

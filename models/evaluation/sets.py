@@ -141,7 +141,7 @@ Row = dict[str, Any]
 
 
 def find_tasks(root: Path) -> list[Task]:
-    """Every set below a folder, also behind links, read and checked; what lies in folders named train is left out.
+    """Reads and checks every set below a folder, also behind links, but not in folders named train.
 
     A folder with queries.jsonl is a retrieval set, a linking set below a folder named linking; rerank/*.jsonl and
     sts/*.jsonl are the other kinds. The folder that holds a set names its benchmark.

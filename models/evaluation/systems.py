@@ -278,7 +278,7 @@ def fresh_systems(dense: Dense) -> Iterator[System]:
 
 
 def _rank_candidates(data: RerankSet) -> list[Ranking]:
-    """The places of the candidates that share a term with their query; terms are weighed by all lists together."""
+    """Ranks the candidates that share a term with their query; terms are weighed by all lists together."""
     index = LexicalIndex.build(text for of_query in data.candidates for text, _ in of_query)
     rankings = []
     start = 0

@@ -89,7 +89,7 @@ def append_score_head(model: ModelProto, layers: Sequence[nn.Linear], separator:
 
 
 def _begin_head(model: ModelProto, separator: int | None = None) -> tuple[str, _Nodes, _Nodes]:
-    """The name of the hidden states, the nodes that make the backbone's other inputs, and nodes for the head."""
+    """Returns the name of the hidden states, nodes that make the backbone's other inputs, and nodes for the head."""
     graph = model.graph
     hidden = next((output.name for output in graph.output if output.name in HIDDEN_NAMES), None)
     if hidden is None:
@@ -196,7 +196,7 @@ class _Backbone(nn.Module):
 
 
 def _attention_masks(backbone: PreTrainedModel, mask: Tensor) -> Tensor | dict[str, Tensor]:
-    """What a Gemma 3 of both directions adds to its scores, by type of layer; for any other backbone the mask itself.
+    """Returns what a bidirectional Gemma 3 adds to its scores, by type of layer; for other backbones the mask itself.
 
     The tracer cannot follow transformers in making these.
     """
@@ -275,7 +275,7 @@ OPTIMIZES = EXPORTS - {"qwen2", "qwen3"}
 
 
 def find_python(given: Path | None = None) -> Path | None:
-    """The interpreter of the Optimum environment: as given, as the environment says, else the repository's own."""
+    """Finds the interpreter of the Optimum environment: as given, by the variable, else in the repository."""
     named = given or (Path(value) if (value := os.environ.get(PYTHON_VARIABLE)) else None)
     if named is not None and not named.is_file():
         raise ExportError(f"no Optimum interpreter at {named}: {HOW_TO}")
@@ -317,7 +317,7 @@ def older_dialect(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def run_worker(python: Path, job: str, source: Path, target: Path) -> None:
-    """One job of `optimum_worker`: export, optimize or quantize."""
+    """Runs one job of `optimum_worker`: export, optimize or quantize."""
     command = [str(python), "-I", str(WORKER), job, str(source), str(target)]
     offline = {**os.environ, "HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error"}
     try:

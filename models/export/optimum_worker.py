@@ -16,7 +16,7 @@ OPSET = 18
 
 
 def export(source: Path, target: Path) -> None:
-    """A transformers folder → its backbone's graph, ids and mask (and whatever else it takes) → last_hidden_state."""
+    """Exports a transformers folder's backbone: ids, mask and its other inputs → last_hidden_state."""
     from optimum.exporters.onnx import main_export
 
     main_export(
@@ -33,7 +33,7 @@ def export(source: Path, target: Path) -> None:
 
 
 def optimize(source: Path, target: Path) -> None:
-    """Fused kernels and half precision, for a GPU; level 0 keeps the graph free of this machine's own kernels."""
+    """Fuses kernels and halves the precision, for a GPU; level 0 keeps the graph free of this machine's kernels."""
     from optimum.onnxruntime import ORTOptimizer
     from optimum.onnxruntime.configuration import OptimizationConfig
 

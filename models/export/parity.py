@@ -39,7 +39,7 @@ FLOORS: Mapping[Variant, Floor] = {
 
 
 def check_parity(folder: Path, variant: Variant, reference: Vectors, floor: Floor) -> Parity:
-    """The parity of one graph of an encoder folder with the reference's vectors of the check texts, or ParityError."""
+    """Compares one graph of an encoder folder with the reference's vectors of the check texts; raises ParityError."""
     gpu = variant is Variant.FP16 and "CUDAExecutionProvider" in ort.get_available_providers()
     encoder = OnnxEncoder.load(folder, variant, device="cuda" if gpu else "cpu")
     vectors = encoder.encode(CHECK_TEXTS, encoder.spec.sides[0])

@@ -286,7 +286,7 @@ class Source:
         return Tokenizer.from_json(self.tokenizer_json, self.spec.max_length)
 
     def reference(self, texts: Sequence[str]) -> Vectors:
-        """The vectors (texts, dim) that an exported graph must give: torch's, or the given graph with torch's head."""
+        """Returns the vectors (texts, dim) to compare with: torch's, or the given graph's with torch's head."""
         if isinstance(self.origin, TorchEncoder):
             return self.origin.encode(texts, self.spec.sides[0], AT_ONCE)
         return _graph_vectors(self, self.origin, texts)

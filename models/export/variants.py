@@ -281,7 +281,7 @@ def _read_first_token(graph: GraphProto) -> None:
 
 
 def _fuse(model: ModelProto, heads: int, width: int) -> None:
-    """Attention as one node. It counts each text's tokens, so texts must be padded on the right."""
+    """Fuses attention into one node. It counts each text's tokens, so texts must be padded on the right."""
     options = FusionOptions("bert")
     options.use_multi_head_attention = True
     # These are slower on a CPU than their parts, or hide from the quantiser what it should see.

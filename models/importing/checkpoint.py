@@ -217,7 +217,7 @@ def _dtype(config: PretrainedConfig) -> torch.dtype:
 
 
 def _reference(source: Path, spec: EncoderSpec, sides: Sequence[Side]) -> tuple[str, dict[Side, Vectors]]:
-    """The vectors that the checkpoint's own library gives: sentence-transformers' if it is one of its folders."""
+    """Encodes by the checkpoint's own library: sentence-transformers if it is one of its folders."""
     prompts = {side: spec.instruction(side) for side in sides}
     if (source / "modules.json").is_file():
         from sentence_transformers import SentenceTransformer
@@ -252,7 +252,7 @@ def _plain_vectors(source: Path, spec: EncoderSpec, prompt: str) -> Vectors:
 
 
 def router_towers(folder: Path, work: Path) -> dict[Side, Path] | None:
-    """The query and the document tower of a sentence-transformers Router, as folders; None if it is no Router."""
+    """Finds query and document tower of a sentence-transformers Router, as folders; None if it is no Router."""
     modules = read_modules(folder)
     if not modules or modules[0].kind not in ("Router", "Asym"):
         return None

@@ -105,7 +105,7 @@ class BatchDealer:
         return np.sort(np.concatenate(parts))
 
     def _pairs(self, source: int, turn: int) -> Rows:
-        """The source's orders, one after the other, cut into batches: no pair is left out between two of them."""
+        """Cuts the source's orders, one after the other, into batches: no pair is left out between two of them."""
         total = len(self._table.sources[self._names[source]])
         size = min(self._size, total)
         cycle, first = divmod(turn * size, total)

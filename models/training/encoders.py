@@ -224,7 +224,7 @@ def save_adapter(encoder: Adaptable, folder: Path) -> None:
 
 
 def add_adapters(encoder: Adaptable, lora: Lora) -> None:
-    """Low-rank adapters in the backbone; they alone require gradients, in float32."""
+    """Adds low-rank adapters to the backbone; only they require gradients, in float32."""
     from peft import LoraConfig, get_peft_model
 
     targets = lora.targets if isinstance(lora.targets, str) else list(lora.targets)
@@ -273,7 +273,7 @@ def restore_trained(module: nn.Module, weights: Mapping[str, Tensor]) -> None:
 
 @torch.no_grad()
 def blend(encoder: nn.Module, start: Mapping[str, Tensor], share: float) -> None:
-    """Trained weights become share · trained + (1 - share) · start."""
+    """Sets trained weights to share · trained + (1 - share) · start."""
     for name, value in encoder.named_parameters():
         if name in start:
             value.lerp_(start[name].to(value), 1 - share)

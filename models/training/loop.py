@@ -128,7 +128,7 @@ def _judged(progress: Progress, judge: Judge, watch: Watch, ranks: Ranks) -> Pro
 
 
 def make_optimiser(modules: Mapping[str, nn.Module], settings: TrainedStage) -> torch.optim.AdamW:
-    """AdamW; vectors and scalars are not decayed. A module that no rate is named for takes the highest."""
+    """Makes AdamW without decay of vectors and scalars. A module without its own rate takes the highest."""
     rates = settings.lr if isinstance(settings.lr, dict) else {}
     default = max(rates.values()) if rates else settings.lr
     groups: list[dict[str, Any]] = []

@@ -39,7 +39,7 @@ def info_nce(scores: Tensor, labels: Tensor, ignored: Tensor, temperature: float
 
 
 def symmetric_info_nce(scores: Tensor, labels: Tensor, ignored: Tensor, temperature: float | Tensor) -> Tensor:
-    """The mean of both directions; looking back, a positive searches the queries, and hard negatives search nothing."""
+    """Averages both directions; backwards, a positive searches the queries, and hard negatives search nothing."""
     back, own = scores[:, labels].T, torch.arange(len(labels), device=labels.device)
     there = info_nce(scores, labels, ignored, temperature)
     return (there + info_nce(back, own, ignored[:, labels].T, temperature)) / 2
@@ -123,7 +123,7 @@ class LexicalTeacher:
 
     @classmethod
     def fit(cls, documents: TokenTable, sample: int = 20_000, seed: int = 0) -> LexicalTeacher:
-        """Document frequencies from a sample of the training documents."""
+        """Learns document frequencies from a sample of the training documents."""
         rows = np.random.default_rng(seed).permutation(len(documents))[:sample]
         frequency = torch.zeros(BUCKETS, device=documents.device)
         lengths = 0.0
@@ -227,6 +227,6 @@ class Objective(nn.Module):
 
 
 def with_hypothetical(queries: Tensor, hypothetical: Tensor, owners: Tensor) -> Tensor:
-    """Each query's vector averaged with those of its imagined documents, all normalised first (SL-HyDE, formula 8)."""
+    """Averages each query's vector with those of its imagined documents, all normalised first (SL-HyDE, formula 8)."""
     total = functional.normalize(queries, dim=-1).index_add(0, owners, functional.normalize(hypothetical, dim=-1))
     return total / (torch.bincount(owners, minlength=len(queries)) + 1)[:, None]

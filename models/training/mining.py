@@ -47,7 +47,7 @@ class Searcher:
         )
 
     def rows(self) -> Iterator[Pair]:
-        """The rows of the files in their order, less those that are not in the sample; read again at each call."""
+        """Reads the rows of the files in order, without those outside the sample; reads again at each call."""
         seed = self._store.recipe.seed
         return as_pairs(sampled(read_all(self._files), self._stage.sample, self._stage.halves, seed), {}, seed)
 

@@ -203,7 +203,7 @@ def _padded_size(lengths: Rows, chunks: list[Rows]) -> int:
 
 
 def graphs_kept(sizes: Sequence[int], tokens: int) -> tuple[list[bool], int]:
-    """Which readings keep their graphs, and their tokens: all if they fit together, else those that fit into a half.
+    """Decides which readings keep their graphs, and counts their tokens: all if they fit, else those within half.
 
     The other half is for the chunks of the others.
     """
@@ -223,7 +223,7 @@ class Reader:
         self._packed: PackedModel | None = None
 
     def pack(self, table: TokenTable) -> None:
-        """From now on reads without padding, if the architecture is known and its weights are bf16."""
+        """Switches to reading without padding, if the architecture is known and its weights are bf16."""
         encoder, weight = self._encoder, next(self._encoder.parameters())
         if weight.dtype != torch.bfloat16:
             return

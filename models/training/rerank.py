@@ -79,7 +79,7 @@ class RerankStage(Work):
         return facts | {"texts": int((lists != NONE).sum()), "tokens": tokens * self._ranks.size}
 
     def figure(self, dev: DevSets) -> float:
-        """The figure of the first encoder's rankings when they are reranked; the first call prints theirs, too."""
+        """Returns the metric of the first encoder's rankings after reranking; the first call prints theirs, too."""
         shown = self._found is not None
         if self._found is None:
             first = str(self._stage.first)

@@ -76,7 +76,7 @@ def crops_of(text: str, count: int, chance: random.Random, units: Units = CROP_U
 
 
 def halves(text: str, chance: random.Random) -> tuple[str, str] | None:
-    """Two parts of a text that share nothing, the first of them cropped; None where there is too little to part."""
+    """Two parts of a text that share nothing, the first of them cropped; None if the text is too short."""
     units = [match.span() for match in UNIT.finditer(text)]
     if len(units) < 2 * CROP_UNITS[0]:
         return None

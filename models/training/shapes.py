@@ -63,7 +63,7 @@ def fresh_config(fresh: Fresh) -> PretrainedConfig:
 
 
 def shape_of(recipe: Recipe, name: str) -> PretrainedConfig | None:
-    """The configuration of an encoder as the recipe uses it, with its layers cut; None where it is not known."""
+    """Returns the configuration of an encoder as the recipe uses it, with its layers cut; None if unknown."""
     config = recipe.encoders[name]
     origin = recipe.encoders[config.copy_of] if config.copy_of else config
     shape = fresh_config(origin.fresh) if origin.fresh else config_of(Path(str(origin.start)))

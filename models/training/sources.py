@@ -30,7 +30,7 @@ def missing(recipe: Recipe) -> list[str]:
 
 
 def weights(recipe: Recipe) -> list[str]:
-    """For all published weights of a recipe, whether the file that is there is the published one."""
+    """Checks for all published weights of a recipe whether the local file is the published one."""
     lines = []
     for place in (place for place, how in recipe.files.items() if how.startswith(DOWNLOAD)):
         known = {file: what for file, what in recipe.checksums.items() if Path(file).is_relative_to(place)}

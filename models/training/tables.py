@@ -93,7 +93,7 @@ class _Column:
         self._sizes, self._digests = array("q"), bytearray()
 
     def add(self, text: str, kind: int = 0) -> None:
-        """One occurrence; texts of different kinds are never equal."""
+        """Adds one occurrence; texts of different kinds are never equal."""
         raw = text.encode("utf-8", "surrogatepass")
         self._buffer.write(raw)
         self._sizes.append(len(raw))
@@ -165,7 +165,7 @@ class Texts:
         return len(self.texts)
 
     def as_read_by(self, spec: EncoderSpec | None, rows: range) -> list[str]:
-        """The texts with their instructions; a reranker has no spec of an encoder, and reads them as they stand."""
+        """Returns the texts with their instructions; a reranker has no encoder spec and reads them unchanged."""
         if spec is None:
             return [self.texts[row] for row in rows]
         own = spec.instruction(self.side)

@@ -222,7 +222,7 @@ class EncoderServer:
         self._trouble: EncoderAway | EncoderMoved = EncoderAway(f"{SERVER} does not answer")
 
     async def embed(self, prompts: Sequence[Prompt], side: Side, deadline: Deadline) -> NDArray[np.float32]:
-        """Unit vectors (prompts, dim); raises EncoderAway, EncoderMoved, or DeadlineExceeded by the request's limit."""
+        """Returns unit vectors (prompts, dim); raises EncoderAway, EncoderMoved, or DeadlineExceeded at the limit."""
         left = deadline.seconds_left()
         if not self._breaker.allows():
             raise type(self._trouble)(str(self._trouble))

@@ -315,7 +315,7 @@ def _fold(text: str) -> str:
 
 
 def _find(text: str, wanted: Sequence[str]) -> list[Match]:
-    """Start, end and term of each match, in order of position."""
+    """Finds start, end and term of each match, in order of position."""
     found = []
     for term in wanted:
         position = text.find(term)
@@ -366,7 +366,7 @@ def _beginnings(text: str, earliest: int, latest: int, *, begins_sentence: bool)
 
 
 def _densest(matches: Sequence[Match], width: int) -> Range:
-    """From where to where the matches of the best window reach, in one pass."""
+    """Finds the start and the end of the matches in the best window, in one pass."""
     best, chosen = (0, 0), (0, 0)
     count: dict[str, int] = {}
     last = 0

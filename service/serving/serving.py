@@ -228,7 +228,7 @@ def are_current(models: Models, encoder: Path, reranker: Path | None) -> bool:
 
 
 def count_facets(serving: Serving, within: tuple[Filter, ...] = ()) -> dict[str, dict[str, int]]:
-    """For each field of few distinct texts: documents by value, the most frequent first."""
+    """Counts documents by value for each field of few distinct texts, the most frequent first."""
     main = serving.columns(within)[0]
     known = main.facets() if within else serving.facets
     if serving.fresh is None:
@@ -253,7 +253,7 @@ def count_facets(serving: Serving, within: tuple[Filter, ...] = ()) -> dict[str,
 
 
 def count_values(serving: Serving, rows: Iterable[int], fields: Sequence[str]) -> dict[str, dict[str, int]]:
-    """The most frequent values of each field among these document rows; a number is spelled as in JSON, 5.0 as 5."""
+    """Counts the most frequent values of each field among these document rows; numbers as in JSON, 5.0 as 5."""
     counted: dict[str, Counter[str]] = {field: Counter() for field in fields}
     for row in rows:
         metadata = serving.overlay.document(row).metadata

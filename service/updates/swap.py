@@ -90,7 +90,7 @@ class Servings:
         return None if self.current.serving is None else self.current.serving.version
 
     def refusal_of(self, version: str | None) -> str | None:
-        """Why a version was refused, None if it was not."""
+        """Returns why a version was refused, None if it was not."""
         return self._refused.reason if self._refused and self._refused.version == version else None
 
     async def start(self) -> None:

@@ -173,14 +173,14 @@ class _Known:
                 raise IdTaken(f"documents[{number}]: its id is taken; begin ids with a name of your own")
 
     def _metadata(self, document_id: str) -> Metadata | None:
-        """Of the visible document with this id."""
+        """Returns the metadata of the visible document with this id."""
         position, said = self._last(document_id)
         if position is None and (row := self._serving.overlay.row_of(document_id)) is not None:
             said = self._serving.overlay.document(row)
         return None if said is None else said.metadata
 
     def _last(self, document_id: str) -> tuple[int | None, StoredDocument | None]:
-        """The log position of a document's last change, None if it has none, and its content, None if deleted."""
+        """Finds the log position of a document's last change, None if it has none, and its content, None if deleted."""
         if document_id in self._later:
             position, change = self._later[document_id]
             return position, change.stored() if isinstance(change, Posted) else None
@@ -198,7 +198,7 @@ def _check_ids(documents: Sequence[NewDocument]) -> None:
 
 
 def _check_kinds(known: _Known, documents: Sequence[NewDocument], within: tuple[Filter, ...]) -> None:
-    """One field holds one kind of value in all documents, as in a corpus; what these replace does not count.
+    """Checks that each field has one kind of value in all documents, without those that are replaced.
 
     With filters `within` the messages count no fields: others' are among them.
     """

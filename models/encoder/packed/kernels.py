@@ -344,7 +344,7 @@ def padded(batch: Packed, scope: Scope) -> Attend:
 
 
 def _mask(batch: Packed, scope: Scope) -> Tensor:
-    """Which key each query sees, (documents, 1, longest, longest); padding sees itself, so that no row is empty."""
+    """Returns which keys each query sees, (documents, 1, longest, longest); padding sees itself: no row is empty."""
     places = torch.arange(batch.longest, device=batch.ids.device)
     ahead = places[None, :] - places[:, None]
     seen = torch.ones_like(ahead, dtype=torch.bool)

@@ -266,7 +266,7 @@ def _layer(own: _Reader, config: PretrainedConfig, heads: Heads, kind: str | Non
 
 
 def _regrouped(joint: Tensor, heads: Heads) -> Tensor:
-    """GPT-NeoX keeps query, key and value of each head together: (heads, 3, width, …) to (3, heads, width, …)."""
+    """Regroups GPT-NeoX's queries, keys and values, kept by head: (heads, 3, width, …) to (3, heads, width, …)."""
     return joint.view(heads.queries, 3, heads.width, -1).transpose(0, 1).reshape(joint.shape)
 
 

@@ -62,7 +62,7 @@ def load(name: str, data: Path | None, *, instructions: bool = False) -> tuple[l
 
 
 def listing(data: Path | None) -> str:
-    """Every benchmark with its sets, as a table: kind, metric, size, and where the set comes from; then the warnings.
+    """Writes a table of every benchmark and its sets: kind, metric, size and source of the set; then the warnings.
 
     Sets in the folder are read, so that one that is broken or of another size is seen here already.
     """
@@ -128,7 +128,7 @@ class _Sources:
             raise Unavailable(f"{error}; or {self._how(item)}") from error
 
     def _how(self, item: SetSpec) -> str:
-        """One line: what to put where, and where to get the data."""
+        """Says in one line what to put where, and where to get the data."""
         place = self._places(item, self._data or Path("DATA"))[0]
         return f"put {SHAPES[item.kind]} {place}" + (f" ({item.obtain})" if item.obtain else "")
 
@@ -146,7 +146,7 @@ class _Sources:
 
 
 def unreachable() -> str | None:
-    """Why the hub cannot be reached; None if it can, or if offline mode is on and only earlier downloads are read.
+    """Says why the hub cannot be reached; None if it can, or if offline mode is on and only earlier downloads are read.
 
     The libraries themselves try for half a minute a file before they give up.
     """
@@ -189,7 +189,7 @@ def source_of(item: SetSpec) -> str | None:
 
 
 def from_mteb(task: Any, item: SetSpec) -> AnySet:  # noqa: ANN401 -- mteb need not be installed
-    """A loaded mteb task (AbsTaskRetrieval, which reranks too, or AbsTaskSTS) as a set of the description's kind."""
+    """Converts a loaded mteb task (AbsTaskRetrieval, which reranks too, or AbsTaskSTS) to a set of the given kind."""
     if item.kind is Kind.STS:
         first, second = task.column_names
         rows = task.dataset[item.split]

@@ -78,7 +78,7 @@ def save(figure: Figure, stem: Path) -> None:
 
 
 def inline(svg: str, name: str, description: str) -> str:
-    """A saved SVG as a part of a page: names of its own, colours of the page, a description for screen readers."""
+    """Makes a saved SVG part of a page: unique names, colours of the page, a description for screen readers."""
     drawing = svg[svg.index("<svg") :]
     drawing = re.sub(r"<metadata>.*?</metadata>", "", drawing, count=1, flags=re.DOTALL)
     drawing = re.sub(r'\b(id="|href="#|url\(#)', rf"\g<1>{name}-", drawing)
@@ -161,7 +161,7 @@ def area_entry(name: str, colour: str) -> Artist:
 
 
 def legend(figure: Figure, entries: Sequence[Artist]) -> None:
-    """Above the panels, in as many columns as fit; the figure grows by it."""
+    """Draws a legend above the panels, in as many columns as fit; the figure grows by it."""
     names = [str(entry.get_label()) for entry in entries]
     columns = next(n for n in range(len(names), 0, -1) if n == 1 or _legend_width(names, n) <= figure.get_figwidth())
     figure.set_figheight(figure.get_figheight() + LEGEND_ROW * -(-len(names) // columns))
@@ -169,7 +169,7 @@ def legend(figure: Figure, entries: Sequence[Artist]) -> None:
 
 
 def _legend_width(names: Sequence[str], columns: int) -> float:
-    """About how many inches a legend takes whose names are dealt to the columns as matplotlib does."""
+    """Estimates the width of a legend in inches, with names dealt to the columns as matplotlib does."""
     longest = [max(map(len, column.tolist())) for column in np.array_split(np.array(names), columns)]
     return sum(LEGEND_HANDLE + LEGEND_LETTER * length for length in longest)
 

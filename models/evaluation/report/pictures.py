@@ -120,7 +120,7 @@ BAR, GAP = 0.135, 1.3
 
 
 def speed(run: Run, places: dict[str, int]) -> Figure | None:
-    """A panel for each benchmark: the mean over its retrieval sets against queries per second, a point a system.
+    """Draws a panel per benchmark: the mean over its retrieval sets against queries per second, a point per system.
 
     A system that was not judged or not timed on one of the sets has no mean that compares, and is left out.
     """
