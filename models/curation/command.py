@@ -56,6 +56,11 @@ def add_arguments(parser: ArgumentParser) -> None:
         "--near", type=share, metavar="SIMILARITY", help="Jaccard similarity of duplicates; 0: equal (0.85)"
     )
 
+    own = step("take", "take.Take", "take a share of the rows of each source, the same in every run")
+    shown = "from which place up to which, 0 to 1: 0 0.9 and 0.9 1 have no query in common"
+    own.add_argument("--share", type=float, nargs=2, required=True, metavar=("FROM", "TO"), help=shown)
+    own.add_argument("--seed", type=int, help="of the order (0)")
+
     own = step("anonymize", _anonymize, "mask names, phones, identity and record numbers, addresses, e-mails")
     own.add_argument(
         "--residual", type=positive, metavar="DIGITS", help="flag runs of as many digits that are left (7)"
