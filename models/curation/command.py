@@ -12,7 +12,7 @@ A step reads JSON lines, plain, .gz or .xz. It writes OUT, and OUT.report.json: 
 from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import fields
 from functools import partial
 from importlib import import_module
@@ -55,6 +55,11 @@ def add_arguments(parser: ArgumentParser) -> None:
     own.add_argument(
         "--near", type=share, metavar="SIMILARITY", help="Jaccard similarity of duplicates; 0: equal (0.85)"
     )
+
+    own = step("take", "take.Take", "take a share of the rows of each source, the same in every run")
+    shown = "from which place up to which, 0 to 1: 0 0.9 and 0.9 1 have no query in common"
+    own.add_argument("--share", type=float, nargs=2, required=True, metavar=("FROM", "TO"), help=shown)
+    own.add_argument("--seed", type=int, help="of the order (0)")
 
     own = step("anonymize", _anonymize, "mask names, phones, identity and record numbers, addresses, e-mails")
     own.add_argument(
@@ -121,11 +126,21 @@ def add_arguments(parser: ArgumentParser) -> None:
 
     own = step("judge", "judge.JudgeRows", "grade passages by several language models; keep what all agree on")
     _add_models(own, "--judge")
-    own.add_argument("--batch", type=positive, help="passages of a request at most (10)")
-    own.add_argument("--relevant", type=int, metavar="GRADE", help="least grade of a positive by every judge (3)")
-    own.add_argument("--irrelevant", type=int, metavar="GRADE", help="highest grade of a negative by every judge (2)")
+    _add_grades(own)
     drop = "drop negatives that are relevant, instead of making them positives"
     own.add_argument("--no-promote", dest="promote", action="store_false", default=None, help=drop)
+
+    own = steps.add_parser(
+        "audit", help="count the likely wrong labels of a retrieval set by judging what search finds first"
+    )
+    own.add_argument("folder", type=Path, metavar="SET", help="a folder of BEIR's shape")
+    own.add_argument("--out", type=Path, required=True, help="JSON lines to write: the set's queries, judged")
+    own.add_argument("--split", default="test", help="of the set's judgements (test)")
+    _add_search(own, corpus=False)
+    own.add_argument("--depth", type=positive, help="documents of each system (50)")
+    _add_models(own, "--judge")
+    _add_grades(own)
+    own.set_defaults(run=_audit)
 
     own = step("benchmark", _benchmark, "write judged rows as retrieval and reranking sets with a data card")
     own.add_argument(
@@ -135,11 +150,12 @@ def add_arguments(parser: ArgumentParser) -> None:
     own.add_argument("--folder", type=Path, help="where the sets are written (OUT without its ending)")
 
 
-def _add_search(own: ArgumentParser) -> None:
-    own.add_argument(
-        "--corpus", type=Path, nargs="+", required=True, metavar="FILE", help="documents that are searched"
-    )
-    shown = "an encoder that searches, as care eval --encoder takes it; several times for pool"
+def _add_search(own: ArgumentParser, *, corpus: bool = True) -> None:
+    if corpus:
+        own.add_argument(
+            "--corpus", type=Path, nargs="+", required=True, metavar="FILE", help="documents that are searched"
+        )
+    shown = "an encoder that searches, as care eval --encoder takes it; several times for pool and audit"
     own.add_argument("--encoder", action="append", default=[], metavar="FOLDER[,name=value]", help=shown)
     own.add_argument("--bm25", action="store_true", help="search by words, too")
     own.add_argument("--vectors", type=Path, help="folder that keeps the corpus's vectors (OUT.vectors)")
@@ -158,7 +174,16 @@ def _add_models(own: ArgumentParser, option: str, *, required: bool = True) -> N
     own.add_argument("--max-tokens", type=positive, help="of an answer; reasoning models need more (1024)")
 
 
+def _add_grades(own: ArgumentParser) -> None:
+    own.add_argument("--batch", type=positive, help="passages of a request at most (10)")
+    own.add_argument("--relevant", type=int, metavar="GRADE", help="least grade of a positive by every judge (3)")
+    own.add_argument("--irrelevant", type=int, metavar="GRADE", help="highest grade of a negative by every judge (2)")
+
+
 def run(arguments: Namespace) -> None:
+    if "run" in arguments:
+        arguments.run(arguments)
+        return
     from models.curation.frame import Files, run_step
 
     values = [vars(arguments).get(name) or () for name in ("corpus", "sts", "dictionary", "boilerplate")]
@@ -182,7 +207,7 @@ def _make(place: str, arguments: Namespace) -> Step:
     if "models" in arguments:
         parts |= _asking(arguments)
     if "bm25" in arguments:
-        parts["retrievers"] = _retrievers(arguments)
+        parts["retrievers"] = _retrievers(arguments, arguments.corpus)
     step: Step = kind(**parts)
     return step
 
@@ -229,12 +254,12 @@ def _diversify(arguments: Namespace) -> Step:
     return Diversify(TextEncoder(arguments.encoder), _beside(arguments, ".state"), **options)
 
 
-def _retrievers(arguments: Namespace) -> Retrievers:
+def _retrievers(arguments: Namespace, corpus: Sequence[Path]) -> Retrievers:
     from models.curation.search import Retrievers
     from models.curation.vectors import TextEncoder
 
     encoders = [TextEncoder(place) for place in arguments.encoder]
-    return Retrievers(arguments.corpus, encoders, arguments.bm25, arguments.vectors or _beside(arguments, ".vectors"))
+    return Retrievers(corpus, encoders, arguments.bm25, arguments.vectors or _beside(arguments, ".vectors"))
 
 
 def _asking(arguments: Namespace) -> dict[str, Any]:
@@ -244,6 +269,15 @@ def _asking(arguments: Namespace) -> dict[str, Any]:
     limits = Limits(**_given(arguments, "at_once", "per_minute", "timeout_seconds", "max_tokens"))
     models = [Model.parse(text) for text in arguments.models]
     return {"models": models, "answers": _answers(arguments), "limits": limits, **_given(arguments, "language")}
+
+
+def _audit(arguments: Namespace) -> None:
+    from models.curation.audit import run_audit
+    from models.curation.judge import JudgeRows
+
+    judge = JudgeRows(**_asking(arguments), **_given(arguments, "batch", "relevant", "irrelevant"))
+    options = _given(arguments, "split", "depth")
+    run_audit(arguments.folder, arguments.out, lambda corpus: _retrievers(arguments, [corpus]), judge, **options)
 
 
 def _answers(arguments: Namespace) -> Path:

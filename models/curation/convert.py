@@ -47,6 +47,11 @@ def _document(title: str, *texts: str) -> Callable[[Record], Row]:
     return row
 
 
+def _titled(record: Record) -> Row:
+    """A document with its title in the text, as retrieval sets are read."""
+    return {"text": "\n".join(filter(None, (record.get("title"), record["text"])))}
+
+
 def _pair(query: str, answer: str) -> Callable[[Record], Row]:
     return lambda record: {"query": record[query].strip(), "pos": [record[answer].strip()]}
 
@@ -88,8 +93,9 @@ def _triple(query: str, positive: str, negative: str) -> Callable[[Record], Row]
 
 
 ROWS: dict[str, Callable[..., Callable[[Any], Row]]] = {
-    "document": _document, "pair": _pair, "triple": _triple, "labelled": _labelled, "dialogue": lambda: _dialogue,
-    "best answer": lambda: _best_answer, "passages": lambda: _passages, "given": lambda: lambda record: record,
+    "document": _document, "titled": lambda: _titled, "pair": _pair, "triple": _triple, "labelled": _labelled,
+    "dialogue": lambda: _dialogue, "best answer": lambda: _best_answer, "passages": lambda: _passages,
+    "given": lambda: lambda record: record,
 }  # fmt: skip
 
 
@@ -141,9 +147,11 @@ class Convert(Step):
             except (LookupError, TypeError, AttributeError, StopIteration, ValueError):
                 yield Outcome(dropped=f"not a record of {self.format}")
                 continue
-            if len(texts) < 2 or not all(texts):
+            if len(texts) < 2 or not all(isinstance(text, str) and text for text in texts):
                 yield Outcome(dropped="no positive, or an empty text")
             else:
+                if "neg" in row:  # an empty one is none
+                    row = {**row, "neg": [text for text in row["neg"] if text]}
                 wording = {"instruction": form.instruction} if form.instruction else {}
                 yield Outcome([{**row, "source": self.format, **wording}])
 

@@ -77,6 +77,24 @@ def test_records_of_another_form_are_counted(tmp_path: Path) -> None:
     assert report_in(tmp_path)["dropped"] == {"not a record of gooaq": 1, "no positive, or an empty text": 1}
 
 
+def test_what_training_would_reject_is_not_written(tmp_path: Path) -> None:
+    asked = [{"question": 5}, {"question": "问", "hard_negative_ctxs": [{"title": "", "text": ""}]}]
+    path = write_lines(
+        tmp_path / "nq.jsonl", [{**each, "positive_ctxs": [{"title": "a", "text": "b"}]} for each in asked]
+    )
+    [row] = converted(path, "nq", tmp_path)
+    assert (row["query"], row["neg"]) == ("问", [])
+
+
+def test_a_corpus_has_the_texts_of_the_answers_with_their_titles(tmp_path: Path) -> None:
+    corpus = write_lines(tmp_path / "corpus.jsonl", [{"_id": "d", "title": "题", "text": "文"}])
+    write_lines(tmp_path / "queries.jsonl", [{"_id": "q", "text": "问"}])
+    (tmp_path / "qrels.tsv").write_text("query-id\tcorpus-id\tscore\nq\td\t1\n", encoding="utf-8")
+    [document] = converted(corpus, "beir-corpus", tmp_path)
+    [row] = converted(tmp_path / "queries.jsonl", "beir", tmp_path)
+    assert row["pos"] == [document["text"]] == ["题\n文"]
+
+
 def test_columns_of_any_type_and_lines_that_are_no_records_are_read(tmp_path: Path) -> None:
     odd = {"when": [datetime(2026, 1, 1)] * 2, "raw": [b"\xff"] * 2, "price": [Decimal("1.5")] * 2}
     pq.write_table(pa.table({"question": ["q", None], "answer": ["a", "b"], **odd}), tmp_path / "m.parquet")

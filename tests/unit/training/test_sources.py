@@ -12,7 +12,7 @@ import pytest
 from cli import main
 from models.errors import BadData
 from models.training.recipe import Recipe
-from models.training.sources import CURATE, inputs_of, make, missing, weights
+from models.training.sources import CURATE, inputs_of, make, missing, parsed, weights
 
 RECIPES = sorted(Path("models/training/recipes").rglob("*.toml"))
 
@@ -31,6 +31,12 @@ def test_the_dry_run_of_every_recipe_ends_with_what_makes_its_files(path: Path) 
     for number, line in enumerate(commands):
         later = set(outs[number:])
         assert not later & set(inputs_of(line.partition(" --out ")[0])), "made before it is read"
+
+
+def test_queries_of_bmretriever_are_asked_with_the_instruction_of_their_corpus() -> None:
+    files = Recipe.load(Path("models/training/recipes/bmretriever.toml")).files
+    made = [parsed(how, "OUT") for how in files.values() if "--kind query" in how]
+    assert len({arguments.instruction for arguments in made} - {None}) == len(made) == 2
 
 
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)

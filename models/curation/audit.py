@@ -1,0 +1,44 @@
+"""Audits a retrieval set: judges the documents that search finds first, and counts wrong labels (CARE's table 20).
+
+Four steps in a row, with the files of each beside OUT: a killed audit goes on where it stopped.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from models.curation.convert import Convert
+from models.curation.frame import Files, read_json, run_step
+from models.curation.judge import JudgeRows
+from models.curation.mine import DEPTH, Pool
+from models.curation.search import Retrievers
+from models.errors import BadData
+
+CORPORA = ("corpus.jsonl", "corpus.jsonl.gz")
+COLUMNS = {
+    "queries": "queries", "positives": "labelled positives a query", "judged_positives": "judged positives a query",
+    "false_positives": "false positives a query", "false_negatives": "false negatives a query",
+}  # fmt: skip
+
+
+def run_audit(
+    folder: Path, out: Path, search: Callable[[Path], Retrievers], judge: JudgeRows, *, split: str, depth: int = DEPTH
+) -> None:
+    """Writes OUT, the judged rows, and its report; `folder` has BEIR's shape, and `search` opens its corpus."""
+    found = [place / name for place in (folder, folder.parent) for name in CORPORA if (place / name).is_file()]
+    if not found:
+        raise BadData(f"{folder}: no corpus.jsonl or corpus.jsonl.gz, neither here nor in the folder above")
+    labels, corpus, pooled = (out.parent / f"{out.name}.{name}.jsonl" for name in ("labels", "corpus", "pooled"))
+    last = Files([pooled], out, kept=[judge.answers])
+    run_step(Convert("beir", split), Files([folder / "queries.jsonl"], labels))
+    run_step(Convert("beir-corpus"), Files(found[:1], corpus))
+    run_step(Pool(search(corpus), depth), Files([labels], pooled, [corpus]))
+    run_step(judge, last)
+    print(table(read_json(last.report)["labels"]), file=sys.stderr)
+
+
+def table(labels: Mapping[str, float | None]) -> str:
+    """The columns of table 20, for a terminal."""
+    return "\n".join(f"{labels[name]:>10.4g}  {words}" for name, words in COLUMNS.items() if name in labels)
