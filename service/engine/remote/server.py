@@ -216,6 +216,9 @@ class EngineServer:
                 await asyncio.sleep(0)
                 await asyncio.sleep(0)
         finally:
+            # The loop accepts in tasks of its own; one that runs when the server closes leaves its socket open.
+            while accepting := asyncio.all_tasks() - {asyncio.current_task()}:
+                await asyncio.wait(accepting)
             server.close()
             for connection in list(self.connections):
                 connection.close()

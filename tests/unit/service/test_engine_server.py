@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import socket
 import time
@@ -257,3 +258,15 @@ def test_the_engine_ends_with_its_supervisor_once_the_workers_have_left(tmp_path
         assert worker.answer().number == 2
         worker.connection.close()
         assert engine.is_over()
+
+
+def test_a_worker_that_connects_as_the_engine_ends_is_closed(tmp_path: Path) -> None:
+    engine = Running(tmp_path)
+    with engine.listener, engine.worker() as first:
+        hold(engine, first)
+        with engine.worker() as last:
+            engine.server.end()
+            engine.device.gate.set()
+            assert engine.is_over()
+            assert last.is_cut_off()
+    gc.collect()  # a connection that is still open warns here, and a warning fails the test
