@@ -7,10 +7,12 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from models.curation.frame import Outcome, Step
-from models.curation.rows import Row, missing_text, with_texts
+from models.curation.pages import Head, running_heads, text_of_page
+from models.curation.rows import Row, missing_text, read_rows, with_texts
 from models.errors import CareError
 from models.rows import count_units
 
@@ -46,12 +48,17 @@ SHORTEST_UNITS, LONGEST_UNITS = 1, 10_000
 
 @dataclass(frozen=True)
 class Clean(Step):
-    """`shortest` and `longest` are words and Chinese characters; `boilerplate` are patterns beside our own."""
+    """`shortest` and `longest` are words and Chinese characters; `boilerplate` are patterns beside our own.
+
+    With `book` every row is a page of the book that its `source` names.
+    """
 
     shortest: int = SHORTEST_UNITS
     longest: int = LONGEST_UNITS
     boilerplate: Sequence[str] = ()
+    book: bool = False
     _lines: re.Pattern[str] = field(init=False, repr=False)
+    _heads: set[Head] = field(default_factory=set, init=False, repr=False)
 
     name = "clean"
 
@@ -63,7 +70,13 @@ class Clean(Step):
         object.__setattr__(self, "_lines", lines)
 
     def parameters(self) -> dict[str, Any]:
-        return {"shortest": self.shortest, "longest": self.longest, "boilerplate": list(self.boilerplate)}
+        own = {"shortest": self.shortest, "longest": self.longest, "boilerplate": list(self.boilerplate)}
+        return {**own, "book": True} if self.book else own
+
+    def read(self, files: Sequence[Path]) -> Iterator[Row | None]:
+        if self.book:  # in a first pass, because page 1 has its running head, too
+            self._heads.update(running_heads(row for row in read_rows(files) if row))
+        return read_rows(files)
 
     def apply(self, rows: Iterator[Row]) -> Iterator[Outcome]:
         return map(self._clean, rows)
@@ -72,7 +85,8 @@ class Clean(Step):
         reasons, notes = list[str](), Counter[str]()
 
         def change(text: str) -> str | None:
-            cleaned = self.text(text, notes)
+            page = text_of_page(row, text, self._heads, notes) if self.book else text
+            cleaned = self.text(page, notes)
             reason = self._fault(cleaned)
             if reason:
                 reasons.append(reason)

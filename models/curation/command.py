@@ -13,9 +13,10 @@ from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from functools import partial
 from importlib import import_module
+from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -43,6 +44,8 @@ def add_arguments(parser: ArgumentParser) -> None:
     own.add_argument("--shortest", type=positive, metavar="UNITS", help="words and Chinese characters at least (1)")
     own.add_argument("--longest", type=positive, metavar="UNITS", help="words and Chinese characters at most (10000)")
     own.add_argument("--boilerplate", type=Path, metavar="FILE", help="more patterns of lines to remove, one a line")
+    shown = "rows are pages of the book in source: remove running heads, page numbers, captions, citations"
+    own.add_argument("--book", action="store_true", help=shown)
 
     own = step("split", "split.Split", "split documents into passages or sentences")
     own.add_argument("--by", choices=("passage", "sentence"), help="what to make (passage)")
@@ -167,6 +170,10 @@ def _add_models(own: ArgumentParser, option: str, *, required: bool = True) -> N
         option, dest="models", action="append", required=required, metavar="MODEL[@URL[#KEY_VARIABLE]]", help=shown
     )
     own.add_argument("--answers", type=Path, help="file that keeps every answer of the models (OUT.answers.jsonl)")
+    own.add_argument(
+        "--price", dest="prices", action="append", nargs=3, default=[], metavar=("MODEL", "PROMPT", "ANSWER"),
+        help="what a million tokens cost, of prompts and of answers: the report has the cost; several times",
+    )  # fmt: skip
     own.add_argument("--language", choices=("zh", "en"), help="of the prompt (zh)")
     own.add_argument("--at-once", type=positive, help="requests at once (8)")
     own.add_argument("--per-minute", type=positive, help="requests to each model in a minute at most (no limit)")
@@ -218,7 +225,7 @@ def _clean(arguments: Namespace) -> Step:
 
     lines = read_lines(arguments.boilerplate) if arguments.boilerplate else ()
     more = [line.text.rstrip("\n") for line in lines if line.text.strip()]
-    return Clean(boilerplate=more, **_given(arguments, "shortest", "longest"))
+    return Clean(boilerplate=more, **_given(arguments, "shortest", "longest", "book"))
 
 
 def _anonymize(arguments: Namespace) -> Step:
@@ -267,8 +274,22 @@ def _asking(arguments: Namespace) -> dict[str, Any]:
     from models.curation.panel import Limits, Model
 
     limits = Limits(**_given(arguments, "at_once", "per_minute", "timeout_seconds", "max_tokens"))
+    prices = _prices(arguments.prices)
     models = [Model.parse(text) for text in arguments.models]
+    if strange := prices.keys() - {model.name for model in models}:
+        raise CareError(f"--price {min(strange)}: not the name of a model that is asked")
+    models = [replace(model, price=prices.get(model.name)) for model in models]
     return {"models": models, "answers": _answers(arguments), "limits": limits, **_given(arguments, "language")}
+
+
+def _prices(given: Sequence[Sequence[str]]) -> dict[str, tuple[float, float]]:
+    try:
+        prices = {name: (float(prompt), float(answer)) for name, prompt, answer in given}
+    except ValueError as error:
+        raise CareError(f"--price: {error}; write MODEL and two numbers, as deepseek-chat 0.28 0.42") from error
+    if not all(0 <= price < inf for each in prices.values() for price in each):
+        raise CareError("--price: a price is 0 or more")
+    return prices
 
 
 def _audit(arguments: Namespace) -> None:

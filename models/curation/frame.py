@@ -212,8 +212,9 @@ def run_step(step: Step, files: Files, *, sample: int = 0) -> Tally:
         part.truncate(tally.bytes_out)
         part.seek(0, os.SEEK_END)
         _go_on(step, files, part, tally, run)
-        _put_in_place(step, files, tally, run)
-    print(table(step.name, files.out, tally), file=sys.stderr)
+        facts = step.facts(tally)
+        _put_in_place(step, files, {"run": run, **tally.as_json(), **facts})
+    print(table(step.name, files.out, tally, facts), file=sys.stderr)
     return tally
 
 
@@ -263,11 +264,10 @@ def _outcomes(step: Step, rows: Iterable[Row | None]) -> Iterator[tuple[Row | No
     yield from ((None, Outcome(dropped=NOT_A_ROW)) for _ in pending)
 
 
-def _put_in_place(step: Step, files: Files, tally: Tally, run: Mapping[str, Any]) -> None:
+def _put_in_place(step: Step, files: Files, report: dict[str, Any]) -> None:
     """Gives the output its name; the report comes last, because it stands for a complete output."""
-    report = {"run": run, **tally.as_json(), **step.facts(tally)}
     changed = report.pop("changed")
-    if run["sample"]:
+    if report["run"]["sample"]:
         write_lines(files.sample, ({"before": old, "after": new} for _, old, new in changed))
     files.report.unlink(missing_ok=True)
     os.replace(files.part, files.out)
@@ -276,11 +276,14 @@ def _put_in_place(step: Step, files: Files, tally: Tally, run: Mapping[str, Any]
     files.position.unlink(missing_ok=True)
 
 
-def table(name: str, out: Path, tally: Tally) -> str:
+def table(name: str, out: Path, tally: Tally, facts: Mapping[str, Any]) -> str:
     """What happened, for a terminal."""
     lines = [f"curate {name}: {tally.rows_in:,} rows in, {tally.rows_out:,} out: {out}"]
     for title, counts in (("dropped", tally.dropped), ("flagged", tally.flagged), ("", tally.notes)):
         lines += [f"{title:>9} {count:>10,}  {reason}" for reason, count in counts.most_common()]
+    for title, value in facts.items():
+        short = json.loads(json.dumps(value), parse_float=lambda digits: round(float(digits), 4))
+        lines.append(f"{'':>21} {title}: {json.dumps(short, ensure_ascii=False)}")
     return "\n".join(lines)
 
 

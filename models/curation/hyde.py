@@ -97,7 +97,8 @@ class Hyde(AskingStep):
 
     def facts(self, tally: Tally) -> dict[str, Any]:
         names = ("query ranks its source first", "kept draft ranks its source first")
-        return {"found_first": {name: tally.notes[name] / tally.rows_out for name in names if tally.rows_out}}
+        found = {name: tally.notes[name] / tally.rows_out for name in names if tally.rows_out}
+        return {**super().facts(tally), "found_first": found}
 
 
 def _best(row: Row, drafts: Sequence[str], ranks: Sequence[int], notes: Counter[str]) -> Outcome:

@@ -137,7 +137,8 @@ class JudgeRows(AskingStep):
             same = sum(count for given, count in votes.items() if given[one] == given[other])
             pairs[f"{self.models[one].name} and {self.models[other].name}"] = same / total if total else None
         agreement = {"passages": total, "kappa_grades": fleiss_kappa(votes), "kappa_relevant": fleiss_kappa(relevant)}
-        return {"agreement": {**agreement, "same_grade": pairs}, "labels": _labels(tally.notes)}
+        more = {"agreement": {**agreement, "same_grade": pairs}, "labels": _labels(tally.notes)}
+        return {**super().facts(tally), **more}
 
 
 def numbered(texts: Sequence[str], characters: int, language: str) -> str:

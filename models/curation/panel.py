@@ -13,11 +13,12 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property, partial
+from operator import mul
 from pathlib import Path
 from typing import Any, ClassVar
 from urllib.parse import urlsplit
 
-from models.curation.frame import Outcome, Step, digest, hold
+from models.curation.frame import Outcome, Step, Tally, digest, hold
 from models.curation.rows import Row
 from models.endpoint import Completion, Endpoint, Refused, Rejected, chat
 from models.errors import CareError
@@ -46,6 +47,8 @@ class Model:
     name: str
     base: str
     key_variable: str = KEY
+    price: tuple[float, float] | None = None
+    """Of a million tokens: of prompts, of answers."""
 
     @staticmethod
     def parse(text: str) -> Model:
@@ -315,6 +318,15 @@ class AskingStep(Step):
     def decide_all(self, answered: Sequence[Answered]) -> list[Outcome]:
         """The outcomes of a block of rows."""
         return [self.decide(*each) for each in answered]
+
+    def facts(self, tally: Tally) -> dict[str, Any]:
+        """What the answers cost, if prices are known: those of this output, also if an earlier run paid for them."""
+        costs = {}
+        for model in self.models:
+            if model.price:
+                tokens = (tally.notes[f"{kind} tokens of {model.name}"] for kind in ("prompt", "completion"))
+                costs[model.name] = sum(map(mul, tokens, model.price)) / 1e6
+        return {"cost": costs} if costs else {}
 
     def provenance(self) -> dict[str, Any]:
         own = self.parameters()

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 import models.endpoint
+from cli import main
 from models.curation import judge, panel
 from models.curation.frame import Files, run_step
 from models.curation.judge import JudgeRows, fleiss_kappa, read_grades
@@ -130,6 +131,21 @@ def test_a_failing_server_loses_no_row_and_judges_none_twice(server: GradingServ
     counted = sum(notes[f"prompt tokens of {model}"] for model in "ab")
     assert counted == USAGE["prompt_tokens"] * server.paid > USAGE["prompt_tokens"] * 40
     assert "passages without a grade of every judge" not in notes
+
+
+def test_answers_are_counted_in_money_with_the_prices_of_the_command(
+    server: GradingServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "rows.jsonl").write_text(json.dumps({"query": "问", "pos": ["答4"], "neg": ["乙0"]}), encoding="utf-8")
+    judges = ["--judge", f"a@{server.url}", "--judge", f"b@{server.url}"]
+    given = ["curate", "judge", str(tmp_path / "rows.jsonl"), "--out", str(tmp_path / "out.jsonl"), *judges]
+    assert main([*given, "--price", "a", "2000", "8000"]) == 0
+    expected = (2000 * USAGE["prompt_tokens"] + 8000 * USAGE["completion_tokens"]) / 1e6
+    assert report_of(tmp_path)["cost"] == {"a": pytest.approx(expected)}
+    assert 'cost: {"a": ' in capsys.readouterr().err
+    for wrong in (["c", "1", "1"], ["a", "x", "1"], ["a", "-1", "1"], ["a", "nan", "1"]):
+        assert main([*given, "--price", *wrong]) == 1
+        assert "--price" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("takes", "rejects"), [("json_schema", 422), ("json_object", 500), ("", 400)])
