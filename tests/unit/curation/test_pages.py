@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections import Counter
 from pathlib import Path
 
@@ -94,8 +93,7 @@ def test_the_command_knows_the_running_head_of_the_first_page(tmp_path: Path) ->
     assert report["notes"]["running heads"] == 4
 
 
-@pytest.mark.parametrize("text", ["(A" * 50_000, "[1" * 50_000, "[1,2" * 50_000, "- " * 50_000, "图1" * 50_000])
-def test_no_page_takes_longer_than_its_length(text: str) -> None:
-    began = time.process_time()
-    page_text(text)
-    assert time.process_time() - began < 1
+@pytest.mark.timeout(60)  # in the square of its length: hours
+@pytest.mark.parametrize("piece", ["(A", "[1", "[1,2", "- a", "图1", "<|ref|>", "(Smith et al., 2010; "])
+def test_a_long_line_is_read_at_once(piece: str) -> None:
+    assert page_text(piece * 100_000) == (piece * 100_000).strip()
