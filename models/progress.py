@@ -79,7 +79,8 @@ class Progress:
             return f"{self._name}, {tqdm.format_interval(seconds)} so far"
         done = self.done - self._first
         rate = done / seconds if seconds else 0.0
-        facts = [f"{name} {value}" for name, value in self._facts.items()] or [f"{rate:,.1f} {self._unit}/s"]
+        speed = f"{rate:,.1f} {self._unit}/s" if rate >= 1 else f"{60 * rate:,.1f} {self._unit}/min"
+        facts = [f"{name} {value}" for name, value in self._facts.items()] or [speed]
         whole = ""
         if self._total is not None:
             whole = f" of {self._total:,}"

@@ -122,6 +122,9 @@ class Convert(Step):
     def parameters(self) -> dict[str, Any]:
         return {"format": self.format, "split": self.split, "instruction": FORMATS[self.format].instruction}
 
+    def count_rows(self, files: Sequence[Path]) -> int | None:
+        return None
+
     def read(self, files: Sequence[Path]) -> Iterator[Row | None]:
         """Records as they are published, each in a row of its own."""
         form = FORMATS[self.format]

@@ -22,7 +22,7 @@ from typing import IO, Any, ClassVar
 from models.curation.rows import CURATED, NOT_A_ROW, Row, read_rows, whole_text
 from models.errors import BadData, CareError
 from models.progress import Progress
-from models.rows import write_lines
+from models.rows import read_lines, write_lines
 
 SAVE_EVERY_ROWS = 1000
 SAMPLES, SAMPLE_CHARACTERS = 3, 200
@@ -60,6 +60,10 @@ class Step(ABC):
     def read(self, files: Sequence[Path]) -> Iterator[Row | None]:
         """The rows of the files; None for what is none."""
         return read_rows(files)
+
+    def count_rows(self, files: Sequence[Path]) -> int | None:
+        """How many rows `read` gives, for the time left; None if that takes as long as the work."""
+        return sum(1 for path in files for _ in read_lines(path))
 
     def resume(self, seen: int, made: Iterator[Row]) -> None:  # noqa: B027 - most steps depend on nothing before
         """Takes in what the step did before: the outcomes that it gave, and the rows in them. Called before `apply`."""
@@ -231,7 +235,8 @@ def _go_on(step: Step, files: Files, part: IO[bytes], tally: Tally, run: Mapping
         step.resume(tally.seen, (json.loads(line) for line in written))
     stamp = step.provenance()
     rows = islice(step.read(files.inputs), tally.rows_in, None)
-    progress, saved = Progress(f"curate {step.name}", "rows", first=tally.rows_in), tally.rows_in
+    total, saved = step.count_rows(files.inputs), tally.rows_in
+    progress = Progress(f"curate {step.name}", "rows", total, first=saved)
     for row, outcome in progress.over(_outcomes(step, rows)):
         for made in outcome.rows:
             before = made.get(CURATED, [])

@@ -13,7 +13,9 @@ from typing import Any
 
 import pytest
 
+from models import progress
 from models.curation import frame
+from models.curation.clean import Clean
 from models.curation.frame import Files, Outcome, Step, run_step
 from models.curation.rows import NOT_A_ROW, Row
 from models.errors import BadData, CareError
@@ -186,3 +188,12 @@ def test_a_position_of_another_form_begins_anew(files: Files) -> None:
     files.out.parent.mkdir()
     files.position.write_text('{"rows_in": 3}')
     assert run_step(Odd(), files).rows_out == 33
+
+
+def test_progress_without_a_terminal_has_the_time_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(progress, "SAY_EVERY_SECONDS", 0.0)
+    (tmp_path / "in.jsonl").write_text('{"text": "甲"}\n' * 3, encoding="utf-8")
+    run_step(Clean(), Files([tmp_path / "in.jsonl"], tmp_path / "out.jsonl"))
+    assert "curate clean, 2 of 3 rows: " in capsys.readouterr().err

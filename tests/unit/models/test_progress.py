@@ -25,6 +25,14 @@ def test_a_line_has_the_rate_and_the_time_left(
     assert re.fullmatch(r"encode, 1,250 of 5,000 passages: [\d,.]+ passages/s, [\d:]+ left\n", capsys.readouterr().err)
 
 
+def test_a_slow_rate_is_shown_by_the_minute(monkeypatch: pytest.MonkeyPatch) -> None:
+    seconds = iter([0.0, 90.0])
+    monkeypatch.setattr(progress.time, "monotonic", lambda: next(seconds))
+    bar = Progress("judge", "rows", 10, first=2)
+    bar.done = 5
+    assert bar.line() == "judge, 5 of 10 rows: 2.0 rows/min, 02:30 left"
+
+
 def test_a_line_comes_while_a_library_is_busy(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
