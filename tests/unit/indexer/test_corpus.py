@@ -393,10 +393,12 @@ def test_a_field_that_no_filter_can_name_makes_a_bad_row(tmp_path: Path, name: s
 
 def test_an_id_that_no_address_can_name_makes_a_bad_row(tmp_path: Path) -> None:
     """Its document could not be deleted through the service."""
-    path = write_lines(tmp_path / "c.jsonl", GOOD | {"_id": "a\nb"}, GOOD)
+    bad = [GOOD | {"_id": name} for name in ("a\nb", ".", "..")]
+    path = write_lines(tmp_path / "c.jsonl", *bad, GOOD, GOOD | {"_id": "..."})
     documents, rejected = read_skipping(path, tmp_path / "rejects.jsonl")
-    assert [document.id for document in documents] == ["a"]
+    assert [document.id for document in documents] == ["a", "..."]
     assert "the id 'a\\nb' has control characters" in rejected[0]["reason"]
+    assert [row["line"] for row in rejected] == [1, 2, 3]
 
 
 def test_parquet_without_its_library_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
