@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from datetime import date, datetime
+from decimal import Decimal
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -161,6 +162,15 @@ def test_parquet_timestamps_sort_as_texts(tmp_path: Path) -> None:
     path = tmp_path / "c.parquet"
     pq.write_table(pa.Table.from_pylist([{"_id": "1", "text": "a", "at": datetime(2025, 1, 2, 3, 4)}]), path)
     assert read(path, fields=FieldMap(metadata_fields=("at",)))[0].metadata == {"at": "2025-01-02T03:04:00"}
+
+
+def test_parquet_decimals_are_numbers(tmp_path: Path) -> None:
+    path = tmp_path / "c.parquet"
+    values = {"price": Decimal("12.50"), "count": Decimal("9007199254740993")}
+    pq.write_table(pa.Table.from_pylist([{"_id": "1", "text": "a", **values}]), path)
+    found = read(path, fields=FieldMap(metadata_fields=("price", "count")))[0].metadata
+    assert found == {"price": 12.5, "count": 2**53 + 1}
+    assert type(found["count"]) is int
 
 
 def test_damaged_parquet_is_refused(tmp_path: Path) -> None:
