@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import argparse
 import errno
+import io
 import os
 import resource
 import secrets
+import select
 import shutil
 import signal
 import sys
@@ -42,6 +44,7 @@ SERVING = ("demo", "serve")
 DEMO_COLLECTION, PAGE = "var/demo", "page.json"
 TOKEN_VARIABLE = "CARE_ADMIN_TOKEN"
 OPEN_FILES = 65_536
+STANDARD_OUTPUT = 1
 # The demo does not use a configured vector database.
 OWN_INDEX = ("--vectors", "faiss")
 TRAIN_EXTRA = {
@@ -71,12 +74,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if name in SERVING and threading.current_thread() is threading.main_thread() and not has_terminal:
         # A reload that is asked for while the libraries are loaded must not end the service.
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # a terminal of another encoding must not end a long run
     try:
-        return _demo(given[1:]) if name == "demo" else _run(name, given[1:])
+        code = _demo(given[1:]) if name == "demo" else _run(name, given[1:])
+        print(end="", flush=True)  # here, and not when Python ends, which would report a failure in its own words
+        return code
     except CareError as error:
         _fail(name, str(error))
         return error.exit_code
     except OSError as error:
+        if isinstance(error, BrokenPipeError) and _reader_left():  # care index diff | head
+            os.dup2(os.open(os.devnull, os.O_WRONLY), STANDARD_OUTPUT)
+            return 128 + signal.SIGPIPE
         # A full disk or a folder without permission: the caller can fix it.
         where = f"{error.filename}: " if error.filename else ""
         if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
@@ -104,6 +114,13 @@ def _raise_file_limit() -> None:
     wanted = OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, OPEN_FILES)
     if soft != resource.RLIM_INFINITY and soft < wanted:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+def _reader_left() -> bool:
+    """Returns whether standard output is a pipe that nothing reads any more."""
+    output = select.poll()
+    output.register(STANDARD_OUTPUT, 0)
+    return any(event & select.POLLERR for _, event in output.poll(0))
 
 
 class _Terminated(BaseException):

@@ -22,7 +22,7 @@ import orjson
 from indexer.errors import BadCorpus, BadSnapshot, BadValue
 from indexer.sources import Row, find_files, read_rows
 from indexer.store.collection import Collection
-from indexer.store.documents import CONTROL, DOCUMENTS_FILES, Documents, StoredDocument
+from indexer.store.documents import DOCUMENTS_FILES, NO_ID, Documents, StoredDocument
 from indexer.store.files import DiskDict
 from indexer.store.filters import Value, as_value, has_value, kind_of, read_number, require_name
 from indexer.store.fresh_log import Cursor, NewDocument, Posted
@@ -225,8 +225,8 @@ class _Checker:
             raise _BadRow(f"no id in field {self._fields.id}; the row has {here} (map another with --field id=NAME)")
         if not isinstance(value, str):
             raise _BadRow(f"the id in field {self._fields.id} is neither text nor a whole number")
-        if CONTROL.search(value):
-            raise _BadRow(f"the id {value!r} has control characters, and no address could name it to delete it")
+        if NO_ID.search(value):
+            raise _BadRow(f"the id {value!r} has control characters or is . or .., so no address could name it")
         return value
 
     def _text(self, what: str, columns: Mapping[str, object]) -> str:

@@ -6,10 +6,13 @@ stopped leaves the folder empty, and no keys. With a vector database, run care i
 
 from __future__ import annotations
 
+import gzip
 import json
+import lzma
 import os
 import shutil
 import tarfile
+import zlib
 from argparse import ArgumentParser, Namespace
 from pathlib import Path, PurePosixPath
 
@@ -22,10 +25,12 @@ from indexer.store.manifest import Manifest
 
 # A volume that was just made has it.
 IGNORED = {"lost+found"}
+# What tarfile and the modules that decompress raise.
+DAMAGE = (tarfile.TarError, EOFError, zlib.error, gzip.BadGzipFile, lzma.LZMAError)
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    parser.add_argument("file", type=Path, help="the file that care backup wrote")
+    parser.add_argument("file", type=Path, help="the file that care backup wrote, plain or by gzip, bzip2 or xz")
     add_places(parser)
 
 
@@ -37,7 +42,7 @@ def run(arguments: Namespace) -> None:
 
 
 def _about_keys(file: Path, keys: Path | None) -> str:
-    with tarfile.open(file, "r:") as tar:
+    with tarfile.open(file) as tar:
         if KEYS not in tar.getnames():
             return "the backup holds no keys"
     return "its keys were left out (--keys says where they go)" if keys is None else f"keys: {keys}"
@@ -51,12 +56,12 @@ def restore_backup(file: Path, folder: Path, keys: Path | None = None) -> str | 
         raise BadBackup(f"{keys} exists; move it away, or name another --keys")
     folder.mkdir(parents=True, exist_ok=True)
     try:
-        with tarfile.open(file, "r:") as tar:
+        with tarfile.open(file) as tar:
             facts, pointer = _extract(tar, file, folder, keys)
         _check(folder, facts["versions"], file)
     except BaseException as error:
         _clear(folder, keys)  # so that the same command may be given again
-        if isinstance(error, tarfile.TarError | EOFError):
+        if isinstance(error, DAMAGE):
             raise BadBackup(f"{file} is no whole backup ({error}); take another one") from error
         raise
     os.sync()

@@ -140,6 +140,8 @@ def _not_utf8(source: bytes, error: UnicodeDecodeError) -> str:
     reason = f"not UTF-8 (byte {error.start + 1})"
     if source.startswith((b"\xff\xfe", b"\xfe\xff")):
         return f"{reason}; it begins as UTF-16 does: convert the file with iconv -f UTF-16 -t UTF-8"
+    if source.startswith(b"\x1f\x8b"):
+        return f"{reason}; it begins as gzip does: let the file's name end in .gz"
     chinese = [each for each in source.decode("gb18030", errors="ignore") if "\u4e00" <= each <= "\u9fff"]
     # Two bytes a character: most of what is not ASCII must have become Chinese.
     if 4 * len(chinese) >= sum(byte > 127 for byte in source):

@@ -203,6 +203,10 @@ class Settings(BaseSettings):
             raise ValueError("CARE_TLS_CERT and CARE_TLS_KEY go together; set both or neither")
         if self.tls_client_ca is not None and self.tls_cert is None:
             raise ValueError("CARE_TLS_CLIENT_CA is set without CARE_TLS_CERT and CARE_TLS_KEY; set them too")
+        if self.admin_port == self.port != 0:  # both would answer /admin, also if their addresses differ
+            raise ValueError("CARE_ADMIN_PORT is CARE_PORT, so /admin would be at both addresses; choose another port")
+        if self.admin_host is not None and self.admin_port is None:
+            raise ValueError("CARE_ADMIN_HOST is set without CARE_ADMIN_PORT; name the port, too")
         if self.hyde_url is not None and self.hyde_model is None:
             raise ValueError("CARE_HYDE_URL is set without CARE_HYDE_MODEL; name the model to ask there")
         if self.max_queries > self.queue_limit:

@@ -91,7 +91,8 @@ class Collection:
         except FileNotFoundError:
             return None
         except (OSError, UnicodeDecodeError) as error:
-            raise BadCollection(f"{self._pointer} is not readable ({error}); remove it, then publish") from error
+            step = "let this user read it" if isinstance(error, PermissionError) else "remove it, then publish"
+            raise BadCollection(f"{self._pointer} is not readable ({error}); {step}") from error
 
     def served_manifest(self) -> Manifest | None:
         """Returns the manifest of the served version; None if nothing readable is served."""

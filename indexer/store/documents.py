@@ -30,8 +30,8 @@ MOST_PASSAGES = 2**31 - 1
 BLOCK_ROWS = 1 << 16
 # How much of its text stands for the title of a document that has none.
 HEADLINE_CHARACTERS = 60
-# An id is part of an address, by which a document is read and deleted.
-CONTROL = re.compile(r"[\x00-\x1f\x7f]")
+# An id is part of an address, by which a document is read and deleted; HTTP clients take . and .. for steps in it.
+NO_ID = re.compile(r"[\x00-\x1f\x7f]|\A\.\.?\Z")
 Span = tuple[int, int]
 
 

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date
+from decimal import Decimal
 
 from indexer.errors import BadValue
 
@@ -135,6 +136,8 @@ def as_value(name: str, value: object) -> Value:
     """Converts a metadata value for the store; dates become ISO texts, which sort as dates do. Raises BadValue."""
     if isinstance(value, date):  # a datetime is a date too
         return value.isoformat()
+    if isinstance(value, Decimal):  # as databases export numbers to Parquet
+        value = read_number(str(value))
     if isinstance(value, float) and not math.isfinite(value):
         return None  # how data frames spell a missing number in Parquet
     if isinstance(value, int) and not -LARGEST <= value < LARGEST:

@@ -62,8 +62,12 @@ class Snapshot:
 
         `verify=False` skips checksums, but not sizes and shapes. `searched=False` opens the vector index on first use.
         """
-        manifest = Manifest.read(folder)
-        manifest.verify_files(folder, checksums=verify)
+        try:
+            manifest = Manifest.read(folder)
+            manifest.verify_files(folder, checksums=verify)
+        except PermissionError as error:
+            step = "change its permissions or its owner, then reload"
+            raise BadSnapshot(f"{error.filename} may not be read by this user; {step}") from error
         counts, sample = manifest.counts, None
         passages = Passages.open(folder, counts.passages)
         if int(passages.documents[-1]) != counts.documents - 1:

@@ -11,7 +11,7 @@ from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel, ConfigDict, Field, StrictInt, StringConstraints, model_validator
 
 from indexer.errors import BadValue
-from indexer.store.documents import CONTROL
+from indexer.store.documents import NO_ID
 from indexer.store.filters import Filter, as_value, fields_of, require_name
 from indexer.store.fresh_log import NewDocument
 from indexer.store.metadata import admits
@@ -147,8 +147,9 @@ def _checked(number: int, posted: PostedDocument) -> NewDocument:
         raise InvalidRequest(f"documents[{number}]", "has neither text nor title")
     if is_blank(posted.name):
         raise InvalidRequest(f"documents[{number}]", "has no id")
-    if len(posted.name.encode()) > MAX_ID_BYTES or CONTROL.search(posted.name):
-        raise InvalidRequest(f"documents[{number}]", f"its id has control characters or more than {MAX_ID_BYTES} bytes")
+    if len(posted.name.encode()) > MAX_ID_BYTES or NO_ID.search(posted.name):
+        reason = f"its id has control characters, more than {MAX_ID_BYTES} bytes, or is . or .."
+        raise InvalidRequest(f"documents[{number}]", reason)
     try:
         for name in posted.metadata or {}:
             require_name(name)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from service.http.middleware import RequestFrame
     from service.settings import Settings
 
-PRINTABLE_ASCII = "".join(map(chr, range(0x20, 0x7F)))
+LINE_ASCII = "".join(map(chr, range(0x20, 0x7F))) + "\r"
 MAX_HEAD_BYTES = 256 * 1024  # of request line and headers, which the parser itself does not limit
 # How long the rest of a refused request is read and dropped: a connection closed with unread bytes is reset, and the
 # answer may be lost.
@@ -101,6 +101,7 @@ class TolerantProtocol(HttpToolsProtocol):
     _address = ""
     _head_bytes = 0
     _in_head = True
+    _in_line = False  # the request line of a GET goes on
     _receiving = False
     _leaving = False
     _patience: asyncio.TimerHandle | None = None
@@ -145,9 +146,11 @@ class TolerantProtocol(HttpToolsProtocol):
             return
         self._head_bytes += len(data) if self._in_head else 0
         between_requests = self.cycle is None or not self.cycle.more_body
-        if between_requests and data.startswith(b"GET ") and not data.isascii():
-            line, end, rest = data.partition(b"\r\n")
-            data = quote(line, safe=PRINTABLE_ASCII).encode("ascii") + end + rest
+        if self._in_line or (between_requests and data.startswith(b"GET ")):
+            if not data.isascii():
+                line, end, rest = data.partition(b"\n")
+                data = quote(line, safe=LINE_ASCII).encode("ascii") + end + rest
+            self._in_line = b"\n" not in data  # a long one comes in several packets
         self._feed(data)
         if self._in_head and self._head_bytes > MAX_HEAD_BYTES:
             self.send_400_response(f"the request line and headers are larger than {MAX_HEAD_BYTES} bytes")

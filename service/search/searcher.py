@@ -41,6 +41,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 LOOP_DOCUMENTS = 50_000  # that the event loop filters itself, because a thread would take longer
+# In JSON they need no escape, but many programs that read lines (httpx, requests) end one there.
+LINE_ENDS = "\x85\u2028\u2029"
 HYDE_SHARE = 0.75  # of the time left, for imagining documents; the rest is for a search without them
 Known = Sequence[tuple[Vector | None, HydeStatus | None]]
 """The vector of each text, None if the engine encodes it, and whether imagined documents are in it."""
@@ -80,7 +82,7 @@ class Searcher:
         end, left, answered = perf_counter() + settings.max_stream_seconds, settings.max_stream_bytes, 0
         async with contextlib.aclosing(run.outcomes()) as outcomes:
             async for query, outcome in outcomes:
-                line = run.write(query, outcome) + b"\n"
+                line = _one_line(run.write(query, outcome)) + b"\n"
                 left -= len(line)
                 if left < 0:
                     more = f"larger than {settings.max_stream_bytes} bytes (CARE_MAX_STREAM_BYTES)"
@@ -125,6 +127,12 @@ class Searcher:
             answers.append([hit["id"] for hit in result["hits"]])
         if failures := failures_of(canaries, answers):
             raise BadCollection(f"{serving.version} is not served: {failures}; force the rollback to serve it anyway")
+
+
+def _one_line(result: bytes) -> bytes:
+    for character in LINE_ENDS:
+        result = result.replace(character.encode(), b"\\u%04x" % ord(character))
+    return result
 
 
 def _rest(answered: int) -> str:

@@ -82,7 +82,7 @@ class Servings:
         self._refused: Refusal | None = None
         self._changing = asyncio.Lock()
         self._freshening = asyncio.Lock()
-        self._log_trouble = ""
+        self._log_trouble = self._pointer_trouble = ""
 
     @property
     def serving(self) -> str | None:
@@ -109,7 +109,7 @@ class Servings:
 
     async def _reload(self) -> bool:
         async with self._changing:
-            version = await asyncio.to_thread(self.collection.current)
+            version = await self._published()
             if version is None:
                 raise NotReady("no snapshot is published; care index build makes one")
             if version == self.serving and await asyncio.to_thread(self._models_are_current):
@@ -137,11 +137,11 @@ class Servings:
     async def follow_now(self, *, wanted: bool = True) -> None:
         """Serves what the pointer names. Unless `wanted` by an administrator, a refused version is left alone."""
         try:
-            version = None if wanted else await asyncio.to_thread(self.collection.current)
+            version = None if wanted else await self._published()
             if wanted or (version not in (None, self.serving) and self._tries_left(version) > 0):
                 await self._reload()
         except CareError:
-            pass  # logged by the swap, and shown by /admin/versions
+            pass  # logged already, and shown by /admin/versions
         except Exception:
             logger.exception("following the pointer of %s failed", self.collection.root)
 
@@ -168,6 +168,19 @@ class Servings:
                 if str(error) != self._log_trouble:
                     self._log_trouble, unexpected = str(error), not isinstance(error, CareError)
                     logger.error("fresh documents are not followed: %s", error, exc_info=unexpected)
+
+    async def _published(self) -> str | None:
+        """Returns what the pointer names; raises BadCollection, which is logged and counted once."""
+        try:
+            version = await asyncio.to_thread(self.collection.current)
+        except BadCollection as error:
+            if str(error) != self._pointer_trouble:
+                self._pointer_trouble = self.current.missing = str(error)
+                self._metrics.failed_swap()
+                logger.error("%s stays in service: %s", self.serving, error)
+            raise
+        self._pointer_trouble = ""
+        return version
 
     async def _swap_to(self, version: str, canaries: Sequence[Canary] = (), *, move_pointer: bool = False) -> None:
         try:

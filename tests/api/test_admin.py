@@ -172,6 +172,28 @@ async def test_a_damaged_snapshot_is_refused_and_the_old_one_stays(own: Built) -
         assert "care_failed_swaps_total 2.0" in (await client.get("/metrics")).text
 
 
+async def test_a_pointer_that_cannot_be_read_is_reported_once(own: Built, caplog: pytest.LogCaptureFixture) -> None:
+    async with running(make_settings(own, threads=1, reload_seconds=0.01)) as client:
+        pointer = own.root / "CURRENT"
+        pointer.unlink()
+        pointer.mkdir()
+        async with asyncio.timeout(60):
+            while "care_failed_swaps_total 1.0" not in (await client.get("/metrics")).text:
+                await asyncio.sleep(0.01)
+        assert (await client.post("/admin/reload")).status_code == 409
+        await asyncio.sleep(0.1)
+        assert "care_failed_swaps_total 1.0" in (await client.get("/metrics")).text
+        assert [line for line in caplog.messages if "CURRENT is not readable" in line] == [
+            line for line in caplog.messages if line.startswith(f"{own.versions['a']} stays in service: ")
+        ]
+        assert await served(client) == own.versions["a"]
+        pointer.rmdir()
+        pointer.write_text(own.versions["b"])
+        async with asyncio.timeout(60):
+            while await served(client) != own.versions["b"]:
+                await asyncio.sleep(0.01)
+
+
 async def test_a_service_whose_first_snapshot_is_refused_says_why(own: Built) -> None:
     (own.root / "CURRENT").unlink()
     async with running(make_settings(own, threads=1, reload_seconds=0)) as client:

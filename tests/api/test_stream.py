@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
+from pathlib import Path
 
 import httpx
 import pytest
 
 from service.search.portions import WINDOW
 from tests.api.gate import Gate, hold
-from tests.api.support import Built, make_settings, running
+from tests.api.support import Built, copy_collection, make_settings, running
 
 pytestmark = pytest.mark.anyio
 
@@ -33,6 +34,16 @@ async def test_lines_hold_what_the_whole_answer_holds(client: httpx.AsyncClient,
     assert results == whole["results"]
     assert end["snapshot"] == built.versions["a"]
     assert set(end["timings_ms"]) == set(whole["timings_ms"])
+
+
+async def test_no_character_of_a_text_ends_a_line(built: Built, tmp_path: Path) -> None:
+    own = copy_collection(built, tmp_path / "collection")
+    text = "缬沙坦\x85第二行\u2028第三行\u2029第四行\x0b\x0c\x1c\n"
+    async with running(make_settings(own, threads=1)) as client:
+        posted = await client.post("/v1/documents", json={"documents": [{"id": "lines", "title": text, "text": text}]})
+        assert posted.status_code == 200
+        *results, _ = await lines_of(client, query=["缬沙坦"], mode="lexical", fields=["title", "text"], top_k=1)
+    assert results[0]["hits"][0]["text"] == results[0]["hits"][0]["title"] == text
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -62,6 +63,15 @@ def test_an_offer_of_another_protocol_is_ignored(connection: socket.socket, head
     answered = rest_of(connection)
     assert answered.count(b"HTTP/1.1 200 OK\r\n") == 4
     assert answered.count(b'{"results":[{"hits":[{') == 2
+
+
+def test_a_url_beyond_ascii_may_come_in_several_packets(connection: socket.socket) -> None:
+    asked = f"GET /v1/search?q={'高血压' * 400}&fields= HTTP/1.1\r\n".encode()
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    for part in (asked[:1460], asked[1460:-1], asked[-1:] + "X-Name: 名\r\n".encode() + LAST):
+        connection.sendall(part)
+        time.sleep(0.05)  # the next part comes as another packet
+    assert rest_of(connection).startswith(b"HTTP/1.1 200 OK\r\n")
 
 
 def test_a_tunnel_is_refused(connection: socket.socket) -> None:

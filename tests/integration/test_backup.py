@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import bz2
 import errno
+import gzip
 import json
+import lzma
 import os
 import shutil
 import stat
 import tarfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -171,6 +175,22 @@ def test_a_damaged_or_foreign_file_publishes_nothing(built: Built, tmp_path: Pat
         with pytest.raises(kind):
             restore_backup(file, folder)
         assert Collection(folder).current() is None
+
+
+@pytest.mark.parametrize("compress", [gzip.compress, bz2.compress, lzma.compress])
+def test_a_compressed_backup_is_restored_unless_it_is_damaged(
+    built: Built, tmp_path: Path, compress: Callable[[bytes], bytes]
+) -> None:
+    file, collection = tmp_path / "care.tar", Collection(built.root)
+    write_backup(collection, file)
+    data = compress(file.read_bytes())
+    file.write_bytes(data)
+    assert restore_backup(file, tmp_path / "restored") == collection.current()
+    middle = len(data) // 2
+    for damaged in (data[:middle], data[:middle] + b"damaged" + data[middle + 7 :]):
+        file.write_bytes(damaged)
+        with pytest.raises((BadBackup, BadSnapshot)):
+            restore_backup(file, tmp_path / "other")
 
 
 @pytest.mark.parametrize("facts", ["no JSON", "{}", "[]", '{"format": 1}'])

@@ -7,6 +7,8 @@ import json
 import os
 import resource
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -108,6 +110,27 @@ def test_a_collection_that_cannot_be_written_is_one_line(tmp_path: Path, capsys:
     said = failure(capsys, "index", "build", str(CORPUS), "--collection", str(tmp_path / "file"))
     assert str(tmp_path / "file") in said
     assert "Not a directory" in said
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_a_reader_that_leaves_ends_a_command_without_a_message(unbuffered: str) -> None:
+    """As in `care index diff | head -1`."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    code = "import sys, cli; cli._run = lambda *_: print('x' * 100_000) or 0; sys.exit(cli.main(['index']))"
+    environment = os.environ | {"PYTHONUNBUFFERED": unbuffered}
+    ended = subprocess.run(
+        [sys.executable, "-c", code], stdout=writer, stderr=subprocess.PIPE, env=environment, check=False
+    )
+    os.close(writer)
+    assert (ended.returncode, ended.stderr) == (128 + signal.SIGPIPE, b"")
+
+
+def test_an_encoding_without_a_character_ends_no_command() -> None:
+    code = "import sys, cli; cli._run = lambda *_: print('→') or 0; sys.exit(cli.main(['index']))"
+    environment = os.environ | {"PYTHONIOENCODING": "latin-1"}
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, env=environment, check=True).stdout
+    assert said == b"\\u2192\n"
 
 
 def test_a_message_of_several_lines_becomes_one(

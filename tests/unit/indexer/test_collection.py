@@ -14,6 +14,7 @@ import threading
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
@@ -231,6 +232,21 @@ def test_an_unreadable_pointer_is_reported(collection: Collection, content: byte
         pointer.write_bytes(content)
     with pytest.raises(BadCollection, match="CURRENT is not readable"):
         collection.current()
+
+
+def test_what_this_user_may_not_read_says_so(collection: Collection, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A crontab of another user, or its umask, makes such files; root, who may run this, reads every file."""
+    folder = collection.folder(add(collection, 1))
+
+    def deny(path: Path, *_: object, **__: object) -> NoReturn:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+
+    monkeypatch.setattr(Path, "read_text", deny)
+    with pytest.raises(BadCollection, match=r"CURRENT is not readable .* let this user read it"):
+        collection.current()
+    monkeypatch.setattr(Path, "read_bytes", deny)
+    with pytest.raises(BadSnapshot, match=r"manifest\.json may not be read by this user; change its permissions"):
+        Snapshot.open(folder)
 
 
 def test_folder_under_another_name_is_refused(collection: Collection) -> None:

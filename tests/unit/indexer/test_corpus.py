@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from datetime import date, datetime
+from decimal import Decimal
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -161,6 +162,15 @@ def test_parquet_timestamps_sort_as_texts(tmp_path: Path) -> None:
     path = tmp_path / "c.parquet"
     pq.write_table(pa.Table.from_pylist([{"_id": "1", "text": "a", "at": datetime(2025, 1, 2, 3, 4)}]), path)
     assert read(path, fields=FieldMap(metadata_fields=("at",)))[0].metadata == {"at": "2025-01-02T03:04:00"}
+
+
+def test_parquet_decimals_are_numbers(tmp_path: Path) -> None:
+    path = tmp_path / "c.parquet"
+    values = {"price": Decimal("12.50"), "count": Decimal("9007199254740993")}
+    pq.write_table(pa.Table.from_pylist([{"_id": "1", "text": "a", **values}]), path)
+    found = read(path, fields=FieldMap(metadata_fields=("price", "count")))[0].metadata
+    assert found == {"price": 12.5, "count": 2**53 + 1}
+    assert type(found["count"]) is int
 
 
 def test_damaged_parquet_is_refused(tmp_path: Path) -> None:
@@ -347,6 +357,7 @@ def test_columns_are_reported_and_the_mapping_names_the_used_ones(tmp_path: Path
         ("c.csv", "_id,text,科室\n1,x,y\n".encode("gbk"), "its first line is not UTF-8 .* it reads as GBK"),
         ("c.jsonl", '{"_id": "1", "text": "高血压，a"}'.encode("gbk"), "it reads as GBK"),
         ("c.jsonl", '{"_id": "1", "text": "x"}'.encode("utf-16"), "it begins as UTF-16 does"),
+        ("c.jsonl", gzip.compress(b'{"_id": "1", "text": "x"}'), r"it begins as gzip does: let .* end in \.gz"),
         ("c.jsonl", '{"_id": "1", "text": "café"}'.encode("latin-1"), r"not UTF-8 \(byte 26\)\. Mend"),
     ],
 )
@@ -392,10 +403,12 @@ def test_a_field_that_no_filter_can_name_makes_a_bad_row(tmp_path: Path, name: s
 
 def test_an_id_that_no_address_can_name_makes_a_bad_row(tmp_path: Path) -> None:
     """Its document could not be deleted through the service."""
-    path = write_lines(tmp_path / "c.jsonl", GOOD | {"_id": "a\nb"}, GOOD)
+    bad = [GOOD | {"_id": name} for name in ("a\nb", ".", "..")]
+    path = write_lines(tmp_path / "c.jsonl", *bad, GOOD, GOOD | {"_id": "..."})
     documents, rejected = read_skipping(path, tmp_path / "rejects.jsonl")
-    assert [document.id for document in documents] == ["a"]
+    assert [document.id for document in documents] == ["a", "..."]
     assert "the id 'a\\nb' has control characters" in rejected[0]["reason"]
+    assert [row["line"] for row in rejected] == [1, 2, 3]
 
 
 def test_parquet_without_its_library_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

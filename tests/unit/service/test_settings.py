@@ -67,6 +67,8 @@ def test_settings_that_cannot_work_are_refused(values: dict[str, object]) -> Non
         ("CARE_HYDE_URL", "http:///v1", "CARE_HYDE_URL: names no host and port"),
         ("CARE_HYDE_URL", "http://[host/v1", "CARE_HYDE_URL: names no host and port"),
         ("CARE_HYDE_URL", "http://host/v1", "CARE_HYDE_URL is set without CARE_HYDE_MODEL"),
+        ("CARE_ADMIN_PORT", "8000", "CARE_ADMIN_PORT is CARE_PORT, so /admin would be at both addresses"),
+        ("CARE_ADMIN_HOST", "127.0.0.1", "CARE_ADMIN_HOST is set without CARE_ADMIN_PORT"),
         ("CARE_HYDE_KEY", "schlüssel", "CARE_HYDE_KEY: must be plain ASCII on one line"),
         ("CARE_ADMIN_TOKEN", "secret\n", "CARE_ADMIN_TOKEN: must be plain ASCII on one line"),
     ],
