@@ -1,4 +1,4 @@
-"""The engine's loop in a thread, with a device that a test can hold still, and workers to speak to it."""
+"""The engine's loop in a thread, with a device that a test can block, and workers that send it requests."""
 
 from __future__ import annotations
 
@@ -56,8 +56,8 @@ class FakeDevice:
         return rows.astype(np.float32), rows
 
 
-class FakeShelf:
-    """One serving that is open, and others that open when the test says how it went."""
+class FakeServings:
+    """One open serving, and others that open when the test sets the result of `opening`."""
 
     def __init__(self, device: FakeDevice) -> None:
         self.device = device
@@ -92,21 +92,21 @@ class FakeShelf:
 
 
 class Running:
-    """A server in a thread, and the ways to speak to it."""
+    """An engine server in a thread, which workers can connect to."""
 
     def __init__(self, folder: Path, supervisor: SupervisorPipe | None = None) -> None:
         self.device = FakeDevice()
-        self.shelf = FakeShelf(self.device)
-        self.told: list[tuple[int, int]] = []
+        self.servings = FakeServings(self.device)
+        self.reported: list[tuple[int, int]] = []
         self.path = folder / "engine.sock"
         self.listener = socket.socket(socket.AF_UNIX)
         self.listener.bind(str(self.path))
         self.listener.listen()
         self.server = EngineServer(
-            self.listener, LIMITS, lambda size, tokens, seconds, waiting: self.told.append((size, waiting))
+            self.listener, LIMITS, lambda size, tokens, seconds, waiting: self.reported.append((size, waiting))
         )
         self._thread = threading.Thread(
-            target=self.server.serve, args=[cast(OpenServings, self.shelf), supervisor], daemon=True
+            target=self.server.serve, args=[cast(OpenServings, self.servings), supervisor], daemon=True
         )
         self._thread.start()
 
@@ -123,19 +123,19 @@ class Running:
 
 
 class Worker:
-    """One end of a connection."""
+    """The worker's end of a connection."""
 
     def __init__(self, connection: socket.socket) -> None:
         self.connection = connection
         self._reader = FrameReader()
         self._bodies: list[memoryview] = []
 
-    def ask(self, number: int, *first: int, handle: int = 1, k: int = 2, **facts: object) -> None:
+    def send_request(self, number: int, *first: int, handle: int = 1, k: int = 2, **facts: object) -> None:
         ids = np.array([token for token in first for _ in range(2)], np.int32)
-        ask = Request(number, handle, k, ids=ids, lengths=np.full(len(first), 2, np.int32), **cast(Any, facts))
-        self.connection.sendall(frames.write_request(ask))
+        request = Request(number, handle, k, ids=ids, lengths=np.full(len(first), 2, np.int32), **cast(Any, facts))
+        self.connection.sendall(frames.write_request(request))
 
-    def tell(self, kind: Kind, number: int, facts: object = None) -> None:
+    def send_control(self, kind: Kind, number: int, facts: object = None) -> None:
         self.connection.sendall(frames.write_control(kind, number, facts))
 
     def body(self) -> memoryview:
@@ -148,7 +148,7 @@ class Worker:
     def answer(self) -> Response:
         return frames.read_response(self.body())
 
-    def is_cut_off(self) -> bool:
+    def is_closed(self) -> bool:
         try:
             return self.connection.recv(1) == b""
         except ConnectionResetError:
