@@ -1,4 +1,4 @@
-"""A build whose shards lie on a real S3 server, moto's: it stops half-way, an object is damaged, and it goes on.
+"""A build with shards on a real S3 server (moto): it stops halfway, an object is damaged, and it resumes.
 
 python -m tests.integration.test_index_s3     (needs s3fs and moto[server]: 300 MB, not in the development environment)
 """
@@ -29,7 +29,7 @@ KEYS = {"AWS_ACCESS_KEY_ID": "any", "AWS_SECRET_ACCESS_KEY": "any", "AWS_DEFAULT
 
 
 class Stopping(FastEncoder):
-    """Stops when it is asked for a fifth shard."""
+    """Fails at the fifth shard."""
 
     def encode(self, texts: Sequence[str], side: Side) -> Vectors:
         if self.count == 4 * SHARD:
@@ -39,7 +39,7 @@ class Stopping(FastEncoder):
 
 @contextmanager
 def s3_server() -> Iterator[None]:
-    """A server on a free port, which the environment of this process points at."""
+    """Starts a server on a free port and points the environment of this process at it."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     os.environ.update(KEYS | {"AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}", "NO_PROXY": "127.0.0.1"})

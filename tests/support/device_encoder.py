@@ -1,4 +1,4 @@
-"""Opens encoders in the processes of several devices: one that counts, and one that takes its process with it."""
+"""Encoders for tests with several device processes: one that records its calls, and one that kills its process."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ DEADLY = "第33种"
 
 
 class Noting(FastEncoder):
-    """Leaves a file named by its process and device in `folder` for every shard."""
+    """Writes a file named after its process and device into `folder` for every shard."""
 
     def __init__(self, folder: Path, device: str, *, deadly: bool) -> None:
         super().__init__(swayed=True)

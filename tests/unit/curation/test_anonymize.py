@@ -80,7 +80,7 @@ def test_a_model_finds_what_rules_miss_and_sees_what_they_left(tmp_path: Path) -
         {"text": "答非所问"},
     ]
 
-    def say(model: str, prompt: str, number: int) -> str:
+    def respond(model: str, prompt: str, number: int) -> str:
         text = prompt.rpartition("文字：\n")[2]
         if "答非所问" in text:
             return "没有"
@@ -88,7 +88,7 @@ def test_a_model_finds_what_rules_miss_and_sees_what_they_left(tmp_path: Path) -
         return json.dumps({"personal": [*found, "雨", "姓名", "电话", "没有的人"]})
 
     with grading_server() as server:
-        server.say = say
+        server.respond = respond
         given = ["curate", "anonymize", str(write_lines(tmp_path / "rows.jsonl", rows))]
         assert main([*given, "--out", str(tmp_path / "out.jsonl"), "--model", f"m@{server.url}"]) == 0
     assert read_out(tmp_path) == [

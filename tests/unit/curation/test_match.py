@@ -40,36 +40,36 @@ def matched(server: GradingServer, folder: Path, task: str, rows: list[dict[str,
 def says(answers: Mapping[str, object]) -> Callable[[str, str, int], str]:
     """Answers with the value of the first name that stands in the prompt after its instructions."""
 
-    def say(model: str, prompt: str, number: int) -> str:
+    def respond(model: str, prompt: str, number: int) -> str:
         shown = prompt[prompt.index("只输出一个 JSON") :]
         key = re.findall(r'\{"(\w+)":', shown)[0]
         return json.dumps({key: next(value for name, value in answers.items() if name in shown)}, ensure_ascii=False)
 
-    return say
+    return respond
 
 
 def test_the_tasks_in_their_order_keep_pairs_with_evidence_that_answers(server: GradingServer, tmp_path: Path) -> None:
-    server.say = says({"天气": 0, "": 1})
+    server.respond = says({"天气": 0, "": 1})
     rows = matched(server, tmp_path, "medical", ROWS)
     assert [row["query"] for row in rows] == ["感冒吃什么", "没有依据"]
     assert report_in(tmp_path)["dropped"] == {"not medical": 1}
 
-    server.say = says({"感冒": [2, 9, 1, 2, 4, 3], "": [1]})
+    server.respond = says({"感冒": [2, 9, 1, 2, 4, 3], "": [1]})
     rows = matched(server, tmp_path, "select", rows)
     assert [row["pos"] for row in rows] == [["吃感冒药。", "多 休息。多喝水。", "吃维生素"], ["无关"]]
 
-    server.say = says({"吃感冒药": ["吃感冒药。"], "休息": ["多休息。", "多吃药"], "维生素": ["吃维生素"], "": []})
+    server.respond = says({"吃感冒药": ["吃感冒药。"], "休息": ["多休息。", "多吃药"], "维生素": ["吃维生素"], "": []})
     rows = matched(server, tmp_path, "extract", rows)
     (row,) = rows
     assert row["evidence"] == [["吃感冒药。"], ["多休息。"], ["吃维生素"]], "what is not in the document is left out"
     assert report_in(tmp_path)["dropped"] == {"no evidence in any passage": 1}
 
-    server.say = says({"依据：\n吃感冒药": "感冒药", "依据：\n多休息": "休息", "": ""})
+    server.respond = says({"依据：\n吃感冒药": "感冒药", "依据：\n多休息": "休息", "": ""})
     (row,) = rows = matched(server, tmp_path, "answer", rows)
     assert (row["pos"], row["answers"]) == (["吃感冒药。", "多 休息。多喝水。"], ["感冒药", "休息"])
     assert row["evidence"] == [["吃感冒药。"], ["多休息。"]]
 
-    server.say = says({"回答：休息": 0, "": 1})
+    server.respond = says({"回答：休息": 0, "": 1})
     assert matched(server, tmp_path, "check", rows) == [{"query": "感冒吃什么", "pos": ["吃感冒药。"], "id": 1}]
     (stamps,) = [json.loads(line)["curated"] for line in (tmp_path / "out.jsonl").read_text("utf-8").splitlines()]
     assert stamps[-1]["step"] == "match"
@@ -80,9 +80,9 @@ def test_a_known_answer_is_shown_to_find_evidence_and_is_what_answers_are_checke
     server: GradingServer, tmp_path: Path
 ) -> None:
     row = {"query": "问", "pos": ["文档甲"], "answer": "标准答案", "evidence": [["甲"]], "answers": ["所写"]}
-    server.say = says({"": ["甲"]})
+    server.respond = says({"": ["甲"]})
     matched(server, tmp_path, "extract", [row])
-    server.say = says({"": 1})
+    server.respond = says({"": 1})
     matched(server, tmp_path, "check", [row])
     extract, check = (prompt for _, prompt in server.asked)
     assert "答案：标准答案" in extract
@@ -91,7 +91,7 @@ def test_a_known_answer_is_shown_to_find_evidence_and_is_what_answers_are_checke
 
 
 def test_an_answer_without_use_drops_its_passage_alone(server: GradingServer, tmp_path: Path) -> None:
-    server.say = says({"": ["甲", "乙"]})
+    server.respond = says({"": ["甲", "乙"]})
     server.fault = lambda model, prompt, number: Reply(200, '{"evidence": "甲"}') if "文档：\n乙" in prompt else None
     (row,) = matched(server, tmp_path, "extract", [{"query": "问", "pos": ["甲文", "乙文"]}])
     assert (row["pos"], row["evidence"]) == (["甲文"], [["甲"]])

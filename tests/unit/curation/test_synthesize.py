@@ -53,7 +53,7 @@ def synthesized(
 
 
 def test_a_passage_gets_a_question(server: GradingServer, tmp_path: Path) -> None:
-    server.say = lambda model, prompt, number: "问题：“二甲双胍怎么吃？”" if "双胍" in prompt else "好的：\n一\n二"
+    server.respond = lambda model, prompt, number: "问题：“二甲双胍怎么吃？”" if "双胍" in prompt else "好的：\n一\n二"
     rows = [{"text": "二甲双胍随餐服用", "title": "药", "source": "s"}, {"text": "别的"}]
     rows.append({"text": "有人问二甲双胍怎么吃，答：随餐"})
     made = synthesized(server, tmp_path, "query", rows, instruction="找答案")
@@ -66,12 +66,14 @@ def test_a_passage_gets_a_question(server: GradingServer, tmp_path: Path) -> Non
 
 
 def test_tasks_become_triples_with_the_task_as_instruction(server: GradingServer, tmp_path: Path) -> None:
-    server.say = lambda model, prompt, number: '```json\n["找药物说明", "找病因", "找病因"]\n```'
+    server.respond = lambda model, prompt, number: '```json\n["找药物说明", "找病因", "找病因"]\n```'
     tasks = synthesized(server, tmp_path, "tasks", [{"text": "糖尿病"}], count=3)
     assert tasks == [{"text": "找药物说明"}, {"text": "找病因"}]
     (tmp_path / "out.jsonl").unlink()
     whole = {"query": "谁？", "positive": "甲乙丙", "negative": "丁戊己"}
-    server.say = lambda model, prompt, number: json.dumps(whole if "病因" in prompt else whole | {"negative": "甲乙丙"})
+    server.respond = lambda model, prompt, number: json.dumps(
+        whole if "病因" in prompt else whole | {"negative": "甲乙丙"}
+    )
     triples = synthesized(server, tmp_path, "triple", tasks)
     assert triples == [{"query": "谁？", "pos": ["甲乙丙"], "neg": ["丁戊己"], "instruction": "找病因"}]
     assert report_in(tmp_path)["dropped"] == {"two equal texts": 1}
@@ -80,7 +82,7 @@ def test_tasks_become_triples_with_the_task_as_instruction(server: GradingServer
 
 
 def test_a_paraphrase_gets_a_sentence_from_far_away(server: GradingServer, tmp_path: Path) -> None:
-    server.say = lambda model, prompt, number: "改写" + prompt.rpartition("：")[2]
+    server.respond = lambda model, prompt, number: "改写" + prompt.rpartition("：")[2]
     rows = [{"text": f"第{n}句"} for n in range(40)]
     made = synthesized(server, tmp_path, "paraphrase", [*rows, {"query": "问", "pos": ["答"]}])
     assert len(made) == 40
@@ -93,7 +95,7 @@ def test_a_paraphrase_gets_a_sentence_from_far_away(server: GradingServer, tmp_p
 
 
 def test_a_sentence_is_not_its_own_negative(server: GradingServer, tmp_path: Path) -> None:
-    server.say = lambda model, prompt, number: "改写"
+    server.respond = lambda model, prompt, number: "改写"
     assert synthesized(server, tmp_path, "paraphrase", [{"text": "总是同一句"}] * 8) == []
     assert report_in(tmp_path)["dropped"] == {"a distant sentence equal to it: dedup drops such": 8}
 
@@ -104,7 +106,7 @@ def test_synonyms_are_checked(server: GradingServer, tmp_path: Path) -> None:
     )
     good = {"positive": "上呼吸道感染要吃什么药好", "hard": "上呼吸道感染会传染吗", "easy": "感冒会传染吗"}
     answers = {"甲": good, "乙": good | {"easy": "会传染吗"}, "丙": good | {"positive": "上呼吸道感染" * 9}}
-    server.say = lambda model, prompt, number: json.dumps(
+    server.respond = lambda model, prompt, number: json.dumps(
         next(answers[name] for name in answers if name in prompt.rpartition("：")[2])
     )
     rows = [{"text": f"{name}感冒一般要吃什么药"} for name in answers] + [{"text": "头痛"}]
@@ -127,7 +129,7 @@ def test_synonyms_are_checked(server: GradingServer, tmp_path: Path) -> None:
 
 
 def test_a_failing_server_loses_no_row_and_is_asked_nothing_twice(server: GradingServer, tmp_path: Path) -> None:
-    server.say = lambda model, prompt, number: "问" + prompt[-3:]
+    server.respond = lambda model, prompt, number: "问" + prompt[-3:]
     failures = [Reply(500), Reply(429, "", {"Retry-After": "0"}), Reply(200, "")]
     server.fault = lambda model, prompt, number: failures[number - 1] if number <= sum(map(ord, prompt)) % 4 else None
     rows = [{"text": f"第{n:03}"} for n in range(20)]
@@ -145,7 +147,7 @@ ANGLES = {"源": 0.0, "旁": 0.5, "好": 0.1, "坏": 0.6, "问": 0.4}
 
 @pytest.mark.parametrize("blind", [False, True])
 def test_the_draft_that_ranks_its_source_best_is_kept(server: GradingServer, tmp_path: Path, blind: bool) -> None:
-    server.say = lambda model, prompt, number: "好稿" if server.seeds[-1] == 1 else "坏稿"
+    server.respond = lambda model, prompt, number: "好稿" if server.seeds[-1] == 1 else "坏稿"
     corpus = write_lines(tmp_path / "corpus.jsonl", [{"text": "源文"}, {"text": "旁文"}])
     found = Retrievers([corpus], [CircleEncoder(angles=ANGLES)], False, tmp_path / "vectors")
     step = Hyde(
@@ -175,7 +177,7 @@ class CountingEncoder(CircleEncoder):
 
 
 def test_drafts_of_many_rows_are_read_together_and_ranked_as_one_by_one(server: GradingServer, tmp_path: Path) -> None:
-    server.say = lambda model, prompt, number: f"稿{prompt[-4:]}{number}"
+    server.respond = lambda model, prompt, number: f"稿{prompt[-4:]}{number}"
     texts, encoder = [f"文{n:03}" for n in range(50)], CountingEncoder()
     corpus = write_lines(tmp_path / "corpus.jsonl", [{"text": text} for text in texts])
     found = Retrievers([corpus], [encoder], False, tmp_path / "vectors")

@@ -236,7 +236,7 @@ def test_retry_after_is_seconds_or_a_date() -> None:
 
 def test_patience_ends(encoder: AddressEncoder, server: EmbeddingsServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(address, "PATIENCE_SECONDS", 0.05)
-    server.bend = lambda body: (500, {}, NO_HEADERS)
+    server.override = lambda body: (500, {}, NO_HEADERS)
     with pytest.raises(EncoderAway, match=r"answers 500.*run the same command again"):
         encoder.encode(TEXTS, Side.DOCUMENT)
 
@@ -255,7 +255,9 @@ def test_a_server_that_is_not_there_is_away(folder: Path, monkeypatch: pytest.Mo
 def test_a_batch_that_is_too_large_is_halved_and_the_size_remembered(
     encoder: AddressEncoder, server: EmbeddingsServer, status: int
 ) -> None:
-    server.bend = lambda body: (status, {"error": "batch too large"}, NO_HEADERS) if len(body["input"]) > 8 else None
+    server.override = lambda body: (
+        (status, {"error": "batch too large"}, NO_HEADERS) if len(body["input"]) > 8 else None
+    )
     np.testing.assert_allclose(encoder.encode(TEXTS, Side.DOCUMENT), expected(TEXTS), atol=1e-6)
     server.bodies.clear()
     encoder.encode(TEXTS, Side.DOCUMENT)
@@ -265,7 +267,7 @@ def test_a_batch_that_is_too_large_is_halved_and_the_size_remembered(
 def test_a_text_that_the_server_refuses_even_alone_is_an_error(
     encoder: AddressEncoder, server: EmbeddingsServer
 ) -> None:
-    server.bend = lambda body: (400, {"error": "too long"}, NO_HEADERS) if TEXTS[3] in body["input"] else None
+    server.override = lambda body: (400, {"error": "too long"}, NO_HEADERS) if TEXTS[3] in body["input"] else None
     with pytest.raises(BadEncoder, match=r"answers 400: .*too long.*--max-length"):
         encoder.encode(TEXTS[:8], Side.DOCUMENT)
 
@@ -279,7 +281,7 @@ def test_a_batch_without_an_answer_in_time_is_halved(
         if len(body["input"]) > 2:
             time.sleep(0.5)
 
-    server.bend = slow
+    server.override = slow
     np.testing.assert_allclose(encoder.encode(TEXTS[:4], Side.DOCUMENT), expected(TEXTS[:4]), atol=1e-6)
     assert [len(body["input"]) for body in server.bodies] == [4, 2, 2]
 
@@ -336,7 +338,7 @@ def bent(change: str) -> Any:  # noqa: ANN401
 def test_answers_that_are_not_usable_are_refused(
     encoder: AddressEncoder, server: EmbeddingsServer, change: str, error: type[Exception], said: str
 ) -> None:
-    server.bend = bent(change)
+    server.override = bent(change)
     with pytest.raises(error, match=said):
         encoder.encode(TEXTS[:3], Side.QUERY)
 
@@ -354,8 +356,8 @@ def test_vectors_out_of_order_and_in_base64_are_read(encoder: AddressEncoder, se
         content = answer_to(body)
         return 200, content | {"data": [entry | {"index": None} for entry in content["data"]]}, NO_HEADERS
 
-    for bend in (shuffled, unnumbered):
-        server.bend = bend
+    for override in (shuffled, unnumbered):
+        server.override = override
         np.testing.assert_allclose(encoder.encode(TEXTS[:5], Side.QUERY), expected(TEXTS[:5]), atol=1e-6)
 
 
@@ -366,7 +368,7 @@ def test_vectors_out_of_order_and_in_base64_are_read(encoder: AddressEncoder, se
 def test_an_answer_that_will_not_change_is_not_asked_for_again(
     encoder: AddressEncoder, server: EmbeddingsServer, status: int, said: str
 ) -> None:
-    server.bend = lambda body: (status, {"error": "no"}, NO_HEADERS)
+    server.override = lambda body: (status, {"error": "no"}, NO_HEADERS)
     with pytest.raises(BadEncoder, match=said):
         encoder.encode(["痛"], Side.QUERY)
     assert len(server.bodies) == 1
@@ -396,7 +398,7 @@ def test_noise_is_no_move(folder: Path, server: EmbeddingsServer) -> None:
             entry["embedding"] = (values + noise.normal(size=DIM) * np.linalg.norm(values) * 0.005).tolist()
         return 200, content, NO_HEADERS
 
-    server.bend = noisy
+    server.override = noisy
     assert 0.99 < AddressEncoder.load(folder).check() < 1
 
 
