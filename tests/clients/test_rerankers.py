@@ -49,7 +49,7 @@ class Given(BaseRetriever):
         return [NodeWithScore(node=TextNode(id_=str(place), text=text), score=0.5) for place, text in enumerate(TEXTS)]
 
 
-async def test_llamaindex_reorders_what_its_engine_retrieved(plain: CareClient, service_url: str) -> None:
+async def test_llamaindex_reorders_the_retrieved_nodes(plain: CareClient, service_url: str) -> None:
     async with AsyncCareClient(service_url) as client:
         for reranker in (LlamaIndexReranker(client=plain, async_client=client, top_n=2),
                          LlamaIndexReranker(client=plain, top_n=2)):  # fmt: skip
