@@ -1,4 +1,4 @@
-"""What `care curate clean --book` removes from the pages of a book, and what it leaves."""
+"""`care curate clean --book`: what is removed from the pages of a book, and what is kept."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_lines_that_are_not_text_are_removed(line: str) -> None:
         "$$",
     ],
 )
-def test_sentences_that_look_alike_stay(line: str) -> None:
+def test_similar_looking_sentences_are_kept(line: str) -> None:
     assert page_text(f"a\n{line}\nb") == f"a\n{line}\nb"
 
 
@@ -70,7 +70,7 @@ def test_marks_within_a_line_are_removed(line: str, expected: str) -> None:
     assert page_text(line) == expected
 
 
-def test_lines_that_pages_of_a_book_share_at_their_ends_are_running_heads() -> None:
+def test_lines_repeated_at_the_page_ends_are_running_heads() -> None:
     pages = [
         {"text": f"{n}  CHAPTER 4 Heart\n{word} a\nb\nTreatment\nc\n{word} d\nA Handbook, p. {n}", "source": "a"}
         for n, word in enumerate(["one", "two", "three"])
@@ -83,7 +83,7 @@ def test_lines_that_pages_of_a_book_share_at_their_ends_are_running_heads() -> N
     assert notes == {"running heads": 2}
 
 
-def test_the_command_knows_the_running_head_of_the_first_page(tmp_path: Path) -> None:
+def test_the_command_removes_the_running_head_of_the_first_page_too(tmp_path: Path) -> None:
     words = ["one", "two", "three", "four"]
     pages = [{"text": f"A Handbook 7\n{word} a\nb\nc\n{word} d\n{word} e", "source": "a"} for word in words]
     (tmp_path / "raw.jsonl").write_text("".join(json.dumps(page) + "\n" for page in pages))
@@ -95,7 +95,7 @@ def test_the_command_knows_the_running_head_of_the_first_page(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("text", ["(A" * 50_000, "[1" * 50_000, "[1,2" * 50_000, "- " * 50_000, "图1" * 50_000])
-def test_no_page_takes_longer_than_its_length(text: str) -> None:
+def test_a_page_takes_linear_time(text: str) -> None:
     began = time.process_time()
     page_text(text)
     assert time.process_time() - began < 1
