@@ -1,4 +1,4 @@
-"""Every metric and label that the dashboard asks for is in /metrics of a running service that answered a search."""
+"""Every metric and label that the dashboard queries is in /metrics of a running service that answered a search."""
 
 from __future__ import annotations
 

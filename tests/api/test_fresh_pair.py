@@ -15,7 +15,7 @@ from indexer.store.collection import Collection
 from indexer.store.fresh_log import Posted
 from models.encoder.onnx import OnnxEncoder
 from models.encoder.spec import EncoderSpec
-from tests.api.pair import BENT, bent
+from tests.api.pair import SHIFTED, build_shifted
 from tests.api.support import ENCODER, ENTRIES, Built, copy_collection, make_settings, running
 
 pytestmark = pytest.mark.anyio
@@ -39,7 +39,7 @@ async def post_copies(client: httpx.AsyncClient) -> None:
 async def test_a_fresh_document_scores_like_its_indexed_copy_and_after_a_restart(
     tmp_path: Path, encoder: OnnxEncoder, caplog: pytest.LogCaptureFixture
 ) -> None:
-    settings = make_settings(bent(tmp_path, encoder, encoder), threads=1, reload_seconds=0)
+    settings = make_settings(build_shifted(tmp_path, encoder, encoder), threads=1, reload_seconds=0)
     async with running(settings) as client:
         before = await scores(client)
         await post_copies(client)
@@ -60,7 +60,7 @@ async def test_a_fresh_document_scores_like_its_indexed_copy_and_after_a_restart
 async def test_vectors_of_another_encoder_are_computed_again_and_corrected(
     tmp_path: Path, encoder: OnnxEncoder
 ) -> None:
-    own = bent(tmp_path, encoder, encoder)
+    own = build_shifted(tmp_path, encoder, encoder)
     title, text = ENTRIES[0]["title"], ENTRIES[0]["text"]
     foreign = Posted("copy-1", title, text, {}, [(0, 3)], "another", np.ones((1, 4), np.float16))
     Collection(own.root).fresh_log.append([foreign])
@@ -76,7 +76,7 @@ async def test_a_query_encoder_with_fewer_tokens_does_not_cut_more_passages(
     folder = tmp_path / "short"
     shutil.copytree(ENCODER, folder)
     EncoderSpec.load(folder).model_copy(update={"max_length": 24}).save(folder)
-    own = bent(tmp_path, encoder, OnnxEncoder.load(folder, threads=1))
+    own = build_shifted(tmp_path, encoder, OnnxEncoder.load(folder, threads=1))
     settings = make_settings(own, threads=1, reload_seconds=0).model_copy(update={"encoder": folder})
     async with running(settings) as client:
         before = (await client.get("/v1/collection")).json()
@@ -89,7 +89,7 @@ async def test_a_query_encoder_with_fewer_tokens_does_not_cut_more_passages(
 async def test_without_a_correction_the_log_warns_once_with_the_remedy(
     tmp_path: Path, encoder: OnnxEncoder, caplog: pytest.LogCaptureFixture
 ) -> None:
-    settings = make_settings(bent(tmp_path, encoder, None), threads=1, reload_seconds=0)
+    settings = make_settings(build_shifted(tmp_path, encoder, None), threads=1, reload_seconds=0)
     async with running(settings) as client:
         with caplog.at_level(logging.WARNING, logger="service.updates.encoder"):
             await post_copies(client)
@@ -102,7 +102,7 @@ async def test_without_a_correction_the_log_warns_once_with_the_remedy(
     async with running(settings):  # reads them from the log
         assert caplog.text.count("--query-encoder") == 2
     assert encoder.fingerprint in warnings[0]
-    assert BENT in warnings[0]
+    assert SHIFTED in warnings[0]
 
 
 async def test_one_encoder_for_both_sides_gives_no_warning(

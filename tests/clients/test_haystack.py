@@ -50,7 +50,7 @@ async def test_it_runs_asynchronously_and_takes_parameters_for_one_run(service_u
 
 
 @pytest.mark.parametrize("filters", FILTERS, ids=str)
-def test_filters_mean_what_they_mean_in_haystack(service_url: str, filters: dict[str, Any]) -> None:
+def test_filters_select_the_same_documents_as_in_haystack(service_url: str, filters: dict[str, Any]) -> None:
     corpus = [Document(id=f"a-{each['id']}", meta={"kind": each["kind"], "year": each["year"]}) for each in ENTRIES]
     # Haystack's own evaluation supports whole names only.
     whole = filters | {"field": f"meta.{filters['field'].removeprefix('meta.')}"} if "field" in filters else filters

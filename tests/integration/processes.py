@@ -165,7 +165,7 @@ class Load:
             self._stopped.wait(0.05)
 
 
-def assert_whole(answers: list[Reply], built: Built) -> set[str]:
+def assert_unmixed(answers: list[Reply], built: Built) -> set[str]:
     """Checks that every answer comes from one version; returns the letters of the versions."""
     letters = set()
     for answer in answers:

@@ -211,7 +211,7 @@ def test_a_service_with_other_documents_is_refused(
     assert output.endswith("build its collection from the set's corpus")
 
 
-def test_hyde_finds_what_the_model_writes_about(
+def test_hyde_finds_the_documents_that_the_model_writes(
     capsys: pytest.CaptureFixture[str], data: Path, cache: Path, tmp_path: Path
 ) -> None:
     with json_server(lambda path, body: (200, {"choices": [{"message": {"content": DRUGS["d5"]}}]})) as model:

@@ -152,7 +152,7 @@ def test_a_run_prints_one_line_and_encodes_only_changes(place: Place) -> None:
     assert "2 documents (1 added, 1 changed, 1 removed), 2 passages (1 encoded, 1 reused)" in out
 
 
-def test_canaries_decide_what_is_published(place: Place) -> None:
+def test_a_version_with_failing_canaries_is_not_published(place: Place) -> None:
     canaries = place.write("canaries.jsonl", [{"query": "血压高吃什么药", "must": ["hypertension"], "within": 1}])
     release = ("--publish", "--max-removed", 1, "--canaries", canaries, "--metrics-file", place.folder / "care.prom")
     assert place.build(ROWS, *release)[0] == 0

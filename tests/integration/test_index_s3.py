@@ -28,7 +28,7 @@ START_SECONDS = 60.0
 KEYS = {"AWS_ACCESS_KEY_ID": "any", "AWS_SECRET_ACCESS_KEY": "any", "AWS_DEFAULT_REGION": "us-east-1"}
 
 
-class Stopping(FastEncoder):
+class FailingEncoder(FastEncoder):
     """Fails at the fifth shard."""
 
     def encode(self, texts: Sequence[str], side: Side) -> Vectors:
@@ -69,7 +69,7 @@ def main() -> None:
         plain, collection = Collection(Path(folder, "plain")), Collection(Path(folder, "collection"))
         whole = build([corpus], FastEncoder(swayed=True), plain, BuildOptions(shard_texts=SHARD))
         with suppress(KeyboardInterrupt):
-            build([corpus], Stopping(swayed=True), collection, options)
+            build([corpus], FailingEncoder(swayed=True), collection, options)
         kept = store.find(BUCKET)
         store.pipe_file(kept[0], store.cat_file(kept[0])[:-1] + b"?")
         summary = build([corpus], FastEncoder(swayed=True), collection, options)

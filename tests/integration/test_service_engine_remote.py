@@ -140,7 +140,7 @@ async def test_concurrent_jobs_share_batches_and_equal_jobs_are_computed_once(en
         assert len(engine.batches) < dense / 4
 
 
-async def test_bulk_jobs_go_in_slices_and_all_are_answered(engine: Engine, built: Built) -> None:
+async def test_bulk_jobs_are_computed_in_slices_and_all_are_answered(engine: Engine, built: Built) -> None:
     serving = open_serving(built)
     async with worker(engine) as remote:
         await remote.prepare(serving)
@@ -241,7 +241,7 @@ async def test_a_query_past_its_deadline_gets_an_error(engine: Engine, built: Bu
             await answers(remote, serving, make_jobs(serving)[1:2], timeout_seconds=0.0)
 
 
-async def test_a_job_that_cannot_be_sent_fails_alone(engine: Engine, built: Built) -> None:
+async def test_a_job_that_cannot_be_sent_does_not_fail_others(engine: Engine, built: Built) -> None:
     serving = open_serving(built)
     async with worker(engine) as remote:
         await remote.prepare(serving)

@@ -13,7 +13,7 @@ import pytest
 
 from indexer.store.collection import Collection
 from models.encoder.onnx import OnnxEncoder
-from tests.api.pair import bent
+from tests.api.pair import build_shifted
 from tests.api.support import ENCODER, ENTRIES, Built, build_collection, copy_collection
 from tests.integration.processes import Service, service, until
 
@@ -143,7 +143,7 @@ def test_acknowledged_documents_survive_a_kill_at_any_moment(built: Built, tmp_p
 
 def test_workers_beside_an_engine_correct_vectors_of_another_encoder(tmp_path: Path) -> None:
     encoder = OnnxEncoder.load(ENCODER, threads=1)
-    with service(bent(tmp_path, encoder, encoder), **APART) as running:
+    with service(build_shifted(tmp_path, encoder, encoder), **APART) as running:
         until(lambda: set(running.children()) == POSTS and running.is_ready())
         copies = [{"id": f"copy-{each['id']}", "title": each["title"], "text": each["text"]} for each in ENTRIES]
         assert running.send("POST", "/v1/documents", {"documents": copies}).status == 200

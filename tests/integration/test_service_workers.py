@@ -15,7 +15,7 @@ import pytest
 from indexer.store.collection import Collection
 from models.encoder.onnx import OnnxEncoder
 from tests.api.support import ENCODER, Built, build_collection, copy_collection
-from tests.integration.processes import SERVE, WAIT_SECONDS, Load, Service, assert_whole, service, until
+from tests.integration.processes import SERVE, WAIT_SECONDS, Load, Service, assert_unmixed, service, until
 
 BODIES = [
     {"query": "高血压吃什么药"},
@@ -49,7 +49,7 @@ def test_a_reload_by_one_worker_reaches_the_other(running: Service, built: Built
             load.wait_for(200, 6)
     assert load.statuses() == {200}
     assert load.broken == 0
-    assert assert_whole(load.answers, built) == {"a", "b"}
+    assert assert_unmixed(load.answers, built) == {"a", "b"}
 
 
 def both_serve(running: Service, version: str) -> bool:

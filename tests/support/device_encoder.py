@@ -14,7 +14,7 @@ from tests.support.fast_encoder import FastEncoder
 DEADLY = "第33种"
 
 
-class Noting(FastEncoder):
+class RecordingEncoder(FastEncoder):
     """Writes a file named after its process and device into `folder` for every shard."""
 
     def __init__(self, folder: Path, device: str, *, deadly: bool) -> None:
@@ -30,12 +30,12 @@ class Noting(FastEncoder):
         return vectors
 
 
-def open_noting(folder: Path, device: str) -> Noting:
-    return Noting(folder, device, deadly=False)
+def open_recording(folder: Path, device: str) -> RecordingEncoder:
+    return RecordingEncoder(folder, device, deadly=False)
 
 
-def open_deadly(folder: Path, device: str) -> Noting:
-    return Noting(folder, device, deadly=True)
+def open_deadly(folder: Path, device: str) -> RecordingEncoder:
+    return RecordingEncoder(folder, device, deadly=True)
 
 
 def open_nothing(device: str) -> FastEncoder:

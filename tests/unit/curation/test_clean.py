@@ -55,7 +55,7 @@ def test_a_row_loses_only_its_useless_texts() -> None:
         ({"text": "one two three four five six seven"}, "no text left: longer than 6 words or characters"),
     ],
 )
-def test_a_row_without_what_it_needs_is_dropped_with_the_reason(row: dict[str, object], reason: str) -> None:
+def test_a_row_without_required_texts_is_dropped_with_the_reason(row: dict[str, object], reason: str) -> None:
     assert outcome(Clean(shortest=3, longest=6), row) == Outcome(dropped=reason)
 
 

@@ -73,7 +73,7 @@ def test_pictures_take_their_colours_from_the_page(page: Path) -> None:
         assert f"--{variable}: #" in text
 
 
-def test_the_page_shows_what_was_measured_how_and_what_is_missing(page: Path) -> None:
+def test_the_page_shows_measurements_methods_and_gaps(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
     assert "<b>100.00</b>" not in text
     assert "<span class='mark up'>↑</span>" in text
@@ -145,6 +145,6 @@ def test_labels_do_not_cover_each_other_and_a_legend_names_the_rest() -> None:
     assert sorted(text.get_text() for text in (*axes.texts, *legend.get_texts())) == names
 
 
-def test_curves_alone_are_drawn() -> None:
+def test_a_run_with_only_curves_is_drawn() -> None:
     curve = Curve(studies.SIMILARITIES, "one", "dense", studies.POSITIVES, "cosine", "share", [(0.5, 100.0)])
     assert [picture.name for picture in draw(replace(make_run([]), curves=[curve]))] == ["similarities"]

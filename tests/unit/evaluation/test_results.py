@@ -20,7 +20,7 @@ def a_run() -> Run:
     return make_run(found, [Curve("study", "one", "dense", "line", "x", "y", [(1.0, 2.0)])], {"absent": "get it"})
 
 
-def test_a_run_comes_back_as_it_was_saved(tmp_path: Path) -> None:
+def test_a_run_is_read_as_saved(tmp_path: Path) -> None:
     path = tmp_path / "run.json.gz"
     a_run().save(path)
     assert Run.load(path) == a_run()

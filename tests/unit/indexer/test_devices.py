@@ -18,7 +18,7 @@ from indexer.store.kinds import IndexKind
 from indexer.store.shards import Shards
 from indexer.versions import verify
 from models.encoder.spec import Side
-from tests.support.device_encoder import open_another, open_deadly, open_nothing, open_noting
+from tests.support.device_encoder import open_another, open_deadly, open_nothing, open_recording
 from tests.support.fast_encoder import FastEncoder
 from tests.unit.indexer.support import write_lines
 
@@ -67,7 +67,7 @@ def test_two_devices_share_the_shards_and_give_the_result_of_one(corpus: Path, t
     # HNSW, because its recall is measured with queries that this process encodes afterwards.
     options = BuildOptions(shard_texts=SHARD, index=IndexKind.HNSW)
     expected = build([corpus], FastEncoder(swayed=True), alone, options)
-    with closing(DeviceEncoder(TWO, partial(open_noting, notes))) as encoder:
+    with closing(DeviceEncoder(TWO, partial(open_recording, notes))) as encoder:
         spread = BuildOptions(shard_texts=SHARD, index=IndexKind.HNSW, encode=encoder.encode_shards)
         found = build([corpus], encoder, both, spread)
     assert found.encoded == expected.encoded == TEXTS
@@ -79,12 +79,12 @@ def test_two_devices_share_the_shards_and_give_the_result_of_one(corpus: Path, t
 def test_each_process_sees_only_its_gpu(notes: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,6")
     place = Collection(tmp_path / "c").shards("fast")
-    with closing(DeviceEncoder(("cuda:0", "cuda:1"), partial(open_noting, notes))) as encoder:
+    with closing(DeviceEncoder(("cuda:0", "cuda:1"), partial(open_recording, notes))) as encoder:
         shards = ([f"text {number}"] for number in range(8))
         assert list(encoder.encode_shards(shards, encoder, Shards(place))) == [1] * 8
     assert {tuple(path.name.split("-")[1:3]) for path in notes.iterdir()} == {("cuda", "4"), ("cuda", "6")}
     with pytest.raises(BadBuild, match="cuda:2: CUDA_VISIBLE_DEVICES shows 2 GPUs"):
-        DeviceEncoder(("cuda:2",), partial(open_noting, notes))
+        DeviceEncoder(("cuda:2",), partial(open_recording, notes))
 
 
 def test_a_dying_process_loses_only_its_current_shard(corpus: Path, tmp_path: Path, notes: Path) -> None:
@@ -93,7 +93,7 @@ def test_a_dying_process_loses_only_its_current_shard(corpus: Path, tmp_path: Pa
         options = BuildOptions(shard_texts=SHARD, encode=encoder.encode_shards)
         with pytest.raises(BadBuild, match=r"cpu: its process died.*run the same command again"):
             build([corpus], encoder, collection, options)
-    with closing(DeviceEncoder(TWO, partial(open_noting, notes))) as encoder:
+    with closing(DeviceEncoder(TWO, partial(open_recording, notes))) as encoder:
         summary = build([corpus], encoder, collection, BuildOptions(shard_texts=SHARD, encode=encoder.encode_shards))
     assert summary.encoded + summary.reused == TEXTS
     assert summary.reused >= TEXTS // 2
@@ -127,5 +127,5 @@ def test_the_command_with_the_real_encoder_gives_the_same_version(
 
 
 def test_queries_are_encoded_in_this_process_after_the_device_processes_ended(notes: Path) -> None:
-    with closing(DeviceEncoder(TWO, partial(open_noting, notes))) as encoder:
+    with closing(DeviceEncoder(TWO, partial(open_recording, notes))) as encoder:
         assert encoder.encode(["痛"], Side.QUERY).shape == (1, encoder.spec.dim)

@@ -55,7 +55,7 @@ def test_unknown_id_has_no_row(snapshot: Snapshot, unknown: str) -> None:
     assert snapshot.documents.row_of(unknown) is None
 
 
-def test_ids_of_equal_hash_are_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ids_with_equal_hashes_are_distinguished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(documents_module, "_hash", lambda document_id: 7)
     documents = write(tmp_path, [("a", "", "1"), ("b", "", "2"), ("c", "", "3")])
     assert [documents.row_of(document_id) for document_id in "abcd"] == [0, 1, 2, None]

@@ -104,7 +104,7 @@ def test_an_unusable_address_gives_a_one_line_error(tmp_path: Path) -> None:
     shards.clear()
 
 
-class Dying(FastEncoder):
+class FailingEncoder(FastEncoder):
     """Fails after a few shards."""
 
     def __init__(self) -> None:
@@ -123,7 +123,7 @@ def test_a_build_resumes_from_remote_shards(tmp_path: Path) -> None:
     plain, collection = Collection(tmp_path / "plain"), Collection(tmp_path / "collection")
     whole = build([corpus], FastEncoder(swayed=True), plain, replace(OPTIONS, shards=None))
     with pytest.raises(KeyboardInterrupt):
-        build([corpus], Dying(), collection, OPTIONS)
+        build([corpus], FailingEncoder(), collection, OPTIONS)
     first, *others = objects()
     assert len(others) == 3
     files = fsspec.filesystem("memory")

@@ -24,7 +24,7 @@ TEXTS = 20
 SHARD = 3
 
 
-class Dying(FastEncoder):
+class FailingEncoder(FastEncoder):
     """Fails at the shard after the first `shards`."""
 
     def __init__(self, shards: int) -> None:
@@ -55,7 +55,7 @@ def run(corpus: Path, collection: Collection, encoder: FastEncoder | None = None
 
 def interrupt(corpus: Path, collection: Collection, shards: int) -> list[Path]:
     """Runs a build that dies after this number of shards; returns their files."""
-    encoder = Dying(shards)
+    encoder = FailingEncoder(shards)
     with pytest.raises(KeyboardInterrupt):
         run(corpus, collection, encoder)
     assert list((collection.root / "versions").iterdir()) == []

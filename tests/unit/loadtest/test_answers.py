@@ -75,7 +75,7 @@ def test_a_boolean_is_compared_as_text_with_filter_values() -> None:
         check_search(body, answer([hit("a", 1, False)]))
 
 
-def test_a_collection_gives_what_can_be_filtered_by() -> None:
+def test_a_collection_gives_the_fields_for_filters() -> None:
     assert check_collection(b'{"facets": {"kind": {"drug": 3, "test": 1}}}') == {"kind": ["drug", "test"]}
     with pytest.raises(BadAnswer):
         check_collection(b"{}")

@@ -162,7 +162,7 @@ def test_without_fp32_rankings_are_compared_with_the_first_of_ours(
     assert (theirs.same_first, theirs.same_top) == (1.0, 0.5)
 
 
-class Sleeper:
+class FakeServer:
     """Stands for a running server: records when it was paused and resumed."""
 
     def __init__(self, name: str, port: int, log: list[str]) -> None:
@@ -195,8 +195,8 @@ def contest(log: list[str], monkeypatch: pytest.MonkeyPatch) -> Contest:
     monkeypatch.setattr(peers, "measure", record)
     server = Server("any", ["true"], 1)
     started = [
-        (Contestant("ours", server, Form.CARE, True), Sleeper("ours", 8001, log)),
-        (Contestant("theirs", server, Form.TXTAI, False), Sleeper("theirs", 8002, log)),
+        (Contestant("ours", server, Form.CARE, True), FakeServer("ours", 8001, log)),
+        (Contestant("theirs", server, Form.TXTAI, False), FakeServer("theirs", 8002, log)),
     ]
     return Contest(started, ["头痛"], 0.5)  # type: ignore[arg-type]
 

@@ -32,7 +32,7 @@ def pieces(prefix: str, count: int, **facts: object) -> list[Piece]:
     return [Piece(f"{prefix}{number}", **facts) for number in range(count)]  # type: ignore[arg-type]
 
 
-def test_bulk_work_fills_what_online_work_leaves_of_a_slice() -> None:
+def test_bulk_work_fills_the_rest_of_a_slice_after_online_work() -> None:
     lanes: Lanes[Piece] = Lanes(8, 1000)
     lanes.add(pieces("b", 20), bulk=True)
     lanes.add(pieces("o", 2))

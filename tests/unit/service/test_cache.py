@@ -25,7 +25,7 @@ def both_kinds(max_bytes: int = 100_000) -> dict[Kind, ProcessCache]:
     return {kind: ProcessCache(max_bytes) for kind in Kind}
 
 
-def test_the_least_recently_used_value_goes_first() -> None:
+def test_the_least_recently_used_value_is_evicted_first() -> None:
     cache = ProcessCache(max_bytes=10 + 2 * ENTRY_BYTES)
     cache.put(b"a", b"1234")
     cache.put(b"b", b"1234")

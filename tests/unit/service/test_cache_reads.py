@@ -17,7 +17,7 @@ pytestmark = pytest.mark.anyio
 PATIENT_SECONDS = 60.0
 
 
-class Held:
+class FakeRedis:
     """A fake Redis in which every key holds its own name; it answers when `answer` is called."""
 
     def __init__(self) -> None:
@@ -37,7 +37,7 @@ class Held:
                 answered.set_result(None)
 
 
-def reads_from(redis: Held, timeout_seconds: float = PATIENT_SECONDS) -> RedisReads:
+def reads_from(redis: FakeRedis, timeout_seconds: float = PATIENT_SECONDS) -> RedisReads:
     return RedisReads(cast(Redis, redis), Breaker("the test"), timeout_seconds, PATIENT_SECONDS)
 
 
@@ -47,7 +47,7 @@ async def spin(turns: int) -> None:
 
 
 async def test_look_ups_share_few_commands_and_each_gets_its_own_values() -> None:
-    redis = Held()
+    redis = FakeRedis()
     reads = reads_from(redis)
     asked: list[asyncio.Task[Any]] = []
     for number in range(10 * READS):
@@ -63,7 +63,7 @@ async def test_look_ups_share_few_commands_and_each_gets_its_own_values() -> Non
 
 @pytest.mark.parametrize("turns", range(8))
 async def test_a_look_up_that_arrives_as_the_readers_end_is_answered(turns: int) -> None:
-    redis = Held()
+    redis = FakeRedis()
     reads = reads_from(redis)
     asked = []
     for number in range(READS):
@@ -80,7 +80,7 @@ async def test_a_look_up_that_arrives_as_the_readers_end_is_answered(turns: int)
 
 
 async def test_a_timed_out_command_counts_as_one_failure_however_many_look_ups_shared_it() -> None:
-    redis = Held()
+    redis = FakeRedis()
     reads = reads_from(redis, timeout_seconds=0.05)
     crowd = await asyncio.gather(*[reads.get([b"%d" % number]) for number in range(50)])
     assert set(crowd) == {NoAnswer.ERROR}
