@@ -1,4 +1,4 @@
-"""What tests of several folders share, each made when it is first asked for."""
+"""Fixtures and options that tests of several folders share."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ import pytest
 if TYPE_CHECKING:
     from models.encoder.onnx import OnnxEncoder
 
-# Needs packages that the development environment does without.
+# Needs packages that are not in the development environment.
 collect_ignore = [] if find_spec("moto") and find_spec("s3fs") else ["integration/test_index_s3.py"]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Larger sizes for the tests that kill processes, and what only another machine has."""
+    """Adds options: larger sizes for the tests that kill processes, and resources of other machines."""
     group = parser.getgroup("care", "CARE Search")
     group.addoption("--kills", type=int, help="kills of a build (make kill-index)")
     group.addoption("--documents", type=int, help="documents of a build that is killed")
@@ -33,7 +33,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection() -> None:
-    """Torch and a hundred other packages: searched for garbage while they are imported, they take a fifth longer."""
+    """Stops garbage collection during imports of torch and other packages, which would take a fifth longer."""
     gc.disable()
 
 
@@ -42,7 +42,7 @@ def pytest_collection_finish() -> None:
     gc.enable()
 
 
-# Slow kinds of tests by the beginning of their path: `-m "not browser"` leaves one out.
+# Slow kinds of tests by the start of their path: `-m "not browser"` leaves one out.
 KINDS = {
     "e2e/": "browser",
     "integration/test_ray": "ray",
@@ -53,7 +53,7 @@ KINDS = {
 }
 
 
-# Folders with the longest files: they go first, so that no process is left with a long one at the end.
+# Folders with the slowest files run first, so that no process is left with a slow one at the end.
 FIRST = ("integration/", "unit/training/", "e2e/")
 
 
@@ -70,7 +70,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def _authorities_are_read_once() -> Iterator[None]:
-    """By itself every client of httpx reads them, for 45 ms, and the tests make thousands that need none."""
+    """Reads certificate authorities once: otherwise every httpx client reads them, which takes 45 ms."""
     from httpx import create_ssl_context
     from httpx._transports import default
 
@@ -91,7 +91,7 @@ def anyio_backend() -> str:
 
 @pytest.fixture(scope="session")
 def encoder() -> OnnxEncoder:
-    """The bundled one."""
+    """Loads the bundled encoder."""
     from models.encoder.onnx import OnnxEncoder
 
     return OnnxEncoder.load(Path("models/pretrained/care-small-zh"), threads=1)
@@ -99,7 +99,7 @@ def encoder() -> OnnxEncoder:
 
 @pytest.fixture(scope="session")
 def example_collection(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The example corpus as `care demo` serves it, for tests that only read it; BUNDLED_PAIR reads its queries."""
+    """Builds the example corpus as `care demo` serves it, for tests that only read it; queries: BUNDLED_PAIR."""
     from indexer.restore import restore_backup
 
     examples = Path(__file__).parents[1] / "examples"

@@ -20,14 +20,14 @@ def built(tmp_path_factory: pytest.TempPathFactory, encoder: OnnxEncoder) -> Bui
 
 @pytest.fixture(scope="session")
 async def client(built: Built) -> AsyncIterator[httpx.AsyncClient]:
-    """One app for all tests that change nothing."""
+    """Yields a client of one app, shared by all tests that change nothing."""
     async with running(make_settings(built, threads=1, reload_seconds=0, max_queries=16)) as client:
         yield client
 
 
 @pytest.fixture
 def gate(monkeypatch: pytest.MonkeyPatch) -> Gate:
-    """Every engine of the test runs behind this gate, which is open."""
+    """Puts every engine of the test behind one gate, which is open at first."""
     gate = Gate()
     monkeypatch.setattr(InProcessEngine, "run", lambda *arguments: gate.run(*arguments))
     return gate

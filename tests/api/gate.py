@@ -17,7 +17,7 @@ REAL_RUN = InProcessEngine.run
 
 
 class Gate:
-    """Counts what goes through."""
+    """Records the jobs that pass, and holds batches back while it is closed."""
 
     def __init__(self) -> None:
         self.jobs: list[Job] = []
@@ -37,14 +37,14 @@ class Gate:
 
 
 async def until_queued(client: httpx.AsyncClient, queries: int) -> None:
-    """Returns once this number of queries waits for the engine."""
+    """Waits until this number of queries is queued for the engine."""
     async with asyncio.timeout(WAIT_SECONDS):
         while f"care_queue_length {queries}.0\n" not in (await client.get("/metrics")).text:
             await asyncio.sleep(0.01)
 
 
-async def hold(gate: Gate, client: httpx.AsyncClient) -> asyncio.Task[httpx.Response]:
-    """A request that stays in the engine until the gate opens."""
+async def block_engine(gate: Gate, client: httpx.AsyncClient) -> asyncio.Task[httpx.Response]:
+    """Closes the gate and sends a request that stays in the engine until the gate opens."""
     while gate.entered.acquire(blocking=False):
         pass
     gate.open.clear()

@@ -1,4 +1,4 @@
-"""The app behind uvicorn on a real socket, in a thread of the test's own process."""
+"""The app behind uvicorn on a real socket, in a thread of the test process."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ START_SECONDS = 60
 
 @contextlib.contextmanager
 def live(settings: Settings) -> Iterator[str]:
-    """The address of a server that runs as `care serve` runs it, until the block ends."""
+    """Yields the address of a server that runs as under `care serve`."""
     with live_ports(settings) as (address, *_):
         yield address
 
 
 @contextlib.contextmanager
 def live_ports(settings: Settings) -> Iterator[list[str]]:
-    """The same, with the address of administrators behind it if there is one; the ports are free ones."""
+    """Yields the addresses on free ports: the public one, then that of administrators if it is set."""
     own = {"port": 0, "admin_port": None if settings.admin_port is None else 0}
     with listeners(settings.model_copy(update=own), bind) as taken:
         settings = with_ports(settings, taken)
@@ -67,7 +67,7 @@ async def _serve(app: FastAPI, server: uvicorn.Server, taken: list[socket.socket
 
 
 def rest_of(connection: socket.socket) -> bytes:
-    """Everything until the server closes."""
+    """Reads everything until the server closes the connection."""
     received = b""
     while chunk := connection.recv(65536):
         received += chunk

@@ -1,4 +1,4 @@
-"""A collection that another encoder has read than the one that is served, without a second one's weights."""
+"""A collection indexed by another encoder than the served one, without the weights of a second encoder."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from models.encoder.onnx import OnnxEncoder, Vectors
 from models.encoder.spec import Side, Variant
 from tests.api.support import ENTRIES, Built
 
-BENT, WEIGHT = "document encoder", 0.6
+SHIFTED, WEIGHT = "document encoder", 0.6
 
 
-class Bent:
-    """The bundled encoder in another's coat: all its documents lean to one side, away from the queries."""
+class ShiftedEncoder:
+    """Wraps the bundled encoder and shifts all vectors in one direction, as another document encoder would."""
 
     variant = Variant.FP32
-    fingerprint = BENT
+    fingerprint = SHIFTED
     bulk_texts = 64
 
     def __init__(self, encoder: OnnxEncoder) -> None:
@@ -35,12 +35,12 @@ class Bent:
         return unit
 
 
-def bent(folder: Path, encoder: OnnxEncoder, query_encoder: OnnxEncoder | None) -> Built:
-    """A collection of the usual entries that a document encoder of its own has read."""
+def build_shifted(folder: Path, encoder: OnnxEncoder, query_encoder: OnnxEncoder | None) -> Built:
+    """Builds a collection of the usual entries with a shifted document encoder."""
     corpus, collection = folder / "corpus.jsonl", Collection(folder / "collection")
     rows = [{"_id": entry["id"], "title": entry["title"], "text": entry["text"]} for entry in ENTRIES]
     corpus.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
     options = BuildOptions(passage_tokens=64, overlap=16, query_encoder=query_encoder)
-    version = build([corpus], Bent(encoder), collection, options).version
+    version = build([corpus], ShiftedEncoder(encoder), collection, options).version
     collection.publish(version)
     return Built(collection.root, {"a": version})

@@ -25,7 +25,7 @@ ENCODER = Path("models/pretrained/care-small-zh")
 PATIENCE_MS = 120_000
 TOKEN = "token-of-the-tests"
 AS_ADMIN = {"Authorization": f"Bearer {TOKEN}"}
-# For the environment of a service: a busy machine must not look like an overloaded service.
+# Environment of a service under test: a busy machine must not look like an overloaded service.
 PATIENT = {name: str(PATIENCE_MS) for name in ("CARE_MAX_WAIT_MS", "CARE_TIMEOUT_MS", "CARE_PROBE_TIMEOUT_MS")}
 # For tests that post documents or call /admin.
 OPEN = {"CARE_ADMIN_TOKEN": TOKEN}
@@ -80,7 +80,7 @@ ENTRIES: list[dict[str, Any]] = [
 
 @dataclass(frozen=True)
 class Built:
-    """A collection with two versions of the same entries; every id begins with its version's letter."""
+    """A collection with two versions of the same entries; every id starts with its version's letter."""
 
     root: Path
     versions: Mapping[str, str]
@@ -94,7 +94,7 @@ _first_builds: dict[tuple[str, str], Built] = {}
 
 
 def build_collection(root: Path, encoder: OnnxEncoder, letters: str = "ab") -> Built:
-    """A version per letter, the first one published: built once a session by each encoder, then copied."""
+    """Returns one version per letter, the first one published; built once per session and encoder, then copied."""
     key = (encoder.fingerprint, letters)
     if key not in _first_builds:
         place = Path(tempfile.mkdtemp(prefix="care-tests-"))
@@ -115,13 +115,13 @@ def _build_collection(root: Path, encoder: OnnxEncoder, letters: str) -> Built:
 
 
 def copy_collection(built: Built, root: Path) -> Built:
-    """A collection of the test's own, to publish and to break."""
+    """Copies a collection, so that a test can publish in it and damage it."""
     shutil.copytree(built.root, root)
     return Built(root, built.versions)
 
 
 def make_settings(built: Built, **values: object) -> Settings:
-    """With patience for a busy machine, where a test is not about patience."""
+    """Builds settings with long timeouts for a busy machine, unless the test sets its own."""
     patient = {"timeout_ms": PATIENCE_MS, "max_wait_ms": PATIENCE_MS, "probe_timeout_ms": PATIENCE_MS}
     known = {"admin_token": TOKEN, "allowed_hosts": "care", "encoder": ENCODER}
     return Settings(collection=built.root, **(patient | known | values))  # type: ignore[arg-type]
@@ -129,14 +129,14 @@ def make_settings(built: Built, **values: object) -> Settings:
 
 @contextlib.asynccontextmanager
 async def running(settings: Settings) -> AsyncIterator[httpx.AsyncClient]:
-    """A client of the app, which is started and stopped as a server would."""
+    """Starts the app as a server would, yields a client, and stops the app."""
     app = create_app(settings)
     async with app.router.lifespan_context(app), client_of(app) as client:
         yield client
 
 
 def client_of(app: FastAPI, headers: Mapping[str, str] = AS_ADMIN) -> httpx.AsyncClient:
-    """An administrator's client, unless other headers are given."""
+    """Makes a client with the administrator's token, or with the given headers."""
     return httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://localhost", headers=headers)
 
 

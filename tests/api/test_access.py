@@ -1,4 +1,4 @@
-"""Keys at every route: scopes, headers, reload, limits and the audit log."""
+"""API keys on every route: scopes, headers, reload, limits and the audit log."""
 
 from __future__ import annotations
 
@@ -68,11 +68,11 @@ async def send(app: FastAPI, method: str, path: str, headers: Mapping[str, str])
 
 @pytest.mark.parametrize(("method", "path"), ROUTES)
 def test_every_route_has_a_scope(method: str, path: str) -> None:
-    """A new route without a line in PATHS is answered 404: give it one."""
+    """Fails for a new route without an entry in PATHS, which would be answered 404."""
     assert scope_of(method, path) in (PUBLIC, *Scope)
 
 
-def test_the_routes_that_change_something_take_more_than_search() -> None:
+def test_routes_that_change_something_need_more_than_the_search_scope() -> None:
     changing = {(method, path) for method, path in ROUTES if scope_of(method, path) in (Scope.WRITE, Scope.ADMIN)}
     assert changing == {
         ("POST", "/v1/documents"),
@@ -89,12 +89,12 @@ def test_the_routes_that_change_something_take_more_than_search() -> None:
 @pytest.mark.parametrize(
     "path", ["//admin/reload", "/v1", "/v1/", "/v2/search", "/Admin/reload", "/adminx", "", "/v1//search"]
 )
-def test_a_path_of_no_route_has_no_scope(path: str) -> None:
+def test_a_path_without_a_route_has_no_scope(path: str) -> None:
     with pytest.raises(NotFound):
         scope_of("GET", path)
 
 
-def test_every_line_of_the_table_is_of_a_route() -> None:
+def test_every_entry_of_the_scope_table_has_a_route() -> None:
     paths = [path for _, path in ROUTES]
     assert [known for known in PATHS if not any(path == known or path.startswith(f"{known}/") for path in paths)] == []
 
@@ -117,27 +117,27 @@ async def guarded(own: Built, keys: tuple[Path, dict[Scope, str]]) -> AsyncItera
 
 
 @pytest.mark.parametrize(("method", "path"), ROUTES)
-async def test_every_route_is_open_to_its_scope_alone(
+async def test_every_route_accepts_only_keys_of_its_scope(
     method: str, path: str, guarded: FastAPI, keys: tuple[Path, dict[Scope, str]]
 ) -> None:
     needed = scope_of(method, path)
-    nobody = await send(guarded, method, path, {})
-    stranger = await send(guarded, method, path, bearer(f"care_{'0' * 12}_{'x' * 43}"))
+    without_key = await send(guarded, method, path, {})
+    with_wrong_key = await send(guarded, method, path, bearer(f"care_{'0' * 12}_{'x' * 43}"))
     if needed is PUBLIC:
-        assert nobody.status_code == stranger.status_code == (404 if path.endswith("/file") else 200)
+        assert without_key.status_code == with_wrong_key.status_code == (404 if path.endswith("/file") else 200)
         return
-    for refused in (nobody, stranger):
+    for refused in (without_key, with_wrong_key):
         assert (refused.status_code, refused.headers["www-authenticate"]) == (401, "Bearer")
         if method != "HEAD":
             assert refused.json()["error"]["code"] == "unauthorized"
     for scope, key in keys[1].items():
         for headers in (bearer(key), {"api-key": key}):
             answer = await send(guarded, method, path, headers)
-            # 409: there is no version to roll back to.
+            # 409: no version to roll back to.
             assert answer.status_code in ({200, 409} if scope is needed else {403}), (scope, answer.text)
 
 
-async def test_the_admin_token_is_a_key_of_every_scope_beside_the_file(
+async def test_the_admin_token_has_every_scope_beside_the_keys_file(
     own: Built, keys: tuple[Path, dict[Scope, str]]
 ) -> None:
     async with running(make_settings(own, threads=1, reload_seconds=0, keys_file=keys[0])) as app:
@@ -147,7 +147,7 @@ async def test_the_admin_token_is_a_key_of_every_scope_beside_the_file(
             assert (await send(app, "GET", path, {"api-key": TOKEN})).status_code == 200
 
 
-async def test_without_a_file_searching_takes_no_key(own: Built) -> None:
+async def test_without_a_keys_file_searching_needs_no_key(own: Built) -> None:
     async with running(make_settings(own, threads=1, reload_seconds=0)) as app:
         for headers in ({}, bearer("anything"), {"api-key": "x"}):
             for path in ("/v1/search", "/v1/collection", "/metrics", "/v1/documents/{id}"):
@@ -166,14 +166,14 @@ async def test_without_a_file_searching_takes_no_key(own: Built) -> None:
         ({"X-Api-Key": "{key}"}, 401),
     ],
 )
-async def test_a_key_comes_in_either_header(
+async def test_a_key_is_accepted_in_either_header(
     headers: dict[str, str], status: int, guarded: FastAPI, keys: tuple[Path, dict[Scope, str]]
 ) -> None:
     sent = {name: value.format(key=keys[1][Scope.SEARCH]) for name, value in headers.items()}
     assert (await send(guarded, "GET", "/v1/search", sent)).status_code == status
 
 
-async def test_a_key_that_was_recognised_does_not_admit_another_secret(
+async def test_a_known_key_id_with_another_secret_is_refused(
     guarded: FastAPI, keys: tuple[Path, dict[Scope, str]]
 ) -> None:
     key = keys[1][Scope.SEARCH]
@@ -198,7 +198,7 @@ async def test_a_known_key_is_not_hashed_again_and_is_compared_in_constant_time(
     assert compared == [key.encode()]
 
 
-async def test_keys_come_and_go_with_the_file(own: Built, tmp_path: Path) -> None:
+async def test_keys_are_added_and_removed_with_the_file(own: Built, tmp_path: Path) -> None:
     path = tmp_path / "keys.json"
     first = create(path, "first", "--scope", "search")
     async with running(make_settings(own, threads=1, reload_seconds=0.01, keys_file=path)) as app:
@@ -216,7 +216,7 @@ async def test_keys_come_and_go_with_the_file(own: Built, tmp_path: Path) -> Non
         assert (await send(app, "GET", "/v1/search", bearer(second))).status_code == 200
 
 
-async def test_a_rate_is_a_keys_own_and_says_when_to_come_back(own: Built, tmp_path: Path) -> None:
+async def test_each_key_has_its_own_rate_and_gets_retry_after(own: Built, tmp_path: Path) -> None:
     path = tmp_path / "keys.json"
     slow = create(path, "slow", "--scope", "search", "--rate", "3/d")
     other = create(path, "other", "--scope", "search", "--rate", "3/d")
@@ -229,7 +229,7 @@ async def test_a_rate_is_a_keys_own_and_says_when_to_come_back(own: Built, tmp_p
         assert (await send(app, "GET", "/v1/search", bearer(other))).status_code == 200
 
 
-async def test_a_budget_counts_calls_of_the_language_model_and_not_cached_answers(own: Built, tmp_path: Path) -> None:
+async def test_a_budget_counts_calls_of_the_language_model_but_not_cached_answers(own: Built, tmp_path: Path) -> None:
     path = tmp_path / "keys.json"
     key = create(path, "a", "--scope", "search", "--model-calls", "5/d")
     with language_model() as model:
@@ -241,7 +241,7 @@ async def test_a_budget_counts_calls_of_the_language_model_and_not_cached_answer
                 return await client.post("/v1/search", json={"query": query, "hyde": {"documents": documents}})
 
             never = await hyde("高血压", 6)
-            assert (never.status_code, "retry-after" in never.headers) == (422, False), "no wait would help"
+            assert (never.status_code, "retry-after" in never.headers) == (422, False), "waiting would not help"
             assert (await hyde("高血压", 3)).json()["results"][0]["hyde"] == "used"
             assert (await hyde("高血压", 3)).status_code == 200, "from the cache"
             refused = await hyde("糖尿病", 3)
@@ -251,7 +251,7 @@ async def test_a_budget_counts_calls_of_the_language_model_and_not_cached_answer
             assert len(model.requests) == 5
 
 
-async def test_changes_acts_and_refusals_are_audited_without_texts(own: Built, tmp_path: Path) -> None:
+async def test_changes_admin_calls_and_refusals_are_audited_without_texts(own: Built, tmp_path: Path) -> None:
     path, log = tmp_path / "keys.json", tmp_path / "audit.jsonl"
     writer = create(path, "writer", "--scope", "search", "--scope", "write")
     keeper = create(path, "keeper", "--scope", "admin")
@@ -281,7 +281,7 @@ async def test_changes_acts_and_refusals_are_audited_without_texts(own: Built, t
     assert log.stat().st_mode & 0o077 == 0
 
 
-async def test_a_tenant_plants_no_document_among_those_of_another(own: Built, tmp_path: Path) -> None:
+async def test_a_tenant_cannot_post_a_document_that_another_tenant_finds(own: Built, tmp_path: Path) -> None:
     path = tmp_path / "keys.json"
     one, other = (create(path, name, "--scope", "write", "--filter", f"tenant={name}") for name in ("a", "b"))
     async with running(make_settings(own, threads=1, reload_seconds=0, keys_file=path)) as app:
@@ -291,14 +291,14 @@ async def test_a_tenant_plants_no_document_among_those_of_another(own: Built, tm
             async with client_of(app, bearer(key)) as client:
                 return (await client.post("/v1/documents", json=body)).status_code
 
-        assert await post(one, tenant=["a", "b"]) == 422, "b would find it"
+        assert await post(one, tenant=["a", "b"]) == 422, "tenant b would find it"
         assert await post(other, tenant=["a"]) == 422
         assert await post(one) == 422
         assert await post(one, tenant=["a", "a"], kind=["x", "y"]) == 200
         assert await post(one, tenant="a") == 200
 
 
-async def test_a_tenant_learns_nothing_of_others_from_limits_of_the_collection(own: Built, tmp_path: Path) -> None:
+async def test_limits_of_the_collection_reveal_nothing_of_other_tenants(own: Built, tmp_path: Path) -> None:
     path = tmp_path / "keys.json"
     field = {"tenant": "clinic"}
     key = create(path, "clinic", "--scope", "search", "--scope", "write", "--filter", "tenant=clinic")
@@ -334,7 +334,7 @@ async def test_the_access_log_names_the_key(own: Built, tmp_path: Path, caplog: 
     assert key not in caplog.text
 
 
-async def test_head_is_answered_as_get_where_monitors_ask(
+async def test_head_is_answered_like_get_on_health_and_metrics_routes(
     guarded: FastAPI, keys: tuple[Path, dict[Scope, str]]
 ) -> None:
     for path in ("/livez", "/readyz"):
@@ -350,7 +350,7 @@ async def test_a_full_disk_does_not_stop_the_service(own: Built, caplog: pytest.
     assert "the audit log /dev/full lacks the act of request" in caplog.text
 
 
-def test_the_document_names_scope_and_answers_of_every_route_that_takes_a_key() -> None:
+def test_openapi_names_scope_and_errors_of_every_route_that_takes_a_key() -> None:
     schema = APP.openapi()
     assert set(schema["components"]["securitySchemes"]) == {"bearer", "api_key"}
     for path, methods in schema["paths"].items():
@@ -360,6 +360,6 @@ def test_the_document_names_scope_and_answers_of_every_route_that_takes_a_key() 
             assert ("security" in route) == ({"401", "403", "429"} <= set(route["responses"])) == (scope is not None)
 
 
-def test_a_service_does_not_start_with_an_audit_log_that_cannot_be_written(built: Built, tmp_path: Path) -> None:
+def test_the_service_does_not_start_if_the_audit_log_cannot_be_written(built: Built, tmp_path: Path) -> None:
     with pytest.raises(BadSettings, match=r"CARE_AUDIT_LOG: .* cannot be written"):
         create_app(make_settings(built, audit_log=tmp_path / "none" / "audit.jsonl"))

@@ -1,4 +1,4 @@
-"""An encoder behind an address, in earnest: our own /v1/embeddings is the server, a build and a service its clients."""
+"""An encoder behind an address: a build and a service use another service's /v1/embeddings as their encoder."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ QUERIES = ["高血压吃什么药", "孩子发热怎么办", "头痛", "asthma i
 
 @pytest.fixture(scope="module")
 def upstream(built: Built) -> Iterator[str]:
-    """A service of ours that encodes for others."""
+    """Yields the address of a service that encodes for others."""
     with live(make_settings(built, threads=1, reload_seconds=0)) as url:
         yield f"{url}/v1"
 
@@ -55,7 +55,7 @@ def folder(upstream: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def by_address(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Built:
-    """The usual entries, read by the server."""
+    """Builds the usual entries with the encoder behind the address."""
     return _build(tmp_path_factory.mktemp("built"), AddressEncoder.load(folder))
 
 
@@ -81,12 +81,12 @@ async def expected(built: Built) -> dict[str, list[list[str]]]:
 
 
 def alike(found: list[list[str]], expected: list[list[str]]) -> bool:
-    """The best hit is the same for all; int8 has one scale a batch, so near ties further down may swap."""
+    """Compares rankings: the best hit must agree; int8 scales by batch, so near ties below it may swap."""
     overlap = np.mean([len({*a[:3]} & {*b[:3]}) / len(b[:3]) for a, b in zip(found, expected, strict=True)])
     return [a[0] for a in found] == [b[0] for b in expected] and overlap > 0.85
 
 
-def test_a_build_through_the_address_has_the_vectors_of_a_local_one(
+def test_a_build_through_the_address_has_the_vectors_of_a_local_build(
     by_address: Built, folder: Path, encoder: OnnxEncoder, tmp_path: Path
 ) -> None:
     remote = Snapshot.open(Collection(by_address.root).folder(by_address.versions["a"]))
@@ -106,13 +106,13 @@ async def test_a_reload_follows_the_encoder_to_another_address(by_address: Built
         dense = {"query": "高血压", "mode": "dense"}
         assert (await client.post("/v1/search", json=dense)).status_code == 200
         spec = json.loads((own / "encoder.json").read_text(encoding="utf-8"))
-        spec["address"]["url"] = "http://127.0.0.1:9/v1"  # nobody is there
+        spec["address"]["url"] = "http://127.0.0.1:9/v1"  # nothing listens there
         (own / "encoder.json").write_text(json.dumps(spec), encoding="utf-8")
         assert (await client.post("/admin/reload", headers=AS_ADMIN)).json()["changed"]
         assert (await client.post("/v1/search", json=dense)).status_code == 503
 
 
-async def test_a_service_whose_queries_a_server_encodes_ranks_as_one_with_the_weights(
+async def test_a_service_with_a_remote_encoder_ranks_like_one_with_local_weights(
     by_address: Built, folder: Path, expected: dict[str, list[list[str]]]
 ) -> None:
     settings = make_settings(by_address, encoder=folder, threads=1, lru_mb=8, encoder_timeout_ms=60_000)
@@ -133,20 +133,20 @@ async def test_a_service_whose_queries_a_server_encodes_ranks_as_one_with_the_we
         assert found["results"][0]["hits"][0]["id"] == "n-1"
 
 
-async def test_hyde_without_a_document_is_a_plain_search_by_the_server(by_address: Built, folder: Path) -> None:
+async def test_hyde_without_a_document_falls_back_to_a_plain_search(by_address: Built, folder: Path) -> None:
     with language_model() as model:
         hyde: dict[str, object] = {"hyde_url": model.url, "hyde_model": "m", "encoder_timeout_ms": 60_000}
         async with running(make_settings(by_address, encoder=folder, threads=1, **hyde)) as client:
             body = {"query": "高血压吃什么药", "mode": "dense", "hyde": True}
             used = (await client.post("/v1/search", json=body)).json()["results"][0]
-            model.say = lambda number: (500, b"")
+            model.respond = lambda number: (500, b"")
             failed = (await client.post("/v1/search", json=body)).json()["results"][0]
     assert (used["hyde"], failed["hyde"]) == ("used", "failed")
     assert used["hits"][0]["id"] == failed["hits"][0]["id"] == "1"
 
 
 @pytest.mark.parametrize("documents_by_address", [True, False])
-async def test_a_pair_may_have_either_side_behind_an_address(
+async def test_either_encoder_of_a_pair_may_be_behind_an_address(
     built: Built, folder: Path, encoder: OnnxEncoder, expected: dict[str, list[list[str]]], tmp_path: Path,
     documents_by_address: bool,
 ) -> None:  # fmt: skip
@@ -158,7 +158,9 @@ async def test_a_pair_may_have_either_side_behind_an_address(
         assert alike(await rankings(client, "dense"), expected["dense"])
 
 
-def test_the_commands_know_it(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_commands_accept_a_folder_with_an_address(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["encoder", "pair", str(folder), str(ENCODER)]) == 0
     assert "they share a space" in capsys.readouterr().out
     rows = [{"_id": entry["id"], "title": entry["title"], "text": entry["text"]} for entry in ENTRIES]
@@ -173,12 +175,12 @@ def test_the_commands_know_it(folder: Path, tmp_path: Path, capsys: pytest.Captu
     assert "is run by a server" in capsys.readouterr().err
 
 
-# A server that answers as it is told.
+# A server whose answers the test scripts.
 
 
 @pytest.fixture
 def scripted(built: Built, tmp_path: Path) -> Iterator[tuple[EmbeddingsServer, Built, Path]]:
-    """A server, a collection that it has read, and its folder."""
+    """Yields a scripted server, a collection that it encoded, and its encoder folder."""
     with embeddings_server() as server:
         import_address(Server(server.url, "toy"), tmp_path / "toy")
         yield server, _build(tmp_path, AddressEncoder.load(tmp_path / "toy")), tmp_path / "toy"
@@ -189,7 +191,7 @@ async def search(client: httpx.AsyncClient, mode: str = "dense", **fields: objec
 
 
 @pytest.mark.parametrize("trouble", ["500", "429", "html", "gone", "slow"])
-async def test_a_server_that_is_away_is_503_with_a_reason_and_words_go_on(
+async def test_an_unreachable_server_gives_503_with_a_reason_and_lexical_search_works(
     scripted: tuple[EmbeddingsServer, Built, Path], trouble: str
 ) -> None:
     server, built, folder = scripted
@@ -199,13 +201,13 @@ async def test_a_server_that_is_away_is_503_with_a_reason_and_words_go_on(
         assert (await search(client)).status_code == 200
         match trouble:
             case "500":
-                server.bend = lambda body: (500, {}, {})
+                server.override = lambda body: (500, {}, {})
             case "429":
-                server.bend = lambda body: (429, {}, {"Retry-After": "17"})
+                server.override = lambda body: (429, {}, {"Retry-After": "17"})
             case "html":
-                server.bend = lambda body: (200, b"<html>", {})
+                server.override = lambda body: (200, b"<html>", {})
             case "gone":
-                server.bend = lambda body: (404, {"error": body["input"]}, {})
+                server.override = lambda body: (404, {"error": body["input"]}, {})
             case "slow":
                 server.is_awake.clear()
         for _ in range(FAILURES_TO_OPEN):
@@ -231,14 +233,14 @@ async def test_a_server_that_is_away_is_503_with_a_reason_and_words_go_on(
         document = {"id": "n-1", "text": "缬沙坦片用于治疗高血压。"}
         posted = await client.post("/v1/documents", json={"documents": [document]}, headers=AS_ADMIN)
         assert (posted.status_code, posted.json()["error"]["code"]) == (503, "encoder_away")
-        assert posted.json()["error"]["message"].endswith("; try again later"), "no mode helps a post"
+        assert posted.json()["error"]["message"].endswith("; try again later"), "no mode works for a post"
         assert failed.headers["Retry-After"] == ("17" if trouble == "429" else "5" if slow else "1")
         assert (ready.status_code, words.status_code) == (503, 200)
         assert words.json()["results"][0]["hits"]
         assert (await client.get("/livez")).status_code == 200
 
 
-async def test_a_slow_server_holds_neither_words_nor_the_event_loop(
+async def test_a_slow_server_blocks_neither_lexical_search_nor_the_event_loop(
     scripted: tuple[EmbeddingsServer, Built, Path],
 ) -> None:
     server, built, folder = scripted
@@ -256,37 +258,37 @@ async def test_a_slow_server_holds_neither_words_nor_the_event_loop(
         assert [answer.status_code for answer in await asyncio.gather(*waiting)] == [200] * 4
 
 
-async def test_a_text_that_the_server_refuses_does_not_count_against_the_server(
+async def test_a_text_that_the_server_refuses_does_not_open_the_breaker(
     scripted: tuple[EmbeddingsServer, Built, Path],
 ) -> None:
     server, built, folder = scripted
     async with running(make_settings(built, encoder=folder, threads=1, encoder_timeout_ms=60_000)) as client:
-        server.bend = lambda body: (400, {"error": "too long"}, {}) if "错" in body["input"][0] else None
+        server.override = lambda body: (400, {"error": "too long"}, {}) if "错" in body["input"][0] else None
         for _ in range(FAILURES_TO_OPEN + 1):
             refused = await client.post("/v1/search", json={"query": "错", "mode": "dense"})
             assert (refused.status_code, refused.json()["error"]["code"]) == (503, "engine_failed")
         assert (await search(client)).status_code == 200
 
 
-async def test_a_service_starts_without_the_server_by_words_and_is_ready_when_it_is_back(
+async def test_a_service_starts_without_the_server_and_is_ready_when_it_is_back(
     scripted: tuple[EmbeddingsServer, Built, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server, built, folder = scripted
-    server.bend = lambda body: (503, {}, {})
+    server.override = lambda body: (503, {}, {})
     async with running(make_settings(built, encoder=folder, threads=1, encoder_timeout_ms=60_000)) as client:
         assert (await client.get("/readyz")).json()["error"]["code"] == "encoder_away"
         assert (await search(client, "lexical")).json()["results"][0]["hits"]
-        server.bend = lambda body: None
+        server.override = lambda body: None
         assert (await client.get("/readyz")).status_code == 200
 
 
-async def test_a_server_with_another_model_is_refused_at_the_start_and_while_it_serves(
+async def test_a_server_with_another_model_is_refused_at_startup_and_while_serving(
     scripted: tuple[EmbeddingsServer, Built, Path],
 ) -> None:
     server, built, folder = scripted
     settings = make_settings(built, encoder=folder, threads=1, encoder_timeout_ms=60_000)
     async with running(settings) as client:
-        server.once((500, {}, {}))  # a restart, say: afterwards the canaries are asked again
+        server.once((500, {}, {}))  # a restart, for example; afterwards the canaries are checked again
         assert (await search(client)).status_code == 503
         server.salt = "another model"
         moved = await search(client)
@@ -299,7 +301,7 @@ async def test_a_server_with_another_model_is_refused_at_the_start_and_while_it_
             pass
 
 
-async def test_queries_that_were_asked_before_come_from_the_cache(
+async def test_repeated_queries_are_answered_from_the_cache(
     scripted: tuple[EmbeddingsServer, Built, Path],
 ) -> None:
     server, built, folder = scripted
@@ -315,7 +317,7 @@ async def test_queries_that_were_asked_before_come_from_the_cache(
         assert server.texts == ["高 血压", "高血压"]
 
 
-def test_a_build_whose_server_dies_goes_on_where_it_was(
+def test_a_build_resumes_after_its_server_died(
     scripted: tuple[EmbeddingsServer, Built, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server, _, folder = scripted
@@ -332,21 +334,19 @@ def test_a_build_whose_server_dies_goes_on_where_it_was(
             dead.set()
         return (503, {}, {}) if dead.is_set() else None
 
-    server.bend = die
+    server.override = die
     collection = Collection(tmp_path / "resumed")
     with pytest.raises(EncoderAway, match="run the same command again"):
         build([corpus], encoder, collection, options)
     done = [text for body in server.bodies[:3] for text in body["input"]]
     assert len(done) == 24
-    server.bend, server.bodies = lambda body: None, []
+    server.override, server.bodies = lambda body: None, []
     summary = build([corpus], encoder, collection, options)
     assert (summary.encoded, summary.reused) == (16, 24)
     assert sorted(done + server.texts) == sorted(row["text"] for row in rows)
 
 
-def test_a_connection_that_is_refused_in_the_middle_of_a_build_is_waited_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_build_retries_when_the_server_refuses_connections(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(address, "PATIENCE_SECONDS", 0.2)
     monkeypatch.setattr(address, "FIRST_PAUSE_SECONDS", 0.01)
     with embeddings_server() as server:
@@ -357,7 +357,7 @@ def test_a_connection_that_is_refused_in_the_middle_of_a_build_is_waited_for(
         build([corpus], encoder, Collection(tmp_path / "collection"))
 
 
-async def test_the_engine_process_takes_vectors_of_a_server(by_address: Built, folder: Path, tmp_path: Path) -> None:
+async def test_the_engine_process_uses_a_remote_encoder(by_address: Built, folder: Path, tmp_path: Path) -> None:
     from tests.integration.processes import service
 
     own = copy_collection(by_address, tmp_path / "own")

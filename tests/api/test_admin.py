@@ -1,4 +1,4 @@
-"""Changing what is served: reload, rollback, versions; what is refused, and that the old one stays."""
+"""Reload, rollback and the list of versions; a refused version leaves the old one serving."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ async def served(client: httpx.AsyncClient) -> str:
     return (await client.get("/v1/search?q=高血压")).json()["snapshot"]
 
 
-async def test_reload_serves_what_was_published(own: Built) -> None:
+async def test_reload_serves_the_published_version(own: Built) -> None:
     async with running(make_settings(own, threads=1, reload_seconds=0)) as client:
         assert await served(client) == own.versions["a"]
         unchanged = await client.post("/admin/reload")
@@ -64,7 +64,7 @@ async def test_reload_serves_what_was_published(own: Built) -> None:
 
 
 @pytest.mark.parametrize(
-    ("path", "body", "field", "said"),
+    ("path", "body", "field", "message"),
     [
         ("/admin/rollback?versoin=x", b"", "versoin", "did you mean version?"),
         ("/admin/rollback", b'{"version": "x"}', "body", "name a version in the URL: /admin/rollback?version=…"),
@@ -72,14 +72,14 @@ async def test_reload_serves_what_was_published(own: Built) -> None:
     ],
 )
 async def test_a_body_that_would_be_ignored_is_refused(
-    own: Built, path: str, body: bytes, field: str, said: str
+    own: Built, path: str, body: bytes, field: str, message: str
 ) -> None:
-    """Else another version would be served than the one that was meant."""
+    """Otherwise another version than the intended one would be served."""
     Collection(own.root).publish(own.versions["b"])
     async with running(make_settings(own, threads=1, reload_seconds=0)) as client:
         refused = await client.post(path, content=body)
         assert (refused.status_code, refused.json()["error"]["field"]) == (422, field)
-        assert said in refused.json()["error"]["message"]
+        assert message in refused.json()["error"]["message"]
         assert await served(client) == own.versions["b"]
         assert (await client.post("/admin/rollback", json={})).json()["snapshot"] == own.versions["a"]
 
@@ -102,7 +102,7 @@ async def test_the_poller_finds_the_first_snapshot(own: Built) -> None:
                 await asyncio.sleep(0.01)
 
 
-async def test_rollback_moves_the_pointer_and_serves(own: Built) -> None:
+async def test_rollback_moves_the_pointer_and_serves_the_older_version(own: Built) -> None:
     Collection(own.root).publish(own.versions["b"])
     async with running(make_settings(own, threads=1, reload_seconds=0)) as client:
         response = await client.post("/admin/rollback", params={"version": own.versions["a"]})
@@ -111,7 +111,7 @@ async def test_rollback_moves_the_pointer_and_serves(own: Built) -> None:
         assert await served(client) == own.versions["a"]
 
 
-async def test_a_rollback_asks_the_canaries_unless_forced(own: Built) -> None:
+async def test_a_rollback_runs_the_canaries_unless_forced(own: Built) -> None:
     Collection(own.root).publish(own.versions["b"])
     canary = {"query": "高血压吃什么药", "must": ["b-1"]}
     (own.root / "canaries.jsonl").write_text(json.dumps(canary), encoding="utf-8")
@@ -140,7 +140,7 @@ async def test_a_version_that_does_not_exist_is_refused(own: Built, version: str
         assert await served(client) == own.versions["a"]
 
 
-async def test_versions_lists_all_and_says_which_is_served(own: Built) -> None:
+async def test_versions_lists_all_versions_and_marks_the_served_one(own: Built) -> None:
     async with running(make_settings(own, threads=1, reload_seconds=0)) as client:
         Collection(own.root).publish(own.versions["b"])
         answer = (await client.get("/admin/versions")).json()
@@ -152,7 +152,7 @@ async def test_versions_lists_all_and_says_which_is_served(own: Built) -> None:
         }
 
 
-async def test_a_damaged_snapshot_is_refused_and_the_old_one_stays(own: Built) -> None:
+async def test_a_damaged_snapshot_is_refused_and_the_old_one_is_still_served(own: Built) -> None:
     async with running(make_settings(own, threads=1, reload_seconds=0.01)) as client:
         folder = own.root / "versions" / own.versions["b"]
         damaged = folder / "documents.bin"
@@ -167,7 +167,7 @@ async def test_a_damaged_snapshot_is_refused_and_the_old_one_stays(own: Built) -
         assert response.status_code == 409
         assert response.json()["error"]["code"] == "bad_snapshot"
         assert "documents.bin" in response.json()["error"]["message"]
-        # Once by the poller, which does not try again, and once by hand.
+        # Once by the poller, which does not retry, and once by hand.
         await asyncio.sleep(0.1)
         assert "care_failed_swaps_total 2.0" in (await client.get("/metrics")).text
 
@@ -194,7 +194,7 @@ async def test_a_pointer_that_cannot_be_read_is_reported_once(own: Built, caplog
                 await asyncio.sleep(0.01)
 
 
-async def test_a_service_whose_first_snapshot_is_refused_says_why(own: Built) -> None:
+async def test_a_service_whose_first_snapshot_is_refused_reports_the_reason(own: Built) -> None:
     (own.root / "CURRENT").unlink()
     async with running(make_settings(own, threads=1, reload_seconds=0)) as client:
         damaged = own.root / "versions" / own.versions["b"] / "documents.bin"
@@ -208,7 +208,7 @@ async def test_a_service_whose_first_snapshot_is_refused_says_why(own: Built) ->
 
 
 @pytest.mark.parametrize("failures", [TRIES - 1, 1000])
-async def test_a_version_is_tried_again_where_not_it_but_the_engine_failed(
+async def test_a_version_is_tried_again_if_the_engine_failed_rather_than_the_version(
     own: Built, monkeypatch: pytest.MonkeyPatch, failures: int
 ) -> None:
     tried: list[str] = []
@@ -237,7 +237,7 @@ async def test_a_version_is_tried_again_where_not_it_but_the_engine_failed(
                 await asyncio.sleep(0.01)
             return
         seen = looks
-        while looks < seen + 10:  # it is looked at, and left alone
+        while looks < seen + 10:  # it is seen and not tried again
             await asyncio.sleep(0.01)
         assert len(tried) == TRIES
         assert await served(client) == own.versions["a"]
@@ -246,7 +246,7 @@ async def test_a_version_is_tried_again_where_not_it_but_the_engine_failed(
         assert len(tried) == TRIES + 1
 
 
-async def test_a_version_is_tried_again_until_there_are_free_descriptors(
+async def test_a_version_is_tried_again_until_file_descriptors_are_free(
     own: Built, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     load, failures = np.load, TRIES + 2
@@ -286,9 +286,7 @@ async def test_a_snapshot_of_another_space_is_refused_and_a_rollback_to_it_undon
             pass
 
 
-async def test_an_encoder_of_other_weights_is_refused_at_the_start_until_it_is_admitted(
-    own: Built, tmp_path: Path
-) -> None:
+async def test_an_encoder_with_other_weights_is_refused_at_startup_until_admitted(own: Built, tmp_path: Path) -> None:
     folder = tmp_path / "encoder"
     shutil.copytree(ENCODER, folder)
     spec = EncoderSpec.load(folder).model_copy(update={"pooling": Pooling.MEAN})  # same space, dimension and graph
@@ -302,7 +300,7 @@ async def test_an_encoder_of_other_weights_is_refused_at_the_start_until_it_is_a
         assert await served(client) == own.versions["a"]
 
 
-async def test_a_new_encoder_in_the_folder_comes_with_the_next_reload(own: Built, tmp_path: Path) -> None:
+async def test_the_next_reload_loads_a_new_encoder_from_the_folder(own: Built, tmp_path: Path) -> None:
     folder = tmp_path / "encoder"
     shutil.copytree(ENCODER, folder)
     settings = make_settings(own, threads=1, reload_seconds=0).model_copy(update={"encoder": folder})
@@ -317,7 +315,7 @@ async def test_a_new_encoder_in_the_folder_comes_with_the_next_reload(own: Built
         assert after["fingerprint"] != before["fingerprint"]
 
 
-async def test_the_replaced_snapshot_is_let_go(own: Built) -> None:
+async def test_the_replaced_snapshot_is_released(own: Built) -> None:
     app = create_app(make_settings(own, threads=1, reload_seconds=0))
     async with app.router.lifespan_context(app), client_of(app) as client:
         old = weakref.ref(app.state.runtime.servings.current())
@@ -329,7 +327,7 @@ async def test_the_replaced_snapshot_is_let_go(own: Built) -> None:
         assert old() is None
 
 
-async def test_without_a_token_administration_is_closed_on_this_machine_too(built: Built) -> None:
+async def test_without_a_token_admin_routes_are_closed_to_localhost_too(built: Built) -> None:
     app = create_app(make_settings(built, threads=1, reload_seconds=0, admin_token=None))
     async with app.router.lifespan_context(app):
         for headers in ({}, AS_ADMIN, {"Authorization": "Bearer "}, {"Authorization": "Bearer None"}):
@@ -340,7 +338,7 @@ async def test_without_a_token_administration_is_closed_on_this_machine_too(buil
                     assert "set CARE_ADMIN_TOKEN" in response.json()["error"]["message"]
 
 
-async def test_with_a_token_the_token_decides(built: Built) -> None:
+async def test_with_a_token_admin_routes_accept_only_the_token(built: Built) -> None:
     app = create_app(make_settings(built, threads=1, reload_seconds=0, admin_token="s3cret"))
     async with app.router.lifespan_context(app), client_of(app, {}) as client:
         missing = await client.get("/admin/versions")

@@ -1,4 +1,4 @@
-"""What one search request may ask for: values in its filters, bytes in its answer."""
+"""Limits of one search request: values in its filters, bytes in its answer."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def kinds(count: int) -> dict[str, Any]:
 
 
 async def test_the_values_of_all_filters_together_are_bounded(client: httpx.AsyncClient) -> None:
-    """32 filters of 1,000 values were evaluated on the event loop before anything else was."""
+    """Without the limit, 32 filters of 1,000 values would be evaluated on the event loop first."""
     answer = await client.post("/v1/search", json={"query": "药", "filters": [kinds(1000)]})
     assert {hit["metadata"]["kind"] for hit in answer.json()["results"][0]["hits"]} == {"drug"}
     refused = await client.post("/v1/search", json={"query": "药", "filters": [kinds(1000)] * 32})
@@ -44,11 +44,11 @@ async def test_every_value_and_every_bound_of_a_filter_counts(built: Built, filt
                 assert answer.status_code == status
 
 
-async def test_embeddings_beyond_the_limit_are_refused_and_base64_is_shorter(built: Built) -> None:
+async def test_embeddings_beyond_the_byte_limit_are_refused_and_base64_is_smaller(built: Built) -> None:
     async with running(make_settings(built, threads=1, max_answer_bytes=4096)) as client:
         texts: dict[str, Any] = {"input": ["a"], "dimensions": 400}
-        said = check(await client.post("/v1/embeddings", json=texts), 422, "invalid_request", "input")
-        assert "about 5000 bytes, 4096 are allowed; send fewer texts" in said
+        message = check(await client.post("/v1/embeddings", json=texts), 422, "invalid_request", "input")
+        assert "about 5000 bytes, 4096 are allowed; send fewer texts" in message
         assert (await client.post("/v1/embeddings", json=texts | {"encoding_format": "base64"})).status_code == 200
 
 
@@ -57,9 +57,9 @@ async def test_an_answer_beyond_the_limit_is_refused_unless_it_is_streamed(built
     whole = {"query": [entry["title"] for entry in ENTRIES], "fields": ["text"], "top_k": 8}
     async with running(make_settings(built, threads=1, max_answer_bytes=4096, lru_mb=1)) as client:
         for _ in range(2):  # computed, then from the cache
-            said = check(await client.post("/v1/search", json=whole), 422, "invalid_request", "query")
+            message = check(await client.post("/v1/search", json=whole), 422, "invalid_request", "query")
             for less in ("4096 bytes", "fewer queries", "top_k", "fields", "application/x-ndjson"):
-                assert less in said
+                assert less in message
         streamed = await client.post("/v1/search", json=whole, headers=LINES)
         assert streamed.status_code == 200
         assert len(streamed.text.splitlines()) == len(ENTRIES) + 1

@@ -1,4 +1,4 @@
-"""Every metric and label that the dashboard asks for is in /metrics of a running service that answered a search."""
+"""Every metric and label that the dashboard queries is in /metrics of a running service that answered a search."""
 
 from __future__ import annotations
 
@@ -15,14 +15,16 @@ from tests.api.support import build_collection, make_settings, running
 
 pytestmark = pytest.mark.anyio
 PANELS = json.loads(Path("deploy/grafana/care.json").read_text(encoding="utf-8"))["panels"]
-# A name, what stands in braces behind it, and the labels that the sum around it keeps.
+# A metric name, its label selector in braces, and the labels kept by the sum around it.
 SELECTOR = re.compile(r"\b(care_\w+)(?:\{([^}]*)\})?")
 KEPT = re.compile(r"\bby \(([^)]*)\)")
 OF_PROMETHEUS = {"instance", "job"}
 
 
 @pytest.mark.parametrize("panel", PANELS, ids=lambda panel: panel["title"])
-async def test_a_panel_asks_for_what_the_service_exposes(panel: dict[str, Any], exposed: dict[str, set[str]]) -> None:
+async def test_a_panel_queries_only_metrics_that_the_service_exposes(
+    panel: dict[str, Any], exposed: dict[str, set[str]]
+) -> None:
     for target in panel["targets"]:
         names = SELECTOR.findall(target["expr"])
         assert names
@@ -36,7 +38,7 @@ async def test_a_panel_asks_for_what_the_service_exposes(panel: dict[str, Any], 
 
 @pytest.fixture(scope="module")
 async def exposed(tmp_path_factory: pytest.TempPathFactory, encoder: OnnxEncoder) -> dict[str, set[str]]:
-    """The samples of a service by name, with their labels."""
+    """Returns the names of a service's samples with their labels."""
     built = build_collection(tmp_path_factory.mktemp("dashboard") / "collection", encoder, letters="a")
     async with running(make_settings(built)) as client:
         assert (await client.get("/v1/search", params={"q": "高血压"})).status_code == 200

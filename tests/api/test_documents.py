@@ -1,4 +1,4 @@
-"""Documents posted to and deleted from a running service, through its HTTP interface."""
+"""Posting documents to and deleting them from a running service, over HTTP."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ async def test_a_posted_document_is_found_in_every_mode(client: httpx.AsyncClien
     assert [hit["score"] for hit in found] == sorted((hit["score"] for hit in found), reverse=True)
 
 
-async def test_filters_and_facets_know_it(client: httpx.AsyncClient) -> None:
+async def test_filters_and_facets_include_a_posted_document(client: httpx.AsyncClient) -> None:
     before = (await client.get("/v1/collection")).json()
     await post(client, NOTICE)
     assert await ids(client, "召回", filters=[{"field": "kind", "eq": "notice"}]) == ["notice-1"]
@@ -93,7 +93,7 @@ async def test_filters_and_facets_know_it(client: httpx.AsyncClient) -> None:
     assert after["fresh"] == {"position": 1, "documents": 1, "changes": 1, "passages": 1, "limit": 10_000}
 
 
-async def test_a_document_of_the_snapshot_is_replaced_and_then_gone(client: httpx.AsyncClient) -> None:
+async def test_a_document_of_the_snapshot_is_replaced_and_then_deleted(client: httpx.AsyncClient) -> None:
     assert (await ids(client, "高血压吃什么药"))[0] == "a-1"
     fracture = {"id": "a-1", "title": "骨折", "text": "骨折要固定，夹板固定后就医。"}
     await post(client, fracture | {"metadata": {"kind": "new"}})
@@ -109,14 +109,14 @@ async def test_a_document_of_the_snapshot_is_replaced_and_then_gone(client: http
     assert (await ids(client, "高血压吃什么药"))[0] == "a-1"
 
 
-async def test_an_equal_post_is_written_once(client: httpx.AsyncClient) -> None:
+async def test_an_identical_post_is_written_once(client: httpx.AsyncClient) -> None:
     first = (await post(client, NOTICE)).json()
     assert (await post(client, NOTICE)).json() == first | {"changed": 0}
     again = (await post(client, NOTICE, NOTICE | {"id": "notice-2"})).json()
     assert (again["position"], again["changed"]) == (2, 1)
 
 
-async def test_new_metadata_for_an_old_text_keep_its_vector(client: httpx.AsyncClient) -> None:
+async def test_new_metadata_for_an_unchanged_text_reuses_its_vector(client: httpx.AsyncClient) -> None:
     before = {hit["id"]: hit["score"] for hit in await hits(client, "高血压吃什么药", mode="dense", top_k=8)}
     stored = (await client.get("/v1/documents/a-1")).json()
     await post(client, {name: stored[name] for name in ("id", "title", "text")} | {"metadata": {"kind": "notice"}})
@@ -132,7 +132,7 @@ async def test_a_long_document_is_cut_into_passages(client: httpx.AsyncClient) -
     assert (await client.get("/v1/collection")).json()["passages"] >= 15 + 2
 
 
-async def test_a_cached_answer_does_not_outlive_a_change(client: httpx.AsyncClient) -> None:
+async def test_a_change_invalidates_cached_answers(client: httpx.AsyncClient) -> None:
     assert await ids(client, "缬沙坦") == await ids(client, "缬沙坦")
     await post(client, NOTICE)
     assert (await ids(client, "缬沙坦"))[0] == "notice-1"
@@ -141,7 +141,7 @@ async def test_a_cached_answer_does_not_outlive_a_change(client: httpx.AsyncClie
 
 
 @pytest.mark.parametrize(
-    ("documents", "said"),
+    ("documents", "message"),
     [
         ([], "between 1 and 2048 documents"),
         ([{"text": "no id"}], "documents[0]: give an id"),
@@ -171,17 +171,17 @@ async def test_a_cached_answer_does_not_outlive_a_change(client: httpx.AsyncClie
         ),
     ],
 )
-async def test_an_invalid_document_is_named_and_none_is_kept(
-    client: httpx.AsyncClient, documents: list[dict[str, Any]], said: str
+async def test_an_invalid_document_is_named_and_none_is_stored(
+    client: httpx.AsyncClient, documents: list[dict[str, Any]], message: str
 ) -> None:
     response = await post(client, *documents)
     assert response.status_code == 422
     assert response.json()["error"]["field"] == "documents"
-    assert said in response.json()["error"]["message"]
+    assert message in response.json()["error"]["message"]
     assert (await client.get("/v1/collection")).json()["fresh"]["position"] == 0
 
 
-async def test_a_line_break_after_an_id_names_no_other_document(client: httpx.AsyncClient) -> None:
+async def test_an_id_with_a_trailing_line_break_is_refused(client: httpx.AsyncClient) -> None:
     await post(client, {"id": "x", "text": "y"})
     for path in ("/v1/documents/x%0A", "/v1/documents/"):
         assert (await client.delete(path)).status_code == 422
@@ -189,7 +189,7 @@ async def test_a_line_break_after_an_id_names_no_other_document(client: httpx.As
     assert (await client.get("/v1/documents/x")).status_code == 200
 
 
-async def test_an_id_may_have_the_name_that_a_corpus_gives_it(client: httpx.AsyncClient) -> None:
+async def test_the_id_field_may_be_called_underscore_id_as_in_a_corpus(client: httpx.AsyncClient) -> None:
     assert (
         await post(client, {"_id": "notice-9", "text": "缬沙坦召回"}, {"_id": 9, "text": "nine"})
     ).status_code == 200
@@ -197,7 +197,7 @@ async def test_an_id_may_have_the_name_that_a_corpus_gives_it(client: httpx.Asyn
     assert (await client.get("/v1/documents/9")).json()["text"] == "nine"
 
 
-async def test_whole_numbers_are_ids_as_in_a_corpus(client: httpx.AsyncClient) -> None:
+async def test_integers_are_accepted_as_ids_as_in_a_corpus(client: httpx.AsyncClient) -> None:
     await post(client, {"id": 7, "text": "seven"})
     assert (await client.get("/v1/documents/7")).json()["id"] == "7"
 
@@ -207,19 +207,19 @@ async def test_a_body_too_large_is_refused(own: Built) -> None:
         assert (await post(client, NOTICE | {"text": "长" * 1000})).status_code == 413
 
 
-async def test_beyond_the_limit_it_is_time_to_re_index(own: Built) -> None:
+async def test_a_post_beyond_the_limit_is_refused_with_advice_to_reindex(own: Built) -> None:
     async with running(make_settings(own, threads=1, fresh_limit=2)) as client:
         assert (await post(client, NOTICE)).status_code == 200
         refused = await post(client, NOTICE | {"id": "x"}, NOTICE | {"id": "y"})
         assert (refused.status_code, refused.json()["error"]["code"]) == (409, "fresh_limit")
         assert "re-index" in refused.json()["error"]["message"]
         assert (await post(client, NOTICE | {"id": "x"})).status_code == 200
-        assert (await client.delete("/v1/documents/x")).status_code == 200  # what must go, goes
-        assert (await post(client, NOTICE)).status_code == 200  # it is there already
+        assert (await client.delete("/v1/documents/x")).status_code == 200  # deletions are still accepted
+        assert (await post(client, NOTICE)).status_code == 200  # it is already stored
 
 
 async def test_the_limit_counts_passages(own: Built) -> None:
-    """A long document is many; what is too long is refused before any of it is encoded."""
+    """A long document has many passages; one that is too long is refused before any of it is encoded."""
     async with running(make_settings(own, threads=1, fresh_limit=3)) as client:
         refused = await post(client, {"id": "long", "title": "头痛二", "text": LONG})
         assert (refused.status_code, refused.json()["error"]["code"]) == (409, "fresh_limit")
@@ -227,8 +227,8 @@ async def test_the_limit_counts_passages(own: Built) -> None:
         assert (await post(client, NOTICE)).status_code == 200
 
 
-async def test_posts_at_once_are_checked_against_each_other(own: Built) -> None:
-    """Two services of one collection: a field holds one kind of value, and the limit is never exceeded."""
+async def test_concurrent_posts_are_checked_against_each_other(own: Built) -> None:
+    """Two services share a collection: a field holds one kind of value, and the limit is never exceeded."""
     settings = make_settings(own, threads=1, reload_seconds=0, fresh_limit=3)
     async with running(settings) as one, running(settings) as other:
         five = [post(client, {"id": f"five-{value}", "text": "五", "metadata": {"zz": value}})
@@ -245,8 +245,8 @@ def dosed(name: str, dose: object) -> dict[str, Any]:
     return {"id": name, "text": f"剂量 {name}", "metadata": {"dose": dose}}
 
 
-async def test_a_field_takes_another_kind_once_no_document_has_the_old_one(own: Built, encoder: OnnxEncoder) -> None:
-    """Deleted, or replaced by the very post; until then both kinds are never there at once."""
+async def test_a_field_may_change_its_kind_once_no_document_has_the_old_kind(own: Built, encoder: OnnxEncoder) -> None:
+    """Deleted or replaced by the same post; until then both kinds never exist at once."""
     async with running(make_settings(own, threads=1, reload_seconds=0)) as client:
         assert (await post(client, dosed("x", 5), dosed("y", 6), {"id": "z", "text": "剂量"})).status_code == 200
         assert (await client.delete("/v1/documents/x")).status_code == 200
@@ -273,7 +273,7 @@ async def test_a_field_takes_another_kind_once_no_document_has_the_old_one(own: 
         assert await ids(client, "剂量", filters=[{"field": "dose", "gte": 7}]) == ["v"]
 
 
-async def test_a_kind_of_the_snapshot_ends_with_its_last_document(own: Built, encoder: OnnxEncoder) -> None:
+async def test_a_field_kind_of_the_snapshot_ends_with_its_last_document(own: Built, encoder: OnnxEncoder) -> None:
     """The next build, whose corpus still has the deleted documents, keeps the kind of the posted one."""
     named = [f"a-{number}" for number in range(1, 9)]
     async with running(make_settings(own, threads=1, reload_seconds=0)) as client:
@@ -284,8 +284,8 @@ async def test_a_kind_of_the_snapshot_ends_with_its_last_document(own: Built, en
         collection = Collection(own.root)
         for _ in range(2):
             assert await ids(client, "药", filters=[{"field": "year", "eq": "today"}]) == [named[0]]
-            said = (await client.get("/v1/collection")).json()
-            assert (said["facets"]["year"], said["numbers"]) == ({"today": 1}, {})
+            described = (await client.get("/v1/collection")).json()
+            assert (described["facets"]["year"], described["numbers"]) == ({"today": 1}, {})
             built = build(
                 [corpus_of(own, *named, year=2024)], encoder, collection, BuildOptions(passage_tokens=64, overlap=16)
             )
@@ -294,26 +294,26 @@ async def test_a_kind_of_the_snapshot_ends_with_its_last_document(own: Built, en
 
 
 async def test_equal_numbers_are_counted_together(client: httpx.AsyncClient) -> None:
-    """Filters do not tell 5 from 5.0."""
+    """Filters treat 5 and 5.0 as equal."""
     await post(client, dosed("x", 5), dosed("y", 5.0), dosed("z", 5.5))
     answer = await client.post("/v1/search", json={"query": "剂量", "facets": ["dose"], "mode": "dense"})
     assert answer.json()["results"][0]["facets"]["dose"] == {"5": 2, "5.5": 1}
     assert set(await ids(client, "剂量", filters=[{"field": "dose", "eq": 5}])) == {"x", "y"}
 
 
-async def test_errors_of_filters_name_the_fields_of_posted_documents(client: httpx.AsyncClient) -> None:
+async def test_filter_errors_name_the_fields_of_posted_documents(client: httpx.AsyncClient) -> None:
     await post(client, NOTICE)
-    for field, said in (
+    for field, message in (
         ("regio", "it has kind, region, year; did you mean region?"),
         ("zz", "it has kind, region, year"),
     ):
         response = await client.post("/v1/search", json={"query": "药", "filters": [{"field": field, "eq": "x"}]})
         assert (response.status_code, response.json()["error"]["field"]) == (422, "filters")
-        assert said in response.json()["error"]["message"]
+        assert message in response.json()["error"]["message"]
 
 
-async def test_a_document_that_is_not_served_can_be_withdrawn(own: Built, encoder: OnnxEncoder) -> None:
-    """A build that is under way, or a version to which one rolls back, may hold it."""
+async def test_a_document_that_is_not_served_can_be_deleted(own: Built, encoder: OnnxEncoder) -> None:
+    """A build in progress, or a version that is a rollback target, may hold it."""
     collection = Collection(own.root)
     began = asyncio.Event()
     withdrawn = asyncio.Event()
@@ -332,7 +332,7 @@ async def test_a_document_that_is_not_served_can_be_withdrawn(own: Built, encode
         await began.wait()
         answer = (await client.delete("/v1/documents/recalled")).json()
         assert (answer["position"], answer["changed"]) == (1, 0)
-        assert (await client.delete("/v1/documents/recalled")).json() == answer  # said already
+        assert (await client.delete("/v1/documents/recalled")).json() == answer  # repeated: same answer
         withdrawn.set()
         first = (await building).version
         for version in (first, own.versions["a"], first):
@@ -340,7 +340,7 @@ async def test_a_document_that_is_not_served_can_be_withdrawn(own: Built, encode
             await client.post("/admin/reload")
             assert (await client.get("/v1/collection")).json()["snapshot"] == version
             assert (await client.get("/v1/documents/recalled")).status_code == 404
-        # The next build leaves it out; going back to the version that holds it does not bring it back either.
+        # The next build leaves it out. A rollback to the version that holds it does not bring it back either.
         options = BuildOptions(passage_tokens=64, overlap=16)
         second = build([corpus_of(own, "a-1", "recalled")], encoder, collection, options)
         for version in (second.version, first):
@@ -350,7 +350,7 @@ async def test_a_document_that_is_not_served_can_be_withdrawn(own: Built, encode
 
 
 async def test_a_post_that_a_build_may_have_read_is_written_again(client: httpx.AsyncClient, own: Built) -> None:
-    """Else a second build would show the corpus's word in the place of a post that was acknowledged after it began."""
+    """Otherwise a second build would use the corpus's text in place of a post acknowledged after it began."""
     log = Collection(own.root).fresh_log
     assert (await post(client, NOTICE)).json()["position"] == 1
     assert (await client.delete("/v1/documents/a-2")).json()["position"] == 2
@@ -380,7 +380,7 @@ async def test_examples_of_the_docs_are_requests_that_work(client: httpx.AsyncCl
         assert response.status_code == 200, response.text
 
 
-async def test_a_restart_finds_everything_and_a_torn_tail_costs_nothing_that_was_answered(own: Built) -> None:
+async def test_a_restart_restores_every_acknowledged_change_despite_a_torn_log_tail(own: Built) -> None:
     settings = make_settings(own, threads=1, reload_seconds=0)
     async with running(settings) as client:
         await post(client, NOTICE)
@@ -396,7 +396,7 @@ async def test_a_restart_finds_everything_and_a_torn_tail_costs_nothing_that_was
         assert (await client.get("/v1/documents/notice-2")).status_code == 200
 
 
-async def test_a_damaged_log_is_refused_rather_than_forgotten(own: Built) -> None:
+async def test_a_damaged_log_is_refused_rather_than_dropped(own: Built) -> None:
     settings = make_settings(own, threads=1, reload_seconds=0)
     async with running(settings) as client:
         await post(client, NOTICE)
@@ -405,7 +405,7 @@ async def test_a_damaged_log_is_refused_rather_than_forgotten(own: Built) -> Non
         content = bytearray(segment.read_bytes())
         content[50] ^= 1
         segment.write_bytes(content)
-        assert (await client.get("/v1/documents/a-2")).status_code == 404  # what was read stays
+        assert (await client.get("/v1/documents/a-2")).status_code == 404  # what was read before stays
     with pytest.raises(Exception, match="restore it from a backup"):
         async with running(settings):
             pass
@@ -423,7 +423,7 @@ async def test_a_full_disk_is_reported_and_changes_nothing(own: Built, monkeypat
         assert "notice-1" not in await ids(client, "缬沙坦")
 
 
-async def test_vectors_of_another_encoder_are_made_again(own: Built) -> None:
+async def test_vectors_of_another_encoder_are_recomputed(own: Built) -> None:
     text = str(NOTICE["text"])
     foreign = Posted("notice-1", "缬沙坦批次召回", text, {}, [(0, 3)], "another", np.ones((1, 4), np.float16))
     Collection(own.root).fresh_log.append([foreign, Deleted("a-2")])
@@ -441,7 +441,9 @@ def corpus_of(own: Built, *ids: str, **metadata: object) -> Path:
     return path
 
 
-async def test_a_re_index_takes_over_and_a_rollback_brings_back(own: Built, encoder: OnnxEncoder) -> None:
+async def test_a_reindex_takes_in_posted_documents_and_a_rollback_restores_them(
+    own: Built, encoder: OnnxEncoder
+) -> None:
     collection = Collection(own.root)
 
     def reindex(*ids: str) -> str:
@@ -465,13 +467,13 @@ async def test_a_re_index_takes_over_and_a_rollback_brings_back(own: Built, enco
         assert (await ids(client, "缬沙坦召回", mode="dense"))[0] in ("notice-1", "late")
         shown = {name: (await client.get(f"/v1/documents/{name}")).status_code for name in ("notice-1", "late", "a-2")}
         assert shown == {"notice-1": 200, "late": 200, "a-2": 404}
-        # Back before it all: the log still has what this version lacks.
+        # Rolled back to the first version: the log still has what this version lacks.
         await client.post("/admin/rollback", params={"version": own.versions["a"]})
         assert await fresh(client) == (3, 3)
         shown = {name: (await client.get(f"/v1/documents/{name}")).status_code for name in ("notice-1", "late", "a-2")}
         assert shown == {"notice-1": 200, "late": 200, "a-2": 404}
         assert (await client.get("/v1/documents/a-3")).status_code == 200
-        # And on: everything is in, nothing is left over.
+        # Forward again: everything is indexed, nothing is left in the log.
         reindex("a-1", "a-2")
         await client.post("/admin/reload")
         assert await fresh(client) == (3, 0)

@@ -1,4 +1,4 @@
-"""The edge: TLS and mTLS, CORS, limits on connections, a port for administrators, and headers of every answer."""
+"""Network edge: TLS and mTLS, CORS, connection limits, the port for administrators, security headers."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def server(authority: Certificate, folder: Path) -> Certificate:
 
 
 def trusting(authority: Certificate, own: Certificate | None = None) -> ssl.SSLContext:
-    """A client's context: trusts the authority, and shows its own certificate."""
+    """Returns a client context that trusts the authority and presents its own certificate."""
     context = ssl.create_default_context(cafile=authority.cert)
     if own is not None:
         context.load_cert_chain(own.cert, own.key)
@@ -61,7 +61,7 @@ def test_the_service_speaks_https(built: Built, authority: Certificate, server: 
             httpx.get(f"{address}/livez")
         with pytest.raises(httpx.RemoteProtocolError):
             httpx.get(address.replace("https", "http") + "/livez")
-        # What is no request is answered and closed over TLS as without it.
+        # Malformed requests are answered and closed over TLS as without it.
         port = int(address.rpartition(":")[2])
         raw = socket.create_connection(("127.0.0.1", port))
         with trusting(authority).wrap_socket(raw, server_hostname="127.0.0.1") as connection:
@@ -70,7 +70,7 @@ def test_the_service_speaks_https(built: Built, authority: Certificate, server: 
         assert client.get("/livez").status_code == 200
 
 
-def test_mtls_lets_in_only_certificates_of_the_authority(
+def test_mtls_accepts_only_certificates_of_the_authority(
     built: Built, authority: Certificate, server: Certificate, folder: Path
 ) -> None:
     friend = authority.sign(folder, "friend")
@@ -83,7 +83,7 @@ def test_mtls_lets_in_only_certificates_of_the_authority(
                 httpx.get(f"{address}/livez", verify=trusting(authority, own))
 
 
-def test_files_that_are_no_certificates_stop_the_start(built: Built, server: Certificate, tmp_path: Path) -> None:
+def test_startup_fails_if_the_tls_files_are_not_certificates(built: Built, server: Certificate, tmp_path: Path) -> None:
     empty = tmp_path / "empty.pem"
     empty.touch()
     for cert, key in ((empty, server.key), (server.cert, tmp_path / "missing.key")):
@@ -93,7 +93,7 @@ def test_files_that_are_no_certificates_stop_the_start(built: Built, server: Cer
 
 
 @pytest.mark.anyio
-async def test_pages_of_listed_origins_may_call(built: Built) -> None:
+async def test_cors_allows_listed_origins(built: Built) -> None:
     preflight = {"Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "authorization,api-key"}
     settings = make_settings(built, threads=1, reload_seconds=0, cors_origins=f"{FRIEND}, https://second.example:8443")
     async with running(settings) as client:
@@ -113,7 +113,7 @@ async def test_pages_of_listed_origins_may_call(built: Built) -> None:
 
 
 @pytest.mark.anyio
-async def test_a_preflight_takes_no_key_and_a_refusal_can_be_read(built: Built, tmp_path: Path) -> None:
+async def test_a_preflight_needs_no_key_and_a_refusal_is_readable_by_the_page(built: Built, tmp_path: Path) -> None:
     create(tmp_path / "keys.json", "a", "--scope", "search")
     files = {"keys_file": tmp_path / "keys.json", "admin_token": None}
     async with running(make_settings(built, threads=1, reload_seconds=0, cors_origins="*", **files)) as client:
@@ -125,7 +125,7 @@ async def test_a_preflight_takes_no_key_and_a_refusal_can_be_read(built: Built, 
 
 
 @pytest.mark.anyio
-async def test_without_a_list_no_page_of_another_origin_may_call(built: Built) -> None:
+async def test_without_a_list_cors_allows_no_other_origin(built: Built) -> None:
     async with running(make_settings(built, threads=1, reload_seconds=0)) as client:
         answer = await client.get("/v1/search?q=a", headers={"Origin": FRIEND})
         assert not [name for name in answer.headers if name.startswith("access-control")]
@@ -133,7 +133,7 @@ async def test_without_a_list_no_page_of_another_origin_may_call(built: Built) -
 
 @contextlib.contextmanager
 def connections(address: str, count: int) -> Iterator[list[http.client.HTTPConnection]]:
-    """Connections that have each been answered once, and stay open."""
+    """Opens connections that were each answered once and stay open."""
     made = [http.client.HTTPConnection("127.0.0.1", int(address.rpartition(":")[2]), timeout=60) for _ in range(count)]
     try:
         for connection in made:
@@ -164,12 +164,12 @@ def test_connections_beyond_the_limit_are_answered_and_closed(built: Built, sett
                 assert answer.startswith(b"HTTP/1.1 " + refused)
                 assert b"retry-after: 1\r\n" in answer
                 assert b"crowded" in answer
-            assert [status(connection) for connection in held] == [200] * 3, "those that are there stay"
+            assert [status(connection) for connection in held] == [200] * 3, "established connections stay open"
         with connections(address, 3):
-            pass  # closed connections leave room for others
+            pass  # closing connections makes room for others
 
 
-def test_administrators_have_a_port_of_their_own(built: Built) -> None:
+def test_admin_routes_are_served_on_their_own_port_only(built: Built) -> None:
     with live_ports(make_settings(built, threads=1, admin_port=0)) as (address, admin):
         for path in ("/admin/versions", "/metrics"):
             forged = {**AS_ADMIN, "Host": admin.removeprefix("http://"), "X-Forwarded-Port": admin.rpartition(":")[2]}
@@ -181,7 +181,7 @@ def test_administrators_have_a_port_of_their_own(built: Built) -> None:
             assert httpx.get(f"{each}/v1/search?q=a").status_code == httpx.get(f"{each}/livez").status_code == 200
 
 
-def test_every_answer_has_the_headers_that_protect_it(built: Built) -> None:
+def test_every_answer_has_the_security_headers(built: Built) -> None:
     reads = ["/", "/docs", "/static/app.js", "/v1/search?q=a", "/v1/search", "/v1/collection", "/nowhere", "/admin/x"]
     asked = [("GET", path, {}) for path in (*reads, "/livez", "/metrics")]
     asked += [
@@ -193,7 +193,7 @@ def test_every_answer_has_the_headers_that_protect_it(built: Built) -> None:
     asked += [("OPTIONS", "/v1/search", {"Origin": FRIEND, "Access-Control-Request-Method": "POST"})]
     with (
         live(make_settings(built, threads=1, cors_origins=FRIEND)) as address,
-        httpx.Client(base_url=address) as client,  # one connection: what one answer leaves behind would meet the next
+        httpx.Client(base_url=address) as client,  # one connection: state left by one answer would affect the next
     ):
         for method, path, headers in asked:
             answer = client.request(method, path, headers=headers)

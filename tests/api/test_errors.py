@@ -1,4 +1,4 @@
-"""What a client gets for a bad request: a status, and a body that names what is wrong. The shape is pinned here."""
+"""Answers to bad requests: the status, and a body of one fixed shape that names what is wrong."""
 
 from __future__ import annotations
 
@@ -110,15 +110,15 @@ async def test_a_body_that_cannot_be_read_is_refused(client: httpx.AsyncClient, 
     check(await client.post("/v1/search", content=body), 422, "invalid_request", field)
 
 
-async def test_a_query_string_has_parameters_of_its_own(client: httpx.AsyncClient) -> None:
-    for query_string, field, said in (
+async def test_errors_of_a_query_string_name_its_own_parameters(client: httpx.AsyncClient) -> None:
+    for query_string, field, message in (
         ("", "query", "give a text as q=…"),
         ("query=a", "query", "no such parameter"),
         ("q=a&filters=x", "filters", "no such parameter; did you mean filter?"),
         ("q=a&topk=3", "topk", "no such parameter; did you mean top_k?"),
         ("q=a&zzz=3", "zzz", "no such parameter; there are q, filter, top_k, "),
     ):
-        assert said in check(await client.get(f"/v1/search?{query_string}"), 422, "invalid_request", field)
+        assert message in check(await client.get(f"/v1/search?{query_string}"), 422, "invalid_request", field)
     answer = await client.get("/v1/search?q=头痛&fields=&facets=&top_k=1")
     assert [list(hit) for hit in answer.json()["results"][0]["hits"]] == [["score", "id"]]
 
@@ -157,19 +157,21 @@ async def test_a_wrong_query_string_is_named(client: httpx.AsyncClient, query_st
 
 
 @pytest.mark.parametrize("query", ["\u200b", "\x00", " \t\u3000\ufeff", "\x01\u200d"])
-async def test_a_query_with_nothing_to_see_is_empty(client: httpx.AsyncClient, query: str) -> None:
+async def test_a_query_of_invisible_characters_counts_as_empty(client: httpx.AsyncClient, query: str) -> None:
     check(await client.post("/v1/search", json={"query": query}), 422, "invalid_request", "query")
 
 
 @pytest.mark.parametrize("path", ["/static/app.js", "/"])
 @pytest.mark.parametrize("asked", ["bytes=99999999-", "bytes=abc", "lines=1-2"])
-async def test_files_are_sent_whole(client: httpx.AsyncClient, path: str, asked: str) -> None:
+async def test_an_unusable_range_header_is_answered_with_the_whole_file(
+    client: httpx.AsyncClient, path: str, asked: str
+) -> None:
     whole = await client.get(path)
     part = await client.get(path, headers={"Range": asked})
     assert (part.status_code, part.content) == (200, whole.content)
 
 
-async def test_unknown_paths_and_methods_have_the_same_shape(client: httpx.AsyncClient) -> None:
+async def test_unknown_paths_and_methods_give_errors_of_the_same_shape(client: httpx.AsyncClient) -> None:
     check(await client.get("/v2/search"), 404, "not_found")
     check(await client.get("/static/nothing.js"), 404, "not_found")
     check(await client.get("/v1/documents/nobody"), 404, "not_found")
@@ -194,7 +196,7 @@ async def test_a_body_beyond_the_limit_is_refused_with_and_without_a_length(clie
     check(await client.post("/v1/search", content=chunks()), 413, "body_too_large")
 
 
-async def test_a_sane_request_id_is_kept_and_any_other_replaced(client: httpx.AsyncClient) -> None:
+async def test_a_valid_request_id_is_kept_and_any_other_is_replaced(client: httpx.AsyncClient) -> None:
     kept = await client.get("/livez", headers={"X-Request-Id": "order-66.a_b:c"})
     assert kept.headers["x-request-id"] == "order-66.a_b:c"
     for strange in ("a b", "x" * 65, "<b>", ""):
@@ -205,7 +207,7 @@ async def test_a_sane_request_id_is_kept_and_any_other_replaced(client: httpx.As
 
 
 class Broken:
-    """A searcher with a defect that talks too much."""
+    """A searcher that fails with a message that must stay private."""
 
     async def search(self, serving: object, request: object) -> None:
         raise RuntimeError("secret: patient 4711 asked about …")
@@ -229,7 +231,7 @@ async def test_nothing_of_an_unknown_exception_reaches_the_client(
         assert 'care_requests_total{route="/v1/search",status="500"} 1.0' in (await client.get("/metrics")).text
 
 
-async def test_a_compressed_body_is_named_as_such(client: httpx.AsyncClient) -> None:
+async def test_a_compressed_body_is_refused_with_the_reason(client: httpx.AsyncClient) -> None:
     packed = gzip.compress(b'{"query": "a"}')
     for path in ("/v1/search", "/v1/embeddings", "/v1/documents"):
         response = await client.post(path, content=packed, headers={"Content-Encoding": "gzip"})

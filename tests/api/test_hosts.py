@@ -1,4 +1,4 @@
-"""Which host names are answered, on a real socket: a name that resolves here may be another site's."""
+"""Host names that are answered, on a real socket: a name that resolves to this machine may belong to another site."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ROUTES = ["/v1/search?q=a", "/livez", "/", "/static/app.js", "/docs", "/openapi.
 
 
 class Reply(NamedTuple):
-    """What came back."""
+    """Status, headers and body of an answer."""
 
     status: int
     headers: dict[str, str]
@@ -33,7 +33,7 @@ def port(built: Built, tmp_path_factory: pytest.TempPathFactory) -> Iterator[int
         yield int(address.rpartition(":")[2])
 
 
-def ask(port: int, host: str | None, path: str, method: str = "GET", body: object = None, **headers: str) -> Reply:
+def send(port: int, host: str | None, path: str, method: str = "GET", body: object = None, **headers: str) -> Reply:
     with contextlib.closing(http.client.HTTPConnection("127.0.0.1", port, timeout=60)) as connection:
         connection.putrequest(method, path, skip_host=True)
         sent = b"" if body is None else json.dumps(body).encode()
@@ -46,8 +46,8 @@ def ask(port: int, host: str | None, path: str, method: str = "GET", body: objec
 
 
 @pytest.mark.parametrize("path", ROUTES)
-def test_a_name_of_another_site_that_resolves_to_loopback_is_refused_on_every_route(port: int, path: str) -> None:
-    reply = ask(port, EVIL, path)
+def test_a_foreign_host_name_that_resolves_to_loopback_is_refused_on_every_route(port: int, path: str) -> None:
+    reply = send(port, EVIL, path)
     assert reply.status == 421
     error = json.loads(reply.body)["error"]
     assert error["code"] == "unknown_host"
@@ -57,43 +57,43 @@ def test_a_name_of_another_site_that_resolves_to_loopback_is_refused_on_every_ro
 def test_a_rebound_page_cannot_post_or_search(port: int) -> None:
     document = {"documents": [{"id": "evil", "text": "evil"}]}
     origin = f"http://{EVIL}"
-    assert ask(port, EVIL, "/v1/documents", "POST", document, Origin=origin, **AS_ADMIN).status == 421
-    assert ask(port, EVIL, "/v1/search", "POST", {"query": "高血压"}, Origin=origin).status == 421
-    assert ask(port, "127.0.0.1", "/v1/documents/evil").status == 404
+    assert send(port, EVIL, "/v1/documents", "POST", document, Origin=origin, **AS_ADMIN).status == 421
+    assert send(port, EVIL, "/v1/search", "POST", {"query": "高血压"}, Origin=origin).status == 421
+    assert send(port, "127.0.0.1", "/v1/documents/evil").status == 404
 
 
 @pytest.mark.parametrize(
     "host", ["localhost", "LocalHost:8000", "127.0.0.1", "127.0.0.1:1", "[::1]:8000", "10.0.0.7", None]
 )
-def test_localhost_addresses_and_no_name_at_all_are_answered(port: int, host: str | None) -> None:
-    assert ask(port, host, "/livez").status == 200
-    assert ask(port, host, "/v1/search?q=a").status == 200
+def test_localhost_ip_addresses_and_a_missing_host_are_answered(port: int, host: str | None) -> None:
+    assert send(port, host, "/livez").status == 200
+    assert send(port, host, "/v1/search?q=a").status == 200
 
 
 @pytest.mark.parametrize(
     "host", ["", "localhost.attacker.example", "127.0.0.1.attacker.example", "localhost:1:2", "localhost@x"]
 )
 def test_hosts_that_resemble_this_machine_are_refused(port: int, host: str) -> None:
-    assert ask(port, host, "/livez").status == 421
+    assert send(port, host, "/livez").status == 421
 
 
 @pytest.mark.parametrize("first", [EVIL, "localhost"])
-def test_a_host_beside_another_is_refused(port: int, first: str) -> None:
-    assert ask(port, first, "/livez", HOST="localhost").status == 421
-    assert ask(port, "localhost", "/livez", Accept="a/b", accept="c/d").status == 200, "others may be repeated"
+def test_two_host_headers_are_refused(port: int, first: str) -> None:
+    assert send(port, first, "/livez", HOST="localhost").status == 421
+    assert send(port, "localhost", "/livez", Accept="a/b", accept="c/d").status == 200, "other headers may be repeated"
 
 
-def test_forwarded_headers_are_not_believed_whatever_the_environment_says(
+def test_forwarded_headers_are_ignored_whatever_the_environment_sets(
     built: Built, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FORWARDED_ALLOW_IPS", "*")
     with live(make_settings(built, threads=1, allowed_hosts=None, admin_token=None)) as address:
         port = int(address.rpartition(":")[2])
         forged = {"X-Forwarded-For": "127.0.0.1", "X-Forwarded-Host": "localhost", "X-Forwarded-Proto": "https"}
-        assert ask(port, EVIL, "/livez", **forged).status == 421
-        assert ask(port, "localhost", "/admin/reload", "POST", **forged).status == 403
-        # The framework would redirect this to a host and a scheme that the headers, or the sender, chose.
-        assert ask(port, "localhost", "/v1/models/", **forged).status == 404
+        assert send(port, EVIL, "/livez", **forged).status == 421
+        assert send(port, "localhost", "/admin/reload", "POST", **forged).status == 403
+        # The framework would redirect this to a host and scheme taken from the headers.
+        assert send(port, "localhost", "/v1/models/", **forged).status == 404
 
 
 @pytest.mark.parametrize(
@@ -111,7 +111,7 @@ def test_forwarded_headers_are_not_believed_whatever_the_environment_says(
         ({"allowed_hosts": "a.example,*"}, ["care.example"], []),
     ],
 )
-def test_the_names_follow_from_the_address_unless_they_are_set(
+def test_allowed_hosts_default_to_the_bound_address(
     values: dict[str, str], answered: list[str], refused: list[str]
 ) -> None:
     names = Settings(**values).host_names  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""Caching, sharing, overload, logs: what happens around the engine when many ask."""
+"""Behaviour under concurrent requests: caching, sharing of equal queries, overload, logs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from service.http.app import create_app
-from tests.api.gate import WAIT_SECONDS, Gate, hold, until_queued
+from tests.api.gate import WAIT_SECONDS, Gate, block_engine, until_queued
 from tests.api.support import Built, client_of, make_settings, running
 
 pytestmark = pytest.mark.anyio
@@ -20,10 +20,10 @@ async def post(client: httpx.AsyncClient, **body: object) -> httpx.Response:
     return await client.post("/v1/search", json=body)
 
 
-async def test_overload_is_refused_at_once_and_the_accepted_are_answered(built: Built, gate: Gate) -> None:
+async def test_overload_is_refused_at_once_and_accepted_requests_are_answered(built: Built, gate: Gate) -> None:
     settings = make_settings(built, threads=1, reload_seconds=0, queue_limit=2, max_queries=2)
     async with running(settings) as client:
-        held = await hold(gate, client)
+        held = await block_engine(gate, client)
         accepted = asyncio.create_task(post(client, query=["a", "b"]))
         await until_queued(client, 2)
         refused = await post(client, query="c")
@@ -38,7 +38,7 @@ async def test_overload_is_refused_at_once_and_the_accepted_are_answered(built: 
 
 async def test_equal_queries_in_flight_are_computed_once(built: Built, gate: Gate) -> None:
     async with running(make_settings(built, threads=1, reload_seconds=0)) as client:
-        held = await hold(gate, client)
+        held = await block_engine(gate, client)
         same = [asyncio.create_task(post(client, query="高血压")) for _ in range(5)]
         other = asyncio.create_task(post(client, query="高血压", top_k=3))
         await until_queued(client, 2)
@@ -74,11 +74,11 @@ async def test_readiness_is_never_answered_from_the_cache(built: Built, gate: Ga
     assert gate.queries[before:] == ["ready", "ready"]
 
 
-async def test_ready_says_no_when_a_query_takes_too_long(built: Built, gate: Gate) -> None:
+async def test_readyz_fails_when_a_query_takes_too_long(built: Built, gate: Gate) -> None:
     settings = make_settings(built, threads=1, reload_seconds=0, queue_limit=1, max_queries=1, probe_timeout_ms=300)
     app = create_app(settings)
     async with app.router.lifespan_context(app), client_of(app) as client:
-        held = await hold(gate, client)
+        held = await block_engine(gate, client)
         waiting = asyncio.create_task(post(client, query="a"))
         await until_queued(client, 1)
         response = await client.get("/readyz")
@@ -92,7 +92,7 @@ async def test_ready_says_no_when_a_query_takes_too_long(built: Built, gate: Gat
 
 
 @pytest.mark.parametrize("log_queries", [False, True])
-async def test_queries_are_in_no_log_unless_asked_for(
+async def test_queries_are_logged_only_if_the_setting_is_on(
     built: Built, caplog: pytest.LogCaptureFixture, log_queries: bool
 ) -> None:
     caplog.set_level(logging.DEBUG)

@@ -25,7 +25,7 @@ def client(built: Built) -> Iterator[openai.OpenAI]:
 
 def test_embeddings_come_back_as_floats(client: openai.OpenAI, encoder: OnnxEncoder) -> None:
     texts = ["高血压吃什么药", "asthma inhaler"]
-    answer = client.embeddings.create(model="care-small-zh", input=texts)  # asks for base64 by itself
+    answer = client.embeddings.create(model="care-small-zh", input=texts)  # requests base64 by default
     vectors = np.array([each.embedding for each in answer.data], np.float32)
     assert vectors.shape == (2, 512)
     assert np.einsum("nd,nd->n", vectors, encoder.encode(texts, Side.QUERY)) == pytest.approx(1, abs=0.01)
@@ -51,7 +51,7 @@ def test_models_can_be_listed_and_retrieved(client: openai.OpenAI) -> None:
     assert client.models.retrieve("care-small-zh").owned_by == "care-search"
 
 
-def test_errors_arrive_as_the_clients_own(client: openai.OpenAI) -> None:
+def test_errors_are_raised_as_the_clients_own_exceptions(client: openai.OpenAI) -> None:
     with pytest.raises(openai.NotFoundError, match="care-small-zh"):
         client.embeddings.create(model="text-embedding-3-small", input="骨折")
     with pytest.raises(openai.UnprocessableEntityError, match="dimensions") as refused:

@@ -31,27 +31,27 @@ def answer_of(connection: socket.socket) -> tuple[int, dict[str, str], bytes]:
 
 
 @contextlib.contextmanager
-def full_house(built: Built, gate: Gate) -> Iterator[tuple[str, concurrent.futures.Future[list[int]]]]:
-    """The address of a service with one query in the engine and one in its only place of the queue.
+def full_service(built: Built, gate: Gate) -> Iterator[tuple[str, concurrent.futures.Future[list[int]]]]:
+    """Fills the engine with one query and the queue with another; yields the address and both statuses.
 
-    The statuses of both are known once the gate is open.
+    The statuses are known once the gate is open.
     """
     settings = make_settings(built, threads=1, reload_seconds=0, queue_limit=1, max_queries=1)
     with live(settings) as address, concurrent.futures.ThreadPoolExecutor(3) as pool:
 
-        def ask(query: str) -> int:
+        def search_status(query: str) -> int:
             return httpx.get(f"{address}/v1/search", params={"q": query}, timeout=WAIT_SECONDS).status_code
 
         try:
             while gate.entered.acquire(blocking=False):
                 pass
             gate.open.clear()
-            first = pool.submit(ask, "a")
+            first = pool.submit(search_status, "a")
             assert gate.entered.acquire(timeout=WAIT_SECONDS)
-            second = pool.submit(ask, "b")
+            second = pool.submit(search_status, "b")
             give_up = time.monotonic() + WAIT_SECONDS
             while "care_queue_length 1.0" not in httpx.get(f"{address}/metrics").text:
-                assert time.monotonic() < give_up, "the second query never came to wait"
+                assert time.monotonic() < give_up, "the second query was never queued"
             yield address, pool.submit(lambda: [first.result(), second.result()])
         finally:
             gate.open.set()
@@ -60,7 +60,7 @@ def full_house(built: Built, gate: Gate) -> Iterator[tuple[str, concurrent.futur
 def test_a_refused_request_leaves_its_connection_usable(built: Built, gate: Gate) -> None:
     body = json.dumps({"query": "c"}).encode()
     search = b"POST /v1/search HTTP/1.1\r\nHost: care\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body)
-    with full_house(built, gate) as (address, accepted):
+    with full_service(built, gate) as (address, accepted):
         host, _, port = address.removeprefix("http://").partition(":")
         with socket.create_connection((host, int(port)), timeout=WAIT_SECONDS) as connection:
             connection.sendall(search)
@@ -75,8 +75,8 @@ def test_a_refused_request_leaves_its_connection_usable(built: Built, gate: Gate
             assert answer_of(connection)[0] == 200
 
 
-def test_a_query_that_is_in_flight_already_is_never_refused(built: Built, gate: Gate) -> None:
-    with full_house(built, gate) as (address, accepted), concurrent.futures.ThreadPoolExecutor(8) as pool:
+def test_a_query_already_in_flight_is_never_refused(built: Built, gate: Gate) -> None:
+    with full_service(built, gate) as (address, accepted), concurrent.futures.ThreadPoolExecutor(8) as pool:
         same = [
             pool.submit(httpx.get, f"{address}/v1/search", params={"q": query}, timeout=WAIT_SECONDS)
             for query in "b" * 8
@@ -87,10 +87,10 @@ def test_a_query_that_is_in_flight_already_is_never_refused(built: Built, gate: 
         assert [answer.result().status_code for answer in same] == [200] * 8
 
 
-def test_a_body_that_may_hold_many_queries_is_read_before_it_is_judged(built: Built, gate: Gate) -> None:
-    with full_house(built, gate) as (address, accepted):
+def test_a_body_that_may_hold_many_queries_is_read_before_it_is_refused(built: Built, gate: Gate) -> None:
+    with full_service(built, gate) as (address, accepted):
         with httpx.Client(base_url=address, timeout=WAIT_SECONDS) as client:
-            # Wrong in itself, which only who reads it can know.
+            # The body itself is invalid, which shows only when it is read.
             many = client.post("/v1/search", json={"query": ["高血压"] * 200})
             assert (many.status_code, many.json()["error"]["field"]) == (422, "query")
             refused = client.get("/v1/search", params={"q": "c"})

@@ -1,4 +1,4 @@
-"""/v1/search and /v1/rerank with a cross-encoder: the order of its scores, time limits, both homes of the engine."""
+"""/v1/search and /v1/rerank with a cross-encoder: order of scores, time limits, in-process and separate engine."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ async def test_the_first_hits_are_ordered_by_the_reranker(client: httpx.AsyncCli
     assert shown == sorted(shown, reverse=True)
     for hit in hits[:5]:
         spans = [passage["span"] for passage in known[hit["id"]]["passages"]]
-        # Of a document with several passages, the one that counts most is read.
+        # Of a document with several passages, the best one is read.
         own = expected_scores(reranker, [f"{hit['title']}\n{hit['text'][slice(*span)]}" for span in spans])
         assert min(abs(score - hit["rerank_score"]) for score in own) < 1e-3
         assert hit["score"] == known[hit["id"]]["score"]
@@ -93,7 +93,7 @@ async def test_more_documents_are_reranked_than_shown(client: httpx.AsyncClient)
     assert [hit["id"] for hit in paged["hits"]] == [hit["id"] for hit in whole["hits"][1:3]]
 
 
-async def test_several_queries_lines_and_get(client: httpx.AsyncClient) -> None:
+async def test_several_queries_json_lines_and_get_are_reranked(client: httpx.AsyncClient) -> None:
     queries = [QUERY, "骨折", "头痛"]
     alone = [order_of((await search(client, query=query, rerank=True, cache=False))["results"][0]) for query in queries]
     together = (await search(client, query=queries, rerank=True, cache=False))["results"]
@@ -108,12 +108,12 @@ async def test_several_queries_lines_and_get(client: httpx.AsyncClient) -> None:
 
 
 def order_of(result: dict[str, Any]) -> list[tuple[str, float]]:
-    """Without the first stage's scores: in int8 they depend a little on the queries of a batch."""
+    """Leaves out the scores of the first stage, which in int8 depend a little on the batch."""
     return [(hit["id"], round(hit["rerank_score"], 3)) for hit in result["hits"]]
 
 
 def assert_nearly(found: list[tuple[str, float]], before: list[tuple[str, float]]) -> None:
-    """The same but for one document: in a batch, the first stage may choose the other of its two passages."""
+    """Allows one document to differ: in a batch, the first stage may choose the other of its two passages."""
     scores, others = dict(found), dict(before)
     assert scores.keys() == others.keys()
     assert sum(scores[key] != others[key] for key in scores) <= 1
@@ -138,7 +138,7 @@ async def test_a_cached_result_is_not_scored_again(client: httpx.AsyncClient, mo
 
 @pytest.fixture
 def slow(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
-    """Pairs after the first three wait until the event is set."""
+    """Makes pairs after the first three wait until the event is set."""
     open_ = threading.Event()
     seen = 0
 
@@ -154,10 +154,10 @@ def slow(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
     open_.set()
 
 
-async def test_what_is_not_scored_in_time_keeps_its_place(
+async def test_documents_that_are_not_scored_in_time_keep_their_rank(
     built: Built, reranker: Path, slow: threading.Event, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(PAIR_TOKENS, "cpu", 1)  # a pair at a time
+    monkeypatch.setitem(PAIR_TOKENS, "cpu", 1)  # one pair at a time
     settings = make_settings(built, threads=1, reload_seconds=0, lru_mb=1, reranker=reranker)
     async with running(settings) as client:
         plain = (await search(client, cache=False))["results"][0]["hits"]
@@ -192,7 +192,7 @@ async def test_every_query_is_ranked_before_reranking_uses_up_the_time(
     assert [result["rerank"]["scored"] for result in answer["results"]] == [0] * queries
 
 
-async def test_no_text_is_read_for_the_reranker_once_the_time_is_over(
+async def test_no_text_is_read_for_the_reranker_after_the_deadline(
     client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[str] = []
@@ -204,7 +204,7 @@ async def test_no_text_is_read_for_the_reranker_once_the_time_is_over(
     ) -> PairScores:  # fmt: skip
         asked.append(query)
         scored = await score(self, serving, query, documents, deadline=deadline, bulk=bulk, partial=partial)
-        await asyncio.sleep(0.6)  # longer than the request may take
+        await asyncio.sleep(0.6)  # longer than the timeout of the request
         return scored
 
     monkeypatch.setattr(Reranker, "score", late)
@@ -214,7 +214,7 @@ async def test_no_text_is_read_for_the_reranker_once_the_time_is_over(
     assert [result["rerank"]["scored"] for result in answer["results"]] == [5, 0, 0]
 
 
-async def test_without_a_reranker_the_request_is_refused_with_a_next_step(built: Built) -> None:
+async def test_without_a_reranker_the_request_is_refused_with_the_remedy(built: Built) -> None:
     async with running(make_settings(built, threads=1, reload_seconds=0)) as client:
         response = await client.post("/v1/search", json={"query": QUERY, "rerank": {"depth": 20}})
         assert "CARE_RERANKER" in check(response, 422, "invalid_request", "rerank")
@@ -228,7 +228,7 @@ async def test_depths_are_bounded(client: httpx.AsyncClient) -> None:
         assert words in check(response, 422, "invalid_request", "rerank")
 
 
-async def test_rerank_takes_the_reranker_or_the_model_that_is_named(client: httpx.AsyncClient, reranker: Path) -> None:
+async def test_rerank_uses_the_reranker_or_the_named_model(client: httpx.AsyncClient, reranker: Path) -> None:
     response = await client.post("/v1/rerank", json={"query": QUERY, "documents": TEXTS, "top_n": 3})
     answer = response.json()
     assert answer["model"] == reranker.name
@@ -248,7 +248,7 @@ async def test_rerank_takes_the_reranker_or_the_model_that_is_named(client: http
     assert reranker.name in check(wrong, 404, "not_found")
 
 
-async def test_the_engine_process_reranks_as_one_process_does(
+async def test_the_engine_process_reranks_like_the_in_process_engine(
     client: httpx.AsyncClient, built: Built, reranker: Path, tmp_path: Path
 ) -> None:
     from tests.integration.processes import service
@@ -266,7 +266,7 @@ async def test_the_engine_process_reranks_as_one_process_does(
 
 @pytest.fixture(scope="module")
 def other(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A reranker with other weights and a tokenizer that cuts pairs otherwise."""
+    """A reranker with other weights and a tokenizer that splits pairs differently."""
     home = tmp_path_factory.mktemp("other")
     write_cross_encoder(home / "published", "xlm-roberta", max_position_embeddings=40)
     return export_reranker(home / "published", home / "other-reranker", variants=[Variant.FP32]).folder
@@ -277,7 +277,7 @@ def replace(folder: Path, by: Path) -> None:
     shutil.copytree(by, folder)
 
 
-async def test_a_reload_takes_the_reranker_that_the_folder_has_now(
+async def test_a_reload_loads_the_current_reranker_of_the_folder(
     built: Built, reranker: Path, other: Path, tmp_path: Path
 ) -> None:
     own = shutil.copytree(reranker, tmp_path / "own")
@@ -286,9 +286,9 @@ async def test_a_reload_takes_the_reranker_that_the_folder_has_now(
     async with running(settings) as client:
         before = await search(client, rerank=True)
         replace(own, other)
-        assert (await search(client, rerank=True))["results"] == before["results"], "until it is told"
+        assert (await search(client, rerank=True))["results"] == before["results"], "the new reranker needs a reload"
         assert (await client.post("/admin/reload", headers=AS_ADMIN)).json()["changed"]
-        assert (await search(client, rerank=True))["results"] != before["results"], "nothing of before is cached"
+        assert (await search(client, rerank=True))["results"] != before["results"], "no earlier answer is cached"
         found = (await client.post("/v1/rerank", json=asked)).json()["results"]
     assert_scored_by(other, found)
 
@@ -298,7 +298,7 @@ def assert_scored_by(folder: Path, found: list[dict[str, Any]]) -> None:
     assert [shown[index] for index in range(len(TEXTS))] == pytest.approx(expected_scores(folder, TEXTS), abs=1e-3)
 
 
-async def test_an_engine_that_is_back_with_another_reranker_has_the_workers_read_it_too(
+async def test_workers_reload_the_reranker_of_a_restarted_engine(
     built: Built, reranker: Path, other: Path, tmp_path: Path
 ) -> None:
     from tests.integration.processes import service, until

@@ -1,4 +1,4 @@
-"""The routes beside search: documents, collection, health, docs, page."""
+"""The routes besides search: documents, collection, health, docs, page."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.api.support import ENCODER, ENTRIES, Built, copy_collection, make_set
 pytestmark = pytest.mark.anyio
 
 
-async def test_a_document_comes_back_whole(client: httpx.AsyncClient, built: Built) -> None:
+async def test_get_returns_the_whole_document(client: httpx.AsyncClient, built: Built) -> None:
     response = await client.get("/v1/documents/a-6")
     assert response.json() == {
         "id": "a-6",
@@ -30,7 +30,7 @@ async def test_an_id_may_look_like_a_path(client: httpx.AsyncClient) -> None:
         assert (await client.get(f"/v1/documents/{strange}")).json()["error"]["code"] == "not_found"
 
 
-async def test_the_collection_says_what_filters_may_ask(client: httpx.AsyncClient, built: Built) -> None:
+async def test_the_collection_lists_the_fields_for_filters(client: httpx.AsyncClient, built: Built) -> None:
     collection = (await client.get("/v1/collection")).json()
     assert collection["snapshot"] == built.versions["a"]
     assert collection["documents"] == len(ENTRIES)
@@ -42,13 +42,13 @@ async def test_the_collection_says_what_filters_may_ask(client: httpx.AsyncClien
     assert collection["max_queries"] == 16
 
 
-async def test_alive_and_ready_are_different_questions(client: httpx.AsyncClient, built: Built) -> None:
+async def test_livez_and_readyz_are_different_checks(client: httpx.AsyncClient, built: Built) -> None:
     assert (await client.get("/livez")).json()["status"] == "alive"
     ready = await client.get("/readyz")
     assert ready.json() == {"status": "ready", "snapshot": built.versions["a"]}
 
 
-async def test_without_a_snapshot_the_service_lives_but_is_not_ready(tmp_path: Path) -> None:
+async def test_without_a_snapshot_the_service_is_alive_but_not_ready(tmp_path: Path) -> None:
     settings = Settings(collection=tmp_path / "empty", encoder=ENCODER, threads=1, reload_seconds=0)
     async with running(settings) as client:
         assert (await client.get("/livez")).status_code == 200
@@ -60,7 +60,7 @@ async def test_without_a_snapshot_the_service_lives_but_is_not_ready(tmp_path: P
             assert response.headers["retry-after"] == "1"
 
 
-async def test_a_service_whose_queries_do_not_get_through_is_not_ready(
+async def test_a_service_whose_queries_fail_is_not_ready(
     built: Built, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def broken(*arguments: object) -> None:
@@ -79,7 +79,7 @@ async def test_a_service_whose_queries_do_not_get_through_is_not_ready(
 
 
 @pytest.mark.parametrize("path", ["/", "/docs"])
-async def test_pages_run_their_own_files_only_and_are_not_framed(client: httpx.AsyncClient, path: str) -> None:
+async def test_pages_run_only_their_own_files_and_cannot_be_framed(client: httpx.AsyncClient, path: str) -> None:
     page = await client.get(path)
     policy = page.headers["content-security-policy"]
     for part in ("default-src 'none'", "script-src 'self'", "style-src 'self'", "frame-ancestors 'none'"):
@@ -88,7 +88,7 @@ async def test_pages_run_their_own_files_only_and_are_not_framed(client: httpx.A
     assert not re.search(r"<style|<script(?![^>]*src=)|\son\w+=|style=", page.text)
 
 
-async def test_docs_describe_the_lean_routes_fully_and_offline(client: httpx.AsyncClient) -> None:
+async def test_docs_describe_the_routes_outside_fastapi_and_work_offline(client: httpx.AsyncClient) -> None:
     page = await client.get("/docs")
     assert "swagger" in page.text
     assert "://" not in page.text.replace("http://www.w3.org", "")
@@ -116,7 +116,7 @@ async def test_the_examples_of_the_docs_are_requests_that_work(client: httpx.Asy
     examples = schema["paths"][path]["post"]["requestBody"]["content"]["application/json"]["examples"]
     for name, example in examples.items():
         response = await client.post(path, json=example["value"])
-        # The test's collection has no departments and no dates; the example corpus has.
+        # The collection of the tests has no departments and no dates; the example corpus has.
         assert response.status_code == (422 if name in ("filters", "not and any") else 200), response.text
 
 
@@ -147,7 +147,7 @@ async def test_metrics_count_by_template_and_name_the_snapshot(client: httpx.Asy
 
 
 def _dangling(schema: dict) -> list[str]:
-    """References of an OpenAPI document that lead nowhere."""
+    """Returns references of an OpenAPI document that point to nothing."""
     known = {f"#/components/schemas/{name}" for name in schema["components"]["schemas"]}
     found: list[str] = []
 

@@ -1,6 +1,6 @@
-"""Requests made up from the OpenAPI document, right and wrong ones, against the service on a real socket.
+"""Requests generated from the OpenAPI document, valid and invalid, against the service on a real socket.
 
-Whatever is sent: no failure of the server, and no answer of a status, type or shape that the document does not have.
+No request may cause a server error, or an answer whose status, type or shape is not documented.
 The requests are the same in every run.
 """
 
@@ -29,14 +29,14 @@ from tests.api.live import live
 from tests.api.support import AS_ADMIN, Built, copy_collection, make_settings
 from tests.support.keys import bearer, create
 
-# Beside these, schemathesis tries the bounds of every field one by one.
+# In addition, schemathesis tries the bounds of every field one by one.
 EXAMPLES = 8
 
 
 def no_failure_of_the_server(
     ctx: schemathesis.CheckContext, response: schemathesis.Response, case: schemathesis.Case
 ) -> None:
-    """No status from 500 on, but for 504 where the request itself allows too little time."""
+    """Fails on a status of 500 or more, except 504 if the request itself allows too little time."""
     has_limit = any("timeout_ms" in values for values in (case.query, case.body) if isinstance(values, dict))
     if response.status_code != 504 or not has_limit:
         not_a_server_error(ctx, response, case)
@@ -62,7 +62,7 @@ def address(built: Built, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
 
 @pytest.fixture(scope="module")
 def session() -> Iterator[requests.Session]:
-    """For all requests: to make one, and to look for proxies, takes longer than most answers."""
+    """One session for all requests: making one and looking for proxies takes longer than most answers."""
     with requests.Session() as session:
         session.trust_env = False
         yield session
@@ -78,7 +78,7 @@ KEYS = {
 
 @pytest.fixture(scope="module")
 def guarded(built: Built, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, dict[str, str]]]:
-    """The address of a service with keys of every scope, and the keys."""
+    """Yields the address of a service with keys of every scope, and the keys."""
     folder: Path = tmp_path_factory.mktemp("schemathesis-keys")
     own = copy_collection(built, folder / "collection")
     keys = {name: create(folder / "keys.json", name, *options) for name, options in KEYS.items()}
@@ -102,7 +102,7 @@ def test_every_answer_is_as_documented(case: schemathesis.Case, address: str, se
     case.call_and_validate(base_url=address, session=session, checks=CHECKS, headers=AS_ADMIN)
 
 
-def test_a_document_that_is_there_is_as_documented(address: str) -> None:
+def test_an_existing_document_is_answered_as_documented(address: str) -> None:
     case = schema["/v1/documents/{id}"]["GET"].Case(path_parameters={"id": "a-6"})
     assert case.call_and_validate(base_url=address, checks=CHECKS[:-2]).status_code == 200
 
@@ -121,5 +121,5 @@ def test_keys_of_every_scope_are_answered_as_documented(
     case: schemathesis.Case, name: str, guarded: tuple[str, dict[str, str]], session: requests.Session
 ) -> None:
     address, keys = guarded
-    # Of a refused request neither right nor wrong data is looked at.
+    # The data of a refused request is not checked.
     case.call_and_validate(base_url=address, session=session, checks=CHECKS[:-2], headers=bearer(keys[name]))

@@ -1,4 +1,4 @@
-"""/v1/search through the whole app: what comes back for a good request."""
+"""/v1/search through the whole app: answers to valid requests."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ async def test_every_mode_finds_the_entry(client: httpx.AsyncClient, mode: str, 
     assert answer["results"][0]["hits"][0]["id"] == expected
 
 
-async def test_the_answer_has_the_agreed_shape(client: httpx.AsyncClient, built: Built) -> None:
+async def test_the_answer_has_the_documented_shape(client: httpx.AsyncClient, built: Built) -> None:
     answer = await post(client, query="高血压")
     assert list(answer) == ["results", "snapshot", "timings_ms"]
     assert answer["snapshot"] == built.versions["a"]
@@ -42,7 +42,7 @@ async def test_the_answer_has_the_agreed_shape(client: httpx.AsyncClient, built:
     assert marked == {"高血压"}
 
 
-async def test_get_answers_as_post_does(client: httpx.AsyncClient) -> None:
+async def test_get_and_post_give_the_same_answer(client: httpx.AsyncClient) -> None:
     by_post = await post(client, query="发热", top_k=2, mode="dense", filters=[{"field": "kind", "eq": "drug"}])
     response = await client.get(
         "/v1/search", params={"q": "发热", "top_k": 2, "mode": "dense", "filter": "kind:eq:drug"}
@@ -53,7 +53,7 @@ async def test_get_answers_as_post_does(client: httpx.AsyncClient) -> None:
 
 async def test_many_queries_are_answered_in_their_order(client: httpx.AsyncClient) -> None:
     queries = ["骨折", "高血压吃什么药", "骨折", "血常规", "心肺复苏", "asthma", "糖尿病", "发热", "头痛", "布洛芬"]
-    # The first hit only: an int8 graph scales a batch as a whole, so near ties may swap between batches.
+    # Only the first hit: an int8 graph scales a batch as a whole, so near ties may swap between batches.
     many = await post(client, query=queries, top_k=1)
     alone = [(await post(client, query=query, top_k=1))["results"][0] for query in queries]
     assert [result["hits"][0]["id"] for result in many["results"]] == [result["hits"][0]["id"] for result in alone]
@@ -67,7 +67,7 @@ async def test_a_long_document_is_one_hit_and_does_not_crowd_out_others(client: 
     assert "a-6" in ids
 
 
-async def test_top_k_beyond_the_collection_gives_all_of_it(client: httpx.AsyncClient) -> None:
+async def test_top_k_beyond_the_collection_returns_all_documents(client: httpx.AsyncClient) -> None:
     answer = await post(client, query="治疗", mode="dense", top_k=100)
     hits = answer["results"][0]["hits"]
     assert sorted(hit["id"] for hit in hits) == [f"a-{entry['id']}" for entry in ENTRIES]
@@ -104,7 +104,7 @@ async def test_a_filter_in_a_url_may_be_negated(client: httpx.AsyncClient) -> No
     assert {hit["id"] for hit in response.json()["results"][0]["hits"]} == {"a-4", "a-5"}
 
 
-async def test_only_the_asked_fields_are_there(client: httpx.AsyncClient) -> None:
+async def test_only_the_requested_fields_are_returned(client: httpx.AsyncClient) -> None:
     async def hit(fields: list[str]) -> dict:
         return (await post(client, query="骨折", fields=fields, mode="lexical"))["results"][0]["hits"][0]
 
@@ -115,7 +115,7 @@ async def test_only_the_asked_fields_are_there(client: httpx.AsyncClient) -> Non
     assert set(everything) == {"id", "score", "title", "metadata", "snippet", "highlights", "text"}
 
 
-async def test_a_query_beyond_the_encoders_limit_is_cut_and_says_so(client: httpx.AsyncClient) -> None:
+async def test_a_query_beyond_the_encoders_limit_is_truncated_and_reported(client: httpx.AsyncClient) -> None:
     answer = await post(client, query=["高血压吃什么药" * 300, "高血压吃什么药"], mode="dense")
     assert [result["truncated"] for result in answer["results"]] == [True, False]
     assert answer["results"][0]["hits"][0]["id"] == "a-1"
@@ -131,19 +131,19 @@ async def test_reciprocal_fusion_and_weights_change_the_scores(client: httpx.Asy
     assert words_only["results"] != meaning_only["results"]
 
 
-async def test_words_that_nothing_holds_give_no_hits(client: httpx.AsyncClient) -> None:
+async def test_words_that_no_document_has_give_no_hits(client: httpx.AsyncClient) -> None:
     assert (await post(client, query="zzzz qqqq", mode="lexical"))["results"][0]["hits"] == []
 
 
 @pytest.mark.parametrize("query", ["a\x00", "…", "😀", "a" * 5000, "<script>", '"', "\\", "\u202e高血压", "ﬁ²①ＡＢＣ"])
-async def test_strange_texts_are_queries_like_any_other(client: httpx.AsyncClient, query: str) -> None:
+async def test_unusual_texts_are_accepted_as_queries(client: httpx.AsyncClient, query: str) -> None:
     answer = await post(client, query=query)
     assert len(answer["results"][0]["hits"]) == len(ENTRIES)
 
 
-async def test_server_timing_and_the_answer_say_the_same_numbers(client: httpx.AsyncClient) -> None:
+async def test_server_timing_and_the_answer_give_the_same_numbers(client: httpx.AsyncClient) -> None:
     response = await client.post("/v1/search", json={"query": "骨折"})
-    said = dict(part.split(";dur=") for part in response.headers["server-timing"].split(", "))
+    durations = dict(part.split(";dur=") for part in response.headers["server-timing"].split(", "))
     timings = response.json()["timings_ms"]
-    assert {stage: float(ms) for stage, ms in said.items()} == timings
+    assert {stage: float(ms) for stage, ms in durations.items()} == timings
     assert timings["total"] >= sum(timings[stage] for stage in STAGES[:-1]) - 0.01

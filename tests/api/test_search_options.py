@@ -1,4 +1,4 @@
-"""/v1/search beyond the plain question: thresholds, passages, explanations, deadlines, caches passed by."""
+"""Options of /v1/search: score thresholds, passages, explanations, deadlines, facets, pages and cache bypass."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 from service.engine.jobs import Job, SearchJob
 from service.engine.queue import ONLINE_JOBS, Dispatcher, Future
 from service.serving.serving import Serving
-from tests.api.gate import Gate, hold
+from tests.api.gate import Gate, block_engine
 from tests.api.support import ENTRIES, LONG, Built, copy_collection, make_settings, running
 
 pytestmark = pytest.mark.anyio
@@ -26,7 +26,7 @@ async def hits(client: httpx.AsyncClient, **body: object) -> list[dict]:
 
 
 @pytest.mark.parametrize(("queries", "bulk"), [(ONLINE_JOBS, False), (ONLINE_JOBS, True), (ONLINE_JOBS + 1, False)])
-async def test_many_queries_are_bulk_as_are_those_of_a_request_that_says_so(
+async def test_many_queries_and_requests_marked_as_bulk_are_bulk(
     client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch, queries: int, bulk: bool
 ) -> None:
     submitted: list[object] = []
@@ -43,7 +43,7 @@ async def test_many_queries_are_bulk_as_are_those_of_a_request_that_says_so(
 
 
 @pytest.mark.parametrize("mode", ["dense", "lexical", "hybrid"])
-async def test_min_score_leaves_out_what_is_worse(client: httpx.AsyncClient, mode: str) -> None:
+async def test_min_score_leaves_out_hits_below_it(client: httpx.AsyncClient, mode: str) -> None:
     everything = await hits(client, query="高血压 发热", mode=mode, top_k=8)
     bound = everything[1]["score"]
     better = await hits(client, query="高血压 发热", mode=mode, top_k=8, min_score=bound)
@@ -53,7 +53,7 @@ async def test_min_score_leaves_out_what_is_worse(client: httpx.AsyncClient, mod
 
 
 @pytest.mark.parametrize("mode", ["dense", "lexical", "hybrid"])
-async def test_passages_are_those_of_the_document_best_first(client: httpx.AsyncClient, mode: str) -> None:
+async def test_passages_of_a_hit_are_sorted_best_first(client: httpx.AsyncClient, mode: str) -> None:
     found = await hits(client, query="头痛 感冒 疲劳", mode=mode, top_k=8, passages=3, fields=["snippet", "text"])
     (long,) = [hit for hit in found if hit["id"] == "a-6"]
     assert len(long["passages"]) == 3
@@ -70,20 +70,20 @@ async def test_passages_are_those_of_the_document_best_first(client: httpx.Async
     assert all(len(hit["passages"]) == 1 for hit in others)
 
 
-async def test_passages_show_what_the_fields_ask_for(client: httpx.AsyncClient) -> None:
+async def test_passages_have_the_requested_fields(client: httpx.AsyncClient) -> None:
     (first, *_) = await hits(client, query="骨折", passages=1, fields=["title"])
     assert set(first) == {"id", "score", "title", "passages"}
     assert set(first["passages"][0]) == {"span", "score"}
     assert "passages" not in (await hits(client, query="骨折"))[0]
 
 
-async def test_in_one_sided_modes_the_best_passage_has_the_documents_score(client: httpx.AsyncClient) -> None:
+async def test_in_dense_and_lexical_modes_the_best_passage_has_the_documents_score(client: httpx.AsyncClient) -> None:
     for mode in ("dense", "lexical"):
         for hit in await hits(client, query="头痛", mode=mode, passages=2):
             assert hit["passages"][0]["score"] == hit["score"]
 
 
-async def test_explain_gives_the_ranks_that_each_side_gives_alone(client: httpx.AsyncClient) -> None:
+async def test_explain_gives_the_rank_of_each_retriever_alone(client: httpx.AsyncClient) -> None:
     query = "高血压 头痛 asthma"
     alone = {mode: await hits(client, query=query, mode=mode, top_k=8) for mode in ("dense", "lexical")}
     placings = {
@@ -110,7 +110,7 @@ async def test_explained_scores_add_up(client: httpx.AsyncClient) -> None:
 
 
 @pytest.mark.parametrize(("mode", "fusion", "silent"), [("dense", "scores", "lexical"), ("lexical", "scores", "dense")])
-async def test_a_side_that_did_not_look_says_nothing(
+async def test_explain_omits_a_retriever_that_did_not_run(
     client: httpx.AsyncClient, mode: str, fusion: str, silent: str
 ) -> None:
     for rank, hit in enumerate(await hits(client, query="头痛", mode=mode, fusion=fusion, explain=True), start=1):
@@ -124,7 +124,7 @@ async def test_reciprocal_fusion_has_no_weight(client: httpx.AsyncClient) -> Non
     assert {hit["explain"]["weight"] for hit in found} == {None}
 
 
-async def test_explaining_changes_no_ranking(client: httpx.AsyncClient) -> None:
+async def test_explain_does_not_change_the_ranking(client: httpx.AsyncClient) -> None:
     plain = await hits(client, query="发热 头痛", top_k=8)
     explained = await hits(client, query="发热 头痛", top_k=8, explain=True, passages=2)
     extra = ("explain", "passages")
@@ -143,7 +143,7 @@ async def test_pages_are_slices_of_one_ranking(client: httpx.AsyncClient, mode: 
     assert await hits(client, **asked, top_k=50, offset=50) == []
 
 
-async def test_pages_hold_fresh_documents_and_none_below_the_least_score(built: Built, tmp_path: Path) -> None:
+async def test_pages_include_fresh_documents_and_respect_min_score(built: Built, tmp_path: Path) -> None:
     own = copy_collection(built, tmp_path / "collection")
     async with running(make_settings(own, threads=1, reload_seconds=0)) as client:
         fresh = [{"id": f"f-{n}", "title": "发热", "text": f"发热第 {n} 条。"} for n in range(5)]
@@ -190,27 +190,27 @@ async def test_get_takes_the_same_options(client: httpx.AsyncClient) -> None:
     assert by_get == (await client.post("/v1/search", json=body)).json()["results"]
 
 
-async def test_a_request_whose_time_is_over_gets_504(built: Built, gate: Gate) -> None:
+async def test_a_request_past_its_deadline_gets_504(built: Built, gate: Gate) -> None:
     async with running(make_settings(built, threads=1, reload_seconds=0)) as client:
-        held = await hold(gate, client)
+        held = await block_engine(gate, client)
         response = await client.post("/v1/search", json={"query": "发热", "timeout_ms": 50})
         gate.open.set()
         assert response.status_code == 504
         assert response.json()["error"]["code"] == "deadline_exceeded"
         assert (await held).status_code == 200
-    assert "发热" not in gate.queries  # no work is spent on a query that was given up
+    assert "发热" not in gate.queries  # no work is spent on an abandoned query
 
 
-async def test_the_settings_bound_a_request_that_names_no_time(built: Built, gate: Gate) -> None:
+async def test_a_request_without_a_timeout_gets_that_of_the_settings(built: Built, gate: Gate) -> None:
     async with running(make_settings(built, threads=1, reload_seconds=0, timeout_ms=300)) as client:
-        held = await hold(gate, client)
+        held = await block_engine(gate, client)
         response = await client.post("/v1/search", json={"query": "发热"})
         gate.open.set()
         await held
         assert response.status_code == 504
 
 
-async def test_a_cache_can_be_passed_by(built: Built, gate: Gate) -> None:
+async def test_a_request_can_bypass_the_cache(built: Built, gate: Gate) -> None:
     async with running(make_settings(built, threads=1, reload_seconds=0, lru_mb=1)) as client:
         for cache in (True, True, False, False):
             await hits(client, query="高血压", cache=cache)
@@ -219,7 +219,7 @@ async def test_a_cache_can_be_passed_by(built: Built, gate: Gate) -> None:
     assert 'care_cache_total{kind="result",layer="process",outcome="bypass"} 2.0' in metrics
 
 
-async def test_a_known_embedding_serves_another_question(built: Built, gate: Gate) -> None:
+async def test_a_cached_embedding_is_used_for_a_request_with_other_options(built: Built, gate: Gate) -> None:
     async with running(make_settings(built, threads=1, reload_seconds=0, lru_mb=1)) as client:
         plain = await hits(client, query="高血压", mode="dense", top_k=3)
         assert await hits(client, query="高血压", mode="dense", top_k=2) == plain[:2]

@@ -1,4 +1,4 @@
-"""Connections that send nothing, or not all of it: answered 408 where a request was begun, and closed."""
+"""Connections that send nothing or only part of a request: answered 408 if a request was begun, and closed."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def connected(address: tuple[str, int]) -> Iterator[socket.socket]:
 
 
 def answer_in(received: bytes) -> bytes:
-    """A whole answer from the connection's bytes: head and as much body as it declares."""
+    """Returns one whole answer: the head and as much body as it declares."""
     head, _, body = received.partition(b"\r\n\r\n")
     length = int(head.lower().split(b"content-length: ")[1].split(b"\r\n")[0])
     return head + body if len(body) >= length else b""
@@ -73,7 +73,7 @@ def test_a_request_that_never_ends_is_answered_408_and_closed(address: tuple[str
     [(b"G", 408), (HEAD + b"\r\n", 408), (b"nonsense\r\n\r\n", 400), (CHUNKS + b"zz\r\n", 400)],
     ids=["no head", "no body", "no HTTP", "no chunk"],
 )
-def test_bytes_that_are_no_request_are_counted_by_the_status_of_their_answer(
+def test_malformed_requests_are_counted_by_the_status_of_their_answer(
     address: tuple[str, int], sent: bytes, status: int
 ) -> None:
     before = counted(address)
@@ -84,7 +84,7 @@ def test_bytes_that_are_no_request_are_counted_by_the_status_of_their_answer(
 
 
 def counted(address: tuple[str, int]) -> Counter[str]:
-    """Requests by status, those for metrics left out."""
+    """Counts requests by status, without those for metrics."""
     with connected(address) as connection:
         connection.sendall(b"GET /metrics HTTP/1.1\r\nHost: care\r\nConnection: close\r\n\r\n")
         text = rest_of(connection).decode()
@@ -92,7 +92,7 @@ def counted(address: tuple[str, int]) -> Counter[str]:
     return sum((Counter({status: int(float(count))}) for status, count in found), Counter())
 
 
-def test_a_trickle_does_not_buy_time(address: tuple[str, int]) -> None:
+def test_sending_single_bytes_does_not_extend_the_timeout(address: tuple[str, int]) -> None:
     sent = 0
     with connected(address) as connection:
         connection.settimeout(0.05)
@@ -108,7 +108,7 @@ def test_a_trickle_does_not_buy_time(address: tuple[str, int]) -> None:
 
 
 @pytest.mark.parametrize("sent", [b"", b"\r\n"], ids=["nothing", "an empty line"])
-def test_a_connection_that_asks_nothing_is_closed_without_a_word(address: tuple[str, int], sent: bytes) -> None:
+def test_a_connection_without_a_request_is_closed_without_an_answer(address: tuple[str, int], sent: bytes) -> None:
     with connected(address) as connection:
         connection.sendall(sent)
         assert rest_of(connection) == b""
@@ -131,7 +131,7 @@ def test_a_second_request_that_never_ends_is_answered_too(address: tuple[str, in
         assert rest_of(connection).startswith(b"HTTP/1.1 408 ")
 
 
-def test_a_body_whose_answer_is_out_already_is_just_cut_off(address: tuple[str, int]) -> None:
+def test_a_body_that_was_answered_before_its_end_is_cut_off(address: tuple[str, int]) -> None:
     with connected(address) as connection:
         connection.sendall(b"POST /nowhere HTTP/1.1\r\nHost: care\r\nContent-Length: 40\r\n\r\n{")
         received = rest_of(connection)
@@ -148,7 +148,7 @@ def test_clients_that_send_at_once_are_not_affected(address: tuple[str, int]) ->
             assert read_answer(connection).startswith(b"HTTP/1.1 200 OK")
 
 
-def test_a_client_that_takes_nothing_of_its_answer_is_left(built: Built, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_client_that_never_reads_its_answer_is_disconnected(built: Built, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(TolerantProtocol, "stalled_seconds", 0.3)
     body = json.dumps({"query": ["高血压"] * 10_000, "fields": ["title", "snippet", "text", "metadata"]}).encode()
     head = b"POST /v1/search HTTP/1.1\r\nHost: care\r\nAccept: application/x-ndjson\r\nContent-Length: %d\r\n\r\n"

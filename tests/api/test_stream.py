@@ -1,4 +1,4 @@
-"""Answers in JSON lines: each result as soon as it is there, however many there are."""
+"""Answers as JSON lines: each result is sent as soon as it is known, for any number of queries."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from service.search.portions import WINDOW
-from tests.api.gate import Gate, hold
+from tests.api.gate import Gate, block_engine
 from tests.api.support import Built, copy_collection, make_settings, running
 
 pytestmark = pytest.mark.anyio
@@ -27,7 +27,7 @@ async def lines_of(client: httpx.AsyncClient, **body: object) -> list[dict]:
     return [json.loads(line) for line in response.text.splitlines()]
 
 
-async def test_lines_hold_what_the_whole_answer_holds(client: httpx.AsyncClient, built: Built) -> None:
+async def test_lines_have_the_content_of_the_whole_answer(client: httpx.AsyncClient, built: Built) -> None:
     queries = ["高血压", "发热", "骨折", "asthma"]
     whole = (await client.post("/v1/search", json={"query": queries, "mode": "lexical"})).json()
     *results, end = await lines_of(client, query=queries, mode="lexical")
@@ -59,7 +59,7 @@ async def test_only_a_request_for_lines_gets_lines(client: httpx.AsyncClient, ac
 async def test_a_stream_takes_more_queries_than_a_whole_answer_and_keeps_their_order(built: Built) -> None:
     async with running(make_settings(built, threads=1, reload_seconds=0, max_queries=16, lru_mb=1)) as client:
         assert (await client.post("/v1/search", json={"query": MANY})).status_code == 422
-        # Results of the cache and of the engine, mixed.
+        # Results from the cache and from the engine, mixed.
         await lines_of(client, query=MANY[::3], mode="lexical", top_k=1)
         *results, _ = await lines_of(client, query=[*MANY, "高血压 氨氯地平"], mode="lexical", top_k=1)
     assert len(results) == len(MANY) + 1
@@ -77,7 +77,7 @@ async def test_too_many_queries_are_refused(built: Built) -> None:
 
 async def test_a_stream_never_fills_the_queue(built: Built, gate: Gate) -> None:
     async with running(make_settings(built, threads=1, reload_seconds=0)) as client:
-        held = await hold(gate, client)
+        held = await block_engine(gate, client)
         stream = asyncio.create_task(lines_of(client, query=MANY, mode="lexical", top_k=1))
         queued = 0.0
         async with asyncio.timeout(60):
@@ -91,7 +91,7 @@ async def test_a_stream_never_fills_the_queue(built: Built, gate: Gate) -> None:
         await held
 
 
-async def test_a_queue_smaller_than_a_portion_is_no_obstacle(built: Built) -> None:
+async def test_a_queue_smaller_than_a_portion_works(built: Built) -> None:
     async with running(make_settings(built, threads=1, reload_seconds=0, queue_limit=3, max_queries=3)) as client:
         assert len(await lines_of(client, query=MANY[:20], top_k=1)) == 21
 
@@ -105,7 +105,7 @@ async def test_a_failure_before_the_first_line_is_an_ordinary_error(
     assert response.json()["error"]["code"] == "engine_failed"
 
 
-async def test_a_later_failure_is_the_last_line(
+async def test_a_later_failure_is_reported_in_the_last_line(
     client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch, gate: Gate
 ) -> None:
     run = gate.run
@@ -121,7 +121,7 @@ async def test_a_later_failure_is_the_last_line(
     assert lines[-1]["error"]["request_id"]
 
 
-async def test_a_stream_has_a_largest_size(built: Built) -> None:
+async def test_a_stream_has_a_size_limit(built: Built) -> None:
     async with running(make_settings(built, threads=1, reload_seconds=0, max_stream_bytes=4096)) as client:
         *results, last = await lines_of(client, query=MANY, mode="lexical", top_k=1)
         whole = "".join(json.dumps(each, ensure_ascii=False, separators=(",", ":")) + "\n" for each in results)
@@ -134,10 +134,10 @@ async def test_a_stream_has_a_largest_size(built: Built) -> None:
         assert "CARE_MAX_STREAM_BYTES); ask for fewer hits or fields" in refused.json()["error"]["message"]
 
 
-async def test_a_stream_has_a_longest_time(built: Built, gate: Gate) -> None:
-    """The clock runs while the engine is held; what it had answered until then was sent."""
+async def test_a_stream_has_a_time_limit(built: Built, gate: Gate) -> None:
+    """The clock runs while the engine is blocked; results answered before that were sent."""
     async with running(make_settings(built, threads=1, reload_seconds=0, max_stream_seconds=0.2)) as client:
-        held = await hold(gate, client)
+        held = await block_engine(gate, client)
         stream = asyncio.create_task(client.post("/v1/search", json={"query": MANY[:3]}, headers=LINES))
         await asyncio.sleep(0.4)
         gate.open.set()

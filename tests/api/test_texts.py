@@ -1,4 +1,4 @@
-"""/v1/embeddings, /v1/rerank and /v1/models through the app: shapes, bounds and what the numbers mean."""
+"""/v1/embeddings, /v1/rerank and /v1/models through the app: shapes, bounds and meaning of the numbers."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ def vectors_of(answer: dict[str, Any]) -> np.ndarray:
     return np.array([each["embedding"] for each in answer["data"]], np.float32)
 
 
-async def test_the_embeddings_are_the_encoders(client: httpx.AsyncClient, encoder: OnnxEncoder) -> None:
+async def test_embeddings_equal_those_of_the_encoder(client: httpx.AsyncClient, encoder: OnnxEncoder) -> None:
     answer = await embed(client, input=TEXTS, model="care-small-zh")
     assert list(answer) == ["object", "data", "model", "usage"]
     assert (answer["object"], answer["model"]) == ("list", "care-small-zh")
     assert [(each["object"], each["index"]) for each in answer["data"]] == [("embedding", n) for n in range(3)]
     expected = encoder.encode(TEXTS, Side.QUERY)
-    # An int8 graph scales a batch as a whole, so a vector depends a little on its company.
+    # An int8 graph scales a batch as a whole, so a vector depends a little on the rest of its batch.
     assert np.einsum("nd,nd->n", vectors_of(answer), expected) == pytest.approx(1, abs=0.01)
     assert np.linalg.norm(vectors_of(answer), axis=1) == pytest.approx(1, abs=1e-5)
     tokens = sum(len(tokens) for tokens in encoder.tokenize(TEXTS, Side.QUERY))
@@ -66,7 +66,7 @@ async def test_base64_holds_the_same_floats(client: httpx.AsyncClient) -> None:
     assert np.array_equal(np.frombuffer(base64.b64decode(packed["embedding"]), "<f4"), as_floats[0])
 
 
-async def test_fewer_dimensions_are_the_first_ones_normed_again(client: httpx.AsyncClient) -> None:
+async def test_fewer_dimensions_are_the_first_ones_normalised_again(client: httpx.AsyncClient) -> None:
     whole = vectors_of(await embed(client, input=TEXTS[:1]))[0]
     (short,) = vectors_of(await embed(client, input=TEXTS[:1], dimensions=64))
     assert short == pytest.approx(whole[:64] / np.linalg.norm(whole[:64]), abs=1e-6)
@@ -80,7 +80,7 @@ async def test_many_texts_go_through_a_small_queue_in_their_order(built: Built, 
     assert np.argmax(many @ alone[0]) == 70
 
 
-async def test_queries_are_remembered_and_documents_are_not(built: Built, gate: Gate) -> None:
+async def test_embeddings_of_queries_are_cached_and_those_of_documents_are_not(built: Built, gate: Gate) -> None:
     async with running(make_settings(built, threads=1, reload_seconds=0, lru_mb=1)) as client:
         before = len(gate.jobs)
         first = await embed(client, input=TEXTS)
@@ -105,7 +105,7 @@ async def test_rerank_orders_by_the_cosine_of_query_and_document(
     assert "document" not in results[0]
 
 
-async def test_rerank_gives_back_the_best_and_their_texts(client: httpx.AsyncClient) -> None:
+async def test_rerank_returns_the_best_documents_with_their_texts(client: httpx.AsyncClient) -> None:
     documents = ["骨折要固定。", {"text": TEXTS[1]}]
     (best,) = await rerank(client, query=TEXTS[0], documents=documents, top_n=1, return_documents=True)
     assert best["document"] == {"text": TEXTS[1]}
@@ -154,13 +154,13 @@ async def test_a_wrong_field_is_named(client: httpx.AsyncClient, path: str, body
     assert message.startswith((f"{field}: ", f"{field}["))
 
 
-async def test_token_arrays_are_refused_with_what_to_do(client: httpx.AsyncClient) -> None:
+async def test_token_arrays_are_refused_with_the_remedy(client: httpx.AsyncClient) -> None:
     response = await client.post("/v1/embeddings", json={"input": [[101, 102]]})
     assert "send texts" in response.json()["error"]["message"]
 
 
 @pytest.mark.parametrize("path", ["embeddings", "rerank"])
-async def test_another_model_is_not_answered_for(client: httpx.AsyncClient, path: str) -> None:
+async def test_an_unknown_model_name_is_refused(client: httpx.AsyncClient, path: str) -> None:
     body = {"input": "好"} if path == "embeddings" else {"query": "好", "documents": ["好"]}
     response = await client.post(f"/v1/{path}", json=body | {"model": "text-embedding-3-small"})
     assert "care-small-zh" in check(response, 404, "not_found")
@@ -173,7 +173,7 @@ async def test_bodies_that_cannot_be_read_are_refused(client: httpx.AsyncClient)
     check(await client.get("/v1/rerank"), 405, "method_not_allowed")
 
 
-async def test_an_encoder_of_queries_reads_no_documents_but_reranks(built: Built, tmp_path: Path) -> None:
+async def test_a_query_encoder_refuses_documents_but_reranks(built: Built, tmp_path: Path) -> None:
     folder = tmp_path / "query-encoder"
     folder.mkdir()
     for file in ENCODER.resolve().iterdir():
@@ -196,7 +196,7 @@ async def test_without_a_snapshot_there_are_no_embeddings(tmp_path: Path) -> Non
         check(await client.post("/v1/embeddings", json={"input": "好"}), 503, "not_ready")
 
 
-async def test_others_have_their_turn_while_many_vectors_are_written() -> None:
+async def test_the_event_loop_runs_while_many_vectors_are_serialised() -> None:
     turns = 0
 
     async def count_turns() -> None:

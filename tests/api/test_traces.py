@@ -1,4 +1,4 @@
-"""Traces as a collector gets them: a real service sends OTLP over HTTP to a real receiver, which decodes it."""
+"""Traces as a collector gets them: a real service sends OTLP over HTTP to a receiver, which decodes it."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def built(tmp_path_factory: pytest.TempPathFactory, encoder: OnnxEncoder) -> Bui
 
 @contextmanager
 def collector(status: int = 200) -> Iterator[tuple[str, list[ResourceSpans]]]:
-    """The address of a receiver of OTLP, and what it got."""
+    """Yields the address of an OTLP receiver, and the spans that it got."""
     received: list[ResourceSpans] = []
     lock = threading.Lock()
 
@@ -73,7 +73,7 @@ def searches(spans: list[Span]) -> list[Span]:
     return [span for span in spans if span.name == "POST /v1/search"]
 
 
-def ask(address: str, query: str | list[str] = QUERY, **headers: str) -> httpx.Response:
+def search(address: str, query: str | list[str] = QUERY, **headers: str) -> httpx.Response:
     answer = httpx.post(f"{address}/v1/search", json={"query": query, "top_k": 3}, headers=headers, timeout=60)
     assert answer.status_code == 200
     return answer
@@ -82,7 +82,7 @@ def ask(address: str, query: str | list[str] = QUERY, **headers: str) -> httpx.R
 def test_a_search_is_one_span_with_a_child_for_each_stage(built: Built) -> None:
     with collector() as (url, received):
         with live(make_settings(built, traces_url=url)) as address:
-            answer = ask(address, **{"x-request-id": "my-request"})
+            answer = search(address, **{"x-request-id": "my-request"})
         (resource,) = received
         assert facts(list(resource.resource.attributes))["service.name"] == "care-search"
         spans = spans_of(received)
@@ -115,31 +115,31 @@ def test_a_search_is_one_span_with_a_child_for_each_stage(built: Built) -> None:
 def test_a_cached_result_has_no_stages(built: Built) -> None:
     with collector() as (url, received):
         with live(make_settings(built, traces_url=url, lru_mb=8)) as address:
-            ask(address)
-            ask(address)
+            search(address)
+            search(address)
         spans = spans_of(received)
     first, second = searches(spans)
     assert [span.name for span in spans if span.parent_span_id == first.span_id] == STAGES
     assert not [span for span in spans if span.parent_span_id == second.span_id]
 
 
-def test_a_trace_of_the_caller_goes_on_and_a_caller_that_is_not_traced_is_not(built: Built) -> None:
+def test_a_trace_of_the_caller_is_continued_and_an_unsampled_caller_is_not_traced(built: Built) -> None:
     with collector() as (url, received):
         with live(make_settings(built, traces_url=url, traces_share=0)) as address:
-            ask(address)
-            ask(address, traceparent=f"00-{TRACE}-{CALLER}-00")
-            ask(address, traceparent=f"00-{TRACE}-{CALLER}-01")
-            ask(address, traceparent=f"00-{'0' * 32}-{CALLER}-01")  # is not valid: as if it had sent none
+            search(address)
+            search(address, traceparent=f"00-{TRACE}-{CALLER}-00")
+            search(address, traceparent=f"00-{TRACE}-{CALLER}-01")
+            search(address, traceparent=f"00-{'0' * 32}-{CALLER}-01")  # invalid, so ignored
         (whole,) = searches(spans_of(received))
     assert (whole.trace_id.hex(), whole.parent_span_id.hex()) == (TRACE, CALLER)
 
 
-def test_a_span_has_the_id_of_its_request_however_long_it_is(built: Built) -> None:
+def test_a_span_has_the_request_id_however_long_it_is(built: Built) -> None:
     ids = ["7", "my-request", "r" * 64]
     with collector() as (url, received):
         with live(make_settings(built, traces_url=url, traces_queries=True)) as address:
             for each in ids:
-                ask(address, **{"x-request-id": each})
+                search(address, **{"x-request-id": each})
         found = searches(spans_of(received))
     assert [facts(list(span.attributes))["care.request_id"] for span in found] == ids
     assert {facts(list(span.attributes))["gen_ai.retrieval.query.text"] for span in found} == {QUERY}
@@ -149,8 +149,8 @@ def test_the_log_names_the_trace_and_the_request(built: Built, caplog: pytest.Lo
     caplog.set_level(logging.INFO, ACCESS_LOGGER)
     with collector() as (url, received):
         with live(make_settings(built, traces_url=url, access_log=True)) as address:
-            answer = ask(address, traceparent=f"00-{TRACE}-{CALLER}-01")
-            ask(address)
+            answer = search(address, traceparent=f"00-{TRACE}-{CALLER}-01")
+            search(address)
         _, other = searches(spans_of(received))
     lines = [json.loads(record.getMessage()) for record in caplog.records if record.name == ACCESS_LOGGER]
     line, second = [line for line in lines if line["route"] == "/v1/search"]
@@ -158,12 +158,12 @@ def test_the_log_names_the_trace_and_the_request(built: Built, caplog: pytest.Lo
     assert second["trace_id"] == other.trace_id.hex()
 
 
-def test_spans_without_a_log_have_a_trace_each_and_the_time_of_their_request(built: Built) -> None:
+def test_spans_without_an_access_log_have_their_own_trace_and_request_time(built: Built) -> None:
     began = time.time_ns()
     with collector() as (url, received):
         with live(make_settings(built, traces_url=url, access_log=False)) as address:
-            ask(address)
-            ask(address)
+            search(address)
+            search(address)
             ended = time.time_ns()
         found = searches(spans_of(received))
     assert len({span.trace_id for span in found if any(span.trace_id)}) == 2
@@ -172,10 +172,10 @@ def test_spans_without_a_log_have_a_trace_each_and_the_time_of_their_request(bui
         assert began - slack < span.start_time_unix_nano < span.end_time_unix_nano < ended + slack
 
 
-def test_queries_are_in_a_trace_only_if_they_are_asked_for(built: Built) -> None:
+def test_queries_are_in_a_trace_only_if_the_setting_is_on(built: Built) -> None:
     with collector() as (url, received):
         with live(make_settings(built, traces_url=url, traces_queries=True)) as address:
-            ask(address, [QUERY, "骨折"])
+            search(address, [QUERY, "骨折"])
         (whole,) = searches(spans_of(received))
     assert facts(list(whole.attributes))["gen_ai.retrieval.query.text"] == f"{QUERY}\n骨折"
 
@@ -191,16 +191,18 @@ def test_a_refused_request_has_its_status_and_no_stages(built: Built) -> None:
     assert not [span for span in spans if span.parent_span_id == whole.span_id]
 
 
-def test_numbers_of_any_size_in_a_refused_request_stop_no_later_trace(built: Built) -> None:
+def test_huge_numbers_in_a_refused_request_do_not_stop_later_traces(built: Built) -> None:
     with collector() as (url, received), live(make_settings(built, traces_url=url)) as address:
         refused = httpx.post(f"{address}/v1/search", json={"query": QUERY, "top_k": 10**24}, timeout=60)
         assert refused.status_code == 422
         until(lambda: len(searches(spans_of(received))) == 1)
-        ask(address)
+        search(address)
         until(lambda: len(searches(spans_of(received))) == 2)
 
 
-def test_a_batch_that_cannot_be_written_is_lost_alone(built: Built, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_batch_that_cannot_be_serialised_does_not_lose_later_batches(
+    built: Built, monkeypatch: pytest.MonkeyPatch
+) -> None:
     failing = [True]
 
     def spans(self: Traces, traced: Traced) -> bytes:
@@ -212,20 +214,20 @@ def test_a_batch_that_cannot_be_written_is_lost_alone(built: Built, monkeypatch:
     written = Traces._spans
     monkeypatch.setattr(Traces, "_spans", spans)
     with collector() as (url, received), live(make_settings(built, traces_url=url)) as address:
-        ask(address)
+        search(address)
         until(lambda: not failing)
-        ask(address)
+        search(address)
         until(lambda: len(searches(spans_of(received))) == 1)
 
 
 @pytest.mark.parametrize("away", [True, False])
-def test_a_collector_that_is_away_or_refuses_costs_traces_and_no_answer(built: Built, away: bool) -> None:
-    nobody = "http://127.0.0.1:9"
-    with collector(503) as (url, _), live(make_settings(built, traces_url=nobody if away else url)) as address:
-        ask(address)
+def test_an_unreachable_or_refusing_collector_loses_traces_but_no_answer(built: Built, away: bool) -> None:
+    unreachable = "http://127.0.0.1:9"
+    with collector(503) as (url, _), live(make_settings(built, traces_url=unreachable if away else url)) as address:
+        search(address)
         none = 'care_traces_total{outcome="dropped"} 0.0'
         until(lambda: none not in httpx.get(f"{address}/metrics", headers=AS_ADMIN, timeout=60).text)
-        ask(address)
+        search(address)
 
 
 @pytest.mark.parametrize("away", [True, False])
@@ -235,7 +237,7 @@ def test_the_log_names_the_collector_without_its_password(
     with collector(503) as (url, _):
         place = "127.0.0.1:9" if away else url.removeprefix("http://")
         with live(make_settings(built, traces_url=f"http://user:s3cret@{place}")) as address:
-            ask(address)
+            search(address)
             until(lambda: "traces are dropped" in caplog.text)
     assert place in caplog.text
     assert ("ConnectError" if away else "status 503") in caplog.text
@@ -253,7 +255,7 @@ def test_calls_to_the_collector_are_not_logged_with_their_url(
         settings = make_settings(built, traces_url=url.replace("//", "//user:s3cret@"), log_level=level)
         configure_logging(settings)
         with live(settings) as address:
-            ask(address)
+            search(address)
             until(lambda: len(searches(spans_of(received))) == 1)
     assert "s3cret" not in caplog.text
 
@@ -267,16 +269,14 @@ def test_traces_that_cannot_be_sent_in_time_are_dropped_oldest_first(built: Buil
     assert 'care_traces_total{outcome="dropped"} 3.0' in metrics.expose().decode()
 
 
-def test_requests_that_come_while_traces_are_sent_wait_for_the_next_time(
-    built: Built, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_requests_during_a_send_are_traced_in_the_next_send(built: Built, monkeypatch: pytest.MonkeyPatch) -> None:
     settings = make_settings(built, traces_url="http://127.0.0.1:9")
     traces = Traces(settings, create_app(settings.model_copy(update={"traces_url": None})).state.frame.metrics)
     posts: list[bytes] = []
 
     def post(url: str, *, content: bytes, headers: dict[str, str]) -> httpx.Response:
         posts.append(content)
-        assert len(posts) < 9, "it never ends"
+        assert len(posts) < 9, "the sending never ends"
         traces.add(None, "GET", "/livez", f"during-{len(posts)}", 200, 1.0, 0.001, None, None)
         return httpx.Response(200, request=httpx.Request("POST", url))
 
@@ -289,7 +289,7 @@ def test_requests_that_come_while_traces_are_sent_wait_for_the_next_time(
     assert posts[2].count(b"during") == 2
 
 
-def test_without_a_collector_nothing_of_tracing_is_loaded() -> None:
+def test_without_a_collector_no_tracing_module_is_loaded() -> None:
     code = (
         "from service.http.app import create_app; from service.settings import Settings; import sys;"
         "create_app(Settings()); print([name for name in sys.modules if name.startswith("
@@ -299,7 +299,7 @@ def test_without_a_collector_nothing_of_tracing_is_loaded() -> None:
     assert found.stdout.strip() == "[]"
 
 
-def test_metrics_of_the_build_and_of_requests_are_there_before_the_first_request() -> None:
+def test_metrics_of_the_build_and_of_requests_exist_before_the_first_request() -> None:
     text = create_app(Settings()).state.frame.metrics.expose().decode()
     counts = "care_requests_in_flight", "care_tokens_total", "care_card_memory_bytes", "care_card_memory_used_bytes"
     assert 'care_build_info{python="' in text

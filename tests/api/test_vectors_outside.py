@@ -1,4 +1,4 @@
-"""The same questions to a service that searches here and to one whose vectors are in a database: the same answers."""
+"""A service that searches in process and one whose vectors are in a database give the same answers."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def measure(encoder: OnnxEncoder) -> Measure:
 
 
 class Outside:
-    """A collection whose first version is published into a database."""
+    """A collection whose first version is published to a database."""
 
     def __init__(self, built: Built, server: QdrantServer, encoder: OnnxEncoder) -> None:
         self.built = built
@@ -81,7 +81,7 @@ async def client_outside(outside: Outside) -> AsyncIterator[httpx.AsyncClient]:
 
 
 def same(ours: object, theirs: object) -> bool:
-    """Equal, but for the last digits of scores: one sums in numpy, the other in FAISS."""
+    """Compares values; scores may differ in the last digits, since one sums in numpy and the other in FAISS."""
     if isinstance(ours, dict) and isinstance(theirs, dict):
         return ours.keys() == theirs.keys() and all(same(ours[name], theirs[name]) for name in ours)
     if isinstance(ours, list) and isinstance(theirs, list):
@@ -92,14 +92,16 @@ def same(ours: object, theirs: object) -> bool:
 
 
 def results(answer: httpx.Response) -> Any:  # noqa: ANN401 - JSON
-    """With passages in the order of the text: those of repeated sentences have one score, and no order of their own."""
+    """Returns the results with passages in text order: passages of repeated sentences tie, and their order is open."""
     found = answer.json()["results"]
     for hit in (hit for result in found for hit in result["hits"] if "passages" in hit):
         hit["passages"].sort(key=lambda passage: passage["span"])
     return found
 
 
-async def test_every_request_is_answered_as_here(client: httpx.AsyncClient, client_outside: httpx.AsyncClient) -> None:
+async def test_every_request_is_answered_as_by_the_in_process_index(
+    client: httpx.AsyncClient, client_outside: httpx.AsyncClient
+) -> None:
     for request in REQUESTS:
         here, there = [await one.post("/v1/search", json=request) for one in (client, client_outside)]
         assert (here.status_code, there.status_code) == (200, 200), request
@@ -107,7 +109,9 @@ async def test_every_request_is_answered_as_here(client: httpx.AsyncClient, clie
         assert there.json()["snapshot"] == here.json()["snapshot"]
 
 
-async def test_a_bad_filter_is_refused_as_here(client: httpx.AsyncClient, client_outside: httpx.AsyncClient) -> None:
+async def test_a_bad_filter_is_refused_as_by_the_in_process_index(
+    client: httpx.AsyncClient, client_outside: httpx.AsyncClient
+) -> None:
     for bad in ({"field": "none", "eq": "x"}, {"field": "year", "eq": "soon"}):
         request = {"query": "药", "filters": [bad]}
         here, there = [(await one.post("/v1/search", json=request)) for one in (client, client_outside)]
@@ -115,7 +119,7 @@ async def test_a_bad_filter_is_refused_as_here(client: httpx.AsyncClient, client
         assert here.json()["error"]["message"] == there.json()["error"]["message"]
 
 
-async def test_one_collection_answers_while_the_alias_names_another(outside: Outside) -> None:
+async def test_a_version_keeps_answering_while_the_alias_names_another(outside: Outside) -> None:
     async with running(outside.settings()) as client:
         outside.publish("b")
         assert outside.server.aliases() == {"care": f"care-{outside.built.versions['b']}"}
@@ -128,7 +132,7 @@ async def test_one_collection_answers_while_the_alias_names_another(outside: Out
         assert outside.server.aliases() == {"care": f"care-{outside.built.versions['a']}"}
 
 
-async def test_fresh_documents_lie_over_what_the_database_finds(outside: Outside) -> None:
+async def test_fresh_documents_override_hits_of_the_database(outside: Outside) -> None:
     fresh = {"id": "a-1", "title": "氨氯地平", "text": "氨氯地平的新说明。", "metadata": {"region": "华北"}}
     async with running(outside.settings()) as client:
         opened = outside.server.asked["GET exists"]
@@ -138,17 +142,17 @@ async def test_fresh_documents_lie_over_what_the_database_finds(outside: Outside
             hits = (await client.post("/v1/search", json=request)).json()["results"][0]["hits"]
             assert hits[0]["text"] == fresh["text"]
             assert len({hit["id"] for hit in hits}) == len(hits) == (1 if filters else 8)
-        assert outside.server.asked["GET exists"] == opened, "a change of documents opens no version again"
+        assert outside.server.asked["GET exists"] == opened, "a change of documents does not reopen the version"
 
 
-async def test_a_version_that_is_only_on_the_disk_is_refused(outside: Outside) -> None:
-    Collection(outside.built.root).publish(outside.built.versions["b"])  # by somebody who knows of no database
+async def test_a_version_that_is_only_on_disk_is_refused(outside: Outside) -> None:
+    Collection(outside.built.root).publish(outside.built.versions["b"])  # published without the database
     with pytest.raises(BadCollection, match="not in the vector database"):
         async with running(outside.settings()):
             pass
 
 
-async def test_a_database_that_is_away_is_reported_at_once_and_used_again_when_back(outside: Outside) -> None:
+async def test_an_unreachable_database_is_reported_at_once_and_used_again_when_back(outside: Outside) -> None:
     async with running(outside.settings()) as client:
         assert (await client.get("/readyz")).status_code == 200
         outside.server.away = True
@@ -167,7 +171,7 @@ async def test_a_database_that_is_away_is_reported_at_once_and_used_again_when_b
         assert (await client.post("/v1/search", json={"query": "高血压"})).status_code == 200
 
 
-async def test_a_swap_that_found_the_database_away_is_tried_again(outside: Outside) -> None:
+async def test_a_swap_is_retried_if_the_database_was_unreachable(outside: Outside) -> None:
     outside.publish("b")
     outside.publish("a")
     attempts = 0

@@ -1,4 +1,4 @@
-"""docs/architecture.md lists the files that a search runs through; a profiler records them while one is answered."""
+"""The files that a search runs through, as docs/architecture.md lists them, against those that a profiler records."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ PACKAGES = tuple(f"{ROOT / name}/" for name in ("models", "indexer", "service"))
 MOST_FILES = 22
 
 
-def test_the_walk_of_a_search_is_as_documented(built: Built, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(swap, "LOG_SECONDS", 3600.0)  # with no polls beside them, requests are all that runs
+def test_the_files_of_the_search_path_are_as_documented(built: Built, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(swap, "LOG_SECONDS", 3600.0)  # no polling, so that only requests run
     recorded: dict[str, None] = {}
     recording = threading.Event()
 
@@ -28,7 +28,7 @@ def test_the_walk_of_a_search_is_as_documented(built: Built, monkeypatch: pytest
         if event == "call" and recording.is_set() and (path := frame.f_code.co_filename).startswith(PACKAGES):
             recorded[str(Path(path).relative_to(ROOT))] = None
 
-    threading.setprofile(record)  # in the threads that are started from now on: those of the server
+    threading.setprofile(record)  # applies to threads started from now on: those of the server
     try:
         with (
             live(make_settings(built, threads=1, reload_seconds=0, lru_mb=0)) as url,

@@ -1,4 +1,4 @@
-"""HTTP/1.1 as other programs speak it: answers in one piece, without a body, in a pipeline, or asked for first."""
+"""HTTP/1.1 on the wire: single-packet answers, empty bodies, pipelining, Expect: 100-continue, lingering close."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ def connection(address: tuple[str, int]) -> Iterator[socket.socket]:
         yield connection
 
 
-def test_an_answer_without_a_body_is_sent_all_the_same(connection: socket.socket) -> None:
+def test_an_answer_without_a_body_is_sent(connection: socket.socket) -> None:
     connection.sendall(b"HEAD / HTTP/1.1\r\n" + HOST + b"\r\n")
     head = connection.recv(65536)
     assert head.startswith(b"HTTP/1.1 200 OK\r\n")
     assert head.endswith(b"\r\n\r\n")
-    # The connection is still good for another request.
+    # The connection is still usable for another request.
     connection.sendall(b"GET /livez HTTP/1.1\r\n" + LAST)
     assert rest_of(connection).endswith(b'{"status":"alive","snapshot":null}')
 
 
-def test_a_client_that_asks_before_it_sends_its_body_is_told_to(connection: socket.socket) -> None:
+def test_expect_100_continue_is_answered_before_the_body(connection: socket.socket) -> None:
     body = '{"query": "高血压"}'.encode()
     head = b"POST /v1/search HTTP/1.1\r\nExpect: 100-continue\r\nContent-Length: %d\r\n" % len(body)
     connection.sendall(head + LAST)
@@ -51,8 +51,8 @@ def test_a_client_that_asks_before_it_sends_its_body_is_told_to(connection: sock
 
 @pytest.mark.parametrize("header", [b"Upgrade", b"UPGRADE", b"UpGrade"])
 @pytest.mark.parametrize("packet_bytes", [100_000, 37, 1])
-def test_an_offer_of_another_protocol_is_ignored(connection: socket.socket, header: bytes, packet_bytes: int) -> None:
-    """Java's HTTP client and curl --http2 make one with every request."""
+def test_an_upgrade_to_another_protocol_is_ignored(connection: socket.socket, header: bytes, packet_bytes: int) -> None:
+    """Java's HTTP client and curl --http2 send one with every request."""
     body = '{"query": "高血压", "fields": []}'.encode()
     offer = b"Connection: Upgrade, HTTP2-Settings\r\n%b: h2c\r\nHTTP2-Settings: AAMAAABkAAQ\r\n" % header
     asked = b"POST /v1/search HTTP/1.1\r\nContent-Length: %d\r\n" % len(body) + HOST + offer + b"\r\n" + body
@@ -74,19 +74,19 @@ def test_a_url_beyond_ascii_may_come_in_several_packets(connection: socket.socke
     assert rest_of(connection).startswith(b"HTTP/1.1 200 OK\r\n")
 
 
-def test_a_tunnel_is_refused(connection: socket.socket) -> None:
+def test_a_connect_tunnel_is_refused(connection: socket.socket) -> None:
     connection.sendall(b"CONNECT care:80 HTTP/1.1\r\n" + HOST + b"\r\n")
     assert rest_of(connection).startswith(b"HTTP/1.1 400 ")
 
 
-def test_answers_of_a_pipeline_come_in_order(connection: socket.socket) -> None:
+def test_pipelined_requests_are_answered_in_order(connection: socket.socket) -> None:
     connection.sendall(b"GET /livez HTTP/1.1\r\n" + HOST + b"\r\nHEAD / HTTP/1.1\r\n" + HOST + b"\r\n")
     connection.sendall(b"GET /nowhere HTTP/1.1\r\n" + LAST)
     lines = [line for line in rest_of(connection).split(b"\r\n") if b"HTTP/1.1 " in line]
     assert [line.split(b"HTTP/1.1 ")[1][:3] for line in lines] == [b"200", b"200", b"404"]
 
 
-def test_lines_are_chunks_of_one_answer(connection: socket.socket) -> None:
+def test_json_lines_are_chunks_of_one_answer(connection: socket.socket) -> None:
     head = b"GET /v1/search?q=headache&q=asthma HTTP/1.1\r\nAccept: application/x-ndjson\r\n"
     connection.sendall(head + LAST)
     head, _, body = rest_of(connection).partition(b"\r\n\r\n")
@@ -95,18 +95,22 @@ def test_lines_are_chunks_of_one_answer(connection: socket.socket) -> None:
     assert body.count(b'{"hits":') == 2
 
 
-def test_who_still_sends_when_refused_reads_why(connection: socket.socket, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_client_still_sending_when_refused_can_read_the_reason(
+    connection: socket.socket, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("service.http.protocol.LINGER_SECONDS", 2 * WAIT_SECONDS)
     connection.sendall(b"GET / HTTP/1.1\r\nX: " + b"a" * MAX_HEAD_BYTES)
     received = connection.recv(1)
-    for _ in range(20):  # of a connection that is closed already, the second would fail
+    for _ in range(20):  # the second send would fail if the connection were closed already
         connection.sendall(b"a" * 65536)
     received += rest_of(connection)
     assert received.startswith(b"HTTP/1.1 400 ")
     assert b'"malformed_http"' in received
 
 
-def test_who_is_refused_and_stays_is_left(connection: socket.socket, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_refused_client_that_keeps_sending_is_disconnected(
+    connection: socket.socket, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("service.http.protocol.LINGER_SECONDS", 0.01)
     connection.sendall(b"nonsense\r\n\r\n")
     assert rest_of(connection).startswith(b"HTTP/1.1 400 ")
@@ -146,7 +150,7 @@ def joined(transport: Transport) -> _Joined:
     return _Joined(transport, b"a: b\r\n")  # type: ignore[arg-type]
 
 
-def test_a_head_goes_with_the_body_that_follows(transport: Transport, joined: _Joined) -> None:
+def test_the_head_is_sent_together_with_the_first_body_chunk(transport: Transport, joined: _Joined) -> None:
     answer = [b"HTTP/1.1 200 OK\r\n\r\n", b"one", b"HTTP/1.1 200 OK\r\nas a body"]
     for data in answer:
         joined.write(data)
@@ -154,10 +158,10 @@ def test_a_head_goes_with_the_body_that_follows(transport: Transport, joined: _J
     joined.flush()
     for data in answer[:2]:
         joined.write(data)
-    assert transport.written[2:] == transport.written[:1], "as every answer of a connection"
+    assert transport.written[2:] == transport.written[:1], "like every answer of a connection"
 
 
-def test_a_head_alone_goes_when_its_answer_ends(transport: Transport, joined: _Joined) -> None:
+def test_a_head_without_a_body_is_sent_when_the_answer_ends(transport: Transport, joined: _Joined) -> None:
     joined.write(b"HTTP/1.1 204 No Content\r\n\r\n")
     assert transport.written == []
     joined.flush()
@@ -170,7 +174,7 @@ def test_an_interim_answer_is_written_at_once(transport: Transport, joined: _Joi
     assert transport.written == [CONTINUE]
 
 
-def test_closing_loses_nothing(transport: Transport, joined: _Joined) -> None:
+def test_closing_writes_what_is_buffered(transport: Transport, joined: _Joined) -> None:
     joined.write(b"HTTP/1.1 408 Request Timeout\r\n\r\n{}")
     joined.close()
     assert transport.written == [b"HTTP/1.1 408 Request Timeout\r\na: b\r\n\r\n{}"]

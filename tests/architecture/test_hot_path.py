@@ -1,4 +1,4 @@
-"""A search passes the service's own frame and route, and no layer of the framework."""
+"""A search passes only the service's own middleware and route, and no layer of the framework."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from service.settings import Settings
 
 
 def layers(app: ASGIApp | None) -> Iterator[ASGIApp]:
-    """An application and everything that it wraps, as Starlette's middleware and ours name it."""
+    """Yields an application and everything that it wraps, as Starlette's middleware and ours name it."""
     while app is not None:
         yield app
         app = getattr(app, "app", None) or getattr(app, "_app", None)
 
 
-def test_a_search_passes_the_framework_by() -> None:
+def test_a_search_bypasses_the_framework() -> None:
     stack = create_app(Settings()).build_middleware_stack()
     assert [type(layer) for layer in layers(stack.hot)] == [RequestFrame, SearchRoute]  # type: ignore[attr-defined]
 
 
-def test_no_request_is_wrapped_in_a_task_of_its_own() -> None:
+def test_no_request_runs_in_an_extra_task() -> None:
     stack = create_app(Settings()).build_middleware_stack()
     wrapped = list(layers(stack.rest))  # type: ignore[attr-defined]
     assert sum(isinstance(layer, RequestFrame) for layer in wrapped) == 1

@@ -1,4 +1,4 @@
-"""The real service as a process of its own, over a small collection, for all tests of the clients."""
+"""The real service as a separate process over a small collection, for all tests of the clients."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from care_client import AsyncCareClient, CareClient
 
 from models.encoder.onnx import OnnxEncoder
 from tests.api.support import AS_ADMIN, ENCODER, PATIENCE_MS, build_collection
-from tests.clients.support import Blocking, Scripted
+from tests.clients.support import Blocking, ScriptedServer
 from tests.e2e.server import Server
 
-# Haystack reports its use to its maker unless told not to, before it is imported.
+# Haystack sends telemetry unless this is set before it is imported.
 os.environ["HAYSTACK_TELEMETRY_ENABLED"] = "False"
 
 
@@ -33,14 +33,14 @@ def service_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 @pytest.fixture
-def scripted() -> Iterator[Scripted]:
-    with Scripted() as server:
+def scripted() -> Iterator[ScriptedServer]:
+    with ScriptedServer() as server:
         yield server
 
 
 @pytest.fixture(params=["plain", "asyncio"])
 def make(request: pytest.FixtureRequest) -> Iterator[type[CareClient]]:
-    """Makes a client of either kind; the one for asyncio is run to the end of each call, so that one test does both."""
+    """Makes a client of either kind; calls of the asyncio client run to their end, so that one test covers both."""
     with contextlib.ExitStack() as stack:
         if request.param == "plain":
             yield lambda *args, **options: stack.enter_context(CareClient(*args, **options))  # type: ignore[misc]

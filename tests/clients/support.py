@@ -1,4 +1,4 @@
-"""A server that answers as it is told, and the asynchronous client as a plain one."""
+"""A server with scripted answers, and the asynchronous client behind the methods of the plain one."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ ANSWER = {"results": [{"hits": [], "truncated": False}], "snapshot": "v1", "timi
 
 
 @dataclass(frozen=True)
-class Scene:
-    """One reply: a status with a body. With `drop` the connection is cut once so much of the body was sent, with
-    `silent` nothing is said until the client leaves."""
+class ScriptedReply:
+    """One reply: a status with a body. With `drop` the connection is closed before the end of the body; with
+    `silent` there is no answer until the client leaves."""
 
     status: int = 200
     body: Any = field(default_factory=lambda: ANSWER)
@@ -33,19 +33,19 @@ class Scene:
         return self.body if isinstance(self.body, bytes) else json.dumps(self.body).encode()
 
 
-def refusal(status: int, code: str, *, retry_after: str | None = "0") -> Scene:
+def refusal(status: int, code: str, *, retry_after: str | None = "0") -> ScriptedReply:
     facts = {"code": code, "message": "said the service", "request_id": "r-1"}
-    return Scene(status, {"error": facts}, {} if retry_after is None else {"Retry-After": retry_after})
+    return ScriptedReply(status, {"error": facts}, {} if retry_after is None else {"Retry-After": retry_after})
 
 
-DROP = Scene(drop=True, body=b"")
+DROP = ScriptedReply(drop=True, body=b"")
 
 
-class Scripted:
-    """Plays its scenes one by one, a request each, and remembers the requests."""
+class ScriptedServer:
+    """Answers requests with its scripted replies, one each, and records the requests."""
 
     def __init__(self) -> None:
-        self.scenes: deque[Scene] = deque()
+        self.replies: deque[ScriptedReply] = deque()
         self.requests: list[tuple[str, str, Any, Mapping[str, str]]] = []
         script = self
 
@@ -82,20 +82,20 @@ class Scripted:
         body = handler.rfile.read(int(handler.headers.get("content-length", 0)))
         headers = {name.lower(): value for name, value in handler.headers.items()}
         self.requests.append((handler.command, handler.path, json.loads(body or b"null"), headers))
-        scene = self.scenes.popleft()
-        if scene.silent:
+        reply = self.replies.popleft()
+        if reply.silent:
             handler.connection.recv(1)
             handler.close_connection = True
             return
-        raw = scene.raw()
-        if not scene.drop or raw:
-            handler.send_response(scene.status)
-            for name, value in scene.headers.items():
+        raw = reply.raw()
+        if not reply.drop or raw:
+            handler.send_response(reply.status)
+            for name, value in reply.headers.items():
                 handler.send_header(name, value)
-            handler.send_header("content-length", str(len(raw) + scene.drop))
+            handler.send_header("content-length", str(len(raw) + reply.drop))
             handler.end_headers()
             handler.wfile.write(raw)
-        if scene.drop:
+        if reply.drop:
             handler.close_connection = True
             handler.connection.shutdown(socket.SHUT_RDWR)
 

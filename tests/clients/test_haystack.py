@@ -1,4 +1,4 @@
-"""The Haystack retriever in a pipeline of its framework, against the real service."""
+"""The Haystack retriever in a Haystack pipeline, against the real service."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from haystack.utils import Secret
 from haystack.utils.filters import document_matches_filter
 
 from tests.api.support import ENTRIES
-from tests.clients.support import Scene, Scripted
+from tests.clients.support import ScriptedReply, ScriptedServer
 
 pytestmark = pytest.mark.anyio
 DRUG = {"field": "meta.kind", "operator": "==", "value": "drug"}
@@ -29,7 +29,7 @@ FILTERS: list[dict[str, Any]] = [
 ]
 
 
-def test_a_pipeline_finds_documents_and_survives_being_saved(service_url: str) -> None:
+def test_a_pipeline_finds_documents_and_can_be_saved_and_loaded(service_url: str) -> None:
     pipeline = Pipeline()
     pipeline.add_component("retriever", CareRetriever(service_url, top_k=2, passages=1))
     for each in (pipeline, Pipeline.loads(pipeline.dumps(), allowed_modules=["care_client.haystack"])):
@@ -50,9 +50,9 @@ async def test_it_runs_asynchronously_and_takes_parameters_for_one_run(service_u
 
 
 @pytest.mark.parametrize("filters", FILTERS, ids=str)
-def test_filters_mean_what_they_mean_in_haystack(service_url: str, filters: dict[str, Any]) -> None:
+def test_filters_select_the_same_documents_as_in_haystack(service_url: str, filters: dict[str, Any]) -> None:
     corpus = [Document(id=f"a-{each['id']}", meta={"kind": each["kind"], "year": each["year"]}) for each in ENTRIES]
-    # Haystack's own evaluation knows whole names only.
+    # Haystack's own evaluation supports whole names only.
     whole = filters | {"field": f"meta.{filters['field'].removeprefix('meta.')}"} if "field" in filters else filters
     expected = {document.id for document in corpus if document_matches_filter(whole, document)}
     found = CareRetriever(service_url, top_k=8, options={"mode": "dense"}).run("头痛", filters=filters)["documents"]
@@ -61,19 +61,19 @@ def test_filters_mean_what_they_mean_in_haystack(service_url: str, filters: dict
 
 
 @pytest.mark.parametrize("wrong", [{"field": "kind", "eq": "drug"}, {"field": "kind", "operator": "~", "value": 1}])
-def test_other_filters_are_refused_at_once(wrong: dict[str, Any]) -> None:
+def test_unsupported_filters_are_refused_at_once(wrong: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="operator"):
         clauses(wrong)
     with pytest.raises(ValueError, match="operator"):
         CareRetriever(filters=wrong)
 
 
-def test_a_saved_pipeline_names_the_variable_and_not_the_key(
-    scripted: Scripted, monkeypatch: pytest.MonkeyPatch
+def test_a_saved_pipeline_holds_the_name_of_the_variable_and_not_the_key(
+    scripted: ScriptedServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CARE_API_KEY", "k-1")
     saved = CareRetriever(scripted.url, api_key=Secret.from_env_var("CARE_API_KEY")).to_dict()
     assert "k-1" not in str(saved)
-    scripted.scenes.append(Scene())
+    scripted.replies.append(ScriptedReply())
     CareRetriever.from_dict(saved).run("发热")
     assert scripted.requests[0][3]["authorization"] == "Bearer k-1"

@@ -1,4 +1,4 @@
-"""`care mcp` as agents meet it: the official SDK's client, over stdio and streamable HTTP, against the real service."""
+"""`care mcp` as agents use it: the official SDK's client, over stdio and streamable HTTP, against the real service."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from mcp.types import CallToolResult, TextContent
 
 import cli
 from tests.api.support import TOKEN
-from tests.clients.support import ANSWER, Scene, Scripted
+from tests.clients.support import ANSWER, ScriptedReply, ScriptedServer
 
 pytestmark = pytest.mark.anyio
 START_SECONDS = 60
 # The SDK's client lists the tools after a call, to check the answer's shape.
-CALL = [Scene(body=ANSWER), Scene(body=asdict(Collection("v1", 0, 0, (), "dense", 9, 9, (), {}, {})))]
+CALL = [ScriptedReply(body=ANSWER), ScriptedReply(body=asdict(Collection("v1", 0, 0, (), "dense", 9, 9, (), {}, {})))]
 READS = ["search", "get_document", "describe_collection"]
 
 
@@ -42,11 +42,11 @@ def over_stdio(url: str, *options: str, key: str = "") -> Client:
 
 @contextlib.contextmanager
 def http_server(url: str) -> Iterator[str]:
-    """An MCP server over HTTP, and its address."""
+    """Yields the address of an MCP server over HTTP."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    # Its own key must not be lent over HTTP.
+    # The server's own key must not be used for HTTP callers.
     environment = os.environ | {"CARE_API_KEY": "own-key"}
     process = subprocess.Popen(command(url, "--http", f"127.0.0.1:{port}"), env=environment)
     try:
@@ -72,7 +72,7 @@ async def over_http(address: str, headers: dict[str, str] | None = None) -> Asyn
         yield client
 
 
-def said(result: CallToolResult) -> str:
+def text_of(result: CallToolResult) -> str:
     (content,) = result.content
     assert isinstance(content, TextContent)
     return content.text
@@ -114,7 +114,7 @@ async def test_agents_search_over_http(service_url: str) -> None:
             await check_tools(client)
 
 
-async def test_a_model_reads_what_was_wrong_with_its_arguments(service_url: str) -> None:
+async def test_an_error_tells_the_model_what_is_wrong_with_its_arguments(service_url: str) -> None:
     async with over_stdio(service_url) as client:
         for name, arguments, reason in (
             ("search", {"query": "发热", "filters": {"colour": "red"}}, "colour"),
@@ -128,24 +128,24 @@ async def test_a_model_reads_what_was_wrong_with_its_arguments(service_url: str)
         ):
             refused = await client.call_tool(name, arguments)
             assert refused.is_error
-            assert reason in said(refused)
+            assert reason in text_of(refused)
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1:99999", "127.0.0.1:-1", "somewhere", "127.0.0.1:"])
 def test_an_address_without_a_usable_port_is_refused(address: str, capsys: pytest.CaptureFixture[str]) -> None:
-    # 99999 would be taken modulo 65536: the server listens, where nobody looks for it.
+    # Port 99999 would be taken modulo 65536, so the server would listen on an unexpected port.
     with pytest.raises(SystemExit) as ended:
         sys.exit(cli.main(["mcp", "--url", "http://127.0.0.1:1", "--http", address]))
     assert ended.value.code == 1
     assert "is no address; write it as 127.0.0.1:8001" in capsys.readouterr().err
 
 
-async def test_tools_that_write_come_only_when_asked_for(service_url: str) -> None:
+async def test_tools_that_write_are_offered_only_with_the_option(service_url: str) -> None:
     async with over_stdio(service_url, "--write", key=TOKEN) as client:
         assert [tool.name for tool in (await client.list_tools()).tools] == [*READS, "add_documents", "delete_document"]
         notice = {"id": "notice-9", "title": "缬沙坦召回", "text": "部分批次的缬沙坦片自即日起召回。"}
         refused = await client.call_tool("add_documents", {"documents": ["缬沙坦召回"]})
-        assert "documents: give a list of objects" in said(refused)
+        assert "documents: give a list of objects" in text_of(refused)
         added = await client.call_tool("add_documents", {"documents": [notice]})
         try:
             assert added.structured_content["changed"] == 1
@@ -157,23 +157,23 @@ async def test_tools_that_write_come_only_when_asked_for(service_url: str) -> No
         assert removed.structured_content["changed"] == 1
 
 
-async def test_a_service_that_is_away_is_named() -> None:
+async def test_an_unreachable_service_is_named_in_the_error() -> None:
     async with over_stdio("http://127.0.0.1:1") as client:
         with pytest.raises(MCPError, match=r"no answer from http://127\.0\.0\.1:1"):
             await client.list_tools()
 
 
-async def test_over_stdio_the_key_is_the_environments(scripted: Scripted) -> None:
-    scripted.scenes.extend(CALL)
+async def test_over_stdio_the_key_comes_from_the_environment(scripted: ScriptedServer) -> None:
+    scripted.replies.extend(CALL)
     async with over_stdio(scripted.url, key="k-1") as client:
         await client.call_tool("search", {"query": "发热"})
     assert {headers.get("authorization") for *_, headers in scripted.requests} == {"Bearer k-1"}
 
 
-async def test_over_http_the_key_is_the_callers_alone(scripted: Scripted) -> None:
+async def test_over_http_only_the_key_of_the_caller_is_used(scripted: ScriptedServer) -> None:
     with http_server(scripted.url) as address:
         for headers in ({"authorization": "Bearer k-2"}, {"api-key": "k-3"}, {}):
-            scripted.scenes.extend(CALL)
+            scripted.replies.extend(CALL)
             scripted.requests.clear()
             async with over_http(address, headers) as client:
                 await client.call_tool("search", {"query": "发热"})

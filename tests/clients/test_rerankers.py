@@ -44,16 +44,16 @@ async def test_langchain_keeps_the_best_documents_in_order(plain: CareClient, se
     assert len(LangChainReranker(client=plain).compress_documents(given, QUERY)) == 3
 
 
-class Given(BaseRetriever):
+class FixedRetriever(BaseRetriever):
     def _retrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
         return [NodeWithScore(node=TextNode(id_=str(place), text=text), score=0.5) for place, text in enumerate(TEXTS)]
 
 
-async def test_llamaindex_reorders_what_its_engine_retrieved(plain: CareClient, service_url: str) -> None:
+async def test_llamaindex_reorders_the_retrieved_nodes(plain: CareClient, service_url: str) -> None:
     async with AsyncCareClient(service_url) as client:
         for reranker in (LlamaIndexReranker(client=plain, async_client=client, top_n=2),
                          LlamaIndexReranker(client=plain, top_n=2)):  # fmt: skip
-            engine = RetrieverQueryEngine.from_args(Given(), llm=MockLLM(), node_postprocessors=[reranker])
+            engine = RetrieverQueryEngine.from_args(FixedRetriever(), llm=MockLLM(), node_postprocessors=[reranker])
             for answer in (engine.query(QUERY), await engine.aquery(QUERY)):
                 nodes = answer.source_nodes
                 assert nodes[0].node.node_id == "2"
@@ -61,4 +61,4 @@ async def test_llamaindex_reorders_what_its_engine_retrieved(plain: CareClient, 
                 assert nodes[0].score > nodes[1].score
             assert reranker.postprocess_nodes([], query_str=QUERY) == []
     with pytest.raises(ValueError, match="query_str"):
-        LlamaIndexReranker(client=plain).postprocess_nodes(Given().retrieve(QUERY))
+        LlamaIndexReranker(client=plain).postprocess_nodes(FixedRetriever().retrieve(QUERY))

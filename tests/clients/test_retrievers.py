@@ -83,7 +83,7 @@ async def test_langchain_takes_k_and_search_kwargs_for_one_call(plain: CareClien
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("given", "message"),
     [
         ({"kk": 3}, "did you mean k"),
         ({"search_type": "mmr"}, "search_type: the retriever has no such search parameter; there are bulk, "),
@@ -91,7 +91,7 @@ async def test_langchain_takes_k_and_search_kwargs_for_one_call(plain: CareClien
         ({"k": 3, "top_k": 3}, "top_k: given twice"),
     ],
 )
-def test_a_retriever_refuses_unknown_search_parameters(plain: CareClient, given: dict[str, Any], said: str) -> None:
+def test_a_retriever_refuses_unknown_search_parameters(plain: CareClient, given: dict[str, Any], message: str) -> None:
     retriever = LangChainRetriever(client=plain)
     for refused in (
         lambda: retriever.invoke("头痛", **given),
@@ -99,13 +99,13 @@ def test_a_retriever_refuses_unknown_search_parameters(plain: CareClient, given:
         lambda: LangChainRetriever(client=plain, search_kwargs=given),
         lambda: LlamaIndexRetriever(plain, options=given),
     ):
-        with pytest.raises(ValueError, match=said):
+        with pytest.raises(ValueError, match=message):
             refused()
     with pytest.raises(ValueError, match=r"Extra inputs|kk|search_type|fields|top_k"):
         LangChainRetriever(client=plain, **given)
 
 
-def test_a_documents_own_score_is_kept(plain: CareClient) -> None:
+def test_metadata_named_like_result_fields_is_kept(plain: CareClient) -> None:
     own = {"score": 7, "id": "mine", "title": "own title"}
     plain.add_documents([{"_id": "scored", "title": "评分量表", "text": "评分量表的说明。", "metadata": own}])
     try:
@@ -165,7 +165,7 @@ def test_overlapping_passages_are_joined() -> None:
     assert content_of(hit()) == "0123456789"
 
 
-def test_the_client_alone_loads_neither_frameworks_nor_the_service() -> None:
+def test_importing_the_client_loads_neither_frameworks_nor_the_service() -> None:
     code = "import sys, care_client; print({name.partition('.')[0] for name in sys.modules})"
     folder = Path(__file__).parents[2] / "clients"
     run = subprocess.run([sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, check=True)

@@ -1,4 +1,4 @@
-"""A service that refuses, drops or mangles: retries are bounded, and errors say what happened."""
+"""Retries of the client when a service refuses, drops connections or sends invalid answers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from care_client import (
 )
 from care_client.calls import Attempts, collection, health
 
-from tests.clients.support import DROP, Scene, Scripted, refusal
+from tests.clients.support import DROP, ScriptedReply, ScriptedServer, refusal
 
 QUICK = Retry(attempts=4, first_seconds=0.001)
 
@@ -44,16 +44,17 @@ def test_attempts_and_the_total_wait_are_bounded() -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "least"), [("3", 3.0), ("0.25", 0.25), ("-1", 0.05), ("Wed, 21 Oct 2026 07:28:00 GMT", 0.05), ("", 0.05)]
+    ("retry_after", "least"),
+    [("3", 3.0), ("0.25", 0.25), ("-1", 0.05), ("Wed, 21 Oct 2026 07:28:00 GMT", 0.05), ("", 0.05)],
 )
-def test_the_wait_is_never_shorter_than_the_service_asks(said: str, least: float) -> None:
-    response = httpx.Response(429, headers={"Retry-After": said})
+def test_the_wait_is_never_shorter_than_retry_after(retry_after: str, least: float) -> None:
+    response = httpx.Response(429, headers={"Retry-After": retry_after})
     wait = collection().pause(response, Attempts(Retry(first_seconds=0.1)))
     assert wait is not None
     assert least <= wait <= max(least, 0.1)
 
 
-def test_a_service_that_asks_for_more_patience_than_there_is_gets_no_second_try() -> None:
+def test_there_is_no_retry_if_retry_after_exceeds_the_limit() -> None:
     response = httpx.Response(503, headers={"Retry-After": "3600"})
     assert collection().pause(response, Attempts(Retry())) is None
 
@@ -62,9 +63,9 @@ def test_health_does_not_wait_for_a_service_to_become_ready() -> None:
     assert health().pause(httpx.Response(503), Attempts(Retry())) is None
 
 
-@pytest.mark.parametrize("scene", [refusal(429, "overloaded"), refusal(503, "not_ready", retry_after=None), DROP])
-def test_a_passing_failure_is_not_noticed(make: type[CareClient], scripted: Scripted, scene: Scene) -> None:
-    scripted.scenes.extend([scene, scene, Scene()])
+@pytest.mark.parametrize("reply", [refusal(429, "overloaded"), refusal(503, "not_ready", retry_after=None), DROP])
+def test_a_temporary_failure_is_retried(make: type[CareClient], scripted: ScriptedServer, reply: ScriptedReply) -> None:
+    scripted.replies.extend([reply, reply, ScriptedReply()])
     answer = make(scripted.url, retry=QUICK).search("发热", top_k=3)
     assert answer.hits == ()
     assert [request[2] for request in scripted.requests] == [{"query": "发热", "top_k": 3}] * 3
@@ -73,10 +74,10 @@ def test_a_passing_failure_is_not_noticed(make: type[CareClient], scripted: Scri
 @pytest.mark.parametrize(
     ("status", "code", "kind"), [(429, "overloaded", Overloaded), (503, "engine_failed", Unavailable)]
 )
-def test_a_lasting_refusal_is_raised_after_the_last_attempt(
-    make: type[CareClient], scripted: Scripted, status: int, code: str, kind: type[ApiError]
+def test_a_permanent_refusal_is_raised_after_the_last_attempt(
+    make: type[CareClient], scripted: ScriptedServer, status: int, code: str, kind: type[ApiError]
 ) -> None:
-    scripted.scenes.extend([refusal(status, code)] * 4)
+    scripted.replies.extend([refusal(status, code)] * 4)
     with pytest.raises(kind, match="said the service") as caught:
         make(scripted.url, retry=QUICK).collection()
     error = caught.value
@@ -87,31 +88,33 @@ def test_a_lasting_refusal_is_raised_after_the_last_attempt(
 @pytest.mark.parametrize(
     ("status", "kind"), [(422, InvalidRequest), (413, InvalidRequest), (404, NotFound), (504, DeadlineExceeded)]
 )
-def test_lasting_errors_are_raised_at_once(
-    make: type[CareClient], scripted: Scripted, status: int, kind: type[ApiError]
+def test_permanent_errors_are_raised_at_once(
+    make: type[CareClient], scripted: ScriptedServer, status: int, kind: type[ApiError]
 ) -> None:
-    scripted.scenes.append(refusal(status, "no"))
+    scripted.replies.append(refusal(status, "no"))
     with pytest.raises(kind):
         make(scripted.url, retry=QUICK).search("发热")
     assert len(scripted.requests) == 1
 
 
-def test_an_error_page_of_something_in_between_is_an_error_too(make: type[CareClient], scripted: Scripted) -> None:
-    scripted.scenes.append(Scene(502, b"<h1>Bad Gateway</h1>", {"X-Request-Id": "r-2"}))
+def test_an_error_page_of_a_proxy_raises_an_error(make: type[CareClient], scripted: ScriptedServer) -> None:
+    scripted.replies.append(ScriptedReply(502, b"<h1>Bad Gateway</h1>", {"X-Request-Id": "r-2"}))
     with pytest.raises(ApiError) as caught:
         make(scripted.url, retry=QUICK).search("发热")
     assert (caught.value.status, caught.value.request_id) == (502, "r-2")
 
 
 @pytest.mark.parametrize("body", [b"", b"hello", b"[]", b"{}", b'{"results": [{}]}', b"\xff"])
-def test_an_answer_that_is_none_is_said_to_be_none(make: type[CareClient], scripted: Scripted, body: bytes) -> None:
-    scripted.scenes.append(Scene(200, body))
+def test_an_invalid_answer_raises_an_error_that_says_so(
+    make: type[CareClient], scripted: ScriptedServer, body: bytes
+) -> None:
+    scripted.replies.append(ScriptedReply(200, body))
     with pytest.raises(BadAnswer):
         make(scripted.url, retry=QUICK).search("发热")
 
 
-def test_connections_that_keep_breaking_are_given_up_on(make: type[CareClient], scripted: Scripted) -> None:
-    scripted.scenes.extend([DROP] * 4)
+def test_connections_that_keep_breaking_raise_an_error(make: type[CareClient], scripted: ScriptedServer) -> None:
+    scripted.replies.extend([DROP] * 4)
     with pytest.raises(ConnectionFailed, match="no answer from http://127"):
         make(scripted.url, retry=QUICK).search("发热")
     assert len(scripted.requests) == 4
@@ -119,13 +122,13 @@ def test_connections_that_keep_breaking_are_given_up_on(make: type[CareClient], 
 
 def test_an_unreachable_service_is_reported(make: type[CareClient]) -> None:
     with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))  # bound and not listening: no other program can take the port
+        free.bind(("127.0.0.1", 0))  # bound but not listening, so that no other program takes the port
         with pytest.raises(ConnectionFailed):
             make(f"http://127.0.0.1:{free.getsockname()[1]}", retry=QUICK).health()
 
 
-def test_an_answer_that_does_not_come_is_not_asked_for_twice(make: type[CareClient], scripted: Scripted) -> None:
-    scripted.scenes.append(Scene(silent=True))
+def test_a_timeout_is_not_retried(make: type[CareClient], scripted: ScriptedServer) -> None:
+    scripted.replies.append(ScriptedReply(silent=True))
     with pytest.raises(ConnectionFailed, match=r"timed out|ReadTimeout"):
         make(scripted.url, retry=QUICK, timeout_seconds=1.5).search("发热")
     assert len(scripted.requests) == 1
@@ -135,8 +138,8 @@ LINE = b'{"hits": [{"id": "1", "score": 0.5}], "truncated": false}\n'
 END = b'{"snapshot": "v1", "timings_ms": {"total": 1.0}}\n'
 
 
-def test_a_stream_is_tried_again_until_it_begins(make: type[CareClient], scripted: Scripted) -> None:
-    scripted.scenes.extend([refusal(429, "overloaded"), DROP, Scene(200, LINE + LINE + END)])
+def test_a_stream_is_retried_until_it_begins(make: type[CareClient], scripted: ScriptedServer) -> None:
+    scripted.replies.extend([refusal(429, "overloaded"), DROP, ScriptedReply(200, LINE + LINE + END)])
     results = list(make(scripted.url, retry=QUICK).stream(["a", "b"], mode="dense"))
     assert [result.hits[0].id for result in results] == ["1", "1"]
     method, path, body, headers = scripted.requests[-1]
@@ -144,19 +147,21 @@ def test_a_stream_is_tried_again_until_it_begins(make: type[CareClient], scripte
     assert headers["accept"] == "application/x-ndjson"
 
 
-def test_a_stream_that_breaks_off_is_not_taken_for_a_whole_one(make: type[CareClient], scripted: Scripted) -> None:
+def test_a_stream_that_breaks_off_raises_an_error(make: type[CareClient], scripted: ScriptedServer) -> None:
     client = make(scripted.url, retry=QUICK)
-    for scene in (Scene(200, LINE), Scene(200, LINE, drop=True)):
-        scripted.scenes.append(scene)
+    for reply in (ScriptedReply(200, LINE), ScriptedReply(200, LINE, drop=True)):
+        scripted.replies.append(reply)
         results = client.stream(["a", "b"])
         assert next(results).hits[0].score == 0.5
         with pytest.raises(ConnectionFailed, match="broke off"):
             next(results)
 
 
-def test_a_stream_that_fails_midway_raises_what_the_service_says(make: type[CareClient], scripted: Scripted) -> None:
+def test_a_stream_that_fails_midway_raises_the_error_of_the_service(
+    make: type[CareClient], scripted: ScriptedServer
+) -> None:
     failure = b'{"error": {"code": "engine_failed", "message": "try again", "request_id": "r-3"}}\n'
-    scripted.scenes.append(Scene(200, LINE + failure))
+    scripted.replies.append(ScriptedReply(200, LINE + failure))
     results = make(scripted.url, retry=QUICK).stream(["a", "b"])
     next(results)
     with pytest.raises(ApiError, match="try again") as caught:
@@ -164,9 +169,9 @@ def test_a_stream_that_fails_midway_raises_what_the_service_says(make: type[Care
     assert caught.value.request_id == "r-3"
 
 
-def test_headers_and_ids_reach_the_service_as_they_are(make: type[CareClient], scripted: Scripted) -> None:
+def test_headers_and_ids_reach_the_service_unchanged(make: type[CareClient], scripted: ScriptedServer) -> None:
     facts = {"id": "a/b ?#%", "title": "", "text": "", "metadata": {}, "snapshot": "v1"}
-    scripted.scenes.append(Scene(200, facts))
+    scripted.replies.append(ScriptedReply(200, facts))
     client = make(scripted.url, headers={"Authorization": "Bearer key"})
     assert client.document("a/b ?#%").id == "a/b ?#%"
     _, path, _, headers = scripted.requests[0]

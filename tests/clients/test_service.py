@@ -10,7 +10,7 @@ from care_client.answers import Result
 from care_client.retrieval import metadata_of
 
 
-def test_a_search_finds_and_shows_what_was_asked_for(client: CareClient) -> None:
+def test_a_search_returns_hits_with_the_requested_fields(client: CareClient) -> None:
     answer = client.search("高血压吃什么药", top_k=3, fields=["title", "snippet", "metadata", "text"])
     best = answer.hits[0]
     assert (len(answer.hits), best.id, best.title) == (3, "a-1", "高血压用药")
@@ -63,7 +63,7 @@ def test_all_parameters_reach_the_service(client: CareClient) -> None:
     assert all(hit.score >= 0.01 for hit in answer.hits)
 
 
-def test_pages_facets_and_nested_filters(client: CareClient) -> None:
+def test_pages_facets_and_nested_filters_work(client: CareClient) -> None:
     filters = [{"not": {"any": [{"field": "kind", "eq": "test"}, {"field": "year", "lt": 2021}]}}]
     pages = [client.search("发热怎么办", top_k=3, offset=start, filters=filters, facets=["kind"]) for start in (0, 3)]
     ids = [hit.id for page in pages for hit in page.hits]
@@ -72,14 +72,14 @@ def test_pages_facets_and_nested_filters(client: CareClient) -> None:
     assert client.search("发热").results[0].facets == {}
 
 
-def test_a_plain_search_explains_nothing(client: CareClient) -> None:
+def test_a_plain_search_has_no_explanation(client: CareClient) -> None:
     hit = client.search("发热", mode="lexical").hits[0]
     assert hit.explanation is None
     assert hit.passages == ()
     assert hit.text is None
 
 
-def test_a_stream_gives_what_a_search_gives(client: CareClient) -> None:
+def test_a_stream_gives_the_results_of_a_search(client: CareClient) -> None:
     queries = ["骨折", "发热", "高血压"] * 20
     streamed = list(client.stream(queries, top_k=2, cache=False))
     whole = client.search(queries, top_k=2, cache=False).results
@@ -88,14 +88,14 @@ def test_a_stream_gives_what_a_search_gives(client: CareClient) -> None:
     ]
 
 
-def test_a_stream_may_be_left_early(client: CareClient) -> None:
+def test_a_stream_can_be_closed_early(client: CareClient) -> None:
     results = client.stream(["骨折", "发热"] * 50)
     assert next(results).hits[0].id == "a-5"
     results.close()  # type: ignore[attr-defined]
     assert client.search("发热").hits[0].id == "a-3"
 
 
-def test_a_document_comes_whole(client: CareClient) -> None:
+def test_get_document_returns_the_whole_document(client: CareClient) -> None:
     document = client.document("a-1")
     assert document.title == "高血压用药"
     assert "氨氯地平" in document.text
@@ -106,7 +106,7 @@ def test_a_document_comes_whole(client: CareClient) -> None:
     assert caught.value.request_id
 
 
-def test_the_collection_says_what_may_be_asked(client: CareClient) -> None:
+def test_the_collection_lists_its_fields(client: CareClient) -> None:
     collection = client.collection()
     assert (collection.documents, collection.default_mode) == (8, "hybrid")
     assert set(collection.modes) == {"dense", "lexical", "hybrid"}
@@ -137,7 +137,7 @@ def test_reranking_puts_the_best_text_first(client: CareClient) -> None:
     assert client.rerank("高血压吃什么药", texts, top_n=1) == ranked[:1]
 
 
-def test_health_tells_what_is_served(client: CareClient) -> None:
+def test_health_names_the_served_snapshot(client: CareClient) -> None:
     health = client.health()
     assert health.ready
     assert health.snapshot == client.collection().snapshot
@@ -154,7 +154,7 @@ def test_a_wrong_parameter_is_named(client: CareClient) -> None:
         list(client.stream(["发热", ""]))
 
 
-def test_documents_come_and_go(client: CareClient) -> None:
+def test_documents_can_be_posted_and_deleted(client: CareClient) -> None:
     before = client.collection().documents
     notice: NewDocument = {"id": "notice/7", "title": "缬沙坦召回", "text": "部分批次的缬沙坦片召回。"}
     added = client.add_documents([notice, {"id": "notice 8", "title": "只有标题"}])
@@ -176,7 +176,7 @@ def _dot(one: object, other: object) -> float:
     return math.fsum(a * b for a, b in zip(one, other, strict=True))  # type: ignore[call-overload]
 
 
-def test_what_a_reranker_said_is_part_of_hits_and_results() -> None:
+def test_reranker_scores_are_part_of_hits_and_results() -> None:
     hits = [{"id": "a", "score": 0.5, "rerank_score": 0.9}, {"id": "b", "score": 0.7}]
     result = Result.parse({"hits": hits, "truncated": False, "rerank": {"depth": 2, "scored": 1}})
     assert [hit.rerank_score for hit in result.hits] == [0.9, None]
@@ -185,6 +185,6 @@ def test_what_a_reranker_said_is_part_of_hits_and_results() -> None:
     assert "care_rerank_score" not in metadata_of(result.hits[1])
 
 
-def test_reranking_without_a_reranker_says_how_to_get_one(client: CareClient) -> None:
+def test_reranking_without_a_reranker_raises_an_error_with_the_remedy(client: CareClient) -> None:
     with pytest.raises(InvalidRequest, match="CARE_RERANKER"):
         client.search("头痛", rerank={"depth": 5})

@@ -1,4 +1,4 @@
-"""docs/openapi.json is what the service says, and the TypeScript client made of it works in Node."""
+"""docs/openapi.json against the service, and the TypeScript client generated from it, in Node."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ OPENAPI = Path("docs/openapi.json")
 FOLDER = Path("clients/typescript")
 
 
-def test_the_committed_document_is_what_the_service_says() -> None:
-    said = create_app(Settings()).openapi()
-    assert json.loads(OPENAPI.read_text(encoding="utf-8")) == json.loads(json.dumps(said)), "run `make openapi`"
+def test_the_committed_openapi_document_is_that_of_the_service() -> None:
+    schema = create_app(Settings()).openapi()
+    assert json.loads(OPENAPI.read_text(encoding="utf-8")) == json.loads(json.dumps(schema)), "run `make openapi`"
 
 
 @pytest.mark.skipif(shutil.which("node") is None, reason="needs Node: `make programs` installs it")

@@ -1,4 +1,4 @@
-"""Chromium, and the search page in it as a person uses it: what can be typed, pressed and read."""
+"""Chromium with the search page, as a person uses it: type, press, read."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ FLAGS = (
     "--no-first-run",
     "--disable-quic",
 )
-# Notes every search that the page asks for, and lets a test hold answers back: `hold()` before, `release()` after.
+# Records every search that the page sends, and can hold answers back: `hold()` before, `release()` after.
 SPY = """
 window.asked = [];
 let held = Promise.resolve();
@@ -75,7 +75,7 @@ class Page:
         width, height = size
         metrics = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 600}
         self.chrome.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
-        self.chrome.get("about:blank")  # else a change of the fragment alone would load nothing
+        self.chrome.get("about:blank")  # otherwise a change of the fragment alone would load nothing
         self.chrome.get(f"{self.url}/{address}")
         self.until(lambda: self.all("#panel input"))
 
@@ -93,7 +93,7 @@ class Page:
         self.one(selector).click()
 
     def set_day(self, name: str, day: str) -> None:
-        """Fills a date field; how its parts are typed depends on the browser's language, so it is set as a whole."""
+        """Sets a date field as a whole: how its parts are typed depends on the browser's language."""
         self.run(
             "arguments[0].value = arguments[1]; arguments[0].dispatchEvent(new Event('change'))",
             self.one(f"#panel input[name={name}]"),
@@ -117,12 +117,12 @@ class Page:
         return found
 
     def ids(self) -> list[str]:
-        """The documents on the page, best first."""
+        """Returns the ids of the documents on the page, best first."""
         found: list[str] = self.run("return [...document.querySelectorAll('.hit')].map((hit) => hit.dataset.id)")
         return found
 
     def asked(self) -> list[dict[str, Any]]:
-        """The bodies of all searches since the page was loaded."""
+        """Returns the bodies of all searches since the page was loaded."""
         found: list[dict[str, Any]] = self.run("return window.asked")
         return found
 
@@ -147,6 +147,6 @@ class Page:
         )
 
     def console_errors(self) -> list[str]:
-        """What the browser complained about since the last call."""
+        """Returns the browser's error messages since the last call."""
         entries: list[dict[str, Any]] = self.chrome.get_log("browser")  # type: ignore[no-untyped-call]
         return [entry["message"] for entry in entries if entry["level"] == "SEVERE"]

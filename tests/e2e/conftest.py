@@ -23,7 +23,7 @@ def server(example_collection: Path) -> Iterator[Server]:
 
 @pytest.fixture(scope="session")
 def chrome(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chrome]:
-    """A Chromium that speaks Chinese."""
+    """Starts a Chromium with Chinese as its language."""
     browser = start_chromium(tmp_path_factory.mktemp("profile"), "zh-CN")
     yield browser
     browser.quit()
@@ -31,7 +31,7 @@ def chrome(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chrome]:
 
 @pytest.fixture
 def page(chrome: Chrome, server: Server) -> Iterator[Page]:
-    """The page, with nothing remembered; afterwards the browser must not have complained."""
+    """Yields the page with empty storage; the browser must log no errors during the test."""
     yield Page(chrome, server.url)
     complaints = Page(chrome, server.url).console_errors()
     chrome.execute_script("localStorage.clear()")

@@ -1,4 +1,4 @@
-"""The real service as a subprocess, on a port of its own that it keeps over a restart."""
+"""The real service as a subprocess, on a port that it keeps over a restart."""
 
 from __future__ import annotations
 

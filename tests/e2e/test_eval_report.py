@@ -1,4 +1,4 @@
-"""A person opens the report of an evaluation from the disk: every picture is drawn, and nothing is fetched."""
+"""The report of an evaluation, opened from disk in a browser: all figures are drawn and nothing is fetched."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from models.evaluation.significance import compare
 from tests.support.runs import full_run
 
 WIDE, PHONE = 1280, 390
-# Every drawn thing of each picture that has a size and the colour of a system, an index or a kind of document.
+# Every drawn shape of each figure that has a size and the colour of a system, an index or a kind of document.
 MARKS = """
 const style = getComputedStyle(document.documentElement);
 const probe = document.body.appendChild(document.createElement("i"));
@@ -35,7 +35,7 @@ return [...document.querySelectorAll("figure")].map((figure) => {
   return { id: figure.id, width: box.width, height: box.height, marks: marks.length, texts: texts.length };
 });
 """
-# What the run of the tests puts into each picture, and then into its legend: points; bars; lines with points; areas.
+# Expected shapes in each figure and in its legend: points; bars; lines with points; areas.
 EXPECTED_MARKS = {
     "speed": 3,
     "sets": 7 + 3,
@@ -53,7 +53,7 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def browser(chrome: Chrome) -> Iterator[Chrome]:
-    """The browser; afterwards it must not have complained, and it looks at pages in daylight again."""
+    """Yields the browser; it must log no errors, and its colour scheme is reset to light."""
     chrome.get_log("browser")  # type: ignore[no-untyped-call]
     yield chrome
     entries = chrome.get_log("browser")  # type: ignore[no-untyped-call]

@@ -1,4 +1,4 @@
-"""A person at the search page: what it shows and offers, in a real browser against the real service."""
+"""The search page: what it shows and offers, in a real browser against the real service."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_matching_terms_are_marked(page: Page) -> None:
     assert "高血压" in page.texts(".snippet mark")
 
 
-def test_marks_count_code_points(page: Page) -> None:
+def test_marks_are_placed_by_code_points(page: Page) -> None:
     page.open()
     cut = page.run_async(
         "const { pieces } = await import('/static/marks.js');"
@@ -93,7 +93,7 @@ def test_the_mode_goes_into_the_request(page: Page) -> None:
         assert f"mode={mode}" in page.chrome.current_url
 
 
-def test_words_typed_but_not_sent_go_along_with_a_choice(page: Page) -> None:
+def test_choosing_an_option_also_sends_the_typed_query(page: Page) -> None:
     page.open_query("头痛")
     page.one("#query").send_keys("恶心")
     page.press("#modes label:has([value=dense])")
@@ -116,7 +116,7 @@ def test_filters_narrow_and_can_be_cleared(page: Page) -> None:
     assert not page.all("#panel input:checked")
 
 
-def test_days_are_a_range_that_holds_its_last_day(page: Page) -> None:
+def test_a_date_range_includes_its_last_day(page: Page) -> None:
     page.open_query(QUERY)
     day = page.run_async(
         "const { results } = await (await fetch('/v1/search?q=' + arguments[0])).json();"
@@ -130,7 +130,7 @@ def test_days_are_a_range_that_holds_its_last_day(page: Page) -> None:
     assert all(day in hit for hit in shown)
 
 
-def test_ranks_are_shown_on_request(page: Page) -> None:
+def test_ranks_of_both_retrievers_are_shown_on_request(page: Page) -> None:
     page.open_query("高血压")
     assert not page.all(".ranks")
     page.press("#explain")
@@ -147,7 +147,7 @@ def test_ranks_are_shown_on_request(page: Page) -> None:
     assert page.texts(".hit:first-child .ranks dd")[1] == "—"
 
 
-def test_top_k_is_how_many_hits_there_are(page: Page) -> None:
+def test_top_k_sets_the_number_of_hits(page: Page) -> None:
     page.open_query(QUERY)
     page.press("#top-k option:first-child")
     page.until(lambda: len(page.ids()) == 5)
@@ -171,7 +171,7 @@ def test_the_language_changes_in_place_and_is_remembered(page: Page) -> None:
     assert page.text("#search [type=submit]") == "检索"
 
 
-def test_both_languages_say_the_same_sentences(page: Page) -> None:
+def test_both_languages_have_the_same_texts(page: Page) -> None:
     page.open()
     zh, en = page.run_async(
         "const { strings } = await import('/static/strings.js');"
@@ -184,7 +184,7 @@ def test_both_languages_say_the_same_sentences(page: Page) -> None:
 @pytest.mark.parametrize("toggles", [0, 1], ids=["zh", "en"])
 def test_a_phone_never_scrolls_sideways(page: Page, toggles: int) -> None:
     def fits() -> bool:
-        # Not innerWidth: a phone widens that to what overflows.
+        # Not innerWidth: a phone widens it to fit overflowing content.
         return bool(page.run("return document.documentElement.scrollWidth <= arguments[0]", PHONE[0]))
 
     page.open(size=PHONE)
@@ -201,7 +201,7 @@ def test_a_phone_never_scrolls_sideways(page: Page, toggles: int) -> None:
     assert fits()
 
 
-def test_slash_goes_to_the_box_and_is_typed_inside_it(page: Page) -> None:
+def test_slash_focuses_the_search_box_and_is_typed_inside_it(page: Page) -> None:
     page.open_query(QUERY)
     page.run("document.activeElement.blur()")
     ActionChains(page.chrome).send_keys("/").perform()
@@ -210,7 +210,7 @@ def test_slash_goes_to_the_box_and_is_typed_inside_it(page: Page) -> None:
     assert page.one("#query").get_attribute("value") == f"{QUERY}/"
 
 
-def test_an_empty_box_asks_nothing(page: Page) -> None:
+def test_an_empty_query_is_not_sent(page: Page) -> None:
     page.open()
     page.one("#query").send_keys("   ", Keys.ENTER)
     page.press("#search [type=submit]")

@@ -1,4 +1,4 @@
-"""The search page of a service with keys: it asks for one, keeps it for its tab, asks again if it is wrong."""
+"""The search page of a service with keys: it asks for a key, keeps it for the tab, and asks again if it is wrong."""
 
 from __future__ import annotations
 

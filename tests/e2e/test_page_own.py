@@ -1,4 +1,4 @@
-"""The search page over a corpus of one's own: its words, headlines and numbers, and addresses that ask."""
+"""The search page over a custom corpus: its texts, titles and numbers, and queries in the address."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def own(chrome: Chrome, own_server: Server) -> Iterator[Page]:
     assert complaints == []
 
 
-def test_a_corpus_of_ones_own_offers_its_titles_and_no_disclaimer(own: Page) -> None:
+def test_a_custom_corpus_offers_its_titles_and_no_disclaimer(own: Page) -> None:
     own.open()
     own.until(lambda: own.all("#examples button"))
     assert own.texts("#examples button") == ["工单 0", "工单 2", "工单 4", "工单 6"]
@@ -67,7 +67,7 @@ def test_a_corpus_of_ones_own_offers_its_titles_and_no_disclaimer(own: Page) -> 
     assert own.texts(".title")[0] == "工单 0"
 
 
-def test_the_words_of_a_collection_follow_the_language(page: Page) -> None:
+def test_the_texts_of_a_collection_follow_the_language(page: Page) -> None:
     page.open()
     page.until(lambda: page.text(".hero h1") == "医学知识演示")
     assert page.chrome.title == "医学知识演示"
@@ -110,7 +110,7 @@ def test_untitled_documents_show_the_beginning_of_their_text(own: Page) -> None:
 def test_numbers_are_rounded_and_whole_numbers_keep_their_digits(own: Page) -> None:
     own.open_query("水泵", "&mode=dense")
     tags = dict(zip(own.ids(), own.texts(".tags"), strict=True))
-    # The price is stored as 0.30000000000000004; a list that is empty is not shown.
+    # The price is stored as 0.30000000000000004; an empty list is not shown.
     assert tags["3f2a9c01"] == f"price0.3year2001serial{SERIAL + 1}"
 
 
@@ -130,7 +130,7 @@ def test_a_field_of_numbers_has_bounds(own: Page) -> None:
     assert own.all("[data-range=year] input")[1].get_attribute("value") == ""
 
 
-def test_bounds_in_a_shared_address_hold_and_can_be_dropped(own: Page) -> None:
+def test_bounds_in_a_shared_address_apply_and_can_be_removed(own: Page) -> None:
     own.open_query("水泵", f"&range=year:2090:&range=serial:{SERIAL}:&range=price:x:")
     serial = {"field": "serial", "gte": str(SERIAL)}
     assert own.asked()[0]["filters"] == [{"field": "year", "gte": 2090}, serial]
@@ -139,7 +139,7 @@ def test_bounds_in_a_shared_address_hold_and_can_be_dropped(own: Page) -> None:
     own.until(lambda: len(own.ids()) == 8)
 
 
-def test_a_collection_without_metadata_says_that_there_is_nothing_to_filter(chrome: Chrome, tmp_path: Path) -> None:
+def test_a_collection_without_metadata_reports_that_there_are_no_filters(chrome: Chrome, tmp_path: Path) -> None:
     bare = [{"_id": row["_id"], "title": "只有标题", "text": ""} for row in ROWS[:2]]
     for server in serve(tmp_path, bare):
         page = Page(chrome, server.url)

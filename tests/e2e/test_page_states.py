@@ -1,4 +1,4 @@
-"""The states of the search page: waiting, nothing found, failed, cut, gone back to, shared."""
+"""States of the search page: waiting, no hits, errors, truncated query, history, shared address."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def test_no_hits_offers_to_drop_each_filter(page: Page) -> None:
     assert page.run("return document.activeElement.id") == "answer"
 
 
-def test_words_that_no_document_holds_lead_to_meaning(page: Page) -> None:
+def test_a_lexical_search_without_hits_offers_dense_search(page: Page) -> None:
     page.open_query("qwxzzk", "&mode=lexical")
     assert page.ids() == []
     page.press("#none .chip")
@@ -28,7 +28,7 @@ def test_words_that_no_document_holds_lead_to_meaning(page: Page) -> None:
     assert page.asked()[-1]["mode"] == "dense"
 
 
-def test_a_cut_query_is_said_to_be_cut(page: Page) -> None:
+def test_a_truncated_query_is_reported(page: Page) -> None:
     page.open_query("头痛")
     assert not page.one("#notice").is_displayed()
     page.search("反复头痛伴恶心" * 120)
@@ -77,7 +77,7 @@ def test_a_late_answer_never_replaces_a_newer_one(page: Page) -> None:
     assert page.one("#query").get_attribute("value") == "骨折"
 
 
-def test_waiting_keeps_the_old_hits_in_their_place(page: Page) -> None:
+def test_old_hits_stay_visible_while_waiting(page: Page) -> None:
     page.open_query(QUERY)
     before = page.ids()
     page.run("hold()")
@@ -88,7 +88,7 @@ def test_waiting_keeps_the_old_hits_in_their_place(page: Page) -> None:
     page.until_answered()
 
 
-def test_the_first_search_waits_with_skeletons(page: Page) -> None:
+def test_the_first_search_shows_placeholders_while_waiting(page: Page) -> None:
     page.open()
     page.run("hold()")
     page.press("#examples button")
@@ -99,7 +99,7 @@ def test_the_first_search_waits_with_skeletons(page: Page) -> None:
     assert len(page.ids()) == 10
 
 
-def test_back_and_forward_restore_question_and_answer(page: Page) -> None:
+def test_back_and_forward_restore_query_and_hits(page: Page) -> None:
     page.open()
     page.search("头痛")
     first = page.ids()
@@ -118,7 +118,7 @@ def test_back_and_forward_restore_question_and_answer(page: Page) -> None:
     assert page.one("#panel [value=drug]").is_selected()
 
 
-def test_a_shared_address_asks_the_same(page: Page) -> None:
+def test_a_shared_address_gives_the_same_search(page: Page) -> None:
     page.open_query(QUERY, "&mode=dense&top_k=5&filter=kind:drug&to=2025-12-31")
     assert page.asked()[0] == {
         "query": QUERY,
@@ -134,12 +134,12 @@ def test_a_shared_address_asks_the_same(page: Page) -> None:
     assert page.chrome.title.startswith(QUERY)
 
 
-def test_the_question_never_travels_in_an_address(page: Page) -> None:
+def test_the_query_is_never_sent_in_a_url(page: Page) -> None:
     page.open_query(QUERY)
     sent = page.run("return performance.getEntries().map((entry) => new URL(entry.name, location).search)")
     assert set(sent) == {""}
 
 
-def test_a_wrong_address_becomes_defaults(page: Page) -> None:
+def test_invalid_values_in_the_address_become_defaults(page: Page) -> None:
     page.open_query(QUERY, "&mode=magic&top_k=-3&from=yesterday&filter=:")
     assert (page.asked()[0]["mode"], page.asked()[0]["top_k"], page.asked()[0]["filters"]) == ("hybrid", 10, [])

@@ -1,4 +1,4 @@
-"""What the pages may not do, in a real browser: run a script that is not a file of theirs, or be framed."""
+"""Content security policy of the pages, in a real browser: no inline script or style, no framing."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def docs(chrome: Chrome, server: Server) -> Page:
 
 
 def test_the_page_of_the_api_works_under_its_policy(docs: Page) -> None:
-    """It shows every route, takes the token, and asks the service."""
+    """The API page shows every route, accepts the token, and sends requests to the service."""
     assert "/v1/search" in docs.text("#swagger-ui")
     docs.one(".auth-wrapper .authorize").click()
     docs.until(lambda: docs.all(".auth-container input"))
@@ -51,9 +51,9 @@ def test_the_page_of_the_api_works_under_its_policy(docs: Page) -> None:
     docs.until(lambda: docs.all("button.execute"))
     docs.one("button.execute").click()
     docs.until(lambda: docs.all(".live-responses-table"))
-    assert "unauthorized" in docs.text(".live-responses-table")  # the token was sent, and is another's
+    assert "unauthorized" in docs.text(".live-responses-table")  # the token was sent, but it is not the right one
     assert "Bearer a token" in docs.text(".curl-command")
-    assert [said for said in docs.console_errors() if "401" not in said] == []
+    assert [error for error in docs.console_errors() if "401" not in error] == []
 
 
 @pytest.mark.parametrize("path", ["/", "/docs"])
@@ -62,14 +62,14 @@ def test_no_script_or_style_in_the_markup_takes_effect(chrome: Chrome, server: S
     chrome.get(server.url + path)
     page.console_errors()
     assert chrome.execute_script(INJECTED) == [False, False]
-    assert any("Content Security Policy" in said for said in page.console_errors())
+    assert any("Content Security Policy" in error for error in page.console_errors())
 
 
 @pytest.mark.parametrize("path", ["/", "/docs"])
 def test_no_page_is_shown_in_a_frame(chrome: Chrome, server: Server, path: str) -> None:
-    """Not even by its own origin, which alone could tell: a document that was refused cannot be looked into.
+    """Tries it from the page's own origin, the only one that could look into the frame.
 
-    Every answer says so; a blank page, which is no answer, shows that frames as such work.
+    A blank page in a frame shows that frames as such work.
     """
     chrome.get(f"{server.url}/livez")
     chrome.set_script_timeout(WAIT_SECONDS)

@@ -1,4 +1,4 @@
-"""The engine's half and a worker's half of the engine process, in one process, over a real socket."""
+"""The engine's side and a worker's side of the engine process, in one process, over a real socket."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LIMITS = Limits(batch_queries=32, batch_tokens=4096, queue=2000)
 
 
 class Engine:
-    """The engine's half in a thread of this process, which can be ended and begun again at the same address."""
+    """The engine's side in a thread, which can be stopped and started again at the same address."""
 
     def __init__(self, path: Path, settings: Settings) -> None:
         self.path = path
@@ -37,16 +37,16 @@ class Engine:
         self._server = EngineServer(
             self._listener, LIMITS, lambda size, tokens, seconds, waiting: self.batches.append(size)
         )
-        self.shelf = OpenServings(self._settings, Cpu(1, 1))
+        self.servings = OpenServings(self._settings, Cpu(1, 1))
         self._listener.listen()
-        self._thread = threading.Thread(target=self._server.serve, args=[self.shelf], daemon=True)
+        self._thread = threading.Thread(target=self._server.serve, args=[self.servings], daemon=True)
         self._thread.start()
 
     def end(self) -> None:
         self._server.end()
         self._thread.join(WAIT_SECONDS)
         assert not self._thread.is_alive()
-        self.shelf.close()
+        self.servings.close()
         self._listener.close()
 
 
@@ -61,5 +61,5 @@ async def worker(engine: Engine) -> AsyncIterator[RemoteEngine]:
 
 
 def open_serving(built: Built, letter: str = "a") -> Serving:
-    """As a worker opens it: without the weights."""
+    """Opens a serving as a worker does: without the weights."""
     return Serving.open(Collection(built.root).folder(built.versions[letter]), TextReader.open(ENCODER), verify=False)

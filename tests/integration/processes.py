@@ -1,4 +1,4 @@
-"""A service of several processes, as an operator starts it, and what a test may do to them."""
+"""A service of several processes, as an operator starts it, with helpers to inspect and kill its processes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ READY = re.compile(r"CARE Search is ready at (http://127\.0\.0\.1:\d+) \(8 docum
 
 @dataclass(frozen=True)
 class Reply:
-    """What came back."""
+    """Status, headers and body of an answer."""
 
     status: int
     headers: Mapping[str, str]
@@ -45,7 +45,7 @@ class Service:
         self.address = address
 
     def children(self) -> dict[str, int]:
-        """The process id of every post that is held: "engine", "worker 1", …"""
+        """Returns the process id of every running role: "engine", "worker 1", …"""
         found = {}
         for folder in Path("/proc").iterdir():
             if folder.name.isdigit():
@@ -57,7 +57,7 @@ class Service:
         return found
 
     def send(self, method: str, path: str, body: object = None) -> Reply:
-        """One request on a connection of its own: any worker may answer it."""
+        """Sends one request on a new connection: any worker may answer it."""
         host, _, port = self.address.removeprefix("http://").partition(":")
         connection = http.client.HTTPConnection(host, int(port), timeout=WAIT_SECONDS)
         try:
@@ -79,19 +79,19 @@ class Service:
         return False
 
     def metric(self, name: str) -> float:
-        """The value of a series as /metrics writes it, 0 where it is not there."""
+        """Returns the value of a series in /metrics, or 0 if it is missing."""
         values = re.findall(rf"^{re.escape(name)} (\S+)$", self.get("/metrics").text, re.MULTILINE)
         return float(values[0]) if values else 0.0
 
     def memory_mb(self, pid: int) -> float:
-        """What the process costs beyond what others share with it."""
+        """Returns the memory of a process that it does not share with others."""
         rollup = Path(f"/proc/{pid}/smaps_rollup").read_text()
         return sum(int(kilobytes) for kilobytes in re.findall(r"Private_(?:Clean|Dirty): +(\d+) kB", rollup)) / 1024
 
 
 @contextlib.contextmanager
 def service(built: Built, **environment: str) -> Iterator[Service]:
-    """A service that is ready; it and all that it started are gone afterwards."""
+    """Starts a service and waits until it is ready; it and its children are gone afterwards."""
     own = {"CARE_COLLECTION": str(built.root), "CARE_ENCODER": str(ENCODER), "CARE_PORT": "0", "CARE_THREADS": "1"}
     process = subprocess.Popen(
         [sys.executable, "-c", SERVE],
@@ -111,21 +111,21 @@ def service(built: Built, **environment: str) -> Iterator[Service]:
         children = running.children()
     finally:
         if process.poll() is None:
-            process.kill()  # its children notice, and end by themselves
+            process.kill()  # its children notice and end by themselves
         process.communicate()
         until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in children.values()))
 
 
 def until(condition: Callable[[], bool], seconds: float = WAIT_SECONDS) -> None:
-    """Returns once the condition holds."""
+    """Waits until the condition holds."""
     ending = time.monotonic() + seconds
     while not condition():
-        assert time.monotonic() < ending, "waited in vain"
+        assert time.monotonic() < ending, "the condition never held"
         time.sleep(0.05)
 
 
 class Load:
-    """Clients that ask without pause, each on a new connection every time, and keep what they were told."""
+    """Clients that send requests without pause, each on a new connection, and keep the answers."""
 
     def __init__(self, running: Service, bodies: list[dict[str, Any]], clients: int = 3) -> None:
         self._running = running
@@ -150,7 +150,7 @@ class Load:
         return {answer.status for answer in self.answers}
 
     def wait_for(self, status: int, count: int = 1) -> None:
-        """Returns once `count` further answers of this status have come."""
+        """Waits for `count` further answers with this status."""
         seen = len(self.answers)
         until(lambda: sum(answer.status == status for answer in self.answers[seen:]) >= count)
 
@@ -160,13 +160,13 @@ class Load:
             try:
                 self.answers.append(self._running.search(body))
             except (ConnectionError, http.client.HTTPException):
-                self.broken += 1  # the worker that had this connection is gone
+                self.broken += 1  # the worker of this connection is gone
             turn += 1
             self._stopped.wait(0.05)
 
 
-def assert_whole(answers: list[Reply], built: Built) -> set[str]:
-    """Every answer comes from one version; returns the letters of the versions."""
+def assert_unmixed(answers: list[Reply], built: Built) -> set[str]:
+    """Checks that every answer comes from one version; returns the letters of the versions."""
     letters = set()
     for answer in answers:
         if answer.status == 200:

@@ -1,4 +1,4 @@
-"""A real server to share, freeze, fill and kill."""
+"""A real Redis-compatible server that tests share, freeze, fill and kill."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ WAIT_SECONDS = 60.0
 
 @contextlib.contextmanager
 def valkey(port: int | None = None) -> Iterator[ValkeyServer]:
-    # By itself it takes the first free port: that of a server which another process's test has just killed.
+    # By default it takes the first free port, which may be that of a server which another test has just killed.
     server = ValkeyServer(port=port or free_port())
     server.start(timeout=START_SECONDS)
     try:
         yield server
     finally:
-        server.terminate()  # unlike stop(), no complaint where a test has done it already
+        server.terminate()  # unlike stop(), does not fail if the test has terminated it already
 
 
 @contextlib.contextmanager
 def frozen(server: ValkeyServer) -> Iterator[None]:
-    """The server keeps its connections, takes new ones, and answers nothing."""
+    """Freezes the server: it keeps its connections, accepts new ones, and answers nothing."""
     process = server._process
     assert process is not None
     process.send_signal(signal.SIGSTOP)
@@ -41,26 +41,26 @@ def frozen(server: ValkeyServer) -> Iterator[None]:
 
 @contextlib.contextmanager
 def operator(server: ValkeyServer) -> Iterator[Redis]:
-    """A client of the test's own."""
+    """Yields a separate client of the test."""
     with Redis(port=server.port) as client:
         yield client
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    """Waits for what happens behind the answers; fails after a generous while."""
+    """Waits for an effect that follows the answer; fails after a generous timeout."""
     async with asyncio.timeout(WAIT_SECONDS):
         while not condition():
             await asyncio.sleep(0.01)
 
 
 @contextlib.asynccontextmanager
-async def pretender(reply: bytes) -> AsyncIterator[str]:
-    """Something that greets like Redis and answers every read and write with the same bytes; its address."""
+async def fake_redis(reply: bytes) -> AsyncIterator[str]:
+    """Yields the address of a server that greets like Redis and answers every read and write with the same bytes."""
 
     async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(OSError):
-            while said := await reader.read(65536):
-                commands = said.count(b"\r\nSETINFO\r\n")
+            while data := await reader.read(65536):
+                commands = data.count(b"\r\nSETINFO\r\n")
                 writer.write(b"+OK\r\n" * commands if commands else reply)
                 await writer.drain()
         writer.close()

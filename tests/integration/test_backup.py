@@ -36,25 +36,25 @@ def built(tmp_path: Path, encoder: OnnxEncoder) -> Built:
 
 
 async def answers(root: Built) -> dict[str, Any]:
-    """What a service over the collection says to a few questions."""
-    said: dict[str, Any] = {}
+    """Returns answers of a service over the collection to a few requests."""
+    output: dict[str, Any] = {}
     async with running(make_settings(root)) as client:
         for query in ("高血压吃什么药", "缬沙坦召回", "头痛"):
             result = (await client.post("/v1/search", json={"query": query, "top_k": 5})).json()
-            said[query] = [(hit["id"], hit["score"]) for hit in result["results"][0]["hits"]]
-        said["deleted"] = (await client.get("/v1/documents/a-5")).status_code
-        said["snapshot"] = result["snapshot"]
-    return said
+            output[query] = [(hit["id"], hit["score"]) for hit in result["results"][0]["hits"]]
+        output["deleted"] = (await client.get("/v1/documents/a-5")).status_code
+        output["snapshot"] = result["snapshot"]
+    return output
 
 
-async def test_an_empty_folder_answers_as_the_old_one_did(built: Built, tmp_path: Path) -> None:
+async def test_a_restored_collection_gives_the_same_answers(built: Built, tmp_path: Path) -> None:
     keys, (file, other) = tmp_path / "keys.json", (tmp_path / "care.tar", tmp_path / "other")
     keys.write_text('{"name": "hash"}', encoding="utf-8")
     (built.root / "page.json").write_text('{"en": {"title": "Manuals"}}', encoding="utf-8")
     async with running(make_settings(built)) as client:
         assert (await client.post("/v1/documents", json={"documents": [NOTICE]})).status_code == 200
         assert (await client.delete("/v1/documents/a-5")).status_code == 200
-        # While it serves.
+        # While the service runs.
         given = ["--collection", str(built.root), "--keys", str(keys)]
         assert cli.main(["backup", str(file), *given]) == 0
     before = await answers(built)
@@ -70,13 +70,13 @@ async def test_an_empty_folder_answers_as_the_old_one_did(built: Built, tmp_path
     assert Collection(other).versions() == sorted(built.versions.values())
     assert json.loads((other / "page.json").read_text(encoding="utf-8")) == {"en": {"title": "Manuals"}}
     assert (moved.read_text(encoding="utf-8"), stat.S_IMODE(moved.stat().st_mode)) == ('{"name": "hash"}', 0o600)
-    # It goes on from there: another version, another document.
+    # The restored collection accepts another version and another document.
     async with running(make_settings(restored)) as client:
         assert (await client.post("/v1/documents", json={"documents": [NOTICE | {"id": "n-8"}]})).status_code == 200
         assert (await client.post("/admin/rollback", params={"version": built.versions["b"]})).status_code == 200
 
 
-def test_a_restore_overwrites_nothing(built: Built, tmp_path: Path) -> None:
+def test_a_restore_does_not_overwrite_anything(built: Built, tmp_path: Path) -> None:
     file = tmp_path / "care.tar"
     write_backup(Collection(built.root), file)
     with pytest.raises(BadBackup, match="is not empty"):
@@ -98,7 +98,7 @@ def test_a_backup_that_cannot_be_made_is_refused_with_the_reason(built: Built, t
     assert [path.name for path in tmp_path.glob("*care.tar*")] == []
 
 
-def test_a_second_backup_leaves_the_file_of_the_first_alone(built: Built, tmp_path: Path) -> None:
+def test_a_second_backup_does_not_change_the_file_of_the_first(built: Built, tmp_path: Path) -> None:
     collection, partial = Collection(built.root), tmp_path / ".care.tar.new"
     partial.write_bytes(b"as far as the first one has written")
     with collection.sole_builder(), pytest.raises(Busy):
@@ -106,7 +106,7 @@ def test_a_second_backup_leaves_the_file_of_the_first_alone(built: Built, tmp_pa
     assert partial.read_bytes() == b"as far as the first one has written"
 
 
-def test_a_partial_file_is_made_anew_and_not_followed(built: Built, tmp_path: Path) -> None:
+def test_a_partial_file_that_is_a_link_is_replaced_and_not_followed(built: Built, tmp_path: Path) -> None:
     other, file = tmp_path / "other", tmp_path / "care.tar"
     other.write_bytes(b"of someone else")
     other.chmod(0o644)
@@ -117,7 +117,7 @@ def test_a_partial_file_is_made_anew_and_not_followed(built: Built, tmp_path: Pa
     assert not file.is_symlink()
 
 
-def test_a_restore_that_failed_may_be_given_again(
+def test_a_failed_restore_can_be_repeated(
     built: Built, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file, keys, moved, folder = (tmp_path / name for name in ("care.tar", "keys", "restored-keys", "restored"))
@@ -139,7 +139,7 @@ def test_a_restore_that_failed_may_be_given_again(
     assert moved.read_text(encoding="utf-8") == "{}"
 
 
-def test_a_damaged_version_does_not_spoil_the_backup(
+def test_a_damaged_version_is_left_out_of_the_backup_and_reported(
     built: Built, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     collection, file, folder = Collection(built.root), tmp_path / "care.tar", tmp_path / "restored"
@@ -194,7 +194,7 @@ def test_a_compressed_backup_is_restored_unless_it_is_damaged(
 
 
 @pytest.mark.parametrize("facts", ["no JSON", "{}", "[]", '{"format": 1}'])
-def test_a_tar_of_another_program_is_refused_by_name(tmp_path: Path, facts: str) -> None:
+def test_a_tar_file_of_another_program_is_refused(tmp_path: Path, facts: str) -> None:
     (tmp_path / "backup.json").write_text(facts, encoding="utf-8")
     with tarfile.open(tmp_path / "other.tar", "w") as tar:
         tar.add(tmp_path / "backup.json", "backup.json")
@@ -202,7 +202,7 @@ def test_a_tar_of_another_program_is_refused_by_name(tmp_path: Path, facts: str)
         restore_backup(tmp_path / "other.tar", tmp_path / "folder")
 
 
-def test_a_restore_says_where_the_keys_are(
+def test_a_restore_prints_where_the_keys_are(
     built: Built, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("CARE_KEYS_FILE", raising=False)
@@ -210,7 +210,7 @@ def test_a_restore_says_where_the_keys_are(
     keys.write_text("{}", encoding="utf-8")
     write_backup(Collection(built.root), tmp_path / "with.tar", keys)
     write_backup(Collection(built.root), tmp_path / "without.tar")
-    for number, (name, options, said) in enumerate(
+    for number, (name, options, output) in enumerate(
         (
             ("with.tar", given, f"; keys: {tmp_path / 'moved'}\n"),
             ("with.tar", [], "; its keys were left out (--keys says where they go)\n"),
@@ -219,10 +219,10 @@ def test_a_restore_says_where_the_keys_are(
     ):
         folder = str(tmp_path / f"restored-{number}")
         assert cli.main(["restore", str(tmp_path / name), "--collection", folder, *options]) == 0
-        assert capsys.readouterr().out.endswith(said)
+        assert capsys.readouterr().out.endswith(output)
 
 
-def test_an_entry_outside_of_the_folder_is_refused(tmp_path: Path) -> None:
+def test_an_archive_entry_outside_of_the_folder_is_refused(tmp_path: Path) -> None:
     facts, evil = tmp_path / "backup.json", tmp_path / "evil.tar"
     facts.write_text(json.dumps({"format": 1, "versions": []}), encoding="utf-8")
     for name in ("collection/../../outside", "/outside", "other/file"):

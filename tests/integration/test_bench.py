@@ -1,4 +1,4 @@
-"""The benchmark as it is called, on the real service: every line is there and nothing failed. Speed is not judged."""
+"""The benchmark command against the real service: every row is present and nothing failed. Speed is not checked."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def call(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=570)
 
 
-def test_a_quick_run_has_every_line_and_no_failure(tmp_path: Path, example_collection: Path) -> None:
+def test_a_quick_run_has_every_row_and_no_failure(tmp_path: Path, example_collection: Path) -> None:
     file = tmp_path / "bench.json"
     collection = str(example_collection)
     done = call("--collection", collection, "--seconds", "0.3", "--rounds", "1", "--json", str(file))
@@ -48,7 +48,7 @@ def test_a_quick_run_has_every_line_and_no_failure(tmp_path: Path, example_colle
     assert [line.split(" | ")[0] for line in overheads[2:]] == ["| dense", "| lexical", "| hybrid"]
 
 
-def test_the_bare_framework_answers_the_size_and_ends_with_the_block(tmp_path: Path) -> None:
+def test_the_bare_framework_answers_with_the_given_size_and_stops(tmp_path: Path) -> None:
     with running(bare_server(1234), tmp_path) as started:
         url = started.url
         measured = measure(Job(url, ["头痛"], "hybrid", 2, 5, max_requests=20, timings=False))

@@ -1,4 +1,4 @@
-"""The GPU benchmark's dry run on the processor: encoder, snapshot, service and report are real, wrk is a stand-in."""
+"""The GPU benchmark's dry run on the CPU: encoder, snapshot, service and report are real, wrk is a stand-in."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 from loadtest.harness import REPOSITORY
 
-# Asks as wrk does, but a dozen times only, and prints what search.lua has wrk print.
+# Sends requests as wrk does, but only a dozen, and prints what search.lua makes wrk print.
 WRK = """#!{python}
 import http.client, json, sys
 from urllib.parse import urlsplit
@@ -28,7 +28,7 @@ print(json.dumps({{"requests": 12, "microseconds": 1000000, "p50": 900, "p99": 1
 """
 
 
-def test_the_dry_run_reports_every_line(tmp_path: Path) -> None:
+def test_the_dry_run_reports_every_row(tmp_path: Path) -> None:
     wrk = tmp_path / "wrk"
     wrk.write_text(WRK.format(python=sys.executable), encoding="utf-8")
     wrk.chmod(0o755)

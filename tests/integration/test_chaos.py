@@ -17,7 +17,7 @@ def test_a_service_survives_faults_under_load(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(chaos, "CALM_SECONDS", 0.5)  # before each fault
-    # A client that is gone costs its connection for this long, and the test waits for the last.
+    # A disconnected client keeps its connection for this long, and the test waits for the last one.
     monkeypatch.setattr(faults, "IMPATIENT", dict.fromkeys(faults.IMPATIENT, "4"))
     status = chaos.main([*FAULTS, "--documents", "24", "--connections", "2"])
     shown = capsys.readouterr()

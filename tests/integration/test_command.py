@@ -1,4 +1,4 @@
-"""The `care` command as a person calls it: whole stages, and errors in one line."""
+"""The `care` command as a person uses it: whole stages, and one-line errors."""
 
 import json
 import subprocess

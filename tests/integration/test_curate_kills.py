@@ -1,4 +1,4 @@
-"""A step that is killed at random moments ends with the same bytes; `make kill-curate` kills each 20 times."""
+"""A curation step killed at random moments ends with the same bytes; `make kill-curate` kills each 20 times."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ENDINGS = ("", ".report.json", ".sample.jsonl")
 
 @pytest.fixture(scope="module")
 def raw(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config) -> Path:
-    """More rows if a step is to be killed more often."""
+    """Writes rows; more of them if a step is killed more often."""
     chance = random.Random(0)
     parts = ["患者姓名：张三，", "住院号：123456。", "血压&gt;140。", "电话13812345678。", "头痛三天。", "咳嗽发热。"]
     texts = ["".join(chance.choices(parts, k=12)) for _ in range(1500 if pytestconfig.getoption("--kills") else 300)]
@@ -29,7 +29,7 @@ def raw(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config) -
 
 @pytest.fixture(scope="module")
 def few(raw: Path) -> Path:
-    """Rows for the steps that search, whose titles ask for them."""
+    """Writes rows for the steps that search, with their titles as queries."""
     lines = raw.read_text(encoding="utf-8").splitlines()
     lines = lines[: len(lines) // 9]
     rows = [json.loads(line) | {"title": f"第{number}问：头痛"} for number, line in enumerate(lines)]
@@ -40,7 +40,7 @@ def few(raw: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def judged(raw: Path) -> Path:
-    """Rows as the judge leaves them."""
+    """Writes rows in the form of the judge's output."""
     texts = [json.loads(line)["text"] for line in raw.read_text(encoding="utf-8").splitlines()]
     rows = [
         {"query": f"问{n}", "pos": [text], "neg": [texts[n - 1]], "judged": {"pos": [[4]], "neg": [[0]]}}
@@ -99,7 +99,7 @@ ASKING = [("judge", "ab", 2), ("synthesize", "a", 1), ("hyde", "a", 2), ("match"
 
 
 @pytest.mark.parametrize(("step", "models", "requests"), ASKING)
-def test_a_killed_step_asks_language_models_only_what_was_lost(
+def test_a_killed_step_repeats_only_lost_requests_to_language_models(
     step: str, models: str, requests: int, tmp_path: Path, pytestconfig: pytest.Config
 ) -> None:
     rows = PAIRS[:40] if step == "hyde" else PAIRS
@@ -108,9 +108,9 @@ def test_a_killed_step_asks_language_models_only_what_was_lost(
     kills, at_once = pytestconfig.getoption("--kills") or 2, 4
     with grading_server() as server:
         if step != "judge":
-            server.say = lambda model, prompt, number: f"写{prompt[-20:]}".replace("\n", "")
+            server.respond = lambda model, prompt, number: f"写{prompt[-20:]}".replace("\n", "")
         if step == "match":
-            server.say = lambda model, prompt, number: json.dumps({"evidence": [prompt[-2:]]})
+            server.respond = lambda model, prompt, number: json.dumps({"evidence": [prompt[-2:]]})
         named = [
             word for model in models for word in ("--judge" if step == "judge" else "--model", f"{model}@{server.url}")
         ]
@@ -126,7 +126,7 @@ def test_a_killed_step_asks_language_models_only_what_was_lost(
     print(f"\n{step}: killed {kills} times in {started} runs; {lost} of {asked} answers were lost")
     assert same(out, whole, ("", ".report.json"))
     assert before == requests * len(rows)
-    assert 0 <= lost <= at_once * kills  # those that were on their way
+    assert 0 <= lost <= at_once * kills  # requests in flight when it was killed
 
 
 def test_kills_and_a_failing_server_together_lose_no_row_and_count_every_answer(
@@ -149,7 +149,7 @@ def test_kills_and_a_failing_server_together_lose_no_row_and_count_every_answer(
         server.paid = 0
         run_killed([*arguments, str(out)], kills, seconds, pytestconfig.getoption("--seed"))
     assert same(out, whole, [""])
-    assert len(out.read_text(encoding="utf-8").splitlines()) == 15, "all but the one that was refused"
+    assert len(out.read_text(encoding="utf-8").splitlines()) == 15, "all but the refused one"
     again = server.graded.total() - len(server.graded)
     assert len(server.graded) == 2 * 16 - 1
     report = json.loads(Path(f"{out}.report.json").read_text(encoding="utf-8"))
@@ -158,5 +158,5 @@ def test_kills_and_a_failing_server_together_lose_no_row_and_count_every_answer(
     print(f"\njudge, failing server: killed {kills} times; {server.paid} answers, {again} of them again")
     assert len({record["key"] for record in kept}) == len(kept)
     assert counted == sum(not record["refused"] for record in kept)
-    assert 0 <= server.paid - counted <= at_once * kills  # those that were on their way
+    assert 0 <= server.paid - counted <= at_once * kills  # requests in flight when it was killed
     assert again <= at_once * kills

@@ -1,4 +1,4 @@
-"""A service of two workers with keys, TLS and a port for administrators, and what SIGHUP renews in it."""
+"""A service of two workers with keys, TLS and an admin port, and its reload on SIGHUP."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_workers_share_keys_certificate_and_ports(tmp_path: Path, encoder: OnnxE
     trust = ssl.create_default_context(cafile=authority.cert)
 
     def get(address: str, path: str, key: str) -> int:
-        """On a connection of its own: any worker may answer."""
+        """Sends on a new connection: any worker may answer."""
         return httpx.get(address + path, headers=bearer(key), verify=trust).status_code
 
     try:

@@ -1,4 +1,4 @@
-"""`care eval` as a person calls it: sets in, a table, figures, a saved run and a page out."""
+"""`care eval` as a person uses it: from sets to a table, figures, a saved run and a page."""
 
 import json
 import re
@@ -49,29 +49,31 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def evaluate(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> str:
-    """What a call that succeeds prints."""
+    """Returns the output of a call that succeeds."""
     code = cli.main(["eval", *map(str, arguments)])
-    said = capsys.readouterr()
-    assert code == 0, said.err
-    return said.out
+    output = capsys.readouterr()
+    assert code == 0, output.err
+    return output.out
 
 
 def failure(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> str:
-    """The one line of a call that fails."""
+    """Returns the one line of a call that fails."""
     try:
         code = cli.main(["eval", *map(str, arguments)])
     except SystemExit as end:
         code = end.code  # type: ignore[assignment]
-    said = capsys.readouterr()
+    output = capsys.readouterr()
     assert code == 1
-    (line,) = said.err.splitlines()
+    (line,) = output.err.splitlines()
     assert line.startswith("care eval")
     return line
 
 
-@pytest.mark.timeout(900)  # it encodes the whole example corpus, which is seconds of work on a free machine
-def test_the_example_corpus_is_searched_well(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    """The smoke evaluation: what README promises of the bundled encoder, and no text encoded twice."""
+@pytest.mark.timeout(900)  # encodes the whole example corpus: seconds of work on a free machine
+def test_search_on_the_example_corpus_reaches_the_quality_floor(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """Checks the least quality of the bundled encoder, and that no text is encoded twice."""
     arguments = ("examples", "--cache", tmp_path / "cache")
     first = evaluate(capsys, *arguments, "--json", tmp_path / "figures.json")
     figures = {row["system"]: row["value"] for row in json.loads((tmp_path / "figures.json").read_text())}
@@ -84,7 +86,7 @@ def test_the_example_corpus_is_searched_well(capsys: pytest.CaptureFixture[str],
     assert {path: path.stat().st_size for path in (tmp_path / "cache").rglob("*.*")} == kept
 
 
-def test_without_a_terminal_lines_say_how_much_is_encoded(
+def test_without_a_terminal_progress_is_printed_in_lines(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, data: Path, tmp_path: Path
 ) -> None:
     monkeypatch.setattr("models.progress.SAY_EVERY_SECONDS", 0.0)
@@ -98,7 +100,7 @@ def test_without_a_terminal_lines_say_how_much_is_encoded(
 def test_every_kind_of_set_is_judged_and_gaps_are_explained(
     capsys: pytest.CaptureFixture[str], data: Path, cache: Path, tmp_path: Path
 ) -> None:
-    said = evaluate(capsys, data, "--cache", cache, "--save", tmp_path / "run.json.gz", "--speed")
+    output = evaluate(capsys, data, "--cache", cache, "--save", tmp_path / "run.json.gz", "--speed")
     run = Run.load(tmp_path / "run.json.gz")
     assert {(result.set_name, result.main_metric) for result in run.results} == {
         ("drugs", "nDCG@10"),
@@ -106,19 +108,19 @@ def test_every_kind_of_set_is_judged_and_gaps_are_explained(
         ("pairs", "Pearson"),
     }
     assert [facts.name for facts in run.systems] == ["BM25", "care-small-zh (int8)", "hybrid care-small-zh (int8)"]
-    assert "BM25 has no figure for pairs: " in said
+    assert "BM25 has no figure for pairs: " in output
     assert all((result.queries_per_second is not None) == (result.set_name == "drugs") for result in run.results)
     pearson = next(result for result in run.results if result.set_name == "pairs")
     assert pearson.system == "care-small-zh (int8)"
     assert pearson.value > 50
 
 
-def test_a_baseline_without_a_figure_leaves_the_others_theirs(
+def test_a_baseline_without_a_figure_does_not_remove_other_figures(
     capsys: pytest.CaptureFixture[str], data: Path, cache: Path
 ) -> None:
-    said = evaluate(capsys, data / "sts", "--cache", cache, "--baseline", "BM25")
-    assert "care-small-zh (int8)" in said.splitlines()[3]
-    assert "BM25 has no figure for pairs: " in said
+    output = evaluate(capsys, data / "sts", "--cache", cache, "--baseline", "BM25")
+    assert "care-small-zh (int8)" in output.splitlines()[3]
+    assert "BM25 has no figure for pairs: " in output
 
 
 def test_fusions_weights_and_dimensions_are_compared_in_one_call(
@@ -136,7 +138,7 @@ def test_fusions_weights_and_dimensions_are_compared_in_one_call(
     ]
 
 
-def test_a_pair_of_one_space_is_judged_as_its_encoder(
+def test_a_pair_of_the_same_encoder_scores_like_that_encoder(
     capsys: pytest.CaptureFixture[str], data: Path, cache: Path, tmp_path: Path
 ) -> None:
     encoder = command.ENCODER
@@ -150,8 +152,8 @@ def test_a_pair_of_one_space_is_judged_as_its_encoder(
 def test_two_runs_are_compared(capsys: pytest.CaptureFixture[str], data: Path, cache: Path, tmp_path: Path) -> None:
     run = tmp_path / "run.json.gz"
     evaluate(capsys, data / "drugs", "--cache", cache, "--baseline", "BM25", "--save", run)
-    said = evaluate(capsys, "diff", run, run, "--system", "BM25", "--system", "care-small-zh (int8)")
-    assert "drugs · nDCG@10 · 3 queries" in said
+    output = evaluate(capsys, "diff", run, run, "--system", "BM25", "--system", "care-small-zh (int8)")
+    assert "drugs · nDCG@10 · 3 queries" in output
     assert failure(capsys, "diff", run).startswith("care eval diff: the following arguments are required: B")
     assert failure(capsys, "diff", run, tmp_path / "none").startswith("care eval: ")
 
@@ -167,7 +169,7 @@ def test_a_page_with_figures_is_written(
     assert {curve.set_name for curve in curves} == {"drugs"}
 
 
-def test_without_the_cache_nothing_is_kept(
+def test_without_the_cache_no_vectors_are_stored(
     capsys: pytest.CaptureFixture[str], data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
@@ -187,27 +189,29 @@ def service(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[st
     server.stop()
 
 
-def test_a_running_service_is_judged_like_its_encoder(
+def test_a_running_service_scores_like_its_encoder(
     capsys: pytest.CaptureFixture[str], data: Path, cache: Path, service: str, tmp_path: Path
 ) -> None:
-    said = evaluate(capsys, data, "--cache", cache, "--encoder", command.ENCODER, "--service", f"{service},mode=dense",
-                    "--no-bm25", "--no-hybrid", "--save", tmp_path / "run.json.gz")  # fmt: skip
+    output = evaluate(capsys, data, "--cache", cache, "--encoder", command.ENCODER, "--no-bm25", "--no-hybrid",
+                      "--service", f"{service},mode=dense", "--save", tmp_path / "run.json.gz")  # fmt: skip
     results = {(r.set_name, r.system): r for r in Run.load(tmp_path / "run.json.gz").results}
     served = results["drugs", "service dense"]
     assert served.metrics["Recall@100"] == 100
     assert served.queries[0].hits[0].id == "d1"
     assert len(served.queries[0].hits) == len(DRUGS)
     assert results["lists", "service dense"].metrics == results["lists", "care-small-zh (int8)"].metrics
-    assert "service dense has no figure for pairs: " in said
+    assert "service dense has no figure for pairs: " in output
 
 
-def test_a_service_of_other_documents_is_refused(capsys: pytest.CaptureFixture[str], cache: Path, service: str) -> None:
-    said = failure(capsys, "examples", "--cache", cache, "--service", service, "--no-bm25", "--no-hybrid")
-    assert "serves 5 documents, examples has " in said
-    assert said.endswith("build its collection from the set's corpus")
+def test_a_service_with_other_documents_is_refused(
+    capsys: pytest.CaptureFixture[str], cache: Path, service: str
+) -> None:
+    output = failure(capsys, "examples", "--cache", cache, "--service", service, "--no-bm25", "--no-hybrid")
+    assert "serves 5 documents, examples has " in output
+    assert output.endswith("build its collection from the set's corpus")
 
 
-def test_hyde_finds_what_the_model_writes_about(
+def test_hyde_finds_the_documents_that_the_model_writes(
     capsys: pytest.CaptureFixture[str], data: Path, cache: Path, tmp_path: Path
 ) -> None:
     with json_server(lambda path, body: (200, {"choices": [{"message": {"content": DRUGS["d5"]}}]})) as model:
@@ -218,13 +222,13 @@ def test_hyde_finds_what_the_model_writes_about(
     assert [query.hits[0].id for query in misled.queries] == ["d5"] * 3
 
 
-def test_a_benchmark_says_what_is_missing_and_how_to_get_it(
+def test_a_benchmark_names_missing_sets_and_how_to_get_them(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    said = failure(capsys, "cardioembed", "--data", tmp_path)
-    assert "none of the sets is here: cardio-pairs: " in said
-    assert "put " in said
+    output = failure(capsys, "cardioembed", "--data", tmp_path)
+    assert "none of the sets is here: cardio-pairs: " in output
+    assert "put " in output
     assert "cardio-pairs" in evaluate(capsys, "--list")
 
 

@@ -1,4 +1,4 @@
-"""Real Optimum, in its own environment: export, optimisation and quantisation through the same pipeline."""
+"""Real Optimum, in a separate environment: export, optimisation and quantisation through the same pipeline."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.support.tiny_models import tiny_encoder
 
 @pytest.fixture(scope="module")
 def optimum() -> Path:
-    """Not skipped when absent: `make test` provides it, and a route that no one runs does not work."""
+    """Fails if Optimum is missing rather than skipping: `make test` provides it."""
     python = find_python()
     if python is None:
         pytest.fail(f"there is no Optimum environment: {HOW_TO}")
@@ -46,7 +46,7 @@ def test_bert_is_exported_fused_and_quantised_by_optimum(optimum: Path, tmp_path
 
 
 @pytest.mark.parametrize("architecture", ["modernbert", "qwen3"])
-def test_rotary_settings_survive_the_older_transformers(architecture: str, optimum: Path, tmp_path: Path) -> None:
+def test_rotary_settings_are_kept_by_the_older_transformers(architecture: str, optimum: Path, tmp_path: Path) -> None:
     tiny_encoder(architecture).save(tmp_path / "trained")
     report = export(tmp_path / "trained", tmp_path / "served", variants=[Variant.FP32], optimum_python=optimum)
     assert report.graphs[0].made_by == "optimum"
@@ -62,9 +62,7 @@ def test_an_error_of_optimum_is_reported_in_one_line(tmp_path: Path) -> None:
     assert "\n" not in str(caught.value)
 
 
-def test_gte_goes_to_torch_by_itself_and_is_refused_when_optimum_is_asked_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_gte_is_exported_by_torch_and_refused_for_optimum(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     interpreter = tmp_path / "python"
     interpreter.touch()
     monkeypatch.setenv(PYTHON_VARIABLE, str(interpreter))
@@ -75,7 +73,9 @@ def test_gte_goes_to_torch_by_itself_and_is_refused_when_optimum_is_asked_for(
         export(tmp_path / "trained", tmp_path / "served", backend=Backend.OPTIMUM)
 
 
-def test_the_interpreter_is_given_named_or_in_its_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_interpreter_comes_from_an_option_a_variable_or_the_default_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delenv(PYTHON_VARIABLE, raising=False)
     assert DEFAULT_PYTHON.relative_to(Path.cwd()) == Path(".venv-optimum/bin/python")
     assert find_python() in (DEFAULT_PYTHON, None)
@@ -99,7 +99,7 @@ def test_without_an_environment_optimum_is_refused_and_auto_is_torch(
     assert report.graphs[0].made_by == "torch"
 
 
-def test_scaled_rotary_positions_are_not_lost_in_translation() -> None:
+def test_scaled_rotary_positions_are_kept_in_the_converted_configuration() -> None:
     with pytest.raises(ExportError, match="backend torch"):
         older_dialect({"rope_parameters": {"rope_type": "linear", "rope_theta": 1.0, "factor": 2.0}})
     plain = {"hidden_size": 8}

@@ -1,4 +1,4 @@
-"""From a folder to an encoder folder: every architecture, every variant, and nothing left behind by a refusal."""
+"""From a checkpoint to an encoder folder: every architecture and variant, and no files left after a refusal."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_each_architecture_in_each_variant(architecture: str, tmp_path: Path) -> None:
+def test_each_architecture_is_exported_in_each_variant(architecture: str, tmp_path: Path) -> None:
     encoder = tiny_encoder(architecture, dim=48)
     encoder.save(tmp_path / "trained")
     report = export(tmp_path / "trained", tmp_path / "served", backend=Backend.TORCH)
@@ -73,7 +73,7 @@ def test_an_encoder_without_layers_averages_its_tokens_in_each_variant(tmp_path:
 
 
 @pytest.mark.parametrize("pooling", POOLINGS)
-def test_each_pooling_of_a_checkpoint_without_encoder_json(pooling: Pooling, tmp_path: Path) -> None:
+def test_each_pooling_is_exported_without_encoder_json(pooling: Pooling, tmp_path: Path) -> None:
     write_checkpoint(tmp_path / "hub", "bert")
     wanted = {"space": "s", "pooling": pooling, "dim": 16, "max_length": 40, "variants": [Variant.FP32]}
     export(tmp_path / "hub", tmp_path / "served", backend=Backend.TORCH, **wanted)
@@ -83,7 +83,7 @@ def test_each_pooling_of_a_checkpoint_without_encoder_json(pooling: Pooling, tmp
 
 
 def test_scaled_rotary_positions_are_exported_in_each_variant(tmp_path: Path) -> None:
-    """As gte-multilingual-base has them; Optimum, which cannot scale them, is not asked."""
+    """Positions as in gte-multilingual-base; Optimum cannot scale them and is not used."""
     expected = write_new_checkpoint(tmp_path / "hub").encode(CHECK_TEXTS, Side.QUERY)
     export(tmp_path / "hub", tmp_path / "served", space="s", pooling=Pooling.CLS)
     for variant in Variant:
@@ -102,7 +102,7 @@ def test_fp16_of_a_bert_is_fused(trained: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("variant", list(Variant))
-def test_below_the_floor_nothing_is_left_behind(variant: Variant, trained: Path, tmp_path: Path) -> None:
+def test_an_export_below_the_floor_leaves_no_files(variant: Variant, trained: Path, tmp_path: Path) -> None:
     floors = {**FLOORS, variant: IMPOSSIBLE}
     with pytest.raises(ParityError, match=variant.filename):
         export(trained, tmp_path / "served", backend=Backend.TORCH, floors=floors)
@@ -154,14 +154,14 @@ def test_exports_of_one_encoder_share_an_identity_and_those_of_another_do_not(tr
 
 
 def optimum_folder(folder: Path, architecture: str = "bert") -> None:
-    """Laid out as Optimum does: the graph with its token types, the configuration, the tokenizer; no weights."""
+    """Writes a folder as Optimum does: a graph with token types, the configuration, the tokenizer; no weights."""
     encoder = tiny_encoder(architecture)
     encoder.backbone.config.save_pretrained(folder)
     export_backbone(encoder.backbone, folder / "model.onnx")
     tiny_tokenizer().save(str(folder / "tokenizer.json"))
 
 
-def test_a_folder_that_optimum_exported_is_a_source(tmp_path: Path) -> None:
+def test_a_folder_exported_by_optimum_is_accepted_as_a_source(tmp_path: Path) -> None:
     import onnx
 
     optimum_folder(tmp_path / "given")
@@ -177,7 +177,9 @@ def test_a_folder_that_optimum_exported_is_a_source(tmp_path: Path) -> None:
         export(tmp_path / "given", tmp_path / "longer", max_length=999, **wanted)
 
 
-def test_sources_and_targets_that_cannot_be(trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unusable_sources_and_targets_are_refused(
+    trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with pytest.raises(ExportError, match="source itself"):
         export(trained, trained)
     with pytest.raises(ExportError, match="not a folder"):
@@ -203,7 +205,7 @@ def test_sources_and_targets_that_cannot_be(trained: Path, tmp_path: Path, monke
     assert not (tmp_path / "served").exists()
 
 
-def test_an_exported_folder_is_no_source(trained: Path, tmp_path: Path) -> None:
+def test_an_exported_folder_is_refused_as_a_source(trained: Path, tmp_path: Path) -> None:
     export(trained, tmp_path / "served", variants=[Variant.FP32], backend=Backend.TORCH)
     with pytest.raises(ExportError, match="exported already"):
         export(tmp_path / "served", tmp_path / "again")

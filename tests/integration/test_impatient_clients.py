@@ -1,4 +1,4 @@
-"""A few clients that ask again as soon as they are answered: none is ever refused, by one process or several."""
+"""A few clients that send the next request at once: none is refused, by one process or by several."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.api.support import ENCODER, Built, build_collection
 from tests.integration.processes import WAIT_SECONDS, Service, service
 
 REQUESTS = 12
-# The service's own limit instead of the tests' patience; on a busy machine every wait is longer than this.
+# The service's default limit instead of the tests' long timeout; on a busy machine every wait exceeds it.
 DEFAULT_WAIT = {"CARE_MAX_WAIT_MS": "50"}
 DEPLOYMENTS = {
     "one process": {},
@@ -40,8 +40,8 @@ def running(request: pytest.FixtureRequest, built: Built) -> Iterator[Service]:
         yield running
 
 
-def ask_without_pause(address: str, mode: str, texts: list[str]) -> Counter[int]:
-    """The statuses of requests on one connection, GET and POST in turn."""
+def search_without_pause(address: str, mode: str, texts: list[str]) -> Counter[int]:
+    """Returns the statuses of requests on one connection, GET and POST in turn."""
     statuses: Counter[int] = Counter()
     host = address.removeprefix("http://")
     with contextlib.closing(http.client.HTTPConnection(host, timeout=WAIT_SECONDS)) as connection:
@@ -65,17 +65,17 @@ def test_a_few_impatient_clients_are_never_refused(running: Service, clients: in
         for client in range(clients)
     ]
     with concurrent.futures.ThreadPoolExecutor(clients) as pool:
-        asked = [pool.submit(ask_without_pause, running.address, mode, own) for own in texts]
+        asked = [pool.submit(search_without_pause, running.address, mode, own) for own in texts]
         statuses = sum((one.result() for one in asked), Counter())
     assert statuses == {200: clients * REQUESTS}
 
 
 def test_lists_of_queries_are_not_refused_either(running: Service) -> None:
-    def ask(client: int) -> list[int]:
+    def search_lists(client: int) -> list[int]:
         return [
             running.search({"query": [f"头痛 {client} {number} {each}" for each in range(8)]}).status
             for number in range(3)
         ]
 
     with concurrent.futures.ThreadPoolExecutor(16) as pool:
-        assert {status for statuses in pool.map(ask, range(16)) for status in statuses} == {200}
+        assert {status for statuses in pool.map(search_lists, range(16)) for status in statuses} == {200}

@@ -1,4 +1,4 @@
-"""From corpus files to a snapshot that finds things, with the bundled encoder."""
+"""From corpus files to a searchable snapshot, with the bundled encoder."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_summary_and_manifest_agree(built: BuildSummary, snapshot: Snapshot, enc
     )
     assert list(built.seconds) == ["read", "encode", "index", "lexical", "write"]
     assert built.rejects_file is None
-    assert built.reused == 0  # passages that repeat a text are encoded once, but not reused
+    assert built.reused == 0  # repeated texts are encoded once, which does not count as reuse
     assert built.encoded < built.counts.passages
     assert (built.recall is None) == (built.index is IndexKind.FLAT)
     assert manifest.built.recall == built.recall
@@ -112,7 +112,7 @@ def test_dense_search_finds_the_document(snapshot: Snapshot, encoder: OnnxEncode
     assert found_ids(snapshot, encoder, query) == [expected]
 
 
-def test_passage_of_a_long_document_is_found_as_that_document(snapshot: Snapshot, encoder: OnnxEncoder) -> None:
+def test_a_passage_of_a_long_document_is_found_as_that_document(snapshot: Snapshot, encoder: OnnxEncoder) -> None:
     query = "阑尾炎手术后什么时候可以洗澡"
     _, rows = snapshot.vectors.search(encoder.encode([query], Side.QUERY), 1)
     row = int(rows[0, 0])
@@ -123,7 +123,7 @@ def test_passage_of_a_long_document_is_found_as_that_document(snapshot: Snapshot
     assert "可以淋浴" in document.text[start:end]
 
 
-def test_lexical_search_finds_documents_as_a_whole_by_their_first_passage(snapshot: Snapshot) -> None:
+def test_lexical_search_finds_whole_documents_by_the_row_of_their_first_passage(snapshot: Snapshot) -> None:
     owners = snapshot.passages.documents
     assert snapshot.documents.get(int(owners[snapshot.lexical.search("缬沙坦", 1)[0][0]])).id == "d1"
     assert snapshot.documents.get(int(owners[snapshot.lexical.search("CPR", 1)[0][0]])).id == "e1"
@@ -131,11 +131,11 @@ def test_lexical_search_finds_documents_as_a_whole_by_their_first_passage(snapsh
     assert long is not None
     first, *later = snapshot.passages.of(long)
     assert later
-    for words in ("阑尾炎", "可以淋浴"):  # the title's, and a later passage's
+    for words in ("阑尾炎", "可以淋浴"):  # words of the title and of a later passage
         assert snapshot.lexical.search(words, 100)[0][0] == first
     texts = [f"{each.title}\n{each.text}" for each in map(snapshot.documents.get, range(len(snapshot.documents)))]
     whole = LexicalIndex.build(texts)
-    for words in ("阑尾炎 淋浴", "血压高吃什么药", "CPR"):  # ranked and scored as an evaluation does
+    for words in ("阑尾炎 淋浴", "血压高吃什么药", "CPR"):  # ranked and scored as in an evaluation
         rows, scores = snapshot.lexical.search(words, 100)
         expected = whole.search(words, 100)
         assert owners[rows].tolist() == expected[0].tolist()
@@ -183,7 +183,7 @@ def test_bad_rows_are_set_aside_and_counted(tmp_path: Path, encoder: OnnxEncoder
     assert collection.current() == summary.version
 
 
-def test_query_encoder_may_not_read_documents(tmp_path: Path, corpus: Path, encoder: OnnxEncoder) -> None:
+def test_a_query_encoder_is_refused_for_documents(tmp_path: Path, corpus: Path, encoder: OnnxEncoder) -> None:
     spec = encoder.spec.model_copy(update={"sides": (Side.QUERY,)})
     queries_only = OnnxEncoder(spec, encoder.variant, encoder.tokenizer, encoder._session)
     with pytest.raises(BadBuild, match="reads queries only"):

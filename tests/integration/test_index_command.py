@@ -1,4 +1,4 @@
-"""`care index` as a schedule calls it: one line, one exit code, and nothing published that should not be."""
+"""`care index` as a schedule calls it: one line, one exit code, and nothing published by mistake."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def keep_signals() -> Iterator[None]:
 
 
 class Place:
-    """A corpus, a collection, and `care index` upon them."""
+    """A corpus and a collection, with `care index` run on them."""
 
     def __init__(self, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
         self.folder = folder
@@ -57,8 +57,8 @@ class Place:
     def care(self, action: str, *arguments: object) -> tuple[int, str, str]:
         words = [*map(str, arguments), "--collection", str(self.collection.root)]
         code = cli.main(["index", action, *words])
-        said = self._capsys.readouterr()
-        return code, said.out, said.err
+        message = self._capsys.readouterr()
+        return code, message.out, message.err
 
     def build(self, rows: list[dict[str, object]], *arguments: object) -> tuple[int, str, str]:
         return self.care("build", self.write("corpus.jsonl", rows), "--threads", 1, *arguments)
@@ -82,14 +82,14 @@ def test_an_unchanged_corpus_adds_no_version(place: Place) -> None:
     assert out.startswith(f"unchanged {served}: 3 documents (0 added, 0 changed, 0 removed)")
     assert (place.collection.versions(), place.collection.current()) == ([served], served)
     assert place.metric("care_index_run_success") == 1
-    # What is asked for otherwise, or is damaged, is built.
+    # Other options or a damaged version cause a build.
     assert place.build(ROWS, "--publish", "--overlap", 8)[1].startswith("published ")
     (place.collection.folder(place.collection.current() or "") / "hashes.npy").write_bytes(b"damaged")
     assert place.build(ROWS, "--publish", "--overlap", 8)[1].startswith("published ")
     assert len(place.collection.versions()) == 3
 
 
-def test_the_line_names_columns_that_were_not_kept(place: Place) -> None:
+def test_the_output_names_columns_that_were_not_kept(place: Place) -> None:
     rows = [row | {"kind": "drug", "url": "x"} for row in ROWS]
     _, out, _ = place.build(rows, "--metadata-field", "kind")
     assert "columns that were not kept: url (keep them with --metadata-field NAME)" in out
@@ -99,7 +99,7 @@ def test_the_line_names_columns_that_were_not_kept(place: Place) -> None:
 
 
 def test_a_corpus_that_lost_most_of_its_rows_is_not_published(place: Place) -> None:
-    """The numbers and the option are said; what the service withdrew is not missing."""
+    """The error has the numbers and the option; documents deleted through the service do not count as missing."""
     many: list[dict[str, object]] = [{"_id": f"d{number}", "text": f"正文 {number}"} for number in range(10)]
     assert place.build(many, "--publish")[0] == 0
     served = place.collection.current()
@@ -108,7 +108,7 @@ def test_a_corpus_that_lost_most_of_its_rows_is_not_published(place: Place) -> N
     assert "3 of the 10 served documents of the corpus would vanish (30.0%; at most 20.0% may)" in err
     assert "--max-removed 0.3" in err
     assert place.metric("care_index_run_success") == 0
-    assert place.build(many[:7])[0] == 0  # building is no publishing
+    assert place.build(many[:7])[0] == 0  # building does not publish
     assert place.build(many[:8], "--publish")[0] == 0
     place.collection.fresh_log.append([Deleted("d0"), Deleted("d1"), Deleted("d2")])
     assert place.build(many[:8], "--publish")[0] == 0
@@ -127,7 +127,7 @@ def test_posted_documents_do_not_hide_a_loss_of_the_corpus(place: Place) -> None
     assert "1 of the 4 served documents of the corpus would vanish" in err
 
 
-def test_a_rollback_is_refused_where_the_query_encoder_is_not_admitted(
+def test_a_rollback_is_refused_if_the_query_encoder_is_not_admitted(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(manifest: Manifest, spec: EncoderSpec) -> None:
@@ -143,7 +143,7 @@ def test_a_rollback_is_refused_where_the_query_encoder_is_not_admitted(
     assert place.care("rollback", "--force")[0] == 0
 
 
-def test_a_run_is_one_line_and_pays_for_what_changed(place: Place) -> None:
+def test_a_run_prints_one_line_and_encodes_only_changes(place: Place) -> None:
     code, out, err = place.build(ROWS[:2], "--publish")
     assert (code, err, out.count("\n")) == (0, "", 1)
     assert out.startswith(f"published {place.collection.current()}: 2 documents (2 added, 0 changed, 0 removed)")
@@ -152,7 +152,7 @@ def test_a_run_is_one_line_and_pays_for_what_changed(place: Place) -> None:
     assert "2 documents (1 added, 1 changed, 1 removed), 2 passages (1 encoded, 1 reused)" in out
 
 
-def test_canaries_decide_what_is_published(place: Place) -> None:
+def test_a_version_with_failing_canaries_is_not_published(place: Place) -> None:
     canaries = place.write("canaries.jsonl", [{"query": "血压高吃什么药", "must": ["hypertension"], "within": 1}])
     release = ("--publish", "--max-removed", 1, "--canaries", canaries, "--metrics-file", place.folder / "care.prom")
     assert place.build(ROWS, *release)[0] == 0
@@ -172,8 +172,8 @@ def test_a_publish_and_a_rollback_by_hand_run_the_canaries_of_the_collection(pla
     assert place.build(ROWS[1:], "--publish")[0] == 0
     assert place.build(ROWS, "--publish", "--canaries", canaries)[0] == 0
     bad, good = place.collection.versions()
-    for action, words in (("rollback", []), ("rollback", [bad]), ("publish", [bad])):
-        code, _, err = place.care(action, *words)
+    for action, arguments in (("rollback", []), ("rollback", [bad]), ("publish", [bad])):
+        code, _, err = place.care(action, *arguments)
         assert (code, place.collection.current()) == (1, good)
         assert "1 of 1 canaries fail: '血压高吃什么药' lacks hypertension" in err
         assert "--force" in err
@@ -181,10 +181,10 @@ def test_a_publish_and_a_rollback_by_hand_run_the_canaries_of_the_collection(pla
     assert place.care("publish", good)[0] == 0
     assert place.care("publish", bad, "--force")[0] == 0
     assert place.build(ROWS[:2], "--publish", "--max-removed", 1)[0] == 0
-    assert place.build(ROWS[1:], "--publish", "--max-removed", 1)[0] == 1  # also a build that does not name them
+    assert place.build(ROWS[1:], "--publish", "--max-removed", 1)[0] == 1  # also by a build that does not name them
 
 
-def test_canaries_are_asked_of_what_was_posted_and_deleted_since(place: Place) -> None:
+def test_canaries_see_documents_posted_and_deleted_since_the_build(place: Place) -> None:
     canaries = place.write("canaries.jsonl", [{"query": "氨氯地平", "must": ["hypertension"], "within": 2}])
     assert place.build(ROWS, "--publish", "--canaries", canaries)[0] == 0
     (version,) = place.collection.versions()
@@ -207,7 +207,7 @@ def test_queries_that_cannot_be_read_stop_the_run_before_its_work(place: Place, 
     assert place.metric("care_index_run_success") == 0
 
 
-def test_versions_that_fail_do_not_heap_up(place: Place) -> None:
+def test_versions_that_fail_are_pruned(place: Place) -> None:
     assert place.build(ROWS, "--publish")[0] == 0
     served = place.collection.current()
     canaries = place.write("canaries.jsonl", [{"query": "发热", "must": ["nowhere"]}])
@@ -218,7 +218,7 @@ def test_versions_that_fail_do_not_heap_up(place: Place) -> None:
     assert place.collection.versions()[0] == served == place.collection.current()
 
 
-def test_old_versions_go(place: Place) -> None:
+def test_old_versions_are_pruned(place: Place) -> None:
     for number in range(4):
         code, out, _ = place.build(ROWS[: 1 + number % 2], "--publish", "--keep", 2, "--max-removed", 1)
         assert code == 0
@@ -229,7 +229,7 @@ def test_old_versions_go(place: Place) -> None:
 
 
 def another_encoder(folder: Path, **facts: object) -> Path:
-    """The bundled encoder, but for what is said of it."""
+    """Copies the bundled encoder with some facts changed."""
     folder.mkdir()
     for path in BUNDLED.iterdir():
         if path.name != "encoder.json":
@@ -270,20 +270,20 @@ def test_other_weights_in_the_same_space_are_not_published_over_a_running_encode
         place.collection.require_same_space("folder", bundled.space, bundled.dim, tuple(other.identities))
     place.collection.require_same_space("folder", bundled.space, bundled.dim, tuple(bundled.identities))
     assert place.collection.current() == served
-    moved.require_same_space("folder", "any", 1, ())  # where nothing is served anything may come
+    moved.require_same_space("folder", "any", 1, ())  # if nothing is served, any space is accepted
 
 
-def test_another_encoder_is_announced(place: Place, tmp_path: Path) -> None:
+def test_a_change_of_encoder_is_reported(place: Place, tmp_path: Path) -> None:
     assert place.build(ROWS, "--publish")[0] == 0
     assert place.build(ROWS)[2] == ""
-    told = another_encoder(tmp_path / "told", document_instruction="为检索表示：")
-    code, out, err = place.build(ROWS, "--encoder", told)
+    instructed = another_encoder(tmp_path / "told", document_instruction="为检索表示：")
+    code, out, err = place.build(ROWS, "--encoder", instructed)
     assert code == 0
     assert err.count("\n") == 1
     assert "another encoder (" in err
     assert "every passage is encoded again" in err
     assert "(3 encoded, 0 reused)" in out
-    code, out, err = place.build(ROWS, "--encoder", told)  # whose vectors are known, though another's are served
+    code, out, err = place.build(ROWS, "--encoder", instructed)  # its vectors are known, but not served
     assert (code, err) == (0, "")
     assert "(0 encoded, 3 reused)" in out
 
@@ -299,7 +299,7 @@ def test_another_space_is_refused_before_anything_is_encoded(place: Place, tmp_p
     assert place.care("publish", "--force")[0] == 0
 
 
-def test_the_encoder_that_is_served_reads_passages_if_it_is_another(place: Place, tmp_path: Path) -> None:
+def test_a_different_served_query_encoder_reads_passages_for_the_correction(place: Place, tmp_path: Path) -> None:
     asking = another_encoder(tmp_path / "asking", document_instruction="文：")
     for folder, passages in ((BUNDLED, None), (asking, len(ROWS))):
         assert place.build(ROWS, "--publish", "--query-encoder", folder)[0] == 0
@@ -308,12 +308,12 @@ def test_the_encoder_that_is_served_reads_passages_if_it_is_another(place: Place
         facts = Manifest.read(place.collection.folder(version)).correction
         assert (facts and facts.passages) == passages
     other = another_encoder(tmp_path / "other", space="elsewhere")
-    code, _, said = place.build(ROWS, "--query-encoder", other)
+    code, _, message = place.build(ROWS, "--query-encoder", other)
     assert (code, len(place.collection.versions())) == (1, 2)
-    assert "is of space elsewhere" in said
+    assert "is of space elsewhere" in message
 
 
-def test_a_run_that_is_told_to_stop_is_reported(place: Place) -> None:
+def test_a_run_stopped_by_a_signal_is_reported(place: Place) -> None:
     def stop(*_: object) -> Iterator[int]:
         signal.raise_signal(signal.SIGTERM)
         yield 0
@@ -331,14 +331,14 @@ def test_a_second_run_ends_with_75_and_names_the_first(place: Place) -> None:
         command = [sys.executable, "cli.py", "index", "build", str(place.write("c.jsonl", ROWS))]
         metrics = place.folder / "care.prom"
         options = ["--collection", str(place.collection.root), "--metrics-file", str(metrics)]
-        options += ["--encoder", "nowhere"]  # nor is anything opened that the first may need the memory for
+        options += ["--encoder", "nowhere"]  # nothing is opened, since the first run may need the memory
         done = subprocess.run([*command, *options], capture_output=True, text=True)
     holder = (place.collection.root / "LOCK").read_text().strip()
     assert (done.returncode, done.stdout) == (75, "")
     assert done.stderr == (
         f"care index: process {holder} is at work on {place.collection.root}; wait until it has ended\n"
     )
-    assert not metrics.exists()  # they are the other run's to write
+    assert not metrics.exists()  # the first run writes them
 
 
 def test_diff_and_suggest_print_a_few_lines(place: Place) -> None:
@@ -355,7 +355,7 @@ def test_diff_and_suggest_print_a_few_lines(place: Place) -> None:
         "answers: 3 of 3 queries have another top 10",
     ]
     assert place.care("publish")[0] == 0
-    assert place.care("diff")[1] == out  # what is served is the newest: against what it replaced
+    assert place.care("diff")[1] == out  # the served version is the newest: compared with the one it replaced
     queries = place.write("queries.jsonl", [{"text": "发烧"}])
     assert "answers: 0 of 1 queries" in place.care("diff", first, first, "--queries", queries)[1]
     code, out, _ = place.care("suggest", "--passages", 10)
@@ -372,7 +372,7 @@ def test_diff_and_suggest_print_a_few_lines(place: Place) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("arguments", "message"),
     [
         (["--recall-floor", "1.5"], "is not a number between 0 and 1"),
         (["--recall-floor", "x"], "is not a number between 0 and 1"),
@@ -381,8 +381,10 @@ def test_diff_and_suggest_print_a_few_lines(place: Place) -> None:
         (["--webhook", "file:///etc/passwd"], "begins with http"),
     ],
 )
-def test_wrong_options_are_one_line(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_options_give_a_one_line_error(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit) as end:
-        cli.main(["index", "build", "corpus.jsonl", *words])
+        cli.main(["index", "build", "corpus.jsonl", *arguments])
     assert end.value.code == 1
-    assert said in capsys.readouterr().err
+    assert message in capsys.readouterr().err

@@ -1,6 +1,6 @@
-"""A build that is killed in its own process, again and again, ends like an undisturbed one.
+"""A build killed in its own process, again and again, ends like an undisturbed one.
 
-A few kills with a stand-in for the encoder; `make kill-index` does fifty, with the bundled encoder.
+Here a few kills with a stand-in for the encoder; `make kill-index` does fifty with the bundled encoder.
 """
 
 from __future__ import annotations

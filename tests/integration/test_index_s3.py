@@ -1,4 +1,4 @@
-"""A build whose shards lie on a real S3 server, moto's: it stops half-way, an object is damaged, and it goes on.
+"""A build with shards on a real S3 server (moto): it stops halfway, an object is damaged, and it resumes.
 
 python -m tests.integration.test_index_s3     (needs s3fs and moto[server]: 300 MB, not in the development environment)
 """
@@ -28,8 +28,8 @@ START_SECONDS = 60.0
 KEYS = {"AWS_ACCESS_KEY_ID": "any", "AWS_SECRET_ACCESS_KEY": "any", "AWS_DEFAULT_REGION": "us-east-1"}
 
 
-class Stopping(FastEncoder):
-    """Stops when it is asked for a fifth shard."""
+class FailingEncoder(FastEncoder):
+    """Fails at the fifth shard."""
 
     def encode(self, texts: Sequence[str], side: Side) -> Vectors:
         if self.count == 4 * SHARD:
@@ -39,7 +39,7 @@ class Stopping(FastEncoder):
 
 @contextmanager
 def s3_server() -> Iterator[None]:
-    """A server on a free port, which the environment of this process points at."""
+    """Starts a server on a free port and points the environment of this process at it."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     os.environ.update(KEYS | {"AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}", "NO_PROXY": "127.0.0.1"})
@@ -69,7 +69,7 @@ def main() -> None:
         plain, collection = Collection(Path(folder, "plain")), Collection(Path(folder, "collection"))
         whole = build([corpus], FastEncoder(swayed=True), plain, BuildOptions(shard_texts=SHARD))
         with suppress(KeyboardInterrupt):
-            build([corpus], Stopping(swayed=True), collection, options)
+            build([corpus], FailingEncoder(swayed=True), collection, options)
         kept = store.find(BUCKET)
         store.pipe_file(kept[0], store.cat_file(kept[0])[:-1] + b"?")
         summary = build([corpus], FastEncoder(swayed=True), collection, options)

@@ -1,4 +1,4 @@
-"""An installed wheel, used from an empty folder: the defaults build, serve and search without the checkout."""
+"""An installed wheel in an empty folder: the defaults build, serve and search without the checkout."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SOURCES = ("cli.py", "pyproject.toml", "README.md", "LICENSE", "models", "indexe
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder of packages with the wheel of this checkout; made of a copy, as setuptools writes beside the sources."""
+    """Installs the wheel of this checkout into a folder; built from a copy, as setuptools writes beside the sources."""
     source, target = (tmp_path_factory.mktemp(name) for name in ("source", "installed"))
     for name in (*SOURCES, "examples"):
         if (REPOSITORY / name).is_dir():
@@ -40,14 +40,14 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def environment(installed: Path, **own: str) -> dict[str, str]:
-    """Without any setting, and with the installed packages before those of the checkout."""
+    """Returns an environment without settings, with the installed packages before those of the checkout."""
     plain = {name: value for name, value in os.environ.items() if not name.startswith("CARE_")}
     return plain | {"PYTHONPATH": str(installed), "OMP_NUM_THREADS": "1"} | own
 
 
-def care(installed: Path, folder: Path, *words: str, **own: str) -> str:
+def care(installed: Path, folder: Path, *arguments: str, **own: str) -> str:
     done = subprocess.run(
-        [sys.executable, "-c", CARE, *words],
+        [sys.executable, "-c", CARE, *arguments],
         cwd=folder, env=environment(installed, **own), capture_output=True, text=True,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
@@ -56,7 +56,7 @@ def care(installed: Path, folder: Path, *words: str, **own: str) -> str:
 
 @contextmanager
 def serving(installed: Path, folder: Path) -> Iterator[str]:
-    """The address of a service that was started in the folder."""
+    """Yields the address of a service started in the folder."""
     command = [sys.executable, "-c", CARE, "serve", "--port", "0"]
     process = subprocess.Popen(
         command, cwd=folder, env=environment(installed), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
@@ -72,13 +72,13 @@ def serving(installed: Path, folder: Path) -> Iterator[str]:
 
 
 def found(address: str, query: str) -> str:
-    """The id of the first hit."""
+    """Returns the id of the first hit."""
     request = urllib.request.Request(f"{address}/v1/search", json.dumps({"query": query, "top_k": 1}).encode())
     with urllib.request.urlopen(request) as answer:
         return str(json.load(answer)["results"][0]["hits"][0]["id"])
 
 
-def test_the_wheel_is_what_runs(installed: Path, tmp_path: Path) -> None:
+def test_the_code_of_the_wheel_is_what_runs(installed: Path, tmp_path: Path) -> None:
     script = "import models, cli; print(models.__file__, cli.__file__)"
     done = subprocess.run(
         [sys.executable, "-c", script], cwd=tmp_path, env=environment(installed), capture_output=True, text=True
@@ -87,16 +87,16 @@ def test_the_wheel_is_what_runs(installed: Path, tmp_path: Path) -> None:
 
 
 def test_an_empty_folder_is_enough_to_build_serve_and_search(installed: Path, tmp_path: Path) -> None:
-    """With the very words of the crontab, which the other schedules share."""
+    """Uses the exact command of the crontab, which the other schedules share."""
     rows = [{"_id": "fever", "text": "布洛芬用于退热。"}, {"_id": "blood", "text": "氨氯地平降血压。"}]
     (tmp_path / "corpus.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    (words,) = re.findall(r"\bcare (index [^;]+);", (REPOSITORY / "deploy/crontab").read_text())
-    assert care(installed, tmp_path, *shlex.split(words)).startswith("published ")
+    (arguments,) = re.findall(r"\bcare (index [^;]+);", (REPOSITORY / "deploy/crontab").read_text())
+    assert care(installed, tmp_path, *shlex.split(arguments)).startswith("published ")
     with serving(installed, tmp_path) as address:
         assert found(address, "血压高吃什么药") == "blood"
 
 
-def test_the_demo_brings_its_corpus_along(installed: Path, tmp_path: Path) -> None:
+def test_the_demo_includes_its_corpus(installed: Path, tmp_path: Path) -> None:
     script = "from indexer.command import EXAMPLE_CORPUS; print(EXAMPLE_CORPUS)"
     done = subprocess.run(
         [sys.executable, "-c", script], cwd=tmp_path, env=environment(installed), capture_output=True, text=True

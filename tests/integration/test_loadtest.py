@@ -23,7 +23,7 @@ SEARCHES = {"search hybrid", "search dense", "search filtered", "search by URL"}
 
 @pytest.fixture(scope="module")
 def entries() -> list[dict[str, str]]:
-    """Short entries of every kind and language, out of the example corpus."""
+    """Returns short entries of every kind and language from the example corpus."""
     lines = (REPOSITORY / "examples/corpus.jsonl").read_text(encoding="utf-8").splitlines()
     return [json.loads(line) for line in lines if len(line) < 1000][::EVERY]
 
@@ -43,13 +43,13 @@ def server(entries: list[dict[str, str]], tmp_path_factory: pytest.TempPathFacto
 
 def locust(*arguments: str, file: str = "loadtest/locustfile.py") -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "locust", "-f", file, "--headless", "--only-summary"]
-    # Locust's own settings may come from the environment or a file: the test has none.
+    # Locust reads settings from the environment or a file; the test has none.
     environment = {name: value for name, value in os.environ.items() if not name.startswith("LOCUST_")}
     return subprocess.run([*command, *arguments], cwd=REPOSITORY, env=environment, capture_output=True, text=True)
 
 
 def load(*arguments: str) -> subprocess.CompletedProcess[str]:
-    """A run that is long enough for a search, also on a busy machine."""
+    """Runs long enough for a search, also on a busy machine."""
     for seconds in (2, 8, 64):
         run = locust(*arguments, "-u", "6", "-r", "6", "-t", f"{seconds}s")
         if "SLO not judged" not in run.stderr:
@@ -57,7 +57,7 @@ def load(*arguments: str) -> subprocess.CompletedProcess[str]:
     return run
 
 
-def test_a_load_test_measures_checks_and_is_judged(
+def test_a_load_test_measures_checks_answers_and_applies_its_limits(
     server: Server, entries: list[dict[str, str]], tmp_path: Path
 ) -> None:
     queries = tmp_path / "queries.jsonl"
@@ -75,7 +75,7 @@ def test_a_load_test_measures_checks_and_is_judged(
     assert int(total["Failure Count"]) == 0
     assert rows.keys() & SEARCHES
     assert rows.keys() >= {"collection"}
-    # The table on the screen and the file end with the same request.
+    # The printed table and the file end with the same request.
     assert f"Aggregated {total['Request Count']} " in " ".join(run.stdout.split() + run.stderr.split())
 
     missed = load(*options, "--p95-ms", "0")
@@ -99,7 +99,7 @@ def test_steps_end_after_the_knee_with_a_report_and_a_picture(
     assert "<html" in page.read_text(encoding="utf-8")
 
 
-def test_a_service_that_does_not_answer_is_a_failed_run(tmp_path: Path) -> None:
+def test_a_run_fails_if_the_service_does_not_answer(tmp_path: Path) -> None:
     run = locust("-u", "2", "-r", "2", "-t", "2s", "--host", "http://127.0.0.1:1", "--csv", str(tmp_path / "run"))
     assert run.returncode == 1
     verdict = [line for line in run.stderr.splitlines() if line.startswith("SLO ")]

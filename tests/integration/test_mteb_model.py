@@ -1,4 +1,4 @@
-"""The pair under real mteb code, on tasks of our own sentences."""
+"""The pair of encoders in real mteb code, on tasks made of our own sentences."""
 
 import socket
 from collections.abc import Sequence
@@ -26,13 +26,13 @@ BUNDLED = Path("models/pretrained/care-small-zh")
 
 @pytest.fixture(autouse=True)
 def _no_network(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever asks a hub fails at once."""
-    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: pytest.fail("something asked for an address"))
+    """Makes every attempt to resolve an address fail at once."""
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: pytest.fail("an address was resolved"))
 
 
 @pytest.fixture(scope="module")
 def ours() -> ModuleType:
-    """Our tasks and mteb, which takes seconds to import: not in every process that collects this file."""
+    """Imports our tasks and mteb on demand: it takes seconds, too long for every process that collects this file."""
     from tests.support import mteb_tasks
 
     return mteb_tasks
@@ -60,10 +60,10 @@ def scores(model: MtebPair, ours: ModuleType, task: str) -> dict[str, float]:
         ("OurSTS", Kind.STS, "Spearman", "cosine_spearman"),
     ],
 )
-def test_mtebs_figures_are_ours(
+def test_mteb_and_our_evaluation_give_the_same_figures(
     bundled: MtebPair, ours: ModuleType, task: str, kind: Kind, metric: str, theirs: str
 ) -> None:
-    """The same encoder on the same data: once through mteb from end to end, once through our own evaluation."""
+    """The same encoder on the same data, once through mteb and once through our own evaluation."""
     facts = {"name": "ours", "kind": kind, "metric": metric, "counts": {"queries": 1}, "obtain": "-"}
     loaded = getattr(ours, task)()
     loaded.load_data()
@@ -75,7 +75,7 @@ def test_mtebs_figures_are_ours(
 
 
 class Recorder:
-    """Keeps what an encoder was asked, and answers with unit vectors drawn by lot."""
+    """Records the texts that it gets, and returns random unit vectors."""
 
     def __init__(self) -> None:
         self.asked: list[list[str]] = []
@@ -101,7 +101,7 @@ def test_queries_and_documents_go_to_their_own_encoder_with_its_instruction(ours
     assert document.asked == [["文：" + f"{title} {text}".strip() for title, text in ours.DOCUMENTS.values()]]
 
 
-def test_an_instruction_may_take_the_place_of_the_encoders_own() -> None:
+def test_a_given_instruction_replaces_that_of_the_encoder() -> None:
     recorder = Recorder()
     encoder = recorded("small", recorder, query_instruction="问：", document_instruction="文：")
     pair = MtebPair(encoder, encoder, query_instruction="找药", document_instruction="")
@@ -133,18 +133,18 @@ def test_a_pair_of_torch_folders_runs(ours: ModuleType, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("change", [{"space": "elsewhere"}, {"dim": 32}])
-def test_encoders_of_two_spaces_are_no_pair(change: dict[str, object]) -> None:
+def test_encoders_of_two_spaces_are_refused_as_a_pair(change: dict[str, object]) -> None:
     with pytest.raises(SpaceMismatch, match="trained as a pair"):
         MtebPair(recorded("small", Recorder()), recorded("large", Recorder(), **change))
 
 
-def test_an_encoder_of_documents_alone_reads_no_queries() -> None:
+def test_a_document_encoder_is_refused_for_queries() -> None:
     document = recorded("large", Recorder(), sides=(Side.DOCUMENT,))
     with pytest.raises(BadEncoder, match="large: not made to read query texts"):
         MtebPair(document, document)
 
 
-def test_mteb_learns_what_the_model_is_and_which_weights_it_has(bundled: MtebPair, ours: ModuleType) -> None:
+def test_mteb_gets_the_name_and_the_weights_of_the_model(bundled: MtebPair, ours: ModuleType) -> None:
     assert isinstance(bundled, ours.mteb.EncoderProtocol)
     meta = bundled.mteb_model_meta
     assert meta.name == "care-search/care-small-zh (int8)"

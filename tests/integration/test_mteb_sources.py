@@ -1,4 +1,4 @@
-"""Sets that mteb and datasets bring, by their real code on local folders: nothing is downloaded."""
+"""Sets that mteb and datasets provide, loaded by their real code from local folders; nothing is downloaded."""
 
 import json
 from collections.abc import Iterable, Mapping
@@ -20,7 +20,7 @@ BENCHMARKS = [spec.read(name) for name in spec.names()]
 
 @pytest.fixture(scope="module")
 def ours() -> ModuleType:
-    """Our tasks and mteb, which takes seconds to import: not in every process that collects this file."""
+    """Imports our tasks and mteb on demand: it takes seconds, too long for every process that collects this file."""
     from tests.support import mteb_tasks
 
     return mteb_tasks
@@ -28,7 +28,7 @@ def ours() -> ModuleType:
 
 @pytest.fixture(autouse=True)
 def _offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No hub is asked, and what datasets prepares goes into a folder of the test."""
+    """Goes offline, and puts what datasets prepares into a folder of the test."""
     import datasets
 
     for module in (hub, datasets.config):
@@ -44,7 +44,7 @@ def item(kind: Kind, metric: str, **facts: object) -> SetSpec:
 
 
 def write_repository(folder: Path, tables: Mapping[tuple[str, str], Iterable[Mapping[str, object]]]) -> str:
-    """A dataset repository as the hub holds it: a JSON file a table, and a card that says which is which."""
+    """Writes a dataset repository as on the Hugging Face hub: one JSON file per table, and a card that lists them."""
     folder.mkdir()
     card = ["---", "configs:"]
     for (subset, split), rows in tables.items():
@@ -108,7 +108,7 @@ def test_the_named_tasks_are_in_mteb_with_this_kind_split_and_size(
         assert named.counts.documents == facts["num_documents"]
 
 
-def test_mtebs_own_loader_brings_a_set_to_its_benchmark(
+def test_a_set_is_loaded_into_its_benchmark_by_mtebs_own_loader(
     ours: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     repository = write_repository(
@@ -135,7 +135,7 @@ def test_mtebs_own_loader_brings_a_set_to_its_benchmark(
     )
 
 
-def test_three_tables_of_the_hub_are_a_retrieval_set(tmp_path: Path) -> None:
+def test_three_tables_of_a_dataset_become_a_retrieval_set(tmp_path: Path) -> None:
     repository = write_repository(
         tmp_path / "repository",
         {
@@ -161,7 +161,7 @@ def test_a_judgement_of_an_unknown_document_is_named(tmp_path: Path) -> None:
         libraries.fetch(item(Kind.RETRIEVAL, "nDCG@10", hub=repository))
 
 
-def test_a_table_of_papers_and_candidates_is_a_reranking_set(tmp_path: Path) -> None:
+def test_a_table_of_papers_and_candidates_becomes_a_reranking_set(tmp_path: Path) -> None:
     candidates = [{"title": "Near", "abstract": "It is.", "score": 2}, {"title": "Far", "abstract": None, "score": 0}]
     row = {"query": {"title": "Paper", "abstract": "Abstract."}, "candidates": candidates}
     repository = write_repository(tmp_path / "repository", {("relish", "evaluation"): [row]})

@@ -1,4 +1,4 @@
-"""deploy/haproxy.cfg before a real service: passes requests on, and refuses a flood in the shape of every error."""
+"""deploy/haproxy.cfg in front of a real service: forwards requests, and refuses a flood with the usual error shape."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def gate(monkeypatch: pytest.MonkeyPatch) -> Gate:
 
 @pytest.fixture
 def client(built: Built, gate: Gate) -> Iterator[httpx.Client]:
-    """A client of the proxy, which lets two searches in at a time."""
+    """Yields a client of the proxy, which admits two searches at a time."""
     with (
         live(make_settings(built, threads=1, reload_seconds=0)) as service,
         proxy(service, in_flight=2) as url,
@@ -42,7 +42,7 @@ def client(built: Built, gate: Gate) -> Iterator[httpx.Client]:
         yield client
 
 
-def test_requests_pass_the_proxy(client: httpx.Client) -> None:
+def test_requests_are_forwarded(client: httpx.Client) -> None:
     answer = client.get("/v1/search", params={"q": "高血压"}, headers={"X-Request-Id": "mine"})
     assert (answer.status_code, answer.headers["x-request-id"]) == (200, "mine")
     assert answer.json()["results"][0]["hits"]
@@ -50,7 +50,7 @@ def test_requests_pass_the_proxy(client: httpx.Client) -> None:
 
 
 @pytest.mark.parametrize("path", ["/metrics", "/admin/versions", "/%61dmin/versions", "/metrics/", "/admin"])
-def test_what_is_an_operators_does_not_pass_the_proxy(client: httpx.Client, path: str) -> None:
+def test_routes_for_operators_are_not_forwarded(client: httpx.Client, path: str) -> None:
     answer = client.get(path, headers={"X-Request-Id": "mine"})
     assert (answer.status_code, answer.json()["error"]["request_id"]) == (404, "mine")
     assert answer.json()["error"]["code"] == "not_found"
@@ -61,7 +61,7 @@ def test_a_flood_is_refused_by_the_proxy_and_health_is_still_answered(client: ht
     gate.open.clear()
     with ThreadPoolExecutor(CLIENTS) as pool:
         try:
-            # The gate holds every search that is let in, so only a refusal ends.
+            # The gate blocks every admitted search, so only refusals are answered.
             asked = [
                 pool.submit(client.get, "/v1/search", params={"q": f"query {number}"}) for number in range(CLIENTS)
             ]

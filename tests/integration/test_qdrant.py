@@ -1,4 +1,4 @@
-"""Snapshots in a vector database: whatever fails on the way, nothing half-made is published."""
+"""Snapshots in a vector database: whatever fails on the way, no incomplete version is published."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def two_versions(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def collection(server: QdrantServer, two_versions: Path, tmp_path: Path) -> Collection:
-    """Two versions, none published."""
+    """Yields a collection of two versions, none published."""
     shutil.copytree(two_versions, tmp_path / "collection")
     return Collection(tmp_path / "collection", database_of(server))
 
@@ -64,8 +64,10 @@ def connected(server: QdrantServer) -> Iterator[Qdrant]:
         yield connected
 
 
-def test_a_server_conforms(server: QdrantServer, tmp_path: Path, pytestconfig: pytest.Config) -> None:
-    """The stand-in; with `--qdrant http://host:6333` a real server, whose key, if any, is CARE_VECTORS_KEY."""
+def test_the_server_passes_the_conformance_check(
+    server: QdrantServer, tmp_path: Path, pytestconfig: pytest.Config
+) -> None:
+    """Checks the stand-in; with `--qdrant http://host:6333` a real server, whose key, if any, is CARE_VECTORS_KEY."""
     database, url = database_of(server), pytestconfig.getoption("--qdrant")
     if url is not None:
         address = f"qdrant+{url.rstrip('/')}/care-{secrets.token_hex(4)}"
@@ -97,9 +99,7 @@ def test_a_point_shows_its_document(server: QdrantServer, snapshot: Snapshot, co
     assert point.payload["metadata"] == snapshot.documents.get(1).metadata
 
 
-def test_an_upload_that_broke_off_goes_on_where_it_stopped(
-    server: QdrantServer, collection: Collection, snapshot: Snapshot
-) -> None:
+def test_an_interrupted_upload_resumes(server: QdrantServer, collection: Collection, snapshot: Snapshot) -> None:
     server.refuse = lambda method, path: 500 if path.endswith("points") and server.asked["PUT points"] else None
     with pytest.raises(DatabaseAway, match="answers 500"):
         publish(collection, snapshot.version, MEASURE)
@@ -122,7 +122,7 @@ def test_an_uploaded_version_is_not_uploaded_again(server: QdrantServer, collect
     assert server.aliases() == {"care": f"care-{second}"}
 
 
-def test_the_pointer_stays_where_the_alias_stays(server: QdrantServer, collection: Collection) -> None:
+def test_if_the_alias_cannot_move_the_pointer_does_not_move(server: QdrantServer, collection: Collection) -> None:
     first, second = collection.versions()
     publish(collection, first, MEASURE)
     server.refuse = lambda method, path: 500 if path.endswith("aliases") else None
@@ -132,7 +132,7 @@ def test_the_pointer_stays_where_the_alias_stays(server: QdrantServer, collectio
     assert server.aliases() == {"care": f"care-{first}"}
 
 
-def test_a_version_that_is_not_there_is_not_published(collection: Collection, snapshot: Snapshot) -> None:
+def test_a_version_that_was_not_uploaded_is_not_published(collection: Collection, snapshot: Snapshot) -> None:
     with pytest.raises(BadCollection, match=f"care index publish {snapshot.version} puts it there"):
         collection.publish(snapshot.version)
     assert collection.current() is None
@@ -146,17 +146,17 @@ def test_too_little_recall_publishes_nothing(server: QdrantServer, collection: C
     assert collection.current() == snapshot.version
 
 
-def test_an_index_is_waited_for(server: QdrantServer, snapshot: Snapshot, connected: Qdrant) -> None:
+def test_publishing_waits_for_the_index(server: QdrantServer, snapshot: Snapshot, connected: Qdrant) -> None:
     server.statuses = [models.CollectionStatus.YELLOW, models.CollectionStatus.GREY]
     upload(connected, snapshot, queries, FLOOR)
     assert server.statuses == []
 
 
-def test_waiting_for_the_index_ends(server: QdrantServer, snapshot: Snapshot, connected: Qdrant) -> None:
+def test_waiting_for_the_index_times_out(server: QdrantServer, snapshot: Snapshot, connected: Qdrant) -> None:
     server.statuses = [models.CollectionStatus.YELLOW] * 2
     with pytest.raises(BadBuild, match="publish again later"):
         upload(connected, snapshot, queries, FLOOR, patience_seconds=0)
-    server.statuses = [models.CollectionStatus.RED] * 3  # read with the collection's marks, too
+    server.statuses = [models.CollectionStatus.RED] * 3  # also read with the collection's marks
     with pytest.raises(BadDatabase, match="cannot index"):
         upload(connected, snapshot, queries, FLOOR)
     server.statuses = []
@@ -176,13 +176,13 @@ def test_points_that_were_not_uploaded_are_noticed(server: QdrantServer, snapsho
     assert server.collections() == []
 
 
-def test_a_server_that_is_too_old_is_refused(server: QdrantServer, snapshot: Snapshot, connected: Qdrant) -> None:
+def test_an_outdated_server_is_refused(server: QdrantServer, snapshot: Snapshot, connected: Qdrant) -> None:
     server.keeps_metadata = False
     with pytest.raises(BadDatabase, match=r"1\.16 or newer"):
         upload(connected, snapshot, queries, FLOOR)
 
 
-def test_another_collection_of_the_name_is_replaced(
+def test_a_foreign_collection_of_the_same_name_is_replaced(
     server: QdrantServer, snapshot: Snapshot, connected: Qdrant
 ) -> None:
     name = connected.name(snapshot.version)
@@ -191,7 +191,7 @@ def test_another_collection_of_the_name_is_replaced(
     assert connected.open(snapshot).search(queries(), 1)[1].shape == (len(queries()), 1)
 
 
-def test_a_pruned_version_leaves_the_server_first(server: QdrantServer, collection: Collection) -> None:
+def test_a_pruned_version_is_removed_from_the_server_first(server: QdrantServer, collection: Collection) -> None:
     first, second = collection.versions()
     third = add_version(collection, 3, 10)
     for version in (first, second, third):
@@ -206,7 +206,7 @@ def test_a_pruned_version_leaves_the_server_first(server: QdrantServer, collecti
     assert collection.versions() == [second, third]
 
 
-def test_a_server_that_hangs_is_away(server: QdrantServer, snapshot: Snapshot) -> None:
+def test_a_hanging_server_counts_as_unreachable(server: QdrantServer, snapshot: Snapshot) -> None:
     released = threading.Event()
 
     def hang(method: str, path: str) -> int:

@@ -34,17 +34,17 @@ def server() -> Iterator[QdrantServer]:
         yield server
 
 
-def test_every_command_that_changes_what_is_served_changes_it_there_too(
+def test_every_command_that_changes_the_served_version_changes_the_database(
     server: QdrantServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     corpus, root = tmp_path / "corpus.jsonl", tmp_path / "collection"
 
-    def care(action: str, *words: str) -> int:
-        return cli.main(["index", action, *words, "--collection", str(root)])
+    def care(action: str, *arguments: str) -> int:
+        return cli.main(["index", action, *arguments, "--collection", str(root)])
 
-    def build(rows: int, *words: str) -> int:
+    def build(rows: int, *arguments: str) -> int:
         corpus.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in ROWS[:rows]), encoding="utf-8")
-        return care("build", str(corpus), "--threads", "1", *words)
+        return care("build", str(corpus), "--threads", "1", *arguments)
 
     assert build(2, "--publish", "--vectors", server.where()) == 0
     collection = Collection(root)
@@ -66,12 +66,12 @@ def test_every_command_that_changes_what_is_served_changes_it_there_too(
     capsys.readouterr()
 
 
-def test_canaries_are_asked_of_the_database_that_will_search(
+def test_canaries_are_run_on_the_database(
     server: QdrantServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     corpus, canaries, root = tmp_path / "corpus.jsonl", tmp_path / "canaries.jsonl", tmp_path / "collection"
     corpus.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in ROWS), encoding="utf-8")
-    # Shares no word with any document: only vectors find them.
+    # Shares no word with any document: only vectors find it.
     canary = {"query": "insulin", "must": ["d0", "d1", "d2", "d3"], "within": 4}
     canaries.write_text(json.dumps(canary, ensure_ascii=False) + "\n", encoding="utf-8")
     where = ("--vectors", server.where(), "--collection", str(root))
@@ -84,13 +84,13 @@ def test_canaries_are_asked_of_the_database_that_will_search(
     assert cli.main(["index", "publish", version, "--force", *where]) == 0
 
 
-def test_a_database_that_is_away_ends_the_run_with_its_own_code(
+def test_an_unreachable_database_ends_the_run_with_its_own_exit_code(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     corpus, root = tmp_path / "corpus.jsonl", tmp_path / "collection"
     corpus.write_text(json.dumps(ROWS[0], ensure_ascii=False) + "\n", encoding="utf-8")
-    words = ["--publish", "--threads", "1", "--vectors", "qdrant+http://127.0.0.1:1/care", "--collection", str(root)]
-    assert cli.main(["index", "build", str(corpus), *words]) == 75
+    options = ["--publish", "--threads", "1", "--vectors", "qdrant+http://127.0.0.1:1/care", "--collection", str(root)]
+    assert cli.main(["index", "build", str(corpus), *options]) == 75
     assert "the vector database does not answer" in capsys.readouterr().err
     assert Collection(root).current() is None
     with pytest.raises(SystemExit):

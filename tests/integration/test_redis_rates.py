@@ -1,4 +1,4 @@
-"""Rates in a real server: one bucket for all services, and the process's own while the server is away."""
+"""Rate limits in a real Redis: one bucket for all services, and a bucket per process while Redis is away."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ async def test_services_share_a_bucket() -> None:
         assert await one.take("calls", DAY, 1) == 0
         with operator(server) as redis:
             (name,) = redis.keys("*:key")
-            assert 0 < redis.ttl(name) <= 86_400, "a bucket that is full again is forgotten"
+            assert 0 < redis.ttl(name) <= 86_400, "a full bucket expires"
         await one.close()
         await other.close()
 
@@ -46,13 +46,13 @@ async def test_a_bucket_is_refilled() -> None:
         await own.close()
 
 
-async def test_while_the_server_is_away_the_process_counts() -> None:
+async def test_while_redis_is_away_each_process_counts_alone() -> None:
     with valkey() as server:
         own = rates(server.port, 0.2)
         assert await own.take("a", DAY) == 0
         with frozen(server):
             assert [await own.take("a", DAY) == 0 for _ in range(8)] == [True] * 5 + [False] * 3
-        own._breaker._failures = 0  # as if its time had come
+        own._breaker._failures = 0  # as if its pause were over
         async with asyncio.timeout(60):
             while await own.take("b", Rate(1_000_000, 1)):
                 await asyncio.sleep(0.05)

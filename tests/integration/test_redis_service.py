@@ -1,4 +1,4 @@
-"""The service with its caches on: the same answers as without, whatever becomes of Redis. Slower, never wrong."""
+"""The service with its caches on gives the same answers as without, whatever happens to Redis."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def settings_for(built: Built, server: ValkeyServer, **values: object) -> Settin
     return make_settings(built, **patient | {"redis_key": "shared"} | values)
 
 
-async def ask(client: httpx.AsyncClient, *queries: str, **fields: object) -> list[dict[str, Any]]:
+async def search(client: httpx.AsyncClient, *queries: str, **fields: object) -> list[dict[str, Any]]:
     response = await client.post("/v1/search", json={"query": list(queries), **fields})
     assert response.status_code == 200
     results: list[dict[str, Any]] = response.json()["results"]
@@ -71,11 +71,11 @@ async def ask(client: httpx.AsyncClient, *queries: str, **fields: object) -> lis
 
 
 async def ids(client: httpx.AsyncClient, query: str) -> list[str]:
-    return [hit["id"] for hit in (await ask(client, query))[0]["hits"]]
+    return [hit["id"] for hit in (await search(client, query))[0]["hits"]]
 
 
 async def counts(client: httpx.AsyncClient, kind: str, layer: str = "redis") -> dict[str, int]:
-    """The look-ups of a layer by outcome, those that happened."""
+    """Returns the look-ups of a layer by outcome, without zeros."""
     mark = f'care_cache_total{{kind="{kind}",layer="{layer}",outcome="'
     lines = (await client.get("/metrics")).text.splitlines()
     found = (line.removeprefix(mark).split('"} ') for line in lines if line.startswith(mark))
@@ -86,52 +86,52 @@ def stored(redis: Redis, kind: Kind) -> list[bytes]:
     return list(redis.scan_iter(PREFIXES[kind] + b"*"))
 
 
-async def test_two_processes_share_results_and_embeddings_and_keys_tell_nothing(
+async def test_two_processes_share_results_and_embeddings_and_keys_reveal_nothing(
     built: Built, server: ValkeyServer
 ) -> None:
     with operator(server) as redis:
         async with running(settings_for(built, server)) as first, running(settings_for(built, server)) as second:
-            computed = await ask(first, "高血压", "发热")
+            computed = await search(first, "高血压", "发热")
             await until(lambda: len(stored(redis, Kind.RESULT)) == len(stored(redis, Kind.EMBEDDING)) == 2)
-            assert await ask(second, "发热", "骨折", "高血压") == [
+            assert await search(second, "发热", "骨折", "高血压") == [
                 computed[1],
-                (await ask(first, "骨折"))[0],
+                (await search(first, "骨折"))[0],
                 computed[0],
             ]
             assert (await counts(second, "result")).items() >= {"hit": 2, "miss": 1}.items()
             assert await counts(second, "embedding") == {"miss": 1}
-            await ask(second, "发热", "高血压", top_k=2)
+            await search(second, "发热", "高血压", top_k=2)
             assert await counts(second, "embedding") == {"hit": 2, "miss": 1}
         assert all(len(key) == len(PREFIXES[kind]) + 16 for kind in Kind for key in stored(redis, kind))
 
 
 async def test_services_without_a_common_key_share_nothing(built: Built, server: ValkeyServer) -> None:
-    keys = [Settings().redis_key.get_secret_value() for _ in range(2)]  # as they are if none is set
+    keys = [Settings().redis_key.get_secret_value() for _ in range(2)]  # the default: a random key per process
     with operator(server) as redis:
         async with (
             running(settings_for(built, server, redis_key=keys[0])) as first,
             running(settings_for(built, server, redis_key=keys[1])) as second,
         ):
-            computed = await ask(first, "高血压")
+            computed = await search(first, "高血压")
             await until(lambda: len(stored(redis, Kind.RESULT)) == 1)
-            assert await ask(second, "高血压") == computed
+            assert await search(second, "高血压") == computed
             assert await counts(second, "result") == {"miss": 1}
             assert await counts(second, "embedding") == {"miss": 1}
 
 
-async def test_a_stored_embedding_of_another_length_harms_no_query_of_its_batch(
+async def test_a_stored_embedding_of_another_length_fails_no_query_of_its_batch(
     built: Built, server: ValkeyServer
 ) -> None:
     settings, queries = settings_for(built, server), ["高血压", "发热"]
     async with running(make_settings(built, threads=1)) as plain:
-        right = await ask(plain, *queries)
+        right = await search(plain, *queries)
     encoder = TextReader.open(ENCODER)
     (tokens, _) = encoder.tokenize(queries, Side.QUERY)
     planter = RedisCache(server.connection_url, "shared", 20_000, 60, lambda outcome, values: None)
     planter.put(Kind.EMBEDDING, embedding_key(encoder.fingerprint, tokens), bytes(8))
     await planter.close()
     async with running(settings) as client:
-        assert await ask(client, *queries) == right
+        assert await search(client, *queries) == right
         assert (await counts(client, "embedding"))["hit"] == 1
 
 
@@ -143,25 +143,25 @@ async def test_every_variant_of_a_request_is_answered_as_without_a_cache(
     if layer == "process":
         settings = make_settings(built, threads=1, reload_seconds=0, lru_mb=8)
     async with running(make_settings(built, threads=1, reload_seconds=0)) as plain, running(settings) as cached:
-        expected = [await ask(plain, "高血压吃什么药", **variant) for variant in VARIANTS]
+        expected = [await search(plain, "高血压吃什么药", **variant) for variant in VARIANTS]
         for variant, answer in zip(VARIANTS, expected, strict=True):
-            assert await ask(cached, "高血压吃什么药", **variant) == answer
+            assert await search(cached, "高血压吃什么药", **variant) == answer
         if layer == "redis":
             with operator(server) as redis:
                 await until(lambda: len(stored(redis, Kind.RESULT)) == len(VARIANTS))
         for variant, answer in zip(VARIANTS, expected, strict=True):
-            assert await ask(cached, "高血压吃什么药", **variant) == answer
+            assert await search(cached, "高血压吃什么药", **variant) == answer
         results = await counts(cached, "result", layer)
         assert (results["hit"], results["miss"]) == (len(VARIANTS), len(VARIANTS))
         # One text, encoded once: every variant but the lexical one found its embedding.
         assert await counts(cached, "embedding", layer) == {"hit": len(VARIANTS) - 2, "miss": 1}
 
 
-async def test_who_asks_for_a_fresh_answer_gets_one(built: Built) -> None:
+async def test_a_request_that_bypasses_the_cache_is_computed(built: Built) -> None:
     async with running(make_settings(built, threads=1, reload_seconds=0, lru_mb=8)) as client:
-        await ask(client, "高血压")
+        await search(client, "高血压")
         before = await counts(client, "result", "process")
-        await ask(client, "高血压", cache=False)
+        await search(client, "高血压", cache=False)
         after = await counts(client, "result", "process")
     assert after == before | {"bypass": before.get("bypass", 0) + 1}
 
@@ -179,7 +179,7 @@ async def test_a_new_snapshot_finds_the_embeddings_of_the_old_and_none_of_its_re
         assert await counts(client, "embedding", "process") == {"hit": 1, "miss": 1}
 
 
-async def test_a_server_that_is_killed_midway_costs_nothing_but_time(
+async def test_answers_are_the_same_after_redis_is_killed(
     built: Built, server: ValkeyServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with running(settings_for(built, server, lru_mb=0)) as client:
@@ -192,7 +192,7 @@ async def test_a_server_that_is_killed_midway_costs_nothing_but_time(
     assert "reading from Redis failed 3 times in a row (ConnectionError); not asked for a while" in caplog.text
 
 
-async def test_a_server_that_comes_back_is_used_again(
+async def test_a_restarted_redis_is_used_again(
     built: Built, server: ValkeyServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("service.cache.redis.PROBE_SECONDS", 0.0)
@@ -210,7 +210,7 @@ async def test_a_server_that_comes_back_is_used_again(
                     await asyncio.sleep(0.01)
 
 
-async def test_a_server_that_hangs_is_given_up_on(
+async def test_a_hanging_redis_is_not_waited_for(
     built: Built, server: ValkeyServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("service.cache.redis.PROBE_SECONDS", 3600.0)
@@ -225,7 +225,7 @@ async def test_a_server_that_hangs_is_given_up_on(
             assert await counts(client, "result") == seen | {"bypass": seen["bypass"] + 1}
 
 
-async def test_a_full_or_flushed_server_changes_no_answer(built: Built, server: ValkeyServer) -> None:
+async def test_a_full_or_flushed_redis_changes_no_answer(built: Built, server: ValkeyServer) -> None:
     async with running(settings_for(built, server, lru_mb=0)) as client:
         with operator(server) as redis:
             before = await ids(client, "高血压")
@@ -241,7 +241,7 @@ async def test_a_full_or_flushed_server_changes_no_answer(built: Built, server: 
         assert 'care_cache_writes_total{outcome="error"}' in (await client.get("/metrics")).text
 
 
-async def test_a_crowd_does_not_notice_what_becomes_of_redis(
+async def test_concurrent_clients_get_right_answers_whatever_happens_to_redis(
     built: Built, server: ValkeyServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("service.cache.redis.PROBE_SECONDS", 0.05)
@@ -282,7 +282,7 @@ async def test_a_crowd_does_not_notice_what_becomes_of_redis(
     assert all(answers)
 
 
-async def test_an_address_where_no_redis_is_does_not_stop_the_service(built: Built) -> None:
+async def test_an_address_without_redis_does_not_stop_the_service(built: Built) -> None:
     settings = make_settings(built, threads=1, reload_seconds=0, redis_url="redis://127.0.0.1:1/0")
     async with running(settings) as client:
         assert (await ids(client, "高血压"))[0] == "a-1"

@@ -1,4 +1,4 @@
-"""A service that is told to end first fails its readiness; two behind the documented proxy are replaced unnoticed."""
+"""Rolling upgrade: a stopping service first fails readiness; two behind the documented proxy are replaced unnoticed."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_a_rolling_upgrade_behind_the_proxy_fails_no_request(services: list[Serv
     answers: Counter[object] = Counter()
     over = threading.Event()
 
-    def ask(url: str) -> None:
+    def search_without_pause(url: str) -> None:
         with httpx.Client(base_url=url, timeout=WAIT_SECONDS) as client:
             while not over.is_set():
                 try:
@@ -74,16 +74,16 @@ def test_a_rolling_upgrade_behind_the_proxy_fails_no_request(services: list[Serv
                 over.wait(0.05)
 
     with proxy(services[0].url, 64, several([service.url for service in services], tmp_path)) as url:
-        threads = [threading.Thread(target=ask, args=(url,)) for _ in range(CLIENTS)]
+        threads = [threading.Thread(target=search_without_pause, args=(url,)) for _ in range(CLIENTS)]
         for thread in threads:
             thread.start()
         try:
             for service in services:
                 service.stop()
                 before = answers.total()
-                until(lambda before=before: answers.total() > before + 20)  # the other one answers
+                until(lambda before=before: answers.total() > before + 20)  # answered by the other service
                 service.start()
-                time.sleep(2.5)  # until the proxy has seen it: two checks
+                time.sleep(2.5)  # until the proxy has noticed, which takes two checks
         finally:
             over.set()
             for thread in threads:

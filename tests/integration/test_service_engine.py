@@ -1,4 +1,4 @@
-"""The in-process engine on real indexes, against rankings worked out the slow and obvious way."""
+"""The in-process engine on real indexes, against rankings computed by brute force."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ QUERIES = ["高血压 头痛", "糖尿病人发热", "哮喘", "骨折以后贫�
 
 @pytest.fixture(scope="module", params=[IndexKind.FLAT, IndexKind.HNSW])
 def serving(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, encoder: OnnxEncoder) -> Serving:
-    """40 documents of very different lengths, so that a few hold most of the passages."""
+    """Builds 40 documents of very different lengths, so that a few hold most of the passages."""
     root: Path = tmp_path_factory.mktemp("engine")
     lines = []
     for number in range(40):
@@ -61,7 +61,7 @@ def run(serving: Serving, batch: list[Job], threads: int = 0) -> list[Found]:
 
 
 def dense_by_hand(serving: Serving, vector: np.ndarray, half: str | None = None) -> dict[int, float]:
-    """The best score of every document, from every vector of the snapshot; later passages count less."""
+    """Computes the best score of every document from all vectors of the snapshot; later passages count less."""
     best: dict[int, float] = {}
     scores = serving.snapshot.vectors.values.astype(np.float32) @ vector
     for row, document in enumerate(serving.snapshot.passages.documents.tolist()):
@@ -125,7 +125,7 @@ def test_hybrid_fuses_documents_not_passages(serving: Serving, fusion: Fusion) -
         assert serving.snapshot.passages.documents[found.passages].tolist() == found.documents.tolist()
 
 
-def test_a_mixed_batch_answers_each_query_in_its_own_way(serving: Serving) -> None:
+def test_a_mixed_batch_answers_each_query_in_its_own_mode(serving: Serving) -> None:
     batch = [
         make_job(serving, QUERIES[0], mode=Mode.LEXICAL, top_k=3),
         make_job(serving, QUERIES[1], mode=Mode.DENSE, top_k=7),
@@ -140,7 +140,7 @@ def test_a_mixed_batch_answers_each_query_in_its_own_way(serving: Serving) -> No
             assert serving.snapshot.documents.get(document).metadata["half"] == "b"
 
 
-def test_a_lexical_batch_never_touches_the_encoder(serving: Serving) -> None:
+def test_a_lexical_batch_does_not_run_the_encoder(serving: Serving) -> None:
     blind = Serving(serving.snapshot, None, serving.facets, serving.select, serving.overlay)  # type: ignore[arg-type]
     found = run(blind, [make_job(serving, QUERIES[0], mode=Mode.LEXICAL)])
     assert len(found[0].documents)
@@ -159,7 +159,7 @@ def test_a_text_to_encode_gets_its_embedding_and_no_ranking(serving: Serving) ->
 
 
 @pytest.mark.parametrize("mode", [Mode.DENSE, Mode.HYBRID])
-def test_a_ready_embedding_ranks_as_the_tokens_that_gave_it(serving: Serving, mode: Mode) -> None:
+def test_a_given_embedding_ranks_like_the_tokens_that_gave_it(serving: Serving, mode: Mode) -> None:
     for query in QUERIES:
         asked = replace(make_job(serving, query, mode=mode), keep_vector=True)
         (first,) = engine().run(serving, [asked])
@@ -170,7 +170,7 @@ def test_a_ready_embedding_ranks_as_the_tokens_that_gave_it(serving: Serving, mo
         np.testing.assert_allclose(again.scores, first.found.scores, atol=1e-6)
 
 
-def test_a_ready_embedding_needs_not_be_that_of_the_words(serving: Serving) -> None:
+def test_a_given_embedding_may_be_of_another_text_than_the_query(serving: Serving) -> None:
     other = serving.encoder.encode([QUERIES[1]], Side.QUERY)[0]
     options = Options(Mode.DENSE, 5)
     (found,) = run(serving, [SearchJob(QUERIES[0], options, vector=other.tobytes())])

@@ -1,4 +1,4 @@
-"""A worker's half and the engine's half over a real socket: the same rankings as in one process, and clear failures."""
+"""A worker and an engine over a real socket: the same rankings as in one process, and clear failures."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def engine(tmp_path: Path, built: Built) -> Iterator[Engine]:
 
 
 def make_jobs(serving: Serving) -> list[Job]:
-    """Every kind of job there is."""
+    """Returns one job of every kind."""
     (other,) = serving.encoder.tokenize(["发热"], Side.QUERY)
     jobs: list[Job] = [EncodeJob("发热", Side.QUERY, other)]
     for query in QUERIES:
@@ -84,7 +84,7 @@ async def test_every_job_is_answered_as_in_one_process(engine: Engine, built: Bu
     local = replace(serving, encoder=encoder)
     async with worker(engine) as remote:
         await remote.prepare(serving)
-        for job in make_jobs(serving):  # one by one: in int8 the scale of an activation is the whole call's
+        for job in make_jobs(serving):  # one by one: in int8 the scale of an activation depends on the whole call
             (here,) = InProcessEngine(searched_by(Cpu(threads=1))).run(local, [job])
             (there,) = await answers(remote, serving, [job])
             assert there.found.documents.tolist() == here.found.documents.tolist()
@@ -100,7 +100,7 @@ async def test_every_job_is_answered_as_in_one_process(engine: Engine, built: Bu
             assert there.times.search_seconds > 0
 
 
-async def test_the_event_loop_goes_on_while_fresh_passages_are_scored(
+async def test_the_event_loop_runs_while_fresh_passages_are_scored(
     engine: Engine, built: Built, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     serving = open_serving(built)
@@ -128,7 +128,7 @@ async def test_the_event_loop_goes_on_while_fresh_passages_are_scored(
         assert fresh.overlay.document(int(outcome.found.documents[0])).id == "fresh"
 
 
-async def test_jobs_that_come_together_are_computed_together_and_equal_ones_once(engine: Engine, built: Built) -> None:
+async def test_concurrent_jobs_share_batches_and_equal_jobs_are_computed_once(engine: Engine, built: Built) -> None:
     serving = open_serving(built)
     async with worker(engine) as remote:
         await remote.prepare(serving)
@@ -136,11 +136,11 @@ async def test_jobs_that_come_together_are_computed_together_and_equal_ones_once
         outcomes = await answers(remote, serving, jobs + jobs, bulk=False)
         assert outcomes[: len(jobs)] == outcomes[len(jobs) :]
         dense = sum(job.needs_vector for job in jobs)
-        assert sum(engine.batches) < 2 * dense  # a few had to look further than at first
+        assert sum(engine.batches) < 2 * dense  # a few had to search deeper
         assert len(engine.batches) < dense / 4
 
 
-async def test_bulk_jobs_go_in_slices_and_all_are_answered(engine: Engine, built: Built) -> None:
+async def test_bulk_jobs_are_computed_in_slices_and_all_are_answered(engine: Engine, built: Built) -> None:
     serving = open_serving(built)
     async with worker(engine) as remote:
         await remote.prepare(serving)
@@ -158,7 +158,7 @@ async def test_bulk_jobs_go_in_slices_and_all_are_answered(engine: Engine, built
         assert [len(outcome.found.documents) for outcome in [single, *outcomes]] == [3] * 61
 
 
-async def test_a_lost_engine_fails_what_is_in_flight_and_refuses_the_rest_until_it_is_back(
+async def test_a_lost_engine_fails_jobs_in_flight_and_refuses_others_until_it_is_back(
     engine: Engine, built: Built
 ) -> None:
     serving = open_serving(built)
@@ -204,23 +204,23 @@ async def test_a_snapshot_that_the_engine_refuses_is_refused_with_its_reason(tmp
         engine.end()
 
 
-async def test_the_engine_holds_what_workers_hold_and_no_more(engine: Engine, built: Built) -> None:
+async def test_the_engine_keeps_only_servings_that_workers_hold(engine: Engine, built: Built) -> None:
     async with worker(engine) as first, worker(engine) as second:
         old = open_serving(built, "a")
         await first.prepare(old)
         await second.prepare(old)
         new = open_serving(built, "b")
         await first.prepare(new)
-        assert engine.shelf.newest is not None
-        assert sorted(engine.shelf._held) == [1, 2]
+        assert engine.servings.newest is not None
+        assert sorted(engine.servings._held) == [1, 2]
         await answers(second, old, make_jobs(old)[:1])
         del old
         gc.collect()
-        await until(lambda: sorted(engine.shelf._held) == [2])
+        await until(lambda: sorted(engine.servings._held) == [2])
         assert len(await answers(first, new, make_jobs(new)[:1])) == 1
 
 
-async def test_servings_of_two_versions_are_answered_each_from_its_own(engine: Engine, built: Built) -> None:
+async def test_jobs_of_two_versions_are_answered_by_their_own_version(engine: Engine, built: Built) -> None:
     servings = {letter: open_serving(built, letter) for letter in "ab"}
     async with worker(engine) as remote:
         for serving in servings.values():
@@ -241,7 +241,7 @@ async def test_a_query_past_its_deadline_gets_an_error(engine: Engine, built: Bu
             await answers(remote, serving, make_jobs(serving)[1:2], timeout_seconds=0.0)
 
 
-async def test_a_job_that_cannot_be_sent_fails_alone(engine: Engine, built: Built) -> None:
+async def test_a_job_that_cannot_be_sent_does_not_fail_others(engine: Engine, built: Built) -> None:
     serving = open_serving(built)
     async with worker(engine) as remote:
         await remote.prepare(serving)

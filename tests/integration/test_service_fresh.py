@@ -1,4 +1,4 @@
-"""Documents posted to a service of several processes: every worker sees them, and no death takes one away."""
+"""Documents posted to a service of several processes: every worker sees them, and killed processes lose none."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ import pytest
 
 from indexer.store.collection import Collection
 from models.encoder.onnx import OnnxEncoder
-from tests.api.pair import bent
+from tests.api.pair import build_shifted
 from tests.api.support import ENCODER, ENTRIES, Built, build_collection, copy_collection
 from tests.integration.processes import Service, service, until
 
 POSTS = {"engine", "worker 1", "worker 2"}
 APART = {"CARE_WORKERS": "2", "CARE_ENGINE": "process"}
-# Enough connections that each of two workers is asked, all but surely; the tests hold for either.
+# Enough connections that each of two workers almost surely answers one; the tests hold in either case.
 ASKED = 8
 
 
@@ -37,7 +37,7 @@ def running(built: Built) -> Iterator[Service]:
 
 
 def post(running: Service, *names: str) -> int:
-    """Returns the position, once the service says that it has them."""
+    """Posts documents; returns the position once the service has acknowledged them."""
     documents = [{"id": name, "title": f"缬沙坦召回 {name}", "text": "缬沙坦片召回。"} for name in names]
     reply = running.send("POST", "/v1/documents", {"documents": documents})
     assert reply.status == 200, reply.text
@@ -50,27 +50,27 @@ def found(running: Service, mode: str = "hybrid", top_k: int = 100) -> set[str]:
     return {hit["id"] for hit in reply.json()["results"][0]["hits"]} if reply.status == 200 else set()
 
 
-def everyone(running: Service, condition: str, there: bool) -> bool:
+def every_worker(running: Service, condition: str, there: bool) -> bool:
     return all((condition in found(running, mode)) is there for mode in ("dense", "lexical", "hybrid") * ASKED)
 
 
-def test_every_worker_finds_what_one_was_given_and_misses_what_one_lost(running: Service) -> None:
+def test_posts_and_deletions_at_one_worker_reach_every_worker(running: Service) -> None:
     post(running, "n-1", "n-2")
-    until(lambda: everyone(running, "n-1", there=True))
+    until(lambda: every_worker(running, "n-1", there=True))
     assert running.metric("care_fresh_changes") >= 2
     running.send("DELETE", "/v1/documents/n-1")
-    until(lambda: everyone(running, "n-1", there=False))
+    until(lambda: every_worker(running, "n-1", there=False))
     assert "n-2" in found(running)
 
 
-def test_a_change_is_checked_against_what_another_worker_was_given_a_moment_ago(running: Service) -> None:
+def test_a_change_is_checked_against_a_recent_change_at_another_worker(running: Service) -> None:
     for number in range(ASKED):
         post(running, f"quick-{number}")
         reply = running.send("DELETE", f"/v1/documents/quick-{number}").json()
         assert reply["changed"] == 1
 
 
-def test_a_filter_on_a_field_that_only_fresh_documents_have_holds_beside_an_engine(running: Service) -> None:
+def test_a_filter_on_a_field_of_fresh_documents_only_works_with_an_engine_process(running: Service) -> None:
     document = {"id": "regional", "text": "缬沙坦", "metadata": {"region": "华北"}}
     assert running.send("POST", "/v1/documents", {"documents": [document]}).status == 200
     body = {"query": "缬沙坦", "filters": [{"field": "region", "eq": "华北"}]}
@@ -95,23 +95,23 @@ def test_a_filter_on_a_field_that_only_fresh_documents_have_holds_beside_an_engi
             assert all(page["facets"] == {"kind": counts} for page in pages)
 
 
-def test_a_worker_and_an_engine_that_come_back_know_everything(running: Service) -> None:
+def test_a_restarted_worker_and_engine_have_all_documents(running: Service) -> None:
     post(running, "kept")
     for name in ("worker 1", "engine"):
         old = running.children()[name]
         os.kill(old, signal.SIGKILL)
         until(lambda old=old: old not in running.children().values() and set(running.children()) == POSTS)
         until(running.is_ready)
-    until(lambda: everyone(running, "kept", there=True))
+    until(lambda: every_worker(running, "kept", there=True))
 
 
-def test_a_swap_and_a_rollback_keep_them(running: Service, built: Built) -> None:
+def test_a_swap_and_a_rollback_keep_fresh_documents(running: Service, built: Built) -> None:
     post(running, "swapped")
     for letter in "ba":
         Collection(built.root).publish(built.versions[letter])
         running.send("POST", "/admin/reload")
         until(lambda letter=letter: f"{letter}-1" in found(running, "dense"))
-        until(lambda: everyone(running, "swapped", there=True))
+        until(lambda: every_worker(running, "swapped", there=True))
 
 
 def test_acknowledged_documents_survive_a_kill_at_any_moment(built: Built, tmp_path: Path) -> None:
@@ -141,16 +141,16 @@ def test_acknowledged_documents_survive_a_kill_at_any_moment(built: Built, tmp_p
         assert set(acknowledged) <= found(running, "lexical")
 
 
-def test_workers_beside_an_engine_correct_what_another_encoder_than_the_snapshots_reads(tmp_path: Path) -> None:
+def test_workers_beside_an_engine_correct_vectors_of_another_encoder(tmp_path: Path) -> None:
     encoder = OnnxEncoder.load(ENCODER, threads=1)
-    with service(bent(tmp_path, encoder, encoder), **APART) as running:
+    with service(build_shifted(tmp_path, encoder, encoder), **APART) as running:
         until(lambda: set(running.children()) == POSTS and running.is_ready())
         copies = [{"id": f"copy-{each['id']}", "title": each["title"], "text": each["text"]} for each in ENTRIES]
         assert running.send("POST", "/v1/documents", {"documents": copies}).status == 200
         scores: dict[str, float] = {}
 
         def is_there() -> bool:
-            """Asks; any of the workers may answer, and one of them may be behind."""
+            """Searches; any worker may answer, and one may be behind."""
             reply = running.search({"query": "高血压吃什么药", "mode": "dense", "top_k": 100})
             scores.update({hit["id"]: hit["score"] for hit in reply.json()["results"][0]["hits"]})
             return "copy-1" in scores

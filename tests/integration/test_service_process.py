@@ -1,4 +1,4 @@
-"""The service as a real process on a real socket: its one line, odd clients, and an end that loses nothing."""
+"""The service as a real process on a real socket: its startup line, unusual clients, and a clean shutdown."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
 
 @contextlib.contextmanager
 def serving(built: Built, command: str = SERVE, **environment: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """A server process and its address."""
+    """Yields a server process and its address."""
     own = {"CARE_COLLECTION": str(built.root), "CARE_ENCODER": str(ENCODER), "CARE_PORT": "0", "CARE_THREADS": "1"}
     process = subprocess.Popen(
         [sys.executable, "-c", command],
@@ -67,7 +67,7 @@ def address(built: Built) -> Iterator[str]:
 
 
 def exchange(address: str, request: bytes) -> tuple[int, bytes]:
-    """Status and body of one raw request."""
+    """Returns status and body of one raw request."""
     host, _, port = address.removeprefix("http://").partition(":")
     with socket.create_connection((host, int(port)), timeout=WAIT_SECONDS) as connection:
         connection.sendall(request)
@@ -78,7 +78,7 @@ def exchange(address: str, request: bytes) -> tuple[int, bytes]:
     return int(head.split()[1]), body
 
 
-def test_a_url_as_it_is_typed_is_understood(address: str) -> None:
+def test_a_url_with_raw_utf_8_is_understood(address: str) -> None:
     line = "GET /v1/search?q=高血压吃什么药&top_k=2 HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
     status, body = exchange(address, line.encode())
     assert status == 200
@@ -92,7 +92,7 @@ def test_a_url_in_another_encoding_gets_422_that_names_the_query(address: str) -
     assert json.loads(body)["error"]["field"] == "query"
 
 
-def test_a_body_that_looks_like_a_request_is_left_alone(address: str) -> None:
+def test_a_body_that_looks_like_a_request_is_not_parsed_as_one(address: str) -> None:
     host, _, port = address.removeprefix("http://").partition(":")
     body = json.dumps({"query": "GET 高血压\r\n"}, ensure_ascii=False).encode()
     head = b"POST /v1/search HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Length: %d\r\n\r\n" % len(body)
@@ -100,7 +100,7 @@ def test_a_body_that_looks_like_a_request_is_left_alone(address: str) -> None:
     with socket.create_connection((host, int(port)), timeout=WAIT_SECONDS) as connection:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         connection.sendall(head + body[:begin])
-        # An exchange in between, so that the pieces arrive apart.
+        # Another exchange in between, so that the pieces arrive separately.
         assert httpx.get(f"{address}/livez", timeout=WAIT_SECONDS).status_code == 200
         connection.sendall(body[begin:])
         received = b""
@@ -136,7 +136,7 @@ def test_malformed_http_gets_the_shape_of_every_error(address: str, request_byte
     assert facts["request_id"]
 
 
-def test_requests_on_one_connection_count_their_headers_apart(address: str) -> None:
+def test_the_header_limit_applies_to_each_request_of_a_connection(address: str) -> None:
     one = b"GET /livez HTTP/1.1\r\nHost: localhost\r\nX: " + b"a" * 50_000 + b"\r\n\r\n"
     last = b"GET /livez HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
     host, _, port = address.removeprefix("http://").partition(":")
@@ -148,7 +148,7 @@ def test_requests_on_one_connection_count_their_headers_apart(address: str) -> N
     assert received.count(b"HTTP/1.1 200 OK") == 11
 
 
-def test_a_client_that_leaves_is_counted_and_disturbs_no_other(address: str) -> None:
+def test_a_client_that_leaves_is_counted_and_does_not_affect_others(address: str) -> None:
     host, _, port = address.removeprefix("http://").partition(":")
     body = json.dumps({"query": [f"头痛{number}" * 30 for number in range(200)]}).encode()
     request = b"POST /v1/search HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % len(body) + body
@@ -157,7 +157,7 @@ def test_a_client_that_leaves_is_counted_and_disturbs_no_other(address: str) -> 
         for _ in range(3):
             with socket.create_connection((host, int(port))) as connection:
                 connection.sendall(request)
-                client.get("/livez")  # by the time of this answer, the request is in the server's hands
+                client.get("/livez")  # by the time of this answer, the server has the request
         assert client.get("/v1/search", params={"q": "高血压"}).status_code == 200
         until(lambda: clients_that_left(client) - before == 3)
 
@@ -169,7 +169,7 @@ def clients_that_left(client: httpx.Client) -> float:
     return float(counted[0]) if counted else 0.0
 
 
-def test_terminating_finishes_the_accepted_requests(built: Built) -> None:
+def test_sigterm_finishes_the_accepted_requests(built: Built) -> None:
     with contextlib.ExitStack() as stack:
         process, address = stack.enter_context(serving(built, CARE_SHUTDOWN_SECONDS="120"))
         clients = [stack.enter_context(httpx.Client(base_url=address, timeout=WAIT_SECONDS)) for _ in range(4)]
@@ -179,7 +179,7 @@ def test_terminating_finishes_the_accepted_requests(built: Built) -> None:
             pool.submit(client.post, "/v1/search", json=body) for client, body in zip(clients, bodies, strict=True)
         ]
         with httpx.Client(base_url=address, timeout=WAIT_SECONDS) as watch:
-            # More than three of the four hold: all have been accepted.
+            # More than three of the four wait: all have been accepted.
             until(lambda: queue_length(watch) > 300 or all(answer.done() for answer in answers))
         process.send_signal(signal.SIGTERM)
         assert [answer.result().status_code for answer in answers] == [200] * 4
@@ -188,7 +188,7 @@ def test_terminating_finishes_the_accepted_requests(built: Built) -> None:
         assert (process.returncode, rest, errors) == (0, "", "")
 
 
-def test_a_request_that_never_came_whole_is_answered_at_the_end(built: Built) -> None:
+def test_an_incomplete_request_is_answered_at_shutdown(built: Built) -> None:
     with serving(built, CARE_SHUTDOWN_SECONDS="1") as (process, address):
         host, _, port = address.removeprefix("http://").partition(":")
         with socket.create_connection((host, int(port)), timeout=WAIT_SECONDS) as client:
@@ -196,10 +196,10 @@ def test_a_request_that_never_came_whole_is_answered_at_the_end(built: Built) ->
             with httpx.Client(base_url=address, timeout=WAIT_SECONDS) as watch:
                 until(lambda: "care_requests_in_flight 2.0" in watch.get("/metrics").text)
             process.send_signal(signal.SIGTERM)
-            said = client.makefile("rb").read()
+            received = client.makefile("rb").read()
         _, errors = process.communicate(timeout=WAIT_SECONDS)
-        assert said.startswith(b"HTTP/1.1 503 ")
-        assert json.loads(said.partition(b"\r\n\r\n")[2])["error"]["code"] == "shutting_down"
+        assert received.startswith(b"HTTP/1.1 503 ")
+        assert json.loads(received.partition(b"\r\n\r\n")[2])["error"]["code"] == "shutting_down"
         assert "Traceback" not in errors
 
 
@@ -207,7 +207,7 @@ def queue_length(client: httpx.Client) -> float:
     return float(re.findall(r"^care_queue_length (\S+)$", client.get("/metrics").text, re.MULTILINE)[0])
 
 
-def test_a_hangup_has_the_pointer_followed_and_ends_nothing(built: Built, tmp_path: Path) -> None:
+def test_sighup_loads_the_published_version_and_does_not_end_the_service(built: Built, tmp_path: Path) -> None:
     own = copy_collection(built, tmp_path / "collection")
     with (
         serving(own, CARE_RELOAD_SECONDS="0") as (process, address),
@@ -220,9 +220,7 @@ def test_a_hangup_has_the_pointer_followed_and_ends_nothing(built: Built, tmp_pa
         assert process.poll() is None
 
 
-def test_a_version_published_during_the_start_is_served_without_a_look_at_the_pointer(
-    built: Built, tmp_path: Path
-) -> None:
+def test_a_version_published_during_startup_is_served_without_polling(built: Built, tmp_path: Path) -> None:
     """SIGHUP is ignored until the snapshot is open, so the pointer is read once more after that."""
     own = copy_collection(built, tmp_path / "collection")
     start_slowly = f"""
@@ -241,7 +239,7 @@ Servings.start = start_and_publish
         assert httpx.get(f"{address}/readyz", timeout=WAIT_SECONDS).json()["snapshot"] == own.versions["b"]
 
 
-def test_interrupting_ends_quietly_too(built: Built) -> None:
+def test_sigint_ends_the_service_without_a_traceback(built: Built) -> None:
     with serving(built) as (process, _):
         process.send_signal(signal.SIGINT)
         assert process.communicate(timeout=WAIT_SECONDS) == ("", "")
@@ -254,7 +252,7 @@ def test_a_taken_port_is_reported_in_one_line(address: str, built: Built) -> Non
         serve(settings)
 
 
-def test_a_damaged_snapshot_ends_the_start_with_its_reason(built: Built, tmp_path: Path) -> None:
+def test_startup_fails_with_the_reason_if_the_snapshot_is_damaged(built: Built, tmp_path: Path) -> None:
     own = copy_collection(built, tmp_path / "collection")
     (own.root / "versions" / own.versions["a"] / "documents.bin").write_bytes(b"")
     environment = os.environ | {"PYTHONPATH": ".", "CARE_COLLECTION": str(own.root), "CARE_PORT": "0"}

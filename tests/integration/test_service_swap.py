@@ -31,24 +31,24 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
 
 @pytest.mark.anyio
 @pytest.mark.parametrize("lru_mb", [0, 1])
-async def test_swaps_under_load_lose_and_mix_nothing(built: Built, lru_mb: int) -> None:
+async def test_swaps_under_load_fail_no_request_and_mix_no_versions(built: Built, lru_mb: int) -> None:
     Collection(built.root).publish(built.versions["a"])
     answers: list[httpx.Response] = []
     stopped = asyncio.Event()
 
-    async def ask(client: httpx.AsyncClient, number: int) -> None:
+    async def search_without_pause(client: httpx.AsyncClient, number: int) -> None:
         turn = number
         while not stopped.is_set():
             answers.append(await client.post("/v1/search", json=BODIES[turn % len(BODIES)]))
             turn += 1
-            await asyncio.sleep(0.02)  # clients in this very process must leave the interpreter to the other threads
+            await asyncio.sleep(0.02)  # leave the interpreter to the other threads of this process
 
     async with (
         running(make_settings(built, threads=1, reload_seconds=0, lru_mb=lru_mb)) as client,
-        asyncio.TaskGroup() as crowd,  # ends the clients before their service, whatever fails
+        asyncio.TaskGroup() as clients,  # ends the clients before their service, whatever fails
     ):
         for number in range(CLIENTS):
-            crowd.create_task(ask(client, number))
+            clients.create_task(search_without_pause(client, number))
         for swap in range(SWAPS):
             version = built.versions["ba"[swap % 2]]
             await asyncio.to_thread(Collection(built.root).publish, version)

@@ -1,4 +1,4 @@
-"""Several HTTP workers with an engine each, and starts that fail: what an operator sees of them."""
+"""Several HTTP workers with an engine each, and failing starts, as an operator sees them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pytest
 from indexer.store.collection import Collection
 from models.encoder.onnx import OnnxEncoder
 from tests.api.support import ENCODER, Built, build_collection, copy_collection
-from tests.integration.processes import SERVE, WAIT_SECONDS, Load, Service, assert_whole, service, until
+from tests.integration.processes import SERVE, WAIT_SECONDS, Load, Service, assert_unmixed, service, until
 
 BODIES = [
     {"query": "高血压吃什么药"},
@@ -43,13 +43,13 @@ def test_a_reload_by_one_worker_reaches_the_other(running: Service, built: Built
     with Load(running, BODIES) as load:
         for letter in "ba":
             Collection(built.root).publish(built.versions[letter])
-            # The worker that is asked first swaps; the other one may have followed by the time it is asked.
+            # The worker that gets the request swaps; the other one may have followed by the next request.
             assert running.send("POST", "/admin/reload").json()["snapshot"] == built.versions[letter]
             until(lambda letter=letter: both_serve(running, built.versions[letter]))
             load.wait_for(200, 6)
     assert load.statuses() == {200}
     assert load.broken == 0
-    assert assert_whole(load.answers, built) == {"a", "b"}
+    assert assert_unmixed(load.answers, built) == {"a", "b"}
 
 
 def both_serve(running: Service, version: str) -> bool:
@@ -57,7 +57,7 @@ def both_serve(running: Service, version: str) -> bool:
     return set(served) == {version} and running.metric(f'care_snapshot_info{{version="{version}"}}') == 1
 
 
-def test_a_killed_worker_comes_back_and_its_counts_stay(running: Service) -> None:
+def test_a_killed_worker_is_restarted_and_its_counts_are_kept(running: Service) -> None:
     until(lambda: set(running.children()) == POSTS and running.is_ready())
     asked, restarts = running.metric("care_queries_total"), running.metric(RESTARTS)
     old = running.children()["worker 2"]
@@ -68,7 +68,7 @@ def test_a_killed_worker_comes_back_and_its_counts_stay(running: Service) -> Non
     until(running.is_ready)
 
 
-def test_interrupting_ends_every_process_quietly(running: Service) -> None:
+def test_sigint_ends_every_process_without_a_traceback(running: Service) -> None:
     until(lambda: set(running.children()) == POSTS and running.is_ready())
     children = running.children()
     running.process.send_signal(signal.SIGINT)
@@ -78,7 +78,7 @@ def test_interrupting_ends_every_process_quietly(running: Service) -> None:
 
 
 def start(built: Built, **environment: str) -> subprocess.CompletedProcess[str]:
-    """A start that is expected to fail."""
+    """Starts a service that is expected to fail."""
     own = {"CARE_COLLECTION": str(built.root), "CARE_ENCODER": str(ENCODER), "CARE_PORT": "0"}
     return subprocess.run(
         [sys.executable, "-c", SERVE],
@@ -89,7 +89,7 @@ def start(built: Built, **environment: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_a_damaged_snapshot_ends_the_start_with_its_reason(built: Built, tmp_path: Path) -> None:
+def test_startup_fails_with_the_reason_if_the_snapshot_is_damaged(built: Built, tmp_path: Path) -> None:
     own = copy_collection(built, tmp_path / "collection")
     damaged = own.root / "versions" / own.versions["a"] / "vectors.npy"
     content = bytearray(damaged.read_bytes())
@@ -103,7 +103,7 @@ def test_a_damaged_snapshot_ends_the_start_with_its_reason(built: Built, tmp_pat
     assert "vectors.npy" in last
 
 
-def test_an_engine_that_cannot_load_its_encoder_ends_the_start_with_the_reason(built: Built) -> None:
+def test_startup_fails_with_the_reason_if_the_engine_cannot_load_its_encoder(built: Built) -> None:
     done = start(built, CARE_DEVICE="cuda")
     assert done.returncode == 1
     assert "model.fp16.onnx" in done.stderr.splitlines()[-1]

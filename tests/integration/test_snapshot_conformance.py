@@ -1,4 +1,4 @@
-"""The check that a snapshot answers here as where it was built passes where nothing differs, and only there."""
+"""The check that a snapshot answers here as where it was built: it passes only if nothing differs."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def folder(written: Path, tmp_path: Path) -> Path:
-    """A copy, as it would arrive on another machine."""
+    """Copies the folder, as it would arrive on another machine."""
     return Path(shutil.copytree(written, tmp_path / "arrived"))
 
 
@@ -57,7 +57,7 @@ def test_a_snapshot_of_every_kind_answers_as_it_did(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("way", ["vectors", "filtered", "words"])
-def test_another_top_10_is_found(folder: Path, way: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_different_top_10_is_reported(folder: Path, way: str, capsys: pytest.CaptureFixture[str]) -> None:
     record = read(folder)
     rows = next(iter(record.versions.values())).rankings[way][0].rows
     rows[0], rows[1] = rows[1], rows[0]
@@ -68,14 +68,14 @@ def test_another_top_10_is_found(folder: Path, way: str, capsys: pytest.CaptureF
     assert difference in capsys.readouterr().out
 
 
-def test_another_document_is_found(folder: Path) -> None:
+def test_a_different_document_is_reported(folder: Path) -> None:
     record = read(folder)
     next(iter(record.versions.values())).documents[7] = ""
     change(folder, record)
     assert [(one.what, one.count - one.same) for one in compare(folder) if one.same < one.count] == [("documents", 1)]
 
 
-def test_another_encoder_is_found(folder: Path) -> None:
+def test_a_different_encoder_is_reported(folder: Path) -> None:
     assert encode_again(folder, FastEncoder()).least >= LEAST_COSINE
     encoded = encode_again(folder, FastEncoder("another"))
     assert encoded.least < LEAST_COSINE
@@ -93,7 +93,7 @@ def test_a_snapshot_that_was_damaged_on_the_way_is_refused(folder: Path) -> None
 def test_a_folder_of_another_machine_answers_as_it_did_there(
     pytestconfig: pytest.Config, folder: Path, encoder: OnnxEncoder
 ) -> None:
-    """With `--snapshots FOLDER` that folder, and the bundled encoder unless `--fast`; an empty one is filled."""
+    """Checks the folder of `--snapshots FOLDER`, with the bundled encoder unless `--fast`; fills it if it is empty."""
     own = FastEncoder()
     if (given := pytestconfig.getoption("--snapshots")) is not None:
         folder, own = Path(given), own if pytestconfig.getoption("--fast") else encoder

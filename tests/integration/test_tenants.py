@@ -1,4 +1,4 @@
-"""A key with a filter never sees, counts or changes a document of another; `make fuzz-tenants`: 100,000 requests."""
+"""A key with a filter never sees, counts or changes documents of others; `make fuzz-tenants`: 100,000 requests."""
 
 from __future__ import annotations
 

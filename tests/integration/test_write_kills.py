@@ -9,7 +9,7 @@ import pytest
 
 
 def test_no_acknowledged_change_is_lost_and_none_stops_a_build(pytestconfig: pytest.Config) -> None:
-    """In a process of its own: it forks, and must have no threads."""
+    """Runs in a separate process: it forks, and must have no threads."""
     runs, seed = pytestconfig.getoption("--runs"), pytestconfig.getoption("--seed")
     command = [sys.executable, "-m", "tests.support.write_kills", "--runs", str(runs), "--seed", str(1000 + seed)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60 * runs)

@@ -1,7 +1,7 @@
-"""Kills a build with SIGKILL at random moments and starts it again: the result must be that of an undisturbed build.
+"""Kills a build with SIGKILL at random moments and restarts it: the result must equal that of an undisturbed build.
 
-Half of the kills fall at a random time of the work, half right after a random file appears, so that short stages are
-hit as often as long ones. Identical means: the manifests name the same content (docs/index-format.md).
+Half of the kills come at a random time of the work, half right after a random file appears, so that short stages are
+hit as often as long ones. Equal means that the manifests name the same content (docs/index-format.md).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ POLL_SECONDS = 0.001
 
 @dataclass(frozen=True)
 class Build:
-    """How to start the build of one corpus into a collection; `shard` texts are lost at most."""
+    """How to start the build of one corpus into a collection; at most `shard` texts are lost by a kill."""
 
     corpus: Path
     shard: int
@@ -51,7 +51,7 @@ class Build:
         return [sys.executable, "cli.py", "index", "build", str(self.corpus), *options]
 
     def run(self, collection: Path) -> int:
-        """Builds to the end; returns how many texts were encoded."""
+        """Runs the build to its end; returns how many texts were encoded."""
         done = subprocess.run(self.command(collection), capture_output=True, text=True, timeout=LIMIT_SECONDS)
         if done.returncode != 0:
             raise AssertionError(f"the build ended with {done.returncode}: {done.stderr}")
@@ -61,7 +61,7 @@ class Build:
 
 @dataclass(frozen=True)
 class Kill:
-    """What one kill met and what became of it."""
+    """One kill: the stage it hit and the outcome."""
 
     stage: str
     kept: int
@@ -72,7 +72,7 @@ class Kill:
 
 @dataclass(frozen=True)
 class Undisturbed:
-    """A build without a kill: what every other must equal, how long it worked and how many files it made."""
+    """A build without a kill: its content, which every other must equal, its duration and its number of files."""
 
     content: str
     encoded: int
@@ -94,7 +94,7 @@ def run_undisturbed(build: Build, root: Path) -> Undisturbed:
 
 
 def run_killed(build: Build, root: Path, whole: Undisturbed, generator: random.Random) -> Kill:
-    """One build that is killed once and then run to its end."""
+    """Runs one build that is killed once and then resumed to its end."""
     process = _start(build, root)
     _wait(lambda: process.poll() is not None or (root / "LOCK").exists())
     if generator.random() < 0.5:
@@ -123,7 +123,7 @@ def run_kills(build: Build, kills: int, seed: int, folder: Path) -> tuple[Undist
 
 
 def problems(whole: Undisturbed, kills: Sequence[Kill]) -> list[str]:
-    """What must never happen: another result, finished work done again, a left-over."""
+    """Lists what must never happen: another result, finished work repeated, leftover files."""
     found = []
     for number, kill in enumerate(kills):
         if not kill.identical:
@@ -152,7 +152,7 @@ def _paths(root: Path) -> set[str]:
 
 
 def _stage(root: Path) -> str:
-    """How far the build had come."""
+    """Returns how far the build had come."""
     building = next(iter(root.glob("versions/.building-*")), root / "none")
     evidence = {
         "published": root / "CURRENT",
@@ -167,7 +167,7 @@ def _stage(root: Path) -> str:
 
 
 def _kept(root: Path) -> int:
-    """Texts whose vectors are safe: those of a finished version, or of whole shards."""
+    """Counts texts whose vectors are safe: those of a finished version, or of whole shards."""
     if _stage(root) in ("published", "built"):
         return _texts(root)
     shards = [path for path in root.glob("shards/*/*.npy") if sha256_of(path) == path.stem]
@@ -175,14 +175,14 @@ def _kept(root: Path) -> int:
 
 
 def _texts(root: Path) -> int:
-    """Distinct contents of the newest version."""
+    """Counts distinct contents of the newest version."""
     collection = Collection(root)
     hashes = np.load(collection.folder(collection.versions()[-1]) / "hashes.npy")
     return len(np.unique(hashes, axis=0))
 
 
 def _content(root: Path) -> str:
-    """What the served version holds, after every checksum was compared."""
+    """Returns the content of the served version, after comparing every checksum."""
     if Collection(root).current() is None:
         raise AssertionError(f"{root} serves nothing")
     return verify(Collection(root)).content

@@ -1,4 +1,4 @@
-"""Certificates of the test's own, made by openssl: an authority, and what it signs."""
+"""Test certificates made by openssl: an authority, and certificates that it signs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Certificate:
         return made
 
     def sign(self, folder: Path, name: str) -> Certificate:
-        """A certificate for 127.0.0.1, of a server or a client."""
+        """Signs a certificate for 127.0.0.1, for a server or a client."""
         made = Certificate(folder / f"{name}.pem", folder / f"{name}.key")
         _openssl(made, name, "-CA", self.cert, "-CAkey", self.key, "-addext", "subjectAltName=IP:127.0.0.1")
         return made

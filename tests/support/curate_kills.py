@@ -1,4 +1,4 @@
-"""Kills a curation step at random moments of its work and starts it again: it must end with the same bytes.
+"""Kills a curation step at random moments and restarts it: it must end with the same bytes.
 
 `python -m tests.support.curate_kills SECONDS SAVE_EVERY ARGUMENTS…` is `care curate ARGUMENTS…` in a process that the
 kernel kills after SECONDS of work (0: never), without a chance to clean up.
@@ -23,20 +23,20 @@ BLOCK = 16
 
 
 def run(arguments: Sequence[str], seconds: float = 0.0, save_every: int = 7) -> int:
-    """The exit code of one process: negative for the signal that killed it."""
+    """Runs one process; returns its exit code, which is negative for the signal that killed it."""
     given = [sys.executable, "-m", "tests.support.curate_kills", str(seconds), str(save_every), *arguments]
     return subprocess.run(given, capture_output=True, check=False, timeout=LIMIT_SECONDS).returncode
 
 
 def run_killed(arguments: Sequence[str], kills: int, work_seconds: float, seed: int) -> int:
-    """Starts the step until it was killed `kills` times in its work, then lets it end; how often it was started."""
+    """Restarts the step until it was killed `kills` times, then lets it end; returns the number of starts."""
     chance, killed, started = random.Random(seed), 0, 0
     while killed < kills and started < 10 * kills:
         started += 1
         code = run(arguments, max(1e-4, chance.uniform(0, 0.8 * work_seconds)))
         assert code in (0, -signal.SIGALRM), code
         killed += code != 0
-        if not code:  # it was faster: begin anew, and kill it sooner
+        if not code:  # it ended before the kill: start again, and kill it sooner
             work_seconds /= 2
             Path(arguments[arguments.index("--out") + 1]).unlink()
     assert killed == kills
@@ -45,7 +45,7 @@ def run_killed(arguments: Sequence[str], kills: int, work_seconds: float, seed: 
 
 
 def timed(arguments: Sequence[str]) -> float:
-    """The seconds of work of an undisturbed run, without the start of its process."""
+    """Returns the seconds of work of an undisturbed run, without the start of its process."""
     began = time.monotonic()
     assert run(["--help"]) == 0
     start = time.monotonic() - began

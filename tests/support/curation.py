@@ -1,4 +1,4 @@
-"""Curation steps in tests: an encoder of known angles, and a step run over rows in a folder."""
+"""Helpers for curation tests: an encoder with known angles, and a step run over rows in a folder."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from models.encoder.spec import Side
 
 @dataclass(frozen=True)
 class CircleEncoder(TextEncoder):
-    """Texts lie on a circle, at the angle of their first character; the others at 1."""
+    """Puts texts on a circle, at the angle of their first character, or at 1 if it has none."""
 
     place: str = "circle"
     angles: Mapping[str, float] = field(default_factory=dict)
@@ -40,7 +40,7 @@ def write_lines(path: Path, rows: Sequence[Mapping[str, Any]]) -> Path:
 
 
 def read_out(folder: Path) -> list[dict[str, Any]]:
-    """The output without the field of the steps."""
+    """Reads the output without the field of the steps."""
     made = [json.loads(line) for line in (folder / "out.jsonl").read_text(encoding="utf-8").splitlines()]
     return [{name: value for name, value in row.items() if name != "curated"} for row in made]
 

@@ -1,4 +1,4 @@
-"""Opens encoders in the processes of several devices: one that counts, and one that takes its process with it."""
+"""Encoders for tests with several device processes: one that records its calls, and one that kills its process."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from tests.support.fast_encoder import FastEncoder
 DEADLY = "第33种"
 
 
-class Noting(FastEncoder):
-    """Leaves a file named by its process and device in `folder` for every shard."""
+class RecordingEncoder(FastEncoder):
+    """Writes a file named after its process and device into `folder` for every shard."""
 
     def __init__(self, folder: Path, device: str, *, deadly: bool) -> None:
         super().__init__(swayed=True)
@@ -30,12 +30,12 @@ class Noting(FastEncoder):
         return vectors
 
 
-def open_noting(folder: Path, device: str) -> Noting:
-    return Noting(folder, device, deadly=False)
+def open_recording(folder: Path, device: str) -> RecordingEncoder:
+    return RecordingEncoder(folder, device, deadly=False)
 
 
-def open_deadly(folder: Path, device: str) -> Noting:
-    return Noting(folder, device, deadly=True)
+def open_deadly(folder: Path, device: str) -> RecordingEncoder:
+    return RecordingEncoder(folder, device, deadly=True)
 
 
 def open_nothing(device: str) -> FastEncoder:

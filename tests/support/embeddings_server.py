@@ -1,4 +1,4 @@
-"""A server with OpenAI's embeddings API on 127.0.0.1 whose answers a test may bend."""
+"""A server with OpenAI's embeddings API on 127.0.0.1, whose answers a test may override."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Answer = tuple[int, Any, dict[str, str]]
 
 
 def vector_of(text: str, salt: str = "") -> list[float]:
-    """As good as random, and the same for the same text."""
+    """Returns a pseudo-random vector that depends only on text and salt."""
     digest = blake2b(f"{salt}{text}".encode(), digest_size=DIM).digest()
     return (np.frombuffer(digest, np.int8).astype(float) + 0.5).tolist()
 
@@ -32,11 +32,11 @@ def answer_to(body: dict[str, Any], salt: str = "") -> dict[str, Any]:
 
 @dataclass
 class EmbeddingsServer:
-    """`bend(body)` may answer in the server's place; None leaves it to the server. `bodies` are all requests."""
+    """`override(body)` may replace the server's answer; None keeps it. `bodies` are all requests."""
 
     url: str = ""
     salt: str = ""
-    bend: Callable[[dict[str, Any]], Answer | None] = lambda body: None
+    override: Callable[[dict[str, Any]], Answer | None] = lambda body: None
     bodies: list[dict[str, Any]] = field(default_factory=list)
     keys: list[str | None] = field(default_factory=list)
     most_at_once: int = 0
@@ -46,13 +46,13 @@ class EmbeddingsServer:
 
     @property
     def texts(self) -> list[str]:
-        """Every text that was asked for, in the order of the requests."""
+        """All texts of the requests, in order."""
         return [text for body in self.bodies for text in body["input"]]
 
     def once(self, *answers: Answer) -> None:
-        """The next requests get these answers, one each."""
+        """Answers the next requests with these, one each."""
         waiting = list(answers)
-        self.bend = lambda body: waiting.pop(0) if waiting else None
+        self.override = lambda body: waiting.pop(0) if waiting else None
 
     def answer(self, body: dict[str, Any], key: str | None) -> Answer:
         with self.lock:
@@ -60,7 +60,7 @@ class EmbeddingsServer:
             self.keys.append(key)
             self.under_way += 1
             self.most_at_once = max(self.most_at_once, self.under_way)
-            bent = self.bend(body)
+            bent = self.override(body)
         self.is_awake.wait(60)
         with self.lock:
             self.under_way -= 1

@@ -1,4 +1,4 @@
-"""Small evaluation sets, and an encoder of known vectors to answer them."""
+"""Small evaluation sets, and an encoder with known vectors."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def a_spec(space: str = "zoo", dim: int = 2, query_instruction: str = "") -> Enc
 
 
 class TableEncoder:
-    """Gives known texts their known vectors, after an instruction too, and remembers what it was asked."""
+    """Returns the known vectors of known texts, with or without an instruction, and records the texts."""
 
     def __init__(self, name: str = "table", spec: EncoderSpec | None = None) -> None:
         self.name, self.spec = name, spec or a_spec()
@@ -56,7 +56,7 @@ class TableEncoder:
 
 
 def write_set(folder: Path) -> Path:
-    """A retrieval set of two documents and one query."""
+    """Writes a retrieval set of two documents and one query."""
     folder.mkdir(parents=True, exist_ok=True)
     write_lines(folder / "corpus.jsonl", [{"_id": "d1", "title": "题", "text": "文"}, {"_id": "d2", "text": "另一"}])
     write_lines(folder / "queries.jsonl", [{"_id": "q1", "text": "问"}])

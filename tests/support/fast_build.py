@@ -1,4 +1,4 @@
-"""`care index build CORPUS --publish` with a stand-in for the encoder: what the kill test kills, hundreds of times.
+"""`care index build CORPUS --publish` with a stand-in for the encoder, for the test that kills it hundreds of times.
 
 python -m tests.support.fast_build CORPUS COLLECTION SHARD
 """

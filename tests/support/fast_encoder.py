@@ -1,6 +1,6 @@
 """A stand-in for an encoder: as cheap as a hash, so that tests and benchmarks of the indexer measure the indexer.
 
-Its vectors say nothing about the texts. The tokenizer is the bundled encoder's, so passages are cut as in earnest.
+Its vectors have no meaning. The tokenizer is that of the bundled encoder, so passages are cut as in production.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ DIM = 64
 
 
 class FastEncoder:
-    """Counts what it reads: `texts` is every text, in order, if `remember`, and `count` how many in any case.
+    """Counts texts in `count`, and records them in `texts` if `remember` is set.
 
-    With `swayed`, a vector depends a little on the texts that are encoded with it, as an int8 encoder's does.
+    With `swayed`, a vector depends a little on the other texts of its batch, as with an int8 encoder.
     """
 
     def __init__(

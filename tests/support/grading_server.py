@@ -1,4 +1,4 @@
-"""A server on 127.0.0.1 whose models grade passages by the digit that ends them, or say what a test tells them."""
+"""A server on 127.0.0.1 whose models grade passages by their last digit, or answer as a test sets."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ USAGE = {"prompt_tokens": 100, "completion_tokens": 7}
 
 @dataclass(frozen=True)
 class Reply:
-    """How a request is answered; `text` None stands for the right grades."""
+    """One answer; `text` None stands for the right grades."""
 
     status: int = 200
     text: str | None = ""
@@ -39,7 +39,7 @@ Fault = Callable[[str, str, int], Reply | None]
 
 @dataclass
 class GradingServer:
-    """Counts what was asked and what was answered rightly, by (model, prompt)."""
+    """Counts requests and right answers by (model, prompt)."""
 
     url: str = ""
     fault: Fault = lambda model, prompt, number: None
@@ -47,7 +47,7 @@ class GradingServer:
     graded: Counter[tuple[str, str]] = field(default_factory=Counter)
     seeds: list[int] = field(default_factory=list)
     """Of all requests, in their order."""
-    say: Callable[[str, str, int], str] | None = None
+    respond: Callable[[str, str, int], str] | None = None
     """(model, prompt, how often it was asked) → the answer, in place of grades."""
     takes: Sequence[str] = ("json_schema", "json_object")
     """The types of `response_format` that it accepts."""
@@ -61,7 +61,7 @@ class GradingServer:
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def grade(self, model: str, digit: int) -> int:
-        """Model `a` gives the digit, `b` too but 2 for 3."""
+        """Returns the grade of a model: `a` gives the digit, `b` too, but 2 for 3."""
         return 2 if model == "b" and digit == 3 else digit
 
     def reply(self, body: dict[str, Any]) -> Reply:
@@ -80,14 +80,14 @@ class GradingServer:
             return failure
         with self.lock:
             self.graded[model, prompt] += 1
-        if self.say is not None:
-            return Reply(text=self.say(model, prompt, number))
+        if self.respond is not None:
+            return Reply(text=self.respond(model, prompt, number))
         grades = {number: self.grade(model, int(digit)) for number, digit in PASSAGE.findall(prompt)}
         return replace(failure or Reply(), text=json.dumps(grades))
 
 
 def failing(model: str, prompt: str, number: int) -> Reply | None:
-    """Every prompt fails once or more, each in another way, and then is answered, some slowly."""
+    """Makes every prompt fail once or more, each in another way, before it is answered, some slowly."""
     failures = [
         [Reply(500, "broken")] * 2,
         [Reply(429, "slow down", {"Retry-After": "1"})],
@@ -118,7 +118,7 @@ def grading_server() -> Iterator[GradingServer]:
                     self.send_header(name, value)
                 self.send_header("content-length", str(len(content)))
                 self.end_headers()
-                with server.lock:  # before the last byte, after which a test may look
+                with server.lock:  # before the last byte, after which a test may read the counts
                     server.paid += good and not reply.delay_seconds and not reply.cut
                 quarter = -(-len(content) // 4)
                 for first in range(0, len(content) // 2 if reply.cut else len(content), quarter):

@@ -1,4 +1,4 @@
-"""An HTTP server of Python's own library on 127.0.0.1, in a thread, for as long as a block lasts."""
+"""An HTTP server of Python's standard library on 127.0.0.1, in a thread, for the length of a block."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ class QuietHandler(BaseHTTPRequestHandler):
     """A handler that logs nothing."""
 
     def log_message(self, format: str, *arguments: object) -> None:
-        """Nothing is logged."""
+        """Logs nothing."""
 
 
 @contextmanager
 def serving_http(handler: type[BaseHTTPRequestHandler]) -> Iterator[int]:
-    """The port at which requests are answered by the handler, each in a thread of its own."""
+    """Yields the port of a server that handles each request in a thread."""
     listener = ThreadingHTTPServer(("127.0.0.1", 0), handler)
     listener.daemon_threads = True
     thread = threading.Thread(target=listener.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)

@@ -1,4 +1,4 @@
-"""A real HTTP server on 127.0.0.1 that answers JSON as a test tells it to."""
+"""A real HTTP server on 127.0.0.1 with JSON answers that a test scripts."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Reply = tuple[int, Any]
 
 @dataclass
 class JsonServer:
-    """`requests` are (path, body, headers) in the order of arrival."""
+    """`requests` are (path, body, headers) in order of arrival."""
 
     url: str
     requests: list[tuple[str, Body, dict[str, str]]] = field(default_factory=list)
@@ -27,7 +27,7 @@ class JsonServer:
 
 @contextmanager
 def json_server(reply: Callable[[str, Body], Reply], headers: dict[str, str] | None = None) -> Iterator[JsonServer]:
-    """Answers every request by `reply(path, body)` until the block ends."""
+    """Answers every request with `reply(path, body)` until the block ends."""
     lock = threading.Lock()
 
     class Handler(QuietHandler, BaseHTTPRequestHandler):

@@ -10,7 +10,7 @@ import cli
 
 
 def create(path: Path, name: str, *options: str) -> str:
-    """A new key of the file, as its user gets it."""
+    """Adds a new key to the file and returns it as its user gets it."""
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed):
         assert cli.main(["keys", "--file", str(path), "create", name, *options]) == 0

@@ -1,4 +1,4 @@
-"""An endpoint that speaks OpenAI's chat completions on a real socket, and says what a test tells it to say."""
+"""A server with OpenAI's chat completions on a real socket, whose answers a test sets."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-Say = Callable[[int], tuple[int, bytes]]
+Respond = Callable[[int], tuple[int, bytes]]
 
 
 def choice(text: object) -> bytes:
@@ -17,13 +17,13 @@ def choice(text: object) -> bytes:
 
 
 class LanguageModel:
-    """What was asked, and what is to be answered: `say(number of the request)` gives a status and a body."""
+    """Records requests; `respond(number of the request)` gives the status and body of the answer."""
 
     def __init__(self) -> None:
         self.requests: list[dict[str, Any]] = []
-        self.say: Say = lambda number: (200, choice("氨氯地平每日一次，用于治疗高血压。"))
+        self.respond: Respond = lambda number: (200, choice("氨氯地平每日一次，用于治疗高血压。"))
         self.url = ""
-        # Closed by a test that wants the model to be slow; opened again at the end, so that no thread is left.
+        # Cleared by a test that needs a slow model; set again at the end, so that no thread is left.
         self.awake = threading.Event()
         self.awake.set()
         self._lock = threading.Lock()
@@ -33,7 +33,7 @@ class LanguageModel:
             number = len(self.requests)
             self.requests.append({"path": path, "authorization": authorization, **body})
         assert self.awake.wait(60)
-        return self.say(number)
+        return self.respond(number)
 
 
 @contextlib.contextmanager

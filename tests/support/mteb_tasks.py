@@ -1,4 +1,4 @@
-"""mteb tasks of our own sentences, held in memory: real mteb classes, nothing to download."""
+"""mteb tasks made of our own sentences, held in memory: real mteb classes, nothing to download."""
 
 from __future__ import annotations
 

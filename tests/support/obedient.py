@@ -1,7 +1,7 @@
-"""A process that does what its test told it in a file, line by line: one line a start, the last one for all others.
+"""A process that follows a script, a file of lines: each start takes the next line, and the last line repeats.
 
-`say TEXT`, `refuse TEXT`, `crash`, `hang` (and say nothing); it lives on where it says `and stay`. Who says `deaf` does
-not end when asked to.
+Commands are `say TEXT`, `refuse TEXT`, `crash` and `hang` (without a message). With `and stay` the process stays alive.
+With the text `deaf` it ignores SIGTERM.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def main() -> None:
         os._exit(3)
     while verb == "hang":
         time.sleep(60)
-    from service.processes.startup import StartupMessage, SupervisorPipe  # takes a while, in which it might be killed
+    from service.processes.startup import StartupMessage, SupervisorPipe  # takes a while, during which it may be killed
 
     pipe = SupervisorPipe.inherited()
     pipe.send(StartupMessage(ready=verb == "say", text=text))

@@ -1,4 +1,4 @@
-"""Tiny decoders with every weight at random, norms and biases too, and texts of tokens for them."""
+"""Tiny decoders with random weights, including norms and biases, and token texts for them."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def decoder(architecture: str, **changes: object) -> PreTrainedModel:
     torch.manual_seed(5)
     model = AutoModel.from_config(decoder_config(architecture, **changes)).eval()
     for name, parameter in model.named_parameters():
-        if parameter.ndim == 1:  # norms and biases, which begin as ones and zeros
+        if parameter.ndim == 1:  # norms and biases, which are initialised to ones and zeros
             torch.nn.init.normal_(parameter, 1.0 if "norm" in name else 0.0, 0.3)
     return model
 
@@ -50,7 +50,7 @@ def documents(lengths: tuple[int, ...] = LENGTHS) -> list[Tokens]:
 
 @torch.no_grad()
 def last_states(model: PreTrainedModel, batch: list[Tokens]) -> torch.Tensor:
-    """What transformers gives for the last tokens, in one padded batch."""
+    """Returns what transformers gives for the last tokens, in one padded batch."""
     longest = max(map(len, batch))
     ids = torch.tensor([tokens.ids + [0] * (longest - len(tokens)) for tokens in batch])
     mask = torch.tensor([[1] * len(tokens) + [0] * (longest - len(tokens)) for tokens in batch])

@@ -1,7 +1,7 @@
-"""Checks that a Qdrant server does what the project asks of it; test_qdrant.py runs this.
+"""Checks that a Qdrant server does what the project needs; test_qdrant.py runs this.
 
-Two small random snapshots go into collections of a name of their own, by the code that publishes; every answer is held
-against the snapshot's own exact search; at the end nothing of it is left there.
+Two small random snapshots are published into collections with a name of their own. Every answer is compared with the
+snapshot's own exact search. At the end the server is left as it was.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ DOCUMENTS = 300
 QUERIES = 10
 FILTERED_QUERIES = 3
 FLOOR = 0.95
-# A citizen's number: float64 cannot tell it from its neighbours.
+# A national id number: float64 cannot tell it from its neighbours.
 FIRST_PID = 110101199001011234
 MORNING = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -34,7 +34,7 @@ Vectors = NDArray[np.float32]
 
 
 def entries(count: int) -> list[Entry]:
-    """Documents whose metadata have every shape that a column can have, gaps included; some have two passages."""
+    """Makes documents whose metadata have every shape of a column, including gaps; some have two passages."""
     made = []
     for row in range(count):
         metadata = {
@@ -80,7 +80,7 @@ FILTERS: list[tuple[Filter, ...]] = [
 
 
 def add_version(collection: Collection, day: int, count: int = DOCUMENTS) -> str:
-    """A finished version, of that day."""
+    """Adds a finished version with the date of that day."""
     version = f"{MORNING + timedelta(days=day):%Y%m%dT%H%M%S}000Z-{day:08x}"
     with collection.building(version) as folder:
         write_snapshot(folder, entries(count), version=version, dim=DIM)
@@ -91,13 +91,13 @@ def queries() -> Vectors:
     return unit_vectors(QUERIES, DIM, seed=1).astype(np.float32)
 
 
-def require(condition: object, said: str) -> None:
+def require(condition: object, message: str) -> None:
     if not condition:
-        raise AssertionError(said)
+        raise AssertionError(message)
 
 
 def check_answers(vectors: QdrantVectors, snapshot: Snapshot) -> None:
-    """Every filter admits the very rows that it admits here, and their scores are exact."""
+    """Checks that every filter admits the same rows as locally, and that their scores are exact."""
     for filters in FILTERS:
         mask = snapshot.metadata.select(filters)[snapshot.passages.documents]
         for k in (10, len(mask)):
@@ -119,7 +119,7 @@ def check_upload(database: Qdrant, snapshot: Snapshot, *, flat_passages: int, le
 
 
 def conform(database: Database, root: Path) -> Iterator[str]:
-    """Says what holds, step by step; raises where something does not."""
+    """Yields each property that holds; raises an error if one does not."""
     collection = Collection(root, database)
     (root / "versions").mkdir(parents=True)
     old, new = (Snapshot.open(collection.folder(add_version(collection, day))) for day in (1, 2))
@@ -156,7 +156,7 @@ def _alias(connected: Qdrant, database: Database) -> str | None:
 
 
 def _interrupt(connected: Qdrant, snapshot: Snapshot) -> None:
-    """As if the upload had been killed after its first requests: rows are missing, and so is the last mark."""
+    """Leaves the upload as if killed after its first requests: rows and the last mark are missing."""
     from qdrant_client import models
 
     name = connected.name(snapshot.version)

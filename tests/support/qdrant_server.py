@@ -1,8 +1,8 @@
-"""Qdrant's REST, as far as the project speaks it, on a real socket, over the local mode of Qdrant's own client.
+"""The part of Qdrant's REST API that the project uses, on a real socket, over the local mode of Qdrant's client.
 
-Bodies are read by the models that Qdrant generates from its API description, which refuse fields they do not know, and
-searched by its Python re-implementation. As the real one does for fp16 vectors, queries are rounded to fp16 first. What
-it cannot show is what only the real server has: its graph, its shards, its timing. `test_qdrant.py --qdrant` asks one.
+Bodies are parsed by the models that Qdrant generates from its API description, which refuse unknown fields, and
+searched by its Python re-implementation. As in the real server, queries of fp16 vectors are rounded to fp16 first.
+The graph, the shards and the timing of the real server are not simulated; `test_qdrant.py --qdrant` runs against one.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Refuse = Callable[[str, str], int | None]
 
 
 class QdrantServer:
-    """What a test sees and steers. `asked` counts the requests by method and the path's last word."""
+    """State that a test reads and sets. `asked` counts the requests by method and the last word of the path."""
 
     def __init__(self) -> None:
         self.local = QdrantClient(":memory:")
@@ -36,7 +36,7 @@ class QdrantServer:
         self.graphs: dict[str, models.HnswConfigDiff] = {}
         self.indexes: set[tuple[str, str, str]] = set()
         self.statuses: list[models.CollectionStatus] = []
-        """What collections say of their index before they say that it is finished."""
+        """Statuses that collections report before their index is finished."""
         self.keeps_metadata = True
         self.away = False
         """Closes every connection. The port stays taken, so that no other program gets it."""
@@ -130,7 +130,7 @@ def _rounded(query: object) -> list[float]:
 
 @contextmanager
 def qdrant() -> Iterator[QdrantServer]:
-    """A fresh server, which answers until the block ends."""
+    """Yields a fresh server until the block ends."""
     server, lock = QdrantServer(), threading.Lock()
 
     class Handler(QuietHandler, BaseHTTPRequestHandler):
@@ -158,7 +158,7 @@ def qdrant() -> Iterator[QdrantServer]:
             server.asked[f"{self.command} {path.rpartition('/')[2]}"] += 1
             try:
                 return 200, server.answer(self.command, path, body)
-            except ValueError as error:  # by which local mode says that there is no such collection
+            except ValueError as error:  # raised by local mode if there is no such collection
                 return (404 if "not found" in str(error) else 400), None
 
     with serving_http(Handler) as server.port:

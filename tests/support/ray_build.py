@@ -1,10 +1,10 @@
-"""A build on a Ray cluster whose encoder is a stand-in that can be watched, and killed at a known moment.
+"""A build on a Ray cluster with a stand-in for the encoder that can be watched, and killed at a known moment.
 
 python -m tests.support.ray_build CORPUS COLLECTION ADDRESS WATCH
 
-Every process of the cluster leaves a file in the folder WATCH, named after its node, and encodes when there are two.
-If the folder holds a file `die`, the first process that removes it kills itself in the middle of a shard; if it holds
-`wait`, everybody waits until it is gone.
+Every process of the cluster writes a file into the folder WATCH, named after its node, and encodes when there are two.
+If the folder holds a file `die`, the first process that removes it kills itself in the middle of a shard. If it holds
+`wait`, all processes wait until it is gone.
 """
 
 from __future__ import annotations

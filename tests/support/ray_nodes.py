@@ -1,8 +1,8 @@
-"""Two Ray nodes of one processor each on this machine, in a process of their own: pytest itself never imports Ray.
+"""Two Ray nodes of one CPU each on this machine, in a separate process: pytest itself never imports Ray.
 
 python -m tests.support.ray_nodes
 
-All that Ray keeps lies in RAY_TMPDIR: its own place need not exist, and another cluster may live there.
+All files of Ray are in RAY_TMPDIR: its default folder may not exist, or may belong to another cluster.
 The first line of standard output is the address. A line on standard input kills the second node; its end ends them all.
 """
 
@@ -18,9 +18,9 @@ import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-# The name says otherwise, but unset it has Ray listen on every interface; and the token keeps others out in any case.
+# Despite its name: if it is unset, Ray listens on every interface. The token keeps others out in any case.
 LOOPBACK = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
-# Ray's processes give way to all others by default, and a busy machine would leave them next to nothing.
+# By default Ray's processes have a low priority, and on a busy machine would hardly run.
 EQUAL = {"RAY_worker_niceness": "0"}
 MEMORY_BYTES = 100_000_000
 STARTS = 3
@@ -36,7 +36,7 @@ class Nodes:
     process: subprocess.Popen[str]
 
     def lose_one(self) -> None:
-        """Returns when the second node and all that ran on it has been killed."""
+        """Kills the second node and everything on it; returns when it is gone."""
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         self.process.stdin.write("\n")
@@ -46,24 +46,24 @@ class Nodes:
 
 @contextlib.contextmanager
 def two_nodes() -> Iterator[Nodes]:
-    """A cluster for the length of the block; started again where Ray, which gives a node 30 s, gave up."""
+    """Yields a cluster; starts it again if Ray, which waits 30 s for a node, gave up."""
     token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32), "RAY_USAGE_STATS_ENABLED": "0"}
     common = os.environ | {"PYTHONPATH": ".", "OMP_NUM_THREADS": "1"} | LOOPBACK | EQUAL | token
-    said = ""
+    errors = ""
     for _ in range(STARTS):
         with _process(common) as (process, environment):
             assert process.stdout is not None
             if address := process.stdout.readline().strip():
                 yield Nodes(address, environment, process)
                 return
-            said = process.communicate()[1]
-    raise AssertionError(f"the Ray cluster did not start: {said}")
+            errors = process.communicate()[1]
+    raise AssertionError(f"the Ray cluster did not start: {errors}")
 
 
 @contextlib.contextmanager
 def _process(common: dict[str, str]) -> Iterator[tuple[subprocess.Popen[str], dict[str, str]]]:
-    """The process of the nodes, and the environment that it has: with a folder of its own."""
-    folder = tempfile.mkdtemp(prefix="care-ray-")  # short: sockets lie in it, whose paths may have 107 bytes
+    """Yields the process of the nodes and its environment, with a new folder."""
+    folder = tempfile.mkdtemp(prefix="care-ray-")  # a short path: sockets in it are limited to 107 bytes
     environment = common | {"RAY_TMPDIR": folder}
     command = [sys.executable, "-m", "tests.support.ray_nodes"]
     process = subprocess.Popen(

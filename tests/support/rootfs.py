@@ -2,8 +2,8 @@
 
   python -m tests.support.rootfs service --folder /var/tmp/care-image
 
-Each stage is a folder, and each instruction is carried out as it stands: RUN in a chroot, COPY by copying. In place of
-python:3.11-slim there is a minimal Debian 12 with its own Python 3.11, in place of NVIDIA's image a minimal Ubuntu
+Each stage is a folder, and each instruction is executed: RUN in a chroot, COPY by copying. Instead of
+python:3.11-slim it uses a minimal Debian 12 with its own Python 3.11, instead of NVIDIA's image a minimal Ubuntu
 24.04 for x86_64 without CUDA (debootstrap). Needs root; `gpu` on another processor also needs qemu-user-static.
 """
 
@@ -25,7 +25,7 @@ from pathlib import Path
 from tests.unit.deploy.support import REPOSITORY, dockerfile, instructions, is_ignored
 
 DEBIAN = "ca-certificates,python3.11-minimal,python3.11,python3.11-venv,python3-pip"
-# What debootstrap makes in place of an image: its arguments, the release and its mirror.
+# What debootstrap makes instead of an image: its arguments, the release and its mirror.
 BASES = {
     "python:3.11-slim": ([f"--include={DEBIAN}"], "bookworm", "http://deb.debian.org/debian"),
     "nvidia/cuda:13.0.2-cudnn-runtime-ubuntu24.04": (
@@ -34,11 +34,11 @@ BASES = {
         "http://archive.ubuntu.com/ubuntu",
     ),
 }
-# Older ones than a release have no script of its name; Ubuntu's are all alike.
+# An older debootstrap has no script for a newer release; Ubuntu's scripts are all alike.
 SCRIPTS = Path("/usr/share/debootstrap/scripts")
-# Needed to build, not by an image: what Debian's packages leave behind.
+# Left by Debian's packages; needed to build, but not in an image.
 LEFTOVERS = ("var/cache/apt", "var/lib/apt/lists", "var/log", "usr/share/doc", "usr/share/man", "usr/share/locale")
-# Tried in each image; those that serve are started after it and asked for a search.
+# Commands run in each image; those that serve are started afterwards and get a search.
 INDEX = ["index", "build", "examples/corpus.jsonl", "--publish"]
 TRIALS = {
     "service": INDEX,
@@ -58,7 +58,7 @@ def make_base(image: str, folder: Path) -> None:
         (folder / "usr/local/bin/python").symlink_to("/usr/bin/python3.11")
     shutil.copy("/etc/resolv.conf", folder / "etc/resolv.conf")
     shutil.copy("/etc/hosts", folder / "etc/hosts")
-    with contextlib.suppress(OSError):  # a network whose certificates are its own
+    with contextlib.suppress(OSError):  # a network with its own certificates
         shutil.copy("/etc/ssl/certs/ca-certificates.crt", folder / "etc/ssl/certs/ca-certificates.crt")
     for name in LEFTOVERS:
         shutil.rmtree(folder / name, ignore_errors=True)
@@ -66,7 +66,7 @@ def make_base(image: str, folder: Path) -> None:
 
 
 def build(stage: str, folder: Path) -> Path:
-    """The root folder of a stage, built with everything that it needs unless it is there already."""
+    """Returns the root folder of a stage; builds it and all that it needs unless it exists."""
     root = folder / stage
     if root.exists():
         return root
@@ -95,7 +95,7 @@ def build(stage: str, folder: Path) -> Path:
 
 
 def base_of(stage: str, folder: Path) -> Path:
-    """The folder of the system that a stage is built on in the end."""
+    """Returns the folder of the base system of a stage."""
     name = _origin(stage)
     return folder / f"base-{BASES[name][1]}" if name in BASES else base_of(name, folder)
 
@@ -125,7 +125,7 @@ def _ignored(folder: str, names: list[str]) -> set[str]:
 
 
 def _environment() -> dict[str, str]:
-    """The path of an image; beside it only what says how to reach the network."""
+    """Returns the path of an image, and the variables needed to reach the network."""
     kept = {name: value for name, value in os.environ.items() if re.search(r"proxy|^PIP_INDEX|^PIP_CERT", name, re.I)}
     return kept | {"PATH": "/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin", "LANG": "C.UTF-8"}
 
@@ -136,7 +136,7 @@ def megabytes(root: Path) -> float:
 
 @contextlib.contextmanager
 def started(root: Path, stage: str) -> Iterator[str]:
-    """The image's own command as its own user, in the chroot; yields its address."""
+    """Runs the image's command as its user, in the chroot; yields its address."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -162,7 +162,7 @@ def _as_image(root: Path, stage: str, words: list[str]) -> list[str]:
     place = instructions(stage, "WORKDIR")[-1]
     enter = f"mount -t proc proc {root}/proc; mount --rbind /sys {root}/sys; mount --rbind /dev {root}/dev; "
     enter += f'exec chroot --userspec={user} {root} sh -ec \'cd {place} && exec "$@"\' sh "$@"'
-    # Mounts of its own, as a container has: without /sys ONNX Runtime does not know the processor and is slow.
+    # Separate mounts, as in a container: without /sys ONNX Runtime does not recognise the CPU and is slow.
     return ["unshare", "--mount", "sh", "-ec", enter, "sh", *entry, *words]
 
 

@@ -1,4 +1,4 @@
-"""Small runs made by hand, as `care eval` would have measured them."""
+"""Small hand-made runs, as `care eval` would have saved them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def set_result(
     benchmark: str = "bench",
     queries_per_second: float | None = None,
 ) -> SetResult:
-    """A retrieval set judged by nDCG@10, with these values of its queries."""
+    """Makes the result of a retrieval set, nDCG@10, with these values of its queries."""
     queries = [
         QueryResult(f"q{number}", f"问题 {number}", {"nDCG@10": value, "MRR@10": value})
         for number, value in enumerate(values)
@@ -29,7 +29,7 @@ def set_result(
 def pair_result(
     system: str, similarities: Sequence[float], scores: Sequence[float], value: float, metric: str = "Pearson"
 ) -> SetResult:
-    """Sentence pairs, with the figure that was computed elsewhere."""
+    """Makes the result of sentence pairs, with the given figure."""
     pairs = [
         QueryResult(str(number), f"甲 {number}\n乙 {number}", {SIMILARITY: similarity, GOLD_SCORE: score})
         for number, (similarity, score) in enumerate(zip(similarities, scores, strict=True))
@@ -54,7 +54,7 @@ def make_run(
 
 
 def full_run() -> Run:
-    """Three systems on two retrieval sets and sentence pairs, with every study: a point of each kind of picture."""
+    """Makes a run of three systems on two retrieval sets and sentence pairs, with all studies, for every figure."""
     results = []
     for set_name in ("one", "two"):
         for place, system in enumerate(("BM25", "small", "dense")):

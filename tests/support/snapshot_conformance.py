@@ -1,12 +1,12 @@
-"""Does a snapshot answer on this machine as it did on the one that built it?
+"""Checks that a snapshot answers on this machine as on the one that built it.
 
   pytest -s tests/integration/test_snapshot_conformance.py --snapshots FOLDER
 
-An empty FOLDER is filled: a version of every kind of index, and what it answers. One that was filled, on another
-machine, is compared: every checksum, every document, every top 10.
+An empty FOLDER is filled: a version of every kind of index, and its answers. A filled one, from another machine, is
+compared: every checksum, every document, every top 10.
 
-The corpus and the queries are the examples. A snapshot is asked by the vectors that were written with it, so that a
-difference is its own. The encoder of this machine is held against those vectors apart: it rounds as its processor does.
+The corpus and the queries are the examples. A snapshot is searched with the vectors that were written with it, so that
+a difference is the snapshot's. The encoder is compared with those vectors separately: rounding depends on the CPU.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ from models.encoder.spec import Side
 
 CORPUS = Path("examples/corpus.jsonl")
 QUERIES = Path("examples/queries.jsonl")
-# A graph that only a GPU can build is left out.
+# CAGRA is left out: only a GPU can build it.
 KINDS = tuple(kind for kind in IndexKind if kind is not IndexKind.CAGRA)
 # Short passages: whole documents would be too few for lists. One thread: a graph is then the same in every build.
 PASSAGE_TOKENS, OVERLAP, THREADS = 64, 16, 1
-# How much an index finds is not the question, and among a stand-in's vectors none finds much.
+# Recall is not tested here, and with vectors of a stand-in it is low.
 NO_FLOOR = 0.0
-# Admits more passages than are scored one by one, so that the index itself is asked with a filter.
+# Admits more passages than are scored one by one, so that the index itself is searched with a filter.
 FILTER = Range("updated", gte="2024")
-# What a query loses in the worst company of a batch (docs/reliability.md): no processor may cost more.
+# The worst effect of a batch on a query (docs/reliability.md): a CPU may not cost more.
 LEAST_COSINE = 0.995
 
 
@@ -55,14 +55,14 @@ class Ranking(BaseModel):
 
 
 class Answers(BaseModel):
-    """What a snapshot says: a digest of each document as it is read back, and the queries' rankings in each way."""
+    """Answers of a snapshot: a digest of each document as it is read back, and the rankings of the queries."""
 
     documents: list[str]
     rankings: dict[str, list[Ranking]]
 
 
 class Record(BaseModel):
-    """What the machine said that built the collection, by version; `hybrid` are ids, by its own encoder."""
+    """Answers of the machine that built the collection, by version; `hybrid` are ids, by its own encoder."""
 
     machine: str
     queries: list[str]
@@ -72,7 +72,7 @@ class Record(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """How many of the things written for a version are the same here, and how far their scores, if any, are apart."""
+    """How many answers of a version are the same here, and how far their scores differ."""
 
     kind: IndexKind
     what: str
@@ -87,9 +87,9 @@ class Compared:
 
 @dataclass(frozen=True, slots=True)
 class Encoded:
-    """The queries' vectors by this machine's encoder beside the written ones: cosines, and what either finds.
+    """Vectors of the queries by this machine's encoder against the written ones: cosines and agreement of rankings.
 
-    Both agreements are how many rankings of ten are equal, and the mean share of ten that both have: of passages by
+    Each agreement has the number of equal top-10 rankings and the mean shared part of ten: of passages by
     vectors, and of documents in mode hybrid.
     """
 
@@ -111,7 +111,7 @@ class Encoded:
 
 
 def write(folder: Path, encoder: Encoder) -> Record:
-    """A version of each kind over the same vectors, the last one published, and what they answer."""
+    """Writes a version of each kind over the same vectors, publishes the last one, and records its answers."""
     collection = Collection(folder / "collection")
     asked = load_queries(QUERIES)
     vectors = encoder.encode(asked, Side.QUERY)
@@ -121,7 +121,7 @@ def write(folder: Path, encoder: Encoder) -> Record:
             passage_tokens=PASSAGE_TOKENS, overlap=OVERLAP, index=kind, recall_floor=NO_FLOOR, threads=THREADS
         )
         built = build([CORPUS], encoder, collection, options)
-        versions[built.version] = ask(Snapshot.open(built.folder), asked, vectors)
+        versions[built.version] = answers_of(Snapshot.open(built.folder), asked, vectors)
     publish(collection)
     hybrid = top_documents(_first(collection, versions), encoder, asked)
     record = Record(machine=platform.machine(), queries=asked, versions=versions, hybrid=hybrid)
@@ -130,8 +130,8 @@ def write(folder: Path, encoder: Encoder) -> Record:
     return record
 
 
-def ask(snapshot: Snapshot, queries: Sequence[str], vectors: Vectors) -> Answers:
-    """Everything that must not depend on the machine."""
+def answers_of(snapshot: Snapshot, queries: Sequence[str], vectors: Vectors) -> Answers:
+    """Returns everything that must not depend on the machine."""
     allowed = snapshot.metadata.select([FILTER])[snapshot.passages.documents]
     rankings = {
         "vectors": _dense(snapshot, vectors),
@@ -142,12 +142,12 @@ def ask(snapshot: Snapshot, queries: Sequence[str], vectors: Vectors) -> Answers
 
 
 def compare(folder: Path) -> Iterator[Compared]:
-    """Opens every version with all its checksums and asks it what was asked where it was written."""
+    """Opens every version with all its checksums and repeats the recorded searches."""
     record, collection = _read(folder), Collection(folder / "collection")
     vectors = np.load(folder / "vectors.npy")
     for version, expected in record.versions.items():
         snapshot = Snapshot.open(collection.folder(version))
-        kind, found = snapshot.manifest.built.index, ask(snapshot, record.queries, vectors)
+        kind, found = snapshot.manifest.built.index, answers_of(snapshot, record.queries, vectors)
         same = [one == other for one, other in zip(expected.documents, found.documents, strict=True)]
         yield Compared(kind, "documents", sum(same), len(same))
         for way, rankings in expected.rankings.items():
@@ -158,7 +158,7 @@ def compare(folder: Path) -> Iterator[Compared]:
 
 
 def encode_again(folder: Path, encoder: Encoder) -> Encoded:
-    """What this machine's encoder makes of the queries, and finds in the first version."""
+    """Encodes the queries on this machine, and searches with them in the first version."""
     record, collection = _read(folder), Collection(folder / "collection")
     written, own = np.load(folder / "vectors.npy"), encoder.encode(record.queries, Side.QUERY)
     snapshot = _first(collection, record.versions)
@@ -185,7 +185,7 @@ def _ranking(rows: Rows, scores: Scores) -> Ranking:
 
 
 def _digest(snapshot: Snapshot, row: int) -> str:
-    """Of a document, found by its id, and of its passages."""
+    """Hashes a document, found by its id, and its passages."""
     stored = snapshot.documents.get(row)
     spans = [snapshot.passages.span(passage) for passage in snapshot.passages.of(row)]
     fields = [snapshot.documents.row_of(stored.id), stored.id, stored.title, stored.text, stored.metadata, spans]
@@ -199,7 +199,7 @@ def _agreement(ones: Sequence[Sequence[object]], others: Sequence[Sequence[objec
 
 
 def differences(folder: Path, encoder: Encoder) -> list[str]:
-    """Prints the comparison; returns a line for everything that differs from where the folder was written."""
+    """Prints the comparison; returns a line for every difference."""
     print(f"written on {_read(folder).machine}, read on {platform.machine()}")
     compared, encoded = list(compare(folder)), encode_again(folder, encoder)
     print("\n".join(map(str, [*compared, encoded])))

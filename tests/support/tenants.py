@@ -2,10 +2,10 @@
 
   python -m tests.support.tenants --requests 100000 --seed 1
 
-Every text, id, value and field name of a document holds its owner's mark, and its numbers lie in a range of its own, so
-a leak of anything shows in the bytes of an answer. Requests come eight at a time, equal ones of different tenants
-among them, with all caches on; between them documents are posted, replaced and deleted, by tenants and by a key that
-sees everything. What a tenant must see is known from a plain dictionary, so what is missing is noticed, too.
+Every text, id, value and field name of a document contains its owner's mark, and its numbers are in a range of its own,
+so a leak shows in the bytes of an answer. Requests come eight at a time, equal ones of different tenants
+among them, with all caches on. Between them documents are posted, replaced and deleted, by tenants and by a key that
+sees everything. A plain dictionary holds what each tenant must see, so missing documents are noticed, too.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ KINDS = ("drug", "disease", "test")
 POSTED = "x"  # the name of every document that is posted
 WORDS = ("高血压", "糖尿病", "头痛", "发热", "骨折", "asthma", "fever", "dose", "门诊", "检查")
 MARK = re.compile(r"zq[a-z0-9]+qz")
-# Filters of each tenant's key: all kinds of them. The last two admit nothing: a field that no document has, and a value
-# of another kind than its field.
+# Filters of each tenant's key, of all kinds. The last two admit nothing: a field that no document has, and a value
+# of another kind than its field has.
 TENANTS: dict[str, list[dict[str, Any]]] = {
     "a1": [{"field": "tenant", "eq": "a1"}],
     "a2": [{"field": "tenant", "in": ["a2", "none"]}],
@@ -56,7 +56,7 @@ TENANTS: dict[str, list[dict[str, Any]]] = {
     "none": [{"field": "nowhere", "eq": "a1"}],
     "odd": [{"field": "account", "eq": "a1"}],
 }
-# The owner of a document decides its mark; a5's private documents have a mark that not even a5 may see.
+# The owner of a document determines its mark; a5's private documents have a mark that not even a5 may see.
 OWNERS = ("a1", "a2", "a3", "a4", "a5", "a5private")
 WRITERS = OWNERS[:-1]
 
@@ -101,12 +101,12 @@ class Answer:
 
 
 class Leak(AssertionError):
-    """Something of another tenant in an answer, or something of one's own that is missing."""
+    """An answer contains something of another tenant, or lacks something of the tenant's own."""
 
 
 @dataclass
 class Fuzz:
-    """One run; `documents` are all that are visible, by owner and id."""
+    """One run; `documents` are all visible ones, by owner and id."""
 
     app: FastAPI
     keys: Mapping[str, str]
@@ -114,9 +114,9 @@ class Fuzz:
     documents: dict[str, dict[str, dict[str, Any]]]
     counts: Counter[str] = field(default_factory=Counter)
 
-    async def send(self, who: str, method: str, path: str, body: object = None, *, lines: bool = False) -> Answer:
+    async def send(self, caller: str, method: str, path: str, body: object = None, *, lines: bool = False) -> Answer:
         raw, _, query = path.partition("?")
-        headers = {**bearer(self.keys[who]), "host": "localhost"} | (
+        headers = {**bearer(self.keys[caller]), "host": "localhost"} | (
             {"accept": "application/x-ndjson"} if lines else {}
         )
         sent = b"" if body is None else json.dumps(body).encode()
@@ -136,26 +136,26 @@ class Fuzz:
 
         await self.app(scope, receive, take)
         answer = Answer(received[0]["status"], b"".join(message.get("body", b"") for message in received[1:]))
-        self.counts[f"{who} {answer.status}"] += 1
+        self.counts[f"{caller} {answer.status}"] += 1
         if answer.status >= 500:
-            raise Leak(f"{method} {path} {body} of {who} was answered {answer.status}: {answer.body!r}")
+            raise Leak(f"{method} {path} {body} of {caller} was answered {answer.status}: {answer.body!r}")
         return answer
 
-    def check(self, who: str, answer: Answer, asked: object) -> None:
-        """Raises Leak if an answer holds a mark of another, unless it repeats a name of the request."""
-        if who == "all":
+    def check(self, caller: str, answer: Answer, asked: object) -> None:
+        """Raises Leak if an answer contains a mark of another tenant that was not in the request."""
+        if caller == "all":
             return
-        known = {mark(who)} | set(MARK.findall(json.dumps(asked)))
+        known = {mark(caller)} | set(MARK.findall(json.dumps(asked)))
         if strange := set(MARK.findall(answer.body.decode())) - known:
-            raise Leak(f"{who} saw {strange} after {asked}: {answer.body.decode()[:2000]}")
+            raise Leak(f"{caller} saw {strange} after {asked}: {answer.body.decode()[:2000]}")
 
-    def own(self, who: str) -> dict[str, dict[str, Any]]:
-        return self.documents.get(who, {})
+    def own(self, caller: str) -> dict[str, dict[str, Any]]:
+        return self.documents.get(caller, {})
 
-    # Requests: what they ask, and what is known of the answer.
+    # Requests, and checks of their answers.
 
     def some_filter(self) -> dict[str, Any]:
-        """A filter on anyone's fields and values."""
+        """Draws a filter on fields and values of any tenant."""
         owner = self.draw.choice(OWNERS)
         number = (OWNERS.index(owner) + 1) * RANGE
         simple: list[dict[str, Any]] = [
@@ -198,112 +198,114 @@ class Fuzz:
             body["offset"] = 0 if body.get("top_k") == 100 else 5
         return body
 
-    async def search(self, who: str, body: dict[str, Any]) -> None:
+    async def search(self, caller: str, body: dict[str, Any]) -> None:
         how = self.draw.random()
         named = [body.get("filters"), body.get("facets")]
         if how < 0.15:
-            answer = await self.send(who, "POST", "/v1/search", body | {"query": [body["query"], "头痛"]}, lines=True)
+            answer = await self.send(
+                caller, "POST", "/v1/search", body | {"query": [body["query"], "头痛"]}, lines=True
+            )
             results = [line for line in map(json.loads, answer.body.splitlines()) if "hits" in line]
         elif how < 0.3:
             given = {"q": body["query"], "mode": body["mode"], "top_k": 100, "facets": "kind,tenant"}
             named = []
-            answer = await self.send(who, "GET", f"/v1/search?{urlencode(given)}")
+            answer = await self.send(caller, "GET", f"/v1/search?{urlencode(given)}")
             results = answer.json().get("results", [])
         else:
-            answer = await self.send(who, "POST", "/v1/search", body)
+            answer = await self.send(caller, "POST", "/v1/search", body)
             results = answer.json().get("results", [])
-        self.check(who, answer, named)
-        if who == "all":
+        self.check(caller, answer, named)
+        if caller == "all":
             return
-        own = self.own(who)
+        own = self.own(caller)
         for result in results:
             ids = [hit["id"] for hit in result["hits"]]
             if not set(ids) <= own.keys():
-                raise Leak(f"{who} found {set(ids) - own.keys()} by {body}")
+                raise Leak(f"{caller} found {set(ids) - own.keys()} by {body}")
             for name, values in result.get("facets", {}).items():
                 if any(count > len(own) for count in values.values()):
-                    raise Leak(f"{who} counted {name}: {values} of {len(own)} documents by {body}")
+                    raise Leak(f"{caller} counted {name}: {values} of {len(own)} documents by {body}")
         plain = not {"filters", "min_score", "offset"} & body.keys() and body["mode"] == "dense"
         if plain and body.get("top_k") == 100 and how >= 0.3 and answer.status == 200:
             found = {hit["id"] for hit in results[0]["hits"]}
             if found != own.keys():
-                raise Leak(f"{who} misses {own.keys() - found} by {body}")
+                raise Leak(f"{caller} misses {own.keys() - found} by {body}")
 
-    async def get_document(self, who: str) -> None:
+    async def get_document(self, caller: str) -> None:
         owner = self.draw.choice(OWNERS)
         name = self.draw.choice([*self.documents[owner], f"{mark(owner)}-absent"])
-        answer = await self.send(who, "GET", f"/v1/documents/{quote(name)}")
-        self.check(who, answer, [])
-        if who != "all" and (answer.status == 200) != (name in self.own(who)):
-            raise Leak(f"{who} got {answer.status} for {name}")
+        answer = await self.send(caller, "GET", f"/v1/documents/{quote(name)}")
+        self.check(caller, answer, [])
+        if caller != "all" and (answer.status == 200) != (name in self.own(caller)):
+            raise Leak(f"{caller} got {answer.status} for {name}")
 
-    async def collection(self, who: str) -> None:
-        answer = await self.send(who, "GET", "/v1/collection")
-        self.check(who, answer, [])
-        if who == "all":
+    async def collection(self, caller: str) -> None:
+        answer = await self.send(caller, "GET", "/v1/collection")
+        self.check(caller, answer, [])
+        if caller == "all":
             return
-        facts, own = answer.json(), self.own(who)
+        facts, own = answer.json(), self.own(caller)
         if facts["documents"] != len(own) or facts["fresh"]["documents"] > len(own):
-            raise Leak(f"{who} counts {facts['documents']}, {facts['fresh']} of {len(own)}")
+            raise Leak(f"{caller} counts {facts['documents']}, {facts['fresh']} of {len(own)}")
         kinds = Counter(document["metadata"]["kind"] for document in own.values())
         if facts["facets"].get("kind", {}) != dict(kinds):
-            raise Leak(f"{who} counts {facts['facets']}, not {kinds}")
+            raise Leak(f"{caller} counts {facts['facets']}, not {kinds}")
         fields = {name for document in own.values() for name in document["metadata"]}
-        if set(facts["fields"]) - fields and who not in WRITERS:
-            raise Leak(f"{who} sees fields {facts['fields']}")
+        if set(facts["fields"]) - fields and caller not in WRITERS:
+            raise Leak(f"{caller} sees fields {facts['fields']}")
         for limits in facts["numbers"].values():
-            first = (OWNERS.index(who) + 1) * RANGE if who in OWNERS else -1
+            first = (OWNERS.index(caller) + 1) * RANGE if caller in OWNERS else -1
             if not first <= limits["min"] <= limits["max"] < first + RANGE:
-                raise Leak(f"{who} sees numbers {facts['numbers']}")
+                raise Leak(f"{caller} sees numbers {facts['numbers']}")
 
-    async def other(self, who: str) -> None:
+    async def other(self, caller: str) -> None:
         for path, body in (
             ("/v1/rerank", {"query": "头痛", "documents": ["a", "b"]}),
             ("/v1/embeddings", {"input": "头痛"}),
         ):
-            self.check(who, await self.send(who, "POST", path, body), [])
+            self.check(caller, await self.send(caller, "POST", path, body), [])
         for path in ("/metrics", "/admin/versions"):
-            if (await self.send(who, "GET", path)).status != 403:
-                raise Leak(f"{who} may read {path}")
+            if (await self.send(caller, "GET", path)).status != 403:
+                raise Leak(f"{caller} may read {path}")
 
-    async def read(self, who: str, body: dict[str, Any]) -> None:
+    async def read(self, caller: str, body: dict[str, Any]) -> None:
         chance = self.draw.random()
         if chance < 0.75:
-            await self.search(who, body)
+            await self.search(caller, body)
         elif chance < 0.9:
-            await self.get_document(who)
+            await self.get_document(caller)
         elif chance < 0.98:
-            await self.collection(who)
+            await self.collection(caller)
         else:
-            await self.other(who)
+            await self.other(caller)
 
     async def write(self) -> None:
-        """A change by a tenant, of its own document or of another's, or by the key that sees everything."""
+        """Changes a document: by a tenant, its own or that of another, or by the key that sees everything."""
         draw = self.draw
-        who, owner = draw.choice((*WRITERS, "all", "none")), draw.choice(OWNERS)
+        caller, owner = draw.choice((*WRITERS, "all", "none")), draw.choice(OWNERS)
         names = [*self.documents[owner], f"{mark(owner)}-{draw.randrange(20)}"]
         name = draw.choice(names)
-        allowed = who == "all" or name in self.own(who)
+        allowed = caller == "all" or name in self.own(caller)
         if draw.random() < 0.4:
-            answer = await self.send(who, "DELETE", f"/v1/documents/{quote(name)}")
-            self.check(who, answer, [])
+            answer = await self.send(caller, "DELETE", f"/v1/documents/{quote(name)}")
+            self.check(caller, answer, [])
             held = name in self.documents[owner]
             if answer.json()["changed"] != int(allowed and held):
-                raise Leak(f"{who} changed {answer.json()} by deleting {name}")
+                raise Leak(f"{caller} changed {answer.json()} by deleting {name}")
             if allowed:
                 self.documents[owner].pop(name, None)
             return
-        author = draw.choice((owner, draw.choice(OWNERS), who if who in OWNERS else owner))
+        author = draw.choice((owner, draw.choice(OWNERS), caller if caller in OWNERS else owner))
         document = make(author, POSTED, draw) | {"id": name}
-        answer = await self.send(who, "POST", "/v1/documents", {"documents": [document]})
-        self.check(who, answer, [document])
-        fits, held = who in ("all", author), name in self.documents[owner]
+        answer = await self.send(caller, "POST", "/v1/documents", {"documents": [document]})
+        self.check(caller, answer, [document])
+        fits, held = caller in ("all", author), name in self.documents[owner]
         expected = 422 if not fits else 409 if held and not allowed else 200
         if answer.status != expected:
-            raise Leak(f"{who} got {answer.status}, not {expected}, for {document}: {answer.body.decode()}")
+            raise Leak(f"{caller} got {answer.status}, not {expected}, for {document}: {answer.body.decode()}")
         if answer.status == 200:
             self.documents[owner].pop(name, None)
-            # An id keeps its first owner's mark; documents of another author would show it legitimately.
+            # An id keeps its first owner's mark; documents of another author would rightly show it.
             if mark(author) in name:
                 self.documents[author][name] = document
             else:
@@ -317,12 +319,12 @@ class Fuzz:
                 continue
             shared = self.search_body()
             same = self.draw.random() < 0.5
-            who = [self.draw.choice(readers) for _ in range(AT_ONCE)]
-            await asyncio.gather(*(self.read(each, shared if same else self.search_body()) for each in who))
+            callers = [self.draw.choice(readers) for _ in range(AT_ONCE)]
+            await asyncio.gather(*(self.read(each, shared if same else self.search_body()) for each in callers))
 
 
 def make_keys(path: Path) -> dict[str, str]:
-    """A key for each tenant, one that sees everything; the file's filters are written as an operator would."""
+    """Makes a key for each tenant and one that sees everything, with filters written as an operator would."""
     keys = {name: create(path, name, "--scope", "search", "--scope", "write") for name in (*TENANTS, "all")}
     file = json.loads(path.read_text())
     for record in file["keys"]:
@@ -335,9 +337,9 @@ def make_keys(path: Path) -> dict[str, str]:
 async def fuzz(
     folder: Path, requests: int, seed: int, redis_url: str | None = None, kept: Path | None = None
 ) -> Counter[str]:
-    """Runs the requests; raises Leak. Returns how many were answered how, by key and status.
+    """Runs the requests; raises Leak. Returns the number of answers by key and status.
 
-    `kept` is a folder that keeps the built collection of each seed, since encoding takes longer than many requests.
+    `kept` is a folder for the built collection of each seed, since encoding takes longer than many requests.
     """
     draw = random.Random(seed)
     documents = {

@@ -35,7 +35,7 @@ MAX_LENGTH = 48
 
 
 def tiny_tokenizer(*, bare: bool = False) -> Tokenizer:
-    """One token a character, [CLS] … [SEP] around; a bare one adds nothing, as a decoder's does not."""
+    """Makes a tokenizer with one token per character between [CLS] and [SEP]; a bare one adds none, as for decoders."""
     characters = sorted(set("".join((*CHECK_TEXTS, *CALIBRATION_TEXTS)).lower()))
     vocabulary = {token: row for row, token in enumerate(("[PAD]", "[UNK]", "[CLS]", "[SEP]", *characters))}
     tokenizer = Tokenizer(WordLevel(vocabulary, unk_token="[UNK]"))
@@ -49,7 +49,7 @@ def tiny_tokenizer(*, bare: bool = False) -> Tokenizer:
 
 
 def tiny_config(architecture: str) -> PretrainedConfig:
-    """Two layers; weights large enough that different texts get clearly different embeddings."""
+    """Makes a model of two layers, with weights large enough that different texts get clearly different embeddings."""
     shape = {
         "vocab_size": tiny_tokenizer().get_vocab_size(),
         "hidden_size": WIDTH,
@@ -79,7 +79,7 @@ def tiny_config(architecture: str) -> PretrainedConfig:
 
 
 def _rope(theta: float) -> dict[str, object]:
-    """Never a default: a reader that overlooks the setting must be seen to fail."""
+    """Returns settings that differ from the defaults, so that a reader that ignores them fails."""
     return {"rope_type": "default", "rope_theta": theta}
 
 
@@ -104,13 +104,13 @@ def tiny_encoder(architecture: str, pooling: Pooling | None = None, dim: int = W
 
 
 def write_checkpoint(folder: Path, architecture: str, *, bare: bool = False) -> None:
-    """A transformers folder as a hub has it: weights, config and tokenizer, no encoder.json."""
+    """Writes a transformers folder as published: weights, config and tokenizer, no encoder.json."""
     tiny_encoder(architecture).backbone.save_pretrained(folder)
     tiny_tokenizer(bare=bare).save(str(folder / "tokenizer.json"))
 
 
 def write_cross_encoder(folder: Path, architecture: str, labels: int = 1, **changes: object) -> None:
-    """A published cross-encoder: a classifier of sequences, and a tokenizer that joins two texts."""
+    """Writes a published cross-encoder: a sequence classifier, and a tokenizer that joins two texts."""
     torch.manual_seed(1)
     config = tiny_config(architecture)
     config.num_labels = labels
@@ -132,10 +132,10 @@ def write_cross_encoder(folder: Path, architecture: str, labels: int = 1, **chan
 def write_new_checkpoint(
     folder: Path, config: PretrainedConfig | None = None, tokenizer: Tokenizer | None = None, theta: int = 300
 ) -> TorchEncoder:
-    """A checkpoint of gte's remote class, in its layout and with its NTK-scaled positions; the same in GteModel.
+    """Writes a checkpoint of gte's remote class, with NTK-scaled positions; returns the same weights in GteModel.
 
-    The remote class packs query, key and value into one weight, up and gate into another, and names its layers
-    otherwise; a head that no encoder uses comes along, as in the published one.
+    The remote class packs query, key and value into one weight, up and gate into another, and uses other layer names.
+    A head that no encoder uses is included, as in the published checkpoint.
     """
     config, tokenizer = config or tiny_config("gte"), tokenizer or tiny_tokenizer()
     factor = 8 ** (2 / (config.hidden_size // config.num_attention_heads))

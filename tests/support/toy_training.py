@@ -1,4 +1,4 @@
-"""A world small enough to train in: random encoders of two layers, and a handful of rows."""
+"""Toy training data: random encoders of two layers, and a handful of rows."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def toy_config(architecture: str) -> PretrainedConfig:
 
 
 def write_start(folder: Path, architecture: str, seed: int = 0) -> Path:
-    """A transformers folder as a hub has it: gte in its remote class's layout, decoders with their head."""
+    """Writes a transformers folder as published: gte in its remote class's layout, decoders with their head."""
     if architecture == "new":
         write_new_checkpoint(folder, toy_config("gte"), toy_tokenizer())
         return folder
@@ -72,7 +72,7 @@ CHAT_TEMPLATE = (
 
 
 def write_chat_start(folder: Path, seed: int = 0) -> Path:
-    """A transformers folder of a chat model: a Qwen2 with random weights and one token a byte."""
+    """Writes a transformers folder of a chat model: a Qwen2 with random weights and one token per byte."""
     torch.manual_seed(seed)
     tokens = [*sorted(ByteLevel.alphabet()), "<|endoftext|>", "<|im_end|>"]
     config = Qwen2Config(
@@ -87,7 +87,7 @@ def write_chat_start(folder: Path, seed: int = 0) -> Path:
 
 
 def toy_encoder(architecture: str, seed: int = 0, **changes: object) -> TorchEncoder:
-    """An encoder in memory; dropout is off in its configuration unless told otherwise."""
+    """Makes an encoder in memory; its dropout is off by default."""
     torch.manual_seed(seed)
     config = toy_config(architecture)
     for name, value in changes.items():
@@ -97,7 +97,7 @@ def toy_encoder(architecture: str, seed: int = 0, **changes: object) -> TorchEnc
 
 
 def toy_rows(source: str = "toy") -> list[dict[str, object]]:
-    """A pair for each topic, with two negatives and an imagined document."""
+    """Makes a pair for each topic, with two negatives and a hypothetical document."""
     return [
         {
             "query": query,
@@ -118,12 +118,12 @@ def write_rows(path: Path, rows: Iterable[dict[str, object]]) -> Path:
 
 
 def plain(rows: Iterable[dict[str, object]]) -> list[dict[str, object]]:
-    """Rows without imagined documents."""
+    """Returns the rows without hypothetical documents."""
     return [{key: value for key, value in row.items() if key != "hypothetical"} for row in rows]
 
 
 def write_dev(folder: Path) -> None:
-    """A development set in which each query has its document."""
+    """Writes a development set in which each query has its document."""
     write_rows(folder / "set" / "corpus.jsonl", [{"_id": f"d{n}", "text": text} for n, text in enumerate(DOCUMENTS)])
     write_rows(folder / "set" / "queries.jsonl", [{"_id": f"q{n}", "text": text} for n, text in enumerate(QUERIES)])
     lines = ["query-id\tcorpus-id\tscore", *(f"q{n}\td{n}\t1" for n in range(len(QUERIES)))]
@@ -131,7 +131,7 @@ def write_dev(folder: Path) -> None:
 
 
 def recipe_toml(recipe: Recipe) -> str:
-    """A recipe's tables as inline TOML: JSON with other signs."""
+    """Writes the tables of a recipe as inline TOML, which is JSON with other signs."""
     values = recipe.model_dump(mode="json", exclude_none=True)
 
     def inline(value: object) -> str:
@@ -145,7 +145,7 @@ def recipe_toml(recipe: Recipe) -> str:
 
 
 def write_gguf(path: Path, chat_template: str | None = None) -> TorchEncoder:
-    """A GGUF file of a Qwen2 with random weights and a byte-level tokenizer; the same weights as an encoder."""
+    """Writes a GGUF file of a Qwen2 with random weights and a byte-level tokenizer; returns the same weights."""
     torch.manual_seed(5)
     tokens = [*sorted(ByteLevel.alphabet()), "çļ", "çļĦ", "<|endoftext|>"]
     config = Qwen2Config(

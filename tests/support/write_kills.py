@@ -4,9 +4,9 @@
   python -m tests.support.write_kills --runs 1 --seed 7       one of them again
 
 A run is a collection and a few rounds. In each round two writers post and delete through the service's FreshWriter
-while a build of the next corpus is made and published. Each process may be killed, at a random operation on the disk or
+while the next corpus is built and published. Each process may be killed, at a random disk operation or
 at a random time. Then a rollback may follow, which may be killed, too. At the end a build must succeed, and the
-documents of every version with the log over it must be what was acknowledged. Only the encoder is a stand-in.
+documents of every version under the log must be those that were acknowledged. Only the encoder is a stand-in.
 """
 
 from __future__ import annotations
@@ -52,9 +52,9 @@ LIMIT = 14
 LIMIT_SECONDS = 120.0
 MEETING_SECONDS = 0.4
 REFUSED = -1
-# Operations on the disk of a build and of a writer, about: where in them a kill may fall.
+# Approximate numbers of disk operations of a build, a writer and a rollback, among which a kill may fall.
 BUILD_OPERATIONS, WRITER_OPERATIONS, ROLLBACK_OPERATIONS = 130, 60, 14
-# In every corpus, in a later one, in none; of the last kind, those with a field whose kind two writers dispute.
+# In every corpus, in later ones, in none; the last kind has a field whose kind two writers dispute.
 ALWAYS = [f"always-{number}" for number in range(5)]
 LATER = [f"later-{number}" for number in range(3)]
 POSTED = [f"posted-{number}" for number in range(4)]
@@ -67,7 +67,7 @@ ENCODER = FastEncoder(remember=False)
 
 @dataclass(frozen=True)
 class Operation:
-    """What a writer tried; `position` is None if it was killed meanwhile. `text` None: a deletion."""
+    """An attempt of a writer; `position` is None if it was killed meanwhile, `text` is None for a deletion."""
 
     round: int
     id: str
@@ -78,7 +78,7 @@ class Operation:
 
 @dataclass
 class Run:
-    """What happened to one collection, as far as its processes said."""
+    """Events of one collection, as far as its processes reported them."""
 
     root: Path
     served: set[str] = field(default_factory=set)
@@ -101,9 +101,9 @@ def main() -> int:
     query_terms("词典")  # loads the dictionary once, before processes are forked
     began = time.monotonic()
     runs = []
-    memory = Path("/dev/shm")  # a kill loses nothing that was written, so no disk is needed
+    memory = Path("/dev/shm")  # a kill loses nothing that was written, so memory suffices
     with tempfile.TemporaryDirectory(prefix="care-writes-", dir=memory if memory.is_dir() else None) as folder:
-        tempfile.tempdir = folder  # processes that are killed leave theirs behind
+        tempfile.tempdir = folder  # killed processes leave their files behind
         first = _prepare(Path(folder, "first"))
         for seed in range(given.seed, given.seed + given.runs):
             runs.append(run_once(seed, first, Path(folder, f"run-{seed}")))
@@ -149,10 +149,10 @@ def _round(run: Run, draw: random.Random, number: int) -> None:
         _end(run, child, what)
     for file in files:
         lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
-        told = [Operation(**json.loads(line)) for line in lines]
-        run.refused += sum(each.position == REFUSED for each in told)
-        run.operations += [each for each in told if each.position not in (None, REFUSED)]
-        run.operations += [each for each in told[-1:] if each.position is None]  # under way when it was killed
+        reported = [Operation(**json.loads(line)) for line in lines]
+        run.refused += sum(each.position == REFUSED for each in reported)
+        run.operations += [each for each in reported if each.position not in (None, REFUSED)]
+        run.operations += [each for each in reported[-1:] if each.position is None]  # unfinished when it was killed
 
 
 def _play(run: Run, draw: random.Random | None, what: str, work: Callable[[], None], operations: int) -> None:
@@ -193,7 +193,7 @@ def _start(draw: random.Random | None, work: Callable[[], None], operations: int
 
 
 def _end(run: Run, child: _Child, what: str) -> None:
-    """Waits for a process, or kills it when its time has come; one that ends otherwise must have succeeded."""
+    """Waits for a process, or kills it at its time; a process that was not killed must have succeeded."""
     limit = time.monotonic() + LIMIT_SECONDS
     while (ended := os.waitpid(child.pid, os.WNOHANG))[0] == 0:
         if time.monotonic() >= min(child.kill_at, limit):
@@ -205,13 +205,13 @@ def _end(run: Run, child: _Child, what: str) -> None:
     if status == -signal.SIGKILL and time.monotonic() < limit:
         run.killed[what] += 1
     elif status:
-        said = child.output.read_text(encoding="utf-8").strip()
-        run.problems.append(f"{what} ended with {status}: {said[-1500:]}")
+        output = child.output.read_text(encoding="utf-8").strip()
+        run.problems.append(f"{what} ended with {status}: {output[-1500:]}")
     child.output.unlink()
 
 
 def _kill_at_operation(operation: int) -> None:
-    """Has this process killed before its n-th operation on the disk."""
+    """Makes the kernel kill this process before its n-th disk operation."""
     left = operation
 
     def count() -> None:
@@ -235,11 +235,11 @@ def _kill_at_operation(operation: int) -> None:
     sys.addaudithook(hook)
 
 
-# What they do
+# The work of the processes
 
 
 def _corpus(root: Path, generation: int) -> Path:
-    """The same documents each time in other words, and a further one; `anchor` names the generation."""
+    """Writes the same documents with new texts each time, and one more; `anchor` names the generation."""
     path = root / f"corpus-{generation}.jsonl"
     rows = [{"_id": "anchor", "text": str(generation)}]
     rows += [{"_id": each, "text": _corpus_text(each, generation)} for each in ALWAYS + LATER[:generation]]
@@ -252,7 +252,7 @@ def _corpus_text(document_id: str, generation: int) -> str:
 
 
 def _prepare(root: Path) -> Path:
-    """A collection with one published version, made by another process: threads do not survive a fork."""
+    """Builds a collection with one published version in another process: threads do not survive a fork."""
     run = Run(root)
     root.mkdir()
     _play(run, None, "builds", lambda: _build(run, 0), 0)
@@ -272,10 +272,10 @@ def _roll_back(run: Run) -> None:
 
 
 async def _write(run: Run, number: int, seed: float, file: Path) -> None:
-    """Says what it will try before it tries, and how it went after; both survive a kill."""
+    """Records each attempt before it starts and its result afterwards; both survive a kill."""
     draw = random.Random(seed)
     servings, writer = _service(run)
-    said = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    record = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     await servings.start()
     _meet(file)
     for step in range(draw.randint(2, 6)):
@@ -287,7 +287,7 @@ async def _write(run: Run, number: int, seed: float, file: Path) -> None:
         text = None if deletes else f"{number} {step} {seed} {LONG if draw.random() < 0.3 else ''}"
         metadata = {"zz": draw.choice([5, "five"])} if document_id in DISPUTED else {}
         facts = {"round": number, "id": document_id, "text": text}
-        os.write(said, f"{json.dumps(facts)}\n".encode())
+        os.write(record, f"{json.dumps(facts)}\n".encode())
         try:
             if text is None:
                 receipt = await writer.delete(document_id)
@@ -297,11 +297,11 @@ async def _write(run: Run, number: int, seed: float, file: Path) -> None:
             facts |= {"position": REFUSED}
         else:
             facts |= {"position": receipt.position, "snapshot": receipt.snapshot}
-        os.write(said, f"{json.dumps(facts)}\n".encode())
+        os.write(record, f"{json.dumps(facts)}\n".encode())
 
 
 def _meet(file: Path) -> None:
-    """Waits a moment for the other writers of the round, so that their first changes come at once."""
+    """Waits a moment for the other writers of the round, so that their first changes are concurrent."""
     file.with_suffix(".ready").touch()
     others, end = file.name.rpartition("-")[0], time.monotonic() + MEETING_SECONDS
     while len(list(file.parent.glob(f"{others}-*.ready"))) < WRITERS and time.monotonic() < end:
@@ -309,14 +309,14 @@ def _meet(file: Path) -> None:
 
 
 class _Embedder:
-    """The stand-in for the encoder, where the service asks its engine."""
+    """The stand-in for the encoder, in place of the service's engine."""
 
     async def embed(self, serving: Serving, texts: Sequence[str], side: Side, *, deadline: object) -> SimpleNamespace:
         return SimpleNamespace(vectors=ENCODER.encode(texts, side))
 
 
 def _service(run: Run) -> tuple[Servings, FreshWriter]:
-    """The parts of a service that change documents, put together as `service.runtime` does."""
+    """Makes the parts of a service that change documents, connected as in `service.runtime`."""
     root = run.root / "collection"
     settings = Settings(collection=root, encoder=BUNDLED, fresh_limit=LIMIT)
     documents = DocumentEncoder(settings, _Embedder())  # type: ignore[arg-type]
@@ -335,11 +335,11 @@ def _service(run: Run) -> tuple[Servings, FreshWriter]:
     return servings, FreshWriter(settings, servings, documents, log)
 
 
-# What must hold
+# Checks
 
 
 def _check_served(run: Run) -> None:
-    """What PUBLISHED names was served. No more than one process publishes at a time, so CURRENT says what was."""
+    """Checks that the versions in PUBLISHED were served: one process publishes at a time, so CURRENT names them."""
     run.served.add(str(run.collection.current()))
     named = set((run.collection.root / "PUBLISHED").read_text(encoding="utf-8").split())
     if not named <= run.served:
@@ -349,7 +349,7 @@ def _check_served(run: Run) -> None:
 
 
 def _check(run: Run) -> None:
-    """In a process of its own: every version, with the log over it, shows what was acknowledged."""
+    """Checks that every version, under the log, shows the acknowledged changes. Runs in a separate process."""
     collection = run.collection
     frames, _ = FreshLog(collection.root / "fresh").read(Cursor(0))
     servings, _ = _service(run)
@@ -370,7 +370,7 @@ def _check(run: Run) -> None:
 
 
 def _check_frames(run: Run, frames: Sequence[Any], versions: dict[str, Serving]) -> Iterator[str]:
-    """Fields had one kind among the documents of each moment, and the limit was kept whenever one was accepted."""
+    """Checks that fields had one kind at each moment, and that the limit was kept by every accepted change."""
     kinds: dict[str, str] = {}  # of the disputed documents, which are never deleted
     for frame in frames:
         for change in frame.changes:
@@ -388,16 +388,16 @@ def _check_frames(run: Run, frames: Sequence[Any], versions: dict[str, Serving])
 
 
 def _allowed(run: Run, document_id: str, serving: Serving, versions: dict[str, Serving]) -> set[str | None]:
-    """What a version may show of a document."""
+    """Returns the texts that a version may show for a document."""
     in_corpus = _in_corpus(document_id, serving)
     own = [each for each in run.operations if each.id == document_id]
     known = [each for each in own if each.position is not None]
     last = max(known, key=lambda each: each.position or 0, default=None)
-    # What was under way in an earlier round came before the last change.
+    # An unfinished change of an earlier round came before the last change.
     unknown = [each for each in own if each.position is None and (last is None or each.round >= last.round)]
     allowed = {each.text for each in unknown}
     if any(each.text is not None for each in unknown):
-        allowed.add(in_corpus)  # it was taken in by a build, and the next had the corpus's word
+        allowed.add(in_corpus)  # a build took it in, and the next one used the text of the corpus
     if last is None:
         return allowed | {in_corpus}
     allowed.add(last.text)
@@ -412,7 +412,7 @@ def _allowed(run: Run, document_id: str, serving: Serving, versions: dict[str, S
 
 
 def _in_corpus(document_id: str, serving: Serving) -> str | None:
-    """The document in the corpus of a version."""
+    """Returns the document's text in the corpus of a version."""
     row = serving.snapshot.documents.row_of("anchor")
     generation = int(serving.snapshot.documents.get(row or 0).text)
     return _corpus_text(document_id, generation) if document_id in ALWAYS + LATER[:generation] else None

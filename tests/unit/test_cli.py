@@ -1,4 +1,4 @@
-"""`care`: every failure is one line that says what to do next, and exit code 1."""
+"""`care`: every failure gives one line with the next step, and exit code 1."""
 
 from __future__ import annotations
 
@@ -32,20 +32,20 @@ def keep_signals() -> Iterator[None]:
 
 
 def failure(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
-    """The one line of a call that fails."""
+    """Returns the one line of a call that fails."""
     try:
         code = cli.main(arguments)
     except SystemExit as end:
         code = end.code  # type: ignore[assignment]
-    said = capsys.readouterr()
+    output = capsys.readouterr()
     assert code == 1
-    assert said.out == ""
-    assert said.err.count("\n") == 1
-    return said.err.strip()
+    assert output.out == ""
+    assert output.err.count("\n") == 1
+    return output.err.strip()
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         ((), "care: the following arguments are required: COMMAND; care --help says more"),
         (("nonsense",), "care: argument COMMAND: invalid choice"),
@@ -56,24 +56,24 @@ def failure(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
         (("demo", "--port", "abc"), "invalid int value: 'abc'"),
     ],
 )
-def test_wrong_arguments_are_one_line(
-    arguments: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str]
+def test_wrong_arguments_give_a_one_line_error(
+    arguments: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert said in failure(capsys, *arguments)
+    assert message in failure(capsys, *arguments)
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (("export", "a", "b", "--variants", "int3"), "'int3' is none of fp32, fp16, int8"),
         (("index", "build", "a", "--precision", "fp4"), "'fp4' is none of "),
         (("eval", "a", "--fusion", "sum"), "'sum' is none of "),
     ],
 )
-def test_a_value_that_is_no_choice_is_told_the_choices(
-    capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], said: str
+def test_an_invalid_choice_gives_an_error_with_the_choices(
+    capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], message: str
 ) -> None:
-    assert said in failure(capsys, *arguments)
+    assert message in failure(capsys, *arguments)
 
 
 @pytest.mark.parametrize("command", ["index", "serve"])
@@ -81,13 +81,13 @@ def test_a_misspelt_variable_is_refused(
     command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("CARE_COLECTION", "var/mine")
-    monkeypatch.setenv("CARE_OPTIMUM_PYTHON", "python3")  # not a setting, and not misspelt
-    said = failure(capsys, command, *(["list"] if command == "index" else []))
+    monkeypatch.setenv("CARE_OPTIMUM_PYTHON", "python3")  # neither a setting nor a misspelt one
+    message = failure(capsys, command, *(["list"] if command == "index" else []))
     nearest = "CARE_COLECTION: there is no such setting; did you mean CARE_COLLECTION?"
-    assert said == f"care {command}: {nearest} (docs/settings.md)"
+    assert message == f"care {command}: {nearest} (docs/settings.md)"
 
 
-def test_as_many_files_may_be_open_as_the_system_allows() -> None:
+def test_the_limit_of_open_files_is_raised() -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
     try:
@@ -105,11 +105,13 @@ def test_the_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     assert (end.value.code, capsys.readouterr().out) == (0, f"care-search {care_version()}\n")
 
 
-def test_a_collection_that_cannot_be_written_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_collection_that_cannot_be_written_gives_a_one_line_error(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "file").write_text("not a folder")
-    said = failure(capsys, "index", "build", str(CORPUS), "--collection", str(tmp_path / "file"))
-    assert str(tmp_path / "file") in said
-    assert "Not a directory" in said
+    message = failure(capsys, "index", "build", str(CORPUS), "--collection", str(tmp_path / "file"))
+    assert str(tmp_path / "file") in message
+    assert "Not a directory" in message
 
 
 @pytest.mark.parametrize("unbuffered", ["", "1"])
@@ -133,7 +135,7 @@ def test_an_encoding_without_a_character_ends_no_command() -> None:
     assert said == b"\\u2192\n"
 
 
-def test_a_message_of_several_lines_becomes_one(
+def test_an_error_of_several_lines_becomes_one_line(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def broken(name: str, given: list[str]) -> int:
@@ -143,7 +145,7 @@ def test_a_message_of_several_lines_becomes_one(
     assert failure(capsys, "eval", "x") == "care eval: first second"
 
 
-def test_a_full_disk_that_a_library_reports_in_its_own_words_is_one_line(
+def test_a_full_disk_reported_by_a_library_gives_a_one_line_error(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def fail(name: str, given: list[str]) -> int:
@@ -158,15 +160,15 @@ def test_a_full_disk_that_a_library_reports_in_its_own_words_is_one_line(
         cli.main(["encoder", "another"])
 
 
-def test_a_library_of_an_extra_is_named_and_any_other_is_a_defect(
+def test_a_missing_library_of_an_extra_is_named_and_any_other_raises(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def lacking(name: str, given: list[str]) -> int:
         raise ModuleNotFoundError(f"No module named {given[0]!r}", name=given[0])
 
     monkeypatch.setattr(cli, "_run", lacking)
-    said = failure(capsys, "export", "torch.nn")
-    assert said == "care export: needs torch.nn, which the train extra brings (make install-train)"
+    message = failure(capsys, "export", "torch.nn")
+    assert message == "care export: needs torch.nn, which the train extra brings (make install-train)"
     assert "which the mcp extra brings (pip install 'care-search[mcp]')" in failure(capsys, "mcp", "mcp.server")
     with pytest.raises(ModuleNotFoundError):
         cli.main(["export", "numpy"])

@@ -1,4 +1,4 @@
-"""What the rules mask, what they leave alone, and what they flag."""
+"""Anonymisation: texts that the rules mask, leave alone, or flag."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ from tests.support.grading_server import grading_server
         ("浙江省杭州市西湖区文三路100号就诊", "[地址]就诊"),
     ],
 )
-def test_what_names_a_person_is_masked(text: str, expected: str) -> None:
+def test_personal_data_is_masked(text: str, expected: str) -> None:
     assert mask(text, Counter()) == expected
 
 
@@ -56,11 +56,11 @@ def test_what_names_a_person_is_masked(text: str, expected: str) -> None:
         "Object name: Resolve Use Name",
     ],
 )  # fmt: skip
-def test_medicine_is_left_alone(text: str) -> None:
+def test_medical_texts_are_not_masked(text: str) -> None:
     assert mask(text, Counter()) == text
 
 
-def test_a_wrong_check_digit_is_no_identity_number_but_is_flagged() -> None:
+def test_a_number_with_a_wrong_check_digit_is_flagged_but_not_masked() -> None:
     row = {"query": "甲", "pos": ["编号110105194912310021的人"], "neg": ["电话13812345678"]}
     (made,) = Anonymize().apply(iter([row]))
     assert list(made.rows) == [{**row, "neg": ["电话[电话]"]}]
@@ -72,7 +72,7 @@ def test_a_wrong_check_digit_is_no_identity_number_but_is_flagged() -> None:
     assert not other.flags
 
 
-def test_a_model_finds_what_rules_miss_and_sees_what_they_left(tmp_path: Path) -> None:
+def test_a_model_finds_what_the_rules_miss_and_reads_masked_texts(tmp_path: Path) -> None:
     long = "甲" * PASSAGE_CHARACTERS + "欧阳小雨来诊"
     rows = [
         {"text": "小雨说头痛，电话13812345678", "title": "欧阳小雨的病"},
@@ -80,7 +80,7 @@ def test_a_model_finds_what_rules_miss_and_sees_what_they_left(tmp_path: Path) -
         {"text": "答非所问"},
     ]
 
-    def say(model: str, prompt: str, number: int) -> str:
+    def respond(model: str, prompt: str, number: int) -> str:
         text = prompt.rpartition("文字：\n")[2]
         if "答非所问" in text:
             return "没有"
@@ -88,7 +88,7 @@ def test_a_model_finds_what_rules_miss_and_sees_what_they_left(tmp_path: Path) -
         return json.dumps({"personal": [*found, "雨", "姓名", "电话", "没有的人"]})
 
     with grading_server() as server:
-        server.say = say
+        server.respond = respond
         given = ["curate", "anonymize", str(write_lines(tmp_path / "rows.jsonl", rows))]
         assert main([*given, "--out", str(tmp_path / "out.jsonl"), "--model", f"m@{server.url}"]) == 0
     assert read_out(tmp_path) == [
@@ -101,7 +101,7 @@ def test_a_model_finds_what_rules_miss_and_sees_what_they_left(tmp_path: Path) -
     assert not any("13812345678" in prompt for _, prompt in server.asked)
 
 
-@pytest.mark.timeout(60)  # took the square of its length: a day
+@pytest.mark.timeout(60)  # took quadratic time before: a day
 @pytest.mark.parametrize("piece", ["a", "020-"])
-def test_a_long_text_without_a_pause_is_read_at_once(piece: str) -> None:
+def test_a_long_text_without_punctuation_takes_linear_time(piece: str) -> None:
     assert mask(piece * 1_000_000, Counter()) == piece * 1_000_000

@@ -1,4 +1,4 @@
-"""An audit of a retrieval set by a panel over HTTP: wrong labels are counted by query."""
+"""Audit of a retrieval set by a panel over HTTP: wrong labels are counted by query."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ DOCUMENTS = {
 def test_wrong_labels_of_a_set_are_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = tmp_path / "set"
     folder.mkdir()
-    # A title is part of a document: otherwise a labelled one would be found again without it.
+    # A title is part of a document: otherwise a labelled document would be found again without it.
     corpus = [{"_id": id, "title": "题", "text": text} for id, text in DOCUMENTS.items()]
     write_lines(tmp_path / "corpus.jsonl", corpus)
     write_lines(folder / "queries.jsonl", [{"_id": "q", "text": "感冒"}])
@@ -36,7 +36,7 @@ def test_wrong_labels_of_a_set_are_counted(tmp_path: Path, capsys: pytest.Captur
         paid = server.paid
         out.unlink()
         assert main(given) == 0
-        assert server.paid == paid == 2  # nothing is asked again
+        assert server.paid == paid == 2  # no request is repeated
     labels = json.loads(Path(f"{out}.report.json").read_text(encoding="utf-8"))["labels"]
     counts = {"queries": 1, "positives": 2, "judged_positives": 2, "false_positives": 1, "false_negatives": 1}
     assert {name: labels[name] for name in counts} == counts

@@ -1,4 +1,4 @@
-"""What the cleaning of texts removes, and what it leaves alone."""
+"""Cleaning of texts: what is removed and what is kept."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ def outcome(step: Clean, row: dict[str, object]) -> Outcome:
         ("We log in the hospital every day and read more about copyrighted forms; " * 2, "same"),
     ],
 )
-def test_texts(text: str, expected: str) -> None:
+def test_texts_are_cleaned(text: str, expected: str) -> None:
     assert cleaned(text) == (text.strip() if expected == "same" else expected)
 
 
-def test_a_row_loses_texts_that_are_no_use_and_keeps_the_others() -> None:
+def test_a_row_loses_only_its_useless_texts() -> None:
     row = {"query": "tsh", "pos": ["癌", "http://example.org/a.html"], "neg": ["____", "—— 。"], "source": "s", "x": 1}
     made = outcome(Clean(), row)
     assert list(made.rows) == [{"query": "tsh", "pos": ["癌"], "neg": [], "source": "s", "x": 1}]
@@ -55,18 +55,18 @@ def test_a_row_loses_texts_that_are_no_use_and_keeps_the_others() -> None:
         ({"text": "one two three four five six seven"}, "no text left: longer than 6 words or characters"),
     ],
 )
-def test_a_row_without_what_it_needs_is_dropped_with_the_reason(row: dict[str, object], reason: str) -> None:
+def test_a_row_without_required_texts_is_dropped_with_the_reason(row: dict[str, object], reason: str) -> None:
     assert outcome(Clean(shortest=3, longest=6), row) == Outcome(dropped=reason)
 
 
-def test_own_boilerplate_is_removed_too() -> None:
+def test_given_boilerplate_is_removed() -> None:
     text = Clean(boilerplate=["寻医问药网"]).text("高血压\n寻医问药网 首页", Counter())
     assert text == "高血压"
     with pytest.raises(CareError, match="not a regular expression"):
         Clean(boilerplate=["("])
 
 
-@pytest.mark.timeout(60)  # took the square of its length: hours
+@pytest.mark.timeout(60)  # took quadratic time before: hours
 @pytest.mark.parametrize("piece", ["![", "![](a"])
-def test_half_images_are_read_at_once(piece: str) -> None:
+def test_unfinished_image_links_take_linear_time(piece: str) -> None:
     assert Clean().text(piece * 500_000, Counter()) == piece * 500_000

@@ -1,4 +1,4 @@
-"""What `care curate` makes of its options: the step that was named, with what was given and defaults for the rest."""
+"""Options of `care curate`: each makes its step, with the given values and defaults for the rest."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("line", "expected"), CASES, ids=[line.split()[0] for line, _ in CASES])
-def test_a_step_is_made_of_the_options_that_were_given(line: str, expected: Step) -> None:
+def test_options_become_the_parameters_of_their_step(line: str, expected: Step) -> None:
     parser = ArgumentParser()
     add_arguments(parser)
     arguments = parser.parse_args([*line.split(), "--out", "o.jsonl"])
@@ -60,7 +60,7 @@ def test_a_step_is_made_of_the_options_that_were_given(line: str, expected: Step
         ("curate judge c.jsonl --judge m@http://127.0.0.1:9 --answers o.jsonl", "o.jsonl"),
     ],
 )
-def test_nothing_that_is_read_or_made_is_overwritten(
+def test_an_output_that_would_overwrite_an_input_or_another_file_is_refused(
     line: str, out: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -68,8 +68,8 @@ def test_nothing_that_is_read_or_made_is_overwritten(
     for name in names:
         Path(name).write_text('{"text": "高血压", "origin": "a", "replace": "b"}', encoding="utf-8")
     assert cli.main([*line.split(), "--out", out]) == 1
-    said = capsys.readouterr().err
-    assert "would be overwritten" in said or "would take the place" in said
+    errors = capsys.readouterr().err
+    assert "would be overwritten" in errors or "would take the place" in errors
     assert all(Path(name).read_text(encoding="utf-8").count("高血压") == 1 for name in names)
 
 
@@ -85,7 +85,7 @@ def test_an_output_that_is_a_folder_is_refused_before_any_work(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["folder", "q.jsonl"]
 
 
-def test_patterns_that_are_no_text_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unreadable_file_of_patterns_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "q.jsonl").write_text('{"text": "高血压"}\n', encoding="utf-8")
     (tmp_path / "patterns").write_bytes(b"\xff\xfe")
     given = ["curate", "clean", str(tmp_path / "q.jsonl"), "--out", str(tmp_path / "o"), "--boilerplate"]
@@ -93,6 +93,6 @@ def test_patterns_that_are_no_text_are_named(tmp_path: Path, capsys: pytest.Capt
     assert "patterns:1: damaged" in capsys.readouterr().err
 
 
-def test_hyde_needs_an_encoder_before_a_model_is_asked() -> None:
+def test_hyde_without_an_encoder_is_refused_before_a_model_is_called() -> None:
     with pytest.raises(CareError, match="--encoder FOLDER, once"):
         Hyde(*ASKED, FOUND)

@@ -1,4 +1,4 @@
-"""Public sets in their published formats become rows; and judged rows become a benchmark that care eval reads."""
+"""Public sets in their published formats become rows; judged rows become a benchmark for `care eval`."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_a_published_format_becomes_a_row(
     assert converted(path, format, tmp_path) == [expected]
 
 
-def test_parquet_is_read_as_the_hub_publishes_it(tmp_path: Path) -> None:
+def test_parquet_files_of_the_hub_are_read(tmp_path: Path) -> None:
     table = pa.table({"question": ["q", "r"], "answer": ["a", None], "source": ["NIH", "NIH"]})
     pq.write_table(table, tmp_path / "medquad.parquet")
     rows = converted(tmp_path / "medquad.parquet", "medquad", tmp_path)
@@ -69,7 +69,7 @@ def test_parquet_is_read_as_the_hub_publishes_it(tmp_path: Path) -> None:
     assert report_in(tmp_path)["dropped"] == {"not a record of medquad": 1}
 
 
-def test_records_of_another_form_are_counted(tmp_path: Path) -> None:
+def test_records_of_another_form_are_dropped_and_counted(tmp_path: Path) -> None:
     path = write_lines(
         tmp_path / "raw.jsonl", [{"question": "q", "answer": "a"}, {"question": "q"}, {"question": "", "answer": "a"}]
     )
@@ -77,7 +77,7 @@ def test_records_of_another_form_are_counted(tmp_path: Path) -> None:
     assert report_in(tmp_path)["dropped"] == {"not a record of gooaq": 1, "no positive, or an empty text": 1}
 
 
-def test_what_training_would_reject_is_not_written(tmp_path: Path) -> None:
+def test_rows_that_training_would_reject_are_not_written(tmp_path: Path) -> None:
     asked = [{"question": 5}, {"question": "问", "hard_negative_ctxs": [{"title": "", "text": ""}]}]
     path = write_lines(
         tmp_path / "nq.jsonl", [{**each, "positive_ctxs": [{"title": "a", "text": "b"}]} for each in asked]
@@ -170,11 +170,11 @@ def test_judged_rows_become_sets_with_a_card(tmp_path: Path) -> None:
     assert "1 documents on which judges disagreed" in card
 
 
-def test_a_benchmark_replaces_its_own_folder_alone(tmp_path: Path) -> None:
+def test_a_benchmark_replaces_only_its_own_folder(tmp_path: Path) -> None:
     corpus = write_lines(tmp_path / "corpus.jsonl", [{"text": "甲"}])
     rows = [{"query": "问", "pos": ["甲"], "neg": [], "judged": {"pos": [[4]], "neg": []}}]
     folder = tmp_path / "ours"
-    for _ in range(2):  # the second one as after a change of the rows
+    for _ in range(2):  # the second time as after a change of the rows
         run_in(tmp_path, Benchmark([tmp_path / "rows.jsonl"], [corpus], folder), rows)
         (tmp_path / "out.jsonl").unlink()
     with pytest.raises(CareError, match=r"holds corpus\.jsonl, and would be replaced"):
@@ -183,7 +183,7 @@ def test_a_benchmark_replaces_its_own_folder_alone(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("report", ["{", "[]", '{"agreement": {}, "run": {"parameters": {"models": []}}}'])
-def test_a_report_that_is_not_the_judges_is_passed_over(report: str, tmp_path: Path) -> None:
+def test_a_report_that_is_not_of_the_judge_step_is_ignored(report: str, tmp_path: Path) -> None:
     corpus = write_lines(tmp_path / "corpus.jsonl", [{"text": "甲"}])
     (tmp_path / "rows.jsonl.report.json").write_text(report, encoding="utf-8")
     step = Benchmark([tmp_path / "rows.jsonl"], [corpus], tmp_path / "ours")

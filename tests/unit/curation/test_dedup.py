@@ -19,7 +19,7 @@ def reasons(step: Dedup, *rows: dict[str, Any]) -> list[str]:
     return [outcome.dropped for outcome in step.apply(iter(rows))]
 
 
-def test_equal_but_for_case_width_and_punctuation() -> None:
+def test_rows_that_differ_in_case_width_or_punctuation_are_equal() -> None:
     rows = [
         {"text": "ＡＢＣ 发热，咳嗽。"},
         {"text": "abc发热咳嗽"},
@@ -30,7 +30,7 @@ def test_equal_but_for_case_width_and_punctuation() -> None:
     assert reasons(Dedup(), *rows) == ["", EQUAL, "", EQUAL, ""]
 
 
-def test_near_rows_are_one_unless_only_equal_ones_are() -> None:
+def test_near_equal_rows_are_dropped_unless_only_equal_ones_should_be() -> None:
     other = LONG.replace("早晨", "晚上")
     different = LONG[:30] + "糖尿病患者需要监测血糖，注意足部护理，每年检查眼底。"
     rows = [{"text": LONG}, {"text": other}, {"text": different}]
@@ -41,12 +41,12 @@ def test_near_rows_are_one_unless_only_equal_ones_are() -> None:
 @pytest.mark.parametrize(
     ("by", "expected"), [("row", ["", "", ""]), ("query", ["", EQUAL, ""]), ("text", ["", "", EQUAL])]
 )
-def test_what_is_compared(by: Literal["row", "query", "text"], expected: list[str]) -> None:
+def test_rows_are_compared_by_the_chosen_field(by: Literal["row", "query", "text"], expected: list[str]) -> None:
     rows = [{"query": "问一", "pos": ["答甲"]}, {"query": "问一", "pos": ["答乙"]}, {"query": "问二", "pos": ["答甲"]}]
     assert reasons(Dedup(by=by), *rows) == expected
 
 
-def test_a_resumed_run_gives_what_an_undisturbed_one_gives() -> None:
+def test_a_resumed_run_gives_the_result_of_an_undisturbed_run() -> None:
     chance = random.Random(3)
     pool = ["".join(chance.choices("高血压糖尿病咳嗽发热头痛服药", k=60)) for _ in range(20)]
     texts = [text[:cut] + text[cut + 1 :] for text in chance.choices(pool, k=120) for cut in [chance.randrange(60)]]

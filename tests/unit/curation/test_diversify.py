@@ -1,4 +1,4 @@
-"""The evolving index: as a naive loop decides, exactly or by a graph, and the same after a stop."""
+"""The evolving index of diversify: it decides like a naive loop, exactly or by a graph, also after a stop."""
 
 from __future__ import annotations
 
@@ -27,9 +27,11 @@ def diversified(folder: Path, rows: Sequence[dict[str, Any]], **changes: Any) ->
     return run_in(folder, Diversify(CircleEncoder(angles=ANGLES), folder / "state", **settings), rows)
 
 
-def test_a_text_like_too_many_kept_ones_is_dropped(tmp_path: Path) -> None:
+def test_a_text_similar_to_too_many_kept_texts_is_dropped(tmp_path: Path) -> None:
     rows = [{"text": text} for text in ("问", "近", "答", "一", "远")]
-    assert [row["text"] for row in diversified(tmp_path, rows)] == ["问", "近", "一", "远"], "答 is like 问 and 近"
+    assert [row["text"] for row in diversified(tmp_path, rows)] == ["问", "近", "一", "远"], (
+        "答 is similar to 问 and 近"
+    )
     report = report_in(tmp_path)
     assert report["dropped"] == {"like more than 1 kept rows": 1}
     assert report["clusters"]["by_size"]["1"] == 3
@@ -37,7 +39,7 @@ def test_a_text_like_too_many_kept_ones_is_dropped(tmp_path: Path) -> None:
     assert not (tmp_path / "state").exists()
 
 
-def test_queries_are_compared_apart_from_documents(tmp_path: Path) -> None:
+def test_queries_and_documents_are_compared_separately(tmp_path: Path) -> None:
     rows = [{"query": text, "pos": ["远"]} for text in ("问", "近", "答")] + [{"text": "没有标题"}]
     assert [row["query"] for row in diversified(tmp_path, rows, by="query")] == ["问", "近"]
     assert report_in(tmp_path)["dropped"]["no query to compare by"] == 1
@@ -45,7 +47,7 @@ def test_queries_are_compared_apart_from_documents(tmp_path: Path) -> None:
 
 @dataclass(frozen=True)
 class NumberedEncoder(CircleEncoder):
-    """Texts are numbers of rows of a matrix."""
+    """Reads texts as row numbers of a matrix."""
 
     matrix: Vectors = field(default_factory=lambda: np.empty((0, 3), np.float32))
 
@@ -67,7 +69,7 @@ def some_vectors(count: int, dim: int) -> Vectors:
 
 @pytest.mark.parametrize("exact", [1000, 20])
 @pytest.mark.parametrize("stop", [0, 30])
-def test_it_decides_as_a_naive_loop_and_goes_on_after_a_stop(
+def test_it_decides_like_a_naive_loop_and_resumes_after_a_stop(
     exact: int, stop: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Diversify, "block", 7)
@@ -93,7 +95,7 @@ def test_it_decides_as_a_naive_loop_and_goes_on_after_a_stop(
     assert report_in(tmp_path)["clusters"]["exact"] == (exact == 1000)
 
 
-def test_the_graph_depends_on_the_order_of_the_vectors_alone() -> None:
+def test_the_graph_depends_only_on_the_order_of_the_vectors() -> None:
     vectors = some_vectors(500, 16)
     at_once, bit_by_bit = GrowingIndex(16, 0), GrowingIndex(16, 100)
     at_once.add(vectors)
@@ -107,7 +109,7 @@ def test_the_graph_depends_on_the_order_of_the_vectors_alone() -> None:
 
 
 @pytest.mark.parametrize("given", [{"most": -1}, {"seeds": -1}, {"exact": -1}])
-def test_numbers_below_zero_are_refused(given: dict[str, int], tmp_path: Path) -> None:
-    """With an empty index, -1 stands for no neighbour, and counted as kept."""
+def test_negative_numbers_are_refused(given: dict[str, int], tmp_path: Path) -> None:
+    """-1 stands for no neighbour in an empty index, and would count as kept."""
     with pytest.raises(CareError, match="below 0"):
         Diversify(CircleEncoder(), tmp_path, **given)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""A step over files: what is written, what is reported, and that a run which is stopped goes on."""
+"""A step over files: its output, its report, and resuming a stopped run."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Lines = list[dict[str, Any]]
 
 @dataclass
 class Odd(Step):
-    """Keeps documents of an odd number, twice if it divides by three; stops before `stop`."""
+    """Keeps documents with an odd number, twice if it is divisible by three; stops before `stop`."""
 
     stop: int = -1
     applied: list[int] = field(default_factory=list)
@@ -65,7 +65,7 @@ def lines(path: Path) -> Lines:
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
-def test_rows_keep_their_fields_and_say_where_they_come_from(files: Files) -> None:
+def test_rows_keep_their_fields_and_record_their_origin(files: Files) -> None:
     run_step(Odd(), files)
     made = lines(files.out)
     assert [row["n"] for row in made[:4]] == [1, 3, 3, 5]
@@ -79,7 +79,7 @@ def test_rows_keep_their_fields_and_say_where_they_come_from(files: Files) -> No
     ]  # fmt: skip
 
 
-def test_a_field_of_the_same_name_that_a_row_came_with_stays(tmp_path: Path) -> None:
+def test_an_input_field_named_curated_is_kept(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     path.write_text('{"text": "文", "n": 1, "curated": true}\n', encoding="utf-8")
     run_step(Odd(), Files([path], tmp_path / "out.jsonl"))
@@ -93,13 +93,13 @@ def test_the_report_counts_reasons_and_shows_a_few_texts(files: Files, capsys: p
     assert report["dropped"] == {"even": 25, NOT_A_ROW: 2}
     assert report["samples"]["even"] == ["文0", "文2", "文4"]
     assert report["share"] == 33 / 52
-    said = capsys.readouterr().err
-    assert "curate odd: 52 rows in, 33 out" in said
-    assert "  dropped         25  even" in said
+    errors = capsys.readouterr().err
+    assert "curate odd: 52 rows in, 33 out" in errors
+    assert "  dropped         25  even" in errors
 
 
 @pytest.mark.parametrize("stops", [[0], [1], [19, 20], [8, 9, 33, 49]])
-def test_a_stopped_run_goes_on_and_ends_with_the_same_bytes(
+def test_a_stopped_run_resumes_and_ends_with_the_same_bytes(
     files: Files, stops: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(frame, "SAVE_EVERY_ROWS", 4)
@@ -114,20 +114,20 @@ def test_a_stopped_run_goes_on_and_ends_with_the_same_bytes(
     for ending in ("", ".report.json", ".sample.jsonl"):
         assert files.beside(ending).read_bytes() == whole.beside(ending).read_bytes()
     first = last.applied[0]
-    assert first >= stops[-1] - 6  # two lines of the first file are no rows, and four rows are read again at most
+    assert first >= stops[-1] - 6  # two lines of the first file are not rows, and at most four rows are read again
     assert last.remembered == [n for n in range(first) if n % 2 for _ in range(2 if n % 3 == 0 else 1)]
 
 
-def test_a_run_killed_before_its_report_is_made_again(files: Files, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_killed_before_its_report_is_repeated(files: Files, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(frame, "SAVE_EVERY_ROWS", 4)
     with pytest.raises(KeyboardInterrupt):
         run_step(Odd(stop=30), files)
-    files.part.rename(files.out)  # as if it had been killed right after giving the output its name
+    files.part.rename(files.out)  # as if killed right after the output got its name
     assert run_step(Odd(), files).rows_out == 33
     assert len(lines(files.out)) == 33
 
 
-def test_a_complete_output_is_not_made_again(files: Files, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_complete_output_is_not_rebuilt(files: Files, capsys: pytest.CaptureFixture[str]) -> None:
     first = run_step(Odd(), files)
     second = Odd()
     assert run_step(second, files) == first
@@ -135,7 +135,7 @@ def test_a_complete_output_is_not_made_again(files: Files, capsys: pytest.Captur
     assert "complete already" in capsys.readouterr().err
 
 
-def test_other_parameters_begin_anew(files: Files, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_parameters_restart_the_run(files: Files, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(frame, "SAVE_EVERY_ROWS", 4)
     with pytest.raises(KeyboardInterrupt):
         run_step(Odd(stop=30), files)
@@ -145,7 +145,7 @@ def test_other_parameters_begin_anew(files: Files, monkeypatch: pytest.MonkeyPat
     assert step.applied[0] == 0
 
 
-def test_the_sample_is_an_even_choice_of_changed_rows(files: Files) -> None:
+def test_the_sample_is_spread_evenly_over_changed_rows(files: Files) -> None:
     run_step(Odd(), files, sample=10)
     shown = lines(files.beside(".sample.jsonl"))
     assert len(shown) == 10
@@ -154,7 +154,7 @@ def test_the_sample_is_an_even_choice_of_changed_rows(files: Files) -> None:
     assert max(numbers) > 25
 
 
-def test_what_cannot_work_is_refused(files: Files) -> None:
+def test_unusable_inputs_and_outputs_are_refused(files: Files) -> None:
     with pytest.raises(BadData, match="no such file"):
         run_step(Odd(), Files([files.out], files.out))
     run_step(Odd(), files)
@@ -167,7 +167,7 @@ def test_what_cannot_work_is_refused(files: Files) -> None:
 
 
 def test_a_second_process_is_refused_until_the_first_has_put_everything_in_place(files: Files) -> None:
-    """After OUT.part has become OUT, a step may still write other files of its own."""
+    """After OUT.part became OUT, a step may still write other files."""
 
     @dataclass
     class Slow(Odd):
@@ -184,7 +184,7 @@ def test_a_second_process_is_refused_until_the_first_has_put_everything_in_place
     assert len(lines(files.out)) == 33
 
 
-def test_a_position_of_another_form_begins_anew(files: Files) -> None:
+def test_an_invalid_position_file_restarts_the_run(files: Files) -> None:
     files.out.parent.mkdir()
     files.position.write_text('{"rows_in": 3}')
     assert run_step(Odd(), files).rows_out == 33

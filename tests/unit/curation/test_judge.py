@@ -1,4 +1,4 @@
-"""Judging by a panel over HTTP: consensus, kappa, and a server that fails in every way."""
+"""Judging by a panel over HTTP: consensus, kappa, and failing servers of every kind."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def judged(server: GradingServer, folder: Path, rows: list[dict[str, Any]], **more: Any) -> list[dict[str, Any]]:  # noqa: ANN401
-    """The output for rows, without the field of the steps."""
+    """Returns the output for rows, without the field of the steps."""
     (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     run_step(step(server, folder, **more), files_of(folder))
     made = [json.loads(line) for line in files_of(folder).out.read_text(encoding="utf-8").splitlines()]
@@ -63,7 +63,7 @@ def report_of(folder: Path) -> dict[str, Any]:
     return report
 
 
-def test_only_what_all_judges_agree_on_is_kept(server: GradingServer, tmp_path: Path) -> None:
+def test_only_passages_on_which_all_judges_agree_are_kept(server: GradingServer, tmp_path: Path) -> None:
     assert judged(server, tmp_path, ROWS) == [
         {
             "query": "高血压吃什么药", "pos": ["氨氯地平4", "硝苯地平4"], "neg": ["无关的话0", "多喝水1"], "id": 7,
@@ -90,13 +90,13 @@ def test_only_what_all_judges_agree_on_is_kept(server: GradingServer, tmp_path: 
     assert labels["agreement"] == 3 / 6, "two positives and a negative of six that are not disputed"
 
 
-def test_a_relevant_negative_can_be_dropped_instead(server: GradingServer, tmp_path: Path) -> None:
+def test_a_relevant_negative_can_be_dropped(server: GradingServer, tmp_path: Path) -> None:
     (row, _) = judged(server, tmp_path, ROWS, promote=False)
     assert row["pos"] == ["氨氯地平4"]
     assert row["neg"] == ["无关的话0", "多喝水1"]
 
 
-def test_the_prompt_and_the_judges_are_part_of_where_a_row_comes_from(server: GradingServer, tmp_path: Path) -> None:
+def test_the_origin_of_a_row_includes_the_prompt_and_the_judges(server: GradingServer, tmp_path: Path) -> None:
     judged(server, tmp_path, ROWS)
     (stamp,) = json.loads(files_of(tmp_path).out.read_text(encoding="utf-8").splitlines()[0])["curated"]
     assert stamp["models"] == ["a", "b"]
@@ -104,7 +104,7 @@ def test_the_prompt_and_the_judges_are_part_of_where_a_row_comes_from(server: Gr
     assert stamp["prompt"] != step(server, tmp_path, language="en").parameters()["prompt"]
 
 
-def test_passages_are_asked_in_batches_and_never_again(server: GradingServer, tmp_path: Path) -> None:
+def test_passages_are_judged_in_batches_and_only_once(server: GradingServer, tmp_path: Path) -> None:
     rows = [{"query": f"问{n}", "pos": [f"甲{n}号4"], "neg": [f"乙{k}号{k % 3}" for k in range(6)]} for n in range(5)]
     rows.append(rows[0])  # an equal row
     first = judged(server, tmp_path, rows, batch=3)
@@ -149,14 +149,14 @@ def test_answers_are_counted_in_money_with_the_prices_of_the_command(
 
 
 @pytest.mark.parametrize(("takes", "rejects"), [("json_schema", 422), ("json_object", 500), ("", 400)])
-def test_a_server_is_told_the_form_of_the_grades_if_it_takes_one(
+def test_the_response_format_is_sent_if_the_server_supports_it(
     server: GradingServer, tmp_path: Path, takes: str, rejects: int
 ) -> None:
     server.takes, server.rejects = [takes], rejects
     rows = [{"query": f"问{n}", "pos": [f"答{n}是4"], "neg": [f"乙{n}是0"]} for n in range(20)]
     assert len(judged(server, tmp_path, rows, models="a")) == 20
-    assert set(server.formats[-10:]) == {takes}, "what it does not take is not tried again"
-    assert sum(server.asked.values()) == 20, "a form that is not taken costs no answer"
+    assert set(server.formats[-10:]) == {takes}, "a form that was refused is not tried again"
+    assert sum(server.asked.values()) == 20, "a refused form costs no answer"
     grade = {"type": "integer", "enum": [0, 1, 2, 3, 4]}
     told = {"type": "object", "properties": {"1": grade, "2": grade}, "required": ["1", "2"],
             "additionalProperties": False}  # fmt: skip
@@ -169,7 +169,7 @@ def test_a_request_that_is_rejected_in_every_form_ends_the_run(server: GradingSe
         judged(server, tmp_path, ROWS, models="a")
 
 
-def test_what_a_judge_refuses_is_dropped_and_not_asked_again(server: GradingServer, tmp_path: Path) -> None:
+def test_a_passage_that_a_judge_refuses_is_dropped_and_not_retried(server: GradingServer, tmp_path: Path) -> None:
     refusals = {"问1": Reply(400, "content_filter: blocked"), "问2": Reply(200, "I cannot help with that.")}
     server.fault = lambda model, prompt, number: next(
         (reply for query, reply in refusals.items() if f"问题：{query}" in prompt and model == "b"), None
@@ -185,7 +185,9 @@ def test_what_a_judge_refuses_is_dropped_and_not_asked_again(server: GradingServ
     assert server.asked == before
 
 
-def test_a_server_that_stays_away_ends_the_run_and_keeps_what_it_gave(server: GradingServer, tmp_path: Path) -> None:
+def test_an_unreachable_server_ends_the_run_and_keeps_its_earlier_answers(
+    server: GradingServer, tmp_path: Path
+) -> None:
     rows = [{"query": f"问{n}", "pos": [f"答{n}是4"]} for n in range(30)]
     server.fault = lambda model, prompt, number: Reply(500) if len(server.graded) >= 20 else None
     with pytest.raises(CareError, match="answers 500"):
@@ -196,7 +198,7 @@ def test_a_server_that_stays_away_ends_the_run_and_keeps_what_it_gave(server: Gr
     assert set(server.graded.values()) == {1}
 
 
-def test_a_torn_last_answer_is_asked_again(server: GradingServer, tmp_path: Path) -> None:
+def test_a_truncated_last_answer_is_requested_again(server: GradingServer, tmp_path: Path) -> None:
     expected = judged(server, tmp_path, ROWS)
     answers = tmp_path / "answers.jsonl"
     answers.write_bytes(answers.read_bytes()[:-9])
@@ -227,12 +229,12 @@ def test_a_torn_last_answer_is_asked_again(server: GradingServer, tmp_path: Path
     ],
 )
 @pytest.mark.timeout(60)
-def test_answers_are_repaired_or_not_taken(text: str, grades: list[int] | None) -> None:
+def test_answers_are_repaired_or_refused(text: str, grades: list[int] | None) -> None:
     assert read_grades(text, 2) == grades
 
 
-def test_kappa_is_that_of_the_paper() -> None:
-    """The example of Fleiss (1971) as it is commonly shown: 10 subjects, 14 raters, 5 categories, kappa 0.210."""
+def test_kappa_equals_the_published_example() -> None:
+    """The well-known example of Fleiss (1971): 10 subjects, 14 raters, 5 categories, kappa 0.210."""
     table = [
         (0, 0, 0, 0, 14), (0, 2, 6, 4, 2), (0, 0, 3, 5, 6), (0, 3, 9, 2, 0), (2, 2, 8, 1, 1),
         (7, 7, 0, 0, 0), (3, 2, 6, 3, 0), (2, 5, 3, 2, 2), (6, 5, 2, 1, 0), (0, 2, 2, 3, 7),
@@ -266,8 +268,8 @@ def test_judges_are_named_by_model_and_address(monkeypatch: pytest.MonkeyPatch, 
         JudgeRows([Model("m", "http://x")], tmp_path, relevant=2, irrelevant=2)
 
 
-def test_a_key_is_written_nowhere(server: GradingServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Servers repeat it in their errors, and content filters' errors are kept with the answers."""
+def test_the_api_key_is_never_written(server: GradingServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Servers repeat the key in their errors, and errors of content filters are kept with the answers."""
     monkeypatch.setenv("OPENAI_API_KEY", "sk-secret\n")
     server.fault = lambda model, prompt, number: Reply(403, "content_filter: sk-secret")
     assert judged(server, tmp_path, ROWS[:1]) == []
@@ -284,12 +286,12 @@ def test_a_key_is_written_nowhere(server: GradingServer, tmp_path: Path, monkeyp
     assert all(b"sk-" not in path.read_bytes() for path in tmp_path.iterdir())
 
 
-def test_halves_of_characters_reach_no_server(server: GradingServer, tmp_path: Path) -> None:
+def test_lone_surrogates_are_not_sent_to_a_server(server: GradingServer, tmp_path: Path) -> None:
     server.fault = lambda model, prompt, number: Reply(200, "\ud83d") if number == 1 else None
     assert judged(server, tmp_path, [{"query": "高\ud83d", "pos": ["甲4"]}])[0]["query"] == "高?"
 
 
-def test_a_file_that_holds_no_answers_is_named(server: GradingServer, tmp_path: Path) -> None:
+def test_an_invalid_answers_file_is_named(server: GradingServer, tmp_path: Path) -> None:
     judged(server, tmp_path, ROWS[:1])
     answers = (tmp_path / "answers.jsonl").read_text(encoding="utf-8")
     files_of(tmp_path).out.unlink()
@@ -299,7 +301,7 @@ def test_a_file_that_holds_no_answers_is_named(server: GradingServer, tmp_path: 
             judged(server, tmp_path, ROWS[:1])
 
 
-def test_another_text_of_any_prompt_file_begins_anew(
+def test_a_change_of_any_prompt_file_restarts_the_run(
     server: GradingServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hashes = {step(server, tmp_path).parameters()["prompt"]}
@@ -314,7 +316,7 @@ def test_another_text_of_any_prompt_file_begins_anew(
     assert len(hashes) == 4
 
 
-def test_the_rate_counts_every_request_also_another_try(server: GradingServer, tmp_path: Path) -> None:
+def test_the_rate_limit_counts_every_request_including_retries(server: GradingServer, tmp_path: Path) -> None:
     waited: list[float] = []
 
     class Recording(threading.Event):
@@ -330,5 +332,5 @@ def test_the_rate_counts_every_request_also_another_try(server: GradingServer, t
         [future] = asked.submit(request)
         future.result()
     asked.close()
-    # Four requests a minute apart; the clock of the test does not move.
+    # Four requests, a minute apart; the clock of the test does not move.
     assert [round(seconds, -1) for seconds in waited if seconds > 1] == [60, 120, 180]

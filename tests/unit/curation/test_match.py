@@ -1,4 +1,4 @@
-"""CMIRB's Algorithm 1 by a scripted server: every task, what is dropped, and what a model invents."""
+"""CMIRB's Algorithm 1 with a scripted server: every task, dropped rows, and invented evidence."""
 
 from __future__ import annotations
 
@@ -37,52 +37,56 @@ def matched(server: GradingServer, folder: Path, task: str, rows: list[dict[str,
     return run_in(folder, step, rows)
 
 
-def says(answers: Mapping[str, object]) -> Callable[[str, str, int], str]:
-    """Answers with the value of the first name that stands in the prompt after its instructions."""
+def scripted(answers: Mapping[str, object]) -> Callable[[str, str, int], str]:
+    """Answers with the value of the first name that occurs in the prompt after its instructions."""
 
-    def say(model: str, prompt: str, number: int) -> str:
+    def respond(model: str, prompt: str, number: int) -> str:
         shown = prompt[prompt.index("只输出一个 JSON") :]
         key = re.findall(r'\{"(\w+)":', shown)[0]
         return json.dumps({key: next(value for name, value in answers.items() if name in shown)}, ensure_ascii=False)
 
-    return say
+    return respond
 
 
-def test_the_tasks_in_their_order_keep_pairs_with_evidence_that_answers(server: GradingServer, tmp_path: Path) -> None:
-    server.say = says({"天气": 0, "": 1})
+def test_the_tasks_in_order_keep_pairs_whose_evidence_answers_the_query(server: GradingServer, tmp_path: Path) -> None:
+    server.respond = scripted({"天气": 0, "": 1})
     rows = matched(server, tmp_path, "medical", ROWS)
     assert [row["query"] for row in rows] == ["感冒吃什么", "没有依据"]
     assert report_in(tmp_path)["dropped"] == {"not medical": 1}
 
-    server.say = says({"感冒": [2, 9, 1, 2, 4, 3], "": [1]})
+    server.respond = scripted({"感冒": [2, 9, 1, 2, 4, 3], "": [1]})
     rows = matched(server, tmp_path, "select", rows)
     assert [row["pos"] for row in rows] == [["吃感冒药。", "多 休息。多喝水。", "吃维生素"], ["无关"]]
 
-    server.say = says({"吃感冒药": ["吃感冒药。"], "休息": ["多休息。", "多吃药"], "维生素": ["吃维生素"], "": []})
+    server.respond = scripted(
+        {"吃感冒药": ["吃感冒药。"], "休息": ["多休息。", "多吃药"], "维生素": ["吃维生素"], "": []}
+    )
     rows = matched(server, tmp_path, "extract", rows)
     (row,) = rows
-    assert row["evidence"] == [["吃感冒药。"], ["多休息。"], ["吃维生素"]], "what is not in the document is left out"
+    assert row["evidence"] == [["吃感冒药。"], ["多休息。"], ["吃维生素"]], (
+        "evidence that is not in the document is left out"
+    )
     assert report_in(tmp_path)["dropped"] == {"no evidence in any passage": 1}
 
-    server.say = says({"依据：\n吃感冒药": "感冒药", "依据：\n多休息": "休息", "": ""})
+    server.respond = scripted({"依据：\n吃感冒药": "感冒药", "依据：\n多休息": "休息", "": ""})
     (row,) = rows = matched(server, tmp_path, "answer", rows)
     assert (row["pos"], row["answers"]) == (["吃感冒药。", "多 休息。多喝水。"], ["感冒药", "休息"])
     assert row["evidence"] == [["吃感冒药。"], ["多休息。"]]
 
-    server.say = says({"回答：休息": 0, "": 1})
+    server.respond = scripted({"回答：休息": 0, "": 1})
     assert matched(server, tmp_path, "check", rows) == [{"query": "感冒吃什么", "pos": ["吃感冒药。"], "id": 1}]
     (stamps,) = [json.loads(line)["curated"] for line in (tmp_path / "out.jsonl").read_text("utf-8").splitlines()]
     assert stamps[-1]["step"] == "match"
     assert stamps[-1]["models"] == ["m"]
 
 
-def test_a_known_answer_is_shown_to_find_evidence_and_is_what_answers_are_checked_by(
+def test_a_known_answer_is_shown_for_finding_evidence_and_used_for_checking(
     server: GradingServer, tmp_path: Path
 ) -> None:
     row = {"query": "问", "pos": ["文档甲"], "answer": "标准答案", "evidence": [["甲"]], "answers": ["所写"]}
-    server.say = says({"": ["甲"]})
+    server.respond = scripted({"": ["甲"]})
     matched(server, tmp_path, "extract", [row])
-    server.say = says({"": 1})
+    server.respond = scripted({"": 1})
     matched(server, tmp_path, "check", [row])
     extract, check = (prompt for _, prompt in server.asked)
     assert "答案：标准答案" in extract
@@ -90,8 +94,8 @@ def test_a_known_answer_is_shown_to_find_evidence_and_is_what_answers_are_checke
     assert "文档甲" not in check
 
 
-def test_an_answer_without_use_drops_its_passage_alone(server: GradingServer, tmp_path: Path) -> None:
-    server.say = says({"": ["甲", "乙"]})
+def test_a_useless_answer_drops_only_its_passage(server: GradingServer, tmp_path: Path) -> None:
+    server.respond = scripted({"": ["甲", "乙"]})
     server.fault = lambda model, prompt, number: Reply(200, '{"evidence": "甲"}') if "文档：\n乙" in prompt else None
     (row,) = matched(server, tmp_path, "extract", [{"query": "问", "pos": ["甲文", "乙文"]}])
     assert (row["pos"], row["evidence"]) == (["甲文"], [["甲"]])
@@ -100,7 +104,7 @@ def test_an_answer_without_use_drops_its_passage_alone(server: GradingServer, tm
 
 
 @pytest.mark.parametrize("task", ["select", "extract", "answer", "check"])
-def test_rows_that_lack_what_a_task_needs_are_named_and_cost_nothing(
+def test_rows_that_lack_fields_of_a_task_are_named_and_cause_no_request(
     task: str, server: GradingServer, tmp_path: Path
 ) -> None:
     bare = {"query": "问", "pos": ["甲", "乙"], "evidence": [["甲"]], "answers": ["甲"]}
@@ -126,10 +130,10 @@ def test_rows_that_lack_what_a_task_needs_are_named_and_cost_nothing(
         ("check", "无法判断", None),
     ],
 )
-def test_only_answers_of_the_form_are_taken(task: str, text: str, value: object) -> None:
+def test_only_answers_of_the_expected_form_are_accepted(task: str, text: str, value: object) -> None:
     assert read_value(text, key=TASKS[task].key, fits=TASKS[task].fits) == value
 
 
-def test_one_model_matches(tmp_path: Path) -> None:
+def test_matching_takes_exactly_one_model(tmp_path: Path) -> None:
     with pytest.raises(CareError, match="one model matches"):
         Match([Model("a", "http://x"), Model("b", "http://x")], tmp_path / "answers.jsonl", "check")

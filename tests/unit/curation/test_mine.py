@@ -1,4 +1,4 @@
-"""Mining and pooling over a whole corpus: windows, margins, known answers, words and meanings."""
+"""Mining and pooling over a whole corpus: windows, margins, known answers, lexical and dense search."""
 
 from __future__ import annotations
 
@@ -46,14 +46,14 @@ def test_a_margin_keeps_what_is_clearly_below_the_positive(tmp_path: Path) -> No
         Mine([], retrievers(tmp_path, dense=False, bm25=True), margin=0.1)
 
 
-def test_gold_negatives_stay_and_answers_of_other_rows_are_none(tmp_path: Path) -> None:
+def test_gold_negatives_are_kept_and_answers_of_other_rows_are_no_negatives(tmp_path: Path) -> None:
     again = {"query": "问", "pos": ["近"]}
     rows = mined(tmp_path, ROW | {"neg": ["一", "别处"]}, again, count=1, ranks=(0, 1))
     assert rows[0]["neg"] == ["一", "别处", "二"]
     assert rows[1]["neg"] == ["一"]
 
 
-def test_a_row_may_search_its_own_source_alone(tmp_path: Path) -> None:
+def test_a_row_may_search_only_its_own_source(tmp_path: Path) -> None:
     assert mined(tmp_path, ROW, count=9)[0]["neg"] == ["近", "一", "二", "三", "旧"]
     (tmp_path / "out.jsonl").unlink()
     assert mined(tmp_path, ROW, count=9, within="source")[0]["neg"] == ["近", "一", "二", "三"]
@@ -62,12 +62,12 @@ def test_a_row_may_search_its_own_source_alone(tmp_path: Path) -> None:
         mined(tmp_path, ROW | {"source": "x"}, within="source")
 
 
-def test_a_query_searches_together_with_its_imagined_document(tmp_path: Path) -> None:
+def test_a_query_is_searched_with_its_hypothetical_document(tmp_path: Path) -> None:
     (row,) = mined(tmp_path, ROW | {"query": "远", "hypothetical": ["想"]}, count=1, ranks=(0, 1))
     assert row["neg"] == ["近"], "between 1.5 and -1.5 lies 0"
 
 
-def test_rows_that_the_encoder_does_not_find_again_are_dropped(tmp_path: Path) -> None:
+def test_rows_whose_positive_the_encoder_does_not_find_are_dropped(tmp_path: Path) -> None:
     rows = mined(tmp_path, ROW, {"query": "问", "pos": ["三"]}, {"text": "没有标题"}, consistent=2)
     assert [row["pos"] for row in rows] == [["答"]]
     assert report_in(tmp_path)["dropped"]["no positive among the first 2"] == 1
@@ -76,7 +76,7 @@ def test_rows_that_the_encoder_does_not_find_again_are_dropped(tmp_path: Path) -
 WORDS = [{"text": text} for text in ("近义", "头痛吃药", "远方头痛", "答")]
 
 
-def test_words_find_what_the_encoder_does_not_and_both_are_fused(tmp_path: Path) -> None:
+def test_bm25_finds_what_the_encoder_misses_and_both_are_fused(tmp_path: Path) -> None:
     row = {"query": "头痛", "pos": ["答"]}
     words = retrievers(tmp_path, WORDS, dense=False, bm25=True)
     assert sorted(mined(tmp_path, row, found=words)[0]["neg"]) == sorted(["头痛吃药", "远方头痛"])
@@ -93,7 +93,7 @@ def test_the_draw_is_the_same_in_every_run(tmp_path: Path) -> None:
     assert len({tuple(row["neg"]) for row in first}) > 1
 
 
-def test_a_pool_is_what_any_system_finds_and_labels_stay_apart(tmp_path: Path) -> None:
+def test_a_pool_joins_the_hits_of_all_systems_and_keeps_labels_apart(tmp_path: Path) -> None:
     both = retrievers(tmp_path, WORDS, bm25=True)
     rows = run_in(tmp_path, Pool(both, depth=1), [{"text": "问头痛", "id": 3}, {"query": "近", "pos": ["答"]}])
     assert rows[0]["query"] == "问头痛"
@@ -102,7 +102,7 @@ def test_a_pool_is_what_any_system_finds_and_labels_stay_apart(tmp_path: Path) -
     assert rows[1] == {"query": "近", "pos": ["答"], "neg": ["近义"]}
 
 
-def test_something_must_search(tmp_path: Path) -> None:
+def test_mining_needs_at_least_one_retriever(tmp_path: Path) -> None:
     with pytest.raises(CareError, match="--encoder FOLDER, --bm25 or both"):
         retrievers(tmp_path, dense=False)
 
@@ -116,5 +116,5 @@ def test_vectors_are_written_by_one_process_at_a_time(tmp_path: Path) -> None:
         fcntl.flock(other, fcntl.LOCK_EX)
         with pytest.raises(CareError, match="another process writes it"):
             _ = found.dense
-    path.write_bytes(b"\0" * 4 * 5)  # as two writers may have left it
+    path.write_bytes(b"\0" * 4 * 5)  # as two concurrent writers may have left it
     assert found.dense[0].vectors.tolist() == CircleEncoder().read("甲乙丙", Side.DOCUMENT).tolist()

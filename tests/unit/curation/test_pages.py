@@ -1,4 +1,4 @@
-"""What `care curate clean --book` removes from the pages of a book, and what it leaves."""
+"""`care curate clean --book`: what is removed from the pages of a book, and what is kept."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_lines_that_are_not_text_are_removed(line: str) -> None:
         "$$",
     ],
 )
-def test_sentences_that_look_alike_stay(line: str) -> None:
+def test_similar_looking_sentences_are_kept(line: str) -> None:
     assert page_text(f"a\n{line}\nb") == f"a\n{line}\nb"
 
 
@@ -69,7 +69,7 @@ def test_marks_within_a_line_are_removed(line: str, expected: str) -> None:
     assert page_text(line) == expected
 
 
-def test_lines_that_pages_of_a_book_share_at_their_ends_are_running_heads() -> None:
+def test_lines_repeated_at_the_page_ends_are_running_heads() -> None:
     pages = [
         {"text": f"{n}  CHAPTER 4 Heart\n{word} a\nb\nTreatment\nc\n{word} d\nA Handbook, p. {n}", "source": "a"}
         for n, word in enumerate(["one", "two", "three"])
@@ -82,7 +82,7 @@ def test_lines_that_pages_of_a_book_share_at_their_ends_are_running_heads() -> N
     assert notes == {"running heads": 2}
 
 
-def test_the_command_knows_the_running_head_of_the_first_page(tmp_path: Path) -> None:
+def test_the_command_removes_the_running_head_of_the_first_page_too(tmp_path: Path) -> None:
     words = ["one", "two", "three", "four"]
     pages = [{"text": f"A Handbook 7\n{word} a\nb\nc\n{word} d\n{word} e", "source": "a"} for word in words]
     (tmp_path / "raw.jsonl").write_text("".join(json.dumps(page) + "\n" for page in pages))
@@ -95,5 +95,5 @@ def test_the_command_knows_the_running_head_of_the_first_page(tmp_path: Path) ->
 
 @pytest.mark.timeout(60)  # in the square of its length: hours
 @pytest.mark.parametrize("piece", ["(A", "[1", "[1,2", "- a", "图1", "<|ref|>", "(Smith et al., 2010; "])
-def test_a_long_line_is_read_at_once(piece: str) -> None:
+def test_a_long_line_takes_linear_time(piece: str) -> None:
     assert page_text(piece * 100_000) == (piece * 100_000).strip()

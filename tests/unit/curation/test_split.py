@@ -1,4 +1,4 @@
-"""Documents into sentences and passages: nothing is lost, nothing is too long."""
+"""Splitting documents into sentences and passages: nothing is lost, nothing is too long."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def texts(step: Split, text: str) -> list[str]:
     return [row["text"] for row in outcome(step, {"text": text}).rows]
 
 
-def test_sentences_of_both_languages() -> None:
+def test_sentences_of_both_languages_are_split() -> None:
     step = Split(by="sentence")
     assert texts(step, "高血压是常见病。应长期服药！好。血压3.5倍") == ["高血压是常见病。", "应长期服药！", "血压3.5倍"]
     assert texts(step, "Take 2.5 mg daily. Stop if you bleed.\nSee a doctor.") == [
@@ -30,7 +30,7 @@ def test_sentences_of_both_languages() -> None:
     ]  # fmt: skip
 
 
-def test_passages_hold_whole_sentences_where_they_fit() -> None:
+def test_passages_hold_whole_sentences_if_they_fit() -> None:
     step = Split(units=12, shortest=1)
     assert texts(step, "一二三四五。六七八九。十一十二十三十四。") == ["一二三四五。六七八九。", "十一十二十三十四。"]
     assert texts(step, "甲乙丙丁戊己，庚辛壬癸子丑，寅卯。") == ["甲乙丙丁戊己，", "庚辛壬癸子丑，寅卯。"]
@@ -48,7 +48,7 @@ def test_pieces_are_numbered_and_keep_the_fields() -> None:
     assert outcome(Split(), {"text": "短。"}).dropped == "no passage of 6 characters or more"
 
 
-def test_positives_are_split_if_that_is_asked_for() -> None:
+def test_positives_are_split_on_request() -> None:
     row = {"query": "丹沙", "pos": ["味甘微寒无毒。", "主身体五脏百病。"], "neg": ["别的东西不要。"], "source": "tcm"}
     assert "--from-pairs" in outcome(Split(), row).dropped
     made = outcome(Split(from_pairs=True), row)
@@ -65,7 +65,7 @@ def test_no_character_is_lost_and_no_passage_too_long(text: str, units: int) -> 
     assert all(count_units(part) <= units for part in made)
 
 
-def test_parameters_that_do_not_matter_do_not_count() -> None:
+def test_unused_parameters_do_not_count_as_a_change() -> None:
     assert Split(by="sentence", units=5).parameters() == Split(by="sentence").parameters()
     assert Split(units=5).parameters() != Split().parameters()
     with pytest.raises(StopIteration):

@@ -1,4 +1,4 @@
-"""Rows that a language model writes, over HTTP: every kind, what is refused, and a server that fails."""
+"""Rows written by a language model over HTTP: every kind, refused answers, and a failing server."""
 
 from __future__ import annotations
 
@@ -52,8 +52,8 @@ def synthesized(
     return run_in(folder, step, rows)
 
 
-def test_a_passage_gets_a_question(server: GradingServer, tmp_path: Path) -> None:
-    server.say = lambda model, prompt, number: "问题：“二甲双胍怎么吃？”" if "双胍" in prompt else "好的：\n一\n二"
+def test_a_question_is_written_for_a_passage(server: GradingServer, tmp_path: Path) -> None:
+    server.respond = lambda model, prompt, number: "问题：“二甲双胍怎么吃？”" if "双胍" in prompt else "好的：\n一\n二"
     rows = [{"text": "二甲双胍随餐服用", "title": "药", "source": "s"}, {"text": "别的"}]
     rows.append({"text": "有人问二甲双胍怎么吃，答：随餐"})
     made = synthesized(server, tmp_path, "query", rows, instruction="找答案")
@@ -66,12 +66,14 @@ def test_a_passage_gets_a_question(server: GradingServer, tmp_path: Path) -> Non
 
 
 def test_tasks_become_triples_with_the_task_as_instruction(server: GradingServer, tmp_path: Path) -> None:
-    server.say = lambda model, prompt, number: '```json\n["找药物说明", "找病因", "找病因"]\n```'
+    server.respond = lambda model, prompt, number: '```json\n["找药物说明", "找病因", "找病因"]\n```'
     tasks = synthesized(server, tmp_path, "tasks", [{"text": "糖尿病"}], count=3)
     assert tasks == [{"text": "找药物说明"}, {"text": "找病因"}]
     (tmp_path / "out.jsonl").unlink()
     whole = {"query": "谁？", "positive": "甲乙丙", "negative": "丁戊己"}
-    server.say = lambda model, prompt, number: json.dumps(whole if "病因" in prompt else whole | {"negative": "甲乙丙"})
+    server.respond = lambda model, prompt, number: json.dumps(
+        whole if "病因" in prompt else whole | {"negative": "甲乙丙"}
+    )
     triples = synthesized(server, tmp_path, "triple", tasks)
     assert triples == [{"query": "谁？", "pos": ["甲乙丙"], "neg": ["丁戊己"], "instruction": "找病因"}]
     assert report_in(tmp_path)["dropped"] == {"two equal texts": 1}
@@ -79,8 +81,8 @@ def test_tasks_become_triples_with_the_task_as_instruction(server: GradingServer
     assert all(any(choice in asked for choice in values) for values in tomllib.loads(load("shapes", "zh")).values())
 
 
-def test_a_paraphrase_gets_a_sentence_from_far_away(server: GradingServer, tmp_path: Path) -> None:
-    server.say = lambda model, prompt, number: "改写" + prompt.rpartition("：")[2]
+def test_a_paraphrase_gets_a_distant_sentence_as_negative(server: GradingServer, tmp_path: Path) -> None:
+    server.respond = lambda model, prompt, number: "改写" + prompt.rpartition("：")[2]
     rows = [{"text": f"第{n}句"} for n in range(40)]
     made = synthesized(server, tmp_path, "paraphrase", [*rows, {"query": "问", "pos": ["答"]}])
     assert len(made) == 40
@@ -93,7 +95,7 @@ def test_a_paraphrase_gets_a_sentence_from_far_away(server: GradingServer, tmp_p
 
 
 def test_a_sentence_is_not_its_own_negative(server: GradingServer, tmp_path: Path) -> None:
-    server.say = lambda model, prompt, number: "改写"
+    server.respond = lambda model, prompt, number: "改写"
     assert synthesized(server, tmp_path, "paraphrase", [{"text": "总是同一句"}] * 8) == []
     assert report_in(tmp_path)["dropped"] == {"a distant sentence equal to it: dedup drops such": 8}
 
@@ -104,7 +106,7 @@ def test_synonyms_are_checked(server: GradingServer, tmp_path: Path) -> None:
     )
     good = {"positive": "上呼吸道感染要吃什么药好", "hard": "上呼吸道感染会传染吗", "easy": "感冒会传染吗"}
     answers = {"甲": good, "乙": good | {"easy": "会传染吗"}, "丙": good | {"positive": "上呼吸道感染" * 9}}
-    server.say = lambda model, prompt, number: json.dumps(
+    server.respond = lambda model, prompt, number: json.dumps(
         next(answers[name] for name in answers if name in prompt.rpartition("：")[2])
     )
     rows = [{"text": f"{name}感冒一般要吃什么药"} for name in answers] + [{"text": "头痛"}]
@@ -126,8 +128,10 @@ def test_synonyms_are_checked(server: GradingServer, tmp_path: Path) -> None:
             synthesized(server, tmp_path, "synonym", rows, dictionary=dictionary)
 
 
-def test_a_failing_server_loses_no_row_and_is_asked_nothing_twice(server: GradingServer, tmp_path: Path) -> None:
-    server.say = lambda model, prompt, number: "问" + prompt[-3:]
+def test_a_failing_server_loses_no_row_and_no_answered_request_is_repeated(
+    server: GradingServer, tmp_path: Path
+) -> None:
+    server.respond = lambda model, prompt, number: "问" + prompt[-3:]
     failures = [Reply(500), Reply(429, "", {"Retry-After": "0"}), Reply(200, "")]
     server.fault = lambda model, prompt, number: failures[number - 1] if number <= sum(map(ord, prompt)) % 4 else None
     rows = [{"text": f"第{n:03}"} for n in range(20)]
@@ -145,7 +149,7 @@ ANGLES = {"源": 0.0, "旁": 0.5, "好": 0.1, "坏": 0.6, "问": 0.4}
 
 @pytest.mark.parametrize("blind", [False, True])
 def test_the_draft_that_ranks_its_source_best_is_kept(server: GradingServer, tmp_path: Path, blind: bool) -> None:
-    server.say = lambda model, prompt, number: "好稿" if server.seeds[-1] == 1 else "坏稿"
+    server.respond = lambda model, prompt, number: "好稿" if server.seeds[-1] == 1 else "坏稿"
     corpus = write_lines(tmp_path / "corpus.jsonl", [{"text": "源文"}, {"text": "旁文"}])
     found = Retrievers([corpus], [CircleEncoder(angles=ANGLES)], False, tmp_path / "vectors")
     step = Hyde(
@@ -160,12 +164,12 @@ def test_the_draft_that_ranks_its_source_best_is_kept(server: GradingServer, tmp
     }
     assert report["found_first"] == {"query ranks its source first": 0, "kept draft ranks its source first": 1}
     assert any("源文" in prompt for _, prompt in server.asked) is not blind
-    assert server.paid == 3  # nothing was asked for the rows that are dropped
+    assert server.paid == 3  # no request for dropped rows
 
 
 @dataclass(frozen=True)
 class CountingEncoder(CircleEncoder):
-    """Gives vectors of two small whole numbers, whose products are exact in any order of summation."""
+    """Gives vectors of two small integers, whose products are exact in any order of summation."""
 
     reads: list[int] = field(default_factory=list)
 
@@ -174,8 +178,8 @@ class CountingEncoder(CircleEncoder):
         return np.array([[int(digest(text), 16) % n - n // 2 for n in (61, 67)] for text in texts], np.float32)
 
 
-def test_drafts_of_many_rows_are_read_together_and_ranked_as_one_by_one(server: GradingServer, tmp_path: Path) -> None:
-    server.say = lambda model, prompt, number: f"稿{prompt[-4:]}{number}"
+def test_drafts_are_encoded_in_blocks_and_ranked_as_one_by_one(server: GradingServer, tmp_path: Path) -> None:
+    server.respond = lambda model, prompt, number: f"稿{prompt[-4:]}{number}"
     texts, encoder = [f"文{n:03}" for n in range(50)], CountingEncoder()
     corpus = write_lines(tmp_path / "corpus.jsonl", [{"text": text} for text in texts])
     found = Retrievers([corpus], [encoder], False, tmp_path / "vectors")
@@ -196,11 +200,11 @@ def test_drafts_of_many_rows_are_read_together_and_ranked_as_one_by_one(server: 
     ("text", "line"),
     [("问题：高血压？", "高血压？"), ('"What?"', "What?"), ("一\n二", None), ("", None), (" “” ", None)],
 )
-def test_one_line_is_read(text: str, line: str | None) -> None:
+def test_an_answer_must_be_one_line(text: str, line: str | None) -> None:
     assert read_line(text) == line
 
 
-def test_json_is_found_among_words() -> None:
+def test_json_is_found_within_other_text() -> None:
     assert read_fields('好：```{"a": " 1 ", "b": "2"}``` {}', names=("a", "b")) == {"a": "1", "b": "2"}
     for text in ('{"a": "1"}', '{"a": "1", "b": ""}', '{"a": 1, "b": "2"}', '{"a": "1", "b"', ""):
         assert read_fields(text, names=("a", "b")) is None
@@ -210,13 +214,13 @@ def test_json_is_found_among_words() -> None:
     assert read_list("[" * 100_000) is None
 
 
-def test_a_model_is_named_once(tmp_path: Path) -> None:
+def test_a_model_given_twice_is_refused(tmp_path: Path) -> None:
     both = [Model("m", "http://a"), Model("m", "http://b")]
     with pytest.raises(CareError, match="named twice"):
         Synthesize(both, tmp_path / "answers.jsonl", "query", [])
 
 
-def test_every_prompt_is_there_in_both_languages_with_the_same_fields() -> None:
+def test_every_prompt_exists_in_both_languages_with_the_same_fields() -> None:
     names = {path.name.split(".")[0] for path in PROMPTS.glob("*.txt")}
     without_fields = {"reminder", "reminder-grades", "shapes"}
     assert names == {*KINDS, *TASKS, "judge", "hyde", "blind", "personal", "passage", *without_fields}
@@ -228,5 +232,5 @@ def test_every_prompt_is_there_in_both_languages_with_the_same_fields() -> None:
     assert {name: len(values) for name, values in zh.items()} == {name: len(values) for name, values in en.items()}
 
 
-def test_a_value_is_never_taken_for_a_field() -> None:
+def test_braces_in_a_value_are_not_expanded() -> None:
     assert fill("{a} {b} {c}", a="{b}", b="x") == "{b} x {c}"

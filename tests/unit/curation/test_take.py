@@ -1,4 +1,4 @@
-"""Shares of rows: even over the sources, the same in every run, without a query in two of them."""
+"""Shares of rows: even over the sources, the same in every run, and no query in two shares."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ def taken(folder: Path, rows: list[dict[str, object]], first: float, last: float
     return [row.get("text") or row["query"] for row in run_in(folder, step, rows)]
 
 
-def test_every_source_gives_its_share_and_shares_make_the_whole(tmp_path: Path) -> None:
+def test_every_source_gives_its_share_and_the_shares_add_up(tmp_path: Path) -> None:
     train, held = taken(tmp_path / "a", [*ROWS], 0, 0.9), taken(tmp_path / "b", [*ROWS], 0.9, 1)
     assert Counter(str(text)[:2] for text in train) == {"大书": 810, "小书": 9}
     assert sorted(map(str, [*train, *held])) == sorted(str(row["text"]) for row in ROWS)
-    assert taken(tmp_path / "c", [*reversed(ROWS)], 0.9, 1) == [*reversed(held)], "whatever the order of the file"
+    assert taken(tmp_path / "c", [*reversed(ROWS)], 0.9, 1) == [*reversed(held)], "independent of the order of the file"
     assert set(taken(tmp_path / "d", [*ROWS], 0.9, 1, seed=1)) != set(held)
     assert [text for text in held if str(text).startswith("大书")] != [row["text"] for row in ROWS[810:900]]
 
@@ -41,6 +41,6 @@ def test_rows_of_one_query_stay_together(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("share", [(0.5, 0.5), (-0.1, 1.0), (0.0, 1.1), (float("nan"), 1.0)])
-def test_a_share_lies_between_0_and_1(share: tuple[float, float]) -> None:
+def test_a_share_must_be_between_0_and_1(share: tuple[float, float]) -> None:
     with pytest.raises(CareError, match="--share: write FROM TO"):
         Take([], share)

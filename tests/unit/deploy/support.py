@@ -1,4 +1,4 @@
-"""Reads the files of a deployment as their programs would, as far as the tests need: there is no engine to ask."""
+"""Readers of deployment files, as far as the tests need them; no container engine is used."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ REPOSITORY = Path(__file__).parents[3]
 
 @dataclass(frozen=True)
 class Instruction:
-    """One instruction of a Dockerfile, continuation lines joined; `stage` is the target it belongs to."""
+    """One instruction of a Dockerfile with joined continuation lines; `stage` is its target."""
 
     stage: str
     name: str
@@ -42,7 +42,7 @@ def dockerfile() -> list[Instruction]:
 
 
 def instructions(stage: str, name: str) -> list[str]:
-    """What follows `name` in the instructions of one stage, after those of the stage that it is built on."""
+    """Returns the arguments of `name` in one stage, after those of the stage that it is built on."""
     own = [one for one in dockerfile() if one.stage == stage]
     base = own[0].rest.split(" AS ")[0]
     inherited = instructions(base, name) if name != "FROM" and any(one.stage == base for one in dockerfile()) else []
@@ -50,14 +50,14 @@ def instructions(stage: str, name: str) -> list[str]:
 
 
 def copied_sources() -> Iterator[str]:
-    """Every path of the repository that the Dockerfile copies."""
+    """Yields every path of the repository that the Dockerfile copies."""
     for one in dockerfile():
         if one.name == "COPY" and "--from=" not in one.rest:
             yield from one.rest.split()[:-1]
 
 
 def is_ignored(path: str) -> bool:
-    """Whether .dockerignore keeps a path from the builder: the last pattern that matches it or a parent decides."""
+    """Returns whether .dockerignore excludes a path: the last pattern that matches it or a parent decides."""
     ignored = False
     for line in _read(".dockerignore").splitlines():
         if line and not line.startswith("#"):
@@ -70,7 +70,7 @@ def is_ignored(path: str) -> bool:
 
 @cache
 def compose() -> dict[str, Any]:
-    """docker-compose.yml with every `${NAME:-default}` at its default."""
+    """Reads docker-compose.yml with every `${NAME:-default}` at its default."""
     text = re.sub(r"\$\{\w+:-([^}]*)\}", r"\1", _read("docker-compose.yml"))
     found: dict[str, Any] = yaml.safe_load(text)
     return found
@@ -82,7 +82,7 @@ def load_yaml(path: str) -> dict[str, Any]:
 
 
 def manifest(kind: str) -> dict[str, Any]:
-    """The only object of its kind that the chart makes with its default values."""
+    """Returns the only object of its kind that the chart makes with its default values."""
     (found,) = [
         each for each in yaml.safe_load_all(_read("deploy/kubernetes/care-search.yaml")) if each["kind"] == kind
     ]
@@ -92,7 +92,7 @@ def manifest(kind: str) -> dict[str, Any]:
 
 @cache
 def locked(lock: str = "serve") -> dict[str, str]:
-    """Packages of a lock, by normalised name, with the whole text of their entry."""
+    """Returns the packages of a lock by normalised name, with the whole text of their entry."""
     entries = re.split(r"^(?=[A-Za-z0-9])", _read(f"requirements/{lock}.lock"), flags=re.MULTILINE)
     return {normalise(re.split(r"[=<>; \[]", entry)[0]): entry for entry in entries if re.match(r"[A-Za-z0-9]", entry)}
 
@@ -101,13 +101,13 @@ def normalise(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
-def parse_care(words: Sequence[str]) -> dict[str, Any]:
-    """The arguments as the `care` command itself reads them; SystemExit where it would refuse them."""
-    module, _ = cli.COMMANDS[words[0]]
+def parse_care(arguments: Sequence[str]) -> dict[str, Any]:
+    """Parses arguments as the `care` command does; raises SystemExit if it refuses them."""
+    module, _ = cli.COMMANDS[arguments[0]]
     parser = ArgumentParser()
     room: Any = import_module(module)
     room.add_arguments(parser)
-    return vars(parser.parse_args(words[1:]))
+    return vars(parser.parse_args(arguments[1:]))
 
 
 def _read(path: str) -> str:

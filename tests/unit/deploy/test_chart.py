@@ -1,4 +1,4 @@
-"""The Helm chart: its values, and the objects that it makes of the default ones, as they lie in deploy/kubernetes."""
+"""The Helm chart: its values, and the objects rendered from the defaults in deploy/kubernetes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ POD: dict[str, Any] = manifest("Deployment")["spec"]["template"]
 
 
 @pytest.mark.skipif(shutil.which("helm") is None, reason="needs helm, which no Debian package has")
-def test_the_rendered_objects_are_the_charts() -> None:
+def test_the_rendered_objects_match_the_chart() -> None:
     made = subprocess.run(["helm", "template", "care", CHART], capture_output=True, text=True, check=True).stdout
     assert RENDERED.read_text(encoding="utf-8").partition("\n")[2] == made, "run `make chart`"
 
@@ -47,7 +47,7 @@ def test_with_keys_the_pods_read_a_secret_and_the_monitor_has_a_key() -> None:
     assert endpoint["authorization"] == {"credentials": {"name": "scrape", "key": "key"}}
 
 
-def test_the_schema_knows_every_value_and_refuses_others() -> None:
+def test_the_schema_has_every_value_and_refuses_others() -> None:
     jsonschema.Draft7Validator.check_schema(SCHEMA)
     jsonschema.validate(VALUES, SCHEMA)
     assert SCHEMA["properties"].keys() - VALUES.keys() == {"global"}
@@ -68,18 +68,18 @@ def test_the_schema_knows_every_value_and_refuses_others() -> None:
             jsonschema.validate(VALUES | wrong, SCHEMA)
 
 
-def test_the_environment_is_made_of_settings_and_nothing_else() -> None:
+def test_the_environment_has_only_settings() -> None:
     given = {each["name"]: each["value"] for each in CONTAINER["env"]}
     values = {name.removeprefix(ENV_PREFIX).lower(): value for name, value in given.items()}
     settings = Settings.model_validate(values)
     service = manifest("Service")["metadata"]["name"]
     assert settings.host_names is not None
     assert {service, f"{service}.default.svc.cluster.local"} <= settings.host_names
-    # A Service named care would set CARE_PORT and more, which the service refuses.
+    # A Service named care would set CARE_PORT and others, which the service refuses.
     assert POD["spec"]["enableServiceLinks"] is False
 
 
-def test_a_pod_is_out_of_the_service_before_it_closes_its_port() -> None:
+def test_a_pod_leaves_the_service_before_it_closes_its_port() -> None:
     settings = VALUES["settings"]
     drain, shutdown = float(settings["CARE_DRAIN_SECONDS"]), float(settings["CARE_SHUTDOWN_SECONDS"])
     probe = CONTAINER["readinessProbe"]
@@ -88,7 +88,7 @@ def test_a_pod_is_out_of_the_service_before_it_closes_its_port() -> None:
     assert manifest("Deployment")["spec"]["strategy"]["rollingUpdate"] == {"maxUnavailable": 0, "maxSurge": 1}
 
 
-def test_probes_ask_paths_that_exist_on_the_port_that_is_open() -> None:
+def test_probes_use_existing_paths_and_the_open_port() -> None:
     paths = {route.path for route in admin.health.routes if isinstance(route, APIRoute)}
     probes = {kind: CONTAINER[f"{kind}Probe"]["httpGet"] for kind in ("startup", "liveness", "readiness")}
     assert {kind: probe["path"] for kind, probe in probes.items()} == {
@@ -122,7 +122,7 @@ def test_every_selector_finds_the_pods_of_the_service_and_no_others() -> None:
 
 
 @pytest.mark.parametrize("kind", ["Deployment", "CronJob"])
-def test_a_pod_may_do_no_more_than_it_needs(kind: str) -> None:
+def test_a_pod_has_minimal_privileges(kind: str) -> None:
     spec = manifest(kind)["spec"]
     pod = (spec["template"] if kind == "Deployment" else spec["jobTemplate"]["spec"]["template"])["spec"]
     assert pod["automountServiceAccountToken"] is False

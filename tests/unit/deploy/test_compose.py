@@ -1,4 +1,4 @@
-"""docker-compose.yml, read: its names, commands and mounts against those of the code and of the image."""
+"""docker-compose.yml: its names, commands and mounts against the code and the image."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ OURS = ("service", "reindex")
 LASTING = ("service", "redis", "prometheus", "grafana")
 
 
-def test_the_environment_is_made_of_settings() -> None:
+def test_the_environment_has_only_settings() -> None:
     given: dict[str, str] = SERVICES["service"]["environment"]
     names = {name.removeprefix(ENV_PREFIX).lower() for name in given}
     assert all(name.startswith(ENV_PREFIX) for name in given)
     assert names <= Settings.model_fields.keys()
     values = {name.removeprefix(ENV_PREFIX).lower(): value for name, value in given.items() if value}
     assert Settings.model_validate(values).redis_url == "redis://redis:6379/0"
-    assert not given["CARE_ADMIN_TOKEN"]  # unless the operator's environment has one
+    assert not given["CARE_ADMIN_TOKEN"]  # empty unless the operator's environment has one
 
 
-def test_a_call_to_the_encoder_has_a_thread_per_core_of_the_container() -> None:
+def test_the_encoder_has_one_thread_per_core_of_the_container() -> None:
     limits = SERVICES["service"]["deploy"]["resources"]["limits"]
     assert SERVICES["service"]["environment"]["CARE_THREADS"] == limits["cpus"]
 
 
 @pytest.mark.parametrize("name", OURS)
-def test_commands_are_those_of_care(name: str) -> None:
+def test_commands_are_valid_care_commands(name: str) -> None:
     assert SERVICES[name]["image"] == SERVICES["service"]["image"]
     parse_care(SERVICES[name]["command"])
 
@@ -51,7 +51,7 @@ def test_the_job_publishes_what_the_service_serves() -> None:
     assert f"/app/{COLLECTION}" in instructions("service", "VOLUME")
 
 
-def test_the_job_reads_the_example_corpus_unless_told_otherwise() -> None:
+def test_the_job_reads_the_example_corpus_by_default() -> None:
     (corpus,) = parse_care(SERVICES["reindex"]["command"])["corpus"]
     folder, target, mode = SERVICES["reindex"]["volumes"][1].split(":")
     assert mode == "ro"
@@ -88,7 +88,7 @@ def test_accepted_requests_have_time_to_be_answered() -> None:
     assert grace > Settings.model_fields["shutdown_seconds"].default
 
 
-def test_redis_is_a_cache_and_forgets_the_least_used() -> None:
+def test_redis_is_a_cache_and_evicts_the_least_used_keys() -> None:
     words: list[str] = SERVICES["redis"]["command"]
     options = dict(zip(words[1::2], words[2::2], strict=True))
     assert options["--maxmemory-policy"] == "allkeys-lru"
@@ -108,7 +108,7 @@ def _megabytes(service: str) -> int:
     return int(SERVICES[service]["deploy"]["resources"]["limits"]["memory"].removesuffix("m"))
 
 
-def test_host_names_are_checked_and_prometheus_may_ask() -> None:
+def test_host_names_are_checked_and_that_of_prometheus_is_allowed() -> None:
     environment = compose()["services"]["service"]["environment"]
     assert Settings(host="0.0.0.0", allowed_hosts=environment["CARE_ALLOWED_HOSTS"]).host_names == {"service"}
     assert "service:8000" in (REPOSITORY / "deploy/prometheus.yml").read_text(encoding="utf-8")

@@ -1,4 +1,4 @@
-"""The crontab's one line, run by a shell as cron would, with a `care` that ends as it is told."""
+"""The crontab's line, run by a shell as cron would, with a scripted `care`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ HOME = "/srv/care"
 
 @pytest.fixture
 def home(tmp_path: Path) -> Path:
-    """An installation whose `care` ends with the number in the file `end`."""
+    """Makes an installation whose `care` ends with the exit code in the file `end`."""
     (tmp_path / "var").mkdir()
     care = tmp_path / "care"
     care.write_text(f'#!/bin/sh\necho "care $*"\nexit "$(cat {tmp_path}/end)"\n')
@@ -40,7 +40,7 @@ def run_line(home: Path, end: int) -> subprocess.CompletedProcess[str]:
 def test_the_job_runs_once_a_week() -> None:
     minute, hour, *rest = FIELDS
     assert (int(minute) < 60, int(hour) < 24, rest) == (True, True, ["*", "*", "0"])
-    assert "%" not in COMMAND  # cron would end the line there
+    assert "%" not in COMMAND  # cron would cut the line there
 
 
 def test_the_job_calls_a_valid_command() -> None:
@@ -65,7 +65,7 @@ def test_a_failure_prints_one_line_and_passes_its_exit_code_on(home: Path, code:
     assert (home / "var/reindex.log").read_text().endswith(f" ended with {code}\n")
 
 
-def test_a_new_installation_needs_no_folder_but_its_own(home: Path) -> None:
+def test_a_new_installation_needs_only_its_own_folder(home: Path) -> None:
     (home / "var").rmdir()
     assert run_line(home, 0).returncode == 0
     assert (home / "var/reindex.log").is_file()

@@ -1,4 +1,4 @@
-"""The Dockerfile, read: what would break or weaken an image without anybody noticing before it runs."""
+"""The Dockerfile: faults that would break or weaken an image and would show only at run time."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ from tests.unit.deploy.support import (
 TARGETS = ("service", "gpu")
 LOCKS = [("environment", "serve"), ("indexer-environment", "indexer"), ("train-environment", "train"), ("gpu", "gpu")]
 TRAINING = ("torch", "transformers", "safetensors", "onnx", "onnxscript", "optimum", "triton")
-# Optional extras: most deployments do without, and they are large.
+# Optional extras: large, and not needed by most deployments.
 BESIDE_THE_IMAGE = ("qdrant", "parquet", "gpu")
-# Modules of packages that this environment does not have.
+# Modules whose packages are not in this environment.
 ELSEWHERE = {"pynvml": ["nvidia-ml-py"]}
 
 
@@ -49,7 +49,7 @@ def test_copied_paths_exist_and_reach_the_builder(source: str) -> None:
 @pytest.mark.parametrize(
     "path", [".git/config", "var/collection/CURRENT", ".venv/bin/python", "tests/conftest.py", "service/__pycache__/x"]
 )
-def test_the_builder_gets_nothing_else(path: str) -> None:
+def test_other_paths_are_excluded_from_the_build_context(path: str) -> None:
     assert is_ignored(path)
 
 
@@ -62,7 +62,7 @@ def test_copies_come_from_stages_above() -> None:
             assert one.rest.split("--from=")[1].split()[0] in seen[:-1]
 
 
-def test_a_plain_build_makes_the_service_for_cpus() -> None:
+def test_the_default_target_is_the_service_for_cpus() -> None:
     assert dockerfile()[-1].stage == "service"
     # One base for both: the environment is copied with its link to the interpreter.
     bases = {rest.split(" AS ")[0] for stage in ("environment", "runtime") for rest in instructions(stage, "FROM")}
@@ -82,7 +82,7 @@ def test_the_user_is_fixed_and_not_root(target: str) -> None:
 
 
 @pytest.mark.parametrize("target", TARGETS)
-def test_the_default_paths_of_the_commands_hold_in_the_image(target: str) -> None:
+def test_the_default_paths_of_the_commands_are_valid_in_the_image(target: str) -> None:
     assert instructions(target, "WORKDIR") == ["/app"]
     assert instructions(target, "VOLUME") == [f"/app/{COLLECTION}"]
     fields = Settings.model_fields
@@ -101,7 +101,7 @@ def test_the_image_serves_on_the_port_that_it_exposes(target: str) -> None:
     parse_care(command[1:])
 
 
-def test_the_runtime_of_the_encoder_sends_nothing_home() -> None:
+def test_onnx_runtime_telemetry_is_off() -> None:
     crontab = (REPOSITORY / "deploy/crontab").read_text()
     assert "ORT_DISABLE_TELEMETRY=1\n" in crontab
     for target in TARGETS:
@@ -110,7 +110,7 @@ def test_the_runtime_of_the_encoder_sends_nothing_home() -> None:
 
 @pytest.fixture
 def live_port() -> Iterator[int]:
-    """A server that only answers that it is alive."""
+    """Yields the port of a server that answers only that it is alive."""
 
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -127,25 +127,25 @@ def live_port() -> Iterator[int]:
 
 
 @pytest.mark.parametrize("target", TARGETS)
-def test_the_health_check_sees_life_and_death(target: str, live_port: int) -> None:
+def test_the_health_check_detects_a_live_and_a_dead_service(target: str, live_port: int) -> None:
     command = json.loads(instructions(target, "HEALTHCHECK")[0].partition("CMD ")[2])
     assert command[0] == "python"
     for port, alive in ((live_port, True), (1, False)):
-        # A proxy that a container inherits must not stand between it and itself.
+        # An inherited proxy must not be used for requests to the container itself.
         environment = os.environ | {"CARE_PORT": str(port), "http_proxy": "http://127.0.0.1:1"}
         done = subprocess.run([sys.executable, *command[1:]], env=environment, capture_output=True)
         assert (done.returncode == 0) is alive
 
 
-def test_recipes_find_their_files_in_the_image_that_trains() -> None:
-    """They name them as from the repository's root, and write their runs to var."""
+def test_recipes_find_their_files_in_the_training_image() -> None:
+    """Recipes name files relative to the repository's root, and write their runs to var."""
     made = " ".join(instructions("train", "RUN"))
     assert "ln -s /opt/care/lib/python3.*/site-packages/models models" in made
     assert re.search(r"install -d -o 10001 -g 10001 /app/var ", made)
     assert "HOME=/app/var" in instructions("train", "ENV")  # the user's own home does not exist
 
 
-def test_ray_finds_a_home_in_the_image_that_indexes() -> None:
+def test_ray_has_a_home_folder_in_the_indexer_image() -> None:
     assert "HOME=/tmp" in instructions("indexer", "ENV")
 
 
@@ -156,7 +156,7 @@ def test_the_locks_of_all_images_are_audited() -> None:
     assert installed <= set(audited.split())
 
 
-def test_nothing_that_trains_or_compiles_is_installed() -> None:
+def test_no_training_library_or_compiler_is_installed() -> None:
     assert not locked().keys() & set(TRAINING)
     assert not any(name.startswith("nvidia-") for name in locked())
     assert not any("apt-get" in rest or "pip" in rest for rest in instructions("service", "RUN"))
@@ -174,7 +174,7 @@ def test_everything_is_installed_from_a_lock_by_hash(stage: str, lock: str) -> N
     ("lock", "extras"),
     [("serve", ["cpu"]), ("gpu", ["gpu"]), ("indexer", ["cpu", "ray", "qdrant"]), ("train", ["cpu", "train", "ray"])],
 )
-def test_a_lock_has_what_the_project_names(lock: str, extras: list[str]) -> None:
+def test_a_lock_has_the_dependencies_of_the_project(lock: str, extras: list[str]) -> None:
     project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
     wanted = [
         *project["dependencies"],
@@ -185,13 +185,13 @@ def test_a_lock_has_what_the_project_names(lock: str, extras: list[str]) -> None
 
 
 @pytest.mark.parametrize("lock", ["indexer", "train"])
-def test_the_images_have_one_version_of_what_they_share(lock: str) -> None:
+def test_packages_shared_by_images_have_the_same_version(lock: str) -> None:
     ours, theirs = locked(), locked(lock)
     versions = {name: (ours[name].split()[0], theirs[name].split()[0]) for name in ours.keys() & theirs.keys()}
     assert {name: pair for name, pair in versions.items() if len(set(pair)) > 1} == {}
 
 
-def test_the_lock_has_what_the_service_and_the_indexer_import() -> None:
+def test_the_lock_has_every_package_that_the_service_and_the_indexer_import() -> None:
     files = [path for room in ("service", "indexer") for path in (REPOSITORY / room).rglob("*.py")]
     modules = {name.partition(".")[0] for path in files for name in _imports(path)}
     foreign = modules - {"models", "indexer", "service"} - set(sys.stdlib_module_names)

@@ -1,4 +1,4 @@
-"""Prometheus' files and the operator's page, against what the service really exposes."""
+"""Prometheus' files and docs/operations.md against the metrics that the service exposes."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ SELECTOR = re.compile(r"\b(care_\w+)(?:\{([^}]*)\})?")
 
 @pytest.fixture(scope="module")
 def exposed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, set[str]]:
-    """The names of the samples that a service exposes after a little of everything, and a run of the indexer writes."""
+    """Returns the samples that a service exposes after some use, and those that a run of the indexer writes."""
     metrics = Metrics()
     metrics.request(SEARCH_PATH, 200, 0.01)
     metrics.search(1, Timings())
@@ -46,7 +46,7 @@ def exposed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, set[str]]:
     return found
 
 
-def test_prometheus_scrapes_the_service_where_it_exposes() -> None:
+def test_prometheus_scrapes_the_port_and_path_of_the_service() -> None:
     (scrape,) = SCRAPES
     ((host, port),) = (target.split(":") for target in scrape["static_configs"][0]["targets"])
     assert parse_care(compose()["services"][host]["command"]).keys() >= {"host", "port"}
@@ -62,7 +62,7 @@ def test_prometheus_finds_the_rules() -> None:
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule["alert"])
-def test_an_alert_asks_for_what_is_exposed(rule: dict[str, Any], exposed: dict[str, set[str]]) -> None:
+def test_an_alert_uses_only_exposed_metrics(rule: dict[str, Any], exposed: dict[str, set[str]]) -> None:
     assert_exposed(rule["expr"], exposed)
     assert rule["annotations"]["summary"]
     jobs = set(re.findall(r'job="(\w+)"', rule["expr"]))
@@ -70,9 +70,9 @@ def test_an_alert_asks_for_what_is_exposed(rule: dict[str, Any], exposed: dict[s
 
 
 @pytest.mark.skipif(shutil.which("promtool") is None, reason="needs promtool: `make programs` installs it")
-@pytest.mark.parametrize("words", [("check", "config", "deploy/prometheus.yml"), ("test", "rules", *CASES)])
-def test_prometheus_itself_accepts_the_files_and_every_alert_fires_when_it_should(words: tuple[str, ...]) -> None:
-    done = subprocess.run(["promtool", *words], cwd=REPOSITORY, capture_output=True, text=True)
+@pytest.mark.parametrize("arguments", [("check", "config", "deploy/prometheus.yml"), ("test", "rules", *CASES)])
+def test_promtool_accepts_the_files_and_every_alert_fires_when_it_should(arguments: tuple[str, ...]) -> None:
+    done = subprocess.run(["promtool", *arguments], cwd=REPOSITORY, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
@@ -88,7 +88,7 @@ def test_history_is_kept_for_longer_than_alerts_and_panels_look_back() -> None:
     assert int(kept) > max(int(number) for expr in asked for number in re.findall(r"(\d+)d\b", expr))
 
 
-def test_the_page_for_operators_names_what_exists(exposed: dict[str, set[str]]) -> None:
+def test_the_operations_page_names_only_existing_metrics(exposed: dict[str, set[str]]) -> None:
     assert_exposed(OPERATIONS, exposed)
     assert all(f"`{rule['alert']}`" in OPERATIONS for rule in RULES)
     variables = {name.lower() for name in re.findall(r"\bCARE_(\w+)", OPERATIONS)}
@@ -96,7 +96,7 @@ def test_the_page_for_operators_names_what_exists(exposed: dict[str, set[str]]) 
 
 
 def expressions() -> list[str]:
-    """What the panels of the dashboard ask Prometheus."""
+    """Returns the Prometheus queries of the dashboard's panels."""
     return [target["expr"] for panel in DASHBOARD["panels"] for target in panel["targets"]]
 
 
@@ -109,7 +109,7 @@ def test_the_dashboard_fills_its_rows_and_explains_each_panel() -> None:
         for x in range(place["w"])
         for y in range(place["h"])
     ]
-    assert len(set(cells)) == len(cells) == 24 * (1 + max(y for _, y in cells))  # no overlap, no hole
+    assert len(set(cells)) == len(cells) == 24 * (1 + max(y for _, y in cells))  # no overlap, no gap
     assert all(panel["title"] and panel["description"] for panel in panels)
 
 

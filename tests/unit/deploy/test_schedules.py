@@ -1,4 +1,4 @@
-"""The schedules, read: cron, systemd, Kubernetes and compose run one command, at one time, on paths that exist."""
+"""The schedules: cron, systemd, Kubernetes and compose run one command, at one time, on existing paths."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ POD: dict[str, Any] = JOB["spec"]["jobTemplate"]["spec"]["template"]["spec"]
 
 
 def unit(name: str) -> configparser.ConfigParser:
-    """A unit file; systemd's keys are told apart by case."""
+    """Reads a unit file; systemd's keys are case-sensitive."""
     parser = configparser.ConfigParser(interpolation=None, strict=True)
     parser.optionxform = str  # type: ignore[assignment, method-assign]
     parser.read(REPOSITORY / "deploy/systemd" / name)
@@ -29,7 +29,7 @@ SERVICE, TIMER = unit("care-reindex.service"), unit("care-reindex.timer")
 
 
 def commands() -> dict[str, list[str]]:
-    """What each schedule runs, as words after `care`."""
+    """Returns what each schedule runs, as arguments of `care`."""
     (cron,) = re.findall(r"\bcare (index [^;]+);", CRON)
     program, *systemd = shlex.split(SERVICE["Service"]["ExecStart"])
     assert program.endswith("/care")
@@ -44,7 +44,7 @@ def commands() -> dict[str, list[str]]:
 def test_every_schedule_runs_the_same_command() -> None:
     given = {name: parse_care(words) for name, words in commands().items()}
     for options in given.values():
-        options["corpus"] = [path.name for path in options["corpus"]]  # the folder is the machine's
+        options["corpus"] = [path.name for path in options["corpus"]]  # the folder depends on the machine
     assert all(options == given["cron"] for options in given.values())
     assert (given["cron"]["publish"], given["cron"]["collection"]) == (True, COLLECTION)
     assert given["cron"]["keep"] >= 2
@@ -57,21 +57,21 @@ def test_every_schedule_is_due_at_the_same_time() -> None:
 
 
 def test_the_timer_starts_the_service() -> None:
-    assert "Unit" not in TIMER["Timer"]  # it starts the service of its own name
+    assert "Unit" not in TIMER["Timer"]  # by default it starts the service of its own name
     assert TIMER["Install"]["WantedBy"] == "timers.target"
     assert "Install" not in SERVICE
     assert SERVICE["Service"]["Type"] == "oneshot"
 
 
-def test_systemd_works_where_cron_works() -> None:
+def test_systemd_uses_the_same_folders_as_cron() -> None:
     service = SERVICE["Service"]
     assert f"cd {service['WorkingDirectory']} " in CRON
     assert service["ReadWritePaths"] == f"{service['WorkingDirectory']}/{COLLECTION.parts[0]}"
-    assert service["ExecStartPre"].endswith(f" {service['ReadWritePaths']}")  # which must be there when it starts
+    assert service["ExecStartPre"].endswith(f" {service['ReadWritePaths']}")  # which must exist when it starts
     assert service["Environment"] == "ORT_DISABLE_TELEMETRY=1"
 
 
-def test_a_run_that_is_killed_is_started_again_and_one_that_fails_is_not() -> None:
+def test_a_killed_run_is_restarted_and_a_failed_run_is_not() -> None:
     assert SERVICE["Service"]["Restart"] == "on-abnormal"
     spec = JOB["spec"]["jobTemplate"]["spec"]
     (rule,) = spec["podFailurePolicy"]["rules"]
@@ -79,10 +79,10 @@ def test_a_run_that_is_killed_is_started_again_and_one_that_fails_is_not() -> No
     assert rule["onExitCodes"]["containerName"] == CONTAINER["name"]
     assert rule["onExitCodes"]["values"] == [1, Busy.exit_code]
     assert spec["backoffLimit"] > 0
-    assert POD["restartPolicy"] == "Never"  # a failure policy wants it so
+    assert POD["restartPolicy"] == "Never"  # required by a pod failure policy
 
 
-def test_the_job_never_runs_twice_at_once() -> None:
+def test_the_job_never_runs_concurrently() -> None:
     assert JOB["spec"]["concurrencyPolicy"] == "Forbid"
 
 
@@ -99,6 +99,6 @@ def test_the_pod_fits_the_image() -> None:
     assert CONTAINER["securityContext"]["readOnlyRootFilesystem"]
 
 
-def test_the_pod_has_no_variables_of_services_beside_it() -> None:
+def test_the_pod_has_no_environment_variables_of_other_services() -> None:
     """`CARE_PORT=tcp://…`, of a Service named care, is refused as a setting."""
     assert POD["enableServiceLinks"] is False

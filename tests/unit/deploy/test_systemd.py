@@ -1,4 +1,4 @@
-"""The unit of the service: its command, its settings, its time to end, and what it may write."""
+"""The systemd unit of the service: its command, settings, stop timeout, and writable paths."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ SERVICE = unit(NAME)["Service"]
 
 
 def settings() -> Settings:
-    """As instance 8000 gets them."""
+    """Returns the settings of instance 8000."""
     pairs = dict(pair.split("=", 1) for pair in SERVICE["Environment"].replace("%i", "8000").split())
     own = {name.removeprefix(ENV_PREFIX).lower(): value for name, value in pairs.items() if name[:5] == ENV_PREFIX}
     return Settings.model_validate(own)
 
 
-def test_it_serves_what_the_timer_publishes() -> None:
+def test_the_service_serves_what_the_timer_publishes() -> None:
     program, *words = shlex.split(SERVICE["ExecStart"])
     assert program == shlex.split(REINDEX["Service"]["ExecStart"])[0]
     assert parse_care(words).keys() >= {"collection"}
@@ -38,25 +38,25 @@ def test_it_serves_what_the_timer_publishes() -> None:
     assert "ORT_DISABLE_TELEMETRY=1" in SERVICE["Environment"].split()
 
 
-def test_the_re_index_may_do_no_more_than_the_service() -> None:
+def test_the_reindex_unit_has_no_more_privileges_than_the_service() -> None:
     kinds = ("NoNew", "Private", "Protect", "Lock", "Restrict", "SystemCall", "Capability")
     limits = {name: value for name, value in SERVICE.items() if name.startswith(kinds)}
     assert len(limits) > 15
     assert limits.items() <= REINDEX["Service"].items()
 
 
-def test_it_may_write_the_audit_log_that_is_documented() -> None:
+def test_the_documented_audit_log_is_writable() -> None:
     documented = re.search(r"CARE_AUDIT_LOG=(\S+?)`", (REPOSITORY / "docs/operations.md").read_text(encoding="utf-8"))
     assert documented is not None
     assert Path(documented[1]).parent == Path("/var/log") / SERVICE["LogsDirectory"]
 
 
-def test_its_name_is_its_port_and_it_has_time_to_end() -> None:
+def test_the_instance_name_is_the_port_and_the_stop_timeout_is_long_enough() -> None:
     given = settings()
     assert given.port == 8000
     assert given.drain_seconds > 0
     assert float(SERVICE["TimeoutStopSec"]) > given.drain_seconds + given.shutdown_seconds + GRACE_SECONDS
-    assert SERVICE["KillMode"] == "mixed"  # workers are the supervisor's to end
+    assert SERVICE["KillMode"] == "mixed"  # the supervisor ends the workers
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="needs systemd-analyze of a Linux with systemd")

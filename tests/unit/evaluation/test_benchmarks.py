@@ -1,4 +1,4 @@
-"""Benchmark files: what ships is whole and says what the papers say; what is wrong is named with file and field."""
+"""Benchmark files: the shipped ones match the papers, and errors are named with file and field."""
 
 from pathlib import Path
 
@@ -40,7 +40,7 @@ def write(folder: Path, text: str) -> Path:
     return path
 
 
-def test_a_file_says_which_sets_it_has_and_is_named_after_itself(tmp_path: Path) -> None:
+def test_a_file_lists_its_sets_and_gives_the_benchmark_its_name(tmp_path: Path) -> None:
     benchmark = read_file(write(tmp_path, GOOD))
     assert benchmark.name == "ours"
     assert [(item.name, item.kind, item.split) for item in benchmark.sets] == [
@@ -74,7 +74,7 @@ def test_a_bad_file_is_named_with_its_field(tmp_path: Path, old: str, new: str, 
     assert field in str(caught.value)
 
 
-def test_an_unknown_name_is_answered_with_the_known_ones() -> None:
+def test_an_unknown_name_gives_an_error_with_the_known_names() -> None:
     with pytest.raises(CareError, match=r"no benchmark is called 'mteb'; there are .*cmirb"):
         read("mteb")
     with pytest.raises(CareError, match="no benchmark"):
@@ -90,9 +90,7 @@ def test_an_unknown_name_is_answered_with_the_known_ones() -> None:
         ("care-gold-pool", 10, 697 + 318 + 1255 + 943 + 439 + 1879 + 300 + 57 + 4000 + 100, 5 * 30246 + 37645 + 5183),
     ],
 )
-def test_the_shipped_files_hold_the_sizes_that_the_papers_print(
-    name: str, sets: int, queries: int, documents: int
-) -> None:
+def test_the_shipped_files_have_the_sizes_of_the_papers(name: str, sets: int, queries: int, documents: int) -> None:
     benchmark = read(name)
     assert len(benchmark.sets) == sets
     assert sum(item.counts.queries for item in benchmark.sets) == queries
@@ -115,14 +113,14 @@ def test_every_set_of_cmirb_has_a_prompt_and_an_instruction_of_its_own() -> None
     assert len({item.query_instruction for item in benchmark.sets}) == 10
 
 
-def test_the_gold_pool_warns_and_leaves_the_encoder_its_own_instruction() -> None:
+def test_the_gold_pool_warns_and_keeps_the_encoders_own_instruction() -> None:
     benchmark = read("care-gold-pool")
     assert benchmark.note is not None
     assert "never compare with the published leaderboard" in benchmark.note
     assert all(item.query_instruction is None for item in benchmark.sets)
 
 
-def test_the_names_are_those_of_the_files() -> None:
+def test_benchmark_names_are_those_of_the_files() -> None:
     assert names() == ["bmretriever", "cardioembed", "care-gold-pool", "cmedteb", "cmirb"]
     assert all(read(name).name == name for name in names())
 
@@ -138,5 +136,5 @@ def test_the_names_are_those_of_the_files() -> None:
         (Counts(queries=3200, rounded=True), (3000, None), "3,000 queries where the benchmark has about 3,200"),
     ],
 )
-def test_another_size_is_described(counts: Counts, found: tuple[int, int | None], difference: str | None) -> None:
+def test_a_different_size_is_described(counts: Counts, found: tuple[int, int | None], difference: str | None) -> None:
     assert counts.differ(*found) == difference

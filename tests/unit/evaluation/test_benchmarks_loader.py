@@ -1,4 +1,4 @@
-"""From a benchmark's name to tasks: what a folder holds is found and checked, everything else is named."""
+"""From a benchmark's name to tasks: sets of a folder are found and checked, missing ones are named."""
 
 import gzip
 import json
@@ -59,7 +59,7 @@ obtain = "write it"
 
 @pytest.fixture(autouse=True)
 def ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder of benchmark files with one file, which a test may write anew."""
+    """Writes a folder of benchmark files with one file, which a test may rewrite."""
     folder = tmp_path / "benchmarks"
     folder.mkdir()
     (folder / "ours.toml").write_text(BENCHMARK, encoding="utf-8")
@@ -96,7 +96,7 @@ def write_all(data: Path) -> None:
     )
 
 
-def test_a_set_of_each_kind_comes_from_a_folder(data: Path) -> None:
+def test_a_set_of_each_kind_is_loaded_from_a_folder(data: Path) -> None:
     write_all(data)
     tasks, missing = load("ours", data)
     assert missing == {}
@@ -110,7 +110,7 @@ def test_a_set_of_each_kind_comes_from_a_folder(data: Path) -> None:
     assert isinstance(retrieval, RetrievalSet)
     assert retrieval.qrels == {"q1": {"d1": 1}}
     assert isinstance(rerank, RerankSet)
-    assert rerank.relevant == 1  # the benchmark says so, whatever the grades look like
+    assert rerank.relevant == 1  # set by the benchmark, whatever the grades are
     assert isinstance(pairs, PairSet)
     assert pairs.scores == [1.0, 0.0]
 
@@ -125,20 +125,20 @@ def test_a_folder_named_after_the_benchmark_may_hold_its_sets_and_their_corpus(d
     assert list(missing) == ["drugs", "lists", "pairs"]
 
 
-def test_the_split_chooses_among_judgements_in_beirs_own_layout(data: Path, ours: Path) -> None:
+def test_the_split_chooses_among_qrels_in_the_layout_of_beir(data: Path, ours: Path) -> None:
     ours.write_text(BENCHMARK.replace('metric = "Recall@100"', 'metric = "Recall@100"\nsplit = "dev"'))
     write_retrieval(data / "colds", qrels="qrels/dev.tsv")
     assert [task.name for task in load("ours", data)[0]] == ["colds"]
 
 
-def test_a_set_may_lie_where_the_benchmark_says(data: Path, ours: Path) -> None:
+def test_a_set_may_be_at_the_path_that_the_benchmark_gives(data: Path, ours: Path) -> None:
     ours.write_text(BENCHMARK.replace('name = "colds"', 'name = "colds"\npath = "pool/winter"'))
     write_retrieval(data / "pool" / "winter")
     tasks, _ = load("ours", data)
     assert [task.name for task in tasks] == ["colds"]
 
 
-def test_instructions_are_carried_only_when_they_are_asked_for(data: Path) -> None:
+def test_instructions_are_included_only_on_request(data: Path) -> None:
     write_all(data)
     assert [task.query_instruction for task in load("ours", data)[0]] == [None] * 4
     tasks, _ = load("ours", data, instructions=True)
@@ -148,14 +148,14 @@ def test_instructions_are_carried_only_when_they_are_asked_for(data: Path) -> No
     ]
 
 
-def test_a_task_carries_the_prompt_that_its_set_names(data: Path, ours: Path) -> None:
+def test_a_task_has_the_prompt_that_its_set_names(data: Path, ours: Path) -> None:
     prompts = '[prompts]\ntitle = "Write what stands under {query}"\n\n[[sets]]\nhyde = "title"'
     ours.write_text(BENCHMARK.replace("[[sets]]", prompts, 1))
     write_all(data)
     assert [task.hyde_prompt for task in load("ours", data)[0]] == ["Write what stands under {query}", None, None, None]
 
 
-def test_every_set_that_is_not_there_is_named_with_what_to_put_where(data: Path) -> None:
+def test_every_missing_set_is_named_with_where_to_put_it(data: Path) -> None:
     tasks, missing = load("ours", data)
     assert tasks == []
     assert missing == {
@@ -178,36 +178,36 @@ def test_a_set_of_another_size_is_refused_and_the_others_are_loaded(data: Path) 
 
 
 @pytest.mark.usefixtures("with_mteb")
-def test_a_set_of_another_size_names_the_library_that_has_the_right_one(data: Path) -> None:
+def test_the_error_for_a_wrong_size_names_the_library_with_the_right_set(data: Path) -> None:
     write_all(data)
     write_rows(data / "colds" / "corpus.jsonl", [{"_id": "d1", "text": "感冒"}])
     assert "; leave it out for mteb task SciFact, or put queries.jsonl" in load("ours", data)[1]["colds"]
 
 
-def test_a_broken_file_is_an_error_with_its_line(data: Path) -> None:
+def test_a_broken_file_gives_an_error_with_the_line(data: Path) -> None:
     write_all(data)
     (data / "sts" / "pairs.jsonl").write_text('{"a": "着凉", "b": "感冒", "score": 1}\n{"a": \n')
     with pytest.raises(BadData, match=r"pairs\.jsonl:2: not JSON"):
         load("ours", data)
 
 
-def test_a_data_folder_that_is_not_there_is_an_error(data: Path) -> None:
+def test_a_missing_data_folder_is_an_error(data: Path) -> None:
     with pytest.raises(CareError, match="nowhere: no such folder"):
         load("ours", data / "nowhere")
 
 
 class _Forbidden(BaseHTTPRequestHandler):
-    """A hub that answers, though not kindly: it can be reached."""
+    """A hub that can be reached, but answers with an error."""
 
     def do_HEAD(self) -> None:
         self.send_error(403)
 
     def log_message(self, *_: object) -> None:
-        """Silent."""
+        """Logs nothing."""
 
 
-def ask(monkeypatch: pytest.MonkeyPatch, port: int) -> str:
-    """Takes a port of this machine for the hub."""
+def use_as_hub(monkeypatch: pytest.MonkeyPatch, port: int) -> str:
+    """Makes a port of this machine the hub; returns its address."""
     monkeypatch.setenv("no_proxy", "127.0.0.1")
     monkeypatch.setattr(hub, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(hub, "ENDPOINT", f"http://127.0.0.1:{port}")
@@ -219,7 +219,7 @@ def answering_hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     with ThreadingHTTPServer(("127.0.0.1", 0), _Forbidden) as server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
-        ask(monkeypatch, server.server_address[1])
+        use_as_hub(monkeypatch, server.server_address[1])
         try:
             yield
         finally:
@@ -232,7 +232,7 @@ def silent_hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """An address without a listener: the port is taken and connections to it are refused."""
     with socket() as taken:
         taken.bind(("127.0.0.1", 0))
-        yield ask(monkeypatch, taken.getsockname()[1])
+        yield use_as_hub(monkeypatch, taken.getsockname()[1])
 
 
 @pytest.fixture
@@ -241,7 +241,7 @@ def with_mteb(ours: Path) -> None:
 
 
 @pytest.mark.usefixtures("with_mteb")
-def test_an_unreachable_hub_is_reported_for_each_set_and_asked_once(
+def test_an_unreachable_hub_is_reported_for_each_set_and_contacted_once(
     silent_hub: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = []
@@ -258,7 +258,7 @@ def test_an_unreachable_hub_is_reported_for_each_set_and_asked_once(
 @pytest.mark.usefixtures("with_mteb", "silent_hub")
 def test_sets_in_a_folder_need_no_hub(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_all(data)
-    monkeypatch.setattr(libraries, "unreachable", lambda: pytest.fail("the hub was asked"))
+    monkeypatch.setattr(libraries, "unreachable", lambda: pytest.fail("the hub was contacted"))
     assert load("ours", data)[1] == {}
 
 
@@ -280,7 +280,7 @@ def test_without_datasets_a_hub_set_names_the_command_to_install_it(
     assert missing["colds"].startswith("datasets is not installed; pip install mteb; or put queries.jsonl")
 
 
-def test_the_listing_shows_where_each_set_comes_from_or_what_is_wrong_with_it(data: Path, ours: Path) -> None:
+def test_the_listing_shows_the_source_of_each_set_or_its_error(data: Path, ours: Path) -> None:
     ours.write_text('note = "Mind the pool."\n' + BENCHMARK.replace('obtain = "write it"', 'mteb = "SciFact"', 1))
     write_all(data)
     for name in ("colds", "linking"):

@@ -32,7 +32,7 @@ def test_added_vectors_are_found_at_once_and_by_the_next_process(tmp_path: Path)
         assert vectors[[0, 2, 3]].tolist() == [[50, 51, 52], [0, 1, 2], [50, 51, 52]]
 
 
-def test_an_empty_cache_knows_nothing_and_writes_nothing(tmp_path: Path) -> None:
+def test_an_empty_cache_finds_nothing_and_writes_nothing(tmp_path: Path) -> None:
     cache = VectorCache(tmp_path / "none", DIM)
     assert found(cache, ["甲"])[1] == [0]
     assert cache.unknown(["甲"]) == ["甲"]
@@ -51,7 +51,7 @@ def test_files_of_several_runs_are_read_together(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("lost", [1, RECORD_BYTES - 1, RECORD_BYTES, RECORD_BYTES + 5])
-def test_a_record_that_was_cut_off_is_not_there(tmp_path: Path, lost: int) -> None:
+def test_a_truncated_record_is_ignored(tmp_path: Path, lost: int) -> None:
     cache = VectorCache(tmp_path, DIM)
     cache.add(["甲", "乙", "丙"], vectors_of(3))
     (path,) = tmp_path.iterdir()
@@ -84,13 +84,13 @@ def test_two_processes_may_write_at_the_same_time(tmp_path: Path) -> None:
     assert vectors[:, 0].tolist() == [*range(50)] * 3
 
 
-def test_the_hash_tells_texts_and_their_borders_apart() -> None:
+def test_the_hash_depends_on_texts_and_their_boundaries() -> None:
     assert text_hash("ab") != text_hash("a", "b")
     assert text_hash("a", "bc") != text_hash("ab", "c")
     assert text_hash("a") == text_hash("a")
 
 
-def test_rankings_come_back_as_they_were(tmp_path: Path) -> None:
+def test_cached_rankings_are_read_as_written(tmp_path: Path) -> None:
     rankings: list[Ranking] = [
         (np.array([4, 2], dtype=np.int64), np.array([0.5, 0.25], dtype=np.float32)),
         (np.empty(0, dtype=np.int64), np.empty(0, dtype=np.float32)),
@@ -107,7 +107,7 @@ def test_rankings_come_back_as_they_were(tmp_path: Path) -> None:
     assert load_rankings(path) is None
 
 
-def test_a_file_that_was_not_finished_is_not_there(tmp_path: Path) -> None:
+def test_an_unfinished_file_is_ignored(tmp_path: Path) -> None:
     path = tmp_path / "file"
     with contextlib.suppress(RuntimeError), written_whole(path) as file:
         file.write(b"half")

@@ -33,7 +33,7 @@ def call(*arguments: object) -> None:
     diff.run(parser.parse_args([str(argument) for argument in arguments]))
 
 
-def test_figures_and_the_queries_that_changed_most_with_their_texts(
+def test_the_diff_shows_figures_and_the_queries_that_changed_most(
     runs: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
     call(*runs, "--limit", 1)
@@ -53,14 +53,14 @@ def test_figures_and_the_queries_that_changed_most_with_their_texts(
     ]
 
 
-def test_queries_that_stayed_are_not_shown(runs: tuple[Path, Path], capsys: pytest.CaptureFixture[str]) -> None:
+def test_unchanged_queries_are_not_shown(runs: tuple[Path, Path], capsys: pytest.CaptureFixture[str]) -> None:
     call(*runs)
     shown = capsys.readouterr().out
     assert "  2. 0.500 → 0.100  q2" in shown
     assert "  3. " not in shown
 
 
-def test_two_systems_of_one_run(runs: tuple[Path, Path], capsys: pytest.CaptureFixture[str]) -> None:
+def test_two_systems_of_one_run_are_compared(runs: tuple[Path, Path], capsys: pytest.CaptureFixture[str]) -> None:
     _, after = runs
     call(after, after, "--system", "BM25", "--system", "dense")
     shown = capsys.readouterr().out
@@ -82,13 +82,13 @@ def test_runs_of_one_system_each_need_no_names() -> None:
         ([], False, r"no system is in both; give --system twice \(A: a, b; B: c\)"),
     ],
 )
-def test_an_unclear_choice_is_refused_with_advice(named: list[str], same_run: bool, message: str) -> None:
+def test_an_ambiguous_choice_is_refused_with_advice(named: list[str], same_run: bool, message: str) -> None:
     before = make_run([set_result("a", BEFORE), set_result("b", BEFORE)])
     with pytest.raises(CareError, match=message):
         diff.choose_systems(before, make_run([set_result("c", BEFORE)]), named, same_run=same_run)
 
 
-def test_an_unknown_set_is_named_with_those_that_both_have(runs: tuple[Path, Path]) -> None:
+def test_the_error_for_an_unknown_set_lists_those_that_both_runs_have(runs: tuple[Path, Path]) -> None:
     with pytest.raises(CareError, match=r"--set two: not a set that both were judged on \(one\)"):
         call(*runs, "--set", "two")
 
@@ -99,7 +99,7 @@ def test_sets_of_different_queries_are_refused() -> None:
         diff.compare(before, after, [("s", "s")], None)
 
 
-def test_pairs_are_shown_with_both_sentences_and_what_people_gave() -> None:
+def test_pairs_are_shown_with_both_sentences_and_the_gold_score() -> None:
     gold = [0.0, 1.0] * 15
     steady = [0.1, 0.9] * 15
     before = pair_result("s", steady, gold, 100.0)
@@ -119,7 +119,7 @@ def test_long_texts_are_cut_to_the_width_of_a_terminal() -> None:
     assert len(shown) == 2
 
 
-def test_a_file_that_is_no_run_is_named(tmp_path: Path) -> None:
+def test_a_file_that_is_not_a_run_is_named(tmp_path: Path) -> None:
     path = tmp_path / "x.json.gz"
     path.write_bytes(b"nothing")
     with pytest.raises(BadData, match=r"x\.json\.gz: not a run"):

@@ -28,7 +28,7 @@ TEXTS = ["高血压吃什么药", "感冒", "孩子发烧三十九度怎么办�
         ("a,unknown=1", "a,unknown=1", {}),
     ],
 )
-def test_options_stand_behind_the_folder(text: str, place: str, options: dict[str, str]) -> None:
+def test_options_follow_the_folder(text: str, place: str, options: dict[str, str]) -> None:
     assert Address.parse(text, ("pooling", "max_length")) == Address(place, options)
 
 
@@ -48,7 +48,7 @@ def test_an_onnx_folder_gives_each_text_the_vector_it_has_alone() -> None:
     assert opened.spec == encoder.spec
 
 
-def test_a_checkpoint_is_read_as_its_files_and_the_options_say(tmp_path: Path) -> None:
+def test_a_checkpoint_is_read_by_its_files_and_the_options(tmp_path: Path) -> None:
     folder = tmp_path / "checkpoint"
     write_checkpoint(folder, "bert")
     opened = open_encoder(f"{folder},pooling=mean,max_length=16")
@@ -63,7 +63,7 @@ def test_a_checkpoint_is_read_as_its_files_and_the_options_say(tmp_path: Path) -
         open_encoder(str(folder))
 
 
-def test_a_trained_folder_is_read_as_it_describes_itself(tmp_path: Path) -> None:
+def test_a_trained_folder_is_read_by_its_own_encoder_json(tmp_path: Path) -> None:
     encoder = tiny_encoder("bert", Pooling.MEAN)
     encoder.save(tmp_path / "trained")
     opened = open_encoder(str(tmp_path / "trained"))
@@ -73,7 +73,7 @@ def test_a_trained_folder_is_read_as_it_describes_itself(tmp_path: Path) -> None
         open_encoder(f"{tmp_path / 'trained'},pooling=cls")
 
 
-def test_no_instruction_is_added_here(tmp_path: Path) -> None:
+def test_opening_an_encoder_adds_no_instruction(tmp_path: Path) -> None:
     folder = tmp_path / "checkpoint"
     write_checkpoint(folder, "bert")
     (folder / "config_sentence_transformers.json").write_text(
@@ -86,8 +86,8 @@ def test_no_instruction_is_added_here(tmp_path: Path) -> None:
     np.testing.assert_array_equal(opened.encode(TEXTS), plain.encode(TEXTS))
 
 
-def test_a_precision_reads_a_folder_as_the_indexer_does(tmp_path: Path) -> None:
-    """What fp8 costs is judged by what the indexer computes."""
+def test_a_precision_gives_the_vectors_of_the_indexer(tmp_path: Path) -> None:
+    """The cost of fp8 must be measured on what the indexer computes."""
     encoder = tiny_encoder("qwen3")
     encoder.spec = encoder.spec.model_copy(update={"document_instruction": "文档："})
     encoder.save(tmp_path / "llm")
@@ -96,15 +96,15 @@ def test_a_precision_reads_a_folder_as_the_indexer_does(tmp_path: Path) -> None:
     }
     for precision, each in opened.items():
         indexer = PackedEncoder.load(tmp_path / "llm", device="cpu", precision=precision)
-        told = [each.spec.document_instruction + text for text in TEXTS]
-        np.testing.assert_array_equal(each.encode(told), indexer.encode(TEXTS, Side.DOCUMENT))
+        instructed = [each.spec.document_instruction + text for text in TEXTS]
+        np.testing.assert_array_equal(each.encode(instructed), indexer.encode(TEXTS, Side.DOCUMENT))
         assert each.name == f"llm ({precision})"
     assert len({each.fingerprint for each in opened.values()}) == len(opened)
     with pytest.raises(BadEncoder, match="precision=fp4: choose from"):
         open_encoder(f"{tmp_path / 'llm'},precision=fp4")
 
 
-def test_the_fingerprint_names_the_function(tmp_path: Path) -> None:
+def test_the_fingerprint_depends_on_everything_that_changes_vectors(tmp_path: Path) -> None:
     folder, other = tmp_path / "one", tmp_path / "other"
     write_checkpoint(folder, "bert")
     shutil.copytree(folder, other)
@@ -156,7 +156,7 @@ def test_a_folder_that_cannot_be_opened_is_reported_in_one_line(text: str, messa
         ("max_length=1,pooling=cls", "max_length: Input should be greater than 2"),
     ],
 )
-def test_an_option_that_no_checkpoint_has_is_named(tmp_path: Path, options: str, message: str) -> None:
+def test_an_invalid_option_value_is_named(tmp_path: Path, options: str, message: str) -> None:
     write_checkpoint(tmp_path, "bert")
     with pytest.raises(BadEncoder, match=message):
         open_encoder(f"{tmp_path},{options}")

@@ -1,4 +1,4 @@
-"""What a fresh document gains or loses: read by the query encoder, corrected, among documents of the other encoder."""
+"""The score of fresh documents: read by the query encoder, corrected, among documents of the other encoder."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.support.evaluation import PETS, RERANK, RETRIEVAL, TableEncoder, a_sp
 
 DIM, DOCUMENTS = 64, 300
 NAMES = [f"d{number}" for number in range(DOCUMENTS)]
-# Each query says what its first answer says; d10 has nothing to do with either.
+# The text of each query equals that of its first answer; d10 is unrelated to both.
 CORPUS = RetrievalSet(
     "corpus",
     NAMES,
@@ -30,13 +30,13 @@ TASK: Task = plain_task("zoo", CORPUS, Kind.RETRIEVAL)
 
 
 def meaning(text: str) -> NDArray[np.float32]:
-    """A direction of its own for every text, the first dimension left free."""
+    """Returns a separate direction for every text, with the first dimension left free."""
     drawn = np.random.default_rng(list(text.encode())).standard_normal(DIM - 1)
     return np.array([0.0, *drawn], np.float32)
 
 
 def reader(name: str, side: Side, bias: float, instruction: str = "") -> EncoderReader:
-    """An encoder of one side whose vectors all lean towards the first dimension."""
+    """Makes an encoder of one side whose vectors are all shifted towards the first dimension."""
 
     def encode(texts: Sequence[str]) -> NDArray[np.float32]:
         vectors = np.array([meaning(text.removeprefix(instruction)) for text in texts])
@@ -47,7 +47,7 @@ def reader(name: str, side: Side, bias: float, instruction: str = "") -> Encoder
     return EncoderReader(OpenEncoder(name, spec, name, 1, encode), None)
 
 
-# The query encoder leans one way and the document encoder does not: what the former reads lies nearer to queries.
+# The query encoder is shifted and the document encoder is not: vectors of the former are nearer to queries.
 PAIR = PairReader(reader("query", Side.QUERY, 12.0, "问:"), reader("document", Side.DOCUMENT, 0.0))
 
 
@@ -58,12 +58,12 @@ def scores_of(rankings: Answers, query: int) -> dict[int, float]:
 
 
 def uncorrected(row: int, query: int) -> float:
-    """The score of a fresh document as the query encoder reads it."""
+    """Returns the score of a fresh document as the query encoder reads it."""
     vectors = PAIR.query.read([CORPUS.documents[row], CORPUS.queries[query]], Side.QUERY, TASK)
     return float(vectors[0] @ vectors[1])
 
 
-def test_only_the_answers_are_fresh_and_they_are_no_nearer_for_it() -> None:
+def test_corrected_fresh_answers_score_like_indexed_ones() -> None:
     assert CORPUS.answers() == [[7], [9, 10]]
     indexed = Dense(PAIR)
     before, after = indexed.answer(TASK), WithFresh(indexed, PAIR, "answers fresh", RetrievalSet.answers).answer(TASK)
@@ -74,12 +74,12 @@ def test_only_the_answers_are_fresh_and_they_are_no_nearer_for_it() -> None:
         assert kept == {row: pytest.approx(known[row]) for row in kept}
         assert uncorrected(rows[0], query) > known[rows[0]] + 0.3
         assert found[rows[0]] == pytest.approx(known[rows[0]], abs=0.1)
-    # As it is, even a document that says nothing of the kind is nearer than the indexed one that does.
+    # Without correction, even an unrelated fresh document is nearer than the indexed answer.
     assert uncorrected(10, 1) > scores_of(before, 1)[9]
     assert scores_of(after, 1).get(10, 0.0) < scores_of(before, 1)[9]
 
 
-def test_a_tenth_is_the_same_for_all_queries_and_by_the_id_alone() -> None:
+def test_the_fresh_tenth_is_the_same_for_all_queries_and_chosen_by_id() -> None:
     first, second = a_tenth(CORPUS)
     assert first == second
     assert len(first) == DOCUMENTS // 10
@@ -88,12 +88,12 @@ def test_a_tenth_is_the_same_for_all_queries_and_by_the_id_alone() -> None:
     assert {backwards.document_ids[row] for row in a_tenth(backwards)[0]} == {NAMES[row] for row in first}
 
 
-def test_a_tenth_of_the_documents_makes_a_tenth_of_what_is_found() -> None:
+def test_a_fresh_tenth_of_the_documents_makes_a_tenth_of_the_hits() -> None:
     fresh = WithFresh(Dense(PAIR), PAIR, "a tenth fresh", a_tenth).answer(TASK)
     chosen = a_tenth(CORPUS)[0]
     for query in range(2):
         assert len(set(chosen) & scores_of(fresh, query).keys()) < DEPTH / 5
-    # Uncorrected, they would be the first of all.
+    # Without correction, they would rank first.
     found = scores_of(Dense(PAIR).answer(TASK), 0)
     assert min(uncorrected(row, 0) for row in chosen) > sorted(found.values())[-2]
 
@@ -108,12 +108,12 @@ def test_one_encoder_for_both_sides_is_not_corrected() -> None:
             assert scores.tolist() == known.tolist()
 
 
-def test_a_pair_has_two_systems_of_their_own_names_and_an_encoder_none() -> None:
+def test_a_pair_has_two_fresh_systems_and_a_single_encoder_has_none() -> None:
     names = [system.facts.name for system in fresh_systems(Dense(PAIR))]
     assert names == ["query + document, answers fresh", "query + document, a tenth fresh"]
     assert list(fresh_systems(Dense(EncoderReader(TableEncoder().opened(), None)))) == []
 
 
-def test_reranking_has_no_fresh_documents() -> None:
+def test_reranking_tasks_have_no_fresh_documents() -> None:
     with pytest.raises(NotApplicable, match="searched"):
         WithFresh(Dense(PAIR), PAIR, "answers fresh", RetrievalSet.answers).answer(RERANK)

@@ -21,7 +21,7 @@ from tests.support.json_server import Body, JsonServer, Reply, json_server
 
 
 def write_a_document(path: str, body: Body) -> Reply:
-    """Writes 猫 to the first request for a prompt and 狗 to the second, as the seed says."""
+    """Answers the first request for a prompt with 猫 and the second with 狗, by its seed."""
     assert body is not None
     content = ["猫", "狗"][body["seed"]]
     return 200, {"choices": [{"message": {"role": "assistant", "content": f" {content}\n"}}]}
@@ -77,7 +77,7 @@ def test_a_query_may_be_replaced_by_its_documents_or_joined_with_them(
     assert len(set(names)) == 3
 
 
-def test_each_seed_has_documents_of_its_own(endpoint: Endpoint, tmp_path: Path, model: JsonServer) -> None:
+def test_each_seed_has_its_own_documents(endpoint: Endpoint, tmp_path: Path, model: JsonServer) -> None:
     first = hyde_of(endpoint, tmp_path, 1)
     second = replace(first, generator=replace(first.generator, seed=1))
     assert second.read(["小狗"], Side.QUERY, RETRIEVAL).tolist() == [
@@ -86,8 +86,8 @@ def test_each_seed_has_documents_of_its_own(endpoint: Endpoint, tmp_path: Path, 
     assert [body["seed"] for _, body, _ in model.requests if body] == [1]
 
 
-def test_as_many_requests_as_given_are_sent_at_once(tmp_path: Path) -> None:
-    """Every request waits until four are there: fewer at once would time out."""
+def test_the_given_number_of_requests_is_sent_at_once(tmp_path: Path) -> None:
+    """Every request waits until four have arrived: fewer at once would time out."""
     together = threading.Barrier(4, timeout=20)
 
     class Handler(QuietHandler, BaseHTTPRequestHandler):
@@ -107,7 +107,7 @@ def test_as_many_requests_as_given_are_sent_at_once(tmp_path: Path) -> None:
         endpoint.close()
 
 
-def test_documents_are_read_as_ever(endpoint: Endpoint, tmp_path: Path, model: JsonServer) -> None:
+def test_documents_are_read_without_the_model(endpoint: Endpoint, tmp_path: Path, model: JsonServer) -> None:
     assert hyde_of(endpoint, tmp_path, 1).read(["狗"], Side.DOCUMENT, RETRIEVAL).tolist() == [[0, 1]]
     assert model.requests == []
 
@@ -119,7 +119,7 @@ def test_hypothetical_documents_are_read_as_documents(endpoint: Endpoint, tmp_pa
     assert encoder.asked == ["query:\nQuery: 小狗", "document:猫"]
 
 
-def test_the_model_is_asked_in_the_querys_language_or_as_the_task_says(
+def test_the_prompt_is_in_the_querys_language_or_that_of_the_task(
     endpoint: Endpoint, tmp_path: Path, model: JsonServer
 ) -> None:
     generator = hyde_of(endpoint, tmp_path, 1).generator
@@ -130,7 +130,7 @@ def test_the_model_is_asked_in_the_querys_language_or_as_the_task_says(
     assert {(path, body["model"]) for path, body, _ in model.requests if body} == {("/v1/chat/completions", "qwen")}
 
 
-def test_written_documents_are_cached(endpoint: Endpoint, tmp_path: Path, model: JsonServer) -> None:
+def test_hypothetical_documents_are_cached(endpoint: Endpoint, tmp_path: Path, model: JsonServer) -> None:
     for documents, requests in ((1, 2), (1, 2), (2, 4)):
         hyde_of(endpoint, tmp_path, documents).read(["小猫", "小狗"], Side.QUERY, RETRIEVAL)
         assert len(model.requests) == requests
@@ -138,7 +138,7 @@ def test_written_documents_are_cached(endpoint: Endpoint, tmp_path: Path, model:
     assert len(model.requests) == 5
 
 
-def test_a_kept_document_that_cannot_be_read_is_written_again(
+def test_an_unreadable_cached_document_is_generated_again(
     endpoint: Endpoint, tmp_path: Path, model: JsonServer
 ) -> None:
     whole = hyde_of(endpoint, tmp_path, 1).read(["小猫"], Side.QUERY, RETRIEVAL)
@@ -151,14 +151,14 @@ def test_a_kept_document_that_cannot_be_read_is_written_again(
     assert len(model.requests) == 5
 
 
-def test_a_search_with_hypothetical_documents(endpoint: Endpoint, tmp_path: Path) -> None:
+def test_a_search_uses_hypothetical_documents(endpoint: Endpoint, tmp_path: Path) -> None:
     answers = Dense(hyde_of(endpoint, tmp_path, 1)).answer(RETRIEVAL)
     assert isinstance(answers, list)
     assert [rows.tolist() for rows, _ in answers] == [[0, 1], [0, 1]]
     assert Dense(hyde_of(endpoint, tmp_path, 1)).online(RETRIEVAL, PETS)("小狗")[0].tolist() == [0, 1]
 
 
-def test_sentence_pairs_have_no_answers_to_write(endpoint: Endpoint, tmp_path: Path) -> None:
+def test_sentence_pairs_are_refused(endpoint: Endpoint, tmp_path: Path) -> None:
     with pytest.raises(NotApplicable, match="HyDE"):
         Dense(hyde_of(endpoint, tmp_path, 1)).answer(STS)
 
@@ -171,7 +171,7 @@ def test_sentence_pairs_have_no_answers_to_write(endpoint: Endpoint, tmp_path: P
         ({"choices": [{"message": {"content": None}}]}, "qwen wrote nothing"),
     ],
 )
-def test_a_model_that_writes_nothing_is_an_error(tmp_path: Path, answer: object, message: str) -> None:
+def test_an_unusable_answer_of_the_model_is_an_error(tmp_path: Path, answer: object, message: str) -> None:
     with json_server(lambda path, body: (200, answer)) as server:
         endpoint = Endpoint(server.url)
         with pytest.raises(CareError, match=message):

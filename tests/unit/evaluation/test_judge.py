@@ -21,7 +21,7 @@ def dense(tmp_path: Path) -> Dense:
 
 
 class Fixed:
-    """Answers every task with the same rankings."""
+    """A system that answers every task with the same rankings."""
 
     facts = SystemFacts("fixed", "lexical")
 
@@ -56,7 +56,7 @@ def test_retrieval_is_judged_query_by_query(dense: Dense) -> None:
     assert second.gold == [Hit("d1", "猫", 1)]
 
 
-def test_linking_has_its_own_figures(dense: Dense) -> None:
+def test_entity_linking_has_its_own_metrics(dense: Dense) -> None:
     result = judge_one(plain_task("zoo", PETS, Kind.LINKING), dense)
     assert result.metrics == {"MRR@5": 75, "Recall@1": 50, "Recall@5": 100}
     assert result.main_metric == "MRR@5"
@@ -71,7 +71,7 @@ def test_reranking_counts_from_the_sets_lowest_relevant_grade(dense: Dense) -> N
     assert judge_one(replace(RERANK, data=replace(RERANK.data, relevant=1)), dense).value == 75
 
 
-def test_sentence_pairs_keep_both_values_of_every_pair(dense: Dense) -> None:
+def test_sentence_pairs_keep_gold_score_and_similarity(dense: Dense) -> None:
     result = judge_one(STS, dense)
     assert result.metrics == pytest.approx({"Pearson": 100, "Spearman": 100})
     assert result.queries[1].text == "猫\n小猫"
@@ -102,7 +102,7 @@ def test_every_task_is_judged_by_every_system_and_gaps_are_explained(dense: Dens
     assert "two sentences" in reason
 
 
-def test_speed_is_measured_where_it_is_asked_for_and_there_is_a_search(dense: Dense) -> None:
+def test_speed_is_measured_on_request_for_retrieval_only(dense: Dense) -> None:
     measured = {result.set_name: result.queries_per_second for result in judge(TASKS, [dense], speed=True).results}
     assert measured["pets"] is not None
     assert measured["pets"] > 0

@@ -19,7 +19,7 @@ OPENED: list[str] = []
 
 @pytest.fixture(autouse=True)
 def encoders(monkeypatch: pytest.MonkeyPatch) -> dict[str, TableEncoder]:
-    """Folders a and b of one space, and c of another."""
+    """Makes folders a and b of one space, and c of another."""
     known = {name: TableEncoder(name) for name in "ab"} | {"c": TableEncoder("c", a_spec(space="other"))}
     OPENED.clear()
 
@@ -42,23 +42,23 @@ def names_of(wanted: Wanted, folder: Path) -> list[str]:
         return [system.facts.name for system in Lineup(wanted, folder, stack, lambda count: None).systems]
 
 
-def test_baselines_stand_beside_an_encoder(tmp_path: Path) -> None:
+def test_an_encoder_is_compared_with_the_baselines(tmp_path: Path) -> None:
     assert names_of(Wanted(encoders=["a"]), tmp_path) == ["BM25", "a", "hybrid a"]
     assert names_of(Wanted(encoders=["a"], bm25=False, hybrid=False), tmp_path) == ["a"]
 
 
-def test_pairs_and_encoders_share_what_is_opened(tmp_path: Path) -> None:
+def test_pairs_and_encoders_share_opened_encoders(tmp_path: Path) -> None:
     wanted = Wanted(encoders=["a"], pairs=[("a", "b"), ("b", "a")], bm25=False, hybrid=False)
     assert names_of(wanted, tmp_path) == ["a", "a + b", "b + a"]
     assert OPENED == ["a", "b"]
 
 
-def test_every_way_to_fuse_is_a_system(tmp_path: Path) -> None:
+def test_every_fusion_is_a_system(tmp_path: Path) -> None:
     ways = Wanted(encoders=["a"], bm25=False, fusions=[Fusion.RECIPROCAL, Fusion.SCORES], weights=[0.3, 0.5])
     assert names_of(ways, tmp_path) == ["a", "hybrid a reciprocal", "hybrid a 0.3", "hybrid a 0.5"]
 
 
-def test_the_first_dimensions_are_systems_too(tmp_path: Path) -> None:
+def test_every_number_of_dimensions_is_a_system(tmp_path: Path) -> None:
     assert names_of(Wanted(encoders=["a"], dims=[1], bm25=False, hybrid=False), tmp_path) == ["a", "a 1d"]
     with pytest.raises(CareError, match="--dims 3: a has 2"):
         names_of(Wanted(encoders=["a"], dims=[3]), tmp_path)
@@ -79,12 +79,12 @@ def test_one_run_encodes_a_text_once_for_all_its_systems(
     judge(TASKS, again.systems)
 
 
-def test_two_spaces_are_no_pair(tmp_path: Path) -> None:
+def test_encoders_of_two_spaces_are_refused_as_a_pair(tmp_path: Path) -> None:
     with pytest.raises(SpaceMismatch):
         names_of(Wanted(pairs=[("a", "c")]), tmp_path)
 
 
-def test_an_encoder_of_one_side_is_half_of_a_pair(tmp_path: Path, encoders: dict[str, TableEncoder]) -> None:
+def test_an_encoder_of_one_side_can_only_be_used_in_a_pair(tmp_path: Path, encoders: dict[str, TableEncoder]) -> None:
     for name, side in (("a", Side.QUERY), ("b", Side.DOCUMENT)):
         encoders[name].spec = a_spec().model_copy(update={"sides": (side,)})
     assert names_of(Wanted(pairs=[("a", "b")], bm25=False, hybrid=False), tmp_path) == ["a + b"]
@@ -103,7 +103,7 @@ def test_nothing_to_judge_is_refused(tmp_path: Path) -> None:
         names_of(Wanted(bm25=False), tmp_path)
 
 
-def test_hyde_goes_around_every_encoder_and_sends_the_key(
+def test_hyde_is_applied_to_every_encoder_and_sends_the_key(
     tmp_path: Path, stack: ExitStack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "secret")
@@ -117,7 +117,7 @@ def test_hyde_goes_around_every_encoder_and_sends_the_key(
     assert {headers["authorization"] for _, _, headers in model.requests} == {"Bearer secret"}
 
 
-def test_seeds_and_ways_of_fusing_are_systems_and_seeds_have_a_mean(tmp_path: Path, stack: ExitStack) -> None:
+def test_hyde_seeds_and_fusions_are_systems_and_seeds_are_averaged(tmp_path: Path, stack: ExitStack) -> None:
     def write(path: str, body: Body) -> Reply:
         assert body is not None
         return 200, {"choices": [{"message": {"content": ["猫", "狗"][body["seed"]]}}]}
@@ -141,7 +141,7 @@ def test_seeds_and_ways_of_fusing_are_systems_and_seeds_have_a_mean(tmp_path: Pa
     assert figures[2] == pytest.approx([(one + other) / 2 for one, other in zip(*figures[:2], strict=True)])
 
 
-def test_a_service_is_asked_in_the_mode_given(tmp_path: Path) -> None:
+def test_a_service_is_searched_in_the_given_mode(tmp_path: Path) -> None:
     collection = {"documents": 2, "encoder": {"fingerprint": "f", "dim": 2}, "max_queries": 8, "max_top_k": 100,
                   "default_mode": "hybrid"}  # fmt: skip
     with json_server(lambda path, body: (200, collection)) as server:
@@ -151,7 +151,7 @@ def test_a_service_is_asked_in_the_mode_given(tmp_path: Path) -> None:
             names_of(Wanted(services=[f"{server.url},mode=fast"]), tmp_path)
 
 
-def test_rerankers_go_over_encoders_and_hybrids(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rerankers_are_applied_to_encoders_and_hybrids(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lineup, "open_reranker", lambda text: (text, None))
     wanted = Wanted(encoders=["a"], bm25=False, rerankers=["r"], rerank_depth=5)
     assert names_of(wanted, tmp_path) == ["a", "hybrid a", "a, r 5", "hybrid a, r 5"]

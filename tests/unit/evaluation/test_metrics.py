@@ -1,4 +1,4 @@
-"""The figures are the library's; here they are held against values worked out by hand."""
+"""Metrics of the library against values computed by hand."""
 
 import math
 import warnings
@@ -13,11 +13,11 @@ DISCOUNT = [1 / math.log2(rank + 1) for rank in range(1, 101)]
 
 
 def one(grades: dict[int, int], ranking: list[int], name: str, relevant: int = 1) -> float:
-    """One metric of one ranking."""
+    """Returns one metric of one ranking."""
     return float(ranked([grades], [np.array(ranking, dtype=np.int64)], [name], relevant)[name][0])
 
 
-def test_every_metric_of_a_hand_computed_ranking() -> None:
+def test_every_metric_equals_the_value_computed_by_hand() -> None:
     # Documents 3 (grade 2) and 5 and 8 (grade 1); found: 5 first, 3 third, 8 not at all.
     found = ranked([{3: 2, 5: 1, 8: 1, 9: 0}], [np.array([5, 9, 3, 7])], METRICS[Kind.RETRIEVAL])
     ideal = 2 * DISCOUNT[0] + DISCOUNT[1] + DISCOUNT[2]
@@ -72,7 +72,7 @@ def test_average_precision_divides_by_all_relevant_documents() -> None:
     assert one(twelve, [11, 10], "MAP@10") == pytest.approx(2 / 12)
 
 
-def test_average_precision_has_one_rule_here_and_in_mteb() -> None:
+def test_average_precision_is_computed_as_in_mteb() -> None:
     from models.evaluation.mteb_model import RelevanceEvaluator
 
     generator = np.random.default_rng(3)
@@ -91,14 +91,14 @@ def test_a_metric_without_a_depth_is_over_the_whole_ranking() -> None:
     assert one({1: 1}, ranking, "nDCG") == pytest.approx(DISCOUNT[10])
 
 
-def test_the_lowest_relevant_grade_is_given() -> None:
+def test_the_lowest_relevant_grade_can_be_set() -> None:
     grades = {0: 1, 1: 2}
     assert one(grades, [0, 1], "MAP@10", relevant=2) == pytest.approx(1 / 2)
     assert one(grades, [0, 1], "MRR@10", relevant=2) == pytest.approx(1 / 2)
     assert one({0: 1}, [0], "MAP@10", relevant=2) == 0
 
 
-def test_an_empty_ranking_scores_nothing_and_spoils_nothing() -> None:
+def test_an_empty_ranking_scores_zero_and_does_not_affect_others() -> None:
     found = ranked([{0: 1}, {4: 1}], [np.array([], dtype=np.int64), np.array([4])], METRICS[Kind.RETRIEVAL])
     assert all(values.tolist() == [0, 1] for values in found.values())
     assert one({0: 1}, [], "MAP@10") == 0
@@ -110,8 +110,8 @@ def test_row_zero_is_a_document_like_any_other() -> None:
     assert found["Recall@5"].tolist() == [1, 0.5]
 
 
-def test_the_metrics_are_those_of_the_library() -> None:
-    """Random rankings, through our arrays and as the library's users give them."""
+def test_metrics_equal_those_of_the_library() -> None:
+    """Random rankings, through our arrays and as users of the library give them."""
     import ranx
 
     generator = np.random.default_rng(7)
@@ -127,10 +127,10 @@ def test_the_metrics_are_those_of_the_library() -> None:
     assert ours["MRR@10"].tolist() == pytest.approx(theirs["mrr@10"].tolist())
 
 
-def test_correlations_by_hand() -> None:
+def test_correlations_equal_the_values_computed_by_hand() -> None:
     assert correlations([1, 2, 3], [2, 4, 6]) == pytest.approx({"Pearson": 1, "Spearman": 1})
     assert correlations([1, 2, 3], [3, 1, 2]) == pytest.approx({"Pearson": -0.5, "Spearman": -0.5})
-    # Ranks forget by how much: the last value is far off, and the order is right.
+    # Ranks ignore distances: the last value is far off, but the order is right.
     assert correlations([1, 2, 3, 4], [1, 2, 3, 100])["Spearman"] == pytest.approx(1)
     assert correlations([1, 2, 3, 4], [1, 2, 3, 100])["Pearson"] < 0.9
 

@@ -1,4 +1,4 @@
-"""The stand-in for pytrec_eval: by hand, against the real one where it is installed, and as mteb imports it."""
+"""The stand-in for pytrec_eval: by hand, against the real one if it is installed, and as mteb imports it."""
 
 import random
 import subprocess
@@ -13,7 +13,7 @@ from models.evaluation.mteb_model import RelevanceEvaluator, import_mteb
 MEASURES = {f"{name}.1,2,5,100" for name in ("ndcg_cut", "map_cut", "recall", "P", "success")}
 
 
-def test_a_ranking_computed_by_hand() -> None:
+def test_the_stand_in_equals_values_computed_by_hand() -> None:
     qrels = {"q": {"a": 2, "b": 1, "c": 1, "d": 0, "e": -1}}
     found = {"q": {"d": 0.9, "a": 0.8, "x": 0.7, "b": 0.6, "e": 0.5}}
     scores = RelevanceEvaluator(qrels, MEASURES).evaluate(found)["q"]
@@ -30,11 +30,11 @@ def test_a_ranking_computed_by_hand() -> None:
     assert (scores["success_1"], scores["success_2"]) == (0, 1)
 
 
-def test_ties_are_broken_by_the_later_id_and_unjudged_queries_left_out() -> None:
+def test_ties_are_broken_by_the_later_id_and_unjudged_queries_are_left_out() -> None:
     evaluator = RelevanceEvaluator({"q": {"a": 1}, "none relevant": {"a": 0}}, {"success.1"})
     found = {"q": {"a": 0.5, "b": 0.5}, "none relevant": {"a": 1.0}, "unjudged": {"a": 1.0}}
     assert evaluator.evaluate(found) == {"q": {"success_1": 0.0}, "none relevant": {"success_1": 0.0}}
-    # Scores are single-precision numbers there: a difference that those do not hold is a tie, too.
+    # Scores are single-precision numbers there: a difference below that precision is a tie, too.
     assert evaluator.evaluate({"q": {"a": 0.5 + 1e-12, "b": 0.5}}) == {"q": {"success_1": 0.0}}
 
 
@@ -59,7 +59,7 @@ def test_the_real_pytrec_eval_gives_the_same() -> None:
         assert all(ours[query] == pytest.approx(expected[query]) for query in expected)
 
 
-def test_mteb_is_imported_where_pytrec_eval_is_not_installed() -> None:
+def test_mteb_is_imported_without_pytrec_eval() -> None:
     code = (
         "import sys; sys.modules['pytrec_eval'] = None\n"
         "from models.evaluation.mteb_model import import_mteb\n"

@@ -71,7 +71,7 @@ def test_a_pair_gives_each_side_to_its_own_encoder(tmp_path: Path) -> None:
     pair = PairReader(reader_of(small, tmp_path / "a"), reader_of(large, tmp_path / "b"))
     pair.read(PETS.queries, Side.QUERY, RETRIEVAL)
     pair.read(PETS.documents, Side.DOCUMENT, RETRIEVAL)
-    # Sentences to be compared are read by the encoder that is online.
+    # Sentences to be compared are read by the query encoder.
     pair.read(["小狗"], Side.QUERY, STS)
     assert set(small.asked) == {"小猫", "小狗"}
     assert set(large.asked) == {"猫", "狗"}
@@ -79,7 +79,7 @@ def test_a_pair_gives_each_side_to_its_own_encoder(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("other", [a_spec(space="elsewhere"), a_spec(dim=3)])
-def test_encoders_of_two_spaces_are_no_pair(tmp_path: Path, other) -> None:  # noqa: ANN001
+def test_encoders_of_two_spaces_are_refused_as_a_pair(tmp_path: Path, other) -> None:  # noqa: ANN001
     first, second = TableEncoder(), TableEncoder("other", other)
     with pytest.raises(SpaceMismatch, match="trained as a pair"):
         PairReader(reader_of(first, tmp_path / "a"), reader_of(second, tmp_path / "b"))
@@ -88,13 +88,13 @@ def test_encoders_of_two_spaces_are_no_pair(tmp_path: Path, other) -> None:  # n
 def test_the_first_dimensions_are_unit_vectors_again(tmp_path: Path) -> None:
     cut = CutReader(reader_of(TableEncoder(), tmp_path), 1)
     assert cut.read(["小猫", "猫"], Side.QUERY, RETRIEVAL).tolist() == [[1], [1]]
-    # Nothing is left of a vector that lies in the other dimensions; it must not become NaN.
+    # A vector that lies in the other dimensions becomes zero; it must not become NaN.
     assert cut.read(["狗"], Side.DOCUMENT, RETRIEVAL).tolist() == [[0]]
     assert cut.read(["小猫"], Side.QUERY, RETRIEVAL, cached=False).tolist() == [[1]]
     assert (cut.facts.name, cut.facts.dim) == ("table 1d", 1)
 
 
-def test_a_vector_that_is_not_a_number_is_refused_and_not_kept(tmp_path: Path) -> None:
+def test_a_vector_with_nan_is_refused_and_not_cached(tmp_path: Path) -> None:
     def broken(texts: object) -> np.ndarray:
         return np.array([[np.nan, 0]], dtype=np.float32)
 

@@ -36,7 +36,7 @@ def test_a_corpus_that_changed_is_read_again(tmp_path: Path) -> None:
     assert load_retrieval(folder).documents == ["新的文字"]
 
 
-def test_of_a_split_only_the_judged_queries_count(tmp_path: Path) -> None:
+def test_only_the_judged_queries_of_a_split_count(tmp_path: Path) -> None:
     folder = write_set(tmp_path / "set")
     write_lines(folder / "queries.jsonl", [{"_id": "q0", "text": "训练"}, {"_id": "q1", "text": "问"}])
     (folder / "qrels").mkdir()
@@ -90,7 +90,7 @@ def test_bad_data_is_named_with_file_and_line(tmp_path: Path, file: str, content
         load_retrieval(folder)
 
 
-def test_byte_order_marks_line_ends_and_empty_lines_are_an_editors_not_the_datas(tmp_path: Path) -> None:
+def test_byte_order_marks_line_ends_and_empty_lines_are_ignored(tmp_path: Path) -> None:
     folder = write_set(tmp_path / "set")
     plain = load_retrieval(folder)
     for name in ("corpus.jsonl", "queries.jsonl", "qrels.tsv"):
@@ -169,7 +169,7 @@ def test_an_empty_file_of_lists_or_pairs_is_refused(tmp_path: Path) -> None:
 
 
 def test_every_set_below_a_folder_is_found_and_training_folders_are_left_out(tmp_path: Path) -> None:
-    # The folder itself may lie below one that is called train.
+    # The folder itself may be below one that is called train.
     root = tmp_path / "train" / "data"
     write_set(root / "alone")
     write_set(root / "group" / "one")
@@ -190,7 +190,7 @@ def test_every_set_below_a_folder_is_found_and_training_folders_are_left_out(tmp
     assert [task.name for task in find_tasks(root / "sts")] == ["s"]
 
 
-def test_sets_behind_links_are_found_once_and_no_circle_is_endless(tmp_path: Path) -> None:
+def test_linked_sets_are_found_once_and_link_cycles_end(tmp_path: Path) -> None:
     write_set(tmp_path / "disk" / "one")
     write_lines(tmp_path / "disk" / "lists" / "r.jsonl", [{"query": "q", "candidates": [{"text": "t", "grade": 1}]}])
     root = tmp_path / "data"
@@ -207,7 +207,7 @@ def test_a_folder_may_be_a_set_itself(tmp_path: Path) -> None:
     assert (task.benchmark, task.name) == ("examples", "examples")
 
 
-def test_queries_without_judgements_are_not_passed_over(tmp_path: Path) -> None:
+def test_queries_without_judgements_are_an_error(tmp_path: Path) -> None:
     (write_set(tmp_path / "set") / "qrels.tsv").unlink()
     with pytest.raises(BadData, match=r"qrels\.tsv: no such file"):
         find_tasks(tmp_path)

@@ -49,18 +49,18 @@ def test_hits_become_rankings_of_the_sets_rows(endpoint: Endpoint, server: JsonS
     assert [rows.tolist() for rows, _ in service.answer(RETRIEVAL)] == [[0, 1], [1]]
     assert service.online(RETRIEVAL, PETS)("小狗")[0].tolist() == [1]
     assert service.facts.name == "service hybrid"
-    # No more queries at once than the service takes.
+    # No more queries at once than the service accepts.
     assert [body["query"] for _, body, _ in server.requests if body] == [["小猫"], ["小狗"], ["小狗"]]
 
 
-def test_the_mode_may_be_chosen(endpoint: Endpoint, server: JsonServer) -> None:
+def test_the_search_mode_can_be_set(endpoint: Endpoint, server: JsonServer) -> None:
     service = Service(endpoint, "dense")
     service.answer(RETRIEVAL)
     assert service.facts.name == "service dense"
     assert {body["mode"] for _, body, _ in server.requests if body} == {"dense"}
 
 
-def test_a_service_reranks_and_does_not_compare(endpoint: Endpoint, server: JsonServer) -> None:
+def test_a_service_is_used_for_reranking_but_not_for_sentence_pairs(endpoint: Endpoint, server: JsonServer) -> None:
     service = Service(endpoint, None)
     # Equal scores stay in the order of the answer.
     assert [rows.tolist() for rows, _ in service.answer(RERANK)] == [[1, 0], [1, 0]]
@@ -69,7 +69,7 @@ def test_a_service_reranks_and_does_not_compare(endpoint: Endpoint, server: Json
         service.answer(STS)
 
 
-def test_other_documents_are_an_error(endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_service_with_other_documents_is_an_error(endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
         patch.setitem(COLLECTION, "documents", 3)
         with pytest.raises(CareError, match="serves 3 documents, pets has 2: build its collection"):
@@ -79,13 +79,13 @@ def test_other_documents_are_an_error(endpoint: Endpoint, monkeypatch: pytest.Mo
         Service(endpoint, None).answer(RETRIEVAL)
 
 
-def test_a_service_that_gives_too_few_hits_is_refused(endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_service_that_returns_too_few_hits_is_refused(endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(COLLECTION, "max_top_k", 20)
     with pytest.raises(CareError, match="CARE_MAX_TOP_K=100"):
         Service(endpoint, None)
 
 
-def test_another_kind_of_server_is_named() -> None:
+def test_another_kind_of_server_is_refused() -> None:
     with json_server(lambda path, body: (200, {"hello": "world"})) as other:
         endpoint = Endpoint(other.url)
         with pytest.raises(CareError, match="not that of a CARE Search service"):

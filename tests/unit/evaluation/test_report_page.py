@@ -30,7 +30,7 @@ def pictures() -> dict[str, Figure]:
 
 
 class Names(HTMLParser):
-    """Collects ids, and what links and references point to."""
+    """Collects ids, and the targets of links and references."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -53,7 +53,7 @@ def test_every_picture_is_in_the_page_and_beside_it_in_both_formats(page: Path) 
         assert ElementTree.parse(page.parent / "figures" / f"{name}.svg").getroot().tag.endswith("svg")
 
 
-def test_the_page_refers_to_its_own_files_alone_and_to_each_name_once(page: Path) -> None:
+def test_the_page_refers_only_to_its_own_files_and_ids_are_unique(page: Path) -> None:
     names = Names()
     names.feed(page.read_text(encoding="utf-8"))
     assert len(names.ids) == len(set(names.ids))
@@ -73,7 +73,7 @@ def test_pictures_take_their_colours_from_the_page(page: Path) -> None:
         assert f"--{variable}: #" in text
 
 
-def test_the_page_shows_what_was_measured_how_and_what_is_missing(page: Path) -> None:
+def test_the_page_shows_measurements_methods_and_gaps(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
     assert "<b>100.00</b>" not in text
     assert "<span class='mark up'>↑</span>" in text
@@ -84,7 +84,7 @@ def test_the_page_shows_what_was_measured_how_and_what_is_missing(page: Path) ->
     assert "MRR@10" in text
 
 
-def test_names_cannot_break_the_page(tmp_path: Path) -> None:
+def test_names_are_escaped(tmp_path: Path) -> None:
     run = make_run([set_result("<script>alert(1)</script>", [0.5] * 20, "a'b\"c & $d$", "<b>", 10.0)])
     text = write(run, tmp_path).read_text(encoding="utf-8")
     assert "<script>" not in text
@@ -96,7 +96,7 @@ def test_a_run_without_speeds_and_studies_has_fewer_pictures() -> None:
     assert [picture.name for picture in draw(make_run([set_result("a", [0.5])]))] == ["sets"]
 
 
-def test_many_systems_and_names_that_no_font_can_draw() -> None:
+def test_many_systems_and_names_without_glyphs_are_drawn() -> None:
     names = [f"system {number} \U000e0041" for number in range(9)]
     run = make_run([set_result(name, [0.5], "试题", "b", 10.0 + place) for place, name in enumerate(names)])
     assert [picture.name for picture in draw(run)] == ["speed", "sets"]
@@ -109,7 +109,7 @@ def test_a_system_has_one_colour_in_all_pictures(pictures: dict[str, Figure]) ->
     assert points == lines == {theme.SERIES[2]}
 
 
-def test_pictures_hold_the_runs_values(pictures: dict[str, Figure]) -> None:
+def test_pictures_show_the_values_of_the_run(pictures: dict[str, Figure]) -> None:
     run = full_run()
     bars = [bar.get_width() for bar in pictures["sets"].axes[0].patches]
     assert bars == [result.value for result in run.results]
@@ -129,7 +129,7 @@ def test_speed_is_compared_over_the_same_sets() -> None:
     assert points["both"] == pytest.approx((2 / (1 / 100 + 1 / 50), 50.0))
 
 
-def test_the_front_is_what_nothing_beats_in_both() -> None:
+def test_the_pareto_front_has_systems_that_no_other_beats_in_both() -> None:
     assert _front([(1, 9), (2, 5), (3, 7), (4, 1)]) == [(1, 9), (3, 7), (4, 1)]
 
 
@@ -145,6 +145,6 @@ def test_labels_do_not_cover_each_other_and_a_legend_names_the_rest() -> None:
     assert sorted(text.get_text() for text in (*axes.texts, *legend.get_texts())) == names
 
 
-def test_curves_alone_are_drawn() -> None:
+def test_a_run_with_only_curves_is_drawn() -> None:
     curve = Curve(studies.SIMILARITIES, "one", "dense", studies.POSITIVES, "cosine", "share", [(0.5, 100.0)])
     assert [picture.name for picture in draw(replace(make_run([]), curves=[curve]))] == ["similarities"]

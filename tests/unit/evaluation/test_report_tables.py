@@ -40,7 +40,7 @@ def test_the_terminal_shows_sets_averages_and_marks() -> None:
     assert " ".join(shown[6:]).startswith("↑ ↓ better or worse than BM25 beyond chance: paired bootstrap")
 
 
-def test_an_average_shows_its_mark_and_what_lies_behind_it() -> None:
+def test_an_average_shows_its_mark_and_the_statistics_behind_it() -> None:
     shown = text(make_run(RESULTS[:4]), {("bench", ("one", "two"), "dense"): UP}).splitlines()
     assert shown[4] == "dense    60.00     30.00     45.00↑"
     assert shown[-1] == (
@@ -48,7 +48,7 @@ def test_an_average_shows_its_mark_and_what_lies_behind_it() -> None:
     )
 
 
-def test_an_average_is_of_all_sets_or_not_there() -> None:
+def test_an_average_needs_all_sets() -> None:
     [table] = tables(make_run(RESULTS))
     averages = [column.sets for column in table.columns if column.is_average]
     assert averages == [("one", "two"), ("one", "two", "lists", "pairs")]
@@ -60,7 +60,7 @@ def test_one_kind_has_one_average_under_its_metric() -> None:
     assert [(column.title, column.subtitle) for column in table.columns][-1] == ("average", "nDCG@10")
 
 
-def test_the_best_of_a_column_is_what_prints_highest() -> None:
+def test_the_best_of_a_column_is_chosen_by_printed_digits() -> None:
     results = [set_result("a", [0.50001]), set_result("b", [0.50002]), set_result("c", [0.4]), rerank("a", 0.9)]
     [table] = tables(make_run(results))
     assert [[cell.best for cell in row[:2]] for row in table.rows.values()] == [
@@ -86,7 +86,7 @@ def test_a_wide_table_is_continued_below(width: int) -> None:
     assert "not judged: far (fetch it" in shown
 
 
-def test_chinese_names_stay_in_their_columns() -> None:
+def test_columns_with_chinese_names_are_aligned() -> None:
     shown = text(make_run([set_result("混合检索", [0.5], "诊断编码"), set_result("b", [0.6], "诊断编码")]))
     widths = {display_width(line.rstrip()) for line in shown.splitlines()[3:5]}
     assert len(widths) == 1

@@ -20,13 +20,13 @@ def a_run() -> Run:
     return make_run(found, [Curve("study", "one", "dense", "line", "x", "y", [(1.0, 2.0)])], {"absent": "get it"})
 
 
-def test_a_run_comes_back_as_it_was_saved(tmp_path: Path) -> None:
+def test_a_run_is_read_as_saved(tmp_path: Path) -> None:
     path = tmp_path / "run.json.gz"
     a_run().save(path)
     assert Run.load(path) == a_run()
 
 
-def test_equal_runs_give_equal_files_in_which_a_text_stands_once(tmp_path: Path) -> None:
+def test_equal_runs_give_equal_files_with_each_text_stored_once(tmp_path: Path) -> None:
     a_run().save(tmp_path / "a.json.gz")
     a_run().save(tmp_path / "b.json.gz")
     content = (tmp_path / "a.json.gz").read_bytes()
@@ -47,10 +47,10 @@ def test_equal_runs_give_equal_files_in_which_a_text_stands_once(tmp_path: Path)
         gzip.compress(b'{"format": 1}')[:-4],
         gzip.compress(b'{"format": 1}')[:12] + b"xxxxxxxxxxxxxxxxxxxx",
     ],
-    # Named: gzip writes the time, and processes that share tests out must agree on their names.
+    # Named ids: gzip writes the time, and parallel test processes must agree on their names.
     ids=["empty", "no gzip", "no JSON", "a list", "no fields", "no such text", "fields missing", "cut off", "damaged"],
 )
-def test_anything_else_is_refused_in_one_line(tmp_path: Path, content: bytes) -> None:
+def test_a_file_that_is_not_a_run_gives_a_one_line_error(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "run.json.gz").write_bytes(content)
     with pytest.raises(BadData, match=r"run\.json\.gz: not a run"):
         Run.load(tmp_path / "run.json.gz")
@@ -65,6 +65,6 @@ def test_a_run_of_another_version_is_refused(tmp_path: Path, monkeypatch: pytest
         Run.load(path)
 
 
-def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(BadData, match=r"none\.json\.gz"):
         Run.load(tmp_path / "none.json.gz")

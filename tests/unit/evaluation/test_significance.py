@@ -14,7 +14,7 @@ BASE = GENERATOR.random(200).round(3)
 
 
 def shifted(by: float, spread: float = 0.2) -> list[float]:
-    """The base values, each moved a little: paired with them, but not equal to them."""
+    """Returns the base values, each moved a little: paired with them, but not equal."""
     noise = np.random.default_rng(8).normal(by, spread, len(BASE))
     values: list[float] = (BASE + noise).tolist()
     return values
@@ -32,7 +32,7 @@ def test_a_clear_difference_is_marked_in_its_direction() -> None:
     assert better.low > 0 > worse.high
 
 
-def test_equal_systems_are_not_told_apart() -> None:
+def test_equal_systems_show_no_difference() -> None:
     mark = mark_of(BASE.tolist())
     assert (mark.difference, mark.low, mark.high, mark.p, mark.symbol) == (0, 0, 0, 1.0, "")
 
@@ -49,7 +49,7 @@ def test_the_bootstrap_agrees_with_the_paired_t_test(by: float) -> None:
     assert (mark.low, mark.high) == pytest.approx((100 * interval.low, 100 * interval.high), abs=0.25)
 
 
-def test_the_t_test_stands_beside_the_corrected_bootstrap_on_sets_alone() -> None:
+def test_the_t_test_is_reported_for_sets_but_not_for_averages() -> None:
     results = [set_result("other", shifted(0.02), set_name=name) for name in ("one", "two")]
     baselines = [set_result("base", BASE.tolist(), set_name=name) for name in ("one", "two")]
     found = {sets: mark.t_test for (_, sets, _), mark in compare(make_run([*results, *baselines]), "base").items()}
@@ -58,19 +58,19 @@ def test_the_t_test_stands_beside_the_corrected_bootstrap_on_sets_alone() -> Non
     assert mark_of(BASE.tolist()).t_test is None, "no query differs"
 
 
-def test_the_same_question_has_the_same_answer() -> None:
+def test_the_bootstrap_is_deterministic() -> None:
     assert mark_of(shifted(0.02)) == mark_of(shifted(0.02))
 
 
-def test_chance_is_marked_as_often_as_promised() -> None:
-    """Two systems without any difference, two hundred times: about one in twenty looks like one before correction."""
+def test_the_false_positive_rate_is_as_stated() -> None:
+    """Two systems without a difference, two hundred times: about one in twenty is significant before correction."""
     differences = np.random.default_rng(3).normal(0, 0.3, (200, 60))
     results = [set_result(str(number), row.tolist()) for number, row in enumerate(differences)]
     marks = paired(results, set_result("base", [0.0] * 60))
     assert sum(bool(mark.symbol) for mark in marks) == pytest.approx(10, abs=8)
 
 
-def test_too_few_queries_give_the_difference_alone() -> None:
+def test_too_few_queries_give_a_difference_without_a_test() -> None:
     [mark] = paired([set_result("other", [1.0] * 5)], set_result("base", [0.5] * 5))
     assert (mark.difference, mark.p, mark.symbol) == (50.0, None, "")
 
@@ -83,7 +83,7 @@ def correlated(agreement: float, seed: int) -> SetResult:
     return pair_result(f"system {agreement}", similarities.tolist(), gold.tolist(), value)
 
 
-def test_correlations_are_compared_over_drawn_pairs() -> None:
+def test_correlations_are_compared_by_resampling_pairs() -> None:
     weak, strong, like_weak = correlated(0.5, 1), correlated(2.0, 2), correlated(0.5, 3)
     better, equal = paired([strong, like_weak], weak)
     assert better.symbol == "↑"
@@ -98,7 +98,7 @@ def test_correlations_are_compared_over_drawn_pairs() -> None:
     assert (better.low, better.high) == pytest.approx(100 * np.percentile(by_scipy, (2.5, 97.5)), abs=1.0)
 
 
-def test_spearman_looks_at_ranks_alone() -> None:
+def test_spearman_depends_only_on_ranks() -> None:
     pairs = correlated(1.0, 4)
     similarities = np.array([pair.metrics["similarity"] for pair in pairs.queries])
     gold = [pair.metrics["gold score"] for pair in pairs.queries]
@@ -110,14 +110,14 @@ def test_spearman_looks_at_ranks_alone() -> None:
     assert 100 * per_query(plain).mean() == pytest.approx(value)
 
 
-def test_the_mean_over_queries_is_the_figure() -> None:
+def test_the_figure_is_the_mean_over_queries() -> None:
     pairs = correlated(1.0, 6)
     assert 100 * per_query(pairs).mean() == pytest.approx(pairs.value)
     retrieval = set_result("s", [0.0, 0.5, 1.0])
     assert per_query(retrieval).tolist() == [0.0, 0.5, 1.0]
 
 
-def test_every_system_is_held_against_the_baseline_where_both_were_judged() -> None:
+def test_every_system_is_compared_with_the_baseline_on_common_sets() -> None:
     run = make_run(
         [
             set_result("BM25", BASE.tolist(), "one"),
@@ -153,7 +153,7 @@ def test_a_corrected_p_is_never_below_that_of_a_clearer_difference() -> None:
 
 
 def test_an_average_is_tested_over_the_queries_of_all_its_sets() -> None:
-    """Beside a naive loop: every set is drawn on its own, and each set weighs the same however many queries it has."""
+    """Against a naive loop: every set is drawn on its own, and all sets have the same weight."""
     sets = {"one": (BASE, np.array(shifted(0.03))), "two": (BASE[:50], np.array(shifted(0.02, 0.3))[:50])}
     results = [
         set_result(system, values.tolist(), name)
@@ -169,11 +169,11 @@ def test_an_average_is_tested_over_the_queries_of_all_its_sets() -> None:
     assert (mark.low, mark.high) == pytest.approx(100 * np.percentile(drawn, (2.5, 97.5)), abs=0.3)
     p = float(np.mean(np.abs(np.array(drawn) - observed) >= abs(observed)))
     assert mark.p is not None
-    assert mark.p / 3 <= p + 0.02 <= mark.p + 0.05, "corrected for three comparisons at most"
+    assert mark.p / 3 <= p + 0.02 <= mark.p + 0.05, "corrected for at most three comparisons"
 
 
-def test_sets_of_one_size_are_not_drawn_alike_in_an_average() -> None:
-    """Twice the same set: drawn alike, the average would be as uncertain as one set alone."""
+def test_sets_of_equal_size_are_resampled_independently_in_an_average() -> None:
+    """The same set twice: drawn alike, the average would be as uncertain as one set alone."""
     values = shifted(0.02)
     pairs = [("base", BASE.tolist()), ("other", values)]
     marks = compare(make_run([set_result(s, v, name) for name in ("one", "two") for s, v in pairs]), "base")
@@ -188,7 +188,7 @@ def test_an_average_of_a_set_with_too_few_queries_is_not_tested() -> None:
     assert marks["bench", ("one", "few"), "other"].p is None
 
 
-def test_a_baseline_that_no_set_could_be_judged_with_marks_nothing() -> None:
+def test_a_baseline_without_results_gives_no_marks() -> None:
     assert compare(make_run([set_result("a", [1.0]), set_result("b", [1.0])]), "BM25") == {}
 
 

@@ -33,8 +33,8 @@ def made_set(answers: list[dict[str, int]], documents: int) -> RetrievalSet:
     return RetrievalSet("made", ids, ids, queries, queries, dict(zip(queries, answers, strict=True)))
 
 
-def test_a_vector_is_cut_off_then_brought_back_to_unit_length() -> None:
-    """Of 96 dimensions the first 64 point to d1 by length and to d0 by direction; the others prefer d1."""
+def test_a_vector_is_truncated_before_it_is_normalised() -> None:
+    """The first 64 of 96 dimensions point to d1 by length and to d0 by direction; the others prefer d1."""
     query, first, second = np.zeros((3, 96), dtype=np.float32)
     query[[0, 80]] = 0.6, 0.8
     first[[0, 90]] = 0.1, math.sqrt(1 - 0.1**2)
@@ -87,7 +87,7 @@ def test_equal_documents_do_not_cost_an_index_its_recall(monkeypatch: pytest.Mon
     assert [recall for _, recall in lists.points] == [100.0]
 
 
-def test_answers_are_told_from_the_hardest_other_and_from_random_ones() -> None:
+def test_answers_are_compared_with_the_hardest_and_with_random_other_documents() -> None:
     """Cosines of the query with d0 … d3: 0.9 (answers), 0.7, 0.1, 0.1; a document of grade 0 does not answer."""
     cosines = np.array([0.9, 0.7, 0.1, 0.1], dtype=np.float32)
     documents = np.stack((cosines, np.sqrt(1 - cosines**2)), axis=1)
@@ -101,6 +101,6 @@ def test_answers_are_told_from_the_hardest_other_and_from_random_ones() -> None:
     assert sum(share for _, share in random.points) == pytest.approx(100)
 
 
-def test_a_corpus_of_answers_alone_has_no_others() -> None:
+def test_a_corpus_of_answers_only_has_no_other_documents() -> None:
     vectors = unit(np.ones((1, 4), dtype=np.float32))
     assert [curve.line for curve in similarities(made_set([{"d0": 1}], 1), "encoder", vectors, vectors)] == [POSITIVES]

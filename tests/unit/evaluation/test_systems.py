@@ -34,7 +34,7 @@ def test_dense_answers_are_ordered_by_the_cosine(tmp_path: Path) -> None:
     assert cosines.tolist() == pytest.approx([1, 0.8, 0.6])
 
 
-def test_blocks_of_queries_are_put_together_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_blocks_of_queries_are_joined_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(systems, "QUERIES_AT_ONCE", 2)
     queries = ["猫", "狗", "小猫", "小狗", "狗"]
     ids = [str(place) for place in range(5)]
@@ -43,7 +43,7 @@ def test_blocks_of_queries_are_put_together_in_order(tmp_path: Path, monkeypatch
     assert rows_of(answers) == [[0, 1], [1, 0], [0, 1], [1, 0], [1, 0]]
 
 
-def test_one_query_online_finds_what_all_together_find_and_uses_no_cache(tmp_path: Path) -> None:
+def test_a_single_online_query_finds_what_a_batch_finds_and_uses_no_cache(tmp_path: Path) -> None:
     encoder = TableEncoder()
     dense = dense_of(encoder, tmp_path)
     rankings = rows_of(dense.answer(RETRIEVAL))
@@ -60,7 +60,7 @@ def test_bm25_finds_documents_that_share_a_term(tmp_path: Path) -> None:
     assert rows_of(Lexical(tmp_path).answer(RETRIEVAL)) == [[0], [1]]
 
 
-def test_bm25_rankings_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bm25_rankings_are_cached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = Lexical(tmp_path).answer(RETRIEVAL)
     with monkeypatch.context() as patch:
         patch.setattr(systems.LexicalIndex, "build", lambda texts: pytest.fail("built again"))
@@ -71,7 +71,7 @@ def test_bm25_rankings_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert rows_of(Lexical(tmp_path).answer(plain_task("zoo", other, Kind.RETRIEVAL))) == [[0]]
 
 
-def test_bm25_ranks_each_list_of_candidates_for_itself(tmp_path: Path) -> None:
+def test_bm25_ranks_each_list_of_candidates_separately(tmp_path: Path) -> None:
     lists = RerankSet(
         "r", ["高血压", "感冒"], [[("流感", 0), ("高血压病", 1)], [("高血压", 0), ("感冒药", 1), ("x", 0)]]
     )
@@ -86,7 +86,7 @@ def test_bm25_and_hybrids_do_not_compare_sentences(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("fusion", "weight"), [(Fusion.SCORES, 0.3), (Fusion.SCORES, None), (Fusion.RECIPROCAL, None)])
-def test_a_hybrid_fuses_what_its_parts_found(tmp_path: Path, fusion: Fusion, weight: float | None) -> None:
+def test_a_hybrid_fuses_the_rankings_of_its_parts(tmp_path: Path, fusion: Fusion, weight: float | None) -> None:
     encoder = TableEncoder()
     dense, lexical = dense_of(encoder, tmp_path), Lexical(tmp_path / "bm25")
     found = Hybrid(dense, lexical, fusion, weight).answer(RETRIEVAL)
@@ -97,7 +97,7 @@ def test_a_hybrid_fuses_what_its_parts_found(tmp_path: Path, fusion: Fusion, wei
     assert len(encoder.asked) == 4
 
 
-def test_hybrids_are_told_apart_by_name(tmp_path: Path) -> None:
+def test_hybrids_have_distinct_names(tmp_path: Path) -> None:
     dense, lexical = dense_of(TableEncoder(), tmp_path), Lexical(tmp_path)
     ways = [(Fusion.SCORES, None), (Fusion.SCORES, 0.3), (Fusion.RECIPROCAL, None)]
     names = [Hybrid(dense, lexical, *way).facts.name for way in ways]
@@ -118,7 +118,7 @@ def test_top_takes_the_first_of_many_that_tie_at_the_end() -> None:
 
 
 class ByLength:
-    """A reranker to which the shortest document is the best, and longer queries change nothing."""
+    """A reranker that scores short documents highest, whatever the query."""
 
     tokenizer = PairTokenizer(tiny_tokenizer().to_str(), RerankerSpec(architecture="bert", max_length=16, separators=1))
 

@@ -50,7 +50,7 @@ def test_retry_after_is_respected(asked: str, waited: float) -> None:
     assert pauses == [waited]
 
 
-def test_a_lasting_error_is_raised_after_all_attempts() -> None:
+def test_a_permanent_error_is_raised_after_all_attempts() -> None:
     with json_server(lambda path, body: (503, {"error": "down"})) as server:
         endpoint = Endpoint(server.url, pause=lambda seconds: None)
         with pytest.raises(CareError, match=r"/x answers 503.*down"):
@@ -63,7 +63,7 @@ def test_a_lasting_error_is_raised_after_all_attempts() -> None:
     gone.close()
 
 
-def test_a_refusal_is_final() -> None:
+def test_a_refusal_is_not_retried() -> None:
     with json_server(lambda path, body: (401, {"error": "who are you"})) as server:
         endpoint = Endpoint(server.url, pause=lambda seconds: pytest.fail("tried again"))
         with pytest.raises(CareError, match=r"answers 401: .*who are you"):
@@ -73,7 +73,7 @@ def test_a_refusal_is_final() -> None:
 
 
 @pytest.mark.parametrize("content", [b"<html>", b"[1]", b"", b"[" * 100_000, b"{}" + b" " * 4096])
-def test_an_answer_that_is_no_object_is_an_error(content: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_answer_that_is_not_a_json_object_is_an_error(content: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     if content.startswith(b"{}"):
         monkeypatch.setattr(models.endpoint, "LARGEST_ANSWER", 4096)
     with json_server(lambda path, body: (200, content)) as server:
@@ -83,7 +83,7 @@ def test_an_answer_that_is_no_object_is_an_error(content: bytes, monkeypatch: py
         endpoint.close()
 
 
-def test_an_answer_that_cannot_be_unpacked_is_tried_again() -> None:
+def test_an_answer_that_cannot_be_decompressed_is_retried() -> None:
     with json_server(lambda path, body: (200, b"no gzip"), {"content-encoding": "gzip"}) as server:
         endpoint = Endpoint(server.url, pause=lambda seconds: None)
         with pytest.raises(CareError, match=r"does not answer .DecodingError."):
@@ -92,7 +92,7 @@ def test_an_answer_that_cannot_be_unpacked_is_tried_again() -> None:
         endpoint.close()
 
 
-def test_an_answer_without_end_is_given_up() -> None:
+def test_an_endless_answer_is_aborted() -> None:
     ended = threading.Event()
 
     class Dripping(QuietHandler, BaseHTTPRequestHandler):
@@ -112,7 +112,7 @@ def test_an_answer_without_end_is_given_up() -> None:
 
 
 @pytest.mark.parametrize("tokens", ["many", [], -5, 1e400, None, True])
-def test_counts_that_are_none_are_not_counted(tokens: object) -> None:
+def test_invalid_token_counts_are_ignored(tokens: object) -> None:
     answer = {"choices": [{"message": {"content": "好"}}], "usage": {"prompt_tokens": tokens, "completion_tokens": 3}}
     with json_server(lambda path, body: (200, answer)) as server:
         endpoint = Endpoint(server.url)
@@ -120,7 +120,7 @@ def test_counts_that_are_none_are_not_counted(tokens: object) -> None:
         endpoint.close()
 
 
-def test_a_server_that_is_silent_is_not_waited_for() -> None:
+def test_a_silent_server_times_out() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         endpoint = Endpoint(
             f"http://127.0.0.1:{silent.getsockname()[1]}", timeout_seconds=0.05, pause=lambda seconds: None
@@ -130,8 +130,8 @@ def test_a_server_that_is_silent_is_not_waited_for() -> None:
         endpoint.close()
 
 
-def test_every_calling_thread_has_a_connection() -> None:
-    callers = 110  # more than httpx opens by itself
+def test_every_thread_gets_a_connection() -> None:
+    callers = 110  # more than httpx opens by default
     together = threading.Barrier(callers)
 
     class Handler(QuietHandler, BaseHTTPRequestHandler):
@@ -148,7 +148,7 @@ def test_every_calling_thread_has_a_connection() -> None:
         endpoint.close()
 
 
-def test_an_address_names_its_scheme() -> None:
+def test_an_address_needs_a_scheme() -> None:
     for base in ("127.0.0.1:8000", "http://[bad/v1", "http://127.0.0.1:99999999/v1"):
         with pytest.raises(CareError, match="not an address"):
             Endpoint(base)

@@ -1,4 +1,4 @@
-"""The bundled tokenizer and one small snapshot, each made once."""
+"""The bundled tokenizer and one small snapshot, each made once per session."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.unit.indexer.support import write_snapshot
 
 @pytest.fixture(scope="session", autouse=True)
 def one_thread() -> None:
-    """FAISS's threads wait for each other by spinning, which on a busy machine takes longer than the work."""
+    """Sets FAISS to one thread: its threads wait by spinning, which on a busy machine takes longer than the work."""
     limit_threads(1)
 
 
@@ -26,7 +26,7 @@ def tokenizer(encoder: OnnxEncoder) -> Tokenizer:
 
 @pytest.fixture(scope="session")
 def snapshot_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A finished snapshot of four documents; copy it before changing it."""
+    """Writes a finished snapshot of four documents; copy it before changing it."""
     folder = tmp_path_factory.mktemp("snapshot") / "v1"
     write_snapshot(folder)
     return folder

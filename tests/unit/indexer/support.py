@@ -27,7 +27,7 @@ DIM = 16
 
 @dataclass
 class Entry:
-    """A document of a test and the passages that it is cut into; None: one passage."""
+    """A document and its passages; None stands for one passage."""
 
     id: str
     text: str
@@ -60,7 +60,7 @@ RUN = Outcome("built it", 12.3, _SUMMARY)
 
 
 def unit_vectors(count: int, dim: int = DIM, seed: int = 0, clusters: int = 0) -> NDArray[np.float16]:
-    """Random directions, around `clusters` centres if there are any, as embeddings are."""
+    """Makes random directions, around `clusters` centres if there are any, as embeddings are."""
     generator = np.random.default_rng(seed)
     vectors = generator.standard_normal((count, dim))
     if clusters:
@@ -77,7 +77,7 @@ def write_snapshot(
     space: str = "test-space",
     dim: int = DIM,
 ) -> Manifest:
-    """A whole snapshot of the entries, with random vectors in the place of embeddings."""
+    """Writes a whole snapshot of the entries, with random vectors instead of embeddings."""
     folder.mkdir(parents=True, exist_ok=True)
     with SnapshotWriter(folder) as writer:
         for entry in entries:
@@ -113,7 +113,7 @@ def facts(version: str, kind: IndexKind, space: str, dim: int, documents: int, p
 
 
 def add_version(collection: Collection, moment: datetime, *, space: str = "test-space", dim: int = DIM) -> str:
-    """A finished version of the collection, unpublished."""
+    """Adds a finished, unpublished version to the collection."""
     version = collection.next_version(moment)
     with collection.building(version) as folder:
         write_snapshot(folder, version=version, space=space, dim=dim)
@@ -121,7 +121,7 @@ def add_version(collection: Collection, moment: datetime, *, space: str = "test-
 
 
 def write_lines(path: Path, *rows: object) -> Path:
-    """A JSON-lines file; a row that is bytes is written as it is."""
+    """Writes a JSON-lines file; a row of bytes is written unchanged."""
     lines = [row if isinstance(row, bytes) else json.dumps(row, ensure_ascii=False).encode() for row in rows]
     path.write_bytes(b"".join(line + b"\n" for line in lines))
     return path

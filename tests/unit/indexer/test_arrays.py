@@ -1,4 +1,4 @@
-"""Streamed arrays are numpy's own files, and nothing is read that is not what it should be."""
+"""Streamed arrays: they are numpy's own files, and invalid files are refused."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from indexer.store.arrays import ArrayWriter, Blob, BlobWriter, load_array
 @given(
     blocks=st.lists(st.lists(st.integers(-(2**31), 2**31 - 1), max_size=5), max_size=8), width=st.sampled_from([0, 3])
 )
-def test_blocks_make_the_file_that_numpy_makes(
+def test_writing_in_blocks_gives_the_file_of_numpy(
     tmp_path_factory: pytest.TempPathFactory, blocks: list[list[int]], width: int
 ) -> None:
     folder = tmp_path_factory.mktemp("arrays")
@@ -39,7 +39,7 @@ def test_arrays_are_little_endian_and_never_pickled(tmp_path: Path) -> None:
     writer.append(np.asarray([1, 2], dtype=">i4"))
     writer.close()
     assert load_array(tmp_path / "a.npy", "<i4", (2,)).tolist() == [1, 2]
-    with (tmp_path / "o.npy").open("wb") as objects:  # a file that says it holds Python objects
+    with (tmp_path / "o.npy").open("wb") as objects:  # a file that claims to hold Python objects
         np.lib.format.write_array_header_1_0(objects, {"descr": "|O", "fortran_order": False, "shape": (1,)})
     with pytest.raises(BadSnapshot, match="not a readable array"):
         load_array(tmp_path / "o.npy", "<i4", (1,))
@@ -47,7 +47,7 @@ def test_arrays_are_little_endian_and_never_pickled(tmp_path: Path) -> None:
         load_array(tmp_path / "a.npy", "<i8", (None,))
 
 
-def test_a_file_that_was_not_completed_holds_no_rows(tmp_path: Path) -> None:
+def test_an_unfinished_file_has_no_rows(tmp_path: Path) -> None:
     with ArrayWriter(tmp_path / "a.npy", "<i4") as writer:
         writer.append([1, 2])
     with pytest.raises(BadSnapshot, match=r"a\.npy"):
@@ -56,7 +56,7 @@ def test_a_file_that_was_not_completed_holds_no_rows(tmp_path: Path) -> None:
 
 @settings(deadline=None)
 @given(runs=st.lists(st.binary(max_size=20), max_size=10))
-def test_runs_of_bytes_come_back(tmp_path_factory: pytest.TempPathFactory, runs: list[bytes]) -> None:
+def test_runs_of_bytes_are_read_as_written(tmp_path_factory: pytest.TempPathFactory, runs: list[bytes]) -> None:
     folder = tmp_path_factory.mktemp("blob")
     writer = BlobWriter(folder, "runs", ExitStack())
     writer.append(*runs)
@@ -67,7 +67,7 @@ def test_runs_of_bytes_come_back(tmp_path_factory: pytest.TempPathFactory, runs:
     assert [blob[position] for position in range(len(blob))] == runs + runs
 
 
-def test_a_number_that_does_not_fit_is_refused_and_not_wrapped(tmp_path: Path) -> None:
+def test_a_number_that_overflows_its_type_is_refused(tmp_path: Path) -> None:
     with ArrayWriter(tmp_path / "rows.npy", "<i4") as writer:
         writer.append(np.array([2**31 - 1]))
         for rows in (np.array([2**31]), [2**31]):
@@ -76,7 +76,7 @@ def test_a_number_that_does_not_fit_is_refused_and_not_wrapped(tmp_path: Path) -
         assert writer.close() == 1
 
 
-def test_more_passages_than_rows_can_number_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_more_passages_than_row_numbers_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(passages, "MOST_PASSAGES", 3)
     hashes = np.zeros((2, passages.HASH_BYTES), np.uint8)
     with ExitStack() as files:

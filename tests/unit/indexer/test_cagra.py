@@ -1,4 +1,4 @@
-"""The GPU's graph where there is no GPU: it cannot be built, but one that was built is opened and walked."""
+"""CAGRA, the graph of the GPU, on a machine without one: it cannot be built, but an existing one is searched."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ROWS, DIM = 3000, 32
 
 @pytest.fixture(scope="module")
 def graph(tmp_path_factory: pytest.TempPathFactory) -> VectorIndex:
-    """As the GPU leaves it: FAISS's class for it, without its vectors; here the links are the processor's."""
+    """Makes an index as the GPU leaves it: FAISS's class without the vectors; here the CPU builds the links."""
     folder = tmp_path_factory.mktemp("cagra")
     vectors = unit_vectors(ROWS, DIM, clusters=30)
     index = faiss.IndexHNSWCagra(DIM, 16, faiss.METRIC_INNER_PRODUCT)
@@ -33,7 +33,7 @@ def queries(graph: VectorIndex) -> np.ndarray:
     return graph.values[::100].astype(np.float32)
 
 
-def test_a_processor_walks_the_graph(graph: VectorIndex) -> None:
+def test_a_cpu_searches_the_graph(graph: VectorIndex) -> None:
     exact, _ = graph.search_exactly(queries(graph), 10)
     scores, rows = graph.search(queries(graph), 10)
     assert (scores >= exact[:, -1:] - 1e-5).mean() > 0.9
@@ -41,14 +41,14 @@ def test_a_processor_walks_the_graph(graph: VectorIndex) -> None:
     np.testing.assert_allclose(scores, products, atol=1e-5)
 
 
-def test_filters_are_kept_narrow_and_wide(graph: VectorIndex) -> None:
+def test_narrow_and_wide_filters_are_respected(graph: VectorIndex) -> None:
     for allowed in (np.arange(ROWS) % 2 == 0, np.arange(ROWS) < 20):
         _, rows = graph.search(queries(graph), 10, allowed)
         assert allowed[rows].all()
 
 
 @pytest.mark.skipif(has_gpu(), reason="there is a GPU")
-def test_without_a_gpu_it_is_refused_and_says_what_to_do(graph: VectorIndex, tmp_path: Path) -> None:
+def test_building_without_a_gpu_is_refused_with_the_remedy(graph: VectorIndex, tmp_path: Path) -> None:
     with pytest.raises(BadIndex, match="choose hnsw"):
         build_index(graph.values, IndexKind.CAGRA, tmp_path / "index.faiss")
     with pytest.raises(BadIndex, match="gpu extra"):
@@ -57,7 +57,7 @@ def test_without_a_gpu_it_is_refused_and_says_what_to_do(graph: VectorIndex, tmp
         build_index(graph.values[:10], IndexKind.CAGRA, tmp_path / "index.faiss")
 
 
-def test_a_small_filter_and_a_long_answer_need_more_than_a_gpu_keeps(graph: VectorIndex) -> None:
+def test_narrow_filters_and_large_k_are_searched_deeper_or_exactly(graph: VectorIndex) -> None:
     assert graph.depth_for(10, None) == 256
     assert graph.depth_for(600, None) == 600
     assert graph.depth_for(10, np.arange(20_000) % 2 == 0) == 512

@@ -1,4 +1,4 @@
-"""What a process of the cluster answers, and what becomes of it here. Ray itself: tests/integration/test_ray.py."""
+"""A worker of the cluster and the handling of its answers. Ray itself is tested in tests/integration/test_ray.py."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def broken() -> FastEncoder:
     raise BadEncoder("/models/x: encoder.json is missing")
 
 
-def test_a_shard_is_written_where_it_was_encoded(tmp_path: Path) -> None:
+def test_a_shard_is_written_by_the_node_that_encoded_it(tmp_path: Path) -> None:
     place = Shards(tmp_path)
     row = answer(ShardWorker(FastEncoder, "fast", place), "高血压", "糖尿病")
     assert row == {"node": socket.gethostname(), "texts": 2, "name": row["name"], "problem": ""}
@@ -41,7 +41,7 @@ def test_an_encoder_that_a_node_cannot_open_is_named_with_the_node(tmp_path: Pat
         count_texts(row, place)
 
 
-def test_another_encoder_than_this_machines_is_refused(tmp_path: Path) -> None:
+def test_a_node_with_another_encoder_is_refused(tmp_path: Path) -> None:
     place = Shards(tmp_path)
     row = answer(ShardWorker(FastEncoder, "other", place), "a")
     with pytest.raises(BadCluster, match="its encoder is fast, this machine's other; copy the same folder"):
@@ -49,7 +49,7 @@ def test_another_encoder_than_this_machines_is_refused(tmp_path: Path) -> None:
     assert list(place.read(DIM)) == []
 
 
-def test_other_errors_on_a_node_are_reported_and_traced_there(
+def test_other_errors_on_a_node_are_reported_and_logged_there(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "file").touch()
@@ -72,6 +72,6 @@ def test_an_address_without_a_listener_is_refused_at_once(address: str) -> None:
         Cluster(address, FastEncoder).require()
 
 
-def test_rays_client_is_refused_with_what_to_do_instead() -> None:
+def test_rays_client_address_is_refused_with_the_remedy() -> None:
     with pytest.raises(BadCluster, match=r"ray://head:10001: .* run the command on a node of the cluster"):
         Cluster("ray://head:10001", FastEncoder).require()

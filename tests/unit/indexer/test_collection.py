@@ -1,4 +1,4 @@
-"""Versions, the pointer, and what may not be published."""
+"""Collections: versions, the pointer, and versions that may not be published."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def damage(collection: Collection, version: str) -> None:
         file.write(b"\xff")
 
 
-def test_nothing_yet(collection: Collection) -> None:
+def test_a_new_collection_is_empty(collection: Collection) -> None:
     assert collection.current() is None
     assert collection.versions() == []
     assert list_versions(collection) == {}
@@ -60,7 +60,7 @@ def test_version_names_sort_by_time_and_differ() -> None:
     assert new_version(START) < new_version(START + timedelta(milliseconds=1))
 
 
-def test_versions_keep_their_order_if_the_clock_was_set_back(collection: Collection) -> None:
+def test_versions_keep_their_order_if_the_clock_is_set_back(collection: Collection) -> None:
     served, unpublished = (add(collection, day) for day in (10, 11))
     collection.publish(served)
     after = add(collection, 0)
@@ -73,7 +73,7 @@ def test_versions_keep_their_order_if_the_clock_was_set_back(collection: Collect
     assert collection.next_version(START).startswith("20260101T000000000Z-")
 
 
-def test_publish_list_and_roll_back(collection: Collection) -> None:
+def test_versions_are_published_listed_and_rolled_back(collection: Collection) -> None:
     first, second = add(collection, 1), add(collection, 2)
     assert collection.versions() == [first, second]
     assert collection.current() is None
@@ -91,7 +91,7 @@ def test_publish_list_and_roll_back(collection: Collection) -> None:
     assert rollback(collection, second) == collection.current() == second
 
 
-def test_rollback_passes_over_versions_that_were_never_published(collection: Collection) -> None:
+def test_rollback_skips_versions_that_were_never_published(collection: Collection) -> None:
     first = add(collection, 1)
     publish(collection)
     add(collection, 2)
@@ -110,7 +110,7 @@ def test_rollback_never_returns_to_a_version_that_was_rolled_back_from(collectio
     assert rollback(collection) == second
 
 
-def test_rollback_goes_step_by_step_even_where_a_version_is_gone(collection: Collection) -> None:
+def test_rollback_goes_step_by_step_even_if_a_version_was_removed(collection: Collection) -> None:
     versions = [add(collection, day) for day in (1, 2, 3, 4)]
     for version in versions:
         publish(collection, version)
@@ -129,7 +129,7 @@ def test_rollback_never_goes_forward(collection: Collection) -> None:
         rollback(collection)
 
 
-def test_rollback_to_a_damaged_version_leaves_the_pointer(collection: Collection) -> None:
+def test_rollback_to_a_damaged_version_does_not_move_the_pointer(collection: Collection) -> None:
     first, second = add(collection, 1), add(collection, 2)
     publish(collection, first)
     publish(collection, second)
@@ -139,7 +139,7 @@ def test_rollback_to_a_damaged_version_leaves_the_pointer(collection: Collection
     assert collection.current() == second
 
 
-def test_damaged_version_is_not_published(collection: Collection) -> None:
+def test_a_damaged_version_is_not_published(collection: Collection) -> None:
     first, second = add(collection, 1), add(collection, 2)
     publish(collection, first)
     damage(collection, second)
@@ -151,7 +151,7 @@ def test_damaged_version_is_not_published(collection: Collection) -> None:
     assert verify(collection).version == first
 
 
-def test_list_shows_what_is_wrong_with_a_version(collection: Collection) -> None:
+def test_the_list_shows_errors_of_a_version(collection: Collection) -> None:
     version = add(collection, 1)
     (collection.folder(version) / "manifest.json").unlink()
     (problem,) = list_versions(collection).values()
@@ -160,7 +160,7 @@ def test_list_shows_what_is_wrong_with_a_version(collection: Collection) -> None
 
 
 @pytest.mark.parametrize("change", [{"space": "elsewhere"}, {"dim": 8}])
-def test_change_of_space_needs_force(collection: Collection, change: dict[str, object]) -> None:
+def test_a_change_of_space_needs_force(collection: Collection, change: dict[str, object]) -> None:
     first, second = add(collection, 1), add(collection, 2, **change)
     publish(collection, first)
     with pytest.raises(BadCollection, match="--force"):
@@ -170,7 +170,7 @@ def test_change_of_space_needs_force(collection: Collection, change: dict[str, o
     assert rollback(collection) == first
 
 
-def test_a_damaged_snapshot_does_not_keep_a_sound_one_out(collection: Collection) -> None:
+def test_a_damaged_served_version_does_not_block_publishing_another(collection: Collection) -> None:
     first, second = add(collection, 1), add(collection, 2)
     publish(collection, first)
     (collection.folder(first) / "manifest.json").write_text("{", encoding="utf-8")
@@ -178,10 +178,10 @@ def test_a_damaged_snapshot_does_not_keep_a_sound_one_out(collection: Collection
 
 
 @pytest.mark.parametrize("operations", range(1, 12))
-def test_a_rollback_never_lands_on_what_was_never_served(
+def test_a_rollback_never_goes_to_a_version_that_was_not_served(
     collection: Collection, monkeypatch: pytest.MonkeyPatch, operations: int
 ) -> None:
-    """A publication ends at any of its operations on the disk, as by a kill; another one follows."""
+    """Stops a publication at each of its disk operations, as a kill would; another publication follows."""
     versions = [add(collection, day) for day in range(1, 5)]
     publish(collection, versions[0])
     publish(collection, versions[1])
@@ -213,7 +213,7 @@ def test_a_rollback_never_lands_on_what_was_never_served(
     assert collection.current() == versions[0]
 
 
-def test_rolling_back_without_the_list_of_what_was_published_needs_a_name(collection: Collection) -> None:
+def test_a_rollback_without_the_list_of_published_versions_needs_a_name(collection: Collection) -> None:
     first, second = add(collection, 1), add(collection, 2)
     publish(collection, second)
     (collection.root / "PUBLISHED").unlink()
@@ -249,7 +249,7 @@ def test_what_this_user_may_not_read_says_so(collection: Collection, monkeypatch
         Snapshot.open(folder)
 
 
-def test_folder_under_another_name_is_refused(collection: Collection) -> None:
+def test_a_version_folder_under_another_name_is_refused(collection: Collection) -> None:
     version = add(collection, 1)
     collection.folder(version).rename(collection.root / "versions" / "renamed")
     with pytest.raises(BadSnapshot, match=f"says it is version {version}"):
@@ -263,7 +263,7 @@ def test_unknown_version_is_refused(collection: Collection, name: str) -> None:
         collection.folder(name)
 
 
-def test_failed_build_leaves_nothing(collection: Collection) -> None:
+def test_a_failed_build_leaves_no_files(collection: Collection) -> None:
     def build() -> None:
         with collection.building("v") as folder:
             (folder / "documents.bin").write_bytes(b"half")
@@ -274,13 +274,13 @@ def test_failed_build_leaves_nothing(collection: Collection) -> None:
     assert list((collection.root / "versions").iterdir()) == []
 
 
-def test_killed_build_is_no_version(collection: Collection) -> None:
+def test_a_killed_build_is_not_a_version(collection: Collection) -> None:
     version = add(collection, 1)
     (collection.root / "versions" / ".building-later").mkdir()
     assert collection.versions() == [version]
 
 
-def test_a_second_builder_learns_the_process_of_the_first(collection: Collection) -> None:
+def test_the_error_of_a_second_builder_names_the_process_of_the_first(collection: Collection) -> None:
     code = (
         "import sys; from pathlib import Path; from indexer.store.collection import Collection\n"
         "with Collection(Path(sys.argv[1])).sole_builder():\n"
@@ -296,11 +296,11 @@ def test_a_second_builder_learns_the_process_of_the_first(collection: Collection
             assert busy.value.exit_code == 75
         finally:
             other.kill()
-    with collection.sole_builder():  # the system lets go of the lock of a process that was killed
+    with collection.sole_builder():  # the system releases the lock of a killed process
         assert (collection.root / "LOCK").read_text() == f"{os.getpid()} on {platform.node()}\n"
 
 
-def test_a_builder_clears_away_what_a_dead_one_left(collection: Collection) -> None:
+def test_a_builder_removes_files_of_a_dead_builder(collection: Collection) -> None:
     version = add(collection, 1)
     for name in (".building-x", ".removing-y"):
         (collection.root / "versions" / name).mkdir()
@@ -325,7 +325,7 @@ def test_prune_keeps_by_count_and_by_age(collection: Collection) -> None:
     assert collection.prune(keep=0, keep_days=1.5, now=NOW) == versions[3:4]
 
 
-def test_prune_never_takes_the_served_version_nor_the_one_to_go_back_to(collection: Collection) -> None:
+def test_prune_keeps_the_served_version_and_the_rollback_target(collection: Collection) -> None:
     versions = [add(collection, day) for day in range(1, 7)]
     for version in (versions[1], versions[3]):
         collection.publish(version)
@@ -335,12 +335,12 @@ def test_prune_never_takes_the_served_version_nor_the_one_to_go_back_to(collecti
     assert collection.versions() == [versions[1]]
 
 
-def test_prune_wants_to_know_what_to_keep(collection: Collection) -> None:
+def test_prune_needs_to_be_given_what_to_keep(collection: Collection) -> None:
     with pytest.raises(BadCollection, match="give --keep, --keep-days or both"):
         prune(collection, None, None)
 
 
-def test_prune_by_hand_drops_unfinished_work(collection: Collection) -> None:
+def test_manual_prune_removes_unfinished_work(collection: Collection) -> None:
     add(collection, 1)
     shard = collection.shards("fingerprint") / "shard.npy"
     shard.parent.mkdir(parents=True)
@@ -354,7 +354,7 @@ def test_prune_by_hand_drops_unfinished_work(collection: Collection) -> None:
 def test_a_version_is_not_pruned_while_it_is_being_published(
     collection: Collection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The one who prunes waits, then sees that the version is served."""
+    """Pruning waits, then sees that the version is served."""
     first, second = add(collection, 1), add(collection, 2)
     opened, pruned = threading.Event(), threading.Thread(target=collection.prune, args=(0, 0, NOW))
     open_snapshot = Snapshot.open
@@ -362,7 +362,7 @@ def test_a_version_is_not_pruned_while_it_is_being_published(
     def open_slowly(folder: Path) -> Snapshot:
         pruned.start()
         opened.set()
-        pruned.join(0.2)  # time to do harm, if it did not wait
+        pruned.join(0.2)  # long enough to do harm if it did not wait
         return open_snapshot(folder)
 
     monkeypatch.setattr(Snapshot, "open", open_slowly)
@@ -374,7 +374,7 @@ def test_a_version_is_not_pruned_while_it_is_being_published(
     assert second not in collection.versions()
 
 
-def test_failed_swap_keeps_the_old_pointer(collection: Collection, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_swap_keeps_the_old_pointer(collection: Collection, monkeypatch: pytest.MonkeyPatch) -> None:
     first, second = add(collection, 1), add(collection, 2)
     publish(collection, first)
 
@@ -389,7 +389,7 @@ def test_failed_swap_keeps_the_old_pointer(collection: Collection, monkeypatch: 
 
 
 def test_readers_see_one_version_or_the_other(collection: Collection) -> None:
-    """A reader that polls the pointer while it moves never finds it empty, half-written or away."""
+    """A reader that polls the pointer while it moves never finds it empty, half-written or missing."""
     versions = [add(collection, day) for day in (1, 2)]
     publish(collection, versions[0])
     seen, done = set(), threading.Event()
@@ -420,12 +420,12 @@ def test_readers_see_one_version_or_the_other(collection: Collection) -> None:
         ("server:/care /srv/care\\040too nfs rw,nolock 0 0", False),
     ],
 )
-def test_a_network_disk_that_keeps_locks_local_is_refused(mount: str, refused: bool) -> None:
+def test_a_network_file_system_with_local_locks_is_refused(mount: str, refused: bool) -> None:
     mounts = f"/dev/sda / ext4 rw 0 0\n{mount}\n"
     assert bool(mounted_with_local_locks(Path("/srv/care/collection"), mounts)) == refused
 
 
-def test_a_collection_on_such_a_network_disk_is_neither_built_nor_published(
+def test_a_collection_on_such_a_file_system_is_neither_built_nor_published(
     collection: Collection, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     version = add(collection, 1)
@@ -443,7 +443,7 @@ def test_a_collection_on_such_a_network_disk_is_neither_built_nor_published(
         files.local_locks.cache_clear()
 
 
-def test_a_disk_without_locks_is_refused_with_what_to_do(
+def test_a_file_system_without_locks_is_refused_with_the_remedy(
     collection: Collection, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(file: object, operation: int) -> None:
@@ -456,8 +456,8 @@ def test_a_disk_without_locks_is_refused_with_what_to_do(
         pass
 
 
-def test_the_lock_is_on_a_file_that_is_open_for_writing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An NFS client keeps locks on folders to itself, and grants exclusive locks to files open for writing only."""
+def test_the_lock_is_on_a_file_opened_for_writing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An NFS client keeps locks on folders local, and grants exclusive locks only on files open for writing."""
     flock = fcntl.flock
 
     def look(file: object, operation: int) -> None:

@@ -1,4 +1,4 @@
-"""Readers of every format, and every rule about bad rows."""
+"""Corpus readers of every format, and the rules for bad rows."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def read_skipping(path: Path, rejects_file: Path, fields: FieldMap | None = None
     return documents, lines
 
 
-def test_json_lines_give_documents_with_their_place(tmp_path: Path) -> None:
+def test_json_lines_give_documents_with_file_and_line(tmp_path: Path) -> None:
     path = write_lines(tmp_path / "c.jsonl", GOOD, b"", {"_id": 7, "text": "untitled"})
     assert read(path) == [
         Document("a", "标题", "正文", {"kind": "drug"}, f"{path}:1"),
@@ -53,7 +53,7 @@ def test_json_lines_give_documents_with_their_place(tmp_path: Path) -> None:
     ]
 
 
-def test_a_number_field_is_kept_without_being_named_as_metadata(tmp_path: Path) -> None:
+def test_a_number_field_is_kept_without_being_listed_as_metadata(tmp_path: Path) -> None:
     path = tmp_path / "c.csv"
     path.write_text('_id,text,year,metadata\n1,药,2024,"{""dose"": ""5""}"\n2,药,,\n', encoding="utf-8")
     fields = FieldMap(number_fields=("year", "dose"))
@@ -63,7 +63,7 @@ def test_a_number_field_is_kept_without_being_named_as_metadata(tmp_path: Path) 
         read(path, fields=FieldMap(number_fields=("yaer",)))
 
 
-def test_byte_order_mark_is_no_part_of_the_first_row(tmp_path: Path) -> None:
+def test_a_byte_order_mark_is_not_part_of_the_first_row(tmp_path: Path) -> None:
     path = tmp_path / "c.jsonl"
     path.write_bytes(b"\xef\xbb\xbf" + json.dumps(GOOD).encode())
     assert read(path)[0].id == "a"
@@ -83,13 +83,13 @@ def test_truncated_gzip_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("number", [2**63, 2**64, -(2**63) - 1, 10**30])
-def test_whole_numbers_of_more_than_64_bits_are_refused_instead_of_rounded(tmp_path: Path, number: int) -> None:
+def test_integers_of_more_than_64_bits_are_refused_instead_of_rounded(tmp_path: Path, number: int) -> None:
     path = write_lines(tmp_path / "c.jsonl", GOOD | {"metadata": {"pid": number}})
     with pytest.raises(BadCorpus, match="pid is a whole number of more than 64 bits"):
         read(path)
 
 
-def test_whole_numbers_of_64_bits_are_read_exactly(tmp_path: Path) -> None:
+def test_integers_of_64_bits_are_read_exactly(tmp_path: Path) -> None:
     lines = write_lines(tmp_path / "c.jsonl", GOOD | {"metadata": {"pid": 2**63 - 1}})
     table = tmp_path / "c.csv"
     table.write_text("_id,text,pid\n1,x,110101199001011235\n", encoding="utf-8")
@@ -98,7 +98,7 @@ def test_whole_numbers_of_64_bits_are_read_exactly(tmp_path: Path) -> None:
     assert read(table, fields=fields)[0].metadata == {"pid": 110101199001011235}
 
 
-def test_csv_with_mapped_fields(tmp_path: Path) -> None:
+def test_csv_is_read_with_mapped_fields(tmp_path: Path) -> None:
     path = tmp_path / "c.csv"
     path.write_text('doc_id,body,year,dept\n1,"two\nlines",2020,内科\n2,text,,\n', encoding="utf-8")
     fields = FieldMap(id="doc_id", text="body", metadata_fields=("year", "dept"), number_fields=("year",))
@@ -114,13 +114,13 @@ def test_csv_metadata_column_is_a_json_object(tmp_path: Path) -> None:
     assert read(path)[0].metadata == {"kind": "drug"}
 
 
-def test_csv_takes_texts_beyond_the_library_default(tmp_path: Path) -> None:
+def test_csv_texts_may_exceed_the_librarys_default_limit(tmp_path: Path) -> None:
     path = tmp_path / "c.csv"
     path.write_text(f"_id,text\n1,{'长' * 200_000}\n", encoding="utf-8")
     assert len(read(path)[0].text) == 200_000
 
 
-def test_csv_rows_that_do_not_fit(tmp_path: Path) -> None:
+def test_malformed_csv_rows_are_set_aside(tmp_path: Path) -> None:
     path = tmp_path / "c.csv"
     path.write_bytes(b'_id,text\n1,a,b\n2,\xff\n3,good\n4,"x"y\n5,"never closed\n6,lost\n')
     documents, rejects = read_skipping(path, tmp_path / "rejects.jsonl")
@@ -136,14 +136,14 @@ def test_csv_rows_that_do_not_fit(tmp_path: Path) -> None:
     assert "the record takes 2 lines" in rejects[3]["reason"]
 
 
-def test_csv_with_a_column_twice_is_refused(tmp_path: Path) -> None:
+def test_csv_with_a_duplicate_column_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "c.csv"
     path.write_text("_id,text,text\n1,a,b\n", encoding="utf-8")
     with pytest.raises(BadCorpus, match="names a column twice"):
         read(path)
 
 
-def test_parquet_with_structs_dates_and_missing_numbers(tmp_path: Path) -> None:
+def test_parquet_structs_dates_and_missing_numbers_are_read(tmp_path: Path) -> None:
     path = tmp_path / "c.parquet"
     rows = [
         {"_id": 1, "text": "a", "metadata": {"tags": ["x", "y"]}, "day": date(2025, 1, 2), "score": float("nan")},
@@ -236,7 +236,7 @@ def test_bad_row_is_set_aside_and_the_rest_is_read(tmp_path: Path, row: object, 
     assert (rejects[0]["raw"] if isinstance(row, bytes) else json.loads(rejects[0]["raw"])) == raw
 
 
-def test_error_lists_the_first_few_and_the_count(tmp_path: Path) -> None:
+def test_the_error_lists_the_first_bad_rows_and_their_number(tmp_path: Path) -> None:
     path = write_lines(tmp_path / "c.jsonl", *[{"_id": str(i)} for i in range(9)], GOOD)
     with pytest.raises(BadCorpus, match=r"^9 bad rows: .*c\.jsonl:5: .*; and 4 more\. ") as caught:
         read(path)
@@ -263,13 +263,13 @@ def test_corpus_of_bad_rows_only_is_refused_even_when_skipping(tmp_path: Path) -
         read_skipping(write_lines(tmp_path / "c.jsonl", b"{"), tmp_path / "rejects.jsonl")
 
 
-def test_a_csv_whose_first_line_is_no_csv_is_refused(tmp_path: Path) -> None:
+def test_a_csv_with_an_invalid_header_is_refused(tmp_path: Path) -> None:
     (tmp_path / "c.csv").write_text('"_id"x,text\n1,a\n')
     with pytest.raises(BadCorpus, match="its first line, the columns, is not CSV"):
         read(tmp_path / "c.csv")
 
 
-def test_a_title_is_document_enough(tmp_path: Path) -> None:
+def test_a_document_may_have_only_a_title(tmp_path: Path) -> None:
     rows = [{"_id": "1", "title": "头痛", "text": ""}, {"_id": "2", "title": "发热", "text": None}, GOOD]
     assert [(d.title, d.text) for d in read(write_lines(tmp_path / "c.jsonl", *rows))] == [
         ("头痛", ""),
@@ -278,7 +278,7 @@ def test_a_title_is_document_enough(tmp_path: Path) -> None:
     ]
 
 
-def test_a_text_column_that_no_row_has_is_a_slip_even_where_titles_would_do(tmp_path: Path) -> None:
+def test_a_missing_text_column_is_refused_even_if_rows_have_titles(tmp_path: Path) -> None:
     path = write_lines(tmp_path / "c.jsonl", {"_id": "1", "title": "头痛", "body": "头痛可由感冒引起。"})
     with pytest.raises(BadCorpus, match=r"no row has a field named text; .* _id, body, title: .*\(--field text=NAME"):
         read(path)
@@ -291,7 +291,7 @@ def test_a_file_named_twice_repeats_every_id(tmp_path: Path) -> None:
         read(path, path)
 
 
-def test_a_repeated_id_is_traced_to_the_file_where_it_first_stood(tmp_path: Path) -> None:
+def test_the_error_for_a_repeated_id_names_its_first_file(tmp_path: Path) -> None:
     paths = [write_lines(tmp_path / f"{name}.jsonl", GOOD | {"_id": name}) for name in "pqr"]
     paths.append(write_lines(tmp_path / "s.jsonl", b"", GOOD | {"_id": "q"}))
     with pytest.raises(BadCorpus, match=rf"s\.jsonl:2: repeated id 'q', first at {paths[1]}:1"):
@@ -304,7 +304,7 @@ def test_mapped_field_that_no_row_has_is_refused(tmp_path: Path) -> None:
         read(path, fields=FieldMap(metadata_fields=("departmnt",)))
 
 
-def test_paths_that_are_no_corpus_are_refused(tmp_path: Path) -> None:
+def test_paths_without_a_corpus_are_refused(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("x")
     with pytest.raises(BadCorpus, match="does not exist"):
         read(tmp_path / "nowhere.jsonl")
@@ -319,7 +319,7 @@ def test_no_rejects_file_is_made_without_rejects(tmp_path: Path) -> None:
     assert not (tmp_path / "rejects.jsonl").exists()
 
 
-def test_a_missing_field_lists_the_columns_that_are_there(tmp_path: Path) -> None:
+def test_the_error_for_a_missing_field_lists_the_columns(tmp_path: Path) -> None:
     path = write_lines(
         tmp_path / "c.jsonl", {"_id": "1", "title": "t", "body": "x"}, {"_id": "2", "title": "t", "url": "y"}
     )
@@ -342,7 +342,7 @@ def test_columns_are_reported_and_the_mapping_names_the_used_ones(tmp_path: Path
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "said"),
+    ("name", "content", "message"),
     [
         ("c.json", b'[{"_id": "1", "text": "x"}]', r"one JSON array, write a line for each document: jq -c '\.\[\]'"),
         ("c.json", b'[\n  {"_id": "1", "text": "x"}\n]', r"one JSON array, write a line for each document"),
@@ -361,11 +361,11 @@ def test_columns_are_reported_and_the_mapping_names_the_used_ones(tmp_path: Path
         ("c.jsonl", '{"_id": "1", "text": "café"}'.encode("latin-1"), r"not UTF-8 \(byte 26\)\. Mend"),
     ],
 )
-def test_a_file_of_a_likely_other_form_says_how_to_convert_it(
-    name: str, content: bytes, said: str, tmp_path: Path
+def test_the_error_for_another_known_format_says_how_to_convert_it(
+    name: str, content: bytes, message: str, tmp_path: Path
 ) -> None:
     (tmp_path / name).write_bytes(content)
-    with pytest.raises(BadCorpus, match=said):
+    with pytest.raises(BadCorpus, match=message):
         read(tmp_path / name)
 
 
@@ -381,7 +381,7 @@ def test_unreadable_files_are_reported(tmp_path: Path) -> None:
     try:
         for path in modes:
             path.chmod(0o755)
-        if before == 0:  # may read everything
+        if before == 0:  # root can read everything
             os.seteuid(65534)
         with pytest.raises(BadCorpus, match=r"corpus-file\.jsonl may not be read by this user"):
             list(read_rows(file))
@@ -395,13 +395,13 @@ def test_unreadable_files_are_reported(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["", "n" * 201])
-def test_a_field_that_no_filter_can_name_makes_a_bad_row(tmp_path: Path, name: str) -> None:
+def test_a_field_name_that_filters_cannot_express_makes_a_bad_row(tmp_path: Path, name: str) -> None:
     path = write_lines(tmp_path / "c.jsonl", GOOD | {"metadata": {name: "x"}})
     with pytest.raises(BadCorpus, match=f"name has {len(name)} characters; give it 1 to 200"):
         read(path)
 
 
-def test_an_id_that_no_address_can_name_makes_a_bad_row(tmp_path: Path) -> None:
+def test_an_id_that_a_url_cannot_express_makes_a_bad_row(tmp_path: Path) -> None:
     """Its document could not be deleted through the service."""
     bad = [GOOD | {"_id": name} for name in ("a\nb", ".", "..")]
     path = write_lines(tmp_path / "c.jsonl", *bad, GOOD, GOOD | {"_id": "..."})
@@ -411,7 +411,9 @@ def test_an_id_that_no_address_can_name_makes_a_bad_row(tmp_path: Path) -> None:
     assert [row["line"] for row in rejected] == [1, 2, 3]
 
 
-def test_parquet_without_its_library_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_error_for_parquet_without_its_library_names_the_extra(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     (tmp_path / "corpus.parquet").touch()
     with pytest.raises(BadCorpus, match=r"care-search\[parquet\]"):

@@ -1,4 +1,4 @@
-"""A build learns how fresh documents are to be corrected where another encoder will read them, and only there."""
+"""The correction for fresh documents: a build fits it only if another encoder reads queries."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ROWS = 40
 
 
 class Partner(FastEncoder):
-    """Reads queries only; its vectors are FastEncoder's, bent towards one direction."""
+    """A query encoder; its vectors are those of FastEncoder, shifted in one direction."""
 
     def __init__(self) -> None:
         super().__init__("partner")
@@ -52,7 +52,7 @@ def built(corpus: Path, query_encoder: FastEncoder | None) -> Snapshot:
     return Snapshot.open(build([corpus], FastEncoder(), Collection(corpus.parent / "collection"), options).folder)
 
 
-def test_another_query_encoder_reads_passages_as_it_will_read_fresh_ones(corpus: Path) -> None:
+def test_another_query_encoder_reads_passages_as_it_reads_fresh_documents(corpus: Path) -> None:
     partner = Partner()
     snapshot = built(corpus, partner)
     facts, correction = snapshot.manifest.correction, snapshot.correction
@@ -60,7 +60,7 @@ def test_another_query_encoder_reads_passages_as_it_will_read_fresh_ones(corpus:
     assert correction is not None
     assert set(facts.encoders) == names_of(partner) > {"partner"}
     assert facts.passages == len(partner.texts) == ROWS
-    assert set(partner.sides) == {Side.QUERY}  # the only way it reads
+    assert set(partner.sides) == {Side.QUERY}  # the only side it supports
     assert partner.texts[3] == "标题3\n第3次复查。第3次复查。第3次复查。"
     read = Partner().encode(partner.texts, Side.QUERY).astype(np.float16)
     np.testing.assert_array_equal(np.load(snapshot.folder / "correction.npy"), read)
@@ -69,16 +69,16 @@ def test_another_query_encoder_reads_passages_as_it_will_read_fresh_ones(corpus:
     np.testing.assert_array_equal(correction.offset, known.offset)
 
 
-def test_a_large_corpus_is_read_in_samples(tmp_path: Path) -> None:
+def test_a_large_corpus_is_sampled(tmp_path: Path) -> None:
     rows = [{"_id": f"{row}", "text": f"第{row}次复查"} for row in range(2 * SAMPLE + 1)]
     partner = Partner()
     snapshot = built(write_lines(tmp_path / "corpus.jsonl", *rows), partner)
     assert partner.texts[:3] == ["第0次复查", "第2次复查", "第4次复查"]
     assert len(partner.texts) == SAMPLE
-    assert snapshot.correction is snapshot.correction  # learnt once
+    assert snapshot.correction is snapshot.correction  # fitted once
 
 
-def test_builds_of_one_corpus_are_corrected_alike(corpus: Path) -> None:
+def test_builds_of_the_same_corpus_have_the_same_correction(corpus: Path) -> None:
     first, second = (built(corpus, Partner()).manifest for _ in range(2))
     assert (first.content, first.correction) == (second.content, second.correction)
     assert first.content != built(corpus, None).manifest.content
@@ -112,8 +112,8 @@ def test_a_correction_that_does_not_fit_is_refused(corpus: Path) -> None:
 
 
 @pytest.mark.parametrize("value", [np.nan, 0.0])
-def test_readings_that_are_no_embeddings_are_refused(corpus: Path, value: float) -> None:
-    """One NaN among them would make every corrected vector NaN, and no fresh document would ever be found."""
+def test_invalid_vectors_of_the_query_encoder_are_refused(corpus: Path, value: float) -> None:
+    """One NaN would make every corrected vector NaN, and no fresh document would ever be found."""
 
     class Broken(Partner):
         def encode(self, texts: Sequence[str], side: Side) -> Vectors:
@@ -125,7 +125,7 @@ def test_readings_that_are_no_embeddings_are_refused(corpus: Path, value: float)
         built(corpus, Broken())
 
 
-def test_format_3_which_knew_of_no_correction_is_still_read(corpus: Path) -> None:
+def test_format_3_without_a_correction_is_still_read(corpus: Path) -> None:
     folder = built(corpus, None).folder
     manifest = Manifest.read(folder)
     manifest.model_copy(update={"format": 3}).write(folder)
@@ -134,7 +134,7 @@ def test_format_3_which_knew_of_no_correction_is_still_read(corpus: Path) -> Non
     assert Snapshot.open(folder).correction is None
 
 
-def test_a_query_encoder_that_reads_no_queries_is_named(tmp_path: Path) -> None:
+def test_a_query_encoder_that_cannot_read_queries_is_refused(tmp_path: Path) -> None:
     folder = tmp_path / "reads-documents"
     shutil.copytree(BUNDLED, folder)
     EncoderSpec.load(folder).model_copy(update={"sides": (Side.DOCUMENT,)}).save(folder)
@@ -142,7 +142,7 @@ def test_a_query_encoder_that_reads_no_queries_is_named(tmp_path: Path) -> None:
         Encoders(BUNDLED, queries=folder).load_queries(FastEncoder())
 
 
-def test_a_query_encoder_that_does_not_fit_is_refused_before_the_work() -> None:
+def test_an_incompatible_query_encoder_is_refused_before_the_build() -> None:
     documents = FastEncoder()
     with pytest.raises(BadBuild, match=r"gives 512 dimensions, .* 64"):
         Encoders(Path("documents"), queries=BUNDLED).load_queries(documents)

@@ -1,4 +1,4 @@
-"""The one text that says where vectors are searched."""
+"""Parsing of the setting that says where vectors are searched."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from indexer.store.collection import Database
         ("qdrant+https://host/behind/a/proxy/care", "https://host:443/behind/a/proxy", "care"),
     ],
 )
-def test_an_address_is_a_server_and_an_alias(text: str, url: str, alias: str) -> None:
+def test_an_address_has_a_server_and_an_alias(text: str, url: str, alias: str) -> None:
     assert Database.parse(text, "secret", 3) == Database(url, alias, "secret", 3)
 
 
@@ -43,12 +43,12 @@ def test_the_default_is_no_database() -> None:
         "milvus+http://host/care",
     ],
 )
-def test_anything_else_is_refused(text: str) -> None:
+def test_other_addresses_are_refused(text: str) -> None:
     with pytest.raises(BadDatabase, match="neither faiss nor like qdrant"):
         Database.parse(text)
 
 
-def test_a_missing_client_names_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_error_for_a_missing_client_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in [name for name in sys.modules if name.startswith(("qdrant_client", "indexer.store.qdrant"))]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "qdrant_client", None)

@@ -1,4 +1,4 @@
-"""Several devices of one machine encode what one would; "cpu,cpu" takes the way of two GPUs."""
+"""Encoding on several devices of one machine; "cpu,cpu" takes the same path as two GPUs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from indexer.store.kinds import IndexKind
 from indexer.store.shards import Shards
 from indexer.versions import verify
 from models.encoder.spec import Side
-from tests.support.device_encoder import open_another, open_deadly, open_nothing, open_noting
+from tests.support.device_encoder import open_another, open_deadly, open_nothing, open_recording
 from tests.support.fast_encoder import FastEncoder
 from tests.unit.indexer.support import write_lines
 
@@ -38,7 +38,7 @@ def notes(tmp_path: Path) -> Path:
     return folder
 
 
-def test_devices_are_named_one_by_one_or_all_together(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_devices_are_given_by_name_or_as_all(monkeypatch: pytest.MonkeyPatch) -> None:
     assert parse_devices("cuda:0,cuda:3") == ("cuda:0", "cuda:3")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,6,7")
     assert parse_devices("all") == ("cuda:0", "cuda:1", "cuda:2")
@@ -62,12 +62,12 @@ def test_all_counts_the_gpus_of_the_machine_without_torch(monkeypatch: pytest.Mo
     assert parse_devices("all") == ("cuda:0", "cuda:1")
 
 
-def test_two_devices_share_the_shards_and_the_result_is_that_of_one(corpus: Path, tmp_path: Path, notes: Path) -> None:
+def test_two_devices_share_the_shards_and_give_the_result_of_one(corpus: Path, tmp_path: Path, notes: Path) -> None:
     alone, both = Collection(tmp_path / "alone"), Collection(tmp_path / "both")
-    # HNSW, because its recall is measured by queries that this process encodes afterwards.
+    # HNSW, because its recall is measured with queries that this process encodes afterwards.
     options = BuildOptions(shard_texts=SHARD, index=IndexKind.HNSW)
     expected = build([corpus], FastEncoder(swayed=True), alone, options)
-    with closing(DeviceEncoder(TWO, partial(open_noting, notes))) as encoder:
+    with closing(DeviceEncoder(TWO, partial(open_recording, notes))) as encoder:
         spread = BuildOptions(shard_texts=SHARD, index=IndexKind.HNSW, encode=encoder.encode_shards)
         found = build([corpus], encoder, both, spread)
     assert found.encoded == expected.encoded == TEXTS
@@ -76,24 +76,24 @@ def test_two_devices_share_the_shards_and_the_result_is_that_of_one(corpus: Path
     assert len(processes) == 3  # two for the shards, and this one for the queries
 
 
-def test_each_process_sees_its_gpu_alone(notes: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_each_process_sees_only_its_gpu(notes: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,6")
     place = Collection(tmp_path / "c").shards("fast")
-    with closing(DeviceEncoder(("cuda:0", "cuda:1"), partial(open_noting, notes))) as encoder:
+    with closing(DeviceEncoder(("cuda:0", "cuda:1"), partial(open_recording, notes))) as encoder:
         shards = ([f"text {number}"] for number in range(8))
         assert list(encoder.encode_shards(shards, encoder, Shards(place))) == [1] * 8
     assert {tuple(path.name.split("-")[1:3]) for path in notes.iterdir()} == {("cuda", "4"), ("cuda", "6")}
     with pytest.raises(BadBuild, match="cuda:2: CUDA_VISIBLE_DEVICES shows 2 GPUs"):
-        DeviceEncoder(("cuda:2",), partial(open_noting, notes))
+        DeviceEncoder(("cuda:2",), partial(open_recording, notes))
 
 
-def test_a_process_that_dies_costs_the_shard_it_was_working_on(corpus: Path, tmp_path: Path, notes: Path) -> None:
+def test_a_dying_process_loses_only_its_current_shard(corpus: Path, tmp_path: Path, notes: Path) -> None:
     collection = Collection(tmp_path / "collection")
     with closing(DeviceEncoder(TWO, partial(open_deadly, notes))) as encoder:
         options = BuildOptions(shard_texts=SHARD, encode=encoder.encode_shards)
         with pytest.raises(BadBuild, match=r"cpu: its process died.*run the same command again"):
             build([corpus], encoder, collection, options)
-    with closing(DeviceEncoder(TWO, partial(open_noting, notes))) as encoder:
+    with closing(DeviceEncoder(TWO, partial(open_recording, notes))) as encoder:
         summary = build([corpus], encoder, collection, BuildOptions(shard_texts=SHARD, encode=encoder.encode_shards))
     assert summary.encoded + summary.reused == TEXTS
     assert summary.reused >= TEXTS // 2
@@ -104,7 +104,7 @@ def test_a_device_that_cannot_open_the_encoder_is_reported_with_the_reason() -> 
         DeviceEncoder(TWO, open_nothing)
 
 
-def test_devices_that_compute_otherwise_are_refused() -> None:
+def test_devices_that_compute_other_vectors_are_refused() -> None:
     with pytest.raises(BadBuild, match="cuda computes in other numbers than cpu"):
         DeviceEncoder(("cpu", "cuda"), open_another)
 
@@ -126,6 +126,6 @@ def test_the_command_with_the_real_encoder_gives_the_same_version(
     assert "--ray finds the devices of its nodes" in capsys.readouterr().err
 
 
-def test_it_encodes_queries_here_when_the_others_have_ended(notes: Path) -> None:
-    with closing(DeviceEncoder(TWO, partial(open_noting, notes))) as encoder:
+def test_queries_are_encoded_in_this_process_after_the_device_processes_ended(notes: Path) -> None:
+    with closing(DeviceEncoder(TWO, partial(open_recording, notes))) as encoder:
         assert encoder.encode(["痛"], Side.QUERY).shape == (1, encoder.spec.dim)

@@ -1,4 +1,4 @@
-"""What two versions differ in, and whether a version answers as it must."""
+"""Differences between two versions, and canaries of a version."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ ROWS = [
 
 
 def documents(folder: Path, contents: dict[int, int]) -> Documents:
-    """Documents named by the keys; the values are their texts."""
+    """Writes documents named by the keys; the values stand for their texts."""
     writer = DocumentsWriter(folder, ExitStack())
     for name, content in contents.items():
         writer.add(str(name), "", str(content), {})
@@ -52,7 +52,7 @@ def documents(folder: Path, contents: dict[int, int]) -> Documents:
     new=st.dictionaries(st.integers(0, 12), st.integers(0, 2), min_size=1),
     block=st.sampled_from([1, 3, 100]),
 )
-def test_documents_are_told_apart(
+def test_added_changed_and_removed_documents_are_found(
     tmp_path_factory: pytest.TempPathFactory, old: dict[int, int], new: dict[int, int], block: int
 ) -> None:
     before, after = (documents(tmp_path_factory.mktemp("documents"), contents) for contents in (old, new))
@@ -68,7 +68,7 @@ def test_documents_are_told_apart(
 
 @pytest.fixture(scope="module")
 def built(encoder: OnnxEncoder, tmp_path_factory: pytest.TempPathFactory) -> list[BuildSummary]:
-    """A version of all rows, and one without the first."""
+    """Builds a version of all rows, and one without the first."""
     folder = tmp_path_factory.mktemp("versions")
     collection = Collection(folder / "collection")
     return [
@@ -81,14 +81,14 @@ def snapshots(built: list[BuildSummary]) -> list[Snapshot]:
     return [Snapshot.open(summary.folder) for summary in built]
 
 
-def test_a_snapshot_is_asked_by_meaning_and_by_words(snapshots: list[Snapshot], encoder: OnnxEncoder) -> None:
+def test_a_snapshot_is_searched_densely_and_lexically(snapshots: list[Snapshot], encoder: OnnxEncoder) -> None:
     answers = top_documents(snapshots[0], encoder, ["血压高吃什么药", "布洛芬", "摔断了腿怎么办"], k=1)
     assert answers == [["hypertension"], ["fever"], ["title-only"]]
     (everything,) = top_documents(snapshots[0], encoder, ["血压高吃什么药"])
     assert sorted(everything) == sorted(str(row["_id"]) for row in ROWS)
 
 
-def test_the_encoders_trust_weighs_meaning_and_words_as_in_the_service(
+def test_the_encoders_trust_weights_dense_and_lexical_search_as_in_the_service(
     snapshots: list[Snapshot], encoder: OnnxEncoder
 ) -> None:
     trusting, doubting = copy(encoder), copy(encoder)
@@ -99,22 +99,22 @@ def test_the_encoders_trust_weighs_meaning_and_words_as_in_the_service(
     assert top_documents(snapshots[0], doubting, asked, k=1) == [["hypertension"]]
 
 
-def test_answers_that_changed_are_named(snapshots: list[Snapshot], encoder: OnnxEncoder) -> None:
+def test_changed_answers_are_listed(snapshots: list[Snapshot], encoder: OnnxEncoder) -> None:
     old, new = snapshots
     (changed,) = compare_answers(old, new, encoder, ["血压高吃什么药"])
     assert changed == ChangedAnswer("血压高吃什么药", came=[], went=["hypertension"])
     assert compare_answers(old, old, encoder, ["血压高吃什么药"]) == []
 
 
-def test_canaries_let_a_good_snapshot_pass_and_block_a_bad_one(snapshots: list[Snapshot], encoder: OnnxEncoder) -> None:
+def test_canaries_pass_a_good_snapshot_and_block_a_bad_one(snapshots: list[Snapshot], encoder: OnnxEncoder) -> None:
     canaries = [
         Canary(query="血压高吃什么药", must=("hypertension",), within=1),
         Canary(query="发烧", must=("fever", "diabetes")),
     ]
     collection, (good, bad) = Collection(snapshots[0].folder.parents[1]), (one.version for one in snapshots)
     check_canaries(collection, good, encoder, canaries)
-    said = r"is not published: 1 of 2 canaries fail: '血压高吃什么药' lacks hypertension among its first 1\."
-    with pytest.raises(Blocked, match=said):
+    message = r"is not published: 1 of 2 canaries fail: '血压高吃什么药' lacks hypertension among its first 1\."
+    with pytest.raises(Blocked, match=message):
         check_canaries(collection, bad, encoder, canaries)
     too_deep = Canary(query="发烧", must=("fever", "diabetes"), within=1)
     with pytest.raises(Blocked, match="lacks diabetes among its first 1"):
@@ -132,7 +132,7 @@ def test_canaries_are_read_from_json_lines(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("row", "said"),
+    ("row", "message"),
     [
         (b"{", "c.jsonl:2: Invalid JSON"),
         ({"query": "q"}, "c.jsonl:2: must: Field required"),
@@ -142,8 +142,8 @@ def test_canaries_are_read_from_json_lines(tmp_path: Path) -> None:
         ({"query": "q", "must": ["a"], "width": 1}, "c.jsonl:2: width: Extra inputs"),
     ],
 )
-def test_a_canary_that_is_none_is_named(tmp_path: Path, row: object, said: str) -> None:
-    with pytest.raises(BadQueries, match=said):
+def test_an_invalid_canary_is_named(tmp_path: Path, row: object, message: str) -> None:
+    with pytest.raises(BadQueries, match=message):
         load_canaries(write_lines(tmp_path / "c.jsonl", {"query": "q", "must": ["a"]}, row))
 
 

@@ -1,4 +1,4 @@
-"""The dictionary on disk behaves as one in memory, whatever it remembers beside it."""
+"""The dictionary on disk behaves like one in memory, whatever it caches."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_a_new_key_is_reported_as_new(tmp_path: Path) -> None:
         assert entries.add("a", 6) == 5
 
 
-def test_the_file_goes_when_it_is_closed(tmp_path: Path) -> None:
+def test_closing_removes_the_file(tmp_path: Path) -> None:
     entries = DiskDict(tmp_path / "d")
     assert (tmp_path / "d").is_file()
     entries.close()

@@ -1,4 +1,4 @@
-"""Documents come back as they were given, by row and by id, and as the JSON of an answer."""
+"""Documents are read as written, by row and by id, and as the JSON of an answer."""
 
 from __future__ import annotations
 
@@ -28,7 +28,9 @@ def write(folder: Path, rows: list[tuple[str, str, str]]) -> Documents:
 
 @settings(deadline=None)
 @given(rows=st.lists(st.tuples(UNICODE, UNICODE, UNICODE), min_size=1, max_size=20, unique_by=lambda row: row[0]))
-def test_round_trip(tmp_path_factory: pytest.TempPathFactory, rows: list[tuple[str, str, str]]) -> None:
+def test_documents_are_read_as_written(
+    tmp_path_factory: pytest.TempPathFactory, rows: list[tuple[str, str, str]]
+) -> None:
     documents = write(tmp_path_factory.mktemp("documents"), rows)
     assert len(documents) == len(rows)
     for row, (document_id, title, text) in enumerate(rows):
@@ -38,7 +40,7 @@ def test_round_trip(tmp_path_factory: pytest.TempPathFactory, rows: list[tuple[s
         assert documents.row_of(document_id) == row
 
 
-def test_json_is_the_inside_of_an_object(snapshot: Snapshot) -> None:
+def test_the_json_of_a_document_has_no_outer_braces(snapshot: Snapshot) -> None:
     document = snapshot.documents.get(0)
     assert json.loads(b"{" + document.json + b"}") == {
         "id": "drug-1",
@@ -53,7 +55,7 @@ def test_unknown_id_has_no_row(snapshot: Snapshot, unknown: str) -> None:
     assert snapshot.documents.row_of(unknown) is None
 
 
-def test_ids_of_equal_hash_are_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ids_with_equal_hashes_are_distinguished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(documents_module, "_hash", lambda document_id: 7)
     documents = write(tmp_path, [("a", "", "1"), ("b", "", "2"), ("c", "", "3")])
     assert [documents.row_of(document_id) for document_id in "abcd"] == [0, 1, 2, None]
@@ -65,7 +67,7 @@ def test_row_out_of_bounds_is_an_error(snapshot: Snapshot) -> None:
             snapshot.documents.get(row)
 
 
-def test_blob_that_disagrees_with_its_offsets_is_refused(tmp_path: Path) -> None:
+def test_a_blob_that_disagrees_with_its_offsets_is_refused(tmp_path: Path) -> None:
     write(tmp_path, [("a", "", "text")])
     with (tmp_path / "documents.bin").open("ab") as file:
         file.write(b"more")

@@ -1,4 +1,4 @@
-"""Encoding in shards gives what encoding at once gives, and refuses what is no embedding."""
+"""Encoding in shards equals encoding at once, and invalid embeddings are refused."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TEXTS = ["高血压", "糖尿病患者的饮食建议", "fever", "心电图检�
 
 
 class Scaled(FastEncoder):
-    """An encoder whose vectors are not of unit length."""
+    """An encoder whose vectors do not have unit length."""
 
     def __init__(self, factor: float) -> None:
         super().__init__()
@@ -46,7 +46,7 @@ def test_every_text_is_found_by_its_hash(encoder: OnnxEncoder, tmp_path: Path) -
 
 
 class Waiting(FastEncoder):
-    """Encodes nothing before `reading` is set."""
+    """Encodes nothing until `reading` is set."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -57,7 +57,7 @@ class Waiting(FastEncoder):
         return super().encode(texts, side)
 
 
-def test_the_next_shard_is_read_while_one_is_encoded_but_no_further_one(tmp_path: Path) -> None:
+def test_exactly_one_shard_is_read_ahead_during_encoding(tmp_path: Path) -> None:
     encoder, finished = Waiting(), []
 
     def texts() -> Iterator[str]:
@@ -73,7 +73,7 @@ def test_the_next_shard_is_read_while_one_is_encoded_but_no_further_one(tmp_path
     assert finished[4] >= 1
 
 
-def test_texts_that_cannot_be_read_end_the_work_with_their_error(tmp_path: Path) -> None:
+def test_an_error_while_reading_texts_ends_the_encoding(tmp_path: Path) -> None:
     def texts() -> Iterator[str]:
         yield from TEXTS[:3]
         raise OSError(5, "Input/output error")
@@ -84,13 +84,13 @@ def test_texts_that_cannot_be_read_end_the_work_with_their_error(tmp_path: Path)
     assert [len(shard.hashes) for shard in place.read(DIM)] == [2]
 
 
-def test_progress_bar_is_quiet_without_a_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_progress_bar_is_hidden_without_a_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     Work(Shards(tmp_path), 10).do(["a"], 1, FastEncoder())
     assert capsys.readouterr().err == ""
 
 
 @pytest.mark.parametrize("factor", [2.0, 0.0, float("nan"), float("inf")])
-def test_vectors_that_are_not_of_unit_length_are_refused(tmp_path: Path, factor: float) -> None:
+def test_vectors_without_unit_length_are_refused(tmp_path: Path, factor: float) -> None:
     with pytest.raises(BadBuild, match="not 1"), np.errstate(all="ignore"):
         Work(Shards(tmp_path), 10).do(TEXTS, len(TEXTS), Scaled(factor))
     assert list(Shards(tmp_path).read(DIM)) == []

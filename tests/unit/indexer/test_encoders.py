@@ -1,4 +1,4 @@
-"""Which encoder a folder gets: its ONNX graph, or torch where it has weights alone or a precision is asked for."""
+"""The backend of an encoder folder: its ONNX graph, or torch if it has only weights or a precision is given."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ def corpus(tmp_path: Path) -> Path:
     return path
 
 
-def test_a_graph_is_read_by_onnx_runtime_and_weights_alone_by_torch(folder: Path) -> None:
+def test_a_graph_is_run_by_onnx_runtime_and_weights_alone_by_torch(folder: Path) -> None:
     assert isinstance(Encoders(BUNDLED, threads=1).load(), OnnxEncoder)
     assert isinstance(Encoders(folder, devices=("cpu",)).load(), PackedEncoder)
 
 
-def test_torch_wants_weights_and_no_variant(folder: Path, tmp_path: Path) -> None:
+def test_torch_needs_weights_and_refuses_a_variant(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(BadBuild, match="--variant int8"):
         Encoders(folder, Variant.INT8).load()
     with pytest.raises(BadEncoder, match="no safetensors weights"):
@@ -51,7 +51,7 @@ def test_torch_wants_weights_and_no_variant(folder: Path, tmp_path: Path) -> Non
         Encoders(tmp_path / "nowhere").load()
 
 
-def test_a_build_by_torch_keeps_its_vectors_and_says_in_which_numbers(folder: Path, corpus: Path) -> None:
+def test_a_build_by_torch_reuses_vectors_and_records_the_precision(folder: Path, corpus: Path) -> None:
     collection = Collection(corpus.parent / "collection")
     encoder = PackedEncoder.load(folder, device="cpu")
     summary = build([corpus], encoder, collection, BuildOptions(passage_tokens=40, overlap=8))

@@ -1,4 +1,4 @@
-"""What a build makes of documents that the service was given: none is lost, in whatever order things happen."""
+"""Builds with documents posted to the service: none is lost, in any order of events."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def row(name: str, text: str = "", **metadata: object) -> dict[str, Any]:
 
 
 class Place:
-    """A collection, and what an operator and a service do to it."""
+    """A collection, with the actions of an operator and a service."""
 
     def __init__(self, folder: Path) -> None:
         self.collection = Collection(folder / "collection")
@@ -52,7 +52,7 @@ class Place:
         return {documents.get(number).id: documents.get(number).text for number in range(len(documents))}
 
     def logged(self) -> list[int]:
-        """Positions that the log still has."""
+        """Returns the positions that the log still has."""
         first = min((int(path.stem) for path in self.log.folder.glob("*.log")), default=1)
         return [frame.position for frame in self.log.read(Cursor(first - 1))[0]]
 
@@ -73,7 +73,7 @@ def test_a_build_takes_in_what_was_posted_and_leaves_out_what_was_deleted(place:
     assert (manifest.fresh.position, manifest.fresh.posted, summary.posted) == (3, 1, 1)
 
 
-def test_a_posted_document_stays_until_a_corpus_has_it(place: Place) -> None:
+def test_a_posted_document_is_kept_until_a_corpus_has_it(place: Place) -> None:
     place.build("a")
     place.post("x", "posted")
     for _ in range(3):
@@ -82,7 +82,7 @@ def test_a_posted_document_stays_until_a_corpus_has_it(place: Place) -> None:
     assert "x" not in place.texts(place.build("a"))
 
 
-def test_a_deleted_document_stays_away_until_the_corpus_drops_it(place: Place) -> None:
+def test_a_deleted_document_stays_deleted_until_the_corpus_drops_it(place: Place) -> None:
     place.build("a", "b")
     place.delete("b")
     for _ in range(3):
@@ -110,7 +110,7 @@ def test_a_withdrawn_document_may_be_posted_again(place: Place) -> None:
     assert place.texts(place.build("a", "b"))["b"] == "正文 b"
 
 
-def test_of_a_document_that_both_have_the_posted_text_holds_for_one_build(place: Place) -> None:
+def test_a_posted_text_overrides_the_corpus_for_one_build(place: Place) -> None:
     place.build("a")
     place.post("a", "posted")
     assert place.texts(place.build("a"))["a"] == "posted"
@@ -127,23 +127,23 @@ def test_documents_posted_during_a_build_are_in_the_next(place: Place) -> None:
     assert set(place.texts(place.build("a"))) == {"a", "x", "y"}
 
 
-def test_the_log_is_kept_for_the_oldest_version_that_is_kept(place: Place) -> None:
+def test_the_log_is_kept_as_far_as_the_oldest_kept_version_needs(place: Place) -> None:
     first = place.build("a")
     place.post("x")
     second = place.build("a")
     place.post("y")
     third = place.build("a")
-    assert place.logged() == [1, 2]  # a rollback to the first needs both
+    assert place.logged() == [1, 2]  # a rollback to the first version needs both
     place.collection.prune(keep=2, keep_days=0)
     assert place.collection.versions() == [second.version, third.version]
     assert place.logged() == [2]
     place.collection.prune(keep=1, keep_days=0)
     assert first.version not in place.collection.versions()
-    assert place.logged() == [2]  # the second is where a rollback goes
+    assert place.logged() == [2]  # the second version is the rollback target
     assert place.post("z") == 3
 
 
-def test_after_a_rollback_the_next_build_has_everything(place: Place) -> None:
+def test_a_build_after_a_rollback_has_all_documents(place: Place) -> None:
     place.build("a")
     place.post("x")
     second = place.build("a", "b")
@@ -161,7 +161,7 @@ def test_a_build_that_was_never_published_loses_nothing(place: Place) -> None:
     assert set(place.texts(place.build("a", publish=False))) == {"a", "x"}
 
 
-def test_a_damaged_version_is_passed_over(place: Place) -> None:
+def test_a_damaged_version_is_skipped(place: Place) -> None:
     first = place.build("a")
     place.post("x")
     second = place.build("a")
@@ -188,12 +188,12 @@ def test_a_withdrawn_document_does_not_come_back_with_a_damaged_version(place: P
 
 
 def test_an_acknowledged_document_never_stops_a_build(place: Place, caplog: pytest.LogCaptureFixture) -> None:
-    """Whatever its fields hold: what does not suit is shown, and no filter matches it."""
+    """Values that do not suit their field are shown, and no filter matches them."""
     place.build("a")
     place.post("x", year="last", tags=[])
     place.post("y", tags=7, dose="much")
     place.post("z", dose=0.5)
-    for _ in range(2):  # by the log, then by the version before
+    for _ in range(2):  # read from the log, then from the version before
         caplog.clear()
         summary = build([write_lines(place._file, row("a", year=2024))], FastEncoder(), place.collection, OPTIONS)
         place.collection.publish(summary.version)
@@ -210,7 +210,7 @@ def test_an_acknowledged_document_never_stops_a_build(place: Place, caplog: pyte
         assert summary.rejects_file is None
 
 
-def test_a_corpus_of_which_everything_was_deleted_is_refused(place: Place) -> None:
+def test_a_corpus_whose_documents_were_all_deleted_is_refused(place: Place) -> None:
     place.build("a")
     place.delete("a")
     with pytest.raises(BadCorpus, match="all 1 documents were deleted by the service"):

@@ -1,4 +1,4 @@
-"""The log of fresh documents: what was acknowledged is there, whatever happens."""
+"""The log of fresh documents: acknowledged changes are never lost."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_changes_are_read_as_written(log: FreshLog) -> None:
     assert last.vectors.shape == (3, 4)
 
 
-def test_several_writers_share_one_count_and_readers_follow(log: FreshLog) -> None:
+def test_several_writers_share_one_sequence_and_readers_follow(log: FreshLog) -> None:
     other, reader = FreshLog(log.folder), FreshLog(log.folder)
     assert reader.read(START) == ([], START)
     assert [log.append([posted("a")]), other.append([posted("b")]), log.append([posted("c")])] == [1, 2, 3]
@@ -80,7 +80,7 @@ def test_a_torn_tail_is_cut_off_and_logged(log: FreshLog, caplog: pytest.LogCapt
         assert names(fresh.read(START)[0]) == [["a"], ["c"]]
 
 
-def test_pages_that_never_reached_the_disk_are_a_torn_tail_too(log: FreshLog) -> None:
+def test_pages_that_never_reached_the_disk_count_as_a_torn_tail(log: FreshLog) -> None:
     log.append([posted("a")])
     (path,) = log.folder.glob("*.log")
     path.write_bytes(path.read_bytes() + bytes(5000))
@@ -88,7 +88,7 @@ def test_pages_that_never_reached_the_disk_are_a_torn_tail_too(log: FreshLog) ->
     assert names(log.read(START)[0]) == [["a"], ["b"]]
 
 
-def test_damage_before_whole_frames_is_refused_and_nothing_is_cut(log: FreshLog) -> None:
+def test_damage_before_whole_frames_is_refused_and_not_truncated(log: FreshLog) -> None:
     for name in "abc":
         log.append([posted(name)])
     (path,) = log.folder.glob("*.log")
@@ -102,8 +102,8 @@ def test_damage_before_whole_frames_is_refused_and_nothing_is_cut(log: FreshLog)
 
 
 @pytest.mark.parametrize("kept", [0, 50, None])
-def test_a_sealed_segment_that_lost_its_end_is_refused(log: FreshLog, kept: int | None) -> None:
-    """What a death may leave at the end of the log is no excuse for a segment that others follow."""
+def test_a_truncated_sealed_segment_is_refused(log: FreshLog, kept: int | None) -> None:
+    """Damage that a crash may leave at the end of the log is not accepted in a segment that others follow."""
     log.append([posted("a")])
     log.append([posted("b")])
     log.seal()
@@ -136,7 +136,7 @@ def test_sealed_segments_are_removed_once_unneeded(log: FreshLog) -> None:
     assert names(frames) == [["a"]]
 
 
-def test_positions_go_on_beyond_what_a_snapshot_holds(log: FreshLog) -> None:
+def test_positions_continue_after_those_of_a_snapshot(log: FreshLog) -> None:
     log.append([posted("a")])
     assert log.append([posted("b")], after=9) == 10
     assert names(log.read(Cursor(9))[0]) == [["b"]]
@@ -167,7 +167,7 @@ except NotWritten as error:
 
 
 def test_nothing_is_appended_to_a_segment_whose_fsync_failed(log: FreshLog, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the disk has of it is unknown: it is written anew first, by whichever process appends next."""
+    """The state on disk is unknown: the next process to append rewrites the segment first."""
     log.append([posted("a")])
     (path,) = log.folder.glob("*.log")
     failed = path.stat().st_ino
@@ -185,11 +185,11 @@ def test_nothing_is_appended_to_a_segment_whose_fsync_failed(log: FreshLog, monk
     other = FreshLog(log.folder)
     assert other.append([posted("c")]) == 3  # fsync of the old file would still fail
     assert path.stat().st_ino != failed
-    assert names(log.read(START)[0]) == [["a"], ["b"], ["c"]]  # readers may have seen the frame: it stays
+    assert names(log.read(START)[0]) == [["a"], ["b"], ["c"]]  # readers may have seen the frame, so it stays
     assert sorted(each.name for each in log.folder.iterdir()) == [path.name, "LOCK"]
 
 
-def test_a_segment_that_cannot_be_written_anew_takes_nothing(log: FreshLog, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_segment_that_cannot_be_rewritten_accepts_nothing(log: FreshLog, monkeypatch: pytest.MonkeyPatch) -> None:
     log.append([posted("a")])
     (path,) = log.folder.glob("*.log")
     fsync = os.fsync
@@ -211,7 +211,7 @@ def test_a_segment_that_cannot_be_written_anew_takes_nothing(log: FreshLog, monk
     assert FreshLog(log.folder).append([posted("d")]) == 3
 
 
-def test_an_equal_change_is_answered_after_the_first_is_on_the_disk(
+def test_an_equal_change_is_acknowledged_only_after_the_first_is_on_disk(
     log: FreshLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The process that wrote it may have been killed before its fsync."""
@@ -233,8 +233,8 @@ def test_an_equal_change_is_answered_after_the_first_is_on_the_disk(
         log.change(START, nothing)
 
 
-def test_changes_are_decided_while_no_other_process_appends(log: FreshLog) -> None:
-    """Of many writers that each append only if there are fewer than five frames, five do."""
+def test_changes_are_decided_under_the_lock_of_the_log(log: FreshLog) -> None:
+    """Many writers append only if there are fewer than five frames; exactly five do."""
     log.append([posted("first")])
 
     def write(number: int) -> int:

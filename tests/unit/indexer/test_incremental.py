@@ -1,4 +1,4 @@
-"""A re-index reads what it has not read before, and says what changed."""
+"""A re-index encodes only new texts and reports what changed."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ ROWS = [row(name) for name in "abcdefg"]
 
 
 class Corpus:
-    """A collection, and a file of rows that changes from build to build."""
+    """A collection, and a file of rows that changes between builds."""
 
     def __init__(self, folder: Path) -> None:
         self.collection = Collection(folder / "collection")
         self._file = folder / "corpus.jsonl"
 
     def build(self, rows: list[dict[str, Any]], encoder: FastEncoder | None = None) -> tuple[BuildSummary, list[str]]:
-        """What the build says, and the texts that the encoder read."""
+        """Builds; returns the summary, and the texts that the encoder read."""
         encoder = encoder or FastEncoder()
         summary = build([write_lines(self._file, *rows)], encoder, self.collection, OPTIONS)
         self.collection.publish(summary.version)
@@ -57,7 +57,7 @@ def test_the_first_build_reads_everything_once(corpus: Corpus) -> None:
     assert (summary.encoded, summary.reused, summary.changes) == (7, 0, Changes(7, 0, 0))
 
 
-def test_an_unchanged_corpus_costs_nothing(corpus: Corpus) -> None:
+def test_an_unchanged_corpus_needs_no_encoding(corpus: Corpus) -> None:
     first, _ = corpus.build(ROWS)
     second, texts = corpus.build(ROWS)
     assert texts == []
@@ -66,9 +66,11 @@ def test_an_unchanged_corpus_costs_nothing(corpus: Corpus) -> None:
     assert Snapshot.open(first.folder).manifest.content == Snapshot.open(second.folder).manifest.content
 
 
-def test_added_changed_and_removed_documents(corpus: Corpus, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_added_changed_and_removed_documents_are_counted(
+    corpus: Corpus, tmp_path_factory: pytest.TempPathFactory
+) -> None:
     corpus.build(ROWS)
-    later = [row("new"), *reversed(ROWS[2:]), row("b", "另一正文")]  # a is gone, b differs, the order too
+    later = [row("new"), *reversed(ROWS[2:]), row("b", "另一正文")]  # a is removed, b and the order are changed
     summary, texts = corpus.build(later)
     assert texts == ["标题new\n正文 new", "标题b\n另一正文"]
     assert (summary.encoded, summary.reused, summary.changes) == (2, 5, Changes(1, 1, 1))
@@ -76,7 +78,7 @@ def test_added_changed_and_removed_documents(corpus: Corpus, tmp_path_factory: p
     np.testing.assert_array_equal(corpus.vectors(summary), corpus.vectors(fresh))
 
 
-def test_metadata_and_ids_cost_no_encoding(corpus: Corpus) -> None:
+def test_changed_metadata_and_ids_need_no_encoding(corpus: Corpus) -> None:
     corpus.build(ROWS)
     summary, texts = corpus.build([row("a", year=2026), *ROWS[1:]])
     assert (texts, summary.changes) == ([], Changes(0, 1, 0))
@@ -84,7 +86,7 @@ def test_metadata_and_ids_cost_no_encoding(corpus: Corpus) -> None:
     assert (texts, summary.changes) == ([], Changes(1, 0, 1))
 
 
-def test_identical_texts_are_read_once_and_not_called_reused(corpus: Corpus) -> None:
+def test_identical_texts_are_encoded_once_and_not_counted_as_reused(corpus: Corpus) -> None:
     rows = [{"_id": str(number), "text": ["同一段文字", "另一段文字"][number % 2]} for number in range(10)]
     summary, texts = corpus.build(rows)
     assert texts == ["同一段文字", "另一段文字"]
@@ -97,30 +99,30 @@ def test_identical_texts_are_read_once_and_not_called_reused(corpus: Corpus) -> 
     assert (vectors[0] != vectors[1]).any()
 
 
-def test_a_changed_end_leaves_the_first_passages_known(corpus: Corpus) -> None:
+def test_a_changed_end_reuses_the_first_passages(corpus: Corpus) -> None:
     first, _ = corpus.build([row("a", LONG)])
     _, texts = corpus.build([row("a", f"{LONG}新的结尾。")])
     assert 0 < len(texts) < first.counts.passages
 
 
-def test_a_new_encoder_reads_everything_again(corpus: Corpus) -> None:
+def test_a_new_encoder_encodes_everything_again(corpus: Corpus) -> None:
     corpus.build(ROWS)
     summary, texts = corpus.build(ROWS, FastEncoder("another"))
     assert len(texts) == summary.encoded == 7
-    summary, texts = corpus.build(ROWS)  # the first encoder's version is still there
+    summary, texts = corpus.build(ROWS)  # the version of the first encoder still exists
     assert texts == []
 
 
 def test_encoders_that_differ_in_their_instruction_share_nothing(corpus: Corpus) -> None:
-    """The same weights, and for the sake of the argument the same fingerprint."""
+    """The same weights, and here the same fingerprint."""
     plain, _ = corpus.build(ROWS)
-    told, texts = corpus.build(ROWS, FastEncoder(instruction="为检索表示："))
+    instructed, texts = corpus.build(ROWS, FastEncoder(instruction="为检索表示："))
     assert len(texts) == 7
-    assert (corpus.vectors(plain) != corpus.vectors(told)).any(axis=1).all()
+    assert (corpus.vectors(plain) != corpus.vectors(instructed)).any(axis=1).all()
 
 
-def test_a_corpus_of_which_two_per_cent_changed_costs_two_per_cent(tmp_path: Path) -> None:
-    """The corpus of `make bench-index`, which measures the same at size."""
+def test_a_change_of_two_per_cent_encodes_two_per_cent(tmp_path: Path) -> None:
+    """The corpus of `make bench-index`, which measures the same at scale."""
     collection, encoder = Collection(tmp_path / "collection"), FastEncoder()
     write_corpus(tmp_path / "c.jsonl.gz", 500, changed=0)
     assert build([tmp_path / "c.jsonl.gz"], encoder, collection).encoded == 500
@@ -129,7 +131,7 @@ def test_a_corpus_of_which_two_per_cent_changed_costs_two_per_cent(tmp_path: Pat
     assert encoder.count == 510
 
 
-def test_vectors_go_with_the_last_version_that_has_them(corpus: Corpus) -> None:
+def test_vectors_are_gone_with_the_last_version_that_has_them(corpus: Corpus) -> None:
     corpus.build(ROWS)
     corpus.build(ROWS[1:])
     _, texts = corpus.build(ROWS)  # a came back while a version still has it
@@ -169,7 +171,7 @@ def test_a_served_version_that_was_altered_does_not_stop_a_build(corpus: Corpus,
     assert (texts, summary.changes) == ([], Changes(7, 0, 0))
 
 
-def test_shards_of_a_finished_build_are_gone(corpus: Corpus) -> None:
+def test_shards_of_a_finished_build_are_removed(corpus: Corpus) -> None:
     corpus.build(ROWS)
     encoder = FastEncoder()
     assert not corpus.collection.shards(encoder.fingerprint).exists()

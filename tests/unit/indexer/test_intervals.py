@@ -1,4 +1,4 @@
-"""A condition as intervals of what is stored, which a database is asked, admits what the column's own answer admits."""
+"""Conditions as intervals for a database admit the same documents as the column's own evaluation."""
 
 from __future__ import annotations
 
@@ -58,10 +58,10 @@ def test_intervals_of_numbers_admit_what_select_admits(stored: list[float | None
 
 @settings(max_examples=200, deadline=None)
 @given(st.lists(NUMBERS, min_size=1, max_size=8), NUMBERS, NUMBERS)
-def test_whole_and_broken_numbers_compare_as_python_compares_them(
+def test_integers_and_floats_are_compared_exactly_as_in_python(
     stored: list[float], first: float, second: float
 ) -> None:
-    """Python compares whole numbers and floats exactly."""
+    """Python compares integers and floats exactly."""
     conditions = {
         Equal("field", first): lambda value: value == first,
         AnyOf("field", (first, second)): lambda value: value in (first, second),

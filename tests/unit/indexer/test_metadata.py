@@ -1,4 +1,4 @@
-"""Filters: each condition on each kind of field, missing values, and what cannot be answered."""
+"""Filters: each condition on each kind of field, missing values, and filters that cannot be evaluated."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ ROWS: list[Metadata] = [
         ([Either((Equal("kind", "drug"), Equal("kind", "Drug"))), Not(Range("year", lt=0))], [0, 4]),
     ],
 )
-def test_select(tmp_path: Path, filters: list[Filter], rows: list[int]) -> None:
+def test_filters_select_the_expected_rows(tmp_path: Path, filters: list[Filter], rows: list[int]) -> None:
     assert np.flatnonzero(index(tmp_path, ROWS).select(filters)).tolist() == rows
 
 
@@ -80,10 +80,10 @@ def test_select(tmp_path: Path, filters: list[Filter], rows: list[int]) -> None:
     low=st.text("aäb文𠀀", max_size=3),
     high=st.text("aäb文𠀀", max_size=3),
 )
-def test_text_ranges_are_those_of_code_points(
+def test_text_ranges_are_ordered_by_code_points(
     tmp_path_factory: pytest.TempPathFactory, values: list[str | None], low: str, high: str
 ) -> None:
-    values.append("a")  # a field that no document has is not a field
+    values.append("a")  # a field that no document has does not exist
     metadata = index(tmp_path_factory.mktemp("metadata"), [{"f": value} for value in values])
     expected = [value is not None and low <= value < high for value in values]
     assert metadata.select([Range("f", gte=low, lt=high)]).tolist() == expected
@@ -101,7 +101,7 @@ def test_text_ranges_are_those_of_code_points(
         (Range("tags", lt=1.5), "1.5 is not a text"),
     ],
 )
-def test_filter_that_cannot_be_answered_names_its_field(tmp_path: Path, condition: Condition, message: str) -> None:
+def test_the_error_of_an_unsuitable_filter_names_its_field(tmp_path: Path, condition: Condition, message: str) -> None:
     for nested in (condition, Not(condition), Either((Equal("kind", "drug"), Not(condition)))):
         with pytest.raises(BadFilter, match=message) as caught:
             index(tmp_path, ROWS).select([nested])
@@ -126,8 +126,8 @@ def test_a_filter_error_ends_with_an_example_that_is_accepted(tmp_path: Path, co
     assert metadata.select([Equal(example["field"], example["eq"])]).any()
 
 
-def test_64_bit_integers_are_not_taken_for_their_neighbours(tmp_path: Path) -> None:
-    """As numbers and as the texts of a URL; float64 holds 53 bits."""
+def test_64_bit_integers_are_compared_exactly(tmp_path: Path) -> None:
+    """As numbers and as texts of a URL; float64 holds only 53 bits."""
     first = 110101199001011234
     metadata = index(tmp_path, [{"pid": first}, {"pid": first + 1}, {"pid": 1.5}, {}])
     for value in (first + 1, str(first + 1)):
@@ -142,7 +142,7 @@ def test_64_bit_integers_are_not_taken_for_their_neighbours(tmp_path: Path) -> N
         metadata.select([Equal("other", 1)])
 
 
-def test_documents_without_metadata(tmp_path: Path) -> None:
+def test_documents_without_metadata_have_no_fields(tmp_path: Path) -> None:
     metadata = index(tmp_path, [{}, {}])
     assert metadata.fields == []
     assert metadata.select([]).all()
@@ -162,7 +162,7 @@ def test_snapshot_answers_filters_over_its_documents(snapshot: Snapshot) -> None
     assert snapshot.metadata.facets()["kind"] == {"drug": 2, "disease": 1}
 
 
-def test_unreadable_field_list_is_refused(tmp_path: Path) -> None:
+def test_an_unreadable_field_list_is_refused(tmp_path: Path) -> None:
     index(tmp_path, ROWS)
     (tmp_path / "metadata.json").write_text('[{"name": "kind", "kind": "colour"}]')
     with pytest.raises(BadSnapshot, match=r"metadata\.json is unreadable"):
@@ -173,13 +173,13 @@ def test_unreadable_field_list_is_refused(tmp_path: Path) -> None:
 def test_a_damaged_column_is_refused(tmp_path: Path, name: str) -> None:
     index(tmp_path, [{"kind": "药"}, {"kind": "drug"}])
     (file,) = tmp_path.glob(name)
-    file.write_bytes(file.read_bytes()[:-1] + b"d")  # half a character, or a code of two thousand million
+    file.write_bytes(file.read_bytes()[:-1] + b"d")  # half a character, or a code far out of range
     with pytest.raises(BadSnapshot, match="build the snapshot again"):
         MetadataIndex.open(tmp_path, 2).facets()
 
 
 def test_fields_beyond_the_limit_have_no_column_and_are_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Each column takes open files: a document with a thousand fields must not stop a build or a service."""
+    """Each column needs open files: a document with a thousand fields must not stop a build or a service."""
     names = [f"f{number:04}" for number in range(MAX_FIELDS + 5)]
     found = index(tmp_path, [dict.fromkeys(names, 1), {names[0]: 2, names[-1]: 2}])
     assert found.fields == names[:MAX_FIELDS]

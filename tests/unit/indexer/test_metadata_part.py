@@ -1,4 +1,4 @@
-"""The columns of some documents alone: as if they had been built from these, with nothing of the others."""
+"""Columns of some documents only: as if built from these, with nothing of the others."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ FILTERS: list[tuple[Filter, ...]] = [
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(documents=st.lists(DOCUMENT, min_size=1, max_size=12), filters=st.sampled_from(FILTERS))
-def test_a_part_is_the_index_of_its_documents(
+def test_a_part_equals_an_index_of_its_documents(
     documents: list[dict[str, Any]], filters: tuple[Filter, ...], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     folder: Path = tmp_path_factory.mktemp("part") / "v1"
@@ -56,14 +56,14 @@ def test_a_part_is_the_index_of_its_documents(
     assert whole.part(known) is whole.part(known)
 
 
-def test_an_error_of_a_part_names_nothing_of_the_others() -> None:
+def test_an_error_of_a_part_reveals_nothing_of_other_documents() -> None:
     documents = [{"owner": "a", "mine": "x"}, {"owner": "secret", "theirs": "hidden", "number": 7}]
     part = MetadataIndex.of(documents).part((Equal("owner", "a"),))
     for wrong in (Equal("theirs", "x"), Equal("owner", 5), Equal("number", 7)):
         with pytest.raises(BadFilter) as error:
             part.select([wrong])
-        said = str(error.value).replace("filter on theirs", "").replace("filter on number", "")
-        assert not any(name in said.split("did you mean")[0] for name in ("secret", "hidden", "theirs", "number,"))
+        message = str(error.value).replace("filter on theirs", "").replace("filter on number", "")
+        assert not any(name in message.split("did you mean")[0] for name in ("secret", "hidden", "theirs", "number,"))
 
 
 @pytest.mark.parametrize(

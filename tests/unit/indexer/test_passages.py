@@ -1,4 +1,4 @@
-"""Cutting documents: nothing is lost, nothing is too long, and cuts fall where sentences end."""
+"""Cutting documents into passages: nothing is lost, nothing is too long, and cuts fall at sentence ends."""
 
 from __future__ import annotations
 
@@ -58,10 +58,10 @@ def test_neighbours_share_the_overlap(tokenizer: Tokenizer, text: str, overlap: 
     assert len(spans) > 1
     for (_, end), (next_start, _) in pairwise(spans):
         assert end - next_start == overlap
-    assert all(end - start == 38 for start, end in spans[:-1])  # 40 less [CLS] and [SEP]
+    assert all(end - start == 38 for start, end in spans[:-1])  # 40 minus [CLS] and [SEP]
 
 
-def test_short_document_is_one_passage(tokenizer: Tokenizer) -> None:
+def test_a_short_document_is_one_passage(tokenizer: Tokenizer) -> None:
     assert cut(tokenizer, "标题", " 一句话。\n", Budget(512, 64)) == [(0, 6)]
 
 
@@ -72,7 +72,7 @@ def test_cuts_prefer_sentence_ends(tokenizer: Tokenizer) -> None:
     assert all(text[end - 1] == "。" for _, end in spans)
 
 
-def test_passages_begin_with_a_sentence_where_the_overlap_has_one(tokenizer: Tokenizer) -> None:
+def test_passages_begin_with_a_sentence_if_the_overlap_has_one(tokenizer: Tokenizer) -> None:
     text = "患者应当长期服药。" * 30
     spans = cut(tokenizer, "", text, Budget(96, 24))
     assert len(spans) > 2
@@ -81,13 +81,13 @@ def test_passages_begin_with_a_sentence_where_the_overlap_has_one(tokenizer: Tok
         assert 12 <= end - next_start <= 24
 
 
-def test_full_stop_inside_a_number_is_no_sentence_end(tokenizer: Tokenizer) -> None:
+def test_a_full_stop_inside_a_number_is_not_a_sentence_end(tokenizer: Tokenizer) -> None:
     text = "one two three. " + "take 3.5 mg and 7.5 ml and 2.5 g " * 4
     for _, end in cut(tokenizer, "", text, Budget(32, 0)):
         assert not (text[end - 1] == "." and text[end : end + 1].isdigit())
 
 
-def test_newline_and_english_sentences_are_ends(tokenizer: Tokenizer) -> None:
+def test_newlines_and_english_full_stops_are_sentence_ends(tokenizer: Tokenizer) -> None:
     words = "one two three four five six seven eight nine ten"
     first, second = f"{words} stop. ", f"{words} line\n"
     text = first + second + words
@@ -95,7 +95,7 @@ def test_newline_and_english_sentences_are_ends(tokenizer: Tokenizer) -> None:
     assert [text[start:end] for start, end in cut(tokenizer, "", text, Budget(tokens, 0))] == [first, second, words]
 
 
-def test_very_long_title_is_cut_and_leaves_room(tokenizer: Tokenizer) -> None:
+def test_a_very_long_title_is_truncated_and_leaves_room_for_text(tokenizer: Tokenizer) -> None:
     cutter = Cutter(tokenizer, "", Budget(64, 8))
     title, text = "很" * 500, "正文内容" * 50
     (spans,) = cutter.cut([title], [text])
@@ -104,7 +104,7 @@ def test_very_long_title_is_cut_and_leaves_room(tokenizer: Tokenizer) -> None:
     assert len(tokenizer(composed)) == 64
 
 
-def test_untitled_passage_is_read_as_it_stands(tokenizer: Tokenizer) -> None:
+def test_a_passage_without_a_title_is_encoded_unchanged(tokenizer: Tokenizer) -> None:
     assert Cutter(tokenizer, "", Budget(64, 8)).compose("", "正文") == "正文"
 
 
@@ -115,9 +115,9 @@ def test_a_title_alone_is_one_passage(tokenizer: Tokenizer, title: str) -> None:
     assert cutter.compose(title, "") == title[:31]
 
 
-def test_an_encoder_that_reads_less_of_a_text_does_not_cut_it_otherwise(tokenizer: Tokenizer) -> None:
+def test_an_encoder_with_fewer_tokens_does_not_change_the_cuts(tokenizer: Tokenizer) -> None:
     short = Tokenizer.load(BUNDLED / TOKENIZER_FILE, 24)
-    for repeated in (1, 4, 12):  # read whole; in part, though it is one passage; several passages
+    for repeated in (1, 4, 12):  # read whole; read in part, though one passage; several passages
         text = "高血压患者应当长期服药。" * repeated
         assert cut(short, "标题", text, Budget(64, 8)) == cut(tokenizer, "标题", text, Budget(64, 8))
 
@@ -130,11 +130,11 @@ def test_an_encoder_that_reads_less_of_a_text_does_not_cut_it_otherwise(tokenize
         (3, 0, "leave no room"),
     ],
 )
-def test_budgets_that_cannot_work_are_refused(tokenizer: Tokenizer, tokens: int, overlap: int, reason: str) -> None:
+def test_impossible_budgets_are_refused(tokenizer: Tokenizer, tokens: int, overlap: int, reason: str) -> None:
     with pytest.raises(BadBuild, match=reason):
         Cutter(tokenizer, "", Budget(tokens, overlap))
 
 
-def test_an_encoder_of_few_tokens_gets_a_smaller_overlap() -> None:
+def test_an_encoder_with_few_tokens_gets_a_smaller_overlap() -> None:
     assert [Budget.of(tokens, None).overlap for tokens in (512, 256, 128)] == [64, 64, 32]
     assert Budget.of(128, 0).overlap == 0

@@ -1,4 +1,4 @@
-"""An index is searched as far as it must be, and refused where no depth is enough."""
+"""Search depth chosen by recall; an index is refused if no depth is enough."""
 
 from __future__ import annotations
 
@@ -64,14 +64,14 @@ def test_recall_is_the_share_of_the_exact_ten(
 
 
 @pytest.mark.parametrize("kind", [IndexKind.IVF_PQ, IndexKind.RABITQ])
-def test_repeated_vectors_are_found_and_any_is_as_good_as_another(tmp_path: Path, kind: IndexKind) -> None:
-    """Forty copies of each, so that the centre of a list is the vector itself."""
+def test_any_copy_of_a_repeated_vector_counts_as_found(tmp_path: Path, kind: IndexKind) -> None:
+    """Forty copies of each vector, so that the centre of a list is the vector itself."""
     distinct = unit_vectors(50, DIM)
     lists = index(tmp_path, np.repeat(distinct, 40, axis=0), kind)
     assert measure_recall(lists, distinct.astype(np.float32), 76) == 1.0
 
 
-def test_the_least_depth_that_is_enough_is_chosen(
+def test_the_smallest_sufficient_depth_is_chosen(
     tmp_path: Path, vectors: NDArray[np.float16], queries: NDArray[np.float32]
 ) -> None:
     lists = index(tmp_path, vectors, IndexKind.RABITQ)
@@ -85,7 +85,7 @@ def test_the_least_depth_that_is_enough_is_chosen(
 
 
 class Graded:
-    """An index that finds a share of the ten best by its depth, as `shares` say."""
+    """An index that finds a given share of the ten best at each depth."""
 
     def __init__(self, kind: IndexKind, *shares: float) -> None:
         self.kind, self.values = kind, np.empty((ROWS, DIM), np.float16)
@@ -100,7 +100,7 @@ class Graded:
         return np.ones((len(queries), k), np.float32), np.zeros((len(queries), k), np.int64)
 
 
-def test_a_graph_is_searched_deeper_than_the_floor_asks(queries: NDArray[np.float32]) -> None:
+def test_a_graph_is_searched_deeper_than_the_floor_needs(queries: NDArray[np.float32]) -> None:
     depth, recall = choose_depth(Graded(IndexKind.HNSW, 0.96, 0.995, 0.998), queries, 0.95)
     assert (depth, recall.at_10, recall.floor) == (256, 0.9983, 0.95)
     assert choose_depth(Graded(IndexKind.HNSW, 0.95, 0.96, 0.97, 0.98), queries, 0.95)[0] == 512
@@ -110,13 +110,13 @@ def test_a_graph_is_searched_deeper_than_the_floor_asks(queries: NDArray[np.floa
 
 
 def test_an_index_below_the_floor_is_refused(tmp_path: Path) -> None:
-    """Directions without any order: short codes and a few lists find little of them."""
+    """Unstructured directions: short codes and a few lists find few of them."""
     lists = index(tmp_path, unit_vectors(8000, 16, seed=1), IndexKind.IVF_PQ)
     with pytest.raises(BadBuild, match=r"the ivf-pq index finds 0\.\d+ .* the floor is 1: .*care index suggest"):
         choose_depth(lists, unit_vectors(50, 16, seed=2).astype(np.float32), 1.0)
 
 
-def test_a_build_below_the_floor_leaves_no_version_but_keeps_its_work(tmp_path: Path) -> None:
+def test_a_build_below_the_floor_leaves_no_version_but_keeps_its_shards(tmp_path: Path) -> None:
     rows = ({"_id": str(n), "text": f"第{n}种药的用法"} for n in range(1200))
     corpus, collection = write_lines(tmp_path / "c.jsonl", *rows), Collection(tmp_path / "collection")
     with pytest.raises(BadBuild, match="the floor is 1"):
@@ -165,8 +165,8 @@ def test_queries_are_titles_or_first_sentences(tmp_path: Path) -> None:
     assert sample_queries(documents, 2) == ["高血压", "。" + "长" * 63]
 
 
-def test_recall_is_measured_by_halves_of_titles_and_sentences(tmp_path: Path) -> None:
-    """A whole title leads a graph straight to its document, as no query does."""
+def test_recall_is_measured_with_halves_of_titles_and_sentences(tmp_path: Path) -> None:
+    """A whole title leads a graph straight to its document, unlike real queries."""
     writer = DocumentsWriter(tmp_path, ExitStack())
     for title, text in (("高血压", "正文。"), ("", "Asthma causes wheezing. It is common.")):
         writer.add(f"{title}{text}", title, text, {})
@@ -189,7 +189,7 @@ def test_suggest_measures_every_kind(vectors: NDArray[np.float16], queries: NDAr
     assert lists.expected_bytes < flat.expected_bytes
 
 
-def test_suggest_leaves_out_what_a_small_sample_cannot_teach(queries: NDArray[np.float32]) -> None:
+def test_suggest_leaves_out_kinds_that_a_small_sample_cannot_train(queries: NDArray[np.float32]) -> None:
     kinds = [one.kind for one in measure_kinds(unit_vectors(500, DIM), queries, 500, 0.9)]
     assert kinds == [IndexKind.FLAT, IndexKind.HNSW]
 
@@ -198,7 +198,7 @@ def kind(name: IndexKind, recall: float | None, milliseconds: float, size: int) 
     return Measured(name, recall, 0, milliseconds, milliseconds, size)
 
 
-def test_the_quickest_that_fits_and_finds_enough_is_proposed() -> None:
+def test_the_fastest_kind_with_enough_recall_that_fits_memory_is_proposed() -> None:
     measured = [
         kind(IndexKind.FLAT, 1.0, 100, 1000),
         kind(IndexKind.HNSW, 0.99, 1, 1500),

@@ -1,4 +1,4 @@
-"""Shards at an address: what a folder promises holds there too, and a damaged object is made again."""
+"""Shards at a remote address: they behave as in a folder, and a damaged object is made again."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ OPTIONS = BuildOptions(shard_texts=3, shards=URL)
 
 @pytest.fixture(autouse=True)
 def empty_memory() -> Iterator[None]:
-    """fsspec's memory is one for the whole process."""
+    """Clears fsspec's memory, which all tests of a process share."""
     yield
     fsspec.filesystem("memory").store.clear()
 
@@ -46,7 +46,7 @@ def objects() -> list[str]:
     return sorted(fsspec.filesystem("memory").find("/care"))
 
 
-def test_shards_of_one_machine_are_read_by_another(tmp_path: Path) -> None:
+def test_shards_written_by_one_machine_are_read_by_another(tmp_path: Path) -> None:
     given = some()
     name = shards_at(URL, tmp_path / "one").write(given)
     assert objects() == [f"/care/shards/fingerprint/{name}"]
@@ -74,14 +74,14 @@ def test_a_damaged_object_is_removed(tmp_path: Path, size: int) -> None:
     assert not shards.bring(damaged)
 
 
-def test_an_empty_place_has_no_shards(tmp_path: Path) -> None:
+def test_an_empty_address_has_no_shards(tmp_path: Path) -> None:
     shards = shards_at(URL, tmp_path)
     assert list(shards.read(DIM)) == []
     assert not shards.bring("other.npy")
     shards.clear()
 
 
-def test_cleared_is_gone_here_and_there(tmp_path: Path) -> None:
+def test_clear_removes_local_and_remote_shards(tmp_path: Path) -> None:
     shards = shards_at(URL, tmp_path / "own")
     shards.write(some())
     assert len(list(shards.read(DIM))) == 1
@@ -91,21 +91,21 @@ def test_cleared_is_gone_here_and_there(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("scheme", ["", "file://"])
-def test_a_folder_needs_no_fetching(tmp_path: Path, scheme: str) -> None:
+def test_a_local_folder_is_used_without_copying(tmp_path: Path, scheme: str) -> None:
     shards = open_shards(f"{scheme}{tmp_path}/mounted", "fingerprint", tmp_path / "own")
     assert shards == Shards(tmp_path / "mounted" / "fingerprint")
     assert open_shards(None, "fingerprint", tmp_path / "own") == Shards(tmp_path / "own")
 
 
-def test_an_address_that_cannot_be_used_is_one_line(tmp_path: Path) -> None:
+def test_an_unusable_address_gives_a_one_line_error(tmp_path: Path) -> None:
     shards = shards_at("nothing://care", tmp_path)
     with pytest.raises(NotReached, match=r"nothing://care/fingerprint cannot be used \(Protocol not known: nothing\)"):
         list(shards.read(DIM))
     shards.clear()
 
 
-class Dying(FastEncoder):
-    """Gives up after a few shards."""
+class FailingEncoder(FastEncoder):
+    """Fails after a few shards."""
 
     def __init__(self) -> None:
         super().__init__(swayed=True)
@@ -123,7 +123,7 @@ def test_a_build_resumes_from_remote_shards(tmp_path: Path) -> None:
     plain, collection = Collection(tmp_path / "plain"), Collection(tmp_path / "collection")
     whole = build([corpus], FastEncoder(swayed=True), plain, replace(OPTIONS, shards=None))
     with pytest.raises(KeyboardInterrupt):
-        build([corpus], Dying(), collection, OPTIONS)
+        build([corpus], FailingEncoder(), collection, OPTIONS)
     first, *others = objects()
     assert len(others) == 3
     files = fsspec.filesystem("memory")
@@ -136,8 +136,8 @@ def test_a_build_resumes_from_remote_shards(tmp_path: Path) -> None:
     assert not collection.shards("fast").exists()
 
 
-def test_collections_that_share_a_place_leave_each_others_shards_alone(tmp_path: Path) -> None:
-    """One build dies while another collection, of the same encoder, builds at the same place."""
+def test_collections_at_one_address_do_not_remove_each_others_shards(tmp_path: Path) -> None:
+    """One build dies while another collection with the same encoder builds at the same address."""
     options = BuildOptions(shard_texts=3, shards=str(tmp_path / "shared"))
     rows = {name: [{"_id": f"{name}{number}", "text": f"{name} {number}"} for number in range(9)] for name in "ab"}
     corpora = [write_lines(tmp_path / f"{name}.jsonl", *own) for name, own in rows.items()]

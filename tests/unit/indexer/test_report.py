@@ -1,4 +1,4 @@
-"""What a run tells: the line, the metrics and the webhook, none of which can fail it."""
+"""The reports of a run: the line, the metrics and the webhook; a failing report does not fail the run."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def metrics(path: Path) -> dict[str, float]:
     return {"/".join([sample.name, *sample.labels.values()]): sample.value for sample in samples}
 
 
-def test_the_line_has_what_an_operator_reads_first() -> None:
+def test_the_summary_line_has_counts_recall_and_times() -> None:
     assert summary_line(RUN.summary, published=True, removed=1, seconds=12.34) == (
         "published 20261115T041500123Z-1a2b3c4d: 400 documents (12 added, 5 changed, 2 removed), "
         "426 passages (20 encoded, 406 reused), hnsw index with recall 0.998, "
@@ -34,7 +34,7 @@ def test_the_line_has_what_an_operator_reads_first() -> None:
     assert summary_line(RUN.summary, published=False, removed=0, seconds=1).startswith("built 2026")
 
 
-def test_metrics_of_a_success(tmp_path: Path) -> None:
+def test_metrics_of_a_successful_run_are_written(tmp_path: Path) -> None:
     write_metrics(tmp_path / "care.prom", RUN, 1000.0, 900.0)
     assert metrics(tmp_path / "care.prom") == {
         "care_index_run_success": 1,
@@ -66,15 +66,15 @@ def test_a_failure_replaces_the_metrics_of_a_success(tmp_path: Path) -> None:
     }
 
 
-def test_metrics_that_cannot_be_written_are_a_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_metrics_that_cannot_be_written_give_a_warning(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_metrics(tmp_path / "nowhere" / "care.prom", RUN, 0.0, None)
     assert "care index: the metrics could not be written to" in capsys.readouterr().err
 
 
 class Listener(http.server.ThreadingHTTPServer):
-    """A webhook's receiver: remembers what came, and answers with `status`, or first with whatever `greeting` is.
+    """A webhook receiver: records what came, and answers with `status`, or sends `greeting` first if it is set.
 
-    While `going` is not set it ends no answer; every now and then it sends `drip`.
+    It ends no answer until `going` is set; meanwhile it sends `drip` now and then.
     """
 
     daemon_threads = True
@@ -112,7 +112,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
 @pytest.fixture(autouse=True)
 def no_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A proxy that the tests inherit must not stand between them and this machine."""
+    """Removes proxies from the environment, which would be used for this machine."""
     monkeypatch.setenv("no_proxy", "127.0.0.1")
 
 
@@ -134,21 +134,21 @@ def test_the_webhook_gets_the_result(listener: Listener, capsys: pytest.CaptureF
     call_webhook(listener.url, Outcome("published it", 12.34, RUN.summary, published=True))
     call_webhook(listener.url, RUN)
     call_webhook(listener.url, FAILED)
-    said = {"status": "published", "version": RUN.summary.version, "seconds": 12.3, "text": "published it"}
-    assert listener.got[0] == ("application/json", said)
+    expected = {"status": "published", "version": RUN.summary.version, "seconds": 12.3, "text": "published it"}
+    assert listener.got[0] == ("application/json", expected)
     assert [fields["status"] for _, fields in listener.got] == ["published", "built", "failed"]
     assert listener.got[2][1]["version"] is None
     assert capsys.readouterr().err == ""
 
 
-def test_a_webhook_that_refuses_is_a_line(listener: Listener, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_refusing_webhook_gives_a_warning(listener: Listener, capsys: pytest.CaptureFixture[str]) -> None:
     listener.status = 500
     call_webhook(listener.url, RUN)
     assert "the webhook was not told (HTTP Error 500" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("drip", [b"", b"X-More: 1\r\n"])
-def test_a_webhook_that_does_not_end_its_answer_is_a_line(
+def test_a_webhook_that_does_not_end_its_answer_gives_a_warning(
     listener: Listener, drip: bytes, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(report, "WEBHOOK_TIMEOUT_SECONDS", 0.5)
@@ -158,18 +158,18 @@ def test_a_webhook_that_does_not_end_its_answer_is_a_line(
     assert "the webhook has not answered within 0.5 s" in capsys.readouterr().err
 
 
-def test_a_webhook_that_speaks_no_http_is_a_line(listener: Listener, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_webhook_that_is_not_http_gives_a_warning(listener: Listener, capsys: pytest.CaptureFixture[str]) -> None:
     listener.greeting = b"220 mail.example ESMTP\r\n"
     call_webhook(listener.url, RUN)
     assert "the webhook was not told (220 mail.example ESMTP" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("url", ["http://[::1/hook", "http://a b/hook", "http://127.0.0.1:99999/hook"])
-def test_a_webhook_that_has_no_address_is_a_line(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_invalid_webhook_address_gives_a_warning(url: str, capsys: pytest.CaptureFixture[str]) -> None:
     call_webhook(url, RUN)
     assert "the webhook was not told" in capsys.readouterr().err
 
 
-def test_an_unreachable_webhook_is_a_warning(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unreachable_webhook_gives_a_warning(capsys: pytest.CaptureFixture[str]) -> None:
     call_webhook("http://127.0.0.1:1/hook", RUN)
     assert "the webhook was not told" in capsys.readouterr().err

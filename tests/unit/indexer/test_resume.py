@@ -1,4 +1,4 @@
-"""A build that ends before its time goes on where it was, and what it leaves behind is never half a version."""
+"""Interrupted builds resume, and never leave half a version behind."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ TEXTS = 20
 SHARD = 3
 
 
-class Dying(FastEncoder):
-    """Gives up when it is asked for the shard after the first `shards`."""
+class FailingEncoder(FastEncoder):
+    """Fails at the shard after the first `shards`."""
 
     def __init__(self, shards: int) -> None:
         super().__init__(swayed=True)
@@ -54,8 +54,8 @@ def run(corpus: Path, collection: Collection, encoder: FastEncoder | None = None
 
 
 def interrupt(corpus: Path, collection: Collection, shards: int) -> list[Path]:
-    """A build that dies after this number of shards; returns their files."""
-    encoder = Dying(shards)
+    """Runs a build that dies after this number of shards; returns their files."""
+    encoder = FailingEncoder(shards)
     with pytest.raises(KeyboardInterrupt):
         run(corpus, collection, encoder)
     assert list((collection.root / "versions").iterdir()) == []
@@ -95,7 +95,7 @@ def test_a_damaged_shard_is_made_again(corpus: Path, collection: Collection, tmp
     assert content(summary, collection) == content(whole, undisturbed)
 
 
-def test_a_corpus_that_changed_meanwhile_uses_what_still_fits(
+def test_a_resumed_build_of_a_changed_corpus_reuses_unchanged_texts(
     corpus: Path, collection: Collection, tmp_path: Path
 ) -> None:
     interrupt(corpus, collection, 3)
@@ -105,7 +105,7 @@ def test_a_corpus_that_changed_meanwhile_uses_what_still_fits(
     assert (summary.encoded, summary.reused) == (1, 1)
 
 
-def test_unfinished_work_of_another_encoder_is_left_alone(corpus: Path, collection: Collection) -> None:
+def test_unfinished_shards_of_another_encoder_are_not_used(corpus: Path, collection: Collection) -> None:
     files = interrupt(corpus, collection, 3)
     run(corpus, collection, FastEncoder("another"))
     assert all(path.exists() for path in files)
@@ -125,19 +125,19 @@ sys.exit(cli.main(["index", "build", corpus, *options]))
 """
 
 
-def test_a_full_disk_is_one_line_and_leaves_nothing_half_done(tmp_path: Path) -> None:
-    """No file may grow beyond a limit, which is what a full disk looks like; each limit stops another writer."""
+def test_a_full_disk_gives_a_one_line_error_and_leaves_no_partial_version(tmp_path: Path) -> None:
+    """A file size limit acts like a full disk; each limit stops another writer."""
     draw = random.Random(0)
     texts = ("".join(chr(draw.randrange(0x4E00, 0x9000)) for _ in range(60)) for _ in range(800))
     corpus = write_lines(tmp_path / "c.jsonl", *({"_id": str(n), "text": text} for n, text in enumerate(texts)))
     options = BuildOptions(index=IndexKind.HNSW, threads=1)
     folder = build([corpus], FastEncoder(), Collection(tmp_path / "sizes"), options).folder
-    # Written in this order; words of random characters take more room than the characters.
+    # Written in this order; words of random characters take more space than the characters.
     documents, graph = ((folder / name).stat().st_size for name in ("documents.bin", "index.faiss"))
     words = max(path.stat().st_size for path in (folder / "lexical").iterdir())
     assert (folder / "vectors.npy").stat().st_size < documents < min(graph, words)
     root = tmp_path / "collection"
-    for limit, kind, said in (
+    for limit, kind, message in (
         (10, IndexKind.FLAT, "File too large"),
         (2_000, IndexKind.FLAT, "ids could not be written"),
         (documents // 2, IndexKind.FLAT, "File too large"),
@@ -149,13 +149,13 @@ def test_a_full_disk_is_one_line_and_leaves_nothing_half_done(tmp_path: Path) ->
         (line,) = done.stderr.splitlines()
         assert done.returncode == 1
         assert line.startswith(f"care index: {root}")
-        assert said in line
+        assert message in line
         assert line.endswith("; free some space, then run the same command again")
         assert Collection(root).current() is None
         assert list((root / "versions").iterdir()) == []
 
 
-def test_a_corpus_that_cannot_be_read_leaves_nothing(collection: Collection, tmp_path: Path) -> None:
+def test_an_unreadable_corpus_leaves_no_files(collection: Collection, tmp_path: Path) -> None:
     path = tmp_path / "c.jsonl.gz"
     path.write_bytes(b"\x1f\x8b\x08")
     with pytest.raises(Exception, match="cannot be read to its end"):

@@ -1,4 +1,4 @@
-"""Each passage gets the vector of its content, from any source; content without a vector is asked for once."""
+"""Reuse of vectors: each passage gets the vector of its content; missing content is encoded once."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from indexer.encode import Reuse
 from indexer.store import arrays as parts
 from indexer.store.shards import Embeddings
 
-# Contents 0 … 11 share halves of their hashes: equal first halves are not yet equal contents.
+# Contents 0 … 11 share halves of their hashes: equal first halves do not make equal contents.
 HASHES = np.random.default_rng(0).integers(0, 256, (12, 16), dtype=np.uint8)
 HASHES[4:8, :8] = HASHES[:4, :8]
 HASHES[8:, 8:] = HASHES[:4, 8:]
@@ -43,7 +43,7 @@ def test_passages_get_the_vector_of_their_content(corpus: list[int], sources: li
         np.testing.assert_array_equal(np.concatenate(list(reuse.vectors())), VECTORS[corpus])
 
 
-def test_the_first_that_has_a_vector_gives_it() -> None:
+def test_the_first_source_with_a_vector_is_used() -> None:
     reuse = Reuse(HASHES[[5]])
     later = Embeddings(HASHES[[5]], VECTORS[[6]])
     reuse.show([known([5]), later])
@@ -51,7 +51,7 @@ def test_the_first_that_has_a_vector_gives_it() -> None:
     assert next(reuse.vectors()).tolist() == [[5, 5, 5]]
 
 
-def test_vectors_that_are_missing_are_not_made_up() -> None:
+def test_a_missing_vector_is_an_error() -> None:
     reuse = Reuse(HASHES[[1, 2]])
     reuse.show([known([1])])
     with pytest.raises(ValueError, match="has no vector"):
@@ -59,7 +59,7 @@ def test_vectors_that_are_missing_are_not_made_up() -> None:
 
 
 @given(hashes=st.lists(st.integers(0, 2**64 - 1), max_size=50), bits=st.integers(0, 5))
-def test_parts_hold_every_row_once_and_ascend(hashes: list[int], bits: int) -> None:
+def test_parts_have_every_row_once_in_ascending_order(hashes: list[int], bits: int) -> None:
     values = np.array(hashes, dtype=np.uint64)
     found = [parts.rows_of_part(values, bits, part) for part in range(1 << bits)]
     assert sorted(np.concatenate(found).tolist()) == list(range(len(hashes)))

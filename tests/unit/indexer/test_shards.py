@@ -1,4 +1,4 @@
-"""The ledger of an unfinished build: whatever is there is whole, and whatever is not whole is not there."""
+"""Shards of an unfinished build: each one present is complete, and incomplete ones are ignored."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def some(rows: int = 10, seed: int = 0) -> Embeddings:
     return Embeddings(hashes, unit_vectors(rows, seed=seed))
 
 
-def test_a_shard_comes_back_as_it_was(tmp_path: Path) -> None:
+def test_a_shard_is_read_as_written(tmp_path: Path) -> None:
     given, shards = some(), Shards(tmp_path / "new")
     name = shards.write(given)
     (shard,) = shards.read(DIM)
@@ -31,14 +31,14 @@ def test_a_shard_comes_back_as_it_was(tmp_path: Path) -> None:
     assert not shards.bring("other.npy")
 
 
-def test_the_same_shard_twice_is_one_file(tmp_path: Path) -> None:
+def test_writing_the_same_shard_twice_gives_one_file(tmp_path: Path) -> None:
     shards = Shards(tmp_path)
     assert shards.write(some()) == shards.write(some())
     assert shards.write(some(seed=1)) != shards.write(some())
     assert len(list(shards.read(DIM))) == 2
 
 
-def test_many_may_write_at_once(tmp_path: Path) -> None:
+def test_shards_can_be_written_concurrently(tmp_path: Path) -> None:
     shards = Shards(tmp_path)
     with ThreadPoolExecutor(8) as pool:
         names = list(pool.map(lambda number: shards.write(some(seed=number % 20)), range(200)))
@@ -66,7 +66,7 @@ def test_a_truncated_shard_is_removed(tmp_path: Path, size: int) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_an_unfinished_file_is_no_shard(tmp_path: Path) -> None:
+def test_an_unfinished_file_is_not_a_shard(tmp_path: Path) -> None:
     shards = Shards(tmp_path)
     name = shards.write(some())
     (tmp_path / ".unfinished-1").write_bytes(b"half")
@@ -74,20 +74,20 @@ def test_an_unfinished_file_is_no_shard(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == [name]
 
 
-def test_shards_of_another_dimension_are_left_alone(tmp_path: Path) -> None:
+def test_shards_of_another_dimension_are_ignored(tmp_path: Path) -> None:
     shards = Shards(tmp_path)
     shards.write(some())
     assert list(shards.read(DIM + 1)) == []
     assert len(list(shards.read(DIM))) == 1
 
 
-def test_no_folder_no_shards(tmp_path: Path) -> None:
+def test_a_missing_folder_has_no_shards(tmp_path: Path) -> None:
     shards = Shards(tmp_path / "nowhere")
     assert list(shards.read(DIM)) == []
     shards.clear()
 
 
-def test_cleared_is_gone(tmp_path: Path) -> None:
+def test_clear_removes_all_shards(tmp_path: Path) -> None:
     shards = Shards(tmp_path / "new")
     shards.write(some())
     shards.clear()

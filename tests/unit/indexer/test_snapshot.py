@@ -1,4 +1,4 @@
-"""A snapshot opens whole or not at all."""
+"""A snapshot opens completely or not at all."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from models.lexical import LexicalIndex
 from models.package import BUNDLED_ENCODER
 from tests.unit.indexer.support import DIM, ENTRIES, Entry, write_snapshot
 
-# One pattern a file, for the names that the lexical library makes up.
+# One pattern per file, since the lexical library generates names.
 FILES = [
     "manifest.json",
     "documents.bin",
@@ -50,7 +50,7 @@ FILES = [
 
 @pytest.fixture
 def folder(snapshot_folder: Path, tmp_path: Path) -> Path:
-    """A copy to be damaged."""
+    """Copies the snapshot, to be damaged."""
     return Path(shutil.copytree(snapshot_folder, tmp_path / "v1"))
 
 
@@ -59,7 +59,7 @@ def find(folder: Path, pattern: str) -> Path:
     return path
 
 
-def test_opens_with_everything_in_place(snapshot: Snapshot) -> None:
+def test_a_complete_snapshot_opens(snapshot: Snapshot) -> None:
     assert snapshot.version == "v1"
     assert (len(snapshot.documents), len(snapshot.passages), len(snapshot.lexical)) == (4, 5, 4)
     assert snapshot.passages.documents.tolist() == [0, 1, 2, 3, 3]
@@ -79,7 +79,7 @@ def test_the_list_of_files_is_complete(snapshot_folder: Path) -> None:
 
 
 @pytest.mark.parametrize("pattern", FILES)
-def test_truncated_file_is_refused(folder: Path, pattern: str) -> None:
+def test_a_truncated_file_is_refused(folder: Path, pattern: str) -> None:
     path = find(folder, pattern)
     path.write_bytes(path.read_bytes()[:-1] if pattern != "manifest.json" else path.read_bytes()[:-3])
     for verify in (True, False):
@@ -88,7 +88,7 @@ def test_truncated_file_is_refused(folder: Path, pattern: str) -> None:
 
 
 @pytest.mark.parametrize("pattern", FILES)
-def test_altered_file_is_refused(folder: Path, pattern: str) -> None:
+def test_an_altered_file_is_refused(folder: Path, pattern: str) -> None:
     path = find(folder, pattern)
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1
@@ -98,7 +98,7 @@ def test_altered_file_is_refused(folder: Path, pattern: str) -> None:
 
 
 @pytest.mark.parametrize("pattern", FILES)
-def test_missing_file_is_refused(folder: Path, pattern: str) -> None:
+def test_a_missing_file_is_refused(folder: Path, pattern: str) -> None:
     path = find(folder, pattern)
     path.unlink()
     with pytest.raises(BadSnapshot, match=path.name):
@@ -111,7 +111,7 @@ def test_a_half_written_folder_is_refused(folder: Path) -> None:
         Snapshot.open(folder)
 
 
-def test_newer_format_asks_for_an_upgrade(folder: Path) -> None:
+def test_the_error_for_a_newer_format_advises_an_upgrade(folder: Path) -> None:
     fields = json.loads((folder / "manifest.json").read_text())
     (folder / "manifest.json").write_text(json.dumps(fields | {"format": FORMAT + 1, "colour": "unheard of"}))
     with pytest.raises(BadSnapshot, match=f"has format {FORMAT + 1}, this program reads up to {FORMAT}: upgrade"):
@@ -119,7 +119,7 @@ def test_newer_format_asks_for_an_upgrade(folder: Path) -> None:
 
 
 def as_format_1(folder: Path) -> None:
-    """What the program wrote before: no digests, vectors also in index.faiss, words by passages, fewer facts."""
+    """Rewrites a folder in format 1: no digests, vectors also in index.faiss, words by passages, fewer facts."""
     (folder / "documents.digests.npy").unlink()
     manifest = Manifest.read(folder)
     shutil.rmtree(folder / "lexical")
@@ -152,13 +152,13 @@ def test_format_1_is_still_read(tmp_path: Path, kind: IndexKind) -> None:
 
 
 @pytest.mark.parametrize("content", ["[]", "{}", '{"format": "1"}', '{"format": 2, "checksum": "x"}', "\x00"])
-def test_manifest_that_is_none_is_refused(folder: Path, content: str) -> None:
+def test_an_invalid_manifest_is_refused(folder: Path, content: str) -> None:
     (folder / "manifest.json").write_text(content)
     with pytest.raises(BadSnapshot, match=r"manifest\.json is damaged"):
         Snapshot.open(folder)
 
 
-def test_manifest_edited_by_hand_is_refused(folder: Path) -> None:
+def test_a_manifest_edited_by_hand_is_refused(folder: Path) -> None:
     path = folder / "manifest.json"
     path.write_text(path.read_text().replace("test-space", "evil-space"))
     with pytest.raises(BadSnapshot, match="its own checksum differs"):
@@ -177,7 +177,7 @@ def test_counts_that_disagree_with_the_files_are_refused(folder: Path, name: str
         Snapshot.open(folder)
 
 
-def test_lexical_index_of_another_size_is_refused(folder: Path, tmp_path: Path) -> None:
+def test_a_lexical_index_of_another_size_is_refused(folder: Path, tmp_path: Path) -> None:
     write_snapshot(tmp_path / "other", ENTRIES[:2])
     shutil.rmtree(folder / "lexical")
     shutil.copytree(tmp_path / "other" / "lexical", folder / "lexical")
@@ -195,7 +195,7 @@ def test_files_of_the_lexical_library_have_the_mode_of_the_others(snapshot_folde
     assert len(modes) == 1
 
 
-def test_hnsw_snapshot_opens_and_its_graph_is_checked(tmp_path: Path) -> None:
+def test_an_hnsw_snapshot_opens_and_its_graph_is_checked(tmp_path: Path) -> None:
     write_snapshot(tmp_path / "v1", kind=IndexKind.HNSW)
     assert Snapshot.open(tmp_path / "v1").vectors.kind is IndexKind.HNSW
     graph = tmp_path / "v1" / "index.faiss"
@@ -204,10 +204,10 @@ def test_hnsw_snapshot_opens_and_its_graph_is_checked(tmp_path: Path) -> None:
         Snapshot.open(tmp_path / "v1", verify=False)
 
 
-def test_content_is_the_same_whenever_it_was_made(tmp_path: Path) -> None:
+def test_the_content_hash_does_not_depend_on_the_time_of_the_build(tmp_path: Path) -> None:
     first = write_snapshot(tmp_path / "v1")
     again = write_snapshot(tmp_path / "v2", version="v2")
-    assert first.files != again.files  # the lexical library makes up names
+    assert first.files != again.files  # the lexical library generates names
     assert first.content == again.content
     assert write_snapshot(tmp_path / "v3", ENTRIES[:3]).content != first.content
     other = ENTRIES[3]
@@ -215,8 +215,8 @@ def test_content_is_the_same_whenever_it_was_made(tmp_path: Path) -> None:
     assert write_snapshot(tmp_path / "v4", [*ENTRIES[:3], relabelled]).content != first.content
 
 
-def test_open_snapshot_outlives_its_folder(folder: Path) -> None:
-    """A request that began on a version ends on it, even if somebody removes the version meanwhile."""
+def test_an_open_snapshot_works_after_its_folder_is_removed(folder: Path) -> None:
+    """A request that began on a version ends on it, even if the version is removed meanwhile."""
     snapshot = Snapshot.open(folder)
     shutil.rmtree(folder)
     assert snapshot.documents.get(0).id == "drug-1"
@@ -225,7 +225,7 @@ def test_open_snapshot_outlives_its_folder(folder: Path) -> None:
     assert snapshot.metadata.select([Equal("kind", "drug")]).tolist() == [True, True, False, False]
 
 
-def test_other_weights_under_the_same_name_are_refused_until_they_are_admitted(tmp_path: Path) -> None:
+def test_other_weights_with_the_same_name_are_refused_until_admitted(tmp_path: Path) -> None:
     def spec(checksum: str) -> EncoderSpec:
         return EncoderSpec.model_validate(
             {"architecture": "bert", "sides": ["query"], "pooling": "cls", "native_dim": 64, "dim": DIM}
@@ -246,7 +246,7 @@ def test_other_weights_under_the_same_name_are_refused_until_they_are_admitted(t
 
 
 def test_a_snapshot_that_names_no_query_encoder_admits_its_document_encoder(tmp_path: Path) -> None:
-    """As those of before format 5 do, and the encoder that they were corrected for."""
+    """As before format 5, and for the encoder that they were corrected for."""
     bundled = EncoderSpec.load(BUNDLED_ENCODER)
     manifest = write_snapshot(tmp_path, space=bundled.space, dim=bundled.dim)
     with pytest.raises(SpaceMismatch, match="other weights"):
@@ -258,7 +258,7 @@ def test_a_snapshot_that_names_no_query_encoder_admits_its_document_encoder(tmp_
     manifest.model_copy(update={"correction": corrected}).require_encoder(bundled)
 
 
-def test_encoder_of_another_space_or_dimension_is_refused(snapshot: Snapshot) -> None:
+def test_an_encoder_of_another_space_or_dimension_is_refused(snapshot: Snapshot) -> None:
     def spec(space: str, dim: int) -> EncoderSpec:
         return EncoderSpec.model_validate(
             {"architecture": "bert", "sides": ["query"], "pooling": "cls", "native_dim": 64, "dim": dim}

@@ -13,7 +13,7 @@ from models.encoder.spec import EncoderSpec
 SPEC = EncoderSpec.load(Path("models/pretrained/care-small-zh"))
 
 
-def test_a_synthetic_snapshot_is_a_snapshot_like_any_other(tmp_path: Path) -> None:
+def test_a_synthetic_snapshot_can_be_opened_and_searched(tmp_path: Path) -> None:
     collection = Collection(tmp_path)
     version = build_synthetic(collection, SPEC, 300)
     collection.publish(version)

@@ -1,4 +1,4 @@
-"""Vector search: exact where it says so, close where it does not, and never outside the filter."""
+"""Vector search: exact for flat indexes, close for approximate ones, and always within the filter."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from indexer.store.vectors import EXACT_ROWS, VectorIndex
 from tests.unit.indexer.support import unit_vectors
 
 ROWS, DIM = 6000, 32
-KINDS = [kind for kind in IndexKind if kind is not IndexKind.CAGRA]  # which needs a GPU
+KINDS = [kind for kind in IndexKind if kind is not IndexKind.CAGRA]  # needs a GPU
 APPROXIMATE = [kind for kind in KINDS if kind is not IndexKind.FLAT]
-# What a handful of vectors can be put into.
+# Kinds that accept a handful of vectors.
 ANY_SIZE = [IndexKind.FLAT, IndexKind.HNSW]
 
 
@@ -61,17 +61,17 @@ def recall(found: NDArray[np.int64], expected: NDArray[np.int64]) -> float:
     return float(np.mean([len(set(f) & set(e)) / len(e) for f, e in zip(found, expected, strict=True)]))
 
 
-def test_flat_is_numpy_exact(
+def test_a_flat_index_equals_exact_search_in_numpy(
     indexes: dict[IndexKind, VectorIndex], vectors: NDArray[np.float16], queries: NDArray[np.float32]
 ) -> None:
     scores, rows = indexes[IndexKind.FLAT].search(queries, 20)
     expected_scores, expected_rows = exact(vectors, queries, 20)
     np.testing.assert_allclose(scores, expected_scores, atol=1e-6)
-    assert recall(rows, expected_rows) > 0.999  # two rows of equal score may change places
+    assert recall(rows, expected_rows) > 0.999  # two rows of equal score may swap
 
 
 @pytest.mark.parametrize("kind", APPROXIMATE)
-def test_nearly_all_is_found_on_clustered_vectors(
+def test_recall_is_high_on_clustered_vectors(
     indexes: dict[IndexKind, VectorIndex], vectors: NDArray[np.float16], queries: NDArray[np.float32], kind: IndexKind
 ) -> None:
     scores, rows = indexes[kind].search(queries, 10)
@@ -80,7 +80,7 @@ def test_nearly_all_is_found_on_clustered_vectors(
 
 
 @pytest.mark.parametrize("kind", APPROXIMATE)
-def test_a_score_is_the_exact_product_however_its_row_was_found(
+def test_scores_are_exact_products_for_every_kind_of_index(
     indexes: dict[IndexKind, VectorIndex], vectors: NDArray[np.float16], queries: NDArray[np.float32], kind: IndexKind
 ) -> None:
     scores, rows = indexes[kind].search(queries, 10)
@@ -89,13 +89,13 @@ def test_a_score_is_the_exact_product_however_its_row_was_found(
 
 
 @pytest.mark.parametrize("kind", APPROXIMATE)
-def test_depth_buys_recall(
+def test_a_greater_depth_gives_higher_recall(
     indexes: dict[IndexKind, VectorIndex], vectors: NDArray[np.float16], queries: NDArray[np.float32], kind: IndexKind
 ) -> None:
     expected = exact(vectors, queries, 10)[1]
     shallow, deep = (recall(indexes[kind].search(queries, 10, depth=depth)[1], expected) for depth in (1, 512))
     assert deep > 0.99
-    assert not kind.has_lists or shallow < 0.9  # of a graph at least k nodes are looked at, which may be enough
+    assert not kind.has_lists or shallow < 0.9  # a graph visits at least k nodes, which may be enough
 
 
 @pytest.mark.parametrize("rows", [1, 999, 1000, 10**6])
@@ -109,7 +109,7 @@ def test_depths_ascend_and_stay_below_the_lists(kind: IndexKind, rows: int) -> N
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("share", [0.5, 0.2, 0.01])
-def test_filter_is_honoured_without_losing_recall(
+def test_a_filter_is_respected_without_losing_recall(
     indexes: dict[IndexKind, VectorIndex],
     vectors: NDArray[np.float16],
     queries: NDArray[np.float32],
@@ -126,7 +126,7 @@ def test_filter_is_honoured_without_losing_recall(
         np.testing.assert_allclose(scores, expected_scores, atol=1e-6)
 
 
-def test_a_graph_is_left_for_the_allowed_rows_where_scoring_them_is_quicker(
+def test_allowed_rows_are_scored_directly_if_that_is_faster_than_the_graph(
     indexes: dict[IndexKind, VectorIndex],
 ) -> None:
     graph, rows = indexes[IndexKind.HNSW], np.arange(ROWS)
@@ -151,7 +151,7 @@ def test_fewer_rows_than_asked_for_are_marked(
 
 
 @pytest.mark.parametrize("kind", ANY_SIZE)
-def test_more_than_there_is(tmp_path: Path, kind: IndexKind) -> None:
+def test_k_beyond_the_number_of_rows_returns_all_rows(tmp_path: Path, kind: IndexKind) -> None:
     vectors = unit_vectors(3)
     index = write(tmp_path, vectors, kind)
     scores, rows = index.search(vectors[:1].astype(np.float32), 10)
@@ -161,16 +161,16 @@ def test_more_than_there_is(tmp_path: Path, kind: IndexKind) -> None:
     assert np.isneginf(scores[0, 3:]).all()
 
 
-def test_hnsw_looks_at_least_as_far_as_k(indexes: dict[IndexKind, VectorIndex], queries: NDArray[np.float32]) -> None:
+def test_hnsw_searches_at_least_k_deep(indexes: dict[IndexKind, VectorIndex], queries: NDArray[np.float32]) -> None:
     _, rows = indexes[IndexKind.HNSW].search(queries, 200, depth=1)
     assert (rows >= 0).all()
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_threads_share_an_index_without_meeting(
+def test_concurrent_searches_of_an_index_do_not_affect_each_other(
     indexes: dict[IndexKind, VectorIndex], queries: NDArray[np.float32], kind: IndexKind
 ) -> None:
-    """Each thread has its own filter and depth: nothing of one search may leak into another."""
+    """Each thread has its own filter and depth: one search must not affect another."""
     masks = [np.random.default_rng(seed).random(ROWS) < 0.4 for seed in range(8)]
     alone = [indexes[kind].search(queries, 10, mask, depth=64 + i)[1] for i, mask in enumerate(masks)]
     with ThreadPoolExecutor(4) as pool:
@@ -183,7 +183,7 @@ def test_threads_share_an_index_without_meeting(
         np.testing.assert_array_equal(call.result()[1], expected)
 
 
-def test_index_is_mapped_so_that_processes_share_it(tmp_path: Path) -> None:
+def test_an_index_is_memory_mapped_so_that_processes_share_it(tmp_path: Path) -> None:
     index = write(tmp_path, unit_vectors(100), IndexKind.HNSW)
     maps = Path("/proc/self/maps").read_text()
     assert str(tmp_path / "index.faiss") in maps
@@ -191,13 +191,13 @@ def test_index_is_mapped_so_that_processes_share_it(tmp_path: Path) -> None:
     assert len(index.values) == 100
 
 
-def test_vectors_out_of_order_are_not_searched_in_place() -> None:
+def test_non_contiguous_vectors_are_not_searched_in_place() -> None:
     with pytest.raises(ValueError, match="row by row"):
         exact_index(unit_vectors(10)[::-1])
 
 
-def test_vectors_are_kept_once(tmp_path: Path) -> None:
-    """The graph's file has the links alone, and a flat index has no file."""
+def test_vectors_are_stored_once(tmp_path: Path) -> None:
+    """The graph's file has only the links, and a flat index has no file."""
     (tmp_path / "flat").mkdir()
     vectors = unit_vectors(2000, 256)
     write(tmp_path, vectors, IndexKind.HNSW)
@@ -206,8 +206,8 @@ def test_vectors_are_kept_once(tmp_path: Path) -> None:
     assert [path.name for path in (tmp_path / "flat").iterdir()] == ["vectors.npy"]
 
 
-def test_an_index_holds_on_to_what_it_reads(tmp_path: Path) -> None:
-    """FAISS reads the vectors where they lie, so the index must keep them."""
+def test_an_index_keeps_a_reference_to_its_vectors(tmp_path: Path) -> None:
+    """FAISS reads the vectors in place, so the index must hold a reference to them."""
     for kind in ANY_SIZE:
         build_index(unit_vectors(500), kind, tmp_path / "index.faiss")
         index = open_index(tmp_path / "index.faiss", kind, exact_index(unit_vectors(500)))
@@ -230,13 +230,13 @@ def test_too_few_vectors_for_lists_are_refused(tmp_path: Path, kind: IndexKind) 
 
 
 @pytest.mark.parametrize("dim", [4, 18, 30])
-def test_lists_of_codes_take_any_dimension(tmp_path: Path, dim: int) -> None:
+def test_indexes_with_codes_accept_any_dimension(tmp_path: Path, dim: int) -> None:
     vectors = unit_vectors(1500, dim, clusters=20)
     index = write(tmp_path, vectors, IndexKind.IVF_PQ)
     assert recall(index.search(vectors[:20].astype(np.float32), 1)[1], np.arange(20).reshape(-1, 1)) > 0.9
 
 
-def test_index_of_another_kind_or_size_is_refused(tmp_path: Path) -> None:
+def test_an_index_of_another_kind_or_size_is_refused(tmp_path: Path) -> None:
     write(tmp_path, unit_vectors(10), IndexKind.HNSW)
     faiss.write_index(faiss.IndexFlatIP(16), str(tmp_path / "index.faiss"))
     with pytest.raises(BadSnapshot, match="holds IndexFlatIP 0 × 16, expected hnsw 10 × 16"):

@@ -1,4 +1,4 @@
-"""The checks of the load test's answers: each fault is seen, and a right answer passes."""
+"""Checks of the load test's answers: each fault is detected, and a right answer passes."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_a_right_answer_gives_its_hits() -> None:
         (ONE | {"query": ["发烧", "头痛"]}, answer([hit("a", 1)], []), "no hits"),
     ],
 )
-def test_a_fault_is_seen(body: dict[str, Any], content: bytes, fault: str) -> None:
+def test_a_fault_is_detected(body: dict[str, Any], content: bytes, fault: str) -> None:
     with pytest.raises(BadAnswer, match=fault):
         check_search(body, content)
 
@@ -68,20 +68,20 @@ def test_a_filter_may_be_satisfied_by_one_of_many_values() -> None:
     assert check_search(FILTERED, answer([hit("a", 1, ["drug", "test"])]))
 
 
-def test_true_is_a_text_among_the_values_that_filters_ask_for() -> None:
+def test_a_boolean_is_compared_as_text_with_filter_values() -> None:
     body = ONE | {"filters": [{"field": "kind", "eq": "true"}]}
     assert check_search(body, answer([hit("a", 1, True)]))
     with pytest.raises(BadAnswer, match="the filter"):
         check_search(body, answer([hit("a", 1, False)]))
 
 
-def test_a_collection_gives_what_can_be_filtered_by() -> None:
+def test_a_collection_gives_the_fields_for_filters() -> None:
     assert check_collection(b'{"facets": {"kind": {"drug": 3, "test": 1}}}') == {"kind": ["drug", "test"]}
     with pytest.raises(BadAnswer):
         check_collection(b"{}")
 
 
-def test_a_document_is_the_one_that_was_asked_for() -> None:
+def test_a_document_must_be_the_requested_one() -> None:
     check_document("a", b'{"id": "a", "text": "long"}')
     for content in (b'{"id": "b", "text": "long"}', b'{"id": "a", "text": ""}'):
         with pytest.raises(BadAnswer):

@@ -1,4 +1,4 @@
-"""The plan of a run and what surrounds its figures, with the client replaced by a record of what it was asked."""
+"""The plan of a benchmark run and the facts around its figures, with the client replaced by a recorder."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ CACHED_URL = "http://127.0.0.1:8003"
 
 @pytest.fixture
 def jobs(monkeypatch: pytest.MonkeyPatch) -> list[Job]:
-    """Every job that the bench gave away; each is said to have sent ten requests."""
+    """Records every job of the benchmark; each one reports ten requests."""
     given: list[Job] = []
 
     def record(job: Job) -> Measurement:
@@ -51,13 +51,13 @@ def test_no_query_is_sent_twice_in_a_run(jobs: list[Job]) -> None:
     assert [job.first_number for job in jobs] == list(range(0, 10 * len(jobs), 10))
 
 
-def test_the_bare_framework_gets_the_same_requests_and_owes_no_timings(jobs: list[Job]) -> None:
+def test_the_bare_framework_gets_the_same_requests_and_needs_no_timings(jobs: list[Job]) -> None:
     Bench(SERVICE, ["头痛"], 0.5).run(BARE_URL, rounds=1)
     assert {(job.mode, job.timings) for job in jobs if job.url == BARE_URL} == {("hybrid", False)}
     assert {job.timings for job in jobs if job.url == SERVICE} == {True}
 
 
-def test_the_warm_up_asks_the_service_in_every_way_and_learns_the_size(jobs: list[Job]) -> None:
+def test_the_warm_up_uses_every_scenario_and_learns_the_answer_size(jobs: list[Job]) -> None:
     assert Bench(SERVICE, ["头痛"], 7).warm_up() == 5003  # the third job is hybrid over one connection
     assert {job.url for job in jobs} == {SERVICE}
     assert {job.seconds for job in jobs} == {1.0}
@@ -65,10 +65,10 @@ def test_the_warm_up_asks_the_service_in_every_way_and_learns_the_size(jobs: lis
     assert asked == [("dense", 1), ("lexical", 1), ("hybrid", 1), ("hybrid", 8), ("hybrid", 32)]
 
 
-def test_the_cache_is_asked_every_query_before_it_is_measured_and_nothing_else_later(jobs: list[Job]) -> None:
+def test_the_cache_is_filled_with_every_query_and_measured_with_the_same_queries(jobs: list[Job]) -> None:
     queries = [f"头痛 {number}" for number in range(10)]
     run = Bench(SERVICE, queries, 0.5, CACHED_URL)
-    with pytest.raises(BenchError, match="the cache could not be filled"):  # one answer is all that the record gives
+    with pytest.raises(BenchError, match="the cache could not be filled"):  # the recorder gives only one answer
         run.warm_up()
     (filling,) = [job for job in jobs if job.url == CACHED_URL]
     assert (filling.first_number, filling.max_requests, filling.numbered, filling.connections) == (0, 10, False, 1)
@@ -77,7 +77,7 @@ def test_the_cache_is_asked_every_query_before_it_is_measured_and_nothing_else_l
     assert [(job.mode, job.numbered, job.timings) for job in hits] == [("hybrid", False, True)]
 
 
-def test_without_a_caching_service_its_line_is_left_out(jobs: list[Job]) -> None:
+def test_without_a_caching_service_its_row_is_left_out(jobs: list[Job]) -> None:
     measured = Bench(SERVICE, ["头痛"], 0.5).run(BARE_URL, rounds=1)
     assert CACHED not in {scenario.mode for scenario in measured}
     assert all(job.numbered for job in jobs)
@@ -125,7 +125,7 @@ def test_bad_arguments_are_reported_in_one_line(
 
 
 @pytest.mark.parametrize(("failures", "status"), [({}, 0), ({"status 503": 1}, 1)])
-def test_a_failure_is_the_exit_status(
+def test_a_failure_gives_exit_status_1(
     failures: dict[str, int], status: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(bench, "_bench", lambda given, facts: report(failures))
@@ -158,5 +158,5 @@ def test_settings_are_listed_without_secrets() -> None:
     assert machine.settings(environment) == "CARE_LRU_MB=0, CARE_THREADS=1"
 
 
-def test_the_example_queries_are_there() -> None:
+def test_the_example_queries_exist() -> None:
     assert len(read_queries(bench.QUERIES)) == 100

@@ -1,4 +1,4 @@
-"""The arithmetic of the benchmark, against figures worked out by hand."""
+"""The arithmetic of the benchmark, against figures computed by hand."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_percentile_is_the_nearest_rank(values: list[float], share: float, expec
     assert percentile(values, share) == expected
 
 
-def test_speed_is_the_median_of_the_rounds_and_the_ratio_is_made_within_each() -> None:
+def test_speed_is_the_median_of_rounds_and_ratios_are_taken_within_a_round() -> None:
     hybrid, bare = make_report({}, MEASURED).rows
     assert hybrid.requests_per_second == Spread(4, 2, 8)
     assert bare.requests_per_second == Spread(16, 4, 32)
@@ -113,7 +113,7 @@ def test_an_overhead_of_a_millisecond_misses_the_limit() -> None:
 
 
 @pytest.mark.parametrize(("total", "verdict"), [(0.125, "yes"), (0.75, "no")])
-def test_cache_hits_have_a_table_of_their_own_and_no_overhead(total: float, verdict: str) -> None:
+def test_cache_hits_have_their_own_table_and_no_overhead(total: float, verdict: str) -> None:
     hit = stages(0.0, 0.0, 0.0, 0.0, 0.0, total)
     cached = {Scenario(CACHED, 1): [measurement([1.0], 1.0, [hit])] * 3}
     report = make_report({}, MEASURED | cached)

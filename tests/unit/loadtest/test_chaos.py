@@ -1,4 +1,4 @@
-"""What is said of a fault: how many failures, for how long, and when it was not survived."""
+"""The report on a fault: number and duration of failures, and whether the service survived it."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ def trial(*events: Event, whole: float | None = 2.5, of: Fault | None = None) ->
     return Trial(of or fault(), list(events), 10.0, whole)
 
 
-def test_it_fails_until_the_last_failure_ends() -> None:
+def test_the_failing_time_lasts_until_the_last_failure_ends() -> None:
     assert trial(CALM, LOST, REFUSED, CALM).failing_seconds == 2.25
     assert trial(CALM).failing_seconds == 0.0
 
 
-def test_a_line_holds_all_times_of_a_fault() -> None:
+def test_a_row_has_all_times_of_a_fault() -> None:
     redis = fault("Redis killed", may_fail=False)
     found = [trial(CALM, LOST), trial(CALM, CALM, REFUSED, whole=3.5), trial(CALM, of=redis, whole=2.125)]
     lines = as_markdown({}, found).splitlines()
@@ -48,20 +48,20 @@ def test_a_wrong_answer_and_a_hang_are_never_survived(event: Event) -> None:
     assert not trial(CALM, event).is_sound
 
 
-def test_a_failed_request_is_survived_only_where_one_may_fail() -> None:
+def test_a_failed_request_is_allowed_only_for_faults_that_may_fail_requests() -> None:
     strict = fault("Redis killed", may_fail=False)
     assert trial(CALM, of=strict).is_sound
     assert not trial(CALM, LOST, of=strict).is_sound
 
 
-def test_what_never_comes_back_is_not_survived(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_service_that_never_recovers_did_not_survive(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chaos, "BACK_SECONDS", 0.05)
     assert chaos.wait_whole(fault(), chaos.time.monotonic()) is None
     assert "| never |" in as_markdown({}, [trial(CALM, whole=None)])
     assert not trial(CALM, whole=None).is_sound
 
 
-def test_every_fault_has_a_name_of_its_own_and_only_lost_processes_may_lose_requests() -> None:
+def test_fault_names_are_unique_and_only_lost_processes_may_lose_requests() -> None:
     parts = Corpus(Path("nowhere"), {}), Path("nowhere")
     faults = [one for kind in (Processes, Disk, Clock, Proxied) for one in kind(*parts).faults()]
     names = [one.name for one in faults]

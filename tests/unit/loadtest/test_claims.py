@@ -1,4 +1,4 @@
-"""The claims that `make claims` runs are those that the documents make."""
+"""The claims that `make claims` runs against those in the documents."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def claim(command: str = "true", **facts: object) -> Claim:
     return Claim("a claim", "docs/x.md", "published", command, **facts)  # type: ignore[arg-type]
 
 
-def test_every_published_text_stands_in_its_document() -> None:
+def test_every_published_text_is_in_its_document() -> None:
     missing = [one for one in read_claims() if one.published not in Path(one.document).read_text(encoding="utf-8")]
     assert missing == []
 

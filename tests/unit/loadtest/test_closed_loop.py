@@ -1,4 +1,4 @@
-"""The load generator against a small server that does exactly what a test tells it."""
+"""The load generator against a small scripted server."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ def test_requests_cycle_through_the_queries_and_never_repeat() -> None:
     assert bodies == [{"query": query, "mode": "dense"} for query in queries]
 
 
-def test_queries_that_are_not_numbered_come_again_as_they_are() -> None:
+def test_queries_without_numbers_repeat_unchanged() -> None:
     asked = Job("http://127.0.0.1:1", ["头痛", "fever"], "dense", 1, 1, numbered=False)
     bodies = [request.partition(b"\r\n\r\n")[2] for request in itertools.islice(write_requests(asked), 3)]
     assert [json.loads(body)["query"] for body in bodies] == ["头痛", "fever", "头痛"]
 
 
-def test_txtai_is_asked_by_its_own_route() -> None:
+def test_txtai_requests_use_its_own_route() -> None:
     with running(lambda number: [answer(b"[]")]) as server:
         queries = ["头痛 & 发热?", "fever"]
         measured = drive(
@@ -60,7 +60,7 @@ def test_txtai_is_asked_by_its_own_route() -> None:
     ]
 
 
-def test_connections_are_kept_and_the_count_is_kept_to() -> None:
+def test_connections_are_reused_and_the_request_limit_is_respected() -> None:
     with running(lambda number: [answer()]) as server:
         measured = drive(job(server.url, connections=3, max_requests=30))
     assert server.connections == 3
@@ -74,7 +74,7 @@ def test_connections_are_kept_and_the_count_is_kept_to() -> None:
     assert measured.requests_per_second == 30 / measured.elapsed_seconds
 
 
-def test_answers_in_small_pieces_are_put_together() -> None:
+def test_answers_in_small_pieces_are_joined() -> None:
     with running(lambda number: [bytes([byte]) for byte in answer()]) as server:
         measured = drive(job(server.url, max_requests=3))
     assert (len(measured.latency_ms), measured.failures, server.connections) == (3, {}, 1)
@@ -90,14 +90,14 @@ def test_an_error_status_is_a_failure_and_the_connection_goes_on() -> None:
     assert (measured.sent, len(measured.latency_ms), server.connections) == (20, 15, 1)
 
 
-def test_only_failures_make_a_measurement_too() -> None:
+def test_failures_alone_give_a_measurement() -> None:
     with running(lambda number: [answer(b"", "500 Internal Server Error")]) as server:
         measured = drive(job(server.url, max_requests=4))
     assert (measured.failures, measured.latency_ms) == ({"status 500": 4}, [])
     assert measured.requests_per_second == 0
 
 
-def test_time_is_a_bound_too() -> None:
+def test_a_job_ends_after_its_time() -> None:
     with running(lambda number: [answer()]) as server:
         measured = drive(job(server.url, connections=2, seconds=0.1, max_requests=generator.MAX_REQUESTS))
     assert 2 <= measured.sent == len(measured.latency_ms) < generator.MAX_REQUESTS
@@ -129,7 +129,7 @@ def test_a_broken_connection_is_one_failure_and_others_go_on(pieces: list[bytes]
 
 
 @pytest.mark.parametrize("body", [b"{}", b'{"timings_ms":{"total":1}}', b'{"timings_ms":7}', b'{"timings_ms":', b""])
-def test_an_answer_without_timings_is_a_failure_where_they_are_expected(body: bytes) -> None:
+def test_an_answer_without_expected_timings_is_a_failure(body: bytes) -> None:
     with running(lambda number: [answer(body)]) as server:
         expected = drive(job(server.url, max_requests=2))
         plain = drive(job(server.url, max_requests=2, timings=False))

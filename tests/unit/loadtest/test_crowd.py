@@ -1,4 +1,4 @@
-"""What a crowd makes of a service that answers, refuses, breaks, hangs or answers something else."""
+"""Concurrent clients of a service that answers, refuses, breaks, hangs or gives wrong answers."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ def hits(*ids: str) -> bytes:
     return answer(json.dumps({"results": [{"hits": [{"id": name} for name in ids]}]}).encode())
 
 
-def ask(respond: Respond, *, connections: int = 1, requests: int = 5, cached: bool = False) -> list[Event]:
-    """What the crowd saw of its first requests."""
+def run_crowd(respond: Respond, *, connections: int = 1, requests: int = 5, cached: bool = False) -> list[Event]:
+    """Returns the events of the first requests of the clients."""
     with running(respond) as server:
         give_up = time.monotonic() + GIVE_UP_SECONDS
         with checking_crowd(server.url, connections, {"头痛": KNOWN}).asking(cache=cached) as events:
@@ -39,35 +39,35 @@ def test_an_answer_that_shares_less_than_half_of_the_known_hits_is_wrong(ids: li
 
 
 def test_right_answers_are_neither_failures_nor_wrong() -> None:
-    events = ask(lambda number: [hits(*KNOWN)], connections=3)
+    events = run_crowd(lambda number: [hits(*KNOWN)], connections=3)
     assert len(events) == 5
     assert {(event.failure, event.wrong) for event in events} == {(None, False)}
     assert all(event.seconds > 0 for event in events)
 
 
-def test_anothers_answer_and_a_broken_body_are_wrong() -> None:
+def test_the_answer_to_another_query_and_a_broken_body_are_wrong() -> None:
     kinds = [hits("x", "y"), answer(b"{}"), answer(b"no json")]
-    events = ask(lambda number: [kinds[number % 3]])
+    events = run_crowd(lambda number: [kinds[number % 3]])
     assert {(event.failure, event.wrong) for event in events} == {(None, True)}
 
 
-def test_a_refusal_and_a_broken_connection_are_failures_and_the_crowd_goes_on() -> None:
+def test_a_refusal_and_a_broken_connection_are_failures_and_the_clients_go_on() -> None:
     def respond(number: int) -> list[bytes]:
         kinds: list[list[bytes]] = [[answer(b"{}", "503 Service Unavailable")], [b""], [hits(*KNOWN)]]
         return kinds[number % 3]
 
-    events = ask(respond, requests=6)
+    events = run_crowd(respond, requests=6)
     assert [event.failure for event in events] == ["status 503", "connection lost", None] * 2
     assert not any(event.wrong for event in events)
 
 
-def test_an_answer_that_does_not_come_is_a_hang(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_answer_is_a_hang(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(crowd, "HANG_SECONDS", 0.1)
-    events = ask(lambda number: [], requests=1)
+    events = run_crowd(lambda number: [], requests=1)
     assert [event.failure for event in events] == ["hang"]
 
 
-def test_connections_are_opened_anew_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_connections_are_reopened_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(crowd, "RENEWED", 2)
     with running(lambda number: [hits(*KNOWN)]) as server:
         give_up = time.monotonic() + GIVE_UP_SECONDS

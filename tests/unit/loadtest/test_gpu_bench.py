@@ -1,4 +1,4 @@
-"""What the GPU benchmark reads from wrk, nvidia-smi and the service, and what it says of its goals."""
+"""The GPU benchmark: parsing of wrk, nvidia-smi and service metrics, and the check of its goals."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_the_summary_is_the_last_line() -> None:
     assert found.searches_per_second == 1000
 
 
-def test_answers_that_are_errors_are_no_searches() -> None:
+def test_error_answers_do_not_count_as_searches() -> None:
     found = read_summary(PRINTED.replace('"status":0', '"status":600'), 8, 1.5)
     assert found.failures == {"status": 600}
     assert found.searches_per_second == 800
@@ -63,12 +63,12 @@ def test_usage_is_the_difference_of_two_readings() -> None:
     assert before.since(before, 10.0).batch == 0.0
 
 
-def test_the_gpus_usage_is_the_mean_of_its_samples() -> None:
+def test_gpu_usage_is_the_mean_of_its_samples() -> None:
     assert busy_share(["90", "70", ""]) == 0.8
     assert busy_share([]) is None
 
 
-def test_the_goal_counts_only_lines_that_are_quick_and_whole() -> None:
+def test_the_goal_counts_only_runs_without_failures_and_within_the_latency_limit() -> None:
     rows = [
         Row(load(1, 400, 2.5, 4.0), USAGE, 0.2),
         Row(load(256, 12_000, 15.0, 24.0), USAGE, 0.875),

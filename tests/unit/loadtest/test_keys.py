@@ -1,4 +1,4 @@
-"""What keys cost: ways in turn, ratios of neighbours, an interval of the starts, and the limits."""
+"""The cost of API keys: ways measured in turn, ratios of neighbours, an interval over starts, and the limits."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from loadtest.lab.keys import (
 
 @dataclass(frozen=True)
 class Scripted(Way):
-    """A way whose rounds take the processor times that are given."""
+    """A way whose rounds take the given CPU times."""
 
     times_us: Sequence[float] = ()
     spans_us: float = 0.0
@@ -45,7 +45,7 @@ class Scripted(Way):
         return self.spans_us
 
 
-def test_ways_take_turns_and_the_thread_of_spans_is_added_to_traced_hits() -> None:
+def test_ways_take_turns_and_the_time_of_the_span_thread_is_added_to_traced_hits() -> None:
     asked: list[tuple[str, str, int]] = []
     without = Scripted(WITHOUT, 0, times_us=[9999, 100, 200, 300], spans_us=1.5, asked=asked)
     traced = Scripted(TRACED, 0, times_us=[1, 103, 206, 309], spans_us=4.5, asked=asked)
@@ -54,7 +54,7 @@ def test_ways_take_turns_and_the_thread_of_spans_is_added_to_traced_hits() -> No
     forward, backward = [WITHOUT, TRACED], [TRACED, WITHOUT]
     assert [name for name, _ in hits] == [*backward, *forward, *backward, *forward]
     assert [number for _, number in hits] == [0, 0, 1, 1, 2, 2, 3, 3]
-    assert [turn.processor_us for turn in turns[TRACED, CACHED]] == [106, 209, 312], "and the first round is left out"
+    assert [turn.processor_us for turn in turns[TRACED, CACHED]] == [106, 209, 312], "the first round is left out"
     assert [turn.processor_us for turn in turns[TRACED, "lexical"]] == [103, 206, 309]
     row = Row.of(TRACED, "lexical", [turns])
     assert (row.processor_ratio.median, row.ratio.median) == (pytest.approx(1.03), pytest.approx(1 / 1.03))
@@ -82,12 +82,12 @@ def test_the_interval_leaves_out_as_many_starts_as_95_percent_allow(starts: int,
         (BEFORE, 1 / (MOST_SINCE_BEFORE + 0.001), True),
     ],
 )
-def test_more_than_a_limit_is_missed(way: str, ratio: float, is_missed: bool) -> None:
+def test_a_ratio_above_its_limit_is_missed(way: str, ratio: float, is_missed: bool) -> None:
     turns = {(WITHOUT, CACHED): [Turn(9.0, 100.0)], (way, CACHED): [Turn(9.0, 100.0 * ratio)]}
     assert Row.of(way, CACHED, [turns]).is_missed is is_missed
 
 
-def test_the_key_goes_with_every_request() -> None:
+def test_the_key_is_sent_with_every_request() -> None:
     job = Job("http://127.0.0.1:1", ["头痛"], "hybrid", 1, 1.0, key="care_key")
     assert b"\r\nAuthorization: Bearer care_key\r\n" in next(write_requests(job))
     assert b"Authorization" not in next(write_requests(Job("http://127.0.0.1:1", ["头痛"], "hybrid", 1, 1.0)))

@@ -1,4 +1,4 @@
-"""The limits of a load test: what is counted, what is exceeded, and its one line."""
+"""The limits of a load test: what is counted, what is exceeded, and the summary line."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_latency_is_that_of_the_slowest_kind_of_search() -> None:
     assert verdict(ENTRIES, limits(None, 89)) == (False, "SLO missed: p99 of search hybrid 90 ms (limit 89 ms)")
 
 
-def test_errors_and_refusals_are_shares_of_their_own() -> None:
+def test_errors_and_refusals_are_counted_separately() -> None:
     assert verdict(ENTRIES, limits(errors=2 / 110, refused=10 / 120))[0]
     _, text = verdict(ENTRIES, limits(errors=0.01, refused=0.05))
     assert text == "SLO missed: errors 1.82% (limit 1.00%); refused 8.33% (limit 5.00%)"
@@ -69,14 +69,14 @@ def test_a_run_without_a_search_meets_no_limit() -> None:
     assert "no search was made" in text
 
 
-def test_limits_met_are_one_line() -> None:
+def test_met_limits_give_one_line() -> None:
     met, text = verdict(ENTRIES, limits(60, 90, 0.1, 0.1))
     assert met
     assert text.startswith("SLO met: 120 requests")
     assert "\n" not in text
 
 
-def test_limits_missed_are_one_line() -> None:
+def test_missed_limits_give_one_line() -> None:
     met, text = verdict(ENTRIES, limits(50, None, 0.0, 0.0))
     assert not met
     assert text == (

@@ -1,4 +1,4 @@
-"""Figures of /proc, held against processes that the test starts itself."""
+"""Figures from /proc, for processes that the test starts itself."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ child.communicate()
 
 @pytest.fixture
 def family() -> Iterator[tuple[int, int]]:
-    """A process and its child, which end with the test."""
+    """Yields a process and its child, which end with the test."""
     command = [sys.executable, "-c", PARENT]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as parent:
         assert parent.stdout is not None
@@ -44,7 +44,7 @@ def family() -> Iterator[tuple[int, int]]:
         parent.communicate()
 
 
-def test_a_tree_has_its_descendants_and_their_commands(family: tuple[int, int]) -> None:
+def test_a_process_tree_has_its_descendants_and_their_commands(family: tuple[int, int]) -> None:
     parent, child = family
     assert process_tree(parent) == [parent, child]
     words = command_lines(parent)
@@ -59,7 +59,7 @@ def test_memory_and_time_are_of_the_whole_tree(family: tuple[int, int]) -> None:
     assert processor_seconds(parent) >= processor_seconds(child) >= 0
 
 
-def test_this_process_used_the_processor() -> None:
+def test_cpu_time_of_this_process_and_its_main_thread_is_measured() -> None:
     before = processor_seconds(os.getpid()), main_thread_seconds(os.getpid()), time.process_time()
     other = threading.Thread(target=sum, args=[range(3_000_000)])
     other.start()
@@ -76,7 +76,7 @@ def test_samples_have_a_first_and_a_last_one(family: tuple[int, int]) -> None:
     assert all(sample > 1 for sample in samples)
 
 
-def test_a_process_that_is_gone_holds_nothing() -> None:
+def test_a_process_that_ended_has_no_memory_or_files() -> None:
     with subprocess.Popen([sys.executable, "-c", ""]) as gone:
         pass
     assert process_tree(gone.pid) == [gone.pid]
@@ -84,7 +84,7 @@ def test_a_process_that_is_gone_holds_nothing() -> None:
     assert not has_client(gone.pid, 1)
 
 
-def test_a_client_is_seen_where_its_connection_was_accepted(family: tuple[int, int]) -> None:
+def test_a_client_is_counted_at_the_process_that_accepted_it(family: tuple[int, int]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
         assert not has_client(os.getpid(), port)

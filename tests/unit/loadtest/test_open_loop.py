@@ -1,4 +1,4 @@
-"""The open loop against a small server: what it sends, what it makes of each answer, and its bounds."""
+"""The open loop against a small server: what it sends, how it counts answers, and its bounds."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_everything_that_is_due_is_sent_and_counted() -> None:
     assert all(late >= 0 for late in result.late_ms)
 
 
-def test_refusals_are_counted_apart_and_must_say_when_to_come_back() -> None:
+def test_refusals_are_counted_separately_and_need_retry_after() -> None:
     silent = answer(b"{}", "429 Too Many Requests")
     kinds = [answer(), REFUSAL, silent, REFUSAL]
     with running(lambda number: [kinds[number % 4]]) as server:
@@ -51,14 +51,14 @@ def test_a_request_without_a_free_connection_is_not_sent(monkeypatch: pytest.Mon
     assert result.failures == {"no answer": 3}
 
 
-def test_a_connection_that_breaks_is_used_no_more() -> None:
+def test_a_broken_connection_is_not_used_again() -> None:
     with running(lambda number: [answer()[:-5], b""]) as server:
         result = drive(offer(server.url, connections=4))
     assert result.failures == {"connection lost": 4}
     assert (result.sent, result.unsent) == (4, 16)
 
 
-def test_an_idle_connection_that_is_closed_is_no_failure() -> None:
+def test_closing_an_idle_connection_is_not_a_failure() -> None:
     with running(lambda number: [answer(), b""]) as server:
         result = drive(offer(server.url, connections=20))
     assert (result.failures, len(result.latency_ms)) == ({}, 20)
@@ -80,7 +80,7 @@ def test_a_missing_service_is_reported_in_one_line(run: Callable[[Job], Measurem
 
 
 @pytest.mark.parametrize(("bound", "value"), [("connections", 513), ("seconds", 61.0), ("per_second", 20_001)])
-def test_an_offer_is_bounded(bound: str, value: float) -> None:
+def test_a_job_is_bounded(bound: str, value: float) -> None:
     with pytest.raises(BenchError, match=f"^{bound} must be above 0 and at most"):
         offer("http://127.0.0.1:1", **{bound: value})
 

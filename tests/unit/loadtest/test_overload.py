@@ -1,4 +1,4 @@
-"""What an overload's figures say, and when a service counts as recovered."""
+"""The figures of an overload test, and when a service counts as recovered."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def result(flood: Measurement, recovery: float | None = 0.25, *, proxied: bool =
 
 
 def flood(**values: object) -> Measurement:
-    """80 answers a second."""
+    """Makes a measurement with 80 answers a second."""
     plain = {"unsent": 2, "latency_ms": [20.0, 30.0] * 40, "refused_ms": [1.0], "late_ms": [0.5, 0.5, 1.5]}
     fixed = {"sent": 3, "elapsed_seconds": 1.0, "body_bytes": [], "timings_ms": {}, "failures": {}}
     return Measurement(**fixed | plain | values)  # type: ignore[arg-type]
@@ -55,7 +55,7 @@ def test_a_limit_that_is_missed_is_named(faults: dict[str, object], missed: str)
     assert result(flood(**faults)).misses() == [f"2 x: {missed}", f"10 x: {missed}"]
 
 
-def test_without_a_proxy_less_must_be_answered_and_refusals_may_take_longer() -> None:
+def test_without_a_proxy_the_limits_for_answers_and_refusals_are_looser() -> None:
     assert result(flood(latency_ms=[1010.0] * 60, refused_ms=[50.0]), proxied=False).misses() == []
     assert result(flood(latency_ms=[1010.1] * 60), proxied=False).misses()
     assert result(flood(latency_ms=[20.0] * 59), proxied=False).misses()

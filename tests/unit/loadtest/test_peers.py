@@ -1,4 +1,4 @@
-"""What the contestants are given, how they are asked, and in which order."""
+"""The comparison with peers: their inputs, requests to them, and the order of rounds."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def weights(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def commands(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
-    """The commands that preparing runs; each one leaves behind what it would make."""
+    """Records the commands of the preparation; each one leaves the files that it would make."""
     run: list[list[str]] = []
 
     def record(*words: object) -> None:
@@ -116,7 +116,7 @@ def test_a_failed_step_is_reported_with_its_reason(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("form", "body"), [(Form.CARE, {"results": [{"hits": HITS}]}), (Form.TXTAI, HITS)], ids=["care", "txtai"]
 )
-def test_a_ranking_is_asked_as_the_load_asks(form: Form, body: object) -> None:
+def test_a_ranking_is_requested_in_the_form_of_the_load(form: Form, body: object) -> None:
     with running(lambda number: [answer(json.dumps(body).encode())]) as server:
         assert ask(server.url, form, "头痛") == IDS
     assert server.lines[0].startswith("GET /search?limit=10&query=%E5" if form is Form.TXTAI else "POST /v1/search")
@@ -162,8 +162,8 @@ def test_without_fp32_rankings_are_compared_with_the_first_of_ours(
     assert (theirs.same_first, theirs.same_top) == (1.0, 0.5)
 
 
-class Sleeper:
-    """Stands for a server that runs: remembers when it was paused and resumed."""
+class FakeServer:
+    """Stands for a running server: records when it was paused and resumed."""
 
     def __init__(self, name: str, port: int, log: list[str]) -> None:
         self.url = f"http://127.0.0.1:{port}"
@@ -185,7 +185,7 @@ def log() -> list[str]:
 
 @pytest.fixture
 def contest(log: list[str], monkeypatch: pytest.MonkeyPatch) -> Contest:
-    """Ours and a peer, with the client replaced by a record of whom it was told to ask."""
+    """Makes ours and a peer, with the client replaced by a recorder of the target of each job."""
     names = {"http://127.0.0.1:8001": "ours", "http://127.0.0.1:8002": "theirs"}
 
     def record(job: Job) -> Measurement:
@@ -195,13 +195,13 @@ def contest(log: list[str], monkeypatch: pytest.MonkeyPatch) -> Contest:
     monkeypatch.setattr(peers, "measure", record)
     server = Server("any", ["true"], 1)
     started = [
-        (Contestant("ours", server, Form.CARE, True), Sleeper("ours", 8001, log)),
-        (Contestant("theirs", server, Form.TXTAI, False), Sleeper("theirs", 8002, log)),
+        (Contestant("ours", server, Form.CARE, True), FakeServer("ours", 8001, log)),
+        (Contestant("theirs", server, Form.TXTAI, False), FakeServer("theirs", 8002, log)),
     ]
     return Contest(started, ["头痛"], 0.5)  # type: ignore[arg-type]
 
 
-def test_a_peer_is_awake_only_while_it_is_asked(contest: Contest, log: list[str]) -> None:
+def test_a_peer_is_paused_unless_it_is_measured(contest: Contest, log: list[str]) -> None:
     assert log == ["theirs paused"]
     contest.run(rounds=1)
     peer = [entry for entry in log[1:] if entry.startswith("theirs")]
@@ -219,7 +219,7 @@ def test_a_peer_is_awake_only_while_it_is_asked(contest: Contest, log: list[str]
     assert not any(entry in ("ours paused", "ours resumed") for entry in log)
 
 
-def test_every_second_round_goes_backwards_and_no_query_repeats(contest: Contest, log: list[str]) -> None:
+def test_every_second_round_is_reversed_and_no_query_repeats(contest: Contest, log: list[str]) -> None:
     measured = contest.run(rounds=2)
     asked = [entry for entry in log if " from " in entry]
     order = [entry.rpartition(" from ")[0] for entry in asked]

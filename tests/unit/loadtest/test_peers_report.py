@@ -1,4 +1,4 @@
-"""Ratios between ours and theirs, against figures worked out by hand."""
+"""Ratios between ours and theirs, against figures computed by hand."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_latency_is_compared_at_one_connection_and_speed_at_several() -> None:
     assert times(OURS, THEIRS, 8) == Spread(3.0, 2.0, 4.0)
 
 
-def test_every_one_of_ours_meets_every_peer() -> None:
+def test_every_one_of_ours_is_compared_with_every_peer() -> None:
     measured = {**MEASURED, ("ours too", 1): OURS, ("ours too", 8): OURS}
     report = make_report({}, measured, ["ours", "ours too"], [])
     assert [(ratio.own, ratio.peer, ratio.connections) for ratio in report.ratios] == [
@@ -39,7 +39,7 @@ def test_a_row_has_all_rounds() -> None:
     row = make_report({}, MEASURED, ["ours"], []).rows[1]
     assert (row.name, row.latency_ms, row.failures) == ("theirs", Quantiles(7.0, 8.0), {"lost": 1})
     assert row.processor_ms == Spread(375.0, 250.0, 500.0)
-    assert make_report({}, MEASURED, ["ours"], []).failures == 2  # the same rounds stand twice
+    assert make_report({}, MEASURED, ["ours"], []).failures == 2  # the same rounds are counted twice
 
 
 def test_agreement_is_the_first_hit_and_the_share_of_all() -> None:
@@ -58,6 +58,6 @@ def test_the_markdown_shows_whether_the_goal_is_met() -> None:
 
 
 @pytest.mark.parametrize(("seconds", "verdict"), [(1.0, "no"), (0.5, "yes")])
-def test_two_times_is_not_enough(seconds: float, verdict: str) -> None:
+def test_the_goal_needs_a_ratio_above_two(seconds: float, verdict: str) -> None:
     measured = {("ours", 8): [turn([1.0, 1.0], seconds)], ("theirs", 8): [turn([1.0], 1.0)]}
     assert f"| {verdict} |" in as_markdown(make_report({}, measured, ["ours"], []))

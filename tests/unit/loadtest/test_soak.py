@@ -1,4 +1,4 @@
-"""When a soak counts as flat: memory by the slope of its second half, files by their difference, no failure."""
+"""Pass criteria of a soak test: slope of memory in the second half, difference of open files, no failures."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ def test_the_first_half_may_grow() -> None:
     assert "Limits missed: none." in as_markdown({}, found)
 
 
-def test_growth_in_the_second_half_is_a_miss() -> None:
+def test_growth_in_the_second_half_fails_the_test() -> None:
     found = minutes(200, 200, 200, 200, 201, 202)
     assert growth_per_hour(found) == pytest.approx(0.3)
     assert misses(found) == ["memory grows by 30.0% an hour"]
 
 
-def test_open_files_and_failures_are_misses() -> None:
+def test_growing_open_files_and_failures_fail_the_test() -> None:
     found = minutes(200, 200, 200, 200)
     found[-1] = replace(found[-1], files=120)
     found[0] = replace(found[0], failures={"status 503": 2})

@@ -1,4 +1,4 @@
-"""Where the knee of a load in steps is, and the picture of it."""
+"""The knee of a load in steps, and its picture."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ draw([calm, busy, late], 250, Path(r"{file}"))
 
 
 def test_the_knee_is_the_last_step_before_the_first_that_does_not_hold(tmp_path: Path) -> None:
-    """In a process of its own: Locust patches the standard library when it is imported."""
+    """Runs in a separate process: Locust patches the standard library when it is imported."""
     file = tmp_path / "deep" / "steps.png"
     code = CODE.replace("{file}", str(file))
     done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True)

@@ -1,4 +1,4 @@
-"""A small server that does exactly what a test tells it."""
+"""A small server with scripted answers."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def answer(body: bytes = BODY, status: str = "200 OK", *headers: str) -> bytes:
 
 
 class TinyServer:
-    """Answers request number n with the pieces of `respond(n)`; an empty list leaves the client waiting, a piece that
-    is empty closes the connection."""
+    """Answers request number n with the pieces of `respond(n)`. An empty list leaves the client waiting; an empty piece
+    closes the connection."""
 
     def __init__(self, respond: Respond) -> None:
         self._respond = respond

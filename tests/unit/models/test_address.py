@@ -1,4 +1,4 @@
-"""An encoder behind an address: what is sent, what is made of the answers, and when the server is refused."""
+"""An encoder behind an address: the requests, the use of the answers, and when a server is refused."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def server() -> Iterator[EmbeddingsServer]:
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pauses of milliseconds."""
+    """Makes pauses last milliseconds."""
     monkeypatch.setattr(address, "FIRST_PAUSE_SECONDS", 0.001)
     monkeypatch.setattr(address, "LONGEST_PAUSE_SECONDS", 0.01)
 
@@ -66,7 +66,7 @@ def expected(texts: list[str]) -> np.ndarray:
     return vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
 
 
-def test_an_import_keeps_what_describes_the_server_and_never_the_key(
+def test_an_import_stores_the_description_of_the_server_but_not_the_key(
     server: EmbeddingsServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("TOY_KEY", "sk-secret")
@@ -78,16 +78,16 @@ def test_an_import_keeps_what_describes_the_server_and_never_the_key(
     assert (spec.address.url, spec.address.model, spec.address.key_variable) == (server.url, "toy/embed", "TOY_KEY")
     assert (spec.space, spec.native_dim, spec.dim, spec.query_instruction) == ("embed", DIM, 8, "问：")
     kept = "".join(path.read_text() for path in (tmp_path / "out").iterdir())
-    said = capsys.readouterr()
-    assert "sk-secret" not in kept + said.out + said.err
-    assert "with the key in TOY_KEY" in said.out
+    output = capsys.readouterr()
+    assert "sk-secret" not in kept + output.out + output.err
+    assert "with the key in TOY_KEY" in output.out
     monkeypatch.delenv("TOY_KEY")
     with pytest.raises(BadEncoder, match="set the environment variable TOY_KEY"):
         AddressEncoder.load(tmp_path / "out")
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("given", "message"),
     [
         (["ftp://host/v1", "out", "--model", "m"], "is not an address"),
         (["http://me:secret@host/v1", "out", "--model", "m"], "must hold neither a key nor a query"),
@@ -103,25 +103,25 @@ def test_an_import_keeps_what_describes_the_server_and_never_the_key(
     ],
 )
 def test_an_impossible_import_is_refused_with_the_reason(
-    given: list[str], said: str, capsys: pytest.CaptureFixture[str]
+    given: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with suppress(SystemExit):
         assert main(["encoder", "import", *given]) == 1
-    assert said in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
-def test_show_says_what_it_is_and_whether_the_server_answers(
+def test_show_describes_the_encoder_and_whether_the_server_answers(
     folder: Path, server: EmbeddingsServer, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["encoder", "show", str(folder)]) == 0
-    assert f"run by {server.url} as toy/embed, without a key" in (said := capsys.readouterr().out)
-    assert "the server answers; the canaries have a cosine of 1.000000 or more" in said
+    assert f"run by {server.url} as toy/embed, without a key" in (output := capsys.readouterr().out)
+    assert "the server answers; the canaries have a cosine of 1.000000 or more" in output
     server.salt = "another model"
     assert main(["encoder", "show", str(folder)]) == 1
     assert "gives other vectors than when its encoder folder was written" in capsys.readouterr().err
 
 
-def test_vectors_come_in_order_as_unit_vectors_in_batches_and_several_at_once(
+def test_texts_are_sent_in_concurrent_batches_and_unit_vectors_come_in_order(
     encoder: AddressEncoder, server: EmbeddingsServer
 ) -> None:
     vectors = encoder.encode(TEXTS, Side.DOCUMENT)
@@ -151,7 +151,7 @@ def test_instructions_and_fields_reach_the_server(server: EmbeddingsServer, tmp_
         open_encoder(str(tmp_path / "out"))
 
 
-def test_an_evaluation_reads_texts_as_they_stand(server: EmbeddingsServer, tmp_path: Path) -> None:
+def test_an_evaluation_sends_texts_without_an_instruction(server: EmbeddingsServer, tmp_path: Path) -> None:
     import_address(Server(server.url, "m", query_instruction="问："), tmp_path / "out")
     opened = open_encoder(str(tmp_path / "out"))
     np.testing.assert_allclose(opened.encode(["痛", "药"]), expected(["痛", "药"]), atol=1e-6)
@@ -159,7 +159,7 @@ def test_an_evaluation_reads_texts_as_they_stand(server: EmbeddingsServer, tmp_p
 
 
 @pytest.mark.parametrize("exact", [True, False])
-def test_texts_are_cut_to_what_the_encoder_reads(server: EmbeddingsServer, tmp_path: Path, exact: bool) -> None:
+def test_texts_are_truncated_to_the_encoders_length(server: EmbeddingsServer, tmp_path: Path, exact: bool) -> None:
     tokenizer = BUNDLED / "tokenizer.json" if exact else None
     import_address(Server(server.url, "m", max_length=12, tokenizer=tokenizer), tmp_path / "out")
     encoder = AddressEncoder.load(tmp_path / "out")
@@ -169,7 +169,7 @@ def test_texts_are_cut_to_what_the_encoder_reads(server: EmbeddingsServer, tmp_p
     assert sorted(server.texts, key=len) == ["短", text[: 10 if exact else 12]]
 
 
-def test_the_estimate_is_near_the_number_of_a_real_tokenizer() -> None:
+def test_the_token_estimate_is_near_that_of_a_real_tokenizer() -> None:
     real = Tokenizer.load(BUNDLED / "tokenizer.json", 4096)
     estimate = Tokenizer.estimated(4096)
     lines = Path("examples/corpus.jsonl").read_text(encoding="utf-8").splitlines()
@@ -178,7 +178,7 @@ def test_the_estimate_is_near_the_number_of_a_real_tokenizer() -> None:
     assert max(ratios) < 1.15
 
 
-def test_all_calls_share_the_authorities_that_they_trust(
+def test_all_calls_share_one_set_of_certificate_authorities(
     encoder: AddressEncoder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     given: list[object] = []
@@ -205,7 +205,7 @@ def test_all_calls_share_the_authorities_that_they_trust(
         (503, {}, {"Retry-After": "nonsense"}),
     ],
 )
-def test_a_failure_that_may_pass_is_asked_again(
+def test_a_temporary_failure_is_retried(
     encoder: AddressEncoder, server: EmbeddingsServer, failure: tuple[int, Any, dict[str, str]]
 ) -> None:
     server.once(failure, failure, failure)
@@ -213,14 +213,14 @@ def test_a_failure_that_may_pass_is_asked_again(
     assert len(server.bodies) == 3 + 3
 
 
-def test_retry_after_holds_every_request_back(encoder: AddressEncoder, server: EmbeddingsServer) -> None:
+def test_retry_after_delays_every_request(encoder: AddressEncoder, server: EmbeddingsServer) -> None:
     server.once((429, {}, {"Retry-After": "0.3"}))
     began = time.monotonic()
     encoder.encode(["痛"], Side.QUERY)
     assert time.monotonic() - began >= 0.3
 
 
-def test_a_longer_wait_than_a_build_should_take_is_an_error(encoder: AddressEncoder, server: EmbeddingsServer) -> None:
+def test_a_too_long_retry_after_is_an_error(encoder: AddressEncoder, server: EmbeddingsServer) -> None:
     server.once((429, {}, {"Retry-After": "86400"}))
     with pytest.raises(EncoderAway, match="answers 429") as failed:
         encoder.encode(["痛"], Side.QUERY)
@@ -234,14 +234,16 @@ def test_retry_after_is_seconds_or_a_date() -> None:
     assert retry_after(format_datetime(datetime.now(UTC) - timedelta(hours=1), usegmt=True)) == 0
 
 
-def test_patience_ends(encoder: AddressEncoder, server: EmbeddingsServer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_retries_end_with_an_error(
+    encoder: AddressEncoder, server: EmbeddingsServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(address, "PATIENCE_SECONDS", 0.05)
-    server.bend = lambda body: (500, {}, NO_HEADERS)
+    server.override = lambda body: (500, {}, NO_HEADERS)
     with pytest.raises(EncoderAway, match=r"answers 500.*run the same command again"):
         encoder.encode(TEXTS, Side.DOCUMENT)
 
 
-def test_a_server_that_is_not_there_is_away(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unreachable_server_is_reported_as_away(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(address, "OPENING_SECONDS", 0.05)
     spec = EncoderSpec.load(folder)
     assert spec.address is not None
@@ -252,20 +254,20 @@ def test_a_server_that_is_not_there_is_away(folder: Path, monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize("status", [400, 413, 422])
-def test_a_batch_that_is_too_large_is_halved_and_the_size_remembered(
+def test_a_too_large_batch_is_halved_and_the_size_is_remembered(
     encoder: AddressEncoder, server: EmbeddingsServer, status: int
 ) -> None:
-    server.bend = lambda body: (status, {"error": "batch too large"}, NO_HEADERS) if len(body["input"]) > 8 else None
+    server.override = lambda body: (
+        (status, {"error": "batch too large"}, NO_HEADERS) if len(body["input"]) > 8 else None
+    )
     np.testing.assert_allclose(encoder.encode(TEXTS, Side.DOCUMENT), expected(TEXTS), atol=1e-6)
     server.bodies.clear()
     encoder.encode(TEXTS, Side.DOCUMENT)
     assert max(len(body["input"]) for body in server.bodies) == 8
 
 
-def test_a_text_that_the_server_refuses_even_alone_is_an_error(
-    encoder: AddressEncoder, server: EmbeddingsServer
-) -> None:
-    server.bend = lambda body: (400, {"error": "too long"}, NO_HEADERS) if TEXTS[3] in body["input"] else None
+def test_a_single_text_that_the_server_refuses_is_an_error(encoder: AddressEncoder, server: EmbeddingsServer) -> None:
+    server.override = lambda body: (400, {"error": "too long"}, NO_HEADERS) if TEXTS[3] in body["input"] else None
     with pytest.raises(BadEncoder, match=r"answers 400: .*too long.*--max-length"):
         encoder.encode(TEXTS[:8], Side.DOCUMENT)
 
@@ -279,12 +281,12 @@ def test_a_batch_without_an_answer_in_time_is_halved(
         if len(body["input"]) > 2:
             time.sleep(0.5)
 
-    server.bend = slow
+    server.override = slow
     np.testing.assert_allclose(encoder.encode(TEXTS[:4], Side.DOCUMENT), expected(TEXTS[:4]), atol=1e-6)
     assert [len(body["input"]) for body in server.bodies] == [4, 2, 2]
 
 
-def bent(change: str) -> Any:  # noqa: ANN401
+def altered(change: str) -> Any:  # noqa: ANN401
     def answer(body: dict[str, Any]) -> tuple[int, Any, dict[str, str]]:
         content = answer_to(body)
         entries = content["data"]
@@ -318,7 +320,7 @@ def bent(change: str) -> Any:  # noqa: ANN401
 
 
 @pytest.mark.parametrize(
-    ("change", "error", "said"),
+    ("change", "error", "message"),
     [
         ("too few", BadEncoder, "gave 2 vectors for 3 texts"),
         ("twice", BadEncoder, "misnumbered"),
@@ -333,11 +335,11 @@ def bent(change: str) -> Any:  # noqa: ANN401
         ("html", BadEncoder, "does not answer with OpenAI's embeddings"),
     ],
 )
-def test_answers_that_are_not_usable_are_refused(
-    encoder: AddressEncoder, server: EmbeddingsServer, change: str, error: type[Exception], said: str
+def test_unusable_answers_are_refused(
+    encoder: AddressEncoder, server: EmbeddingsServer, change: str, error: type[Exception], message: str
 ) -> None:
-    server.bend = bent(change)
-    with pytest.raises(error, match=said):
+    server.override = altered(change)
+    with pytest.raises(error, match=message):
         encoder.encode(TEXTS[:3], Side.QUERY)
 
 
@@ -354,25 +356,27 @@ def test_vectors_out_of_order_and_in_base64_are_read(encoder: AddressEncoder, se
         content = answer_to(body)
         return 200, content | {"data": [entry | {"index": None} for entry in content["data"]]}, NO_HEADERS
 
-    for bend in (shuffled, unnumbered):
-        server.bend = bend
+    for override in (shuffled, unnumbered):
+        server.override = override
         np.testing.assert_allclose(encoder.encode(TEXTS[:5], Side.QUERY), expected(TEXTS[:5]), atol=1e-6)
 
 
 @pytest.mark.parametrize(
-    ("status", "said"),
+    ("status", "message"),
     [(401, "without a valid key; import it with --api-key-env"), (404, "check the address and the name of the model")],
 )
-def test_an_answer_that_will_not_change_is_not_asked_for_again(
-    encoder: AddressEncoder, server: EmbeddingsServer, status: int, said: str
+def test_a_permanent_error_is_not_retried(
+    encoder: AddressEncoder, server: EmbeddingsServer, status: int, message: str
 ) -> None:
-    server.bend = lambda body: (status, {"error": "no"}, NO_HEADERS)
-    with pytest.raises(BadEncoder, match=said):
+    server.override = lambda body: (status, {"error": "no"}, NO_HEADERS)
+    with pytest.raises(BadEncoder, match=message):
         encoder.encode(["痛"], Side.QUERY)
     assert len(server.bodies) == 1
 
 
-def test_a_server_whose_canaries_moved_is_refused_with_what_to_do(folder: Path, server: EmbeddingsServer) -> None:
+def test_a_server_whose_canary_vectors_changed_is_refused_with_the_remedy(
+    folder: Path, server: EmbeddingsServer
+) -> None:
     server.salt = "another model"
     with pytest.raises(EncoderMoved, match=r"toy/embed at .*have it run the same model again, or import"):
         AddressEncoder.load(folder)
@@ -386,7 +390,7 @@ def test_a_server_that_changes_in_the_middle_of_a_shard_is_refused(
         encoder.encode(TEXTS, Side.DOCUMENT)
 
 
-def test_noise_is_no_move(folder: Path, server: EmbeddingsServer) -> None:
+def test_small_noise_in_canary_vectors_is_accepted(folder: Path, server: EmbeddingsServer) -> None:
     noise = np.random.default_rng(0)
 
     def noisy(body: dict[str, Any]) -> tuple[int, Any, dict[str, str]]:
@@ -396,11 +400,11 @@ def test_noise_is_no_move(folder: Path, server: EmbeddingsServer) -> None:
             entry["embedding"] = (values + noise.normal(size=DIM) * np.linalg.norm(values) * 0.005).tolist()
         return 200, content, NO_HEADERS
 
-    server.bend = noisy
+    server.override = noisy
     assert 0.99 < AddressEncoder.load(folder).check() < 1
 
 
-def test_an_import_again_keeps_canaries_and_fingerprint_if_the_model_is_the_same(
+def test_a_repeated_import_keeps_canaries_and_fingerprint_if_the_model_is_the_same(
     folder: Path, server: EmbeddingsServer
 ) -> None:
     before = AddressReader.open(folder)
@@ -417,7 +421,7 @@ def test_an_import_again_keeps_canaries_and_fingerprint_if_the_model_is_the_same
         import_address(Server(server.url, "other"), folder)
 
 
-def test_the_fingerprint_is_the_model_and_its_canaries(server: EmbeddingsServer, tmp_path: Path) -> None:
+def test_the_fingerprint_depends_on_the_model_and_its_canaries(server: EmbeddingsServer, tmp_path: Path) -> None:
     names = {"same": "m", "again": "m", "other": "n"}
     for name, model in names.items():
         import_address(Server(server.url, model), tmp_path / name)

@@ -1,4 +1,4 @@
-"""The benchmark beside vLLM, with a stand-in for vLLM: it reads the tokens that our encoder would read."""
+"""The benchmark beside vLLM, with a stand-in for vLLM: it gets the tokens that our encoder reads."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def corpus(tmp_path: Path) -> Path:
     return path
 
 
-def test_a_checkpoint_reads_the_tokens_of_our_encoder(
+def test_vllm_gets_the_tokens_of_our_encoder(
     calls: list[Any], corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     saved = tmp_path / "vectors.npy"
@@ -65,7 +65,7 @@ def test_a_checkpoint_reads_the_tokens_of_our_encoder(
     assert "documents/s, 2 documents of" in capsys.readouterr().out
 
 
-def test_a_shape_is_opened_with_random_weights(calls: list[Any], corpus: Path) -> None:
+def test_a_model_shape_is_opened_with_random_weights(calls: list[Any], corpus: Path) -> None:
     assert main(["4b", str(ENCODER), "--corpus", str(corpus), "--documents", "2", "--rounds", "1"]) == 0
     _, settings, config = calls[0]
     assert (settings["load_format"], config["architectures"], config["hidden_size"]) == ("dummy", ["Qwen3Model"], 2560)

@@ -1,4 +1,4 @@
-"""What sets two encoders apart is learnt from passages that both have read."""
+"""The correction between two encoders, fitted on passages that both have read."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def nearest(queries: NDArray[np.float32], vectors: NDArray[np.float32]) -> float
     return float(np.sort(queries @ vectors.T, axis=1)[:, -5:].mean())
 
 
-def test_a_gap_that_all_texts_share_is_closed() -> None:
+def test_a_shift_common_to_all_texts_is_corrected() -> None:
     fresh, lean = directions(200, 0), directions(1, 1)[0]
     correction = Correction.fit(fresh.astype(np.float16), (fresh + lean).astype(np.float16))
     unseen = directions(5, 2)
@@ -32,8 +32,8 @@ def test_a_gap_that_all_texts_share_is_closed() -> None:
     assert correction(unseen).dtype == np.float32
 
 
-def test_a_gap_that_differs_by_kind_of_text_is_closed_for_each() -> None:
-    """Two kinds of texts that lie apart, as drugs and poems do, and whose readings differ in opposite ways."""
+def test_shifts_that_differ_by_kind_of_text_are_corrected() -> None:
+    """Two separate kinds of texts, whose vectors differ in opposite ways."""
     kinds = np.repeat([1.0, -1.0], 100)[:, None]
     towards, lean = directions(2, 1)
     fresh = 0.5 * directions(200, 0) + kinds * towards
@@ -44,7 +44,7 @@ def test_a_gap_that_differs_by_kind_of_text_is_closed_for_each() -> None:
 
 
 def test_nearest_scores_match_for_encoders_that_share_half_of_a_vector() -> None:
-    """Half of a vector is the other encoder's own view: the nearest must score alike all the same."""
+    """Half of a vector is independent of the other encoder: the nearest must still have equal scores."""
     fresh = directions(400, 0)
     indexed = 0.5 * fresh + 0.5 * directions(400, 1) + 0.3
     moved = Correction.fit(fresh[:200], indexed[:200])(fresh[200:])
@@ -52,11 +52,11 @@ def test_nearest_scores_match_for_encoders_that_share_half_of_a_vector() -> None
     wanted = nearest(queries, indexed[200:])
     assert nearest(queries, moved) == pytest.approx(wanted, rel=0.1)
     assert nearest(queries, fresh[200:]) > 1.2 * wanted
-    # Least squares alone would have put them all near the mean.
+    # Least squares alone would move them all near the mean.
     np.testing.assert_allclose(moved.mean(axis=0), indexed[200:].mean(axis=0), atol=0.1)
 
 
-def test_one_passage_says_where_it_lies_and_nothing_else() -> None:
+def test_a_single_passage_gives_only_a_shift() -> None:
     fresh, indexed = directions(1, 0), directions(1, 1)
     for count in (1, 3):
         correction = Correction.fit(np.repeat(fresh, count, axis=0), np.repeat(indexed, count, axis=0))
@@ -64,14 +64,14 @@ def test_one_passage_says_where_it_lies_and_nothing_else() -> None:
         np.testing.assert_allclose(correction(fresh), indexed, atol=1e-6)
 
 
-def test_few_passages_do_no_harm() -> None:
+def test_with_few_passages_only_the_common_shift_is_learned() -> None:
     fresh, lean = directions(4, 0), directions(1, 1)[0]
     unseen = directions(50, 2)
     moved = Correction.fit(fresh, fresh + lean)(unseen)
     np.testing.assert_allclose(moved, unseen + lean, atol=1e-4)
 
 
-def test_all_graphs_of_a_folder_are_one_encoder() -> None:
+def test_all_graphs_of_a_folder_count_as_one_encoder() -> None:
     graphs = {Variant.INT8.filename: "1", Variant.FP16.filename: "2", "tokenizer.json": "3"}
     spec: EncoderSpec = a_spec().model_copy(update={"checksums": graphs})
     names = names_of(SimpleNamespace(spec=spec, fingerprint="by torch"))

@@ -1,4 +1,4 @@
-"""The benchmark of LLM encoding: what it counts as work, and that every step of it runs without a GPU."""
+"""The benchmark of LLM encoding: its count of work, and that every step runs without a GPU."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ def _addmm(residual: torch.Size, one: torch.Size, two: torch.Size, **_: object) 
     return 2 * one[0] * one[1] * two[1]
 
 
-def test_the_work_is_what_the_pass_multiplies() -> None:
+def test_the_counted_work_equals_the_products_of_the_pass() -> None:
     shape = TINY["4b"]
     lengths = [64, 50, 14]  # whole tiles: no filler
     model = shape.build(CPU, torch.float32)
     batch = pack([Tokens([7] * length, False) for length in lengths], CPU)
     decoder = PackedModel(read_weights(model, MAX_LENGTH, CPU), BACKENDS["padded"])
-    # The counter knows no product that adds in place.
+    # The counter does not support products that add in place.
     counted = FlopCounterMode(display=False, custom_mapping={torch.ops.aten.addmm_: _addmm})
     with counted as counter:
         decoder(batch)
@@ -46,7 +46,7 @@ def test_the_work_is_what_the_pass_multiplies() -> None:
     assert shape.flops(lengths) == products + causal
 
 
-def test_the_shapes_have_the_published_sizes() -> None:
+def test_model_shapes_have_the_published_sizes() -> None:
     for name, billions in (("4b", 4.02), ("8b", 7.57)):
         shape = SHAPES[name]
         layer = sum(rows * columns for rows, columns in shape.matrices().values())
@@ -54,7 +54,7 @@ def test_the_shapes_have_the_published_sizes() -> None:
         assert parameters / 1e9 == pytest.approx(billions, abs=0.01)
 
 
-def test_a_dry_run_writes_its_figures_and_adds_to_them(tmp_path: Path) -> None:
+def test_a_dry_run_writes_its_figures_and_appends_to_them(tmp_path: Path) -> None:
     tiny_encoder("qwen3").save(tmp_path / "real")
     words = ["--tiny", "--corpus", "examples/corpus.jsonl", "--tokenizer", BUNDLED, "--output", str(tmp_path)]
     with pytest.raises(SystemExit, match="the ceiling is not known yet"):
@@ -70,7 +70,7 @@ def test_a_dry_run_writes_its_figures_and_adds_to_them(tmp_path: Path) -> None:
     assert "| fp8 to bf16, beginnings |" in (tmp_path / "encode.md").read_text()
 
 
-def test_cosines_name_the_worst_text_and_count_those_that_are_not_near() -> None:
+def test_cosines_report_the_worst_text_and_count_those_below_the_threshold() -> None:
     one, two = np.eye(2)[[0, 0, 1, 1]], np.eye(2)[[0, 0, 0, 1]]
     found = cosines(one, two, ["甲", "乙", "丙", "丁"])
     assert (found["worst"], found["least"], found["below"], found["mean"]) == ("丙", 0, 0.25, 0.75)

@@ -1,4 +1,4 @@
-"""The ONNX graph of every architecture gives the states that transformers gives, at lengths that were not traced."""
+"""The ONNX graph of every architecture gives the states of transformers, also at lengths that were not traced."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_a_graph_gives_the_states_of_transformers(kind: str, changes: dict[str, 
     np.testing.assert_allclose(states[real], expected[real], atol=1e-3)
 
 
-def test_an_operator_that_onnx_lacks_is_refused_by_the_architectures_name(tmp_path: Path) -> None:
+def test_an_unsupported_operator_is_refused_with_the_name_of_the_architecture(tmp_path: Path) -> None:
     experts = {"num_experts": 2, "num_experts_per_tok": 1, "moe_intermediate_size": 8, "num_hidden_layers": 1}
     model = AutoModel.from_config(AutoConfig.for_model("qwen3_moe", **SHAPE | experts)).eval()
     with pytest.raises(ExportError, match="no graph of a qwen3_moe"):

@@ -1,4 +1,4 @@
-"""The head as ONNX nodes against the head in torch, on a backbone that is nothing but a table of states."""
+"""The head as ONNX nodes against the head in torch, on a backbone that is only a table of states."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def table_backbone(
     kind: int = TensorProto.FLOAT,
     opset: int = 18,
 ) -> ModelProto:
-    """hidden = table[ids] + types + positions, for as many of these as there are inputs; and an unused output."""
+    """Makes hidden = table[ids] + types + positions, for the inputs that there are, and an unused output."""
     nodes = [helper.make_node("Gather", ["table", "input_ids"], ["h0"])]
     for place, name in enumerate(name for name in inputs if name in ("token_type_ids", "position_ids")):
         nodes.append(helper.make_node("Unsqueeze", [name, "axis"], [f"{name}/wide"]))
@@ -71,7 +71,7 @@ LEFT = RIGHT[:, ::-1].copy()
 @pytest.mark.parametrize("pooling", POOLINGS)
 @pytest.mark.parametrize("mask", [RIGHT, LEFT], ids=["right", "left"])
 @pytest.mark.parametrize("normalize", [True, False])
-def test_the_head_is_torch_s(pooling: Pooling, mask: np.ndarray, normalize: bool) -> None:
+def test_the_head_equals_that_of_torch(pooling: Pooling, mask: np.ndarray, normalize: bool) -> None:
     spec = tiny_spec("bert", pooling, dim=10).model_copy(update={"normalize": normalize})
     expected = embed(torch.from_numpy(TABLE[IDS]), torch.from_numpy(mask), spec).numpy()
     np.testing.assert_allclose(run(with_head(table_backbone(), spec), IDS, mask), expected, atol=1e-6)
@@ -79,7 +79,7 @@ def test_the_head_is_torch_s(pooling: Pooling, mask: np.ndarray, normalize: bool
 
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("tanh", [False, True])
-def test_a_projection_comes_before_the_cut(bias: bool, tanh: bool) -> None:
+def test_a_projection_comes_before_truncation(bias: bool, tanh: bool) -> None:
     torch.manual_seed(1)
     projection = Projection(WIDTH, 96, bias=bias, tanh=tanh)
     spec = tiny_spec("bert").model_copy(update={"native_dim": 96, "dim": 70})
@@ -90,7 +90,7 @@ def test_a_projection_comes_before_the_cut(bias: bool, tanh: bool) -> None:
     np.testing.assert_allclose(run(model, IDS, RIGHT), expected, atol=1e-5)
 
 
-def test_token_types_are_zero_and_positions_count_the_mask() -> None:
+def test_token_types_are_zero_and_positions_are_counted_by_the_mask() -> None:
     inputs = ("input_ids", "attention_mask", "token_type_ids", "position_ids")
     spec = tiny_spec("bert", Pooling.EOS)
     model = with_head(table_backbone(inputs), spec)
@@ -109,7 +109,7 @@ def test_half_precision_states_give_float32_embeddings(pooling: Pooling) -> None
     np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), 1.0, atol=1e-6)
 
 
-def test_other_outputs_and_what_only_they_need_are_dropped() -> None:
+def test_other_outputs_and_their_nodes_are_dropped() -> None:
     model = with_head(table_backbone(output="token_embeddings"), tiny_spec("bert"))
     assert "unused" not in {tensor.name for tensor in model.graph.initializer}
 

@@ -22,7 +22,7 @@ BATCH = tiny_encoder("bert").tokenizer.batch(CHECK_TEXTS)
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> ModelProto:
-    """A tiny BERT with one channel far louder than the rest, as trained transformers have."""
+    """Makes a tiny BERT with one channel of far larger values, as in trained transformers."""
     encoder = tiny_encoder("bert")
     with torch.no_grad():
         for layer in encoder.backbone.encoder.layer:
@@ -65,7 +65,7 @@ def samples() -> list[Tokens]:
     return int8.calibration_samples(encoder.tokenizer, encoder.backbone.config.vocab_size)
 
 
-def test_calibration_reads_texts_and_random_tokens_within_the_encoder_s_length() -> None:
+def test_calibration_uses_texts_and_random_tokens_within_the_encoders_length() -> None:
     tokenizer = tiny_encoder("bert").tokenizer
     drawn = samples()
     assert len(drawn) == len(CALIBRATION_TEXTS) + int8.RANDOM_SAMPLES
@@ -81,10 +81,10 @@ def test_an_encoder_of_a_few_tokens_is_calibrated_too(max_length: int) -> None:
     assert all(2 < len(tokens) <= max_length for tokens in drawn)
 
 
-def test_smoothing_is_the_same_function_in_float(whole: ModelProto) -> None:
+def test_smoothing_does_not_change_the_function_in_float(whole: ModelProto) -> None:
     ready = prepared(whole, samples())
     assert any(node.name.endswith("/smoothed") for node in ready.graph.node)
-    assert cosine(ready, whole) > 0.9999  # the embedding tables alone are rounded
+    assert cosine(ready, whole) > 0.9999  # only the embedding tables are rounded
 
 
 def test_smoothing_brings_int8_closer(whole: ModelProto, tmp_path: Path) -> None:
@@ -100,7 +100,7 @@ def test_every_weight_becomes_int8(whole: ModelProto, tmp_path: Path) -> None:
     assert path.stat().st_size < 0.5 * whole.ByteSize()
 
 
-def test_a_weight_that_two_products_share_is_left_alone() -> None:
+def test_a_weight_shared_by_two_products_is_not_smoothed() -> None:
     weight = np.random.default_rng(0).normal(size=(8, 8)).astype(np.float32)
     table = np.random.default_rng(1).normal(size=(300, 8)).astype(np.float32)
     nodes = [

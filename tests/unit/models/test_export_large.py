@@ -1,4 +1,4 @@
-"""Encoders too large for one ONNX file: the limit is lowered, so that tiny ones take that way."""
+"""Encoders too large for one ONNX file; a low limit makes tiny encoders take that path."""
 
 from __future__ import annotations
 
@@ -51,17 +51,17 @@ def _nodes(path: Path) -> list[onnx.NodeProto]:
     return list(onnx.load(path, load_external_data=False).graph.node)
 
 
-def test_int8_has_products_in_blocks_and_tables_by_row(tmp_path: Path) -> None:
+def test_int8_quantises_products_by_block_and_tables_by_row(tmp_path: Path) -> None:
     tiny_encoder("qwen3").save(tmp_path / "trained")
     export(tmp_path / "trained", tmp_path / "served", variants=[Variant.INT8])
     kinds = [node.op_type for node in _nodes(tmp_path / "served" / "model.int8.onnx")]
     assert kinds.count("MatMulNBits") == 2 * 7
     model = onnx.load(tmp_path / "served" / "model.int8.onnx")
     floats = [tensor for tensor in model.graph.initializer if tensor.data_type == onnx.TensorProto.FLOAT]
-    assert max(len(tensor.dims) for tensor in floats if "scales" not in tensor.name) == 1  # norms, and no matrix
+    assert max(len(tensor.dims) for tensor in floats if "scales" not in tensor.name) == 1  # only norms, no matrix
 
 
-def test_blocks_are_near_their_weights_and_padded() -> None:
+def test_quantised_blocks_are_near_their_weights_and_padded() -> None:
     weight = np.random.default_rng(0).normal(size=(5, 70)).astype(np.float32)
     blocks, scales = quantise_blocks(weight)
     assert (blocks.shape, blocks.dtype, scales.shape) == ((5, 3, BLOCK), np.uint8, (15,))
@@ -70,7 +70,7 @@ def test_blocks_are_near_their_weights_and_padded() -> None:
     assert (blocks[:, 2, 70 - 2 * BLOCK :] == ZERO).all()
 
 
-def test_dense_layers_and_pooling_are_part_of_it(tmp_path: Path) -> None:
+def test_dense_layers_and_pooling_are_part_of_the_graph(tmp_path: Path) -> None:
     plain = tiny_encoder("bert")
     torch.manual_seed(1)
     projection = Projection(WIDTH, 24, bias=True, tanh=True)
@@ -94,7 +94,7 @@ def test_other_weights_of_the_same_shape_are_another_encoder(tmp_path: Path) -> 
         specs.append(export(tmp_path / f"{name}-trained", tmp_path / name, variants=[Variant.FP16]).spec)
     assert not specs[0].fingerprints & specs[1].fingerprints
     assert not specs[0].identities & specs[1].identities
-    assert len(specs[0].identities) == 2  # the graph, and the trained weights that it was made of
+    assert len(specs[0].identities) == 2  # the graph, and the trained weights that it was made from
 
 
 def test_a_data_file_that_was_altered_or_is_missing_is_refused(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The measure of parity itself."""
+"""The parity check between an exported graph and its encoder."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def unit(rows: int, seed: int = 0) -> np.ndarray:
     return np.asarray(vectors / np.linalg.norm(vectors, axis=1, keepdims=True))
 
 
-def test_check_texts_are_many_varied_and_some_are_cut() -> None:
+def test_check_texts_are_many_and_varied_and_some_are_truncated() -> None:
     lengths = [len(text) for text in CHECK_TEXTS]
     assert len(set(CHECK_TEXTS)) == len(CHECK_TEXTS) >= 64
     assert min(lengths) == 1
@@ -62,7 +62,7 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, np.ndarray
     return folder, encoder.encode(CHECK_TEXTS, Side.QUERY)
 
 
-def test_a_right_graph_passes(exported: tuple[Path, np.ndarray]) -> None:
+def test_a_correct_graph_passes(exported: tuple[Path, np.ndarray]) -> None:
     parity = check_parity(*exported_args(exported), FLOORS[Variant.FP32])
     assert parity.cosine > 0.99999
     assert parity.top10_overlap == 1.0
@@ -84,7 +84,7 @@ def test_a_wrong_graph_is_refused(exported: tuple[Path, np.ndarray], fault: str)
         check_parity(folder, variant, reference, floor)
 
 
-def test_other_neighbours_are_refused_whatever_the_cosines(exported: tuple[Path, np.ndarray]) -> None:
+def test_different_neighbours_are_refused_whatever_the_cosines(exported: tuple[Path, np.ndarray]) -> None:
     folder, variant, reference = exported_args(exported)
     turned = np.roll(reference, 1, axis=1)
     assert check_parity(folder, variant, turned, Floor(-1.0, -1.0, top10_overlap=0.0)).top10_overlap < 0.9

@@ -1,4 +1,4 @@
-"""A slimmer graph is the same function: attention fused, and in the last layer only the token that is read."""
+"""Slimming keeps the function: fused attention, and only the pooled token in the last layer."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def makers(model: ModelProto) -> dict[str, NodeProto]:
 
 @pytest.mark.parametrize("pooling", POOLINGS)
 @pytest.mark.parametrize("architecture", ["bert", "roberta", "xlm-roberta"])
-def test_the_function_stays_the_same(architecture: str, pooling: Pooling, tmp_path: Path) -> None:
+def test_slimming_does_not_change_the_function(architecture: str, pooling: Pooling, tmp_path: Path) -> None:
     encoder = encoder_of(architecture, pooling)
     model = whole_graph(encoder, tmp_path)
     ids, mask = pad(encoder.tokenizer.batch(CHECK_TEXTS))
@@ -82,7 +82,7 @@ def test_the_first_layer_still_reads_every_token(tmp_path: Path) -> None:
     assert (first.shape[1], last.shape[1]) == (ids.shape[1], 1)
 
 
-def test_a_row_of_padding_alone_stays_finite_and_leaves_the_others_alone(tmp_path: Path) -> None:
+def test_a_row_of_padding_only_is_finite_and_does_not_affect_others(tmp_path: Path) -> None:
     encoder = encoder_of("bert")
     model = whole_graph(encoder, tmp_path)
     slim(model, encoder.backbone.config)
@@ -94,7 +94,7 @@ def test_a_row_of_padding_alone_stays_finite_and_leaves_the_others_alone(tmp_pat
 
 
 @pytest.mark.parametrize("architecture", ["modernbert", "gte", "qwen3"])
-def test_other_architectures_stay_as_they_are(architecture: str, tmp_path: Path) -> None:
+def test_other_architectures_are_not_changed(architecture: str, tmp_path: Path) -> None:
     encoder = encoder_of(architecture)
     model = whole_graph(encoder, tmp_path)
     before = model.SerializeToString(deterministic=True)
@@ -105,7 +105,7 @@ def test_other_architectures_stay_as_they_are(architecture: str, tmp_path: Path)
 @pytest.mark.parametrize(
     "difference", ["states are an output", "two are pooled", "a layer is passed by", "the norm goes over tokens"]
 )
-def test_a_last_layer_that_is_read_otherwise_keeps_every_token(difference: str, tmp_path: Path) -> None:
+def test_a_last_layer_with_another_reader_keeps_every_token(difference: str, tmp_path: Path) -> None:
     encoder = encoder_of("bert")
     model = whole_graph(encoder, tmp_path)
     if difference == "states are an output":
@@ -136,7 +136,7 @@ def prepared(encoder: TorchEncoder, model: ModelProto) -> ModelProto:
     return model
 
 
-def test_smoothing_costs_nothing_after_attention_and_is_left_out_after_gelu(tmp_path: Path) -> None:
+def test_smoothing_adds_no_node_after_attention_and_is_left_out_after_gelu(tmp_path: Path) -> None:
     encoder = encoder_of("bert")
     model = whole_graph(encoder, tmp_path)
     ids, mask = pad(encoder.tokenizer.batch(CHECK_TEXTS))
@@ -146,16 +146,16 @@ def test_smoothing_costs_nothing_after_attention_and_is_left_out_after_gelu(tmp_
     made = makers(model)
     products = [node for node in model.graph.node if node.op_type == "MatMul"]
     sources = [made[node.input[0]].op_type for node in products]
-    # A layer's query, key, value and first feed-forward product read what was divided; the last layer's query its own.
+    # A layer's query, key, value and first feed-forward product read smoothed inputs; the last layer's query its own.
     assert sorted(sources) == sorted([ATTENTION, "Gelu", *["Mul"] * 4] * LAYERS)
     output = next(node for node in products if made[node.input[0]].op_type == ATTENTION)
     smoothed = next(tensor for tensor in model.graph.initializer if tensor.name == output.input[1])
     assert not np.allclose(numpy_helper.to_array(smoothed), table[output.input[1]])
     (vectors,) = run(model, ids, mask)
-    assert np.sum(vectors * expected, axis=1).mean() > 0.9999  # the embedding tables alone are rounded
+    assert np.sum(vectors * expected, axis=1).mean() > 0.9999  # only the embedding tables are rounded
 
 
-def test_values_whose_weight_another_layer_shares_are_divided_by_a_node(tmp_path: Path) -> None:
+def test_a_value_weight_shared_by_layers_is_smoothed_by_an_extra_node(tmp_path: Path) -> None:
     encoder = encoder_of("bert")
     with torch.no_grad():
         first, second = (layer.attention.self.value.weight for layer in encoder.backbone.encoder.layer)

@@ -14,7 +14,7 @@ def ranking(*pairs: tuple[int, float]) -> Ranking:
 NOTHING = ranking()
 
 
-def test_scores_are_stretched_weighted_and_added() -> None:
+def test_scores_are_normalised_weighted_and_added() -> None:
     rows, scores = fuse_scores(ranking((1, 0.9), (2, 0.7), (3, 0.5)), ranking((3, 8.0), (4, 4.0)), 0.6)
     assert rows.tolist() == [1, 3, 2, 4]
     np.testing.assert_allclose(scores, [0.6, 0.4, 0.3, 0.2], rtol=1e-6)
@@ -27,14 +27,14 @@ def test_reciprocal_ranks_are_added() -> None:
 
 
 @pytest.mark.parametrize("fusion", list(Fusion))
-def test_one_side_alone_keeps_its_order(fusion: Fusion) -> None:
+def test_a_single_ranking_keeps_its_order(fusion: Fusion) -> None:
     only = ranking((5, 0.9), (3, 0.8), (4, 0.1))
     assert fuse(only, NOTHING, fusion)[0].tolist() == [5, 3, 4]
     assert fuse(NOTHING, only, fusion)[0].tolist() == [5, 3, 4]
     assert len(fuse(NOTHING, NOTHING, fusion)[0]) == 0
 
 
-def test_a_side_that_found_one_thing_or_equal_ones_counts_in_full() -> None:
+def test_a_ranking_of_one_hit_or_equal_scores_gets_full_scores() -> None:
     rows, scores = fuse_scores(ranking((1, 0.2)), ranking((2, 8.0), (3, 4.0)), 0.7)
     assert rows.tolist() == [1, 2, 3]
     np.testing.assert_allclose(scores, [0.7, 0.3, 0.15], rtol=1e-6)
@@ -44,21 +44,21 @@ def test_equal_scores_are_ordered_by_row() -> None:
     assert fuse_scores(ranking((9, 0.5), (2, 0.5)), NOTHING, 0.5)[0].tolist() == [2, 9]
 
 
-def test_the_weight_of_a_query_follows_the_side_that_stands_out() -> None:
+def test_the_weight_of_a_query_favours_the_side_whose_first_hits_stand_out() -> None:
     flat, steep = np.linspace(0.60, 0.58, 100, dtype=np.float32), np.linspace(0.95, 0.3, 100, dtype=np.float32)
     tied, clear = np.full(100, 9.0, np.float32), np.array([9.0] + [1.0] * 99, np.float32)
     assert query_weight(steep, tied) > query_weight(flat, tied) > query_weight(flat, clear)
     assert query_weight(steep, tied) > query_weight(steep, clear)
 
 
-def test_first_hits_that_stand_out_count_for_the_dense_side_above_one_too() -> None:
-    """Corrected vectors of fresh documents are no unit vectors."""
+def test_dense_scores_above_one_count_for_the_weight() -> None:
+    """Corrected vectors of fresh documents do not have unit length."""
     lexical = np.full(2, 9.0, np.float32)
     close, apart = np.array([1.05, 1.049], np.float32), np.array([1.05, 1.02], np.float32)
     assert query_weight(apart, lexical) > query_weight(close, lexical)
 
 
-def test_a_given_weight_is_obeyed() -> None:
+def test_a_given_weight_is_used() -> None:
     dense, lexical = ranking((1, 0.9), (2, 0.1)), ranking((2, 9.0), (1, 1.0))
     assert fuse(dense, lexical, Fusion.SCORES, 1.0)[0].tolist() == [1, 2]
     assert fuse(dense, lexical, Fusion.SCORES, 0.0)[0].tolist() == [2, 1]
@@ -70,7 +70,7 @@ scores_of = st.lists(st.floats(0.0625, 0.9375, width=32), min_size=1, max_size=1
 
 
 @given(scores_of, scores_of)
-def test_a_weight_is_always_between_nothing_and_all(dense: list[float], lexical: list[float]) -> None:
+def test_a_weight_is_always_between_0_and_1(dense: list[float], lexical: list[float]) -> None:
     assert 0 < query_weight(np.array(dense, np.float32), np.array(lexical, np.float32)) < 1
 
 
@@ -89,7 +89,7 @@ def test_the_weight_of_later_passages_never_raises_a_score() -> None:
     assert (rows.tolist(), best.tolist()) == ([1], [-0.5])
 
 
-def test_reranking_sorts_what_has_a_score_and_leaves_the_rest_in_place() -> None:
+def test_reranking_sorts_scored_hits_and_keeps_the_others_in_place() -> None:
     nan = np.nan
     assert reorder(np.array([0.1, 0.9, nan, 0.5, nan], np.float32)).tolist() == [1, 3, 2, 0, 4]
     assert reorder(np.array([2.0, 2.0, 1.0], np.float32)).tolist() == [0, 1, 2]
@@ -97,13 +97,13 @@ def test_reranking_sorts_what_has_a_score_and_leaves_the_rest_in_place() -> None
     assert reorder(np.empty(0, np.float32)).tolist() == []
 
 
-def test_a_trusted_encoder_has_a_larger_share() -> None:
+def test_a_trusted_encoder_gets_a_larger_weight() -> None:
     dense, lexical = np.linspace(0.8, 0.5, 20, dtype=np.float32), np.linspace(9, 2, 20, dtype=np.float32)
     shares = [query_weight(dense, lexical, trust) for trust in (0.0, 0.8, 1.6)]
     assert shares == sorted(shares)
     assert shares[0] == query_weight(dense, lexical)
     rankings = (np.arange(20), dense), (np.arange(40, 60), lexical)
-    # A given weight stands, whatever the encoder's trust.
+    # A given weight is used whatever the encoder's trust.
     given = fuse(*rankings, Fusion.SCORES, 0.3), fuse(*rankings, Fusion.SCORES, 0.3, 5.0)
     assert np.array_equal(given[0][1], given[1][1])
     assert not np.array_equal(fuse(*rankings, Fusion.SCORES)[1], fuse(*rankings, Fusion.SCORES, None, 5.0)[1])

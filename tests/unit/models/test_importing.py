@@ -1,4 +1,4 @@
-"""Published checkpoints become encoder folders that give the reference library's vectors, or are refused."""
+"""Imports of published checkpoints: encoder folders with the reference library's vectors, or a refusal."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_prompts_pooling_and_dense_layers_come_from_a_sentence_transformers_fold
         np.testing.assert_allclose(encoder.encode(TEXTS, Side.QUERY), expected, atol=2e-5)
 
 
-def test_a_dense_layer_may_end_in_tanh_and_none_may_follow_it(tmp_path: Path) -> None:
+def test_a_dense_layer_may_end_in_tanh_only_if_it_is_the_last(tmp_path: Path) -> None:
     sentence_folder(tmp_path, dense(WIDTH, 48, torch.nn.Tanh()))
     (made,) = import_encoder(str(tmp_path / "model"), tmp_path / "out", Given())
     assert made.worst > 0.9999
@@ -127,7 +127,7 @@ def test_a_pair_is_written_as_a_router_and_read_back(pooling: OurPooling, tmp_pa
     assert min(one.worst, two.worst) > 0.9999
 
 
-def test_encoders_of_two_spaces_make_no_router(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_encoders_of_two_spaces_are_refused_as_a_router(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     one, two = tiny_encoder("bert"), tiny_encoder("bert", seed=1)
     two.spec = two.spec.model_copy(update={"space": "other"})
     one.save(tmp_path / "q")
@@ -136,7 +136,7 @@ def test_encoders_of_two_spaces_make_no_router(tmp_path: Path, capsys: pytest.Ca
     assert "is of space tiny (64 dimensions)" in capsys.readouterr().err
 
 
-def test_an_adapter_turns_its_checkpoint_into_what_was_trained(tmp_path: Path) -> None:
+def test_an_adapter_is_merged_into_its_checkpoint(tmp_path: Path) -> None:
     sentence_folder(tmp_path, dense(WIDTH, WIDTH, torch.nn.Identity()), prompts={"query": "问：", "document": "文："})
     source = str(tmp_path / "model")
     import_encoder(source, tmp_path / "base", Given())
@@ -182,7 +182,7 @@ def test_vectors_that_differ_from_the_reference_are_refused(tmp_path: Path, monk
     assert [path.name for path in tmp_path.iterdir()] == ["source"]
 
 
-def test_an_import_that_fails_gives_advice(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_failed_import_gives_advice(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     source = plain(tmp_path / "source")
     assert main(["encoder", "import", str(source), str(tmp_path / "out")]) == 1
     assert "does not say how it is pooled" in capsys.readouterr().err
@@ -206,7 +206,7 @@ def test_the_command_imports_shows_and_compares(tmp_path: Path, capsys: pytest.C
     assert "the vectors fit, the names of the spaces do not" in shown
 
 
-def test_two_spaces_are_told_apart_by_their_vectors(tmp_path: Path) -> None:
+def test_two_spaces_are_distinguished_by_their_vectors(tmp_path: Path) -> None:
     for name, seed in (("one", 1), ("two", 2)):
         source = plain(tmp_path / name)
         if seed == 2:
@@ -227,8 +227,8 @@ def change(path: Path, **values: object) -> None:
     path.write_text(json.dumps(json.loads(path.read_text()) | values))
 
 
-def test_a_folder_as_the_first_sentence_transformers_wrote_it_is_read(tmp_path: Path) -> None:
-    """Its transformer lies in a folder of its own; documents have their prompt under the last of three names."""
+def test_a_folder_of_an_early_sentence_transformers_version_is_read(tmp_path: Path) -> None:
+    """Its transformer is in a subfolder; documents have their prompt under the last of three names."""
     sentence_folder(tmp_path)
     model = tmp_path / "model"
     (model / "0_Transformer").mkdir()
@@ -277,7 +277,9 @@ def test_a_router_without_the_two_routes_is_refused(tmp_path: Path) -> None:
             import_encoder(str(tmp_path / "model"), tmp_path / "out", Given())
 
 
-def test_lengths_that_count_are_mentioned(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_import_reports_if_vector_lengths_count_in_the_similarity(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     sentence_folder(tmp_path)
     change(tmp_path / "model" / SENTENCE_FILE, similarity_fn_name="dot")
     assert main(["encoder", "import", str(tmp_path / "model"), str(tmp_path / "normed")]) == 0
@@ -288,28 +290,28 @@ def test_lengths_that_count_are_mentioned(tmp_path: Path, capsys: pytest.Capture
     assert "compares vectors by dot, with their lengths" in capsys.readouterr().out
 
 
-def test_what_a_folder_can_do_is_said_in_commands_that_work(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A hub's cache names the space; a path with spaces is quoted; torch reads no distilbert for an index."""
+def test_the_import_prints_next_commands_that_work(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The Hugging Face cache gives the space; a path with spaces is quoted; torch does not index distilbert."""
     snapshot = plain(tmp_path / "models--me--my-bert/snapshots/0123")
     out = tmp_path / "my encoder"
     assert main(["encoder", "import", str(snapshot), str(out), "--pooling", "cls"]) == 0
-    said = capsys.readouterr().out
-    assert "space my-bert," in said
-    assert f"care index build CORPUS --encoder '{out}'" in said
-    assert f"care export '{out}' '{out}-served'" in said
+    output = capsys.readouterr().out
+    assert "space my-bert," in output
+    assert f"care index build CORPUS --encoder '{out}'" in output
+    assert f"care export '{out}' '{out}-served'" in output
     change(out / "encoder.json", architecture="distilbert")
     assert main(["encoder", "show", str(out)]) == 0
-    said = capsys.readouterr().out
-    assert "care index build" not in said
-    assert "to index and serve queries, make graphs first" in said
+    output = capsys.readouterr().out
+    assert "care index build" not in output
+    assert "to index and serve queries, make graphs first" in output
     change(out / "encoder.json", architecture="bert", sides=["document"])
     assert main(["encoder", "show", str(out)]) == 0
-    assert "make graphs first" not in (said := capsys.readouterr().out)
-    assert "care index build" in said
+    assert "make graphs first" not in (output := capsys.readouterr().out)
+    assert "care index build" in output
     change(out / "encoder.json", sides=["query"])
     assert main(["encoder", "show", str(out)]) == 0
-    assert "care index build" not in (said := capsys.readouterr().out)
-    assert "to serve queries, make graphs first" in said
+    assert "care index build" not in (output := capsys.readouterr().out)
+    assert "to serve queries, make graphs first" in output
 
 
 def test_weights_that_are_not_finite_are_refused(tmp_path: Path) -> None:
@@ -321,8 +323,8 @@ def test_weights_that_are_not_finite_are_refused(tmp_path: Path) -> None:
         import_encoder(str(source), tmp_path / "out", Given(pooling=OurPooling.CLS))
 
 
-def test_what_a_killed_import_left_is_removed_by_the_next_one(tmp_path: Path) -> None:
-    """Folders of other programs, and of a run that goes on, stay."""
+def test_files_of_a_killed_import_are_removed_by_the_next_one(tmp_path: Path) -> None:
+    """Folders of other programs, and of a running import, are kept."""
     killed, running, other = (tmp_path / f".out-{name}" for name in ("killed", "running", "other"))
     for folder in (killed, running, other):
         (folder / "staged").mkdir(parents=True)

@@ -12,7 +12,7 @@ from models.lexical import LexicalIndex, query_terms, terms
 
 TEXTS = ["高血压吃什么药", "糖尿病的饮食", "血压计的使用", "Drugs for hypertension", "高血压与糖尿病"]
 
-# Names that hold a question particle, a part of a question word, a bare letter, or an acronym that is one.
+# Names with a question particle, part of a question word, a single letter, or an acronym like one.
 LISTED = """吗啡、盐酸吗啡、硫酸吗啡缓释片、阿扑吗啡、烯丙吗啡、乙基吗啡、二乙酰吗啡、氢吗啡酮、羟吗啡酮、吗啡喃、
 吗丁啉、吗啉、吗啉胍、盐酸吗啉胍片、吗替麦考酚酯、吗氯贝胺、吗茚酮、吗多明、吗乙苯吡酮、阿吗灵、何首乌、制何首乌、
 首乌藤、没药、乳香没药、少腹逐瘀汤、维生素A、辅酶A、甲型流感A、WHO指南、who标准、vitamin A、vitamin B、vitamin C、
@@ -31,7 +31,7 @@ def test_full_width_and_case_are_folded_and_decimals_stay_together() -> None:
     assert terms("ＡＢＣ 2.5mg") == ["abc", "2.5", "mg"]
 
 
-def test_question_words_are_no_terms_of_a_query_unless_there_is_nothing_else() -> None:
+def test_question_words_are_dropped_from_a_query_unless_nothing_else_is_left() -> None:
     assert query_terms("高血压吃什么药") == [*terms("高血压吃"), *terms("药")]
     assert query_terms("What is Aspirin?") == ["aspirin"]
     assert query_terms("什么") == terms("什么")
@@ -63,12 +63,12 @@ def test_a_final_particle_after_a_verb_is_still_removed() -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_no_term_of_a_name_is_lost_to_question_words(name: str) -> None:
+def test_no_term_of_a_drug_name_is_dropped_as_a_question_word(name: str) -> None:
     for query in (f"{name}的副作用", f"what is {name}", f"什么是{name}？", name, f"{name} 副作用", f"怎么用{name}呢"):
         assert set(terms(name)) <= set(query_terms(query)), query
 
 
-def test_capitals_are_acronyms_and_who_asks_only_before_a_verb() -> None:
+def test_capitals_are_acronyms_and_who_is_a_question_word_only_before_a_verb() -> None:
     assert query_terms("WHO guidelines on DID") == ["who", "guidelines", "on", "did"]
     assert query_terms("who guidelines") == ["who", "guidelines"]
     assert query_terms("Who should take statins?") == ["take", "statins"]
@@ -80,7 +80,7 @@ def test_morphine_is_found_by_its_name_before_coffee() -> None:
     assert index.search("吗啡的副作用", 2)[0].tolist() == [1, 0]
 
 
-def test_a_read_only_folder_can_be_opened_and_is_left_as_it_was(tmp_path: Path) -> None:
+def test_a_read_only_folder_can_be_opened_and_is_not_changed(tmp_path: Path) -> None:
     LexicalIndex.build(TEXTS, tmp_path / "lexical")
     for lock in (tmp_path / "lexical").glob("*.lock"):
         lock.unlink()
@@ -89,7 +89,7 @@ def test_a_read_only_folder_can_be_opened_and_is_left_as_it_was(tmp_path: Path) 
     assert sorted(path.name for path in (tmp_path / "lexical").iterdir()) == before
 
 
-def test_a_lock_taken_while_the_links_are_removed_stops_nothing(
+def test_a_lock_file_that_appears_during_clean_up_is_not_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     LexicalIndex.build(["高血压", "糖尿病"], tmp_path / "index")
@@ -129,13 +129,13 @@ def test_a_query_without_terms_finds_nothing() -> None:
 @pytest.mark.parametrize("share", [0.005, 0.1, 0.5, 0.9])
 @pytest.mark.parametrize("against", [False, True])
 def test_a_filter_gives_the_best_allowed_rows(share: float, against: bool, step: int) -> None:
-    """With a step, most of the row numbers that the filter allows are not in the index: they are later passages."""
+    """With a step, most of the allowed row numbers are not in the index: they are later passages."""
     texts = (f"高血压{'慢性病' * (row % 7)} 第{row}种药" for row in range(2000))
     index = LexicalIndex.build(texts, rows=range(0, 2000 * step, step))
     rows, scores = index.search("高血压药", 2000)
     assert set(rows.tolist()) == set(range(0, 2000 * step, step))
     allowed = np.repeat(np.random.default_rng(0).random(2000) < share, step)
-    if against:  # every allowed row stands behind all forbidden ones
+    if against:  # every allowed row ranks behind all forbidden ones
         allowed = np.zeros(2000 * step, bool)
         allowed[rows[-int(2000 * share) :]] = True
         allowed = np.repeat(allowed[::step], step)
@@ -172,7 +172,7 @@ def test_a_filter_that_allows_nothing_finds_nothing() -> None:
     assert len(LexicalIndex.build(TEXTS).search("高血压", 5, np.zeros(len(TEXTS), dtype=bool))[0]) == 0
 
 
-def test_an_index_on_disk_answers_as_the_one_in_memory(tmp_path: Path) -> None:
+def test_an_index_on_disk_answers_like_one_in_memory(tmp_path: Path) -> None:
     built = LexicalIndex.build(TEXTS, tmp_path / "lexical")
     loaded = LexicalIndex.load(tmp_path / "lexical")
     for query in ("高血压", "糖尿病饮食", "hypertension"):

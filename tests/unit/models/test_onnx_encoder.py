@@ -22,7 +22,7 @@ def encoder() -> OnnxEncoder:
     return OnnxEncoder.load(BUNDLED, threads=1)
 
 
-def test_vectors_are_of_unit_length_and_of_the_stated_width(encoder: OnnxEncoder) -> None:
+def test_vectors_have_unit_length_and_the_stated_dimension(encoder: OnnxEncoder) -> None:
     vectors = encoder.encode(TEXTS, Side.QUERY)
     assert vectors.shape == (len(TEXTS), encoder.spec.dim)
     assert vectors.dtype == np.float32
@@ -58,7 +58,7 @@ def test_an_altered_graph_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", [Variant.INT8.filename, "tokenizer.json"])
-def test_a_file_that_is_no_graph_or_no_tokenizer_is_refused(tmp_path: Path, name: str) -> None:
+def test_an_invalid_graph_or_tokenizer_is_refused(tmp_path: Path, name: str) -> None:
     folder = shutil.copytree(BUNDLED, tmp_path / "encoder")
     (folder / name).write_bytes(b"nonsense")
     spec = EncoderSpec.load(folder)
@@ -74,20 +74,20 @@ def test_a_graph_of_another_width_is_refused(tmp_path: Path) -> None:
         OnnxEncoder.load(folder)
 
 
-def test_a_folder_without_a_graph_says_how_to_get_one(tmp_path: Path) -> None:
+def test_the_error_for_a_folder_without_a_graph_says_how_to_get_one(tmp_path: Path) -> None:
     EncoderSpec.load(BUNDLED).save(tmp_path)
     with pytest.raises(BadEncoder, match="care export"):
         OnnxEncoder.load(tmp_path)
 
 
-def test_a_device_that_is_not_there_is_refused_not_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_device_is_refused_rather_than_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ort, "get_available_providers", lambda: ["CPUExecutionProvider"])
     with pytest.raises(BadEncoder, match="device cuda: ONNX Runtime has no CUDAExecutionProvider here"):
         OnnxEncoder.load(BUNDLED, Variant.INT8, device="cuda")
 
 
 @given(st.lists(st.integers(1, 512), max_size=200), st.integers(1, 4096))
-def test_bulk_batches_hold_every_row_once_within_the_budget(lengths: list[int], budget: int) -> None:
+def test_bulk_batches_have_every_row_once_within_the_budget(lengths: list[int], budget: int) -> None:
     batches = list(bulk_batches(lengths, budget))
     assert sorted(row for batch in batches for row in batch) == list(range(len(lengths)))
     for batch in batches:
@@ -95,7 +95,7 @@ def test_bulk_batches_hold_every_row_once_within_the_budget(lengths: list[int], 
 
 
 def test_on_a_cpu_no_addition_is_fused_with_its_norm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The fused kernel is the slower one there."""
+    """The fused kernel is slower there."""
     open_session = ort.InferenceSession
 
     def watched(graph: str, options: ort.SessionOptions, **settings: object) -> ort.InferenceSession:

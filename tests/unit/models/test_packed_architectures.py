@@ -1,4 +1,4 @@
-"""The packed pass of every architecture gives what transformers gives, causal and not, with windows and without."""
+"""The packed pass of every architecture equals transformers, causal or not, with and without windows."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SHAPE = {
 }  # fmt: skip
 GROUPED = {"num_key_value_heads": 2}
 MODERN = {"cls_token_id": 1, "sep_token_id": 2}
-# One key head, heads wider than hidden / heads, scores scaled by another number than the heads' width.
+# One key head, heads wider than hidden / heads, scores scaled by another number than the head width.
 GEMMA = {"num_key_value_heads": 1, "head_dim": 16, "query_pre_attn_scalar": 24, "sliding_window": 6}
 LOCAL, GLOBAL = "sliding_attention", "full_attention"
 CASES: list[tuple[str, dict[str, Any]]] = [
@@ -59,12 +59,12 @@ def test_every_architecture_has_a_case() -> None:
 
 @pytest.mark.parametrize(("kind", "changes"), CASES, ids=[f"{kind}-{place}" for place, (kind, _) in enumerate(CASES)])
 @torch.no_grad()
-def test_documents_get_the_vectors_that_transformers_gives_them(kind: str, changes: dict[str, Any]) -> None:
+def test_vectors_equal_those_of_transformers(kind: str, changes: dict[str, Any]) -> None:
     torch.manual_seed(1)
     config = AutoConfig.for_model(kind, **SHAPE | changes)
     model = AutoModel.from_config(config, attn_implementation="eager").eval()
     for name, parameter in model.named_parameters():
-        # Gemma's norms begin as zeros, to which one is added.
+        # Gemma's norms are initialised to zero, and one is added to them.
         starts_at_one = parameter.ndim == 1 and "norm" in name.lower() and "bias" not in name and "gemma" not in kind
         torch.nn.init.normal_(parameter, float(starts_at_one), 0.3)
     random = np.random.default_rng(0)

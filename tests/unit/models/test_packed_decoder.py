@@ -1,4 +1,4 @@
-"""The packed pass gives what transformers gives for Qwen2 and Qwen3; fp8 comes near."""
+"""The packed pass equals transformers for Qwen2 and Qwen3; fp8 comes close."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LONG = (17, 40, 29, 64)
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_documents_get_the_states_that_transformers_gives_them(architecture: str) -> None:
+def test_states_equal_those_of_transformers(architecture: str) -> None:
     model, batch = decoder(architecture), documents()
     found = PackedModel(read_weights(model, POSITIONS, CPU), BACKENDS["padded"])(pack(batch, CPU))
     torch.testing.assert_close(found, last_states(model, batch), atol=1e-5, rtol=1e-5)
@@ -33,13 +33,13 @@ def test_documents_get_the_states_that_transformers_gives_them(architecture: str
         {"rope_type": "yarn", "rope_theta": 300.0, "factor": 4.0, "original_max_position_embeddings": 16},
     ],
 )
-def test_scaled_positions_are_transformers_own(rope: dict[str, object]) -> None:
+def test_scaled_positions_equal_those_of_transformers(rope: dict[str, object]) -> None:
     model, batch = decoder("qwen3", rope_parameters=rope), documents()
     found = PackedModel(read_weights(model, POSITIONS, CPU), BACKENDS["padded"])(pack(batch, CPU))
     torch.testing.assert_close(found, last_states(model, batch), atol=1e-5, rtol=1e-5)
 
 
-def test_one_key_head_and_as_many_as_queries() -> None:
+def test_one_key_head_and_as_many_key_heads_as_query_heads_work() -> None:
     for key_heads in (1, 4):
         model, batch = decoder("qwen2", num_key_value_heads=key_heads), documents()
         found = PackedModel(read_weights(model, POSITIONS, CPU), BACKENDS["padded"])(pack(batch, CPU))
@@ -57,14 +57,14 @@ def test_a_batch_is_padded_to_whole_tiles() -> None:
     assert (len(whole.ids), whole.boundaries.tolist(), whole.longest) == (TILE, [0, TILE], TILE)
 
 
-def test_one_short_document_makes_a_batch_short_and_filler_does_not() -> None:
+def test_a_short_document_makes_a_batch_short_but_padding_does_not() -> None:
     assert pack(documents((40, SHORT_TOKENS)), CPU).short
     assert not pack(documents((40, SHORT_TOKENS + 1)), CPU).short
     assert not pack(documents((TILE - 1,)), CPU).short
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_fp8_comes_near(architecture: str) -> None:
+def test_fp8_is_close_to_full_precision(architecture: str) -> None:
     model, batch = decoder(architecture), documents(LONG)
     weights = read_weights(model, POSITIONS, CPU, fp8=True)
     found = PackedModel(weights, BACKENDS["padded"])(pack(batch, CPU))
@@ -81,23 +81,23 @@ def test_fp8_takes_weights_in_bf16() -> None:
     assert torch.nn.functional.cosine_similarity(found.float(), expected.float()).mean() > 0.97
 
 
-def test_large_biases_of_keys_cost_bf16_little() -> None:
+def test_large_key_biases_lose_little_precision_in_bf16() -> None:
     model, batch = decoder("qwen2", rope_parameters={"rope_type": "default", "rope_theta": 1e6}), documents()
     with torch.no_grad():
         for layer in model.layers:
-            # Where Qwen2's lie: in the pair of each head, half a head apart, that turns slowest.
+            # As in Qwen2: in the pair of each head, half a head apart, that rotates slowest.
             for matrix, size in ((layer.self_attn.q_proj, 40.0), (layer.self_attn.k_proj, 150.0)):
                 matrix.bias.view(-1, 2, 8)[:, :, -1] = size
     expected = last_states(model, batch)
     model.to(torch.bfloat16)
     found = PackedModel(read_weights(model, POSITIONS, CPU), BACKENDS["padded"])(pack(batch, CPU))
     assert cosine_similarity(found.float(), expected).min() > 0.99
-    # As they are added everywhere else.
+    # With biases added in the usual way.
     assert cosine_similarity(last_states(model, batch).float(), expected).min() < 0.8
 
 
-def tip(model: PreTrainedModel) -> None:
-    """Has the first layer add a massive activation for whatever lies on one side of a plane, as sinks arise."""
+def add_massive_activation(model: PreTrainedModel) -> None:
+    """Makes the first layer add a massive activation for inputs on one side of a plane, as attention sinks do."""
     generator = torch.Generator().manual_seed(3)
     mlp = model.layers[0].mlp
     side = torch.randn(mlp.gate_proj.in_features, generator=generator)
@@ -108,9 +108,9 @@ def tip(model: PreTrainedModel) -> None:
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_short_texts_are_not_tipped_over_by_fp8(architecture: str) -> None:
+def test_fp8_keeps_short_texts_with_massive_activations_close(architecture: str) -> None:
     model, batch = decoder(architecture), documents((1, 2, 3, 4) * 50)
-    tip(model)
+    add_massive_activation(model)
     expected = last_states(model, batch)
     weights = read_weights(model, POSITIONS, CPU, fp8=True)
 

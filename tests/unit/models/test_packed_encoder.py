@@ -1,4 +1,4 @@
-"""An LLM's encoder folder as the indexer uses it: the torch encoder's vectors, whatever the budget or the memory."""
+"""An LLM's encoder folder in the indexer: the torch encoder's vectors, whatever the budget or the memory."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_vectors_are_those_of_the_torch_encoder_whatever_the_budget(budget: int)
     assert len(forward.sizes) == (2 if budget == 4096 else len(TEXTS) if budget == 1 else len(forward.sizes))
 
 
-def test_out_of_memory_halves_the_budget_for_good_and_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+def test_out_of_memory_halves_the_budget_permanently_and_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
     encoder = tiny_encoder("qwen3", dim=DIM)
     forward = Forward(encoder, most=130)
     ours = packed(encoder, forward, 400)
@@ -66,20 +66,20 @@ def test_out_of_memory_halves_the_budget_for_good_and_says_so(capsys: pytest.Cap
         ours.encode(texts, Side.DOCUMENT), encoder.encode(texts, Side.DOCUMENT), atol=1e-5
     )  # fmt: skip
     assert ours.token_budget <= 130
-    said = capsys.readouterr().err
-    assert said.count("out of memory") >= 1
+    errors = capsys.readouterr().err
+    assert errors.count("out of memory") >= 1
     ours.encode(texts, Side.DOCUMENT)
     assert capsys.readouterr().err == ""
     assert max(forward.sizes) <= 130
 
 
-def test_a_text_that_fits_nowhere_is_an_error_that_says_what_to_do() -> None:
+def test_a_text_too_large_for_memory_gives_an_error_with_the_remedy() -> None:
     encoder = tiny_encoder("qwen3")
     with pytest.raises(OutOfDeviceMemory, match=r"one text of .* tokens; use a larger GPU"):
         packed(encoder, Forward(encoder, most=0), 400).encode(TEXTS, Side.DOCUMENT)
 
 
-def test_weights_that_fit_nowhere_are_an_error_that_says_what_to_do(
+def test_weights_too_large_for_memory_give_an_error_with_the_remedy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def too_much(*_: object, **__: object) -> Weights:
@@ -91,12 +91,12 @@ def test_weights_that_fit_nowhere_are_an_error_that_says_what_to_do(
         PackedEncoder.load(tmp_path, device="cpu")
 
 
-def test_no_texts_no_vectors() -> None:
+def test_no_texts_give_no_vectors() -> None:
     encoder = tiny_encoder("qwen3", dim=DIM)
     assert packed(encoder, Forward(encoder), 400).encode([], Side.DOCUMENT).shape == (0, DIM)
 
 
-def test_each_side_has_its_instruction() -> None:
+def test_each_side_uses_its_instruction() -> None:
     encoder = tiny_encoder("qwen3")
     encoder.spec = encoder.spec.model_copy(update={"document_instruction": "文档："})
     found = packed(encoder, Forward(encoder), 400)
@@ -105,7 +105,7 @@ def test_each_side_has_its_instruction() -> None:
     )  # fmt: skip
 
 
-def test_texts_come_longest_first_and_in_chunks() -> None:
+def test_texts_are_encoded_longest_first_in_chunks() -> None:
     encoder = tiny_encoder("qwen3")
     texts = ["长" * (row % 7) for row in range(2 * CHUNK_TEXTS + 3)]
     items = list(tokenised(texts, encoder.tokenizer))
@@ -115,20 +115,20 @@ def test_texts_come_longest_first_and_in_chunks() -> None:
     assert all(item.tokens == encoder.tokenizer(texts[item.row]) for item in items[:: CHUNK_TEXTS // 4])
 
 
-def test_a_batch_holds_what_the_budget_of_the_moment_allows() -> None:
+def test_a_batch_is_limited_by_the_current_budget() -> None:
     budgets = iter([10, 10, 10, 4, 4, 4, 4])
     items = [Item(row, Tokens([1] * size, False)) for row, size in enumerate((5, 5, 1, 3, 6, 1))]
     found = [[item.row for item in batch] for batch in batches(items, lambda: next(budgets))]
     assert found == [[0, 1], [2, 3], [4], [5]]
 
 
-def test_short_texts_are_read_apart() -> None:
+def test_short_texts_are_encoded_in_separate_batches() -> None:
     sizes = (60, SHORT_TOKENS + 1, SHORT_TOKENS, 30, 3, 80, 2)
     items = [Item(row, Tokens([1] * size, False)) for row, size in enumerate(sizes)]
     assert [[item.row for item in batch] for batch in batches(items, lambda: 110)] == [[0, 1, 3], [5], [2, 4, 6]]
 
 
-def test_a_folder_is_opened_verified_and_named_by_its_precision(tmp_path: Path) -> None:
+def test_a_folder_is_opened_and_verified_and_its_fingerprint_has_the_precision(tmp_path: Path) -> None:
     encoder = tiny_encoder("qwen3", dim=DIM)
     encoder.save(tmp_path)
     plain = PackedEncoder.load(tmp_path, device="cpu")
@@ -148,7 +148,7 @@ def test_a_folder_is_opened_verified_and_named_by_its_precision(tmp_path: Path) 
 @pytest.mark.parametrize("architecture", ["bert", "qwen3"])
 @pytest.mark.parametrize("pooling", POOLINGS)
 @pytest.mark.parametrize("tanh", [None, False, True])
-def test_any_pooling_and_a_dense_layer_give_torch_s_vectors(
+def test_any_pooling_and_a_dense_layer_give_the_vectors_of_torch(
     architecture: str, pooling: Pooling, tanh: bool | None, tmp_path: Path
 ) -> None:
     plain = tiny_encoder(architecture, pooling)
@@ -160,7 +160,7 @@ def test_any_pooling_and_a_dense_layer_give_torch_s_vectors(
     np.testing.assert_allclose(found, whole.encode(TEXTS, Side.QUERY), atol=1e-5)
 
 
-def test_another_way_of_computing_has_another_fingerprint(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_change_of_the_computation_changes_the_fingerprint(monkeypatch: pytest.MonkeyPatch) -> None:
     encoder = tiny_encoder("qwen3")
     before = packed(encoder, Forward(encoder), 100).fingerprint
     monkeypatch.setattr(packed_encoder, "COMPUTATION", packed_encoder.COMPUTATION + 1)
@@ -199,12 +199,12 @@ def test_an_adapter_is_merged_and_counts_in_the_fingerprint(tmp_path: Path) -> N
 
 
 def _adapter(folder: Path) -> PeftModel:
-    """A LoRA adapter in the folder, and the folder's backbone with it in place, not merged."""
+    """Writes a LoRA adapter into the folder; returns the folder's backbone with the adapter, not merged."""
     torch.manual_seed(3)
     config = LoraConfig(r=4, lora_alpha=8, target_modules=["q_proj", "v_proj", "down_proj"])
     adapted = get_peft_model(TorchEncoder.load(folder).backbone, config)
     for name, parameter in adapted.named_parameters():
-        if "lora_B" in name:  # begins as zeros
+        if "lora_B" in name:  # initialised to zero
             torch.nn.init.normal_(parameter, std=0.3)
     adapted.save_pretrained(folder / "adapter")
     return adapted

@@ -1,4 +1,4 @@
-"""A few texts in memory score as they would in the large index."""
+"""A few texts in memory are scored as in the large index."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ QUERIES = ["高血压吃什么药", "abc 高高", "糖尿病人的饮食 def", "
 
 
 def texts(count: int, seed: int) -> list[str]:
-    """Of all lengths, so that every step of the rounding is met."""
+    """Makes texts of all lengths, so that every step of the rounding occurs."""
     draw = random.Random(seed)
     return ["".join(draw.choices(LETTERS, k=draw.randint(0, 900))) for _ in range(count)]
 
@@ -43,7 +43,7 @@ def test_texts_of_the_index_score_as_the_index_scores_them(index: LexicalIndex, 
 
 
 @pytest.mark.parametrize("query", QUERIES)
-def test_joined_parts_are_their_kept_rows(index: LexicalIndex, corpus: list[str], query: str) -> None:
+def test_joined_parts_equal_their_kept_rows(index: LexicalIndex, corpus: list[str], query: str) -> None:
     parts = [Postings.of(corpus[:50]), Postings.of(corpus[50:60]), Postings.of(corpus[60:])]
     kept = np.random.default_rng(3).random(len(corpus)) < 0.5
     masks = [kept[:50], np.zeros(10, np.bool_), kept[60:]]
@@ -51,13 +51,13 @@ def test_joined_parts_are_their_kept_rows(index: LexicalIndex, corpus: list[str]
     np.testing.assert_allclose(found, expected(index, query)[np.concatenate(masks)], rtol=1e-5)
 
 
-def test_a_word_that_the_index_never_saw_is_the_rarest(index: LexicalIndex) -> None:
+def test_an_unknown_word_counts_as_the_rarest(index: LexicalIndex) -> None:
     weights = index.weights("缬沙坦 高")
     assert weights["缬沙"] == max(weights.values())
     assert Postings.of(["缬沙坦", "阿司匹林"]).score(weights, index).tolist()[1] == 0
 
 
-def test_an_empty_index_has_a_length_to_divide_by() -> None:
+def test_an_empty_index_has_a_nonzero_average_length() -> None:
     assert LexicalIndex.build([""]).average_length == 1.0
 
 

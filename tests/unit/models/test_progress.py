@@ -1,4 +1,4 @@
-"""Long work tells how far it is where no terminal shows a bar."""
+"""Progress of long work, printed in lines if there is no terminal for a bar."""
 
 from __future__ import annotations
 
@@ -33,19 +33,19 @@ def test_a_slow_rate_is_shown_by_the_minute(monkeypatch: pytest.MonkeyPatch) -> 
     assert bar.line() == "judge, 5 of 10 rows: 2.0 rows/min, 02:30 left"
 
 
-def test_a_line_comes_while_a_library_is_busy(
+def test_a_line_is_printed_while_a_library_is_busy(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(progress, "SAY_EVERY_SECONDS", 0.01)
-    told = threading.Event()
+    printed = threading.Event()
     line = Progress.line
-    monkeypatch.setattr(Progress, "line", lambda self: (told.set(), line(self))[1])
+    monkeypatch.setattr(Progress, "line", lambda self: (printed.set(), line(self))[1])
     with Progress("index"):
-        assert told.wait(60)  # nothing is counted meanwhile
+        assert printed.wait(60)  # nothing is counted meanwhile
     assert capsys.readouterr().err.startswith("index, 00:00 so far\n")
 
 
-def test_of_nested_work_the_innermost_prints(
+def test_only_the_innermost_of_nested_work_prints(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(progress, "SAY_EVERY_SECONDS", 0.0)
@@ -61,6 +61,6 @@ def test_a_build_without_a_terminal_prints_its_progress(
     monkeypatch.setattr(progress, "SAY_EVERY_SECONDS", 0.0)
     corpus = write_lines(tmp_path / "corpus.jsonl", *({"_id": str(n), "text": f"text {n}"} for n in range(3)))
     build([corpus], FastEncoder(), Collection(tmp_path / "collection"))
-    said = capsys.readouterr().err
-    assert re.search(r"^read, 3 documents: [\d,.]+ documents/s$", said, re.MULTILINE)
-    assert re.search(r"^encode, 3 of 3 passages: [\d,.]+ passages/s, 00:00 left$", said, re.MULTILINE)
+    errors = capsys.readouterr().err
+    assert re.search(r"^read, 3 documents: [\d,.]+ documents/s$", errors, re.MULTILINE)
+    assert re.search(r"^encode, 3 of 3 passages: [\d,.]+ passages/s, 00:00 left$", errors, re.MULTILINE)

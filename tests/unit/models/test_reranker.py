@@ -1,4 +1,4 @@
-"""Rerankers: imported, exported and run, against transformers' own scores; what is none is refused by name."""
+"""Rerankers: imported, exported and run, against transformers' own scores; other models are refused by name."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def imported(tmp_path: Path, architecture: str) -> Path:
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_every_graph_gives_the_scores_of_transformers(tmp_path: Path, architecture: str) -> None:
     folder = imported(tmp_path, architecture)
-    # Random weights of two layers lose more by seven bits than trained ones.
+    # Random weights of two layers lose more in int8 than trained ones.
     floors = {**FLOORS, Variant.INT8: Floor(correlation=0.9, difference=2.0)}
     report = export_reranker(folder, tmp_path / "served", floors=floors)
     assert {graph.variant for graph in report.graphs} == set(Variant)
@@ -53,12 +53,12 @@ def test_every_graph_gives_the_scores_of_transformers(tmp_path: Path, architectu
         reranker = OnnxReranker.load(report.folder, variant, threads=1)
         tokens = [reranker.tokenizer.pairs(query, [document])[0] for query, document in pairs]
         tolerance = 1e-4 if variant is Variant.FP32 else 2e-2
-        # A batch of several lengths, and each alone.
+        # A batch of several lengths, and each text alone.
         assert reranker.score_tokens(tokens) == pytest.approx(np.array(expected), abs=tolerance)
         assert reranker.score(tokens) == pytest.approx(np.array(expected), abs=tolerance)
 
 
-def test_a_reader_without_weights_names_the_same_function(tmp_path: Path) -> None:
+def test_a_reader_without_weights_has_the_same_fingerprint(tmp_path: Path) -> None:
     folder = export_reranker(imported(tmp_path, "bert"), tmp_path / "served", variants=[Variant.FP32]).folder
     reader, reranker = PairReader.open(folder), OnnxReranker.load(folder)
     assert reader.fingerprint == reranker.fingerprint
@@ -82,7 +82,7 @@ def test_a_graph_below_its_floor_is_refused(tmp_path: Path) -> None:
     assert not (tmp_path / "served").exists()
 
 
-def test_what_is_no_reranker_is_refused_by_name(tmp_path: Path) -> None:
+def test_a_folder_that_is_not_a_reranker_is_refused_with_the_reason(tmp_path: Path) -> None:
     write_cross_encoder(tmp_path / "three", "bert", labels=3)
     with pytest.raises(BadEncoder, match="3 labels; a reranker has one"):
         import_encoder(str(tmp_path / "three"), tmp_path / "out", Given())
@@ -98,7 +98,7 @@ def test_what_is_no_reranker_is_refused_by_name(tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
-def test_a_reranker_is_not_taken_for_an_encoder(tmp_path: Path) -> None:
+def test_a_reranker_is_refused_as_an_encoder(tmp_path: Path) -> None:
     folder = imported(tmp_path, "bert")
     with pytest.raises(BadEncoder, match="is a reranker and makes no vectors; serve it with CARE_RERANKER"):
         EncoderSpec.load(folder)

@@ -13,7 +13,7 @@ def a_spec(**changes: object) -> EncoderSpec:
     return EncoderSpec.model_validate(facts | changes)
 
 
-def test_a_spec_survives_the_disk(tmp_path: Path) -> None:
+def test_a_spec_is_read_as_saved(tmp_path: Path) -> None:
     spec = a_spec(query_instruction="找：", checksums={"a": "b"})
     spec.save(tmp_path)
     assert EncoderSpec.load(tmp_path) == spec
@@ -30,19 +30,19 @@ def test_a_spec_survives_the_disk(tmp_path: Path) -> None:
         ({"space": ""}, "space"),
     ],
 )
-def test_a_wrong_spec_is_refused_by_name(tmp_path: Path, changes: dict[str, object], named: str) -> None:
+def test_the_error_for_an_invalid_spec_names_the_field(tmp_path: Path, changes: dict[str, object], named: str) -> None:
     facts = a_spec().model_dump(mode="json") | changes
     (tmp_path / SPEC_FILE).write_text(json.dumps(facts))
     with pytest.raises(BadEncoder, match=named):
         EncoderSpec.load(tmp_path)
 
 
-def test_a_folder_without_a_spec_is_no_encoder(tmp_path: Path) -> None:
+def test_a_folder_without_a_spec_is_refused(tmp_path: Path) -> None:
     with pytest.raises(BadEncoder, match="is missing"):
         EncoderSpec.load(tmp_path)
 
 
-def test_the_fingerprint_follows_whatever_changes_a_vector() -> None:
+def test_the_fingerprint_changes_with_everything_that_changes_a_vector() -> None:
     base = a_spec(checksums={"model.onnx": "1", "tokenizer.json": "2"})
     prints = {
         base.fingerprint("model.onnx"),
@@ -57,17 +57,17 @@ def test_the_fingerprint_follows_whatever_changes_a_vector() -> None:
     assert base.model_copy(update={"sides": (Side.DOCUMENT,)}).fingerprint("model.onnx") in prints
 
 
-def test_an_encoder_is_identified_by_its_weights_alone() -> None:
+def test_an_encoder_is_identified_only_by_its_weights() -> None:
     graph = a_spec(checksums={"model.onnx": "1", "tokenizer.json": "2"})
     assert graph.identities == graph.model_copy(update={"query_instruction": "x", "max_length": 8}).identities
     for change in ({"model.onnx": "9", "tokenizer.json": "2"}, {"model.onnx": "1", "tokenizer.json": "9"}):
         assert not graph.identities & graph.model_copy(update={"checksums": change}).identities
     both = a_spec(checksums={"model.onnx": "1", "model.int8.onnx": "3", "tokenizer.json": "2"})
     assert graph.identities < both.identities
-    assert not a_spec().identities  # its weights have no name
+    assert not a_spec().identities  # its weights have no checksum
 
 
-def test_another_query_instruction_leaves_documents_as_they_are() -> None:
+def test_another_query_instruction_does_not_change_the_document_fingerprint() -> None:
     """Unless documents are read as queries, as the query encoder of a pair reads fresh ones."""
     both = {"sides": (Side.QUERY, Side.DOCUMENT)}
     base = a_spec(checksums={"model.onnx": "1", "tokenizer.json": "2"}).model_copy(update=both)
@@ -92,6 +92,6 @@ def test_an_altered_or_missing_file_is_refused(tmp_path: Path) -> None:
         verify_file(tmp_path, "unknown", spec)
 
 
-def test_an_encoder_of_queries_reads_documents_as_queries() -> None:
+def test_a_query_encoder_reads_documents_as_queries() -> None:
     assert a_spec(sides=["query", "document"]).document_side is Side.DOCUMENT
     assert a_spec(sides=["query"]).document_side is Side.QUERY

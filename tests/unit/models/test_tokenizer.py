@@ -16,7 +16,7 @@ def tokenizer() -> Tokenizer:
     return Tokenizer.load(BUNDLED, 16)
 
 
-def test_a_short_text_is_whole_and_a_long_one_is_cut_and_says_so(tokenizer: Tokenizer) -> None:
+def test_a_long_text_is_truncated_and_marked_and_a_short_one_is_not(tokenizer: Tokenizer) -> None:
     short, long = tokenizer("高血压"), tokenizer("高血压" * 20)
     assert (len(short), short.truncated) == (5, False)
     assert (len(long), long.truncated) == (16, True)
@@ -24,13 +24,13 @@ def test_a_short_text_is_whole_and_a_long_one_is_cut_and_says_so(tokenizer: Toke
     assert long.ids[-1] == short.ids[-1]
 
 
-def test_a_text_that_fits_exactly_was_not_cut(tokenizer: Tokenizer) -> None:
+def test_a_text_that_fits_exactly_is_not_marked_as_truncated(tokenizer: Tokenizer) -> None:
     assert tokenizer("药" * 14) == Tokens(tokenizer("药" * 14).ids, truncated=False)
     assert tokenizer("药" * 15).truncated
 
 
 @pytest.mark.parametrize("ending", ["", "[SEP]", "[SEP] [SEP]"])
-def test_a_cut_text_is_what_the_librarys_own_cut_leaves(ending: str) -> None:
+def test_truncation_equals_that_of_the_library(ending: str) -> None:
     library, special = RustTokenizer.from_file(str(BUNDLED)), [("[CLS]", 101), ("[SEP]", 102)]
     library.post_processor = TemplateProcessing(single=f"[CLS] $A {ending}".strip(), special_tokens=special)
     ours = Tokenizer.from_json(library.to_str(), 16)
@@ -39,7 +39,7 @@ def test_a_cut_text_is_what_the_librarys_own_cut_leaves(ending: str) -> None:
         assert ours(text).ids == library.encode(text).ids
 
 
-def test_a_batch_gives_what_single_texts_give(tokenizer: Tokenizer) -> None:
+def test_a_batch_gives_the_tokens_of_single_texts(tokenizer: Tokenizer) -> None:
     texts = ["糖尿病", "", "阿司匹林 100mg", "头痛" * 30]
     assert tokenizer.batch(texts) == [tokenizer(text) for text in texts]
 
@@ -48,13 +48,13 @@ def test_latin_letters_are_folded_to_lower_case(tokenizer: Tokenizer) -> None:
     assert tokenizer("Aspirin").ids == tokenizer("aspirin").ids
 
 
-def test_offsets_cover_the_whole_text_and_leave_the_cut_in_place(tokenizer: Tokenizer) -> None:
+def test_offsets_cover_the_whole_text_and_do_not_change_truncation(tokenizer: Tokenizer) -> None:
     text = "头痛" * 30
     assert tokenizer.offsets(text) == [(i, i + 1) for i in range(60)]
     assert len(tokenizer(text)) == 16
 
 
-def test_threads_may_count_and_cut_at_once(tokenizer: Tokenizer) -> None:
+def test_threads_may_count_and_truncate_at_once(tokenizer: Tokenizer) -> None:
     text = "头痛" * 30
     with ThreadPoolExecutor(4) as pool:
         spans = [pool.submit(tokenizer.offsets, text) for _ in range(200)]

@@ -32,7 +32,7 @@ def naive_pool(hidden: np.ndarray, mask: np.ndarray, pooling: Pooling) -> np.nda
 
 @pytest.mark.parametrize("pooling", POOLINGS)
 @pytest.mark.parametrize("side", ["right", "left"])
-def test_pooling_is_the_naive_loop(pooling: Pooling, side: str) -> None:
+def test_pooling_equals_a_naive_loop(pooling: Pooling, side: str) -> None:
     hidden = torch.randn(5, 7, 4, generator=torch.Generator().manual_seed(1))
     lengths = torch.tensor([1, 3, 7, 6, 2])
     places = torch.arange(7)
@@ -49,14 +49,14 @@ def test_truncation_comes_before_the_norm() -> None:
     torch.testing.assert_close(vectors.norm(dim=1), torch.ones(3))
 
 
-def test_without_norm_the_cut_states_are_given_as_they_are() -> None:
+def test_without_normalisation_the_truncated_states_are_returned() -> None:
     hidden = torch.randn(3, 2, 64, generator=torch.Generator().manual_seed(3))
     spec = tiny_spec("bert", Pooling.CLS, dim=8).model_copy(update={"normalize": False})
     torch.testing.assert_close(embed(hidden, torch.ones(3, 2, dtype=torch.long), spec), hidden[:, 0, :8])
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_a_text_has_one_embedding_in_whatever_batch(architecture: str) -> None:
+def test_an_embedding_does_not_depend_on_the_batch(architecture: str) -> None:
     encoder = tiny_encoder(architecture)
     together = encoder.encode(TEXTS, Side.QUERY, batch_size=10)
     alone = np.concatenate([encoder.encode([text], Side.QUERY) for text in TEXTS])
@@ -65,7 +65,7 @@ def test_a_text_has_one_embedding_in_whatever_batch(architecture: str) -> None:
 
 
 @pytest.mark.parametrize("model_type", ["gemma", "gpt_neox", "phi"])
-def test_a_loaded_decoder_reads_a_text_alone_as_in_a_batch(model_type: str, tmp_path: Path) -> None:
+def test_a_loaded_decoder_gives_the_same_vector_alone_and_in_a_batch(model_type: str, tmp_path: Path) -> None:
     config = AutoConfig.for_model(
         model_type, vocab_size=600, hidden_size=32, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1,
         head_dim=16, intermediate_size=48, max_position_embeddings=64, pad_token_id=0, bos_token_id=1, eos_token_id=2,
@@ -90,13 +90,13 @@ def test_a_decoder_padded_on_the_left_gives_the_same_vectors() -> None:
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_who_knows_that_padding_stands_on_the_right_gets_the_same_vectors(architecture: str) -> None:
+def test_stating_that_padding_is_on_the_right_does_not_change_vectors(architecture: str) -> None:
     encoder = tiny_encoder(architecture)
     ids, mask = map(torch.from_numpy, pad(encoder.tokenizer.batch(TEXTS[:6])))
     assert not mask.all()
     with torch.no_grad():
-        told, untold = encoder.pooled(ids, mask, padded_right=True), encoder.pooled(ids, mask)
-    np.testing.assert_allclose(told.numpy(), untold.numpy(), atol=2e-6)
+        stated, unstated = encoder.pooled(ids, mask, padded_right=True), encoder.pooled(ids, mask)
+    np.testing.assert_allclose(stated.numpy(), unstated.numpy(), atol=2e-6)
 
 
 def test_each_side_reads_its_instruction() -> None:
@@ -118,7 +118,7 @@ def test_gradients_reach_the_backbone() -> None:
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_a_saved_encoder_is_the_same_encoder(architecture: str, tmp_path: Path) -> None:
+def test_a_saved_encoder_gives_the_same_vectors(architecture: str, tmp_path: Path) -> None:
     encoder = tiny_encoder(architecture, dim=16)
     encoder.save(tmp_path)
     again = TorchEncoder.load(tmp_path)

@@ -1,4 +1,4 @@
-"""Folders as a hub has them: what is inferred, what is converted, what is refused."""
+"""Published transformers folders: what is inferred, converted and refused."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_a_checkpoint_of_the_remote_gte_class_loads_natively(tmp_path: Path) -> 
     np.testing.assert_array_equal(again.encode(texts, Side.QUERY), loaded.encode(texts, Side.QUERY))
 
 
-def test_its_rotary_frequencies_are_those_of_ntk_scaling(tmp_path: Path) -> None:
+def test_rotary_frequencies_of_the_remote_gte_class_use_ntk_scaling(tmp_path: Path) -> None:
     write_new(tmp_path)
     loaded = TorchEncoder.load(tmp_path, tiny_spec("gte"))
     theta, factor, head_dim = 300.0, 8.0, 16
@@ -46,7 +46,7 @@ def test_its_rotary_frequencies_are_those_of_ntk_scaling(tmp_path: Path) -> None
     torch.testing.assert_close(loaded.backbone.rotary_emb.inv_freq, expected)
 
 
-def test_published_gte_multilingual_base_scaling() -> None:
+def test_the_published_scaling_of_gte_multilingual_base_is_read() -> None:
     values = {"hidden_size": 768, "num_attention_heads": 12, "rope_theta": 20000, "model_type": "new"}
     converted = gte_values(values | {"rope_scaling": {"type": "ntk", "factor": 8.0}})
     expected = {"rope_type": "linear", "rope_theta": 160000.0, "factor": 8 ** (2 / 64)}
@@ -79,19 +79,19 @@ def test_an_architecture_without_a_native_class_is_refused(tmp_path: Path) -> No
 
 @pytest.mark.parametrize("architecture", ["bert", "qwen2", "qwen3"])
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         ({"auto_map": {"AutoModel": "elsewhere--modeling.Own"}}, r"code of its own \(auto_map\).*remove it"),
         ({"architectures": ["Qwen2BiModel"]}, r"no class Qwen2BiModel \(architectures\)"),
     ],
 )
 def test_a_checkpoint_that_needs_its_own_code_is_refused(
-    architecture: str, change: dict[str, Any], said: str, tmp_path: Path
+    architecture: str, change: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
     write_checkpoint(tmp_path, "qwen3" if architecture == "qwen2" else architecture)
     values = json.loads((tmp_path / "config.json").read_text()) | {"model_type": architecture}
     write_json(tmp_path / "config.json", values | change)
-    with pytest.raises(BadEncoder, match=said):
+    with pytest.raises(BadEncoder, match=message):
         read_config(tmp_path)
 
 
@@ -99,7 +99,9 @@ def test_a_checkpoint_that_needs_its_own_code_is_refused(
 @pytest.mark.parametrize(
     "change", [{"is_causal": False}, {"use_bidirectional_attention": True}, {"is_bidirectional": True}]
 )
-def test_a_decoder_that_looks_ahead_is_read_as_one(architecture: str, change: dict[str, Any], tmp_path: Path) -> None:
+def test_a_bidirectional_decoder_is_loaded_as_bidirectional(
+    architecture: str, change: dict[str, Any], tmp_path: Path
+) -> None:
     write_checkpoint(tmp_path, "qwen3")
     values = json.loads((tmp_path / "config.json").read_text()) | {"model_type": architecture}
     write_json(tmp_path / "config.json", values | change)
@@ -108,24 +110,24 @@ def test_a_decoder_that_looks_ahead_is_read_as_one(architecture: str, change: di
     assert looks_back_only(read_config(tmp_path))
 
 
-def test_texts_of_one_length_look_ahead_too(tmp_path: Path) -> None:
+def test_bidirectional_attention_also_applies_to_texts_of_one_length(tmp_path: Path) -> None:
     write_checkpoint(tmp_path, "qwen3")
     values = json.loads((tmp_path / "config.json").read_text())
     write_json(tmp_path / "config.json", values | {"is_causal": False})
     encoder = TorchEncoder.load(tmp_path, tiny_spec("qwen3", Pooling.CLS))
-    # Without a look ahead the first token would not see what follows it.
+    # Without looking ahead the first token would not see what follows it.
     one, two = encoder.encode(["感冒发烧", "感冒头痛"], Side.QUERY)
     assert np.dot(one, two) < 0.999
     np.testing.assert_allclose(encoder.encode(["感冒发烧", "感"], Side.QUERY)[0], one, atol=1e-5)
 
 
-def test_a_gpt_neox_that_looks_ahead_is_refused(tmp_path: Path) -> None:
+def test_a_bidirectional_gpt_neox_is_refused(tmp_path: Path) -> None:
     write_json(tmp_path / "config.json", {"model_type": "gpt_neox", "is_causal": False})
     with pytest.raises(BadEncoder, match="gpt_neox whose attention looks ahead is not supported"):
         read_config(tmp_path)
 
 
-def test_sentence_transformers_files_are_honoured(tmp_path: Path) -> None:
+def test_sentence_transformers_files_are_used(tmp_path: Path) -> None:
     write_checkpoint(tmp_path, "bert")
     modules = [{"type": f"sentence_transformers.models.{name}"} for name in ("Transformer", "Pooling", "Normalize")]
     write_json(tmp_path / "modules.json", modules)
@@ -152,7 +154,7 @@ def test_sentence_transformers_files_are_honoured(tmp_path: Path) -> None:
         ({"pooling_mode": "mean"}, Pooling.MEAN),
     ],
 )
-def test_pooling_modes(stated: dict[str, Any], pooling: Pooling, tmp_path: Path) -> None:
+def test_pooling_modes_are_read(stated: dict[str, Any], pooling: Pooling, tmp_path: Path) -> None:
     write_checkpoint(tmp_path, "bert")
     write_json(tmp_path / "1_Pooling" / "config.json", stated)
     assert infer_spec(tmp_path, space="s").pooling is pooling
@@ -182,7 +184,7 @@ def test_pooling_is_never_guessed_for_a_bert_and_is_eos_for_a_decoder(tmp_path: 
     assert infer_spec(tmp_path / "qwen3", space="s").pooling is Pooling.EOS
 
 
-def test_no_more_tokens_than_positions(tmp_path: Path) -> None:
+def test_the_token_limit_is_at_most_the_number_of_positions(tmp_path: Path) -> None:
     write_checkpoint(tmp_path, "xlm-roberta")
     assert infer_spec(tmp_path, space="s", pooling=Pooling.CLS).max_length == MAX_LENGTH
     longer = infer_spec(tmp_path, space="s", pooling=Pooling.CLS, max_length=MAX_LENGTH + 1)
@@ -199,7 +201,7 @@ def test_eos_pooling_gets_a_tokenizer_that_ends_with_eos(tmp_path: Path) -> None
     assert (len(long), long.ids[-1], long.truncated) == (8, SEP, True)
 
 
-def test_a_tokenizer_that_begins_with_bos_still_lacks_the_eos(tmp_path: Path) -> None:
+def test_eos_is_added_to_a_tokenizer_that_adds_only_bos(tmp_path: Path) -> None:
     write_checkpoint(tmp_path, "qwen3", bare=True)
     begun = tiny_tokenizer(bare=True)
     begun.post_processor = TemplateProcessing(single="[CLS] $A", special_tokens=[("[CLS]", CLS)])
@@ -211,7 +213,7 @@ def test_a_tokenizer_that_begins_with_bos_still_lacks_the_eos(tmp_path: Path) ->
     assert (len(long), long.ids[0], long.ids[-1], long.truncated) == (8, CLS, SEP, True)
 
 
-def test_a_tokenizer_with_special_tokens_is_left_alone(tmp_path: Path) -> None:
+def test_a_tokenizer_with_special_tokens_is_not_changed(tmp_path: Path) -> None:
     write_checkpoint(tmp_path, "qwen3")
     content = read_tokenizer(tmp_path, Pooling.EOS, read_config(tmp_path))
     assert Tokenizer.from_json(content, 8)("").ids == [CLS, SEP]
@@ -219,14 +221,14 @@ def test_a_tokenizer_with_special_tokens_is_left_alone(tmp_path: Path) -> None:
 
 
 def test_a_folder_without_a_vocabulary_is_refused(tmp_path: Path) -> None:
-    """transformers would make a tokenizer of special tokens alone, and every text would be unknown words."""
+    """transformers would make a tokenizer of special tokens only, and every text would be unknown words."""
     write_checkpoint(tmp_path, "bert")
     (tmp_path / "tokenizer.json").unlink()
     with pytest.raises(BadEncoder, match=r"no vocabulary \(tokenizer\.json, vocab\.txt"):
         read_tokenizer(tmp_path, Pooling.CLS, read_config(tmp_path))
 
 
-def test_the_tokenizer_of_another_backbone_or_none_is_refused(tmp_path: Path) -> None:
+def test_a_missing_tokenizer_or_one_of_another_backbone_is_refused(tmp_path: Path) -> None:
     write_checkpoint(tmp_path, "bert")
     config = read_config(tmp_path)
     config.vocab_size -= 1
@@ -245,7 +247,7 @@ def test_the_tokenizer_of_another_backbone_or_none_is_refused(tmp_path: Path) ->
         ('{"model_type": "t5"}', "a t5 is no encoder here"),
     ],
 )
-def test_a_configuration_of_no_encoder_is_refused(tmp_path: Path, content: str, message: str) -> None:
+def test_a_configuration_that_is_not_an_encoder_is_refused(tmp_path: Path, content: str, message: str) -> None:
     (tmp_path / "config.json").write_text(content)
     with pytest.raises(BadEncoder, match=f"(?s){message}"):
         read_config(tmp_path)
@@ -259,13 +261,13 @@ def test_a_configuration_of_no_encoder_is_refused(tmp_path: Path, content: str, 
         ({"max_length": 1}, "max_length"),
     ],
 )
-def test_a_use_that_cannot_be_is_named(tmp_path: Path, given: dict[str, int], message: str) -> None:
+def test_impossible_options_are_named(tmp_path: Path, given: dict[str, int], message: str) -> None:
     write_checkpoint(tmp_path, "bert")
     with pytest.raises(BadEncoder, match=message):
         infer_spec(tmp_path, space="s", pooling=Pooling.CLS, **given)
 
 
-def test_tokenizer_config_overrules_tokenizer_json(tmp_path: Path) -> None:
+def test_tokenizer_config_overrides_tokenizer_json(tmp_path: Path) -> None:
     write_checkpoint(tmp_path, "bert")
     values = json.loads((tmp_path / "tokenizer.json").read_text())
     values["normalizer"] = None

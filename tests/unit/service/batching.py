@@ -1,4 +1,4 @@
-"""A batcher that runs, and an engine that is kept busy."""
+"""A running batcher, and an engine that is kept busy."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ async def started(engine: FakeEngine, limits: Limits = ROOMY) -> AsyncIterator[B
 
 
 async def busy(engine: FakeEngine, batcher: Batcher, one: object = None) -> asyncio.Future[Outcome]:
-    """Puts one query into the engine and keeps it there, so that what follows has to wait."""
+    """Puts one query into the engine and blocks it there, so that later queries have to wait."""
     engine.hold()
     (future,) = batcher.submit(one or serving("busy"), jobs("held"))  # type: ignore[arg-type]
     await asyncio.to_thread(engine.wait_until_entered)

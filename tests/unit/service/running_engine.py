@@ -1,10 +1,11 @@
-"""The engine's loop in a thread, with a device that a test can hold still, and workers to speak to it."""
+"""The engine's loop in a thread, with a device that a test can block, and workers that send it requests."""
 
 from __future__ import annotations
 
 import contextlib
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import Future
 from pathlib import Path
@@ -56,8 +57,8 @@ class FakeDevice:
         return rows.astype(np.float32), rows
 
 
-class FakeShelf:
-    """One serving that is open, and others that open when the test says how it went."""
+class FakeServings:
+    """One open serving, and others that open when the test sets the result of `opening`."""
 
     def __init__(self, device: FakeDevice) -> None:
         self.device = device
@@ -92,21 +93,21 @@ class FakeShelf:
 
 
 class Running:
-    """A server in a thread, and the ways to speak to it."""
+    """An engine server in a thread, which workers can connect to."""
 
     def __init__(self, folder: Path, supervisor: SupervisorPipe | None = None) -> None:
         self.device = FakeDevice()
-        self.shelf = FakeShelf(self.device)
-        self.told: list[tuple[int, int]] = []
+        self.servings = FakeServings(self.device)
+        self.reported: list[tuple[int, int]] = []
         self.path = folder / "engine.sock"
         self.listener = socket.socket(socket.AF_UNIX)
         self.listener.bind(str(self.path))
         self.listener.listen()
         self.server = EngineServer(
-            self.listener, LIMITS, lambda size, tokens, seconds, waiting: self.told.append((size, waiting))
+            self.listener, LIMITS, lambda size, tokens, seconds, waiting: self.reported.append((size, waiting))
         )
         self._thread = threading.Thread(
-            target=self.server.serve, args=[cast(OpenServings, self.shelf), supervisor], daemon=True
+            target=self.server.serve, args=[cast(OpenServings, self.servings), supervisor], daemon=True
         )
         self._thread.start()
 
@@ -115,27 +116,33 @@ class Running:
         return not self._thread.is_alive()
 
     @contextlib.contextmanager
-    def worker(self) -> Iterator[Worker]:
+    def worker(self, *, accepted: bool = True) -> Iterator[Worker]:
+        """Connects; waits until the engine has `accepted`, since a connection is otherwise read one batch later."""
+        before = set(self.server.connections)
         with socket.socket(socket.AF_UNIX) as connection:
             connection.settimeout(WAIT_SECONDS)
             connection.connect(str(self.path))
+            deadline = time.monotonic() + WAIT_SECONDS
+            while accepted and not self.server.connections - before:
+                assert time.monotonic() < deadline, "the engine does not accept"
+                time.sleep(0.001)
             yield Worker(connection)
 
 
 class Worker:
-    """One end of a connection."""
+    """The worker's end of a connection."""
 
     def __init__(self, connection: socket.socket) -> None:
         self.connection = connection
         self._reader = FrameReader()
         self._bodies: list[memoryview] = []
 
-    def ask(self, number: int, *first: int, handle: int = 1, k: int = 2, **facts: object) -> None:
+    def send_request(self, number: int, *first: int, handle: int = 1, k: int = 2, **facts: object) -> None:
         ids = np.array([token for token in first for _ in range(2)], np.int32)
-        ask = Request(number, handle, k, ids=ids, lengths=np.full(len(first), 2, np.int32), **cast(Any, facts))
-        self.connection.sendall(frames.write_request(ask))
+        request = Request(number, handle, k, ids=ids, lengths=np.full(len(first), 2, np.int32), **cast(Any, facts))
+        self.connection.sendall(frames.write_request(request))
 
-    def tell(self, kind: Kind, number: int, facts: object = None) -> None:
+    def send_control(self, kind: Kind, number: int, facts: object = None) -> None:
         self.connection.sendall(frames.write_control(kind, number, facts))
 
     def body(self) -> memoryview:
@@ -148,7 +155,7 @@ class Worker:
     def answer(self) -> Response:
         return frames.read_response(self.body())
 
-    def is_cut_off(self) -> bool:
+    def is_closed(self) -> bool:
         try:
             return self.connection.recv(1) == b""
         except ConnectionResetError:

@@ -1,4 +1,4 @@
-"""An engine that a test can hold still, look into and break."""
+"""A fake engine that a test can block, inspect and break, and a fake clock."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ DENSE = Options(Mode.DENSE, 10)
 
 
 def serving(name: str = "one") -> Serving:
-    """The batcher only asks a serving who it is."""
+    """Makes a serving of which the batcher reads only the identity."""
     return Serving(*[cast(Any, name)] * 5)
 
 
@@ -31,12 +31,12 @@ def jobs(*queries: str) -> list[SearchJob]:
 
 
 def score_of(query: str) -> float:
-    """A different number for each query of a test."""
+    """Returns a different number for each query of a test."""
     return float(int.from_bytes(query.encode()[-2:], "big"))
 
 
 class Clock:
-    """A time that stands still until it is moved."""
+    """A clock that moves only when a test sets `now`."""
 
     def __init__(self) -> None:
         self.now = 1000.0

@@ -1,4 +1,4 @@
-"""The batcher's promises: order, one serving per batch, limits, cancellation, failure, overload."""
+"""The batcher: order, one serving per batch, limits, cancellation, failure, overload."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.unit.service.support import WAIT_SECONDS, FakeEngine, job, jobs, scor
 pytestmark = pytest.mark.anyio
 
 
-async def test_a_lone_query_is_answered() -> None:
+async def test_a_single_query_is_answered() -> None:
     async with started(FakeEngine()) as batcher:
         (future,) = batcher.submit(serving(), jobs("a"))
         outcome = await future
@@ -26,7 +26,7 @@ async def test_a_lone_query_is_answered() -> None:
         assert outcome.times.search_seconds == 0.002
 
 
-async def test_what_waits_becomes_one_batch_in_the_order_of_arrival() -> None:
+async def test_waiting_queries_become_one_batch_in_order_of_arrival() -> None:
     engine, one = FakeEngine(), serving()
     async with started(engine) as batcher:
         held = await busy(engine, batcher, one)
@@ -48,7 +48,7 @@ async def test_a_batch_ends_at_the_limit_of_queries() -> None:
     assert engine.queries[1:] == [["a", "b"], ["c", "d"], ["e"]]
 
 
-async def test_a_batch_ends_where_its_padding_would_exceed_the_budget() -> None:
+async def test_a_batch_ends_before_its_padding_exceeds_the_token_budget() -> None:
     engine, one = FakeEngine(), serving()
     async with started(engine, Limits(8, 12, 100)) as batcher:
         await busy(engine, batcher, one)
@@ -57,7 +57,7 @@ async def test_a_batch_ends_where_its_padding_would_exceed_the_budget() -> None:
         )
         engine.release()
         await asyncio.gather(*futures)
-    # 3 × 4 fill the budget, 2 × 5 + … do not fit with a giant, and a giant goes alone rather than never.
+    # 3 × 4 fill the budget, 2 × 5 + … do not fit with the giant, and the giant runs alone rather than never.
     assert engine.queries[1:] == [["a", "b", "c"], ["d"], ["huge"], ["e"]]
 
 
@@ -117,7 +117,7 @@ async def test_a_query_asked_again_after_its_client_left_is_answered() -> None:
         assert scores([await again]) == [score_of("a")]
 
 
-async def test_leaving_while_the_engine_works_harms_nobody() -> None:
+async def test_a_client_leaving_during_a_batch_does_not_affect_others() -> None:
     engine, one = FakeEngine(), serving()
     async with started(engine) as batcher:
         held = await busy(engine, batcher, one)
@@ -141,7 +141,7 @@ async def test_a_failed_batch_reaches_every_waiter_and_the_batcher_survives(capl
     assert "the device fell over" in caplog.text
 
 
-async def test_an_engine_that_forgets_an_answer_fails_the_batch() -> None:
+async def test_a_missing_answer_of_the_engine_fails_the_batch() -> None:
     engine = FakeEngine()
     engine.short = True
     async with started(engine) as batcher:
@@ -174,7 +174,7 @@ async def test_joining_a_query_in_flight_needs_no_place_in_the_queue() -> None:
         assert len(await asyncio.gather(*futures)) == 3
 
 
-async def test_clients_that_left_make_room_in_a_full_queue() -> None:
+async def test_queries_of_clients_that_left_free_their_places_in_the_queue() -> None:
     engine, one = FakeEngine(), serving()
     async with started(engine, Limits(8, 1000, queue=2)) as batcher:
         await busy(engine, batcher, one)
@@ -196,7 +196,7 @@ async def test_a_probe_gets_through_a_full_queue() -> None:
         assert scores([await probe]) == [score_of("probe")]
 
 
-async def test_a_probe_does_not_wait_behind_the_crowd() -> None:
+async def test_a_probe_does_not_wait_behind_queued_queries() -> None:
     engine, one = FakeEngine(), serving()
     async with started(engine, Limits(1, 1000, queue=10)) as batcher:
         await busy(engine, batcher, one)
@@ -220,7 +220,7 @@ async def test_a_single_query_waits_for_one_slice_of_a_thousand_at_most() -> Non
     assert sum(map(len, engine.queries)) == 1002
 
 
-async def test_a_query_whose_time_is_up_is_answered_without_work() -> None:
+async def test_an_expired_query_is_answered_without_computing() -> None:
     engine, one = FakeEngine(), serving()
     async with started(engine) as batcher:
         held = await busy(engine, batcher, one)
@@ -233,7 +233,7 @@ async def test_a_query_whose_time_is_up_is_answered_without_work() -> None:
     assert engine.queries == [["held"], ["patient"]]
 
 
-async def test_a_query_in_an_engine_that_hangs_is_answered_when_its_time_is_up() -> None:
+async def test_a_query_in_a_hanging_engine_is_answered_at_its_deadline() -> None:
     engine = FakeEngine()
     async with started(engine) as batcher:
         engine.hold()
@@ -254,11 +254,13 @@ async def test_texts_to_encode_share_batches_with_searches() -> None:
     assert engine.lengths == [1, 3]
 
 
-async def test_every_batch_is_told_of_with_what_waits_behind_it() -> None:
+async def test_every_batch_is_reported_with_the_number_of_waiting_queries() -> None:
     engine, one = FakeEngine(), serving()
-    told: list[tuple[int, bool, int]] = []
+    reported: list[tuple[int, bool, int]] = []
     batcher = Batcher(
-        engine, Limits(2, 1000, 100), lambda size, tokens, seconds, waiting: told.append((size, seconds > 0, waiting))
+        engine,
+        Limits(2, 1000, 100),
+        lambda size, tokens, seconds, waiting: reported.append((size, seconds > 0, waiting)),
     )
     batcher.start()
     held = await busy(engine, batcher, one)
@@ -266,14 +268,14 @@ async def test_every_batch_is_told_of_with_what_waits_behind_it() -> None:
     engine.release()
     await asyncio.gather(held, *futures)
     await batcher.close()
-    assert told == [(1, True, 3), (2, True, 1), (1, True, 0)]
+    assert reported == [(1, True, 3), (2, True, 1), (1, True, 0)]
 
 
 class Panic(BaseException):
-    """What a Rust library raises when it panics: no Exception."""
+    """Stands for a panic of a Rust library, which is not an Exception."""
 
 
-async def test_a_panic_reaches_the_waiters_and_the_thread_lives_on(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_panic_reaches_the_waiters_and_the_thread_survives(monkeypatch: pytest.MonkeyPatch) -> None:
     engine, one = FakeEngine(), serving()
     async with started(engine) as batcher:
         with monkeypatch.context() as patched:

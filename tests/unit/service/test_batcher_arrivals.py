@@ -1,4 +1,4 @@
-"""Whatever arrives, in whatever order, with whoever leaving: every promise of the batcher at once."""
+"""Property-based tests of the batcher: any arrivals in any order, with clients leaving."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ POISON = "q7"
 
 @dataclass(frozen=True)
 class Arrival:
-    """One request: which serving, which queries of which lengths, in which lane, with how much time; whether its
-    client leaves, and a pause after it."""
+    """One request: its serving, queries with their lengths, lane and timeout; whether its client
+    leaves, and the pause after it."""
 
     serving: int
     queries: list[str]
@@ -114,5 +114,5 @@ def test_queries_enter_the_engine_in_the_order_of_arrival(requests: list[list[st
 
     arrived = [query for queries in requests for query in queries]
     computed = asyncio.run(drive())
-    # While the engine is held at most its first batch has begun, so an equal query is always still in flight.
+    # While the engine is blocked at most its first batch has begun, so an equal query is still in flight.
     assert computed == list(dict.fromkeys(arrived))

@@ -1,4 +1,4 @@
-"""A batcher that closes answers what it accepted; one that idles holds on to nothing."""
+"""Closing a batcher answers the accepted queries; an idle batcher holds no references."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ async def test_closing_answers_what_was_accepted_and_refuses_the_rest() -> None:
     assert not any(thread.name == "care-engine" for thread in set(threading.enumerate()) - threads)
 
 
-async def test_an_engine_that_hangs_cannot_hold_up_the_shutdown() -> None:
+async def test_a_hanging_engine_does_not_block_the_shutdown() -> None:
     engine, one = FakeEngine(), serving()
     async with started(engine) as batcher:
         held = await busy(engine, batcher, one)
@@ -45,7 +45,7 @@ async def test_an_engine_that_hangs_cannot_hold_up_the_shutdown() -> None:
             assert isinstance(future.exception(), ShuttingDown)
 
 
-async def test_closing_twice_or_while_idle_is_fine() -> None:
+async def test_closing_twice_or_while_idle_works() -> None:
     async with started(FakeEngine()) as batcher:
         await batcher.close()
         await batcher.close()
@@ -53,7 +53,7 @@ async def test_closing_twice_or_while_idle_is_fine() -> None:
 
 @pytest.mark.parametrize("poison", [set(), {"a"}])
 async def test_an_idle_batcher_keeps_no_serving_alive(poison: set[str], caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.CRITICAL)  # a record of the failure, which pytest keeps, would hold its frames
+    caplog.set_level(logging.CRITICAL)  # a log record of the failure, which pytest keeps, would hold its frames
     engine = FakeEngine()
     engine.poison = poison
     async with started(engine) as batcher:

@@ -1,4 +1,4 @@
-"""Who goes next: limits, servings, bulk work that fills and neither hinders nor starves."""
+"""Two-priority queue: limits, servings, and bulk work that fills batches without delaying online work."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from service.engine.queue import LEAST_SLICE, LEAST_SLICE_TOKENS, MOST_PASSES, L
 
 @dataclass(frozen=True)
 class Piece:
-    """Work of a test."""
+    """One piece of work."""
 
     name: str
     size: int = 1
@@ -32,7 +32,7 @@ def pieces(prefix: str, count: int, **facts: object) -> list[Piece]:
     return [Piece(f"{prefix}{number}", **facts) for number in range(count)]  # type: ignore[arg-type]
 
 
-def test_bulk_work_fills_what_online_work_leaves_of_a_slice() -> None:
+def test_bulk_work_fills_the_rest_of_a_slice_after_online_work() -> None:
     lanes: Lanes[Piece] = Lanes(8, 1000)
     lanes.add(pieces("b", 20), bulk=True)
     lanes.add(pieces("o", 2))
@@ -49,14 +49,14 @@ def test_online_work_takes_the_whole_batch_and_bulk_work_waits() -> None:
     assert names(lanes.take(0, 5)[0]) == names(pieces("o", 8))
 
 
-def test_a_slice_is_never_smaller_than_worth_while_nor_larger_than_a_batch() -> None:
+def test_a_slice_has_a_minimum_size_and_is_at_most_a_batch() -> None:
     for slice_queries, taken in ((0, LEAST_SLICE), (1000, 8)):
         lanes: Lanes[Piece] = Lanes(8, 1000)
         lanes.add(pieces("b", 20), bulk=True)
         assert len(lanes.take(0, slice_queries)[0]) == taken
 
 
-def test_a_slice_of_long_texts_is_as_small_as_it_can_be() -> None:
+def test_a_slice_of_long_texts_has_the_minimum_size() -> None:
     lanes: Lanes[Piece] = Lanes(8, 100_000)
     lanes.add(
         [*pieces("b", 3, length=LEAST_SLICE_TOKENS // 2), *pieces("c", 3, length=10 * LEAST_SLICE_TOKENS)], bulk=True
@@ -66,10 +66,10 @@ def test_a_slice_of_long_texts_is_as_small_as_it_can_be() -> None:
     assert names(lanes.take(0, 0)[0]) == ["o0"]
     assert names(lanes.take(0, 0)[0]) == ["b2"]
     assert names(lanes.take(0, 0)[0]) == ["c0"]
-    assert names(lanes.take(0, 2)[0]) == ["c1", "c2"]  # who is quick enough takes more
+    assert names(lanes.take(0, 2)[0]) == ["c1", "c2"]  # a faster engine takes more
 
 
-def test_bulk_work_gets_its_turn_however_much_online_work_comes() -> None:
+def test_bulk_work_is_not_starved_by_online_work() -> None:
     lanes: Lanes[Piece] = Lanes(4, 1000)
     lanes.add(pieces("b", 20), bulk=True)
     with_bulk = []
@@ -79,7 +79,7 @@ def test_bulk_work_gets_its_turn_however_much_online_work_comes() -> None:
     assert with_bulk == ([False] * MOST_PASSES + [True]) * 3
 
 
-def test_bulk_work_of_another_serving_gets_its_turn_too() -> None:
+def test_bulk_work_of_another_serving_is_not_starved() -> None:
     lanes: Lanes[Piece] = Lanes(4, 1000)
     lanes.add(pieces("b", 4, serving="old"), bulk=True)
     batches = []
@@ -89,7 +89,7 @@ def test_bulk_work_of_another_serving_gets_its_turn_too() -> None:
     assert batches == [{"new"}] * MOST_PASSES + [{"old"}]
 
 
-def test_bulk_work_can_be_kept_out() -> None:
+def test_bulk_work_can_be_excluded() -> None:
     lanes: Lanes[Piece] = Lanes(8, 1000)
     lanes.add(pieces("b", 2), bulk=True)
     assert lanes.take(0, 4, bulk=False) == ([], [])
@@ -98,14 +98,14 @@ def test_bulk_work_can_be_kept_out() -> None:
     assert names(lanes.take(0, 4)[0]) == ["b0", "b1"]
 
 
-def test_pieces_of_several_queries_stay_whole() -> None:
+def test_pieces_of_several_queries_are_not_split() -> None:
     lanes: Lanes[Piece] = Lanes(8, 1000)
     lanes.add([Piece("a", size=5), Piece("b", size=3), Piece("c", size=4), Piece("huge", size=50), Piece("d")])
     batches = [names(lanes.take(0, 4)[0]) for _ in range(4)]
     assert batches == [["a", "b"], ["c"], ["huge"], ["d"]]
 
 
-def test_what_nobody_waits_for_is_dropped_and_said() -> None:
+def test_abandoned_work_is_dropped_and_reported() -> None:
     lanes: Lanes[Piece] = Lanes(8, 1000)
     lanes.add([Piece("late", wanted_until=5), Piece("good")])
     lanes.add([Piece("bulk", wanted_until=5)], bulk=True)

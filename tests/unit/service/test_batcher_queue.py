@@ -1,4 +1,4 @@
-"""Admission by expected wait, by count and by deadline; with a clock that the test turns."""
+"""Admission control by expected wait, by count and by deadline, with a fake clock."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def enter(queue: Queue, *queries: str, of: Serving = ONE, **how: object) -> list
 
 
 def enter_each(queue: Queue, *queries: str) -> list[asyncio.Future[Outcome]]:
-    """One request a query."""
+    """Enters each query as a request of its own."""
     return [future for query in queries for future in enter(queue, query)]
 
 
@@ -42,7 +42,7 @@ def names(count: int, prefix: str = "q") -> list[str]:
     return [f"{prefix}{number}" for number in range(count)]
 
 
-async def test_as_much_as_can_be_answered_in_time_is_let_in() -> None:
+async def test_as_many_jobs_as_can_be_answered_in_time_are_admitted() -> None:
     queue = queue_that_takes(0.010, Clock())
     for number in range(10):
         enter(queue, f"q{number}")
@@ -52,7 +52,7 @@ async def test_as_much_as_can_be_answered_in_time_is_let_in() -> None:
     assert len(queue) == 10
 
 
-async def test_what_is_in_the_engine_counts_until_it_left() -> None:
+async def test_jobs_in_the_engine_count_until_they_are_done() -> None:
     queue = queue_that_takes(0.010, Clock())
     enter_each(queue, *names(8))
     batch = queue.take()
@@ -63,7 +63,7 @@ async def test_what_is_in_the_engine_counts_until_it_left() -> None:
     enter(queue, "c")
 
 
-async def test_one_batch_of_requests_is_always_let_in_however_slow_the_engine() -> None:
+async def test_one_batch_of_requests_is_always_admitted_however_slow_the_engine() -> None:
     queue = queue_that_takes(10.0, Clock())
     enter_each(queue, *names(4))
     with pytest.raises(Overloaded):
@@ -71,7 +71,7 @@ async def test_one_batch_of_requests_is_always_let_in_however_slow_the_engine() 
 
 
 @pytest.mark.parametrize("jobs_each", [1, 3, ONLINE_JOBS])
-async def test_a_crowd_of_requests_is_never_refused_however_many_jobs_each_has(jobs_each: int) -> None:
+async def test_the_admitted_number_of_requests_is_never_refused_however_many_jobs_each_has(jobs_each: int) -> None:
     queue = queue_that_takes(10.0, Clock(), Limits(4, 1000, queue=200, wait_seconds=0.05, crowd=16))
     for number in range(16):
         enter(queue, *names(jobs_each, f"{number}-"))
@@ -104,14 +104,14 @@ async def test_refused_requests_leave_no_trace() -> None:
     assert queue.in_flight == 10
 
 
-async def test_before_anything_was_measured_only_the_count_decides() -> None:
+async def test_before_the_first_measurement_only_the_count_limits() -> None:
     queue = Queue(Limits(4, 1000, queue=20, wait_seconds=0.001), Clock())
     enter(queue, *names(20))
     with pytest.raises(Overloaded):
         enter(queue, "one too many")
 
 
-async def test_bulk_jobs_that_wait_keep_no_online_job_out() -> None:
+async def test_waiting_bulk_jobs_do_not_refuse_online_jobs() -> None:
     queue = queue_that_takes(0.010, Clock())
     enter(queue, *names(50, "bulk"), bulk=True)
     for number in range(10):
@@ -120,7 +120,7 @@ async def test_bulk_jobs_that_wait_keep_no_online_job_out() -> None:
         enter(queue, "one too many")
 
 
-async def test_bulk_jobs_are_held_to_their_own_deadline_only() -> None:
+async def test_bulk_jobs_are_refused_only_by_their_own_deadline() -> None:
     queue = queue_that_takes(0.010, Clock())
     enter(queue, *names(50, "a"), timeout_seconds=0.6, bulk=True)
     with pytest.raises(Overloaded):
@@ -136,7 +136,7 @@ async def test_a_deadline_that_cannot_be_met_is_refused_at_once() -> None:
     enter(queue, "patient", timeout_seconds=0.08)
 
 
-async def test_bulk_jobs_are_left_where_they_are_not_asked_for() -> None:
+async def test_bulk_jobs_stay_queued_unless_requested() -> None:
     queue = Queue(LIMITS, Clock())
     enter(queue, "first", bulk=True)
     enter(queue, *names(9))
@@ -147,7 +147,7 @@ async def test_bulk_jobs_are_left_where_they_are_not_asked_for() -> None:
     assert [entry.job.query for entry in queue.take()] == ["first"]  # type: ignore[union-attr]
 
 
-async def test_bulk_jobs_of_like_length_are_neighbours() -> None:
+async def test_bulk_jobs_are_sorted_by_length() -> None:
     queue = Queue(LIMITS, Clock())
     lengths = [5, 1, 9, 3, 7, 2, 8, 6, 4, 1]
     futures: list[asyncio.Future[Outcome]] = [asyncio.get_running_loop().create_future() for _ in lengths]
@@ -158,14 +158,14 @@ async def test_bulk_jobs_of_like_length_are_neighbours() -> None:
     assert taken == sorted(lengths)
 
 
-async def test_an_online_query_does_not_wait_with_its_bulk_twin() -> None:
+async def test_an_online_query_does_not_wait_for_an_equal_bulk_query() -> None:
     queue = Queue(LIMITS, Clock())
     enter(queue, *names(20), bulk=True)
     enter(queue, "q19")
     assert queue.take()[0].job.query == "q19"  # type: ignore[union-attr]
 
 
-async def test_an_expired_job_is_dropped_unworked_and_its_waiter_told() -> None:
+async def test_an_expired_job_is_dropped_and_its_waiter_gets_an_error() -> None:
     clock = Clock()
     queue = Queue(LIMITS, clock)
     (late,), (patient,) = enter(queue, "late", timeout_seconds=1), enter(queue, "patient", timeout_seconds=5)
@@ -187,7 +187,7 @@ async def test_each_waiter_of_a_shared_job_has_a_deadline_of_its_own() -> None:
     assert not patient.done()
 
 
-async def test_a_waiter_in_the_engine_is_told_too() -> None:
+async def test_a_waiter_of_a_job_in_the_engine_gets_an_error_at_its_deadline() -> None:
     clock = Clock()
     queue = Queue(LIMITS, clock)
     (future,) = enter(queue, "q", timeout_seconds=1)
@@ -199,7 +199,7 @@ async def test_a_waiter_in_the_engine_is_told_too() -> None:
     assert queue.expire() is False
 
 
-async def test_jobs_that_expired_make_room() -> None:
+async def test_expired_jobs_free_their_places() -> None:
     clock = Clock()
     queue = queue_that_takes(0.010, clock)
     late = enter(queue, *names(8), timeout_seconds=0.5)
@@ -209,7 +209,7 @@ async def test_jobs_that_expired_make_room() -> None:
     assert all(isinstance(future.exception(), DeadlineExceeded) for future in late)
 
 
-async def test_other_workers_queries_count_until_they_must_be_done() -> None:
+async def test_queries_of_other_workers_count_until_they_should_be_done() -> None:
     clock = Clock()
     queue = queue_that_takes(0.010, clock)
     enter_each(queue, *names(4))
@@ -221,23 +221,23 @@ async def test_other_workers_queries_count_until_they_must_be_done() -> None:
     enter(queue, "q")
 
 
-async def test_without_a_limit_of_time_nothing_is_refused_but_by_count() -> None:
+async def test_without_a_time_limit_only_the_count_limits() -> None:
     queue = queue_that_takes(10.0, Clock(), Limits(4, 1000, queue=50, wait_seconds=math.inf))
     enter(queue, *names(50))
     with pytest.raises(Overloaded):
         enter(queue, "one too many")
 
 
-async def test_what_the_engine_spent_on_its_batch_is_not_waited_for_again() -> None:
+async def test_time_already_spent_on_the_current_batch_is_subtracted_from_the_wait() -> None:
     clock = Clock()
     queue = queue_that_takes(0.010, clock)
     enter(queue, *names(6))
-    queue.take()  # four of them
+    queue.take()  # four of the queries
     clock.now += 0.025
     with pytest.raises(Overloaded) as hurried:
         enter(queue, "hurried", timeout_seconds=0.04)
     assert hurried.value.expected_seconds == pytest.approx(0.045)
-    clock.now += 1.0  # however late the batch is, the others come after it
+    clock.now += 1.0  # however late the batch is, the other jobs come after it
     with pytest.raises(Overloaded) as late:
         enter(queue, "late", timeout_seconds=0.02)
     assert late.value.expected_seconds == pytest.approx(0.03)
@@ -247,16 +247,16 @@ def pair(tokens: int, name: str) -> PairJob:
     return PairJob(name.encode(), Tokens([1] * tokens, truncated=False))
 
 
-async def test_pairs_count_as_many_queries_as_their_tokens_take() -> None:
+async def test_pairs_count_as_queries_by_their_tokens() -> None:
     queue = queue_that_takes(0.010, Clock())
     future = asyncio.get_running_loop().create_future()
-    queue.enter(ONE, [pair(160, "a")], [future])  # five queries
+    queue.enter(ONE, [pair(160, "a")], [future])  # counts as five queries
     assert len(queue) == 5
     enter_each(queue, *names(5))
     with pytest.raises(Overloaded) as refused:
         enter(queue, "one too many")
     assert refused.value.expected_seconds == pytest.approx(0.11)
-    # Beyond the limit of a batch it goes alone.
+    # A job beyond the batch limit runs alone.
     assert [entry.job for entry in queue.take()] == [pair(160, "a")]
     assert [len(queue.take()), len(queue.take())] == [4, 1]
     assert queue.clear()

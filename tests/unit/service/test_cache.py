@@ -1,4 +1,4 @@
-"""The process layer, the breaker and the two layers as one; Redis has its own tests against a real server."""
+"""The process cache, the circuit breaker and both cache layers together; Redis is tested in tests/integration."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def both_kinds(max_bytes: int = 100_000) -> dict[Kind, ProcessCache]:
     return {kind: ProcessCache(max_bytes) for kind in Kind}
 
 
-def test_the_least_recently_used_value_goes_first() -> None:
+def test_the_least_recently_used_value_is_evicted_first() -> None:
     cache = ProcessCache(max_bytes=10 + 2 * ENTRY_BYTES)
     cache.put(b"a", b"1234")
     cache.put(b"b", b"1234")
@@ -34,7 +34,7 @@ def test_the_least_recently_used_value_goes_first() -> None:
     assert [cache.get(key) for key in (b"a", b"b", b"c")] == [b"1234", None, b"1234"]
 
 
-def test_a_value_put_again_counts_once_and_a_giant_not_at_all() -> None:
+def test_a_value_put_twice_counts_once_and_a_too_large_one_is_not_kept() -> None:
     cache = ProcessCache(max_bytes=10 + 2 * ENTRY_BYTES)
     for _ in range(5):
         cache.put(b"a", b"12345")
@@ -43,14 +43,14 @@ def test_a_value_put_again_counts_once_and_a_giant_not_at_all() -> None:
     assert [cache.get(key) for key in (b"a", b"b", b"giant")] == [b"12345", b"12345", None]
 
 
-def test_small_values_count_with_what_they_take_beside() -> None:
+def test_small_values_count_with_their_overhead() -> None:
     cache = ProcessCache(max_bytes=10 * ENTRY_BYTES)
     for number in range(100):
         cache.put(b"%d" % number, b"")
     assert sum(cache.get(b"%d" % number) is not None for number in range(100)) == 10
 
 
-def test_the_breaker_opens_after_failures_in_a_row_and_lets_one_try(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_breaker_opens_after_failures_in_a_row_and_admits_one_attempt(caplog: pytest.LogCaptureFixture) -> None:
     now = 100.0
     breaker = Breaker("the test", clock=lambda: now)
     for _ in range(FAILURES_TO_OPEN - 1):
@@ -74,7 +74,7 @@ def test_the_breaker_opens_after_failures_in_a_row_and_lets_one_try(caplog: pyte
     ]
 
 
-def test_an_attempt_without_an_end_does_not_keep_the_breaker_open() -> None:
+def test_an_unfinished_attempt_does_not_keep_the_breaker_open() -> None:
     now = 0.0
     breaker = Breaker("the test", clock=lambda: now)
     for _ in range(FAILURES_TO_OPEN):
@@ -85,7 +85,7 @@ def test_an_attempt_without_an_end_does_not_keep_the_breaker_open() -> None:
     assert breaker.allows()
 
 
-def test_a_lone_failure_is_not_worth_a_line(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_single_failure_is_not_logged(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
     breaker = Breaker("the test")
     breaker.failed("once")
@@ -94,7 +94,7 @@ def test_a_lone_failure_is_not_worth_a_line(caplog: pytest.LogCaptureFixture) ->
 
 
 @pytest.mark.anyio
-async def test_the_process_layer_answers_key_by_key_and_kind_by_kind() -> None:
+async def test_the_process_layer_looks_up_each_key_and_kind_separately() -> None:
     metrics = Metrics()
     cache = Cache(both_kinds(), None, metrics)
     cache.put(Kind.RESULT, b"a", b"1")
@@ -115,7 +115,7 @@ async def test_the_process_layer_answers_key_by_key_and_kind_by_kind() -> None:
 
 
 @pytest.mark.anyio
-async def test_results_that_fill_their_memory_leave_the_embeddings_alone() -> None:
+async def test_results_that_fill_their_memory_do_not_evict_embeddings() -> None:
     cache = Cache(both_kinds(max_bytes=10 * ENTRY_BYTES), None, Metrics())
     cache.put(Kind.EMBEDDING, b"text", b"vector")
     for number in range(100):
@@ -124,7 +124,7 @@ async def test_results_that_fill_their_memory_leave_the_embeddings_alone() -> No
 
 
 @pytest.mark.anyio
-async def test_an_embedding_comes_back_to_the_bit_and_only_for_its_encoder_and_tokens() -> None:
+async def test_a_cached_embedding_is_bit_exact_and_bound_to_encoder_and_tokens() -> None:
     cache = Cache(both_kinds(), None, Metrics())
     vectors = np.random.default_rng(1).standard_normal((2, 16)).astype(np.float32)
     cache.put_embedding(ENCODER, tokens(1, 2), vectors[0])

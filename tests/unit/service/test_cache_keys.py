@@ -1,4 +1,4 @@
-"""Keys: whatever changes an answer changes its key, also a field that the request gets tomorrow."""
+"""Cache keys: everything that changes an answer changes its key, including fields added later."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ HYBRID = ResultKeys(Settings(default_mode=Mode.HYBRID))
 def serving(
     version: str = "v1", encoder: str = "e1", reranker: str = "", state: bytes = b"", query_instruction: str = ""
 ) -> Serving:
-    """Keys only ask a serving for a few facts."""
+    """Makes a serving with only the facts that keys read."""
     spec = SimpleNamespace(query_instruction=query_instruction, dense_trust=0.0)
     return cast(
         Serving,
@@ -46,7 +46,7 @@ def key(keys: ResultKeys = HYBRID, of: Serving | None = None, **fields: object) 
 def test_every_field_of_a_request_is_in_the_key(field: str) -> None:
     request = SearchRequest(query="发热")
     other = request.model_copy(update={field: "another value, whatever the field holds"})
-    with warnings.catch_warnings(action="ignore"):  # pydantic notices that the value is not of the field's type
+    with warnings.catch_warnings(action="ignore"):  # pydantic warns that the value does not have the field's type
         same = HYBRID(serving(), request, ["发热"]) == HYBRID(serving(), other, ["发热"])
     assert same == (field in {"timeout_ms", "bulk", "cache"})
 
@@ -110,15 +110,15 @@ def test_snapshot_encoder_and_the_settings_that_matter_are_in_the_key() -> None:
 
 
 @pytest.mark.parametrize("change", [{"query_instruction": "问："}, {"dense_trust": 0.5}])
-def test_a_folder_that_reads_queries_otherwise_is_not_what_was_loaded(tmp_path: Path, change: dict[str, Any]) -> None:
-    """Its fingerprint, which names how documents are read, is the same."""
+def test_a_folder_that_reads_queries_differently_is_noticed_as_changed(tmp_path: Path, change: dict[str, Any]) -> None:
+    """The fingerprint, which describes how documents are read, is the same."""
     reader = TextReader.open(ENCODER)
     assert are_current(Models(reader), ENCODER, None)
     reader.spec.model_copy(update=change).save(tmp_path)
     assert not are_current(Models(reader), tmp_path, None)
 
 
-def test_parts_do_not_run_into_each_other() -> None:
+def test_parts_of_a_key_are_separated() -> None:
     assert key(of=serving("v1e1", "")) != key(of=serving("v1", "e1"))
 
 
@@ -129,7 +129,7 @@ def test_a_query_has_one_key_alone_and_among_others() -> None:
     assert all(len(one) == 16 for one in keys)
 
 
-def test_an_embedding_is_named_by_encoder_and_tokens() -> None:
+def test_an_embedding_key_depends_on_encoder_and_tokens() -> None:
     texts = [[1], [2], [1, 2], [2, 1], [1, 0], [256], [1, 256]]
     keys = {embedding_key(name, Tokens(ids, truncated=False)) for name in ("e1", "e2") for ids in texts}
     assert len(keys) == 2 * len(texts)
@@ -142,7 +142,7 @@ def test_side_and_instruction_reach_the_embedding_key_through_the_tokens() -> No
     encoder = TextReader(spec, plain.variant, plain.weights, plain.tokenizer)
     texts = ["Fever 发热", "fever  发热 ", "fever 发烧"]
     keys = [embedding_key("e1", tokens) for side in Side for tokens in encoder.tokenize(texts, side)]
-    assert keys[0] == keys[1]  # the tokenizer sees no difference, so the encoder cannot
+    assert keys[0] == keys[1]  # equal tokens give equal keys
     assert len(set(keys)) == 4
 
 

@@ -1,4 +1,4 @@
-"""Look-ups that share commands: each is answered, in any order of events. Redis is a stand-in here."""
+"""Look-ups that share Redis commands: each is answered, in any order of events, with a fake Redis."""
 
 from __future__ import annotations
 
@@ -17,27 +17,27 @@ pytestmark = pytest.mark.anyio
 PATIENT_SECONDS = 60.0
 
 
-class Held:
-    """A Redis whose every key holds its own name, and which answers when it is told to."""
+class FakeRedis:
+    """A fake Redis in which every key holds its own name; it answers when `answer` is called."""
 
     def __init__(self) -> None:
         self.commands: list[tuple[Sequence[bytes], asyncio.Future[None]]] = []
         self.held = True
 
     async def mget(self, names: Sequence[bytes]) -> list[bytes]:
-        told = asyncio.get_running_loop().create_future()
-        self.commands.append((names, told))
+        answered = asyncio.get_running_loop().create_future()
+        self.commands.append((names, answered))
         if self.held:
-            await told
+            await answered
         return list(names)
 
     def answer(self) -> None:
-        for _, told in self.commands:
-            if not told.done():
-                told.set_result(None)
+        for _, answered in self.commands:
+            if not answered.done():
+                answered.set_result(None)
 
 
-def reads_from(redis: Held, timeout_seconds: float = PATIENT_SECONDS) -> RedisReads:
+def reads_from(redis: FakeRedis, timeout_seconds: float = PATIENT_SECONDS) -> RedisReads:
     return RedisReads(cast(Redis, redis), Breaker("the test"), timeout_seconds, PATIENT_SECONDS)
 
 
@@ -46,8 +46,8 @@ async def spin(turns: int) -> None:
         await asyncio.sleep(0)
 
 
-async def test_commands_are_few_and_each_gets_its_own_values() -> None:
-    redis = Held()
+async def test_look_ups_share_few_commands_and_each_gets_its_own_values() -> None:
+    redis = FakeRedis()
     reads = reads_from(redis)
     asked: list[asyncio.Task[Any]] = []
     for number in range(10 * READS):
@@ -63,7 +63,7 @@ async def test_commands_are_few_and_each_gets_its_own_values() -> None:
 
 @pytest.mark.parametrize("turns", range(8))
 async def test_a_look_up_that_arrives_as_the_readers_end_is_answered(turns: int) -> None:
-    redis = Held()
+    redis = FakeRedis()
     reads = reads_from(redis)
     asked = []
     for number in range(READS):
@@ -79,12 +79,12 @@ async def test_a_look_up_that_arrives_as_the_readers_end_is_answered(turns: int)
     await reads.close()
 
 
-async def test_a_command_fails_once_however_many_leave_it() -> None:
-    redis = Held()
+async def test_a_timed_out_command_counts_as_one_failure_however_many_look_ups_shared_it() -> None:
+    redis = FakeRedis()
     reads = reads_from(redis, timeout_seconds=0.05)
     crowd = await asyncio.gather(*[reads.get([b"%d" % number]) for number in range(50)])
     assert set(crowd) == {NoAnswer.ERROR}
     assert len(redis.commands) == 1
-    assert await reads.get([b"again"]) is NoAnswer.ERROR  # and not a bypass: there was one failure, not fifty
+    assert await reads.get([b"again"]) is NoAnswer.ERROR  # not a bypass: the breaker counted one failure, not fifty
     redis.answer()
     await reads.close()

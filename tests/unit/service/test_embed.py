@@ -1,4 +1,4 @@
-"""The arithmetic of vectors: shortened, blended, and of length one again."""
+"""Vector arithmetic: shortening and blending, with unit length restored."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from service.search.embedder import blend, normalise, shorten
 VECTORS = normalise(np.random.default_rng(7).standard_normal((4, 8)).astype(np.float32))
 
 
-def test_shortening_truncates_first_and_norms_after() -> None:
+def test_shortening_truncates_before_it_normalises() -> None:
     short = shorten(VECTORS, 3)
     assert short.shape == (4, 3)
     assert np.linalg.norm(short, axis=1) == pytest.approx(1)
@@ -18,7 +18,7 @@ def test_shortening_truncates_first_and_norms_after() -> None:
     assert shorten(VECTORS, 8) is VECTORS
 
 
-def test_a_vector_without_length_stays() -> None:
+def test_a_zero_vector_stays_zero() -> None:
     assert normalise(np.zeros((1, 3), np.float32)).tolist() == [[0, 0, 0]]
 
 

@@ -1,4 +1,4 @@
-"""Workers' connections to the engine: they may end at any time, and may outnumber the files of the process."""
+"""Workers' connections to the engine: they may close at any time, and may exceed the limit of open files."""
 
 from __future__ import annotations
 
@@ -35,25 +35,25 @@ def until(condition: Callable[[], bool]) -> None:
 
 @pytest.mark.parametrize("unread", [False, True], ids=["at its end", "with an answer unread"])
 def test_a_worker_may_leave_at_any_time(engine: Running, unread: bool, caplog: pytest.LogCaptureFixture) -> None:
-    """One that ends before it has read all is not an error: its socket is reset, not closed."""
+    """A worker that ends before it has read everything is not an error: its socket is reset, not closed."""
     with caplog.at_level(logging.WARNING):
         with engine.worker() as worker:
-            worker.ask(1, 1)
+            worker.send_request(1, 1)
             worker.answer()
             assert len(engine.server.connections) == 1
             if unread:
-                worker.ask(2, 1)
-                until(lambda: len(engine.told) == 2)
+                worker.send_request(2, 1)
+                until(lambda: len(engine.reported) == 2)
         until(lambda: not engine.server.connections)
     assert caplog.records == []
 
 
-def test_a_worker_that_sends_nonsense_is_cut_off_with_a_warning(
+def test_a_worker_that_sends_invalid_frames_is_disconnected_with_a_warning(
     engine: Running, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.WARNING), engine.worker() as worker:
         worker.connection.sendall(b"\xff" * 64)
-        assert worker.is_cut_off()
+        assert worker.is_closed()
         until(lambda: not engine.server.connections)
     assert "a worker's connection is closed: a frame of" in caplog.text
 
@@ -68,11 +68,11 @@ def few_files() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("few_files")
-def test_the_file_limit_keeps_a_worker_waiting_and_ends_nothing(
+def test_at_the_file_limit_a_worker_waits_and_the_engine_goes_on(
     engine: Running, caplog: pytest.LogCaptureFixture
 ) -> None:
     with engine.worker() as first, socket.socket(socket.AF_UNIX) as second, contextlib.ExitStack() as files:
-        first.ask(1, 1)
+        first.send_request(1, 1)
         first.answer()
         second.settimeout(WAIT_SECONDS)
         while True:
@@ -83,8 +83,8 @@ def test_the_file_limit_keeps_a_worker_waiting_and_ends_nothing(
         with caplog.at_level(logging.ERROR):
             second.connect(str(engine.path))
             until(lambda: bool(caplog.records))
-            for number in range(5):  # it does not try again at once
-                first.ask(number, 1)
+            for number in range(5):  # accept is not retried at once
+                first.send_request(number, 1)
                 assert first.answer().status is Status.DONE
         assert {record.message for record in caplog.records} == {
             "a worker cannot be accepted ([Errno 24] Too many open files); raise the limit of open files (ulimit -n)"
@@ -92,6 +92,6 @@ def test_the_file_limit_keeps_a_worker_waiting_and_ends_nothing(
         assert len(engine.server.connections) == 1
         files.close()
         later = Worker(second)
-        later.ask(1, 1)
+        later.send_request(1, 1)
         assert later.answer().status is Status.DONE
         assert len(engine.server.connections) == 2

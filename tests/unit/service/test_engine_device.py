@@ -1,4 +1,4 @@
-"""What the engine computes with: the processor, and the parts of the GPU's code that run on any machine."""
+"""The engine's devices: the CPU, and the parts of the GPU code that run on any machine."""
 
 from __future__ import annotations
 
@@ -49,21 +49,21 @@ def encoder() -> OnnxEncoder:
 
 
 @given(st.lists(st.lists(st.integers(0, 9), min_size=1, max_size=12), min_size=1, max_size=8))
-def test_padding_flat_tokens_is_padding_tokens(batch: list[list[int]]) -> None:
+def test_padding_flat_tokens_equals_padding_lists_of_tokens(batch: list[list[int]]) -> None:
     tokens = [Tokens(ids, truncated=False) for ids in batch]
     for ours, theirs in zip(pad_flat(*flatten(tokens)), pad(tokens), strict=True):
         np.testing.assert_array_equal(ours, theirs)
 
 
-def test_the_processor_gives_each_query_its_own_embedding(encoder: OnnxEncoder) -> None:
+def test_the_cpu_gives_each_query_its_own_embedding(encoder: OnnxEncoder) -> None:
     tokens = encoder.tokenize(TEXTS, Side.QUERY)
     together = CpuEncoder(encoder).encode(*flatten(tokens))
     for one, vector in zip(tokens, together, strict=True):
         alone = encoder.encode_tokens([one])[0]
-        assert float(vector @ alone) > 0.98  # in int8 the scale of an activation is the whole call's
+        assert float(vector @ alone) > 0.98  # in int8 the scale of an activation depends on the whole call
 
 
-def test_bound_buffers_give_what_plain_runs_give(encoder: OnnxEncoder) -> None:
+def test_bound_buffers_give_the_results_of_plain_runs(encoder: OnnxEncoder) -> None:
     bound = BoundEncoder(encoder, encoder._session, "cpu")
     for texts in (TEXTS[:1], TEXTS, TEXTS[1:2], TEXTS):
         tokens = encoder.tokenize(texts, Side.QUERY)
@@ -74,7 +74,7 @@ def test_bound_buffers_give_what_plain_runs_give(encoder: OnnxEncoder) -> None:
             assert float(vector @ encoder.encode_tokens([one])[0]) > 0.98
 
 
-def test_an_answer_stays_when_its_buffers_are_used_again(encoder: OnnxEncoder) -> None:
+def test_an_answer_is_unchanged_when_its_buffers_are_reused(encoder: OnnxEncoder) -> None:
     bound = BoundEncoder(encoder, encoder._session, "cpu")
     first, second = (flatten(encoder.tokenize([text], Side.QUERY)) for text in ("发热", "骨折"))
     vector = bound.encode(*first)
@@ -84,7 +84,7 @@ def test_an_answer_stays_when_its_buffers_are_used_again(encoder: OnnxEncoder) -
 
 
 @given(st.integers(1, 600), st.integers(1, 512))
-def test_shapes_are_few_and_large_enough(queries: int, longest: int) -> None:
+def test_padded_shapes_are_few_and_large_enough(queries: int, longest: int) -> None:
     rows, length = next_shape(queries, longest, 512)
     assert queries <= rows <= min(2 * queries, queries + 31)
     assert longest <= length <= 512
@@ -102,7 +102,7 @@ def test_buffers_are_kept_for_a_bounded_number_of_shapes(encoder: OnnxEncoder) -
     assert (bound._buffers.cache_info().hits, bound._buffers.cache_info().misses) == (1, kept.misses + 1)
 
 
-def test_small_shapes_keep_their_buffers_because_recorded_kernels_know_their_addresses(encoder: OnnxEncoder) -> None:
+def test_small_shapes_keep_their_buffers_whose_addresses_recorded_kernels_use(encoder: OnnxEncoder) -> None:
     bound = BoundEncoder(encoder, encoder._session, "cpu")
     small = [bound._of_shape(shape) for shape in RECORDED]
     for number in range(MOST_SHAPES + 5):
@@ -114,11 +114,11 @@ def test_small_shapes_keep_their_buffers_because_recorded_kernels_know_their_add
 
 
 @given(st.integers(1, RECORDED_QUERIES), st.integers(1, RECORDED_TOKENS))
-def test_every_small_batch_has_a_shape_that_is_recorded_at_the_start(queries: int, longest: int) -> None:
+def test_every_small_batch_has_a_shape_recorded_at_startup(queries: int, longest: int) -> None:
     assert next_shape(queries, longest, 512) in RECORDED
 
 
-def test_a_flat_index_finds_what_the_snapshots_own_finds() -> None:
+def test_a_gpu_flat_index_finds_the_same_rows_as_the_snapshots_index() -> None:
     own = random_index(500, 16)
     index = faiss.IndexFlatIP(16)
     index.add(own.values.astype(np.float32))
@@ -133,15 +133,15 @@ def test_a_flat_index_finds_what_the_snapshots_own_finds() -> None:
     assert flat._parameters.cache_info().currsize == 2
 
 
-def test_a_flat_index_leaves_to_the_snapshots_own_what_a_gpu_cannot_do() -> None:
+def test_a_gpu_flat_index_falls_back_to_the_snapshots_index() -> None:
     own = random_index(MOST_K + 10, 4)
-    flat = FlatVectors(faiss.IndexFlatIP(4), CpuVectors(own, 1))  # empty: whatever is found, the other found
+    flat = FlatVectors(faiss.IndexFlatIP(4), CpuVectors(own, 1))  # empty: every hit comes from the snapshot's index
     scores, rows = flat.search(np.ones((1, 4), np.float32), MOST_K + 5, None)
     assert (rows >= 0).all()
     assert np.isfinite(scores).all()
 
 
-def test_a_machine_without_a_gpu_says_so(encoder: OnnxEncoder) -> None:
+def test_a_machine_without_a_gpu_is_reported(encoder: OnnxEncoder) -> None:
     with pytest.raises(BadDevice, match="gpu extra"):
         open_session(ENCODER / encoder.variant.filename)
     with pytest.raises(BadDevice, match="gpu extra"):
@@ -170,7 +170,7 @@ def test_the_self_check_notices_a_wrong_device(encoder: OnnxEncoder) -> None:
     assert not check_search(CpuVectors(other, 1), small.values)
 
 
-def test_the_memory_of_the_card_is_recorded_while_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpu_memory_is_recorded_if_there_is_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     memory = {"card": SimpleNamespace(used=5, total=9)}
     library = SimpleNamespace(
         nvmlInit=lambda: None,
@@ -183,7 +183,7 @@ def test_the_memory_of_the_card_is_recorded_while_there_is_one(monkeypatch: pyte
     assert recorded.get(timeout=60) == (5, 9)
 
 
-def test_a_card_that_cannot_be_asked_is_a_warning(
+def test_a_gpu_that_cannot_be_queried_gives_a_warning(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", None)  # is not installed

@@ -1,4 +1,4 @@
-"""What crosses the socket comes out as it went in, in whatever pieces it arrives; nonsense is refused."""
+"""Frames on the engine's socket: written and read back, in any pieces; invalid ones are refused."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ def only(written: bytes) -> memoryview:
     return body
 
 
-def test_an_ask_of_tokens() -> None:
+def test_a_request_of_tokens_is_read_as_written() -> None:
     ids, lengths = np.arange(9, dtype=np.int32), np.array([4, 5], np.int32)
-    ask = Request(7, 3, 10, True, True, 12.5, FILTERS, ids, lengths)
-    body = only(frames.write_request(ask))
+    request = Request(7, 3, 10, True, True, 12.5, FILTERS, ids, lengths)
+    body = only(frames.write_request(request))
     assert frames.kind_of(body) is Kind.REQUEST
     read = frames.read_request(body)
     assert (read.number, read.handle, read.k, read.bulk, read.keep_vectors, read.deadline) == (
@@ -47,7 +47,7 @@ def test_an_ask_of_tokens() -> None:
     assert (read.size, len(read.vectors)) == (2, 0)
 
 
-def test_an_ask_of_vectors() -> None:
+def test_a_request_of_vectors_is_read_as_written() -> None:
     vectors = np.random.default_rng(0).random((3, 5), np.float32)
     read = frames.read_request(only(frames.write_request(Request(1, 2, 4, vectors=vectors))))
     np.testing.assert_array_equal(read.vectors, vectors)
@@ -56,7 +56,7 @@ def test_an_ask_of_vectors() -> None:
 
 
 @pytest.mark.parametrize(("k", "dim"), [(4, 0), (4, 6), (0, 6)])
-def test_an_answer(k: int, dim: int) -> None:
+def test_an_answer_is_read_as_written(k: int, dim: int) -> None:
     randomly = np.random.default_rng(0)
     rows = randomly.integers(-1, 2**40, (3, k)) if k else NO_ROWS
     scores = randomly.random((3, k), np.float32) if k else NO_VECTORS
@@ -73,7 +73,7 @@ def test_an_answer(k: int, dim: int) -> None:
     np.testing.assert_array_equal(read.vectors, np.reshape(vectors, (3, dim)))
 
 
-def test_part_of_a_deeper_answer_is_written_as_it_is() -> None:
+def test_a_slice_of_a_deeper_answer_is_written_correctly() -> None:
     rows, scores = np.arange(12).reshape(3, 4), np.arange(12, dtype=np.float32).reshape(3, 4)
     response = Response(1, Status.DONE, rows=rows[:, :2], scores=scores[:, :2])
     read = frames.read_response(only(frames.write_response(response)))
@@ -82,18 +82,18 @@ def test_part_of_a_deeper_answer_is_written_as_it_is() -> None:
 
 
 @pytest.mark.parametrize("status", [Status.FAILED, Status.EXPIRED, Status.UNKNOWN_SERVING])
-def test_an_answer_without_results(status: Status) -> None:
+def test_an_answer_without_results_is_read_as_written(status: Status) -> None:
     read = frames.read_response(only(frames.write_response(Response(5, status))))
     assert (read.number, read.status, read.rows.size, read.vectors.size) == (5, status, 0, 0)
 
 
-def test_a_control_frame() -> None:
+def test_a_control_frame_is_read_as_written() -> None:
     body = only(frames.write_control(Kind.OPEN, 3, ("version", "指纹")))
     assert frames.kind_of(body) is Kind.OPEN
     assert frames.read_control(body) == (3, ["version", "指纹"])
 
 
-def test_no_filters_are_no_bytes_and_equal_ones_are_equal() -> None:
+def test_no_filters_are_no_bytes_and_equal_filters_have_equal_bytes() -> None:
     plain, filtered, equal = (
         frames.write_request(Request(1, 1, 1, filters=filters, vectors=np.ones((1, 2), np.float32)))
         for filters in ((), FILTERS, (*FILTERS,))
@@ -122,19 +122,19 @@ def test_an_impossible_length_is_refused(nonsense: bytes) -> None:
 
 
 @pytest.mark.parametrize("body", [b"\x01", b"\x01" + b"\0" * 20, b"\x01\x04" + b"\x07\0\0\0" * 5 + b"\0" * 8])
-def test_an_ask_that_is_cut_short_is_refused(body: bytes) -> None:
+def test_a_truncated_request_is_refused(body: bytes) -> None:
     with pytest.raises(BadFrame):
         frames.read_request(memoryview(body))
 
 
 @pytest.mark.parametrize(("ids", "lengths"), [(9, [4, 4]), (4, [4, 0]), (0, []), (3, [4, -1])])
 def test_tokens_that_do_not_add_up_are_refused(ids: int, lengths: list[int]) -> None:
-    ask = Request(1, 1, 1, ids=np.zeros(ids, np.int32), lengths=np.array(lengths, np.int32))
+    request = Request(1, 1, 1, ids=np.zeros(ids, np.int32), lengths=np.array(lengths, np.int32))
     with pytest.raises(BadFrame):
-        frames.read_request(only(frames.write_request(ask)))
+        frames.read_request(only(frames.write_request(request)))
 
 
-def test_other_nonsense_is_refused() -> None:
+def test_other_invalid_frames_are_refused() -> None:
     with pytest.raises(BadFrame):
         frames.kind_of(memoryview(b"\x63"))
     with pytest.raises(BadFrame):
@@ -143,7 +143,7 @@ def test_other_nonsense_is_refused() -> None:
         frames.read_control(memoryview(b"\x02\0\0\0\0{"))
 
 
-def test_a_request_of_pairs_says_so_and_weighs_by_its_tokens() -> None:
+def test_a_request_of_pairs_is_marked_and_weighed_by_its_tokens() -> None:
     ids, lengths = np.arange(110, dtype=np.int32), np.array([70, 40], np.int32)
     read = frames.read_request(only(frames.write_request(Request(1, 2, 0, ids=ids, lengths=lengths, pairs=True))))
     assert read.pairs

@@ -1,4 +1,4 @@
-"""A worker's connection to the engine, over a real socket to an engine that answers when its test tells it to."""
+"""A worker's connection to the engine, over a real socket to an engine that the test scripts."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ WAIT_SECONDS = 60.0
 
 
 class Snapshot:
-    """What a link holds on to weakly."""
+    """A snapshot that a link references weakly."""
 
 
 def serving(version: str) -> Serving:
@@ -30,14 +30,14 @@ def serving(version: str) -> Serving:
 
 
 class Engine:
-    """One engine process after the other, of which each gives out handles from 1 on."""
+    """A sequence of engine processes, each of which numbers its handles from 1."""
 
     def __init__(self) -> None:
         self.refusals = 0
         self.reloaded = asyncio.Event()
         self.reloaded.set()
         self._serving: set[Any] = set()
-        self._came: asyncio.Queue[tuple[Kind, int, Any]] = asyncio.Queue()
+        self._received: asyncio.Queue[tuple[Kind, int, Any]] = asyncio.Queue()
         self._connections: asyncio.Queue[asyncio.StreamWriter] = asyncio.Queue()
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -46,7 +46,7 @@ class Engine:
         pieces = FrameReader()
         while data := await reader.read(65536):
             for body in pieces.feed(data):
-                self._came.put_nowait((frames.kind_of(body), *frames.read_control(body)))
+                self._received.put_nowait((frames.kind_of(body), *frames.read_control(body)))
         writer.close()
         await writer.wait_closed()
 
@@ -60,8 +60,8 @@ class Engine:
     def die(self) -> None:
         self._writer.close()
 
-    async def hear(self) -> tuple[Kind, int, Any]:
-        return await asyncio.wait_for(self._came.get(), WAIT_SECONDS)
+    async def receive(self) -> tuple[Kind, int, Any]:
+        return await asyncio.wait_for(self._received.get(), WAIT_SECONDS)
 
     def grant(self, number: int, handle: int) -> None:
         self._writer.write(frames.write_control(Kind.OPENED, number, handle))
@@ -71,7 +71,7 @@ class Engine:
 
     async def open(self, link: Link, asked: Serving, handle: int) -> None:
         opening = asyncio.create_task(link.open(asked))
-        kind, number, facts = await self.hear()
+        kind, number, facts = await self.receive()
         assert (kind, facts[0]) == (Kind.OPEN, asked.version)
         self.grant(number, handle)
         await asyncio.wait_for(opening, WAIT_SECONDS)
@@ -98,8 +98,8 @@ async def link(tmp_path: Path, engine: Engine) -> AsyncIterator[Link]:
     await made.close()
 
 
-async def let_go(held: list[Serving]) -> None:
-    """Drops the last reference, and has the loop do what follows from it."""
+async def drop_last_reference(held: list[Serving]) -> None:
+    """Drops the last reference, and lets the event loop run what follows from it."""
     held.clear()
     gc.collect()
     for _ in range(3):
@@ -112,51 +112,51 @@ async def test_a_handle_of_a_dead_engine_is_not_released_in_the_new_one(engine: 
     await engine.open(link, gone[0], 2)
     engine.die()
     await engine.begin()
-    kind, number, facts = await engine.hear()
+    kind, number, facts = await engine.receive()
     assert (kind, facts[0]) == (Kind.OPEN, "kept")
-    await let_go(gone)
-    engine.grant(number, 2)  # the number that the other serving had before
+    await drop_last_reference(gone)
+    engine.grant(number, 2)  # the handle that the other serving had before
     later = serving("later")
     await engine.open(link, later, 3)  # nothing was sent before it
     assert link.handle_of(kept) == 2
     assert link.handle_of(later) == 3
 
 
-async def test_a_serving_that_goes_while_it_is_opened_again_is_released(engine: Engine, link: Link) -> None:
+async def test_a_serving_dropped_while_it_is_reopened_is_released(engine: Engine, link: Link) -> None:
     gone = [serving("gone")]
     await engine.open(link, gone[0], 1)
     engine.die()
     await engine.begin()
-    kind, number, _ = await engine.hear()
+    kind, number, _ = await engine.receive()
     assert kind is Kind.OPEN
-    await let_go(gone)
+    await drop_last_reference(gone)
     engine.grant(number, 7)
-    assert await engine.hear() == (Kind.RELEASE, 0, 7)
+    assert await engine.receive() == (Kind.RELEASE, 0, 7)
 
 
-async def test_an_engine_that_opens_a_serving_no_more_is_reported_once_it_is_back(engine: Engine, link: Link) -> None:
+async def test_a_restarted_engine_that_cannot_reopen_a_serving_is_reported(engine: Engine, link: Link) -> None:
     replaced, kept = serving("replaced"), serving("kept")
     await engine.open(link, replaced, 1)
     await engine.open(link, kept, 2)
     engine.die()
     await engine.begin()
-    _, number, _ = await engine.hear()
+    _, number, _ = await engine.receive()
     engine.refuse(number, "the encoder changed")
-    _, number, _ = await engine.hear()
+    _, number, _ = await engine.receive()
     engine.grant(number, 1)
     await engine.open(link, serving("later"), 2)
     assert (link.handle_of(replaced), link.handle_of(kept)) == (None, 1)
     assert engine.refusals == 1
 
 
-async def test_a_reload_that_hangs_does_not_keep_the_link_from_the_next_engine(engine: Engine, link: Link) -> None:
+async def test_a_hanging_reload_does_not_keep_the_link_from_the_next_engine(engine: Engine, link: Link) -> None:
     kept = serving("kept")
     await engine.open(link, kept, 1)
     engine.reloaded.clear()
     for _ in range(2):
         engine.die()
         await engine.begin()
-        _, number, _ = await engine.hear()
+        _, number, _ = await engine.receive()
         engine.refuse(number, "the encoder changed")
         await engine.open(link, serving("later"), 2)
     assert engine.refusals == 2

@@ -1,4 +1,4 @@
-"""One table from error to HTTP; nothing outside of it says more than that something went wrong."""
+"""The table from errors to HTTP; an error outside of it reveals only that something failed."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from service.http.texts import EmbeddingsRequest, RerankRequest
 from service.search.request import SearchRequest
 
 
-def test_every_error_that_a_request_can_meet_is_in_the_table() -> None:
+def test_every_error_that_a_request_can_cause_is_in_the_table() -> None:
     own = {
         value
         for value in vars(errors).values()
         if isinstance(value, type) and issubclass(value, CareError) and value.__module__ == errors.__name__
     }
-    # Raised before there is anyone to answer.
+    # Raised before any request is answered.
     at_startup = {errors.BadDevice, errors.BadKeys, errors.BadSettings, errors.PortTaken, errors.StartFailed}
     assert own - set(STATUS_AND_CODE) == at_startup
 
@@ -48,13 +48,13 @@ def test_an_unknown_exception_reveals_nothing(error: Exception) -> None:
     assert b"secret" not in answer.body("id")
 
 
-def test_the_body_holds_field_and_request_id() -> None:
+def test_the_error_body_has_field_and_request_id() -> None:
     body = json.loads(answer_for(InvalidRequest("top_k", "too large")).body("r1"))
     expected = {"code": "invalid_request", "message": "top_k: too large", "field": "top_k", "request_id": "r1"}
     assert body == {"error": expected}
 
 
-def test_a_filter_that_the_store_refuses_is_the_field_filters() -> None:
+def test_a_filter_that_the_store_refuses_is_reported_as_field_filters() -> None:
     assert answer_for(BadFilter("colour", "no such field")).field == "filters"
 
 
@@ -113,8 +113,8 @@ def test_an_error_in_a_posted_document_names_its_key(document: str, expected: st
         (DocumentsRequest, '{"documents": [%s]}'),
     ],
 )
-def test_of_a_thousand_faults_in_a_list_the_first_is_reported(model: type[BaseModel], body: str) -> None:
-    """To note them all took a body of two megabytes up to half a minute, in which no other request was answered."""
+def test_only_the_first_of_many_errors_in_a_list_is_reported(model: type[BaseModel], body: str) -> None:
+    """Collecting them all took up to half a minute for a body of 2 MB, during which no other request was answered."""
     with pytest.raises(ValidationError) as caught:
         model.model_validate_json(body % ", ".join(["null"] * 1000), strict=True)
     assert caught.value.error_count() <= 5

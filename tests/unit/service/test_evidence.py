@@ -1,4 +1,4 @@
-"""What stands behind a ranking, and which passage of a document is shown, on rows made by hand."""
+"""Evidence of a ranking, and the passage shown of a document, on hand-made rows."""
 
 from __future__ import annotations
 
@@ -43,11 +43,11 @@ def test_a_document_is_placed_by_its_best_passage() -> None:
 
 
 @pytest.mark.parametrize(("mode", "expected"), [(Mode.DENSE, [1, 0]), (Mode.LEXICAL, [1, 2])])
-def test_passages_of_one_side_stand_in_its_order(mode: Mode, expected: list[int]) -> None:
+def test_passages_in_dense_or_lexical_mode_are_in_that_modes_order(mode: Mode, expected: list[int]) -> None:
     assert [row for row, _ in account(mode).passages[0]] == expected
 
 
-def test_passages_of_both_sides_are_fused_with_the_documents_weight() -> None:
+def test_passages_in_hybrid_mode_are_fused_with_the_documents_weight() -> None:
     found = account(Mode.HYBRID, weight=0.5)
     assert found.weight == 0.5
     passages = dict(found.passages[0])
@@ -91,7 +91,7 @@ WHOLE = cast(
     ("query", "found", "shown"),
     [("头痛发热", 0, 2), ("头痛", 0, 2), ("头痛", 3, 3), ("糖尿病", 1, 1), ("休息", 1, 0), ("头痛 休息", 0, 3)],
 )
-def test_the_passage_with_most_of_the_words_is_shown_and_of_equals_the_one_found(
+def test_the_passage_with_most_query_words_is_shown_and_a_tie_goes_to_the_one_found(
     query: str, found: int, shown: int
 ) -> None:
     assert passage_of(WHOLE, 0, found, marked_terms(query)) == shown
@@ -110,5 +110,5 @@ def test_the_score_of_a_whole_document_is_divided_among_its_passages() -> None:
     assert 0 < divided[3] < divided[2]
     assert divided[4] == pytest.approx(scores[4])
     assert (np.diff(shares) <= 0).all()
-    only_first = divide_words(WHOLE, lexical, [1], "头痛发热")  # the document that is not shown stays as it is
+    only_first = divide_words(WHOLE, lexical, [1], "头痛发热")  # the document that is not shown is unchanged
     assert [part.tolist() for part in only_first] == [part.tolist() for part in lexical]

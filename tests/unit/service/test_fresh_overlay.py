@@ -1,4 +1,4 @@
-"""Fresh documents laid over a snapshot rank as if the index had been built with them."""
+"""Fresh documents over a snapshot rank as if the index had been built with them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.unit.indexer.support import DIM, Entry, unit_vectors, write_snapshot
 
 WORDS = ["高血压", "糖尿病", "阿司匹林", "血常规", "发热", "骨折", "哮喘", "aspirin"]
 QUERY = "高血压 aspirin 骨折"
-# Documents of the snapshot, and how many of them the changes may meet.
+# Documents of the snapshot, and how many of them the changes may affect.
 MAIN, MET = 30, 20
 
 
@@ -71,7 +71,7 @@ def search(serving: Serving, mode: Mode, *filters: Filter, top_k: int = 10) -> l
 
 
 def changes(count: int) -> list[Change]:
-    """Documents posted, replaced and deleted, the snapshot's and others."""
+    """Returns posts, replacements and deletions of documents of the snapshot and of others."""
     draw = random.Random(5)
     made: list[Change] = []
     for number in range(count):
@@ -81,8 +81,8 @@ def changes(count: int) -> list[Change]:
 
 
 @pytest.fixture(scope="module")
-def laid(main: Snapshot) -> tuple[Overlay, dict[str, Posted | None]]:
-    """After 120 changes one by one, and what they amount to: None for what is gone."""
+def overlaid(main: Snapshot) -> tuple[Overlay, dict[str, Posted | None]]:
+    """Returns the overlay after 120 single changes, and the expected documents: None for deleted ones."""
     overlay = Overlay(main)
     expected: dict[str, Posted | None] = {}
     for frame in frames(*changes(120)):
@@ -92,10 +92,8 @@ def laid(main: Snapshot) -> tuple[Overlay, dict[str, Posted | None]]:
     return overlay, expected
 
 
-def test_every_document_is_there_as_it_was_last_said(
-    main: Snapshot, laid: tuple[Overlay, dict[str, Posted | None]]
-) -> None:
-    overlay, expected = laid
+def test_every_document_is_as_last_changed(main: Snapshot, overlaid: tuple[Overlay, dict[str, Posted | None]]) -> None:
+    overlay, expected = overlaid
     live = {f"m{number}" for number in range(MAIN)} | set(expected)
     live -= {name for name, change in expected.items() if change is None}
     assert overlay.documents == len(live)
@@ -112,23 +110,23 @@ def test_every_document_is_there_as_it_was_last_said(
 
 
 def test_changes_at_once_equal_changes_one_by_one(
-    main: Snapshot, laid: tuple[Overlay, dict[str, Posted | None]]
+    main: Snapshot, overlaid: tuple[Overlay, dict[str, Posted | None]]
 ) -> None:
     at_once = Overlay(main).apply(frames(*changes(120)))
-    assert (at_once.state, at_once.changes) == (laid[0].state, laid[0].changes)
-    assert at_once.passages == laid[0].passages
+    assert (at_once.state, at_once.changes) == (overlaid[0].state, overlaid[0].changes)
+    assert at_once.passages == overlaid[0].passages
     for mode in Mode:
-        assert search(serving_of(main, at_once), mode) == search(serving_of(main, laid[0]), mode)
+        assert search(serving_of(main, at_once), mode) == search(serving_of(main, overlaid[0]), mode)
 
 
-def test_few_blocks_hold_many_documents(laid: tuple[Overlay, dict[str, Posted | None]]) -> None:
-    assert 1 <= len(laid[0].blocks) <= 6
+def test_blocks_stay_few_for_many_documents(overlaid: tuple[Overlay, dict[str, Posted | None]]) -> None:
+    assert 1 <= len(overlaid[0].blocks) <= 6
 
 
 def brute(
     main: Snapshot, expected: dict[str, Posted | None], accepts: Callable[[dict], bool]
 ) -> list[tuple[str, float]]:
-    """Cosines of every visible document's best passage, best first; a passage that is not the first counts less."""
+    """Computes cosines of every visible document's best passage, best first; later passages count less."""
     query = unit_vectors(1, seed=99)[0].astype(np.float32)
     scores = {}
     for row in range(MAIN):
@@ -160,12 +158,12 @@ def brute(
 @pytest.mark.parametrize("top_k", [1, 5, 100])
 def test_dense_search_is_exact_with_every_filter(
     main: Snapshot,
-    laid: tuple[Overlay, dict[str, Posted | None]],
+    overlaid: tuple[Overlay, dict[str, Posted | None]],
     filters: tuple[Filter, ...],
     accepts: Callable[[dict], bool],
     top_k: int,
 ) -> None:
-    overlay, expected = laid
+    overlay, expected = overlaid
     found = search(serving_of(main, overlay), Mode.DENSE, *filters, top_k=top_k)
     wanted = brute(main, expected, accepts)[:top_k]
     assert [name for name, _ in found] == [name for name, _ in wanted]
@@ -184,7 +182,7 @@ def test_words_of_a_posted_document_are_counted_over_all_its_passages(main: Snap
 
 
 @pytest.mark.parametrize("mode", [Mode.LEXICAL, Mode.HYBRID])
-def test_a_document_posted_as_it_is_ranks_where_it_was(main: Snapshot, mode: Mode) -> None:
+def test_a_document_posted_unchanged_keeps_its_rank(main: Snapshot, mode: Mode) -> None:
     same: list[Change] = []
     for name in ("m3", "m7", "m11"):
         row = main.documents.row_of(name)
@@ -201,7 +199,7 @@ def test_a_document_posted_as_it_is_ranks_where_it_was(main: Snapshot, mode: Mod
     np.testing.assert_allclose([score for _, score in after], [score for _, score in before], atol=2e-3)
 
 
-def test_fields_of_fresh_documents_can_be_asked_for_at_once(main: Snapshot) -> None:
+def test_fields_of_fresh_documents_can_be_filtered_at_once(main: Snapshot) -> None:
     new = document("n", 1)
     made = Posted("n", new.title, new.text, {"region": "华北"}, new.spans, "fp", new.vectors)
     serving = serving_of(main, Overlay(main).apply(frames(made, document("o", 2))))
@@ -222,8 +220,8 @@ def test_fields_of_fresh_documents_can_be_asked_for_at_once(main: Snapshot) -> N
     assert serving_of(main, Overlay(main)).allowed(()).all()
 
 
-def test_documents_of_two_kinds_do_not_break_filters(main: Snapshot) -> None:
-    """A rollback may lay posts over a version whose field has another kind: the snapshot's kind counts."""
+def test_a_field_with_values_of_two_kinds_does_not_break_filters(main: Snapshot) -> None:
+    """A rollback may put posts over a version whose field has another kind: the snapshot's kind counts."""
     base = document("n", 1)
     old, new = replace(base, metadata={"year": "heute", "dose": 5}), replace(base, id="o", metadata={"dose": "five"})
     serving = serving_of(main, Overlay(main).apply(frames(old)).apply(frames(new, first=2)))
@@ -236,8 +234,8 @@ def test_documents_of_two_kinds_do_not_break_filters(main: Snapshot) -> None:
     assert "dose" not in facets
 
 
-def test_facets_count_what_is_visible(main: Snapshot, laid: tuple[Overlay, dict[str, Posted | None]]) -> None:
-    overlay, expected = laid
+def test_facets_count_visible_documents(main: Snapshot, overlaid: tuple[Overlay, dict[str, Posted | None]]) -> None:
+    overlay, expected = overlaid
     kinds = [main.documents.get(row).metadata["kind"] for row in range(MAIN) if f"m{row}" not in expected]
     kinds += [change.metadata["kind"] for change in expected.values() if change is not None]
     facets = count_facets(serving_of(main, overlay))
@@ -254,7 +252,7 @@ def test_all_documents_may_be_deleted(main: Snapshot) -> None:
         assert search(serving_of(main, overlay), mode) == []
 
 
-def test_states_differ_where_the_log_differs(main: Snapshot) -> None:
+def test_states_differ_if_the_log_differs(main: Snapshot) -> None:
     empty = Overlay(main)
     states = {
         empty.apply(frames(Deleted("m1"))).state,
@@ -271,16 +269,16 @@ def test_only_vectors_of_the_encoders_that_the_snapshot_names_are_corrected(main
     correction = Correction(0.5 * np.eye(DIM, dtype=np.float32), np.full(DIM, 0.25, np.float32))
     manifest = main.manifest.model_copy(update={"correction": named})
     corrected = replace(main, manifest=manifest)
-    corrected.__dict__["correction"] = correction  # as if it was fitted
+    corrected.__dict__["correction"] = correction  # as if it had been fitted
     posted = [replace(document(f"f{seed}", seed), encoder=by) for seed, by in enumerate(["reads queries", "fp"])]
-    plain, laid = (Overlay(each).apply(frames(*posted)) for each in (main, corrected))
+    plain, overlaid = (Overlay(each).apply(frames(*posted)) for each in (main, corrected))
     queries = unit_vectors(3, seed=7).astype(np.float32)
-    before, after = plain.score_vectors(queries), laid.score_vectors(queries)
+    before, after = plain.score_vectors(queries), overlaid.score_vectors(queries)
     passages = len(posted[0].spans)
     moved = 0.5 * before[:, :passages] + queries.sum(axis=1, keepdims=True) * 0.25
     np.testing.assert_allclose(after[:, :passages], moved, atol=1e-3)
     np.testing.assert_array_equal(after[:, passages:], before[:, passages:])
-    # What is joined later was corrected once, when it came.
-    more = laid.apply(frames(*(document(f"g{seed}", seed) for seed in range(2, 5)), first=3))
+    # A block that is merged later was corrected once, when it came.
+    more = overlaid.apply(frames(*(document(f"g{seed}", seed) for seed in range(2, 5)), first=3))
     assert len(more.blocks) < 3
     np.testing.assert_allclose(more.score_vectors(queries)[:, :passages], moved, atol=1e-3)

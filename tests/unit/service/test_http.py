@@ -1,4 +1,4 @@
-"""Reading bodies, noticing that a client left, and answering in lines."""
+"""Reading bodies, noticing that a client left, and answering in JSON lines."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.anyio
 
 
 class Connection:
-    """Gives its messages one by one, then waits for the client to leave."""
+    """Returns its messages one by one, then waits for the client to leave."""
 
     def __init__(self, *messages: Message) -> None:
         self._messages = list(messages)
@@ -38,7 +38,7 @@ async def test_a_body_in_pieces_is_put_together() -> None:
     assert await read_body({HEADERS: {}}, connection.receive, 3) == b"abc"
 
 
-async def test_a_body_is_refused_at_its_declared_length_or_at_its_real_one() -> None:
+async def test_a_body_is_refused_by_its_declared_or_its_actual_length() -> None:
     connection = Connection(chunk(b"abcd", more=False))
     with pytest.raises(BodyTooLarge):
         await read_body({HEADERS: {b"content-length": b"4"}}, connection.receive, 3)
@@ -46,7 +46,7 @@ async def test_a_body_is_refused_at_its_declared_length_or_at_its_real_one() -> 
         await read_body({HEADERS: {b"content-length": b"3"}}, connection.receive, 3)
 
 
-async def test_a_client_that_leaves_in_the_middle_of_its_body() -> None:
+async def test_a_client_that_leaves_within_its_body_raises_client_left() -> None:
     connection = Connection(chunk(b"ab", more=True))
     connection.left.set()
     with pytest.raises(ClientLeft):
@@ -75,7 +75,7 @@ async def test_work_for_a_client_that_left_is_cancelled() -> None:
     assert cancelled.is_set()
 
 
-async def test_work_that_ends_in_time_is_not_touched() -> None:
+async def test_work_that_ends_before_the_client_leaves_is_not_cancelled() -> None:
     connection = Connection()
     with WhileConnected(connection.receive):
         await asyncio.sleep(0)
@@ -86,7 +86,7 @@ async def test_work_that_ends_in_time_is_not_touched() -> None:
     assert task.cancelling() == 0
 
 
-async def test_a_cancellation_from_outside_stays_one() -> None:
+async def test_a_cancellation_from_outside_is_passed_on() -> None:
     connection = Connection()
 
     async def handle() -> None:
@@ -100,15 +100,15 @@ async def test_a_cancellation_from_outside_stays_one() -> None:
         await task
 
 
-async def test_an_error_of_the_work_comes_through() -> None:
+async def test_an_error_of_the_work_is_passed_on() -> None:
     connection = Connection()
     with pytest.raises(ValueError, match="mine"), WhileConnected(connection.receive):
         raise ValueError("mine")
 
 
-async def test_a_block_that_never_waits_is_not_watched() -> None:
+async def test_a_block_that_never_waits_starts_no_watcher() -> None:
     async def receive() -> Message:
-        raise AssertionError("nobody may ask")
+        raise AssertionError("no message may be received")
 
     with WhileConnected(receive):
         pass
@@ -125,7 +125,7 @@ async def test_a_block_that_never_waits_is_not_watched() -> None:
         ([(b"accept", b"application/x-ndjson, application/json")], False),
     ],
 )
-def test_lines_are_for_who_accepts_nothing_else(headers: list[tuple[bytes, bytes]], wanted: bool) -> None:
+def test_json_lines_are_sent_only_if_nothing_else_is_accepted(headers: list[tuple[bytes, bytes]], wanted: bool) -> None:
     assert wants_lines({HEADERS: dict(headers)}) == wanted
 
 
@@ -162,7 +162,7 @@ async def test_a_failure_before_the_first_line_is_raised() -> None:
 @pytest.mark.parametrize(
     ("error", "code", "logged"), [(Overloaded("full"), "overloaded", False), (RuntimeError("secret"), "internal", True)]
 )
-async def test_a_later_failure_is_a_line(
+async def test_a_later_failure_is_sent_as_a_line(
     error: Exception, code: str, logged: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def lines() -> AsyncIterator[bytes]:

@@ -1,4 +1,4 @@
-"""Asking a language model for documents: what is asked, what is taken from the answer, and what may go wrong."""
+"""Requests to a language model for hypothetical documents: the prompt, the parsing of answers, and failures."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ async def hyde(model: LanguageModel) -> AsyncIterator[Hyde]:
     await hyde.close()
 
 
-async def test_as_many_documents_as_asked_for(hyde: Hyde, model: LanguageModel) -> None:
-    model.say = lambda number: (200, choice(f"文 {number}"))
+async def test_the_requested_number_of_documents_is_returned(hyde: Hyde, model: LanguageModel) -> None:
+    model.respond = lambda number: (200, choice(f"文 {number}"))
     documents = await hyde.imagine("高血压吃什么药", 3, LONG_SECONDS)
     assert sorted(documents) == ["文 0", "文 1", "文 2"]
     for request in model.requests:
@@ -45,7 +45,7 @@ async def test_as_many_documents_as_asked_for(hyde: Hyde, model: LanguageModel) 
 
 
 @pytest.mark.parametrize(("query", "language"), [("高血压吃什么药", "zh"), ("what lowers blood pressure", "en")])
-async def test_the_prompt_is_that_of_generators_in_the_querys_language(
+async def test_the_prompt_is_the_blind_template_in_the_querys_language(
     hyde: Hyde, model: LanguageModel, query: str, language: str
 ) -> None:
     await hyde.imagine(query, 1, LONG_SECONDS)
@@ -53,8 +53,8 @@ async def test_the_prompt_is_that_of_generators_in_the_querys_language(
     assert message == {"role": "user", "content": load(BLIND, language).replace("{query}", query)}
 
 
-async def test_thinking_aloud_is_left_out(hyde: Hyde, model: LanguageModel) -> None:
-    model.say = lambda number: (200, choice("<think>什么药？</think>\n\n氨氯地平。 "))
+async def test_the_reasoning_of_a_model_is_left_out(hyde: Hyde, model: LanguageModel) -> None:
+    model.respond = lambda number: (200, choice("<think>什么药？</think>\n\n氨氯地平。 "))
     assert await hyde.imagine("高血压", 1, LONG_SECONDS) == ["氨氯地平。"]
 
 
@@ -74,15 +74,15 @@ async def test_thinking_aloud_is_left_out(hyde: Hyde, model: LanguageModel) -> N
     ],
     ids=["500", "404", "no json", "a list", "no choice", "no message", "null", "no text", "blank", "too long"],
 )
-async def test_an_answer_without_a_document_gives_none(
+async def test_an_unusable_answer_gives_no_document(
     hyde: Hyde, model: LanguageModel, answer: tuple[int, bytes]
 ) -> None:
-    model.say = lambda number: answer
+    model.respond = lambda number: answer
     assert await hyde.imagine("高血压", 2, LONG_SECONDS) == []
 
 
-async def test_some_documents_are_better_than_none(hyde: Hyde, model: LanguageModel) -> None:
-    model.say = lambda number: (200, choice("药")) if number == 1 else (500, b"")
+async def test_documents_are_returned_even_if_some_requests_fail(hyde: Hyde, model: LanguageModel) -> None:
+    model.respond = lambda number: (200, choice("药")) if number == 1 else (500, b"")
     assert await hyde.imagine("高血压", 3, LONG_SECONDS) == ["药"]
 
 
@@ -91,7 +91,7 @@ async def test_a_slow_model_is_not_waited_for(hyde: Hyde, model: LanguageModel) 
     assert await hyde.imagine("高血压", 2, 0.2) == []
 
 
-async def test_requests_without_patience_do_not_count_against_the_model(hyde: Hyde, model: LanguageModel) -> None:
+async def test_requests_with_a_short_timeout_do_not_open_the_breaker(hyde: Hyde, model: LanguageModel) -> None:
     model.awake.clear()
     for _ in range(FAILURES_TO_OPEN):
         assert await hyde.imagine("高血压", 1, 0.05) == []
@@ -99,14 +99,14 @@ async def test_requests_without_patience_do_not_count_against_the_model(hyde: Hy
     assert len(await hyde.imagine("高血压", 1, LONG_SECONDS)) == 1
 
 
-async def test_an_unreachable_model_gives_none() -> None:
+async def test_an_unreachable_model_gives_no_document() -> None:
     hyde = Hyde(Settings(hyde_url="http://127.0.0.1:9/v1", hyde_model="tiny"))
     assert await hyde.imagine("高血压", 2, LONG_SECONDS) == []
     await hyde.close()
 
 
-async def test_a_model_that_keeps_failing_is_left_alone(hyde: Hyde, model: LanguageModel) -> None:
-    model.say = lambda number: (500, b"")
+async def test_a_model_that_keeps_failing_is_not_asked(hyde: Hyde, model: LanguageModel) -> None:
+    model.respond = lambda number: (500, b"")
     for _ in range(FAILURES_TO_OPEN + 2):
         assert await hyde.imagine("高血压", 1, LONG_SECONDS) == []
     assert len(model.requests) == FAILURES_TO_OPEN
@@ -115,7 +115,7 @@ async def test_a_model_that_keeps_failing_is_left_alone(hyde: Hyde, model: Langu
 async def test_nothing_of_a_query_is_logged(hyde: Hyde, model: LanguageModel, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
     await hyde.imagine("很私密的问题", 1, LONG_SECONDS)
-    model.say = lambda number: (500, "很私密的问题".encode())
+    model.respond = lambda number: (500, "很私密的问题".encode())
     for _ in range(FAILURES_TO_OPEN):
         await hyde.imagine("很私密的问题", 1, LONG_SECONDS)
     written = [record.getMessage() for record in caplog.records]

@@ -1,4 +1,4 @@
-"""API keys: the file, the command, the keys in force and their reload."""
+"""API keys: the file, the command, the valid keys and their reload."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "etc" / "keys.json"
 
 
-def test_a_new_key_is_in_force_and_only_its_hash_is_kept(path: Path) -> None:
+def test_a_new_key_is_valid_and_only_its_hash_is_stored(path: Path) -> None:
     key = create(
         path, "clinic-1", "--scope", "search", "--scope", "write", "--filter", "tenant=1", "--rate", "50/s",
         "--model-calls", "9/d",
@@ -50,7 +50,7 @@ def test_no_other_text_is_the_key(path: Path) -> None:
     ring = KeyRing(path, "token of old")
     wrong = ("", "care_", key[:-1], f"{key} ", key.upper(), key[:18] + other[18:], "care_000000000000_x", "é")
     assert [ring.find(each.encode()) for each in wrong] == [None] * len(wrong)
-    # Nor once the right one was presented, which is compared in another way from then on.
+    # Nor after the right one was presented, which is compared in another way from then on.
     assert [found and found.name for found in (ring.find(key.encode()), ring.find(key.encode()))] == ["a", "a"]
     assert [ring.find(each.encode()) for each in wrong] == [None] * len(wrong)
     token = ring.find(b"token of old")
@@ -108,7 +108,7 @@ def test_list_shows_everything_but_secrets(path: Path, capsys: pytest.CaptureFix
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file to another user")
-def test_root_makes_a_key_and_the_file_stays_the_services(path: Path) -> None:
+def test_a_key_made_by_root_does_not_change_the_owner_of_the_file(path: Path) -> None:
     create(path, "first", "--scope", "search")
     os.chown(path, 12345, 12346)
     for before, after in ((0o640, 0o640), (0o600, 0o600), (0o664, 0o660)):
@@ -152,7 +152,7 @@ def test_an_unknown_scope_is_answered_with_the_known_ones(path: Path, capsys: py
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (["create", "a b", "--scope", "search"], "name: String should match pattern"),
         (["create", "known", "--scope", "search"], "care keys: known: two keys have one name"),
@@ -163,17 +163,17 @@ def test_an_unknown_scope_is_answered_with_the_known_ones(path: Path, capsys: py
         (["revoke", "nobody"], "there is no key nobody"),
     ],
 )
-def test_what_cannot_be_done_says_why(
-    path: Path, arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
+def test_impossible_commands_are_refused_with_the_reason(
+    path: Path, arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     create(path, "known", "--scope", "search")
     before = path.read_text()
     assert cli.main(["keys", "--file", str(path), *arguments]) == 1
-    assert said in capsys.readouterr().err
+    assert message in capsys.readouterr().err
     assert path.read_text() == before
 
 
-def test_an_unknown_scope_is_refused_with_those_that_there_are(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unknown_scope_is_refused_with_the_list_of_scopes(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         cli.main(["keys", "--file", str(path), "create", "a", "--scope", "all"])
     assert "choose from 'search', 'write', 'admin'" in capsys.readouterr().err
@@ -198,7 +198,7 @@ def test_without_a_file_the_command_names_the_setting(
         '{"keys": [{"id":"00","name":"a","hash":"x"}]}',
     ],
 )
-def test_a_file_that_is_none_of_keys_is_refused_at_the_start(tmp_path: Path, content: str) -> None:
+def test_an_invalid_keys_file_is_refused_at_startup(tmp_path: Path, content: str) -> None:
     path = tmp_path / "keys.json"
     path.write_text(content)
     with pytest.raises(BadKeys, match=re.escape(str(path))):
@@ -212,5 +212,5 @@ def test_a_file_may_hold_any_filter(path: Path) -> None:
         {"any": [{"field": "tenant", "in": ["1", "2"]}, {"not": {"field": "private", "eq": True}}]}
     ]
     path.write_text(json.dumps(known))
-    create(path, "b", "--scope", "search")  # the command writes it again as it was
+    create(path, "b", "--scope", "search")  # the command writes the filter back unchanged
     assert json.loads(path.read_text())["keys"][0]["filters"] == known["keys"][0]["filters"]

@@ -1,4 +1,4 @@
-"""What the search page says about a collection."""
+"""The search page's texts about a collection."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from service.http.admin import PAGE_FILE, read_page
 EXAMPLE = Path("examples") / PAGE_FILE
 
 
-def test_the_example_corpus_brings_its_own_words() -> None:
+def test_the_example_corpus_has_page_texts() -> None:
     page = read_page(EXAMPLE.parent)
     assert set(page) == {"zh", "en"}
     assert all(words.title and words.questions and words.disclaimer for words in page.values())
@@ -24,12 +24,12 @@ def test_the_example_corpus_brings_its_own_words() -> None:
             assert set(values) == {row[field] for row in rows}
 
 
-def test_a_collection_without_the_file_says_nothing(tmp_path: Path) -> None:
+def test_a_collection_without_the_page_file_has_no_page_texts(tmp_path: Path) -> None:
     assert read_page(tmp_path) == {}
 
 
 @pytest.mark.parametrize(
-    ("written", "said"),
+    ("written", "message"),
     [
         ('{"zh": {"titel": "x"}}', "did you mean title?"),
         ('{"zh": {"questions": "x"}}', "questions: Input should be a valid array"),
@@ -37,12 +37,12 @@ def test_a_collection_without_the_file_says_nothing(tmp_path: Path) -> None:
         ("", "Invalid JSON"),
     ],
 )
-def test_a_wrong_file_is_reported_and_left_out(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, written: str, said: str
+def test_an_invalid_page_file_is_reported_and_ignored(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, written: str, message: str
 ) -> None:
     (tmp_path / PAGE_FILE).write_text(written, encoding="utf-8")
     assert read_page(tmp_path) == {}
-    assert said in caplog.text
+    assert message in caplog.text
     assert PAGE_FILE in caplog.text
 
 

@@ -1,4 +1,4 @@
-"""The items of one request: order, windows, patience and what is left behind when somebody stops."""
+"""The items of one request in portions: order, windows, waiting for room, clean-up after failure or cancellation."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ Prepare = Callable[[Sequence[int]], Awaitable[Sequence[Prepared[int]]]]
 NOTHING = Found(np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.float32))
 
 
-class Desk:
-    """A dispatcher that answers when it is told to, and remembers what it was handed."""
+class FakeDispatcher:
+    """A fake dispatcher that records its calls and answers at once, or only when a test calls `answer`."""
 
     def __init__(self, room: int = 10_000, *, answers: bool = True) -> None:
         self.room = room
@@ -56,12 +56,12 @@ class Desk:
         return len(self.open)
 
 
-def portions(desk: Desk, deadline: Deadline | None = None, size: int = PORTION) -> Portions:
-    return Portions(desk, serving(), deadline or Deadline(None, 1000), size)
+def portions(dispatcher: FakeDispatcher, deadline: Deadline | None = None, size: int = PORTION) -> Portions:
+    return Portions(dispatcher, serving(), deadline or Deadline(None, 1000), size)
 
 
 async def stream(request: Portions, items: Sequence[int], prepare: Prepare) -> AsyncGenerator[int, None]:
-    """A result per item, each as soon as it is there."""
+    """Yields a result per item, each as soon as it is known."""
     async with aclosing(request.outcomes(items, prepare)) as outcomes:
         async for note, outcome in outcomes:
             yield finish(note, outcome)
@@ -76,7 +76,7 @@ async def run(request: Portions, items: Sequence[int]) -> list[int]:
 
 
 async def prepare(items: Sequence[int]) -> list[Prepared[int]]:
-    """Every third item needs no engine."""
+    """Prepares items; every third one needs no engine."""
     return [(None if item % 3 == 0 else job(item), item) for item in items]
 
 
@@ -92,12 +92,12 @@ def finish(note: int, outcome: Outcome | None) -> int:
 @pytest.mark.parametrize("count", [1, 2, PORTION, PORTION + 1, 3 * WINDOW])
 async def test_results_come_in_order_whole_and_streamed(count: int) -> None:
     expected = [-item for item in range(count)]
-    assert await run(portions(Desk()), range(count)) == expected
-    async with aclosing(stream(portions(Desk()), range(count), prepare)) as results:
+    assert await run(portions(FakeDispatcher()), range(count)) == expected
+    async with aclosing(stream(portions(FakeDispatcher()), range(count), prepare)) as results:
         assert [result async for result in results] == expected
 
 
-async def test_others_have_their_turn_beside_items_that_need_no_engine() -> None:
+async def test_items_that_need_no_engine_do_not_block_the_event_loop() -> None:
     turns, count = 0, 20
 
     async def count_turns() -> None:
@@ -110,98 +110,98 @@ async def test_others_have_their_turn_beside_items_that_need_no_engine() -> None
         return [(None, 3 * item) for item in items]
 
     other = asyncio.create_task(count_turns())
-    async with aclosing(stream(portions(Desk()), range(count * PORTION), known)) as results:
+    async with aclosing(stream(portions(FakeDispatcher()), range(count * PORTION), known)) as results:
         assert [result async for result in results] == [-3 * item for item in range(count * PORTION)]
     other.cancel()
     assert turns >= count
 
 
-async def test_no_more_than_a_window_is_under_way() -> None:
-    desk = Desk()
+async def test_at_most_one_window_is_in_flight() -> None:
+    dispatcher = FakeDispatcher()
     most = 0
-    async with aclosing(stream(portions(desk), range(3 * WINDOW), prepare)) as results:
+    async with aclosing(stream(portions(dispatcher), range(3 * WINDOW), prepare)) as results:
         async for _ in results:
-            most = max(most, len(desk))
+            most = max(most, len(dispatcher))
     assert 0 < most <= WINDOW
 
 
 async def test_a_portion_is_no_larger_than_the_queue() -> None:
-    desk = Desk(room=5)
-    assert len(await run(portions(desk, size=5), range(50))) == 50
-    assert max(cast(int, call["jobs"]) for call in desk.calls) <= 5
+    dispatcher = FakeDispatcher(room=5)
+    assert len(await run(portions(dispatcher, size=5), range(50))) == 50
+    assert max(cast(int, call["jobs"]) for call in dispatcher.calls) <= 5
 
 
-async def test_a_request_under_way_waits_for_room() -> None:
-    desk = Desk(room=PORTION + 1)
-    assert len(await run(portions(desk), range(5 * PORTION))) == 5 * PORTION
+async def test_a_started_request_waits_for_room() -> None:
+    dispatcher = FakeDispatcher(room=PORTION + 1)
+    assert len(await run(portions(dispatcher), range(5 * PORTION))) == 5 * PORTION
 
 
-async def test_without_room_for_its_first_portion_a_request_is_refused() -> None:
+async def test_a_request_without_room_for_its_first_portion_is_refused() -> None:
     with pytest.raises(Overloaded):
-        await run(portions(Desk(room=0)), [1])
+        await run(portions(FakeDispatcher(room=0)), [1])
     with pytest.raises(Overloaded):
-        await run(portions(Desk(room=0)), range(100))
+        await run(portions(FakeDispatcher(room=0)), range(100))
 
 
-async def test_what_needs_no_engine_is_not_handed_in() -> None:
-    desk = Desk(room=0)
-    assert await run(portions(desk), [0, 3, 6]) == [0, -3, -6]
-    assert desk.calls == []
+async def test_items_that_need_no_engine_are_not_submitted() -> None:
+    dispatcher = FakeDispatcher(room=0)
+    assert await run(portions(dispatcher), [0, 3, 6]) == [0, -3, -6]
+    assert dispatcher.calls == []
 
 
 @pytest.mark.parametrize("count", [5, 3 * WINDOW])
-async def test_a_failure_leaves_nothing_behind(count: int) -> None:
-    desk = Desk(answers=False)
-    task = asyncio.create_task(run(portions(desk), range(count)))
-    while not desk.futures:
+async def test_a_failure_leaves_no_jobs(count: int) -> None:
+    dispatcher = FakeDispatcher(answers=False)
+    task = asyncio.create_task(run(portions(dispatcher), range(count)))
+    while not dispatcher.futures:
         await asyncio.sleep(0)
-    desk.futures[0].set_exception(EngineFailed("gone"))
+    dispatcher.futures[0].set_exception(EngineFailed("gone"))
     with pytest.raises(EngineFailed):
         await task
-    assert desk.open == []
+    assert dispatcher.open == []
 
 
 @pytest.mark.parametrize("count", [5, 3 * WINDOW])
-async def test_a_cancelled_request_leaves_nothing_behind(count: int) -> None:
-    desk = Desk(answers=False)
-    task = asyncio.create_task(run(portions(desk), range(count)))
-    while not desk.futures:
+async def test_a_cancelled_request_leaves_no_jobs(count: int) -> None:
+    dispatcher = FakeDispatcher(answers=False)
+    task = asyncio.create_task(run(portions(dispatcher), range(count)))
+    while not dispatcher.futures:
         await asyncio.sleep(0)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    assert desk.open == []
+    assert dispatcher.open == []
 
 
 async def test_a_stream_that_is_closed_early_leaves_no_jobs() -> None:
-    desk = Desk(answers=False)
-    async with aclosing(stream(portions(desk), range(100), prepare)) as results:
+    dispatcher = FakeDispatcher(answers=False)
+    async with aclosing(stream(portions(dispatcher), range(100), prepare)) as results:
         assert await anext(results) == 0  # the first needs no engine
-        assert desk.open
-    assert desk.open == []
+        assert dispatcher.open
+    assert dispatcher.open == []
 
 
-async def test_what_the_dispatcher_is_told() -> None:
-    desk = Desk()
-    await run(Portions(desk, serving(), Deadline(None, 2000), bulk=True), [1])
-    assert desk.calls == [{"jobs": 1, "timeout_seconds": 2.0, "bulk": True, "probe": False}]
-    await run(Portions(desk, serving(), Deadline(60_000, 2000), probe=True), [1])
-    assert 2 < cast(float, desk.calls[1]["timeout_seconds"]) <= 60
-    assert desk.calls[1]["probe"]
+async def test_timeout_bulk_and_probe_are_passed_to_the_dispatcher() -> None:
+    dispatcher = FakeDispatcher()
+    await run(Portions(dispatcher, serving(), Deadline(None, 2000), bulk=True), [1])
+    assert dispatcher.calls == [{"jobs": 1, "timeout_seconds": 2.0, "bulk": True, "probe": False}]
+    await run(Portions(dispatcher, serving(), Deadline(60_000, 2000), probe=True), [1])
+    assert 2 < cast(float, dispatcher.calls[1]["timeout_seconds"]) <= 60
+    assert dispatcher.calls[1]["probe"]
 
 
-async def test_a_request_whose_time_is_over_hands_in_nothing() -> None:
-    desk = Desk()
+async def test_an_expired_request_submits_nothing() -> None:
+    dispatcher = FakeDispatcher()
     over = Deadline(1, 2000)
     await asyncio.sleep(0.01)
     with pytest.raises(DeadlineExceeded):
-        await run(portions(desk, over), [1])
-    assert desk.calls == []
+        await run(portions(dispatcher, over), [1])
+    assert dispatcher.calls == []
 
 
 async def test_batches_are_counted_once() -> None:
-    desk = Desk()
-    under_way = portions(desk)
-    await run(under_way, range(10))
-    assert under_way.batches == [desk.times]
-    assert under_way.waited_seconds > 0
+    dispatcher = FakeDispatcher()
+    request = portions(dispatcher)
+    await run(request, range(10))
+    assert request.batches == [dispatcher.times]
+    assert request.waited_seconds > 0

@@ -1,4 +1,4 @@
-"""Rates: a bucket that holds some calls and is refilled evenly, in this process; Redis has tests of its own."""
+"""Rate limits: a bucket of calls with an even refill, in this process; Redis is tested in tests/integration."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_a_rate_is_read_and_written(text: str, rate: Rate) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "50", "0/s", "-1/s", "1.5/s", "5/x", "5/s ", "1" * 20 + "/s"])
-def test_what_is_no_rate_is_refused(text: str) -> None:
+def test_an_invalid_rate_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="write it as"):
         Rate.parse(text)
 
@@ -37,7 +37,7 @@ async def test_a_full_bucket_is_emptied_at_once_and_refilled_evenly() -> None:
     rate = Rate(4, 2)
     assert [await rates.take("a", rate) for _ in range(4)] == [0.0] * 4
     assert await rates.take("a", rate) == pytest.approx(0.5)
-    assert await rates.take("b", rate) == 0.0, "each key has a bucket of its own"
+    assert await rates.take("b", rate) == 0.0, "each key has its own bucket"
     clock.now += 0.5
     assert await rates.take("a", rate) == 0.0
     assert await rates.take("a", rate) == pytest.approx(0.5), "a refused call takes nothing"
@@ -51,16 +51,14 @@ async def test_a_cost_is_taken_whole_or_not_at_all() -> None:
     assert await rates.take("a", rate, 8) == 0.0
     assert await rates.take("a", rate, 3) > 0.0
     assert await rates.take("a", rate, 2) == 0.0
-    assert await rates.take("b", rate, 11) > 0.0, "more than the bucket holds is never there"
+    assert await rates.take("b", rate, 11) > 0.0, "a bucket never holds more than its size"
 
 
 @given(
     count=st.integers(1, 50),
     steps=st.lists(st.tuples(st.floats(0, 3), st.integers(1, 5)), min_size=1, max_size=40),
 )
-async def test_no_window_lets_through_more_than_a_bucket_and_its_refill(
-    count: int, steps: list[tuple[float, int]]
-) -> None:
+async def test_no_window_admits_more_than_a_bucket_and_its_refill(count: int, steps: list[tuple[float, int]]) -> None:
     clock, taken = Clock(), []
     rates, rate = Rates(clock=clock), Rate(count, 1)
     for seconds, cost in steps:

@@ -1,4 +1,4 @@
-"""Texts as the encoder reads them."""
+"""Texts as the encoder reads them: tokens, truncation, blank texts."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ async def test_each_text_gets_its_own_tokens_in_order_on_and_off_the_loop(encode
         assert [text.truncated for text in found] == [False, False, True][: len(texts)]
 
 
-def test_a_text_for_the_words_is_cut_without_tokens(encoder: TextReader) -> None:
+def test_a_text_for_lexical_search_is_truncated_without_tokens(encoder: TextReader) -> None:
     limit = encoder.spec.max_length * CHARACTERS_PER_TOKEN
     assert (cut("好" * limit, encoder).truncated, cut("好" * (limit + 1), encoder).truncated) == (False, True)
     assert cut("好" * (limit + 1), encoder).text == "好" * limit
@@ -40,11 +40,11 @@ def test_a_text_for_the_words_is_cut_without_tokens(encoder: TextReader) -> None
 
 
 @pytest.mark.parametrize(("text", "blank"), [("", True), (" \t\n\u3000", True), ("\u200b\x00", True), (" a", False)])
-def test_blank_is_what_shows_nothing(text: str, blank: bool) -> None:
+def test_a_text_without_visible_characters_is_blank(text: str, blank: bool) -> None:
     assert is_blank(text) == blank
 
 
-def test_everything_that_unicode_calls_control_or_format_is_blank() -> None:
+def test_unicode_control_and_format_characters_are_blank() -> None:
     points = map(chr, range(sys.maxunicode + 1))
     invisible = [point for point in points if point.isspace() or unicodedata.category(point) in ("Cc", "Cf")]
     assert [f"U+{ord(point):04X}" for point in invisible if not is_blank(point)] == []

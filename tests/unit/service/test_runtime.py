@@ -1,4 +1,4 @@
-"""Settings as they reach the processes of a service, and what a process is made of where the engine lives elsewhere."""
+"""Settings as they reach the processes of a service, and the parts of a process beside a separate engine."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_a_process_gets_the_settings_of_its_supervisor(monkeypatch: pytest.Monke
         redis_url="redis://127.0.0.1/0",
         batch_queries=7,
     )
-    monkeypatch.setenv("CARE_WORKERS", "99")  # a flag overrules the environment, in the children too
+    monkeypatch.setenv("CARE_WORKERS", "99")  # a flag overrides the environment, in the children too
     for name, value in environment_of(given).items():
         monkeypatch.setenv(name, value)
     assert Settings() == given
@@ -49,11 +49,11 @@ def test_a_process_gets_the_settings_of_its_supervisor(monkeypatch: pytest.Monke
     ("values", "process"),
     [({}, False), ({"workers": 4}, False), ({"engine": "process"}, True), ({"device": "cuda"}, True)],
 )
-def test_a_gpu_has_an_engine_process_and_a_processor_on_request(values: dict[str, object], process: bool) -> None:
+def test_a_gpu_gets_an_engine_process_and_a_cpu_only_on_request(values: dict[str, object], process: bool) -> None:
     assert Settings(**values).has_engine_process == process  # type: ignore[arg-type]
 
 
-def test_a_gpu_has_larger_batches_unless_told() -> None:
+def test_a_gpu_has_larger_batches_by_default() -> None:
     cpu = Limits.from_settings(Settings())
     assert (cpu.batch_queries, cpu.batch_tokens) == (8, 4096)
     gpu = Limits.from_settings(Settings(device="cuda"))
@@ -62,7 +62,7 @@ def test_a_gpu_has_larger_batches_unless_told() -> None:
     assert Limits.from_settings(Settings(max_wait_ms=250)).wait_seconds == 0.25
 
 
-def test_where_the_engine_is_decides_what_is_loaded() -> None:
+def test_a_worker_beside_an_engine_process_loads_no_weights() -> None:
     settings, metrics, socket = Settings(encoder=ENCODER), Metrics(), Path("engine.sock")
     (here, _), (there, _) = load_models(settings, None), load_models(settings, socket)
     assert isinstance(here, OnnxEncoder)

@@ -29,7 +29,7 @@ from service.search.request import FilterClause, SearchRequest, require_few_clau
         ),
     ],
 )
-def test_a_clause_becomes_the_stores_filter(clause: dict, expected: Filter) -> None:
+def test_a_clause_becomes_a_filter_of_the_store(clause: dict, expected: Filter) -> None:
     found = FilterClause.model_validate_json(json.dumps(clause), strict=True).to_filter()
     assert found == expected
     assert type(getattr(found, "value", None)) is type(getattr(expected, "value", None))
@@ -58,7 +58,7 @@ def test_a_clause_becomes_the_stores_filter(clause: dict, expected: Filter) -> N
         {"field": "year", "eq": 2**63},
     ],
 )
-def test_a_clause_that_means_nothing_is_refused(clause: dict) -> None:
+def test_a_meaningless_clause_is_refused(clause: dict) -> None:
     with pytest.raises(ValidationError):
         FilterClause.model_validate_json(json.dumps(clause), strict=True)
 
@@ -72,7 +72,7 @@ def test_nested_clauses_count_towards_the_limit() -> None:
 
 
 @pytest.mark.parametrize(("inner", "outer"), [("any", "not"), ("alternatives", "excluded"), ("\\u0061ny", "not")])
-def test_a_megabyte_of_nested_clauses_is_refused_before_it_becomes_models(inner: str, outer: str) -> None:
+def test_a_megabyte_of_nested_clauses_is_refused_before_validation(inner: str, outer: str) -> None:
     leaf = '{"field":"kind","eq":"a"}'
     leaf = f'{{"{outer}":' * 20 + leaf + "}" * 20
     for width in (8, 32, 32):

@@ -1,4 +1,4 @@
-"""Every setting has a default that works, a description, and a line in docs/settings.md."""
+"""Settings: each has a working default, a description and an entry in docs/settings.md."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_settings_that_cannot_work_are_refused(values: dict[str, object]) -> Non
 
 
 @pytest.mark.parametrize(
-    ("variable", "value", "said"),
+    ("variable", "value", "message"),
     [
         ("CARE_MAX_TOPK", "5", "CARE_MAX_TOPK: there is no such setting; did you mean CARE_MAX_TOP_K?"),
         ("CARE_PORT", "http", "CARE_PORT: Input should be a valid integer"),
@@ -73,16 +73,16 @@ def test_settings_that_cannot_work_are_refused(values: dict[str, object]) -> Non
         ("CARE_ADMIN_TOKEN", "secret\n", "CARE_ADMIN_TOKEN: must be plain ASCII on one line"),
     ],
 )
-def test_a_wrong_variable_is_named(monkeypatch: pytest.MonkeyPatch, variable: str, value: str, said: str) -> None:
+def test_a_wrong_variable_is_named(monkeypatch: pytest.MonkeyPatch, variable: str, value: str, message: str) -> None:
     monkeypatch.setenv(variable, value)
     with pytest.raises(BadSettings) as refused:
         read_settings(Namespace(**dict.fromkeys(FLAGS)))
-    assert str(refused.value).startswith(said)
+    assert str(refused.value).startswith(message)
     assert "docs/settings.md" in str(refused.value)
     assert "secret" not in str(refused.value)
 
 
-def test_what_could_expose_queries_is_off() -> None:
+def test_settings_that_could_expose_queries_are_off_by_default() -> None:
     settings = Settings()
     assert not settings.log_queries
     assert settings.redis_url is None

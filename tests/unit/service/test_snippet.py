@@ -1,4 +1,4 @@
-"""Snippets: the window with the most of the query in it, and marks that are exactly where the words are."""
+"""Snippets: the window with most of the query in it, and marks exactly at the words."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def marks(text: str, query: str) -> list[str]:
         ("高高高高", "高高", ["高高高高"]),
     ],
 )
-def test_marks_are_the_words_of_the_query(text: str, query: str, expected: list[str]) -> None:
+def test_marks_cover_the_words_of_the_query(text: str, query: str, expected: list[str]) -> None:
     assert marks(text, query) == expected
 
 
@@ -54,13 +54,13 @@ def test_a_long_passage_is_cut_around_the_matches() -> None:
     assert len(snippet.text) <= WINDOW + 2
 
 
-def test_more_different_terms_win_over_one_term_many_times() -> None:
+def test_several_different_terms_outweigh_one_repeated_term() -> None:
     text = "血栓" * 20 + "。" * 200 + "阿司匹林预防血栓" + "。" * 200
     snippet = make_snippet(text, (0, len(text)), marked_terms("阿司匹林 血栓"))
     assert "阿司匹林预防血栓" in snippet.text
 
 
-def test_words_are_not_cut_in_two() -> None:
+def test_a_snippet_does_not_split_words() -> None:
     text = "pneumonia " * 30 + "aspirin " + "pneumonia " * 30
     snippet = make_snippet(text, (0, len(text)), ["aspirin"])
     assert set(snippet.text.strip(ELLIPSIS).split()) == {"pneumonia", "aspirin"}
@@ -95,13 +95,13 @@ def test_marks_are_always_inside_the_snippet_sorted_and_apart(text: str, query: 
         end_before = end
 
 
-def test_a_snippet_begins_with_a_sentence_where_one_is_near() -> None:
+def test_a_snippet_begins_at_a_nearby_sentence() -> None:
     text = "很长的前文，" * 30 + "还有尾巴。\n\n何时就医：血压反复升高应到门诊。" + "后面的话，" * 40
     snippet = make_snippet(text, (0, len(text)), marked_terms("血压"))
     assert snippet.text.startswith(f"{ELLIPSIS}何时就医：血压")
 
 
-def test_a_snippet_begins_with_a_clause_where_no_sentence_is_near() -> None:
+def test_a_snippet_begins_at_a_clause_if_no_sentence_is_near() -> None:
     text = "一二三四五六七八九，" * 30 + "阿司匹林，" + "一二三四五六七八九，" * 30
     snippet = make_snippet(text, (0, len(text)), marked_terms("阿司匹林"))
     assert snippet.text.startswith(f"{ELLIPSIS}一二三四五六七八九，")
@@ -113,7 +113,7 @@ def test_a_passage_that_begins_inside_a_sentence_is_shown_from_the_next_one() ->
     assert snippet.text.startswith(f"{ELLIPSIS}第二句话从这里开始。")
 
 
-def test_a_snippet_is_one_line_and_ends_with_a_sentence_where_one_is_near() -> None:
+def test_a_snippet_is_one_line_and_ends_at_a_nearby_sentence() -> None:
     text = "第一行\n第二行。\n" + "中间的一句话。" * 12 + "最后一句很长很长" * 40
     snippet = make_snippet(text, (0, len(text)), marked_terms("第一行"))
     assert snippet.text.startswith("第一行 第二行。 中间")
@@ -128,10 +128,10 @@ def test_an_english_snippet_is_longer() -> None:
     assert snippet.text.endswith(f"it here.{ELLIPSIS}")
 
 
-def test_a_page_of_text_as_a_query_has_few_terms() -> None:
+def test_a_very_long_query_is_limited_to_few_terms() -> None:
     assert len(marked_terms("".join(map(chr, range(0x4E00, 0x5E00))))) == MAX_TERMS
 
 
-def test_a_term_longer_than_the_window_is_no_term() -> None:
+def test_a_term_longer_than_the_window_is_ignored() -> None:
     text = "a" * 300 + " b " + "a" * 300
     assert make_snippet(text, (0, len(text)), marked_terms("a" * 300)).highlights == []

@@ -18,7 +18,7 @@ def test_queries_of_one_batch_count_its_time_once() -> None:
 
 
 @pytest.mark.parametrize(("waited", "expected"), [(0.001, (0.0, 0.0, 0.001)), (0.005, (0.0, 0.003, 0.002))])
-def test_a_query_that_joined_a_running_batch_waited_for_its_end_only(
+def test_a_query_that_joined_a_running_batch_counts_only_the_time_it_waited(
     waited: float, expected: tuple[float, float, float]
 ) -> None:
     timings = Timings()

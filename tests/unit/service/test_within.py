@@ -1,4 +1,4 @@
-"""A serving within a key's filters: errors, fields, kinds and facets as if other documents did not exist."""
+"""A serving restricted by a key's filters: errors, fields, kinds and facets as if other documents did not exist."""
 
 from __future__ import annotations
 
@@ -40,19 +40,19 @@ def refusal(serving: Serving, within: tuple[Filter, ...], *filters: Filter) -> s
     return str(refused.value)
 
 
-def test_an_error_names_fields_of_ones_own_documents_posted_ones_included(main: Snapshot) -> None:
+def test_an_error_names_only_fields_of_visible_documents_including_posted_ones(main: Snapshot) -> None:
     overlay = Overlay(main).apply(frames(posted("a2", tenant="a", new_a=1), posted("b2", tenant="b", new_b="secret-b")))
     serving = serving_of(main, overlay)
     for filters in ((Equal("absent", 1),), (Equal("only_b", "x"),), (Not(Equal("new_b", 1)),)):
-        said = refusal(serving, A, *filters)
-        assert "it has level, new_a, only_a, tenant" in said
-        assert "secret-b" not in said
+        message = refusal(serving, A, *filters)
+        assert "it has level, new_a, only_a, tenant" in message
+        assert "secret-b" not in message
     assert "it has new_b, only_b, tenant" in refusal(serving, B, Equal("new_a", 1))
     serving.require_filters((Equal("new_a", 1), Equal("level", "x")), A)
     assert serving.fields(A) == ["level", "new_a", "only_a", "tenant"]
 
 
-def test_a_field_that_became_another_kind_is_of_the_kind_of_visible_documents(main: Snapshot) -> None:
+def test_a_field_has_the_kind_of_its_visible_documents(main: Snapshot) -> None:
     changed = frames(Deleted("a1"), posted("a2", tenant="a", level=5))
     serving = serving_of(main, Overlay(main).apply(changed))
     serving.require_filters((Range("level", gte=3),), A)
@@ -64,8 +64,8 @@ def test_a_field_that_became_another_kind_is_of_the_kind_of_visible_documents(ma
     assert count_facets(serving, A) == {"tenant": {"a": 1}}
 
 
-def test_filters_of_a_request_raise_nothing_among_documents_of_all_tenants(main: Snapshot) -> None:
-    """After a rollback documents may differ in kind: an error of evaluation would show a value of another tenant."""
+def test_an_evaluable_filter_raises_no_error_on_documents_of_other_tenants(main: Snapshot) -> None:
+    """After a rollback documents may differ in kind: an evaluation error would show a value of another tenant."""
     serving = serving_of(main, Overlay(main).apply(frames(posted("b2", tenant="b", level=5))))
     serving.require_filters((Equal("level", 5),), B)
     with pytest.raises(BadFilter, match="secret-a"):
@@ -73,7 +73,7 @@ def test_filters_of_a_request_raise_nothing_among_documents_of_all_tenants(main:
     assert not serving.allowed((*B, *serving.evaluable((Equal("level", 5),)))).any()
 
 
-def test_the_facets_of_a_key_have_no_field_of_which_it_sees_no_document(main: Snapshot) -> None:
+def test_facets_omit_fields_without_visible_documents(main: Snapshot) -> None:
     changed = frames(Deleted("a1"), posted("a2", tenant="a"), posted("b2", tenant="b", level="secret-b", only_a="y"))
     serving = serving_of(main, Overlay(main).apply(changed))
     assert count_facets(serving, A) == {"tenant": {"a": 1}}
@@ -88,7 +88,7 @@ def test_a_filter_that_admits_nothing_names_no_field(main: Snapshot) -> None:
             assert "it has none" in refusal(serving, serving.fix(filters), Equal("level", "x"))
 
 
-def test_a_key_sees_nothing_if_its_field_may_be_without_a_column(tmp_path: Path) -> None:
+def test_a_key_sees_nothing_if_its_field_may_lack_a_column(tmp_path: Path) -> None:
     filler = {f"f{number:03}": "x" for number in range(MAX_FIELDS - 1)}
     entries = [
         Entry("a1", "文", "", {"tenant": "a"} | filler),
@@ -97,11 +97,11 @@ def test_a_key_sees_nothing_if_its_field_may_be_without_a_column(tmp_path: Path)
     write_snapshot(tmp_path / "v1", entries)
     serving = serving_of(Snapshot.open(tmp_path / "v1"))
     public = (*A, Not(Equal("private", True)))
-    assert serving.documents(serving.fix(public)) == 0, "a2 has no column private, so it looks as a1 does"
+    assert serving.documents(serving.fix(public)) == 0, "a2 has no column private, so it looks like a1"
     assert serving.documents(serving.fix(A)) == 2
 
 
-def test_restricting_leaves_what_matches_nothing_as_it_is() -> None:
+def test_restricting_a_filter_that_matches_nothing_does_not_change_it() -> None:
     assert restrict(NOTHING, lambda field: pytest.fail(f"{field!r} was looked at")) == NOTHING
     assert fields_of((Equal("a", 1), Not(Range("b", lt=1)), *NOTHING)) == {"a", "b"}
     assert restrict((AnyOf("a", (1,)),), lambda field: False) == (AnyOf("a", ()),)

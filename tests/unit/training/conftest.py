@@ -11,7 +11,7 @@ from tests.support.toy_training import plain, toy_rows, write_rows, write_start
 
 @pytest.fixture(autouse=True, scope="session")
 def _one_thread() -> Iterator[None]:
-    """Toy tensors are too small to share; threads that wait for each other cost most of the time."""
+    """Uses one thread: toy tensors are too small to share, and waiting threads would take most of the time."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -20,21 +20,21 @@ def _one_thread() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def _no_picture(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A picture takes as long as a toy run; test_run.py has one drawn."""
+    """Draws no picture, which takes as long as a toy run; test_run.py draws one."""
     if "picture" not in request.keywords:
         monkeypatch.setattr("models.training.run.draw_curves", lambda folder: None)
 
 
 @pytest.fixture
 def few_check_texts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An export compares a few texts; tests/integration/test_export_pipeline.py has it compare all."""
+    """Compares only a few texts at export; tests/integration/test_export_pipeline.py compares all."""
     for module in ("parity", "pipeline"):
         monkeypatch.setattr(f"models.export.{module}.CHECK_TEXTS", CHECK_TEXTS[:8])
 
 
 @pytest.fixture
 def toy_recipe(tmp_path: Path) -> Callable[..., Recipe]:
-    """A recipe of a pair, bert and qwen3, with one contrast stage; what is given replaces whole keys of the stage."""
+    """Makes a recipe of a pair, bert and qwen3, with one contrast stage; arguments replace keys of the stage."""
 
     def make(seed: int = 0, extra: dict[str, object] | None = None, **stage: object) -> Recipe:
         for name, architecture in (("query", "bert"), ("document", "qwen3")):

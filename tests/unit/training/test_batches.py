@@ -27,7 +27,7 @@ def dealer(seed: int = 0, size: int = 8, steps: int = 60, weights: dict[str, flo
     return BatchDealer(table, weights or {}, size=size, steps=steps, negatives=1, seed=seed, leaf=4, embeddings=vectors)
 
 
-def test_a_batch_depends_on_nothing_but_seed_and_step() -> None:
+def test_a_batch_depends_only_on_seed_and_step() -> None:
     first, second = dealer(), dealer()
     second.deal(7)
     for step in (0, 3, 59, 1):
@@ -38,7 +38,7 @@ def test_a_batch_depends_on_nothing_but_seed_and_step() -> None:
     assert dealer(seed=1).deal(0).queries.tolist() != first.deal(0).queries.tolist()
 
 
-def test_an_epoch_holds_every_pair_once_and_no_batch_two_sources() -> None:
+def test_an_epoch_has_every_pair_once_and_each_batch_one_source() -> None:
     steps = steps_of(60, 5, 3, None, None)
     own = dealer(size=5, steps=steps)
     batches = [own.deal(step) for step in range(steps)]
@@ -56,7 +56,7 @@ def test_hard_negatives_follow_the_positives() -> None:
         assert set(texts[len(batch.queries) :]) == {f"n{row}" for row in batch.queries if row % 2}
 
 
-def test_only_hard_negatives_of_other_queries_are_marked_as_others() -> None:
+def test_hard_negatives_of_other_queries_are_marked() -> None:
     table, own = a_table(), dealer()
     batch = own.deal(3)
     asked = [table.queries.texts[row] for row in batch.queries]
@@ -68,7 +68,7 @@ def test_only_hard_negatives_of_other_queries_are_marked_as_others() -> None:
 
 @pytest.mark.parametrize("leaf", [None, 4])
 @pytest.mark.parametrize("steps", [3, 9, 40])
-def test_what_is_drawn_is_known_before_anything_is_read(leaf: int | None, steps: int) -> None:
+def test_the_drawn_texts_are_known_before_reading(leaf: int | None, steps: int) -> None:
     table = a_table()
     vectors = np.random.default_rng(1).standard_normal((len(table.documents), 3)).astype(np.float32)
     settings = {"size": 4, "steps": steps, "negatives": 1, "seed": 2, "leaf": leaf, "trial": True}
@@ -88,7 +88,7 @@ def test_what_is_drawn_is_known_before_anything_is_read(leaf: int | None, steps:
         ]
 
 
-def test_leaves_of_a_whole_run_are_made_of_whole_sources() -> None:
+def test_leaves_of_a_whole_run_are_made_from_whole_sources() -> None:
     table = a_table()
     assert len(BatchDealer(table, {}, size=4, steps=3, negatives=0, seed=0, leaf=4).drawn()) == 60
 
@@ -101,7 +101,7 @@ def test_sources_are_drawn_by_weight() -> None:
         dealer(weights={"a": 0.0, "b": 0.0})
 
 
-def test_whatever_is_known_to_answer_is_marked() -> None:
+def test_known_answers_are_marked() -> None:
     table = PairTable.of_pairs(
         [Pair("q", ["d0", "d1"], ["d2"], "s"), Pair("r", ["d1"], [], "s"), Pair("q", ["d3"], [], "s")]
     )
@@ -112,7 +112,7 @@ def test_whatever_is_known_to_answer_is_marked() -> None:
     assert batch.answers(CPU).tolist() == [[document in known[query] for document in shown] for query in asked]
 
 
-def test_an_answer_of_a_row_that_is_not_in_the_batch_is_known() -> None:
+def test_answers_from_rows_outside_the_batch_are_known() -> None:
     table = PairTable.of_pairs(
         [Pair("q", ["d0"], ["d2"], "s"), Pair("r", ["d1"], [], "s"), Pair("q", ["d1", "d2"], [], "elsewhere")]
     )
@@ -121,7 +121,7 @@ def test_an_answer_of_a_row_that_is_not_in_the_batch_is_known() -> None:
     assert batch.answers(CPU)[asked.index("q")].tolist() == [True, True, True]
 
 
-def test_a_query_carries_its_hypothetical_documents() -> None:
+def test_a_query_includes_its_hypothetical_documents() -> None:
     table = PairTable.of_pairs([Pair("q", ["d"], [], "s", hypothetical=["h1", "h2"]), Pair("r", ["e"], [], "s")])
     batch = BatchDealer(table, {}, size=2, steps=1, negatives=0, seed=0).deal(0)
     owner = [table.queries.texts[row] for row in batch.queries].index("q")
@@ -130,7 +130,7 @@ def test_a_query_carries_its_hypothetical_documents() -> None:
 
 
 @given(st.lists(st.floats(0.01, 1), min_size=1, max_size=9), st.integers(0, 500))
-def test_an_apportionment_is_whole_and_near(weights: list[float], total: int) -> None:
+def test_apportioned_counts_add_up_and_are_near_their_shares(weights: list[float], total: int) -> None:
     shares = np.array(weights) / sum(weights)
     counts = apportion(shares, total)
     assert counts.sum() == total
@@ -140,12 +140,14 @@ def test_an_apportionment_is_whole_and_near(weights: list[float], total: int) ->
 @pytest.mark.parametrize(
     ("given", "expected"), [((100, 10, 2.0, None, None), 20), ((5, 10, 1.0, None, None), 1), ((9, 2, None, 7, 3), 3)]
 )
-def test_steps(given: tuple[int, int, float | None, int | None, int | None], expected: int) -> None:
+def test_the_number_of_steps_is_computed(
+    given: tuple[int, int, float | None, int | None, int | None], expected: int
+) -> None:
     assert steps_of(*given) == expected
 
 
 @given(st.integers(1, 200), st.integers(1, 20), st.integers(0, 5))
-def test_leaves_hold_every_row_once(rows: int, leaf: int, seed: int) -> None:
+def test_leaves_have_every_row_once(rows: int, leaf: int, seed: int) -> None:
     generator = np.random.default_rng(seed)
     embeddings = generator.standard_normal((rows, 3)).astype(np.float32)
     leaves = split(np.arange(rows), embeddings, leaf, generator)

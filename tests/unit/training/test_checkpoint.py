@@ -1,4 +1,4 @@
-"""A checkpoint is there whole or as it was before, and holds all that a step depends on."""
+"""Checkpoints: saved atomically, and complete for resuming."""
 
 import shutil
 from pathlib import Path
@@ -31,7 +31,7 @@ def assert_same(first: dict[str, nn.Module], second: dict[str, nn.Module]) -> No
         torch.testing.assert_close(checkpoint.weights_of(second)[name], value, rtol=0, atol=0)
 
 
-def test_what_is_restored_goes_on_as_if_it_had_not_stopped(tmp_path: Path) -> None:
+def test_a_restored_run_continues_as_if_it_had_not_stopped(tmp_path: Path) -> None:
     modules, optimiser = trained(3)
     checkpoint.save(tmp_path / "c", modules, optimiser, Progress(step=3, best=1.5, best_step=2, scale=8.0))
     others, other = trained(0)
@@ -42,12 +42,12 @@ def test_what_is_restored_goes_on_as_if_it_had_not_stopped(tmp_path: Path) -> No
     assert_same(modules, others)
 
 
-def test_without_a_checkpoint_a_stage_begins_anew(tmp_path: Path) -> None:
+def test_without_a_checkpoint_a_stage_starts_from_the_beginning(tmp_path: Path) -> None:
     modules, optimiser = trained(1)
     assert checkpoint.restore(tmp_path / "none", modules, optimiser) == Progress()
 
 
-def test_the_best_weights_stay_when_later_ones_are_worse(tmp_path: Path) -> None:
+def test_the_best_weights_are_kept_when_later_ones_are_worse(tmp_path: Path) -> None:
     modules, optimiser = trained(1)
     checkpoint.save(tmp_path / "c", modules, optimiser, Progress(step=1, best=9.0, best_step=1))
     best = {name: value.clone() for name, value in checkpoint.weights_of(modules).items()}
@@ -62,7 +62,7 @@ def test_the_best_weights_stay_when_later_ones_are_worse(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     "moment", ["before the old one is moved", "between the moves", "before the old one is removed"]
 )
-def test_a_kill_while_saving_leaves_one_of_them_whole(
+def test_a_kill_during_saving_leaves_the_old_or_the_new_checkpoint(
     tmp_path: Path, moment: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     modules, optimiser = trained(1)

@@ -1,4 +1,4 @@
-"""What of an encoder is trained, and how it is handed on."""
+"""Encoders in training: which weights are trained, and how an encoder is saved for later stages."""
 
 import json
 from collections.abc import Callable
@@ -23,14 +23,14 @@ Make = Callable[..., Recipe]
 CPU = Ranks(0, 1, torch.device("cpu"))
 
 
-def shelf(recipe: Recipe, folder: Path, **changes: object) -> EncoderStore:
-    """A shelf whose document encoder is configured otherwise."""
+def open_store(recipe: Recipe, folder: Path, **changes: object) -> EncoderStore:
+    """Opens a store whose document encoder is configured with these changes."""
     config = Encoder.model_validate(recipe.encoders["document"].model_dump() | changes)
     return EncoderStore(recipe.model_copy(update={"encoders": recipe.encoders | {"document": config}}), folder, CPU)
 
 
 def step(encoder: TorchEncoder) -> None:
-    """Moves everything that is trained."""
+    """Changes every trained weight."""
     with torch.no_grad():
         for value in trained_weights(encoder).values():
             value.add_(torch.randn_like(value) * 0.05)
@@ -45,7 +45,7 @@ def test_a_processor_without_bf16_computes_in_float32_with_rounded_weights(
     tmp_path: Path, toy_recipe: Make, monkeypatch: pytest.MonkeyPatch, supported: bool, held: torch.dtype
 ) -> None:
     monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: supported)
-    own = shelf(toy_recipe(), tmp_path, dtype="bf16")
+    own = open_store(toy_recipe(), tmp_path, dtype="bf16")
     found = own.open("document", trained=False).state_dict()
     for name, weight in own._load("document", torch.float32).state_dict().items():
         assert found[name].dtype == held
@@ -55,10 +55,8 @@ def test_a_processor_without_bf16_computes_in_float32_with_rounded_weights(
 
 
 @pytest.mark.parametrize("bits", [None, 8])
-def test_adapters_are_merged_into_the_weights_that_they_stand_on(
-    tmp_path: Path, toy_recipe: Make, bits: int | None
-) -> None:
-    own = shelf(toy_recipe(), tmp_path, lora={"rank": 4, "alpha": 8}, bits=bits)
+def test_adapters_are_merged_into_their_base_weights(tmp_path: Path, toy_recipe: Make, bits: int | None) -> None:
+    own = open_store(toy_recipe(), tmp_path, lora={"rank": 4, "alpha": 8}, bits=bits)
     encoder = own.open("document", trained=True)
     names = list(trained_weights(encoder))
     assert names
@@ -73,8 +71,8 @@ def test_adapters_are_merged_into_the_weights_that_they_stand_on(
     assert own.folder("document") == tmp_path / "kept"
 
 
-def test_adapters_beside_the_encoder_turn_its_start_into_it(tmp_path: Path, toy_recipe: Make) -> None:
-    own = shelf(toy_recipe(), tmp_path, lora={"rank": 4, "alpha": 8})
+def test_saved_adapters_turn_the_start_into_the_trained_encoder(tmp_path: Path, toy_recipe: Make) -> None:
+    own = open_store(toy_recipe(), tmp_path, lora={"rank": 4, "alpha": 8})
     start = own._load("document", torch.float32)
     encoder = own.open("document", trained=True)
     step(encoder)
@@ -93,7 +91,7 @@ def test_adapters_beside_the_encoder_turn_its_start_into_it(tmp_path: Path, toy_
     ("bert", {"hidden_dropout_prob": 0.5, "attention_probs_dropout_prob": 0.5}),
     ("qwen3", {"attention_dropout": 0.5}),
 ])  # fmt: skip
-def test_dropout_is_what_the_recipe_says(architecture: str, settings: dict[str, float]) -> None:
+def test_dropout_is_set_by_the_recipe(architecture: str, settings: dict[str, float]) -> None:
     encoder = toy_encoder(architecture, **settings).train()
 
     def reading() -> torch.Tensor:
@@ -105,12 +103,12 @@ def test_dropout_is_what_the_recipe_says(architecture: str, settings: dict[str, 
 
 
 def test_targets_choose_the_adapted_layers(tmp_path: Path, toy_recipe: Make) -> None:
-    own = shelf(toy_recipe(), tmp_path, lora={"rank": 2, "alpha": 4, "targets": ["q_proj", "v_proj"]})
+    own = open_store(toy_recipe(), tmp_path, lora={"rank": 2, "alpha": 4, "targets": ["q_proj", "v_proj"]})
     names = trained_weights(own.open("document", trained=True))
     assert {name.split(".")[-4] for name in names} == {"q_proj", "v_proj"}
 
 
-def test_an_8_bit_layer_is_near_and_hands_gradients_back() -> None:
+def test_an_8_bit_layer_is_close_and_passes_gradients_back() -> None:
     torch.manual_seed(0)
     linear = nn.Linear(16, 8)
     small = Int8Linear(linear)
@@ -123,10 +121,10 @@ def test_an_8_bit_layer_is_near_and_hands_gradients_back() -> None:
 
 
 def test_a_frozen_encoder_requires_no_gradient(tmp_path: Path, toy_recipe: Make) -> None:
-    assert not trained_weights(shelf(toy_recipe(), tmp_path).open("document", trained=False))
+    assert not trained_weights(open_store(toy_recipe(), tmp_path).open("document", trained=False))
 
 
-def test_a_copy_with_fewer_layers_starts_as_the_other_is_now(tmp_path: Path, toy_recipe: Make) -> None:
+def test_a_copy_with_fewer_layers_starts_from_the_current_weights(tmp_path: Path, toy_recipe: Make) -> None:
     recipe = toy_recipe()
     student = Encoder(copy_of="document", layers=1, max_length=40)
     own = EncoderStore(recipe.model_copy(update={"encoders": recipe.encoders | {"student": student}}), tmp_path, CPU)
@@ -145,7 +143,7 @@ def test_a_copy_with_fewer_layers_starts_as_the_other_is_now(tmp_path: Path, toy
 
 
 def test_a_projection_is_trained_saved_and_loaded(tmp_path: Path, toy_recipe: Make) -> None:
-    own = shelf(toy_recipe(), tmp_path, projection=96)
+    own = open_store(toy_recipe(), tmp_path, projection=96)
     encoder = own.open("document", trained=True)
     assert "projection.weight" in trained_weights(encoder)
     assert encoder.spec.native_dim == 96
@@ -156,19 +154,19 @@ def test_a_projection_is_trained_saved_and_loaded(tmp_path: Path, toy_recipe: Ma
     torch.testing.assert_close(torch.from_numpy(packed), encoded(encoder), atol=1e-5, rtol=1e-5)
 
 
-def test_fingerprints_tell_encoders_apart(tmp_path: Path, toy_recipe: Make) -> None:
+def test_fingerprints_distinguish_encoders(tmp_path: Path, toy_recipe: Make) -> None:
     recipe = toy_recipe()
     prints = {
-        shelf(recipe, tmp_path, **changes).fingerprint("document")
+        open_store(recipe, tmp_path, **changes).fingerprint("document")
         for changes in ({}, {"document_instruction": "文："}, {"max_length": 30}, {"layers": 1})
     }
     assert len(prints) == 4
     write_start(tmp_path / "document", "qwen3", seed=4)
-    assert shelf(recipe, tmp_path).fingerprint("document") not in prints
+    assert open_store(recipe, tmp_path).fingerprint("document") not in prints
 
 
 def test_weights_are_hashed_once(tmp_path: Path, toy_recipe: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    own = shelf(toy_recipe(), tmp_path)
+    own = open_store(toy_recipe(), tmp_path)
     first = own.fingerprint("document")
     with monkeypatch.context() as patch:
         patch.delattr("models.training.encoders.sha256_of")
@@ -177,16 +175,16 @@ def test_weights_are_hashed_once(tmp_path: Path, toy_recipe: Make, monkeypatch: 
     assert own.fingerprint("document") != first
 
 
-def test_a_gguf_file_is_a_start(tmp_path: Path, toy_recipe: Make) -> None:
+def test_a_gguf_file_can_be_a_start(tmp_path: Path, toy_recipe: Make) -> None:
     write_gguf(tmp_path / "model.gguf")
-    own = shelf(toy_recipe(), tmp_path / "run", start=str(tmp_path / "model.gguf"))
+    own = open_store(toy_recipe(), tmp_path / "run", start=str(tmp_path / "model.gguf"))
     assert own.open("document", trained=True).spec.architecture == "qwen2"
 
 
 @pytest.mark.parametrize("architecture", ["new", "xlm-roberta", "modernbert"])
 def test_query_encoders_of_every_family_open_and_train(tmp_path: Path, toy_recipe: Make, architecture: str) -> None:
     write_start(tmp_path / architecture, architecture)
-    own = shelf(toy_recipe(), tmp_path, start=str(tmp_path / architecture), pooling="cls")
+    own = open_store(toy_recipe(), tmp_path, start=str(tmp_path / architecture), pooling="cls")
     encoder = own.open("document", trained=True)
     ids, mask = torch.tensor([[2, 7, 8, 3]]), torch.ones(1, 4, dtype=torch.long)
     encoder(ids, mask).sum().backward()
@@ -194,29 +192,29 @@ def test_query_encoders_of_every_family_open_and_train(tmp_path: Path, toy_recip
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "message"),
     [
         ({"layers": 9}, r"encoders\.document\.layers: .* has 2, not 9"),
         ({"max_length": 4000}, "max_length 4000 is more than"),
         ({"lora": {"rank": 2, "alpha": 4, "targets": ["nothing"]}}, r"lora\.targets: .*it has down_proj, .*v_proj"),
     ],
 )
-def test_what_a_backbone_has_not_got_is_named(
-    tmp_path: Path, toy_recipe: Make, changes: dict[str, object], said: str
+def test_a_missing_part_of_a_backbone_is_named_in_the_error(
+    tmp_path: Path, toy_recipe: Make, changes: dict[str, object], message: str
 ) -> None:
     recipe = toy_recipe(document="document")
     config = Encoder.model_validate(recipe.encoders["document"].model_dump() | changes)
-    with pytest.raises(BadEncoder, match=said):
+    with pytest.raises(BadEncoder, match=message):
         check(recipe.model_copy(update={"encoders": recipe.encoders | {"document": config}}))
 
 
-def test_evaluation_and_training_share_the_wording_of_an_instruction(tmp_path: Path, toy_recipe: Make) -> None:
-    """The encoder reads a query in training as `care eval --instructions` has it read later."""
+def test_evaluation_and_training_use_the_same_instruction(tmp_path: Path, toy_recipe: Make) -> None:
+    """The encoder reads a query in training as later under `care eval --instructions`."""
     from models.evaluation.benchmarks import read
 
     template = "Instruct: {instruction}\nQuery: "
     changes = {"instruction": "cmedteb/cmedteb-retrieval", "query_template": template}
-    own = shelf(toy_recipe(), tmp_path, **changes)
+    own = open_store(toy_recipe(), tmp_path, **changes)
     own.copy("document", tmp_path / "kept")
     spec = TorchEncoder.load(tmp_path / "kept").spec
     asked = next(item for item in read("cmedteb").sets if item.name == "cmedteb-retrieval").query_instruction
@@ -225,34 +223,34 @@ def test_evaluation_and_training_share_the_wording_of_an_instruction(tmp_path: P
     assert spec.prompt("") == ""
 
 
-def test_the_prompt_of_a_start_is_left_out_if_the_recipe_says_so(tmp_path: Path, toy_recipe: Make) -> None:
+def test_a_recipe_can_remove_the_prompt_of_its_start(tmp_path: Path, toy_recipe: Make) -> None:
     recipe = toy_recipe()
     prompts = {"prompts": {"query": "Instruct: Find.\nQuery:", "document": ""}}
     (tmp_path / "document" / "config_sentence_transformers.json").write_text(json.dumps(prompts))
-    assert shelf(recipe, tmp_path).spec("document").query_instruction == "Instruct: Find.\nQuery:"
+    assert open_store(recipe, tmp_path).spec("document").query_instruction == "Instruct: Find.\nQuery:"
     cardio = Recipe.load(Path("models/training/recipes/cardioembed.toml")).encoders["both"]
     bare = {"query_instruction": cardio.query_instruction, "document_instruction": cardio.document_instruction}
-    spec = shelf(recipe, tmp_path, **bare).spec("document")
+    spec = open_store(recipe, tmp_path, **bare).spec("document")
     assert (spec.query_instruction, spec.document_instruction) == ("", "")
 
 
-def test_the_recipe_overrules_what_the_start_says_of_itself(tmp_path: Path, toy_recipe: Make) -> None:
-    own = shelf(toy_recipe(), tmp_path, query_instruction="问：", document_instruction="文：")
+def test_the_recipe_overrides_the_settings_of_its_start(tmp_path: Path, toy_recipe: Make) -> None:
+    own = open_store(toy_recipe(), tmp_path, query_instruction="问：", document_instruction="文：")
     own.copy("document", tmp_path / "kept")
     kept = {"start": str(tmp_path / "kept"), "pooling": None}
-    spec = shelf(toy_recipe(), tmp_path, **kept).spec("document")
+    spec = open_store(toy_recipe(), tmp_path, **kept).spec("document")
     assert (spec.query_instruction, spec.document_instruction, spec.pooling) == ("问：", "文：", "eos")
-    spec = shelf(toy_recipe(), tmp_path, **kept | {"query_instruction": "", "pooling": "mean"}).spec("document")
+    spec = open_store(toy_recipe(), tmp_path, **kept | {"query_instruction": "", "pooling": "mean"}).spec("document")
     assert (spec.query_instruction, spec.document_instruction, spec.pooling) == ("", "文：", "mean")
 
 
-def test_more_dimensions_than_there_are_is_said(tmp_path: Path, toy_recipe: Make) -> None:
+def test_more_dimensions_than_the_backbone_has_are_refused(tmp_path: Path, toy_recipe: Make) -> None:
     own = EncoderStore(toy_recipe(extra={"dim": 100}), tmp_path, CPU)
     with pytest.raises(BadEncoder, match=r"encoders\.document: .*dim 100 is larger"):
         own.open("document", trained=False)
 
 
-def test_a_blend_lies_between_start_and_result() -> None:
+def test_a_blend_is_between_start_and_result() -> None:
     module, start = nn.Linear(3, 3), nn.Linear(3, 3)
     expected = 0.25 * module.weight.detach() + 0.75 * start.weight.detach()
     blend(module, trained_weights(start), 0.25)

@@ -1,4 +1,4 @@
-"""Generate stages: what the model reads and what counts, chunks, resuming, the folders, and what is refused."""
+"""Generate stages: prompts and loss, chunks, resuming, saved folders, and refused settings."""
 
 import json
 from pathlib import Path
@@ -63,7 +63,7 @@ def gradients(work: GenerateStage, step: int = 0) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize("max_length", [400, LONGEST])
-def test_the_loss_is_that_of_the_answers_tokens(tmp_path: Path, max_length: int) -> None:
+def test_the_loss_counts_only_the_tokens_of_the_answer(tmp_path: Path, max_length: int) -> None:
     work = a_stage(tmp_path, a_recipe(tmp_path, {"max_length": max_length}, batch=12))
     facts = work.gradients(0, lambda loss: loss)
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "start")
@@ -75,7 +75,7 @@ def test_the_loss_is_that_of_the_answers_tokens(tmp_path: Path, max_length: int)
         prompt, answer = (
             tokenizer(part, add_special_tokens=False).input_ids for part in (text, f"{topic}治疗<|im_end|>")
         )
-        assert len(prompt) < LONGEST < len(prompt) + len(answer) < 400, "the second case cuts answers"
+        assert len(prompt) < LONGEST < len(prompt) + len(answer) < 400, "the second case truncates answers"
         ids = torch.tensor([(prompt + answer)[:max_length]])
         with torch.no_grad():
             scores = model(ids).logits[0, len(prompt) - 1 : -1]
@@ -98,7 +98,7 @@ def test_chunks_and_ranks_give_the_gradient_of_the_batch(tmp_path: Path) -> None
 
 
 class Alone(Ranks):
-    """One of several ranks, without the others: sums are its own part."""
+    """One of several ranks, without the others: sums are its own part only."""
 
     def __init__(self, rank: int, size: int) -> None:
         super().__init__(rank, size, torch.device("cpu"))
@@ -117,7 +117,7 @@ def test_the_model_learns_to_write_and_transformers_opens_the_folder(tmp_path: P
     losses = [json.loads(line)["loss"] for line in (tmp_path / "run/log.jsonl").read_text().splitlines()]
     assert losses[-1] < losses[0] / 4
     model, tokenizer = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
-    assert model.config.use_cache, "or generation would read the text anew for every token"
+    assert model.config.use_cache, "otherwise generation would read the text again for every token"
     asked = [{"role": "user", "content": fill(load(BLIND, "zh"), query=QUERIES[0])}]
     text = tokenizer.apply_chat_template(asked, tokenize=False, add_generation_prompt=True)
     given = tokenizer(text, add_special_tokens=False, return_tensors="pt")
@@ -125,7 +125,7 @@ def test_the_model_learns_to_write_and_transformers_opens_the_folder(tmp_path: P
     assert tokenizer.decode(written) == f"{TOPICS[0]}治疗<|im_end|>"
 
 
-def test_development_sets_judge_no_generator(tmp_path: Path) -> None:
+def test_development_sets_are_refused_for_a_generator(tmp_path: Path) -> None:
     write_dev(tmp_path / "dev")
     dev = Dev(folder=tmp_path / "dev", every=2)
     train(a_recipe(tmp_path).model_copy(update={"dev": dev}), tmp_path / "run", ONE)
@@ -154,7 +154,7 @@ def test_a_stopped_run_ends_with_the_same_weights(tmp_path: Path, monkeypatch: p
     assert (straight / name).read_bytes() != (tmp_path / "start" / name).read_bytes()
 
 
-def test_lora_is_merged_and_its_adapter_lies_beside(tmp_path: Path) -> None:
+def test_lora_is_merged_and_its_adapter_is_saved_beside(tmp_path: Path) -> None:
     lora = {"lora": {"rank": 2, "alpha": 4}, "dtype": "bf16"}
     recipe = a_recipe(tmp_path, lora, steps=3, lr=1e-2)
     (folder,) = train(recipe, tmp_path / "run", ONE)
@@ -175,12 +175,12 @@ def test_a_gguf_file_keeps_its_head_and_its_chat_template(tmp_path: Path) -> Non
     assert generator.chat("的") == "的"
     assert generator.end == "<|endoftext|>"
     generator.tokenizer.chat_template = "{% for m in messages %}{{ m['content'] }}<turn>\n{% endfor %}"
-    assert generator.end == "<turn>", "the template says how a turn ends, whatever the file calls its end"
+    assert generator.end == "<turn>", "the template defines the end of a turn, whatever the file calls its end"
     expected = write_gguf(tmp_path / "again.gguf").backbone.get_input_embeddings().weight
     torch.testing.assert_close(generator.vocabulary, expected)
 
 
-def test_the_files_of_later_stages_are_needed_when_the_generator_is_tuned(
+def test_files_of_later_stages_are_needed_only_after_the_generator_is_tuned(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_start(tmp_path / "bert", "bert")
@@ -210,7 +210,7 @@ def test_the_plan_counts_prompt_answer_and_head(tmp_path: Path) -> None:
     assert Recipe.load(path) == a_recipe(tmp_path)
 
 
-def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
+def test_incompatible_settings_are_refused(tmp_path: Path) -> None:
     with pytest.raises(BadData, match="leaves no room"):
         a_stage(tmp_path, a_recipe(tmp_path, {"max_length": 40}))
     recipe = a_recipe(tmp_path)

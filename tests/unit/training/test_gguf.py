@@ -21,11 +21,11 @@ def test_a_gguf_file_becomes_a_folder_with_the_same_weights(tmp_path: Path) -> N
     ids = found.tokenizer("的").ids
     assert len(ids) == 2
     assert ids[-1] == found.backbone.config.vocab_size - 1, "the text ends with EOS"
-    assert "\\p{N}" in found.tokenizer_json, "numbers are cut into digits, as Qwen does"
+    assert "\\p{N}" in found.tokenizer_json, "numbers are split into digits, as in Qwen"
     assert unpack_gguf(tmp_path / "gone.gguf", folder) == folder, "it is unpacked once"
 
 
-def test_what_is_no_gguf_is_said_so(tmp_path: Path) -> None:
+def test_a_file_that_is_not_gguf_is_refused(tmp_path: Path) -> None:
     (tmp_path / "bad.gguf").write_bytes(b"nothing of the kind")
     with pytest.raises(BadEncoder, match=r"bad\.gguf"):
         unpack_gguf(tmp_path / "bad.gguf", tmp_path / "folder")

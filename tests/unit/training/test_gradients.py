@@ -1,4 +1,4 @@
-"""Gradient caching: a batch in chunks gives the gradient of the batch in one."""
+"""Gradient caching: a batch in chunks gives the gradient of the whole batch."""
 
 import numpy as np
 import pytest
@@ -55,7 +55,7 @@ def test_chunks_give_the_plain_gradient(architecture: str, tokens: int) -> None:
         torch.testing.assert_close(found[name], value, rtol=1e-4, atol=1e-6)
 
 
-def test_both_passes_see_the_same_dropout() -> None:
+def test_both_passes_use_the_same_dropout() -> None:
     """With dropout there is no plain gradient to compare with, but the second pass must repeat the first."""
     encoder = toy_encoder("bert", hidden_dropout_prob=0.5).train()
     seen: list[Tensor] = []
@@ -97,7 +97,7 @@ def test_padding_is_counted_by_chunk() -> None:
         ([60, 30, 30], [False, True, False], 30),
     ],
 )
-def test_graphs_and_the_chunks_beside_them_stay_within_the_budget(
+def test_kept_graphs_and_recomputed_chunks_stay_within_the_budget(
     sizes: list[int], keeps: list[bool], kept: int
 ) -> None:
     assert graphs_kept(sizes, 100) == (keeps, kept)

@@ -12,14 +12,14 @@ PAIRS = [Pair(f"方剂{row}", [PASSAGE.format(row)], [], "tcm") for row in range
 ]
 
 
-def test_help_and_a_folder_without_files_are_answered(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_works_and_a_folder_without_files_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for given, code in ((["--help"], 0), ([], 2), ([str(tmp_path), str(tmp_path / "out")], 2)):
         with pytest.raises(SystemExit) as ended:
             holdout.main(given)
         assert ended.value.code == code
-    out, said = capsys.readouterr()
+    out, errors = capsys.readouterr()
     assert "folder with training files" in out
-    assert f"{tmp_path} holds no *.jsonl files" in said
+    assert f"{tmp_path} holds no *.jsonl files" in errors
 
 
 def test_held_out_queries_are_in_no_training_pair(tmp_path: Path, monkeypatch) -> None:  # noqa: ANN001
@@ -43,7 +43,7 @@ def test_the_split_is_the_same_every_time(tmp_path: Path) -> None:
     assert (tmp_path / "a/tcm/queries.jsonl").read_bytes() == (tmp_path / "b/tcm/queries.jsonl").read_bytes()
 
 
-def test_a_group_can_be_kept_out_of_training_whole(tmp_path: Path) -> None:
+def test_a_whole_group_can_be_kept_out_of_training(tmp_path: Path) -> None:
     holdout.hold_out(PAIRS, tmp_path, ["tcm"])
     assert {pair.source for pair in read_pairs(tmp_path / "pairs.jsonl")} <= {"chip-cdn"}
     assert load_retrieval(tmp_path / "tcm").queries

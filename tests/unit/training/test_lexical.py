@@ -28,11 +28,11 @@ def test_shared_rare_bigrams_are_preferred() -> None:
     assert scores[0, 2] == 0
 
 
-def test_markers_are_no_bigrams() -> None:
+def test_special_tokens_are_not_part_of_bigrams() -> None:
     documents = table("甲", "乙")
     both = documents.padded(np.arange(2))
     assert LexicalTeacher.fit(documents).scores(both, both).abs().sum() == 0
 
 
-def test_stretch_takes_each_row_to_zero_and_one() -> None:
+def test_stretch_scales_each_row_to_0_and_1() -> None:
     assert stretch(torch.tensor([[2.0, 4.0, 3.0], [5.0, 5.0, 5.0]])).tolist() == [[0.0, 1.0, 0.5], [0.0, 0.0, 0.0]]

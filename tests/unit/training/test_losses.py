@@ -1,4 +1,4 @@
-"""Every loss beside a loop that follows its formula word for word, in double precision."""
+"""Every loss against a loop that follows its formula, in double precision."""
 
 import math
 
@@ -45,14 +45,14 @@ def some_ignored(columns: int) -> Tensor:
 
 
 @pytest.mark.parametrize("temperature", [0.05, torch.tensor(0.7, dtype=torch.float64)])
-def test_info_nce_with_in_batch_and_hard_negatives(temperature: float | Tensor) -> None:
+def test_info_nce_has_in_batch_and_hard_negatives(temperature: float | Tensor) -> None:
     queries, documents, ignored = vectors(5, 0), vectors(8, 1), some_ignored(8)
     expected = naive_info_nce([[cosine(q, d) for d in documents] for q in queries], ignored, float(temperature))
     scores = similarities(queries, documents)
     assert info_nce(scores, LABELS, ignored, temperature).item() == pytest.approx(expected, abs=1e-6)
 
 
-def test_inner_products_are_scores_of_vectors_as_they_are() -> None:
+def test_inner_products_score_vectors_without_normalising() -> None:
     queries, documents = vectors(2, 0), vectors(3, 1)
     found = similarities(queries, documents, cosine=False)
     assert found[1, 2].item() == pytest.approx(sum(float(a * b) for a, b in zip(queries[1], documents[2], strict=True)))
@@ -97,7 +97,7 @@ def test_alignment_is_the_divergence_over_the_dimensions_of_states() -> None:
 
 
 @pytest.mark.parametrize("dim", [32, 2560])
-def test_the_gradient_of_alignment_is_of_the_size_of_that_of_mse(dim: int) -> None:
+def test_the_gradients_of_alignment_and_mse_have_a_similar_size(dim: int) -> None:
     teachers = vectors(4, 14, dim)
     students = (teachers + 0.3 * vectors(4, 15, dim)).requires_grad_(True)
     sizes = [
@@ -107,7 +107,7 @@ def test_the_gradient_of_alignment_is_of_the_size_of_that_of_mse(dim: int) -> No
     assert 0.3 < sizes[0] / sizes[1] < 3
 
 
-def test_matryoshka_cuts_before_it_normalises() -> None:
+def test_matryoshka_truncates_before_it_normalises() -> None:
     queries, documents = vectors(5, 8), vectors(5, 9)
     nothing = torch.zeros(5, 5, dtype=torch.bool)
     expected = 0.0
@@ -126,13 +126,13 @@ def test_an_answer_that_is_not_the_label_is_no_negative() -> None:
     assert not_negatives(same, torch.tensor([0, 1])).tolist() == [[False, False, True], [False, False, False]]
 
 
-def test_what_the_teacher_prefers_by_more_than_the_margin_is_no_negative() -> None:
+def test_documents_that_the_teacher_prefers_by_the_margin_are_no_negatives() -> None:
     teacher = torch.tensor([[0.5, 0.55, 0.7], [0.9, 0.1, 0.15]])
     found = likely_positives(teacher, torch.tensor([0, 1]), 0.1)
     assert found.tolist() == [[False, False, True], [True, False, False]]
 
 
-def test_reconstruction_counts_the_chosen_tokens_alone() -> None:
+def test_reconstruction_counts_only_the_chosen_tokens() -> None:
     states, vocabulary = vectors(6, 10, dim=3).reshape(2, 3, 3), vectors(4, 11, dim=3)
     targets = torch.tensor([[0, 1, 2], [3, 0, 1]])
     chosen = torch.tensor([[True, False, True], [False, True, False]])

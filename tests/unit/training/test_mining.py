@@ -23,7 +23,7 @@ FAR = {"query": "远", "pos": ["答"], "source": "t", "instruction": "找：", "
 
 @pytest.fixture(autouse=True)
 def _flat(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Texts lie on a circle, at known angles."""
+    """Puts texts on a circle, at known angles."""
 
     def read(name: str, texts, *rest: object) -> np.ndarray:  # noqa: ANN001
         angles = np.array([ANGLES.get(text, 1.0) for text in texts.texts])
@@ -66,9 +66,9 @@ def test_negatives_come_from_the_documents_of_all_sources(run) -> None:  # noqa:
     assert rows[0]["neg"] == ["近", "一", "二", "三", "旧"], "旧 is a document of another source"
 
 
-def test_negatives_that_a_row_has_stay_and_mined_ones_are_added(run) -> None:  # noqa: ANN001
+def test_existing_negatives_are_kept_and_mined_ones_are_added(run) -> None:  # noqa: ANN001
     facts, rows = run(a_mine(count=2, ranks=(0, 2)), ROW | {"neg": ["近", "远"]}, *OTHERS)
-    assert rows[0]["neg"] == ["近", "远", "一", "二"], "what the row has is not mined again"
+    assert rows[0]["neg"] == ["近", "远", "一", "二"], "negatives of the row are not mined again"
     assert facts["negatives"] == 2 + 4 * 2
 
 
@@ -85,30 +85,30 @@ def test_a_source_without_documents_in_the_corpus_is_named(run) -> None:  # noqa
         run(a_mine(within="source"), ROW, corpus=({"text": "远", "source": "t"},))
 
 
-def test_a_source_is_searched_within_itself_and_others_pass(run) -> None:  # noqa: ANN001
+def test_a_source_can_be_searched_within_itself_and_others_are_unchanged(run) -> None:  # noqa: ANN001
     facts, rows = run(a_mine(count=9, ranks=(0, 9), sources=["s"], within="source"), ROW, *OTHERS, FAR)
     assert rows[-1] == FAR | {"neg": ["旧"]}
     assert "旧" not in rows[0]["neg"]
     assert facts == {"pairs": 6, "mined": 5, "negatives": 20}
 
 
-def test_what_another_row_calls_an_answer_is_no_negative(run) -> None:  # noqa: ANN001
+def test_answers_of_other_rows_are_no_negatives(run) -> None:  # noqa: ANN001
     again = ROW | {"pos": ["近"], "source": "elsewhere"}
     _, rows = run(a_mine(count=1, ranks=(0, 1)), ROW, *OTHERS, again)
     assert rows[0]["neg"] == ["一"]
 
 
-def test_a_source_that_no_row_is_of_is_named(run) -> None:  # noqa: ANN001
+def test_a_source_without_rows_is_named(run) -> None:  # noqa: ANN001
     with pytest.raises(BadData, match="sources: no row is of 'x'; the files have s, t"):
         run(a_mine(sources=["x"]), ROW, FAR)
 
 
-def test_the_first_rank_alone_writes(tmp_path: Path) -> None:
+def test_only_the_first_rank_writes(tmp_path: Path) -> None:
     mining.write_pairs(tmp_path / "out.jsonl", Ranks(1, 2, torch.device("cpu")), iter([]))
     assert not list(tmp_path.iterdir())
 
 
-def test_a_query_searches_together_with_its_imagined_document(run) -> None:  # noqa: ANN001
+def test_a_query_is_searched_with_its_hypothetical_document(run) -> None:  # noqa: ANN001
     _, rows = run(a_mine(count=1, ranks=(0, 1)), ROW | {"query": "远", "hypothetical": ["想"]}, *OTHERS)
     assert rows[0]["neg"] == ["近"], "between 1.5 and -1.5 lies 0"
     assert rows[0]["hypothetical"] == ["想"]

@@ -1,4 +1,4 @@
-"""The sum of terms beside a loop over its formulas."""
+"""The sum of loss terms against a loop over its formulas."""
 
 import pytest
 import torch
@@ -45,7 +45,7 @@ def test_stage_one_is_the_weighted_sum_of_contrast_and_distance() -> None:
     assert loss.item() == pytest.approx(0.5 * contrast + 2 * distance, abs=1e-5)
 
 
-def test_nested_dimensions_are_averaged_over_every_term() -> None:
+def test_every_term_is_averaged_over_nested_dimensions() -> None:
     targets = vectors(4, 2)
     loss, _ = Objective(Loss(mse=1.0, temperature=0.1, dims=[8, 3]), 8)(batch(targets=targets))
     parts = [Objective(Loss(mse=1.0, temperature=0.1), dim)(batch(targets=targets))[0] for dim in (8, 3)]
@@ -63,7 +63,7 @@ def test_a_learned_temperature_has_a_gradient_and_a_floor() -> None:
     assert float(torch.as_tensor(own.temperature).detach()) == pytest.approx(0.005)
 
 
-def test_known_answers_and_what_the_teacher_prefers_are_no_negatives() -> None:
+def test_known_answers_and_documents_preferred_by_the_teacher_are_no_negatives() -> None:
     answers = NOTHING.clone()
     answers[0, 3] = True
     teacher = torch.zeros(4, 6)
@@ -76,7 +76,7 @@ def test_known_answers_and_what_the_teacher_prefers_are_no_negatives() -> None:
     assert loss.item() == pytest.approx(expected.item(), abs=1e-6)
 
 
-def test_distillation_of_scores_and_of_embeddings() -> None:
+def test_scores_and_embeddings_are_distilled() -> None:
     teacher, targets = vectors(4, 3, dim=6), vectors(4, 2)
     settings = Loss(info_nce=0, distil=1.0, align=1.0, temperature=0.3, teacher_temperature=0.2)
     _, terms = Objective(settings, 8)(batch(teacher=teacher, targets=targets))
@@ -111,13 +111,13 @@ def test_bm25_is_mixed_on_a_common_scale() -> None:
     assert terms["distil"].item() == pytest.approx(expected.item(), abs=1e-5)
 
 
-def test_vectors_as_they_are_are_scored_by_inner_products() -> None:
+def test_unnormalised_vectors_are_scored_by_inner_products() -> None:
     loss, _ = Objective(Loss(temperature=1.0, similarity="dot"), 8)(batch())
     expected = info_nce(vectors(4, 0) @ vectors(6, 1).T, LABELS, NOTHING, 1.0)
     assert loss.item() == pytest.approx(expected.item(), abs=1e-5)
 
 
-def test_a_query_is_averaged_with_its_imagined_documents() -> None:
+def test_a_query_is_averaged_with_its_hypothetical_documents() -> None:
     queries, imagined = vectors(3, 4), vectors(3, 5)
     found = with_hypothetical(queries, imagined, torch.tensor([0, 0, 2]))
     unit_q, unit_h = normalize(queries, dim=1), normalize(imagined, dim=1)

@@ -1,4 +1,4 @@
-"""The dry run: table 17 as printed, parameters as published, and nothing loaded."""
+"""The dry run: table 17 of the paper, published parameter counts, and no weights loaded."""
 
 import json
 import re
@@ -74,10 +74,10 @@ def test_every_recipe_has_a_plan(path: Path) -> None:
     assert "not known" not in text
 
 
-def test_hours_are_reckoned_from_the_rows_that_are_there(toy_recipe: Callable[..., Recipe]) -> None:
+def test_hours_are_estimated_from_the_existing_rows(toy_recipe: Callable[..., Recipe]) -> None:
     text = plan(toy_recipe(), tflops=1)
     assert re.search(r"about 12 rows, [\d.]+ h on one card$", text)
-    # Of a card so slow that hours have digits, and of one so fast that rows a second do.
+    # A GPU so slow that hours have digits, and one so fast that rows per second do.
     slow, fast = (plan(toy_recipe(steps=None, epochs=2.0), tflops=tflops) for tflops in (1e-9, 1.0))
     assert hours(slow) == pytest.approx(12 * 2 / 3600 / (speed(fast) * 1e-9), rel=0.01)
     assert "none.jsonl not there yet" in plan(
@@ -94,7 +94,7 @@ def test_a_frozen_encoder_reads_each_text_once(toy_recipe: Callable[..., Recipe]
     assert float(reading) > 0
 
 
-def test_a_gguf_file_says_its_own_shape(tmp_path: Path, toy_recipe: Callable[..., Recipe]) -> None:
+def test_the_shape_of_a_gguf_file_is_read_from_it(tmp_path: Path, toy_recipe: Callable[..., Recipe]) -> None:
     encoder = write_gguf(tmp_path / "any.gguf")
     recipe = toy_recipe(query="document", train=["document"])
     config = recipe.encoders["document"].model_copy(update={"start": tmp_path / "any.gguf"})
@@ -109,7 +109,7 @@ def test_memory_counts_the_scores_of_a_large_batch(toy_recipe: Callable[..., Rec
     assert "memory about 6 GiB" in plan(toy_recipe(batch=2**14, data={"files": ["none.jsonl"]}), tflops=1)
 
 
-def test_memory_counts_the_words_that_a_token_might_be(capsys: pytest.CaptureFixture[str]) -> None:
+def test_memory_counts_the_vocabulary_of_the_reconstruction_head(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["train", str(RECIPES / "care-0.3b-4b.toml"), "--dry-run"]) == 0
     # 8,192 tokens, 250,048 words, 12 bytes each are 23 GiB; weights and activations come on top.
     found = re.search(r"memory about (\d+) GiB", section(capsys.readouterr().out, "retromae"))
@@ -118,15 +118,15 @@ def test_memory_counts_the_words_that_a_token_might_be(capsys: pytest.CaptureFix
 
 
 @pytest.mark.parametrize("path", sorted(RECIPES.rglob("*.toml")), ids=lambda path: path.stem)
-def test_every_recipe_fits_at_its_true_sizes(path: Path) -> None:
-    """Configurations of the published checkpoints, without weights: widths, lengths, layers, pooling and prompts."""
+def test_every_recipe_is_valid_at_its_published_sizes(path: Path) -> None:
+    """Uses configurations of the published checkpoints, without weights: widths, lengths, layers, pooling, prompts."""
     recipe = Recipe.load(path)
     assert all(shape_of(recipe, name) is not None for name in recipe.encoders), "an unknown shape is not checked"
     check(recipe)
 
 
 @pytest.mark.parametrize(
-    ("recipe", "change", "said"),
+    ("recipe", "change", "message"),
     [
         ("bmretriever", "encoders.finder.dim=2048", r"encoders\.finder: it has 768 dimensions, the recipe 2048; set"),
         ("bmretriever", "encoders.both.dim=768", r"stages\.pretrain: encoders\.both\.dim is 768; .* recipe's 2048"),
@@ -141,15 +141,15 @@ def test_every_recipe_fits_at_its_true_sizes(path: Path) -> None:
         ("cardioembed", "encoders.both.lora.targets=['query']", "'query' is not a layer of the backbone; it has down_"),
     ],
 )
-def test_a_recipe_that_does_not_fit_is_refused_before_anything_runs(recipe: str, change: str, said: str) -> None:
-    with pytest.raises(CareError, match=said):
+def test_a_recipe_that_does_not_fit_is_refused_before_anything_runs(recipe: str, change: str, message: str) -> None:
+    with pytest.raises(CareError, match=message):
         plan(Recipe.load(RECIPES / f"{recipe}.toml", [change]), tflops=1)
 
 
-def test_a_run_has_a_folder_of_its_recipes_name(
+def test_a_run_folder_is_named_after_its_recipe(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The smallest recipe from the command line, on the example corpus, as a newcomer calls it."""
+    """Runs the smallest recipe from the command line on the example corpus, as a newcomer would."""
     for name in ("models", "examples"):
         (tmp_path / name).symlink_to(Path(name).resolve())
     monkeypatch.chdir(tmp_path)

@@ -1,4 +1,4 @@
-"""The paper's own backbones, in their published widths and naming, with random weights and few layers.
+"""The paper's backbones, with their published widths and names, random weights and few layers.
 
 Vocabulary and depth are cut down; widths, heads, positions and file layout are those of the checkpoints.
 """
@@ -30,7 +30,7 @@ SMALL = [
     "stages.*.tokens=400",
     "stages.*.data.negatives=1",
     "encoders.*.max_length=32",
-    # A processor may lack bf16, and then takes minutes for these widths.
+    # A CPU may lack bf16, and then takes minutes for these widths.
     "encoders.*.dtype=fp32",
     *(f"stages.{stage}.skip=true" for stage in ("retromae", "unsupervised", "query", "document", "align")),
 ]
@@ -56,7 +56,7 @@ def write_qwen(folder: Path) -> None:
 
 def test_the_papers_pair_trains_exports_and_searches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    # A third, of every length: at these widths all take most of a minute. test_export_pipeline.py compares all.
+    # A third, of every length: all of them would take most of a minute. test_export_pipeline.py compares all.
     for module in ("parity", "pipeline"):
         monkeypatch.setattr(f"models.export.{module}.CHECK_TEXTS", CHECK_TEXTS[::3])
     write_gte(Path("data/weights/gte-multilingual-base"))

@@ -1,4 +1,4 @@
-"""Two processes end where one does: batches are shared, negatives and gradients are not lost between them."""
+"""Two processes end with the weights of one: batches are shared, negatives and gradients are exchanged."""
 
 import json
 import os
@@ -37,7 +37,7 @@ def test_the_first_rank_decides(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_two_processes_reach_the_weights_of_one(tmp_path: Path, toy_recipe: Callable[..., Recipe]) -> None:
-    """Negatives, found by a GGUF encoder; stage I with that encoder frozen; then both with a learned temperature."""
+    """Mines negatives with a GGUF encoder; trains stage I with it frozen; then both with a learned temperature."""
     write_gguf(tmp_path / "toy.gguf")
     recipe = toy_recipe(
         document="document",
@@ -63,7 +63,7 @@ def test_two_processes_reach_the_weights_of_one(tmp_path: Path, toy_recipe: Call
     expected = train(Recipe.load(path), tmp_path / "one", Ranks(0, 1, torch.device("cpu")))
     _launch([sys.executable, "-m", "cli", "train", str(path), "--out", str(tmp_path / "two"), "--device", "cpu"])
     for folder in expected:
-        # Vectors, not weights: where a gradient is nothing but rounding (a key's bias), Adam makes it a whole step.
+        # Vectors, not weights: if a gradient is only rounding error (a key's bias), Adam turns it into a whole step.
         ours, theirs = (
             TorchEncoder.load(home).encode(DOCUMENTS, Side.DOCUMENT)
             for home in (folder, tmp_path / "two" / "encoders" / folder.name)
@@ -75,12 +75,12 @@ def test_two_processes_reach_the_weights_of_one(tmp_path: Path, toy_recipe: Call
     ours, theirs = ([line["loss"] for line in log if "loss" in line] for log in logs)
     assert len(ours) == 4
     assert theirs == pytest.approx(ours, rel=1e-4)
-    # A document that changes places with another for a rounding error changes the figure: it is not compared.
+    # The figure is not compared: a rounding error can swap two documents.
     assert [["dev" in line for line in log] for log in logs] == 2 * [[False, False, True] * 2]
 
 
 def _launch(command: list[str], size: int = 2) -> None:
-    """As `accelerate launch` starts processes: by what it puts into their environment."""
+    """Starts processes like `accelerate launch`: through variables of their environment."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]

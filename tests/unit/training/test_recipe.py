@@ -68,7 +68,7 @@ def test_recipes_share_a_space_only_with_the_pair_whose_documents_they_search() 
         (WHOLE.replace('start = "here"', 'start = "here"\nbits = 8'), "bits is for the base under lora"),
     ],
 )
-def test_a_wrong_recipe_is_named(tmp_path: Path, text: str, message: str) -> None:
+def test_an_error_of_a_recipe_is_named(tmp_path: Path, text: str, message: str) -> None:
     with pytest.raises(BadData, match=message):
         Recipe.load(write(tmp_path, text))
 
@@ -78,7 +78,7 @@ def test_a_missing_recipe_is_named(tmp_path: Path) -> None:
         Recipe.load(tmp_path / "none.toml")
 
 
-def test_a_recipe_stands_on_another_one(tmp_path: Path) -> None:
+def test_a_recipe_can_extend_another_one(tmp_path: Path) -> None:
     write(tmp_path, WHOLE, "base.toml")
     mine = '[stages.two]\nkind = "mine"\nquery = "e"\nfiles = ["g"]'
     over = f'base = "base.toml"\ndim = 2\n[stages.one]\nlr = 0.5\n{mine}'
@@ -87,11 +87,11 @@ def test_a_recipe_stands_on_another_one(tmp_path: Path) -> None:
     assert (recipe.dim, stage(recipe, "one").lr, stage(recipe, "one").batch) == (2, 0.5, 2)
 
 
-def test_keys_are_changed_from_the_command_line(tmp_path: Path) -> None:
+def test_keys_can_be_changed_from_the_command_line(tmp_path: Path) -> None:
     path = write(tmp_path, WHOLE)
     recipe = Recipe.load(path, ["stages.one.lr=0.25", "space=other", "stages.*.batch=7", "stages.*.epochs=1", "dim=3"])
     assert (recipe.space, recipe.dim, stage(recipe, "one").lr, stage(recipe, "one").batch) == ("other", 3, 0.25, 7)
-    assert stage(recipe, "one").epochs is None, "a star changes only what is there"
+    assert stage(recipe, "one").epochs is None, "a star changes only existing keys"
     with pytest.raises(BadData, match="write KEY=VALUE"):
         Recipe.load(path, ["dim"])
     with pytest.raises(BadData, match=r"stages\.\*\.btach: no such key; did you mean batch"):
@@ -102,7 +102,7 @@ def test_keys_are_changed_from_the_command_line(tmp_path: Path) -> None:
         Recipe.load(path, ["dim.x=1"])
 
 
-def test_an_ablation_changes_what_it_is_named_for() -> None:
+def test_an_ablation_changes_what_its_name_says() -> None:
     whole = Recipe.load(CARE)
     folder = CARE.parent / "ablations"
     assert stage(Recipe.load(folder / "without-mse.toml"), "align").loss.mse == 0

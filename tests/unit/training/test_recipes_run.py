@@ -1,4 +1,4 @@
-"""Every recipe file, stage by stage, at toy size; and what comes out of it is exported, indexed and searched."""
+"""Every recipe file, stage by stage, at toy size; the result is exported, indexed and searched."""
 
 import json
 from pathlib import Path
@@ -33,7 +33,7 @@ from tests.support.toy_training import (
 FOLDER = Path("models/training/recipes").resolve()
 RECIPES = sorted(FOLDER.rglob("*.toml"))
 ONE = Ranks(0, 1, torch.device("cpu"))
-# Where a recipe says otherwise, sizes that a test can afford.
+# Sizes that a test can afford, unless a recipe sets others.
 TOY = [
     "dim=32",
     "max_steps=1",
@@ -66,7 +66,7 @@ ARCHITECTURES = {
 
 @pytest.fixture(scope="module")
 def starts(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """data/weights of all recipes."""
+    """Writes data/weights of all recipes."""
     home = tmp_path_factory.mktemp("weights")
     for path in RECIPES:
         recipe = Recipe.load(path)
@@ -80,13 +80,13 @@ def starts(tmp_path_factory: pytest.TempPathFactory) -> Path:
             else:
                 family = encoder.start.name.lower().partition("-")[0]
                 write_start(home / encoder.start.name, ARCHITECTURES[family])
-                if family == "embeddinggemma":  # pooled by mean, it needs a token of an empty text, too
+                if family == "embeddinggemma":  # with mean pooling it needs a token even for an empty text
                     toy_tokenizer().save(str(home / encoder.start.name / "tokenizer.json"))
     return home
 
 
 def write_data(recipe: Recipe) -> None:
-    """Every file that the recipe names; hypothetical documents where they belong to the method."""
+    """Writes every file that the recipe names; hypothetical documents if they belong to the method."""
     rows = toy_rows() if recipe.space == "sl-hyde" else plain(toy_rows())
     for stage in recipe.stages.values():
         for file in files_of(stage):
@@ -113,9 +113,9 @@ def test_a_recipe_runs_and_its_result_searches(
     Path("data/encoders").symlink_to(starts)
     Path("models").symlink_to(FOLDER.parents[1])
     changes = [change for change in TOY if change.partition(".")[0] != "dev" or "[dev]" in path.read_text()]
-    # Half of the time of a processor that lacks bf16: the recipes that set it are tried with it, those on them without.
+    # On a CPU without bf16, fp32 takes half of the time: only the recipes that set a dtype keep it.
     changes += ["encoders.*.dtype=fp32"] if "dtype" not in path.read_text() else []
-    # A chat's prompt is longer than the texts of encoders, and each byte is a token here.
+    # The prompt of a chat is longer than the texts of encoders, and each byte is a token here.
     changes += [f"encoders.{name}.max_length=400" for name in Recipe.load(path).generators]
     recipe = Recipe.load(path, changes)
     write_data(recipe)

@@ -1,4 +1,4 @@
-"""RetroMAE: what the decoder may see, that it learns, and that chunks change nothing."""
+"""RetroMAE: what the decoder may see, that it learns, and that chunks do not change the result."""
 
 import json
 from collections.abc import Callable
@@ -35,7 +35,7 @@ def a_recipe(tmp_path: Path, make: Make, **changes: object) -> Recipe:
     return make(extra={"stages": {"rebuild": stage | changes}})
 
 
-def test_a_position_sees_the_embedding_and_some_others_never_itself_nor_padding() -> None:
+def test_a_position_sees_the_embedding_and_some_others_but_not_itself_or_padding() -> None:
     seen = visible_parts(MASK, 0.5, torch.Generator().manual_seed(0))
     assert seen.shape == (2, 5, 5)
     assert seen[:, :, 0].all()
@@ -46,7 +46,7 @@ def test_a_position_sees_the_embedding_and_some_others_never_itself_nor_padding(
     assert 0.2 < visible_parts(torch.ones(8, 64), 0.5, torch.Generator()).float().mean() < 0.6
 
 
-def test_the_decoder_hears_of_a_token_only_through_what_is_visible() -> None:
+def test_the_decoder_depends_on_a_token_only_if_it_is_visible() -> None:
     torch.manual_seed(0)
     decoder = Decoder(64, 16).eval()
     embedding, words = torch.randn(1, 64), torch.randn(1, 5, 64)
@@ -61,7 +61,7 @@ def test_the_decoder_hears_of_a_token_only_through_what_is_visible() -> None:
     assert (decoder(embedding, words, visible) - decoder(embedding + 1, words, visible)).abs().sum() > 0
 
 
-def test_the_loss_falls_and_the_heads_are_not_kept(tmp_path: Path, toy_recipe: Make) -> None:
+def test_the_loss_falls_and_the_heads_are_not_saved(tmp_path: Path, toy_recipe: Make) -> None:
     (folder,) = train(a_recipe(tmp_path, toy_recipe), tmp_path / "run", ONE)
     lines = [json.loads(line) for line in (tmp_path / "run" / "log.jsonl").read_text().splitlines()]
     assert lines[-1]["loss"] < lines[0]["loss"] - 0.5
@@ -77,7 +77,7 @@ def test_masks_differ_by_step_and_rank_for_any_number_of_ranks() -> None:
 
 
 def test_chunks_add_up_to_the_batch(tmp_path: Path, toy_recipe: Make) -> None:
-    """The masks are drawn by chunk, so the same chunks are put together by hand."""
+    """Masks are drawn per chunk, so the same chunks are joined by hand."""
     from models.training.encoders import EncoderStore
 
     found = []
@@ -94,7 +94,7 @@ def test_chunks_add_up_to_the_batch(tmp_path: Path, toy_recipe: Make) -> None:
             for module in work.modules.values():
                 module.eval()
             found.append(work.gradients(0, lambda loss: loss)["loss"])
-    # Nothing masked, or everything: then there is nothing left to draw.
+    # Nothing is masked, or everything: then nothing is drawn.
     assert found[0] == pytest.approx(found[1], rel=1e-4)
     assert found[2] == pytest.approx(found[3], rel=1e-4)
 

@@ -1,4 +1,4 @@
-"""Rerank stages: lists and pairs as the loss sees them, chunks, resuming, and that a reranker learns its lists."""
+"""Rerank stages: lists and pairs of the loss, chunks, resuming, and learning."""
 
 import json
 from collections.abc import Callable
@@ -41,7 +41,7 @@ Make = Callable[..., Recipe]
 
 
 def a_recipe(tmp_path: Path, make: Make, extra: dict[str, object] | None = None, **stage: object) -> Recipe:
-    """A bert that becomes a reranker, and a frozen qwen3 that may teach it."""
+    """Makes a recipe with a bert that becomes a reranker, and a frozen qwen3 that may teach it."""
     make()  # writes the starts and the rows
     settings = {
         "kind": "rerank",
@@ -88,7 +88,7 @@ def test_a_list_is_the_positive_its_negatives_and_positives_of_others() -> None:
 
 
 @pytest.mark.parametrize("architecture", ["bert", "xlm-roberta"])
-def test_pairs_on_the_device_are_those_of_the_tokenizer(tmp_path: Path, architecture: str) -> None:
+def test_pairs_on_the_device_equal_those_of_the_tokenizer(tmp_path: Path, architecture: str) -> None:
     reranker = TorchReranker.start(write_start(tmp_path / "start", architecture), 24)
     texts = [*QUERIES[:3], QUERIES[0] * 5, "痛"]
     documents = [*DOCUMENTS[:3], "痛", DOCUMENTS[0] * 3]
@@ -127,7 +127,7 @@ def test_a_tokenizer_without_special_tokens_is_refused() -> None:
         PairTokenizer(toy_tokenizer(bare=True).to_str(), spec)
 
 
-def test_the_loss_is_that_of_a_plain_loop(tmp_path: Path, toy_recipe: Make) -> None:
+def test_the_loss_equals_a_plain_loop(tmp_path: Path, toy_recipe: Make) -> None:
     loss = {"cross_entropy": 0.7, "distil": 0.4, "teacher": "document", "teacher_temperature": 0.1}
     work = a_stage(tmp_path, a_recipe(tmp_path, toy_recipe, loss=loss))
     (reranker,) = work.modules.values()
@@ -157,7 +157,7 @@ def test_gradients_do_not_depend_on_the_tokens_of_a_group_or_on_the_ranks(tmp_pa
         work = a_stage(tmp_path, a_recipe(tmp_path, toy_recipe, tokens=tokens))
         work._reranker.eval()
         for place, rank in enumerate(ranks):
-            if len(ranks) > 1:  # what two processes do: each its share of the lists, gradients added up
+            if len(ranks) > 1:  # as two processes do: each has its share of the lists, gradients are added up
                 rank.share = lambda count, first=place: np.arange(first, count, 2)  # type: ignore[method-assign,misc]
             work._ranks = rank
             work.gradients(0, lambda loss: loss)
@@ -170,7 +170,7 @@ def test_gradients_do_not_depend_on_the_tokens_of_a_group_or_on_the_ranks(tmp_pa
             torch.testing.assert_close(gradient, found[0][name], rtol=1e-3, atol=1e-6)
 
 
-def test_a_reranker_learns_its_lists_and_is_judged(
+def test_a_reranker_learns_its_lists_and_is_evaluated(
     tmp_path: Path, toy_recipe: Make, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write_dev(tmp_path / "dev")
@@ -189,11 +189,11 @@ def test_a_reranker_learns_its_lists_and_is_judged(
     assert np.mean([of_query.argmax() == row for row, of_query in enumerate(scores)]) > 0.5
 
 
-def test_a_stopped_stage_ends_in_the_same_weights(tmp_path: Path, toy_recipe: Make) -> None:
+def test_a_stopped_stage_ends_with_the_same_weights(tmp_path: Path, toy_recipe: Make) -> None:
     recipe = a_recipe(tmp_path, toy_recipe)
     (whole,) = train(recipe, tmp_path / "whole", ONE)
     train(recipe.model_copy(update={"max_steps": 2}), tmp_path / "cut", ONE)
-    # As a kill after the second step leaves it: a checkpoint, and nothing that is done.
+    # As a kill after the second step leaves it: a checkpoint, and no results.
     work = a_stage(tmp_path, recipe)
     from models.training import loop
 
@@ -218,7 +218,7 @@ def test_a_stopped_stage_ends_in_the_same_weights(tmp_path: Path, toy_recipe: Ma
         ({"encoder": "nobody"}, "no encoder is called 'nobody'"),
     ],
 )
-def test_what_does_not_fit_is_refused(
+def test_incompatible_settings_are_refused(
     tmp_path: Path, toy_recipe: Make, changes: dict[str, object], message: str
 ) -> None:
     with pytest.raises(ValueError, match=message):
@@ -252,7 +252,7 @@ def test_a_mined_sample_leaves_rows_out_and_the_plan_counts_pairs(tmp_path: Path
     halved = [row for row in kept if row["query"] not in QUERIES]
     assert 0 < len(halved) < 12
     assert all(row["source"] == "b" for row in halved)
-    for row in halved:  # a part of one document asks for the rest of it
+    for row in halved:  # a part of a document is the query for the rest of it
         assert any(row["query"] in document and row["pos"][0] in document for document in DOCUMENTS)
         assert row["pos"][0] not in DOCUMENTS
     text = plan(recipe, tflops=1.0)

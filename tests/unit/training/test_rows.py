@@ -16,7 +16,7 @@ TEXT = "感冒由病毒引起。多喝水，多休息。体温超过三十八度
 
 
 @pytest.mark.parametrize(("suffix", "opener"), [("", open), (".gz", gzip.open), (".xz", lzma.open)])
-def test_pairs_are_read_plain_and_packed(tmp_path: Path, suffix: str, opener) -> None:  # noqa: ANN001
+def test_pairs_are_read_plain_and_compressed(tmp_path: Path, suffix: str, opener) -> None:  # noqa: ANN001
     path = tmp_path / f"pairs.jsonl{suffix}"
     rows = [ROW, {"query": "q", "pos": ["p"], "neg": ["n"], "instruction": "Find: ", "hypothetical": ["h"]}]
     with opener(path, "wt") as file:
@@ -91,7 +91,7 @@ def test_the_halves_of_a_text_share_nothing() -> None:
     assert halves("太短", random.Random(0)) is None
 
 
-def test_documents_without_a_title_ask_for_themselves_and_crops_are_added_by_source() -> None:
+def test_untitled_documents_are_their_own_queries_and_crops_are_added_by_source() -> None:
     rows = [Pair("问", [TEXT], [], "a"), Pair("", [TEXT], [], "b"), Pair("", ["短"], [], "b")]
     found = list(as_pairs(rows, {"a": 2.0, "*": 0.0}, seed=0))
     assert [pair.source for pair in found] == ["a", "a", "a", "b"]
@@ -100,7 +100,7 @@ def test_documents_without_a_title_ask_for_themselves_and_crops_are_added_by_sou
     assert found[3].query not in found[3].positives[0]
 
 
-def test_every_text_is_a_text_once_its_sentences_and_crops_too() -> None:
+def test_every_text_sentence_and_crop_occurs_once() -> None:
     row = Pair("问", [TEXT], ["别的"], "a")
     assert list(as_texts([row], Data(files=["a"]), 0)) == [("问", "queries"), (TEXT, "a"), ("别的", "a")]
     assert list(as_texts([row], Data(files=["a"], documents=False), 0)) == [("问", "queries")]
@@ -110,7 +110,7 @@ def test_every_text_is_a_text_once_its_sentences_and_crops_too() -> None:
     assert sentences_of(TEXT)[-1] == "Most colds end within ten days."
 
 
-def test_a_mark_at_the_beginning_and_halves_of_characters_are_read(tmp_path: Path) -> None:
+def test_a_byte_order_mark_and_lone_surrogates_are_accepted(tmp_path: Path) -> None:
     path = tmp_path / "pairs.jsonl"
     path.write_bytes(
         b"\xef\xbb\xbf" + rb'{"text": "\ud83d\ude00 a\ud83d"}' + b"\r\n" + rb'{"text": "\\ud800"}' + b"\r\n"

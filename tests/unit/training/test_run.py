@@ -1,4 +1,4 @@
-"""Runs of toy recipes: they learn, freeze what they should, resume to the same weights, and refuse what they should."""
+"""Runs of toy recipes: learning, freezing, resuming to the same weights, and refusals."""
 
 import json
 import os
@@ -45,7 +45,7 @@ def assert_same(first: Path, second: Path) -> None:
 
 
 def stop_after(monkeypatch: pytest.MonkeyPatch, steps: int) -> None:
-    """Ctrl-C during a step: the first `steps` are done."""
+    """Sends Ctrl-C during a step, after the first `steps` are done."""
     from models.training.contrast import ContrastStage
 
     plain = ContrastStage.gradients
@@ -89,7 +89,7 @@ def test_ctrl_c_in_the_last_step_of_a_stage_ends_the_run_too(
 def test_texts_are_tokenised_before_the_first_step(
     tmp_path: Path, toy_recipe: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Or the first step, and every speed and time left that is told after it, would bear the cost of all texts."""
+    """Otherwise the first step, and every reported speed and remaining time, would include tokenising."""
     from models.training import contrast
 
     happened: list[str] = []
@@ -115,10 +115,10 @@ def test_training_brings_pairs_together_and_the_curves_are_drawn(tmp_path: Path,
     start = TorchEncoder.load(tmp_path / "query", encoder.spec)
     assert margin(encoder) > margin(start) + 0.1
     assert (tmp_path / "run" / "curves.png").read_bytes().startswith(b"\x89PNG")
-    assert train(recipe, tmp_path / "run", ONE) == [folder], "what is done is not done again"
+    assert train(recipe, tmp_path / "run", ONE) == [folder], "finished stages are not repeated"
 
 
-def test_stage_one_leaves_the_frozen_encoder_alone_and_reads_it_once(
+def test_stage_one_does_not_change_the_frozen_encoder_and_reads_texts_once(
     tmp_path: Path, toy_recipe: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rows = [str(tmp_path / "rows.jsonl")]
@@ -141,7 +141,7 @@ def test_stage_one_leaves_the_frozen_encoder_alone_and_reads_it_once(
     torch.testing.assert_close(torch.from_numpy(frozen.encode(QUERIES, Side.DOCUMENT)), torch.from_numpy(vectors))
     (kept,) = (tmp_path / "run" / "vectors").iterdir()
     found = np.fromfile(kept, dtype=np.float16).reshape(-1, 32).astype(np.float32)
-    assert np.linalg.norm(found, axis=1) == pytest.approx(1, abs=1e-3), "cut first, then normalised"
+    assert np.linalg.norm(found, axis=1) == pytest.approx(1, abs=1e-3), "truncated first, then normalised"
     assert any(np.abs(row - vectors[0]).max() < 1e-3 for row in found)
     aligned = TorchEncoder.load(folder).encode(QUERIES, Side.QUERY)
     start = TorchEncoder.load(tmp_path / "query", TorchEncoder.load(folder).spec).encode(QUERIES, Side.QUERY)
@@ -154,7 +154,7 @@ def _spec(recipe: Recipe, folder: Path, name: str):  # noqa: ANN202
     return EncoderStore(recipe, folder, ONE).spec(name)
 
 
-def test_kept_vectors_of_another_encoder_are_not_used(tmp_path: Path, toy_recipe: Make) -> None:
+def test_cached_vectors_of_another_encoder_are_not_used(tmp_path: Path, toy_recipe: Make) -> None:
     rows = [str(tmp_path / "rows.jsonl")]
     stage = {"document": "document", "data": {"files": rows, "view": "texts"}, "steps": 1}
     recipe = toy_recipe(**stage)
@@ -172,7 +172,7 @@ def _instructed(encoder):  # noqa: ANN001, ANN202
     return encoder.model_copy(update={"document_instruction": "文："})
 
 
-def test_snapshots_are_encoders_on_the_way(tmp_path: Path, toy_recipe: Make) -> None:
+def test_snapshots_are_encoders_of_intermediate_steps(tmp_path: Path, toy_recipe: Make) -> None:
     (whole,) = train(toy_recipe(snapshots=[2, 6]), tmp_path / "run", ONE)
     assert_same(whole, tmp_path / "run" / "tune" / "at-6" / "query")
     early, late = (weights(tmp_path / "run" / "tune" / f"at-{step}" / "query") for step in (2, 6))
@@ -209,7 +209,7 @@ def test_dev_figures_are_those_of_care_eval(tmp_path: Path, toy_recipe: Make) ->
     assert judged["metric"] == "nDCG@10"
 
 
-def test_a_metric_that_there_is_not_is_named_at_once(tmp_path: Path, toy_recipe: Make) -> None:
+def test_an_unknown_metric_is_refused_at_once(tmp_path: Path, toy_recipe: Make) -> None:
     write_dev(tmp_path / "dev")
     extra = {"dev": {"folder": str(tmp_path / "dev"), "every": 30, "metric": "nDCG@11"}}
     with pytest.raises(BadData, match=r"dev\.metric: 'nDCG@11' is not one of nDCG@10"):
@@ -241,13 +241,13 @@ for folder, last in zip(runs[::2], map(int, runs[1::2])):
 """
 
 
-def test_a_run_killed_at_a_random_step_goes_on_to_the_same_weights(tmp_path: Path, toy_recipe: Make) -> None:
+def test_a_run_killed_at_a_random_step_resumes_to_the_same_weights(tmp_path: Path, toy_recipe: Make) -> None:
     recipe = toy_recipe(steps=12, checkpoint_every=3)
     path = tmp_path / "recipe.toml"
     path.write_text(recipe_toml(recipe))
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     whole, killed = str(tmp_path / "whole"), str(tmp_path / "killed")
-    # Each run in a process of its own: what other tests did to this one's torch must not count.
+    # Each run in a separate process: what other tests did to torch in this one must not count.
     given = [path, whole, NEVER, killed, random.randrange(1, 12), killed, NEVER]
     command = [sys.executable, "-c", KILLED_AT, *map(str, given)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
@@ -261,16 +261,16 @@ def test_a_folder_of_another_recipe_is_refused(tmp_path: Path, toy_recipe: Make)
         train(toy_recipe(steps=1, lr=0.5), tmp_path / "run", ONE)
 
 
-def test_what_a_later_stage_lacks_is_said_before_the_first(tmp_path: Path, toy_recipe: Make) -> None:
+def test_missing_files_of_later_stages_are_reported_before_the_first_stage(tmp_path: Path, toy_recipe: Make) -> None:
     values = toy_recipe(steps=1).model_dump()
     later = values["stages"]["tune"] | {"data": {"files": [str(tmp_path / "gone.jsonl")]}}
     recipe = Recipe.model_validate(values | {"stages": values["stages"] | {"later": later}})
     with pytest.raises(BadData, match=r"stages\.later: .*gone.jsonl is not there"):
         train(recipe, tmp_path / "run", ONE)
-    assert not (tmp_path / "run").exists(), "the folder is free for the recipe once it is mended"
+    assert not (tmp_path / "run").exists(), "the folder is free for the corrected recipe"
 
 
-def test_hard_negatives_that_no_row_has_are_missed(tmp_path: Path, toy_recipe: Make) -> None:
+def test_missing_hard_negatives_are_an_error(tmp_path: Path, toy_recipe: Make) -> None:
     rows = write_rows(tmp_path / "bare.jsonl", [{"query": "问", "pos": ["答"]}])
     with pytest.raises(BadData, match=r"data\.negatives is 2, but no row has neg"):
         train(toy_recipe(data={"files": [str(rows)], "negatives": 2}), tmp_path / "run", ONE)
@@ -296,7 +296,7 @@ def test_a_gradient_that_is_not_finite_ends_the_run(
     assert all(value.isfinite().all() for value in checkpoint.values())
 
 
-def test_a_full_disk_is_said(
+def test_a_full_disk_is_reported(
     tmp_path: Path, toy_recipe: Make, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def full(*given: object) -> None:
@@ -308,16 +308,16 @@ def test_a_full_disk_is_said(
     assert "No space left on device (os error 28); free some space" in capsys.readouterr().err
 
 
-def test_rows_alone_are_a_result(tmp_path: Path, toy_recipe: Make, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_may_result_in_rows_only(tmp_path: Path, toy_recipe: Make, capsys: pytest.CaptureFixture[str]) -> None:
     mine = {"kind": "mine", "query": "query", "files": [str(tmp_path / "rows.jsonl")], "count": 1}
     (tmp_path / "recipe.toml").write_text(recipe_toml(toy_recipe(extra={"stages": {"find": mine}})))
     assert main(["train", str(tmp_path / "recipe.toml"), "--out", str(tmp_path / "run"), "--device", "cpu"]) == 0
-    out, said = capsys.readouterr()
+    out, errors = capsys.readouterr()
     assert out == f"{tmp_path}/run/find/pairs.jsonl: rows for the `files` of a recipe\n"
-    assert "stage find: 12 pairs, 12 mined, 12 negatives" in said
+    assert "stage find: 12 pairs, 12 mined, 12 negatives" in errors
 
 
-def test_without_a_terminal_a_run_says_how_far_it_is(
+def test_without_a_terminal_a_run_prints_its_progress(
     tmp_path: Path, toy_recipe: Make, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(shown, "SAY_EVERY_SECONDS", 0.0)
@@ -334,7 +334,7 @@ def test_without_a_terminal_a_run_says_how_far_it_is(
 def test_a_frozen_encoder_reads_only_the_texts_that_the_steps_draw(
     tmp_path: Path, toy_recipe: Make, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Four of twelve rows are drawn; what the teacher reads before the first step is told."""
+    """Four of twelve rows are drawn; what the teacher reads before the first step is reported."""
     monkeypatch.setattr("models.progress.SAY_EVERY_SECONDS", 0.0)
     loss = {"info_nce": 0.0, "distil": 1.0, "teacher": "document"}
     stage = {"loss": loss, "data": {"files": [str(tmp_path / "rows.jsonl")], "leaf": 2}, "document": "document"}
@@ -350,7 +350,7 @@ def test_the_texts_of_a_stage_are_removed_when_it_is_done(tmp_path: Path, toy_re
     assert sorted(path.name for path in (tmp_path / "run" / "tune").iterdir()) == ["done.json", "query"]
 
 
-@pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")  # a processor without bf16
+@pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")  # on a CPU without bf16
 def test_two_stages_of_adapters_lose_nothing_to_rounding(
     tmp_path: Path, toy_recipe: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -385,19 +385,19 @@ def test_two_stages_of_adapters_lose_nothing_to_rounding(
         torch.testing.assert_close(after[f"{key}.weight"], expected, rtol=0, atol=1e-6)
 
 
-def test_a_line_of_the_log_that_was_cut_off_is_passed_over(tmp_path: Path) -> None:
+def test_a_truncated_line_of_the_log_is_ignored(tmp_path: Path) -> None:
     (tmp_path / "log.jsonl").write_text('{"stage": "a", "step": 1, "loss": 2}\n{"stage": "a", "st\n')
     assert progress.read_log(tmp_path) == {"a": [{"stage": "a", "step": 1, "loss": 2}]}
 
 
-def test_weights_that_are_not_there_are_named(tmp_path: Path, toy_recipe: Make) -> None:
+def test_missing_weights_are_named(tmp_path: Path, toy_recipe: Make) -> None:
     recipe = toy_recipe()
     encoder = recipe.encoders["query"].model_copy(update={"start": Path("nowhere")})
     with pytest.raises(BadEncoder, match=r"encoders\.query\.start: nowhere is not there"):
         train(recipe.model_copy(update={"encoders": {"query": encoder}}), tmp_path / "run", ONE)
 
 
-def test_dimensions_that_no_side_has_are_refused(tmp_path: Path, toy_recipe: Make) -> None:
+def test_dimensions_beyond_the_encoders_are_refused(tmp_path: Path, toy_recipe: Make) -> None:
     with pytest.raises(BadData, match="128 is more than the 64"):
         train(toy_recipe(loss={"dims": [128, 32]}), tmp_path / "run", ONE)
 

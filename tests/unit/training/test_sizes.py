@@ -1,4 +1,4 @@
-"""Examples and lengths that a plan reckons with, from rows whose sizes are known."""
+"""Examples and lengths that a plan estimates, from rows of known sizes."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -30,19 +30,19 @@ def test_a_sample_counts_all_rows_and_is_drawn_from_all_of_them(tmp_path: Path) 
     assert len(set(numbers)) == 200
     assert 400 < sum(numbers) / 200 < 600
     assert 5 <= sum(number >= 900 for number in numbers) <= 40
-    assert sample([first, second], 5000, seed=1)[1] == sample([first, second], 1000, seed=2)[1], "all there are"
+    assert sample([first, second], 5000, seed=1)[1] == sample([first, second], 1000, seed=2)[1], "all existing rows"
 
 
-def test_a_long_head_does_not_stand_for_the_whole_file(tmp_path: Path, toy_recipe: Make) -> None:
+def test_long_first_rows_are_not_taken_for_the_whole_file(tmp_path: Path, toy_recipe: Make) -> None:
     path = str(write_rows(tmp_path / "pairs.jsonl", [LONG] * SAMPLE + [SHORT] * 3 * SAMPLE))
     count, query, document = sized(toy_recipe(), files=[path])
     assert count == 4 * SAMPLE
-    # Five words and two characters, one to three; twenty words are read of thirty, and seven characters.
+    # Five words and two characters, weighted one to three; twenty of thirty words are read, and seven characters.
     assert query == pytest.approx((5 + 3 * 2) / 4, rel=0.05)
     assert document == pytest.approx((20 + 3 * 7) / 4, rel=0.05)
 
 
-def test_lengths_are_those_of_the_batches_that_weights_draw(tmp_path: Path, toy_recipe: Make) -> None:
+def test_lengths_are_weighted_like_the_drawn_batches(tmp_path: Path, toy_recipe: Make) -> None:
     path = str(write_rows(tmp_path / "pairs.jsonl", [SHORT] * 9 + [LONG]))
     _, even, _ = sized(toy_recipe(), files=[path], weights={"*": 1.0})
     _, query, document = sized(toy_recipe(), files=[path], weights={"short": 0.0, "long": 1.0})
@@ -58,7 +58,7 @@ def test_texts_crops_and_sentences_are_counted(tmp_path: Path, toy_recipe: Make)
     assert sized(toy_recipe(), files=[path], view="texts", crops={"*": 3.0})[0] == 50
 
 
-def test_rows_that_a_stage_will_make_count_as_those_that_it_is_given(tmp_path: Path, toy_recipe: Make) -> None:
+def test_rows_that_a_stage_will_make_are_estimated_from_its_input(tmp_path: Path, toy_recipe: Make) -> None:
     path = str(write_rows(tmp_path / "pairs.jsonl", [SHORT] * 7))
     stages = {
         "first": {"kind": "mine", "query": "query", "files": [path]},

@@ -1,4 +1,4 @@
-"""Where a recipe's files come from: every bundled recipe says it, and its commands are ones that care takes."""
+"""Origins of a recipe's files: every bundled recipe names them, with valid care commands."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ RECIPES = sorted(Path("models/training/recipes").rglob("*.toml"))
 
 
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
-def test_the_dry_run_of_every_recipe_ends_with_what_makes_its_files(path: Path) -> None:
+def test_the_dry_run_of_every_recipe_ends_with_the_commands_for_its_files(path: Path) -> None:
     recipe = Recipe.load(path)
     made = set(recipe.files)
     for place, how in recipe.files.items():
@@ -30,24 +30,24 @@ def test_the_dry_run_of_every_recipe_ends_with_what_makes_its_files(path: Path) 
     outs = [line.rpartition("--out ")[2] for line in commands]
     for number, line in enumerate(commands):
         later = set(outs[number:])
-        assert not later & set(inputs_of(line.partition(" --out ")[0])), "made before it is read"
+        assert not later & set(inputs_of(line.partition(" --out ")[0])), "it is made before it is read"
 
 
-def test_queries_of_bmretriever_are_asked_with_the_instruction_of_their_corpus() -> None:
+def test_bmretriever_queries_have_the_instruction_of_their_corpus() -> None:
     files = Recipe.load(Path("models/training/recipes/bmretriever.toml")).files
     made = [parsed(how, "OUT") for how in files.values() if "--kind query" in how]
     assert len({arguments.instruction for arguments in made} - {None}) == len(made) == 2
 
 
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
-def test_every_recipe_names_its_weights_by_checksum_or_says_why_not(path: Path) -> None:
+def test_every_recipe_gives_checksums_of_its_weights_or_the_reason_for_none(path: Path) -> None:
     recipe = Recipe.load(path)
     lines = weights(recipe)
     assert not [line for line in lines if "does not say" in line]
     assert all("sha256 " in line or "none known: " in line for line in lines)
 
 
-def test_weights_that_are_there_are_compared_with_the_published_ones(
+def test_existing_weights_are_compared_with_the_published_checksums(
     tmp_path: Path, toy_recipe: Callable[..., Recipe]
 ) -> None:
     folder = tmp_path / "gemma"
@@ -65,7 +65,7 @@ def test_weights_that_are_there_are_compared_with_the_published_ones(
     assert "does not say why" in weights(recipe.model_copy(update={"checksums": {}}))[0]
 
 
-def test_the_dry_run_prints_them(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_dry_run_prints_checksums_and_commands(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["train", "models/training/recipes/sl-hyde.toml", "--dry-run"]) == 0
     shown, _, text = capsys.readouterr().out.partition("missing, in the order")
     assert "published weights\n  data/weights/Qwen2-7B-Instruct: no checksum (none known: " in shown
@@ -74,7 +74,7 @@ def test_the_dry_run_prints_them(capsys: pytest.CaptureFixture[str]) -> None:
     assert text.rstrip().endswith("--out data/self-learned.jsonl")
 
 
-def test_files_are_made_from_what_is_there(tmp_path: Path, toy_recipe: Callable[..., Recipe]) -> None:
+def test_missing_files_are_made_from_existing_ones(tmp_path: Path, toy_recipe: Callable[..., Recipe]) -> None:
     raw, clean, once = (str(tmp_path / f"{name}.jsonl") for name in ("raw", "clean", "once"))
     files = {once: f"care curate dedup {clean} --near 0", clean: f"care curate clean {raw}", raw: "pairs"}
     recipe = toy_recipe(data={"files": [once]}).model_copy(update={"files": files})

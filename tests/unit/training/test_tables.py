@@ -26,7 +26,7 @@ def table(texts: Texts) -> tuple[TokenTable, Tokenizer]:
     return TokenTable.build(texts, SPEC, tokenizer, ONE), tokenizer
 
 
-def test_rows_are_gathered_as_the_tokenizer_gave_them() -> None:
+def test_gathered_rows_equal_the_output_of_the_tokenizer() -> None:
     tokens, tokenizer = table(Texts(Side.DOCUMENT, TEXTS))
     ids, mask = tokens.padded(np.array([2, 1]))
     expected = [tokenizer(f"文：{TEXTS[row]}").ids for row in (2, 1)]
@@ -58,14 +58,14 @@ def test_equal_texts_are_one_row() -> None:
     assert {name: rows.tolist() for name, rows in pairs.sources.items()} == {"x": [0, 1], "y": [2]}
 
 
-def test_a_query_is_answered_by_what_any_pair_says() -> None:
+def test_the_answers_of_a_query_come_from_all_pairs() -> None:
     pairs = [Pair("q", ["b", "a"], [], "s"), Pair("r", ["c"], ["a"], "s"), Pair("q", ["a", "c"], [], "t")]
     table = PairTable.of_pairs(pairs)
     found = [{table.documents.texts[row] for row in table.answers[query]} for query in range(2)]
     assert found == [{"a", "b", "c"}, {"c"}]
 
 
-def test_sources_that_are_not_there_are_named() -> None:
+def test_missing_sources_are_named() -> None:
     table = PairTable.of_pairs([Pair("q", ["d"], [], "s")])
     table.check_sources("data.weights", ["s"])
     with pytest.raises(BadData, match=r"data.weights: no row is of 't'; the files have s"):
@@ -87,11 +87,11 @@ PAIRS = [
 
 
 def as_lists(table: PairTable) -> object:
-    """Everything that a table holds, as plain values."""
-    told = table.queries.instructions
+    """Returns the content of a table as plain values."""
+    instructions = table.queries.instructions
     return (
         list(table.queries.texts),
-        None if told is None else list(told),
+        None if instructions is None else list(instructions),
         list(table.documents.texts),
         table.query.tolist(),
         *([part[row].tolist() for row in range(len(table))] for part in (table.positives, table.negatives)),
@@ -100,7 +100,7 @@ def as_lists(table: PairTable) -> object:
     )
 
 
-def test_a_table_on_disk_is_the_table_in_memory_and_is_mapped(tmp_path: Path) -> None:
+def test_a_table_on_disk_equals_the_one_in_memory_and_is_memory_mapped(tmp_path: Path) -> None:
     corpus = [("更多", "y"), ("同", "z"), ("更多", "y")]
     PairTable.of_pairs(PAIRS, corpus, tmp_path).save(tmp_path)
     mapped = PairTable.load(tmp_path)
@@ -113,16 +113,16 @@ def test_a_table_on_disk_is_the_table_in_memory_and_is_mapped(tmp_path: Path) ->
     held = [mapped.query, mapped.positives.values, mapped.answers.starts, mapped.sources["x"]]
     texts = mapped.documents.texts
     assert isinstance(texts, Strings)
-    assert all(isinstance(array, np.memmap) for array in (*held, texts.buffer, texts.starts)), "not in this process"
+    assert all(isinstance(array, np.memmap) for array in (*held, texts.buffer, texts.starts)), "memory-mapped"
 
 
-def test_texts_on_disk_are_the_texts_in_memory(tmp_path: Path) -> None:
+def test_texts_on_disk_equal_those_in_memory(tmp_path: Path) -> None:
     texts = [("甲", "x"), ("乙", "y"), ("甲", "y"), ("", "y")]
     PairTable.of_texts(texts, tmp_path).save(tmp_path)
     assert as_lists(PairTable.load(tmp_path)) == as_lists(PairTable.of_texts(texts))
 
 
-def test_token_ids_on_disk_are_those_in_memory_and_are_mapped(tmp_path: Path) -> None:
+def test_token_ids_on_disk_equal_those_in_memory_and_are_memory_mapped(tmp_path: Path) -> None:
     texts, tokenizer = Texts(Side.DOCUMENT, TEXTS), Tokenizer.load(BUNDLED, 16)
     plain = TokenTable.build(texts, SPEC, tokenizer, ONE)
     mapped = TokenTable.build(texts, SPEC, tokenizer, ONE, tmp_path / "t")
@@ -133,7 +133,7 @@ def test_token_ids_on_disk_are_those_in_memory_and_are_mapped(tmp_path: Path) ->
     assert all(isinstance(array, np.memmap) for array in (mapped.ids, mapped.starts, mapped.lengths))
 
 
-def test_a_table_limited_to_some_pairs_has_their_texts_alone(tmp_path: Path) -> None:
+def test_a_table_limited_to_some_pairs_has_only_their_texts(tmp_path: Path) -> None:
     whole = PairTable.of_pairs(PAIRS)
     some = whole.limited_to(np.array([1]))
     assert (list(some.queries.texts), list(some.documents.texts), len(some)) == (["问"], ["新"], 3)
@@ -153,7 +153,7 @@ def test_equal_texts_are_one_row_numbered_by_first_occurrence(texts: list[str]) 
 
 
 @given(st.lists(st.lists(st.integers(0, 9), max_size=4), min_size=1, max_size=8), st.data())
-def test_a_gather_is_the_lists_one_after_the_other(lists: list[list[int]], data: st.DataObject) -> None:
+def test_a_gather_concatenates_the_lists(lists: list[list[int]], data: st.DataObject) -> None:
     rows = data.draw(st.lists(st.integers(0, len(lists) - 1), min_size=1, max_size=5))
     owners, values = Ragged.of(lists).gather(np.array(rows))
     assert values.tolist() == [value for row in rows for value in lists[row]]
@@ -161,7 +161,7 @@ def test_a_gather_is_the_lists_one_after_the_other(lists: list[list[int]], data:
 
 
 @given(st.lists(st.integers(1, 40), min_size=1, max_size=60), st.integers(1, 200))
-def test_chunks_hold_every_text_once_within_the_budget(lengths: list[int], budget: int) -> None:
+def test_chunks_have_every_text_once_within_the_budget(lengths: list[int], budget: int) -> None:
     chunks = chunks_of(np.array(lengths), budget)
     assert sorted(np.concatenate(chunks).tolist()) == list(range(len(lengths)))
     for chunk in chunks:

@@ -1,4 +1,4 @@
-"""Texts cut up by several processes have the tokens that one process gives them, in the same order."""
+"""Texts tokenised by several processes have the tokens of one process, in the same order."""
 
 import os
 from pathlib import Path
@@ -14,7 +14,7 @@ CHUNKS = [
 ]
 
 
-def test_processes_give_what_one_gives() -> None:
+def test_several_processes_give_the_tokens_of_one() -> None:
     tokenizer = Tokenizer.load(BUNDLED, 24)
     before = os.environ.get("RAYON_NUM_THREADS")
     alone = list(tokenise(CHUNKS, 70, tokenizer))

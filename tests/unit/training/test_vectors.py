@@ -1,4 +1,4 @@
-"""Vectors on disk: of the right texts by the right encoder, and read once even if a reading was killed."""
+"""Vectors on disk: of the right texts by the right encoder, and encoded once even after a kill."""
 
 from pathlib import Path
 
@@ -27,7 +27,7 @@ def a_reader(tokens: int = 60) -> tuple[Reader, TokenTable]:
     return Reader(encoder, Ranks(0, 1, CPU), tokens=tokens, precision="fp32"), table
 
 
-def test_kept_vectors_are_the_encoders_own(tmp_path: Path) -> None:
+def test_cached_vectors_equal_those_of_the_encoder(tmp_path: Path) -> None:
     reader, table = a_reader()
     kept = reader.keep(table, tmp_path / "deep" / "v.f16")
     expected = toy_encoder("bert").eval().encode(DOCUMENTS, Side.DOCUMENT)
@@ -39,7 +39,7 @@ def test_kept_vectors_are_the_encoders_own(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("architecture", ["qwen3", "bert"])
 @pytest.mark.parametrize("projected", [False, True])
-def test_a_frozen_encoder_reads_packed_what_it_reads_padded(architecture: str, projected: bool) -> None:
+def test_a_frozen_encoder_gives_the_same_vectors_packed_and_padded(architecture: str, projected: bool) -> None:
     encoder = toy_encoder(architecture).eval()
     if projected:
         width = encoder.spec.native_dim
@@ -54,15 +54,13 @@ def test_a_frozen_encoder_reads_packed_what_it_reads_padded(architecture: str, p
     assert (reader.all(table) * padded).sum(axis=1).min() > 0.999
 
 
-def test_what_cannot_be_packed_is_read_padded() -> None:
+def test_encoders_that_cannot_be_packed_are_run_padded() -> None:
     reader, table = a_reader()
     reader.pack(table)
     assert reader._packed is None
 
 
-def test_a_reading_that_was_killed_goes_on_with_the_chunks_that_are_missing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_killed_encoding_resumes_with_the_missing_chunks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     reader, table = a_reader()
     chunks = len(table.chunks(np.arange(len(table)), 60))
     assert chunks > 3
