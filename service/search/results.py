@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 import unicodedata
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -213,7 +214,8 @@ def divide_words(serving: Serving, lexical: Ranking, documents: Sequence[int], q
     weights = index.weights(query)
     rows, scores = (part.tolist() for part in lexical)
     owners = serving.overlay.documents_of(lexical[0]).tolist()
-    places = {owner: place for place, owner in enumerate(owners) if owners.count(owner) == 1}
+    found = Counter(owners)  # many, if many documents were posted since the build
+    places = {owner: place for place, owner in enumerate(owners) if found[owner] == 1}
     for document in documents:
         if (place := places.get(document)) is None or len(passages := serving.overlay.passages_of(document)) < 2:
             continue
