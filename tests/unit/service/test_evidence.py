@@ -131,3 +131,17 @@ def test_many_documents_with_the_words_are_not_compared_with_each_other() -> Non
     serving = cast(Serving, SimpleNamespace(snapshot=WHOLE.snapshot, overlay=overlay))
     divide_words(serving, ranking(*((number, 1.0) for number in range(300))), [], "头痛")
     assert Owner.compared < 300
+
+
+def test_a_document_is_parsed_once_for_all_its_passages(monkeypatch: pytest.MonkeyPatch) -> None:
+    parsed: list[bytes] = []
+    parse = StoredDocument.text.fget
+
+    def counted(stored: StoredDocument) -> str:
+        parsed.append(stored.text_json)
+        assert parse is not None
+        return parse(stored)
+
+    monkeypatch.setattr(StoredDocument, "text", property(counted))
+    divide_words(WHOLE, WHOLE.snapshot.lexical.search("头痛发热", 10), [0, 1], "头痛发热")
+    assert len(parsed) == 1
