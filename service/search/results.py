@@ -219,7 +219,7 @@ def divide_words(serving: Serving, lexical: Ranking, documents: Sequence[int], q
     for document in documents:
         if (place := places.get(document)) is None or len(passages := serving.overlay.passages_of(document)) < 2:
             continue
-        own = Postings.of(passage_texts(serving, document, passages)).score(weights, index)
+        own = Postings.of(passage_texts(serving, document, passages), weights).score(weights, index)
         shares = (own * (scores[place] / own.max())).tolist() if own.any() else [scores[place]]
         rows[place], scores[place] = passages[int(own.argmax())], max(shares)
         others = [(row, share) for row, share in zip(passages, shares, strict=False) if share and row != rows[place]]
