@@ -14,7 +14,7 @@ import tempfile
 import time
 import unicodedata
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import count
@@ -58,13 +58,35 @@ _REMOVALS = 100
 def terms(text: str) -> list[str]:
     """Returns the index terms of a text or query, in order, repeats kept."""
     found: list[str] = []
-    for run in _RUN.findall(unicodedata.normalize("NFKC", text).lower()):
-        if "\u3400" <= run[0] <= "\u9fff" or "\uf900" <= run[0] <= "\ufaff":
+    for run in _runs(text):
+        if _is_chinese(run):
             found.extend(run)
             found.extend(run[i : i + 2] for i in range(len(run) - 1))
         else:
             found.append(run)
     return found
+
+
+def count_terms(text: str, wanted: Collection[str]) -> tuple[Counter[str], int]:
+    """Counts these terms in a text, and all its terms, in a fraction of the time that `terms` takes."""
+    runs = _runs(text)
+    chinese = [run for run in runs if _is_chinese(run)]
+    counts = Counter(run for run in runs if run in wanted and not _is_chinese(run))
+    joined = " ".join(chinese)
+    for term in filter(_is_chinese, wanted):
+        # A pair of equal characters overlaps with itself.
+        found = len(re.findall(f"(?={term})", joined)) if term[1:] == term[0] else joined.count(term)
+        if found:
+            counts[term] = found
+    return counts, len(runs) + 2 * sum(map(len, chinese)) - 2 * len(chinese)
+
+
+def _runs(text: str) -> list[str]:
+    return _RUN.findall(unicodedata.normalize("NFKC", text).lower())
+
+
+def _is_chinese(run: str) -> bool:
+    return "\u3400" <= run[0] <= "\u9fff" or "\uf900" <= run[0] <= "\ufaff"
 
 
 def query_terms(query: str) -> list[str]:
@@ -220,12 +242,14 @@ class Postings:
     lengths: Scores
 
     @classmethod
-    def of(cls, texts: Sequence[str]) -> Postings:
-        found = [Counter(terms(text)) for text in texts]
+    def of(cls, texts: Sequence[str], wanted: Collection[str] | None = None) -> Postings:
+        """`wanted` are the only terms that will be scored; None: any."""
+        counted = [count_terms(text, wanted) if wanted is not None else _count_all(text) for text in texts]
+        found = [counts for counts, _ in counted]
         sizes = [len(counts) for counts in found]
         hashes = np.fromiter((hash(term) for counts in found for term in counts), np.int64, sum(sizes))
         counts = np.fromiter((count for counts in found for count in counts.values()), np.float32, sum(sizes))
-        lengths = np.array([rounded_length(counts.total()) for counts in found], np.float32)
+        lengths = np.array([rounded_length(length) for _, length in counted], np.float32)
         return cls._sorted(hashes, np.repeat(np.arange(len(texts), dtype=np.int32), sizes), counts, lengths)
 
     @classmethod
@@ -261,6 +285,11 @@ class Postings:
         damping = K1 * (1 - B + B * self.lengths[rows] / np.float32(among.average_length))
         shares = np.repeat(np.array(list(weights.values()), np.float32), sizes) * counts / (counts + damping)
         return np.bincount(rows, shares, len(self.lengths)).astype(np.float32)
+
+
+def _count_all(text: str) -> tuple[Counter[str], int]:
+    counts = Counter(terms(text))
+    return counts, counts.total()
 
 
 def rounded_length(length: int) -> int:

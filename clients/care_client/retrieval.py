@@ -20,7 +20,7 @@ RELEVANCE = "relevance_score"
 def search_options(*given: Mapping[str, Any]) -> SearchOptions:
     """Merges the parameters of a retriever's search; later ones win. Raises ValueError for unknown ones.
 
-    The service's names and LangChain's (`k`, `filter`, `score_threshold`) are accepted.
+    The service's names and LangChain's (`k`, `filter`, `score_threshold`) are accepted. None is the service's default.
     """
     merged: dict[str, Any] = {}
     for some in given:
@@ -33,9 +33,10 @@ def search_options(*given: Mapping[str, Any]) -> SearchOptions:
                 raise ValueError(f"{name}: the retriever has no such search parameter; {hint}")
             if own in named:
                 raise ValueError(f"{own}: given twice, under two names; leave one out")
-            named[own] = _clauses(value) if own == "filters" else value
+            named[own] = _clauses(value) if own == "filters" and value is not None else value
         merged |= named
-    return cast(SearchOptions, {**merged, "fields": FIELDS})
+    wanted = {name: value for name, value in merged.items() if value is not None}
+    return cast(SearchOptions, {**wanted, "fields": FIELDS})
 
 
 def _clauses(filters: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:

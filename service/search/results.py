@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 import unicodedata
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -133,11 +134,11 @@ def passage_of(serving: Serving, document: int, passage: int, wanted: Sequence[s
     return max(rows, key=lambda row: (held(row), row == passage, -row))
 
 
-def passage_text(serving: Serving, document: int, passage: int) -> str:
-    """Returns what a reranker reads of a hit: the title and a passage."""
+def passage_texts(serving: Serving, document: int, passages: Sequence[int]) -> list[str]:
+    """Returns what a reranker reads of a document's passages: the title and the passage. Parses the document once."""
     stored = serving.overlay.document(document)
-    text = stored.text[slice(*serving.overlay.span(passage))]
-    return f"{stored.title}\n{text}" if stored.title else text
+    begin, text = f"{stored.title}\n" if stored.title else "", stored.text
+    return [begin + text[slice(*serving.overlay.span(row))] for row in passages]
 
 
 def _hit_json(
@@ -213,11 +214,12 @@ def divide_words(serving: Serving, lexical: Ranking, documents: Sequence[int], q
     weights = index.weights(query)
     rows, scores = (part.tolist() for part in lexical)
     owners = serving.overlay.documents_of(lexical[0]).tolist()
-    places = {owner: place for place, owner in enumerate(owners) if owners.count(owner) == 1}
+    found = Counter(owners)  # many, if many documents were posted since the build
+    places = {owner: place for place, owner in enumerate(owners) if found[owner] == 1}
     for document in documents:
         if (place := places.get(document)) is None or len(passages := serving.overlay.passages_of(document)) < 2:
             continue
-        own = Postings.of([passage_text(serving, document, row) for row in passages]).score(weights, index)
+        own = Postings.of(passage_texts(serving, document, passages), weights).score(weights, index)
         shares = (own * (scores[place] / own.max())).tolist() if own.any() else [scores[place]]
         rows[place], scores[place] = passages[int(own.argmax())], max(shares)
         others = [(row, share) for row, share in zip(passages, shares, strict=False) if share and row != rows[place]]

@@ -27,7 +27,7 @@ from service.metrics import Metrics, Timings
 from service.search.embedder import blend
 from service.search.portions import PORTION, Deadline, Portions, Prepared, ReadText, cut, is_blank, tokenise
 from service.search.request import HydeStatus, SearchRequest
-from service.search.results import View, marked_terms, passage_of, passage_text, result_json
+from service.search.results import View, marked_terms, passage_of, passage_texts, result_json
 
 if TYPE_CHECKING:
     from service.cache.cache import Cache, ResultKeys
@@ -289,7 +289,7 @@ class _Run:
             deadline.seconds_left()  # reading and tokenising the texts of many queries takes long, too
             rows = zip(found.documents[:depth].tolist(), found.passages[:depth].tolist(), strict=True)
             wanted = marked_terms(query.text.text) if self._options.mode is not Mode.DENSE else []
-            texts = [passage_text(serving, row, passage_of(serving, row, best, wanted)) for row, best in rows]
+            texts = [passage_texts(serving, row, [passage_of(serving, row, best, wanted)])[0] for row, best in rows]
             scored = await reranker.score(serving, query.text.text, texts, deadline=deadline, bulk=bulk, partial=True)
             scores[:depth] = scored.scores
         order = reorder(scores)

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import socket
-import time
 from collections.abc import Iterator
 
 import pytest
 
-from service.http.protocol import CONTINUE, MAX_HEAD_BYTES, _Joined
+from service.http.protocol import CONTINUE, MAX_HEAD_BYTES, TolerantProtocol, _Joined
 from tests.api.live import live, rest_of
 from tests.api.support import Built, make_settings
 
@@ -65,12 +64,18 @@ def test_an_upgrade_to_another_protocol_is_ignored(connection: socket.socket, he
     assert answered.count(b'{"results":[{"hits":[{') == 2
 
 
-def test_a_url_beyond_ascii_may_come_in_several_packets(connection: socket.socket) -> None:
-    asked = f"GET /v1/search?q={'高血压' * 400}&fields= HTTP/1.1\r\n".encode()
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    for part in (asked[:1460], asked[1460:-1], asked[-1:] + "X-Name: 名\r\n".encode() + LAST):
-        connection.sendall(part)
-        time.sleep(0.05)  # the next part comes as another packet
+def test_a_url_beyond_ascii_may_come_in_several_packets(
+    connection: socket.socket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each byte after the method is a packet of its own for the protocol."""
+    receive = TolerantProtocol.data_received
+
+    def receive_bytes(protocol: TolerantProtocol, data: bytes) -> None:
+        for packet in (data[:4], *(bytes([byte]) for byte in data[4:])):
+            receive(protocol, packet)
+
+    monkeypatch.setattr(TolerantProtocol, "data_received", receive_bytes)
+    connection.sendall("GET /v1/search?q=高血压&fields= HTTP/1.1\r\nX-Name: 名\r\n".encode() + LAST)
     assert rest_of(connection).startswith(b"HTTP/1.1 200 OK\r\n")
 
 

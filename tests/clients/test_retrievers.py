@@ -82,6 +82,13 @@ async def test_langchain_takes_k_and_search_kwargs_for_one_call(plain: CareClien
             assert len(retriever.invoke("头痛")) == 4
 
 
+def test_none_is_the_services_default(plain: CareClient) -> None:
+    """Frameworks and language models write None for what they do not want."""
+    drugs = LangChainRetriever(client=plain, search_kwargs={"filter": {"kind": "drug"}, "score_threshold": None})
+    assert ids(drugs.invoke("头痛", mode=None)) == {"a-1", "a-3"}
+    assert len(drugs.invoke("头痛", filter=None, k=None)) == 8
+
+
 @pytest.mark.parametrize(
     ("given", "message"),
     [

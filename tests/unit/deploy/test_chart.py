@@ -47,6 +47,19 @@ def test_with_keys_the_pods_read_a_secret_and_the_monitor_has_a_key() -> None:
     assert endpoint["authorization"] == {"credentials": {"name": "scrape", "key": "key"}}
 
 
+@pytest.mark.skipif(shutil.which("helm") is None, reason="needs helm, which no Debian package has")
+def test_the_re_index_publishes_for_the_encoder_and_the_database_of_the_service() -> None:
+    given = "secret=care,settings.CARE_ENCODER=/encoder,settings.CARE_VECTORS=qdrant+http://qdrant:6333/care"
+    command = ["helm", "template", "care", CHART, "--set", given]
+    made = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    objects = {each["kind"]: each["spec"] for each in yaml.safe_load_all(made)}
+    (service,) = objects["Deployment"]["template"]["spec"]["containers"]
+    (reindex,) = objects["CronJob"]["jobTemplate"]["spec"]["template"]["spec"]["containers"]
+    assert reindex["envFrom"] == service["envFrom"]
+    assert [each["name"] for each in reindex["env"]] == ["CARE_ENCODER", "CARE_VECTORS"]
+    assert all(each in service["env"] for each in reindex["env"])
+
+
 def test_the_schema_has_every_value_and_refuses_others() -> None:
     jsonschema.Draft7Validator.check_schema(SCHEMA)
     jsonschema.validate(VALUES, SCHEMA)

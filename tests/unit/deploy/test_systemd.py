@@ -32,7 +32,7 @@ def test_the_service_serves_what_the_timer_publishes() -> None:
     program, *words = shlex.split(SERVICE["ExecStart"])
     assert program == shlex.split(REINDEX["Service"]["ExecStart"])[0]
     assert parse_care(words).keys() >= {"collection"}
-    for same in ("User", "WorkingDirectory", "ReadWritePaths", "ExecStartPre"):
+    for same in ("User", "WorkingDirectory", "ReadWritePaths", "ExecStartPre", "EnvironmentFile"):
         assert SERVICE[same] == REINDEX["Service"][same]
     assert SERVICE["ReadWritePaths"] == f"{SERVICE['WorkingDirectory']}/{COLLECTION.parts[0]}"
     assert "ORT_DISABLE_TELEMETRY=1" in SERVICE["Environment"].split()

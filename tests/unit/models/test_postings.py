@@ -42,6 +42,16 @@ def test_texts_of_the_index_score_as_the_index_scores_them(index: LexicalIndex, 
     np.testing.assert_allclose(found, expected(index, query), rtol=1e-5)
 
 
+@pytest.mark.parametrize("query", [*QUERIES, "高高高 1.5 ＡＢＣ", "㿠白"])
+def test_the_terms_of_a_query_alone_score_as_all_do(index: LexicalIndex, query: str) -> None:
+    some = [*texts(60, 2), "高高高高 高 高高", "1.5 1.5.2 5 ABC ａｂｃ_abc", "㿠白 豈更", ""]
+    weights = index.weights(query)
+    found, all_terms = Postings.of(some, weights), Postings.of(some)
+    assert found.lengths.tolist() == all_terms.lengths.tolist()
+    assert found.score(weights, index).tolist() == all_terms.score(weights, index).tolist()
+    assert set(found.hashes.tolist()) <= {hash(term) for term in weights}
+
+
 @pytest.mark.parametrize("query", QUERIES)
 def test_joined_parts_equal_their_kept_rows(index: LexicalIndex, corpus: list[str], query: str) -> None:
     parts = [Postings.of(corpus[:50]), Postings.of(corpus[50:60]), Postings.of(corpus[60:])]

@@ -112,3 +112,36 @@ def test_the_score_of_a_whole_document_is_divided_among_its_passages() -> None:
     assert (np.diff(shares) <= 0).all()
     only_first = divide_words(WHOLE, lexical, [1], "头痛发热")  # the document that is not shown is unchanged
     assert [part.tolist() for part in only_first] == [part.tolist() for part in lexical]
+
+
+def test_many_documents_with_the_words_are_not_compared_with_each_other() -> None:
+    """Thousands may be found if as many were posted since the build, and the event loop waits for this."""
+
+    class Owner(int):
+        compared = 0
+
+        def __eq__(self, other: object) -> bool:
+            Owner.compared += 1
+            return super().__eq__(other)
+
+        __hash__ = int.__hash__
+
+    owners = [Owner(number) for number in range(300)]
+    overlay = SimpleNamespace(documents_of=lambda _: SimpleNamespace(tolist=lambda: owners))
+    serving = cast(Serving, SimpleNamespace(snapshot=WHOLE.snapshot, overlay=overlay))
+    divide_words(serving, ranking(*((number, 1.0) for number in range(300))), [], "头痛")
+    assert Owner.compared < 300
+
+
+def test_a_document_is_parsed_once_for_all_its_passages(monkeypatch: pytest.MonkeyPatch) -> None:
+    parsed: list[bytes] = []
+    parse = StoredDocument.text.fget
+
+    def counted(stored: StoredDocument) -> str:
+        parsed.append(stored.text_json)
+        assert parse is not None
+        return parse(stored)
+
+    monkeypatch.setattr(StoredDocument, "text", property(counted))
+    divide_words(WHOLE, WHOLE.snapshot.lexical.search("头痛发热", 10), [0, 1], "头痛发热")
+    assert len(parsed) == 1
