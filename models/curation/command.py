@@ -114,7 +114,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 
     own = step("hyde", "hyde.Hyde", "add the hypothetical document that finds a row's source best (SL-HyDE)")
     _add_models(own, "--model")
-    _add_search(own)
+    _add_search(own, words=False)
     own.add_argument("--documents", type=positive, help="drafts of each row (5)")
     own.add_argument("--blind", action="store_true", help="the model does not see the source")
     own.add_argument("--temperature", type=float, help="of the model (0.7)")
@@ -153,14 +153,16 @@ def add_arguments(parser: ArgumentParser) -> None:
     own.add_argument("--folder", type=Path, help="where the sets are written (OUT without its ending)")
 
 
-def _add_search(own: ArgumentParser, *, corpus: bool = True) -> None:
+def _add_search(own: ArgumentParser, *, corpus: bool = True, words: bool = True) -> None:
     if corpus:
         own.add_argument(
             "--corpus", type=Path, nargs="+", required=True, metavar="FILE", help="documents that are searched"
         )
     shown = "an encoder that searches, as care eval --encoder takes it; several times for pool and audit"
     own.add_argument("--encoder", action="append", default=[], metavar="FOLDER[,name=value]", help=shown)
-    own.add_argument("--bm25", action="store_true", help="search by words, too")
+    if words:
+        own.add_argument("--bm25", action="store_true", help="search by words, too")
+    own.set_defaults(bm25=False)
     own.add_argument("--vectors", type=Path, help="folder that keeps the corpus's vectors (OUT.vectors)")
 
 
