@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
-from tests.support.curate_kills import run_killed, timed
+from tests.support.curate_kills import Run, forks, run_killed, timed
 from tests.support.fast_encoder import BUNDLED
 from tests.support.grading_server import USAGE, Reply, failing, grading_server
 
 ENDINGS = ("", ".report.json", ".sample.jsonl")
+
+
+@pytest.fixture(scope="module")
+def run() -> Iterator[Run]:
+    with forks() as run:
+        yield run
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +74,7 @@ def same(out: Path, whole: Path, endings: Sequence[str]) -> bool:
     "step", ["clean", "split", "dedup", "take", "anonymize", "convert", "diversify", "mine", "pool", "benchmark"]
 )
 def test_a_killed_step_ends_with_the_same_bytes(
-    step: str, raw: Path, few: Path, judged: Path, tmp_path: Path, pytestconfig: pytest.Config
+    step: str, run: Run, raw: Path, few: Path, judged: Path, tmp_path: Path, pytestconfig: pytest.Config
 ) -> None:
     folder = tmp_path / "sets"
     options = {
@@ -81,10 +87,10 @@ def test_a_killed_step_ends_with_the_same_bytes(
     }
     given = [step, *options.get(step, [str(raw)]), "--sample", "9", "--out"]
     whole, out = tmp_path / "whole.jsonl", tmp_path / "out.jsonl"
-    seconds = timed([*given, str(whole)])
+    seconds = timed(run, [*given, str(whole)])
     sets = contents(folder)
     kills = pytestconfig.getoption("--kills") or 2
-    started = run_killed([*given, str(out)], kills, seconds, pytestconfig.getoption("--seed"))
+    started = run_killed(run, [*given, str(out)], kills, seconds, pytestconfig.getoption("--seed"))
     print(f"\n{step}: killed {kills} times in {started} runs of up to {seconds:.2f} s")
     assert same(out, whole, ENDINGS)
     assert contents(folder) == sets
@@ -100,7 +106,7 @@ ASKING = [("judge", "ab", 2), ("synthesize", "a", 1), ("hyde", "a", 2), ("match"
 
 @pytest.mark.parametrize(("step", "models", "requests"), ASKING)
 def test_a_killed_step_repeats_only_lost_requests_to_language_models(
-    step: str, models: str, requests: int, tmp_path: Path, pytestconfig: pytest.Config
+    step: str, models: str, requests: int, run: Run, tmp_path: Path, pytestconfig: pytest.Config
 ) -> None:
     rows = PAIRS[:40] if step == "hyde" else PAIRS
     raw, whole, out = (tmp_path / f"{name}.jsonl" for name in ("raw", "whole", "out"))
@@ -118,9 +124,9 @@ def test_a_killed_step_repeats_only_lost_requests_to_language_models(
         more["match"] = ["--task", "extract"]
         pace = ["--at-once", str(at_once), "--per-minute", "12000"]
         arguments = [step, str(raw), *named, *more.get(step, []), *pace, "--out"]
-        seconds = timed([*arguments, str(whole)])
+        seconds = timed(run, [*arguments, str(whole)])
         before = server.graded.total()
-        started = run_killed([*arguments, str(out)], kills, seconds, pytestconfig.getoption("--seed"))
+        started = run_killed(run, [*arguments, str(out)], kills, seconds, pytestconfig.getoption("--seed"))
         asked = server.graded.total() - before
     lost = asked - before
     print(f"\n{step}: killed {kills} times in {started} runs; {lost} of {asked} answers were lost")
@@ -130,7 +136,7 @@ def test_a_killed_step_repeats_only_lost_requests_to_language_models(
 
 
 def test_kills_and_a_failing_server_together_lose_no_row_and_count_every_answer(
-    tmp_path: Path, pytestconfig: pytest.Config
+    run: Run, tmp_path: Path, pytestconfig: pytest.Config
 ) -> None:
     """429 with and without Retry-After, 5xx, timeouts, cut and slow bodies, broken JSON and refusals, and kills."""
     raw, whole, out = (tmp_path / f"{name}.jsonl" for name in ("raw", "whole", "out"))
@@ -143,11 +149,11 @@ def test_kills_and_a_failing_server_together_lose_no_row_and_count_every_answer(
         )
         named = [word for model in "ab" for word in ("--judge", f"{model}@{server.url}")]
         arguments = ["judge", str(raw), *named, "--at-once", str(at_once), "--timeout-seconds", "1", "--out"]
-        seconds = timed([*arguments, str(whole)])
+        seconds = timed(run, [*arguments, str(whole)])
         assert set(server.graded.values()) == {1}
         server.asked.clear(), server.graded.clear()
         server.paid = 0
-        run_killed([*arguments, str(out)], kills, seconds, pytestconfig.getoption("--seed"))
+        run_killed(run, [*arguments, str(out)], kills, seconds, pytestconfig.getoption("--seed"))
     assert same(out, whole, [""])
     assert len(out.read_text(encoding="utf-8").splitlines()) == 15, "all but the refused one"
     again = server.graded.total() - len(server.graded)
