@@ -16,6 +16,7 @@ from pathlib import Path
 
 from models.encoder.spec import POOLINGS, Pooling, Variant
 from models.errors import ExportError
+from models.export.folders import check_source, check_target
 from models.package import positive
 
 
@@ -39,6 +40,8 @@ def run(arguments: Namespace) -> None:
     """Exports and prints one line a graph."""
     from models.encoder.pairs import is_reranker
 
+    check_target(arguments.source, arguments.target)
+    check_source(arguments.source)
     if is_reranker(arguments.source):
         _run_reranker(arguments)
         return

@@ -30,7 +30,6 @@ from models.encoder.folder import check_length, infer_spec, read_config, read_to
 from models.encoder.pairs import RerankerSpec
 from models.encoder.spec import (
     DATA_SUFFIX,
-    RERANKER_FILE,
     SPEC_FILE,
     TOKENIZER_FILE,
     EncoderSpec,
@@ -47,6 +46,7 @@ from models.encoder.torch import TorchEncoder, embed, weight_files
 from models.errors import ExportError
 from models.export import backbone
 from models.export.backbone import HIDDEN_NAMES, IDS, MASK, POSITIONS, TYPES
+from models.export.folders import WEIGHTS, check_source, check_target, graphs, has_weights
 from models.export.large import write_large
 from models.export.parity import AT_ONCE, CHECK_TEXTS, FLOORS, Floor, Vectors, check_parity
 from models.export.variants import calibration_samples, fuse, prepare, quantize, quiet, slim
@@ -233,19 +233,6 @@ def _files(folder: Path, variant: Variant) -> list[Path]:
     return [folder / variant.filename, *([data] if data.is_file() else [])]
 
 
-def check_target(source: Path, target: Path) -> None:
-    if target.resolve() == source.resolve():
-        raise ExportError(f"{target} is the source itself: give another target")
-    if target.exists() and not (target.is_dir() and (_is_described(target) or not any(target.iterdir()))):
-        raise ExportError(f"{target} is there and is not an encoder folder: give another target")
-    if has_weights(target):
-        raise ExportError(f"{target} holds a trained encoder, which an export would replace: give another target")
-
-
-def _is_described(folder: Path) -> bool:
-    return any((folder / name).is_file() for name in (SPEC_FILE, RERANKER_FILE))
-
-
 def _replace_target(staged: Path, target: Path, work: Path) -> None:
     """Puts the staged folder in the target's place by renames; what no export owns comes along."""
     if target.exists():
@@ -263,8 +250,6 @@ def _replace_target(staged: Path, target: Path, work: Path) -> None:
         raise
 
 
-WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
-GRAPHS = ("model.onnx", "onnx/model.onnx")
 # A protobuf file ends at 2 GiB; some of it is not weights. Beyond it the weights lie in a file beside the graph.
 LARGEST_BYTES = 2**31 - 2**24
 
@@ -299,28 +284,20 @@ def is_large(model: nn.Module) -> bool:
 
 def open_source(folder: Path, overrides: Mapping[str, Any]) -> Source:
     """Opens an encoder folder, a transformers folder or an ONNX folder; `overrides` are fields of the spec."""
-    if not folder.is_dir():
-        raise ExportError(f"{folder} is not a folder")
+    check_source(folder)
     given = {name: value for name, value in overrides.items() if value is not None}
-    graph = next((folder / name for name in GRAPHS if (folder / name).is_file()), None)
     if has_weights(folder):
         spec = _spec(folder, given)
         encoder = TorchEncoder.load(folder, spec)
         spec = spec.model_copy(update={"weights": weights_name(folder)})
         return Source(spec, encoder.backbone.config, encoder.tokenizer_json, encoder)
-    if graph is None:
-        raise ExportError(f"{folder} has neither weights (model.safetensors) nor a backbone graph (model.onnx)")
     if (folder / SPEC_FILE).is_file():
         raise ExportError(f"{folder} was exported already: give the folder with its weights")
-    spec, config = _spec(folder, given), read_config(folder)
+    spec, config, graph = _spec(folder, given), read_config(folder), graphs(folder)[0]
     check_length(folder, config, spec.max_length)
     if (size := sum(path.stat().st_size for path in graph.parent.glob("*.onnx*"))) > LARGEST_BYTES:
         raise ExportError(f"{folder}: a graph of {size / 2**30:.1f} GiB is not read; give the folder with its weights")
     return Source(spec, config, read_tokenizer(folder, spec.pooling, config), graph)
-
-
-def has_weights(folder: Path) -> bool:
-    return any(True for pattern in WEIGHTS for _ in folder.glob(pattern))
 
 
 def weights_name(folder: Path) -> str:

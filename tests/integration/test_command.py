@@ -69,6 +69,12 @@ def test_a_failure_is_one_line_that_names_the_command(arguments: tuple[str, ...]
     assert line.startswith(f"care {arguments[0]}: ")
 
 
+def test_an_export_of_nothing_is_refused_before_torch_is_imported() -> None:
+    code = "import cli, sys; print(cli.main(['export', 'docs', 'x']), 'torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "1 False\n"
+
+
 def test_a_bad_setting_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CARE_QUEUE_LIMIT", "many")
     failed = care("serve")
