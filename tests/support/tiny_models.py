@@ -48,12 +48,12 @@ def tiny_tokenizer(*, bare: bool = False) -> Tokenizer:
     return tokenizer
 
 
-def tiny_config(architecture: str) -> PretrainedConfig:
-    """Makes a model of two layers, with weights large enough that different texts get clearly different embeddings."""
+def tiny_config(architecture: str, layers: int = 2) -> PretrainedConfig:
+    """Makes a model of few layers, with weights large enough that different texts get clearly different embeddings."""
     shape = {
         "vocab_size": tiny_tokenizer().get_vocab_size(),
         "hidden_size": WIDTH,
-        "num_hidden_layers": 2,
+        "num_hidden_layers": layers,
         "num_attention_heads": 4,
         "intermediate_size": 96,
         "max_position_embeddings": MAX_LENGTH + 1 if architecture == "xlm-roberta" else MAX_LENGTH,

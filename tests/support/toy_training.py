@@ -1,4 +1,4 @@
-"""Toy training data: random encoders of two layers, and a handful of rows."""
+"""Toy training data: random encoders of one or two layers, and a handful of rows."""
 
 from __future__ import annotations
 
@@ -40,27 +40,27 @@ def toy_tokenizer(*, bare: bool = False) -> Tokenizer:
     return tokenizer
 
 
-def toy_config(architecture: str) -> PretrainedConfig:
+def toy_config(architecture: str, layers: int = 2) -> PretrainedConfig:
     if architecture == "gemma":
-        shape = {name: getattr(tiny_config("bert"), name) for name in SHAPE}
+        shape = {name: getattr(tiny_config("bert", layers), name) for name in SHAPE}
         return GemmaConfig(**shape | {"vocab_size": shape["vocab_size"] + 1}, num_key_value_heads=1, head_dim=16)
-    config = tiny_config(architecture)
+    config = tiny_config(architecture, layers)
     config.vocab_size += 1
     return config
 
 
-def write_start(folder: Path, architecture: str, seed: int = 0) -> Path:
+def write_start(folder: Path, architecture: str, seed: int = 0, layers: int = 2) -> Path:
     """Writes a transformers folder as published: gte in its remote class's layout, decoders with their head."""
     if architecture == "new":
-        write_new_checkpoint(folder, toy_config("gte"), toy_tokenizer())
+        write_new_checkpoint(folder, toy_config("gte", layers), toy_tokenizer())
         return folder
     torch.manual_seed(seed)
     decoder = architecture.startswith(("qwen", "gemma", "gpt"))
     if decoder:
-        AutoModelForCausalLM.from_config(toy_config(architecture)).save_pretrained(folder)
+        AutoModelForCausalLM.from_config(toy_config(architecture, layers)).save_pretrained(folder)
     else:
         options = {"add_pooling_layer": False} if architecture in ("bert", "xlm-roberta") else {}
-        AutoModel.from_config(toy_config(architecture), **options).save_pretrained(folder)
+        AutoModel.from_config(toy_config(architecture, layers), **options).save_pretrained(folder)
     toy_tokenizer(bare=decoder).save(str(folder / "tokenizer.json"))
     return folder
 

@@ -37,9 +37,9 @@ def toy_recipe(tmp_path: Path) -> Callable[..., Recipe]:
     """Makes a recipe of a pair, bert and qwen3, with one contrast stage; arguments replace keys of the stage."""
 
     def make(seed: int = 0, extra: dict[str, object] | None = None, **stage: object) -> Recipe:
-        for name, architecture in (("query", "bert"), ("document", "qwen3")):
+        for name, architecture, layers in (("query", "bert", 1), ("document", "qwen3", 2)):
             if not (tmp_path / name).is_dir():
-                write_start(tmp_path / name, architecture)
+                write_start(tmp_path / name, architecture, layers=layers)
         rows = [*plain(toy_rows("a"))[:6], *plain(toy_rows("b"))[6:]]
         data = {"files": [str(write_rows(tmp_path / "rows.jsonl", rows))], "negatives": 1}
         settings = {

@@ -1,6 +1,7 @@
 """The paper's backbones, with their published widths and names, random weights and few layers.
 
-Vocabulary and depth are cut down; widths, heads, positions and file layout are those of the checkpoints.
+Vocabulary, depth and the inside of Qwen's feed-forward layer are cut down; widths, heads, positions and file layout are
+those of the checkpoints.
 """
 
 from pathlib import Path
@@ -46,7 +47,8 @@ def write_gte(folder: Path) -> None:
 
 def write_qwen(folder: Path) -> None:
     tokenizer = toy_tokenizer(bare=True)
-    config = made(SHAPES["qwen3-4b"] | {"num_hidden_layers": 1, "vocab_size": tokenizer.get_vocab_size()})
+    shape = {"num_hidden_layers": 1, "intermediate_size": 1024, "vocab_size": tokenizer.get_vocab_size()}
+    config = made(SHAPES["qwen3-4b"] | shape)
     config.rope_parameters = {"rope_type": "default", "rope_theta": 1_000_000.0}
     config.tie_word_embeddings, config.eos_token_id = True, 3
     torch.manual_seed(0)

@@ -64,12 +64,18 @@ ARCHITECTURES = {
 }
 
 
+def depth(recipe: Recipe) -> int:
+    """Layers of the encoders that the recipe starts with: two if it takes some of them away."""
+    return 2 if any(encoder.layers is not None for encoder in recipe.encoders.values()) else 1
+
+
 @pytest.fixture(scope="module")
 def starts(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Writes data/weights of all recipes."""
-    home = tmp_path_factory.mktemp("weights")
+    """Writes data/weights of all recipes, in a folder for each depth."""
+    homes = tmp_path_factory.mktemp("weights")
     for path in RECIPES:
         recipe = Recipe.load(path)
+        home = homes / str(depth(recipe))
         for name, encoder in recipe.encoders.items():
             if encoder.start is None or (home / encoder.start.name).exists():
                 continue
@@ -79,10 +85,10 @@ def starts(tmp_path_factory: pytest.TempPathFactory) -> Path:
                 write_gguf(home / encoder.start.name)
             else:
                 family = encoder.start.name.lower().partition("-")[0]
-                write_start(home / encoder.start.name, ARCHITECTURES[family])
+                write_start(home / encoder.start.name, ARCHITECTURES[family], layers=depth(recipe))
                 if family == "embeddinggemma":  # with mean pooling it needs a token even for an empty text
                     toy_tokenizer().save(str(home / encoder.start.name / "tokenizer.json"))
-    return home
+    return homes
 
 
 def write_data(recipe: Recipe) -> None:
@@ -109,8 +115,9 @@ def test_a_recipe_runs_and_its_result_searches(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("data").mkdir()
-    Path("data/weights").symlink_to(starts)
-    Path("data/encoders").symlink_to(starts)
+    home = starts / str(depth(Recipe.load(path)))
+    Path("data/weights").symlink_to(home)
+    Path("data/encoders").symlink_to(home)
     Path("models").symlink_to(FOLDER.parents[1])
     changes = [change for change in TOY if change.partition(".")[0] != "dev" or "[dev]" in path.read_text()]
     # On a CPU without bf16, fp32 takes half of the time: only the recipes that set a dtype keep it.
