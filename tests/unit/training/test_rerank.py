@@ -174,6 +174,7 @@ def test_a_reranker_learns_its_lists_and_is_evaluated(
     tmp_path: Path, toy_recipe: Make, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write_dev(tmp_path / "dev")
+    write_start(tmp_path / "query", "bert")  # one layer would not learn it in as many steps
     encoders = a_recipe(tmp_path, toy_recipe).model_dump()["encoders"]
     encoders["query"]["dropout"] = 0.0
     extra = {"dev": {"folder": str(tmp_path / "dev"), "every": 20}, "encoders": encoders}
