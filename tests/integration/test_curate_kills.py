@@ -78,6 +78,7 @@ def test_a_killed_step_ends_with_the_same_bytes(
 ) -> None:
     folder = tmp_path / "sets"
     options = {
+        "clean": [str(raw), "--book"],
         "take": [str(raw), "--share", "0", "0.5"],
         "convert": [str(raw), "--format", "beir-corpus"],
         "diversify": [str(few), "--encoder", str(BUNDLED), "--threshold", "0.9", "--seeds", "5", "--exact", "20"],
