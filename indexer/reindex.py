@@ -71,13 +71,13 @@ class Encoders:
         if not by_torch:
             return load_encoder(self.documents, self.variant, device=self.device or "cpu", threads=self.threads)
         try:  # by name: a build by ONNX graphs needs no torch
-            packed = import_module("models.encoder.packed.encoder")
+            packed = import_module("models.encoder.packed.joined")
         except ModuleNotFoundError as error:
             raise BadBuild(
                 f"{self.documents} is read by torch, which is not here: install care-search[train]"
             ) from error
         options = {"device": self.device, "precision": self.precision, "token_budget": self.token_budget}
-        encoder: Encoder = packed.PackedEncoder.load(self.documents, threads=self.threads, **options)
+        encoder: Encoder = packed.open_packed(self.documents, threads=self.threads, **options)
         return encoder
 
     def cluster(self, documents: Encoder) -> Cluster | None:

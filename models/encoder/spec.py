@@ -22,6 +22,8 @@ TOKENIZER_FILE = "tokenizer.json"
 RERANKER_FILE = "reranker.json"
 """Describes a reranker as `encoder.json` does an encoder (`models.encoder.pairs`)."""
 CANARIES_FILE = "canaries.json"
+BESIDE = "beside"
+JOIN_FILE = "join.safetensors"
 DATA_SUFFIX = ".data"
 """Of the file with the weights of a graph that is too large for one file."""
 NOT_IN_FINGERPRINT = {"parity", "sides", "checksums", "weights", "query_template", "address", "dense_trust"}
@@ -131,6 +133,21 @@ class Parity(BaseModel):
     texts: int
 
 
+class Beside(BaseModel):
+    """A second encoder in the folder `beside` reads documents, too, as they stand, without an instruction.
+
+    Unit vectors of both stand side by side, weighted so that the second one's `share` of a cosine is this, and
+    `join.safetensors` turns them into `EncoderSpec.dim` dimensions.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    share: Annotated[float, Field(gt=0, lt=1)]
+    native_dim: Annotated[int, Field(gt=0)]
+    """Of the first encoder alone, as `dim`."""
+    dim: Annotated[int, Field(gt=0)]
+
+
 class EncoderSpec(BaseModel):
     """The content of `encoder.json`."""
 
@@ -156,6 +173,7 @@ class EncoderSpec(BaseModel):
     """Raises the dense side's share in a hybrid search (models.fusion); fitted on development sets."""
     address: Address | None = None
     """The server that computes the vectors; None: the folder holds weights."""
+    beside: Beside | None = None
 
     @model_validator(mode="after")
     def _dim_fits(self) -> EncoderSpec:
@@ -188,7 +206,7 @@ class EncoderSpec(BaseModel):
 
         `computed` says how, except for ONNX graphs. The query instruction counts only if documents are read as queries.
         """
-        facts = self.model_dump(mode="json", exclude=NOT_IN_FINGERPRINT)
+        facts = self.model_dump(mode="json", exclude=NOT_IN_FINGERPRINT | self._unset)
         if self.address is not None:  # wherever the server runs
             facts["model"], facts["fields"] = self.address.model, self.address.fields(self.document_side)
         if self.document_side is Side.DOCUMENT:
@@ -222,8 +240,13 @@ class EncoderSpec(BaseModel):
         shared = [self.checksums.get(TOKENIZER_FILE), self.pooling, self.dim]
         return frozenset(hashlib.sha256(json.dumps([file, *shared]).encode()).hexdigest()[:16] for file in files)
 
+    @property
+    def _unset(self) -> set[str]:
+        """Fields of few encoders, which the file and the fingerprint of others leave out."""
+        return {name for name in ("address", "beside") if getattr(self, name) is None}
+
     def save(self, folder: Path) -> None:
-        fields = self.model_dump(mode="json", exclude=None if self.address else {"address"})
+        fields = self.model_dump(mode="json", exclude=self._unset)
         text = json.dumps(fields, ensure_ascii=False, indent=2) + "\n"
         (folder / SPEC_FILE).write_text(text, encoding="utf-8")
 

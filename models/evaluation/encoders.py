@@ -173,6 +173,11 @@ def _open_packed(folder: Path, options: dict[str, str]) -> OpenEncoder:
     precision = Precision(_choice(options, PRECISION, list(Precision)))
     spec, name = EncoderSpec.load(folder), f"{folder.resolve().name} ({precision})"
     plain = spec.model_copy(update=NO_INSTRUCTIONS)
+    if spec.beside is not None:
+        joined = import_module("models.encoder.packed.joined").JoinedEncoder
+        both = joined.load(folder, plain, device=options.get(DEVICE), precision=precision)
+        instructions = [spec.instruction(side) for side in Side]
+        return OpenEncoder(name, spec, both.fingerprint, None, lambda texts: both.encode_prompts(texts, instructions))
     packed = import_module("models.encoder.packed.encoder").PackedEncoder
     encoder = packed.load(folder, plain, device=options.get(DEVICE), precision=precision)
     return OpenEncoder(name, spec, encoder.fingerprint, None, lambda texts: encoder.encode(texts, Side.DOCUMENT))

@@ -56,8 +56,12 @@ def run(arguments: Namespace) -> None:
     if (out / CURVES_FILE).is_file():
         print(f"{out / CURVES_FILE}: loss and development figures")
     for folder in folders:
-        export = f"care export {folder} TARGET makes it ready to serve"
-        print(f"{folder}: {'any server of chat models serves it' if folder.name in recipe.generators else export}")
+        use = f"care export {folder} TARGET makes it ready to serve"
+        if folder.name in recipe.generators:
+            use = "any server of chat models serves it"
+        elif recipe.encoders[folder.name].beside is not None:
+            use = f"care index build CORPUS --encoder {folder} reads documents with it"
+        print(f"{folder}: {use}")
     if not folders:
         last = [name for name, stage in recipe.stages.items() if not stage.skip][-1]
         print(f"{out / last / PAIRS}: rows for the `files` of a recipe")

@@ -17,7 +17,7 @@ from models.training.batches import Batch
 from models.training.encoders import EncoderStore, blend, trained_weights
 from models.training.losses import Contrasted, LexicalTeacher, Objective, with_hypothetical
 from models.training.monitor import DevSets
-from models.training.passes import Kept, Passes, Reader, Reading, TokenTable, on_device, read_once, take
+from models.training.passes import Kept, Passes, Reader, Reading, TokenTable, fit_projection, on_device, read_once, take
 from models.training.recipe import Contrast
 from models.training.tables import Rows, Texts
 from models.training.work import Work, read_table
@@ -52,6 +52,10 @@ class ContrastStage(Work):
         self._lexical = None if documents is None else LexicalTeacher.fit(documents, seed=recipe.seed)
         for name, side in self._parts().values():  # here: millions of texts would make the first step last a minute
             self._tokens(name, side)
+        if stage.query in stage.train and stage.loss.needs_targets and store.has_new_projection(stage.query):
+            reader = Reader(self.encoders[stage.query], ranks, tokens=stage.tokens, precision=stage.precision)
+            targets = self._vectors[self._teacher(), self._target_side()]
+            fit_projection(reader, self._tokens(stage.query, Side.QUERY), targets)
 
     @property
     def modules(self) -> dict[str, nn.Module]:

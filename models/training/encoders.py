@@ -21,7 +21,8 @@ from transformers import AutoModel, PreTrainedModel
 
 from models.encoder.folder import infer_spec, read_config
 from models.encoder.gguf import unpack_gguf
-from models.encoder.spec import INSTRUCTION, SPEC_FILE, TOKENIZER_FILE, EncoderSpec, sha256_of
+from models.encoder.spec import BESIDE, INSTRUCTION, JOIN_FILE, SPEC_FILE, TOKENIZER_FILE, EncoderSpec, sha256_of
+from models.encoder.spec import Beside as BesideSpec
 from models.encoder.torch import PROJECTION_FILE, Projection, TorchEncoder
 from models.encoder.torch_generator import TorchGenerator
 from models.encoder.torch_reranker import TorchReranker
@@ -45,6 +46,7 @@ class EncoderStore:
         self.recipe, self.ranks = recipe, ranks
         self.vectors = folder / VECTORS
         self._starts = folder / START
+        self.join = self._starts / JOIN_FILE
         self._folders: dict[str, Path] = {}
         self._fingerprints: dict[tuple[str, Path], str] = {}
 
@@ -180,21 +182,40 @@ class EncoderStore:
         _save(encoder, folder)
 
     def copy(self, name: str, folder: Path) -> None:
-        """Writes an encoder that was not trained, as the recipe uses it."""
-        _save(self.open(name, trained=False).to(DTYPES[self.recipe.encoders[name].dtype]), folder)
+        """Writes an encoder that was not trained, as the recipe uses it, with the one that stands beside it."""
+        config = self.recipe.encoders[name]
+        encoder = self.open(name, trained=False).to(DTYPES[config.dtype])
+        if config.beside is None:
+            return _save(encoder, folder)
+        alone = folder.with_name(f"{folder.name}.alone")
+        _save(encoder, alone)
+        self.copy(config.beside.encoder, alone / BESIDE)
+        shutil.copyfile(self.join, alone / JOIN_FILE)
+        checksums = {file: sha256_of(alone / file) for file in (JOIN_FILE, f"{BESIDE}/{SPEC_FILE}")}
+        spec = EncoderSpec.load(alone)
+        own = BesideSpec(share=config.beside.share, native_dim=spec.native_dim, dim=spec.dim)
+        changes = {"native_dim": self.recipe.dim, "beside": own, "checksums": spec.checksums | checksums}
+        spec.model_copy(update=changes).save(alone)
+        shutil.rmtree(folder, ignore_errors=True)
+        alone.rename(folder)
+        return None
+
+    def has_new_projection(self, name: str) -> bool:
+        """Tells whether the recipe asks for a projection that the encoder does not have yet."""
+        return self.recipe.encoders[name].projection is not None and not (self.folder(name) / PROJECTION_FILE).is_file()
 
     def _load(self, name: str, dtype: torch.dtype) -> Adaptable:
         config, folder = self.recipe.encoders[name], self.folder(name)
         encoder: Adaptable
         if name in self.recipe.generators:
             encoder = TorchGenerator.load(folder, config.max_length, dtype=dtype)
-        elif config.projection is None or (folder / PROJECTION_FILE).is_file():
+        elif not self.has_new_projection(name):
             encoder = TorchEncoder.load(folder, self.spec(name), dtype=dtype)
         else:
             spec = self.spec(name)
             width = read_config(folder).hidden_size
             bare = TorchEncoder.load(folder, spec.model_copy(update={"native_dim": width}), dtype=dtype)
-            projection = Projection(width, config.projection, dtype=dtype)
+            projection = Projection(width, spec.native_dim, dtype=dtype)
             encoder = TorchEncoder(bare.backbone, spec, bare.tokenizer_json, projection)
         if config.layers is not None:
             keep_layers(encoder.backbone, config.layers)

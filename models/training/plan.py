@@ -102,6 +102,7 @@ def plan(recipe: Recipe, tflops: float) -> str:
         start, cost = f"copy of {config.copy_of}" if config.copy_of else config.start or "random weights", costs[name]
         size = f"{_count(cost.whole)} parameters, {_count(cost.trained)} trained" if cost else "shape not known"
         use = f"{config.pooling or 'own'} pooling, {config.max_length} tokens"
+        use += f", joined with {config.beside.encoder} (share {config.beside.share:g})" if config.beside else ""
         lines.append(f"  {name:10} {start}: {size} ({describe(config)}), {use}")
     for name, stage in recipe.stages.items():
         lines += ["", f"stage {name}: {stage.kind}" + (", skipped" if stage.skip else "")]

@@ -51,6 +51,14 @@ class Fresh(_Section):
     layers: Positive
 
 
+class Beside(_Section):
+    """An encoder whose vectors stand beside another's (`models.encoder.packed.joined`)."""
+
+    encoder: str
+    share: Annotated[float, Field(gt=0, lt=1)]
+    """Its part in a cosine of the joined vectors."""
+
+
 class Encoder(_Section):
     """Where an encoder starts and what of it is trained."""
 
@@ -60,6 +68,8 @@ class Encoder(_Section):
     """Instead of `start`: another encoder, as it is when this one is first used."""
     fresh: Fresh | None = None
     """Instead of `start`: random weights."""
+    beside: Beside | None = None
+    """A second encoder that reads the same texts; only for encoders that are read, not trained."""
     dim: Positive | None = None
     """Dimensions of its vectors. Default: the recipe's, which every encoder of a contrast stage has."""
     layers: Count | None = None
@@ -77,7 +87,8 @@ class Encoder(_Section):
     document_instruction: str | None = None
     """Default: what the start's own files say; "" for none."""
     projection: Positive | None = None
-    """Dimensions of a trained matrix on top."""
+    """Dimensions of a trained matrix on top. It starts as the best linear map onto the teacher's vectors, if a stage
+    has them (`loss.mse`)."""
     lora: Lora | None = None
     bits: Literal[8] | None = None
     """The base's linear layers in 8 bits; only with `lora`."""
@@ -339,9 +350,21 @@ class Recipe(_Section):
         for name, config in self.encoders.items():
             if config.copy_of is not None and config.copy_of not in starts:
                 raise ValueError(f"encoders.{name}.copy_of: {config.copy_of!r} is no encoder with a start of its own")
+            if config.beside is not None:
+                self._check_beside(name, config.beside)
         if wrong := RESERVED & {*self.encoders, *self.stages}:
             raise ValueError(f"{wrong.pop()!r} is a folder of every run: choose another name")
         return self
+
+    def _check_beside(self, name: str, beside: Beside) -> None:
+        """Refuses to train one of two joined encoders in a stage that joins them, and a second way of joining."""
+        where, other = f"encoders.{name}.beside", self.encoders.get(beside.encoder)
+        if other is None or other.beside is not None or self.dim_of(beside.encoder) != self.dim:
+            raise ValueError(f"{where}: {beside.encoder!r} is no encoder of {self.dim} dimensions that stands alone")
+        if any({name, beside.encoder} & set(trained_by(stage)) for stage in self.stages.values()):
+            raise ValueError(f"{where}: neither {name!r} nor {beside.encoder!r} can be trained; train a copy of it")
+        if any(config.beside not in (None, beside) for config in self.encoders.values()):
+            raise ValueError(f"{where}: all joined encoders of a recipe share one space: give them one beside")
 
     def _check_head(self, name: str) -> None:
         """Refuses a reranker or generator with a projection or read by other stages, and a reranker with LoRA."""

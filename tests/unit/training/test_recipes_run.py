@@ -7,9 +7,11 @@ import pytest
 import torch
 
 from indexer.build import BuildOptions, build
+from indexer.encode import Encoder
 from indexer.store.collection import Collection
 from indexer.store.snapshot import Snapshot
 from models.encoder.onnx import OnnxEncoder, OnnxReranker
+from models.encoder.packed.joined import open_packed
 from models.encoder.spec import Side, Variant
 from models.export.parity import FLOORS, Floor
 from models.export.pipeline import Backend, export
@@ -60,7 +62,7 @@ ARCHITECTURES = {
     "gemma": "gemma",
     "pythia": "gpt_neox",
     "biomistral": "qwen3",
-    "embeddinggemma": "gemma",
+    "embeddinggemma": "qwen3",
 }
 
 
@@ -142,7 +144,10 @@ def test_a_recipe_runs_and_its_result_searches(
     last = [stage for stage in stages.values() if isinstance(stage, Contrast)][-1]
     query = exported(folders[last.query], tmp_path / "query")
     reader = last.document or last.query
-    document = query if reader == last.query else exported(folders[reader], tmp_path / "document")
+    document: Encoder = query
+    if reader != last.query:
+        joined = recipe.encoders[reader].beside is not None  # no graph is made of two encoders
+        document = open_packed(folders[reader]) if joined else exported(folders[reader], tmp_path / "document")
     corpus = write_rows(Path("corpus.jsonl"), [{"_id": f"d{n}", "text": text} for n, text in enumerate(DOCUMENTS)])
     collection = Collection(tmp_path / "collection")
     snapshot = Snapshot.open(build([corpus], document, collection, BuildOptions(overlap=4)).folder)

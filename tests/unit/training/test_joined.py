@@ -1,0 +1,134 @@
+"""Two encoders whose vectors are joined: what a run reads, writes and refuses, and what the folder gives again."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from pydantic import ValidationError
+
+from models.encoder.packed.joined import JoinedEncoder, fit, join, open_packed, side_by_side
+from models.encoder.spec import BESIDE, JOIN_FILE, SPEC_FILE, EncoderSpec, Precision, Side
+from models.encoder.torch import Projection, TorchEncoder
+from models.errors import BadEncoder
+from models.evaluation.encoders import open_encoder
+from models.training.encoders import EncoderStore
+from models.training.passes import Reader, TokenTable, fit_projection, read_once
+from models.training.ranks import Ranks
+from models.training.recipe import Recipe
+from models.training.run import train
+from models.training.tables import Texts
+from tests.support.toy_training import DOCUMENTS, toy_encoder, write_start
+
+Make = Callable[..., Recipe]
+ONE = Ranks(0, 1, torch.device("cpu"))
+TEXTS = Texts(Side.DOCUMENT, DOCUMENTS)
+SHARE = 0.3
+
+
+def unit(rows: int, dim: int, seed: int) -> np.ndarray:
+    vectors = np.random.default_rng(seed).normal(size=(rows, dim)).astype(np.float32)
+    return vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+
+
+@pytest.fixture
+def recipe(toy_recipe: Make, tmp_path: Path) -> Recipe:
+    """A pair whose documents are read by a decoder and by a BERT of another start; queries get a projection."""
+    write_start(tmp_path / "small", "bert", layers=1)
+    values = toy_recipe(document="document", loss={"mse": 1.0}).model_dump(mode="json")
+    values["stages"]["tune"]["document"], encoders = "joined", values["encoders"]
+    encoders["query"]["projection"] = 32
+    encoders["document"]["document_instruction"] = "read: "
+    encoders["small"] = {"start": str(tmp_path / "small"), "pooling": "cls", "max_length": 40}
+    encoders["joined"] = {
+        "copy_of": "document", "pooling": "eos", "max_length": 40, "document_instruction": "read: ",
+        "beside": {"encoder": "small", "share": SHARE},
+    }  # fmt: skip
+    return Recipe.model_validate(values)
+
+
+def test_cosines_of_joined_vectors_are_weighted_means() -> None:
+    first, second = unit(20, 8, seed=1), unit(20, 6, seed=2)
+    whole = side_by_side([first, second], SHARE)
+    expected = (1 - SHARE) * first @ first.T + SHARE * second @ second.T
+    np.testing.assert_allclose(whole @ whole.T, expected, atol=1e-6)
+    np.testing.assert_allclose(join([first, second], SHARE, np.eye(14, dtype=np.float32)), whole, atol=1e-6)
+
+
+def test_the_fitted_matrix_keeps_what_texts_vary_in() -> None:
+    first = unit(200, 3, seed=3) @ unit(3, 16, seed=4)
+    first /= np.linalg.norm(first, axis=1, keepdims=True)
+    second = first[:, :8] / np.linalg.norm(first[:, :8], axis=1, keepdims=True)
+    matrix = fit([first, second], SHARE, 8)
+    assert matrix.shape == (24, 8)
+    whole, cut = side_by_side([first, second], SHARE), join([first, second], SHARE, matrix)
+    np.testing.assert_allclose(cut @ cut.T, whole @ whole.T, atol=0.02)
+
+
+def test_a_run_reads_writes_and_serves_the_same_joined_vectors(recipe: Recipe, tmp_path: Path) -> None:
+    store = EncoderStore(recipe, tmp_path / "run", ONE)
+    kept = np.asarray(read_once("joined", TEXTS, store, tmp_path), dtype=np.float32)
+    assert kept.shape == (len(DOCUMENTS), 32)
+    np.testing.assert_allclose(np.linalg.norm(kept, axis=1), 1, atol=1e-2)
+    again = read_once("joined", TEXTS, store, tmp_path)
+    np.testing.assert_array_equal(kept, np.asarray(again, dtype=np.float32))
+    store.copy("joined", tmp_path / "joined")
+    opened = open_packed(tmp_path / "joined", device="cpu", precision=Precision.FP32)
+    assert isinstance(opened, JoinedEncoder)
+    np.testing.assert_allclose(opened.encode(DOCUMENTS, Side.DOCUMENT), kept, atol=2e-3)
+    judged = open_encoder(f"{tmp_path / 'joined'},precision=fp32")
+    np.testing.assert_allclose(judged.encode([f"read: {text}" for text in DOCUMENTS]), kept, atol=2e-3)
+
+
+def test_a_joined_pair_trains_and_its_queries_start_from_the_linear_map(recipe: Recipe, tmp_path: Path) -> None:
+    folders = {folder.name: folder for folder in train(recipe, tmp_path / "run", ONE)}
+    assert EncoderSpec.load(folders["joined"]).beside is not None
+    assert TorchEncoder.load(folders["query"]).projection is not None
+    assert folders["query"].resolve().parent.name == "tune"
+
+
+def test_a_projection_is_fitted_to_its_targets() -> None:
+    plain = toy_encoder("bert").eval()
+    width = plain.spec.native_dim
+    wanted = torch.from_numpy(plain.encode(DOCUMENTS, Side.DOCUMENT))
+    turn = torch.linalg.qr(torch.randn(wanted.shape[1], wanted.shape[1]))[0]
+    encoder = TorchEncoder(plain.backbone, plain.spec, plain.tokenizer_json, Projection(width, width)).eval()
+    table = TokenTable.build(TEXTS, encoder.spec, encoder.tokenizer, ONE)
+    reader = Reader(encoder, ONE, tokens=60, precision="fp32")
+    before = (torch.from_numpy(reader.all(table)) * (wanted @ turn)).sum(dim=1)
+    fit_projection(reader, table, wanted @ turn)
+    after = (torch.from_numpy(reader.all(table)) * (wanted @ turn)).sum(dim=1)
+    assert after.min() > 0.99 > before.mean()
+
+
+@pytest.mark.parametrize("name", [JOIN_FILE, f"{BESIDE}/{SPEC_FILE}", f"{BESIDE}/model.safetensors"])
+def test_an_altered_part_is_refused(recipe: Recipe, tmp_path: Path, name: str) -> None:
+    store = EncoderStore(recipe, tmp_path / "run", ONE)
+    read_once("joined", TEXTS, store, tmp_path)
+    store.copy("joined", tmp_path / "joined")
+    path = tmp_path / "joined" / name
+    path.write_bytes(path.read_bytes()[:-1] + b" ")
+    with pytest.raises(BadEncoder, match="altered"):
+        open_packed(tmp_path / "joined", device="cpu")
+
+
+def test_torch_alone_does_not_read_half_of_a_joined_folder(recipe: Recipe, tmp_path: Path) -> None:
+    store = EncoderStore(recipe, tmp_path / "run", ONE)
+    read_once("joined", TEXTS, store, tmp_path)
+    store.copy("joined", tmp_path / "joined")
+    with pytest.raises(BadEncoder, match="two encoders side by side"):
+        TorchEncoder.load(tmp_path / "joined")
+
+
+@pytest.mark.parametrize(("changes", "reason"), [
+    ({"joined": {"beside": {"encoder": "no-such", "share": 0.3}}}, "is no encoder of 32 dimensions"),
+    ({"joined": {"beside": {"encoder": "query", "share": 0.3}}}, "can be trained"),
+    ({"document": {"beside": {"encoder": "small", "share": 0.4}}}, "one beside"),
+])  # fmt: skip
+def test_what_cannot_be_joined_is_refused(recipe: Recipe, changes: dict[str, dict[str, object]], reason: str) -> None:
+    values = recipe.model_dump(mode="json")
+    for name, change in changes.items():
+        values["encoders"][name] |= change
+    with pytest.raises(ValidationError, match=reason):
+        Recipe.model_validate(values)
