@@ -146,6 +146,8 @@ class Beside(BaseModel):
     native_dim: Annotated[int, Field(gt=0)]
     """Of the first encoder alone, as `dim`."""
     dim: Annotated[int, Field(gt=0)]
+    pooling: Pooling
+    """Of the second encoder, for an import of it (`care encoder import --beside`)."""
 
 
 class EncoderSpec(BaseModel):

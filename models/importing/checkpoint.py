@@ -15,6 +15,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from safetensors.numpy import load_file
 from transformers import (
     AutoModel,
     AutoModelForSequenceClassification,
@@ -34,8 +35,9 @@ from models.encoder.folder import (
     read_object,
 )
 from models.encoder.gguf import unpack_gguf
+from models.encoder.packed import joined
 from models.encoder.pairs import RerankerSpec, is_reranker
-from models.encoder.spec import SPEC_FILE, TOKENIZER_FILE, EncoderSpec, Pooling, Side
+from models.encoder.spec import BESIDE, JOIN_FILE, SPEC_FILE, TOKENIZER_FILE, EncoderSpec, Pooling, Side
 from models.encoder.staging import staging
 from models.encoder.torch import PROJECTION_FILE, Projection, TorchEncoder, merge_adapter
 from models.encoder.torch_reranker import TorchReranker, is_sequence_classifier, require_reranker
@@ -64,6 +66,8 @@ class Given:
     document_instruction: str | None = None
     adapter: Path | None = None
     """What `care train` wrote beside an encoder that it trained by LoRA; its encoder.json says how it is used."""
+    beside: str | None = None
+    """The checkpoint of the second encoder, if the adapter's documents were read by two."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,6 +157,8 @@ def _import_one(source: Path, staged: Path, final: Path, given: Given, space: st
         )
     if given.adapter is not None:
         _adapt(staged, given.adapter, given)
+    elif given.beside is not None:
+        raise BadEncoder("--beside names the second encoder of an --adapter whose documents were read by two")
     return Imported(
         folder=final,
         spec=EncoderSpec.load(staged),
@@ -171,13 +177,36 @@ def _adapt(staged: Path, adapter: Path, given: Given) -> None:
     own = EncoderSpec.load(adapter)
     names = ("space", "dim", "max_length", "query_instruction", "document_instruction")
     own = own.model_copy(update={name: value for name in names if (value := getattr(given, name)) is not None})
+    if (own.beside is None) != (given.beside is None):
+        two = "by two encoders: name the second one with --beside; the adapter's card says which"
+        raise BadEncoder(f"{adapter}: documents are read {two if own.beside else 'by one encoder: leave --beside out'}")
     base = TorchEncoder.load(staged)
     if own.architecture != base.spec.architecture:
         raise BadEncoder(f"{adapter} was trained from a {own.architecture}, not from a {base.spec.architecture}")
     path = adapter / PROJECTION_FILE
     projection = Projection.load(path, torch.float32) if path.is_file() else base.projection
     shutil.rmtree(staged)
-    TorchEncoder(merge_adapter(base.backbone, adapter), own, base.tokenizer_json, projection).save(staged)
+    first = joined.alone(own)
+    TorchEncoder(merge_adapter(base.backbone, adapter), first, base.tokenizer_json, projection).save(staged)
+    if own.beside is not None:
+        _put_beside(staged, str(given.beside), load_file(adapter / JOIN_FILE), own)
+
+
+def _put_beside(staged: Path, source: str, tensors: dict[str, Vectors], spec: EncoderSpec) -> None:
+    """Imports the second encoder into `beside`, and refuses another than the one that the adapter was trained with."""
+    assert spec.beside is not None
+    with staging(staged / BESIDE) as work:
+        folder, check = _fetch(source, work), tensors[joined.CHECK]
+        plain = Given(pooling=spec.beside.pooling, query_instruction="", document_instruction="")
+        _import_one(folder, work / "staged", staged / BESIDE, plain, spec.space, (Side.DOCUMENT,))
+        (work / "staged").rename(staged / BESIDE)
+    found = TorchEncoder.load(staged / BESIDE).float().encode(CHECK_TEXTS[: len(check)], Side.DOCUMENT)
+    worst = float(row_cosines(found, check).min()) if found.shape == check.shape else 0.0
+    if not worst >= FLOOR:
+        raise ParityError(
+            f"--beside {source}: not the encoder that the adapter was trained with (cosine {worst:.5f}, floor {FLOOR})"
+        )
+    joined.put_beside(staged, spec.beside.share, spec.dim, tensors)
 
 
 def _fetch(source: str, work: Path) -> Path:

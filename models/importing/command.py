@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from models.encoder.pairs import RerankerSpec, is_reranker
-from models.encoder.spec import PACKED, POOLINGS, TOKENIZER_FILE, EncoderSpec, Pooling, Side, Variant
+from models.encoder.spec import BESIDE, PACKED, POOLINGS, TOKENIZER_FILE, EncoderSpec, Pooling, Side, Variant
 from models.errors import BadEncoder
 from models.package import positive
 
@@ -51,6 +51,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     own.add_argument(
         "--adapter", type=Path, metavar="FOLDER", help="LoRA adapter trained from the checkpoint (care train writes it)"
     )
+    own.add_argument("--beside", metavar="SOURCE", help="second encoder, if the adapter's documents were read by two")
     server = own.add_argument_group("a server with OpenAI's embeddings API")
     server.add_argument("--model", metavar="NAME", help="its name for the encoder")
     server.add_argument("--api-key-env", metavar="VARIABLE", help="environment variable that holds its key")
@@ -124,8 +125,8 @@ def _import_address(arguments: Namespace) -> None:
 
     if arguments.pooling is not None:
         raise BadEncoder("--pooling: a server pools by itself; leave it out")
-    if arguments.adapter is not None:
-        raise BadEncoder("--adapter: an adapter is added to a checkpoint that is here, not to a server; leave it out")
+    if arguments.adapter is not None or arguments.beside is not None:
+        raise BadEncoder("--adapter and --beside belong to a checkpoint that is here, not to a server; leave them out")
     if not arguments.model:
         raise BadEncoder(f"{arguments.source}: name the encoder with --model; {arguments.source}/models may list them")
     told = {field.name: getattr(arguments, field.name, None) for field in fields(Server)}
@@ -169,6 +170,11 @@ def _describe(folder: Path, spec: EncoderSpec) -> None:
     weights = any(name.endswith(".safetensors") for name in spec.checksums)
     uses = {Side.DOCUMENT: "index", Side.QUERY: "serve queries"}
     tasks = [use for side, use in uses.items() if side in spec.sides]
+    if spec.beside is not None:
+        print(
+            f"its vectors are joined with those of the encoder in {BESIDE}/, which has a share of {spec.beside.share:g}"
+        )
+        tasks = ["index"]  # no graph is made of two encoders
     if weights and spec.architecture in PACKED and Side.DOCUMENT in spec.sides:
         tasks.remove("index")
         print(f"index by torch: care index build CORPUS --encoder {name}   (bf16 or fp8 on a GPU, fp32 elsewhere)")
@@ -178,7 +184,7 @@ def _describe(folder: Path, spec: EncoderSpec) -> None:
         print(f"{'index and serve' if serves else 'index'} by ONNX Runtime: {command}   ({', '.join(graphs)})")
     elif weights and tasks:
         print(f"to {' and '.join(tasks)}, make graphs first: care export {name} {made}")
-    if spec.dim == spec.native_dim and weights:
+    if spec.dim == spec.native_dim and weights and spec.beside is None:
         print("fewer dimensions (Matryoshka): --dim at import or export; only if the encoder was trained for it")
 
 

@@ -15,19 +15,30 @@ from typing import Any
 
 import torch
 from pydantic import ValidationError
+from safetensors.numpy import load_file
 from torch import Tensor, nn
 from torch.nn import functional
 from transformers import AutoModel, PreTrainedModel
 
 from models.encoder.folder import infer_spec, read_config
 from models.encoder.gguf import unpack_gguf
-from models.encoder.spec import BESIDE, INSTRUCTION, JOIN_FILE, SPEC_FILE, TOKENIZER_FILE, EncoderSpec, sha256_of
-from models.encoder.spec import Beside as BesideSpec
+from models.encoder.packed import joined
+from models.encoder.spec import (
+    BESIDE,
+    INSTRUCTION,
+    JOIN_FILE,
+    SPEC_FILE,
+    TOKENIZER_FILE,
+    EncoderSpec,
+    Side,
+    sha256_of,
+)
 from models.encoder.torch import PROJECTION_FILE, Projection, TorchEncoder
 from models.encoder.torch_generator import TorchGenerator
 from models.encoder.torch_reranker import TorchReranker
 from models.errors import BadEncoder
 from models.evaluation.benchmarks import wording
+from models.export.parity import CHECK_TEXTS
 from models.training.ranks import Ranks
 from models.training.recipe import Encoder, Lora, Recipe
 from models.training.shapes import fresh_config
@@ -37,6 +48,8 @@ Adaptable = TorchEncoder | TorchGenerator
 Trainable = Adaptable | TorchReranker
 WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
 START, VECTORS = "start", "vectors"
+# Texts by whose vectors an import recognises the encoder that stood beside another.
+CHECKED = 8
 
 
 class EncoderStore:
@@ -187,15 +200,13 @@ class EncoderStore:
         encoder = self.open(name, trained=False).to(DTYPES[config.dtype])
         if config.beside is None:
             return _save(encoder, folder)
+        second = config.beside.encoder
         alone = folder.with_name(f"{folder.name}.alone")
         _save(encoder, alone)
-        self.copy(config.beside.encoder, alone / BESIDE)
-        shutil.copyfile(self.join, alone / JOIN_FILE)
-        checksums = {file: sha256_of(alone / file) for file in (JOIN_FILE, f"{BESIDE}/{SPEC_FILE}")}
-        spec = EncoderSpec.load(alone)
-        own = BesideSpec(share=config.beside.share, native_dim=spec.native_dim, dim=spec.dim)
-        changes = {"native_dim": self.recipe.dim, "beside": own, "checksums": spec.checksums | checksums}
-        spec.model_copy(update=changes).save(alone)
+        self.copy(second, alone / BESIDE)
+        check = self.open(second, trained=False).encode(CHECK_TEXTS[:CHECKED], Side.DOCUMENT)
+        tensors = load_file(self.join) | {joined.CHECK: check}
+        joined.put_beside(alone, config.beside.share, self.recipe.dim, tensors)
         shutil.rmtree(folder, ignore_errors=True)
         alone.rename(folder)
         return None

@@ -5,21 +5,32 @@ The larger one knows more, the smaller one keeps what queries by the same small 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from safetensors.numpy import load_file
+from safetensors.numpy import load_file, save_file
 
 from models.encoder.packed.encoder import PackedEncoder
-from models.encoder.spec import BESIDE, JOIN_FILE, SPEC_FILE, EncoderSpec, Precision, Side, verify_file
+from models.encoder.spec import (
+    BESIDE,
+    JOIN_FILE,
+    SPEC_FILE,
+    Beside,
+    EncoderSpec,
+    Precision,
+    Side,
+    sha256_of,
+    verify_file,
+)
 from models.encoder.torch import Vectors, weight_files
 from models.errors import BadEncoder
 
 Matrix = NDArray[np.float32]
-WEIGHT = "weight"
+WEIGHT, CHECK = "weight", "check"
+"""Tensors of `join.safetensors`: the matrix, and the second encoder's vectors of the first check texts."""
 
 
 class JoinedEncoder:
@@ -41,14 +52,13 @@ class JoinedEncoder:
         """Opens and verifies the folder of two; `spec` is its own, or one with other instructions."""
         assert spec.beside is not None
         own = EncoderSpec.load(folder)
-        alone = {"native_dim": spec.beside.native_dim, "dim": spec.beside.dim, "beside": None}
         plain = {"query_instruction": "", "document_instruction": ""}
         small = EncoderSpec.load(verify_file(folder, f"{BESIDE}/{SPEC_FILE}", own).parent).model_copy(update=plain)
         matrix = load_file(verify_file(folder, JOIN_FILE, own))[WEIGHT]
         if matrix.shape != (spec.beside.dim + small.dim, spec.dim):
             raise BadEncoder(f"{folder / JOIN_FILE}: the matrix is of shape {matrix.shape}, which {SPEC_FILE} denies")
         options = {"device": device, "precision": precision, "token_budget": token_budget, "threads": threads}
-        first = PackedEncoder.load(folder, spec.model_copy(update=alone), **options)  # type: ignore[arg-type]
+        first = PackedEncoder.load(folder, alone(spec), **options)  # type: ignore[arg-type]
         second = PackedEncoder.load(folder / BESIDE, small, **options)  # type: ignore[arg-type]
         files = (*weight_files(folder), f"{BESIDE}/{SPEC_FILE}")
         return cls(spec, own.fingerprint(*files, computed=first.fingerprint), (first, second), matrix)
@@ -62,6 +72,24 @@ class JoinedEncoder:
         bare = [_without(prompt, instructions) for prompt in prompts]
         found = [part.encode(texts, Side.DOCUMENT) for part, texts in zip(self._parts, (prompts, bare), strict=True)]
         return join(found, self._share, self._matrix)
+
+
+def alone(spec: EncoderSpec) -> EncoderSpec:
+    """Returns the spec of the first encoder of two, or of the only one."""
+    if spec.beside is None:
+        return spec
+    return spec.model_copy(update={"native_dim": spec.beside.native_dim, "dim": spec.beside.dim, "beside": None})
+
+
+def put_beside(folder: Path, share: float, dim: int, tensors: Mapping[str, NDArray[np.float32]]) -> None:
+    """Makes one encoder of the folder's own and of the one that lies in its `beside`."""
+    save_file(dict(tensors), folder / JOIN_FILE)
+    spec = EncoderSpec.load(folder)
+    new = {name: sha256_of(folder / name) for name in (JOIN_FILE, f"{BESIDE}/{SPEC_FILE}")}
+    pooling = EncoderSpec.load(folder / BESIDE).pooling
+    beside = Beside(share=share, native_dim=spec.native_dim, dim=spec.dim, pooling=pooling)
+    changes = {"native_dim": dim, "dim": dim, "beside": beside, "checksums": spec.checksums | new}
+    spec.model_copy(update=changes).save(folder)
 
 
 def open_packed(folder: Path, spec: EncoderSpec | None = None, **options: Any) -> PackedEncoder | JoinedEncoder:  # noqa: ANN401

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 from transformers import PretrainedConfig, PreTrainedModel
 
 from models.encoder.folder import looks_back_only
@@ -224,6 +225,8 @@ def _embedding(reader: _Reader, config: PretrainedConfig) -> Embedding:
     positions = reader.get("embeddings.position_embeddings.weight")
     if positions is not None and config.model_type != "bert":
         positions = positions[config.pad_token_id + 1 :]  # RoBERTa's table begins after the padding id
+    if positions is not None and len(positions) < TILE:
+        positions = functional.pad(positions, (0, 0, 0, TILE - len(positions)))  # for a batch's filler
     types = reader.get("embeddings.token_type_embeddings.weight")
     tokens = reader[f"{reader.architecture.embedding}.weight"]
     # Rounded as transformers rounds it.

@@ -10,13 +10,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.numpy import load_file, save_file
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Dense, Normalize, Pooling, Router, Transformer
 
 from cli import main
 from models.encoder.folder import SENTENCE_FILE
+from models.encoder.packed import joined
 from models.encoder.packed.encoder import PackedEncoder
-from models.encoder.spec import POOLINGS, EncoderSpec, Side
+from models.encoder.spec import JOIN_FILE, POOLINGS, Beside, EncoderSpec, Side
 from models.encoder.spec import Pooling as OurPooling
 from models.encoder.staging import LOCK
 from models.encoder.torch import Projection, TorchEncoder
@@ -164,6 +166,54 @@ def test_an_adapter_is_merged_into_its_checkpoint(tmp_path: Path) -> None:
     with pytest.raises(BadEncoder, match="was trained from a bert, not from a xlm-roberta"):
         import_encoder(str(tmp_path / "other"), tmp_path / "no", given)
     assert not (tmp_path / "no").exists()
+
+
+def test_an_adapter_of_two_encoders_needs_the_right_second_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, seed in (("model", 1), ("small", 2), ("other", 3)):
+        plain(tmp_path / name)
+        perturb(tmp_path / name / "model.safetensors", seed)
+    cls = OurPooling.CLS
+    for name in ("model", "small"):
+        import_encoder(str(tmp_path / name), tmp_path / f"{name}-alone", Given(pooling=cls))
+    trained, small = (TorchEncoder.load(tmp_path / f"{name}-alone") for name in ("model", "small"))
+    add_adapters(trained, Lora(rank=2, alpha=4))
+    save_adapter(trained, tmp_path / "adapter")
+    matrix = np.linalg.qr(np.random.default_rng(0).normal(size=(2 * WIDTH, WIDTH)))[0].astype(np.float32)
+    check = small.encode(CHECK_TEXTS[:8], Side.DOCUMENT)
+    save_file({joined.WEIGHT: matrix, joined.CHECK: check}, tmp_path / "adapter" / JOIN_FILE)
+    beside = Beside(share=0.3, native_dim=WIDTH, dim=WIDTH, pooling=cls)
+    EncoderSpec.load(tmp_path / "adapter").model_copy(update={"beside": beside}).save(tmp_path / "adapter")
+
+    def made(second: str | None, target: str) -> EncoderSpec:
+        source = None if second is None else str(tmp_path / second)
+        given = Given(pooling=cls, adapter=tmp_path / "adapter", beside=source)
+        (done,) = import_encoder(str(tmp_path / "model"), tmp_path / target, given)
+        return done.spec
+
+    assert made("small", "out").beside == beside
+    found = joined.open_packed(tmp_path / "out", device="cpu").encode(TEXTS, Side.DOCUMENT)
+    parts = [encoder.eval().encode(TEXTS, Side.DOCUMENT) for encoder in (trained, small)]
+    np.testing.assert_allclose(found, joined.join(parts, 0.3, matrix), atol=1e-4)
+    assert main(["encoder", "show", str(tmp_path / "out")]) == 0
+    shown = capsys.readouterr().out
+    assert "joined with those of the encoder in beside/, which has a share of 0.3" in shown
+    assert "care export" not in shown
+    with pytest.raises(BadEncoder, match="name the second one with --beside"):
+        made(None, "no")
+    with pytest.raises(ParityError, match="not the encoder that the adapter was trained with"):
+        made("other", "no")
+    assert not (tmp_path / "no").exists()
+    with pytest.raises(BadEncoder, match="--beside names the second encoder of an --adapter"):
+        import_encoder(str(tmp_path / "model"), tmp_path / "no", Given(pooling=cls, beside=str(tmp_path / "small")))
+
+
+def perturb(path: Path, seed: int) -> None:
+    """Changes the weights of a checkpoint a little, so that two of one shape differ."""
+    random = np.random.default_rng(seed)
+    weights = {name: value + 0.02 * random.normal(size=value.shape) for name, value in load_file(path).items()}
+    save_file({name: value.astype(np.float32) for name, value in weights.items()}, path, {"format": "pt"})
 
 
 def test_a_gguf_file_is_imported(tmp_path: Path) -> None:
