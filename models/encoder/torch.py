@@ -102,7 +102,10 @@ class TorchEncoder(nn.Module):
                 f"{folder} has no {SPEC_FILE}: say how the encoder is used (models.encoder.folder.infer_spec)"
             )
         if spec.beside is not None:
-            raise BadEncoder(f"{folder} holds two encoders side by side: index and evaluate with it (precision=bf16)")
+            raise BadEncoder(
+                f"{folder} holds two encoders side by side: care index build reads it, and care eval as "
+                f"{folder},precision=bf16"
+            )
         if own is not None:
             _verify(folder, own)
         config = read_config(folder)

@@ -338,7 +338,9 @@ def read_once(
         return alone
     how = f"{store.fingerprint(name)} {store.fingerprint(beside.encoder)} {beside.share}"
     path = file_of(store.vectors, how, texts)
-    if not path.is_file():
+    known = path.is_file()
+    store.ranks.wait()  # all ranks have looked before the first one writes
+    if not known:
         second = _read_alone(beside.encoder, texts, store, scratch, tokens, precision)
         if store.ranks.is_first:
             _join((alone, second), beside.share, store, path)

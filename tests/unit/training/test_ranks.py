@@ -37,7 +37,7 @@ def test_the_first_rank_decides(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_two_processes_reach_the_weights_of_one(tmp_path: Path, toy_recipe: Callable[..., Recipe]) -> None:
-    """Mines negatives with a GGUF encoder; trains stage I with it frozen; then both with a learned temperature."""
+    """Mines negatives with a GGUF encoder; trains stage I with it and another, frozen; then both sides."""
     write_gguf(tmp_path / "toy.gguf")
     recipe = toy_recipe(
         document="document",
@@ -47,6 +47,7 @@ def test_two_processes_reach_the_weights_of_one(tmp_path: Path, toy_recipe: Call
         batch=5,
     )
     align = recipe.stages["tune"].model_dump() | {"train": ["query"], "loss": {"mse": 1.0, "temperature": 0.1}}
+    align["document"] = "joined"
     # Without dropout: each process draws its own.
     path = tmp_path / "query" / "config.json"
     config = json.loads(path.read_text())
@@ -57,6 +58,10 @@ def test_two_processes_reach_the_weights_of_one(tmp_path: Path, toy_recipe: Call
     values = recipe.model_dump() | {"stages": {"mine": mine, "align": align, "tune": joint}}
     values["dev"] = {"folder": tmp_path / "dev", "every": 4}
     values["encoders"]["document"]["start"] = tmp_path / "toy.gguf"
+    values["encoders"]["small"] = values["encoders"]["query"] | {}
+    values["encoders"]["query"]["projection"] = 32
+    beside = {"copy_of": "document", "start": None, "beside": {"encoder": "small", "share": 0.3}}
+    values["encoders"]["joined"] = values["encoders"]["document"] | beside
     recipe = Recipe.model_validate(values)
     path = tmp_path / "recipe.toml"
     path.write_text(recipe_toml(recipe))
