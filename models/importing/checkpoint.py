@@ -15,6 +15,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from safetensors import SafetensorError
 from safetensors.numpy import load_file
 from transformers import (
     AutoModel,
@@ -189,7 +190,16 @@ def _adapt(staged: Path, adapter: Path, given: Given) -> None:
     first = joined.alone(own)
     TorchEncoder(merge_adapter(base.backbone, adapter), first, base.tokenizer_json, projection).save(staged)
     if own.beside is not None:
-        _put_beside(staged, str(given.beside), load_file(adapter / JOIN_FILE), own)
+        try:
+            tensors = load_file(adapter / JOIN_FILE)
+            matrix, check = tensors[joined.WEIGHT], tensors[joined.CHECK]
+        except (OSError, SafetensorError, KeyError) as error:
+            raise BadEncoder(
+                f"{adapter}: {JOIN_FILE} is missing or damaged; copy the adapter's folder again"
+            ) from error
+        # The matrix has its dimensions in the order of their weight, so fewer of them are the first.
+        kept = {joined.WEIGHT: np.ascontiguousarray(matrix[:, : own.dim]), joined.CHECK: check}
+        _put_beside(staged, str(given.beside), kept, own)
 
 
 def _put_beside(staged: Path, source: str, tensors: dict[str, Vectors], spec: EncoderSpec) -> None:

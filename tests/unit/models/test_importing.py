@@ -186,9 +186,9 @@ def test_an_adapter_of_two_encoders_needs_the_right_second_one(
     beside = Beside(share=0.3, native_dim=WIDTH, dim=WIDTH, pooling=cls)
     EncoderSpec.load(tmp_path / "adapter").model_copy(update={"beside": beside}).save(tmp_path / "adapter")
 
-    def made(second: str | None, target: str) -> EncoderSpec:
+    def made(second: str | None, target: str, dim: int | None = None) -> EncoderSpec:
         source = None if second is None else str(tmp_path / second)
-        given = Given(pooling=cls, adapter=tmp_path / "adapter", beside=source)
+        given = Given(pooling=cls, adapter=tmp_path / "adapter", beside=source, dim=dim)
         (done,) = import_encoder(str(tmp_path / "model"), tmp_path / target, given)
         return done.spec
 
@@ -196,6 +196,9 @@ def test_an_adapter_of_two_encoders_needs_the_right_second_one(
     found = joined.open_packed(tmp_path / "out", device="cpu").encode(TEXTS, Side.DOCUMENT)
     parts = [encoder.eval().encode(TEXTS, Side.DOCUMENT) for encoder in (trained, small)]
     np.testing.assert_allclose(found, joined.join(parts, 0.3, matrix), atol=1e-4)
+    assert made("small", "narrow", dim=16).dim == 16
+    narrow = joined.open_packed(tmp_path / "narrow", device="cpu").encode(TEXTS, Side.DOCUMENT)
+    np.testing.assert_allclose(narrow, joined.join(parts, 0.3, matrix[:, :16]), atol=1e-4)
     assert main(["encoder", "show", str(tmp_path / "out")]) == 0
     shown = capsys.readouterr().out
     assert "joined with those of the encoder in beside/, which has a share of 0.3" in shown
@@ -204,6 +207,9 @@ def test_an_adapter_of_two_encoders_needs_the_right_second_one(
         made(None, "no")
     with pytest.raises(ParityError, match="not the encoder that the adapter was trained with"):
         made("other", "no")
+    (tmp_path / "adapter" / JOIN_FILE).write_bytes(b"{}")
+    with pytest.raises(BadEncoder, match="is missing or damaged"):
+        made("small", "no")
     assert not (tmp_path / "no").exists()
     with pytest.raises(BadEncoder, match="--beside names the second encoder of an --adapter"):
         import_encoder(str(tmp_path / "model"), tmp_path / "no", Given(pooling=cls, beside=str(tmp_path / "small")))
