@@ -36,11 +36,12 @@ from models.training import loop
 from models.training.contrast import ContrastStage
 from models.training.encoders import EncoderStore
 from models.training.monitor import read_log
-from models.training.passes import Reader, TokenTable, file_of
+from models.training.passes import TokenTable
 from models.training.plan import cost_of
 from models.training.ranks import Ranks
 from models.training.recipe import Contrast, Recipe
 from models.training.shapes import SHAPES, made
+from models.training.vectors import Reader, file_of
 from models.training.work import read_table
 
 PAPER_PAIRS_PER_SECOND = 7.4

@@ -199,6 +199,10 @@ class EncoderSpec(BaseModel):
     def instruction(self, side: Side) -> str:
         return self.query_instruction if side is Side.QUERY else self.document_instruction
 
+    def without_instructions(self) -> EncoderSpec:
+        """Returns the spec of an encoder that reads texts as they stand."""
+        return self.model_copy(update={"query_instruction": "", "document_instruction": ""})
+
     def prompt(self, instruction: str) -> str:
         """Returns the text before a query that has this instruction."""
         return self.query_template.replace(INSTRUCTION, instruction) if instruction else ""

@@ -27,7 +27,6 @@ from models.evaluation.sets import Task
 OPTIONS = DEVICE, DTYPE, MAX_LENGTH, POOLING, PRECISION, VARIANT = (
     "device", "dtype", "max_length", "pooling", "precision", "variant"
 )  # fmt: skip
-NO_INSTRUCTIONS = {"query_instruction": "", "document_instruction": ""}
 DEVICES = ("cpu", "cuda")
 DTYPES = ("float32", "bfloat16", "float16")
 CONFIG_FILE = "config.json"
@@ -154,7 +153,7 @@ def _open_torch(folder: Path, options: dict[str, str], device: str) -> OpenEncod
     spec = EncoderSpec.load(folder) if (folder / SPEC_FILE).is_file() else _inferred(folder, options)
     if device == "cuda" and not torch.cuda.is_available():
         raise BadEncoder(f"{DEVICE}={device}: torch sees no GPU here; leave it out")
-    plain = spec.model_copy(update=NO_INSTRUCTIONS)
+    plain = spec.without_instructions()
     encoder = torch_encoder.TorchEncoder.load(folder, plain, dtype=getattr(torch, dtype)).to(device)
     # The spec, the arithmetic and the content of every file that decides about the vectors.
     facts = spec.model_dump(mode="json", include={"pooling", "dim", "max_length", "normalize"})
@@ -172,14 +171,8 @@ def _open_torch(folder: Path, options: dict[str, str], device: str) -> OpenEncod
 def _open_packed(folder: Path, options: dict[str, str]) -> OpenEncoder:
     precision = Precision(_choice(options, PRECISION, list(Precision)))
     spec, name = EncoderSpec.load(folder), f"{folder.resolve().name} ({precision})"
-    plain = spec.model_copy(update=NO_INSTRUCTIONS)
-    if spec.beside is not None:
-        joined = import_module("models.encoder.packed.joined").JoinedEncoder
-        both = joined.load(folder, plain, device=options.get(DEVICE), precision=precision)
-        instructions = [spec.instruction(side) for side in Side]
-        return OpenEncoder(name, spec, both.fingerprint, None, lambda texts: both.encode_prompts(texts, instructions))
-    packed = import_module("models.encoder.packed.encoder").PackedEncoder
-    encoder = packed.load(folder, plain, device=options.get(DEVICE), precision=precision)
+    packed = import_module("models.encoder.packed.joined")
+    encoder = packed.open_packed(folder, spec.without_instructions(), device=options.get(DEVICE), precision=precision)
     return OpenEncoder(name, spec, encoder.fingerprint, None, lambda texts: encoder.encode(texts, Side.DOCUMENT))
 
 

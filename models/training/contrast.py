@@ -17,9 +17,10 @@ from models.training.batches import Batch
 from models.training.encoders import EncoderStore, blend, trained_weights
 from models.training.losses import Contrasted, LexicalTeacher, Objective, with_hypothetical
 from models.training.monitor import DevSets
-from models.training.passes import Kept, Passes, Reader, Reading, TokenTable, fit_projection, on_device, read_once, take
+from models.training.passes import Kept, Passes, Reading, TokenTable, on_device, take
 from models.training.recipe import Contrast
 from models.training.tables import Rows, Texts
+from models.training.vectors import Reader, fit_projection, read_once
 from models.training.work import Work, read_table
 
 OBJECTIVE = "objective"

@@ -16,11 +16,12 @@ from models.negatives import draw_negatives
 from models.progress import Progress
 from models.rows import Pair, read_all, write_lines
 from models.training.encoders import EncoderStore
-from models.training.passes import Kept, read_once, take
+from models.training.passes import Kept, take
 from models.training.ranks import Ranks
 from models.training.recipe import Mine
 from models.training.rows import as_pairs, sampled
 from models.training.tables import SCRATCH, PairTable, Rows, Texts, shared
+from models.training.vectors import read_once
 
 QUERIES_AT_ONCE = 1024
 

@@ -1,15 +1,12 @@
-"""Encodes token tables: with gradients in chunks (gradient caching), or once, cached on disk.
+"""Token tables, and what reads them with gradients, in chunks (gradient caching).
 
-With gradients: a first pass computes vectors without a graph, the loss gives each vector its gradient, and a second
-pass carries it into the weights. Readings that fit at once keep their graphs instead. Dropout is seeded by step,
-reading and chunk, so that both passes see the same masks. Frozen encoders: a file is named by fingerprint and texts,
-and chunks that were written are not read again.
+A first pass computes vectors without a graph, the loss gives each vector its gradient, and a second pass carries it
+into the weights. Readings that fit at once keep their graphs instead. Dropout is seeded by step, reading and chunk, so
+that both passes see the same masks.
 """
 
 from __future__ import annotations
 
-import hashlib
-import os
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
@@ -19,19 +16,12 @@ from pathlib import Path
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from safetensors.numpy import load_file, save_file
-from torch import Tensor, nn
+from torch import Tensor
 
-from models.encoder.packed import joined
-from models.encoder.packed.encoder import PackedModel
-from models.encoder.packed.kernels import default_backend, lay_out
-from models.encoder.packed.weights import read_weights
 from models.encoder.spec import EncoderSpec
 from models.encoder.tokenizer import AT_ONCE, FlatIds, Tokenizer, tokenise
-from models.encoder.torch import TorchEncoder, finish
-from models.errors import BadEncoder
+from models.encoder.torch import TorchEncoder
 from models.progress import Progress
-from models.training.encoders import EncoderStore
 from models.training.ranks import Ranks
 from models.training.tables import Rows, Texts, map_file
 
@@ -40,14 +30,8 @@ Padded = tuple[Tensor, Tensor]
 """Ids and attention mask, both (texts, longest)."""
 PARTS = 8
 AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
-READ_TOKENS = 32768
 # Of the GPU's free memory, for one array: there are at most four, and a step needs most of the rest.
 LARGEST_SHARE = 0.1
-# Compiling takes half a minute on an H200: fewer tokens would not win it back.
-COMPILED_TOKENS = 30_000_000
-# Enough for a matrix of some thousand rows and columns.
-FITTED_TEXTS = 65_536
-RIDGE = 1e-3
 
 
 class TokenTable:
@@ -220,176 +204,6 @@ def graphs_kept(sizes: Sequence[int], tokens: int) -> tuple[list[bool], int]:
     return keeps, sum(size for size, keep in zip(sizes, keeps, strict=True) if keep)
 
 
-class Reader:
-    """One encoder as it is now, reading texts without a graph."""
-
-    def __init__(self, encoder: TorchEncoder, ranks: Ranks, *, tokens: int, precision: str) -> None:
-        self.encoder, self.ranks, self.tokens, self._precision = encoder, ranks, tokens, precision
-        self._packed: PackedModel | None = None
-
-    def pack(self, table: TokenTable) -> None:
-        """Switches to reading without padding, if the architecture is known and its weights are bf16."""
-        encoder, weight = self.encoder, next(self.encoder.parameters())
-        if weight.dtype != torch.bfloat16:
-            return
-        try:
-            weights = read_weights(encoder.backbone, encoder.spec.max_length, weight.device)
-        except BadEncoder:  # another architecture
-            return
-        if encoder.projection is not None:
-            encoder.projection.float()
-        compiled = weight.is_cuda and int(table.lengths.sum()) > COMPILED_TOKENS
-        backend = default_backend(weight.device)
-        self._packed = PackedModel(weights, backend, encoder.spec.pooling, compiled=compiled)
-
-    @torch.inference_mode()
-    def vectors(self, table: TokenTable, rows: Rows) -> Tensor:
-        """Finished vectors (rows, dim) in float32 on the device, whatever mode the encoder is in."""
-        if self._packed is not None:
-            hidden = self._packed(lay_out(table.flat(rows), table.lengths[rows])).float()
-            projection = self.encoder.projection
-            return finish(hidden if projection is None else projection(hidden), self.encoder.spec)
-        return finish(self.pooled(table, rows), self.encoder.spec)
-
-    @torch.inference_mode()
-    def pooled(self, table: TokenTable, rows: Rows) -> Tensor:
-        """Returns vectors (rows, native_dim) as they are before they are cut and normalised."""
-        was_training = self.encoder.training
-        self.encoder.eval()
-        with autocast(self.ranks.device, self._precision):
-            pooled = self.encoder.pooled(*table.padded(rows), padded_right=True)
-        self.encoder.train(was_training)
-        return pooled
-
-    def read(self, texts: Texts) -> Tensor:
-        """Returns vectors (texts, dim) of texts, on the CPU."""
-        table = TokenTable.build(texts, self.encoder.spec, self.encoder.tokenizer, self.ranks)
-        return torch.from_numpy(self.all(table))
-
-    def all(self, table: TokenTable) -> NDArray[np.float32]:
-        """Returns the vectors of a whole table; every rank reads its share and gets all."""
-        found = torch.zeros(len(table), self.encoder.spec.dim, device=self.ranks.device)
-        chunks = table.chunks(np.arange(len(table)), self.tokens)
-        for place in self.ranks.share(len(chunks)):
-            found[torch.from_numpy(chunks[place]).to(found.device)] = self.vectors(table, chunks[place])
-        return self.ranks.sum(found).cpu().numpy()
-
-    def keep(self, table: TokenTable, path: Path) -> Kept:
-        """Returns the vectors of a whole table in a file (texts, dim), float16, mapped; read by all ranks together."""
-        if self.ranks.device.type == "cuda":
-            self.pack(table)
-        chunks = table.chunks(np.arange(len(table)), self.tokens)
-        shape = (len(table), self.encoder.spec.dim)
-        part, done = path.with_suffix(".part"), path.with_suffix(".done")
-        if self.ranks.is_first:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            _allocate(part, 2 * shape[0] * shape[1])
-            _allocate(done, len(chunks))
-        self.ranks.wait()
-        values = np.memmap(part, dtype=np.float16, mode="r+", shape=shape)
-        marks = np.memmap(done, dtype=np.uint8, mode="r+", shape=(len(chunks),))
-        own = [place for place in self.ranks.share(len(chunks)) if not marks[place]]
-        what, quiet = f"encode {len(table):,} texts once", not self.ranks.is_first
-        for place in Progress(what, "chunks", len(own), quiet=quiet).over(own):
-            values[chunks[place]] = self.vectors(table, chunks[place]).half().cpu().numpy()
-            marks[place] = 1
-        values.flush()
-        self.ranks.wait()
-        if self.ranks.is_first:
-            os.replace(part, path)
-            done.unlink()
-        self.ranks.wait()
-        return kept_in(path, *shape)
-
-
-def fit_projection(reader: Reader, table: TokenTable, targets: Kept | Tensor) -> None:
-    """Sets an encoder's projection to the linear map of its pooled vectors that comes closest to these targets.
-
-    Dimensions that the targets do not have stay as they are.
-    """
-    encoder, ranks = reader.encoder, reader.ranks
-    assert encoder.projection is not None
-    projection, encoder.projection = encoder.projection, None
-    some = np.linspace(0, len(table) - 1, min(len(table), FITTED_TEXTS)).astype(np.int64)
-    width, dim = projection.in_features, targets.shape[1]
-    products = torch.zeros(width, width + dim, dtype=torch.float64, device=ranks.device)
-    for chunk in table.chunks(some, reader.tokens):
-        pooled = nn.functional.normalize(reader.pooled(table, some[chunk]), dim=-1)
-        both = torch.cat([pooled, take(targets, some[chunk], ranks.device)], dim=1)
-        products += pooled.double().T @ both.double()
-    own, shared = products[:, :width], products[:, width:]
-    ridge = RIDGE * own.diagonal().mean() * torch.eye(width, dtype=torch.float64, device=ranks.device)
-    with torch.no_grad():
-        # Each rank computes all of it; equal weights matter more than the last digit.
-        found = torch.linalg.solve(own + ridge, shared).T.to(projection.weight)
-        projection.weight[:dim].copy_(ranks.sum(found if ranks.is_first else torch.zeros_like(found)))
-    encoder.projection = projection
-
-
-def read_once(
-    name: str, texts: Texts, store: EncoderStore, scratch: Path, tokens: int = READ_TOKENS, precision: str = "bf16"
-) -> Kept:
-    """Reads the vectors of texts by an encoder as it is now, from disk if it has read them before.
-
-    Those of two that are joined are written beside the vectors of each.
-    """
-    beside, alone = store.recipe.encoders[name].beside, _read_alone(name, texts, store, scratch, tokens, precision)
-    if beside is None:
-        return alone
-    how = f"{store.fingerprint(name)} {store.fingerprint(beside.encoder)} {beside.share}"
-    path = file_of(store.vectors, how, texts)
-    known = path.is_file()
-    store.ranks.wait()  # all ranks have looked before the first one writes
-    if not known:
-        second = _read_alone(beside.encoder, texts, store, scratch, tokens, precision)
-        if store.ranks.is_first:
-            _join((alone, second), beside.share, store, path)
-        store.ranks.wait()
-    return kept_in(path, len(texts), store.recipe.dim)
-
-
-def _join(parts: tuple[Kept, Kept], share: float, store: EncoderStore, path: Path) -> None:
-    """Writes joined vectors; the run's matrix is fitted to the first texts that are joined."""
-    count, part = len(parts[0]), path.with_suffix(".part")
-    if not store.join.is_file():
-        some = np.linspace(0, count - 1, min(count, FITTED_TEXTS)).astype(np.int64)
-        matrix = joined.fit([np.asarray(vectors[some], dtype=np.float32) for vectors in parts], share, store.recipe.dim)
-        store.join.parent.mkdir(parents=True, exist_ok=True)
-        save_file({joined.WEIGHT: matrix}, store.join.with_suffix(".new"))
-        store.join.with_suffix(".new").replace(store.join)
-    matrix = load_file(store.join)[joined.WEIGHT]
-    with part.open("wb") as file:
-        for start in range(0, count, FITTED_TEXTS):
-            block = [np.asarray(vectors[start : start + FITTED_TEXTS], dtype=np.float32) for vectors in parts]
-            file.write(joined.join(block, share, matrix).astype(np.float16).tobytes())
-    part.replace(path)
-
-
-def _read_alone(name: str, texts: Texts, store: EncoderStore, scratch: Path, tokens: int, precision: str) -> Kept:
-    path = file_of(store.vectors, store.fingerprint(name), texts)
-    if path.is_file():
-        return kept_in(path, len(texts), store.recipe.dim_of(name))
-    encoder, ranks = store.open(name, trained=False), store.ranks
-    table = TokenTable.build(texts, encoder.spec, encoder.tokenizer, ranks, scratch / path.stem)
-    return Reader(encoder, ranks, tokens=tokens, precision=precision).keep(table, path)
-
-
-def file_of(folder: Path, fingerprint: str, texts: Texts) -> Path:
-    """Returns where the vectors of these texts by this encoder are kept."""
-    digest = hashlib.blake2b(f"{fingerprint} {texts.side}".encode(), digest_size=12)
-    for row, text in enumerate(texts.texts):
-        given = texts.instructions[row] if texts.instructions is not None else None
-        # Lengths keep two lists apart whose texts join to the same bytes.
-        content = repr((given, text)).encode("utf-8", "surrogatepass")
-        digest.update(len(content).to_bytes(8, "little") + content)
-    return folder / f"{digest.hexdigest()}.f16"
-
-
-def kept_in(path: Path, texts: int, dim: int) -> Kept:
-    """Returns the vectors of a finished file."""
-    return np.memmap(path, dtype=np.float16, mode="r", shape=(texts, dim))
-
-
 def on_device(values: Kept | FlatIds, device: torch.device) -> Tensor:
     """Returns the array on the device if that has the room, else where it is: a step gathers its rows there."""
     # A mapped file stays one: pages are read when they are asked for. Nothing writes to it.
@@ -404,12 +218,3 @@ def take(kept: Kept | Tensor, rows: Rows, device: torch.device) -> Tensor:
     if not isinstance(kept, Tensor):
         return torch.from_numpy(np.asarray(kept[rows])).to(device).float()
     return kept[torch.from_numpy(rows).to(kept.device)].to(device).float()
-
-
-def _allocate(path: Path, size: int) -> None:
-    """Reserves a file of this size: a full disk shows here, not in the middle of a mapped write."""
-    if path.is_file() and path.stat().st_size == size:
-        return
-    with path.open("wb") as file:
-        if size:
-            os.posix_fallocate(file.fileno(), 0, size)

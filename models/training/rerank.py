@@ -22,9 +22,10 @@ from models.training.batches import Batch
 from models.training.encoders import EncoderStore
 from models.training.losses import distillation
 from models.training.monitor import DevSets
-from models.training.passes import PARTS, Padded, TokenTable, autocast, chunks_of, on_device, read_once, take
+from models.training.passes import PARTS, Padded, TokenTable, autocast, chunks_of, on_device, take
 from models.training.recipe import Rerank
 from models.training.tables import Ragged, Rows
+from models.training.vectors import read_once
 from models.training.work import Work, read_table
 
 NONE = -1

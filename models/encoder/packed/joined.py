@@ -37,23 +37,24 @@ class JoinedEncoder:
     """What the indexer asks of an encoder (`indexer.encode.Encoder`); not for several threads at once."""
 
     def __init__(
-        self, spec: EncoderSpec, fingerprint: str, parts: tuple[PackedEncoder, PackedEncoder], matrix: Matrix
-    ) -> None:
+        self, spec: EncoderSpec, fingerprint: str, first: PackedEncoder, second: PackedEncoder, matrix: Matrix,
+        instructions: Sequence[str],
+    ) -> None:  # fmt: skip
         assert spec.beside is not None
         self.spec, self.fingerprint = spec, fingerprint
-        self._parts, self._matrix, self._share = parts, matrix, spec.beside.share
-        self.variant, self.tokenizer, self.bulk_texts = parts[0].variant, parts[0].tokenizer, parts[0].bulk_texts
+        self._first, self._second, self._matrix, self._share = first, second, matrix, spec.beside.share
+        self._instructions = [text for text in instructions if text]
+        self.variant, self.tokenizer, self.bulk_texts = first.variant, first.tokenizer, first.bulk_texts
 
     @classmethod
     def load(
         cls, folder: Path, spec: EncoderSpec, *, device: str | None = None, precision: Precision | None = None,
         token_budget: int | None = None, threads: int = 0,
     ) -> JoinedEncoder:  # fmt: skip
-        """Opens and verifies the folder of two; `spec` is its own, or one with other instructions."""
+        """Opens and verifies the folder of two; `spec` is its own, or one without instructions if texts have them."""
         assert spec.beside is not None
         own = EncoderSpec.load(folder)
-        plain = {"query_instruction": "", "document_instruction": ""}
-        small = EncoderSpec.load(verify_file(folder, f"{BESIDE}/{SPEC_FILE}", own).parent).model_copy(update=plain)
+        small = EncoderSpec.load(verify_file(folder, f"{BESIDE}/{SPEC_FILE}", own).parent).without_instructions()
         matrix = load_file(verify_file(folder, JOIN_FILE, own))[WEIGHT]
         if matrix.shape != (spec.beside.dim + small.dim, spec.dim):
             raise BadEncoder(f"{folder / JOIN_FILE}: the matrix is of shape {matrix.shape}, which {SPEC_FILE} denies")
@@ -61,17 +62,17 @@ class JoinedEncoder:
         first = PackedEncoder.load(folder, alone(spec), **options)  # type: ignore[arg-type]
         second = PackedEncoder.load(folder / BESIDE, small, **options)  # type: ignore[arg-type]
         files = (*weight_files(folder), f"{BESIDE}/{SPEC_FILE}")
-        return cls(spec, own.fingerprint(*files, computed=first.fingerprint), (first, second), matrix)
+        fingerprint = own.fingerprint(*files, computed=first.fingerprint)
+        return cls(spec, fingerprint, first, second, matrix, [own.instruction(side) for side in Side])
 
     def encode(self, texts: Sequence[str], side: Side) -> Vectors:
         """Returns unit vectors (texts, dim) in the order given."""
-        return join([part.encode(texts, side) for part in self._parts], self._share, self._matrix)
+        parts = self._first.encode(texts, side), self._second.encode([self._bare(text) for text in texts], side)
+        return join(parts, self._share, self._matrix)
 
-    def encode_prompts(self, prompts: Sequence[str], instructions: Sequence[str]) -> Vectors:
-        """As `encode`, of texts that begin with one of these instructions, which the second encoder does not read."""
-        bare = [_without(prompt, instructions) for prompt in prompts]
-        found = [part.encode(texts, Side.DOCUMENT) for part, texts in zip(self._parts, (prompts, bare), strict=True)]
-        return join(found, self._share, self._matrix)
+    def _bare(self, text: str) -> str:
+        """Returns the text as the second encoder reads it: an evaluation puts the first one's instruction before it."""
+        return next((text.removeprefix(each) for each in self._instructions if text.startswith(each)), text)
 
 
 def alone(spec: EncoderSpec) -> EncoderSpec:
@@ -96,10 +97,6 @@ def open_packed(folder: Path, spec: EncoderSpec | None = None, **options: Any) -
     """Opens a folder of one encoder or of two, with the options of `PackedEncoder.load`."""
     spec = spec or EncoderSpec.load(folder)
     return (PackedEncoder if spec.beside is None else JoinedEncoder).load(folder, spec, **options)
-
-
-def _without(prompt: str, instructions: Sequence[str]) -> str:
-    return next((prompt.removeprefix(each) for each in instructions if each and prompt.startswith(each)), prompt)
 
 
 def join(parts: Sequence[Vectors], share: float, matrix: Matrix) -> Vectors:

@@ -14,11 +14,12 @@ from models.encoder.torch import Projection, TorchEncoder
 from models.errors import BadEncoder
 from models.evaluation.encoders import open_encoder
 from models.training.encoders import EncoderStore
-from models.training.passes import Reader, TokenTable, fit_projection, read_once
+from models.training.passes import TokenTable
 from models.training.ranks import Ranks
 from models.training.recipe import Recipe
 from models.training.run import train
 from models.training.tables import Texts
+from models.training.vectors import Reader, fit_projection, read_once
 from tests.support.toy_training import DOCUMENTS, toy_encoder, write_start
 
 Make = Callable[..., Recipe]

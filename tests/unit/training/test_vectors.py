@@ -8,9 +8,10 @@ import torch
 
 from models.encoder.spec import Side
 from models.encoder.torch import Projection, TorchEncoder
-from models.training.passes import Reader, TokenTable, file_of, kept_in, take
+from models.training.passes import TokenTable, take
 from models.training.ranks import Ranks
 from models.training.tables import Texts
+from models.training.vectors import Reader, file_of, kept_in
 from tests.support.toy_training import DOCUMENTS, toy_encoder
 
 CPU = torch.device("cpu")
