@@ -16,10 +16,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
+
 from models.errors import BadData
 
 _OPENERS = {".gz": gzip.open, ".xz": lzma.open}
-UNIT = re.compile(r"[\u3400-\u9fff]|[^\s\u3400-\u9fff]+")
+_FIRST_CHINESE, _LAST_CHINESE = 0x3400, 0x9FFF
+# No character from U+3001 on is a space; the last entry stands for them.
+_IS_SPACE = np.array([chr(code).isspace() for code in range(0x3002)])
 _HALF = re.compile(r"\\ud[89a-f]", re.IGNORECASE)
 SENTENCE_END = re.compile(r"(?<=[。！？!?；;])|(?<=\.)\s+|\n+")
 
@@ -130,6 +135,20 @@ def read_all(files: Sequence[Path]) -> Iterator[Pair]:
     return (pair for path in files for pair in read_pairs(path))
 
 
+def unit_spans(text: str) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Returns where each unit begins and ends: a Chinese character, or a run of others without a space.
+
+    With arrays: the training texts have a hundred million of them.
+    """
+    codes = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.uint32)
+    alone = (codes >= _FIRST_CHINESE) & (codes <= _LAST_CHINESE)
+    inside = ~(alone | _IS_SPACE[np.minimum(codes, len(_IS_SPACE) - 1)])
+    first, last = inside.copy(), inside.copy()
+    first[1:] &= ~inside[:-1]
+    last[:-1] &= ~inside[1:]
+    return np.flatnonzero(alone | first), np.flatnonzero(alone | last) + 1
+
+
 def count_units(text: str) -> int:
     """Counts words and Chinese characters: about the number of tokens."""
-    return sum(1 for _ in UNIT.finditer(text))
+    return len(unit_spans(text)[0])

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from models.curation.frame import Outcome, Step
 from models.curation.rows import Row, is_document, passages_of, query_of
-from models.rows import SENTENCE_END, UNIT, count_units
+from models.rows import SENTENCE_END, count_units, unit_spans
 
 PASSAGE_UNITS = 256
 SHORTEST_CHARACTERS = 6
@@ -69,7 +69,7 @@ class Split(Step):
                 yield sentence
                 continue
             for clause in _cut(sentence, _CLAUSE_END):
-                firsts = [match.start() for match in UNIT.finditer(clause)][:: self.units][1:]
+                firsts = unit_spans(clause)[0][:: self.units][1:].tolist()
                 yield from (clause[first:end] for first, end in zip([0, *firsts], [*firsts, None], strict=True))
 
 

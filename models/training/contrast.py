@@ -17,7 +17,7 @@ from models.training.batches import Batch
 from models.training.encoders import EncoderStore, blend, trained_weights
 from models.training.losses import Contrasted, LexicalTeacher, Objective, with_hypothetical
 from models.training.monitor import DevSets
-from models.training.passes import Kept, Passes, Reading, TokenTable, on_device, take
+from models.training.passes import Kept, Passes, Reading, TokenTable, on_device, packs, take
 from models.training.recipe import Contrast
 from models.training.tables import Rows, Texts
 from models.training.vectors import Reader, fit_projection, read_once
@@ -39,6 +39,7 @@ class ContrastStage(Work):
         self._kept = {key: self._keep(key[0], self._texts(key[1])) for key in sorted(self._frozen())}
         self._vectors = {key: on_device(kept, ranks.device) for key, kept in self._kept.items()}
         self.encoders = {name: store.open(name, trained=True) for name in dict.fromkeys(stage.train)}
+        self._packs = {name: packs(encoder, ranks.device, stage.precision) for name, encoder in self.encoders.items()}
         self._starts = {
             name: {key: value.clone() for key, value in trained_weights(encoder).items()}
             for name, encoder in self.encoders.items()
@@ -65,7 +66,7 @@ class ContrastStage(Work):
     def gradients(self, step: int, scale: Callable[[Tensor], Tensor]) -> dict[str, float]:
         stage, batch = self._stage, self._dealt.pop(step, None) or self._dealer.deal(step)
         readings = {
-            part: Reading(self.encoders[name], self._tokens(name, side), rows)
+            part: Reading(self.encoders[name], self._tokens(name, side), rows, self._packs[name])
             for part, (name, side) in self._parts().items()
             if len(rows := getattr(batch, part))
         }
@@ -82,7 +83,7 @@ class ContrastStage(Work):
         if stage.loss.learnable:
             facts["temperature"] = float(torch.as_tensor(self.objective.temperature).detach())
         texts = len(batch.queries) + len(batch.documents)
-        return facts | {"texts": texts, "tokens": passes.padded_tokens * self._ranks.size}
+        return facts | {"texts": texts, "tokens": passes.tokens * self._ranks.size}
 
     def vectors_of(self, texts: Texts) -> Tensor:
         """Returns vectors (texts, dim) by the encoder of the texts' side as it is now, for judging."""

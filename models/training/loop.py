@@ -12,6 +12,7 @@ import os
 import shutil
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
@@ -58,18 +59,25 @@ class Progress:
     best: float | None = None
     best_step: int | None = None
     scale: float | None = None
+    seconds: float = 0.0
+    """What they took, in a stage that has only so many minutes."""
 
 
-def run(work: Work, settings: TrainedStage, name: str, folder: Path, ranks: Ranks, judge: Judge | None) -> None:
-    """Runs a stage from where it stopped to its end; the weights are then the last, or the best by the dev sets."""
+def run(work: Work, settings: TrainedStage, name: str, folder: Path, ranks: Ranks, judge: Judge | None) -> int:
+    """Runs a stage from where it stopped to its end, and returns how many steps it had.
+
+    The weights are then the last, or the best by the dev sets.
+    """
     home = folder / name / CHECKPOINT
     optimiser = make_optimiser(work.modules, settings)
     progress = restore(home, work.modules, optimiser)
     half = settings.precision == "fp16" and ranks.device.type == "cuda"
     scaler = torch.amp.GradScaler(ranks.device.type, enabled=half, init_scale=progress.scale or 2.0**16)
+    limit, began = 60 * (settings.minutes or math.inf), time.monotonic() - progress.seconds
     with Watch(folder, name, progress.step, work.steps, ranks) as watch, _stop_signals() as signals:
         for step in range(progress.step, work.steps):
-            share = schedule(step, work.steps, settings.warmup, settings.schedule)
+            place = max(step, int(work.steps * progress.seconds / limit))
+            share = schedule(place, work.steps, settings.warmup, settings.schedule)
             facts = _step(work, settings.clip, step, share, optimiser, scaler, ranks)
             done = step + 1
             # Half precision skips a step now and then, at a smaller scale each time; below 1 it has skipped them all.
@@ -79,13 +87,15 @@ def run(work: Work, settings: TrainedStage, name: str, folder: Path, ranks: Rank
                     "rate, in another --out"
                 )
             watch.step(done, facts, lr=max(group["lr"] for group in optimiser.param_groups))
-            progress = replace(progress, step=done, scale=scaler.get_scale() if half else None)
-            if judge is not None and (done % judge.every == 0 or done == work.steps):
+            seconds = 0.0 if settings.minutes is None else ranks.of_first(time.monotonic() - began)
+            ends = done == work.steps or seconds >= limit
+            progress = replace(progress, step=done, seconds=seconds, scale=scaler.get_scale() if half else None)
+            if judge is not None and (done % judge.every == 0 or ends):
                 progress = _judged(progress, judge, watch, ranks)
             if done in settings.snapshots and ranks.is_first:
                 work.write(folder / name / f"at-{done}")
             stopped = ranks.any(bool(signals))
-            if stopped or done % settings.checkpoint_every == 0 or done == work.steps or progress.best_step == done:
+            if stopped or ends or done % settings.checkpoint_every == 0 or progress.best_step == done:
                 if ranks.is_first:
                     save(home, work.modules, optimiser, progress)
                 ranks.wait()
@@ -93,8 +103,11 @@ def run(work: Work, settings: TrainedStage, name: str, folder: Path, ranks: Rank
                 raise Stopped(
                     f"stopped after step {done} of {work.steps} of {name}; the same command goes on from there"
                 )
+            if ends:
+                break
     if judge is not None:
         restore_best(home, work.modules)
+    return progress.step
 
 
 def _step(

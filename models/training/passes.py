@@ -18,10 +18,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from models.encoder.packed.kernels import lay_out
 from models.encoder.spec import EncoderSpec
 from models.encoder.tokenizer import AT_ONCE, FlatIds, Tokenizer, tokenise
 from models.encoder.torch import TorchEncoder
 from models.progress import Progress
+from models.training.packed import can_pack, read_packed
 from models.training.ranks import Ranks
 from models.training.tables import Rows, Texts, map_file
 
@@ -92,7 +94,7 @@ def _tokenised(
     # Few texts have more than eight characters a token: cutting first saves tokenising the rest of a long text.
     longest = 8 * tokenizer.max_length
     starts = range(0, len(texts), AT_ONCE)
-    blocks = (texts.as_read_by(spec, range(start, min(start + AT_ONCE, len(texts)))) for start in starts)
+    blocks = (texts.as_read_by(spec, slice(start, start + AT_ONCE)) for start in starts)
     chunks = ([text[:longest] for text in block] for block in blocks)
     progress = Progress(f"tokenise {len(texts):,} texts ({texts.side})", "chunks", len(starts), quiet=quiet)
     before = 0
@@ -119,13 +121,19 @@ def autocast(device: torch.device, precision: str) -> torch.autocast:
     return torch.autocast(device.type, dtype=AUTOCAST.get(precision, torch.bfloat16), enabled=enabled)
 
 
+def packs(encoder: TorchEncoder, device: torch.device, precision: str) -> bool:
+    """Whether texts are read end to end: attention of that kind has quick kernels in half precision on a GPU."""
+    return device.type == "cuda" and precision in AUTOCAST and can_pack(encoder)
+
+
 @dataclass
 class Reading:
-    """Texts that one encoder reads in a step: rows of its token table."""
+    """Texts that one encoder reads in a step: rows of its token table, end to end or padded."""
 
     encoder: TorchEncoder
     tokens: TokenTable
     rows: Rows
+    packed: bool = False
     leaf: Tensor = field(init=False)
     """Vectors (rows, native_dim) of all ranks, where the loss leaves its gradient."""
     kept: list[Tensor] = field(init=False, default_factory=list)
@@ -139,14 +147,19 @@ class Passes:
         self._readings, self._ranks, self._precision, self._seed = readings, ranks, precision, seed
         shares = [ranks.share(len(reading.rows)) for reading in readings]
         lengths = [reading.tokens.lengths[reading.rows[own]] for reading, own in zip(readings, shares, strict=True)]
-        # Readings that keep their graphs are cut by length too, for less padding.
-        small = [chunks_of(of_reading, max(1, tokens // PARTS)) for of_reading in lengths]
-        sizes = [_padded_size(*each) for each in zip(lengths, small, strict=True)]
-        self._keeps, kept = graphs_kept(sizes, tokens)
-        self._chunks: list[list[Rows]] = [
-            [own[chunk] for chunk in (cut if keep else chunks_of(of_reading, tokens - kept))]
-            for own, of_reading, cut, keep in zip(shares, lengths, small, self._keeps, strict=True)
+        # Padded readings that keep their graphs are cut by length too, for less padding.
+        small = [
+            _cut(of_reading, tokens if reading.packed else max(1, tokens // PARTS), packed=reading.packed)
+            for reading, of_reading in zip(readings, lengths, strict=True)
         ]
+        self._keeps, kept = graphs_kept([sum(size for _, size in cut) for cut in small], tokens)
+        cuts = [
+            cut if keep else _cut(of_reading, tokens - kept, packed=reading.packed)
+            for reading, of_reading, cut, keep in zip(readings, lengths, small, self._keeps, strict=True)
+        ]
+        self._chunks = [[own[chunk] for chunk, _ in cut] for own, cut in zip(shares, cuts, strict=True)]
+        self.tokens = sum(size for cut in cuts for _, size in cut)
+        """What the chunks of this rank hold, padding included."""
 
     def forward(self) -> None:
         """Fills every reading's leaf."""
@@ -171,24 +184,30 @@ class Passes:
                 vectors.backward(gradient)  # type: ignore[no-untyped-call]
             reading.kept.clear()
 
-    @property
-    def padded_tokens(self) -> int:
-        """What the chunks of this rank hold, padding included."""
-        lengths = (reading.tokens.lengths[reading.rows] for reading in self._readings)
-        return sum(_padded_size(*each) for each in zip(lengths, self._chunks, strict=True))
-
     def _encode(self, number: int, place: int) -> Tensor:
         reading, chunk = self._readings[number], self._chunks[number][place]
         sequence = np.random.SeedSequence([self._seed, self._ranks.rank, number, place])
         # torch.manual_seed keeps a stack trace of every call where no GPU is used: milliseconds, and memory for ever.
         seed = torch.default_generator if self._ranks.device.type == "cpu" else torch.random
         seed.manual_seed(int(sequence.generate_state(1)[0]))
+        rows, table = reading.rows[chunk], reading.tokens
         with autocast(self._ranks.device, self._precision):
-            return reading.encoder.pooled(*reading.tokens.padded(reading.rows[chunk]), padded_right=True)
+            if reading.packed:
+                return read_packed(reading.encoder, lay_out(table.flat(rows), table.lengths[rows]))
+            return reading.encoder.pooled(*table.padded(rows), padded_right=True)
 
 
-def _padded_size(lengths: Rows, chunks: list[Rows]) -> int:
-    return sum(len(chunk) * int(lengths[chunk].max()) for chunk in chunks)
+def _cut(lengths: Rows, tokens: int, *, packed: bool) -> list[tuple[Rows, int]]:
+    """Returns chunks of at most so many tokens (or one text), and how many each has, padding included."""
+    if not packed:
+        return [(chunk, len(chunk) * int(lengths[chunk].max())) for chunk in chunks_of(lengths, tokens)]
+    ends, chunks, first = np.cumsum(lengths), list[tuple[Rows, int]](), 0
+    while first < len(lengths):
+        before = int(ends[first] - lengths[first])
+        last = max(first + 1, int(np.searchsorted(ends, before + tokens, side="right")))
+        chunks.append((np.arange(first, last), int(ends[last - 1]) - before))
+        first = last
+    return chunks
 
 
 def graphs_kept(sizes: Sequence[int], tokens: int) -> tuple[list[bool], int]:

@@ -120,6 +120,7 @@ def _trained_lines(recipe: Recipe, stage: TrainedStage, costs: dict[str, Cost | 
     readers = [stage.query, stage.document or stage.query] if isinstance(stage, Contrast) else [stage.encoder]
     trained = trained_by(stage)
     length = f"{stage.epochs:g} epochs" if stage.epochs is not None else f"{stage.steps} steps"
+    length += f" or {stage.minutes:g} minutes" if stage.minutes is not None else ""
     rates = stage.lr if isinstance(stage.lr, dict) else {"": stage.lr}
     rate = ", ".join(f"{value:.0e} {name}".strip().replace("e-0", "e-") for name, value in rates.items())
     frozen = "".join(f", {name} frozen" for name in dict.fromkeys(readers) if name not in trained)

@@ -9,7 +9,7 @@ import random
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 
-from models.rows import SENTENCE_END, UNIT, Pair
+from models.rows import SENTENCE_END, Pair, unit_spans
 from models.training.recipe import CROP_UNITS, Data, Units
 
 SHORTEST_SENTENCE = 6
@@ -63,24 +63,25 @@ def as_texts(rows: Iterable[Pair], data: Data, seed: int) -> Iterator[tuple[str,
 
 def crops_of(text: str, count: int, chance: random.Random, units: Units = CROP_UNITS) -> Iterator[str]:
     """Random spans of whole words or Chinese characters; a text that is shorter than any is its own."""
-    # Looking for the units is most of the work of reading millions of texts: once for all crops.
-    places = [match.span() for match in UNIT.finditer(text)] if count else []
+    if not count:
+        return
+    begins, ends = unit_spans(text)
     shortest, longest = units
     for _ in range(count):
-        if len(places) <= shortest:
+        if len(begins) <= shortest:
             yield text
             continue
-        size = chance.randint(shortest, min(longest, len(places)))
-        first = chance.randint(0, len(places) - size)
-        yield text[places[first][0] : places[first + size - 1][1]]
+        size = chance.randint(shortest, min(longest, len(begins)))
+        first = chance.randint(0, len(begins) - size)
+        yield text[begins[first] : ends[first + size - 1]]
 
 
 def halves(text: str, chance: random.Random) -> tuple[str, str] | None:
     """Two parts of a text that share nothing, the first of them cropped; None if the text is too short."""
-    units = [match.span() for match in UNIT.finditer(text)]
-    if len(units) < 2 * CROP_UNITS[0]:
+    begins, _ = unit_spans(text)
+    if len(begins) < 2 * CROP_UNITS[0]:
         return None
-    cut = units[chance.randint(len(units) // 3, 2 * len(units) // 3)][0]
+    cut = begins[chance.randint(len(begins) // 3, 2 * len(begins) // 3)]
     parts = [text[:cut].strip(), text[cut:].strip()]
     if chance.random() < 0.5:
         parts.reverse()

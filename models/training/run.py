@@ -84,11 +84,11 @@ def _run_stage(store: EncoderStore, name: str, stage: AnyStage, folder: Path, de
     work = WORKS[stage.kind](store, stage, files, home / SCRATCH)
     judged = isinstance(stage, Contrast) or (isinstance(stage, Rerank) and stage.first is not None)
     judge = loop.Judge(dev.every, dev.metric, partial(work.figure, dev)) if dev is not None and judged else None
-    loop.run(work, stage, name, folder, store.ranks, judge)
+    steps = loop.run(work, stage, name, folder, store.ranks, judge)
     if store.ranks.is_first:
         work.keep(home)
     store.ranks.wait()
-    return {"steps": work.steps}
+    return {"steps": steps}
 
 
 def _claim(folder: Path, store: EncoderStore) -> None:

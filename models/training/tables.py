@@ -9,13 +9,15 @@ from __future__ import annotations
 import json
 import shutil
 from array import array
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
+from functools import cached_property
 from hashlib import blake2b
 from io import BytesIO
+from itertools import repeat
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -72,15 +74,28 @@ class Strings(Sequence[str]):
 
     def __init__(self, file: str, buffer: NDArray[np.uint8], starts: Rows, sizes: Rows) -> None:
         self.file, self.buffer, self.starts, self.sizes = file, buffer, starts, sizes
+        self._bytes = buffer.data
 
     def __len__(self) -> int:
         return len(self.starts)
 
-    def __getitem__(self, row: int) -> str:  # type: ignore[override]  # no slices: nothing asks for them
-        start = int(self.starts[row])
-        return self.buffer[start : start + int(self.sizes[row])].tobytes().decode("utf-8", "surrogatepass")
+    @overload
+    def __getitem__(self, row: int) -> str: ...
+    @overload
+    def __getitem__(self, row: slice) -> list[str]: ...
+    def __getitem__(self, row: int | slice) -> str | list[str]:
+        if isinstance(row, slice):
+            return list(self.take(row))
+        return self._text(int(self.starts[row]), int(self.sizes[row]))
 
-    def take(self, rows: Rows) -> Strings:
+    def __iter__(self) -> Iterator[str]:
+        # Several times as fast as asking for one after the other: there may be millions.
+        return map(self._text, self.starts.tolist(), self.sizes.tolist())
+
+    def _text(self, start: int, size: int) -> str:
+        return str(self._bytes[start : start + size], "utf-8", "surrogatepass")
+
+    def take(self, rows: Rows | slice) -> Strings:
         return Strings(self.file, self.buffer, self.starts[rows], self.sizes[rows])
 
 
@@ -149,7 +164,13 @@ class _Coded(Sequence[str | None]):
     def __len__(self) -> int:
         return len(self.codes)
 
-    def __getitem__(self, row: int) -> str | None:  # type: ignore[override]
+    @overload
+    def __getitem__(self, row: int) -> str | None: ...
+    @overload
+    def __getitem__(self, row: slice) -> list[str | None]: ...
+    def __getitem__(self, row: int | slice) -> str | list[str | None] | None:
+        if isinstance(row, slice):
+            return [self.values[code] for code in self.codes[row].tolist()]
         return self.values[int(self.codes[row])]
 
 
@@ -164,14 +185,26 @@ class Texts:
     def __len__(self) -> int:
         return len(self.texts)
 
-    def as_read_by(self, spec: EncoderSpec | None, rows: range) -> list[str]:
+    @cached_property
+    def digest(self) -> str:
+        """A hash of all texts and instructions in their order; once, for there may be millions."""
+        found = blake2b(digest_size=16)
+        given = repeat(None, len(self)) if self.instructions is None else self.instructions
+        for instruction, text in zip(given, self.texts, strict=True):
+            parts = [part.encode("utf-8", "surrogatepass") for part in (instruction or "", text)]
+            # Lengths keep two lists apart whose texts join to the same bytes; no instruction is not an empty one.
+            found.update(b"%d %d %d " % (instruction is None, *map(len, parts)) + parts[0] + parts[1])
+        return found.hexdigest()
+
+    def as_read_by(self, spec: EncoderSpec | None, rows: slice) -> Sequence[str]:
         """Returns the texts with their instructions; a reranker has no encoder spec and reads them unchanged."""
+        texts = self.texts[rows]
         if spec is None:
-            return [self.texts[row] for row in rows]
+            return texts
         own = spec.instruction(self.side)
         if self.instructions is None:
-            return [own + self.texts[row] for row in rows]
-        given = ((self.instructions[row], self.texts[row]) for row in rows)
+            return [own + text for text in texts]
+        given = zip(self.instructions[rows], texts, strict=True)
         return [(own if instruction is None else spec.prompt(instruction)) + text for instruction, text in given]
 
     def take(self, rows: Rows) -> Texts:

@@ -172,11 +172,13 @@ def _join(parts: tuple[Kept, Kept], share: float, store: EncoderStore, path: Pat
         store.join.parent.mkdir(parents=True, exist_ok=True)
         save_file({joined.WEIGHT: matrix}, store.join.with_suffix(".new"))
         store.join.with_suffix(".new").replace(store.join)
-    matrix = load_file(store.join)[joined.WEIGHT]
+    device, matrix = store.ranks.device, load_file(store.join)[joined.WEIGHT]
+    matrices = [torch.from_numpy(half).to(device) for half in joined.by_part(matrix, share, parts[0].shape[1])]
     with part.open("wb") as file:
         for start in range(0, count, FITTED_TEXTS):
-            block = [np.asarray(vectors[start : start + FITTED_TEXTS], dtype=np.float32) for vectors in parts]
-            file.write(joined.join(block, share, matrix).astype(np.float16).tobytes())
+            rows = np.arange(start, min(start + FITTED_TEXTS, count))
+            products = [take(vectors, rows, device) @ half for vectors, half in zip(parts, matrices, strict=True)]
+            file.write(nn.functional.normalize(products[0] + products[1], dim=-1).half().cpu().numpy().tobytes())
     part.replace(path)
 
 
@@ -191,13 +193,8 @@ def _read_alone(name: str, texts: Texts, store: EncoderStore, scratch: Path, tok
 
 def file_of(folder: Path, fingerprint: str, texts: Texts) -> Path:
     """Returns where the vectors of these texts by this encoder are kept."""
-    digest = hashlib.blake2b(f"{fingerprint} {texts.side}".encode(), digest_size=12)
-    for row, text in enumerate(texts.texts):
-        given = texts.instructions[row] if texts.instructions is not None else None
-        # Lengths keep two lists apart whose texts join to the same bytes.
-        content = repr((given, text)).encode("utf-8", "surrogatepass")
-        digest.update(len(content).to_bytes(8, "little") + content)
-    return folder / f"{digest.hexdigest()}.f16"
+    name = hashlib.blake2b(f"{fingerprint} {texts.side} {texts.digest}".encode(), digest_size=12)
+    return folder / f"{name.hexdigest()}.f16"
 
 
 def kept_in(path: Path, texts: int, dim: int) -> Kept:

@@ -261,10 +261,10 @@ class PackedModel:
         for layer in layers:
             hidden = self._run(layer, hidden, batch, attends[layer.scope], None)
         # CLS and EOS read one token a document: the others give the last layer keys and values, no more.
-        rows = {Pooling.EOS: batch.last, Pooling.CLS: batch.boundaries[: len(batch.last)]}.get(self._pooling)
+        rows = pooled_rows(batch, self._pooling)
         hidden = self._run(final, hidden, batch, attends[final.scope], rows)
         hidden = hidden if weights.norm is None else norm(hidden, *weights.norm)
-        return hidden if rows is not None else _mean(hidden, batch)
+        return hidden if rows is not None else mean(hidden, batch)
 
     def _embed(self, batch: Packed) -> Tensor:
         table = self._weights.embedding
@@ -312,7 +312,12 @@ class PackedModel:
         return hidden if norms.after is None else self._pieces.norm[False](hidden, *norms.after)
 
 
-def _mean(hidden: Tensor, batch: Packed) -> Tensor:
+def pooled_rows(batch: Packed, pooling: Pooling) -> Tensor | None:
+    """Returns the row of each document whose hidden state is its embedding; None if that is the mean of all rows."""
+    return {Pooling.EOS: batch.last, Pooling.CLS: batch.boundaries[: len(batch.last)]}.get(pooling)
+
+
+def mean(hidden: Tensor, batch: Packed) -> Tensor:
     """Returns the mean hidden state of each document in float32; a running sum would lose digits over a long batch."""
     documents = len(batch.last)
     lengths = batch.boundaries.diff()

@@ -101,9 +101,15 @@ def open_packed(folder: Path, spec: EncoderSpec | None = None, **options: Any) -
 
 def join(parts: Sequence[Vectors], share: float, matrix: Matrix) -> Vectors:
     """Returns unit vectors (texts, dim) of the unit vectors of two encoders."""
-    vectors = side_by_side(parts, share) @ matrix
+    first, second = by_part(matrix, share, parts[0].shape[1])
+    vectors = parts[0] @ first + parts[1] @ second
     unit: Vectors = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
     return unit
+
+
+def by_part(matrix: Matrix, share: float, dim: int) -> tuple[Matrix, Matrix]:
+    """Returns what the vectors of each encoder are multiplied with: `dim` rows of the matrix, and the rest."""
+    return matrix[:dim] * np.float32(np.sqrt(1 - share)), matrix[dim:] * np.float32(np.sqrt(share))
 
 
 def side_by_side(parts: Sequence[Vectors], share: float) -> Vectors:

@@ -2,12 +2,13 @@ import gzip
 import json
 import lzma
 import random
+import re
 from pathlib import Path
 
 import pytest
 
 from models.errors import BadData
-from models.rows import Pair, read_pairs
+from models.rows import Pair, count_units, read_pairs, unit_spans
 from models.training.recipe import Data
 from models.training.rows import as_pairs, as_texts, crops_of, halves, sentences_of
 
@@ -116,3 +117,13 @@ def test_a_byte_order_mark_and_lone_surrogates_are_accepted(tmp_path: Path) -> N
         b"\xef\xbb\xbf" + rb'{"text": "\ud83d\ude00 a\ud83d"}' + b"\r\n" + rb'{"text": "\\ud800"}' + b"\r\n"
     )
     assert [pair.positives for pair in read_pairs(path)] == [["😀 a?"], [r"\ud800"]]
+
+
+@pytest.mark.parametrize(
+    "text", ["", " ", "a", "中", "BERT 模型 in 2024, 好。", "\u3000全角\u00a0x\u2003y\n", "𠀀a 㐀鿿ꀀ", "\ud800b"]
+)
+def test_a_unit_is_a_chinese_character_or_a_run_of_others_without_a_space(text: str) -> None:
+    expected = [match.span() for match in re.finditer(r"[\u3400-\u9fff]|[^\s\u3400-\u9fff]+", text)]
+    begins, ends = unit_spans(text)
+    assert list(zip(begins.tolist(), ends.tolist(), strict=True)) == expected
+    assert count_units(text) == len(expected)

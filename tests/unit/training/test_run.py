@@ -8,7 +8,9 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from itertools import count
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -21,6 +23,7 @@ from models import progress as shown
 from models.encoder.spec import Side
 from models.encoder.torch import TorchEncoder
 from models.errors import BadData, BadEncoder, CareError
+from models.training import loop
 from models.training import monitor as progress
 from models.training.loop import Stopped, schedule
 from models.training.ranks import Ranks
@@ -177,6 +180,35 @@ def test_snapshots_are_encoders_of_intermediate_steps(tmp_path: Path, toy_recipe
     assert_same(whole, tmp_path / "run" / "tune" / "at-6" / "query")
     early, late = (weights(tmp_path / "run" / "tune" / f"at-{step}" / "query") for step in (2, 6))
     assert any(not torch.equal(early[name], late[name]) for name in late)
+
+
+def test_a_stage_ends_after_its_minutes_and_its_rate_falls_by_time(
+    tmp_path: Path, toy_recipe: Make, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    seconds = count()
+    monkeypatch.setattr(loop, "time", SimpleNamespace(monotonic=lambda: next(seconds)))
+    recipe = toy_recipe(steps=100, minutes=0.2, snapshots=[1, 2, 6, 11, 12])
+    rates = list[float]()
+    plain = loop.schedule
+    monkeypatch.setattr(loop, "schedule", lambda *given: rates.append(plain(*given)) or rates[-1])  # type: ignore[func-returns-value]
+    train(recipe, tmp_path / "run", ONE)
+    assert "stage tune: 12 steps" in capsys.readouterr().err, "one a second"
+    assert rates == pytest.approx([1 - int(100 * step / 12) / 100 for step in range(12)])
+    assert (tmp_path / "run" / "tune" / "at-12").is_dir()
+
+
+def test_a_stage_with_minutes_counts_those_before_it_was_stopped(
+    tmp_path: Path, toy_recipe: Make, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    seconds = count()
+    monkeypatch.setattr(loop, "time", SimpleNamespace(monotonic=lambda: next(seconds)))
+    recipe = toy_recipe(steps=100, minutes=0.1)
+    with monkeypatch.context() as patch:
+        stop_after(patch, 4)
+        with pytest.raises(Stopped, match="step 4 of 100"):
+            train(recipe, tmp_path / "run", ONE)
+    train(recipe, tmp_path / "run", ONE)
+    assert "stage tune: 6 steps" in capsys.readouterr().err
 
 
 def test_the_best_checkpoint_is_kept(tmp_path: Path, toy_recipe: Make, monkeypatch: pytest.MonkeyPatch) -> None:
