@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from decimal import Decimal
 from functools import lru_cache
 from pathlib import Path
 
@@ -122,7 +123,7 @@ def _trained_lines(recipe: Recipe, stage: TrainedStage, costs: dict[str, Cost | 
     length = f"{stage.epochs:g} epochs" if stage.epochs is not None else f"{stage.steps} steps"
     length += f" or {stage.minutes:g} minutes" if stage.minutes is not None else ""
     rates = stage.lr if isinstance(stage.lr, dict) else {"": stage.lr}
-    rate = ", ".join(f"{value:.0e} {name}".strip().replace("e-0", "e-") for name, value in rates.items())
+    rate = ", ".join(f"{Decimal(str(value)).normalize():e} {name}".strip() for name, value in rates.items())
     frozen = "".join(f", {name} frozen" for name in dict.fromkeys(readers) if name not in trained)
     lines = [
         f"peak learning rate {rate}, warm-up {stage.warmup:g}, {stage.schedule} schedule, AdamW, "

@@ -52,6 +52,14 @@ def test_the_plan_prints_table_17(size: str, capsys: pytest.CaptureFixture[str])
     assert precision in section(text, "joint")
 
 
+def test_the_plan_prints_rates_and_minutes_as_they_are() -> None:
+    changes = ["stages.tune.minutes=2.5", "stages.document.lr=2.25e-5"]
+    text = plan(Recipe.load(RECIPES / "care-pair.toml", changes), tflops=100)
+    assert "peak learning rate 2.25e-5," in section(text, "document")
+    assert "peak learning rate 1.5e-4," in section(text, "tune")
+    assert "1037 steps or 2.5 minutes," in section(text, "tune")
+
+
 def test_parameters_are_those_of_the_published_models() -> None:
     recipe = Recipe.load(RECIPES / "care-0.3b-4b.toml")
     query, document = cost_of(recipe, "query"), cost_of(recipe, "document")
