@@ -52,9 +52,11 @@ class Progress:
         self._active.remove(self)
         self._bar.close()
 
-    def update(self, count: int = 1, facts: Mapping[str, str] | None = None) -> None:
-        """Counts what was done; `facts` are shown instead of the rate."""
+    def update(self, count: int = 1, facts: Mapping[str, str] | None = None, total: int | None = None) -> None:
+        """Counts what was done; `facts` are shown instead of the rate, and `total` is what is expected by now."""
         self.done += count
+        if total is not None:
+            self._total = self._bar.total = total
         if facts is not None:
             self._facts = facts
             self._bar.set_postfix(facts, refresh=False)

@@ -1,7 +1,8 @@
 """Training loop: gradients, clipping, optimizer step, log, evaluation, checkpoint.
 
-A step depends on the recipe and its number alone; so a stage that was stopped or killed ends in the same weights. A
-checkpoint is written beside the old one and replaces it by renames: a kill leaves one of them whole.
+A step depends on the recipe and its number alone; so a stage that was stopped or killed ends in the same weights,
+unless it has `minutes`. A checkpoint is written beside the old one and replaces it by renames: a kill leaves one of
+them whole.
 """
 
 from __future__ import annotations
@@ -73,9 +74,10 @@ def run(work: Work, settings: TrainedStage, name: str, folder: Path, ranks: Rank
     progress = restore(home, work.modules, optimiser)
     half = settings.precision == "fp16" and ranks.device.type == "cuda"
     scaler = torch.amp.GradScaler(ranks.device.type, enabled=half, init_scale=progress.scale or 2.0**16)
-    limit, began = 60 * (settings.minutes or math.inf), time.monotonic() - progress.seconds
-    with Watch(folder, name, progress.step, work.steps, ranks) as watch, _stop_signals() as signals:
-        for step in range(progress.step, work.steps):
+    limit = 60 * (settings.minutes or math.inf)
+    with Watch(folder, name, progress.step, ranks) as watch, _stop_signals() as signals:
+        for step in range(progress.step, work.steps if progress.seconds < limit else progress.step):
+            began = time.monotonic()
             place = max(step, int(work.steps * progress.seconds / limit))
             share = schedule(place, work.steps, settings.warmup, settings.schedule)
             facts = _step(work, settings.clip, step, share, optimiser, scaler, ranks)
@@ -86,9 +88,12 @@ def run(work: Work, settings: TrainedStage, name: str, folder: Path, ranks: Rank
                     f"{name}: the gradient of step {done} is not finite: try another precision or a lower learning "
                     "rate, in another --out"
                 )
-            watch.step(done, facts, lr=max(group["lr"] for group in optimiser.param_groups))
-            seconds = 0.0 if settings.minutes is None else ranks.of_first(time.monotonic() - began)
-            ends = done == work.steps or seconds >= limit
+            # Steps alone count: judging and writing take as long as they take, also when a run goes on.
+            passed = 0.0 if settings.minutes is None else ranks.of_first(time.monotonic() - began)
+            seconds = progress.seconds + passed
+            steps = min(work.steps, max(done, math.ceil(done * limit / seconds))) if seconds else work.steps
+            watch.step(done, steps, facts, lr=max(group["lr"] for group in optimiser.param_groups))
+            ends = done == steps
             progress = replace(progress, step=done, seconds=seconds, scale=scaler.get_scale() if half else None)
             if judge is not None and (done % judge.every == 0 or ends):
                 progress = _judged(progress, judge, watch, ranks)

@@ -32,14 +32,14 @@ LOG_EVERY = 10
 class Watch:
     """Shows and logs one stage; ranks other than the first are silent."""
 
-    def __init__(self, folder: Path, stage: str, first: int, steps: int, ranks: Ranks) -> None:
-        self._folder, self._stage, self._first, self._steps, self._ranks = folder, stage, first, steps, ranks
+    def __init__(self, folder: Path, stage: str, first: int, ranks: Ranks) -> None:
+        self._folder, self._stage, self._first, self._ranks = folder, stage, first, ranks
         self._began = time.monotonic()
         self._texts = self._tokens = 0.0
 
     def __enter__(self) -> Self:
         shown = self._ranks.is_first
-        self._bar = Progress(self._stage, "steps", self._steps, first=self._first, quiet=not shown).__enter__()
+        self._bar = Progress(self._stage, "steps", first=self._first, quiet=not shown).__enter__()
         self._log = (self._folder / LOG_FILE).open("a", encoding="utf-8") if shown else None
         return self
 
@@ -48,8 +48,8 @@ class Watch:
         if self._log is not None:
             self._log.close()
 
-    def step(self, done: int, facts: Mapping[str, float], lr: float) -> None:
-        """Counts a step that is done; every tenth, the first and the last are logged."""
+    def step(self, done: int, steps: int, facts: Mapping[str, float], lr: float) -> None:
+        """Counts a step that is done of those that are expected; every tenth, the first and the last are logged."""
         self._texts += facts["texts"]
         self._tokens += facts["tokens"]
         seconds = time.monotonic() - self._began
@@ -58,8 +58,8 @@ class Watch:
         else:
             memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
         shown = {"loss": f"{facts['loss']:.3f}", "texts/s": f"{self._texts / seconds:.0f}", "GiB": f"{memory:.1f}"}
-        self._bar.update(facts=shown)
-        if done % LOG_EVERY == 0 or done in (self._first + 1, self._steps):
+        self._bar.update(facts=shown, total=steps)
+        if done % LOG_EVERY == 0 or done in (self._first + 1, steps):
             speeds = {"texts_per_second": self._texts / seconds, "tokens_per_second": self._tokens / seconds}
             self.log({"step": done, **facts, "lr": lr, **speeds, "seconds": seconds, "memory_gib": memory})
 

@@ -20,6 +20,7 @@ from models.encoder.torch import TorchEncoder
 
 NAME = "end_to_end"
 MODELS = ("bert", "roberta", "xlm-roberta")
+WIDEST = 256
 
 
 def _attention(
@@ -38,12 +39,18 @@ AttentionMaskInterface.register(NAME, sdpa_mask)
 
 
 def can_pack(encoder: TorchEncoder) -> bool:
-    """Whether `read_packed` reads as the encoder does: no kernel for texts end to end knows dropout of attention."""
+    """Whether `read_packed` reads as the encoder does, by kernels for texts end to end.
+
+    They know no dropout of attention, and heads of some widths alone.
+    """
     config, modules = encoder.backbone.config, encoder.backbone.named_modules()
-    # The modules' own: a recipe may have changed them.
-    if config.model_type not in MODELS or any(module.p for name, module in modules if name.endswith(".self.dropout")):
+    if config.model_type not in MODELS:
         return False
-    return bool(config.max_position_embeddings - _first_position(encoder) >= TILE)  # for a batch's filler
+    width, positions = config.hidden_size // config.num_attention_heads, config.max_position_embeddings
+    # The modules' own: a recipe may have changed them.
+    dropped = any(module.p for name, module in modules if name.endswith(".self.dropout"))
+    # A batch's filler has up to TILE positions.
+    return not dropped and width % 8 == 0 and width <= WIDEST and positions - _first_position(encoder) >= TILE
 
 
 def read_packed(encoder: TorchEncoder, batch: Packed) -> Tensor:

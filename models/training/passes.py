@@ -32,6 +32,7 @@ Padded = tuple[Tensor, Tensor]
 """Ids and attention mask, both (texts, longest)."""
 PARTS = 8
 AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
+AMPERE = (8, 0)
 # Of the GPU's free memory, for one array: there are at most four, and a step needs most of the rest.
 LARGEST_SHARE = 0.1
 
@@ -122,8 +123,10 @@ def autocast(device: torch.device, precision: str) -> torch.autocast:
 
 
 def packs(encoder: TorchEncoder, device: torch.device, precision: str) -> bool:
-    """Whether texts are read end to end: attention of that kind has quick kernels in half precision on a GPU."""
-    return device.type == "cuda" and precision in AUTOCAST and can_pack(encoder)
+    """Whether texts are read end to end: flash attention is in half precision, on GPUs from Ampere on."""
+    if device.type != "cuda" or precision not in AUTOCAST:
+        return False
+    return torch.cuda.get_device_capability(device) >= AMPERE and can_pack(encoder)
 
 
 @dataclass

@@ -6,6 +6,7 @@ forward where gradients are cached or activations recomputed. Examples and their
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -184,7 +185,8 @@ def _hours(recipe: Recipe, stage: TrainedStage, readers: list[str], known: dict[
     once = min(drawn, sizes.examples if sizes else drawn) * work[False] / (tflops * 1e12) / 3600
     there = f"about {sizes.examples:,} rows, " if sizes else ""
     reading = f", {once:,.2f} h of it for what is frozen" if once else ""
-    return [*lines, f"{there}{drawn / speed / 3600 + once:,.2f} h on one card{reading}"]
+    steps = min(drawn / speed / 3600, (stage.minutes or math.inf) / 60)
+    return [*lines, f"{there}{steps + once:,.2f} h on one card{reading}"]
 
 
 def _mine_lines(stage: Mine) -> list[str]:

@@ -102,6 +102,7 @@ def test_what_attention_end_to_end_cannot_do_stays_padded() -> None:
     assert can_pack(toy_encoder("bert", **enough))
     assert not can_pack(toy_encoder("bert", **enough | {"max_position_embeddings": 63}))
     assert not can_pack(toy_encoder("xlm-roberta", **enough | {"max_position_embeddings": 64}))  # one is the padding
+    assert not can_pack(toy_encoder("bert", **enough | {"hidden_size": 72, "num_attention_heads": 4}))  # heads of 18
     assert not can_pack(toy_encoder("qwen3", **enough))
     encoder = toy_encoder("bert", **enough | {"attention_probs_dropout_prob": 0.1})
     assert not can_pack(encoder)

@@ -58,6 +58,8 @@ def test_the_plan_prints_rates_and_minutes_as_they_are() -> None:
     assert "peak learning rate 2.25e-5," in section(text, "document")
     assert "peak learning rate 1.5e-4," in section(text, "tune")
     assert "1037 steps or 2.5 minutes," in section(text, "tune")
+    whole, read = re.findall(r"([\d.]+) h on one card, ([\d.]+) h of it", section(text, "tune"))[0]
+    assert float(whole) - float(read) == pytest.approx(2.5 / 60, abs=0.011), "not the hours of all steps"
 
 
 def test_parameters_are_those_of_the_published_models() -> None:

@@ -195,6 +195,41 @@ def test_a_stage_ends_after_its_minutes_and_its_rate_falls_by_time(
     assert "stage tune: 12 steps" in capsys.readouterr().err, "one a second"
     assert rates == pytest.approx([1 - int(100 * step / 12) / 100 for step in range(12)])
     assert (tmp_path / "run" / "tune" / "at-12").is_dir()
+    logged = [json.loads(line)["step"] for line in (tmp_path / "run" / "log.jsonl").read_text().splitlines()]
+    assert logged == [1, 10, 12]
+
+
+def test_judging_takes_none_of_a_stages_minutes(
+    tmp_path: Path, toy_recipe: Make, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    seconds = count()
+    monkeypatch.setattr(loop, "time", SimpleNamespace(monotonic=lambda: next(seconds)))
+    write_dev(tmp_path / "dev")
+    judged = list[int]()
+    monkeypatch.setattr(
+        progress.DevSets, "figure", lambda self, read: float(len([judged.append(next(seconds)) for _ in range(50)]))
+    )
+    recipe = toy_recipe(steps=100, minutes=0.1, extra={"dev": {"folder": str(tmp_path / "dev"), "every": 2}})
+    train(recipe, tmp_path / "run", ONE)
+    assert "stage tune: 6 steps" in capsys.readouterr().err
+    assert len(judged) == 3 * 50
+
+
+def test_a_stage_that_has_used_its_minutes_is_not_trained_further(
+    tmp_path: Path, toy_recipe: Make, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    seconds = count()
+    monkeypatch.setattr(loop, "time", SimpleNamespace(monotonic=lambda: next(seconds)))
+    recipe = toy_recipe(steps=100, minutes=0.1, schedule="constant")
+    with monkeypatch.context() as patch:
+        stop_after(patch, 6)
+        with pytest.raises(Stopped, match="step 6 of 100"):
+            train(recipe, tmp_path / "run", ONE)
+    before = load_file(tmp_path / "run" / "tune" / "checkpoint" / "weights.safetensors")
+    (folder,) = train(recipe, tmp_path / "run", ONE)
+    assert "stage tune: 6 steps" in capsys.readouterr().err
+    for name, value in weights(folder).items():
+        torch.testing.assert_close(before[f"query/{name}"], value, rtol=0, atol=0)
 
 
 def test_a_stage_with_minutes_counts_those_before_it_was_stopped(
