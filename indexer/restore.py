@@ -36,20 +36,17 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def run(arguments: Namespace) -> None:
     folder, keys = arguments.collection, arguments.keys
-    served = restore_backup(arguments.file, folder, keys)
-    versions = len(Collection(folder).versions())
-    print(f"restored {versions} versions to {folder}; served: {served or 'none'}; {_about_keys(arguments.file, keys)}")
+    has_keys = restore_backup(arguments.file, folder, keys)
+    kept = "its keys were left out (--keys says where they go)" if keys is None else f"keys: {keys}"
+    collection = Collection(folder)
+    print(
+        f"restored {len(collection.versions())} versions to {folder}; served: {collection.current() or 'none'}; "
+        f"{kept if has_keys else 'the backup holds no keys'}"
+    )
 
 
-def _about_keys(file: Path, keys: Path | None) -> str:
-    with tarfile.open(file) as tar:
-        if KEYS not in tar.getnames():
-            return "the backup holds no keys"
-    return "its keys were left out (--keys says where they go)" if keys is None else f"keys: {keys}"
-
-
-def restore_backup(file: Path, folder: Path, keys: Path | None = None) -> str | None:
-    """Restores into an empty folder and returns the served version. `keys` is where the keys go, if they are in it."""
+def restore_backup(file: Path, folder: Path, keys: Path | None = None) -> bool:
+    """Restores into an empty folder, and keys, if the backup has some, to `keys`. Returns whether it has."""
     if folder.is_dir() and {path.name for path in folder.iterdir()} - IGNORED:
         raise BadBackup(f"{folder} is not empty; name another --collection, or move away what is there")
     if keys is not None and keys.exists():
@@ -57,7 +54,7 @@ def restore_backup(file: Path, folder: Path, keys: Path | None = None) -> str | 
     folder.mkdir(parents=True, exist_ok=True)
     try:
         with tarfile.open(file) as tar:
-            facts, pointer = _extract(tar, file, folder, keys)
+            facts, pointer, has_keys = _extract(tar, file, folder, keys)
         _check(folder, facts["versions"], file)
     except BaseException as error:
         _clear(folder, keys)  # so that the same command may be given again
@@ -67,11 +64,13 @@ def restore_backup(file: Path, folder: Path, keys: Path | None = None) -> str | 
     os.sync()
     if pointer:
         replace_file(folder / POINTER, pointer)
-    return Collection(folder).current()
+    return has_keys
 
 
-def _extract(tar: tarfile.TarFile, file: Path, folder: Path, keys: Path | None) -> tuple[dict[str, list[str]], bytes]:
-    """Writes the files but the pointer; returns the facts about the backup and the pointer."""
+def _extract(
+    tar: tarfile.TarFile, file: Path, folder: Path, keys: Path | None
+) -> tuple[dict[str, list[str]], bytes, bool]:
+    """Writes the files but the pointer; returns the facts about the backup, the pointer, and whether keys are in it."""
     first = tar.next()
     if first is None or first.name != FACTS:
         raise BadBackup(f"{file} was not written by care backup")
@@ -82,7 +81,7 @@ def _extract(tar: tarfile.TarFile, file: Path, folder: Path, keys: Path | None) 
         raise BadBackup(f"{file} was not written by care backup: its {FACTS} cannot be read") from None
     if written != FORMAT:
         raise BadBackup(f"{file} has format {written}, this program reads {FORMAT}; use the one that wrote it")
-    pointer = b""
+    pointer, has_keys = b"", False
     while (entry := tar.next()) is not None:
         path = PurePosixPath(entry.name)
         is_known = path.is_relative_to(INSIDE) or entry.name == KEYS
@@ -91,6 +90,7 @@ def _extract(tar: tarfile.TarFile, file: Path, folder: Path, keys: Path | None) 
         if entry.name == f"{INSIDE}/{POINTER}":
             pointer = _read(tar, entry)
         elif entry.name == KEYS:
+            has_keys = True
             if keys is not None:
                 keys.parent.mkdir(parents=True, exist_ok=True)
                 keys.touch(mode=0o600)
@@ -99,7 +99,7 @@ def _extract(tar: tarfile.TarFile, file: Path, folder: Path, keys: Path | None) 
             target = folder / path.relative_to(INSIDE)
             target.parent.mkdir(parents=True, exist_ok=True)
             tar.makefile(entry, target)
-    return facts, pointer
+    return facts, pointer, has_keys
 
 
 def _clear(folder: Path, keys: Path | None) -> None:
