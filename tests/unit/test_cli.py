@@ -184,7 +184,12 @@ def test_a_stopped_build_reports_it_and_leaves_nothing_behind(
         return 0
 
     monkeypatch.setattr(cli, "_run", stopped)
-    assert cli.main(["index", "build"]) == 128 + number
+    # A shell starts what runs in its background with Ctrl-C ignored, these tests as well.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        assert cli.main(["index", "build"]) == 128 + number
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert capsys.readouterr().err == f"care index: stopped by {number.name}; run the same command again to go on\n"
     assert list((tmp_path / "versions").iterdir()) == []
 
