@@ -18,8 +18,9 @@ from transformers import AutoModel, PreTrainedModel
 
 from models.bench.shapes import DIM, MAX_LENGTH, TINY, Shape, repeated, seconds, spread
 from models.encoder.folder import infer_spec
+from models.encoder.packed.attention import BACKENDS
 from models.encoder.packed.encoder import PackedEncoder, PackedModel, batches, tokenised
-from models.encoder.packed.kernels import BACKENDS, Packed, pack
+from models.encoder.packed.kernels import Packed, pack
 from models.encoder.packed.weights import read_weights
 from models.encoder.spec import TOKENIZER_FILE, EncoderSpec, Pooling, Precision, Side
 from models.encoder.tokenizer import Tokenizer

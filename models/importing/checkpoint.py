@@ -106,6 +106,8 @@ def import_encoder(source: str, target: Path, given: Given) -> list[Imported] | 
     """
     if target.exists():
         raise BadEncoder(f"{target} is there already; give another folder, or remove it first")
+    if given.beside is not None and given.adapter is None:
+        raise BadEncoder("--beside names the second encoder of an --adapter whose documents were read by two")
     with staging(target) as work:
         folder = _fetch(source, work)
         modules = read_modules(folder)
@@ -158,8 +160,6 @@ def _import_one(source: Path, staged: Path, final: Path, given: Given, space: st
         )
     if given.adapter is not None:
         _adapt(staged, given.adapter, given)
-    elif given.beside is not None:
-        raise BadEncoder("--beside names the second encoder of an --adapter whose documents were read by two")
     return Imported(
         folder=final,
         spec=EncoderSpec.load(staged),

@@ -199,17 +199,16 @@ class EncoderStore:
         config = self.recipe.encoders[name]
         encoder = self.open(name, trained=False).to(DTYPES[config.dtype])
         if config.beside is None:
-            return _save(encoder, folder)
-        second = config.beside.encoder
-        alone = folder.with_name(f"{folder.name}.alone")
-        _save(encoder, alone)
-        self.copy(second, alone / BESIDE)
+            _save(encoder, folder)
+            return
+        second, unfinished = config.beside.encoder, folder.with_name(f"{folder.name}.unfinished")
+        _save(encoder, unfinished)
+        self.copy(second, unfinished / BESIDE)
         check = self.open(second, trained=False).encode(CHECK_TEXTS[:CHECKED], Side.DOCUMENT)
         tensors = load_file(self.join) | {joined.CHECK: check}
-        joined.put_beside(alone, config.beside.share, self.recipe.dim, tensors)
+        joined.put_beside(unfinished, config.beside.share, self.recipe.dim, tensors)
         shutil.rmtree(folder, ignore_errors=True)
-        alone.rename(folder)
-        return None
+        unfinished.rename(folder)
 
     def has_new_projection(self, name: str) -> bool:
         """Tells whether the recipe asks for a projection that the encoder does not have yet."""

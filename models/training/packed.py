@@ -14,8 +14,10 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
+from models.encoder.packed.attention import Attend, Scope, default_backend
 from models.encoder.packed.encoder import mean, pooled_rows
-from models.encoder.packed.kernels import TILE, Attend, Packed, Scope, default_backend
+from models.encoder.packed.kernels import TILE, Packed
+from models.encoder.packed.weights import first_position
 from models.encoder.torch import TorchEncoder
 
 NAME = "end_to_end"
@@ -50,7 +52,7 @@ def can_pack(encoder: TorchEncoder) -> bool:
     # The modules' own: a recipe may have changed them.
     dropped = any(module.p for name, module in modules if name.endswith(".self.dropout"))
     # A batch's filler has up to TILE positions.
-    return not dropped and width % 8 == 0 and width <= WIDEST and positions - _first_position(encoder) >= TILE
+    return not dropped and width % 8 == 0 and width <= WIDEST and positions - first_position(config) >= TILE
 
 
 def read_packed(encoder: TorchEncoder, batch: Packed) -> Tensor:
@@ -61,16 +63,10 @@ def read_packed(encoder: TorchEncoder, batch: Packed) -> Tensor:
     ids = batch.ids[None].long()
     output = backbone(
         input_ids=ids,
-        position_ids=batch.positions[None] + _first_position(encoder),
+        position_ids=batch.positions[None] + first_position(backbone.config),
         token_type_ids=torch.zeros_like(ids),
         attend=default_backend(ids.device)(batch, Scope(right=-1)),
     )
     hidden, rows = output.last_hidden_state[0], pooled_rows(batch, encoder.spec.pooling)
     vectors = mean(hidden, batch) if rows is None else hidden[rows]
     return (vectors if encoder.projection is None else encoder.projection(vectors)).float()
-
-
-def _first_position(encoder: TorchEncoder) -> int:
-    """Returns where the position table begins: RoBERTa's after the padding id."""
-    config = encoder.backbone.config
-    return 0 if config.model_type == "bert" else int(config.pad_token_id) + 1

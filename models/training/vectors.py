@@ -16,8 +16,9 @@ from safetensors.numpy import load_file, save_file
 from torch import Tensor, nn
 
 from models.encoder.packed import joined
+from models.encoder.packed.attention import default_backend
 from models.encoder.packed.encoder import PackedModel
-from models.encoder.packed.kernels import default_backend, lay_out
+from models.encoder.packed.kernels import lay_out
 from models.encoder.packed.weights import read_weights
 from models.encoder.torch import TorchEncoder, finish
 from models.errors import BadEncoder

@@ -19,22 +19,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from models.encoder.packed.kernels import (
-    SHORT_TOKENS,
-    Activation,
-    Attend,
-    Backend,
-    Linear,
-    Norm,
-    Packed,
-    Pieces,
-    Scope,
-    activation,
-    default_backend,
-    norm,
-    pack,
-    padded,
-)
+from models.encoder.packed.attention import Attend, Backend, Scope, default_backend, padded
+from models.encoder.packed.kernels import SHORT_TOKENS, Activation, Linear, Norm, Packed, Pieces, activation, norm, pack
 from models.encoder.packed.weights import COMPUTATION, Layer, Norms, Weights, read_weights
 from models.encoder.spec import EncoderSpec, Pooling, Precision, Side
 from models.encoder.tokenizer import Tokenizer, Tokens

@@ -16,7 +16,8 @@ from torch.nn import functional
 from transformers import PretrainedConfig, PreTrainedModel
 
 from models.encoder.folder import looks_back_only
-from models.encoder.packed.kernels import ACTIVATIONS, TILE, Biases, Dense, Heads, Linear, Norm, Scaled, Scope
+from models.encoder.packed.attention import Scope
+from models.encoder.packed.kernels import ACTIVATIONS, TILE, Biases, Dense, Heads, Linear, Norm, Scaled
 from models.errors import BadEncoder
 
 # Counts the changes of the pass that changed vectors. It is part of an encoder's fingerprint, so that older vectors
@@ -223,16 +224,21 @@ class _Reader:
 
 def _embedding(reader: _Reader, config: PretrainedConfig) -> Embedding:
     positions = reader.get("embeddings.position_embeddings.weight")
-    if positions is not None and config.model_type != "bert":
-        positions = positions[config.pad_token_id + 1 :]  # RoBERTa's table begins after the padding id
-    if positions is not None and len(positions) < TILE:
-        positions = functional.pad(positions, (0, 0, 0, TILE - len(positions)))  # for a batch's filler
+    if positions is not None:
+        positions = positions[first_position(config) :]
+        if len(positions) < TILE:
+            positions = functional.pad(positions, (0, 0, 0, TILE - len(positions)))  # for a batch's filler
     types = reader.get("embeddings.token_type_embeddings.weight")
     tokens = reader[f"{reader.architecture.embedding}.weight"]
     # Rounded as transformers rounds it.
     scale = float(torch.tensor(config.hidden_size**0.5).to(tokens.dtype)) if reader.architecture.gemma else 1.0
     norm = reader.norm(reader.architecture.embedding_norm)
     return Embedding(tokens, scale, positions, None if types is None else types[0], norm)
+
+
+def first_position(config: PretrainedConfig) -> int:
+    """Returns where a table of positions begins: RoBERTa's after the padding id."""
+    return 0 if config.model_type == "bert" else int(config.pad_token_id) + 1
 
 
 def _layer(own: _Reader, config: PretrainedConfig, heads: Heads, kind: str | None, rotation: Rotation | None) -> Layer:

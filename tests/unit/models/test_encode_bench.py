@@ -14,8 +14,9 @@ from torch.utils.flop_counter import FlopCounterMode
 from models.bench.encode import main
 from models.bench.measure import beginnings, cosines
 from models.bench.shapes import MAX_LENGTH, SHAPES, TINY
+from models.encoder.packed.attention import BACKENDS
 from models.encoder.packed.encoder import PackedModel
-from models.encoder.packed.kernels import BACKENDS, pack
+from models.encoder.packed.kernels import pack
 from models.encoder.packed.weights import read_weights
 from models.encoder.tokenizer import Tokens
 from tests.support.packed import CPU

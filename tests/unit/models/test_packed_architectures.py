@@ -10,8 +10,9 @@ import torch
 from torch.nn.functional import cosine_similarity
 from transformers import AutoConfig, AutoModel
 
+from models.encoder.packed.attention import BACKENDS
 from models.encoder.packed.encoder import PackedModel
-from models.encoder.packed.kernels import BACKENDS, lay_out
+from models.encoder.packed.kernels import lay_out
 from models.encoder.packed.weights import ARCHITECTURES, read_weights
 from models.encoder.spec import PACKED, Pooling
 from models.encoder.torch import pool

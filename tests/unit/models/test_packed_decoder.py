@@ -9,8 +9,9 @@ import torch
 from torch.nn.functional import cosine_similarity
 from transformers import AutoModel, DistilBertConfig, PreTrainedModel
 
+from models.encoder.packed.attention import BACKENDS
 from models.encoder.packed.encoder import PackedModel
-from models.encoder.packed.kernels import BACKENDS, SHORT_TOKENS, TILE, Dense, Scaled, pack, quantise
+from models.encoder.packed.kernels import SHORT_TOKENS, TILE, Dense, Scaled, pack, quantise
 from models.encoder.packed.weights import Layer, read_weights
 from models.errors import BadEncoder
 from tests.support.packed import CPU, LENGTHS, POSITIONS, decoder, documents, last_states

@@ -10,8 +10,9 @@ import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 
 from models.encoder.packed import encoder as packed_encoder
+from models.encoder.packed.attention import BACKENDS
 from models.encoder.packed.encoder import CHUNK_TEXTS, Item, PackedEncoder, PackedModel, batches, tokenised
-from models.encoder.packed.kernels import BACKENDS, SHORT_TOKENS, Packed
+from models.encoder.packed.kernels import SHORT_TOKENS, Packed
 from models.encoder.packed.weights import Weights, read_weights
 from models.encoder.spec import POOLINGS, EncoderSpec, Pooling, Precision, Side, sha256_of
 from models.encoder.tokenizer import Tokens

@@ -92,6 +92,8 @@ def test_a_folder_that_is_not_a_reranker_is_refused_with_the_reason(tmp_path: Pa
     write_cross_encoder(tmp_path / "cross", "bert")
     with pytest.raises(BadEncoder, match=r"--space: .* is a cross-encoder"):
         import_encoder(str(tmp_path / "cross"), tmp_path / "out", Given(space="s"))
+    with pytest.raises(BadEncoder, match="--beside names the second encoder of an --adapter"):
+        import_encoder(str(tmp_path / "cross"), tmp_path / "out", Given(beside="small"))
     write_checkpoint(tmp_path / "plain", "bert")
     with pytest.raises(BadEncoder, match="BertModel gives no score"):
         TorchReranker.load(tmp_path / "plain")
