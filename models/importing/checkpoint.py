@@ -216,7 +216,7 @@ def _put_beside(staged: Path, source: str, tensors: dict[str, Vectors], spec: En
         raise ParityError(
             f"--beside {source}: not the encoder that the adapter was trained with (cosine {worst:.5f}, floor {FLOOR})"
         )
-    joined.put_beside(staged, spec.beside.share, spec.dim, tensors)
+    joined.put_beside(staged, spec.beside.share, tensors)
 
 
 def _fetch(source: str, work: Path) -> Path:

@@ -45,7 +45,7 @@ class ContrastStage(Work):
             for name, encoder in self.encoders.items()
             if stage.average < 1
         }
-        self.objective = Objective(stage.loss, recipe.dim).to(ranks.device)
+        self.objective = Objective(stage.loss, recipe.dim_of(stage.query)).to(ranks.device)
         embeddings = self._kept[self._document, Side.DOCUMENT] if data.leaf else None
         self._dealer = self._deal(self._table, embeddings=embeddings)
         self._dealt: dict[int, Batch] = {}

@@ -13,9 +13,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from pydantic import ValidationError
-from safetensors.numpy import load_file
 from torch import Tensor, nn
 from torch.nn import functional
 from transformers import AutoModel, PreTrainedModel
@@ -26,7 +26,6 @@ from models.encoder.packed import joined
 from models.encoder.spec import (
     BESIDE,
     INSTRUCTION,
-    JOIN_FILE,
     SPEC_FILE,
     TOKENIZER_FILE,
     EncoderSpec,
@@ -59,7 +58,8 @@ class EncoderStore:
         self.recipe, self.ranks = recipe, ranks
         self.vectors = folder / VECTORS
         self._starts = folder / START
-        self.join = self._starts / JOIN_FILE
+        self.moments = self._starts / "moments.npy"
+        """Products of side-by-side vectors, if an encoder stands beside another."""
         self._folders: dict[str, Path] = {}
         self._fingerprints: dict[tuple[str, Path], str] = {}
 
@@ -112,7 +112,7 @@ class EncoderStore:
         changes: dict[str, object] = {
             "space": self.recipe.space,
             "native_dim": config.projection or spec.native_dim,
-            "dim": self.recipe.dim_of(name),
+            "dim": self.recipe.part_of(name),
             "max_length": config.max_length,
             "pooling": config.pooling or spec.pooling,
             "checksums": {},
@@ -194,8 +194,27 @@ class EncoderStore:
             encoder = plain
         _save(encoder, folder)
 
-    def copy(self, name: str, folder: Path) -> None:
-        """Writes an encoder that was not trained, as the recipe uses it, with the one that stands beside it."""
+    def fold(self, name: str, folder: Path) -> joined.Matrix:
+        """Writes a query encoder in the recipe's dimensions, and returns the matrix that its documents need.
+
+        It was trained to find side-by-side vectors. Its own are multiples of its projection's columns: in a basis of
+        those all inner products are the same.
+        """
+        encoder = TorchEncoder.load(self.folder(name), self.spec(name))
+        assert encoder.projection is not None
+        columns = encoder.projection.weight.detach().numpy()[: encoder.spec.dim]
+        matrix = joined.basis(columns, np.load(self.moments), self.recipe.dim)
+        encoder.projection = Projection(columns.shape[1], matrix.shape[1])
+        encoder.projection.load_state_dict({"weight": torch.from_numpy(matrix.T @ columns)})
+        encoder.spec = encoder.spec.model_copy(update={"native_dim": matrix.shape[1], "dim": matrix.shape[1]})
+        _save(encoder, folder)
+        return matrix
+
+    def copy(self, name: str, folder: Path, matrix: joined.Matrix | None = None) -> None:
+        """Writes an encoder that was not trained, as the recipe uses it, with the one that stands beside it.
+
+        `matrix` is what their vectors are multiplied with; they may as well stay as they are.
+        """
         config = self.recipe.encoders[name]
         encoder = self.open(name, trained=False).to(DTYPES[config.dtype])
         if config.beside is None:
@@ -205,8 +224,8 @@ class EncoderStore:
         _save(encoder, unfinished)
         self.copy(second, unfinished / BESIDE)
         check = self.open(second, trained=False).encode(CHECK_TEXTS[:CHECKED], Side.DOCUMENT)
-        tensors = load_file(self.join) | {joined.CHECK: check}
-        joined.put_beside(unfinished, config.beside.share, self.recipe.dim, tensors)
+        weight = np.eye(self.recipe.dim_of(name), dtype=np.float32) if matrix is None else matrix
+        joined.put_beside(unfinished, config.beside.share, {joined.WEIGHT: weight, joined.CHECK: check})
         shutil.rmtree(folder, ignore_errors=True)
         unfinished.rename(folder)
 

@@ -137,7 +137,7 @@ def _trained_lines(recipe: Recipe, stage: TrainedStage, costs: dict[str, Cost | 
         terms = {"InfoNCE": loss.info_nce, "MSE": loss.mse, "score distillation": loss.distil, "alignment": loss.align}
         total = " + ".join(f"{weight:g} x {name}" for name, weight in terms.items() if weight)
         heat = f"temperature {'learned from ' if loss.learnable else ''}{loss.temperature:g}"
-        dims = ", ".join(map(str, loss.dims or [recipe.dim]))
+        dims = ", ".join(map(str, loss.dims or [recipe.dim_of(stage.query)]))
         lines.append(f"loss {total}, {heat}, dimensions {dims}, {stage.data.negatives} hard negatives")
     if isinstance(stage, Rerank):
         taught = f" + {stage.loss.distil:g} x distillation from {stage.loss.teacher}" if stage.loss.distil else ""

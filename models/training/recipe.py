@@ -71,7 +71,7 @@ class Encoder(_Section):
     beside: Beside | None = None
     """A second encoder that reads the same texts; only for encoders that are read, not trained."""
     dim: Positive | None = None
-    """Dimensions of its vectors. Default: the recipe's, which every encoder of a contrast stage has."""
+    """Dimensions of its own vectors. Default: the recipe's."""
     layers: Count | None = None
     """Number of first layers to keep. 0: a query is the mean of its tokens' vectors, without a network."""
     pooling: Pooling | None = None
@@ -362,8 +362,8 @@ class Recipe(_Section):
     def _check_beside(self, name: str, beside: Beside) -> None:
         """Refuses to train one of two joined encoders in a stage that joins them, and a second way of joining."""
         where, other = f"encoders.{name}.beside", self.encoders.get(beside.encoder)
-        if other is None or other.beside is not None or self.dim_of(beside.encoder) != self.dim:
-            raise ValueError(f"{where}: {beside.encoder!r} is no encoder of {self.dim} dimensions that stands alone")
+        if other is None or other.beside is not None:
+            raise ValueError(f"{where}: {beside.encoder!r} is no encoder that stands alone")
         if any({name, beside.encoder} & set(trained_by(stage)) for stage in self.stages.values()):
             raise ValueError(f"{where}: neither {name!r} nor {beside.encoder!r} can be trained; train a copy of it")
         if any(config.beside not in (None, beside) for config in self.encoders.values()):
@@ -395,7 +395,12 @@ class Recipe(_Section):
         return {stage.encoder for stage in self.stages.values() if isinstance(stage, Generate)}
 
     def dim_of(self, encoder: str) -> int:
-        """Returns how many dimensions the vectors of an encoder have."""
+        """Returns how many dimensions the vectors of an encoder have, with those of the one beside it."""
+        beside = self.encoders[encoder].beside
+        return self.part_of(encoder) + (self.part_of(beside.encoder) if beside is not None else 0)
+
+    def part_of(self, encoder: str) -> int:
+        """Returns how many dimensions an encoder's own vectors have."""
         return self.encoders[encoder].dim or self.dim
 
     @classmethod

@@ -144,18 +144,23 @@ def _difference(there: object, here: object, key: str = "") -> str | None:
 def _publish(folder: Path, store: EncoderStore, trained: list[str]) -> list[Path]:
     """`encoders/NAME` are links to what the last stage of each trained encoder left, and copies of others.
 
-    The others are those that the last contrast reads: what was trained is of no use without them.
+    The others are those that the last contrast reads: what was trained is of no use without them. A query encoder
+    whose documents have two encoders is written anew, in fewer dimensions.
     """
-    contrasts = [s for s in store.recipe.stages.values() if isinstance(s, Contrast) and not s.skip]
+    recipe = store.recipe
+    contrasts = [s for s in recipe.stages.values() if isinstance(s, Contrast) and not s.skip]
     read = [name for s in contrasts[-1:] for name in (s.query, s.document) if name and name not in trained]
+    joined = [name for name in read if recipe.encoders[name].beside is not None]
+    folded = [s.query for s in contrasts[-1:] if joined and recipe.encoders[s.query].projection is not None]
     home = folder / ENCODERS
     if store.ranks.is_first:
         home.mkdir(exist_ok=True)
-        for name in trained:
+        for name in (name for name in trained if name not in folded):
             (home / name).unlink(missing_ok=True)
             (home / name).symlink_to(Path("..") / store.folder(name).relative_to(folder))
-        for name in read:
-            if not (home / name).is_dir():
-                store.copy(name, home / name)
+        if not all((home / name).is_dir() for name in (*read, *folded)):
+            matrix = next((store.fold(name, home / name) for name in folded), None)
+            for name in read:
+                store.copy(name, home / name, matrix)
     store.ranks.wait()
     return [home / name for name in (*trained, *read)]

@@ -109,7 +109,7 @@ def _check_encoder(recipe: Recipe, name: str, shape: PretrainedConfig) -> None:
         require_generator(place, shape)
         _check_targets(where, config, shape)
         return
-    width, dim = config.projection or shape.hidden_size, recipe.dim_of(name)
+    width, dim = config.projection or shape.hidden_size, recipe.part_of(name)
     if dim > width:
         raise BadEncoder(f"{where}: it has {width} dimensions, the recipe {dim}; set {where}.dim to at most {width}")
     if config.pooling is Pooling.CLS and is_decoder(shape):
@@ -148,24 +148,24 @@ def _check_stage(recipe: Recipe, where: str, stage: AnyStage, shapes: dict[str, 
         return
     if isinstance(stage, Rerank | Generate):
         return
-    readers = [stage.query, *([stage.document] if stage.document else [])]
+    sides = [stage.query, *([stage.document] if stage.document else [])]
     if not isinstance(stage, Contrast):
-        dims = {name: recipe.dim_of(name) for name in readers}
+        dims = {name: recipe.dim_of(name) for name in sides}
         if len(set(dims.values())) > 1:
             raise BadData(f"{where}: {dims} dimensions cannot be compared; give the encoders one dim")
         return
-    loss = stage.loss
-    if loss.teacher not in (None, "start") and (loss.mse > 0 or loss.align > 0):
-        readers.append(str(loss.teacher))
+    teacher = stage.loss.teacher if stage.loss.needs_targets else None
+    readers = [*sides, *([teacher] if teacher not in (None, "start") else [])]
+    joined = [recipe.dim_of(name) for name in readers if recipe.encoders[name].beside is not None]
+    wanted, whose = (joined[0], "the joined encoders'") if joined else (recipe.dim, "the recipe's")
     for name in readers:
-        if (dim := recipe.dim_of(name)) != recipe.dim:
-            raise BadData(f"{where}: encoders.{name}.dim is {dim}; a contrast stage needs the recipe's {recipe.dim}")
-    sides = {stage.query, stage.document or stage.query}
+        if (dim := recipe.dim_of(name)) != wanted:
+            raise BadData(f"{where}: encoders.{name}.dim is {dim}; a contrast stage needs {whose} {wanted}")
     widths = [
-        (recipe.encoders[name].projection or shapes[name].hidden_size) if name in stage.train else recipe.dim
+        (recipe.encoders[name].projection or shapes[name].hidden_size) if name in stage.train else recipe.dim_of(name)
         for name in sides
         if name in shapes
     ]
-    for dim in loss.dims:
+    for dim in stage.loss.dims:
         if widths and dim > min(widths):
             raise BadData(f"loss.dims: {dim} is more than the {min(widths)} dimensions that both sides have")

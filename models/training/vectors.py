@@ -6,16 +6,15 @@ A file is named by fingerprint and texts, and chunks that were written are not r
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 from pathlib import Path
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from safetensors.numpy import load_file, save_file
 from torch import Tensor, nn
 
-from models.encoder.packed import joined
 from models.encoder.packed.attention import default_backend
 from models.encoder.packed.encoder import PackedModel
 from models.encoder.packed.kernels import lay_out
@@ -161,32 +160,33 @@ def read_once(
         if store.ranks.is_first:
             _join((alone, second), beside.share, store, path)
         store.ranks.wait()
-    return kept_in(path, len(texts), store.recipe.dim)
+    return kept_in(path, len(texts), store.recipe.dim_of(name))
 
 
 def _join(parts: tuple[Kept, Kept], share: float, store: EncoderStore, path: Path) -> None:
-    """Writes joined vectors; the run's matrix is fitted to the first texts that are joined."""
-    count, part = len(parts[0]), path.with_suffix(".part")
-    if not store.join.is_file():
-        some = np.linspace(0, count - 1, min(count, FITTED_TEXTS)).astype(np.int64)
-        matrix = joined.fit([np.asarray(vectors[some], dtype=np.float32) for vectors in parts], share, store.recipe.dim)
-        store.join.parent.mkdir(parents=True, exist_ok=True)
-        save_file({joined.WEIGHT: matrix}, store.join.with_suffix(".new"))
-        store.join.with_suffix(".new").replace(store.join)
-    device, matrix = store.ranks.device, load_file(store.join)[joined.WEIGHT]
-    matrices = [torch.from_numpy(half).to(device) for half in joined.by_part(matrix, share, parts[0].shape[1])]
+    """Writes vectors side by side, and with the first texts of a run also the moments of some of them."""
+    count, part, device = len(parts[0]), path.with_suffix(".part"), store.ranks.device
+
+    def side_by_side(rows: Rows) -> Tensor:
+        first, second = (take(vectors, rows, device) for vectors in parts)
+        return torch.cat([math.sqrt(1 - share) * first, math.sqrt(share) * second], dim=1)
+
+    if not store.moments.is_file():
+        some = side_by_side(np.linspace(0, count - 1, min(count, FITTED_TEXTS)).astype(np.int64)).double()
+        store.moments.parent.mkdir(parents=True, exist_ok=True)
+        np.save(store.moments.with_suffix(".new.npy"), (some.T @ some).cpu().numpy())
+        store.moments.with_suffix(".new.npy").replace(store.moments)
     with part.open("wb") as file:
         for start in range(0, count, FITTED_TEXTS):
             rows = np.arange(start, min(start + FITTED_TEXTS, count))
-            products = [take(vectors, rows, device) @ half for vectors, half in zip(parts, matrices, strict=True)]
-            file.write(nn.functional.normalize(products[0] + products[1], dim=-1).half().cpu().numpy().tobytes())
+            file.write(side_by_side(rows).half().cpu().numpy().tobytes())
     part.replace(path)
 
 
 def _read_alone(name: str, texts: Texts, store: EncoderStore, scratch: Path, tokens: int, precision: str) -> Kept:
     path = file_of(store.vectors, store.fingerprint(name), texts)
     if path.is_file():
-        return kept_in(path, len(texts), store.recipe.dim_of(name))
+        return kept_in(path, len(texts), store.recipe.part_of(name))
     encoder, ranks = store.open(name, trained=False), store.ranks
     table = TokenTable.build(texts, encoder.spec, encoder.tokenizer, ranks, scratch / path.stem)
     return Reader(encoder, ranks, tokens=tokens, precision=precision).keep(table, path)

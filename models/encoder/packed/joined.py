@@ -82,13 +82,14 @@ def alone(spec: EncoderSpec) -> EncoderSpec:
     return spec.model_copy(update={"native_dim": spec.beside.native_dim, "dim": spec.beside.dim, "beside": None})
 
 
-def put_beside(folder: Path, share: float, dim: int, tensors: Mapping[str, NDArray[np.float32]]) -> None:
+def put_beside(folder: Path, share: float, tensors: Mapping[str, NDArray[np.float32]]) -> None:
     """Makes one encoder of the folder's own and of the one that lies in its `beside`."""
     save_file(dict(tensors), folder / JOIN_FILE)
     spec = EncoderSpec.load(folder)
     new = {name: sha256_of(folder / name) for name in (JOIN_FILE, f"{BESIDE}/{SPEC_FILE}")}
     pooling = EncoderSpec.load(folder / BESIDE).pooling
     beside = Beside(share=share, native_dim=spec.native_dim, dim=spec.dim, pooling=pooling)
+    dim = tensors[WEIGHT].shape[1]
     changes = {"native_dim": dim, "dim": dim, "beside": beside, "checksums": spec.checksums | new}
     spec.model_copy(update=changes).save(folder)
 
@@ -101,15 +102,9 @@ def open_packed(folder: Path, spec: EncoderSpec | None = None, **options: Any) -
 
 def join(parts: Sequence[Vectors], share: float, matrix: Matrix) -> Vectors:
     """Returns unit vectors (texts, dim) of the unit vectors of two encoders."""
-    first, second = by_part(matrix, share, parts[0].shape[1])
-    vectors = parts[0] @ first + parts[1] @ second
+    vectors = side_by_side(parts, share) @ matrix
     unit: Vectors = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
     return unit
-
-
-def by_part(matrix: Matrix, share: float, dim: int) -> tuple[Matrix, Matrix]:
-    """Returns what the vectors of each encoder are multiplied with: `dim` rows of the matrix, and the rest."""
-    return matrix[:dim] * np.float32(np.sqrt(1 - share)), matrix[dim:] * np.float32(np.sqrt(share))
 
 
 def side_by_side(parts: Sequence[Vectors], share: float) -> Vectors:
@@ -118,8 +113,12 @@ def side_by_side(parts: Sequence[Vectors], share: float) -> Vectors:
     return np.hstack([np.float32(np.sqrt(1 - share)) * first, np.float32(np.sqrt(share)) * second])
 
 
-def fit(parts: Sequence[Vectors], share: float, dim: int) -> Matrix:
-    """Returns the matrix (dimensions of both, dim) that keeps the most of inner products between such texts."""
-    vectors = side_by_side(parts, share).astype(np.float64)
-    _, directions = np.linalg.eigh(vectors.T @ vectors)  # by ascending weight
-    return np.ascontiguousarray(directions[:, ::-1][:, :dim], dtype=np.float32)
+def basis(columns: Matrix, moments: NDArray[np.float64], dim: int) -> Matrix:
+    """Returns at most `dim` orthonormal columns of the space of these, the ones that vary most first.
+
+    `moments` are the products of side-by-side vectors, summed over texts. A query whose vector is a combination of the
+    columns has the same inner products with vectors that are multiplied by such a basis.
+    """
+    span, _ = np.linalg.qr(columns.astype(np.float64))
+    _, turn = np.linalg.eigh(span.T @ moments @ span)  # by ascending weight
+    return np.ascontiguousarray((span @ turn[:, ::-1])[:, :dim], dtype=np.float32)

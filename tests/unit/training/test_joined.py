@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 import torch
 from pydantic import ValidationError
+from safetensors.numpy import load_file
 
-from models.encoder.packed.joined import JoinedEncoder, fit, join, open_packed, side_by_side
-from models.encoder.spec import BESIDE, JOIN_FILE, SPEC_FILE, EncoderSpec, Precision, Side
+from models.encoder.packed.joined import JoinedEncoder, basis, join, open_packed, side_by_side
+from models.encoder.spec import BESIDE, JOIN_FILE, SPEC_FILE, Precision, Side
 from models.encoder.torch import Projection, TorchEncoder
 from models.errors import BadEncoder
 from models.evaluation.encoders import open_encoder
@@ -39,7 +40,8 @@ def recipe(toy_recipe: Make, tmp_path: Path) -> Recipe:
     write_start(tmp_path / "small", "bert", layers=1)
     values = toy_recipe(document="document", loss={"mse": 1.0}).model_dump(mode="json")
     values["stages"]["tune"]["document"], encoders = "joined", values["encoders"]
-    encoders["query"]["projection"] = 32
+    encoders["query"] |= {"projection": 128, "dim": 128}
+    values["dim"] = 64
     encoders["document"]["document_instruction"] = "read: "
     encoders["small"] = {"start": str(tmp_path / "small"), "pooling": "cls", "max_length": 40}
     encoders["joined"] = {
@@ -57,20 +59,25 @@ def test_cosines_of_joined_vectors_are_weighted_means() -> None:
     np.testing.assert_allclose(join([first, second], SHARE, np.eye(14, dtype=np.float32)), whole, atol=1e-6)
 
 
-def test_the_fitted_matrix_keeps_what_texts_vary_in() -> None:
-    first = unit(200, 3, seed=3) @ unit(3, 16, seed=4)
-    first /= np.linalg.norm(first, axis=1, keepdims=True)
-    second = first[:, :8] / np.linalg.norm(first[:, :8], axis=1, keepdims=True)
-    matrix = fit([first, second], SHARE, 8)
-    assert matrix.shape == (24, 8)
-    whole, cut = side_by_side([first, second], SHARE), join([first, second], SHARE, matrix)
-    np.testing.assert_allclose(cut @ cut.T, whole @ whole.T, atol=0.02)
+def test_a_basis_of_what_queries_reach_keeps_their_inner_products() -> None:
+    documents = side_by_side([unit(200, 8, seed=1), unit(200, 6, seed=2)], SHARE)
+    columns = unit(14, 5, seed=3)
+    queries = unit(20, 5, seed=4) @ columns.T
+    matrix = basis(columns, documents.T.astype(np.float64) @ documents, 5)
+    assert matrix.shape == (14, 5)
+    np.testing.assert_allclose((queries @ matrix) @ (documents @ matrix).T, queries @ documents.T, atol=1e-6)
+
+
+def test_the_first_columns_of_a_basis_are_those_that_texts_vary_most_in() -> None:
+    spread = np.diag(np.arange(1.0, 9.0))
+    matrix = basis(np.eye(8, dtype=np.float32), spread, 3)
+    np.testing.assert_allclose(np.abs(matrix), np.eye(8)[:, [7, 6, 5]], atol=1e-6)
 
 
 def test_a_run_reads_writes_and_serves_the_same_joined_vectors(recipe: Recipe, tmp_path: Path) -> None:
     store = EncoderStore(recipe, tmp_path / "run", ONE)
     kept = np.asarray(read_once("joined", TEXTS, store, tmp_path), dtype=np.float32)
-    assert kept.shape == (len(DOCUMENTS), 32)
+    assert kept.shape == (len(DOCUMENTS), 128)
     np.testing.assert_allclose(np.linalg.norm(kept, axis=1), 1, atol=1e-2)
     again = read_once("joined", TEXTS, store, tmp_path)
     np.testing.assert_array_equal(kept, np.asarray(again, dtype=np.float32))
@@ -82,11 +89,20 @@ def test_a_run_reads_writes_and_serves_the_same_joined_vectors(recipe: Recipe, t
     np.testing.assert_allclose(judged.encode([f"read: {text}" for text in DOCUMENTS]), kept, atol=2e-3)
 
 
-def test_a_joined_pair_trains_and_its_queries_start_from_the_linear_map(recipe: Recipe, tmp_path: Path) -> None:
+def test_a_trained_pair_is_written_in_fewer_dimensions_with_the_same_rankings(recipe: Recipe, tmp_path: Path) -> None:
     folders = {folder.name: folder for folder in train(recipe, tmp_path / "run", ONE)}
-    assert EncoderSpec.load(folders["joined"]).beside is not None
-    assert TorchEncoder.load(folders["query"]).projection is not None
-    assert folders["query"].resolve().parent.name == "tune"
+    trained, query = TorchEncoder.load(tmp_path / "run/tune/query"), TorchEncoder.load(folders["query"])
+    document = open_packed(folders["joined"], device="cpu", precision=Precision.FP32)
+    assert (trained.spec.dim, query.spec.dim, document.spec.dim) == (128, 64, 64)
+    wide = np.asarray(read_once("joined", TEXTS, EncoderStore(recipe, tmp_path / "run", ONE), tmp_path / "run/tune"))
+    vectors = document.encode(DOCUMENTS, Side.DOCUMENT)
+    weight = load_file(folders["joined"] / JOIN_FILE)["weight"]
+    lengths = np.linalg.norm(wide.astype(np.float32) @ weight, axis=1)
+    expected = trained.encode(DOCUMENTS, Side.QUERY) @ wide.T.astype(np.float32)
+    np.testing.assert_allclose(query.encode(DOCUMENTS, Side.QUERY) @ vectors.T * lengths, expected, atol=4e-3)
+    written = (folders["query"] / SPEC_FILE).stat().st_mtime_ns
+    assert train(recipe, tmp_path / "run", ONE) == list(folders.values())
+    assert (folders["query"] / SPEC_FILE).stat().st_mtime_ns == written
 
 
 def test_a_projection_is_fitted_to_its_targets() -> None:
@@ -123,7 +139,7 @@ def test_torch_alone_does_not_read_half_of_a_joined_folder(recipe: Recipe, tmp_p
 
 
 @pytest.mark.parametrize(("changes", "reason"), [
-    ({"joined": {"beside": {"encoder": "no-such", "share": 0.3}}}, "is no encoder of 32 dimensions"),
+    ({"joined": {"beside": {"encoder": "no-such", "share": 0.3}}}, "is no encoder that stands alone"),
     ({"joined": {"beside": {"encoder": "query", "share": 0.3}}}, "can be trained"),
     ({"document": {"beside": {"encoder": "small", "share": 0.4}}}, "one beside"),
 ])  # fmt: skip

@@ -14,7 +14,7 @@ from models.training.recipe import Recipe
 from models.training.shapes import check, shape_of
 from tests.support.toy_training import write_gguf
 
-RECIPES = Path("models/training/recipes")
+RECIPES = Path("models/training/recipes").resolve()
 
 
 def section(text: str, stage: str) -> str:
@@ -52,7 +52,8 @@ def test_the_plan_prints_table_17(size: str, capsys: pytest.CaptureFixture[str])
     assert precision in section(text, "joint")
 
 
-def test_the_plan_prints_rates_and_minutes_as_they_are() -> None:
+def test_the_plan_prints_rates_and_minutes_as_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)  # where none of the recipe's data is
     changes = ["stages.tune.minutes=2.5", "stages.document.lr=2.25e-5"]
     text = plan(Recipe.load(RECIPES / "care-pair.toml", changes), tflops=100)
     assert "peak learning rate 2.25e-5," in section(text, "document")
@@ -140,6 +141,7 @@ def test_every_recipe_is_valid_at_its_published_sizes(path: Path) -> None:
     [
         ("bmretriever", "encoders.finder.dim=2048", r"encoders\.finder: it has 768 dimensions, the recipe 2048; set"),
         ("bmretriever", "encoders.both.dim=768", r"stages\.pretrain: encoders\.both\.dim is 768; .* recipe's 2048"),
+        ("care-pair-joined", "encoders.query.dim=512", r"stages\.align: .*query\.dim is 512; .* joined encoders' 1024"),
         ("care-0.3b-4b", "dim=1024", r"encoders\.query: it has 768 dimensions, the recipe 1024"),
         ("care-0.3b-4b", "stages.document.loss.dims=[4096]", "4096 is more than the 2560 dimensions"),
         ("care-0.3b-4b", "encoders.document.pooling=cls", "the first token of a qwen3 sees no other"),

@@ -47,7 +47,7 @@ def test_two_processes_reach_the_weights_of_one(tmp_path: Path, toy_recipe: Call
         batch=5,
     )
     align = recipe.stages["tune"].model_dump() | {"train": ["query"], "loss": {"mse": 1.0, "temperature": 0.1}}
-    align["document"] = "joined"
+    align |= {"query": "wide", "document": "joined", "train": ["wide"]}
     # Without dropout: each process draws its own.
     path = tmp_path / "query" / "config.json"
     config = json.loads(path.read_text())
@@ -59,7 +59,7 @@ def test_two_processes_reach_the_weights_of_one(tmp_path: Path, toy_recipe: Call
     values["dev"] = {"folder": tmp_path / "dev", "every": 4}
     values["encoders"]["document"]["start"] = tmp_path / "toy.gguf"
     values["encoders"]["small"] = values["encoders"]["query"] | {}
-    values["encoders"]["query"]["projection"] = 32
+    values["encoders"]["wide"] = values["encoders"]["query"] | {"projection": 64, "dim": 64}
     beside = {"copy_of": "document", "start": None, "beside": {"encoder": "small", "share": 0.3}}
     values["encoders"]["joined"] = values["encoders"]["document"] | beside
     recipe = Recipe.model_validate(values)

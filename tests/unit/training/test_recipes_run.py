@@ -126,6 +126,9 @@ def test_a_recipe_runs_and_its_result_searches(
     changes += ["encoders.*.dtype=fp32"] if "dtype" not in path.read_text() else []
     # The prompt of a chat is longer than the texts of encoders, and each byte is a token here.
     changes += [f"encoders.{name}.max_length=400" for name in Recipe.load(path).generators]
+    # A query encoder learns to find the vectors of two encoders of 32 dimensions.
+    joins = any(encoder.beside is not None for encoder in Recipe.load(path).encoders.values())
+    changes += ["encoders.query.dim=64"] if joins else []
     recipe = Recipe.load(path, changes)
     write_data(recipe)
     folders = {folder.name: folder for folder in train(recipe, Path("run"), ONE)}
