@@ -13,7 +13,8 @@ from models.encoder.packed.encoder import PackedEncoder
 from models.encoder.spec import EncoderSpec, Side, sha256_of
 from models.encoder.torch import TorchEncoder, weight_files
 from models.errors import BadEncoder
-from models.training.encoders import EncoderStore, Int8Linear, blend, set_dropout, trained_weights
+from models.training.encoders import EncoderStore, blend, set_dropout, trained_weights
+from models.training.int8 import Int8Linear
 from models.training.ranks import Ranks
 from models.training.recipe import Encoder, Recipe
 from models.training.shapes import check
