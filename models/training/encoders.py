@@ -196,7 +196,7 @@ class EncoderStore:
     def fold(self, name: str, folder: Path) -> joined.Matrix:
         """Writes a query encoder in the recipe's dimensions, and returns the matrix that its documents need.
 
-        It was trained to find side-by-side vectors. Its own are multiples of its projection's columns: in a basis of
+        It was trained to find side-by-side vectors. Its own are combinations of its projection's columns: in a basis of
         those all inner products are the same.
         """
         encoder = TorchEncoder.load(self.folder(name), self.spec(name))
@@ -212,7 +212,7 @@ class EncoderStore:
     def copy(self, name: str, folder: Path, matrix: joined.Matrix | None = None) -> None:
         """Writes an encoder that was not trained, as the recipe uses it, with the one that stands beside it.
 
-        `matrix` is what their vectors are multiplied with; they may as well stay as they are.
+        The vectors of such two are multiplied with `matrix`, if there is one.
         """
         config = self.recipe.encoders[name]
         encoder = self.open(name, trained=False).to(DTYPES[config.dtype])
