@@ -176,10 +176,12 @@ def _import_one(source: Path, staged: Path, final: Path, given: Given, space: st
 def _adapt(staged: Path, adapter: Path, given: Given) -> None:
     """Turns the imported checkpoint into the encoder that was trained from it."""
     own = EncoderSpec.load(adapter)
+    if given.beside is None and given.space not in (None, own.space):
+        own = joined.alone(own)  # a space of its own: not that of the two
     names = ("space", "dim", "max_length", "query_instruction", "document_instruction")
     own = own.model_copy(update={name: value for name in names if (value := getattr(given, name)) is not None})
     if (own.beside is None) != (given.beside is None):
-        two = "by two encoders: name the second one with --beside; the adapter's card says which"
+        two = "by two encoders: name the second one with --beside (its card says which), or another --space for one alone"
         raise BadEncoder(f"{adapter}: documents are read {two if own.beside else 'by one encoder: leave --beside out'}")
     base = TorchEncoder.load(staged)
     if own.architecture != base.spec.architecture:

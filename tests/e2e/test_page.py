@@ -65,7 +65,10 @@ def test_the_footer_names_the_snapshot_and_is_no_medical_advice(page: Page) -> N
     page.open_query(QUERY)
     served = page.run_async("return (await (await fetch('/v1/collection')).json()).snapshot")
     assert served in page.text("#snapshot")
-    assert re.findall(r"care-[\w-]+", page.text("#encoders")) == ["care-pair-zh-embeddinggemma-300m", "care-pair-zh"]
+    assert re.findall(r"care-[\w-]+", page.text("#encoders")) == [
+        "care-pair-zh-embeddinggemma-300m-bge-small-zh",
+        "care-pair-zh",
+    ]
     assert "不构成医疗建议" in page.text("footer")
 
 

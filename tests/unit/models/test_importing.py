@@ -203,8 +203,13 @@ def test_an_adapter_of_two_encoders_needs_the_right_second_one(
     shown = capsys.readouterr().out
     assert "joined with those of the encoder in beside/, which has a share of 0.3" in shown
     assert "care export" not in shown
-    with pytest.raises(BadEncoder, match="name the second one with --beside"):
+    with pytest.raises(BadEncoder, match="or another --space for one alone"):
         made(None, "no")
+    alone = Given(pooling=cls, adapter=tmp_path / "adapter", space="the first one alone")
+    import_encoder(str(tmp_path / "model"), tmp_path / "first", alone)
+    first = joined.open_packed(tmp_path / "first", device="cpu")
+    assert (first.spec.beside, first.spec.space) == (None, "the first one alone")
+    np.testing.assert_allclose(first.encode(TEXTS, Side.DOCUMENT), parts[0], atol=1e-4)
     with pytest.raises(ParityError, match="not the encoder that the adapter was trained with"):
         made("other", "no")
     (tmp_path / "adapter" / JOIN_FILE).write_bytes(b"{}")
