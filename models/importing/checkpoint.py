@@ -181,7 +181,7 @@ def _adapt(staged: Path, adapter: Path, given: Given) -> None:
     names = ("space", "dim", "max_length", "query_instruction", "document_instruction")
     own = own.model_copy(update={name: value for name in names if (value := getattr(given, name)) is not None})
     if (own.beside is None) != (given.beside is None):
-        two = "by two encoders: name the second one with --beside (its card says which), or another --space for one alone"
+        two = "by two encoders: name the second one with --beside (see its card), or another --space for one alone"
         raise BadEncoder(f"{adapter}: documents are read {two if own.beside else 'by one encoder: leave --beside out'}")
     base = TorchEncoder.load(staged)
     if own.architecture != base.spec.architecture:
