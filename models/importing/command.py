@@ -51,7 +51,9 @@ def add_arguments(parser: ArgumentParser) -> None:
     own.add_argument(
         "--adapter", type=Path, metavar="FOLDER", help="LoRA adapter trained from the checkpoint (care train writes it)"
     )
-    own.add_argument("--beside", metavar="SOURCE", help="second encoder, if two read the adapter's documents; or give another --space")
+    own.add_argument(
+        "--beside", metavar="SOURCE", help="second encoder, if two read the adapter's documents (or another --space)"
+    )
     server = own.add_argument_group("a server with OpenAI's embeddings API")
     server.add_argument("--model", metavar="NAME", help="its name for the encoder")
     server.add_argument("--api-key-env", metavar="VARIABLE", help="environment variable that holds its key")
