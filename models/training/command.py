@@ -19,6 +19,9 @@ from models.errors import CareError
 def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("recipe", type=Path, help="a TOML file (models/training/recipes/)")
     parser.add_argument("--out", type=Path, help="folder of the run: log, checkpoints, encoders (var/runs/RECIPE)")
+    parser.add_argument(
+        "--vectors", type=Path, help="folder for vectors of frozen encoders, which runs may share (OUT/vectors)"
+    )
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="change a key of the recipe")
     parser.add_argument("--device", choices=("cuda", "cpu"), help="cuda or cpu (default: the GPU if there is one)")
     parser.add_argument("--dry-run", action="store_true", help="print the plan and what it takes, and train nothing")
@@ -48,7 +51,7 @@ def run(arguments: Namespace) -> None:
 
     ranks = Ranks.join(arguments.device)
     try:
-        folders = train(recipe, out, ranks)
+        folders = train(recipe, out, ranks, arguments.vectors)
     except SafetensorError as error:  # it hides that the disk is full
         raise CareError(f"{out}: {error}; free some space, then run the same command again") from error
     if not ranks.is_first:

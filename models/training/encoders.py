@@ -53,9 +53,9 @@ CHECKED = 8
 class EncoderStore:
     """The current folder of each encoder. Each stage opens the encoders that it needs anew."""
 
-    def __init__(self, recipe: Recipe, folder: Path, ranks: Ranks) -> None:
+    def __init__(self, recipe: Recipe, folder: Path, ranks: Ranks, vectors: Path | None = None) -> None:
         self.recipe, self.ranks = recipe, ranks
-        self.vectors = folder / VECTORS
+        self.vectors = vectors or folder / VECTORS
         self._starts = folder / START
         self.moments = self._starts / "moments.npy"
         """Products of side-by-side vectors, if an encoder stands beside another."""

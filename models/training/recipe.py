@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from models.encoder.spec import Pooling
 from models.errors import BadData
-from models.training.recipe_file import apply_change, no_such_key, read_tables
+from models.training.recipe_file import Tables, apply_change, no_such_key, read_tables
 
 Positive = Annotated[int, Field(gt=0)]
 Count = Annotated[int, Field(ge=0)]
@@ -412,10 +412,15 @@ class Recipe(_Section):
         values = read_tables(path)
         for change in changes:
             apply_change(values, change, _known_keys())
+        return cls.of(values, str(path))
+
+    @classmethod
+    def of(cls, values: Tables, where: str) -> Recipe:
+        """Returns the recipe of these tables; `where` is what an error names."""
         try:
             return cls.model_validate(values)
         except ValidationError as error:
-            raise BadData(f"{path}: {_first_fault(error)}") from error
+            raise BadData(f"{where}: {_first_fault(error)}") from error
 
 
 def files_of(stage: AnyStage) -> list[str]:

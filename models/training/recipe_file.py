@@ -27,15 +27,15 @@ def read_tables(path: Path) -> Tables:
     except tomllib.TOMLDecodeError as error:
         raise BadData(f"{path}: not TOML: {error}") from error
     base = values.pop("base", None)
-    return values if base is None else _overlaid(read_tables(path.parent / base), values)
+    return values if base is None else overlaid(read_tables(path.parent / base), values)
 
 
-def _overlaid(below: Tables, above: Tables) -> Tables:
+def overlaid(below: Tables, above: Tables) -> Tables:
     """Tables are merged, anything else is replaced; new keys come last."""
     merged = dict(below)
     for key, value in above.items():
         old = merged.get(key)
-        merged[key] = _overlaid(old, value) if isinstance(old, dict) and isinstance(value, dict) else value
+        merged[key] = overlaid(old, value) if isinstance(old, dict) and isinstance(value, dict) else value
     return merged
 
 

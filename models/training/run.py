@@ -39,10 +39,13 @@ PAIRS = "pairs.jsonl"
 RECIPE_FILE, ENCODERS = "recipe.json", "encoders"
 
 
-def train(recipe: Recipe, folder: Path, ranks: Ranks) -> list[Path]:
-    """Runs what is not done yet; returns the encoder folders: those that were trained, then one that was only read."""
+def train(recipe: Recipe, folder: Path, ranks: Ranks, vectors: Path | None = None) -> list[Path]:
+    """Runs what is not done yet; returns the encoder folders: those that were trained, then one that was only read.
+
+    `vectors` is where those of frozen encoders are kept, if not in the folder of the run.
+    """
     dev = DevSets.load(recipe.dev) if recipe.dev is not None else None
-    store = EncoderStore(recipe, folder, ranks)
+    store = EncoderStore(recipe, folder, ranks, vectors)
     if ranks.is_first:
         _claim(folder, store)
     ranks.wait()

@@ -5,9 +5,12 @@ A file is named by fingerprint and texts, and chunks that were written are not r
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import math
 import os
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -152,44 +155,63 @@ def read_once(
     if beside is None:
         return alone
     how = f"{store.fingerprint(name)} {store.fingerprint(beside.encoder)} {beside.share}"
+    second = _read_alone(beside.encoder, texts, store, scratch, tokens, precision)
     path = file_of(store.vectors, how, texts)
-    known = path.is_file()
-    store.ranks.wait()  # all ranks have looked before the first one writes
-    if not known:
-        second = _read_alone(beside.encoder, texts, store, scratch, tokens, precision)
-        if store.ranks.is_first:
+    with _locked(path, store.ranks) as known:
+        if not known and store.ranks.is_first:
             _join((alone, second), beside.share, store, path)
-        store.ranks.wait()
-    return kept_in(path, len(texts), store.recipe.dim_of(name))
+    kept = kept_in(path, len(texts), store.recipe.dim_of(name))
+    if store.ranks.is_first and not store.moments.is_file():
+        _write_moments(kept, store)
+    store.ranks.wait()
+    return kept
 
 
 def _join(parts: tuple[Kept, Kept], share: float, store: EncoderStore, path: Path) -> None:
-    """Writes vectors side by side, and with the first texts of a run also the moments of some of them."""
+    """Writes vectors side by side."""
     count, part, device = len(parts[0]), path.with_suffix(".part"), store.ranks.device
-
-    def side_by_side(rows: Rows) -> Tensor:
-        first, second = (take(vectors, rows, device) for vectors in parts)
-        return torch.cat([math.sqrt(1 - share) * first, math.sqrt(share) * second], dim=1)
-
-    if not store.moments.is_file():
-        some = side_by_side(np.linspace(0, count - 1, min(count, FITTED_TEXTS)).astype(np.int64)).double()
-        store.moments.parent.mkdir(parents=True, exist_ok=True)
-        np.save(store.moments.with_suffix(".new.npy"), (some.T @ some).cpu().numpy())
-        store.moments.with_suffix(".new.npy").replace(store.moments)
     with part.open("wb") as file:
         for start in range(0, count, FITTED_TEXTS):
             rows = np.arange(start, min(start + FITTED_TEXTS, count))
-            file.write(side_by_side(rows).half().cpu().numpy().tobytes())
+            first, second = (take(vectors, rows, device) for vectors in parts)
+            both = torch.cat([math.sqrt(1 - share) * first, math.sqrt(share) * second], dim=1)
+            file.write(both.half().cpu().numpy().tobytes())
     part.replace(path)
 
 
+def _write_moments(kept: Kept, store: EncoderStore) -> None:
+    """Writes the products of some side-by-side vectors, by the first texts that a run reads."""
+    rows = np.linspace(0, len(kept) - 1, min(len(kept), FITTED_TEXTS)).astype(np.int64)
+    some, new = take(kept, rows, store.ranks.device).double(), store.moments.with_suffix(".new.npy")
+    new.parent.mkdir(parents=True, exist_ok=True)
+    np.save(new, (some.T @ some).cpu().numpy())
+    new.replace(store.moments)
+
+
 def _read_alone(name: str, texts: Texts, store: EncoderStore, scratch: Path, tokens: int, precision: str) -> Kept:
-    path = file_of(store.vectors, store.fingerprint(name), texts)
-    if path.is_file():
-        return kept_in(path, len(texts), store.recipe.part_of(name))
-    encoder, ranks = store.open(name, trained=False), store.ranks
-    table = TokenTable.build(texts, encoder.spec, encoder.tokenizer, ranks, scratch / path.stem)
-    return Reader(encoder, ranks, tokens=tokens, precision=precision).keep(table, path)
+    path, ranks = file_of(store.vectors, store.fingerprint(name), texts), store.ranks
+    with _locked(path, ranks) as known:
+        if known:
+            return kept_in(path, len(texts), store.recipe.part_of(name))
+        encoder = store.open(name, trained=False)
+        table = TokenTable.build(texts, encoder.spec, encoder.tokenizer, ranks, scratch / path.stem)
+        return Reader(encoder, ranks, tokens=tokens, precision=precision).keep(table, path)
+
+
+@contextmanager
+def _locked(path: Path, ranks: Ranks) -> Iterator[bool]:
+    """Keeps other runs that share the file's folder from writing there, and tells whether the file is there already."""
+    with ExitStack() as stack:
+        if ranks.is_first:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            folder = os.open(path.parent, os.O_RDONLY)
+            stack.callback(os.close, folder)
+            fcntl.flock(folder, fcntl.LOCK_EX)
+        ranks.wait()
+        known = path.is_file()
+        ranks.wait()  # all ranks have looked before one writes
+        yield known
+        ranks.wait()
 
 
 def file_of(folder: Path, fingerprint: str, texts: Texts) -> Path:

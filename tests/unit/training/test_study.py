@@ -1,0 +1,144 @@
+"""Studies: variants of a recipe with several seeds, which share vectors, and the table of their figures."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from models.errors import BadData, CareError
+from models.training import study
+from models.training.ranks import Ranks
+from models.training.recipe import Recipe, files_of
+from models.training.recipe_file import Tables, apply_change, overlaid
+from models.training.run import train
+from tests.support.toy_training import plain, toy_rows, write_dev, write_rows, write_start
+
+STUDIES = sorted(Path("models/training/studies").resolve().glob("*.toml"))
+ONE = Ranks(0, 1, torch.device("cpu"))
+RECIPE = """
+about = "toy"
+space = "toy"
+dim = 32
+encoders.query = { start = "query", pooling = "cls", max_length = 40 }
+encoders.document = { start = "document", pooling = "eos", max_length = 40 }
+
+[stages.tune]
+kind = "contrast"
+query = "query"
+document = "document"
+train = ["query"]
+data = { files = ["rows.jsonl"] }
+batch = 4
+steps = 2
+lr = 1e-3
+tokens = 150
+loss = { mse = 1.0 }
+"""
+STUDY = """
+base = "recipe.toml"
+documents = "document"
+seeds = [1, 2]
+
+[variants.whole]
+
+[variants.without-mse]
+stages.tune.loss.mse = 0.0
+"""
+# Sizes that a test can afford.
+TOY = [
+    "dim=32",
+    "max_steps=1",
+    "stages.*.batch=4",
+    "stages.*.tokens=1000",
+    "encoders.*.max_length=32",
+    "encoders.*.layers=1",
+]
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    for name, architecture in (("query", "bert"), ("document", "qwen3")):
+        write_start(tmp_path / name, architecture, layers=1)
+    write_rows(tmp_path / "rows.jsonl", plain(toy_rows()))
+    write_dev(tmp_path / "dev")
+    (tmp_path / "recipe.toml").write_text(RECIPE)
+    (tmp_path / "study.toml").write_text(STUDY)
+    return tmp_path
+
+
+def test_variants_are_trained_with_each_seed_and_judged(home: Path) -> None:
+    text = study.study(home / "study.toml", [home / "dev"], home / "out", at_once=2)
+    assert [line.split(" | ")[:2] for line in text.splitlines()[2:]] == [["| whole", "2"], ["| without-mse", "2"]]
+    assert text.count("±") >= 4
+    assert (home / "out" / "table.md").read_text() == text + "\n"
+    # Runs of one seed draw the same rows: the document encoder has read their queries and documents once.
+    assert len(list((home / "out" / "vectors").glob("*.f16"))) == 2 * 2
+    assert not (home / "out" / "whole" / "1" / "vectors").exists()
+    log = home / "out" / "whole" / "1" / "log"
+    before = log.read_text()
+    assert "stage tune" in before
+    assert study.study(home / "study.toml", [home / "dev"], home / "out") == text
+    assert log.read_text() == before
+
+
+def test_a_run_that_fails_is_named_and_the_others_go_on(home: Path) -> None:
+    (home / "study.toml").write_text(f"{STUDY}\n[variants.broken]\nencoders.query.start = 'nowhere'\n")
+    with pytest.raises(CareError, match="2 of 6 runs failed") as error:
+        study.study(home / "study.toml", [home / "dev"], home / "out")
+    assert "| whole | 2 |" in str(error.value)
+    assert "broken" not in (home / "out" / "table.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("seeds = []", "seeds"),
+        ("seeds = [1]\nnonsense = 1", "nonsense"),
+        ("seeds = [1]\n[variants.'../out']", "variants"),
+        ("seeds = [1]\n[variants.one]\nstages.tune.batsch = 3", "one: stages.tune"),
+        ("seeds = [", "study.toml"),
+    ],
+)
+def test_a_faulty_study_is_refused_before_anything_is_trained(home: Path, text: str, message: str) -> None:
+    rest = "" if "[variants" in text else "\n[variants.one]"
+    (home / "study.toml").write_text(f'base = "recipe.toml"\ndocuments = "document"\n{text}{rest}')
+    with pytest.raises(BadData, match=message):
+        study.study(home / "study.toml", [home / "dev"], home / "out")
+    assert not (home / "out").exists()
+
+
+def test_a_table_has_means_and_deviations() -> None:
+    found = {"one": [{"a": 1.0, "b": 3.0}, {"a": 3.0, "b": 3.0}], "two": [{"a": 5.0, "b": 6.0}]}
+    assert study.table(found).splitlines()[2:] == [
+        "| one | 2 | 2.50 ± 0.71 | 2.00 ± 1.41 | 3.00 ± 0.00 |",
+        "| two | 1 | 5.50 | 5.00 | 6.00 |",
+    ]
+
+
+@pytest.mark.parametrize("path", STUDIES, ids=lambda path: path.stem)
+def test_every_variant_of_a_bundled_study_trains(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def toy(below: Tables, above: Tables) -> Tables:
+        tables = overlaid(below, above)
+        for change in TOY:
+            apply_change(tables, change, ["layers", "max_length", "batch", "tokens"])
+        for stage in tables["stages"].values():
+            stage["data"] |= {"weights": {}, "crops": {}}
+        return tables
+
+    monkeypatch.setattr(study, "overlaid", toy)
+    runs = [run for run in study.runs_of(path, tmp_path / "out") if run.seed == 1]
+    models = Path("models").resolve()
+    monkeypatch.chdir(tmp_path)
+    Path("models").symlink_to(models)
+    for run in runs:
+        for encoder in run.recipe.encoders.values():
+            if encoder.start is not None and not encoder.start.exists():
+                write_start(encoder.start, "bert" if "bge" in encoder.start.name else "qwen3", layers=3)
+        for stage in run.recipe.stages.values():
+            for file in files_of(stage):
+                write_rows(Path(file), plain(toy_rows()))
+        folders = train(Recipe.model_validate(run.recipe), run.folder, ONE, tmp_path / "vectors")
+        query, own = (Path(each.partition(",")[0]) for each in run.pair())
+        assert query in folders
+        assert own in folders or own.parts[0] == "data"
