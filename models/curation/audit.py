@@ -20,6 +20,7 @@ CORPORA = ("corpus.jsonl", "corpus.jsonl.gz")
 COLUMNS = {
     "queries": "queries", "positives": "labelled positives a query", "judged_positives": "judged positives a query",
     "false_positives": "false positives a query", "false_negatives": "false negatives a query",
+    "agreement": "agreement of labels and judges", "kappa": "their kappa",
 }  # fmt: skip
 
 
@@ -35,10 +36,11 @@ def run_audit(
     run_step(Convert("beir", split), Files([folder / "queries.jsonl"], labels))
     run_step(Convert("beir-corpus"), Files(found[:1], corpus))
     run_step(Pool(search(corpus), depth), Files([labels], pooled, [corpus]))
-    run_step(judge, last)
-    print(table(read_json(last.report)["labels"]), file=sys.stderr)
+    run_step(judge, last, unprinted=("labels",))
+    print(table(read_json(last.report)["labels"]), file=sys.stderr)  # also if the audit was complete already
 
 
 def table(labels: Mapping[str, float | None]) -> str:
-    """The columns of table 20, for a terminal."""
-    return "\n".join(f"{labels[name]:>10.4g}  {words}" for name, words in COLUMNS.items() if name in labels)
+    """The columns of table 20, and the agreement, for a terminal; kappa is None if it is not defined."""
+    found = {words: labels.get(name) for name, words in COLUMNS.items()}
+    return "\n".join(f"{value:>10.4g}  {words}" for words, value in found.items() if value is not None)

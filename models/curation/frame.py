@@ -12,7 +12,7 @@ import os
 import sys
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from itertools import islice, product
@@ -187,10 +187,11 @@ class Files:
         return [[str(path), stat.st_size, stat.st_mtime_ns] for path, stat in facts]
 
 
-def run_step(step: Step, files: Files, *, sample: int = 0) -> Tally:
+def run_step(step: Step, files: Files, *, sample: int = 0, unprinted: Collection[str] = ()) -> Tally:
     """Writes OUT and its report, going on where a killed run stopped; does nothing if both are complete already.
 
     `sample` rows that the step changed are written to OUT.sample.jsonl, before and after, for a person to read.
+    Facts that are `unprinted` are in the report only.
     """
     for path in files.inputs:
         if not path.is_file():
@@ -218,7 +219,8 @@ def run_step(step: Step, files: Files, *, sample: int = 0) -> Tally:
         _go_on(step, files, part, tally, run)
         facts = step.facts(tally)
         _put_in_place(step, files, {"run": run, **tally.as_json(), **facts})
-    print(table(step.name, files.out, tally, facts), file=sys.stderr)
+    printed = {name: value for name, value in facts.items() if name not in unprinted}
+    print(table(step.name, files.out, tally, printed), file=sys.stderr)
     return tally
 
 

@@ -40,7 +40,9 @@ def test_wrong_labels_of_a_set_are_counted(tmp_path: Path, capsys: pytest.Captur
     labels = json.loads(Path(f"{out}.report.json").read_text(encoding="utf-8"))["labels"]
     counts = {"queries": 1, "positives": 2, "judged_positives": 2, "false_positives": 1, "false_negatives": 1}
     assert {name: labels[name] for name in counts} == counts
-    assert "1  false negatives a query" in capsys.readouterr().err
+    shown = capsys.readouterr().err
+    assert "labels: {" not in shown
+    assert shown.count("1  false negatives a query") == shown.count("-0.5  their kappa") == 2  # once in each run
     [row] = [json.loads(line) for line in out.read_text(encoding="utf-8").splitlines()]
     assert row["disputed"] == ["题\n感冒 喝姜汤3"]
 
