@@ -38,7 +38,7 @@ from models.encoder.folder import (
 from models.encoder.gguf import unpack_gguf
 from models.encoder.packed import joined
 from models.encoder.pairs import RerankerSpec, is_reranker
-from models.encoder.spec import BESIDE, JOIN_FILE, SPEC_FILE, TOKENIZER_FILE, EncoderSpec, Pooling, Side
+from models.encoder.spec import BESIDE, JOIN_FILE, SPEC_FILE, TOKENIZER_FILE, EncoderSpec, Pooling, Side, sha256_of
 from models.encoder.staging import staging
 from models.encoder.torch import PROJECTION_FILE, Projection, TorchEncoder, merge_adapter
 from models.encoder.torch_reranker import TorchReranker, is_sequence_classifier, require_reranker
@@ -176,6 +176,9 @@ def _import_one(source: Path, staged: Path, final: Path, given: Given, space: st
 def _adapt(staged: Path, adapter: Path, given: Given) -> None:
     """Turns the imported checkpoint into the encoder that was trained from it."""
     own = EncoderSpec.load(adapter)
+    for name, expected in own.checksums.items():  # older adapters have none
+        if not (adapter / name).is_file() or sha256_of(adapter / name) != expected:
+            raise _damaged(adapter, name)
     if given.beside is None and given.space not in (None, own.space):
         own = joined.alone(own)  # a space of its own: not that of the two
     names = ("space", "dim", "max_length", "query_instruction", "document_instruction")
@@ -196,12 +199,14 @@ def _adapt(staged: Path, adapter: Path, given: Given) -> None:
             tensors = load_file(adapter / JOIN_FILE)
             matrix, check = tensors[joined.WEIGHT], tensors[joined.CHECK]
         except (OSError, SafetensorError, KeyError) as error:
-            raise BadEncoder(
-                f"{adapter}: {JOIN_FILE} is missing or damaged; copy the adapter's folder again"
-            ) from error
+            raise _damaged(adapter, JOIN_FILE) from error
         # The matrix has its dimensions in the order of their weight, so fewer of them are the first.
         kept = {joined.WEIGHT: np.ascontiguousarray(matrix[:, : own.dim]), joined.CHECK: check}
         _put_beside(staged, str(given.beside), kept, own)
+
+
+def _damaged(adapter: Path, name: str) -> BadEncoder:
+    return BadEncoder(f"{adapter}: {name} is missing or damaged; copy the adapter's folder again")
 
 
 def _put_beside(staged: Path, source: str, tensors: dict[str, Vectors], spec: EncoderSpec) -> None:

@@ -169,7 +169,8 @@ def _describe(folder: Path, spec: EncoderSpec) -> None:
         print(f"tokens are counted by {counted}")
         print(f"index: care index build CORPUS --encoder {name}   serve queries: care serve --encoder {name}")
     graphs = [variant for variant in Variant if variant.filename in spec.checksums]
-    weights = any(name.endswith(".safetensors") for name in spec.checksums)
+    # The folder of an adapter has no tokenizer: it is no encoder yet.
+    weights = TOKENIZER_FILE in spec.checksums and any(name.endswith(".safetensors") for name in spec.checksums)
     uses = {Side.DOCUMENT: "index", Side.QUERY: "serve queries"}
     tasks = [use for side, use in uses.items() if side in spec.sides]
     if spec.beside is not None:

@@ -269,7 +269,8 @@ def save_adapter(encoder: Adaptable, folder: Path) -> None:
         return
     if encoder.projection is not None:
         encoder.projection.save(folder / PROJECTION_FILE)
-    encoder.spec.save(folder)
+    checksums = {path.name: sha256_of(path) for path in sorted(folder.glob("*.safetensors"))}
+    encoder.spec.model_copy(update={"checksums": checksums}).save(folder)
 
 
 def add_adapters(encoder: Adaptable, lora: Lora) -> None:

@@ -18,7 +18,7 @@ from cli import main
 from models.encoder.folder import SENTENCE_FILE
 from models.encoder.packed import joined
 from models.encoder.packed.encoder import PackedEncoder
-from models.encoder.spec import JOIN_FILE, POOLINGS, Beside, EncoderSpec, Side
+from models.encoder.spec import JOIN_FILE, POOLINGS, Beside, EncoderSpec, Side, sha256_of
 from models.encoder.spec import Pooling as OurPooling
 from models.encoder.staging import LOCK
 from models.encoder.torch import Projection, TorchEncoder
@@ -168,6 +168,34 @@ def test_an_adapter_is_merged_into_its_checkpoint(tmp_path: Path) -> None:
     assert not (tmp_path / "no").exists()
 
 
+def test_a_damaged_adapter_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source, adapter = str(plain(tmp_path / "model")), tmp_path / "adapter"
+    given = Given(pooling=OurPooling.CLS, adapter=adapter)
+    import_encoder(source, tmp_path / "base", Given(pooling=OurPooling.CLS))
+    trained = TorchEncoder.load(tmp_path / "base")
+    add_adapters(trained, Lora(rank=2, alpha=4))
+    trained.projection = Projection(WIDTH, WIDTH)
+    save_adapter(trained, adapter)
+    assert main(["encoder", "show", str(adapter)]) == 0
+    assert "care index build" not in capsys.readouterr().out, "an adapter alone reads nothing"
+    spec = EncoderSpec.load(adapter)
+    assert sorted(spec.checksums) == ["adapter_model.safetensors", "projection.safetensors"]
+    for name in spec.checksums:
+        whole = (adapter / name).read_bytes()
+        (adapter / name).write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+        with pytest.raises(BadEncoder, match=f"{name} is missing or damaged; copy the adapter's folder again"):
+            import_encoder(source, tmp_path / "out", given)
+        (adapter / name).write_bytes(whole)
+    spec.model_copy(update={"checksums": {}}).save(adapter)  # as adapters were saved before
+    import_encoder(source, tmp_path / "out", given)
+
+
+def test_the_bundled_adapter_is_whole() -> None:
+    folder = Path("models/pretrained/care-pair-zh/document")
+    found = {path.name: sha256_of(path) for path in folder.glob("*.safetensors")}
+    assert EncoderSpec.load(folder).checksums == found
+
+
 def test_an_adapter_of_two_encoders_needs_the_right_second_one(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -179,12 +207,14 @@ def test_an_adapter_of_two_encoders_needs_the_right_second_one(
         import_encoder(str(tmp_path / name), tmp_path / f"{name}-alone", Given(pooling=cls))
     trained, small = (TorchEncoder.load(tmp_path / f"{name}-alone") for name in ("model", "small"))
     add_adapters(trained, Lora(rank=2, alpha=4))
-    save_adapter(trained, tmp_path / "adapter")
     matrix = np.linalg.qr(np.random.default_rng(0).normal(size=(2 * WIDTH, WIDTH)))[0].astype(np.float32)
     check = small.encode(CHECK_TEXTS[:8], Side.DOCUMENT)
+    (tmp_path / "adapter").mkdir()
     save_file({joined.WEIGHT: matrix, joined.CHECK: check}, tmp_path / "adapter" / JOIN_FILE)
+    save_adapter(trained, tmp_path / "adapter")
     beside = Beside(share=0.3, native_dim=WIDTH, dim=WIDTH, pooling=cls)
-    EncoderSpec.load(tmp_path / "adapter").model_copy(update={"beside": beside}).save(tmp_path / "adapter")
+    own = EncoderSpec.load(tmp_path / "adapter").model_copy(update={"beside": beside})
+    own.save(tmp_path / "adapter")
 
     def made(second: str | None, target: str, dim: int | None = None) -> EncoderSpec:
         source = None if second is None else str(tmp_path / second)
@@ -213,8 +243,10 @@ def test_an_adapter_of_two_encoders_needs_the_right_second_one(
     with pytest.raises(ParityError, match="not the encoder that the adapter was trained with"):
         made("other", "no")
     (tmp_path / "adapter" / JOIN_FILE).write_bytes(b"{}")
-    with pytest.raises(BadEncoder, match="is missing or damaged"):
-        made("small", "no")
+    for checksums in (own.checksums, {}):
+        own.model_copy(update={"checksums": checksums}).save(tmp_path / "adapter")
+        with pytest.raises(BadEncoder, match="is missing or damaged"):
+            made("small", "no")
     assert not (tmp_path / "no").exists()
     with pytest.raises(BadEncoder, match="--beside names the second encoder of an --adapter"):
         import_encoder(str(tmp_path / "model"), tmp_path / "no", Given(pooling=cls, beside=str(tmp_path / "small")))
