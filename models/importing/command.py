@@ -119,6 +119,8 @@ def _import(arguments: Namespace) -> None:
         if made.similarity:
             compared = f"the checkpoint compares vectors by {made.similarity}, with their lengths; here they are of "
             print(compared + "length 1 and compared by their cosine, so rankings differ: judge them (care eval)")
+        if given.adapter and not given.beside and (adapter := EncoderSpec.load(given.adapter)).beside:
+            print(f"without --beside: the first of two encoders alone; queries of {adapter.space} do not fit it")
         _describe(made.folder, made.spec)
 
 

@@ -235,8 +235,10 @@ def test_an_adapter_of_two_encoders_needs_the_right_second_one(
     assert "care export" not in shown
     with pytest.raises(BadEncoder, match="or another --space for one alone"):
         made(None, "no")
-    alone = Given(pooling=cls, adapter=tmp_path / "adapter", space="the first one alone")
-    import_encoder(str(tmp_path / "model"), tmp_path / "first", alone)
+    capsys.readouterr()
+    alone = ["--pooling", "cls", "--adapter", str(tmp_path / "adapter"), "--space", "the first one alone"]
+    assert main(["encoder", "import", str(tmp_path / "model"), str(tmp_path / "first"), *alone]) == 0
+    assert "the first of two encoders alone" in capsys.readouterr().out
     first = joined.open_packed(tmp_path / "first", device="cpu")
     assert (first.spec.beside, first.spec.space) == (None, "the first one alone")
     np.testing.assert_allclose(first.encode(TEXTS, Side.DOCUMENT), parts[0], atol=1e-4)
