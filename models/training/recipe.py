@@ -394,6 +394,17 @@ class Recipe(_Section):
         """The models that write texts."""
         return {stage.encoder for stage in self.stages.values() if isinstance(stage, Generate)}
 
+    @property
+    def last_contrast(self) -> list[Contrast]:
+        """The stage whose encoders a run writes at its end, if there is one."""
+        return [stage for stage in self.stages.values() if isinstance(stage, Contrast) and not stage.skip][-1:]
+
+    @property
+    def folded(self) -> list[str]:
+        """The query encoder whose documents two encoders read, if there is one: all are written in `dim` dimensions."""
+        joined = [stage for stage in self.last_contrast if stage.document and self.encoders[stage.document].beside]
+        return [stage.query for stage in joined if self.encoders[stage.query].projection is not None]
+
     def dim_of(self, encoder: str) -> int:
         """Returns how many dimensions the vectors of an encoder have, with those of the one beside it."""
         beside = self.encoders[encoder].beside

@@ -151,18 +151,15 @@ def _publish(folder: Path, store: EncoderStore, trained: list[str]) -> list[Path
     whose documents have two encoders is written anew, in fewer dimensions.
     """
     recipe = store.recipe
-    contrasts = [s for s in recipe.stages.values() if isinstance(s, Contrast) and not s.skip]
-    read = [name for s in contrasts[-1:] for name in (s.query, s.document) if name and name not in trained]
-    joined = [name for name in read if recipe.encoders[name].beside is not None]
-    folded = [s.query for s in contrasts[-1:] if joined and recipe.encoders[s.query].projection is not None]
+    read = [name for s in recipe.last_contrast for name in (s.query, s.document) if name and name not in trained]
     home = folder / ENCODERS
     if store.ranks.is_first:
         home.mkdir(exist_ok=True)
-        for name in (name for name in trained if name not in folded):
+        for name in (name for name in trained if name not in recipe.folded):
             (home / name).unlink(missing_ok=True)
             (home / name).symlink_to(Path("..") / store.folder(name).relative_to(folder))
-        if not all((home / name).is_dir() for name in (*read, *folded)):
-            matrix = next((store.fold(name, home / name) for name in folded), None)
+        if not all((home / name).is_dir() for name in (*read, *recipe.folded)):
+            matrix = next((store.fold(name, home / name) for name in recipe.folded), None)
             for name in read:
                 store.copy(name, home / name, matrix)
     store.ranks.wait()

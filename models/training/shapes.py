@@ -97,6 +97,10 @@ def check(recipe: Recipe) -> None:
             _check_encoder(recipe, name, known[name])
     for name, stage in stages.items():
         _check_stage(recipe, f"stages.{name}", stage, known)
+    for name in recipe.folded:
+        if name in known and recipe.dim > (most := min(recipe.dim_of(name), known[name].hidden_size)):
+            there = f"encoders.{name}: with joined documents it has at most {most} dimensions, the recipe {recipe.dim}"
+            raise BadEncoder(f"{there}; set the recipe's dim to at most {most}")
 
 
 def _check_encoder(recipe: Recipe, name: str, shape: PretrainedConfig) -> None:

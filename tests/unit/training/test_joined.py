@@ -19,6 +19,7 @@ from models.training.passes import TokenTable
 from models.training.ranks import Ranks
 from models.training.recipe import Recipe
 from models.training.run import train
+from models.training.shapes import check
 from models.training.tables import Texts
 from models.training.vectors import Reader, fit_projection, read_once
 from tests.support.toy_training import DOCUMENTS, toy_encoder, write_start
@@ -149,3 +150,11 @@ def test_what_cannot_be_joined_is_refused(recipe: Recipe, changes: dict[str, dic
         values["encoders"][name] |= change
     with pytest.raises(ValidationError, match=reason):
         Recipe.model_validate(values)
+
+
+def test_more_dimensions_than_the_query_encoder_has_are_refused(recipe: Recipe) -> None:
+    """They would be written in fewer than the recipe says."""
+    own = {name: config.model_copy(update={"dim": config.dim or 64}) for name, config in recipe.encoders.items()}
+    check(recipe.model_copy(update={"encoders": own}))
+    with pytest.raises(BadEncoder, match="the recipe 65; set the recipe's dim to at most 64"):
+        check(recipe.model_copy(update={"encoders": own, "dim": 65}))
