@@ -36,7 +36,7 @@ from models.evaluation.lineup import Lineup, Wanted
 from models.evaluation.sets import Task, find_tasks
 from models.progress import Progress
 from models.training.ranks import Ranks
-from models.training.recipe import Contrast, Recipe
+from models.training.recipe import Recipe
 from models.training.recipe_file import Tables, overlaid, read_tables
 from models.training.run import ENCODERS, train
 
@@ -80,7 +80,7 @@ class Run:
     def pair(self) -> tuple[str, str]:
         """Returns what reads queries and documents, as `care eval` takes them."""
         device = "cuda" if torch.cuda.is_available() else "cpu"
-        last = [s for s in self.recipe.stages.values() if isinstance(s, Contrast) and not s.skip][-1]
+        (last,) = self.recipe.last_contrast
         query, own = (f"{self.folder / ENCODERS / name},device={device}" for name in (last.query, self.documents))
         return query, own if self.documents in self.recipe.encoders else self.documents
 
@@ -93,6 +93,8 @@ def runs_of(path: Path, out: Path) -> list[Run]:
         changes = {key: value for key, value in tables.items() if key != DOCUMENTS}
         for seed in study.seeds:
             recipe = Recipe.of(overlaid(base, changes | {"seed": seed}), f"{path}: {variant}")
+            if not recipe.last_contrast:
+                raise BadData(f"{path}: {variant}: no stage trains a query encoder, so there is nothing to judge")
             documents = str(tables.get(DOCUMENTS, study.documents))
             found.append(Run(variant, seed, recipe, documents, out / variant / str(seed)))
     return found

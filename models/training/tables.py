@@ -186,15 +186,20 @@ class Texts:
         return len(self.texts)
 
     @cached_property
-    def digest(self) -> str:
-        """A hash of all texts and instructions in their order; once, for there may be millions."""
-        found = blake2b(digest_size=16)
-        given = repeat(None, len(self)) if self.instructions is None else self.instructions
+    def keys(self) -> NDArray[np.uint64]:
+        """A hash of each text with its instruction; once, for there may be millions."""
+        found, given = bytearray(), repeat(None, len(self)) if self.instructions is None else self.instructions
         for instruction, text in zip(given, self.texts, strict=True):
             parts = [part.encode("utf-8", "surrogatepass") for part in (instruction or "", text)]
-            # Lengths keep two lists apart whose texts join to the same bytes; no instruction is not an empty one.
-            found.update(b"%d %d %d " % (instruction is None, *map(len, parts)) + parts[0] + parts[1])
-        return found.hexdigest()
+            # The length keeps two pairs apart that join to the same bytes; no instruction is not an empty one.
+            before = b"%d %d " % (instruction is None, len(parts[0]))
+            found += blake2b(before + parts[0] + parts[1], digest_size=8).digest()
+        return np.frombuffer(bytes(found), np.uint64)
+
+    @cached_property
+    def digest(self) -> str:
+        """A hash of all texts and instructions in their order."""
+        return blake2b(self.keys.tobytes(), digest_size=12).hexdigest()
 
     def as_read_by(self, spec: EncoderSpec | None, rows: slice) -> Sequence[str]:
         """Returns the texts with their instructions; a reranker has no encoder spec and reads them unchanged."""
@@ -208,10 +213,13 @@ class Texts:
         return [(own if instruction is None else spec.prompt(instruction)) + text for instruction, text in given]
 
     def take(self, rows: Rows) -> Texts:
-        assert isinstance(self.texts, Strings)
-        given = self.instructions
-        given = _Coded(given.values, given.codes[rows]) if isinstance(given, _Coded) else given
-        return Texts(self.side, self.texts.take(rows), given)
+        given: Sequence[str | None] | None = self.instructions
+        if given is not None:
+            given = (
+                _Coded(given.values, given.codes[rows]) if isinstance(given, _Coded) else [given[row] for row in rows]
+            )
+        texts = self.texts.take(rows) if isinstance(self.texts, Strings) else [self.texts[row] for row in rows]
+        return Texts(self.side, texts, given)
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """Vectors of encoders as they are, without gradients: read once and kept on disk, alone or joined.
 
-A file is named by fingerprint and texts, and chunks that were written are not read again.
+A file is named by encoder and texts. What one has written, for this file or another of the folder, is not read again.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ COMPILED_TOKENS = 30_000_000
 # Enough for a matrix of some thousand rows and columns.
 FITTED_TEXTS = 65_536
 RIDGE = 1e-3
+KEYS = ".keys"
 
 
 class Reader:
@@ -92,31 +93,42 @@ class Reader:
             found[torch.from_numpy(chunks[place]).to(found.device)] = self.vectors(table, chunks[place])
         return self.ranks.sum(found).cpu().numpy()
 
-    def keep(self, table: TokenTable, path: Path) -> Kept:
-        """Returns the vectors of a whole table in a file (texts, dim), float16, mapped; read by all ranks together."""
-        if self.ranks.device.type == "cuda":
-            self.pack(table)
-        chunks = table.chunks(np.arange(len(table)), self.tokens)
-        shape = (len(table), self.encoder.spec.dim)
+    def keep(self, texts: Texts, path: Path, scratch: Path | None = None) -> Kept:
+        """Returns the vectors of texts in a file (texts, dim), float16, mapped; read by all ranks together.
+
+        Texts that the encoder has read for another file of the folder are copied. Token ids are in files at `scratch`.
+        """
+        encoder, ranks, shape = self.encoder, self.ranks, (len(texts), self.encoder.spec.dim)
         part, done = path.with_suffix(".part"), path.with_suffix(".done")
-        if self.ranks.is_first:
+        if ranks.is_first:
             path.parent.mkdir(parents=True, exist_ok=True)
             _allocate(part, 2 * shape[0] * shape[1])
-            _allocate(done, len(chunks))
-        self.ranks.wait()
+            _allocate(done, len(texts))
+        ranks.wait()
         values = np.memmap(part, dtype=np.float16, mode="r+", shape=shape)
-        marks = np.memmap(done, dtype=np.uint8, mode="r+", shape=(len(chunks),))
-        own = [place for place in self.ranks.share(len(chunks)) if not marks[place]]
-        what, quiet = f"encode {len(table):,} texts once", not self.ranks.is_first
-        for place in Progress(what, "chunks", len(own), quiet=quiet).over(own):
-            values[chunks[place]] = self.vectors(table, chunks[place]).half().cpu().numpy()
-            marks[place] = 1
+        marks = np.memmap(done, dtype=np.uint8, mode="r+", shape=shape[:1])
+        if ranks.is_first:
+            _copy_known(path, texts.keys, values, marks)
+        ranks.wait()
+        missing = np.flatnonzero(marks == 0)
+        ranks.wait()  # all ranks have seen the same marks
+        if len(missing):
+            table = TokenTable.build(texts.take(missing), encoder.spec, encoder.tokenizer, ranks, scratch)
+            if ranks.device.type == "cuda":
+                self.pack(table)
+            chunks = table.chunks(np.arange(len(table)), self.tokens)
+            own, what = ranks.share(len(chunks)), f"encode {len(table):,} texts once"
+            for place in Progress(what, "chunks", len(own), quiet=not ranks.is_first).over(own):
+                rows = missing[chunks[place]]
+                values[rows] = self.vectors(table, chunks[place]).half().cpu().numpy()
+                marks[rows] = 1
         values.flush()
-        self.ranks.wait()
-        if self.ranks.is_first:
+        ranks.wait()
+        if ranks.is_first:
+            texts.keys.tofile(path.with_suffix(KEYS))
             os.replace(part, path)
             done.unlink()
-        self.ranks.wait()
+        ranks.wait()
         return kept_in(path, *shape)
 
 
@@ -154,7 +166,7 @@ def read_once(
     beside, alone = store.recipe.encoders[name].beside, _read_alone(name, texts, store, scratch, tokens, precision)
     if beside is None:
         return alone
-    how = f"{store.fingerprint(name)} {store.fingerprint(beside.encoder)} {beside.share}"
+    how = f"{_function(name, store, precision)} {_function(beside.encoder, store, precision)} {beside.share}"
     second = _read_alone(beside.encoder, texts, store, scratch, tokens, precision)
     path = file_of(store.vectors, how, texts)
     with _locked(path, store.ranks) as known:
@@ -189,13 +201,12 @@ def _write_moments(kept: Kept, store: EncoderStore) -> None:
 
 
 def _read_alone(name: str, texts: Texts, store: EncoderStore, scratch: Path, tokens: int, precision: str) -> Kept:
-    path, ranks = file_of(store.vectors, store.fingerprint(name), texts), store.ranks
+    path, ranks = file_of(store.vectors, _function(name, store, precision), texts), store.ranks
     with _locked(path, ranks) as known:
         if known:
             return kept_in(path, len(texts), store.recipe.part_of(name))
-        encoder = store.open(name, trained=False)
-        table = TokenTable.build(texts, encoder.spec, encoder.tokenizer, ranks, scratch / path.stem)
-        return Reader(encoder, ranks, tokens=tokens, precision=precision).keep(table, path)
+        reader = Reader(store.open(name, trained=False), ranks, tokens=tokens, precision=precision)
+        return reader.keep(texts, path, scratch / path.stem)
 
 
 @contextmanager
@@ -214,10 +225,29 @@ def _locked(path: Path, ranks: Ranks) -> Iterator[bool]:
         ranks.wait()
 
 
-def file_of(folder: Path, fingerprint: str, texts: Texts) -> Path:
-    """Returns where the vectors of these texts by this encoder are kept."""
-    name = hashlib.blake2b(f"{fingerprint} {texts.side} {texts.digest}".encode(), digest_size=12)
-    return folder / f"{name.hexdigest()}.f16"
+def _function(name: str, store: EncoderStore, precision: str) -> str:
+    """Names what decides about an encoder's vectors of a text; runs that share a folder may compute differently."""
+    return f"{store.fingerprint(name)} {store.recipe.encoders[name].dtype} {precision}"
+
+
+def file_of(folder: Path, function: str, texts: Texts) -> Path:
+    """Returns where the vectors of these texts by this function are kept; files of one function begin alike."""
+    name = hashlib.blake2b(f"{function} {texts.side}".encode(), digest_size=8)
+    return folder / f"{name.hexdigest()}-{texts.digest}.f16"
+
+
+def _copy_known(path: Path, keys: NDArray[np.uint64], values: Kept, marks: NDArray[np.uint8]) -> None:
+    """Fills and marks the rows of `values` that other files of the same function hold."""
+    for file in path.parent.glob(f"{path.name.partition('-')[0]}-*{KEYS}"):
+        if not file.with_suffix(path.suffix).is_file():
+            continue
+        theirs = np.fromfile(file, dtype=np.uint64)
+        vectors, order = kept_in(file.with_suffix(path.suffix), len(theirs), values.shape[1]), np.argsort(theirs)
+        places = order[np.searchsorted(theirs, keys, sorter=order) % len(theirs)]
+        rows = np.flatnonzero((theirs[places] == keys) & (marks == 0))
+        for block in np.array_split(rows, len(rows) // FITTED_TEXTS + 1):
+            values[block] = vectors[places[block]]
+            marks[block] = 1
 
 
 def kept_in(path: Path, texts: int, dim: int) -> Kept:

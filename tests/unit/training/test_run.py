@@ -142,7 +142,7 @@ def test_stage_one_does_not_change_the_frozen_encoder_and_reads_texts_once(
     np.testing.assert_array_equal(pair.encode(QUERIES, Side.DOCUMENT), vectors)
     assert {path.name: path.read_bytes() for path in (tmp_path / "document").iterdir()} == before
     torch.testing.assert_close(torch.from_numpy(frozen.encode(QUERIES, Side.DOCUMENT)), torch.from_numpy(vectors))
-    (kept,) = (tmp_path / "run" / "vectors").iterdir()
+    (kept,) = (tmp_path / "run" / "vectors").glob("*.f16")
     found = np.fromfile(kept, dtype=np.float16).reshape(-1, 32).astype(np.float32)
     assert np.linalg.norm(found, axis=1) == pytest.approx(1, abs=1e-3), "truncated first, then normalised"
     assert any(np.abs(row - vectors[0]).max() < 1e-3 for row in found)
@@ -168,7 +168,7 @@ def test_cached_vectors_of_another_encoder_are_not_used(tmp_path: Path, toy_reci
     (tmp_path / "run" / "recipe.json").unlink()
     (tmp_path / "run" / "tune" / "done.json").unlink()
     train(other, tmp_path / "run", ONE)
-    assert len(list((tmp_path / "run" / "vectors").iterdir())) == 2
+    assert len(list((tmp_path / "run" / "vectors").glob("*.f16"))) == 2
 
 
 def _instructed(encoder):  # noqa: ANN001, ANN202
@@ -407,7 +407,7 @@ def test_a_frozen_encoder_reads_only_the_texts_that_the_steps_draw(
     stage = {"loss": loss, "data": {"files": [str(tmp_path / "rows.jsonl")], "leaf": 2}, "document": "document"}
     recipe = toy_recipe(extra={"max_steps": 1}, **stage)
     train(recipe, tmp_path / "run", ONE)
-    read = [np.fromfile(path, np.float16).reshape(-1, 32) for path in (tmp_path / "run" / "vectors").iterdir()]
+    read = [np.fromfile(path, np.float16).reshape(-1, 32) for path in (tmp_path / "run" / "vectors").glob("*.f16")]
     assert sorted(map(len, read)) == [4, 4], "queries and documents of one batch, without negatives"
     assert "encode 4 texts once, 1 of" in capsys.readouterr().err
 

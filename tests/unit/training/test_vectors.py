@@ -30,12 +30,12 @@ def a_reader(tokens: int = 60) -> tuple[Reader, TokenTable]:
 
 def test_cached_vectors_equal_those_of_the_encoder(tmp_path: Path) -> None:
     reader, table = a_reader()
-    kept = reader.keep(table, tmp_path / "deep" / "v.f16")
+    kept = reader.keep(TEXTS, tmp_path / "deep" / "v.f16")
     expected = toy_encoder("bert").eval().encode(DOCUMENTS, Side.DOCUMENT)
     np.testing.assert_allclose(kept, expected, atol=1e-3)
     np.testing.assert_allclose(reader.all(table), expected, atol=1e-5)
     np.testing.assert_array_equal(take(kept, np.array([3, 1]), CPU).numpy(), kept[[3, 1]].astype(np.float32))
-    assert sorted(path.name for path in (tmp_path / "deep").iterdir()) == ["v.f16"]
+    assert sorted(path.name for path in (tmp_path / "deep").iterdir()) == ["v.f16", "v.keys"]
 
 
 @pytest.mark.parametrize("architecture", ["qwen3", "bert"])
@@ -76,15 +76,44 @@ def test_a_killed_encoding_resumes_with_the_missing_chunks(tmp_path: Path, monke
     with monkeypatch.context() as patch:
         patch.setattr(Reader, "vectors", dies)
         with pytest.raises(Killed):
-            reader.keep(table, tmp_path / "v.f16")
+            reader.keep(TEXTS, tmp_path / "v.f16")
     assert not (tmp_path / "v.f16").exists()
     again: list[np.ndarray] = []
     with monkeypatch.context() as patch:
         patch.setattr(Reader, "vectors", lambda self, table, rows: again.append(rows) or plain(self, table, rows))
-        found = reader.keep(table, tmp_path / "v.f16")
+        found = reader.keep(TEXTS, tmp_path / "v.f16")
     assert len(again) == chunks - 2
-    np.testing.assert_array_equal(found, a_reader()[0].keep(table, tmp_path / "w.f16"))
+    np.testing.assert_array_equal(found, a_reader()[0].keep(TEXTS, tmp_path / "w.f16"))
     np.testing.assert_array_equal(kept_in(tmp_path / "v.f16", *found.shape), found)
+
+
+def test_texts_that_another_file_holds_are_copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    reader, _ = a_reader()
+    some, other = Texts(Side.DOCUMENT, DOCUMENTS[2:6]), Texts(Side.QUERY, DOCUMENTS)
+    first = reader.keep(some, file_of(tmp_path, "e", some))
+    plain, read = Reader.vectors, list[int]()
+    monkeypatch.setattr(Reader, "vectors", lambda self, table, rows: read.extend(rows) or plain(self, table, rows))
+    found = reader.keep(TEXTS, file_of(tmp_path, "e", TEXTS))
+    assert len(read) == len(DOCUMENTS) - 4
+    np.testing.assert_array_equal(found[2:6], first)
+    np.testing.assert_allclose(found, toy_encoder("bert").eval().encode(DOCUMENTS, Side.DOCUMENT), atol=1e-3)
+    for function, texts in (("f", TEXTS), ("e", other)):  # of another encoder, or of the other side
+        read.clear()
+        reader.keep(texts, file_of(tmp_path, function, texts))
+        assert len(read) == len(DOCUMENTS)
+    read.clear()
+    again = Texts(Side.DOCUMENT, DOCUMENTS[::-1])
+    np.testing.assert_array_equal(reader.keep(again, file_of(tmp_path, "e", again)), found[::-1])
+    assert not read
+
+
+def test_a_file_without_its_vectors_is_passed_over(tmp_path: Path) -> None:
+    reader, _ = a_reader()
+    some = Texts(Side.DOCUMENT, DOCUMENTS[:3])
+    path = file_of(tmp_path, "e", some)
+    reader.keep(some, path)
+    path.unlink()
+    assert len(reader.keep(TEXTS, file_of(tmp_path, "e", TEXTS))) == len(DOCUMENTS)
 
 
 def test_files_are_named_by_encoder_side_instruction_and_texts(tmp_path: Path) -> None:
