@@ -10,8 +10,8 @@ care eval diff A.json.gz B.json.gz
 
 An encoder is a folder, with `,name=value` behind it where the folder does not say how it is used: pooling=cls|eos|mean
 and max_length for a transformers checkpoint, variant=fp32|fp16|int8 for ONNX graphs, dtype=float32|bfloat16|float16 for
-torch, precision=bf16|fp32|fp8 for torch weights as the indexer reads them, device=cpu|cuda. A service may be given
-,mode=dense|lexical|hybrid.
+torch, precision=bf16|fp32|fp8 for torch weights as the indexer reads them (share=0.65 for two joined encoders),
+device=cpu|cuda. A service may be given ,mode=dense|lexical|hybrid.
 """
 
 from __future__ import annotations

@@ -9,6 +9,7 @@ import hashlib
 import json
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Protocol
@@ -24,8 +25,8 @@ from models.evaluation.cache import VectorCache, Vectors
 from models.evaluation.results import SystemFacts
 from models.evaluation.sets import Task
 
-OPTIONS = DEVICE, DTYPE, MAX_LENGTH, POOLING, PRECISION, VARIANT = (
-    "device", "dtype", "max_length", "pooling", "precision", "variant"
+OPTIONS = DEVICE, DTYPE, MAX_LENGTH, POOLING, PRECISION, SHARE, VARIANT = (
+    "device", "dtype", "max_length", "pooling", "precision", "share", "variant"
 )  # fmt: skip
 DEVICES = ("cpu", "cuda")
 DTYPES = ("float32", "bfloat16", "float16")
@@ -49,6 +50,23 @@ class OpenEncoder:
     parameters: int | None
     """None where counting them takes more than inference needs."""
     encode: Callable[[Sequence[str]], Vectors]
+    parts: Parts | None = None
+    """If two encoders are joined."""
+
+    @property
+    def cached_as(self) -> tuple[str, int]:
+        """The name and the dimensions of what a cache keeps."""
+        return (self.fingerprint, self.spec.dim) if self.parts is None else (self.parts.fingerprint, self.parts.dim)
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """The vectors of two encoders in one row, which `join` makes one vector: they are read once for any share."""
+
+    fingerprint: str
+    dim: int
+    encode: Callable[[Sequence[str]], Vectors]
+    join: Callable[[Vectors], Vectors]
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +92,7 @@ class Address:
 def open_encoder(text: str) -> OpenEncoder:
     """Opens `FOLDER[,pooling=mean,…]`; pooling and max_length matter to folders without encoder.json only.
 
-    With a precision, the folder is read as the indexer reads an LLM's.
+    With a precision, the folder is read as the indexer reads an LLM's, and two joined encoders with another `share`.
     """
     address = Address.parse(text, OPTIONS)
     folder, options = Path(address.place), address.options
@@ -92,6 +110,8 @@ def open_encoder(text: str) -> OpenEncoder:
         if DTYPE in options or VARIANT in options:
             raise BadEncoder(f"{text}: a {PRECISION} says in what numbers to compute; leave {DTYPE} and {VARIANT} out")
         return _open_packed(folder, options)
+    if SHARE in options:
+        raise BadEncoder(f"{text}: two joined encoders have a {SHARE}, and only with a {PRECISION}")
     if described and has_graph(folder) and DTYPE not in options:
         variant = Variant(_choice(options, VARIANT, list(Variant))) if VARIANT in options else None
         onnx = OnnxEncoder.load(folder, variant, device=device)
@@ -173,7 +193,26 @@ def _open_packed(folder: Path, options: dict[str, str]) -> OpenEncoder:
     spec, name = EncoderSpec.load(folder), f"{folder.resolve().name} ({precision})"
     packed = import_module("models.encoder.packed.joined")
     encoder = packed.open_packed(folder, spec.without_instructions(), device=options.get(DEVICE), precision=precision)
-    return OpenEncoder(name, spec, encoder.fingerprint, None, lambda texts: encoder.encode(texts, Side.DOCUMENT))
+    if spec.beside is None:
+        if SHARE in options:
+            raise BadEncoder(f"{folder}: only two joined encoders have a {SHARE}; leave it out")
+        return OpenEncoder(name, spec, encoder.fingerprint, None, lambda texts: encoder.encode(texts, Side.DOCUMENT))
+    share = _share(options[SHARE]) if SHARE in options else None
+    both, other = partial(encoder.parts, side=Side.DOCUMENT), "" if share is None else f" share {share:g}"
+    parts = Parts(encoder.parts_fingerprint, encoder.parts_dim, both, partial(encoder.joined, share=share))
+    encode: Callable[[Sequence[str]], Vectors] = lambda texts: parts.join(parts.encode(texts))  # noqa: E731
+    return OpenEncoder(name + other, spec, encoder.fingerprint + other, None, encode, parts)
+
+
+def _share(text: str) -> float:
+    """Returns a share between 0 and 1, both excluded: else one of two encoders would count for nothing."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < 1:
+        raise BadEncoder(f"{SHARE}={text}: give a number between 0 and 1")
+    return value
 
 
 def _inferred(folder: Path, options: dict[str, str]) -> EncoderSpec:
@@ -231,9 +270,11 @@ class EncoderReader:
 
     def read(self, texts: Sequence[str], side: Side, task: Task, *, cached: bool = True) -> Vectors:
         prompts, cache = self._prompts(texts, side, task), self._cache if cached else None
-        if cache is None:
-            return self._encode(prompts)
-        vectors = np.empty((len(prompts), self.encoder.spec.dim), dtype=np.float32)
+        vectors = self._encode(prompts) if cache is None else self._cached(prompts, cache)
+        return vectors if self.encoder.parts is None else self.encoder.parts.join(vectors)
+
+    def _cached(self, prompts: Sequence[str], cache: VectorCache) -> Vectors:
+        vectors = np.empty((len(prompts), self.encoder.cached_as[1]), dtype=np.float32)
         if missing := cache.find(prompts, vectors):
             new = list(dict.fromkeys(prompts[row] for row in missing))
             for rows in bulk_batches([size(prompt) for prompt in new], CHUNK_CHARACTERS):
@@ -257,7 +298,7 @@ class EncoderReader:
 
     def _encode(self, prompts: Sequence[str]) -> Vectors:
         """Refuses a vector that is not finite: it would rank at random, and would be kept."""
-        vectors = self.encoder.encode(prompts)
+        vectors = (self.encoder.parts or self.encoder).encode(prompts)
         if not np.isfinite(vectors).all():
             raise BadEncoder(
                 f"{self.encoder.name}: the encoder gave a vector that is not finite; export or train it again"

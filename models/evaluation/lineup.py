@@ -105,7 +105,7 @@ class Lineup:
     def outstanding(self, tasks: Sequence[Task]) -> int:
         """Returns how many characters the encoders have yet to read."""
         unread = {
-            (reader.encoder.fingerprint, text) for reader, sides in self._sides for text in reader.unread(tasks, sides)
+            (reader.encoder.cached_as, text) for reader, sides in self._sides for text in reader.unread(tasks, sides)
         }
         return sum(size(text) for _, text in unread)
 
@@ -114,7 +114,7 @@ class Lineup:
         for side in sides:
             if side not in encoder.spec.sides:
                 raise BadEncoder(f"{encoder.name} is not made to read a {side}; give it as half of a --pair")
-        vectors = self._vectors(encoder.fingerprint, encoder.spec.dim)
+        vectors = self._vectors(*encoder.cached_as)
         reader = EncoderReader(encoder, vectors, self._advance)
         self._sides.append((reader, sides))
         return reader

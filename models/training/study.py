@@ -79,10 +79,14 @@ class Run:
 
     def pair(self) -> tuple[str, str]:
         """Returns what reads queries and documents, as `care eval` takes them."""
-        device = "cuda" if torch.cuda.is_available() else "cpu"
         (last,) = self.recipe.last_contrast
-        query, own = (f"{self.folder / ENCODERS / name},device={device}" for name in (last.query, self.documents))
-        return query, own if self.documents in self.recipe.encoders else self.documents
+        own = self.documents in self.recipe.encoders
+        return self._address(last.query), self._address(self.documents) if own else self.documents
+
+    def _address(self, name: str) -> str:
+        device, precision = ("cuda", "bf16") if torch.cuda.is_available() else ("cpu", "fp32")
+        joined = self.recipe.encoders[name].beside is not None
+        return f"{self.folder / ENCODERS / name},{f'precision={precision}' if joined else f'device={device}'}"
 
 
 def runs_of(path: Path, out: Path) -> list[Run]:

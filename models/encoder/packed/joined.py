@@ -67,8 +67,27 @@ class JoinedEncoder:
 
     def encode(self, texts: Sequence[str], side: Side) -> Vectors:
         """Returns unit vectors (texts, dim) in the order given."""
-        parts = self._first.encode(texts, side), self._second.encode([self._bare(text) for text in texts], side)
-        return join(parts, self._share, self._matrix)
+        return self.joined(self.parts(texts, side))
+
+    def parts(self, texts: Sequence[str], side: Side) -> Vectors:
+        """Returns the unit vectors of both encoders in one row (texts, dimensions of both)."""
+        return np.hstack(
+            [self._first.encode(texts, side), self._second.encode([self._bare(text) for text in texts], side)]
+        )
+
+    def joined(self, parts: Vectors, share: float | None = None) -> Vectors:
+        """Returns unit vectors (texts, dim) of `parts`, with another share of the second encoder if one is given."""
+        first = self._first.spec.dim
+        return join((parts[:, :first], parts[:, first:]), self._share if share is None else share, self._matrix)
+
+    @property
+    def parts_dim(self) -> int:
+        return self._first.spec.dim + self._second.spec.dim
+
+    @property
+    def parts_fingerprint(self) -> str:
+        """Names what decides about `parts`: neither the share nor the matrix."""
+        return f"{self._first.fingerprint}-{self._second.fingerprint}"
 
     def _bare(self, text: str) -> str:
         """Returns the text as the second encoder reads it: an evaluation puts the first one's instruction before it."""

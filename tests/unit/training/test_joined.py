@@ -1,6 +1,7 @@
 """Two encoders whose vectors are joined: what a run reads, writes and refuses, and what the folder gives again."""
 
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,9 @@ from models.encoder.packed.joined import JoinedEncoder, basis, join, open_packed
 from models.encoder.spec import BESIDE, JOIN_FILE, SPEC_FILE, Precision, Side
 from models.encoder.torch import Projection, TorchEncoder
 from models.errors import BadEncoder
-from models.evaluation.encoders import open_encoder
+from models.evaluation.encoders import EncoderReader, open_encoder
+from models.evaluation.lineup import Lineup, Wanted
+from models.evaluation.sets import Kind, RetrievalSet, plain_task
 from models.training.encoders import EncoderStore
 from models.training.passes import TokenTable
 from models.training.ranks import Ranks
@@ -88,6 +91,43 @@ def test_a_run_reads_writes_and_serves_the_same_joined_vectors(recipe: Recipe, t
     np.testing.assert_allclose(opened.encode(DOCUMENTS, Side.DOCUMENT), kept, atol=2e-3)
     judged = open_encoder(f"{tmp_path / 'joined'},precision=fp32")
     np.testing.assert_allclose(judged.encode([f"read: {text}" for text in DOCUMENTS]), kept, atol=2e-3)
+
+
+def test_an_evaluation_tries_other_shares_and_reads_once(recipe: Recipe, tmp_path: Path) -> None:
+    store = EncoderStore(recipe, tmp_path / "run", ONE)
+    kept = np.asarray(read_once("joined", TEXTS, store, tmp_path), dtype=np.float32)
+    store.copy("joined", tmp_path / "joined")
+    address = f"{tmp_path / 'joined'},precision=fp32"
+    with ExitStack() as stack:
+        wanted = Wanted(encoders=[address, f"{address},share=0.8"], bm25=False, hybrid=False)
+        plain, other = Lineup(wanted, tmp_path / "cache", stack, lambda count: None).dense
+        task = plain_task("toy", RetrievalSet("toy", ["1"], DOCUMENTS[:1], ["1"], DOCUMENTS[:1], {}), Kind.RETRIEVAL)
+        np.testing.assert_allclose(plain.reader.read(DOCUMENTS, Side.DOCUMENT, task), kept, atol=2e-3)
+        assert isinstance(other.reader, EncoderReader)
+        assert not other.reader._cache.find([f"read: {text}" for text in DOCUMENTS], np.empty((12, 128), np.float32))
+        parts = [kept[:, :64] / np.sqrt(1 - SHARE), kept[:, 64:] / np.sqrt(SHARE)]
+        found = other.reader.read(DOCUMENTS, Side.DOCUMENT, task)
+        np.testing.assert_allclose(found, side_by_side(parts, 0.8), atol=3e-3)
+        assert (plain.facts.name, other.facts.name) == ("joined (fp32)", "joined (fp32) share 0.8")
+        assert plain.facts.fingerprint != other.facts.fingerprint
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ("precision=fp32,share=1", "between 0 and 1"),
+        ("precision=fp32,share=half", "between 0 and 1"),
+        ("share=0.5", "only with a precision"),
+    ],
+)
+def test_a_share_without_a_meaning_is_refused(recipe: Recipe, tmp_path: Path, options: str, message: str) -> None:
+    store = EncoderStore(recipe, tmp_path / "run", ONE)
+    read_once("joined", TEXTS, store, tmp_path)
+    store.copy("joined", tmp_path / "joined")
+    with pytest.raises(BadEncoder, match=message):
+        open_encoder(f"{tmp_path / 'joined'},{options}")
+    with pytest.raises(BadEncoder, match="leave it out"):
+        open_encoder(f"{tmp_path / 'joined/beside'},precision=fp32,share=0.5")
 
 
 def test_a_trained_pair_is_written_in_fewer_dimensions_with_the_same_rankings(recipe: Recipe, tmp_path: Path) -> None:
