@@ -120,7 +120,8 @@ def test_a_table_has_means_and_deviations() -> None:
 def test_every_variant_of_a_bundled_study_trains(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def toy(below: Tables, above: Tables) -> Tables:
         tables = overlaid(below, above)
-        for change in TOY:
+        joined = any("beside" in encoder for encoder in tables["encoders"].values())
+        for change in [*TOY, *(["encoders.query.projection=64", "encoders.query.dim=64"] if joined else [])]:
             apply_change(tables, change, ["layers", "max_length", "batch", "tokens"])
         for stage in tables["stages"].values():
             stage["data"] |= {"weights": {}, "crops": {}}
