@@ -176,8 +176,10 @@ def _import_one(source: Path, staged: Path, final: Path, given: Given, space: st
 def _adapt(staged: Path, adapter: Path, given: Given) -> None:
     """Turns the imported checkpoint into the encoder that was trained from it."""
     own = EncoderSpec.load(adapter)
-    for name, expected in own.checksums.items():  # older adapters have none
-        if not (adapter / name).is_file() or sha256_of(adapter / name) != expected:
+    # Older adapters have no checksums. Where there are some, a file without one is not the adapter's.
+    used = {path.name for path in adapter.glob("*.safetensors")} | {"adapter_config.json"} if own.checksums else set()
+    for name in sorted(used | own.checksums.keys()):
+        if not (adapter / name).is_file() or sha256_of(adapter / name) != own.checksums.get(name):
             raise _damaged(adapter, name)
     if given.beside is None and given.space not in (None, own.space):
         own = joined.alone(own)  # a space of its own: not that of the two

@@ -44,7 +44,8 @@ from models.training.shapes import fresh_config
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 Adaptable = TorchEncoder | TorchGenerator
 Trainable = Adaptable | TorchReranker
-WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
+# Weights, also of dense layers and adapters in folders below; configurations; vocabularies.
+DECIDING = {".safetensors", ".bin", ".json", ".txt", ".model"}
 START, VECTORS = "start", "vectors"
 # Texts by whose vectors an import recognises the encoder that stood beside another.
 CHECKED = 8
@@ -97,9 +98,10 @@ class EncoderStore:
         """Names the function text → vector that the encoder is now."""
         folder = self.folder(name)
         if (name, folder) not in self._fingerprints:  # hashing all weights takes a while
-            files = sorted({path for pattern in (*WEIGHTS, "*.json") for path in folder.glob(pattern)})
+            files = sorted(path for path in folder.rglob("*") if path.suffix in DECIDING)
             facts = [self.spec(name).model_dump_json(exclude={"checksums", "parity", "space"})]
-            facts += [str(self.recipe.encoders[name].layers), *(f"{path.name} {sha256_of(path)}" for path in files)]
+            facts += [str(self.recipe.encoders[name].layers)]
+            facts += [f"{path.relative_to(folder).as_posix()} {sha256_of(path)}" for path in files]
             self._fingerprints[name, folder] = hashlib.sha256("\n".join(facts).encode()).hexdigest()[:16]
         return self._fingerprints[name, folder]
 
@@ -269,7 +271,7 @@ def save_adapter(encoder: Adaptable, folder: Path) -> None:
         return
     if encoder.projection is not None:
         encoder.projection.save(folder / PROJECTION_FILE)
-    checksums = {path.name: sha256_of(path) for path in sorted(folder.glob("*.safetensors"))}
+    checksums = {file.name: sha256_of(file) for file in (path, *sorted(folder.glob("*.safetensors")))}
     encoder.spec.model_copy(update={"checksums": checksums}).save(folder)
 
 

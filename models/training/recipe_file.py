@@ -24,7 +24,7 @@ def read_tables(path: Path) -> Tables:
     except FileNotFoundError as error:
         bundled = ", ".join(sorted(each.name for each in RECIPES.glob("*.toml")))
         raise BadData(f"{path}: no such recipe; give the path of a file, {RECIPES} has {bundled}") from error
-    except tomllib.TOMLDecodeError as error:
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise BadData(f"{path}: not TOML: {error}") from error
     base = values.pop("base", None)
     return values if base is None else overlaid(read_tables(path.parent / base), values)

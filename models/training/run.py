@@ -7,10 +7,13 @@ recipe in the same folder resumes where it stopped.
 
 from __future__ import annotations
 
+import fcntl
 import json
+import os
 import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -49,6 +52,11 @@ def train(recipe: Recipe, folder: Path, ranks: Ranks, vectors: Path | None = Non
     if ranks.is_first:
         _claim(folder, store)
     ranks.wait()
+    with _held(folder, ranks):
+        return _run_stages(recipe, folder, ranks, store, dev)
+
+
+def _run_stages(recipe: Recipe, folder: Path, ranks: Ranks, store: EncoderStore, dev: DevSets | None) -> list[Path]:
     if ranks.device.type == "cuda":
         # cuDNN's attention was seen giving NaN gradients on padded batches.
         torch.backends.cuda.enable_cudnn_sdp(False)
@@ -75,6 +83,20 @@ def train(recipe: Recipe, folder: Path, ranks: Ranks, vectors: Path | None = Non
     if ranks.is_first:
         draw_curves(folder)
     return _publish(folder, store, list(trained))
+
+
+@contextmanager
+def _held(folder: Path, ranks: Ranks) -> Iterator[None]:
+    """Refuses a second process that would train in the same folder."""
+    with ExitStack() as stack:
+        if ranks.is_first:
+            held = os.open(folder, os.O_RDONLY)
+            stack.callback(os.close, held)
+            try:
+                fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                raise CareError(f"{folder}: another process trains there; wait for it, or end it") from error
+        yield
 
 
 def _run_stage(store: EncoderStore, name: str, stage: AnyStage, folder: Path, dev: DevSets | None) -> dict[str, int]:

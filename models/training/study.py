@@ -2,8 +2,8 @@
 
   python -m models.training.study models/training/studies/care-tables.toml DATA/cmirb DATA/chip-cdn --out OUT
 
-The same call goes on after a stop. OUT holds a folder for each run (with `log`), `vectors/` of frozen encoders, which
-the runs share, and `table.md`: means over the seeds, and their standard deviation.
+The same call goes on after a stop; other data need another OUT. OUT has `runs/VARIANT/SEED` (with `log`), `vectors/` of
+frozen encoders, which the runs share, and `table.md`: means over the seeds, and their standard deviation.
 
 A study is a TOML file with these keys:
   base        a recipe, relative to the study's folder
@@ -14,13 +14,13 @@ A study is a TOML file with these keys:
 
 from __future__ import annotations
 
-import json
 import multiprocessing
 import sys
 import tomllib
+import traceback
 from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from collections.abc import Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import ExitStack, redirect_stderr
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,19 +31,23 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
 
 from models.errors import BadData, CareError
+from models.evaluation.encoders import OPTIONS, Address
 from models.evaluation.judge import judge
 from models.evaluation.lineup import Lineup, Wanted
-from models.evaluation.sets import Task, find_tasks
+from models.evaluation.sets import Kind, Task, find_tasks
 from models.progress import Progress
 from models.training.ranks import Ranks
 from models.training.recipe import Recipe
 from models.training.recipe_file import Tables, overlaid, read_tables
 from models.training.run import ENCODERS, train
 
-FIGURES, LOG, TABLE, VECTORS, CACHE = "figures.json", "log", "table.md", "vectors", "cache"
-DOCUMENTS = "documents"
+LOG, TABLE, RUNS, VECTORS, CACHE = "log", "table.md", "runs", "vectors", "cache"
+DOCUMENTS, SEED = "documents", "seed"
 Figures = dict[str, float]
-FolderName = Annotated[str, StringConstraints(pattern=r"^[\w.-]+$")]
+FolderName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][\w-]*$")]
+Seed = Annotated[int, Field(ge=0, strict=True)]
+# A new process imports no more than it needs; a forked one could not use the GPU.
+SPAWN = multiprocessing.get_context("spawn")
 
 
 class Study(BaseModel):
@@ -53,18 +57,23 @@ class Study(BaseModel):
 
     base: str
     documents: str
-    seeds: list[int] = Field(min_length=1)
+    seeds: list[Seed] = Field(min_length=1)
     variants: dict[FolderName, Tables] = Field(min_length=1)
 
     @classmethod
     def load(cls, path: Path) -> Self:
         try:
-            return cls.model_validate(tomllib.loads(path.read_text(encoding="utf-8")))
-        except (OSError, tomllib.TOMLDecodeError) as error:
+            study = cls.model_validate(tomllib.loads(path.read_text(encoding="utf-8")))
+        except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
             raise BadData(f"{path}: {error}") from error
         except ValidationError as error:
             fault = error.errors()[0]
             raise BadData(f"{path}: {'.'.join(map(str, fault['loc']))}: {fault['msg']}") from error
+        if len(set(study.seeds)) < len(study.seeds):
+            raise BadData(f"{path}: seeds: one is there twice")
+        if own := next((name for name, tables in study.variants.items() if SEED in tables), None):
+            raise BadData(f"{path}: variants.{own}.{SEED}: the study's seeds count; leave it out")
+        return study
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,16 +86,31 @@ class Run:
     documents: str
     folder: Path
 
+    def __str__(self) -> str:
+        return f"{self.variant}, seed {self.seed}"
+
     def pair(self) -> tuple[str, str]:
         """Returns what reads queries and documents, as `care eval` takes them."""
         (last,) = self.recipe.last_contrast
-        own = self.documents in self.recipe.encoders
-        return self._address(last.query), self._address(self.documents) if own else self.documents
+        if self.documents not in self.recipe.encoders:
+            return self._address(last.query), self.documents
+        return self._address(last.query), self._address(self.documents)
 
     def _address(self, name: str) -> str:
         device, precision = ("cuda", "bf16") if torch.cuda.is_available() else ("cpu", "fp32")
         joined = self.recipe.encoders[name].beside is not None
         return f"{self.folder / ENCODERS / name},{f'precision={precision}' if joined else f'device={device}'}"
+
+    def check(self) -> None:
+        """Refuses before training what could not be judged after it."""
+        if not self.recipe.last_contrast:
+            raise BadData(f"{self}: no stage trains a query encoder, so there is nothing to judge")
+        (last,) = self.recipe.last_contrast
+        if self.documents in self.recipe.encoders:
+            if self.documents not in {last.query, last.document}:
+                raise BadData(f"{self}: {DOCUMENTS}: the last stage does not read with {self.documents}")
+        elif not Path(Address.parse(self.documents, OPTIONS).place).is_dir():
+            raise BadData(f"{self}: {DOCUMENTS}: {self.documents} is neither an encoder of the recipe nor a folder")
 
 
 def runs_of(path: Path, out: Path) -> list[Run]:
@@ -96,31 +120,32 @@ def runs_of(path: Path, out: Path) -> list[Run]:
     for variant, tables in study.variants.items():
         changes = {key: value for key, value in tables.items() if key != DOCUMENTS}
         for seed in study.seeds:
-            recipe = Recipe.of(overlaid(base, changes | {"seed": seed}), f"{path}: {variant}")
-            if not recipe.last_contrast:
-                raise BadData(f"{path}: {variant}: no stage trains a query encoder, so there is nothing to judge")
+            recipe = Recipe.of(overlaid(base, changes | {SEED: seed}), f"{path}: {variant}")
             documents = str(tables.get(DOCUMENTS, study.documents))
-            found.append(Run(variant, seed, recipe, documents, out / variant / str(seed)))
+            found.append(Run(variant, seed, recipe, documents, out / RUNS / variant / str(seed)))
     return found
 
 
 def _train(run: Run, vectors: Path) -> None:
+    """Trains in a process of its own, which says in `log` why it failed."""
     run.folder.mkdir(parents=True, exist_ok=True)
-    with (run.folder / LOG).open("a", encoding="utf-8") as log, redirect_stderr(log):
-        train(run.recipe, run.folder, Ranks.join(), vectors)
+    with (run.folder / LOG).open("a", encoding="utf-8", buffering=1) as log, redirect_stderr(log):
+        try:
+            train(run.recipe, run.folder, Ranks.join(), vectors)
+        except CareError as error:
+            log.write(f"{error}\n")
+            sys.exit(1)
+        except Exception:
+            traceback.print_exc(file=log)
+            raise
 
 
-def _judge(run: Run, tasks: Sequence[Task], cache: Path) -> Figures:
-    """Returns the figures of a run's pair on these sets; those of an earlier call are kept."""
-    path = run.folder / FIGURES
-    known: Figures = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    if missing := [task for task in tasks if task.name not in known]:
-        with ExitStack() as stack:
-            wanted = Wanted(pairs=[run.pair()], bm25=False, hybrid=False)
-            systems = Lineup(wanted, cache, stack, lambda count: None).systems
-            known |= {result.set_name: result.value for result in judge(missing, systems).results}
-        path.write_text(json.dumps(known), encoding="utf-8")
-    return {task.name: known[task.name] for task in tasks}
+def _figures(run: Run, tasks: Sequence[Task], cache: Path) -> Figures:
+    """Returns the figures of a run's pair on these sets; vectors are cached."""
+    with ExitStack() as stack:
+        wanted = Wanted(pairs=[run.pair()], bm25=False, hybrid=False)
+        systems = Lineup(wanted, cache, stack, lambda count: None).systems
+        return {result.set_name: result.value for result in judge(tasks, systems).results}
 
 
 def table(found: dict[str, list[Figures]]) -> str:
@@ -137,30 +162,56 @@ def table(found: dict[str, list[Figures]]) -> str:
 
 
 def study(path: Path, roots: Sequence[Path], out: Path, at_once: int = 1) -> str:
-    """Trains and judges what is not done yet; returns the table. A run that fails does not stop the others."""
-    tasks = [task for root in roots for task in find_tasks(root)]
+    """Trains what is not trained yet and judges all; returns the table. A run that fails does not stop the others."""
+    tasks = [task for root in roots for task in find_tasks(root) if task.kind is Kind.RETRIEVAL]
     if len(names := {task.name for task in tasks}) < len(tasks):
         raise BadData(f"two sets have one name among {', '.join(sorted(names))}: judge them by two calls")
-    runs, failed, found = runs_of(path, out), list[str](), dict[tuple[str, int], Figures]()
-    context = multiprocessing.get_context("spawn")  # a forked process cannot use the GPU
-    with ProcessPoolExecutor(at_once, context) as pool, Progress("train", "runs", len(runs)) as bar:
-        trained = {pool.submit(_train, run, out / VECTORS): run for run in runs}
-        for future in as_completed(trained):
-            run = trained[future]
-            try:
-                future.result()
-                figures = found[run.variant, run.seed] = _judge(run, tasks, out / CACHE)
-                bar.write(f"{run.variant}, seed {run.seed}: {np.mean(list(figures.values())):.2f}")
-            except (CareError, RuntimeError) as error:  # torch raises RuntimeError, also where memory runs out
-                failed.append(f"{run.variant}, seed {run.seed}: {error} ({run.folder / LOG})")
-                bar.write(failed[-1])
-            bar.update()
-    judged = {r.variant: [found[key] for key in found if key[0] == r.variant] for r in runs}
-    text = table({variant: figures for variant, figures in judged.items() if figures}) if found else ""
-    (out / TABLE).write_text(text + "\n", encoding="utf-8")
-    if failed:
-        raise CareError(f"{len(failed)} of {len(runs)} runs failed; the same call tries them again\n{text}")
+    runs, found = runs_of(path, out), dict[str, list[Figures]]()
+    for run in runs:
+        run.check()
+    processes = {run.folder: SPAWN.Process(target=_train, args=(run, out / VECTORS)) for run in runs}
+
+    def trained(run: Run) -> bool:
+        process = processes[run.folder]
+        process.start()
+        process.join()
+        return process.exitcode == 0
+
+    with ThreadPoolExecutor(at_once) as pool, Progress("train", "runs", len(runs)) as bar:
+        futures = {pool.submit(trained, run): run for run in runs}
+        try:
+            for future in as_completed(futures):
+                run = futures[future]
+                if future.result():
+                    figures = _figures(run, tasks, out / CACHE)
+                    found.setdefault(run.variant, []).append(figures)
+                    bar.write(f"{run}: {np.mean(list(figures.values())):.2f}")
+                else:
+                    bar.write(f"{run} failed: {_last_line(run.folder / LOG)} ({run.folder / LOG})")
+                bar.update()
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            for process in processes.values():
+                if process.is_alive():
+                    process.terminate()  # it saves its step first
+            raise
+    text = table({run.variant: found[run.variant] for run in runs if run.variant in found}) if found else ""
+    if found:
+        (out / TABLE).write_text(text + "\n", encoding="utf-8")
+    if missing := len(runs) - sum(map(len, found.values())):
+        raise CareError(f"{missing} of {len(runs)} runs failed; the same call tries them again\n{text}".rstrip())
     return text
+
+
+def _last_line(log: Path) -> str:
+    lines = log.read_text(encoding="utf-8").splitlines() if log.is_file() else []
+    return lines[-1] if lines else "it ended without a word"
+
+
+def _positive(text: str) -> int:
+    if (value := int(text)) < 1:
+        raise ValueError
+    return value
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -168,14 +219,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
     form, name = RawDescriptionHelpFormatter, "python -m models.training.study"
     parser = ArgumentParser(name, description=about, epilog=usage, formatter_class=form)
     parser.add_argument("study", type=Path, help="a TOML file (models/training/studies/)")
-    parser.add_argument("sets", type=Path, nargs="+", help="folders of evaluation sets, as care eval takes them")
+    parser.add_argument("sets", type=Path, nargs="+", help="folders of retrieval sets, as care eval takes them")
     parser.add_argument("--out", type=Path, required=True, help="folder for the runs and the table")
-    parser.add_argument("--at-once", type=int, default=1, metavar="N", help="runs that share the machine (%(default)s)")
+    parser.add_argument("--at-once", type=_positive, default=1, metavar="N", help="runs that share the machine (1)")
     given = parser.parse_args(arguments)
     try:
         print(study(given.study, given.sets, given.out, given.at_once))
     except CareError as error:
         sys.exit(f"study: {error}")
+    except KeyboardInterrupt:
+        sys.exit("study: stopped; the same call goes on")
 
 
 if __name__ == "__main__":

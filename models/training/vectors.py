@@ -9,6 +9,7 @@ import fcntl
 import hashlib
 import math
 import os
+import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -102,7 +103,8 @@ class Reader:
         part, done = path.with_suffix(".part"), path.with_suffix(".done")
         if ranks.is_first:
             path.parent.mkdir(parents=True, exist_ok=True)
-            _allocate(part, 2 * shape[0] * shape[1])
+            if _allocate(part, 2 * shape[0] * shape[1]):
+                done.unlink(missing_ok=True)  # its marks are of values that are gone
             _allocate(done, len(texts))
         ranks.wait()
         values = np.memmap(part, dtype=np.float16, mode="r+", shape=shape)
@@ -125,9 +127,9 @@ class Reader:
         values.flush()
         ranks.wait()
         if ranks.is_first:
+            done.unlink()
             texts.keys.tofile(path.with_suffix(KEYS))
             os.replace(part, path)
-            done.unlink()
         ranks.wait()
         return kept_in(path, *shape)
 
@@ -169,10 +171,11 @@ def read_once(
     how = f"{_function(name, store, precision)} {_function(beside.encoder, store, precision)} {beside.share}"
     second = _read_alone(beside.encoder, texts, store, scratch, tokens, precision)
     path = file_of(store.vectors, how, texts)
-    with _locked(path, store.ranks) as known:
+    shape = len(texts), store.recipe.dim_of(name)
+    with _locked(path, *shape, store.ranks) as known:
         if not known and store.ranks.is_first:
             _join((alone, second), beside.share, store, path)
-    kept = kept_in(path, len(texts), store.recipe.dim_of(name))
+    kept = kept_in(path, *shape)
     if store.ranks.is_first and not store.moments.is_file():
         _write_moments(kept, store)
     store.ranks.wait()
@@ -202,24 +205,29 @@ def _write_moments(kept: Kept, store: EncoderStore) -> None:
 
 def _read_alone(name: str, texts: Texts, store: EncoderStore, scratch: Path, tokens: int, precision: str) -> Kept:
     path, ranks = file_of(store.vectors, _function(name, store, precision), texts), store.ranks
-    with _locked(path, ranks) as known:
+    shape = len(texts), store.recipe.part_of(name)
+    with _locked(path, *shape, ranks) as known:
         if known:
-            return kept_in(path, len(texts), store.recipe.part_of(name))
+            return kept_in(path, *shape)
         reader = Reader(store.open(name, trained=False), ranks, tokens=tokens, precision=precision)
         return reader.keep(texts, path, scratch / path.stem)
 
 
 @contextmanager
-def _locked(path: Path, ranks: Ranks) -> Iterator[bool]:
+def _locked(path: Path, texts: int, dim: int, ranks: Ranks) -> Iterator[bool]:
     """Keeps other runs that share the file's folder from writing there, and tells whether the file is there already."""
     with ExitStack() as stack:
         if ranks.is_first:
             path.parent.mkdir(parents=True, exist_ok=True)
             folder = os.open(path.parent, os.O_RDONLY)
             stack.callback(os.close, folder)
-            fcntl.flock(folder, fcntl.LOCK_EX)
+            try:
+                fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                print(f"another run writes into {path.parent}: waiting for it", file=sys.stderr)
+                fcntl.flock(folder, fcntl.LOCK_EX)
         ranks.wait()
-        known = path.is_file()
+        known = _is_whole(path, texts, dim)
         ranks.wait()  # all ranks have looked before one writes
         yield known
         ranks.wait()
@@ -239,10 +247,10 @@ def file_of(folder: Path, function: str, texts: Texts) -> Path:
 def _copy_known(path: Path, keys: NDArray[np.uint64], values: Kept, marks: NDArray[np.uint8]) -> None:
     """Fills and marks the rows of `values` that other files of the same function hold."""
     for file in path.parent.glob(f"{path.name.partition('-')[0]}-*{KEYS}"):
-        if not file.with_suffix(path.suffix).is_file():
+        theirs, there = np.fromfile(file, dtype=np.uint64), file.with_suffix(path.suffix)
+        if not len(theirs) or not _is_whole(there, len(theirs), values.shape[1]):
             continue
-        theirs = np.fromfile(file, dtype=np.uint64)
-        vectors, order = kept_in(file.with_suffix(path.suffix), len(theirs), values.shape[1]), np.argsort(theirs)
+        vectors, order = kept_in(there, len(theirs), values.shape[1]), np.argsort(theirs)
         places = order[np.searchsorted(theirs, keys, sorter=order) % len(theirs)]
         rows = np.flatnonzero((theirs[places] == keys) & (marks == 0))
         for block in np.array_split(rows, len(rows) // FITTED_TEXTS + 1):
@@ -250,15 +258,20 @@ def _copy_known(path: Path, keys: NDArray[np.uint64], values: Kept, marks: NDArr
             marks[block] = 1
 
 
+def _is_whole(path: Path, texts: int, dim: int) -> bool:
+    return path.is_file() and path.stat().st_size == 2 * texts * dim
+
+
 def kept_in(path: Path, texts: int, dim: int) -> Kept:
     """Returns the vectors of a finished file."""
     return np.memmap(path, dtype=np.float16, mode="r", shape=(texts, dim))
 
 
-def _allocate(path: Path, size: int) -> None:
-    """Reserves a file of this size: a full disk shows here, not in the middle of a mapped write."""
+def _allocate(path: Path, size: int) -> bool:
+    """Reserves a file of this size, unless it is there: a full disk shows here, not in the middle of a mapped write."""
     if path.is_file() and path.stat().st_size == size:
-        return
+        return False
     with path.open("wb") as file:
         if size:
             os.posix_fallocate(file.fileno(), 0, size)
+    return True

@@ -179,20 +179,24 @@ def test_a_damaged_adapter_is_refused(tmp_path: Path, capsys: pytest.CaptureFixt
     assert main(["encoder", "show", str(adapter)]) == 0
     assert "care index build" not in capsys.readouterr().out, "an adapter alone reads nothing"
     spec = EncoderSpec.load(adapter)
-    assert sorted(spec.checksums) == ["adapter_model.safetensors", "projection.safetensors"]
+    assert sorted(spec.checksums) == ["adapter_config.json", "adapter_model.safetensors", "projection.safetensors"]
     for name in spec.checksums:
         whole = (adapter / name).read_bytes()
         (adapter / name).write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
         with pytest.raises(BadEncoder, match=f"{name} is missing or damaged; copy the adapter's folder again"):
             import_encoder(source, tmp_path / "out", given)
         (adapter / name).write_bytes(whole)
+    unlisted = {name: value for name, value in spec.checksums.items() if name != "projection.safetensors"}
+    spec.model_copy(update={"checksums": unlisted}).save(adapter)  # somebody put a file there
+    with pytest.raises(BadEncoder, match=r"projection\.safetensors is missing or damaged"):
+        import_encoder(source, tmp_path / "out", given)
     spec.model_copy(update={"checksums": {}}).save(adapter)  # as adapters were saved before
     import_encoder(source, tmp_path / "out", given)
 
 
 def test_the_bundled_adapter_is_whole() -> None:
     folder = Path("models/pretrained/care-pair-zh/document")
-    found = {path.name: sha256_of(path) for path in folder.glob("*.safetensors")}
+    found = {path.name: sha256_of(path) for path in folder.iterdir() if path.name != "encoder.json"}
     assert EncoderSpec.load(folder).checksums == found
 
 

@@ -256,3 +256,16 @@ def test_a_blend_is_between_start_and_result() -> None:
     expected = 0.25 * module.weight.detach() + 0.75 * start.weight.detach()
     blend(module, trained_weights(start), 0.25)
     torch.testing.assert_close(module.weight.detach(), expected)
+
+
+@pytest.mark.parametrize("name", ["2_Dense/model.safetensors", "adapter/adapter_model.safetensors", "vocab.txt"])
+def test_every_file_that_decides_counts_for_the_fingerprint(tmp_path: Path, toy_recipe: Make, name: str) -> None:
+    recipe = toy_recipe()
+
+    def fingerprint() -> str:
+        return EncoderStore(recipe, tmp_path / "run", CPU).fingerprint("document")
+
+    before = fingerprint()
+    (tmp_path / "document" / name).parent.mkdir(exist_ok=True)
+    (tmp_path / "document" / name).write_bytes(b"other")
+    assert fingerprint() != before

@@ -1,5 +1,6 @@
 """Runs of toy recipes: learning, freezing, resuming to the same weights, and refusals."""
 
+import fcntl
 import json
 import os
 import random
@@ -478,3 +479,14 @@ def test_the_learning_rate_rises_then_falls() -> None:
     assert schedule(4, 100, 5, "linear") == 1, "from 1 on it is a number of steps"
     assert schedule(0, 100, 0, "constant") == schedule(99, 100, 0, "constant") == 1
     assert schedule(50, 100, 0, "cosine") == pytest.approx(0.5)
+
+
+def test_a_second_process_is_refused_in_the_same_folder(tmp_path: Path, toy_recipe: Make) -> None:
+    recipe = toy_recipe(steps=1)
+    train(recipe, tmp_path / "run", ONE)
+    held = os.open(tmp_path / "run", os.O_RDONLY)
+    fcntl.flock(held, fcntl.LOCK_EX)
+    with pytest.raises(CareError, match="another process trains there"):
+        train(recipe, tmp_path / "run", ONE)
+    os.close(held)
+    train(recipe, tmp_path / "run", ONE)

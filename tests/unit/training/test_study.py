@@ -74,8 +74,8 @@ def test_variants_are_trained_with_each_seed_and_judged(home: Path) -> None:
     assert (home / "out" / "table.md").read_text() == text + "\n"
     # Runs of one seed draw the same rows: the document encoder has read their queries and documents once.
     assert len(list((home / "out" / "vectors").glob("*.f16"))) == 2 * 2
-    assert not (home / "out" / "whole" / "1" / "vectors").exists()
-    log = home / "out" / "whole" / "1" / "log"
+    assert not (home / "out" / "runs" / "whole" / "1" / "vectors").exists()
+    log = home / "out" / "runs" / "whole" / "1" / "log"
     before = log.read_text()
     assert "stage tune" in before
     assert study.study(home / "study.toml", [home / "dev"], home / "out") == text
@@ -87,6 +87,7 @@ def test_a_run_that_fails_is_named_and_the_others_go_on(home: Path) -> None:
     with pytest.raises(CareError, match="2 of 6 runs failed") as error:
         study.study(home / "study.toml", [home / "dev"], home / "out")
     assert "| whole | 2 |" in str(error.value)
+    assert "nowhere is not there" in (home / "out" / "runs" / "broken" / "1" / "log").read_text()
     assert "broken" not in (home / "out" / "table.md").read_text()
 
 
@@ -95,7 +96,11 @@ def test_a_run_that_fails_is_named_and_the_others_go_on(home: Path) -> None:
     [
         ("seeds = []", "seeds"),
         ("seeds = [1]\nnonsense = 1", "nonsense"),
-        ("seeds = [1]\n[variants.'../out']", "variants"),
+        ("seeds = [1]\n[variants.'..']", "variants"),
+        ("seeds = [1, 1]", "twice"),
+        ("seeds = [-1]", "seeds"),
+        ("seeds = [1]\n[variants.one]\nseed = 7", "leave it out"),
+        ("seeds = [1]\n[variants.one]\ndocuments = 'documnet'", "neither an encoder of the recipe nor a folder"),
         ("seeds = [1]\n[variants.one]\nstages.tune.batsch = 3", "one: stages.tune"),
         ("seeds = [", "study.toml"),
     ],

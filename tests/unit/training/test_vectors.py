@@ -107,6 +107,18 @@ def test_texts_that_another_file_holds_are_copied(tmp_path: Path, monkeypatch: p
     assert not read
 
 
+@pytest.mark.parametrize("lost", ["v.part", "v.f16"])
+def test_marks_without_their_values_do_not_count(tmp_path: Path, lost: str) -> None:
+    reader, _ = a_reader()
+    found = np.array(reader.keep(TEXTS, tmp_path / "v.f16"))
+    (tmp_path / "v.part").write_bytes(bytes(2 * found.size))
+    (tmp_path / "v.done").write_bytes(b"\1" * len(DOCUMENTS))
+    (tmp_path / lost).unlink()
+    if lost == "v.f16":
+        (tmp_path / "v.part").write_bytes(b"")
+    np.testing.assert_array_equal(reader.keep(TEXTS, tmp_path / "v.f16"), found)
+
+
 def test_a_file_without_its_vectors_is_passed_over(tmp_path: Path) -> None:
     reader, _ = a_reader()
     some = Texts(Side.DOCUMENT, DOCUMENTS[:3])
