@@ -46,7 +46,7 @@ DOCUMENTS, SEED = "documents", "seed"
 Figures = dict[str, float]
 FolderName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][\w-]*$")]
 Seed = Annotated[int, Field(ge=0, strict=True)]
-# A new process imports no more than it needs; a forked one could not use the GPU.
+# Each run has a process of its own, so one that is killed takes no other with it. A forked one could not use the GPU.
 SPAWN = multiprocessing.get_context("spawn")
 
 
