@@ -149,7 +149,7 @@ def test_kills_and_a_failing_server_together_lose_no_row_and_count_every_answer(
             refused if model == "b" and "问题：问7\n" in prompt else failing(model, prompt, number)
         )
         named = [word for model in "ab" for word in ("--judge", f"{model}@{server.url}")]
-        arguments = ["judge", str(raw), *named, "--at-once", str(at_once), "--timeout-seconds", "1", "--out"]
+        arguments = ["judge", str(raw), *named, "--at-once", str(at_once), "--timeout-seconds", "2", "--out"]
         seconds = timed(run, [*arguments, str(whole)])
         assert set(server.graded.values()) == {1}
         server.asked.clear(), server.graded.clear()

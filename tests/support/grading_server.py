@@ -92,7 +92,7 @@ def failing(model: str, prompt: str, number: int) -> Reply | None:
         [Reply(500, "broken")] * 2,
         [Reply(429, "slow down", {"Retry-After": "1"})],
         [Reply(200, "抱歉，我无法回答"), Reply(200, '{"1": 4, "2": ')],
-        [Reply(200, "", delay_seconds=1.5)],
+        [Reply(200, "", delay_seconds=2.5)],
         [Reply(503, ""), Reply(200, '{"1": 9, "2": 9, "3": 9}')],
         [Reply(200, None, pause_seconds=0.4)],
         [Reply(200, "", cut=True), Reply(429, "slow down")],
