@@ -15,16 +15,8 @@ from typing import TYPE_CHECKING
 from models.encoder.spec import Side
 from models.errors import BadEncoder, CareError
 from models.evaluation.cache import VectorCache
-from models.evaluation.encoders import (
-    Address,
-    CutReader,
-    EncoderReader,
-    PairReader,
-    Reader,
-    open_encoder,
-    open_reranker,
-    size,
-)
+from models.evaluation.encoders import Address, open_encoder, open_reranker
+from models.evaluation.readers import CutReader, EncoderReader, PairReader, Reader, size
 from models.evaluation.sets import Task
 from models.evaluation.systems import Dense, Hybrid, Lexical, Reranked, System, fresh_systems
 from models.fusion import Fusion

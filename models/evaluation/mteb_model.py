@@ -20,7 +20,8 @@ from numpy.typing import ArrayLike, NDArray
 from models.encoder.spec import Side
 from models.errors import BadEncoder, CareError
 from models.evaluation.cache import Vectors
-from models.evaluation.encoders import EncoderReader, OpenEncoder, PairReader, open_encoder
+from models.evaluation.encoders import OpenEncoder, open_encoder
+from models.evaluation.readers import EncoderReader, PairReader
 from models.evaluation.sets import Kind, PairSet, Task
 
 Values = NDArray[np.float64]

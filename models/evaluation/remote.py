@@ -16,7 +16,7 @@ from models.encoder.spec import Side
 from models.endpoint import Endpoint, chat
 from models.errors import CareError
 from models.evaluation.cache import Vectors, text_hash, written_whole
-from models.evaluation.encoders import Reader
+from models.evaluation.readers import Reader
 from models.evaluation.results import SystemFacts
 from models.evaluation.sets import PairSet, RerankSet, RetrievalSet, Task
 from models.evaluation.systems import DEPTH, NotApplicable

@@ -13,8 +13,8 @@ import faiss
 import numpy as np
 from numpy.typing import NDArray
 
-from models.evaluation.encoders import unit
 from models.evaluation.judge import mean_percent, ranked
+from models.evaluation.readers import unit
 from models.evaluation.results import Curve
 from models.evaluation.sets import RetrievalSet
 from models.evaluation.systems import score_rows, search

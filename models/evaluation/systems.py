@@ -24,7 +24,8 @@ from models.encoder.spec import Side
 from models.encoder.tokenizer import Tokens
 from models.errors import CareError
 from models.evaluation.cache import Vectors, load_rankings, save_rankings, text_hash
-from models.evaluation.encoders import PairReader, Reader, Reranker
+from models.evaluation.encoders import Reranker
+from models.evaluation.readers import PairReader, Reader
 from models.evaluation.results import SystemFacts
 from models.evaluation.sets import PairSet, RerankSet, RetrievalSet, Task
 from models.fusion import CANDIDATES, Fusion, fuse, reorder

@@ -14,9 +14,10 @@ from models.encoder.spec import Side
 from models.errors import BadEncoder, SpaceMismatch
 from models.evaluation.benchmarks import SetSpec
 from models.evaluation.benchmarks.loader import from_mteb
-from models.evaluation.encoders import EncoderReader, OpenEncoder, open_encoder
+from models.evaluation.encoders import OpenEncoder, open_encoder
 from models.evaluation.judge import judge_one
 from models.evaluation.mteb_model import MtebPair, RelevanceEvaluator
+from models.evaluation.readers import EncoderReader
 from models.evaluation.sets import Kind, Task
 from models.evaluation.systems import Dense
 from tests.support.tiny_models import WIDTH, tiny_encoder, tiny_spec

@@ -10,7 +10,8 @@ import pytest
 from numpy.typing import NDArray
 
 from models.encoder.spec import Side
-from models.evaluation.encoders import EncoderReader, OpenEncoder, PairReader
+from models.evaluation.encoders import OpenEncoder
+from models.evaluation.readers import EncoderReader, PairReader
 from models.evaluation.sets import Kind, RetrievalSet, Task, plain_task
 from models.evaluation.systems import DEPTH, Answers, Dense, NotApplicable, WithFresh, a_tenth, fresh_systems
 from tests.support.evaluation import PETS, RERANK, RETRIEVAL, TableEncoder, a_spec

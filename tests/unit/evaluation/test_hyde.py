@@ -11,7 +11,7 @@ from models.encoder.spec import Side
 from models.endpoint import Endpoint
 from models.errors import CareError
 from models.evaluation.cache import VectorCache
-from models.evaluation.encoders import EncoderReader
+from models.evaluation.readers import EncoderReader
 from models.evaluation.remote import Generator, HydeReader
 from models.evaluation.systems import Dense, NotApplicable
 from models.prompts import BLIND, fill, load

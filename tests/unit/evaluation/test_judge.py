@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from models.evaluation.cache import VectorCache
-from models.evaluation.encoders import EncoderReader
 from models.evaluation.judge import TIMED_QUERIES, WARM_UP_QUERIES, judge, judge_one, queries_per_second
+from models.evaluation.readers import EncoderReader
 from models.evaluation.results import GOLD_SCORE, SIMILARITY, Hit, SetResult, SystemFacts
 from models.evaluation.sets import Kind, RetrievalSet, Task, plain_task
 from models.evaluation.systems import Dense, Lexical

@@ -7,7 +7,8 @@ import pytest
 from models.encoder.spec import Side
 from models.errors import BadEncoder, SpaceMismatch
 from models.evaluation.cache import VectorCache
-from models.evaluation.encoders import CutReader, EncoderReader, OpenEncoder, PairReader
+from models.evaluation.encoders import OpenEncoder
+from models.evaluation.readers import CutReader, EncoderReader, PairReader
 from tests.support.evaluation import PETS, RETRIEVAL, STS, TASKS, VECTORS, TableEncoder, a_spec
 
 

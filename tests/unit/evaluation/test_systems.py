@@ -8,7 +8,7 @@ from models.encoder.pairs import PairTokenizer, RerankerSpec
 from models.encoder.tokenizer import Tokens
 from models.evaluation import systems
 from models.evaluation.cache import VectorCache
-from models.evaluation.encoders import EncoderReader
+from models.evaluation.readers import EncoderReader
 from models.evaluation.sets import Kind, RerankSet, RetrievalSet, plain_task
 from models.evaluation.systems import Dense, Hybrid, Lexical, NotApplicable, Reranked, top
 from models.fusion import Fusion, fuse

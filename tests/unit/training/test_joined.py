@@ -14,8 +14,9 @@ from models.encoder.packed.joined import JoinedEncoder, basis, join, open_packed
 from models.encoder.spec import BESIDE, JOIN_FILE, SPEC_FILE, Precision, Side
 from models.encoder.torch import Projection, TorchEncoder
 from models.errors import BadEncoder
-from models.evaluation.encoders import EncoderReader, open_encoder
+from models.evaluation.encoders import open_encoder
 from models.evaluation.lineup import Lineup, Wanted
+from models.evaluation.readers import EncoderReader
 from models.evaluation.sets import Kind, RetrievalSet, plain_task
 from models.training.encoders import EncoderStore
 from models.training.passes import TokenTable
