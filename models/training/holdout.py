@@ -1,7 +1,6 @@
 """Splits development sets off training files, so that choices are made without looking at an evaluation set.
 
   python -m models.training.holdout TRAIN_FOLDER OUT
-  python -m models.training.holdout TRAIN_FOLDER OUT --without chip-cdn tcm    judges kinds that training lacks
 
 For each group of sources, OUT/<group>/ is a retrieval set in BEIR's shape: some queries and their passages among
 others of the same sources; a `cloze` set asks one sentence for the passage it was cut out of. OUT/pairs.jsonl keeps
@@ -33,9 +32,8 @@ DOCUMENTS = 7000
 _SENTENCE = re.compile(r"(?<=[。！？])")
 
 
-def hold_out(pairs: Sequence[Pair], out: Path, without: Sequence[str] = ()) -> None:
-    """Writes the development sets and the remaining pairs, none of them of the groups `without`."""
-    dropped = {source for group in without for source in GROUPS[group]}
+def hold_out(pairs: Sequence[Pair], out: Path) -> None:
+    """Writes the development sets and the remaining pairs."""
     held: set[str] = set()
     for group, sources in GROUPS.items():
         own = [pair for pair in pairs if pair.source in sources]
@@ -43,7 +41,7 @@ def hold_out(pairs: Sequence[Pair], out: Path, without: Sequence[str] = ()) -> N
             held |= _write_pairs_set(out / group, own)
         if own and group in CLOZE_GROUPS:
             held |= _write_cloze_set(out / f"cloze-{group}", own)
-    rest = (pair for pair in pairs if pair.query not in held and pair.source not in dropped)
+    rest = (pair for pair in pairs if pair.query not in held)
     rows = ({"query": each.query, "pos": each.positives, "neg": each.negatives, "source": each.source} for each in rest)
     write_lines(out / "pairs.jsonl", rows)
 
@@ -83,13 +81,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = ArgumentParser(name, description=about, epilog=usage, formatter_class=form)
     parser.add_argument("source", type=Path, help="folder with training files (*.jsonl, .gz or .xz)")
     parser.add_argument("out", type=Path, help="folder for the development sets and the remaining pairs")
-    parser.add_argument("--without", nargs="*", default=[], choices=GROUPS, help="groups that no remaining pair is of")
     given = parser.parse_args(arguments)
     files = sorted(given.source.glob("*.jsonl*"))
     if not files:
         parser.error(f"{given.source} holds no *.jsonl files")
     given.out.mkdir(parents=True, exist_ok=True)
-    hold_out([pair for path in files for pair in read_pairs(path)], given.out, given.without)
+    hold_out([pair for path in files for pair in read_pairs(path)], given.out)
 
 
 if __name__ == "__main__":

@@ -113,6 +113,8 @@ class Data(_Section):
     """Which rows are read, as what, and how often each source is drawn."""
 
     files: Annotated[list[str], Field(min_length=1)]
+    without: list[str] = []
+    """Sources whose rows are left out, as if the files did not have them."""
     view: Literal["pairs", "texts"] = "pairs"
     """pairs: a query and its documents. texts: every text of the files, as query and as document of itself; the queries
     of all sources are then a source of their own, "queries"."""

@@ -6,9 +6,11 @@ A document without a title becomes a pair by asking with one part of it for the 
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
+from zlib import crc32
 
+from models.errors import BadData
 from models.rows import SENTENCE_END, Pair, unit_spans
 from models.training.recipe import CROP_UNITS, Data, Units
 
@@ -31,10 +33,21 @@ def sampled(
             yield replace(row, query="", positives=row.positives[:1], negatives=[]) if alone else row
 
 
+def without(rows: Iterable[Pair], sources: Collection[str]) -> Iterator[Pair]:
+    """Yields the rows that are of none of these sources; a source that no row is of is refused after the last one."""
+    missing = set(sources)
+    for row in rows:
+        missing.discard(row.source)
+        if row.source not in sources:
+            yield row
+    if missing:
+        raise BadData(f"data.without: no row is of {', '.join(sorted(missing))}")
+
+
 def as_pairs(rows: Iterable[Pair], crops: Mapping[str, float], seed: int, units: Units = CROP_UNITS) -> Iterator[Pair]:
     """Yields every row as a question and its answer, followed by crops of its documents that ask for them."""
-    chance = random.Random(seed)
     for row in rows:
+        chance = _chance(row, seed)
         if row.query:
             yield row
         else:
@@ -48,8 +61,8 @@ def as_pairs(rows: Iterable[Pair], crops: Mapping[str, float], seed: int, units:
 
 def as_texts(rows: Iterable[Pair], data: Data, seed: int) -> Iterator[tuple[str, str]]:
     """Yields the texts of the rows that the stage reads, each with its source. Texts may come twice."""
-    chance = random.Random(seed)
     for row in rows:
+        chance = _chance(row, seed)
         if row.query:
             yield row.query, QUERIES
         for document in (*row.positives, *row.negatives):
@@ -93,6 +106,11 @@ def sentences_of(text: str) -> list[str]:
     parts = [part.strip() for part in SENTENCE_END.split(text)]
     kept = [part for part in parts if len(part) >= SHORTEST_SENTENCE]
     return kept if len(parts) > 1 else []
+
+
+def _chance(row: Pair, seed: int) -> random.Random:
+    """The row's own: it has the same crops whatever rows come before it, so runs without some of them share vectors."""
+    return random.Random(crc32(f"{row.query}\n{row.positives[0]}".encode("utf-8", "surrogatepass"), seed))
 
 
 def _how_many(crops: Mapping[str, float], source: str, chance: random.Random) -> int:

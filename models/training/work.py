@@ -17,7 +17,7 @@ from models.training.batches import BatchDealer, steps_of
 from models.training.encoders import EncoderStore
 from models.training.ranks import Ranks
 from models.training.recipe import Data, TrainedStage, trained_by
-from models.training.rows import as_pairs, as_texts
+from models.training.rows import as_pairs, as_texts, without
 from models.training.tables import PairTable, shared
 
 
@@ -61,15 +61,16 @@ def read_table(files: list[Path], data: Data, seed: int, folder: Path, ranks: Ra
     """Returns the stage's rows, as pairs or as texts; the first rank reads them into the folder, all ranks map it."""
 
     def build() -> PairTable:
-        rows = Progress(f"read {', '.join(map(str, files))}", "rows").over(read_all(files))
+        rows = without(Progress(f"read {', '.join(map(str, files))}", "rows").over(read_all(files)), data.without)
         if data.view == "texts":
             return PairTable.of_texts(as_texts(rows, data, seed), folder)
         return PairTable.of_pairs(as_pairs(rows, data.crops, seed, data.crop_units), folder=folder)
 
     table = shared(folder, ranks, build)
     for key, named in (("weights", data.weights), ("crops", data.crops)):
-        # A share of 0 asks for no row: a recipe over another may take a source out so.
-        table.check_sources(f"data.{key}", [source for source, share in named.items() if share and source != "*"])
+        # A share of 0 asks for no row, and a recipe over another may leave out a source that the other one weighs.
+        asked = (source for source, share in named.items() if share and source not in {"*", *data.without})
+        table.check_sources(f"data.{key}", asked)
     if data.negatives and not len(table.negatives.values):
         raise BadData(f"data.negatives is {data.negatives}, but no row has neg: mine some (kind mine), or set it to 0")
     return table

@@ -41,9 +41,3 @@ def test_the_split_is_the_same_every_time(tmp_path: Path) -> None:
     holdout.hold_out(PAIRS, tmp_path / "a")
     holdout.hold_out(list(reversed(PAIRS)), tmp_path / "b")
     assert (tmp_path / "a/tcm/queries.jsonl").read_bytes() == (tmp_path / "b/tcm/queries.jsonl").read_bytes()
-
-
-def test_a_whole_group_can_be_kept_out_of_training(tmp_path: Path) -> None:
-    holdout.hold_out(PAIRS, tmp_path, ["tcm"])
-    assert {pair.source for pair in read_pairs(tmp_path / "pairs.jsonl")} <= {"chip-cdn"}
-    assert load_retrieval(tmp_path / "tcm").queries

@@ -10,7 +10,7 @@ import pytest
 from models.errors import BadData
 from models.rows import Pair, count_units, read_pairs, unit_spans
 from models.training.recipe import Data
-from models.training.rows import as_pairs, as_texts, crops_of, halves, sentences_of
+from models.training.rows import as_pairs, as_texts, crops_of, halves, sentences_of, without
 
 ROW = {"query": "问", "pos": ["答"], "source": "s"}
 TEXT = "感冒由病毒引起。多喝水，多休息。体温超过三十八度五再吃退烧药。Most colds end within ten days."
@@ -127,3 +127,22 @@ def test_a_unit_is_a_chinese_character_or_a_run_of_others_without_a_space(text: 
     begins, ends = unit_spans(text)
     assert list(zip(begins.tolist(), ends.tolist(), strict=True)) == expected
     assert count_units(text) == len(expected)
+
+
+def test_rows_of_a_source_are_left_out_and_a_wrong_name_is_refused() -> None:
+    rows = [Pair("q", ["p"], [], source) for source in ("one", "two", "one")]
+    assert [row.source for row in without(rows, ["one"])] == ["two"]
+    assert list(without(rows, [])) == rows
+    with pytest.raises(BadData, match=r"data.without: no row is of three"):
+        list(without(rows, ["one", "three"]))
+
+
+def test_a_row_has_the_same_crops_whatever_rows_come_before_it() -> None:
+    data = Data(files=["f"], view="texts", crops={"*": 2.0}, crop_units=(4, 8))
+    rows = [Pair("一", [TEXT], [], "one"), Pair("二", [TEXT], [], "two"), Pair("", [TEXT], [], "two")]
+    alone = [text for row in rows for text, _ in as_texts([row], data, 7)]
+    assert [text for text, _ in as_texts(rows, data, 7)] == alone
+    assert len(set(alone)) > 7, "rows of one document have different crops"
+    assert [text for text, _ in as_texts(rows, data, 8)] != alone
+    pairs = [pair for row in rows for pair in as_pairs([row], data.crops, 7)]
+    assert list(as_pairs(rows, data.crops, 7)) == pairs

@@ -142,8 +142,9 @@ def test_every_variant_of_a_bundled_study_trains(path: Path, tmp_path: Path, mon
             if encoder.start is not None and not encoder.start.exists():
                 write_start(encoder.start, "bert" if "bge" in encoder.start.name else "qwen3", layers=3)
         for stage in run.recipe.stages.values():
+            sources = ["toy", *stage.data.without]
             for file in files_of(stage):
-                write_rows(Path(file), plain(toy_rows()))
+                write_rows(Path(file), [row for source in sources for row in plain(toy_rows(source))])
         folders = train(Recipe.model_validate(run.recipe), run.folder, ONE, tmp_path / "vectors")
         query, own = (Path(each.partition(",")[0]) for each in run.pair())
         assert query in folders
