@@ -15,9 +15,10 @@ import torch
 from numpy.typing import NDArray
 
 from models.errors import BadData
+from models.training.kept import Kept
 from models.training.tables import PairTable, Rows
 
-Embeddings = NDArray[np.float16] | NDArray[np.float32]
+Embeddings = NDArray[np.float32] | Kept
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,15 +9,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from models.encoder.spec import Side
 from models.training.batches import Batch
 from models.training.encoders import EncoderStore, blend, trained_weights
+from models.training.kept import Kept
 from models.training.losses import Contrasted, LexicalTeacher, Objective, with_hypothetical
 from models.training.monitor import DevSets
-from models.training.passes import Kept, Passes, Reading, TokenTable, on_device, packs, take
+from models.training.passes import Passes, Reading, TokenTable, on_device, packs, take
 from models.training.recipe import Contrast
 from models.training.tables import Rows, Texts
 from models.training.vectors import Reader, fit_projection, read_once
@@ -89,7 +91,7 @@ class ContrastStage(Work):
         """Returns vectors (texts, dim) by the encoder of the texts' side as it is now, for judging."""
         name, stage = self._stage.query if texts.side is Side.QUERY else self._document, self._stage
         if name not in self.encoders:
-            return torch.from_numpy(self._keep(name, texts).astype("float32"))
+            return torch.from_numpy(np.asarray(self._keep(name, texts), dtype=np.float32))
         return Reader(self.encoders[name], self._ranks, tokens=stage.tokens, precision=stage.precision).read(texts)
 
     def figure(self, dev: DevSets) -> float:

@@ -16,7 +16,8 @@ from models.negatives import draw_negatives
 from models.progress import Progress
 from models.rows import Pair, read_all, write_lines
 from models.training.encoders import EncoderStore
-from models.training.passes import Kept, take
+from models.training.kept import Kept
+from models.training.passes import take
 from models.training.ranks import Ranks
 from models.training.recipe import Mine
 from models.training.rows import as_pairs, sampled

@@ -15,7 +15,6 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from models.encoder.packed.kernels import lay_out
@@ -23,11 +22,11 @@ from models.encoder.spec import EncoderSpec
 from models.encoder.tokenizer import AT_ONCE, FlatIds, Tokenizer, tokenise
 from models.encoder.torch import TorchEncoder
 from models.progress import Progress
+from models.training.kept import Kept
 from models.training.packed import can_pack, read_packed
 from models.training.ranks import Ranks
 from models.training.tables import Rows, Texts, map_file
 
-Kept = NDArray[np.float16]
 Padded = tuple[Tensor, Tensor]
 """Ids and attention mask, both (texts, longest)."""
 PARTS = 8
@@ -42,7 +41,10 @@ class TokenTable:
 
     def __init__(self, ids: FlatIds, starts: Rows, lengths: Rows, device: torch.device) -> None:
         self.ids, self.starts, self.lengths, self.device = ids, starts, lengths, device
-        self._ids = on_device(ids, device)
+        # A mapped file stays one: pages are read when they are asked for. Nothing writes to it.
+        with warnings.catch_warnings(action="ignore", category=UserWarning):
+            tensor = torch.from_numpy(ids)
+        self._ids = tensor.to(device) if has_room(device, ids.nbytes) else tensor
 
     @classmethod
     def build(
@@ -226,17 +228,23 @@ def graphs_kept(sizes: Sequence[int], tokens: int) -> tuple[list[bool], int]:
     return keeps, sum(size for size, keep in zip(sizes, keeps, strict=True) if keep)
 
 
-def on_device(values: Kept | FlatIds, device: torch.device) -> Tensor:
-    """Returns the array on the device if that has the room, else where it is: a step gathers its rows there."""
-    # A mapped file stays one: pages are read when they are asked for. Nothing writes to it.
-    with warnings.catch_warnings(action="ignore", category=UserWarning):
-        tensor = torch.from_numpy(values)
-    fits = device.type == "cuda" and values.nbytes < torch.cuda.mem_get_info(device)[0] * LARGEST_SHARE
-    return tensor.to(device) if fits else tensor
+def has_room(device: torch.device, size: int) -> bool:
+    """Whether an array of so many bytes is to lie on the device; if not, a step gathers its rows where it is."""
+    return device.type == "cuda" and size < torch.cuda.mem_get_info(device)[0] * LARGEST_SHARE
+
+
+def on_device(kept: Kept, device: torch.device) -> Kept | Tensor:
+    """Returns vectors on the device if that has the room, else as they are."""
+    if not has_room(device, kept.nbytes):
+        return kept
+    found = torch.empty(kept.shape, dtype=torch.float16, device=device)
+    for start in range(0, len(kept), AT_ONCE):
+        found[start : start + AT_ONCE] = torch.from_numpy(kept[start : start + AT_ONCE])
+    return found
 
 
 def take(kept: Kept | Tensor, rows: Rows, device: torch.device) -> Tensor:
     """Returns rows of kept vectors in float32 on the device."""
-    if not isinstance(kept, Tensor):
-        return torch.from_numpy(np.asarray(kept[rows])).to(device).float()
+    if isinstance(kept, Kept):
+        return torch.from_numpy(kept[rows]).to(device).float()
     return kept[torch.from_numpy(rows).to(kept.device)].to(device).float()

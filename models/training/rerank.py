@@ -20,6 +20,7 @@ from models.encoder.torch_reranker import TorchReranker
 from models.lexical import Ranking
 from models.training.batches import Batch
 from models.training.encoders import EncoderStore
+from models.training.kept import Kept
 from models.training.losses import distillation
 from models.training.monitor import DevSets
 from models.training.passes import PARTS, Padded, TokenTable, autocast, chunks_of, on_device, take
@@ -53,7 +54,7 @@ class RerankStage(Work):
             TokenTable.build(texts, None, tokenizer, ranks, scratch / f"tokens-{texts.side}")
             for texts, tokenizer in sides
         )
-        self._teacher: list[Tensor] = []
+        self._teacher: list[Kept | Tensor] = []
         if stage.loss.distil and stage.loss.teacher:
             kept = (read_once(stage.loss.teacher, texts, store, scratch) for texts, _ in sides)
             self._teacher = [on_device(vectors, ranks.device) for vectors in kept]
@@ -85,7 +86,9 @@ class RerankStage(Work):
         if self._found is None:
             first = str(self._stage.first)
             self._found = dev.rankings(
-                lambda texts: torch.from_numpy(read_once(first, texts, self._store, self._scratch).astype(np.float32))
+                lambda texts: torch.from_numpy(
+                    np.asarray(read_once(first, texts, self._store, self._scratch), dtype=np.float32)
+                )
             )
         self._reranker.eval()
         before, after = dev.reranked(self._found, self._reranker, self._stage.depth)

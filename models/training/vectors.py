@@ -1,17 +1,9 @@
-"""Vectors of encoders as they are, without gradients: read once and kept on disk, alone or joined.
-
-A file is named by encoder and texts. What one has written, for this file or another of the folder, is not read again.
-"""
+"""Reads texts with encoders as they are, without gradients: once, for vectors are kept on disk."""
 
 from __future__ import annotations
 
-import fcntl
-import hashlib
-import math
 import os
-import sys
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -27,7 +19,8 @@ from models.encoder.torch import TorchEncoder, finish
 from models.errors import BadEncoder
 from models.progress import Progress
 from models.training.encoders import EncoderStore
-from models.training.passes import Kept, TokenTable, autocast, take
+from models.training.kept import KEYS, Kept, Shelf, allocate
+from models.training.passes import TokenTable, autocast, take
 from models.training.ranks import Ranks
 from models.training.tables import Rows, Texts
 
@@ -37,7 +30,6 @@ COMPILED_TOKENS = 30_000_000
 # Enough for a matrix of some thousand rows and columns.
 FITTED_TEXTS = 65_536
 RIDGE = 1e-3
-KEYS = ".keys"
 
 
 class Reader:
@@ -94,24 +86,21 @@ class Reader:
             found[torch.from_numpy(chunks[place]).to(found.device)] = self.vectors(table, chunks[place])
         return self.ranks.sum(found).cpu().numpy()
 
-    def keep(self, texts: Texts, path: Path, scratch: Path | None = None) -> Kept:
-        """Returns the vectors of texts in a file (texts, dim), float16, mapped; read by all ranks together.
+    def keep(self, texts: Texts, path: Path, scratch: Path | None = None) -> None:
+        """Writes the vectors of texts to a file (texts, dim), float16, and their keys beside it; all ranks read.
 
-        Texts that the encoder has read for another file of the folder are copied. Token ids are in files at `scratch`.
+        Token ids are in files at `scratch`.
         """
         encoder, ranks, shape = self.encoder, self.ranks, (len(texts), self.encoder.spec.dim)
         part, done = path.with_suffix(".part"), path.with_suffix(".done")
         if ranks.is_first:
             path.parent.mkdir(parents=True, exist_ok=True)
-            if _allocate(part, 2 * shape[0] * shape[1]):
+            if allocate(part, 2 * shape[0] * shape[1]):
                 done.unlink(missing_ok=True)  # its marks are of values that are gone
-            _allocate(done, len(texts))
+            allocate(done, len(texts))
         ranks.wait()
         values = np.memmap(part, dtype=np.float16, mode="r+", shape=shape)
         marks = np.memmap(done, dtype=np.uint8, mode="r+", shape=shape[:1])
-        if ranks.is_first:
-            _copy_known(path, texts.keys, values, marks)
-        ranks.wait()
         missing = np.flatnonzero(marks == 0)
         ranks.wait()  # all ranks have seen the same marks
         if len(missing):
@@ -128,10 +117,9 @@ class Reader:
         ranks.wait()
         if ranks.is_first:
             done.unlink()
-            texts.keys.tofile(path.with_suffix(KEYS))
             os.replace(part, path)
+            texts.keys.tofile(path.with_suffix(KEYS))
         ranks.wait()
-        return kept_in(path, *shape)
 
 
 def fit_projection(reader: Reader, table: TokenTable, targets: Kept | Tensor) -> None:
@@ -161,37 +149,15 @@ def fit_projection(reader: Reader, table: TokenTable, targets: Kept | Tensor) ->
 def read_once(
     name: str, texts: Texts, store: EncoderStore, scratch: Path, tokens: int = READ_TOKENS, precision: str = "bf16"
 ) -> Kept:
-    """Reads the vectors of texts by an encoder as it is now, from disk if it has read them before.
-
-    Those of two that are joined are written beside the vectors of each.
-    """
-    beside, alone = store.recipe.encoders[name].beside, _read_alone(name, texts, store, scratch, tokens, precision)
+    """Returns the vectors of texts by an encoder as it is now, or of the two that are joined; none is read twice."""
+    beside, kept = store.recipe.encoders[name].beside, _read_alone(name, texts, store, scratch, tokens, precision)
     if beside is None:
-        return alone
-    how = f"{_function(name, store, precision)} {_function(beside.encoder, store, precision)} {beside.share}"
-    second = _read_alone(beside.encoder, texts, store, scratch, tokens, precision)
-    path = file_of(store.vectors, how, texts)
-    shape = len(texts), store.recipe.dim_of(name)
-    with _locked(path, *shape, store.ranks) as known:
-        if not known and store.ranks.is_first:
-            _join((alone, second), beside.share, store, path)
-    kept = kept_in(path, *shape)
+        return kept
+    kept = kept.beside(_read_alone(beside.encoder, texts, store, scratch, tokens, precision), beside.share)
     if store.ranks.is_first and not store.moments.is_file():
         _write_moments(kept, store)
     store.ranks.wait()
     return kept
-
-
-def _join(parts: tuple[Kept, Kept], share: float, store: EncoderStore, path: Path) -> None:
-    """Writes vectors side by side."""
-    count, part, device = len(parts[0]), path.with_suffix(".part"), store.ranks.device
-    with part.open("wb") as file:
-        for start in range(0, count, FITTED_TEXTS):
-            rows = np.arange(start, min(start + FITTED_TEXTS, count))
-            first, second = (take(vectors, rows, device) for vectors in parts)
-            both = torch.cat([math.sqrt(1 - share) * first, math.sqrt(share) * second], dim=1)
-            file.write(both.half().cpu().numpy().tobytes())
-    part.replace(path)
 
 
 def _write_moments(kept: Kept, store: EncoderStore) -> None:
@@ -204,74 +170,23 @@ def _write_moments(kept: Kept, store: EncoderStore) -> None:
 
 
 def _read_alone(name: str, texts: Texts, store: EncoderStore, scratch: Path, tokens: int, precision: str) -> Kept:
-    path, ranks = file_of(store.vectors, _function(name, store, precision), texts), store.ranks
-    shape = len(texts), store.recipe.part_of(name)
-    with _locked(path, *shape, ranks) as known:
-        if known:
-            return kept_in(path, *shape)
-        reader = Reader(store.open(name, trained=False), ranks, tokens=tokens, precision=precision)
-        return reader.keep(texts, path, scratch / path.stem)
-
-
-@contextmanager
-def _locked(path: Path, texts: int, dim: int, ranks: Ranks) -> Iterator[bool]:
-    """Keeps other runs that share the file's folder from writing there, and tells whether the file is there already."""
-    with ExitStack() as stack:
-        if ranks.is_first:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            folder = os.open(path.parent, os.O_RDONLY)
-            stack.callback(os.close, folder)
-            try:
-                fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                print(f"another run writes into {path.parent}: waiting for it", file=sys.stderr)
-                fcntl.flock(folder, fcntl.LOCK_EX)
+    ranks = store.ranks
+    shelf = Shelf(store.vectors, _function(name, store, precision), texts.side, store.recipe.part_of(name))
+    known = shelf.find(texts)
+    if not ranks.any(len(known.missing) > 0):
+        return known
+    with shelf.locked() if ranks.is_first else nullcontext():
         ranks.wait()
-        known = _is_whole(path, texts, dim)
+        missing = shelf.find(texts).missing  # another run may have read some in the meantime
         ranks.wait()  # all ranks have looked before one writes
-        yield known
-        ranks.wait()
+        if len(missing):
+            reader = Reader(store.open(name, trained=False), ranks, tokens=tokens, precision=precision)
+            unread = texts.take(missing)
+            path = shelf.file_for(unread)
+            reader.keep(unread, path, scratch / path.stem)
+    return shelf.find(texts)
 
 
 def _function(name: str, store: EncoderStore, precision: str) -> str:
     """Names what decides about an encoder's vectors of a text; runs that share a folder may compute differently."""
     return f"{store.fingerprint(name)} {store.recipe.encoders[name].dtype} {precision}"
-
-
-def file_of(folder: Path, function: str, texts: Texts) -> Path:
-    """Returns where the vectors of these texts by this function are kept; files of one function begin alike."""
-    name = hashlib.blake2b(f"{function} {texts.side}".encode(), digest_size=8)
-    return folder / f"{name.hexdigest()}-{texts.digest}.f16"
-
-
-def _copy_known(path: Path, keys: NDArray[np.uint64], values: Kept, marks: NDArray[np.uint8]) -> None:
-    """Fills and marks the rows of `values` that other files of the same function hold."""
-    for file in path.parent.glob(f"{path.name.partition('-')[0]}-*{KEYS}"):
-        theirs, there = np.fromfile(file, dtype=np.uint64), file.with_suffix(path.suffix)
-        if not len(theirs) or not _is_whole(there, len(theirs), values.shape[1]):
-            continue
-        vectors, order = kept_in(there, len(theirs), values.shape[1]), np.argsort(theirs)
-        places = order[np.searchsorted(theirs, keys, sorter=order) % len(theirs)]
-        rows = np.flatnonzero((theirs[places] == keys) & (marks == 0))
-        for block in np.array_split(rows, len(rows) // FITTED_TEXTS + 1):
-            values[block] = vectors[places[block]]
-            marks[block] = 1
-
-
-def _is_whole(path: Path, texts: int, dim: int) -> bool:
-    return path.is_file() and path.stat().st_size == 2 * texts * dim
-
-
-def kept_in(path: Path, texts: int, dim: int) -> Kept:
-    """Returns the vectors of a finished file."""
-    return np.memmap(path, dtype=np.float16, mode="r", shape=(texts, dim))
-
-
-def _allocate(path: Path, size: int) -> bool:
-    """Reserves a file of this size, unless it is there: a full disk shows here, not in the middle of a mapped write."""
-    if path.is_file() and path.stat().st_size == size:
-        return False
-    with path.open("wb") as file:
-        if size:
-            os.posix_fallocate(file.fileno(), 0, size)
-    return True

@@ -25,9 +25,9 @@ FAR = {"query": "远", "pos": ["答"], "source": "t", "instruction": "找：", "
 def _flat(monkeypatch: pytest.MonkeyPatch) -> None:
     """Puts texts on a circle, at known angles."""
 
-    def read(name: str, texts, *rest: object) -> np.ndarray:  # noqa: ANN001
-        angles = np.array([ANGLES.get(text, 1.0) for text in texts.texts])
-        return np.stack([np.cos(angles), np.sin(angles)], axis=1).astype(np.float32)
+    def read(name: str, texts, *rest: object) -> torch.Tensor:  # noqa: ANN001
+        angles = torch.tensor([ANGLES.get(text, 1.0) for text in texts.texts])
+        return torch.stack([angles.cos(), angles.sin()], dim=1)
 
     monkeypatch.setattr(mining, "read_once", read)
 
