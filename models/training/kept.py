@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
-import math
 import os
 import sys
 from collections.abc import Iterator
@@ -20,6 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from models.encoder.packed.joined import side_by_side
 from models.encoder.spec import Side
 from models.training.tables import Rows, Texts
 
@@ -34,7 +34,6 @@ class _Column:
     files: list[Half]
     places: Rows
     dim: int
-    scale: float = 1.0
 
     def read(self, rows: Rows | slice) -> Half:
         places = self.places[rows]
@@ -44,31 +43,29 @@ class _Column:
             here = (places >= first) & (places < first + len(file))
             found[here] = file[places[here] - first]
             first += len(file)
-        if self.scale == 1.0:
-            return found
-        # numpy takes seven times as long to multiply in half precision.
-        return (found.astype(np.float32) * np.float32(self.scale)).astype(np.float16)
+        return found
 
 
 class Kept:
     """Vectors (texts, dim) by one encoder, or by two side by side; rows are read when they are asked for."""
 
-    def __init__(self, *columns: _Column) -> None:
-        self._columns = columns
+    def __init__(self, *columns: _Column, share: float = 0.0) -> None:
+        self._columns, self._share = columns, share
         self.shape = len(columns[0].places), sum(column.dim for column in columns)
         self.nbytes = 2 * self.shape[0] * self.shape[1]
 
     def beside(self, other: Kept, share: float) -> Kept:
-        """Returns both side by side: inner products are then means of the two encoders' cosines."""
-        (own,), (theirs,) = self._columns, other._columns
-        scales = (own, math.sqrt(1 - share)), (theirs, math.sqrt(share))
-        return Kept(*(_Column(each.files, each.places, each.dim, scale) for each, scale in scales))
+        """Returns both side by side, the other one with this share."""
+        return Kept(*self._columns, *other._columns, share=share)
 
     def __len__(self) -> int:
         return self.shape[0]
 
     def __getitem__(self, rows: Rows | slice) -> Half:
-        return np.hstack([column.read(rows) for column in self._columns])
+        parts = [column.read(rows) for column in self._columns]
+        if len(parts) == 1:
+            return parts[0]
+        return side_by_side([part.astype(np.float32) for part in parts], self._share).astype(np.float16)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:  # noqa: ANN401 - numpy's own
         return self[:].astype(dtype or np.float16, copy=False)
@@ -76,7 +73,7 @@ class Kept:
     @property
     def missing(self) -> Rows:
         """The texts that no file holds."""
-        return np.flatnonzero(self._columns[0].places < 0)
+        return np.flatnonzero(np.any([column.places < 0 for column in self._columns], axis=0))
 
 
 class Shelf:

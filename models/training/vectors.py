@@ -16,7 +16,7 @@ from models.encoder.packed.encoder import PackedModel
 from models.encoder.packed.kernels import lay_out
 from models.encoder.packed.weights import read_weights
 from models.encoder.torch import TorchEncoder, finish
-from models.errors import BadEncoder
+from models.errors import BadEncoder, CareError
 from models.progress import Progress
 from models.training.encoders import EncoderStore
 from models.training.kept import KEYS, Kept, Shelf, allocate
@@ -184,7 +184,10 @@ def _read_alone(name: str, texts: Texts, store: EncoderStore, scratch: Path, tok
             unread = texts.take(missing)
             path = shelf.file_for(unread)
             reader.keep(unread, path, scratch / path.stem)
-    return shelf.find(texts)
+    found = shelf.find(texts)
+    if len(found.missing):
+        raise CareError(f"{store.vectors}: vectors are gone that were there a moment ago; run the same command again")
+    return found
 
 
 def _function(name: str, store: EncoderStore, precision: str) -> str:

@@ -13,7 +13,7 @@ from safetensors.numpy import load_file
 from models.encoder.packed.joined import JoinedEncoder, basis, join, open_packed, side_by_side
 from models.encoder.spec import BESIDE, JOIN_FILE, SPEC_FILE, Precision, Side
 from models.encoder.torch import Projection, TorchEncoder
-from models.errors import BadEncoder
+from models.errors import BadEncoder, CareError
 from models.evaluation.encoders import open_encoder
 from models.evaluation.lineup import Lineup, Wanted
 from models.evaluation.readers import EncoderReader
@@ -199,3 +199,11 @@ def test_more_dimensions_than_the_query_encoder_has_are_refused(recipe: Recipe) 
     check(recipe.model_copy(update={"encoders": own}))
     with pytest.raises(BadEncoder, match="the recipe 65; set the recipe's dim to at most 64"):
         check(recipe.model_copy(update={"encoders": own, "dim": 65}))
+
+
+def test_vectors_that_vanish_are_not_read_as_something_else(
+    recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Reader, "keep", lambda self, texts, path, scratch: None)
+    with pytest.raises(CareError, match="vectors are gone"):
+        read_once("joined", TEXTS, EncoderStore(recipe, tmp_path / "run", ONE), tmp_path)
