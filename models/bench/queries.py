@@ -15,6 +15,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from itertools import cycle
 from pathlib import Path
 from statistics import median
 
@@ -27,8 +28,8 @@ from models.fusion import CANDIDATES, Fusion, fuse
 from models.lexical import LexicalIndex
 from models.package import positive
 
-WARM_UP_QUERIES = 2
-"""Before each turn: the previous system's threads may still wait for work on the cores."""
+WARM_UP_SECONDS = 0.3
+"""Before each turn: after torch, the next encoder is slower by a tenth for some queries."""
 
 Question = tuple[str, Task, LexicalIndex]
 Answer = Callable[[Question], object]
@@ -54,7 +55,8 @@ def main(arguments: list[str] | None = None) -> int:
         if text in given.hybrid:
             systems[f"hybrid {encoder.name}"] = partial(_both, reader)
     for name, rates in measure(systems, questions, given.rounds).items():
-        print(f"| {name} | {median(rates):.3g} ({min(rates):.3g}–{max(rates):.3g}) |")
+        middle, least, most = (f"{rate:,.{2 if rate < 10 else 0}f}" for rate in (median(rates), min(rates), max(rates)))
+        print(f"| {name} | {middle} ({least}–{most}) |")
     characters = sum(len(query) for query, _, _ in questions) / len(questions)
     print(f"\n{len(questions)} queries of {characters:.0f} characters on average, {given.rounds} rounds")
     return 0
@@ -65,8 +67,11 @@ def measure(systems: Mapping[str, Answer], questions: Sequence[Question], rounds
     rates: dict[str, list[float]] = {name: [] for name in systems}
     for _ in range(rounds):
         for name, answer in systems.items():
-            for question in questions[:WARM_UP_QUERIES]:
+            warm = time.perf_counter() + WARM_UP_SECONDS
+            for question in cycle(questions):
                 answer(question)
+                if time.perf_counter() > warm:
+                    break
             began = time.perf_counter()
             for question in questions:
                 answer(question)
