@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
+from io import StringIO
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -74,7 +75,16 @@ def save(figure: Figure, stem: Path) -> None:
     with applied():
         settle(figure)
         figure.savefig(stem.with_suffix(".png"), dpi=PNG_DPI)
-        figure.savefig(stem.with_suffix(".svg"), metadata={"Date": None})
+        save_svg(figure, stem.with_suffix(".svg"))
+
+
+def save_svg(figure: Figure, path: Path) -> None:
+    """Writes an SVG; a reader without the fonts of this machine sees another sans-serif one."""
+    written = StringIO()
+    with applied():
+        settle(figure)
+        figure.savefig(written, format="svg", metadata={"Date": None})
+    path.write_text(re.sub(r"(font-family: [^;\"]+)", r"\1, sans-serif", written.getvalue()), encoding="utf-8")
 
 
 def inline(svg: str, name: str, description: str) -> str:
