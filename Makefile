@@ -13,7 +13,7 @@ PIP := -m pip install --quiet --disable-pip-version-check
 # If it is set, each process that a test starts compiles every module anew.
 unexport PYTHONDONTWRITEBYTECODE
 .DEFAULT_GOAL := help
-.PHONY: help run test tests check unit format bench bench-peers bench-gpu dashboard overload kills bench-fresh bench-index bench-encode bench-train kill-index kill-writes kill-curate chaos soak claims loadtest knee eval chart image openapi typescript install install-train optimum lock clean bench-keys fuzz-tenants audit
+.PHONY: help run test tests check unit format bench bench-peers bench-gpu dashboard overload kills bench-fresh bench-index bench-encode bench-train figures kill-index kill-writes kill-curate chaos soak claims loadtest knee eval chart image openapi typescript install install-train optimum lock clean bench-keys fuzz-tenants audit
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -78,6 +78,9 @@ bench-index: .venv-dev/installed ## memory and time of a build and a re-index (A
 bench-encode: ## an LLM's documents a second beside the GPU's limit and sentence-transformers (docs/benchmarks.md)
 	$(GPU_PYTHON) -m models.bench.encode --corpus $(or $(CORPUS),../shared/data/eval/cmirb/corpus.jsonl.gz) \
 	  --tokenizer $(or $(TOKENIZER),../shared/weights/bge-small-zh-v1.5) --output $(or $(OUTPUT),var/bench-encode) $(ARGS)
+
+figures: .venv-dev/installed ## draw the figures of docs/benchmarks.md from its tables
+	$(DEV)/python -m models.bench.figures docs/benchmarks.md docs/figures
 
 bench-train: ## speed and memory of training on a machine with a GPU (ARGS=--tiny runs anywhere)
 	$(GPU_PYTHON) -m models.bench.train $(ARGS)
