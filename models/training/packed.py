@@ -32,7 +32,8 @@ def _attention(
     if attend is None:
         found: tuple[Tensor, None] = sdpa_attention_forward(module, query, key, value, mask, **options)
         return found
-    queries, keys, values = (part[0].transpose(0, 1) for part in (query, key, value))
+    # Not part[0]: its gradient would be a batch of zeros into which it is copied, a twentieth of a step's time.
+    queries, keys, values = (part.squeeze(0).transpose(0, 1) for part in (query, key, value))
     return attend(queries, keys, values)[None], None
 
 
@@ -67,6 +68,6 @@ def read_packed(encoder: TorchEncoder, batch: Packed) -> Tensor:
         token_type_ids=torch.zeros_like(ids),
         attend=default_backend(ids.device)(batch, Scope(right=-1)),
     )
-    hidden, rows = output.last_hidden_state[0], pooled_rows(batch, encoder.spec.pooling)
+    hidden, rows = output.last_hidden_state.squeeze(0), pooled_rows(batch, encoder.spec.pooling)
     vectors = mean(hidden, batch) if rows is None else hidden[rows]
     return (vectors if encoder.projection is None else encoder.projection(vectors)).float()
