@@ -57,6 +57,7 @@ TOY = [
 ARCHITECTURES = {
     "gte": "new",
     "bge": "bert",
+    "care": "bert",
     "e5": "bert",
     "qwen3": "qwen3",
     "gemma": "gemma",

@@ -140,7 +140,7 @@ def test_every_variant_of_a_bundled_study_trains(path: Path, tmp_path: Path, mon
     for run in runs:
         for encoder in run.recipe.encoders.values():
             if encoder.start is not None and not encoder.start.exists():
-                write_start(encoder.start, "bert" if "bge" in encoder.start.name else "qwen3", layers=3)
+                write_start(encoder.start, "bert" if "-zh" in encoder.start.name else "qwen3", layers=3)
         for stage in run.recipe.stages.values():
             sources = ["toy", *stage.data.without]
             for file in files_of(stage):
