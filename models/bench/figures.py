@@ -18,7 +18,7 @@ from pathlib import Path
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator
 
-from models.errors import BadData
+from models.errors import BadData, CareError
 from models.evaluation.report import drawing, pictures
 from models.evaluation.results import Run, SetResult
 from models.evaluation.sets import Kind
@@ -122,4 +122,7 @@ def _number(cell: str) -> float:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except (CareError, OSError) as error:
+        sys.exit(f"figures: {error}")

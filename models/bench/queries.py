@@ -20,7 +20,7 @@ from pathlib import Path
 from statistics import median
 
 from models.encoder.spec import Side
-from models.errors import BadData
+from models.errors import BadData, CareError
 from models.evaluation.encoders import open_encoder
 from models.evaluation.readers import EncoderReader
 from models.evaluation.sets import RetrievalSet, Task, find_tasks
@@ -110,4 +110,7 @@ def _both(reader: EncoderReader, question: Question) -> object:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except CareError as error:
+        sys.exit(f"queries: {error}")
