@@ -75,7 +75,7 @@ def save(figure: Figure, stem: Path) -> None:
     with applied():
         settle(figure)
         figure.savefig(stem.with_suffix(".png"), dpi=PNG_DPI)
-        save_svg(figure, stem.with_suffix(".svg"))
+    save_svg(figure, stem.with_suffix(".svg"))
 
 
 def save_svg(figure: Figure, path: Path) -> None:
