@@ -39,8 +39,9 @@ from models.training.monitor import read_log
 from models.training.passes import TokenTable
 from models.training.plan import cost_of
 from models.training.ranks import Ranks
-from models.training.recipe import Contrast, Recipe
+from models.training.recipe import Recipe
 from models.training.shapes import SHAPES, made
+from models.training.stages import Contrast
 from models.training.vectors import read_once
 from models.training.work import read_table
 

@@ -20,7 +20,7 @@ from models.training.kept import Kept
 from models.training.losses import Contrasted, LexicalTeacher, Objective, with_hypothetical
 from models.training.monitor import DevSets
 from models.training.passes import Passes, Reading, TokenTable, on_device, packs, take
-from models.training.recipe import Contrast
+from models.training.stages import Contrast
 from models.training.tables import Rows, Texts
 from models.training.vectors import Reader, fit_projection, read_once
 from models.training.work import Work, read_table

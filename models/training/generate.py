@@ -22,7 +22,7 @@ from models.rows import Pair, read_pairs
 from models.training.encoders import EncoderStore
 from models.training.losses import reconstruction
 from models.training.passes import TokenTable, autocast, chunks_of
-from models.training.recipe import Generate
+from models.training.stages import Generate
 from models.training.tables import PairTable, Rows, shared
 from models.training.work import Work
 

@@ -30,7 +30,7 @@ from models.training.contrast import OBJECTIVE
 from models.training.encoders import restore_trained, trained_weights
 from models.training.monitor import Watch
 from models.training.ranks import Ranks
-from models.training.recipe import TrainedStage
+from models.training.stages import TrainedStage
 from models.training.work import Work
 
 CHECKPOINT = "checkpoint"

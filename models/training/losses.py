@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from models.training.passes import Padded, TokenTable
-from models.training.recipe import Loss
+from models.training.stages import Loss
 
 BUCKETS = 1 << 17
 K1, B = 1.2, 0.75

@@ -19,8 +19,8 @@ from models.training.encoders import EncoderStore
 from models.training.kept import Kept
 from models.training.passes import take
 from models.training.ranks import Ranks
-from models.training.recipe import Mine
 from models.training.rows import as_pairs, sampled
+from models.training.stages import Mine
 from models.training.tables import SCRATCH, PairTable, Rows, Texts, shared
 from models.training.vectors import read_once
 

@@ -19,21 +19,20 @@ from torch import nn
 from models.prompts import ask_for_document
 from models.rows import Pair, count_units, sample
 from models.training.encoders import describe
-from models.training.recipe import (
+from models.training.recipe import Encoder, Recipe
+from models.training.rows import as_pairs, as_texts
+from models.training.shapes import bare_model, check, is_decoder, shape_of
+from models.training.sources import MISSING, missing, weights
+from models.training.stages import (  # fmt: skip
     Contrast,
     Data,
-    Encoder,
     Generate,
     Mine,
-    Recipe,
     Reconstruct,
     Rerank,
     TrainedStage,
     trained_by,
-)  # fmt: skip
-from models.training.rows import as_pairs, as_texts
-from models.training.shapes import bare_model, check, is_decoder, shape_of
-from models.training.sources import MISSING, missing, weights
+)
 
 # Weight, gradient and two moments, in float32.
 ADAM_BYTES = 16

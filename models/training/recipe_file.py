@@ -1,6 +1,6 @@
 """Reads a recipe's TOML file as nested tables, over those of its bases and under `--set` changes.
 
-What the keys mean is in models.training.recipe.
+What the keys mean is in models.training.recipe and models.training.stages.
 """
 
 from __future__ import annotations
@@ -84,4 +84,5 @@ def _has(table: object, path: Sequence[str]) -> bool:
 
 def no_such_key(name: str, known: Sequence[str]) -> str:
     near = get_close_matches(name, known, n=1, cutoff=0.7)
-    return f"no such key; did you mean {near[0]}?" if near else "no such key; models/training/recipe.py has them all"
+    hint = f"did you mean {near[0]}?" if near else "models/training/{recipe,stages}.py have them all"
+    return f"no such key; {hint}"

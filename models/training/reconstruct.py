@@ -21,7 +21,7 @@ from models.errors import BadEncoder
 from models.training.encoders import EncoderStore
 from models.training.losses import reconstruction
 from models.training.passes import TokenTable, autocast
-from models.training.recipe import Reconstruct
+from models.training.stages import Reconstruct
 from models.training.work import Work, read_table
 
 MASK_TOKENS = ("[MASK]", "<mask>")

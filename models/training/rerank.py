@@ -24,7 +24,7 @@ from models.training.kept import Kept
 from models.training.losses import distillation
 from models.training.monitor import DevSets
 from models.training.passes import PARTS, Padded, TokenTable, autocast, chunks_of, on_device, take
-from models.training.recipe import Rerank
+from models.training.stages import Rerank
 from models.training.tables import Ragged, Rows
 from models.training.vectors import read_once
 from models.training.work import Work, read_table

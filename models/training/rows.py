@@ -12,7 +12,7 @@ from zlib import crc32
 
 from models.errors import BadData
 from models.rows import SENTENCE_END, Pair, unit_spans
-from models.training.recipe import CROP_UNITS, Data, Units
+from models.training.stages import CROP_UNITS, Data, Units
 
 SHORTEST_SENTENCE = 6
 QUERIES = "queries"

@@ -28,11 +28,12 @@ from models.training.generate import GenerateStage
 from models.training.mining import mine
 from models.training.monitor import DevSets, draw_curves
 from models.training.ranks import Ranks
-from models.training.recipe import AnyStage, Contrast, Mine, Recipe, Rerank, encoders_of, files_of, trained_by
+from models.training.recipe import Recipe
 from models.training.reconstruct import ReconstructStage
 from models.training.rerank import RerankStage
 from models.training.shapes import check
 from models.training.sources import DONE, how_to_get, until_tuned
+from models.training.stages import AnyStage, Contrast, Mine, Rerank, encoders_of, files_of, trained_by
 from models.training.tables import SCRATCH
 
 WORKS: dict[str, Callable[..., Any]] = {

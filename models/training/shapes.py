@@ -22,17 +22,8 @@ from models.encoder.torch_reranker import require_architecture
 from models.errors import BadData, BadEncoder
 from models.evaluation.benchmarks import wording
 from models.rows import count_units
-from models.training.recipe import (
-    AnyStage,
-    Contrast,
-    Encoder,
-    Fresh,
-    Generate,
-    Recipe,
-    Reconstruct,
-    Rerank,
-    encoders_of,
-)
+from models.training.recipe import Encoder, Fresh, Recipe
+from models.training.stages import AnyStage, Contrast, Generate, Reconstruct, Rerank, encoders_of
 
 SHAPES: dict[str, dict[str, Any]] = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
 

@@ -12,7 +12,8 @@ from pathlib import Path
 from models.curation import command
 from models.encoder.spec import sha256_of
 from models.errors import BadData
-from models.training.recipe import AnyStage, Generate, Recipe, files_of
+from models.training.recipe import Recipe
+from models.training.stages import AnyStage, Generate, files_of
 
 DONE = "done.json"
 """In the folder of a stage that is done."""

@@ -16,8 +16,8 @@ from models.rows import read_all
 from models.training.batches import BatchDealer, steps_of
 from models.training.encoders import EncoderStore
 from models.training.ranks import Ranks
-from models.training.recipe import Data, TrainedStage, trained_by
 from models.training.rows import as_pairs, as_texts, without
+from models.training.stages import Data, TrainedStage, trained_by
 from models.training.tables import PairTable, shared
 
 

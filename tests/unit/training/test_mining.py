@@ -11,7 +11,8 @@ from models.training import mining
 from models.training.encoders import EncoderStore
 from models.training.mining import mine
 from models.training.ranks import Ranks
-from models.training.recipe import Mine, Recipe
+from models.training.recipe import Recipe
+from models.training.stages import Mine
 from tests.support.toy_training import write_rows
 
 ONE = Ranks(0, 1, torch.device("cpu"))

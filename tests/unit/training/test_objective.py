@@ -15,7 +15,7 @@ from models.training.losses import (
     similarities,
     with_hypothetical,
 )
-from models.training.recipe import Loss
+from models.training.stages import Loss
 
 NOTHING = torch.zeros(4, 6, dtype=torch.bool)
 LABELS = torch.arange(4)

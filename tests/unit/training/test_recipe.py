@@ -3,7 +3,8 @@ from pathlib import Path
 import pytest
 
 from models.errors import BadData
-from models.training.recipe import Contrast, Recipe
+from models.training.recipe import Recipe
+from models.training.stages import Contrast
 
 RECIPES = sorted(Path("models/training/recipes").rglob("*.toml"))
 CARE = Path("models/training/recipes/care-0.3b-4b.toml")
@@ -55,7 +56,7 @@ def test_recipes_share_a_space_only_with_the_pair_whose_documents_they_search() 
         ("dim = 4", "about: Field required"),
         (WHOLE.replace('query = "e"', 'query = "x"'), "no encoder is called 'x'"),
         (WHOLE + "epochs = 1", "either epochs or steps"),
-        (WHOLE + "colour = 1", "stages.one.colour: no such key; models/training/recipe.py"),
+        (WHOLE + "colour = 1", "stages.one.colour: no such key; models/training/{recipe,stages}.py"),
         (WHOLE + "bach = 1", r"stages.one.bach: no such key; did you mean batch\?"),
         (WHOLE + "loss = { info_nce = 0.0 }", "stages.one.loss: every term has weight 0"),
         (WHOLE + "[stages.two]\nlr = 1", "stages.two: a stage needs a kind"),

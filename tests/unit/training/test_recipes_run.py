@@ -17,8 +17,9 @@ from models.export.parity import FLOORS, Floor
 from models.export.pipeline import Backend, export
 from models.export.reranker import export_reranker
 from models.training.ranks import Ranks
-from models.training.recipe import Contrast, Recipe, Rerank, TrainedStage, files_of
+from models.training.recipe import Recipe
 from models.training.run import train
+from models.training.stages import Contrast, Rerank, TrainedStage, files_of
 from tests.support.toy_training import (
     DOCUMENTS,
     QUERIES,

@@ -9,8 +9,8 @@ import pytest
 
 from models.errors import BadData
 from models.rows import Pair, count_units, read_pairs, unit_spans
-from models.training.recipe import Data
 from models.training.rows import as_pairs, as_texts, crops_of, halves, sentences_of, without
+from models.training.stages import Data
 
 ROW = {"query": "问", "pos": ["答"], "source": "s"}
 TEXT = "感冒由病毒引起。多喝水，多休息。体温超过三十八度五再吃退烧药。Most colds end within ten days."

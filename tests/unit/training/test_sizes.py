@@ -7,7 +7,8 @@ import pytest
 
 from models.rows import sample
 from models.training.plan import SAMPLE, sizes_of
-from models.training.recipe import Data, Recipe
+from models.training.recipe import Recipe
+from models.training.stages import Data
 from tests.support.toy_training import write_rows
 
 Make = Callable[..., Recipe]
