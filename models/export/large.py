@@ -21,7 +21,7 @@ from transformers import PreTrainedModel
 
 from models.encoder.spec import DATA_SUFFIX, Variant
 from models.export.backbone import FUSED_DOMAIN, trace_backbone
-from models.export.variants import SMALLEST_TABLE, gather_rows, quantise_rows
+from models.export.int8 import SMALLEST_TABLE, gather_rows, quantise_rows
 
 Array = NDArray[Any]
 

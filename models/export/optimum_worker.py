@@ -44,7 +44,7 @@ def optimize(source: Path, target: Path) -> None:
 
 
 def quantize(source: Path, target: Path) -> None:
-    """Dynamic int8: the settings of `models.export.variants.quantize`, which says why.
+    """Dynamic int8: the settings of `models.export.int8.quantize`, which says why.
 
     ORTQuantizer would also quantise the products of two activations inside attention, which costs accuracy and
     saves no weight, so those are named one by one.

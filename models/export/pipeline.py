@@ -47,9 +47,10 @@ from models.errors import ExportError
 from models.export import backbone
 from models.export.backbone import HIDDEN_NAMES, IDS, MASK, POSITIONS, TYPES
 from models.export.folders import WEIGHTS, check_source, check_target, graphs, has_weights
+from models.export.fusions import fuse, quiet, slim
+from models.export.int8 import calibration_samples, prepare, quantize
 from models.export.large import write_large
 from models.export.parity import AT_ONCE, CHECK_TEXTS, FLOORS, Floor, Vectors, check_parity
-from models.export.variants import calibration_samples, fuse, prepare, quantize, quiet, slim
 
 GRAPH = "model.onnx"
 # Files of a target that an export replaces; anything else there (a model card) stays.

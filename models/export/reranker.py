@@ -26,9 +26,9 @@ from models.encoder.torch_reranker import TorchReranker
 from models.errors import ParityError
 from models.export.backbone import append_score_head
 from models.export.folders import check_target
+from models.export.int8 import calibration_samples
 from models.export.parity import CALIBRATION_TEXTS, check_pairs
 from models.export.pipeline import ExportReport, Maker, is_large, weights_name, write_folder
-from models.export.variants import calibration_samples
 
 Scores = NDArray[np.float32]
 

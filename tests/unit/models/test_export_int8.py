@@ -12,7 +12,7 @@ import torch
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 
 from models.encoder.tokenizer import Tokenizer, Tokens, pad
-from models.export import variants as int8
+from models.export import int8
 from models.export.backbone import append_head, export_backbone
 from models.export.parity import CALIBRATION_TEXTS, CHECK_TEXTS
 from tests.support.tiny_models import tiny_encoder, tiny_tokenizer

@@ -15,10 +15,10 @@ from transformers import RobertaConfig, RobertaModel
 from models.encoder.spec import POOLINGS, Pooling
 from models.encoder.tokenizer import pad
 from models.encoder.torch import TorchEncoder
-from models.export import variants as int8
+from models.export import int8
 from models.export.backbone import append_head, export_backbone
+from models.export.fusions import ATTENTION, slim
 from models.export.parity import CHECK_TEXTS
-from models.export.variants import ATTENTION, slim
 from tests.support.tiny_models import tiny_config, tiny_encoder, tiny_spec, tiny_tokenizer
 
 LAYERS = 2
