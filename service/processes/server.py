@@ -10,6 +10,7 @@ import logging
 import os
 import signal
 import socket
+import ssl
 import sys
 import threading
 from argparse import ArgumentParser
@@ -169,8 +170,11 @@ def _reload_on_sighup(runtime: Runtime, config: uvicorn.Config) -> None:
     def follow() -> None:
         runtime.keys.reload()
         if config.ssl is not None and config.ssl_certfile is not None:
+            pair = config.ssl_certfile, config.ssl_keyfile
             try:
-                config.ssl.load_cert_chain(config.ssl_certfile, config.ssl_keyfile)
+                # Elsewhere first: a key that does not fit is noticed when its certificate is already in force.
+                ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(*pair)
+                config.ssl.load_cert_chain(*pair)
             except OSError as error:
                 logger.error("the certificate stays as it was: %s", error)
         task = loop.create_task(runtime.servings.follow_now())
