@@ -190,6 +190,12 @@ async def test_timeout_bulk_and_probe_are_passed_to_the_dispatcher() -> None:
     assert dispatcher.calls[1]["probe"]
 
 
+async def test_the_time_of_a_portion_begins_when_those_before_it_are_done() -> None:
+    dispatcher = FakeDispatcher()
+    await run(Portions(dispatcher, serving(), Deadline(None, 2000), size=8), range(24))
+    assert [call["timeout_seconds"] for call in dispatcher.calls] == [2.0, 4.0, 6.0]
+
+
 async def test_an_expired_request_submits_nothing() -> None:
     dispatcher = FakeDispatcher()
     over = Deadline(1, 2000)
