@@ -63,6 +63,9 @@ def write_backup(collection: Collection, file: Path, keys: Path | None = None) -
         raise BadBackup(f"{collection.root} has no version: there is nothing to back up; check --collection")
     if keys is not None and not keys.is_file():
         raise BadBackup(f"{keys}: there is no such file of keys; leave out --keys and {KEYS_VARIABLE}, or name it")
+    if file.exists() and not file.is_file():
+        raise BadBackup(f"{file} is not a file: a backup is written beside its place and moved there; name a file")
+    file = file.resolve()  # a link stays: it may lead to another disk
     partial = file.with_name(f".{file.name}.new")
     # The partial file, too, belongs to one backup: another would cut it short, and remove it when it ends.
     with collection.sole_builder():

@@ -35,6 +35,21 @@ def built(tmp_path: Path, encoder: OnnxEncoder) -> Built:
     return build_collection(tmp_path / "collection", encoder)
 
 
+def test_a_backup_replaces_files_alone_and_follows_links(
+    built: Built, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pipe, link, disk = tmp_path / "pipe", tmp_path / "link.tar", tmp_path / "disk"
+    os.mkfifo(pipe)
+    disk.mkdir()
+    link.symlink_to(disk / "care.tar")
+    assert cli.main(["backup", str(pipe), "--collection", str(built.root)]) == 1
+    assert f"{pipe} is not a file" in capsys.readouterr().err
+    assert pipe.is_fifo()
+    assert cli.main(["backup", str(link), "--collection", str(built.root)]) == 0
+    assert link.is_symlink()
+    assert tarfile.is_tarfile(disk / "care.tar")
+
+
 async def answers(root: Built) -> dict[str, Any]:
     """Returns answers of a service over the collection to a few requests."""
     output: dict[str, Any] = {}
