@@ -173,16 +173,19 @@ def _restored_demo() -> str:
     """Restores the example corpus as the pair's document encoder, which is not bundled, read it; sets CARE_ENCODER."""
     from indexer.command import EXAMPLE_CORPUS
     from indexer.restore import restore_backup
+    from indexer.store.files import in_turn
     from models.encoder.spec import sha256_of
     from models.package import BUNDLED_PAIR
 
     backup = EXAMPLE_CORPUS.with_name("pair.tar")
     # Named by its content: after an upgrade that brings other vectors, the new ones are served.
     collection = f"{DEMO_COLLECTION}-{sha256_of(backup)[:8]}"
-    if not Path(collection, PAGE).is_file():
-        shutil.rmtree(collection, ignore_errors=True)
-        restore_backup(backup, Path(collection))
-        shutil.copy(EXAMPLE_CORPUS.with_name(PAGE), collection)
+    Path(collection).parent.mkdir(parents=True, exist_ok=True)
+    with in_turn(Path(f"{collection}.lock")):
+        if not Path(collection, PAGE).is_file():
+            shutil.rmtree(collection, ignore_errors=True)
+            restore_backup(backup, Path(collection))
+            shutil.copy(EXAMPLE_CORPUS.with_name(PAGE), collection)
     os.environ["CARE_ENCODER"] = str(BUNDLED_PAIR)
     return collection
 

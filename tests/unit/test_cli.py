@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -263,3 +264,11 @@ def test_the_demo_serves_the_bundled_pair_without_its_document_encoder(
     assert cli.main(["demo"]) == 0
     assert served[0] == served[1]
     assert (served[0] / "mark").is_file(), "restored once"
+
+
+def test_two_demos_that_start_together_restore_one_collection(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cli, "DEMO_COLLECTION", str(tmp_path / "var" / "demo"))
+    monkeypatch.setenv("CARE_ENCODER", "")
+    with ThreadPoolExecutor(4) as pool:
+        (served,) = {future.result() for future in [pool.submit(cli._restored_demo) for _ in range(4)]}
+    assert Collection(Path(served)).served_manifest() is not None
