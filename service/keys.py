@@ -218,6 +218,7 @@ def run(arguments: Namespace) -> None:
         for record in KeysFile.read(path).keys:
             print(_line(record))
         return
+    path = path.resolve()  # a link stays: a service may read the file by another name
     path.parent.mkdir(parents=True, exist_ok=True)
     with in_turn(path.with_name(f"{path.name}.lock")):
         before = KeysFile.read(path).keys if path.exists() else ()
@@ -226,9 +227,14 @@ def run(arguments: Namespace) -> None:
             after = (*before, make_record(arguments, secret))
         else:
             after = tuple(record for record in before if arguments.name not in (record.name, record.id))
-            if len(after) == len(before):
+            names = [record.name for record in before if record not in after]
+            if not names:
                 raise BadKeys(f"there is no key {arguments.name}; care keys list shows them")
-            (name,) = {record.name for record in before} - {record.name for record in after}
+            if len(names) > 1:
+                raise BadKeys(
+                    f"{arguments.name} is the name of one key and the id of another; give the other of the two"
+                )
+            (name,) = names
         try:
             written = KeysFile(keys=after).model_dump_json(indent=1, by_alias=True, exclude_defaults=True)
         except ValidationError as error:

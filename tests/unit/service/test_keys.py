@@ -124,6 +124,24 @@ def test_a_key_is_revoked_by_its_id_too(path: Path) -> None:
     assert KeysFile.read(path).keys == ()
 
 
+def test_an_id_that_is_also_a_name_is_not_revoked(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    key = create(path, "reader", "--scope", "search")
+    create(path, key[5:17], "--scope", "search")
+    assert cli.main(["keys", "--file", str(path), "revoke", key[5:17]]) == 1
+    assert "is the name of one key and the id of another" in capsys.readouterr().err
+    revoke(path, "reader")
+    assert [record.name for record in KeysFile.read(path).keys] == [key[5:17]]
+
+
+def test_a_key_is_revoked_through_a_link_too(path: Path, tmp_path: Path) -> None:
+    create(path, "reader", "--scope", "search")
+    link = tmp_path / "link.json"
+    link.symlink_to(path)
+    revoke(link, "reader")
+    assert link.is_symlink()
+    assert KeysFile.read(path).keys == ()
+
+
 def test_the_command_leaves_a_line_in_the_audit_log(
     path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
