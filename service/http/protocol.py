@@ -167,23 +167,26 @@ class TolerantProtocol(HttpToolsProtocol):
 
         The parser stops behind a head with an offer, so a new parser gets the same head without it, and the rest.
         """
-        self._unset_keepalive_if_required()
-        try:
-            self.parser.feed_data(data)
-        except httptools.HttpParserUpgrade as offer:
-            method = self.parser.get_method()
-            if method == b"CONNECT":
-                self.send_400_response("CONNECT is not served here")
+        while data:
+            self._unset_keepalive_if_required()
+            try:
+                self.parser.feed_data(data)
                 return
-            kept = [pair for pair in self.headers if pair[0] not in UPGRADE_HEADERS]
-            keep_alive = [(b"connection", b"keep-alive" if self.parser.should_keep_alive() else b"close")]
-            head = b"".join(b"%b: %b\r\n" % pair for pair in (*kept, *keep_alive))
-            version = self.parser.get_http_version().encode()
-            self.parser = httptools.HttpRequestParser(self)
-            rest = data[offer.args[0] :]
-            self._feed(b"%b %b HTTP/%b\r\n%b\r\n%b" % (method, self.url, version, head, rest))
-        except httptools.HttpParserError:
-            self.send_400_response("this is not an HTTP request that can be read")
+            except httptools.HttpParserUpgrade as offer:
+                method = self.parser.get_method()
+                if method == b"CONNECT":
+                    self.send_400_response("CONNECT is not served here")
+                    return
+                kept = [pair for pair in self.headers if pair[0] not in UPGRADE_HEADERS]
+                keep_alive = [(b"connection", b"keep-alive" if self.parser.should_keep_alive() else b"close")]
+                head = b"".join(b"%b: %b\r\n" % pair for pair in (*kept, *keep_alive))
+                version = self.parser.get_http_version().encode()
+                self.parser = httptools.HttpRequestParser(self)
+                rest = data[offer.args[0] :]
+                data = b"%b %b HTTP/%b\r\n%b\r\n%b" % (method, self.url, version, head, rest)
+            except httptools.HttpParserError:
+                self.send_400_response("this is not an HTTP request that can be read")
+                return
 
     def on_message_begin(self) -> None:
         # The timer until now was for the connection, or for the rest of an earlier request.

@@ -64,6 +64,22 @@ def test_an_upgrade_to_another_protocol_is_ignored(connection: socket.socket, he
     assert answered.count(b'{"results":[{"hits":[{') == 2
 
 
+def test_many_offers_in_one_packet_are_ignored(
+    address: tuple[str, int], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    offered = b"GET /livez HTTP/1.1\r\nConnection: Upgrade\r\nUpgrade: h2c\r\n" + HOST + b"\r\n"
+    receive = TolerantProtocol.data_received
+    monkeypatch.setattr(TolerantProtocol, "data_received", lambda protocol, data: receive(protocol, 1500 * offered))
+    with socket.create_connection(address, timeout=WAIT_SECONDS) as connection:
+        connection.sendall(b"a")
+        received = b""
+        while received.count(b"HTTP/1.1 200 OK\r\n") < 1500:
+            packet = connection.recv(65536)
+            assert packet, "the connection was cut"
+            received += packet
+    assert not caplog.records
+
+
 def test_a_url_beyond_ascii_may_come_in_several_packets(
     connection: socket.socket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
