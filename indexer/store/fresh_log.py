@@ -120,6 +120,9 @@ class FreshLog:
     def change(self, since: Cursor, decide: Decide, after: int = 0) -> int:
         """Appends what `decide` returns, without an append in between; if that is nothing, syncs what is there."""
         with self._writing() as end:
+            if since.position > max(end.position, after):  # no reader would see what is appended here
+                gone = f"{self.folder} ends at {end.position}, and this service has read up to {since.position}"
+                raise BadLog(f"{gone}: it was removed or replaced; restart every service of the collection")
             frames, _ = self._read(since)
             if changes := decide(frames, end.segment):
                 return self._append(changes, end, after)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import logging
 import os
+import shutil
 import stat
 import subprocess
 import sys
@@ -61,6 +62,17 @@ def test_several_writers_share_one_sequence_and_readers_follow(log: FreshLog) ->
     other.append([Deleted("a")])
     assert names(reader.read(cursor)[0]) == [["a"]]
     assert names(reader.read(Cursor(2))[0]) == [["c"], ["a"]]
+
+
+def test_nothing_is_appended_where_the_reader_would_not_see_it(log: FreshLog) -> None:
+    log.append([posted("a")])
+    log.append([posted("b")])
+    _, cursor = log.read(START)
+    shutil.rmtree(log.folder)
+    with pytest.raises(BadLog, match=r"ends at 0, and this service has read up to 2: it was removed or replaced"):
+        log.change(cursor, lambda frames, segment: [posted("c")])
+    # A snapshot without a log, as after a restore, counts on from its own position.
+    assert log.change(cursor, lambda frames, segment: [posted("c")], after=2) == 3
 
 
 def test_a_torn_tail_is_cut_off_and_logged(log: FreshLog, caplog: pytest.LogCaptureFixture) -> None:
