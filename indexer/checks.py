@@ -198,10 +198,10 @@ def check_canaries(collection: Collection, version: str, encoder: Encoder, canar
         vectors = connected.open(snapshot) if connected else None
         answers = top_documents(snapshot, encoder, queries, most, vectors=vectors, overlay=overlay)
     if failures := failures_of(canaries, answers):
-        raise Blocked(
-            f"{version} is not published: {failures}. Correct the corpus or {collection.root / CANARIES_FILE}, "
-            "or run care index publish --force"
-        )
+        correct = f"{failures}. Correct the corpus or {collection.root / CANARIES_FILE}"
+        if version == collection.current():
+            raise Blocked(f"{version}, which is served, is not as it should be: {correct}")
+        raise Blocked(f"{version} is not published: {correct}, or run care index publish --force")
 
 
 def compare_documents(old: Documents, new: Documents) -> DocumentDiff:

@@ -5,6 +5,7 @@ The file is JSON lines: {"query": "高血压吃什么药", "must": ["drug-001"],
 
 from __future__ import annotations
 
+import codecs
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
@@ -33,7 +34,7 @@ def load_canaries(path: Path) -> list[Canary]:
     """Reads every line of the file; raises BadQueries that names a bad line."""
     canaries = []
     try:
-        lines = path.read_bytes().splitlines()
+        lines = path.read_bytes().removeprefix(codecs.BOM_UTF8).splitlines()
     except OSError as error:
         raise BadQueries(f"{path} cannot be read ({error.strerror}); give a file of queries, or none") from error
     for number, line in enumerate(lines, start=1):

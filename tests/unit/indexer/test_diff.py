@@ -116,15 +116,20 @@ def test_canaries_pass_a_good_snapshot_and_block_a_bad_one(snapshots: list[Snaps
     message = r"is not published: 1 of 2 canaries fail: '血压高吃什么药' lacks hypertension among its first 1\."
     with pytest.raises(Blocked, match=message):
         check_canaries(collection, bad, encoder, canaries)
+    (collection.root / "CURRENT").write_text(bad, encoding="utf-8")
+    with pytest.raises(Blocked, match=f"{bad}, which is served, is not as it should be: 1 of 2 canaries fail"):
+        check_canaries(collection, bad, encoder, canaries)
     too_deep = Canary(query="发烧", must=("fever", "diabetes"), within=1)
     with pytest.raises(Blocked, match="lacks diabetes among its first 1"):
         check_canaries(collection, good, encoder, [*canaries, too_deep])
 
 
-def test_canaries_are_read_from_json_lines(tmp_path: Path) -> None:
+@pytest.mark.parametrize("mark", [b"", b"\xef\xbb\xbf"])
+def test_canaries_are_read_from_json_lines(tmp_path: Path, mark: bytes) -> None:
     path = write_lines(
         tmp_path / "c.jsonl", {"query": "发烧", "must": ["fever"]}, b"", {"query": "q", "must": ["a", "b"], "within": 3}
     )
+    path.write_bytes(mark + path.read_bytes())
     assert load_canaries(path) == [
         Canary(query="发烧", must=("fever",), within=10),
         Canary(query="q", must=("a", "b"), within=3),
