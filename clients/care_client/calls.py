@@ -171,7 +171,7 @@ def search(query: Texts, options: SearchOptions) -> Call[SearchAnswer]:
 
 def stream(queries: Sequence[str], options: SearchOptions) -> Call[None]:
     """Its answer comes in lines, which `Lines` reads."""
-    body = {"query": list(queries), **options}
+    body = {"query": _listed(queries), **options}
     return Call("POST", "/v1/search", lambda json: None, body, {"accept": NDJSON})
 
 
@@ -200,7 +200,7 @@ def embeddings(texts: Texts, input_type: InputType, dimensions: int | None) -> C
 
 
 def rerank(query: str, documents: Sequence[str], top_n: int | None) -> Call[tuple[Ranked, ...]]:
-    body: dict[str, Any] = {"query": query, "documents": list(documents)}
+    body: dict[str, Any] = {"query": query, "documents": _listed(documents)}
     if top_n is not None:
         body["top_n"] = top_n
     return Call("POST", "/v1/rerank", Ranked.parse_all, body)
@@ -212,6 +212,11 @@ def health() -> Call[Health]:
 
 def _plain(texts: Texts) -> str | list[str]:
     return texts if isinstance(texts, str) else list(texts)
+
+
+def _listed(texts: Texts) -> list[str]:
+    """A text alone is one text, not its characters."""
+    return [texts] if isinstance(texts, str) else list(texts)
 
 
 def _parsed(parse: Callable[[Any], T], json: Any) -> T:  # noqa: ANN401 (any JSON)

@@ -88,6 +88,11 @@ def test_a_stream_gives_the_results_of_a_search(client: CareClient) -> None:
     ]
 
 
+def test_a_text_alone_is_one_text(client: CareClient) -> None:
+    assert len(list(client.stream("高血压"))) == 1
+    assert [each.index for each in client.rerank("高血压吃什么药", "高血压可以服用氨氯地平。")] == [0]
+
+
 def test_a_stream_can_be_closed_early(client: CareClient) -> None:
     results = client.stream(["骨折", "发热"] * 50)
     assert next(results).hits[0].id == "a-5"
