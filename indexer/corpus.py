@@ -11,6 +11,7 @@ build how many of its last documents no corpus had, and which ids of the corpus 
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -20,7 +21,7 @@ from typing import BinaryIO
 import orjson
 
 from indexer.errors import BadCorpus, BadSnapshot, BadValue
-from indexer.sources import Row, find_files, read_rows
+from indexer.sources import Row, exact_json, find_files, read_rows
 from indexer.store.collection import Collection
 from indexer.store.documents import DOCUMENTS_FILES, NO_ID, Documents, StoredDocument
 from indexer.store.files import DiskDict
@@ -247,6 +248,8 @@ class _Checker:
                 if (parsed := read_number(value)) is None:
                     raise _BadRow(f"metadata field {name} is not a number: {value!r}")
                 value = parsed
+            if isinstance(value, float) and math.isnan(value):
+                value = None  # how data frames spell a missing number
             try:
                 require_name(name)
                 metadata[name] = as_value(name, value)
@@ -266,8 +269,8 @@ def _as_object(column: str, value: object) -> dict[str, object]:
         return {}
     if isinstance(value, str):
         try:
-            value = orjson.loads(value)
-        except orjson.JSONDecodeError:
+            value = exact_json(value)
+        except ValueError:
             raise _BadRow(f"the metadata in field {column} is not a JSON object") from None
     if not isinstance(value, dict):
         raise _BadRow(f"the metadata in field {column} is not an object")

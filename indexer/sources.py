@@ -125,14 +125,23 @@ def _json_row(file: str, number: int, source: bytes) -> Row:
     elif number == 1 and text.strip() == "{":
         hint = f"; if objects take several lines, write a line for each document: jq -c . {file}"
     try:
-        columns = orjson.loads(text)
-    except orjson.JSONDecodeError as error:
+        columns = exact_json(text)
+    except json.JSONDecodeError as error:
         return Row(file, number, None, source, f"not JSON ({error.msg}, column {error.colno}){hint}")
     if not isinstance(columns, dict):
         return Row(file, number, None, source, f"not a JSON object{hint}")
-    if _LONG_NUMBER.search(text):  # orjson rounds integers of more than 64 bits; 40 digits show that it is one
-        columns = json.loads(text, parse_int=lambda digits: int(digits[:40]))
     return Row(file, number, columns, source)
+
+
+def exact_json(text: str) -> object:
+    """Parses JSON; an integer of more than 64 bits, which orjson rounds, keeps its first 40 digits, which show it."""
+    value = orjson.loads(text)
+    if not _LONG_NUMBER.search(text):
+        return value
+    try:
+        return json.loads(text, parse_int=lambda digits: int(digits[:40]))
+    except RecursionError:
+        raise json.JSONDecodeError("it is nested too deeply", text, 0) from None
 
 
 def _not_utf8(source: bytes, error: UnicodeDecodeError) -> str:

@@ -139,7 +139,7 @@ def as_value(name: str, value: object) -> Value:
     if isinstance(value, Decimal):  # as databases export numbers to Parquet
         value = read_number(str(value))
     if isinstance(value, float) and not math.isfinite(value):
-        return None  # how data frames spell a missing number in Parquet
+        raise BadValue(f"metadata field {name} is not a finite number; give null where there is none")
     if isinstance(value, int) and not -LARGEST <= value < LARGEST:
         raise BadValue(f"metadata field {name} is a whole number of more than 64 bits; give it as text")
     if value is None or isinstance(value, str | bool | int | float):
@@ -165,6 +165,8 @@ def whole_number(stored: SplitNumber) -> int | float:
 
 def read_number(text: str) -> int | float | None:
     """Parses a number, integers exactly; None if the text is not one."""
+    if "_" in text:  # which Python would read past
+        return None
     for number_type in (int, float):
         try:
             return number_type(text)

@@ -181,6 +181,14 @@ async def test_an_invalid_document_is_named_and_none_is_stored(
     assert (await client.get("/v1/collection")).json()["fresh"]["position"] == 0
 
 
+@pytest.mark.parametrize("number", ["NaN", "Infinity", "1e400"])
+async def test_a_number_that_is_not_finite_is_refused(client: httpx.AsyncClient, number: str) -> None:
+    body = f'{{"documents": [{{"id": "x", "text": "y", "metadata": {{"n": {number}}}}}]}}'
+    response = await client.post("/v1/documents", content=body)
+    assert response.status_code == 422
+    assert "n is not a finite number" in response.json()["error"]["message"]
+
+
 async def test_an_id_with_a_trailing_line_break_is_refused(client: httpx.AsyncClient) -> None:
     await post(client, {"id": "x", "text": "y"})
     for path in ("/v1/documents/x%0A", "/v1/documents/"):

@@ -89,6 +89,28 @@ def test_integers_of_more_than_64_bits_are_refused_instead_of_rounded(tmp_path: 
         read(path)
 
 
+@pytest.mark.parametrize(("metadata", "message"), [
+    ('{"pid": 123456789012345678901}', "pid is a whole number of more than 64 bits"),
+    ('{"pid": 1234567890123456789, "x": ' + 1000 * "[" + 1000 * "]" + "}", "is not a JSON object"),
+])  # fmt: skip
+def test_metadata_as_json_text_has_the_rules_of_an_object(tmp_path: Path, metadata: str, message: str) -> None:
+    with pytest.raises(BadCorpus, match=message):
+        read(write_lines(tmp_path / "c.jsonl", GOOD | {"metadata": metadata}))
+
+
+def test_a_row_that_is_nested_too_deeply_is_a_bad_row(tmp_path: Path) -> None:
+    row = b'{"_id": "1", "text": "1234567890123456789", "metadata": {"x": ' + 1000 * b"[" + 1000 * b"]" + b"}}"
+    with pytest.raises(BadCorpus, match="nested too deeply"):
+        read(write_lines(tmp_path / "c.jsonl", row))
+
+
+@pytest.mark.parametrize("written", ["1_000", "inf", "-1e999"])
+def test_a_number_that_json_lacks_is_refused(tmp_path: Path, written: str) -> None:
+    path = write_lines(tmp_path / "c.jsonl", GOOD | {"price": written})
+    with pytest.raises(BadCorpus, match=r"price is not a (finite )?number"):
+        read(path, fields=FieldMap(number_fields=("price",)))
+
+
 def test_integers_of_64_bits_are_read_exactly(tmp_path: Path) -> None:
     lines = write_lines(tmp_path / "c.jsonl", GOOD | {"metadata": {"pid": 2**63 - 1}})
     table = tmp_path / "c.csv"
