@@ -6,7 +6,6 @@ groups of pairs whose documents lie close together in an encoder's space, so tha
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -63,18 +62,20 @@ class BatchDealer:
 
     def __init__(
         self, table: PairTable, weights: Mapping[str, float], *, size: int, steps: int, negatives: int, seed: int,
-        leaf: int | None = None, embeddings: Embeddings | None = None, trial: bool = False,
+        epochs: float = 1, leaf: int | None = None, embeddings: Embeddings | None = None, trial: bool = False,
     ) -> None:  # fmt: skip
         self._table, self._size, self._negatives, self._seed = table, size, negatives, seed
         self._leaf, self._embeddings, self._trial = leaf, embeddings, trial
         self._names = sorted(table.sources)
-        rows = np.array([len(table.sources[name]) for name in self._names], dtype=np.float64)
-        shares = np.array([weights.get(name, weights.get("*", 1.0)) for name in self._names]) if weights else rows
+        rows = np.array([len(table.sources[name]) for name in self._names], dtype=np.int64)
+        shares = batches_of(rows, size, epochs).astype(np.float64)
+        if weights:
+            shares = np.array([weights.get(name, weights.get("*", 1.0)) for name in self._names])
         if not shares.sum() > 0:
             raise BadData("every source has weight 0: give one of them another in data.weights")
         counts = apportion(shares / shares.sum(), steps)
         # How many different pairs of each source the steps draw.
-        self._wanted = np.minimum(counts * np.minimum(size, rows), rows).astype(np.int64)
+        self._wanted = np.minimum(counts * np.minimum(size, rows), rows)
         self._plan = np.random.default_rng([seed, 0]).permutation(np.repeat(np.arange(len(counts)), counts))
         # How many batches of its source came before each step.
         self._turn = np.empty(steps, dtype=np.int64)
@@ -140,9 +141,20 @@ class BatchDealer:
         return np.asarray(owners, dtype=np.int64), np.asarray(drawn, dtype=np.int64)
 
 
-def steps_of(pairs: int, batch: int, epochs: float | None, steps: int | None, most: int | None) -> int:
-    """Returns how many steps a stage has: as given, or enough for every pair to come `epochs` times."""
-    wanted = steps if steps is not None else math.ceil((epochs or 1) * pairs / min(batch, pairs))
+def batches_of(rows: Rows, size: int, epochs: float) -> Rows:
+    """Returns how many batches each source needs, given its number of pairs, for each to come `epochs` times."""
+    return np.ceil(epochs * rows / np.minimum(size, rows)).astype(np.int64)
+
+
+def steps_of(
+    rows: Rows, batch: int, epochs: float | None, steps: int | None, most: int | None, *, weighted: bool = False
+) -> int:
+    """Returns how many steps a stage has: as given, or enough for every pair to come `epochs` times.
+
+    `rows` are the sources' numbers of pairs. With weights no source has a number of its own: all pairs count as one.
+    """
+    sources = rows.sum(keepdims=True) if weighted else rows
+    wanted = steps if steps is not None else int(batches_of(sources, batch, epochs or 1).sum())
     return min(wanted, most or wanted)
 
 

@@ -7,17 +7,19 @@ forward where gradients are cached or activations recomputed. Examples and their
 from __future__ import annotations
 
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from decimal import Decimal
 from functools import lru_cache
 from pathlib import Path
 
+import numpy as np
 from torch import nn
 
 from models.prompts import ask_for_document
 from models.rows import Pair, count_units, sample
+from models.training.batches import batches_of, steps_of
 from models.training.encoders import describe
 from models.training.recipe import Encoder, Recipe
 from models.training.rows import as_pairs, as_texts
@@ -180,12 +182,22 @@ def _hours(recipe: Recipe, stage: TrainedStage, readers: list[str], known: dict[
     if sizes is None and stage.steps is None:
         whole = 1e6 * sum(work.values()) / (tflops * 1e12) / 3600
         return [*lines, f"hours: {', '.join(stage.data.files)} not there yet; {whole:,.1f} h a million rows"]
-    drawn = stage.steps * stage.batch if stage.steps else (sizes.examples if sizes else 0) * float(stage.epochs or 1)
+    steps, drawn = _drawn(recipe, stage, sizes)
     once = min(drawn, sizes.examples if sizes else drawn) * work[False] / (tflops * 1e12) / 3600
     there = f"about {sizes.examples:,} rows, " if sizes else ""
+    there += f"{steps:,} steps, " if stage.steps is None else ""
     reading = f", {once:,.2f} h of it for what is frozen" if once else ""
-    steps = min(drawn / speed / 3600, (stage.minutes or math.inf) / 60)
-    return [*lines, f"{there}{steps + once:,.2f} h on one card{reading}"]
+    training = min(drawn / speed / 3600, (stage.minutes or math.inf) / 60)
+    return [*lines, f"{there}{training + once:,.2f} h on one card{reading}"]
+
+
+def _drawn(recipe: Recipe, stage: TrainedStage, sizes: Sizes | None) -> tuple[int, float]:
+    """Returns how many steps a stage has, and how many examples they draw; a batch has at most its source's."""
+    rows, weighted = np.array([*sizes.sources.values()] if sizes else [stage.batch]), bool(stage.data.weights)
+    steps = steps_of(rows, stage.batch, stage.epochs, stage.steps, recipe.max_steps, weighted=weighted)
+    batches = batches_of(rows, stage.batch, stage.epochs or 1)
+    in_batch = stage.batch if weighted else (batches * np.minimum(stage.batch, rows)).sum() / batches.sum()
+    return steps, steps * float(in_batch)
 
 
 def _mine_lines(stage: Mine) -> list[str]:
@@ -205,6 +217,8 @@ class Sizes:
     examples: int
     query: float
     document: float
+    sources: Mapping[str, int]
+    """Examples by source."""
 
 
 @lru_cache
@@ -233,8 +247,9 @@ def sizes_of(
         ]
     query = ((source, min(query_longest, count_units(text))) for source, text, _ in pairs)
     document = ((source, min(document_longest, count_units(text))) for source, _, text in pairs)
-    examples = round(rows * len(pairs) / max(1, len(drawn)))
-    return Sizes(examples, _mean(query, data.weights), _mean(document, data.weights))
+    share = rows / max(1, len(drawn))
+    sources = {source: max(1, round(n * share)) for source, n in Counter(source for source, *_ in pairs).items()}
+    return Sizes(round(len(pairs) * share), _mean(query, data.weights), _mean(document, data.weights), sources)
 
 
 def _given(recipe: Recipe, file: str) -> list[str]:

@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from torch import Tensor
 
 from models.errors import BadData
@@ -29,10 +30,11 @@ class Work(ABC):
     def __init__(self, store: EncoderStore, stage: TrainedStage, table: PairTable, scratch: Path) -> None:
         self._store, self._stage, self._ranks, self._scratch = store, stage, store.ranks, scratch
         recipe, data = store.recipe, stage.data
-        self.steps = steps_of(len(table), stage.batch, stage.epochs, stage.steps, recipe.max_steps)
+        rows, most = np.array([len(own) for own in table.sources.values()]), recipe.max_steps
+        self.steps = steps_of(rows, stage.batch, stage.epochs, stage.steps, most, weighted=bool(data.weights))
         self._deal = partial(
             BatchDealer, weights=data.weights, size=stage.batch, steps=self.steps, negatives=data.negatives,
-            seed=recipe.seed, leaf=data.leaf, trial=recipe.max_steps is not None,
+            seed=recipe.seed, epochs=stage.epochs or 1, leaf=data.leaf, trial=most is not None,
         )  # fmt: skip
         drawn = self._deal(table).drawn()
         self._table = table.limited_to(drawn, negatives=data.negatives > 0) if len(drawn) < len(table) else table

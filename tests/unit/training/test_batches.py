@@ -39,12 +39,22 @@ def test_a_batch_depends_only_on_seed_and_step() -> None:
 
 
 def test_an_epoch_has_every_pair_once_and_each_batch_one_source() -> None:
-    steps = steps_of(60, 5, 3, None, None)
+    steps = steps_of(np.array([40, 20]), 5, 3, None, None)
     own = dealer(size=5, steps=steps)
     batches = [own.deal(step) for step in range(steps)]
     assert Counter(row for batch in batches for row in batch.queries.tolist()) == dict.fromkeys(range(60), 3)
     for batch in batches:
         assert set(batch.queries.tolist()) <= set(range(40) if batch.source == "a" else range(40, 60))
+
+
+@pytest.mark.parametrize(("sizes", "steps"), [([5] * 20, 20), ([1000, 11, 11, 3], 105)])
+def test_an_epoch_leaves_no_source_out(sizes: list[int], steps: int) -> None:
+    table = PairTable.of_pairs(
+        Pair(f"{source} {row}", ["d"], [], f"s{source}") for source, size in enumerate(sizes) for row in range(size)
+    )
+    assert steps_of(np.array(sizes), 10, 1, None, None) == steps
+    own = BatchDealer(table, {}, size=10, steps=steps, negatives=0, seed=0)
+    assert {row for step in range(steps) for row in own.deal(step).queries.tolist()} == set(range(sum(sizes)))
 
 
 def test_hard_negatives_follow_the_positives() -> None:
@@ -138,12 +148,18 @@ def test_apportioned_counts_add_up_and_are_near_their_shares(weights: list[float
 
 
 @pytest.mark.parametrize(
-    ("given", "expected"), [((100, 10, 2.0, None, None), 20), ((5, 10, 1.0, None, None), 1), ((9, 2, None, 7, 3), 3)]
+    ("rows", "given", "weighted", "expected"),
+    [
+        ([100], (10, 2.0, None, None), False, 20),
+        ([5], (10, 1.0, None, None), False, 1),
+        ([5] * 20, (10, 1.0, None, None), True, 10),
+        ([9], (2, None, 7, 3), False, 3),
+    ],
 )
 def test_the_number_of_steps_is_computed(
-    given: tuple[int, int, float | None, int | None, int | None], expected: int
+    rows: list[int], given: tuple[int, float | None, int | None, int | None], weighted: bool, expected: int
 ) -> None:
-    assert steps_of(*given) == expected
+    assert steps_of(np.array(rows), *given, weighted=weighted) == expected
 
 
 @given(st.integers(1, 200), st.integers(1, 20), st.integers(0, 5))

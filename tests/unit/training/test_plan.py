@@ -96,8 +96,16 @@ def test_hours_are_estimated_from_the_existing_rows(toy_recipe: Callable[..., Re
     )
 
 
+def test_the_plan_counts_the_batches_of_each_source(tmp_path: Path, toy_recipe: Callable[..., Recipe]) -> None:
+    rows = [{"query": f"q{n} {s}", "pos": ["d"], "source": f"s{s}"} for s in range(20) for n in range(5)]
+    (tmp_path / "many.jsonl").write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
+    data = {"files": [str(tmp_path / "many.jsonl")]}
+    assert "about 100 rows, 20 steps, " in plan(toy_recipe(steps=None, epochs=1.0, batch=10, data=data), tflops=1)
+
+
 def test_a_frozen_encoder_reads_each_text_once(toy_recipe: Callable[..., Recipe]) -> None:
-    frozen = {"document": "document", "data": {"files": toy_recipe().stages["tune"].data.files, "view": "texts"}}
+    data = {"files": toy_recipe().stages["tune"].data.files, "view": "texts"}
+    frozen = {"document": "document", "batch": 1, "data": data}  # no batch needs texts of the next epoch to be full
     once, thrice = (plan(toy_recipe(steps=None, epochs=epochs, **frozen), tflops=1e-9) for epochs in (1.0, 3.0))
     (reading,) = re.findall(r"([\d.]+) h of it for what is frozen", once)
     assert f"{reading} h of it for what is frozen" in thrice
