@@ -35,7 +35,7 @@ def ranked(
     """Compute each metric of each query, between 0 and 1: {name: (queries,)}.
 
     `grades` and `rankings` name documents by row; a ranking is in its final order, best first. Documents are relevant
-    from the grade `relevant` on. A name without a depth ("MAP") covers the whole ranking.
+    from the grade `relevant` on, except for nDCG. A name without a depth ("MAP") covers the whole ranking.
     """
     import ranx  # type: ignore[import-untyped]
 
@@ -46,7 +46,9 @@ def ranked(
         match = _NAME.fullmatch(name)
         if match is None or match[1] not in _RANX:
             raise ValueError(f"no metric is called {name!r}")
-        asked[name] = f"{_RANX[match[1]]}{match[2] or ''}-l{relevant}"
+        # ranx takes grades below the level for 0; nDCG has no level: every grade is a gain.
+        level = "" if match[1] == "nDCG" else f"-l{relevant}"
+        asked[name] = f"{_RANX[match[1]]}{match[2] or ''}{level}"
     # Asked for one metric alone, ranx looks its result up under another name; the last one is never read.
     with warnings.catch_warnings():
         # numba compiles the metrics at the first call and warns of casts of array sizes.

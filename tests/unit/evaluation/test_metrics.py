@@ -96,6 +96,8 @@ def test_the_lowest_relevant_grade_can_be_set() -> None:
     assert one(grades, [0, 1], "MAP@10", relevant=2) == pytest.approx(1 / 2)
     assert one(grades, [0, 1], "MRR@10", relevant=2) == pytest.approx(1 / 2)
     assert one({0: 1}, [0], "MAP@10", relevant=2) == 0
+    ideal = 2 + DISCOUNT[1]
+    assert one(grades, [0, 1], "nDCG", relevant=2) == pytest.approx((1 + 2 * DISCOUNT[1]) / ideal), "all grades gain"
 
 
 def test_an_empty_ranking_scores_zero_and_does_not_affect_others() -> None:
