@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterable, Sequence
+from hashlib import sha256
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any, cast
@@ -39,6 +40,8 @@ Vectors = NDArray[np.float32]
 
 PROJECTION_FILE = "projection.safetensors"
 ADAPTER_FOLDER = "adapter"
+# In an adapter's folder: which weights it was trained on.
+BASE_FILE = "base.json"
 WEIGHTS = ("*.safetensors", "*.safetensors.index.json", f"{ADAPTER_FOLDER}/adapter_*.*")
 
 
@@ -271,6 +274,14 @@ def merge_adapter(backbone: PreTrainedModel, adapter: Path) -> PreTrainedModel:
         raise BadEncoder(f"{adapter}: not an adapter of this backbone; save it by peft's save_pretrained") from error
     merged: PreTrainedModel = adapted.merge_and_unload()
     return merged
+
+
+def weights_digest(model: nn.Module) -> str:
+    """Hashes the weights in float32. Names and order do not count: they differ between versions of transformers."""
+    digests = sorted(
+        sha256(weight.detach().float().cpu().contiguous().numpy().data).digest() for weight in model.parameters()
+    )
+    return sha256(b"".join(digests)).hexdigest()
 
 
 def weight_files(folder: Path) -> list[str]:

@@ -40,7 +40,7 @@ from models.encoder.packed import joined
 from models.encoder.pairs import RerankerSpec, is_reranker
 from models.encoder.spec import BESIDE, JOIN_FILE, SPEC_FILE, TOKENIZER_FILE, EncoderSpec, Pooling, Side, sha256_of
 from models.encoder.staging import staging
-from models.encoder.torch import PROJECTION_FILE, Projection, TorchEncoder, merge_adapter
+from models.encoder.torch import BASE_FILE, PROJECTION_FILE, Projection, TorchEncoder, merge_adapter, weights_digest
 from models.encoder.torch_reranker import TorchReranker, is_sequence_classifier, require_reranker
 from models.errors import BadEncoder, ParityError
 from models.export.parity import AT_ONCE, CHECK_TEXTS, Vectors, check_pairs, row_cosines
@@ -159,7 +159,10 @@ def _import_one(source: Path, staged: Path, final: Path, given: Given, space: st
             "and that the folder has all files of the tokenizer"
         )
     if given.adapter is not None:
-        _adapt(staged, given.adapter, given)
+        named = (given.adapter / BASE_FILE).is_file()  # older adapters do not name their base
+        # Of the source: what is staged may be rounded to the type that the checkpoint states.
+        digest = weights_digest(TorchEncoder.load(source, spec).backbone) if named else ""
+        _adapt(staged, given.adapter, given, digest)
     return Imported(
         folder=final,
         spec=EncoderSpec.load(staged),
@@ -173,8 +176,8 @@ def _import_one(source: Path, staged: Path, final: Path, given: Given, space: st
     )
 
 
-def _adapt(staged: Path, adapter: Path, given: Given) -> None:
-    """Turns the imported checkpoint into the encoder that was trained from it."""
+def _adapt(staged: Path, adapter: Path, given: Given, digest: str) -> None:
+    """Turns the imported checkpoint, whose weights have this digest, into the encoder that was trained from it."""
     own = EncoderSpec.load(adapter)
     # Older adapters have no checksums. Where there are some, a file without one is not the adapter's.
     used = {path.name for path in adapter.glob("*.safetensors")} | {"adapter_config.json"} if own.checksums else set()
@@ -191,6 +194,12 @@ def _adapt(staged: Path, adapter: Path, given: Given) -> None:
     base = TorchEncoder.load(staged)
     if own.architecture != base.spec.architecture:
         raise BadEncoder(f"{adapter} was trained from a {own.architecture}, not from a {base.spec.architecture}")
+    needed = read_object(adapter / BASE_FILE)
+    if needed is not None and needed["sha256"] != digest:
+        raise BadEncoder(
+            f"{adapter} was trained on other weights than these: it needs those of {needed['name']}; if a stage of "
+            "care train wrote them, take the encoder that lies beside the adapter, where both are merged"
+        )
     path = adapter / PROJECTION_FILE
     projection = Projection.load(path, torch.float32) if path.is_file() else base.projection
     shutil.rmtree(staged)

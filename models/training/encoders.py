@@ -30,7 +30,7 @@ from models.encoder.spec import (
     Side,
     sha256_of,
 )
-from models.encoder.torch import PROJECTION_FILE, Projection, TorchEncoder
+from models.encoder.torch import BASE_FILE, PROJECTION_FILE, Projection, TorchEncoder, weights_digest
 from models.encoder.torch_generator import TorchGenerator
 from models.encoder.torch_reranker import TorchReranker
 from models.errors import BadEncoder
@@ -182,13 +182,16 @@ class EncoderStore:
     def write(self, name: str, encoder: Trainable, folder: Path) -> None:
         """Writes the encoder, adapters merged; the folder is there whole or not at all.
 
-        The adapters lie beside it in `NAME-adapter` as well: a few megabytes that turn the start into this encoder.
+        The adapters lie beside it in `NAME-adapter` as well: a few megabytes that turn what the stage began with into
+        this encoder.
         """
         lora = self.recipe.encoders[name].lora
         if lora is not None and not isinstance(encoder, TorchReranker):
-            save_adapter(encoder, folder.with_name(f"{folder.name}-adapter"))
             # Merged in float32: a later stage merges into these weights again, and rounding would add up.
             plain = self._load(name, torch.float32)
+            # No whole path: it is of this machine.
+            base = {"name": "/".join(self.folder(name).parts[-2:]), "sha256": weights_digest(plain.backbone)}
+            save_adapter(encoder, folder.with_name(f"{folder.name}-adapter"), base)
             add_adapters(plain, lora)
             restore_trained(plain, {key: value.cpu() for key, value in trained_weights(encoder).items()})
             plain.backbone = plain.backbone.merge_and_unload()  # type: ignore[operator]
@@ -260,8 +263,11 @@ def _save(encoder: Trainable, folder: Path) -> None:
     fresh.rename(folder)
 
 
-def save_adapter(encoder: Adaptable, folder: Path) -> None:
-    """Writes the adapters as peft does; for care encoder import also the projection and how an encoder is used."""
+def save_adapter(encoder: Adaptable, folder: Path, base: Mapping[str, str]) -> None:
+    """Writes the adapters as peft does; for care encoder import also the projection and how an encoder is used.
+
+    `base` is the name of the weights that the adapters were trained on, and their digest.
+    """
     encoder.backbone.save_pretrained(folder)
     path = folder / "adapter_config.json"
     facts = json.loads(path.read_text(encoding="utf-8"))
@@ -271,7 +277,10 @@ def save_adapter(encoder: Adaptable, folder: Path) -> None:
         return
     if encoder.projection is not None:
         encoder.projection.save(folder / PROJECTION_FILE)
-    checksums = {file.name: sha256_of(file) for file in (path, *sorted(folder.glob("*.safetensors")))}
+    (folder / BASE_FILE).write_text(json.dumps(base, indent=2), encoding="utf-8")
+    checksums = {
+        file.name: sha256_of(file) for file in (path, folder / BASE_FILE, *sorted(folder.glob("*.safetensors")))
+    }
     encoder.spec.model_copy(update={"checksums": checksums}).save(folder)
 
 

@@ -21,7 +21,7 @@ from models.encoder.packed.encoder import PackedEncoder
 from models.encoder.spec import JOIN_FILE, POOLINGS, Beside, EncoderSpec, Side, sha256_of
 from models.encoder.spec import Pooling as OurPooling
 from models.encoder.staging import LOCK
-from models.encoder.torch import Projection, TorchEncoder
+from models.encoder.torch import Projection, TorchEncoder, weights_digest
 from models.errors import BadEncoder, ParityError, SpaceMismatch
 from models.export.parity import CHECK_TEXTS
 from models.importing import checkpoint
@@ -143,12 +143,13 @@ def test_an_adapter_is_merged_into_its_checkpoint(tmp_path: Path) -> None:
     source = str(tmp_path / "model")
     import_encoder(source, tmp_path / "base", Given())
     trained = TorchEncoder.load(tmp_path / "base")
+    base = {"name": "base", "sha256": weights_digest(trained.backbone)}
     add_adapters(trained, Lora(rank=2, alpha=4))
     assert trained.projection is not None
     for weight in (*(w for n, w in trained.named_parameters() if "lora_B" in n), trained.projection.weight):
         torch.nn.init.normal_(weight, std=0.1)
     trained.spec = trained.spec.model_copy(update={"space": "trained", "dim": 16})
-    save_adapter(trained, tmp_path / "adapter")
+    save_adapter(trained, tmp_path / "adapter", base)
     (made,) = import_encoder(source, tmp_path / "out", Given(adapter=tmp_path / "adapter", max_length=24))
     assert (made.spec.space, made.spec.dim, made.spec.max_length, made.spec.query_instruction) == (
         "trained",
@@ -168,18 +169,37 @@ def test_an_adapter_is_merged_into_its_checkpoint(tmp_path: Path) -> None:
     assert not (tmp_path / "no").exists()
 
 
+def test_an_adapter_of_other_weights_is_refused(tmp_path: Path) -> None:
+    source, adapter = str(plain(tmp_path / "model")), tmp_path / "adapter"
+    given = Given(pooling=OurPooling.CLS, adapter=adapter)
+    import_encoder(source, tmp_path / "base", Given(pooling=OurPooling.CLS))
+    trained = TorchEncoder.load(tmp_path / "base")
+    torch.nn.init.normal_(next(trained.backbone.parameters()))  # as an earlier stage left it
+    base = {"name": "first/document", "sha256": weights_digest(trained.backbone)}
+    add_adapters(trained, Lora(rank=2, alpha=4))
+    save_adapter(trained, adapter, base)
+    with pytest.raises(BadEncoder, match="other weights than these: it needs those of first/document; if a stage"):
+        import_encoder(source, tmp_path / "out", given)
+    spec = EncoderSpec.load(adapter)
+    (adapter / "base.json").unlink()  # as adapters were saved before
+    spec.model_copy(update={"checksums": {}}).save(adapter)
+    import_encoder(source, tmp_path / "out", given)
+
+
 def test_a_damaged_adapter_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     source, adapter = str(plain(tmp_path / "model")), tmp_path / "adapter"
     given = Given(pooling=OurPooling.CLS, adapter=adapter)
     import_encoder(source, tmp_path / "base", Given(pooling=OurPooling.CLS))
     trained = TorchEncoder.load(tmp_path / "base")
+    base = {"name": "base", "sha256": weights_digest(trained.backbone)}
     add_adapters(trained, Lora(rank=2, alpha=4))
     trained.projection = Projection(WIDTH, WIDTH)
-    save_adapter(trained, adapter)
+    save_adapter(trained, adapter, base)
     assert main(["encoder", "show", str(adapter)]) == 0
     assert "care index build" not in capsys.readouterr().out, "an adapter alone reads nothing"
     spec = EncoderSpec.load(adapter)
-    assert sorted(spec.checksums) == ["adapter_config.json", "adapter_model.safetensors", "projection.safetensors"]
+    files = ["adapter_config.json", "adapter_model.safetensors", "base.json", "projection.safetensors"]
+    assert sorted(spec.checksums) == files
     for name in spec.checksums:
         whole = (adapter / name).read_bytes()
         (adapter / name).write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
@@ -210,12 +230,13 @@ def test_an_adapter_of_two_encoders_needs_the_right_second_one(
     for name in ("model", "small"):
         import_encoder(str(tmp_path / name), tmp_path / f"{name}-alone", Given(pooling=cls))
     trained, small = (TorchEncoder.load(tmp_path / f"{name}-alone") for name in ("model", "small"))
+    base = {"name": "base", "sha256": weights_digest(trained.backbone)}
     add_adapters(trained, Lora(rank=2, alpha=4))
     matrix = np.linalg.qr(np.random.default_rng(0).normal(size=(2 * WIDTH, WIDTH)))[0].astype(np.float32)
     check = small.encode(CHECK_TEXTS[:8], Side.DOCUMENT)
     (tmp_path / "adapter").mkdir()
     save_file({joined.WEIGHT: matrix, joined.CHECK: check}, tmp_path / "adapter" / JOIN_FILE)
-    save_adapter(trained, tmp_path / "adapter")
+    save_adapter(trained, tmp_path / "adapter", base)
     beside = Beside(share=0.3, native_dim=WIDTH, dim=WIDTH, pooling=cls)
     own = EncoderSpec.load(tmp_path / "adapter").model_copy(update={"beside": beside})
     own.save(tmp_path / "adapter")

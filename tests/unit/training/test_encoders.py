@@ -11,7 +11,7 @@ from torch import nn
 
 from models.encoder.packed.encoder import PackedEncoder
 from models.encoder.spec import EncoderSpec, Side, sha256_of
-from models.encoder.torch import TorchEncoder, weight_files
+from models.encoder.torch import TorchEncoder, weight_files, weights_digest
 from models.errors import BadEncoder
 from models.training.encoders import EncoderStore, blend, set_dropout, trained_weights
 from models.training.int8 import Int8Linear
@@ -79,6 +79,8 @@ def test_saved_adapters_turn_the_start_into_the_trained_encoder(tmp_path: Path, 
     step(encoder)
     own.write("document", encoder, tmp_path / "kept")
     assert '"base_model_name_or_path": null' in (tmp_path / "kept-adapter/adapter_config.json").read_text()
+    base = json.loads((tmp_path / "kept-adapter/base.json").read_text())
+    assert base == {"name": "/".join(own.folder("document").parts[-2:]), "sha256": weights_digest(start.backbone)}
     start.save(tmp_path / "start")
     (tmp_path / "kept-adapter").rename(tmp_path / "start/adapter")
     spec = EncoderSpec.load(tmp_path / "start")
