@@ -4,18 +4,23 @@
 
 For each group of sources, OUT/<group>/ is a retrieval set in BEIR's shape: some queries and their passages among
 others of the same sources; a `cloze` set asks one sentence for the passage it was cut out of. OUT/pairs.jsonl keeps
-every other pair for training. The same files always give the same split.
+every other row for training, as it was read. A document without a title asks nothing and is never held out. The same
+files always give the same split.
 """
 
 from __future__ import annotations
 
 import re
+import sys
 from argparse import ArgumentParser, RawDescriptionHelpFormatter
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
+from models.errors import BadData, CareError
 from models.evaluation.sets import order, write_retrieval
-from models.rows import Pair, read_pairs, write_lines
+from models.rows import Pair, parse_row, read_lines, write_lines
 
 GROUPS: dict[str, tuple[str, ...]] = {
     "chip-cdn": ("chip-cdn",),
@@ -32,18 +37,35 @@ DOCUMENTS = 7000
 _SENTENCE = re.compile(r"(?<=[。！？])")
 
 
-def hold_out(pairs: Sequence[Pair], out: Path) -> None:
-    """Writes the development sets and the remaining pairs."""
+Row = tuple[dict[str, Any], Pair]
+"""A row as its file has it, and what it means."""
+
+
+def read(files: Sequence[Path]) -> Iterator[Row]:
+    """Yields the rows of the files; each names its source, which may have been its file."""
+    for line in (line for path in files for line in read_lines(path)):
+        parsed = parse_row(line)
+        if isinstance(parsed, str):
+            raise BadData(f"{line.where}: {parsed}; mend or remove the line")
+        row, pair = parsed
+        yield row | {"source": pair.source}, pair
+
+
+def hold_out(rows: Sequence[Row], out: Path) -> None:
+    """Writes the development sets and the remaining rows; reports the sources that have no development set."""
     held: set[str] = set()
     for group, sources in GROUPS.items():
-        own = [pair for pair in pairs if pair.source in sources]
+        own = [pair for _, pair in rows if pair.source in sources and pair.query]
         if own:
             held |= _write_pairs_set(out / group, own)
         if own and group in CLOZE_GROUPS:
             held |= _write_cloze_set(out / f"cloze-{group}", own)
-    rest = (pair for pair in pairs if pair.query not in held)
-    rows = ({"query": each.query, "pos": each.positives, "neg": each.negatives, "source": each.source} for each in rest)
-    write_lines(out / "pairs.jsonl", rows)
+    write_lines(out / "pairs.jsonl", (row for row, pair in rows if pair.query not in held))
+    grouped = {source for sources in GROUPS.values() for source in sources}
+    others = Counter(pair.source for _, pair in rows if pair.source not in grouped)
+    if others:
+        named = ", ".join(f"{source} ({count:,})" for source, count in sorted(others.items()))
+        print(f"no development set of {others.total():,} rows, whose sources are in no group: {named}", file=sys.stderr)
 
 
 def _write_pairs_set(folder: Path, pairs: Sequence[Pair]) -> set[str]:
@@ -86,7 +108,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if not files:
         parser.error(f"{given.source} holds no *.jsonl files")
     given.out.mkdir(parents=True, exist_ok=True)
-    hold_out([pair for path in files for pair in read_pairs(path)], given.out)
+    try:
+        hold_out(list(read(files)), given.out)
+    except CareError as error:
+        sys.exit(f"holdout: {error}")
 
 
 if __name__ == "__main__":

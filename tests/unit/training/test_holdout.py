@@ -1,15 +1,17 @@
+import json
 from pathlib import Path
 
 import pytest
 
 from models.evaluation.sets import load_retrieval
-from models.rows import Pair, read_pairs
+from models.rows import Pair, read_pairs, write_lines
 from models.training import holdout
 
 PASSAGE = "第{0}条第一句话说的是病因。第{0}条第二句话说的是症状。第{0}条第三句话说的是治疗。第{0}条第四句话说的是预后。"
 PAIRS = [Pair(f"方剂{row}", [PASSAGE.format(row)], [], "tcm") for row in range(30)] + [
     Pair(f"疾病{row}", [f"编码{row}", f"名称{row}"], [], "chip-cdn") for row in range(10)
 ]
+ROWS = [({"query": pair.query, "pos": pair.positives, "source": pair.source}, pair) for pair in PAIRS]
 
 
 def test_help_works_and_a_folder_without_files_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -24,7 +26,7 @@ def test_help_works_and_a_folder_without_files_is_refused(tmp_path: Path, capsys
 
 def test_held_out_queries_are_in_no_training_pair(tmp_path: Path, monkeypatch) -> None:  # noqa: ANN001
     monkeypatch.setattr(holdout, "QUERIES", 5)
-    holdout.hold_out(PAIRS, tmp_path)
+    holdout.hold_out(ROWS, tmp_path)
     kept = {pair.query for pair in read_pairs(tmp_path / "pairs.jsonl")}
     for name in ("tcm", "chip-cdn"):
         held = load_retrieval(tmp_path / name)
@@ -38,6 +40,32 @@ def test_held_out_queries_are_in_no_training_pair(tmp_path: Path, monkeypatch) -
 
 
 def test_the_split_is_the_same_every_time(tmp_path: Path) -> None:
-    holdout.hold_out(PAIRS, tmp_path / "a")
-    holdout.hold_out(list(reversed(PAIRS)), tmp_path / "b")
+    holdout.hold_out(ROWS, tmp_path / "a")
+    holdout.hold_out(list(reversed(ROWS)), tmp_path / "b")
     assert (tmp_path / "a/tcm/queries.jsonl").read_bytes() == (tmp_path / "b/tcm/queries.jsonl").read_bytes()
+
+
+def test_other_rows_are_kept_as_they_were_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(holdout, "QUERIES", 2)
+    asked = [
+        {"query": f"q{n}", "pos": ["d"], "source": "smile", "instruction": "i", "hypothetical": ["h"], "id": n}
+        for n in range(5)
+    ]
+    untitled = [{"text": PASSAGE.format(n), "source": source} for n in range(5) for source in ("smile", "tcm")]
+    write_lines(tmp_path / "mine.jsonl", [*asked, *untitled, {"query": "q", "pos": ["d"]}])
+    holdout.main([str(tmp_path), str(tmp_path / "out")])
+    kept = [json.loads(line) for line in (tmp_path / "out/pairs.jsonl").read_text(encoding="utf-8").splitlines()]
+    held = load_retrieval(tmp_path / "out/smile").queries
+    assert len(held) == 2
+    others = [row for row in asked if row["query"] not in held]
+    assert kept == [*others, *untitled, {"query": "q", "pos": ["d"], "source": "mine"}]
+    assert not (tmp_path / "out/tcm").exists()
+    assert capsys.readouterr().err == "no development set of 1 rows, whose sources are in no group: mine (1)\n"
+
+
+def test_a_bad_row_is_named(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"query": "a", "pos": []}\n')
+    with pytest.raises(SystemExit, match=r"^holdout: .*a\.jsonl:1: pos must hold at least one text"):
+        holdout.main([str(tmp_path), str(tmp_path / "out")])
