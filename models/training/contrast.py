@@ -42,11 +42,6 @@ class ContrastStage(Work):
         self._vectors = {key: on_device(kept, ranks.device) for key, kept in self._kept.items()}
         self.encoders = {name: store.open(name, trained=True) for name in dict.fromkeys(stage.train)}
         self._packs = {name: packs(encoder, ranks.device, stage.precision) for name, encoder in self.encoders.items()}
-        self._starts = {
-            name: {key: value.clone() for key, value in trained_weights(encoder).items()}
-            for name, encoder in self.encoders.items()
-            if stage.average < 1
-        }
         self.objective = Objective(stage.loss, recipe.dim_of(stage.query)).to(ranks.device)
         embeddings = self._kept[self._document, Side.DOCUMENT] if data.leaf else None
         self._dealer = self._deal(self._table, embeddings=embeddings)
@@ -60,6 +55,11 @@ class ContrastStage(Work):
             reader = Reader(self.encoders[stage.query], ranks, tokens=stage.tokens, precision=stage.precision)
             targets = self._vectors[self._teacher(), self._target_side()]
             fit_projection(reader, self._tokens(stage.query, Side.QUERY), targets)
+        self._starts = {  # with the projection as it was fitted: a new one is random before
+            name: {key: value.clone() for key, value in trained_weights(encoder).items()}
+            for name, encoder in self.encoders.items()
+            if stage.average < 1
+        }
 
     @property
     def modules(self) -> dict[str, nn.Module]:

@@ -78,6 +78,17 @@ def test_ctrl_c_saves_and_the_same_call_reaches_the_same_weights(
     assert not (tmp_path / "parts" / "tune" / "checkpoint").exists()
 
 
+def test_averaging_begins_with_the_fitted_projection(tmp_path: Path, toy_recipe: Make) -> None:
+    encoders = toy_recipe().model_dump(mode="json")["encoders"]
+    encoders["query"]["projection"] = 32
+    settings = {"document": "document", "loss": {"info_nce": 0.0, "mse": 1.0}, "steps": 1, "lr": 1e-30}
+    fitted, averaged = (
+        train(toy_recipe(extra={"encoders": encoders}, average=average, **settings), tmp_path / str(average), ONE)[0]
+        for average in (1.0, 0.5)
+    )
+    torch.testing.assert_close(weights(averaged)["projection.weight"], weights(fitted)["projection.weight"])
+
+
 def test_ctrl_c_in_the_last_step_of_a_stage_ends_the_run_too(
     tmp_path: Path, toy_recipe: Make, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
