@@ -22,7 +22,8 @@ from models.errors import CareError
 class Take(Step):
     """Keeps the rows from `share[0]` up to `share[1]` of each source, in an order that `seed` and the texts give.
 
-    Rows with one query stay together, so that no query of one share is in another. Memory: 8 bytes a query.
+    Rows with one query stay together, whatever their sources, so that no query of one share is in another. Memory: 16
+    bytes a query.
     """
 
     files: Sequence[Path]
@@ -39,22 +40,32 @@ class Take(Step):
         return {"share": list(self.share), "seed": self.seed}
 
     @cached_property
-    def _orders(self) -> dict[str, NDArray[np.uint64]]:
-        """The sorted numbers of each source's queries: where a row stands among them is its place from 0 to 1."""
+    def _places(self) -> tuple[NDArray[np.uint64], NDArray[np.float64]]:
+        """The sorted numbers of all queries, and the place of each, from 0 to 1, among those of its source.
+
+        A query of several sources counts for the first by name alone.
+        """
         found = defaultdict[str, list[int]](list)
         for row in read_rows(self.files):
             if row is not None:
                 found[_source(row)].append(self._number(row))
-        return {source: np.unique(np.array(numbers, np.uint64)) for source, numbers in found.items()}
+        parts = [np.unique(np.array(found[source], np.uint64)) for source in sorted(found)]
+        numbers, firsts = np.unique(np.concatenate([np.empty(0, np.uint64), *parts]), return_index=True)
+        homes = np.repeat(np.arange(len(parts)), [len(part) for part in parts])[firsts]
+        sizes = np.bincount(homes)
+        ranks = np.arange(len(numbers)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+        places = np.empty(len(numbers))
+        places[np.argsort(homes, kind="stable")] = ranks / np.repeat(sizes, sizes)
+        return numbers, places
 
     def _number(self, row: Row) -> int:
         text = f"{self.seed} {query_of(row) or whole_text(row)}"
         return int.from_bytes(blake2b(text.encode(errors="surrogatepass"), digest_size=8).digest())
 
     def apply(self, rows: Iterator[Row]) -> Iterator[Outcome]:
+        numbers, places = self._places
         for row in rows:
-            order = self._orders[_source(row)]
-            place = int(np.searchsorted(order, np.uint64(self._number(row)))) / len(order)
+            place = places[np.searchsorted(numbers, np.uint64(self._number(row)))]
             taken = self.share[0] <= place < self.share[1]
             yield Outcome([row]) if taken else Outcome(dropped="in another share")
 

@@ -40,6 +40,17 @@ def test_rows_of_one_query_stay_together(tmp_path: Path) -> None:
     assert not set(train) & set(held)
 
 
+def test_a_query_of_two_sources_is_in_one_share(tmp_path: Path) -> None:
+    sources = {"a": range(40), "b": range(20, 100), "c": range(0, 100, 7)}
+    rows: list[dict[str, object]] = [
+        {"query": f"问{n}", "pos": ["答"], "source": source} for source, own in sources.items() for n in own
+    ]
+    train, held = taken(tmp_path / "a", rows, 0, 0.7), taken(tmp_path / "b", rows, 0.7, 1)
+    assert len(set(train)) == 70
+    assert not set(train) & set(held)
+    assert len(train) + len(held) == len(rows)
+
+
 @pytest.mark.parametrize("share", [(0.5, 0.5), (-0.1, 1.0), (0.0, 1.1), (float("nan"), 1.0)])
 def test_a_share_must_be_between_0_and_1(share: tuple[float, float]) -> None:
     with pytest.raises(CareError, match="--share: write FROM TO"):
