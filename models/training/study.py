@@ -164,6 +164,9 @@ def table(found: dict[str, list[Figures]]) -> str:
 def study(path: Path, roots: Sequence[Path], out: Path, at_once: int = 1) -> str:
     """Trains what is not trained yet and judges all; returns the table. A run that fails does not stop the others."""
     tasks = [task for root in roots for task in find_tasks(root) if task.kind is Kind.RETRIEVAL]
+    if not tasks:
+        named = ", ".join(map(str, roots))
+        raise BadData(f"{named}: no retrieval set to judge by; name folders in BEIR's shape, as care eval takes them")
     if len(names := {task.name for task in tasks}) < len(tasks):
         raise BadData(f"two sets have one name among {', '.join(sorted(names))}: judge them by two calls")
     runs, found = runs_of(path, out), dict[str, list[Figures]]()

@@ -68,6 +68,13 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+def test_folders_without_a_retrieval_set_are_refused_before_training(home: Path) -> None:
+    write_rows(home / "empty/sts/a.jsonl", [{"a": "x", "b": "y", "score": score} for score in (0, 1)])
+    with pytest.raises(BadData, match="empty: no retrieval set to judge by"):
+        study.study(home / "study.toml", [home / "empty"], home / "out")
+    assert not (home / "out").exists()
+
+
 def test_variants_are_trained_with_each_seed_and_judged(home: Path) -> None:
     text = study.study(home / "study.toml", [home / "dev"], home / "out", at_once=2)
     assert [line.split(" | ")[:2] for line in text.splitlines()[2:]] == [["| whole", "2"], ["| without-mse", "2"]]
