@@ -47,6 +47,8 @@ class Searcher:
         self.table = shared(
             scratch, self._ranks, lambda: PairTable.of_pairs(self.rows(), documents_of(corpus), scratch)
         )
+        if corpus and not self.table.corpus:
+            raise BadData("corpus: the files hold no documents; name others, or leave it out to search the rows' own")
 
     def rows(self) -> Iterator[Pair]:
         """Reads the rows of the files in order, without those outside the sample; reads again at each call."""

@@ -81,6 +81,12 @@ def test_negatives_come_from_the_corpus_if_one_is_given(run) -> None:  # noqa: A
     assert rows[0]["neg"] == ["三"]
 
 
+def test_a_corpus_without_documents_is_refused(tmp_path: Path, toy_recipe: Callable[..., Recipe]) -> None:
+    rows, corpus = write_rows(tmp_path / "in.jsonl", [ROW]), write_rows(tmp_path / "corpus.jsonl", [])
+    with pytest.raises(BadData, match="corpus: the files hold no documents"):
+        mine(EncoderStore(toy_recipe(), tmp_path, ONE), a_mine(), [rows], tmp_path / "out.jsonl", [corpus])
+
+
 def test_a_source_without_documents_in_the_corpus_is_named(run) -> None:  # noqa: ANN001
     with pytest.raises(BadData, match="within: the corpus has no document of 's', only of t"):
         run(a_mine(within="source"), ROW, corpus=({"text": "远", "source": "t"},))
