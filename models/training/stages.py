@@ -186,6 +186,12 @@ class Rerank(_Trained):
     """How many of them."""
     loss: ListLoss = ListLoss()
 
+    @model_validator(mode="after")
+    def _lists_have_negatives(self) -> Rerank:
+        if not self.data.negatives:
+            raise ValueError("data.negatives is 0: a list of the positive alone teaches nothing; set it to 1 or more")
+        return self
+
 
 class Generate(_Trained):
     """A causal language model learns to write a row's `hypothetical` documents for its query (SL-HyDE's generator).

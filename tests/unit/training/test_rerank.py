@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from pydantic import ValidationError
 from torch.nn import functional
 
 from models.encoder.pairs import PairTokenizer, RerankerSpec
@@ -23,6 +24,7 @@ from models.training.recipe import Recipe
 from models.training.rerank import NONE, RerankStage, draw_lists, join
 from models.training.rows import Pair
 from models.training.run import train
+from models.training.stages import Rerank
 from models.training.tables import PairTable
 from tests.support.toy_training import (
     DOCUMENTS,
@@ -273,3 +275,9 @@ def test_rows_without_negatives_are_refused(tmp_path: Path, toy_recipe: Make) ->
     write_rows(tmp_path / "rows.jsonl", bare)
     with pytest.raises(BadData, match="mine some"):
         train(recipe, tmp_path / "run", ONE)
+
+
+def test_a_stage_without_negatives_is_refused() -> None:
+    whole = {"kind": "rerank", "encoder": "e", "data": {"files": ["x"]}, "batch": 4, "steps": 1, "lr": 1e-3}
+    with pytest.raises(ValidationError, match=r"data\.negatives is 0: .* set it to 1 or more"):
+        Rerank.model_validate(whole)
