@@ -95,6 +95,12 @@ class Strings(Sequence[str]):
     def _text(self, start: int, size: int) -> str:
         return str(self._bytes[start : start + size], "utf-8", "surrogatepass")
 
+    def groups(self) -> Rows:
+        """Returns a number for each text, the same for equal texts."""
+        keys = b"".join(blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest() for text in self)
+        groups: Rows = np.unique(np.frombuffer(keys, np.uint64), return_inverse=True)[1]
+        return groups
+
     def take(self, rows: Rows | slice) -> Strings:
         return Strings(self.file, self.buffer, self.starts[rows], self.sizes[rows])
 
@@ -235,7 +241,7 @@ class PairTable:
     hypothetical: Ragged
     """Document rows that are read together with the query."""
     answers: Ragged
-    """The document rows that answer each query row, whichever pair says so."""
+    """The document rows that answer each query row, whichever pair says so, with whatever instruction."""
     sources: dict[str, Rows]
     corpus: dict[str, Rows] = field(default_factory=dict)
     """Document rows by source, of documents that were given beside the pairs."""
@@ -278,9 +284,12 @@ class PairTable:
         named, others = rows[: len(kinds)], rows[len(kinds) :]
         positives, negatives, hypothetical = (Ragged.cut(counts[k::3], named[kinds == k]) for k in range(3))
         owners, answered = positives.gather(np.arange(len(query)))
-        known = np.unique(query[owners] * len(documents) + answered)
+        # Rows that differ in their instruction have different queries, but the answers of one text.
+        asking = queries.groups() if len(instructions) > 1 else np.arange(len(queries))
+        known = np.unique(asking[query[owners]] * len(documents) + answered)
         starts = np.searchsorted(known, np.arange(len(queries) + 1) * len(documents))
-        answers = Ragged(starts, known % len(documents))
+        of_text = Ragged(starts, known % len(documents))
+        answers = Ragged.cut(of_text.sizes(asking), of_text.gather(asking)[1])
         given = _Coded(list(instructions), np.array(codes)[firsts]) if set(instructions) != {None} else None
         asks, answers_with = Texts(Side.QUERY, queries, given), Texts(Side.DOCUMENT, documents)
         found = {name: np.unique(others[own]) for name, own in beside.rows().items()}

@@ -65,6 +65,16 @@ def test_the_answers_of_a_query_come_from_all_pairs() -> None:
     assert found == [{"a", "b", "c"}, {"c"}]
 
 
+def test_the_answers_of_a_query_do_not_depend_on_its_instruction() -> None:
+    pairs = [Pair("q", ["a"], [], "s", "one"), Pair("r", ["c"], [], "s"), Pair("q", ["b"], ["a"], "s", "two")]
+    table = PairTable.of_pairs(pairs)
+    assert [(table.queries.texts[row], table.answers[row].tolist()) for row in range(3)] == [
+        ("q", [0, 2]),
+        ("r", [1]),
+        ("q", [0, 2]),
+    ]
+
+
 def test_missing_sources_are_named() -> None:
     table = PairTable.of_pairs([Pair("q", ["d"], [], "s")])
     table.check_sources("data.weights", ["s"])
@@ -141,7 +151,7 @@ def test_a_table_limited_to_some_pairs_has_only_their_texts(tmp_path: Path) -> N
     both = whole.limited_to(np.array([0, 2]))
     assert [both.queries.texts[int(both.query[pair])] for pair in (0, 2)] == ["问", "b"]
     assert [both.documents.texts[row] for row in both.hypothetical[2]] == ["想"]
-    assert [both.documents.texts[row] for row in both.answers[0]] == ["同"]
+    assert [both.documents.texts[row] for row in both.answers[0]] == ["同", "新"], "of 问 with any instruction"
 
 
 @given(st.lists(st.text(max_size=3), min_size=1, max_size=30))
