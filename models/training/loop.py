@@ -62,6 +62,8 @@ class Progress:
     scale: float | None = None
     seconds: float = 0.0
     """What they took, in a stage that has only so many minutes."""
+    data: str = ""
+    """A hash of the rows; older checkpoints have none."""
 
 
 def run(work: Work, settings: TrainedStage, name: str, folder: Path, ranks: Ranks, judge: Judge | None) -> int:
@@ -72,6 +74,9 @@ def run(work: Work, settings: TrainedStage, name: str, folder: Path, ranks: Rank
     home = folder / name / CHECKPOINT
     optimiser = make_optimiser(work.modules, settings)
     progress = restore(home, work.modules, optimiser)
+    if progress.data not in ("", work.data):
+        raise CareError(f"{name}: its rows are not those that it began with: put these back, or choose another --out")
+    progress = replace(progress, data=work.data)
     half = settings.precision == "fp16" and ranks.device.type == "cuda"
     scaler = torch.amp.GradScaler(ranks.device.type, enabled=half, init_scale=progress.scale or 2.0**16)
     limit = 60 * (settings.minutes or math.inf)

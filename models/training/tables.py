@@ -249,6 +249,15 @@ class PairTable:
     def __len__(self) -> int:
         return len(self.query)
 
+    @cached_property
+    def digest(self) -> str:
+        """A hash of the texts, and of which of them belong together."""
+        digest = blake2b(f"{self.queries.digest} {self.documents.digest} {list(self.sources)}".encode(), digest_size=12)
+        parts = (part for name in LISTS for part in (getattr(self, name).starts, getattr(self, name).values))
+        for rows in (self.query, *parts, *self.sources.values()):
+            digest.update(np.ascontiguousarray(rows).data)
+        return digest.hexdigest()
+
     def check_sources(self, key: str, named: Iterable[str]) -> None:
         """Refuses a key of the recipe that names a source without rows: it would have no effect."""
         for source in named:

@@ -40,6 +40,11 @@ class Work(ABC):
         self._table = table.limited_to(drawn, negatives=data.negatives > 0) if len(drawn) < len(table) else table
 
     @property
+    def data(self) -> str:
+        """A hash of the rows that the steps draw."""
+        return self._table.digest
+
+    @property
     @abstractmethod
     def modules(self) -> Mapping[str, Any]:
         """What is trained, by name."""

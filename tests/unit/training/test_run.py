@@ -78,6 +78,24 @@ def test_ctrl_c_saves_and_the_same_call_reaches_the_same_weights(
     assert not (tmp_path / "parts" / "tune" / "checkpoint").exists()
 
 
+def test_a_stopped_stage_does_not_go_on_with_other_rows(
+    tmp_path: Path, toy_recipe: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = toy_recipe()
+    rows = (tmp_path / "rows.jsonl").read_text()
+    with monkeypatch.context() as patch:
+        stop_after(patch, 3)
+        with pytest.raises(Stopped):
+            train(recipe, tmp_path / "run", ONE)
+    for other in (rows.replace('"source": "b"', '"source": "c"'), "".join(rows.splitlines(keepends=True)[:8])):
+        assert other != rows
+        (tmp_path / "rows.jsonl").write_text(other)
+        with pytest.raises(CareError, match=r"tune: its rows are not those that it began with: .* another --out"):
+            train(recipe, tmp_path / "run", ONE)
+    (tmp_path / "rows.jsonl").write_text(rows)
+    train(recipe, tmp_path / "run", ONE)
+
+
 def test_averaging_begins_with_the_fitted_projection(tmp_path: Path, toy_recipe: Make) -> None:
     encoders = toy_recipe().model_dump(mode="json")["encoders"]
     encoders["query"]["projection"] = 32
