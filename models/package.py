@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from argparse import ArgumentTypeError
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -24,6 +25,32 @@ def positive(text: str) -> int:
     if not text.isdecimal() or int(text) == 0:
         raise ArgumentTypeError(f"{text!r} is not a whole number above 0")
     return int(text)
+
+
+def natural(text: str) -> int:
+    if not text.isdecimal():
+        raise ArgumentTypeError(f"{text!r} is not a whole number from 0 on")
+    return int(text)
+
+
+def number(text: str) -> float:
+    """A finite number; float() takes nan and inf for numbers, too."""
+    value = float(text)
+    if not math.isfinite(value):
+        raise ArgumentTypeError(f"{text!r} is not a finite number")
+    return value
+
+
+def nonnegative(text: str) -> float:
+    if (value := number(text)) < 0:
+        raise ArgumentTypeError(f"{text!r} is below 0")
+    return value
+
+
+def above_zero(text: str) -> float:
+    if (value := number(text)) <= 0:
+        raise ArgumentTypeError(f"{text!r} is not above 0")
+    return value
 
 
 def share(text: str) -> float:

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from models.errors import CareError
-from models.package import positive, share
+from models.package import natural, nonnegative, number, positive, share
 
 if TYPE_CHECKING:
     from models.curation.frame import Step
@@ -91,13 +91,13 @@ def add_arguments(parser: ArgumentParser) -> None:
     own.add_argument("--count", type=positive, help="negatives that are added to a row (7)")
     own.add_argument("--ranks", type=int, nargs=2, metavar=("FIRST", "LAST"), help="window to draw from (0 100)")
     own.add_argument(
-        "--margin", type=float, help="how far below the best positive a negative's cosine must be (no limit)"
+        "--margin", type=number, help="how far below the best positive a negative's cosine must be (no limit)"
     )
     own.add_argument("--within", choices=("all", "source"), help="which documents a row may find (all)")
     own.add_argument(
         "--consistent", type=positive, metavar="TOP", help="drop rows with no positive among the first TOP"
     )
-    own.add_argument("--seed", type=int, help="of the draw (0)")
+    own.add_argument("--seed", type=natural, help="of the draw (0)")
 
     own = step("pool", "mine.Pool", "give queries the first documents of several systems, to be judged")
     _add_search(own)
@@ -109,7 +109,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     own.add_argument("--instruction", help="put into every row")
     own.add_argument("--dictionary", type=Path, help="JSON lines {origin, replace}, for --kind synonym")
     own.add_argument("--count", type=positive, help="tasks of each text, for --kind tasks (10)")
-    own.add_argument("--temperature", type=float, help="of the model (0.7)")
+    own.add_argument("--temperature", type=nonnegative, help="of the model (0.7)")
     own.add_argument("--seed", type=int, help="of the model and of draws (0)")
 
     own = step("hyde", "hyde.Hyde", "add the hypothetical document that finds a row's source best (SL-HyDE)")
@@ -117,7 +117,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     _add_search(own, words=False)
     own.add_argument("--documents", type=positive, help="drafts of each row (5)")
     own.add_argument("--blind", action="store_true", help="the model does not see the source")
-    own.add_argument("--temperature", type=float, help="of the model (0.7)")
+    own.add_argument("--temperature", type=nonnegative, help="of the model (0.7)")
     own.add_argument("--seed", type=int, help="of the first draft (0)")
 
     own = step(

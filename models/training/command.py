@@ -14,6 +14,7 @@ from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
 from models.errors import CareError
+from models.package import above_zero
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -26,7 +27,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--device", choices=("cuda", "cpu"), help="cuda or cpu (default: the GPU if there is one)")
     parser.add_argument("--dry-run", action="store_true", help="print the plan and what it takes, and train nothing")
     parser.add_argument("--curate", action="store_true", help="make missing files by the recipe's care curate commands")
-    parser.add_argument("--tflops", type=float, default=100.0, help="speed that --dry-run reckons with (%(default)s)")
+    parser.add_argument("--tflops", type=above_zero, default=100.0, help="speed for --dry-run (%(default)s)")
 
 
 def run(arguments: Namespace) -> None:

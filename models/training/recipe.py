@@ -127,7 +127,7 @@ class Recipe(Section):
     about: str
     space: Annotated[str, Field(min_length=1)]
     dim: Positive
-    seed: int = 0
+    seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
     max_steps: Positive | None = None
     """Limits the steps of each stage, to try a recipe out."""
     dev: Dev | None = None
@@ -141,6 +141,8 @@ class Recipe(Section):
 
     @model_validator(mode="after")
     def _names_fit(self) -> Recipe:
+        if all(stage.skip for stage in self.stages.values()):
+            raise ValueError("every stage is skipped: set skip of one to false")
         starts = {name for name, config in self.encoders.items() if config.copy_of is None}
         written: set[str] = set()
         for name, stage in self.stages.items():

@@ -24,13 +24,18 @@ def sampled(
 ) -> Iterator[Pair]:
     """Yields each row with the chance that its source has ("*": all others), the same rows for the same seed.
 
-    A share `halved` of them loses its query, so that a part of the document asks for the rest (`as_pairs`).
+    A share `halved` of them loses its query, so that a part of the document asks for the rest (`as_pairs`). A source
+    that no row is of is refused after the last one, unless its share is 0.
     """
-    chance = random.Random(seed)
+    chance, seen = random.Random(seed), {"*"}
     for row in rows:
+        seen.add(row.source)
         if chance.random() < shares.get(row.source, shares.get("*", 1.0)):
             alone = chance.random() < halved.get(row.source, halved.get("*", 0.0))
             yield replace(row, query="", positives=row.positives[:1], negatives=[]) if alone else row
+    for key, named in (("sample", shares), ("halves", halved)):
+        if missing := sorted(source for source, share in named.items() if share and source not in seen):
+            raise BadData(f"{key}: no row is of {', '.join(missing)}; the files have {', '.join(sorted(seen - {'*'}))}")
 
 
 def without(rows: Iterable[Pair], sources: Collection[str]) -> Iterator[Pair]:

@@ -10,8 +10,9 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 Positive = Annotated[int, Field(gt=0)]
 Count = Annotated[int, Field(ge=0)]
 Share = Annotated[float, Field(ge=0, le=1)]
-Above = Annotated[float, Field(gt=0)]
-Weight = Annotated[float, Field(ge=0)]
+Finite = Annotated[float, Field(allow_inf_nan=False)]
+Above = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Weight = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Units = tuple[Positive, Positive]
 """The fewest and the most words or Chinese characters of a span."""
 CROP_UNITS: Units = (4, 64)
@@ -36,7 +37,7 @@ class Data(Section):
     """In view texts: whole documents, too."""
     sentences: bool = False
     """In view texts: the sentences of a document, too."""
-    crops: dict[str, float] = {}
+    crops: dict[str, Weight] = {}
     """Random spans of a document added for each row, by source ("*": all others): as queries for it, or as texts."""
     crop_units: Units = CROP_UNITS
     """How short and how long such a span may be."""
@@ -46,6 +47,12 @@ class Data(Section):
     """Share of the batches by source, "*" for those not named; without weights every row comes once an epoch."""
     leaf: Positive | None = None
     """Batches are made of groups of this many neighbouring documents, which makes in-batch negatives hard."""
+
+    @model_validator(mode="after")
+    def _units_are_ordered(self) -> Data:
+        if self.crop_units[0] > self.crop_units[1]:
+            raise ValueError("crop_units: write the fewest units first, then the most")
+        return self
 
 
 class Loss(Section):
@@ -64,7 +71,7 @@ class Loss(Section):
     teacher_temperature: Above = 1.0
     lexical_share: Share = 0.0
     """How much of the teacher's score is BM25."""
-    false_negative_margin: float | None = None
+    false_negative_margin: Finite | None = None
     """Documents that the teacher scores above the positive by more than this are no negatives."""
     similarity: Literal["cosine", "dot"] = "cosine"
     """dot: inner products of trained vectors as they are. What is written is searched by cosine all the same."""
@@ -221,7 +228,7 @@ class Mine(Section):
     """Negatives that are added to a row."""
     ranks: tuple[Count, Positive] = (0, 100)
     """Negatives are drawn from these ranks, the first included, the last not."""
-    margin: float | None = None
+    margin: Finite | None = None
     """Only what scores lower than the best positive by at least this."""
     sources: list[str] = []
     """Only these; empty: all. Rows of others pass unchanged."""
@@ -229,6 +236,12 @@ class Mine(Section):
     """Share of the rows that are read, by source ("*": all others); what is left out is not written. Default: all."""
     halves: dict[str, Share] = {}
     """Share of these rows, by source, in which a part of the document asks for the rest, instead of the query."""
+
+    @model_validator(mode="after")
+    def _ranks_are_ordered(self) -> Mine:
+        if self.ranks[0] >= self.ranks[1]:
+            raise ValueError("ranks: write the first rank that counts, then the first that does not")
+        return self
 
 
 TrainedStage = Contrast | Reconstruct | Rerank | Generate

@@ -96,3 +96,18 @@ def test_an_unreadable_file_of_patterns_is_named(tmp_path: Path, capsys: pytest.
 def test_hyde_without_an_encoder_is_refused_before_a_model_is_called() -> None:
     with pytest.raises(CareError, match="--encoder FOLDER, once"):
         Hyde(*ASKED, FOUND)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        ["mine", "a", "--out", "b", "--corpus", "c", "--bm25", "--seed", "-1"],
+        ["mine", "a", "--out", "b", "--corpus", "c", "--bm25", "--margin", "nan"],
+        ["synthesize", "a", "--out", "b", "--kind", "query", "--temperature", "nan"],
+        ["hyde", "a", "--out", "b", "--corpus", "c", "--temperature", "-1"],
+    ],
+)
+def test_numbers_out_of_range_are_refused(given: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        cli.main(["curate", *given])
+    assert f"argument {given[-2]}: '{given[-1]}' is" in capsys.readouterr().err

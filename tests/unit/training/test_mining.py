@@ -81,6 +81,12 @@ def test_negatives_come_from_the_corpus_if_one_is_given(run) -> None:  # noqa: A
     assert rows[0]["neg"] == ["三"]
 
 
+@pytest.mark.parametrize("key", ["sample", "halves"])
+def test_a_share_of_an_unknown_source_is_refused(run, key: str) -> None:  # noqa: ANN001
+    with pytest.raises(BadData, match=f"{key}: no row is of typo; the files have s"):
+        run(a_mine(**{key: {"typo": 0.5, "gone": 0.0, "*": 1.0}}), ROW)
+
+
 def test_a_corpus_without_documents_is_refused(tmp_path: Path, toy_recipe: Callable[..., Recipe]) -> None:
     rows, corpus = write_rows(tmp_path / "in.jsonl", [ROW]), write_rows(tmp_path / "corpus.jsonl", [])
     with pytest.raises(BadData, match="corpus: the files hold no documents"):

@@ -52,6 +52,13 @@ def test_the_plan_prints_table_17(size: str, capsys: pytest.CaptureFixture[str])
     assert precision in section(text, "joint")
 
 
+@pytest.mark.parametrize("tflops", ["0", "nan", "-1"])
+def test_a_speed_must_be_above_zero(tflops: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["train", str(RECIPES / "tiny.toml"), "--dry-run", "--tflops", tflops])
+    assert f"argument --tflops: '{tflops}' is not" in capsys.readouterr().err
+
+
 def test_the_plan_prints_rates_and_minutes_as_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)  # where none of the recipe's data is
     changes = ["stages.tune.minutes=2.5", "stages.document.lr=2.25e-5"]

@@ -25,6 +25,10 @@ lr = 1e-3
 """
 
 
+DATA = WHOLE.replace("data = {", 'data.files = ["f"] #')
+MINE = '[stages.mine]\nkind = "mine"\nfiles = ["f"]\nquery = "e"\n'
+
+
 def write(folder: Path, text: str, name: str = "recipe.toml") -> Path:
     (folder / name).write_text(text, encoding="utf-8")
     return folder / name
@@ -65,6 +69,14 @@ def test_recipes_share_a_space_only_with_the_pair_whose_documents_they_search() 
         (WHOLE.replace('train = ["e"]', 'train = ["f"]'), "stages.one.train: 'f' reads nothing"),
         (WHOLE.replace('files = ["f"]', 'files = ["@two"]'), "stages.one: @two: no stage before this one writes"),
         (WHOLE.replace("stages.one", "stages.vectors"), "'vectors' is a folder of every run"),
+        ("seed = -1\n" + WHOLE, "seed: Input should be greater than or equal to 0"),
+        (WHOLE + "skip = true", "every stage is skipped: set skip of one to false"),
+        (DATA + "data.crop_units = [10, 4]", "stages.one.data: crop_units: write the fewest units first"),
+        (DATA + 'data.crops = { "*" = nan }', r"stages.one.data.crops.\*: Input should be"),
+        (DATA + "data.crops = { s = -1.0 }", "stages.one.data.crops.s: Input should be greater than or equal to 0"),
+        (DATA + "data.weights = { s = inf }", "stages.one.data.weights.s: Input should be a finite number"),
+        (WHOLE + MINE + "ranks = [20, 10]", "stages.mine: ranks: write the first rank that counts"),
+        (WHOLE + MINE + "margin = nan", "stages.mine.margin: Input should be a finite number"),
         (WHOLE.replace('start = "here"', ""), "give one of start, copy_of and fresh"),
         (WHOLE.replace('start = "here"', 'start = "here"\nbits = 8'), "bits is for the base under lora"),
     ],
