@@ -284,6 +284,11 @@ def weights_digest(model: nn.Module) -> str:
     return sha256(b"".join(digests)).hexdigest()
 
 
+def not_finite(model: nn.Module) -> str | None:
+    """Returns the name of the first weight that holds NaN or infinity, if there is one."""
+    return next((name for name, weight in model.named_parameters() if not weight.isfinite().all()), None)
+
+
 def weight_files(folder: Path) -> list[str]:
     """Returns names of the files that hold the weights, and of the configuration that says how they are used."""
     names = sorted(path.relative_to(folder).as_posix() for pattern in WEIGHTS for path in folder.glob(pattern))

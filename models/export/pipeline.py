@@ -42,7 +42,7 @@ from models.encoder.spec import (
 )
 from models.encoder.staging import staging
 from models.encoder.tokenizer import Tokenizer, Tokens, pad
-from models.encoder.torch import TorchEncoder, embed, weight_files
+from models.encoder.torch import TorchEncoder, embed, not_finite, weight_files
 from models.errors import ExportError
 from models.export import backbone
 from models.export.backbone import HIDDEN_NAMES, IDS, MASK, POSITIONS, TYPES
@@ -109,6 +109,8 @@ def export(
         optimum=optimum,
     )
     reference = opened.reference(CHECK_TEXTS)
+    if not np.isfinite(reference).all():
+        raise ExportError(f"{source}: gives vectors that are not finite; train it again with a lower learning rate")
 
     def check(folder: Path, variant: Variant) -> Parity:
         return check_parity(folder, variant, reference, floors[variant])
@@ -290,6 +292,7 @@ def open_source(folder: Path, overrides: Mapping[str, Any]) -> Source:
     if has_weights(folder):
         spec = _spec(folder, given)
         encoder = TorchEncoder.load(folder, spec)
+        require_finite(folder, encoder)
         spec = spec.model_copy(update={"weights": weights_name(folder)})
         return Source(spec, encoder.backbone.config, encoder.tokenizer_json, encoder)
     if (folder / SPEC_FILE).is_file():
@@ -299,6 +302,11 @@ def open_source(folder: Path, overrides: Mapping[str, Any]) -> Source:
     if (size := sum(path.stat().st_size for path in graph.parent.glob("*.onnx*"))) > LARGEST_BYTES:
         raise ExportError(f"{folder}: a graph of {size / 2**30:.1f} GiB is not read; give the folder with its weights")
     return Source(spec, config, read_tokenizer(folder, spec.pooling, config), graph)
+
+
+def require_finite(folder: Path, model: nn.Module) -> None:
+    if (name := not_finite(model)) is not None:
+        raise ExportError(f"{folder}: the weight {name} is not finite; train it again, or fetch the folder again")
 
 
 def weights_name(folder: Path) -> str:

@@ -28,7 +28,7 @@ from models.export.backbone import append_score_head
 from models.export.folders import check_target
 from models.export.int8 import calibration_samples
 from models.export.parity import CALIBRATION_TEXTS, check_pairs
-from models.export.pipeline import ExportReport, Maker, is_large, weights_name, write_folder
+from models.export.pipeline import ExportReport, Maker, is_large, require_finite, weights_name, write_folder
 
 Scores = NDArray[np.float32]
 
@@ -56,6 +56,7 @@ def export_reranker(
     """Writes `target` whole or not at all; raises ParityError when a graph stays below its floor."""
     check_target(source, target)
     reranker = TorchReranker.load(source, max_length=max_length)
+    require_finite(source, reranker)
     pairs = [reranker.tokenizer.pairs(query, [document])[0] for query, document in check_pairs()]
     reference = reranker.score(pairs)
     backbone, config = cast(PreTrainedModel, reranker.model.base_model), reranker.model.config

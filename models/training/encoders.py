@@ -30,7 +30,7 @@ from models.encoder.spec import (
     Side,
     sha256_of,
 )
-from models.encoder.torch import BASE_FILE, PROJECTION_FILE, Projection, TorchEncoder, weights_digest
+from models.encoder.torch import BASE_FILE, PROJECTION_FILE, Projection, TorchEncoder, not_finite, weights_digest
 from models.encoder.torch_generator import TorchGenerator
 from models.encoder.torch_reranker import TorchReranker
 from models.errors import BadEncoder
@@ -191,11 +191,14 @@ class EncoderStore:
             plain = self._load(name, torch.float32)
             # No whole path: it is of this machine.
             base = {"name": "/".join(self.folder(name).parts[-2:]), "sha256": weights_digest(plain.backbone)}
-            save_adapter(encoder, folder.with_name(f"{folder.name}-adapter"), base)
             add_adapters(plain, lora)
             restore_trained(plain, {key: value.cpu() for key, value in trained_weights(encoder).items()})
             plain.backbone = plain.backbone.merge_and_unload()  # type: ignore[operator]
+            require_finite(name, plain)
+            save_adapter(encoder, folder.with_name(f"{folder.name}-adapter"), base)
             encoder = plain
+        else:
+            require_finite(name, encoder)
         _save(encoder, folder)
 
     def fold(self, name: str, folder: Path) -> joined.Matrix:
@@ -261,6 +264,15 @@ def _save(encoder: Trainable, folder: Path) -> None:
     encoder.save(fresh)
     shutil.rmtree(folder, ignore_errors=True)
     fresh.rename(folder)
+
+
+def require_finite(name: str, encoder: Trainable) -> None:
+    """Refuses an encoder that training has ruined: weights, or the vectors that large ones give, are not finite."""
+    wrong = not_finite(encoder)
+    if wrong is None and isinstance(encoder, TorchEncoder):
+        wrong = None if np.isfinite(encoder.encode(CHECK_TEXTS[:1], Side.QUERY)).all() else "a vector"
+    if wrong is not None:
+        raise BadEncoder(f"{name}: {wrong} is not finite after training: try a lower learning rate, in another --out")
 
 
 def save_adapter(encoder: Adaptable, folder: Path, base: Mapping[str, str]) -> None:

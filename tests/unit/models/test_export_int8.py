@@ -11,10 +11,13 @@ import pytest
 import torch
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 
+from models.encoder.spec import Variant
 from models.encoder.tokenizer import Tokenizer, Tokens, pad
+from models.errors import ExportError
 from models.export import int8
 from models.export.backbone import append_head, export_backbone
 from models.export.parity import CALIBRATION_TEXTS, CHECK_TEXTS
+from models.export.pipeline import export
 from tests.support.tiny_models import tiny_encoder, tiny_tokenizer
 
 BATCH = tiny_encoder("bert").tokenizer.batch(CHECK_TEXTS)
@@ -123,3 +126,14 @@ def test_a_weight_shared_by_two_products_is_not_smoothed() -> None:
     np.testing.assert_allclose(vectors(ready, batch), vectors(model, batch), atol=0.2)
     kept = next(tensor for tensor in ready.graph.initializer if tensor.name == "weight")
     np.testing.assert_array_equal(numpy_helper.to_array(kept), weight)
+
+
+@pytest.mark.parametrize("variant", [Variant.INT8, Variant.FP32])
+def test_weights_that_are_not_finite_are_refused_by_name(tmp_path: Path, variant: Variant) -> None:
+    encoder = tiny_encoder("bert")
+    name, weight = next(iter(encoder.named_parameters()))
+    torch.nn.init.constant_(weight, float("nan"))
+    encoder.save(tmp_path / "trained")
+    with pytest.raises(ExportError, match=f"the weight {name} is not finite"):
+        export(tmp_path / "trained", tmp_path / "served", variants=[variant])
+    assert not (tmp_path / "served").exists()

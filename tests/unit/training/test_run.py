@@ -96,6 +96,12 @@ def test_a_stopped_stage_does_not_go_on_with_other_rows(
     train(recipe, tmp_path / "run", ONE)
 
 
+def test_an_encoder_that_training_ruined_is_not_written(tmp_path: Path, toy_recipe: Make) -> None:
+    with pytest.raises(BadEncoder, match="query: a vector is not finite after training: try a lower learning rate"):
+        train(toy_recipe(steps=1, lr=1e30), tmp_path / "run", ONE)
+    assert not (tmp_path / "run/tune/query").exists()
+
+
 def test_averaging_begins_with_the_fitted_projection(tmp_path: Path, toy_recipe: Make) -> None:
     encoders = toy_recipe().model_dump(mode="json")["encoders"]
     encoders["query"]["projection"] = 32
