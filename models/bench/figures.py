@@ -53,6 +53,8 @@ def table(text: str, heading: str) -> list[Row]:
     if len(lines) < 3:
         raise BadData(f"{heading}: no table below it")
     columns, _, *rows = ([cell.strip(" *") for cell in line.strip().strip("|").split("|")] for line in lines)
+    if short := next((row for row in rows if len(row) != len(columns)), None):
+        raise BadData(f"{heading}: the row of {short[0]!r} has {len(short)} cells, the table {len(columns)} columns")
     return [dict(zip(columns, row, strict=True)) for row in rows]
 
 
@@ -71,6 +73,8 @@ def speed(rows: Sequence[Row]) -> Figure:
 
 def sizes(rows: Sequence[Row]) -> Figure:
     """Draws a bar of quality for each query encoder and beside it its parameters, grouped by what reads documents."""
+    if unknown := next((row["kind"] for row in rows if row["kind"] not in COLOURS), None):
+        raise BadData(f"{SIZES}: no kind is called {unknown!r}; there are {', '.join(COLOURS)}")
     groups = {documents: list(own) for documents, own in groupby(rows, lambda row: row["documents"])}
     places = list(_places(groups))
     figure, [[quality, parameters]] = drawing.panels(1, 2, BAR * (len(rows) + 2 * len(groups)) + FRAME, WIDTH)

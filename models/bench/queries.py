@@ -50,6 +50,8 @@ def main(arguments: list[str] | None = None) -> int:
     systems: dict[str, Answer] = {"BM25": _words}
     for text in (*given.encoder, *given.hybrid):
         encoder = open_encoder(text)
+        if encoder.name in systems:
+            raise BadData(f"two systems are called {encoder.name!r}; give each once, and folders different names")
         reader = EncoderReader(encoder, None)
         systems[encoder.name] = partial(_vector, reader)
         if text in given.hybrid:

@@ -5,7 +5,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from models.bench.figures import METRIC, SIZES, SPEED, main, table
+from models.bench.figures import METRIC, SIZES, SPEED, main, sizes, table
 from models.errors import BadData
 
 DOCS = Path(__file__).parents[3] / "docs"
@@ -25,6 +25,13 @@ def test_a_table_is_read_by_its_columns() -> None:
 def test_a_heading_without_a_table_is_refused() -> None:
     with pytest.raises(BadData, match="no table"):
         table("### Figure 1\nwords\n### Next\n| a |\n|---|\n| 1 |\n", SPEED)
+
+
+def test_a_short_row_and_an_unknown_kind_are_named() -> None:
+    with pytest.raises(BadData, match="### Figure 1: the row of 'x' has 1 cells, the table 2 columns"):
+        table("### Figure 1\n| a | b |\n|---|---|\n| x |\n", SPEED)
+    with pytest.raises(BadData, match="### Figure 4: no kind is called 'new'; there are one encoder, pair"):
+        sizes([{"kind": "new", "documents": "d", "queries": "q", METRIC: "1", "million parameters": "1"}])
 
 
 def test_both_pictures_show_every_row(tmp_path: Path) -> None:

@@ -27,6 +27,11 @@ def test_prints_a_row_for_words_the_encoder_and_their_hybrid(capsys: pytest.Capt
     assert lines[-1].startswith("2 queries of ")
 
 
+def test_two_encoders_of_one_name_are_refused() -> None:
+    with pytest.raises(BadData, match=r"two systems are called 'care-small-zh \(int8\)'"):
+        main([str(EXAMPLES), "--encoder", str(ENCODER), "--hybrid", str(ENCODER)])
+
+
 def test_a_folder_without_a_retrieval_set_is_refused(tmp_path: Path) -> None:
     with pytest.raises(BadData):
         main([str(tmp_path)])
