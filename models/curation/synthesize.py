@@ -116,10 +116,12 @@ class Synthesize(AskingStep):
         return Outcome(made, notes=notes) if made else Outcome(dropped=reasons[0], notes=notes)
 
     def _is_copied(self, row: Row, new: Row) -> bool:
-        """Whether a text of a new row stands in the request, as small models like to have it."""
+        """Whether a text of a new row stands in the request or in its reminder: small models like to copy."""
         (request,), own = self.requests(row), _text(row)
+        asked = (request.prompt, request.reminder)
         texts = (new.get("text", ""), new.get("query", ""), *new.get("pos", ()), *new.get("neg", ()))
-        return any(text and text != own and text.rstrip("？?。. ") in request.prompt for text in texts)
+        copied = (text.rstrip("？?。. ") for text in texts if text and text != own)
+        return any(text in prompt for text in copied for prompt in asked)
 
     def _whole(self, row: Row, new: Row) -> Row:
         """The new row with the fields of the old one that are not its texts."""

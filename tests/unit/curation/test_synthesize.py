@@ -65,6 +65,13 @@ def test_a_question_is_written_for_a_passage(server: GradingServer, tmp_path: Pa
     assert stamp["prompt"]
 
 
+def test_a_repeated_reminder_is_no_question(server: GradingServer, tmp_path: Path) -> None:
+    reminder = (PROMPTS / "reminder.zh.txt").read_text(encoding="utf-8").strip()
+    server.respond = lambda model, prompt, number: reminder
+    assert synthesized(server, tmp_path, "query", [{"text": "二甲双胍随餐服用"}]) == []
+    assert report_in(tmp_path)["dropped"] == {"copied from the prompt": 1}
+
+
 def test_tasks_become_triples_with_the_task_as_instruction(server: GradingServer, tmp_path: Path) -> None:
     server.respond = lambda model, prompt, number: '```json\n["找药物说明", "找病因", "找病因"]\n```'
     tasks = synthesized(server, tmp_path, "tasks", [{"text": "糖尿病"}], count=3)
